@@ -1,0 +1,197 @@
+"""The settings: what they are, what they default to, what they mean.
+
+Holds the models of the configuration and reads it: a YAML file, then the environment (`TOKENTAPE_STORE__URL=…`), then
+what the command line said. It is the only reader of the environment. It must not start, open or connect anything.
+"""
+
+from pathlib import Path
+from typing import Any, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
+
+ENVIRONMENT_PREFIX = "TOKENTAPE_"
+
+
+class _Section(BaseModel):
+    """A section of the configuration: unknown names are refused, so that a misspelt setting is not a silent one."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class EndpointSettings(_Section):
+    """One engine that serves the policy."""
+
+    url: str = Field(description="Base URL of the engine, without /v1: http://127.0.0.1:8000.")
+    name: str = Field("", description="Name in records and metrics; the host and port if empty.")
+    kind: Literal["vllm"] = Field("vllm", description="What the engine is; it decides what is asked of it.")
+    api_key: SecretStr | None = Field(None, description="Key that the engine wants; agents' keys never reach it.")
+    logprobs_mode: Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"] = Field(
+        "raw_logprobs", description="The engine's --logprobs-mode: no answer says it, so it is recorded from here."
+    )
+    version: str | None = Field(None, description="Engine version to record; asked of the engine if not given.")
+
+    @field_validator("url")
+    @classmethod
+    def _is_a_base_url(cls, url: str) -> str:
+        parts = urlsplit(url)
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
+            raise ValueError(f"{url!r} is not an http or https URL such as http://127.0.0.1:8000")
+        if parts.query or parts.fragment or parts.username:
+            raise ValueError(f"{url!r} holds more than a base URL; give a key as api_key")
+        return url.rstrip("/").removesuffix("/v1")
+
+    @property
+    def label(self) -> str:
+        """Its name, or the host and port of its URL."""
+        return self.name or urlsplit(self.url).netloc
+
+
+class EnginesSettings(_Section):
+    """The engines, and how they are reached."""
+
+    endpoints: list[EndpointSettings] = Field([], description="The engines; none: `serve` starts the simulator.")
+    connect_timeout_s: float = Field(10, gt=0, description="Time to connect to an engine.")
+    read_timeout_s: float | None = Field(
+        None, gt=0, description="Longest silence of an engine within an answer; none by default."
+    )
+    max_connections: int = Field(0, ge=0, description="Connections to engines at once; 0 is no limit.")
+    passthrough: list[str] = Field(
+        ["/v1/embeddings", "/tokenize", "/detokenize"],
+        description="Paths passed on untouched and unrecorded; any other path is 404.",
+    )
+
+
+class AgentsSettings(_Section):
+    """The model face: who may call, and which rollout a call belongs to."""
+
+    api_keys: list[SecretStr] = Field([], description="Keys that may call models; none: anybody who reaches us.")
+    unkeyed: Literal["new", "reject", "pass"] = Field(
+        "new", description="A call that names no rollout: gets a new one, is refused, or passes unrecorded."
+    )
+    max_body_bytes: int = Field(64 * 2**20, gt=0, description="Longest request body, inflated; over it 413.")
+
+
+class ControlSettings(_Section):
+    """The control face."""
+
+    api_keys: list[SecretStr] = Field([], description="Keys that may do everything on the control face.")
+    listen: str | None = Field(None, description="HOST:PORT of its own; the same port as the model face if none.")
+
+
+class StoreSettings(_Section):
+    """Where steps are kept."""
+
+    url: str = Field(
+        "embedded:./data", description="embedded:PATH, redis://, rediss://, redis+cluster:// or rediss+cluster://."
+    )
+    username: str | None = Field(None, description="ACL user of the store; give it by environment.")
+    password: SecretStr | None = Field(None, description="Password of the store; give it by environment.")
+    ca_file: Path | None = Field(None, description="Certificate authority for rediss://; the system's if none.")
+    prefix: str = Field("tt", min_length=1, description="First part of every key.")
+    ttl_s: int | None = Field(None, gt=0, description="Rollouts idle for so long vanish; never if none.")
+    durability: Literal["acknowledged", "fsync", "replicated"] = Field(
+        "acknowledged", description="When a step counts as stored: at the reply, on disk, or on replicas."
+    )
+    replicas: int = Field(1, ge=1, description="How many replicas must have it, with durability: replicated.")
+    timeout_s: float = Field(10, gt=0, description="Longest wait for the store.")
+    max_connections: int = Field(64, gt=0, description="Connections to the store at once; more calls wait.")
+
+
+class RecordSettings(_Section):
+    """What is recorded, and at what cost."""
+
+    include_reasoning: Literal["override", "as_asked"] = Field(
+        "override",
+        description="A client's include_reasoning: false costs vLLM's ids. override: ask for reasoning, and hide it; "
+        "as_asked: leave it, and flag the step.",
+    )
+
+
+class SamplingSettings(_Section):
+    """Rules on what agents ask of sampling; a rollout's own rules go on top."""
+
+    override: dict[str, Any] = Field({}, description="Body fields that win over the client's.")
+    default: dict[str, Any] = Field({}, description="Body fields for clients that do not say.")
+    cap: dict[str, float] = Field({}, description="Upper bounds of numeric body fields.")
+
+
+class LogSettings(_Section):
+    """What is logged: one line a call, never content or keys."""
+
+    level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severity that is logged.")
+    format: Literal["text", "json"] = Field("text", description="Lines for people, or one JSON object a line.")
+
+
+class Settings(BaseSettings):
+    """Everything that can be set."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENVIRONMENT_PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True
+    )
+
+    listen: str = Field("127.0.0.1:8400", description="HOST:PORT to listen on.")
+    insecure: bool = Field(False, description="Listen beyond loopback although no keys are configured.")
+    engines: EnginesSettings = Field(EnginesSettings(), description="The engines, and how they are reached.")
+    models: dict[str, str] = Field({}, description='What agents ask for -> what the engine serves; "*" is any other.')
+    sampling: SamplingSettings = Field(SamplingSettings(), description="Rules on what agents ask of sampling.")
+    agents: AgentsSettings = Field(AgentsSettings(), description="The model face.")
+    control: ControlSettings = Field(ControlSettings(), description="The control face.")
+    store: StoreSettings = Field(StoreSettings(), description="Where steps are kept.")
+    record: RecordSettings = Field(RecordSettings(), description="What is recorded, and at what cost.")
+    log: LogSettings = Field(LogSettings(), description="What is logged.")
+
+    @model_validator(mode="after")
+    def _is_not_open_to_the_world(self) -> Self:
+        for face, listen, keys in (
+            ("agents", self.listen, self.agents.api_keys),
+            ("control", self.control.listen or self.listen, self.control.api_keys),
+        ):
+            host, _ = split_listen(listen)
+            if not keys and not self.insecure and not is_loopback(host):
+                raise ValueError(
+                    f"{listen} can be reached from elsewhere, and {face}.api_keys is empty: anybody could use it. "
+                    f"Set {face}.api_keys, listen on 127.0.0.1, or give --insecure if the network is closed"
+                )
+        return self
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """What the command line said, then the environment, then the file."""
+        return init_settings, env_settings, YamlConfigSettingsSource(settings_cls)
+
+
+def load(config: Path | None = None, **said: Any) -> Settings:
+    """The settings of a file (if any), the environment, and what was said on the command line.
+
+    Raises ValueError (pydantic's ValidationError, naming each setting) or OSError for a file that cannot be read.
+    """
+    if config is None:
+        return Settings(**said)
+    config.read_bytes()  # a file that was named must be there: the source below would pass over it
+
+    class FromFile(Settings):
+        model_config = SettingsConfigDict(yaml_file=config)
+
+    return FromFile(**said)
+
+
+def split_listen(listen: str) -> tuple[str, int]:
+    """Host and port of `HOST:PORT`, `[::1]:PORT` or `:PORT` (every address). Raises ValueError."""
+    host, colon, port = listen.rpartition(":")
+    if not colon or not port.isdecimal() or int(port) > 65535:
+        raise ValueError(f"{listen!r} is not HOST:PORT such as 127.0.0.1:8400")
+    return host.removeprefix("[").removesuffix("]") or "0.0.0.0", int(port)  # noqa: S104: said so by the user
+
+
+def is_loopback(host: str) -> bool:
+    """Whether nobody but this machine can reach it."""
+    return host in {"localhost", "::1"} or host.startswith("127.")

@@ -1,0 +1,74 @@
+"""What every dialect answers, and the few readings of a body that dialects share.
+
+Holds the `Dialect` protocol and `Asked`. It must not know engines: what to inject is theirs.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import orjson
+
+from proxy.errors import ProxyError
+from proxy.wire.fold import Fold
+
+DialectName = Literal["chat", "completions"]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the client itself wants to see, read off its body.
+
+    `samples` is how many choices each prompt gets and `choices` how many there are in all (prompts times samples);
+    both are None when the body does not say it in a way we can rely on.
+    """
+
+    token_ids: bool
+    logprobs: bool
+    usage: bool
+    samples: int | None
+    choices: int | None
+
+
+class Dialect(Protocol):
+    """One client protocol."""
+
+    name: DialectName
+
+    def asked(self, body: Mapping[str, Any]) -> Asked:
+        """What the client wants to see."""
+        ...
+
+    def fold(self) -> Fold:
+        """A new fold for one streamed call of this dialect."""
+        ...
+
+    def error(self, error: ProxyError) -> bytes:
+        """The body by which a client of this dialect learns of a failure of ours."""
+        ...
+
+
+def is_on(value: Any) -> bool:
+    """Whether a flag of a body is on. What is neither absent, null nor false is the engine's to judge: taken as on."""
+    return value not in (None, False)
+
+
+def samples_of(body: Mapping[str, Any]) -> int | None:
+    """How many samples each prompt gets: `n`, 1 where it is absent, None where it is no positive integer."""
+    n = body.get("n")
+    if n is None:
+        return 1
+    return n if type(n) is int and n > 0 else None
+
+
+def wants_usage(body: Mapping[str, Any]) -> bool:
+    """Whether the client asked for usage within its stream."""
+    options = body.get("stream_options")
+    return isinstance(options, dict) and is_on(options.get("include_usage"))
+
+
+def openai_error(error: ProxyError) -> bytes:
+    """OpenAI's error body."""
+    return orjson.dumps(
+        {"error": {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}}
+    )

@@ -1,0 +1,33 @@
+"""OpenAI's chat completions: native, so nothing is translated."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from proxy.dialects.base import Asked, DialectName, is_on, openai_error, samples_of, wants_usage
+from proxy.errors import ProxyError
+from proxy.wire.fold import ChatFold, Fold
+
+
+class Chat:
+    """`POST /v1/chat/completions`: one prompt, `n` choices."""
+
+    name: DialectName = "chat"
+
+    def asked(self, body: Mapping[str, Any]) -> Asked:
+        """`logprobs` is a flag here."""
+        samples = samples_of(body)
+        return Asked(
+            token_ids=is_on(body.get("return_token_ids")),
+            logprobs=is_on(body.get("logprobs")),
+            usage=wants_usage(body),
+            samples=samples,
+            choices=samples,
+        )
+
+    def fold(self) -> Fold:
+        """Chunks of `chat.completion.chunk`."""
+        return ChatFold()
+
+    def error(self, error: ProxyError) -> bytes:
+        """OpenAI's shape."""
+        return openai_error(error)

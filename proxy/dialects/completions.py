@@ -1,0 +1,44 @@
+"""OpenAI's legacy completions: native, so nothing is translated."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from proxy.dialects.base import Asked, DialectName, is_on, openai_error, samples_of, wants_usage
+from proxy.errors import ProxyError
+from proxy.wire.fold import CompletionsFold, Fold
+
+
+class Completions:
+    """`POST /v1/completions`: a text, ids, or a list of either; choice index = prompt index times n + sample index."""
+
+    name: DialectName = "completions"
+
+    def asked(self, body: Mapping[str, Any]) -> Asked:
+        """`logprobs` is a number here, and 0 asks for the sampled token's own."""
+        samples = samples_of(body)
+        prompts = prompts_of(body)
+        return Asked(
+            token_ids=is_on(body.get("return_token_ids")),
+            logprobs=body.get("logprobs") is not None,
+            usage=wants_usage(body),
+            samples=samples,
+            choices=samples * prompts if samples and prompts else None,
+        )
+
+    def fold(self) -> Fold:
+        """Chunks of `text_completion`."""
+        return CompletionsFold()
+
+    def error(self, error: ProxyError) -> bytes:
+        """OpenAI's shape."""
+        return openai_error(error)
+
+
+def prompts_of(body: Mapping[str, Any]) -> int | None:
+    """How many prompts the body holds; None if we cannot tell (then the engine will say what is wrong)."""
+    prompt = body.get("prompt")
+    if isinstance(prompt, str):
+        return 1
+    if not isinstance(prompt, list) or not prompt:
+        return None
+    return 1 if isinstance(prompt[0], int) else len(prompt)

@@ -1,0 +1,146 @@
+"""vLLM: ids and logprobs on request, in every framing.
+
+Holds what is true of vLLM's chat and completions endpoints and of no other engine. Facts were read off vLLM 0.32.0
+(V1 engine, CPU build, parsers hermes and qwen3).
+
+Rule 1: injection never adds or removes a key of an answer; it turns null into a value and adds stream events. So hiding
+        sets null again where the key is, and drops the added events.
+Rule 2: `stream_options.include_usage` is never injected: it would add an event and move `system_fingerprint`.
+Rule 3: a body that vLLM refuses must stay one that it refuses.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from proxy.dialects.base import Asked, DialectName, is_on
+from proxy.engines.base import Ask, Hidden, Json, Sampled, Tokens
+
+
+class Vllm:
+    """vLLM ≥ 0.10 (the first with `return_token_ids` on both endpoints); verified on 0.32.0."""
+
+    kind = "vllm"
+
+    def ask(self, dialect: DialectName, body: Mapping[str, Any], asked: Asked, *, keep_reasoning: bool) -> Ask:
+        """`return_token_ids` and `logprobs`, unless the call could not bear them."""
+        problems = tuple(_problems(dialect, body, keep_reasoning=keep_reasoning))
+        if "echo" in problems:
+            # With ids the echoed prompt vanishes from `text`; with logprobs those of the prompt are mixed in.
+            return Ask({}, Hidden(), problems)
+        fields: Json = {}
+        if not asked.token_ids:
+            fields["return_token_ids"] = True
+        if not asked.logprobs and _bears_logprobs(dialect, body):
+            fields["logprobs"] = True if dialect == "chat" else 0
+        withheld = dialect == "chat" and body.get("include_reasoning") is False and keep_reasoning
+        if withheld:
+            fields["include_reasoning"] = True
+        hidden = Hidden(
+            token_ids="return_token_ids" in fields,
+            logprobs="logprobs" in fields,
+            # With either asked by the client, vLLM itself sends the events whose delta is empty.
+            empty_deltas=dialect == "chat" and not asked.token_ids and not asked.logprobs,
+            reasoning=withheld,
+        )
+        return Ask(fields, hidden, problems)
+
+    def hide(self, dialect: DialectName, response: Json, hidden: Hidden) -> Json:
+        """Null again what was null."""
+        if not hidden.anything:
+            return response
+        shown = _without_prompt_ids(response, hidden)
+        choices = response.get("choices")
+        if isinstance(choices, list):
+            shown = {**shown, "choices": [_hide_choice(choice, hidden) for choice in choices]}
+        return shown
+
+    def hide_chunk(self, dialect: DialectName, chunk: Json, hidden: Hidden) -> Json | None:
+        """Null again what was null; drop what exists only because of the flags."""
+        choices = chunk.get("choices")
+        if not choices or not hidden.anything:
+            return chunk
+        shown = [_hide_choice(choice, hidden) for choice in choices]
+        if hidden.empty_deltas and all(_is_flag_caused(choice) for choice in shown):
+            return None
+        return {**_without_prompt_ids(chunk, hidden), "choices": shown}
+
+    def tokens(self, dialect: DialectName, response: Json) -> Tokens:
+        """Chat: one prompt, on the top level. Completions: each choice has its own."""
+        choices = response.get("choices") or ()
+        return Tokens(response.get("prompt_token_ids"), tuple(_sampled(choice) for choice in choices))
+
+
+def _problems(dialect: DialectName, body: Mapping[str, Any], *, keep_reasoning: bool) -> list[str]:
+    """What is known to go wrong before the call is made."""
+    problems = []
+    if dialect == "completions" and is_on(body.get("echo")):
+        problems.append("echo")
+    if is_on(body.get("use_beam_search")):
+        problems.append("beam_search")  # its logprobs are not those of a sampled path
+    if dialect == "completions" and body.get("max_tokens") == 0:
+        problems.append("phantom_token")  # the engine samples one token all the same
+    if dialect == "chat" and body.get("include_reasoning") is False and not keep_reasoning:
+        problems.append("reasoning_withheld")
+    return problems
+
+
+def _bears_logprobs(dialect: DialectName, body: Mapping[str, Any]) -> bool:
+    """Whether logprobs may be injected: in chat, `top_logprobs` without them is a 400 that must stay one."""
+    return dialect == "completions" or not body.get("top_logprobs")
+
+
+def _without_prompt_ids(response: Json, hidden: Hidden) -> Json:
+    """The top level with its prompt ids (chat only) null."""
+    if hidden.token_ids and response.get("prompt_token_ids") is not None:
+        return {**response, "prompt_token_ids": None}
+    return response
+
+
+def _hide_choice(choice: Json, hidden: Hidden) -> Json:
+    """A choice with what was injected null. Keys stay where they are: no key is added, the order is kept."""
+    shown = dict(choice)
+    if hidden.token_ids:
+        for key in ("token_ids", "prompt_token_ids"):
+            if key in shown:
+                shown[key] = None
+    if hidden.logprobs and "logprobs" in shown:
+        shown["logprobs"] = None
+    if hidden.reasoning:
+        for key in ("message", "delta"):
+            if isinstance(shown.get(key), dict):
+                shown[key] = _without_reasoning(shown[key], is_delta=key == "delta")
+    return shown
+
+
+def _without_reasoning(message: Json, *, is_delta: bool) -> Json:
+    """A message without its reasoning: null in a whole message, gone from a delta (which then may be empty)."""
+    if message.get("reasoning") is None:
+        return message
+    if is_delta:
+        return {key: value for key, value in message.items() if key != "reasoning"}
+    return {**message, "reasoning": None}
+
+
+def _is_flag_caused(choice: Json) -> bool:
+    """Whether a chunk's choice says nothing: vLLM sends such a one only where ids or logprobs were asked.
+
+    `{"content": null}` and `{"content": ""}` are the engine's own and stay (seen without any flag).
+    """
+    return choice.get("delta") == {} and choice.get("finish_reason") is None
+
+
+def _sampled(choice: Json) -> Sampled:
+    """One choice's tokens: chat has `logprobs.content[].logprob`, completions `logprobs.token_logprobs`."""
+    logprobs = choice.get("logprobs")
+    values: list[float | None] | None = None
+    if isinstance(logprobs, dict):
+        content = logprobs.get("content")
+        values = [entry["logprob"] for entry in content] if content is not None else logprobs.get("token_logprobs")
+    return Sampled(
+        index=choice["index"],
+        prompt_ids=choice.get("prompt_token_ids"),
+        ids=choice.get("token_ids"),
+        logprobs=values,
+        finish_reason=choice.get("finish_reason"),
+        stop_reason=choice.get("stop_reason"),
+    )

@@ -1,0 +1,156 @@
+"""The failures we can name, and what a client is told of each.
+
+Holds the error tree and nothing else: no formatting for a dialect (dialects do that) and no logging.
+
+    ProxyError                  a failure we can name; never raised itself
+    ├── BadCall            400  the request is not one we can read
+    │   ├── Unauthorized   401  no key, or a wrong one
+    │   ├── Forbidden      403  a good key, for something else
+    │   ├── NotFound       404  no such route, rollout or step
+    │   ├── Conflict       409  it stands differently already
+    │   ├── RolloutClosed  409  the rollout takes no more calls
+    │   ├── TooLarge       413  more bytes than we take
+    │   ├── Unsupported    415  a content encoding we do not read
+    │   ├── NotValid       422  readable, but a value is not allowed
+    │   └── LimitReached   429  a limit of the rollout is used up
+    ├── EngineFault             the engine's fault
+    │   ├── EngineBroke    502  it broke off, or answered what nobody can read
+    │   ├── EngineSilent   504  it did not answer in time
+    │   └── NoEngine       503  it cannot be reached
+    └── StoreFault         503  the store cannot be reached, so the end of the turn cannot be shown
+"""
+
+
+class ProxyError(Exception):
+    """A failure we can name. `status` is what the client is told; `kind` its `type`, `code` its `code`."""
+
+    status = 500
+    kind = "server_error"
+    code: str = "internal_error"
+    retry_after_s: int | None = None
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        if type(self) is ProxyError:
+            raise TypeError("raise one of its kinds")
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class BadCall(ProxyError):
+    """The request is not one we can read."""
+
+    status = 400
+    kind = "invalid_request_error"
+    code = "bad_request"
+
+
+class Unauthorized(BadCall):
+    """No key, or a wrong one."""
+
+    status = 401
+    kind = "authentication_error"
+    code = "invalid_api_key"
+
+
+class Forbidden(BadCall):
+    """A good key, for something else."""
+
+    status = 403
+    kind = "permission_error"
+    code = "forbidden"
+
+
+class NotFound(BadCall):
+    """No such route, rollout or step."""
+
+    status = 404
+    kind = "not_found_error"
+    code = "not_found"
+
+
+class Conflict(BadCall):
+    """It stands differently already."""
+
+    status = 409
+    kind = "conflict_error"
+    code = "conflict"
+
+
+class RolloutClosed(Conflict):
+    """The rollout is finished and takes no more calls."""
+
+    kind = "rollout_closed"
+    code = "rollout_closed"
+
+
+class TooLarge(BadCall):
+    """More bytes than we are set to take."""
+
+    status = 413
+    kind = "request_too_large"
+    code = "request_too_large"
+
+
+class Unsupported(BadCall):
+    """A content encoding we do not read."""
+
+    status = 415
+    code = "unsupported_encoding"
+
+
+class NotValid(BadCall):
+    """Readable, but a value is not allowed; the message names the field."""
+
+    status = 422
+    code = "not_valid"
+
+
+class LimitReached(BadCall):
+    """A limit of the rollout is used up."""
+
+    status = 429
+    kind = "rollout_limit"
+    code = "rollout_limit"
+    retry_after_s = 60
+
+
+class EngineFault(ProxyError):
+    """The engine's fault. `fault` is the label it is counted under."""
+
+    status = 502
+    kind = "upstream_error"
+    code = "engine_fault"
+    fault = "broke"
+
+
+class EngineBroke(EngineFault):
+    """The engine broke off, or answered what nobody can read."""
+
+    code = "engine_broke_off"
+
+
+class EngineSilent(EngineFault):
+    """The engine did not answer within the configured time."""
+
+    status = 504
+    code = "engine_timeout"
+    fault = "timeout"
+
+
+class NoEngine(EngineFault):
+    """The engine cannot be reached."""
+
+    status = 503
+    code = "engine_unreachable"
+    fault = "unreachable"
+    retry_after_s = 1
+
+
+class StoreFault(ProxyError):
+    """The store cannot be reached, so nothing may be told to be over."""
+
+    status = 503
+    kind = "store_unavailable"
+    code = "store_unavailable"
+    retry_after_s = 1

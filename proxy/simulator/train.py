@@ -1,0 +1,114 @@
+"""How `vocabulary.json` was made: merges and followers, learnt from the prose of Python's own documentation strings.
+
+Holds the training, run by hand when the vocabulary shall change (`python -m proxy.simulator.train`), and is not
+imported by the engine. Another Python's documentation gives another vocabulary, and so other ids in every recording
+made with it; that is why the result is committed.
+"""
+
+import ast
+import pydoc_data.topics
+import re
+import sysconfig
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import orjson
+
+from proxy.simulator.tokenizer import NAMED, Tokenizer, Vocabulary, split_words
+
+_VOCABULARY_SIZE: Final = 2_048
+_FOLLOWERS: Final = 8
+_STARTERS: Final = 24
+_PROSE: Final = re.compile(r"[A-Z][A-Za-z0-9 ,;:()'/-]{30,}\.")
+_TEMPLATE_WORDS: Final = 'system\nuser\nassistant\n# Tools\n{"name": "", "arguments": {"type": "string"}}\n\n'
+
+
+def docstrings() -> Iterator[str]:
+    """Every documentation string of the standard library, in the order of file names."""
+    yield from pydoc_data.topics.topics.values()
+    for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                yield ast.get_docstring(node) or ""
+
+
+def sentences() -> list[str]:
+    """What of it reads as sentences, each once."""
+    found: dict[str, None] = {}
+    for text in docstrings():
+        for paragraph in text.split("\n\n"):
+            for sentence in _PROSE.findall(" ".join(paragraph.split())):
+                found[sentence] = None
+    return list(found)
+
+
+def learn_merges(texts: Sequence[str], count: int) -> list[tuple[int, int]]:
+    """The byte pairs to merge, most frequent first; ties go to the smaller ids, so that a run can be repeated."""
+    words = Counter(word for text in texts for word in split_words(text))
+    spelled = {word: list(word.encode()) for word in words}
+    pairs: Counter[tuple[int, int]] = Counter()
+    places: defaultdict[tuple[int, int], set[str]] = defaultdict(set)
+    for word, ids in spelled.items():
+        for pair in zip(ids, ids[1:], strict=False):
+            pairs[pair] += words[word]
+            places[pair].add(word)
+    merges: list[tuple[int, int]] = []
+    while len(merges) < count:
+        best = max(pairs, key=lambda pair: (pairs[pair], -pair[0], -pair[1]))
+        merged = 256 + len(merges)
+        merges.append(best)
+        for word in sorted(places.pop(best)):
+            ids = spelled[word]
+            for pair in zip(ids, ids[1:], strict=False):
+                pairs[pair] -= words[word]
+            spelled[word] = ids = merge(ids, best, merged)
+            for pair in zip(ids, ids[1:], strict=False):
+                pairs[pair] += words[word]
+                places[pair].add(word)
+        del pairs[best]
+    return merges
+
+
+def merge(ids: Sequence[int], pair: tuple[int, int], merged: int) -> list[int]:
+    """The ids with each occurrence of the pair replaced."""
+    out: list[int] = []
+    for token in ids:
+        if out and (out[-1], token) == pair:
+            out[-1] = merged
+        else:
+            out.append(token)
+    return out
+
+
+def learn() -> Vocabulary:
+    """The whole vocabulary."""
+    texts = sentences()
+    merges = learn_merges([*texts, *[_TEMPLATE_WORDS] * 50], _VOCABULARY_SIZE - 256 - len(NAMED))
+    tokenizer = Tokenizer(merges)
+    counts = Counter[int]()
+    follows: defaultdict[int, Counter[int]] = defaultdict(Counter)
+    starters = Counter[int]()
+    for text in texts:
+        ids = tokenizer.encode(text)
+        if tokenizer.pieces[ids[1]].startswith(b" ") and len(tokenizer.pieces[ids[0]]) > 1:
+            starters[ids[0]] += 1
+        counts.update(ids)
+        for token, following in zip(ids, ids[1:], strict=False):
+            follows[token][following] += 1
+        full_stop, first = tokenizer.encode(". " + text)[:2]
+        follows[full_stop][first] += 1
+    return {
+        "merges": merges,
+        "counts": [counts[token] for token in range(len(tokenizer))],
+        "followers": [
+            [token for token, seen in follows[place].most_common(_FOLLOWERS) if seen > 1]
+            for place in range(len(tokenizer))
+        ],
+        "starters": [token for token, _ in starters.most_common(_STARTERS)],
+    }
+
+
+if __name__ == "__main__":
+    Path(__file__).with_name("vocabulary.json").write_bytes(orjson.dumps(learn()) + b"\n")

@@ -1,0 +1,138 @@
+"""Blocks: what repeats from step to step of a rollout, cut into pieces and stored once.
+
+Holds the chains that prompts and messages are kept in: writing one gives blocks with names made of their
+content, reading one gives its pieces back, proved by their names. It must not know what a step is, nor how a
+block is stored.
+
+A chain is a list of pieces. The name of a piece is a hash of its kind, of the name of the piece before it,
+and of its bytes; so the name of the last piece stands for the whole chain, two chains that begin alike share
+the blocks of their common beginning, and a rollout costs what is unique in it. A block is the name of the
+block before it (zeros for the first), a flag, and the piece, compressed where that pays.
+"""
+
+from collections.abc import Callable, Container, Iterable, Mapping
+from hashlib import blake2b
+from typing import Any, Final
+
+import orjson
+import zstandard
+
+ROOT: Final = bytes(16)
+IDS: Final = b"ids"
+MESSAGES: Final = b"messages"
+JSON: Final = b"json"
+
+PIECE_BYTES: Final = 1024  # 256 ids
+RECENT_CHAINS: Final = 64  # ends remembered whole: about as many branches may take turns without walking anew
+
+_PLAIN, _ZSTD = b"\x00", b"\x01"
+_VALUES: Final[dict[bytes, Callable[[bytes], Any]]] = {IDS: bytes, JSON: bytes, MESSAGES: orjson.loads}
+
+
+class BrokenChain(ValueError):
+    """A block of a chain is missing or damaged."""
+
+
+def cut(raw: bytes) -> tuple[list[memoryview], bytes]:
+    """Full pieces of `PIECE_BYTES` each, and the tail that does not fill one."""
+    view = memoryview(raw)
+    full = len(raw) - len(raw) % PIECE_BYTES
+    return [view[start : start + PIECE_BYTES] for start in range(0, full, PIECE_BYTES)], raw[full:]
+
+
+def _name(kind: bytes, parent: bytes, piece: bytes | memoryview) -> bytes:
+    return blake2b(piece, digest_size=16, person=kind, salt=parent).digest()
+
+
+class BlockWriter:
+    """Cuts chains into blocks, leaving out those that are known to be stored.
+
+    `blocks` are the new ones by name, `leans_on` the known ones that chains stand on, `ends` the names of all
+    chains. A known block vouches for all before it: no block is ever stored without those.
+    """
+
+    __slots__ = ("_known", "_zstd", "blocks", "ends", "leans_on")
+
+    def __init__(self, known: Container[bytes]) -> None:
+        self._known = known
+        self._zstd = zstandard.ZstdCompressor(level=1)
+        self.blocks: dict[bytes, bytes] = {}
+        self.leans_on: list[bytes] = []
+        self.ends: list[bytes] = []
+
+    def write(self, kind: bytes, pieces: Iterable[bytes | memoryview]) -> bytes:
+        """Chain the pieces; the name of the chain, which is `ROOT` when there are none."""
+        chain = []
+        name = ROOT
+        for piece in pieces:
+            parent, name = name, _name(kind, name, piece)
+            chain.append((name, parent, piece))
+        if chain:
+            self.ends.append(name)
+        for block, parent, piece in reversed(chain):
+            if block in self.blocks:
+                break
+            if block in self._known:
+                self.leans_on.append(block)
+                break
+            self.blocks[block] = b"".join((parent, *self._flagged(piece)))
+        return name
+
+    def compress(self, raw: bytes | memoryview) -> bytes:
+        """The bytes in less space, for `BlockReader.expand`."""
+        return self._zstd.compress(raw)
+
+    def _flagged(self, piece: bytes | memoryview) -> tuple[bytes, bytes | memoryview]:
+        packed = self.compress(piece)
+        return (_ZSTD, packed) if len(packed) < len(piece) * 7 // 8 else (_PLAIN, piece)
+
+
+class BlockReader:
+    """Reads chains from the blocks of one rollout, opening each block once.
+
+    Pieces are shared by all who read them: parsed messages must not be changed. A reader serves one thread.
+    """
+
+    __slots__ = ("_blocks", "_opened", "_recent", "_zstd")
+
+    def __init__(self, blocks: Mapping[bytes, bytes]) -> None:
+        self._blocks = blocks
+        self._zstd = zstandard.ZstdDecompressor()
+        self._opened: dict[bytes, tuple[bytes, Any]] = {}
+        self._recent: dict[bytes, tuple[Any, ...]] = {}
+
+    def read(self, kind: bytes, end: bytes) -> tuple[Any, ...]:
+        """The pieces of the chain of this name: bytes, or parsed messages. Raises `BrokenChain`."""
+        fresh = []
+        name = end
+        while name != ROOT and name not in self._recent:
+            name, piece = self._opened.get(name) or self._open(kind, name)
+            fresh.append(piece)
+        pieces = (*self._recent.get(name, ()), *reversed(fresh))
+        self._recent[end] = pieces
+        if len(self._recent) > RECENT_CHAINS:
+            del self._recent[next(iter(self._recent))]
+        return pieces
+
+    def expand(self, packed: bytes) -> bytes:
+        """What `BlockWriter.compress` was given. Raises `ValueError`."""
+        try:
+            return self._zstd.decompress(packed)
+        except (zstandard.ZstdError, MemoryError) as error:  # a damaged header may claim any size
+            raise ValueError("compressed bytes are damaged") from error
+
+    def _open(self, kind: bytes, name: bytes) -> tuple[bytes, Any]:
+        block = self._blocks.get(name)
+        if block is None:
+            raise BrokenChain(f"the block {name.hex()} is missing")
+        parent, flag, piece = block[:16], block[16:17], block[17:]
+        try:
+            if flag == _ZSTD:
+                piece = self.expand(piece)
+            sound = _name(kind, parent, piece) == name
+        except ValueError:
+            sound = False
+        if not sound:
+            raise BrokenChain(f"the block {name.hex()} is damaged")
+        opened = self._opened[name] = (parent, _VALUES[kind](piece))
+        return opened

@@ -1,0 +1,228 @@
+"""The record: a step as bytes, and a step out of bytes.
+
+Holds the frame and the schemas of records, and what of a step goes into shared blocks. It must not store
+anything, nor judge what it writes: `blocks` cuts and joins, `storage` keeps, `fidelity` judges.
+
+A record is `TT`, the number of the schema, a checksum of 8 bytes, and a zstd frame. Schema 1 holds in that:
+the lengths of four JSON texts (u32 each), the texts (head, request, sent, response), then the arrays,
+little-endian: the tail of each prompt, the ids of each choice, the logprobs of each choice. In `request` and
+in what the proxy `set` of it, values that tend to come again are left null; the head's `chains` says where
+they are.
+"""
+
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from io import BytesIO
+from typing import Any, Final
+
+import orjson
+
+from proxy.trajectory import blocks
+from proxy.trajectory.blocks import BlockReader, BlockWriter
+from proxy.trajectory.packing import ids_from_little_endian, logprobs_from_little_endian, to_little_endian
+from proxy.trajectory.step import Choice, EngineFacts, Ids, Span, Step, Timing
+
+SCHEMA: Final = 1
+
+_MAGIC: Final = b"TT"
+_HEADER: Final = 11  # magic, schema, checksum
+_FACTS: Final = (  # what goes into the head as it is
+    "step_id", "rollout_id", "dialect", "endpoint", "engine", "model_asked", "model_served", "usage",
+    "sampling", "timing", "status", "reason", "delivered", "policy_version", "policy_version_end", "problems",
+    "extra",
+)  # fmt: skip
+
+
+class UnreadableRecord(ValueError):
+    """A record that cannot be read: damaged, of a newer schema, or without a block it needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A step ready to be stored.
+
+    `blocks` must be stored with it, those that it `leans_on` must be stored already. Once it is stored, so
+    are all blocks of its chains: `names` (of the last block of each chain) and those of `blocks` may then
+    count as known.
+    """
+
+    record: bytes
+    blocks: Mapping[bytes, bytes]
+    leans_on: tuple[bytes, ...]
+    names: tuple[bytes, ...]
+
+
+def encode(step: Step, known: Container[bytes] = frozenset()) -> Record:
+    """The step as a record and the blocks it needs that are not `known` to be stored.
+
+    All but `index`, which is the store's to say. Raises `TypeError` for JSON that orjson cannot write.
+    """
+    writer = BlockWriter(known)
+    chains = {}
+    request, chains["request"] = _chain_fields(step.request, step.prompts, writer)
+    sent = dict(step.sent)
+    if isinstance(sent.get("set"), dict):
+        sent["set"], chains["sent"] = _chain_fields(sent["set"], step.prompts, writer)
+    prompts, arrays = [], []
+    for ids in step.prompts:
+        pieces, tail = blocks.cut(to_little_endian(ids))
+        prompts.append({"end": writer.write(blocks.IDS, pieces).hex(), "tail": len(tail)})
+        arrays.append(tail)
+    arrays += [to_little_endian(choice.ids) for choice in step.choices]
+    arrays += [to_little_endian(choice.logprobs) for choice in step.choices]
+    head = {name: getattr(step, name) for name in _FACTS}
+    head |= {
+        "prompts": prompts,
+        "choices": [_choice_head(choice) for choice in step.choices],
+        "chains": chains,
+    }
+    texts = [orjson.dumps(part) for part in (head, request, sent, step.response)]
+    packed = writer.compress(
+        b"".join([*(len(text).to_bytes(4, "little") for text in texts), *texts, *arrays])
+    )
+    frame = b"".join((_MAGIC, bytes([SCHEMA]), _checksum(SCHEMA, packed), packed))
+    return Record(frame, writer.blocks, tuple(writer.leans_on), tuple(writer.ends))
+
+
+def decode(record: bytes, reader: BlockReader, index: int | None = None, *, whole: bool = True) -> Step:
+    """The step of a record, which stands at `index` of its rollout.
+
+    Not `whole`: `request` and `sent` are left empty and `response` None, for those who need only tokens.
+    Messages are shared between all steps of one reader and must not be changed. Raises `UnreadableRecord`,
+    nothing else.
+    """
+    if len(record) < _HEADER or not record.startswith(_MAGIC):
+        raise UnreadableRecord(f"these {len(record)} bytes are not a record")
+    schema, packed = record[2], record[_HEADER:]
+    if schema not in DECODERS:
+        raise UnreadableRecord(
+            f"the record is of schema {schema}, this version reads up to {SCHEMA}: read it with a newer one"
+        )
+    if record[3:_HEADER] != _checksum(schema, packed):
+        raise UnreadableRecord("the record is damaged: its checksum does not fit")
+    try:
+        return DECODERS[schema](packed, reader, index, whole=whole)
+    except blocks.BrokenChain as error:
+        raise UnreadableRecord(f"the record cannot be read: {error}") from error
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise UnreadableRecord(f"the record does not follow schema {schema}: {error!r}") from error
+
+
+def _checksum(schema: int, packed: bytes) -> bytes:
+    return blake2b(packed, digest_size=8, person=b"record", salt=bytes([schema])).digest()
+
+
+def _choice_head(choice: Choice) -> dict[str, Any]:
+    return {
+        "index": choice.index,
+        "finish_reason": choice.finish_reason,
+        "stop_reason": choice.stop_reason,
+        "prompt": choice.prompt,
+        "spans": choice.spans,
+        "ids": len(choice.ids),
+        "logprobs": len(choice.logprobs),
+        "code": choice.logprobs.typecode,
+    }
+
+
+def _chain_fields(
+    fields: Mapping[str, Any], prompts: tuple[Ids, ...], writer: BlockWriter
+) -> tuple[dict[str, Any], dict[str, list[str]]]:
+    """The fields with the values that are chained or known left null, and for each of those where it is."""
+    left, chains = dict(fields), {}
+    for name, value in fields.items():
+        if isinstance(value, str | list | dict) and (chain := _chain_value(name, value, prompts, writer)):
+            left[name], chains[name] = None, chain
+    return left, chains
+
+
+def _chain_value(name: str, value: Any, prompts: tuple[Ids, ...], writer: BlockWriter) -> list[str] | None:
+    if name == "messages" and isinstance(value, list):
+        return ["messages", writer.write(blocks.MESSAGES, map(orjson.dumps, value)).hex()]
+    text = orjson.dumps(value)
+    if name == "prompt" and prompts and isinstance(value, list):
+        # Compared as JSON, for which 1, 1.0 and true are three things.
+        if text == orjson.dumps(prompts[0].tolist()):
+            return ["prompt"]
+        if text == orjson.dumps([ids.tolist() for ids in prompts]):
+            return ["prompts"]
+    pieces, tail = blocks.cut(text)
+    if not pieces:
+        return None
+    # A cut may fall within a character, so the tail is bytes: latin-1 is the one encoding that carries any.
+    return ["json", writer.write(blocks.JSON, pieces).hex(), tail.decode("latin-1")]
+
+
+def _join_fields(
+    left: dict[str, Any], chains: dict[str, list[str]], prompts: tuple[Ids, ...], reader: BlockReader
+) -> dict[str, Any]:
+    """What `_chain_fields` was given."""
+    for name, (kind, *where) in chains.items():
+        match kind:
+            case "messages":
+                left[name] = list(reader.read(blocks.MESSAGES, bytes.fromhex(where[0])))
+            case "prompt":
+                left[name] = prompts[0].tolist()
+            case "prompts":
+                left[name] = [ids.tolist() for ids in prompts]
+            case _:
+                pieces = reader.read(blocks.JSON, bytes.fromhex(where[0]))
+                left[name] = orjson.loads(b"".join((*pieces, where[1].encode("latin-1"))))
+    return left
+
+
+def _decode_1(packed: bytes, reader: BlockReader, index: int | None, *, whole: bool) -> Step:
+    stream = BytesIO(reader.expand(packed))
+    lengths = [int.from_bytes(_take(stream, 4), "little") for _ in range(4)]
+    head_text, request_text, sent_text, response_text = [_take(stream, length) for length in lengths]
+    head = orjson.loads(head_text)
+    prompts = tuple(
+        ids_from_little_endian(
+            b"".join((*reader.read(blocks.IDS, bytes.fromhex(prompt["end"])), _take(stream, prompt["tail"])))
+        )
+        for prompt in head["prompts"]
+    )
+    sampled = [ids_from_little_endian(_take(stream, 4 * choice["ids"])) for choice in head["choices"]]
+    choices = tuple(
+        _choice(choice, ids, stream) for choice, ids in zip(head["choices"], sampled, strict=True)
+    )
+    if stream.read(1):
+        raise ValueError("bytes are left over")
+    request: dict[str, Any] = {}
+    sent: dict[str, Any] = {}
+    if whole:
+        request = _join_fields(orjson.loads(request_text), head["chains"]["request"], prompts, reader)
+        sent = orjson.loads(sent_text)
+        if "sent" in head["chains"]:
+            sent["set"] = _join_fields(sent["set"], head["chains"]["sent"], prompts, reader)
+    facts = {name: head[name] for name in _FACTS}
+    facts |= {"engine": EngineFacts(**head["engine"]), "timing": Timing(**head["timing"])}
+    facts |= {"problems": tuple(head["problems"])}
+    response = orjson.loads(response_text) if whole else None
+    return Step(
+        **facts, request=request, sent=sent, response=response, prompts=prompts, choices=choices, index=index
+    )
+
+
+def _choice(head: dict[str, Any], ids: Ids, stream: BytesIO) -> Choice:
+    size = 4 if head["code"] == "f" else 8
+    return Choice(
+        index=head["index"],
+        ids=ids,
+        logprobs=logprobs_from_little_endian(head["code"], _take(stream, size * head["logprobs"])),
+        finish_reason=head["finish_reason"],
+        stop_reason=head["stop_reason"],
+        prompt=head["prompt"],
+        spans=tuple(Span(**span) for span in head["spans"]),
+    )
+
+
+def _take(stream: BytesIO, size: int) -> bytes:
+    taken = stream.read(size)
+    if len(taken) != size:
+        raise ValueError("bytes are missing")
+    return taken
+
+
+DECODERS: Final = {1: _decode_1}

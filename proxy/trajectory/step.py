@@ -1,0 +1,115 @@
+"""The step: one recorded call, whole.
+
+Holds the frozen values that a step is made of, and nothing that makes, checks, stores or joins them: `fidelity`
+checks, `record` encodes, `tree` joins. Ids are `array('i')` (int32), logprobs `array('f')` where float32 carries
+them without loss, else `array('d')`; JSON of other people stays as it was parsed.
+"""
+
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Status = Literal["complete", "partial", "error"]
+Dialect = Literal["chat", "completions"]
+
+Ids = array[int]
+Logprobs = array[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stretch of one choice's sampled ids, half open, and the version of the weights that sampled it."""
+
+    start: int
+    end: int
+    policy_version: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What was sampled for one choice.
+
+    `prompt` is the index into the step's `prompts`. `logprobs` has one entry per id in an exact step; in a flagged one
+    the lengths may differ, and a missing entry is NaN.
+    """
+
+    index: int
+    ids: Ids
+    logprobs: Logprobs
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    prompt: int = 0
+    spans: tuple[Span, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Unix seconds. `received` is read off the wall clock; the others are it plus a monotonic duration."""
+
+    received: float
+    sent: float | None = None
+    first_byte: float | None = None
+    last_byte: float | None = None
+    stored: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """The engine that answered: `name` of the endpoint, `kind` ("vllm", …), `version` if known, `url` without secrets."""
+
+    name: str
+    kind: str
+    version: str | None
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One recorded call.
+
+    `request` is the client's body as it came; `sent` is `{"set": {field: value}, "unset": [field]}`, what the proxy
+    changed of it on its top level; `response` is what the engine answered, folded, without what was injected (for a
+    status "error", `{"status": int, "body": str}`). `prompts` holds one array of ids, or one per prompt of a
+    completions call with a list of prompts; it is empty when the engine gave no ids. `problems` are codes of
+    `fidelity.PROBLEMS`; a step without any is exact.
+    """
+
+    step_id: str
+    rollout_id: str
+    dialect: Dialect
+    endpoint: str
+    engine: EngineFacts
+    model_asked: str | None
+    model_served: str | None
+    request: Mapping[str, Any]
+    sent: Mapping[str, Any]
+    response: Mapping[str, Any] | None
+    prompts: tuple[Ids, ...]
+    choices: tuple[Choice, ...]
+    usage: Mapping[str, Any] | None
+    sampling: Mapping[str, Any]
+    timing: Timing
+    status: Status
+    reason: str | None = None
+    delivered: bool = True
+    policy_version: str | None = None
+    policy_version_end: str | None = None
+    problems: tuple[str, ...] = ()
+    index: int | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def exact(self) -> bool:
+        """Whether every check of `fidelity` passed."""
+        return not self.problems
+
+    @property
+    def trainable(self) -> bool:
+        """Whether its sampled tokens may be trained without anybody asking for flagged ones."""
+        return self.exact and self.delivered and self.status == "complete"
+
+    @property
+    def sampled(self) -> int:
+        """How many tokens were sampled, over all choices."""
+        return sum(len(choice.ids) for choice in self.choices)

@@ -1,0 +1,155 @@
+"""The plan of a call: what to send upstream, and why it differs from what the client sent.
+
+Holds the pure decisions taken before anything is sent: model names, the rollout's sampling rules and tools, and what the
+engine is asked beyond the client's own wishes. It makes new dicts and never changes the client's.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from proxy.dialects.base import Asked, Dialect
+from proxy.engines.base import Engine, Json
+from proxy.trajectory.step import EngineFacts
+from proxy.wire.reply import View
+
+# The client may name the bound on sampled tokens either way; vLLM takes the longer name first (0.32.0).
+_SPELLINGS: dict[str, tuple[str, ...]] = {"max_tokens": ("max_completion_tokens", "max_tokens")}
+
+# What decides which distribution a token was drawn from; recorded with each step, as sent.
+SAMPLING_FIELDS = (
+    "temperature", "top_p", "top_k", "min_p", "typical_p", "seed", "n", "max_tokens", "max_completion_tokens",
+    "min_tokens", "stop", "stop_token_ids", "ignore_eos", "presence_penalty", "frequency_penalty",
+    "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words", "use_beam_search",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Rules on sampling: `override` wins over the client, `default` yields to it, `cap` bounds numbers from above."""
+
+    override: Mapping[str, Any] = field(default_factory=dict)
+    default: Mapping[str, Any] = field(default_factory=dict)
+    cap: Mapping[str, float] = field(default_factory=dict)
+
+    def over(self, base: "Sampling") -> "Sampling":
+        """These rules on top of more general ones."""
+        return Sampling(
+            {**base.override, **self.override}, {**base.default, **self.default}, {**base.cap, **self.cap}
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What holds for calls of one rollout, from its opening and the configuration."""
+
+    sampling: Sampling = field(default_factory=Sampling)
+    tools: tuple[Json, ...] = ()
+    models: Mapping[str, str] = field(default_factory=dict)
+    keep_reasoning: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One call, decided. `request` is the client's body, `body` what is sent, `sent` the difference on the top level."""
+
+    step_id: str
+    rollout_id: str
+    endpoint: str
+    dialect: Dialect
+    engine: Engine
+    engine_facts: EngineFacts
+    asked: Asked
+    request: Json
+    body: Json
+    sent: Json
+    view: View
+    model_asked: str | None
+    model_served: str | None
+    sampling: Json
+    policy_version: str | None = None
+    problems: tuple[str, ...] = ()
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+def edit(body: Json, terms: Terms) -> tuple[Json, set[str]]:
+    """The fields that the terms set in a body, and those they take out of it (ours, which no engine knows)."""
+    fields: Json = {}
+    model = body.get("model")
+    if isinstance(model, str) and (served := terms.models.get(model, terms.models.get("*"))) is not None:
+        fields["model"] = served
+    if terms.tools and not body.get("tools"):
+        fields["tools"] = list(terms.tools)
+    unset = {"rollout_id"} & body.keys()
+    for name, value in terms.sampling.default.items():
+        if all(body.get(spelling) is None for spelling in _SPELLINGS.get(name, (name,))):
+            fields[name] = value
+    for name, value in terms.sampling.override.items():
+        unset |= {spelling for spelling in _SPELLINGS.get(name, ()) if spelling != name and spelling in body}
+        fields[name] = value
+    for name, bound in terms.sampling.cap.items():
+        _cap({**{k: v for k, v in body.items() if k not in unset}, **fields}, name, bound, fields)
+    return fields, unset
+
+
+def _cap(body: Json, name: str, bound: float, fields: Json) -> None:
+    """Set in `fields` what keeps `name` at or below the bound; a field that is absent is set to the bound."""
+    present = [spelling for spelling in _SPELLINGS.get(name, (name,)) if body.get(spelling) is not None]
+    for spelling in present or [name]:
+        value = body.get(spelling)
+        if value is None or (isinstance(value, int | float) and value > bound):
+            fields[spelling] = bound
+
+
+def make_plan(
+    body: Json,
+    *,
+    terms: Terms,
+    step_id: str,
+    rollout_id: str,
+    endpoint: str,
+    dialect: Dialect,
+    engine: Engine,
+    engine_facts: EngineFacts,
+    logprobs_mode: str | None,
+    policy_version: str | None = None,
+    extra: Mapping[str, Any] | None = None,
+) -> Plan:
+    """Decide a call."""
+    fields, unset = edit(body, terms)
+    edited = {key: value for key, value in body.items() if key not in unset} | fields
+    sent_asks = dialect.asked(edited)
+    # What may be seen is the client's own wish; how many choices come is decided by what is sent.
+    asked = replace(dialect.asked(body), samples=sent_asks.samples, choices=sent_asks.choices)
+    ask = engine.ask(dialect.name, edited, asked, keep_reasoning=terms.keep_reasoning)
+    fields = {**fields, **ask.fields}
+    sent_body = {**edited, **ask.fields}
+    model_asked, model_served = _name(body.get("model")), _name(sent_body.get("model"))
+    renamed = model_asked if model_asked != model_served else None
+    changed = {key: value for key, value in fields.items() if key not in body or body[key] != value}
+    return Plan(
+        step_id=step_id,
+        rollout_id=rollout_id,
+        endpoint=endpoint,
+        dialect=dialect,
+        engine=engine,
+        engine_facts=engine_facts,
+        asked=asked,
+        request=body,
+        body=sent_body,
+        sent={"set": changed, "unset": sorted(unset)},
+        view=View(dialect, engine, ask.hidden, asked.choices, renamed),
+        model_asked=model_asked,
+        model_served=model_served,
+        sampling={
+            **{key: sent_body[key] for key in SAMPLING_FIELDS if sent_body.get(key) is not None},
+            "logprobs_mode": logprobs_mode,
+        },
+        policy_version=policy_version,
+        problems=ask.problems,
+        extra=extra or {},
+    )
+
+
+def _name(value: Any) -> str | None:
+    return value if isinstance(value, str) else None

@@ -1,0 +1,188 @@
+"""An engine's reply: fed its bytes, gives the client's.
+
+Strategy: every framing has the same two verbs, so the shell has ONE loop and never asks whether a call was streamed.
+`feed` gives what the client may see at once; `finish` gives the withheld end and what was understood. A reply hides, by
+its `View`, what the client did not ask for.
+
+Rule 1: the end of the turn is withheld: of a stream, everything from the event on that carries the last open choice's
+        finish reason (agents act on that one, not only on `[DONE]`), or from an error event on; else the whole body.
+Rule 2: bytes that need no hiding are passed on as they came; events are never re-spelt for beauty.
+Rule 3: what we do not understand is passed on, and said to be a problem.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from proxy.dialects.base import Dialect
+from proxy.engines.base import Engine, Hidden, Json
+from proxy.wire.jsontext import NotJson, read_json, write_json
+from proxy.wire.sse import Event, EventCutter
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What this client is to see: by which dialect and engine, what is hidden, how many choices are to come.
+
+    `choices` is None where the body does not say; `model` is the name the client asked for, if it was another one.
+    """
+
+    dialect: Dialect
+    engine: Engine
+    hidden: Hidden
+    choices: int | None
+    model: str | None = None
+
+    def whole(self, response: Json) -> Json:
+        """What to show of an unstreamed response; the same dict if all of it."""
+        return self._renamed(self.engine.hide(self.dialect.name, response, self.hidden))
+
+    def chunk(self, chunk: Json) -> Json | None:
+        """What to show of a streamed chunk; the same dict if all of it, None if nothing."""
+        shown = self.engine.hide_chunk(self.dialect.name, chunk, self.hidden)
+        return None if shown is None else self._renamed(shown)
+
+    def _renamed(self, shown: Json) -> Json:
+        if self.model is None or not isinstance(shown.get("model"), str):
+            return shown
+        return {**shown, "model": self.model}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a reply understood.
+
+    `response` is the unstreamed or folded response, with what was injected; None if there was none. `ended` is whether
+    the terminal event, or the whole body, came. `error` is the engine's error as text. `problems` are fidelity codes.
+    """
+
+    response: Json | None
+    ended: bool
+    error: str | None = None
+    problems: tuple[str, ...] = ()
+
+
+class Reply(Protocol):
+    """One reply of an engine, in one framing."""
+
+    def feed(self, read: bytes) -> bytes:
+        """Take bytes of the engine; give the bytes that the client may see now."""
+        ...
+
+    def finish(self) -> tuple[bytes, Answer]:
+        """No more bytes come: the withheld end, and what was understood."""
+        ...
+
+
+class RawReply:
+    """An error, or something that is not JSON: kept, and passed on as it came."""
+
+    def __init__(self, _view: View) -> None:
+        self._reads: list[bytes] = []
+
+    def feed(self, read: bytes) -> bytes:
+        """Keep it: an error ends the turn as well."""
+        self._reads.append(read)
+        return b""
+
+    def finish(self) -> tuple[bytes, Answer]:
+        """All of it, untouched."""
+        body = b"".join(self._reads)
+        return body, Answer(None, ended=True, error=body.decode("utf-8", "replace"))
+
+
+class WholeReply:
+    """An unstreamed JSON response."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self._reads: list[bytes] = []
+
+    def feed(self, read: bytes) -> bytes:
+        """Keep it: nothing may be seen before all is stored."""
+        self._reads.append(read)
+        return b""
+
+    def finish(self) -> tuple[bytes, Answer]:
+        """The body as the client is to see it."""
+        body = b"".join(self._reads)
+        try:
+            response, loosely = read_json(body)
+        except NotJson:
+            return body, Answer(None, ended=False, error=body.decode("utf-8", "replace"), problems=("unparsed_event",))
+        if not isinstance(response, dict) or not isinstance(response.get("choices"), list):
+            return body, Answer(None, ended=True, error=body.decode("utf-8", "replace"), problems=("unparsed_event",))
+        try:
+            shown = self._view.whole(response)
+        except (TypeError, KeyError, AttributeError):
+            return body, Answer(None, ended=True, error=body.decode("utf-8", "replace"), problems=("unparsed_event",))
+        end = body if shown is response else write_json(shown, loosely=loosely)
+        return end, Answer(response, ended=True)
+
+
+class StreamReply:
+    """A stream of events, shown one by one as they come, up to the end of the turn."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self._cutter = EventCutter()
+        self._fold = view.dialect.fold()
+        self._held: list[bytes] = []
+        self._holding = False
+        self._ended = False
+        self._error: str | None = None
+        self._unparsed = False
+
+    def feed(self, read: bytes) -> bytes:
+        """Show the events that are whole, until the end of the turn begins."""
+        shown = []
+        for event in self._cutter.feed(read):
+            text = self._understand(event)
+            (self._held if self._holding else shown).append(text)
+        return b"".join(shown)
+
+    def finish(self) -> tuple[bytes, Answer]:
+        """The withheld events; a last one that was cut off is passed on as it came."""
+        rest = self._cutter.finish()
+        if rest is not None:
+            self._held.append(self._understand(rest))
+        problems = ("unparsed_event",) if self._unparsed else ()
+        return b"".join(self._held), Answer(self._fold.finish(), self._ended, self._error, problems)
+
+    def _understand(self, event: Event) -> bytes:
+        """Fold an event; give what the client sees of it."""
+        if not event.payload:
+            return event.raw
+        if event.payload == b"[DONE]":
+            self._ended = self._holding = True
+            return event.raw
+        try:
+            chunk, loosely = read_json(event.payload)
+            if chunk.get("error") is not None:
+                self._holding = True
+                self._error = self._error or event.payload.decode("utf-8", "replace")
+                return event.raw  # vLLM writes these with spaces: never spelt again
+            return self._fold_chunk(event, chunk, loosely=loosely)
+        except (NotJson, TypeError, KeyError, AttributeError):
+            self._unparsed = True
+            return event.raw
+
+    def _fold_chunk(self, event: Event, chunk: Json, *, loosely: bool) -> bytes:
+        self._fold.feed(chunk)
+        # Not knowing how many choices there are, the first that finishes may be the last.
+        self._holding = self._holding or self._fold.finished >= (self._view.choices or 1)
+        shown = self._view.chunk(chunk)
+        if shown is None:
+            return b""
+        return event.raw if shown is chunk else event.with_payload(write_json(shown, loosely=loosely))
+
+
+REPLIES: dict[str, type[WholeReply] | type[StreamReply]] = {
+    "application/json": WholeReply,
+    "text/event-stream": StreamReply,
+}
+
+
+def reply_for(status: int, content_type: str, view: View) -> Reply:
+    """The reply for an answer of this status and content type."""
+    framing = REPLIES.get(content_type.partition(";")[0].strip().lower())
+    return RawReply(view) if framing is None or status != 200 else framing(view)

@@ -1,0 +1,165 @@
+"""The verbs of the store and what each promises.
+
+Holds the `Store` protocol, the few values that cross it, and the errors it may raise. It deals in bytes, names and
+counts only: nothing here knows what a step, a token or an HTTP request is. A *rollout* is to this file just a name
+with fields, counts, an ordered list of named records, a set of named blocks that records lean on, and marks.
+"""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+class StorageError(Exception):
+    """Something the store could not do, in one sentence. The kinds below say what to do about it."""
+
+
+class StoreAway(StorageError):
+    """The store cannot be reached, or answered that it cannot write now. Try again later."""
+
+
+class RolloutGone(StorageError):
+    """The rollout was deleted (or deleted and opened anew) since it was opened. The record was not stored."""
+
+
+class MissingBlocks(StorageError):
+    """Blocks that a record leans on are not in the store; nothing was written. Send them along."""
+
+    def __init__(self, names: Sequence[bytes]) -> None:
+        super().__init__(f"{len(names)} blocks that the record leans on are not in the store")
+        self.names = tuple(names)
+
+
+class FieldsChanged(StorageError):
+    """A field did not have the expected value; nothing was written. `rollout` is how it stands now."""
+
+    def __init__(self, rollout: "StoredRollout") -> None:
+        super().__init__(f"the fields of rollout {rollout.name!r} are not as expected")
+        self.rollout = rollout
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRollout:
+    """A rollout as the store knows it.
+
+    `birth` tells two lives of one name apart (deleted and opened again); `created` is true only in the answer of the
+    `open` that made it; `created_ms` and `touched_ms` are unix milliseconds.
+    """
+
+    name: str
+    birth: str
+    created_ms: int
+    touched_ms: int
+    fields: Mapping[str, bytes]
+    counts: Mapping[str, int]
+    created: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One record to append, with all that must be stored together with it.
+
+    `blocks` are new ones (name -> bytes); `leans_on` names blocks that must be in the store already; `counts` are
+    added to the rollout's counts.
+    """
+
+    rollout: str
+    birth: str
+    name: str
+    record: bytes
+    blocks: Mapping[bytes, bytes] = field(default_factory=dict)
+    leans_on: Sequence[bytes] = ()
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One page of a listing: rollout names, newest first, and the cursor of the next page (None: this was the last)."""
+
+    names: tuple[str, ...]
+    cursor: str | None
+
+
+class Store(Protocol):
+    """Rollouts kept durably. Every verb raises `StoreAway` when the store cannot be reached in time."""
+
+    async def open(self, rollout: str, fields: Mapping[str, bytes], *, now_ms: int) -> StoredRollout:
+        """Give back the rollout of this name, making it with `fields` if there is none. One round trip."""
+        ...
+
+    async def look(self, rollout: str) -> StoredRollout | None:
+        """The rollout of this name, or None. Makes nothing."""
+        ...
+
+    async def amend(
+        self,
+        rollout: str,
+        fields: Mapping[str, bytes | None],
+        *,
+        expect: Mapping[str, bytes | None],
+        now_ms: int,
+    ) -> StoredRollout | None:
+        """Set fields (None removes one), if all of `expect` hold (None: absent); give back the rollout as it is then.
+
+        None if there is no such rollout. Raises `FieldsChanged`, and writes nothing, if an expectation fails.
+        """
+        ...
+
+    async def append(self, entry: Entry, *, now_ms: int) -> int:
+        """Store a record with its blocks and counts, all or nothing, as durably as the store is set to; give its index.
+
+        One round trip. Appending a name that is there already changes nothing and gives its first index, so that a
+        caller who lost the answer may simply ask again. Raises `RolloutGone` or `MissingBlocks`.
+        """
+        ...
+
+    async def mark(self, rollout: str, birth: str, marks: Mapping[str, bytes], *, now_ms: int) -> None:
+        """Set small facts learnt after a record was stored (a reward, a lost client). Raises `RolloutGone`."""
+        ...
+
+    async def marks(self, rollout: str) -> dict[str, bytes]:
+        """All marks of a rollout; empty if there are none."""
+        ...
+
+    async def read(self, rollout: str, start: int, limit: int) -> list[bytes]:
+        """Up to `limit` records from index `start` on, in the order they were appended."""
+        ...
+
+    async def find(self, rollout: str, name: str) -> tuple[int, bytes] | None:
+        """The index and the record of this name, or None."""
+        ...
+
+    async def blocks(self, rollout: str, names: Sequence[bytes] | None = None) -> dict[bytes, bytes]:
+        """The blocks of these names that exist; all blocks of the rollout when `names` is None."""
+        ...
+
+    async def list(self, *, cursor: str | None = None, limit: int = 100, since_ms: int | None = None) -> Page:
+        """Rollout names, newest first. Raises `ValueError` for a cursor that is not one of ours.
+
+        Stable under concurrent writes: paging through neither repeats nor skips a rollout that existed throughout.
+        """
+        ...
+
+    def names(self) -> AsyncIterator[str]:
+        """All rollout names, newest first, in constant memory."""
+        ...
+
+    async def drop(self, rollout: str) -> bool:
+        """Delete everything of a rollout; whether there was anything. Appends under its birth fail from then on."""
+        ...
+
+    async def constant(self, name: str, value: bytes) -> bytes:
+        """Set a constant of the whole store if it is not set yet; give back what holds."""
+        ...
+
+    async def facts(self) -> dict[str, str]:
+        """What is there: server, version, durability, and anything an operator should know. Reaches the store."""
+        ...
+
+    async def ping(self) -> None:
+        """Return if the store answers; else raise `StoreAway`."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of connections; for an embedded store, stop its server cleanly."""
+        ...

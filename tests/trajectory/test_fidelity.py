@@ -1,0 +1,182 @@
+"""What makes a step exact, and what each problem is called: by example, and on what real engines answered."""
+
+from array import array
+from math import inf, nan
+from pathlib import Path
+from time import perf_counter
+
+import orjson
+import pytest
+
+from proxy.trajectory.fidelity import PROBLEMS, Evidence, check, describe
+from proxy.trajectory.packing import pack_ids, pack_logprobs
+from proxy.trajectory.step import Choice
+
+CASSETTES = Path(__file__).parent.parent / "cassettes" / "vllm-0.32"
+
+
+def choice(ids=(7, 8), logprobs=(-0.5, -1.5), finish_reason="stop", index=0, prompt=0):
+    return Choice(index, pack_ids(list(ids)), pack_logprobs(list(logprobs)), finish_reason, None, prompt)
+
+
+def evidence(*choices, **changed):
+    facts = {
+        "prompts": (array("i", [1, 2, 3]),),
+        "choices": choices or (choice(),),
+        "usage": {"prompt_tokens": 3, "completion_tokens": 2},
+        "asked": None,
+        "ended": True,
+        "status": "complete",
+    }
+    return Evidence(**facts | changed)
+
+
+def unknown(**changed):
+    return {"usage": None, **changed}
+
+
+EMPTY = choice((), (), index=1)
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (evidence(), ()),
+        (evidence(**unknown(asked=1)), ()),
+        (evidence(choice((), ()), **unknown()), ("no_token_ids", "no_logprobs")),
+        (evidence(choice((), ())), ("no_token_ids", "no_logprobs", "completion_count")),
+        (evidence(choice((), ()), usage={"completion_tokens": 0}), ()),
+        (evidence(choice((), (-0.5, -1.5)), **unknown()), ("no_token_ids", "logprob_count")),
+        (evidence(choices=(), **unknown()), ("no_token_ids", "no_logprobs")),
+        (evidence(prompts=(), **unknown()), ("no_prompt_ids",)),
+        (evidence(prompts=(array("i"),), **unknown()), ("no_prompt_ids",)),
+        (evidence(choice(prompt=1)), ("no_prompt_ids",)),
+        (evidence(choice(logprobs=())), ("no_logprobs",)),
+        (evidence(choice(logprobs=(-1.0,))), ("logprob_count",)),
+        (evidence(usage={"completion_tokens": 3}), ("completion_count",)),
+        (evidence(usage={"prompt_tokens": 4}), ("prompt_count",)),
+        (evidence(usage={"prompt_tokens": True, "completion_tokens": 3.0}), ()),
+        (evidence(usage={"prompt_tokens": None, "completion_tokens": "3"}), ()),
+        (evidence(choice((7, -1))), ("bad_token_id",)),
+        (evidence(prompts=(array("i", [1, -2, 3]),)), ("bad_token_id",)),
+        (evidence(choice(logprobs=(-0.5, None))), ("bad_logprob",)),
+        (evidence(choice(logprobs=(nan, -0.5))), ("bad_logprob",)),
+        (evidence(choice(logprobs=(-0.5, -inf))), ("bad_logprob",)),
+        (evidence(choice(logprobs=(inf, -inf))), ("bad_logprob",)),
+        (evidence(choice(logprobs=(-0.5, 0.01))), ("bad_logprob",)),
+        (evidence(choice(logprobs=(-0.0, 1e-7))), ()),
+        (evidence(choice(logprobs=(-0.5, -9999.0))), ("clamped_logprob",)),
+        (evidence(choice(logprobs=(nan, -10000.0))), ("bad_logprob", "clamped_logprob")),
+        (evidence(ended=False, status="partial"), ("stream_cut",)),
+        (evidence(choice(finish_reason=None), ended=False, asked=2, status="partial"), ("stream_cut",)),
+        (evidence(EMPTY, ended=False, status="partial", **unknown()), ("stream_cut",)),
+        (evidence(asked=2), ("choice_count",)),
+        (evidence(choice(), choice(index=2), asked=2, **unknown()), ("choice_count",)),
+        (evidence(choice(), choice(index=1), asked=2, **unknown()), ()),
+        (evidence(choice(finish_reason=None)), ("no_finish_reason",)),
+        (evidence(choice(), EMPTY, **unknown()), ("empty_completion",)),
+        (evidence(choice(), EMPTY), ()),
+        (evidence(choice(), choice((), (), "abort", 1), **unknown()), ("aborted",)),
+        (evidence(choice((), (), "abort"), **unknown()), ("aborted",)),
+        (evidence(choice(finish_reason="abort")), ("aborted",)),
+        (evidence(choice(finish_reason="error")), ("engine_error",)),
+        (evidence(choices=(), prompts=(), status="error", ended=False), ("engine_error",)),
+        (evidence(asked=2, special=("unparsed_event", "no_token_ids", "echo", "echo")),
+         ("no_token_ids", "choice_count", "echo", "unparsed_event")),
+    ],
+)  # fmt: skip
+def test_problems(found, expected):
+    """Each way in which an answer falls short has its code, and a sound answer has none."""
+
+    assert expected == check(found)
+
+
+def test_unknown_special_code():
+    """A code that is not in the table is refused, so that none is counted which nobody documented."""
+
+    with pytest.raises(KeyError, match="made_up"):
+        check(evidence(special=("made_up",)))
+
+
+def test_describe():
+    """Each code has a sentence, and one of another version is named rather than refused."""
+    sentences = describe(PROBLEMS)
+
+    assert list(PROBLEMS.values()) == sentences
+    assert all(sentence.endswith(".") for sentence in sentences)
+    assert ["later: a problem that this version does not know."] == describe(["later"])
+
+
+def test_long_answers_are_checked_quickly():
+    """Checking a long prompt and a long answer takes a few milliseconds, and reads every one of their tokens."""
+    many = 32_768
+    long = Choice(0, array("i", range(many)), array("f", [-0.5]) * many, "stop")
+    prompts = (array("i", range(200_000)),)
+    usage = {"prompt_tokens": 200_000, "completion_tokens": many}
+    sound = evidence(long, prompts=prompts, usage=usage)
+    started = perf_counter()
+    found = check(sound)
+    taken_s = perf_counter() - started
+
+    assert () == found
+    assert taken_s < 0.1  # measured: 3 ms
+    long.ids[-1] = -1
+    long.logprobs[-1] = nan
+    assert ("bad_token_id", "bad_logprob") == check(sound)
+
+
+FLAGGED = {
+    "abort/pause_abort_nonstream.response.json": ("aborted",),
+    "abort/pause_abort2_nonstream.response.json": ("aborted",),
+}
+
+
+def chunks_of(answer: Path) -> list[dict]:
+    raw = answer.read_bytes()
+    texts = raw.removeprefix(b"data: ").split(b"\n\ndata: ") if answer.suffix == ".sse" else [raw]
+    return [orjson.loads(text) for text in texts if text.strip() != b"[DONE]"]
+
+
+def evidence_of(answer: Path) -> Evidence | None:
+    """What the engine gave, if it was asked for ids and logprobs and did not answer with an error."""
+    asked = orjson.loads((answer.parent / f"{answer.name.split('.response')[0]}.request.json").read_bytes())
+    body = asked.get("body")
+    if asked["path"] not in ("/v1/chat/completions", "/v1/completions") or not isinstance(body, dict):
+        return None
+    chunks = chunks_of(answer)
+    logprobs_asked = body.get("logprobs") is not None and body["logprobs"] is not False
+    if not (body.get("return_token_ids") and logprobs_asked) or any("error" in chunk for chunk in chunks):
+        return None
+    n = body.get("n", 1)
+    prompts, ids, logprobs, reasons = {}, {}, {}, {}
+    for chunk in chunks:
+        for part in chunk["choices"]:
+            index, given = part["index"], part["logprobs"] or {}
+            prompt = 0 if "chat" in asked["path"] else index // n
+            prompts.setdefault(prompt, chunk.get("prompt_token_ids") or part.get("prompt_token_ids"))
+            ids.setdefault(index, []).extend(part.get("token_ids") or [])
+            values = [entry["logprob"] for entry in given.get("content") or []]
+            logprobs.setdefault(index, []).extend(values or given.get("token_logprobs") or [])
+            reasons[index] = part["finish_reason"]
+    choices = [
+        choice(ids[i], logprobs[i], reasons[i], i, 0 if len(prompts) == 1 else i // n) for i in sorted(ids)
+    ]
+    return Evidence(
+        prompts=tuple(pack_ids(prompts[place]) for place in sorted(prompts)),
+        choices=tuple(choices),
+        usage=next((chunk["usage"] for chunk in reversed(chunks) if chunk.get("usage")), None),
+        asked=n * len(prompts),
+        ended=answer.suffix != ".sse" or answer.read_bytes().endswith(b"data: [DONE]\n\n"),
+        status="complete",
+    )
+
+
+@pytest.mark.parametrize("suffix", ["json", "sse"])
+def test_recorded_answers(suffix):
+    """Whatever vLLM answers with ids and logprobs is exact, but for what it withholds, echoes or aborts."""
+    paths = sorted(CASSETTES.rglob(f"*.response.{suffix}"))
+    seen = {str(path.relative_to(CASSETTES)): found for path in paths if (found := evidence_of(path))}
+    flagged = {name: codes for name, found in seen.items() if (codes := check(found))}
+
+    assert len(seen) > 100
+    assert {name: codes for name, codes in FLAGGED.items() if name in seen} == flagged
