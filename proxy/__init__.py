@@ -1,0 +1,21 @@
+"""The recording proxy: the map of the package, and the path of a call.
+
+    __main__    the command line
+    config      the settings; errors, metrics, logs, clock: what they say
+    app         puts everything together
+    calls       a call is accepted: named, read, guarded, planned
+    relay       a call is relayed: sent, shown, recorded, ended
+    passthrough what is passed on unrecorded
+    control/    the control face, one file a noun
+    upstream    the engines' endpoints
+    recorder    the one writer of steps
+    wire/       [pure] bytes -> events -> response; the exchange
+    dialects/   [pure] what clients speak
+    engines/    [pure] what engines speak
+    trajectory/ [pure] steps, their tree, their sequences
+    export/     [pure] one file per format
+    simulator/  a small engine to try things with
+
+A call comes in at `calls`, is decided by `wire.plan`, sent by `upstream`, understood by `wire.exchange`, stored by
+`recorder`, and only then ended by `relay`. Nothing pure ever awaits.
+"""

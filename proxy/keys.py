@@ -65,7 +65,7 @@ def read_minted(key: str) -> MintedKey | None:
 
 def proves(key: MintedKey, birth: str, secret: bytes) -> bool:
     """Whether the key was minted for this life of the rollout."""
-    return hmac.compare_digest(key.proof.encode(), _proof(key.rollout_id, birth, secret).encode())
+    return hmac.compare_digest(key.proof.encode("utf-8", "replace"), _proof(key.rollout_id, birth, secret).encode())
 
 
 def bearer(authorization: str | None) -> str | None:

@@ -1,0 +1,82 @@
+"""Bytes, names and counts, kept durably over the Redis protocol. Imports nothing of `proxy`.
+
+    store         the verbs and what each promises; the errors
+    options       what people say about a store: URL and options
+    keys          every key, its type and its lifetime
+    scripts       what must be atomic, in Lua
+    redis_store   the one implementation of the verbs
+    durability    when a write counts as done
+    connections   the pool, and the one round trip to a server
+    cluster       which server of a cluster holds what
+    server_facts  what a server says of itself
+    faults        foreign errors, named once
+    embedded      starts, watches and stops the bundled valkey-server
+    launch        what becomes that server: a program of its own
+
+A verb goes from `redis_store` through `keys` and `scripts` to `connections` (or `cluster`, which chooses among several
+of those) and back through `faults` and `durability`.
+"""
+
+import sys
+from collections.abc import Awaitable, Callable
+
+from storage.cluster import Cluster
+from storage.connections import Servers, Single, connections_to, connections_to_socket
+from storage.durability import barrier_for
+from storage.options import Address, StoreOptions, read_url
+from storage.redis_store import RedisStore
+from storage.server_facts import ask_facts, check_facts
+from storage.store import StorageError, Store
+
+__all__ = ["StoreOptions", "open_store"]
+
+
+async def open_store(url: str, options: StoreOptions | None = None) -> Store:
+    """Open the store at `url`: `embedded:PATH`, `unix:PATH`, `redis://`, `rediss://`, `redis+cluster://`, ….
+
+    It is reached and checked before this returns. Raises `ValueError` for a URL that is none, `StoreAway` when nothing
+    answers, `StorageError` when what answers cannot keep what the options promise.
+    """
+    address = read_url(url)
+    options = options or StoreOptions()
+    if address.kind == "embedded":
+        return await _open_embedded(address, options)
+    if address.kind == "unix":
+        return await _open(
+            Single(connections_to_socket(str(address.path), address, options, patient=False)), options
+        )
+    if address.kind == "single":
+        return await _open(Single(connections_to(*address.hosts[0], address, options)), options)
+    cluster = Cluster(address.hosts, lambda host, port: connections_to(host, port, address, options))
+    return await _open(cluster, options)
+
+
+async def _open_embedded(address: Address, options: StoreOptions) -> Store:
+    if options.durability == "replicated":
+        raise ValueError(
+            "an embedded store has no replicas: choose durability acknowledged or fsync, or another store"
+        )
+    if sys.platform == "win32":
+        raise StorageError("there is no embedded store on Windows: use a server of your own (redis://…)")
+    from storage.embedded import start_embedded  # noqa: PLC0415 - needs fcntl, which Windows has not
+
+    server = await start_embedded(address.path, options.durability)
+    return await _open(
+        Single(connections_to_socket(server.socket, address, options, patient=True)), options, server.stop
+    )
+
+
+async def _open(
+    servers: Servers, options: StoreOptions, stop: Callable[[], Awaitable[None]] | None = None
+) -> RedisStore:
+    try:
+        every = [(server, await ask_facts(server)) for server in await servers.all()]
+        for _, facts in every:
+            check_facts(facts, in_cluster=isinstance(servers, Cluster))
+        barrier = await barrier_for(every, options)
+    except BaseException:
+        await servers.close()
+        if stop:
+            await stop()
+        raise
+    return RedisStore(servers, options, barrier, stop)

@@ -1,10 +1,12 @@
 """The simulated model: what may come after a prefix of ids, and how likely each token is.
 
-Holds a proper probability distribution over the whole vocabulary that depends on the prefix ids and on nothing else, so
-that scoring a sequence again gives the very numbers of its sampling; it must not hold seeds, temperatures or draws.
+Holds a proper probability distribution over the whole vocabulary that depends on the prefix ids and on
+nothing else, so that scoring a sequence again gives the very numbers of its sampling; it must not hold seeds,
+temperatures or draws.
 
-The likely tokens are those that often followed the last id in the training text, weighed by their rank and by a hash
-of the whole prefix. What is left of the probability is spread over the vocabulary as often as each token occurred.
+The likely tokens are those that often followed the last id in the training text, weighed by their rank and by
+a hash of the whole prefix. What is left of the probability is spread over the vocabulary as often as each
+token occurred.
 """
 
 import math
@@ -24,7 +26,7 @@ _FLOAT32: Final = Struct("f")
 
 
 def mix(value: int) -> int:
-    """Scramble 64 bits (the finalizer of splitmix64): each bit of the answer depends on every bit of the value."""
+    """Scramble 64 bits, so that each bit of the answer depends on every bit of the value (splitmix64)."""
     value &= _MASK
     value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
     value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK
@@ -55,7 +57,8 @@ def prefix_of(ids: Iterable[int]) -> Prefix:
 class Tail:
     """The part of every distribution that no prefix moves.
 
-    `chances` has one probability per id and sums to `_TAIL`; `rising` is the same, sorted; `best` is ids, likely first.
+    `chances` has one probability per id and sums to `_TAIL`; `rising` is the same, sorted; `best` is ids,
+    likely first.
     """
 
     chances: Sequence[float]
@@ -65,7 +68,10 @@ class Tail:
 
 @dataclass(frozen=True, slots=True)
 class Odds:
-    """The distribution after one prefix. `likely` has the whole probability of the few tokens that stand out."""
+    """The distribution after one prefix.
+
+    `likely` has the whole probability of the few tokens that stand out.
+    """
 
     likely: dict[int, float]
     tail: Tail
@@ -116,11 +122,14 @@ class Distribution:
             ring = self._starters + self._starters
             tokens = ring[at % len(self._starters) :][:8]
         weights = [
-            weight * (32 + (bits >> (place * 7) & 127)) for place, weight in enumerate(_RANK_WEIGHTS[: len(tokens)])
+            weight * (32 + (bits >> (place * 7) & 127))
+            for place, weight in enumerate(_RANK_WEIGHTS[: len(tokens)])
         ]
         scale = (1.0 - _TAIL) / sum(weights)
         chances = self.tail.chances
-        likely = {token: weight * scale + chances[token] for token, weight in zip(tokens, weights, strict=True)}
+        likely = {
+            token: weight * scale + chances[token] for token, weight in zip(tokens, weights, strict=True)
+        }
         return Odds(likely, self.tail)
 
 
@@ -128,5 +137,3 @@ class Distribution:
 def load_distribution() -> Distribution:
     """The model over the installed vocabulary."""
     return Distribution(load_vocabulary())
-
-

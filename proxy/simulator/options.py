@@ -10,8 +10,9 @@ from dataclasses import dataclass
 class Options:
     """What one simulated engine is set to.
 
-    `seed` stands in for the seed of requests that bring none (None: a fresh one each time). `token_delay_s` is waited
-    before each token, so that people see a stream. `strict_models` refuses any model name but `model`, as vLLM does.
+    `seed` stands in for the seed of requests that bring none (None: a fresh one each time). `token_delay_s`
+    is waited before each token, so that people see a stream. `strict_models` refuses any model name but
+    `model`, as vLLM does.
     """
 
     model: str = "simulated"

@@ -1,7 +1,8 @@
 """A small byte-level BPE tokenizer, and the decoder that turns ids into text one by one.
 
-Holds the cutting of text into words, the merges, the special and added tokens, and the decoding back; it must not hold
-anything of chat, sampling or HTTP. The merges are read from `vocabulary.json`, which `train.py` makes.
+Holds the cutting of text into words, the merges, the special and added tokens, and the decoding back; it must
+not hold anything of chat, sampling or HTTP. The merges are read from `vocabulary.json`, which `train.py`
+makes.
 
 Ids: the 256 bytes, then one id for each merge in the order learnt, then the tokens of `NAMED`.
 """
@@ -10,6 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.resources import files
+from itertools import pairwise
 from typing import Final, TypedDict
 
 import orjson
@@ -22,8 +24,9 @@ ADDED: Final = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_respon
 
 NAMED: Final = SPECIAL + ADDED
 
-# Qwen's cutting in the standard library's terms: a contraction; letters with one leading sign or space; one digit;
-# other signs with their newlines; newlines; spaces. Runs are bounded so that encoding is linear in the text.
+# Qwen's cutting in the standard library's terms: a contraction; letters with one leading sign or space; one
+# digit; other signs with their newlines; newlines; spaces. Runs are bounded so that encoding is linear in the
+# text.
 _WORDS: Final = re.compile(
     r"'(?:[sdmtSDMT]|ll|ve|re|LL|VE|RE)"
     r"|(?:[^\r\n\w]|_)?[^\W\d_]{1,24}"
@@ -38,7 +41,11 @@ _CACHED_WORDS: Final = 50_000  # about 10 MB of them; real prompts repeat far fe
 
 
 class Vocabulary(TypedDict):
-    """What `vocabulary.json` holds: pairs of ids merged, how often each id occurred, and which ids often follow it."""
+    """What `vocabulary.json` holds.
+
+    Pairs of ids to merge; for each id how often it occurred and which ids often follow it; ids that often
+    begin a sentence.
+    """
 
     merges: list[tuple[int, int]]
     counts: list[int]
@@ -100,11 +107,11 @@ class Tokenizer:
         return b"".join([self.pieces[i] for i in ids if i not in hidden]).decode("utf-8", "replace")
 
     def _encode_word(self, word: str) -> tuple[int, ...]:
-        """Merge the bytes of one word, always the pair learnt first; a word is short, so quadratic will do."""
+        """Merge the bytes of one word, always the pair learnt first; words are short enough for that."""
         ids = list(word.encode())
         unknown = len(self.pieces)
         while len(ids) > 1:
-            ranks = [self._ranks.get(pair, unknown) for pair in zip(ids, ids[1:], strict=False)]
+            ranks = [self._ranks.get(pair, unknown) for pair in pairwise(ids)]
             best = min(ranks)
             if best == unknown:
                 break
@@ -118,8 +125,9 @@ class Tokenizer:
 class Decoder:
     """Turns sampled ids into text as they come, holding back what is not yet a whole character.
 
-    As vLLM does (facts of 0.32: `utf8_emoji_stream`): the ids that begin a character have the string "", the one that
-    completes it has the whole character; a character that is never completed is missing from the text.
+    As vLLM 0.32 does (cassette `utf8_emoji_stream`): the ids that begin a character have the string "", the
+    one that completes it has the whole character; a character that is never completed is missing from the
+    text.
     """
 
     __slots__ = ("_held", "_tokenizer")

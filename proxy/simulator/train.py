@@ -1,8 +1,8 @@
-"""How `vocabulary.json` was made: merges and followers, learnt from the prose of Python's own documentation strings.
+"""How `vocabulary.json` was made: merges and followers, learnt from Python's own documentation strings.
 
-Holds the training, run by hand when the vocabulary shall change (`python -m proxy.simulator.train`), and is not
-imported by the engine. Another Python's documentation gives another vocabulary, and so other ids in every recording
-made with it; that is why the result is committed.
+Holds the training, run by hand when the vocabulary shall change (`python -m proxy.simulator.train`), and is
+not imported by the engine. Another Python's documentation gives another vocabulary, and so other ids in every
+recording made with it; that is why the result is committed.
 """
 
 import ast
@@ -11,6 +11,7 @@ import re
 import sysconfig
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -45,13 +46,13 @@ def sentences() -> list[str]:
 
 
 def learn_merges(texts: Sequence[str], count: int) -> list[tuple[int, int]]:
-    """The byte pairs to merge, most frequent first; ties go to the smaller ids, so that a run can be repeated."""
+    """The byte pairs to merge, most frequent first; ties go to the smaller ids, so that runs agree."""
     words = Counter(word for text in texts for word in split_words(text))
     spelled = {word: list(word.encode()) for word in words}
     pairs: Counter[tuple[int, int]] = Counter()
     places: defaultdict[tuple[int, int], set[str]] = defaultdict(set)
     for word, ids in spelled.items():
-        for pair in zip(ids, ids[1:], strict=False):
+        for pair in pairwise(ids):
             pairs[pair] += words[word]
             places[pair].add(word)
     merges: list[tuple[int, int]] = []
@@ -61,10 +62,10 @@ def learn_merges(texts: Sequence[str], count: int) -> list[tuple[int, int]]:
         merges.append(best)
         for word in sorted(places.pop(best)):
             ids = spelled[word]
-            for pair in zip(ids, ids[1:], strict=False):
+            for pair in pairwise(ids):
                 pairs[pair] -= words[word]
             spelled[word] = ids = merge(ids, best, merged)
-            for pair in zip(ids, ids[1:], strict=False):
+            for pair in pairwise(ids):
                 pairs[pair] += words[word]
                 places[pair].add(word)
         del pairs[best]
@@ -82,31 +83,54 @@ def merge(ids: Sequence[int], pair: tuple[int, int], merged: int) -> list[int]:
     return out
 
 
+def learn_followers(texts: Sequence[str], tokenizer: Tokenizer) -> tuple[list[list[int]], list[int]]:
+    """For each token those that often follow it, and the tokens that often begin a sentence.
+
+    Of what follows a token only whole words, their endings and plain signs are kept, so that a walk along it
+    reads like words, and its ids are the ones that its text would be encoded to.
+    """
+    follows: defaultdict[int, Counter[int]] = defaultdict(Counter)
+    begins = Counter[int]()
+    for text in texts:
+        ids = tokenizer.encode(text)
+        begins[ids[0]] += 1
+        # The first word without its space occurs only here, with it only after another sentence.
+        for token, following in [*pairwise(ids), *pairwise(tokenizer.encode(". " + text)[:2])]:
+            follows[token][following] += 1
+
+    def letter(token: int) -> bool:
+        return tokenizer.pieces[token][:1].isalpha()
+
+    def ends_word(token: int) -> bool:
+        seen = follows[token]
+        return sum(seen[each] for each in seen if letter(each)) * 5 < seen.total()
+
+    def fits(token: int, following: int) -> bool:
+        piece = tokenizer.pieces[following]
+        if letter(following):
+            return not ends_word(token)
+        return piece in {b".", b",", b";", b":"} or (piece[1:].isalpha() and ends_word(following))
+
+    followers = [
+        [each for each, seen in follows[token].most_common() if seen > 1 and fits(token, each)][:_FOLLOWERS]
+        for token in range(len(tokenizer))
+    ]
+    whole = [token for token, _ in begins.most_common() if ends_word(token) and followers[token]]
+    return followers, whole[:_STARTERS]
+
+
 def learn() -> Vocabulary:
     """The whole vocabulary."""
     texts = sentences()
     merges = learn_merges([*texts, *[_TEMPLATE_WORDS] * 50], _VOCABULARY_SIZE - 256 - len(NAMED))
     tokenizer = Tokenizer(merges)
-    counts = Counter[int]()
-    follows: defaultdict[int, Counter[int]] = defaultdict(Counter)
-    starters = Counter[int]()
-    for text in texts:
-        ids = tokenizer.encode(text)
-        if tokenizer.pieces[ids[1]].startswith(b" ") and len(tokenizer.pieces[ids[0]]) > 1:
-            starters[ids[0]] += 1
-        counts.update(ids)
-        for token, following in zip(ids, ids[1:], strict=False):
-            follows[token][following] += 1
-        full_stop, first = tokenizer.encode(". " + text)[:2]
-        follows[full_stop][first] += 1
+    counts = Counter(token for text in texts for token in tokenizer.encode(text))
+    followers, starters = learn_followers(texts, tokenizer)
     return {
         "merges": merges,
         "counts": [counts[token] for token in range(len(tokenizer))],
-        "followers": [
-            [token for token, seen in follows[place].most_common(_FOLLOWERS) if seen > 1]
-            for place in range(len(tokenizer))
-        ],
-        "starters": [token for token, _ in starters.most_common(_STARTERS)],
+        "followers": followers,
+        "starters": starters,
     }
 
 

@@ -32,6 +32,7 @@ PROBLEMS: Final[dict[str, str]] = {
     "beam_search": "The tokens were found by beam search, not sampled.",
     "phantom_token": "The engine reports a sampled token that nobody asked for.",
     "reasoning_withheld": "The client asked for no reasoning; the engine gives no ids then.",
+    "mixed_prompts": "Choices of one prompt came with different prompt ids, or a prompt without choices.",
     "unparsed_event": "An event of the stream could not be understood.",
 }
 
@@ -78,7 +79,7 @@ def describe(codes: Iterable[str]) -> list[str]:
 
 
 def _counted(evidence: Evidence, field: str) -> int | None:
-    count = evidence.usage.get(field) if evidence.usage else None
+    count = evidence.usage.get(field) if isinstance(evidence.usage, Mapping) else None
     return count if type(count) is int else None  # True is an int to isinstance
 
 
@@ -150,7 +151,9 @@ def _stream_cut(evidence: Evidence) -> bool:
 def _choice_count(evidence: Evidence) -> bool:
     if evidence.asked is None or not evidence.ended:
         return False
-    return sorted(choice.index for choice in evidence.choices) != list(range(evidence.asked))
+    # Compared by number first: what a client asks for may be any number.
+    indexes = {choice.index for choice in evidence.choices}
+    return len(evidence.choices) != evidence.asked or indexes != set(range(evidence.asked))
 
 
 def _no_finish_reason(evidence: Evidence) -> bool:

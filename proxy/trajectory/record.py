@@ -56,7 +56,9 @@ class Record:
 def encode(step: Step, known: Container[bytes] = frozenset()) -> Record:
     """The step as a record and the blocks it needs that are not `known` to be stored.
 
-    All but `index`, which is the store's to say. Raises `TypeError` for JSON that orjson cannot write.
+    All but `index`, which is the store's to say. A NaN in other people's JSON becomes null; in logprobs it is
+    kept. Raises `TypeError` for JSON that orjson cannot write: deeper than 254 levels, or integers beyond 64
+    bits.
     """
     writer = BlockWriter(known)
     chains = {}

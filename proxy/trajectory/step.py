@@ -8,13 +8,13 @@ them without loss, else `array('d')`; JSON of other people stays as it was parse
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 Status = Literal["complete", "partial", "error"]
 Dialect = Literal["chat", "completions"]
 
-Ids = array[int]
-Logprobs = array[float]
+Ids: TypeAlias = "array[int]"  # array itself takes no index before Python 3.12
+Logprobs: TypeAlias = "array[float]"
 
 
 @dataclass(frozen=True, slots=True)

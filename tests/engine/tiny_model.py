@@ -1,7 +1,8 @@
-"""The tiny model of the engine's tests: random weights in Qwen3's shape, with a tokenizer and a chat template.
+"""The tiny model of the engine's tests: random weights in Qwen3's shape, a tokenizer, a chat template.
 
-Run by the python that has vLLM (environment.py does), with the folder to write into: `python tiny_model.py FOLDER`.
-Holds the making of the model and nothing that uses it. Its text is noise; ids, shapes and lengths are what counts.
+Run by the python that has vLLM (environment.py does), with the folder to write into:
+`python tiny_model.py FOLDER`. Holds the making of the model and nothing that uses it. Its text is noise; ids,
+shapes and lengths are what counts.
 """
 
 import sys
@@ -46,9 +47,8 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
     tokenizer.add_tokens([AddedToken(token, special=False) for token in MARKERS])
     if tokenizer.get_vocab_size() != VOCABULARY:
-        sys.exit(
-            f"The tokenizer has {tokenizer.get_vocab_size()} ids, not {VOCABULARY}: too little text to train on."
-        )
+        found = tokenizer.get_vocab_size()
+        sys.exit(f"The tokenizer has {found} ids, not {VOCABULARY}: there is too little text to train it on.")
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token=MESSAGE_END,
@@ -72,7 +72,7 @@ def make_model(end_ids: list[int]) -> Qwen3ForCausalLM:
         head_dim=32,
         max_position_embeddings=CONTEXT,
         tie_word_embeddings=True,
-        # Ten times the usual: with less, every next token is as likely as any other, and samples hardly differ.
+        # Ten times the usual: with less, any next token is as likely as any other.
         initializer_range=0.2,
         eos_token_id=end_ids[0],
         bos_token_id=None,
@@ -86,6 +86,4 @@ if __name__ == "__main__":
     folder = Path(sys.argv[1])
     made = make_tokenizer()
     made.save_pretrained(folder)
-    make_model(
-        [made.convert_tokens_to_ids(MESSAGE_END), made.convert_tokens_to_ids(END_OF_TEXT)]
-    ).save_pretrained(folder)
+    make_model(made.convert_tokens_to_ids([MESSAGE_END, END_OF_TEXT])).save_pretrained(folder)

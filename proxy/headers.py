@@ -1,0 +1,42 @@
+"""Which headers pass, in each direction.
+
+Holds pure choices over header names. Bodies are re-framed on both sides, so whatever describes the framing is dropped.
+"""
+
+from collections.abc import Iterable, Mapping
+
+# Of one connection, not of the message (RFC 9110, 7.6.1).
+_HOP_BY_HOP = frozenset(
+    {"connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
+     "transfer-encoding", "upgrade"}
+)  # fmt: skip
+# Keys for us, never for the engine; what we decide ourselves; what names rollouts.
+_NOT_UPSTREAM = _HOP_BY_HOP | {
+    "authorization", "x-api-key", "host", "content-length", "content-encoding", "accept-encoding", "expect",
+    "x-rollout-id", "x-rollout-group",
+}  # fmt: skip
+_NOT_DOWNSTREAM = _HOP_BY_HOP | {"content-length", "content-encoding", "date"}
+
+
+def upstream(headers: Iterable[tuple[str, str]], *, api_key: str | None) -> list[tuple[str, str]]:
+    """The client's headers as the engine gets them, with the engine's own key."""
+    sent = _passing(headers, _NOT_UPSTREAM)
+    # identity: every byte is read here anyway, and compressing it between two neighbours costs time to the first token
+    sent.append(("Accept-Encoding", "identity"))
+    return [*sent, ("Authorization", f"Bearer {api_key}")] if api_key else sent
+
+
+def downstream(headers: Mapping[str, str], *, rollout_id: str | None, step_id: str | None) -> list[tuple[str, str]]:
+    """The engine's headers as the client gets them, with the names of what was recorded."""
+    ours = (("X-Rollout-Id", rollout_id), ("X-Step-Id", step_id))
+    shown = _passing(headers.items(), _NOT_DOWNSTREAM | {"x-rollout-id", "x-step-id"})
+    return [*shown, *((name, value) for name, value in ours if value is not None)]
+
+
+def _passing(headers: Iterable[tuple[str, str]], dropped: frozenset[str]) -> list[tuple[str, str]]:
+    """What is neither dropped by name nor named by a `Connection` header."""
+    headers = list(headers)
+    named = {
+        token.strip().lower() for name, value in headers if name.lower() == "connection" for token in value.split(",")
+    }
+    return [(name, value) for name, value in headers if name.lower() not in dropped and name.lower() not in named]

@@ -1,0 +1,171 @@
+"""The one writer of steps.
+
+Holds the way of a step into the store: encoded (in a thread if it is big), appended in one round trip, counted. It knows
+no sockets and no HTTP. What a caller awaits in `record` is durable when it returns; what `keep` takes is written by a
+task that the recorder holds, and `close` waits for all of them.
+
+Rule 1: the end of a turn is shown only after `record` returned.
+Rule 2: a step is appended once, whatever is asked again: the store knows its name.
+Rule 3: steps of one rollout are stored in the order in which they ended, since their callers wait for each.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Coroutine
+from dataclasses import replace
+from typing import Any
+
+from proxy.clock import Clock
+from proxy.errors import ProxyError, StoreFault
+from proxy.logs import LOG
+from proxy.metrics import Metrics
+from proxy.trajectory.record import Record, encode
+from proxy.trajectory.step import Step
+from storage.store import Entry, MissingBlocks, RolloutGone, StorageError, Store
+
+_ENCODE_IN_THREAD_FROM_BYTES = 2**18  # about a millisecond of hashing and compressing
+_KNOWN_BLOCKS = 2**18  # names of stored blocks kept in memory, over all rollouts: some 30 MB at most
+UNDELIVERED_MARK = "undelivered:"
+
+
+class Recorder:
+    """Writes steps. `close` when no more come."""
+
+    def __init__(self, store: Store, metrics: Metrics, clock: Clock) -> None:
+        self._store = store
+        self._metrics = metrics
+        self._clock = clock
+        self._known: OrderedDict[tuple[str, str], set[bytes]] = OrderedDict()
+        self._known_count = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __repr__(self) -> str:
+        return f"<Recorder {len(self._tasks)} waiting, {self._known_count} blocks known>"
+
+    async def record(self, step: Step, birth: str, *, body_bytes: int) -> None:
+        """Store a step. Raises StoreFault if it could not be stored; a deleted rollout's steps are let go.
+
+        `body_bytes` is how long request and response were, roughly: big ones are encoded in a thread. If the caller is
+        cancelled meanwhile, the step is stored all the same, and marked as not delivered.
+        """
+        task = self._hold(self._append(step, birth, body_bytes))
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            self._hold(self._mark_undelivered(task, step, birth))
+            raise
+
+    def keep(self, step: Step, birth: str, *, body_bytes: int) -> None:
+        """Store a step that nobody waits for: its client has left."""
+        self._hold(self._append_unwatched(step, birth, body_bytes))
+
+    def undelivered(self, step: Step, birth: str) -> None:
+        """Note that the client of a stored step was gone before the end was written."""
+        self._hold(self._mark_undelivered(None, step, birth))
+
+    async def close(self) -> None:
+        """Wait until everything taken is written."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _hold(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        """A task that does not vanish: held until it is done."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._let_go)
+        return task
+
+    def _let_go(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # seen: whoever awaits it gets it too, and nobody else is told twice
+
+    async def _append(self, step: Step, birth: str, body_bytes: int) -> None:
+        known = self._known_of(step.rollout_id, birth)
+        step = replace(step, timing=replace(step.timing, stored=self._clock.now()))
+        record = await _encoded(step, known, body_bytes)
+        started = self._clock.monotonic()
+        try:
+            try:
+                await self._store.append(_entry(step, birth, record), now_ms=self._clock.now_ms())
+            except MissingBlocks:
+                # Known here, and not there: the store lost them, or another life of the rollout had them.
+                record = await _encoded(step, set(), body_bytes)
+                await self._store.append(_entry(step, birth, record), now_ms=self._clock.now_ms())
+        except RolloutGone:
+            LOG.info("step let go: its rollout was deleted", extra={"fields": {"step_id": step.step_id}})
+            return
+        except StorageError as error:
+            self._metrics.store_failures.labels("append").inc()
+            raise StoreFault(f"the step could not be stored, so its end is not shown: {error}") from error
+        finally:
+            self._metrics.store_latency.labels("append").observe(self._clock.monotonic() - started)
+        self._learn(known, record)
+        self._count(step)
+
+    async def _append_unwatched(self, step: Step, birth: str, body_bytes: int) -> None:
+        try:
+            await self._append(step, birth, body_bytes)
+        except ProxyError as error:
+            LOG.error("a partial step is lost: %s", error, extra={"fields": {"step_id": step.step_id}})
+
+    async def _mark_undelivered(self, after: "asyncio.Task[None] | None", step: Step, birth: str) -> None:
+        try:
+            if after is not None:
+                await asyncio.wait([after])
+                if after.exception() is not None:
+                    return  # not stored, so there is nothing to mark
+            marks = {UNDELIVERED_MARK + step.step_id: b"1"}
+            await self._store.mark(step.rollout_id, birth, marks, now_ms=self._clock.now_ms())
+            self._metrics.undelivered.inc()
+        except RolloutGone:
+            pass  # deleted meanwhile, the step with it
+        except StorageError as error:
+            self._metrics.store_failures.labels("mark").inc()
+            LOG.error("an undelivered step is not marked: %s", error, extra={"fields": {"step_id": step.step_id}})
+
+    def _known_of(self, rollout_id: str, birth: str) -> set[bytes]:
+        """The blocks of this life of the rollout that are known to be stored; the longest unused are forgotten."""
+        key = (rollout_id, birth)
+        known = self._known.setdefault(key, set())
+        self._known.move_to_end(key)
+        while self._known_count > _KNOWN_BLOCKS and len(self._known) > 1:
+            _, forgotten = self._known.popitem(last=False)
+            self._known_count -= len(forgotten)
+        return known
+
+    def _learn(self, known: set[bytes], record: Record) -> None:
+        before = len(known)
+        known.update(record.blocks)
+        known.update(record.names)
+        self._known_count += len(known) - before
+
+    def _count(self, step: Step) -> None:
+        """Count a stored step."""
+        metrics = self._metrics
+        metrics.steps.labels(step.status, _fidelity(step)).inc()
+        metrics.sampled_tokens.labels(step.engine.name).inc(step.sampled)
+        metrics.prompt_tokens.labels(step.engine.name).inc(sum(map(len, step.prompts)))
+        for code in step.problems:
+            metrics.problems.labels(code).inc()
+
+
+async def _encoded(step: Step, known: set[bytes], body_bytes: int) -> Record:
+    if body_bytes < _ENCODE_IN_THREAD_FROM_BYTES:
+        return encode(step, known)
+    return await asyncio.to_thread(encode, step, known)
+
+
+def _entry(step: Step, birth: str, record: Record) -> Entry:
+    counts = {
+        "steps": 1,
+        _fidelity(step): 1,
+        "sampled_tokens": step.sampled,
+        "prompt_tokens": sum(map(len, step.prompts)),
+    }
+    return Entry(step.rollout_id, birth, step.step_id, record.record, record.blocks, record.leans_on, counts)
+
+
+def _fidelity(step: Step) -> str:
+    """How a step is counted: exact, flagged, or an error (which has no tokens to be either)."""
+    return "error" if step.status == "error" else "exact" if step.exact else "flagged"

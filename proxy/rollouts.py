@@ -1,0 +1,102 @@
+"""A rollout as the proxy knows it: its terms, its state, and how both lie in the store's fields.
+
+Holds the frozen `Rollout`, read out of a `StoredRollout`, and the names of the fields and marks that carry it. It neither
+reads nor writes the store.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import orjson
+
+from proxy.recorder import UNDELIVERED_MARK
+from proxy.wire.plan import Sampling
+from storage.store import StoredRollout
+
+REWARD_MARK: Final = "reward:"
+FINISHED: Final = ("completed", "failed", "aborted", "truncated")
+STATUSES: Final = ("open", "limited", *FINISHED)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much a rollout may take; None: no limit. `deadline_s` counts from its creation."""
+
+    max_steps: int | None = None
+    max_tokens: int | None = None
+    deadline_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """A rollout as it stands. Times are unix milliseconds."""
+
+    rollout_id: str
+    birth: str
+    created_ms: int
+    touched_ms: int
+    status: str = "open"
+    finished_ms: int | None = None
+    group_id: str | None = None
+    model: str | None = None
+    reward: float | None = None
+    advantages: Any = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    sampling: Sampling = field(default_factory=Sampling)
+    tools: tuple[dict[str, Any], ...] = ()
+    limits: Limits = field(default_factory=Limits)
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it takes no more calls."""
+        return self.status in FINISHED
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """What was learnt of a rollout's steps after they were stored."""
+
+    undelivered: frozenset[str]
+    rewards: Mapping[str, float]
+
+
+def read_rollout(stored: StoredRollout) -> Rollout:
+    """The rollout that these fields describe."""
+    fields = {name: orjson.loads(value) for name, value in stored.fields.items() if name != "opened_with"}
+    sampling = fields.get("sampling") or {}
+    return Rollout(
+        rollout_id=stored.name,
+        birth=stored.birth,
+        created_ms=stored.created_ms,
+        touched_ms=stored.touched_ms,
+        status=fields.get("status", "open"),
+        finished_ms=fields.get("finished_ms"),
+        group_id=fields.get("group_id"),
+        model=fields.get("model"),
+        reward=fields.get("reward"),
+        advantages=fields.get("advantages"),
+        metadata=fields.get("metadata") or {},
+        sampling=Sampling(**{name: rules or {} for name, rules in sampling.items()}),
+        tools=tuple(fields.get("tools") or ()),
+        limits=Limits(**(fields.get("limits") or {})),
+        counts=stored.counts,
+    )
+
+
+def write_fields(values: Mapping[str, Any]) -> dict[str, bytes]:
+    """Fields of a rollout as the store keeps them; None means absent and is left out."""
+    return {name: orjson.dumps(value) for name, value in values.items() if value is not None}
+
+
+def read_marks(marks: Mapping[str, bytes]) -> Marks:
+    """What the marks of a rollout say, by step id."""
+    return Marks(
+        undelivered=frozenset(n.removeprefix(UNDELIVERED_MARK) for n in marks if n.startswith(UNDELIVERED_MARK)),
+        rewards={
+            name.removeprefix(REWARD_MARK): orjson.loads(value)
+            for name, value in marks.items()
+            if name.startswith(REWARD_MARK)
+        },
+    )

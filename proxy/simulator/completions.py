@@ -1,0 +1,189 @@
+"""Completions answers: prompts in, a text completion or its chunks out, as vLLM 0.32 writes them.
+
+Holds what only completions have: several prompts, prompts of ids, echo, and their own shape of logprobs; it
+must not hold sockets. Shapes are those of the cassettes `cmpl_*`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from proxy.simulator.distribution import Prefix, prefix_of
+from proxy.simulator.faults import bad_value
+from proxy.simulator.generation import Scored, Token
+from proxy.simulator.model import Manner, Model, room_for
+from proxy.simulator.options import Options
+from proxy.simulator.requests import Common, Completions
+from proxy.simulator.wire import Answer, Head, usage
+
+_DEFAULT_MAX_TOKENS = 16  # OpenAI's, which vLLM keeps for completions
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """One prompt: its ids, its text, and how it shall be replied to."""
+
+    ids: Sequence[int]
+    text: str
+    manner: Manner
+
+
+def text_prompts(
+    completions: Completions, common: Common, model: Model, options: Options
+) -> list[TextPrompt]:
+    """The prompts of a request; refuses ids that are no tokens, and what does not fit the model's window."""
+    asked = _DEFAULT_MAX_TOKENS if common.max_tokens is None else common.max_tokens
+    if asked == 0 and completions.echo:
+        asked = 1  # the engine samples one token all the same (cassette `cmpl_echo_mt0`)
+    prompts = []
+    for prompt in completions.prompts:
+        if isinstance(prompt, str):
+            ids, text = model.tokenizer.encode(prompt), prompt
+        else:
+            model.check_ids(prompt)
+            ids, text = prompt, model.tokenizer.decode(prompt)
+        if not ids:
+            raise bad_value("Either prompt or prompt_embeds must be provided and non-empty.")
+        manner = Manner(room_for(len(ids), asked, common, options), completions.logprobs or 0)
+        prompts.append(TextPrompt(ids, text, manner))
+    return prompts
+
+
+@dataclass(slots=True)
+class CompletionsReply:
+    """One completions answer in the making; see `wire.Reply`. Choice `i` belongs to prompt `i // n`."""
+
+    completions: Completions
+    common: Common
+    model: Model
+    head: Head
+    texts: Sequence[TextPrompt]
+    _offsets: list[int] = field(init=False)
+    _sampled: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        count = len(self.texts) * self.common.samples
+        self._offsets = [0] * count
+        self._sampled = [0] * count
+
+    @property
+    def prompts(self) -> Sequence[tuple[Prefix, Manner]]:
+        """The prompts, in the order of the request."""
+        return [(prefix_of(text.ids), text.manner) for text in self.texts]
+
+    def opening(self) -> list[Answer]:
+        """Nothing: completions have no role chunk."""
+        return []
+
+    def chunk(self, index: int, token: Token) -> Answer:
+        """The chunk of one token, even if it adds no text; the first of a choice tells the prompt."""
+        prompt = self._prompt(index)
+        first = self._sampled[index] == 0
+        self._sampled[index] += 1
+        tells_prompt = first and bool(self.common.return_token_ids or self.completions.echo)
+        choice = {
+            "index": index,
+            "text": self._text([token], prompt, first=first),
+            "logprobs": self._logprobs(index, [token], prompt, first=first),
+            "finish_reason": token.finish_reason,
+            "stop_reason": token.stop_reason,
+            "prompt_token_ids": prompt.ids if tells_prompt else None,
+            "token_ids": [token.id] if self.common.return_token_ids else None,
+        }
+        chunk = self.head.keys("text_completion") | {"choices": [choice]}
+        if self.common.usage_on_chunks:
+            chunk["usage"] = usage(len(prompt.ids), self._sampled[index])
+        if token.finish_reason is not None and not self.common.include_usage:
+            chunk["system_fingerprint"] = self.head.fingerprint
+        return chunk
+
+    def closing(self) -> list[Answer]:
+        """The usage chunk, if it was asked for."""
+        if not self.common.include_usage:
+            return []
+        return [
+            self.head.keys("text_completion")
+            | {
+                "choices": [],
+                "usage": usage(self._prompt_tokens, sum(self._sampled)),
+                "system_fingerprint": self.head.fingerprint,
+            }
+        ]
+
+    def whole(self, choices: Sequence[Sequence[Token]]) -> Answer:
+        """The text completion."""
+        counted = usage(
+            self._prompt_tokens,
+            sum(map(len, choices)),
+            prompt_tokens_details=None,
+            completion_tokens_details=None,
+        )
+        return self.head.keys("text_completion") | {
+            "choices": [self._choice(index, tokens) for index, tokens in enumerate(choices)],
+            "service_tier": None,
+            "system_fingerprint": self.head.fingerprint,
+            "usage": counted,
+            "kv_transfer_params": None,
+            "ec_transfer_params": None,
+            "metrics": None,
+        }
+
+    def _choice(self, index: int, tokens: Sequence[Token]) -> Answer:
+        prompt = self._prompt(index)
+        asked = self.common.prompt_logprobs
+        if self.completions.echo and self.completions.logprobs is not None:
+            asked = self.completions.logprobs  # that is how vLLM comes to the prompt's logprobs
+        return {
+            "index": index,
+            "text": self._text(tokens, prompt, first=True),
+            "logprobs": self._logprobs(index, tokens, prompt, first=True),
+            "finish_reason": tokens[-1].finish_reason,
+            "stop_reason": tokens[-1].stop_reason,
+            "token_ids": [token.id for token in tokens] if self.common.return_token_ids else None,
+            "prompt_logprobs": None if asked is None else self.model.prompt_logprobs(prompt.ids, asked),
+            "prompt_token_ids": prompt.ids if self.common.return_token_ids else None,
+            "routed_experts": None,
+        }
+
+    def _prompt(self, index: int) -> TextPrompt:
+        return self.texts[index // self.common.samples]
+
+    @property
+    def _prompt_tokens(self) -> int:
+        return sum(len(text.ids) for text in self.texts)
+
+    @property
+    def _only_echoes(self) -> bool:
+        return bool(self.completions.echo) and self.common.max_tokens == 0
+
+    def _text(self, tokens: Sequence[Token], prompt: TextPrompt, *, first: bool) -> str:
+        """The text of these tokens; an echoed prompt stands first, unless ids are asked for too."""
+        echoes = first and self.completions.echo and not self.common.return_token_ids
+        generated = "" if self._only_echoes else "".join(token.text for token in tokens)
+        return prompt.text + generated if echoes else generated
+
+    def _logprobs(
+        self, index: int, tokens: Sequence[Token], prompt: TextPrompt, *, first: bool
+    ) -> Answer | None:
+        """The logprobs of these tokens; those of an echoed prompt stand first, its first token has none."""
+        alternatives = self.completions.logprobs
+        if alternatives is None:
+            return None
+        scores: list[tuple[Scored, ...] | None] = []
+        strings = []
+        if first and self.completions.echo:
+            known = self.model.prompt_scores(prompt.ids, alternatives)
+            scores += [None, *known]
+            strings += [self.model.tokenizer.decode(prompt.ids[:1]), *(score[0][0] for score in known)]
+        if not self._only_echoes:
+            scores += [token.scores for token in tokens]
+            strings += [token.scores[0][0] for token in tokens]
+        offsets = []
+        for string in strings:
+            offsets.append(self._offsets[index])
+            self._offsets[index] += len(string)
+        return {
+            "text_offset": offsets,
+            "token_logprobs": [score and score[0][1] for score in scores],
+            "tokens": strings,
+            "top_logprobs": [score and dict(score) for score in scores],
+        }

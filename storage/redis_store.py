@@ -1,0 +1,268 @@
+"""The store over the Redis protocol.
+
+Holds `RedisStore`, which turns the verbs of `Store` into commands and replies into values. What must be atomic is in
+`scripts`, what keys are called in `keys`, how servers are reached in `connections` and `cluster`. Every verb may safely
+be done twice, so a round trip whose answer was lost is repeated once; the price is that an `amend` whose first try was
+done may find its own work and raise `FieldsChanged`, which says how the rollout stands.
+"""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from secrets import token_hex
+from typing import Final
+
+from redis.exceptions import NoScriptError
+
+from storage import scripts
+from storage.connections import Reply, Servers
+from storage.durability import Barrier
+from storage.faults import checked
+from storage.keys import AGE_DIGITS, BUCKETS, RolloutKeys, bucket_keys, constants_key, keys_of, name_of
+from storage.options import StoreOptions
+from storage.scripts import Command, Script
+from storage.server_facts import ask_facts
+from storage.store import Entry, FieldsChanged, MissingBlocks, Page, RolloutGone, StoredRollout
+
+_CURSOR: Final = re.compile(rf"[0-9]{{{AGE_DIGITS}}}[A-Za-z0-9_.~%-]+")
+_NAMES_PAGE: Final = 1000
+
+
+class RedisStore:
+    """Rollouts in a Redis or Valkey server, or a cluster of them. `stop` is awaited at the end of `close`."""
+
+    def __init__(
+        self,
+        servers: Servers,
+        options: StoreOptions,
+        barrier: Barrier,
+        stop: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        self._servers = servers
+        self._prefix = options.prefix
+        self._ttl_s = options.ttl_s or 0
+        self._durability = options.durability
+        self._barrier = barrier
+        self._stop = stop
+
+    def __repr__(self) -> str:
+        return f"<RedisStore {self._servers!r}>"
+
+    async def open(self, rollout: str, fields: Mapping[str, bytes], *, now_ms: int) -> StoredRollout:
+        """Give back the rollout of this name, making it with `fields` if there is none. One round trip."""
+        birth = token_hex(8)
+        pairs = (part for name, value in fields.items() for part in (f"f:{name}", value))
+        reply = await self._write(scripts.OPEN, keys_of(self._prefix, rollout), now_ms, birth, *pairs)
+        return _read_rollout(rollout, reply, own_birth=birth)
+
+    async def look(self, rollout: str) -> StoredRollout | None:
+        """The rollout of this name, or None. Makes nothing."""
+        key = keys_of(self._prefix, rollout).rollout
+        reply = await self._ask(key, ("HGETALL", key))
+        return _read_rollout(rollout, reply) if reply else None
+
+    async def amend(
+        self,
+        rollout: str,
+        fields: Mapping[str, bytes | None],
+        *,
+        expect: Mapping[str, bytes | None],
+        now_ms: int,
+    ) -> StoredRollout | None:
+        """Set fields (None removes one), if all of `expect` hold (None: absent); give back the rollout as it is then."""
+        arguments = (*_optional_pairs(expect), *_optional_pairs(fields))
+        reply = await self._write(
+            scripts.AMEND, keys_of(self._prefix, rollout), now_ms, len(expect), *arguments
+        )
+        if reply is None:
+            return None
+        was_done, stands = reply
+        if not was_done:
+            raise FieldsChanged(_read_rollout(rollout, stands))
+        return _read_rollout(rollout, stands)
+
+    async def append(self, entry: Entry, *, now_ms: int) -> int:
+        """Store a record with its blocks and counts, all or nothing, as durably as the store is set to; give its index."""
+        reply = await self._write(
+            scripts.APPEND,
+            keys_of(self._prefix, entry.rollout),
+            now_ms,
+            entry.birth,
+            entry.name,
+            entry.record,
+            len(entry.leans_on),
+            len(entry.blocks),
+            *entry.leans_on,
+            *(part for block in entry.blocks.items() for part in block),
+            *(part for name, number in entry.counts.items() for part in (f"n:{name}", number)),
+        )
+        if isinstance(reply, list):
+            raise MissingBlocks(reply)
+        if reply < 0:
+            raise _gone(entry.rollout)
+        return int(reply)
+
+    async def mark(self, rollout: str, birth: str, marks: Mapping[str, bytes], *, now_ms: int) -> None:
+        """Set small facts learnt after a record was stored. Raises `RolloutGone`."""
+        pairs = (part for mark in marks.items() for part in mark)
+        if await self._write(scripts.MARK, keys_of(self._prefix, rollout), now_ms, birth, *pairs) < 0:
+            raise _gone(rollout)
+
+    async def marks(self, rollout: str) -> dict[str, bytes]:
+        """All marks of a rollout; empty if there are none."""
+        key = keys_of(self._prefix, rollout).marks
+        return {name.decode(): value for name, value in _pairs(await self._ask(key, ("HGETALL", key)))}
+
+    async def read(self, rollout: str, start: int, limit: int) -> list[bytes]:
+        """Up to `limit` records from index `start` on, in the order they were appended."""
+        if start < 0 or limit <= 0:  # Redis would count from the end
+            return []
+        key = keys_of(self._prefix, rollout).records
+        records: list[bytes] = await self._ask(key, ("LRANGE", key, start, start + limit - 1))
+        return records
+
+    async def find(self, rollout: str, name: str) -> tuple[int, bytes] | None:
+        """The index and the record of this name, or None."""
+        keys = keys_of(self._prefix, rollout)
+        reply = await self._run(scripts.FIND, keys.rollout, keys.all(), (keys.encoded, 0, 0, name), Barrier())
+        return (reply[0], reply[1]) if reply else None
+
+    async def blocks(self, rollout: str, names: Sequence[bytes] | None = None) -> dict[bytes, bytes]:
+        """The blocks of these names that exist; all blocks of the rollout when `names` is None."""
+        key = keys_of(self._prefix, rollout).blocks
+        if names is None:
+            return dict(_pairs(await self._ask(key, ("HGETALL", key))))
+        if not names:
+            return {}
+        blocks = await self._ask(key, ("HMGET", key, *names))
+        return {name: block for name, block in zip(names, blocks, strict=True) if block is not None}
+
+    async def list(self, *, cursor: str | None = None, limit: int = 100, since_ms: int | None = None) -> Page:
+        """Rollout names, newest first. Raises `ValueError` for a cursor that is not one of ours."""
+        if cursor is not None and not _CURSOR.fullmatch(cursor):
+            raise ValueError(
+                f"{cursor!r} is not a cursor of this listing; take it from the page before, unchanged"
+            )
+        newest = f"({cursor}" if cursor else "+"
+        oldest = "-" if since_ms is None else f"[{max(0, since_ms):0{AGE_DIGITS}}"
+        limit = max(1, limit)
+        members = await asyncio.gather(*(self._list(bucket, newest, oldest, limit + 1) for bucket in BUCKETS))
+        merged = sorted((member.decode() for part in members for member in part), reverse=True)
+        names = tuple(map(name_of, merged[:limit]))
+        return Page(names, merged[limit - 1] if len(merged) > limit else None)
+
+    async def names(self) -> AsyncIterator[str]:
+        """All rollout names, newest first, in constant memory."""
+        page = await self.list(limit=_NAMES_PAGE)
+        while True:
+            for name in page.names:
+                yield name
+            if page.cursor is None:
+                return
+            page = await self.list(cursor=page.cursor, limit=_NAMES_PAGE)
+
+    async def drop(self, rollout: str) -> bool:
+        """Delete everything of a rollout; whether there was anything. Appends under its birth fail from then on."""
+        return bool(await self._write(scripts.DROP, keys_of(self._prefix, rollout), 0))
+
+    async def constant(self, name: str, value: bytes) -> bytes:
+        """Set a constant of the whole store if it is not set yet; give back what holds."""
+        key = constants_key(self._prefix)
+        commands = [("HSETNX", key, name, value), ("HGET", key, name), *self._barrier.commands]
+        replies = await self._servers.ask(key, commands)
+        checked(replies[0])
+        holds: bytes = checked(replies[1])
+        self._barrier.check(replies[2:])
+        return holds
+
+    async def facts(self) -> dict[str, str]:
+        """What is there: server, version, durability, and anything an operator should know. Reaches the store."""
+        servers = [await ask_facts(server) for server in await self._servers.all()]
+        facts = {
+            "servers": ", ".join(server.where for server in servers),
+            "version": ", ".join(sorted({f"{server.name} {server.version}" for server in servers})),
+            "durability": self._durability,
+            "ttl_s": str(self._ttl_s or "none"),
+            "memory_bytes": str(sum(int(server.said.get("used_memory", 0)) for server in servers)),
+        }
+        warnings = [warning for server in servers for warning in server.warnings]
+        return facts | ({"warnings": "; ".join(warnings)} if warnings else {})
+
+    async def ping(self) -> None:
+        """Return if the store answers; else raise `StoreAway`."""
+        for server in await self._servers.all():
+            (reply,) = await server.ask([("PING",)])
+            checked(reply)
+
+    async def close(self) -> None:
+        """Let go of connections; for an embedded store, stop its server cleanly."""
+        await self._servers.close()
+        if self._stop:
+            await self._stop()
+
+    async def _ask(self, key: bytes, command: Command) -> Reply:
+        (reply,) = await self._servers.ask(key, [command])
+        return checked(reply)
+
+    async def _write(
+        self, script: Script, keys: RolloutKeys, now_ms: int, *arguments: bytes | str | int
+    ) -> Reply:
+        every = (keys.encoded, now_ms, self._ttl_s, *arguments)
+        return await self._run(script, keys.rollout, keys.all(), every, self._barrier)
+
+    async def _list(self, bucket: str, newest: str, oldest: str, limit: int) -> list[bytes]:
+        keys = bucket_keys(self._prefix, bucket)
+        members: list[bytes] = await self._run(
+            scripts.LIST, keys[0], keys, (newest, oldest, limit), Barrier()
+        )
+        return members
+
+    async def _run(
+        self,
+        script: Script,
+        key: bytes,
+        keys: Sequence[bytes],
+        arguments: Sequence[bytes | str | int],
+        barrier: Barrier,
+    ) -> Reply:
+        """Run a script, and wait for the barrier behind it on the same connection, in one round trip."""
+        command = script.call(keys, arguments)
+        reply, *confirmations = await self._servers.ask(key, [command, *barrier.commands])
+        if isinstance(reply, NoScriptError):
+            reply, *confirmations = await self._servers.ask(key, [script.teach(command), *barrier.commands])
+        reply = checked(reply)
+        barrier.check(confirmations)
+        return reply
+
+
+def _gone(rollout: str) -> RolloutGone:
+    return RolloutGone(f"rollout {rollout!r} was deleted, or expired, since it was opened")
+
+
+def _read_rollout(name: str, reply: Reply, *, own_birth: str | None = None) -> StoredRollout:
+    """The rollout that a reply of HGETALL tells of; `own_birth` is the one that the caller would have given it."""
+    own: dict[bytes, bytes] = {}
+    fields: dict[str, bytes] = {}
+    counts: dict[str, int] = {}
+    for key, value in _pairs(reply):
+        if key.startswith(b"f:"):
+            fields[key[2:].decode()] = value
+        elif key.startswith(b"n:"):
+            counts[key[2:].decode()] = int(value)
+        else:
+            own[key] = value
+    birth = own[b"birth"].decode()
+    created_ms, touched_ms = int(own[b"created_ms"]), int(own[b"touched_ms"])
+    return StoredRollout(name, birth, created_ms, touched_ms, fields, counts, created=birth == own_birth)
+
+
+def _pairs(reply: Sequence[bytes]) -> Iterable[tuple[bytes, bytes]]:
+    """The pairs of a flat reply."""
+    return zip(reply[::2], reply[1::2], strict=True)
+
+
+def _optional_pairs(fields: Mapping[str, bytes | None]) -> Iterable[str | bytes]:
+    """Names and values as the scripts take them where a value may be none."""
+    for name, value in fields.items():
+        yield f"f:{name}"
+        yield b"" if value is None else b"=" + value

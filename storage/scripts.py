@@ -1,0 +1,169 @@
+"""The Lua scripts: what must happen on the server at once or not at all.
+
+Holds the scripts, each with the reason why it needs to be one, and how a script is called. It must not talk to a
+server. All but `LIST` get the seven keys of `RolloutKeys.all()` and begin with the arguments: encoded name, now_ms,
+ttl_s (0: none). They use declared keys only, so that every server and proxy of the Redis protocol takes them.
+"""
+
+from collections.abc import Sequence
+from hashlib import sha1
+from typing import Final, TypeAlias
+
+Command: TypeAlias = tuple[bytes | str | int, ...]
+
+
+class Script:
+    """A script and its hash, by which a server that saw it once knows it."""
+
+    __slots__ = ("_sha", "_text")
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._sha = sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+    def call(self, keys: Sequence[bytes], arguments: Sequence[bytes | str | int]) -> Command:
+        """Run it, if the server knows it; else it answers NOSCRIPT."""
+        return ("EVALSHA", self._sha, len(keys), *keys, *arguments)
+
+    def teach(self, command: Command) -> Command:
+        """The same call with the whole text, which the server remembers."""
+        return ("EVAL", self._text, *command[2:])
+
+
+# Members whose time has come leave both sets together. The server's clock decides, as it does over the keys' expiry.
+_PRUNE: Final = """
+local function now_ms()
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+local function prune(listing, expiry, limit)
+  local dead = redis.call('ZRANGE', expiry, '-inf', now_ms(), 'BYSCORE', 'LIMIT', 0, limit)
+  for _, member in ipairs(dead) do
+    redis.call('ZREM', listing, member)
+    redis.call('ZREM', expiry, member)
+  end
+  return #dead
+end
+"""
+
+# Ten: each write adds at most one member, so what died is taken out faster than anything can pile up.
+_TOUCH: Final = (
+    _PRUNE
+    + """
+local function member()
+  return string.format('%015d', redis.call('HGET', KEYS[1], 'created_ms')) .. ARGV[1]
+end
+local function touch()
+  redis.call('HSET', KEYS[1], 'touched_ms', ARGV[2])
+  local ttl_ms = ARGV[3] * 1000
+  if ttl_ms > 0 then
+    redis.call('ZADD', KEYS[7], now_ms() + ttl_ms, member())
+    for _, key in ipairs(KEYS) do redis.call('PEXPIRE', key, ttl_ms) end
+    prune(KEYS[6], KEYS[7], 10)
+  end
+end
+"""
+)
+
+# Many callers open one name at once: one birth, one set of fields, one entry in the listing. Arguments: birth, then
+# field, value, ….
+OPEN: Final = Script(
+    _TOUCH
+    + """
+if redis.call('HSETNX', KEYS[1], 'birth', ARGV[4]) == 1 then
+  redis.call('HSET', KEYS[1], 'created_ms', ARGV[2])
+  for i = 5, #ARGV, 2 do redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
+  redis.call('ZADD', KEYS[6], 0, member())
+end
+touch()
+return redis.call('HGETALL', KEYS[1])
+"""
+)
+
+# Compare and set: between looking and writing nobody else may write. Arguments: how many expectations, then field and
+# '=' .. value (or '' for absent) for each of them and for each change.
+AMEND: Final = Script(
+    _TOUCH
+    + """
+if redis.call('EXISTS', KEYS[1]) == 0 then return false end
+local first_change = 5 + 2 * ARGV[4]
+for i = 5, first_change - 1, 2 do
+  local value = redis.call('HGET', KEYS[1], ARGV[i])
+  if (value and '=' .. value or '') ~= ARGV[i + 1] then return {0, redis.call('HGETALL', KEYS[1])} end
+end
+for i = first_change, #ARGV, 2 do
+  if ARGV[i + 1] == '' then redis.call('HDEL', KEYS[1], ARGV[i])
+  else redis.call('HSET', KEYS[1], ARGV[i], string.sub(ARGV[i + 1], 2)) end
+end
+touch()
+return {1, redis.call('HGETALL', KEYS[1])}
+"""
+)
+
+# A record, its blocks, its position and its counts are stored together or not at all, in the life that was opened, and
+# once. A repeated append writes too (touch): only a write of this connection's own makes WAIT and WAITAOF wait for what
+# the lost first call wrote. Answers the position, -1 for another life, or the missing blocks. Arguments: birth, name,
+# record, how many blocks leant on, how many new ones, the former's names, name and bytes of each of the latter, then
+# count, number, ….
+APPEND: Final = Script(
+    _TOUCH
+    + """
+if redis.call('HGET', KEYS[1], 'birth') ~= ARGV[4] then return -1 end
+local position = redis.call('HGET', KEYS[3], ARGV[5])
+if not position then
+  local first_block = 9 + ARGV[7]
+  local first_count = first_block + 2 * ARGV[8]
+  local missing = {}
+  for i = 9, first_block - 1 do
+    if redis.call('HEXISTS', KEYS[4], ARGV[i]) == 0 then missing[#missing + 1] = ARGV[i] end
+  end
+  if #missing > 0 then return missing end
+  for i = first_block, first_count - 1, 2 do redis.call('HSETNX', KEYS[4], ARGV[i], ARGV[i + 1]) end
+  position = redis.call('RPUSH', KEYS[2], ARGV[6]) - 1
+  redis.call('HSET', KEYS[3], ARGV[5], position)
+  for i = first_count, #ARGV, 2 do redis.call('HINCRBY', KEYS[1], ARGV[i], ARGV[i + 1]) end
+end
+touch()
+return tonumber(position)
+"""
+)
+
+# A mark belongs to the life that was opened, and must not outlive it. Arguments: birth, then mark, value, ….
+MARK: Final = Script(
+    _TOUCH
+    + """
+if redis.call('HGET', KEYS[1], 'birth') ~= ARGV[4] then return -1 end
+for i = 5, #ARGV, 2 do redis.call('HSET', KEYS[5], ARGV[i], ARGV[i + 1]) end
+touch()
+return 0
+"""
+)
+
+# All keys and the entry in the listing go at once: nobody may append to, or list, half a rollout.
+DROP: Final = Script(
+    _TOUCH
+    + """
+if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
+redis.call('ZREM', KEYS[7], member())
+redis.call('ZREM', KEYS[6], member())
+redis.call('UNLINK', KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5])
+return 1
+"""
+)
+
+# Position and record must be of one life of the rollout. Argument: name.
+FIND: Final = Script("""
+local position = redis.call('HGET', KEYS[3], ARGV[4])
+if not position then return false end
+return {tonumber(position), redis.call('LINDEX', KEYS[2], position)}
+""")
+
+# What expired must not be listed, so it is taken out first. Keys: listing, expiry. Arguments: newest and oldest member
+# (as ZRANGE BYLEX wants them), limit.
+LIST: Final = Script(
+    _PRUNE
+    + """
+while prune(KEYS[1], KEYS[2], 1000) == 1000 do end
+return redis.call('ZRANGE', KEYS[1], ARGV[1], ARGV[2], 'BYLEX', 'REV', 'LIMIT', 0, ARGV[3])
+"""
+)

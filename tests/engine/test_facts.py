@@ -1,0 +1,107 @@
+"""What the other tests of the engine lean on, asked of the engine itself: no proxy in between."""
+
+import asyncio
+
+import orjson
+import pytest
+
+SEED = 7
+QUESTION = [{"role": "user", "content": "Count to three."}]
+ASK = {"return_token_ids": True}
+END_OF_THINKING = 4095
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Add one to a number.",
+        "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]},
+    },
+}
+CALL = r'<tool_call>\n\{"name": "add", "arguments": \{"x": [1-9][0-9]{2}\}\}\n</tool_call>'
+
+
+@pytest.mark.parametrize("n", [1, 3])
+async def test_stream_twin(direct, n):
+    """The same seed gives the same ids and logprobs, streamed and not."""
+    body = {"model": "tiny", "messages": QUESTION, "seed": SEED, "n": n, "max_tokens": 40, "logprobs": True}
+    whole = await direct.chat.completions.create(**body, extra_body=ASK)
+    expected = {
+        choice.index: (choice.token_ids, [entry.logprob for entry in choice.logprobs.content])
+        for choice in whole.choices
+    }
+    actual = {index: ([], []) for index in range(n)}
+
+    async for chunk in await direct.chat.completions.create(**body, extra_body=ASK, stream=True):
+        (choice,) = chunk.choices
+        ids, logprobs = actual[choice.index]
+        ids += getattr(choice, "token_ids", None) or []
+        logprobs += [entry.logprob for entry in choice.logprobs.content] if choice.logprobs else []
+
+    assert expected == actual
+    assert all(len(ids) == len(logprobs) > 0 for ids, logprobs in actual.values())
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+async def test_rescoring(direct, temperature):
+    """The engine scores sampled ids, given back as a prompt, as it did when it sampled them."""
+    reply = await direct.chat.completions.create(
+        model="tiny",
+        messages=QUESTION,
+        seed=SEED,
+        temperature=temperature,
+        max_tokens=200,
+        logprobs=True,
+        extra_body=ASK | {"ignore_eos": True},
+    )
+    choice = reply.choices[0]
+    ids = reply.prompt_token_ids + choice.token_ids
+    expected = [entry.logprob for entry in choice.logprobs.content]
+
+    scored = await direct.completions.create(
+        model="tiny", prompt=ids, max_tokens=1, extra_body={"prompt_logprobs": 0}
+    )
+    entries = scored.choices[0].prompt_logprobs
+    actual = [entry[str(token)]["logprob"] for token, entry in zip(ids[1:], entries[1:], strict=True)]
+
+    assert len(expected) == 200
+    assert pytest.approx(expected, abs=1e-4) == actual[-200:]
+
+
+@pytest.mark.parametrize(
+    "steered",
+    [{"chat_template_kwargs": {"enable_thinking": False}}, {"logit_bias": {str(END_OF_THINKING): 100}}],
+    ids=["thinking switched off", "thinking ended at once"],
+)
+async def test_forced_tool_call(direct, steered):
+    """A tool call forced by a regex comes back parsed."""
+    reply = await direct.chat.completions.create(
+        model="tiny",
+        messages=QUESTION,
+        tools=[TOOL],
+        seed=SEED,
+        max_tokens=100,
+        extra_body=ASK | {"structured_outputs": {"regex": CALL}} | steered,
+    )
+    choice = reply.choices[0]
+    (call,) = choice.message.tool_calls
+
+    assert (choice.finish_reason, call.function.name) == ("tool_calls", "add")
+    assert orjson.loads(call.function.arguments)["x"] in range(100, 1000)
+
+
+async def test_leaving(direct, metric, running_requests):
+    """A client that leaves in the middle of a stream leaves no request running, and sampling ends."""
+    before = await metric("vllm:generation_tokens_total")
+    stream = await direct.chat.completions.create(
+        model="tiny", messages=QUESTION, max_tokens=1900, stream=True, extra_body={"ignore_eos": True}
+    )
+    chunks = aiter(stream)
+    for _ in range(10):
+        await anext(chunks)
+
+    await stream.close()
+
+    async with asyncio.timeout(10):
+        while await running_requests() > 0:
+            pass
+    assert 0 < await metric("vllm:generation_tokens_total") - before < 1900

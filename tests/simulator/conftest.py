@@ -1,0 +1,151 @@
+"""A simulated engine on a real socket, and a client of it."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from aiohttp.test_utils import TestClient
+
+from proxy.simulator.options import Options
+from proxy.simulator.server import make_engine
+
+CASSETTES = Path(__file__).parent.parent / "cassettes" / "vllm-0.32"
+HELLO = [{"role": "user", "content": "Say hello to the world."}]
+
+
+@dataclass(frozen=True)
+class Cassette:
+    """One exchange recorded from vLLM 0.32."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: Any
+    raw_body: bytes
+    status: int
+    raw: bytes
+
+    @property
+    def answer(self) -> dict[str, Any]:
+        return orjson.loads(self.raw)
+
+    @property
+    def chunks(self) -> list[dict[str, Any]]:
+        return chunks_of(self.raw)
+
+
+def chunks_of(raw: bytes) -> list[dict[str, Any]]:
+    events = raw.split(b"\n\n")
+    assert events[-2:] == [b"data: [DONE]", b""]
+    return [orjson.loads(event.removeprefix(b"data: ")) for event in events[:-2]]
+
+
+def skeleton_of(value: Any, key: str = "") -> Any:
+    """The shape of JSON: keys in their order and types of values; what a key is made of data is left out."""
+    if key == "bytes":
+        return "bytes"
+    if isinstance(value, dict):
+        if (
+            value
+            and (key == "top_logprobs" or all(name.isdigit() for name in value))
+            and "token" not in value
+        ):
+            return ("by token", frozenset(skeleton_of(each) for each in value.values()))
+        return tuple((name, skeleton_of(each, name)) for name, each in value.items())
+    if isinstance(value, list):
+        return ("list", frozenset(skeleton_of(each, key) for each in value))
+    kinds = {str: "text", bool: "yes or no", type(None): "null"}
+    return kinds.get(type(value), "number")
+
+
+@pytest.fixture
+def cassette() -> Callable[[str], Cassette]:
+    """The recorded exchange of a name."""
+
+    def read(name: str) -> Cassette:
+        request = orjson.loads((CASSETTES / f"{name}.request.json").read_bytes())
+        meta = CASSETTES / f"{name}.meta.json"
+        answers = [
+            path for path in CASSETTES.glob(f"{name}.response.*") if path.suffix in {".json", ".sse", ".txt"}
+        ]
+        raw_body = (
+            request["raw_body"].encode() if "raw_body" in request else orjson.dumps(request.get("body"))
+        )
+        return Cassette(
+            request["method"],
+            request["path"],
+            request.get("headers", {}),
+            request.get("body"),
+            raw_body,
+            orjson.loads(meta.read_bytes())["status"] if meta.exists() else 200,
+            answers[0].read_bytes(),
+        )
+
+    return read
+
+
+@pytest.fixture
+def skeleton() -> Callable[[Any], Any]:
+    """The shape of JSON."""
+    return skeleton_of
+
+
+@pytest.fixture
+def tools() -> list[dict[str, Any]]:
+    """One tool."""
+    parameters = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 12}, "days": {"type": "integer"}},
+        "required": ["city", "days"],
+    }
+    function = {"name": "get_weather", "description": "The weather to come.", "parameters": parameters}
+    return [{"type": "function", "function": function}]
+
+
+class Caller:
+    """Calls an engine the way clients do, and understands the answer."""
+
+    def __init__(self, client: TestClient) -> None:
+        self.client = client
+
+    async def __call__(self, path: str, **body: Any) -> dict[str, Any]:
+        async with self.client.post(path, json=body) as response:
+            raw = await response.read()
+            assert response.status == 200, raw
+            return orjson.loads(raw)
+
+    async def chat(self, messages: list[dict[str, Any]] | None = None, **body: Any) -> dict[str, Any]:
+        return await self("/v1/chat/completions", messages=messages or HELLO, **body)
+
+    async def chat_stream(
+        self, messages: list[dict[str, Any]] | None = None, **body: Any
+    ) -> list[dict[str, Any]]:
+        return await self.stream("/v1/chat/completions", messages=messages or HELLO, **body)
+
+    async def completion(self, prompt: Any, **body: Any) -> dict[str, Any]:
+        return await self("/v1/completions", prompt=prompt, **body)
+
+    async def stream(self, path: str, **body: Any) -> list[dict[str, Any]]:
+        async with self.client.post(path, json={**body, "stream": True}) as response:
+            assert response.status == 200, await response.read()
+            assert response.headers["Content-Type"] == "text/event-stream; charset=utf-8"
+            return chunks_of(await response.read())
+
+
+@pytest.fixture
+def start(aiohttp_client) -> Callable[[Options], Awaitable[Caller]]:
+    """Start an engine with options of the test's own."""
+
+    async def started(options: Options) -> Caller:
+        return Caller(await aiohttp_client(make_engine(options)))
+
+    return started
+
+
+@pytest.fixture
+async def engine(start) -> Caller:
+    """An engine that is set as nobody set it."""
+    return await start(Options())

@@ -1,0 +1,259 @@
+"""Chat answers, in vLLM's shapes."""
+
+from typing import Any
+
+import orjson
+import pytest
+
+from proxy.simulator.options import Options
+
+TINY = Options(model="tiny", max_model_len=2048)
+ASKS_ALL = {"return_token_ids": True, "logprobs": True}
+
+
+def fold(chunks: list[dict[str, Any]]) -> dict[str, Any]:
+    """What a client makes of a stream with one choice."""
+    folded: dict[str, Any] = {"content": "", "reasoning": "", "calls": [], "ids": [], "logprobs": []}
+    for choice in [choice for chunk in chunks for choice in chunk["choices"]]:
+        delta = choice["delta"]
+        folded["content"] += delta.get("content") or ""
+        folded["reasoning"] += delta.get("reasoning") or ""
+        for call in delta.get("tool_calls", ()):
+            if "id" in call:
+                folded["calls"].append([call["function"]["name"], ""])
+            folded["calls"][call["index"]][1] += call["function"].get("arguments", "")
+        folded["ids"] += choice.get("token_ids") or []
+        folded["logprobs"] += (choice["logprobs"] or {}).get("content", [])
+        folded["finish_reason"] = choice["finish_reason"]
+    return folded
+
+
+def whole(answer: dict[str, Any]) -> dict[str, Any]:
+    """The same of an answer that was not streamed."""
+    choice = answer["choices"][0]
+    message = choice["message"]
+    return {
+        "content": message["content"] or "",
+        "reasoning": message["reasoning"] or "",
+        "calls": [[c["function"]["name"], c["function"]["arguments"]] for c in message.get("tool_calls", ())],
+        "ids": choice["token_ids"] or [],
+        "logprobs": (choice["logprobs"] or {}).get("content", []),
+        "finish_reason": choice["finish_reason"],
+    }
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "chat_plain",
+        "chat_ids",
+        "chat_lp",
+        "chat_ids_lp",
+        "chat_ids_lp_top1",
+        "chat_n3",
+        "chat_promptlp",
+        "chat_prompt_text",
+        "tool_auto_text",
+        "tool_auto_truncated",
+        "tool_include_reasoning_false",
+    ],
+)
+async def test_answers_that_run_out_have_the_recorded_shape(start, cassette, skeleton, name):
+    """An answer cut by its length has the keys, their order, and the nulls of vLLM's answer."""
+    recorded = cassette(name)
+    answer = await (await start(TINY))(recorded.path, **recorded.body, ignore_eos=True)
+
+    assert skeleton(recorded.answer) == skeleton(answer)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "chat_eos",
+        "tool_auto_regex",
+        "tool_auto_regex_noflags",
+        "tool_auto_default",
+        "tool_none_regex",
+        "tool_named",
+    ],
+)
+async def test_answers_that_end_have_the_recorded_shape(start, cassette, skeleton, name):
+    """An answer that ends of itself has the shape of vLLM's answer to the same request."""
+    recorded = cassette(name)
+    answer = await (await start(TINY))(recorded.path, **recorded.body)
+
+    assert skeleton(recorded.answer) == skeleton(answer)
+    assert recorded.answer["choices"][0]["finish_reason"] == answer["choices"][0]["finish_reason"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_thoughts_have_the_recorded_shape(start, cassette, skeleton, stream):
+    """A thought and a tool call after it have the shape of vLLM's choices."""
+    recorded = cassette("reasoning/r_regex_after" + "_stream" * stream)
+    body = {**recorded.body, "chat_template_kwargs": {"enable_thinking": True}}
+    engine = await start(TINY)
+    if stream:
+        theirs, ours = recorded.chunks, await engine.stream(recorded.path, **body)
+        assert {skeleton(chunk["choices"]) for chunk in theirs} == {
+            skeleton(chunk["choices"]) for chunk in ours
+        }
+    else:
+        assert skeleton(recorded.answer["choices"]) == skeleton(
+            (await engine(recorded.path, **body))["choices"]
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("chat_plain", {"ignore_eos": True}),
+        ("chat_ids", {"ignore_eos": True}),
+        ("chat_lp", {"ignore_eos": True}),
+        ("chat_ids_lp", {"ignore_eos": True}),
+        ("chat_n3", {"ignore_eos": True}),
+        ("chat_cont_usage", {"ignore_eos": True}),
+        ("chat_prompt_text", {"ignore_eos": True}),
+        ("tool_include_reasoning_false", {"ignore_eos": True, "tool_choice": "none"}),
+        ("chat_eos", {}),
+        ("tool_auto_regex", {}),
+        ("tool_auto_regex_noflags", {}),
+        ("tool_auto_ids_only", {}),
+        ("tool_auto_lp_only", {}),
+        ("tool_named", {}),
+    ],
+)
+async def test_chunks_have_the_recorded_shapes(start, cassette, skeleton, name, more):
+    """Each chunk has the shape of one of vLLM's; the first and the last ones are of the same shape."""
+    recorded = cassette(name + "_stream")
+    chunks = await (await start(TINY)).stream(recorded.path, **{**recorded.body, **more})
+    ours, theirs = [skeleton(chunk) for chunk in chunks], [skeleton(chunk) for chunk in recorded.chunks]
+
+    assert set(ours) <= set(theirs)
+    assert (theirs[0], theirs[-1]) == (ours[0], ours[-1])
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"temperature": 0},
+        {"tools": True},
+        {"tools": True, "tool_choice": "required"},
+        {"tools": True, "tool_choice": {"type": "function", "function": {"name": "get_weather"}}},
+        {"tools": True, "chat_template_kwargs": {"enable_thinking": True}},
+        {"chat_template_kwargs": {"enable_thinking": True}},
+        {"stop": ["e c", "The end of all"]},
+        {"max_tokens": 5},
+        {"top_logprobs": 3},
+    ],
+)
+async def test_streamed_and_unstreamed_are_twins(engine, tools, more):
+    """Streamed or not, the same seed gives the same ids, bit-equal logprobs, text and calls."""
+    body = {"seed": 3, **ASKS_ALL, **more}
+    if "tools" in more:
+        body["tools"] = tools
+
+    assert whole(await engine.chat(**body)) == fold(await engine.chat_stream(**body))
+
+
+@pytest.mark.parametrize("more", [{}, {"tools": True}, {"stop": ["e c", "The end of all"]}, {"n": 2}])
+async def test_asking_for_tokens_adds_what_can_be_hidden(engine, tools, more):
+    """Ids and logprobs change no chunk but by filling nulls, and add only chunks with an empty delta."""
+    body = {"seed": 3, "stream_options": {"include_usage": True}, **more}
+    if "tools" in more:
+        body["tools"] = tools
+    plain = await engine.chat_stream(**body)
+    hidden = []
+    for chunk in await engine.chat_stream(**body, **ASKS_ALL):
+        choice = (chunk["choices"] or [{"delta": None}])[0]
+        if choice["delta"] != {} or choice["finish_reason"] is not None:
+            hidden.append(chunk)
+        for place in (chunk, choice):
+            place.update({key: None for key in ("prompt_token_ids", "token_ids", "logprobs") if key in place})
+
+    def comparable(chunk: dict[str, Any]) -> bytes:
+        calls = [call for choice in chunk["choices"] for call in choice["delta"].get("tool_calls", ())]
+        for call in calls:
+            call.pop("id", None)
+        return orjson.dumps({**chunk, "id": "", "created": 0})
+
+    assert [comparable(chunk) for chunk in plain] == [comparable(chunk) for chunk in hidden]
+
+
+async def test_a_tool_is_called_when_the_user_asks(engine, tools):
+    """After a user's message the reply is a well-formed tool call, whose arguments fit the schema."""
+    choice = (await engine.chat(tools=tools, seed=1))["choices"][0]
+    function = choice["message"]["tool_calls"][0]["function"]
+    arguments = orjson.loads(function["arguments"])
+
+    assert choice["finish_reason"] == "tool_calls"
+    assert function["name"] == "get_weather"
+    assert list(arguments) == ["city", "days"]
+    assert isinstance(arguments["city"], str)
+    assert isinstance(arguments["days"], int)
+
+
+async def test_calls_of_several_choices_differ(engine, tools):
+    """Each choice makes a call of its own."""
+    answer = await engine.chat(tools=tools, seed=1, n=6)
+    calls = {c["message"]["tool_calls"][0]["function"]["arguments"] for c in answer["choices"]}
+
+    assert len(calls) > 1
+
+
+async def test_turns_of_a_conversation_extend_each_other(engine, tools):
+    """Each prompt of a conversation begins with the earlier prompt and what was sampled after it."""
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "How will it be?"}]
+    known: list[int] = []
+    for result in ("sunny", None, "rain", None):
+        answer = await engine.chat(messages, tools=tools, return_token_ids=True, seed=5)
+        choice = answer["choices"][0]
+        prompt = answer["prompt_token_ids"]
+        assert known == prompt[: len(known)]
+        known = prompt + choice["token_ids"]
+        messages.append({k: v for k, v in choice["message"].items() if v is not None})
+        if result is None:
+            assert choice["message"]["content"]
+            messages.append({"role": "user", "content": "And then?"})
+        else:
+            call = choice["message"]["tool_calls"][0]
+            messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
+
+
+async def test_a_thought_comes_first_if_enabled(engine):
+    """With thinking enabled the reply has a thought, whose tokens are counted."""
+    answer = await engine.chat(seed=2, chat_template_kwargs={"enable_thinking": True})
+    message = answer["choices"][0]["message"]
+
+    assert message["reasoning"]
+    assert message["content"]
+    assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
+
+
+@pytest.mark.parametrize("more", [{}, {"chat_template_kwargs": {"enable_thinking": True}}])
+async def test_hidden_reasoning_loses_the_tokens(engine, more):
+    """With include_reasoning false neither thought nor ids nor logprobs are told; the prompt's ids are."""
+    body = {"seed": 2, "include_reasoning": False, **ASKS_ALL, **more}
+    answer, chunks = await engine.chat(**body), await engine.chat_stream(**body)
+
+    assert whole(answer) == fold(chunks)
+    assert whole(answer)["ids"] == whole(answer)["logprobs"] == []
+    assert answer["choices"][0]["message"]["reasoning"] is None
+    assert answer["prompt_token_ids"] == chunks[0]["prompt_token_ids"]
+
+
+async def test_a_message_can_be_continued(engine):
+    """The last message of an assistant is continued in place, without a new turn."""
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Return the"}]
+    body = {"add_generation_prompt": False, "continue_final_message": True, "return_prompt_text": True}
+
+    assert (await engine.chat(messages, **body))["prompt_text"].endswith("assistant\nReturn the")
+
+
+@pytest.mark.parametrize("more", [{"max_completion_tokens": 3}, {"max_tokens": 3}])
+async def test_a_reply_is_no_longer_than_asked(engine, more):
+    """Both names of the greatest length are known."""
+    answer = await engine.chat(seed=1, **more)
+
+    assert answer["usage"]["completion_tokens"] == 3
+    assert answer["choices"][0]["finish_reason"] == "length"

@@ -1,0 +1,170 @@
+"""Completions answers, in vLLM's shapes."""
+
+from typing import Any
+
+import pytest
+
+from proxy.simulator.options import Options
+
+TINY = Options(model="tiny", max_model_len=2048)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cmpl_plain",
+        "cmpl_ids",
+        "cmpl_lp1",
+        "cmpl_ids_lp0",
+        "cmpl_ids_lp1",
+        "cmpl_ids_in",
+        "cmpl_n3",
+        "cmpl_multi_prompt",
+        "cmpl_promptlp",
+        "cmpl_echo",
+        "cmpl_echo_mt0",
+    ],
+)
+async def test_answers_have_the_recorded_shape(start, cassette, skeleton, name):
+    """An answer has the keys, their order, and the nulls of vLLM's answer to the same request."""
+    recorded = cassette(name)
+    answer = await (await start(TINY))(recorded.path, **recorded.body, ignore_eos=True)
+
+    assert skeleton(recorded.answer) == skeleton(answer)
+    assert len(recorded.answer["choices"]) == len(answer["choices"])
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("cmpl_plain", {"ignore_eos": True}),
+        ("cmpl_ids", {"ignore_eos": True}),
+        ("cmpl_ids_lp0", {"ignore_eos": True}),
+        ("cmpl_ids_lp1", {"ignore_eos": True}),
+        ("cmpl_n3", {"ignore_eos": True}),
+        ("cmpl_multi_prompt", {"ignore_eos": True}),
+        ("cmpl_echo", {"ignore_eos": True}),
+        ("cmpl_eos", {}),
+    ],
+)
+async def test_chunks_have_the_recorded_shapes(start, cassette, skeleton, name, more):
+    """The chunks are of the shapes of vLLM's chunks, first and last ones included."""
+    recorded = cassette(name + "_stream")
+    chunks = await (await start(TINY)).stream(recorded.path, **recorded.body, **more)
+    ours, theirs = [skeleton(chunk) for chunk in chunks], [skeleton(chunk) for chunk in recorded.chunks]
+
+    assert set(ours) == set(theirs)
+    assert (theirs[0], theirs[-1]) == (ours[0], ours[-1])
+
+
+def fold(chunks: list[dict[str, Any]]) -> dict[int, list[Any]]:
+    folded: dict[int, list[Any]] = {}
+    for choice in [choice for chunk in chunks for choice in chunk["choices"]]:
+        told = folded.setdefault(choice["index"], ["", [], [], None, None, None])
+        told[0] += choice["text"]
+        told[1] += choice["token_ids"]
+        told[2] += list(zip(*choice["logprobs"].values(), strict=True))
+        told[3] = told[3] or choice["prompt_token_ids"]
+        told[4:] = [choice["finish_reason"], choice["stop_reason"]]
+    return folded
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"n": 3},
+        {"prompt": ["Return the", "If it"], "n": 2},
+        {"prompt": [[350, 261], [70]], "echo": True},
+        {"prompt": [350, 261], "logprobs": 3},
+        {"stop": "e c"},
+        {"stop_token_ids": [46]},
+        {"echo": True},
+        {"echo": True, "max_tokens": 0},
+    ],
+)
+async def test_streamed_and_unstreamed_are_twins(engine, more):
+    """Streamed or not, the same seed gives each choice the same ids, bit-equal logprobs, text and reasons."""
+    body = {
+        "prompt": "Return the",
+        "seed": 3,
+        "max_tokens": 30,
+        "return_token_ids": True,
+        "logprobs": 1,
+        **more,
+    }
+    answer = await engine("/v1/completions", **body)
+    whole = {
+        choice["index"]: [
+            choice["text"],
+            choice["token_ids"],
+            list(zip(*choice["logprobs"].values(), strict=True)),
+            choice["prompt_token_ids"],
+            choice["finish_reason"],
+            choice["stop_reason"],
+        ]
+        for choice in answer["choices"]
+    }
+
+    assert whole == fold(await engine.stream("/v1/completions", **body))
+
+
+async def test_scoring_again_gives_the_recorded_logprobs(engine, tools):
+    """A chat's ids, sent as a prompt with prompt_logprobs, have exactly the logprobs of their sampling."""
+    for more in (
+        {},
+        {"tools": tools},
+        {"chat_template_kwargs": {"enable_thinking": True}, "temperature": 0.5},
+    ):
+        chat = await engine.chat(seed=9, return_token_ids=True, logprobs=True, **more)
+        sampled = chat["choices"][0]["token_ids"]
+        ids = chat["prompt_token_ids"] + sampled
+        scored = await engine.completion(ids, max_tokens=1, prompt_logprobs=0)
+        entries = scored["choices"][0]["prompt_logprobs"][-len(sampled) :]
+
+        assert [entry["logprob"] for entry in chat["choices"][0]["logprobs"]["content"]] == [
+            entry[str(token)]["logprob"] for token, entry in zip(sampled, entries, strict=True)
+        ]
+
+
+async def test_choices_count_through_prompts_and_samples(engine):
+    """Choice `i` is sample `i % n` of prompt `i // n`, and sample `k` is what seed + `k` gives alone."""
+    both = await engine.completion(["Return the", "If it is"], n=2, seed=4)
+    alone = await engine.completion("If it is", seed=5)
+
+    assert [choice["index"] for choice in both["choices"]] == [0, 1, 2, 3]
+    assert both["choices"][3]["text"] == alone["choices"][0]["text"]
+
+
+async def test_text_and_ids_are_the_same_prompt(engine):
+    """A prompt of ids is continued as its text is."""
+    text = await engine.completion("Return the", seed=4, return_token_ids=True)
+    ids = text["choices"][0]["prompt_token_ids"]
+
+    assert text["choices"][0]["text"] == (await engine.completion(ids, seed=4))["choices"][0]["text"]
+
+
+@pytest.mark.parametrize(("more", "text"), [({}, "Return the"), ({"return_token_ids": True}, "")])
+async def test_an_echo_is_lost_with_ids(engine, more, text):
+    """An echoed prompt stands before the text, unless ids are asked for: then it is lost, as in vLLM."""
+    body = {"seed": 4, "max_tokens": 0, "echo": True, **more}
+    chunks = await engine.stream("/v1/completions", prompt="Return the", **body)
+
+    assert text == (await engine.completion("Return the", **body))["choices"][0]["text"]
+    assert text == chunks[0]["choices"][0]["text"]
+    assert chunks[0]["choices"][0]["prompt_token_ids"]
+
+
+async def test_usage_can_stand_on_each_chunk(engine):
+    """With continuous_usage_stats each chunk counts the tokens of its choice so far."""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = await engine.stream("/v1/completions", prompt="If", seed=1, max_tokens=3, stream_options=options)
+
+    assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [1, 2, 3, 3]
+
+
+async def test_sixteen_tokens_are_the_default(engine):
+    """Without max_tokens a completion has at most 16 tokens."""
+    answer = await engine.completion("If", seed=1, ignore_eos=True)
+
+    assert answer["usage"]["completion_tokens"] == 16

@@ -1,0 +1,116 @@
+"""What records cost: bytes for a rollout that grows, and time to read it."""
+
+import random
+from array import array
+from time import perf_counter
+
+from proxy.trajectory.blocks import BlockReader
+from proxy.trajectory.packing import pack_ids
+from proxy.trajectory.record import decode, encode
+from proxy.trajectory.step import Choice, EngineFacts, Step, Timing
+
+
+def a_step(request, prompt, choices=(), response=None):
+    return Step(
+        step_id="01JABCDEFGHJKMNPQRSTVWXYZ0",
+        rollout_id="train/epoch-3/task-00417/sample-5",
+        dialect="chat",
+        endpoint="/v1/chat/completions",
+        engine=EngineFacts("engine-0", "vllm", "0.32.0", "http://engine-0:8000"),
+        model_asked="policy",
+        model_served="policy",
+        request=request,
+        sent={"set": {"logprobs": True, "return_token_ids": True}, "unset": []},
+        response=response,
+        prompts=(pack_ids(prompt),),
+        choices=choices,
+        usage={"prompt_tokens": len(prompt), "completion_tokens": 200, "total_tokens": len(prompt) + 200},
+        sampling={"temperature": 1.0, "top_p": 1.0, "logprobs_mode": "raw_logprobs"},
+        timing=Timing(1795229447.25, 1795229447.26, 1795229447.3, 1795229448.4, 1795229448.5),
+        status="complete",
+        extra={"request_key": "0123456789abcdef0123456789abcdef"},
+    )
+
+
+def growing_rollout(turns, tokens):
+    """Steps of a rollout that grows evenly to so many tokens, of ids and texts as random as real ones."""
+    draw = random.Random(3)
+    words = ["".join(draw.choices("etaoinshrdlucmf", k=draw.randint(1, 7))) for _ in range(5000)]
+    spread = [1 / (rank + 10) for rank in range(5000)]
+
+    def text(count):
+        return " ".join(draw.choices(words, spread, k=count))
+
+    messages = [{"role": "system", "content": text(100)}]
+    tools = [
+        {"type": "function", "function": {"name": f"tool_{i}", "description": text(60)}} for i in range(5)
+    ]
+    ids = draw.sample(range(150_000), 500)
+    each = (tokens - len(ids)) // turns
+    common = draw.sample(range(150_000), 5000)
+    for turn in range(turns):
+        seen, reply = each * 2 // 3, each - each * 2 // 3
+        messages.append({"role": "tool" if turn else "user", "content": text(seen * 3 // 4)})
+        ids = ids + draw.choices(common, spread, k=seen)
+        sampled = draw.choices(common, spread, k=reply)
+        logprobs = array("f", [-draw.expovariate(2) for _ in range(reply)])
+        answer = {"role": "assistant", "content": text(reply * 3 // 4)}
+        yield a_step(
+            {"model": "policy", "messages": list(messages), "tools": tools, "temperature": 1.0},
+            ids,
+            (Choice(0, pack_ids(sampled), logprobs, "stop"),),
+            {"id": f"chatcmpl-{turn}", "choices": [{"index": 0, "message": answer, "finish_reason": "stop"}]},
+        )
+        messages.append(answer)
+        ids = ids + sampled
+
+
+def stored_bytes(turns, tokens):
+    """What the records and blocks of such a rollout take, with the names under which blocks are kept."""
+    total, known, names = 0, set(), set()
+    for step in growing_rollout(turns, tokens):
+        written = encode(step, known)
+        known = set(written.names)
+        new = written.blocks.keys() - names
+        names |= new
+        total += len(written.record) + sum(len(name) + len(written.blocks[name]) for name in new)
+    return total
+
+
+def test_cost_of_a_rollout():
+    """A rollout that grows to 32k tokens in 50 turns takes at most 16 bytes a token, also when it goes on."""
+    small, large = stored_bytes(50, 32_768), stored_bytes(200, 4 * 32_768)
+
+    assert small / 32_768 <= 13  # leaves 3 bytes a token to the store itself
+    assert large < 4.4 * small
+
+
+def test_a_long_rollout_is_read_quickly():
+    """Reading all steps of a rollout takes time by its length, since common beginnings are read once."""
+    stored, records, known, messages, ids = {}, [], set(), [], []
+    for turn in range(1_000):
+        messages.append({"role": "user", "content": f"turn {turn}"})
+        ids += [turn] * 20
+        written = encode(a_step({"messages": messages}, ids), known)
+        known = set(written.names)
+        stored |= written.blocks
+        records.append(written.record)
+    reader = BlockReader(stored)
+    started = perf_counter()
+    read = [decode(record, reader, index) for index, record in enumerate(records)]
+    taken_s = perf_counter() - started
+
+    assert messages == read[-1].request["messages"]
+    assert [20 * (turn + 1) for turn in range(1_000)] == [len(step.prompts[0]) for step in read]
+    assert read[0].request["messages"][0] is read[-1].request["messages"][0]
+    assert taken_s < 2  # measured: 0.1 s
+
+
+def test_prompt_of_ids_is_stored_once():
+    """A prompt given as ids takes no more than the prompt that the engine reports."""
+    ids = list(range(20_000))
+    alone = encode(a_step({}, ids))
+    twice = encode(a_step({"prompt": ids}, ids))
+
+    assert alone.blocks == twice.blocks
+    assert len(twice.record) < len(alone.record) + 100
