@@ -27,7 +27,9 @@ def read_body(text: bytes) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise BadCall(f"the body must be a JSON object, not {_kind(body)}")
     if _has_inexact(body) and (found := _long_integer(text)) is not None:
-        raise BadCall(f"the integer {found} does not fit into 64 bits and would be changed on the way; send it as a string")
+        raise BadCall(
+            f"the integer {found} does not fit into 64 bits and would be changed on the way; send it as a string"
+        )
     return body
 
 

@@ -35,11 +35,11 @@ class SystemClock:
 
     def now(self) -> float:
         """Unix seconds."""
-        return time.time()  # noqa: TID251: here and nowhere else
+        return time.time()  # noqa: TID251 - here and nowhere else
 
     def now_ms(self) -> int:
         """Unix milliseconds."""
-        return int(time.time() * 1000)  # noqa: TID251
+        return int(time.time() * 1000)  # noqa: TID251 - here and nowhere else
 
     def monotonic(self) -> float:
         """Seconds that never go back."""

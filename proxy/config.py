@@ -9,7 +9,12 @@ from typing import Any, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    YamlConfigSettingsSource,
+)
 
 ENVIRONMENT_PREFIX = "TOKENTAPE_"
 
@@ -28,7 +33,8 @@ class EndpointSettings(_Section):
     kind: Literal["vllm"] = Field("vllm", description="What the engine is; it decides what is asked of it.")
     api_key: SecretStr | None = Field(None, description="Key that the engine wants; agents' keys never reach it.")
     logprobs_mode: Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"] = Field(
-        "raw_logprobs", description="The engine's --logprobs-mode: no answer says it, so it is recorded from here."
+        "raw_logprobs",
+        description="The engine's --logprobs-mode: no answer says it, so it is recorded from here.",
     )
     version: str | None = Field(None, description="Engine version to record; asked of the engine if not given.")
 
@@ -84,7 +90,8 @@ class StoreSettings(_Section):
     """Where steps are kept."""
 
     url: str = Field(
-        "embedded:./data", description="embedded:PATH, redis://, rediss://, redis+cluster:// or rediss+cluster://."
+        "embedded:./data",
+        description="embedded:PATH, redis://, rediss://, redis+cluster:// or rediss+cluster://.",
     )
     username: str | None = Field(None, description="ACL user of the store; give it by environment.")
     password: SecretStr | None = Field(None, description="Password of the store; give it by environment.")
@@ -132,7 +139,7 @@ class Settings(BaseSettings):
     )
 
     listen: str = Field("127.0.0.1:8400", description="HOST:PORT to listen on.")
-    insecure: bool = Field(False, description="Listen beyond loopback although no keys are configured.")
+    insecure: bool = Field(default=False, description="Listen beyond loopback although no keys are configured.")
     engines: EnginesSettings = Field(EnginesSettings(), description="The engines, and how they are reached.")
     models: dict[str, str] = Field({}, description='What agents ask for -> what the engine serves; "*" is any other.')
     sampling: SamplingSettings = Field(SamplingSettings(), description="Rules on what agents ask of sampling.")
@@ -189,7 +196,7 @@ def split_listen(listen: str) -> tuple[str, int]:
     host, colon, port = listen.rpartition(":")
     if not colon or not port.isdecimal() or int(port) > 65535:
         raise ValueError(f"{listen!r} is not HOST:PORT such as 127.0.0.1:8400")
-    return host.removeprefix("[").removesuffix("]") or "0.0.0.0", int(port)  # noqa: S104: said so by the user
+    return host.removeprefix("[").removesuffix("]") or "0.0.0.0", int(port)  # noqa: S104 - said so by the user
 
 
 def is_loopback(host: str) -> bool:

@@ -20,7 +20,11 @@ def is_open(rollout: Rollout, _now_ms: int) -> None:
 
 def within_limits(rollout: Rollout, now_ms: int) -> None:
     """A rollout takes as many steps, sampled tokens and seconds as it was given."""
-    limits, steps, tokens = rollout.limits, rollout.counts.get("steps", 0), rollout.counts.get("sampled_tokens", 0)
+    limits, steps, tokens = (
+        rollout.limits,
+        rollout.counts.get("steps", 0),
+        rollout.counts.get("sampled_tokens", 0),
+    )
     name = f"the rollout {rollout.rollout_id!r}"
     if limits.max_steps is not None and steps >= limits.max_steps:
         raise LimitReached(f"{name} has its {limits.max_steps} steps")

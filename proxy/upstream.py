@@ -4,6 +4,7 @@ Holds the endpoints, the choice among them (pure) and one aiohttp session. aioht
 only ours are seen. Nothing here understands a body.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -91,10 +92,18 @@ class Upstream:
             cookie_jar=aiohttp.DummyCookieJar(),
             skip_auto_headers=("User-Agent", "Content-Type"),
         )
+        # Held here and ended by `close`: nothing waits for it, since an engine may be away when the proxy starts.
+        self._learning = asyncio.get_running_loop().create_task(self.learn())
 
     @asynccontextmanager
     async def send(
-        self, endpoint: Endpoint, method: str, path: str, *, headers: Sequence[tuple[str, str]], body: bytes | None
+        self,
+        endpoint: Endpoint,
+        method: str,
+        path: str,
+        *,
+        headers: Sequence[tuple[str, str]],
+        body: bytes | None,
     ) -> AsyncIterator[Answer]:
         """Send a request. Leaving the context early closes the connection, which is how an engine learns to abort.
 
@@ -165,6 +174,8 @@ class Upstream:
 
     async def close(self) -> None:
         """Close every connection."""
+        self._learning.cancel()
+        await asyncio.wait([self._learning])
         await self._session.close()
 
 

@@ -42,9 +42,7 @@ async def open_store(url: str, options: StoreOptions | None = None) -> Store:
     if address.kind == "embedded":
         return await _open_embedded(address, options)
     if address.kind == "unix":
-        return await _open(
-            Single(connections_to_socket(str(address.path), address, options, patient=False)), options
-        )
+        return await _open(Single(connections_to_socket(str(address.path), address, options, patient=False)), options)
     if address.kind == "single":
         return await _open(Single(connections_to(*address.hosts[0], address, options)), options)
     cluster = Cluster(address.hosts, lambda host, port: connections_to(host, port, address, options))
@@ -53,9 +51,7 @@ async def open_store(url: str, options: StoreOptions | None = None) -> Store:
 
 async def _open_embedded(address: Address, options: StoreOptions) -> Store:
     if options.durability == "replicated":
-        raise ValueError(
-            "an embedded store has no replicas: choose durability acknowledged or fsync, or another store"
-        )
+        raise ValueError("an embedded store has no replicas: choose durability acknowledged or fsync, or another store")
     if sys.platform == "win32":
         raise StorageError("there is no embedded store on Windows: use a server of your own (redis://…)")
     from storage.embedded import start_embedded  # noqa: PLC0415 - needs fcntl, which Windows has not

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
-from redis.exceptions import AskError, MovedError, ResponseError
+from redis.exceptions import AskError, MovedError, ResponseError, TryAgainError
 
 from storage.connections import Connections, Reply
 from storage.faults import checked
@@ -19,9 +19,8 @@ from storage.store import StorageError, StoreAway
 Place = tuple[str, int]  # host and port
 
 _REDIRECTS: Final = 5
-_LEARN_TIMEOUT_S: Final = (
-    1.0  # for each server asked who owns what: a dead one must not hold up the others' answer
-)
+_SETTLE_S: Final = 0.1
+_LEARN_TIMEOUT_S: Final = 1.0  # for each server asked who owns what: a dead one must not hold up the others' answer
 
 
 class Cluster:
@@ -41,8 +40,7 @@ class Cluster:
     async def ask(self, key: bytes, commands: Sequence[Command]) -> list[Reply]:
         """Send commands to the primary that holds `key`, in one write on one connection; one reply for each.
 
-        When it cannot be reached, who owns what is learnt anew, and a new owner is asked once; so the longest wait is
-        twice `timeout_s`, and a second for each server that does not answer.
+        When it cannot be reached, who owns what is learnt anew, and if that is another one now, it is asked.
         """
         slot = key_slot(key)
         for _ in range(_REDIRECTS):
@@ -59,11 +57,11 @@ class Cluster:
                 await self._follow(redirect, owner)
             elif isinstance(redirect, AskError):
                 return (await self._server((redirect.host, redirect.port)).ask([("ASKING",), *commands]))[1:]
+            elif isinstance(redirect, TryAgainError):
+                await asyncio.sleep(_SETTLE_S)  # some keys of the slot are on their way to another server
             else:
                 return replies
-        raise StoreAway(
-            f"the cluster sends slot {slot} from one server to the next; try again when it has settled"
-        )
+        raise StoreAway(f"slot {slot} of the cluster is moving from one server to another; try again later")
 
     async def all(self) -> list[Connections]:
         """Every primary."""
@@ -89,9 +87,7 @@ class Cluster:
             await self._learn(self._lessons)
             owner = self._owners[slot]
         if owner is None:
-            raise StoreAway(
-                f"no server of the cluster at {self._server(self._seeds[0]).where} owns slot {slot}"
-            )
+            raise StoreAway(f"no server of the cluster at {self._server(self._seeds[0]).where} owns slot {slot}")
         return owner
 
     async def _follow(self, moved: MovedError, owner: Place) -> None:
@@ -111,9 +107,7 @@ class Cluster:
                     async with asyncio.timeout(_LEARN_TIMEOUT_S):
                         (slots,) = await server.ask([("CLUSTER", "SLOTS")])
                 except (StoreAway, TimeoutError) as error:
-                    faults.append(
-                        str(error) or f"{server.where} did not answer within {_LEARN_TIMEOUT_S:g} s"
-                    )
+                    faults.append(str(error) or f"{server.where} did not answer within {_LEARN_TIMEOUT_S:g} s")
                     continue
                 self._believe(slots, place, server.where)
                 self._lessons += 1

@@ -40,18 +40,14 @@ class Barrier:
 
 async def barrier_for(servers: Sequence[tuple[Connections, ServerFacts]], options: StoreOptions) -> Barrier:
     """The barrier that keeps the options' promise on these servers. Raises `StorageError` if none can."""
-    wait_ms = max(
-        1, int(options.timeout_s * 750)
-    )  # less than the timeout, so that a caller learns what was short
+    wait_ms = max(1, int(options.timeout_s * 750))  # less than the timeout, so that a caller learns what was short
     if options.durability == "acknowledged":
         return Barrier()
     if options.durability == "replicated":
         return Barrier((("WAIT", options.replicas, wait_ms),), options.replicas)
     for _, facts in servers:
         if facts.said.get("aof_enabled") != "1":
-            raise StorageError(
-                f"durability fsync needs an append-only file: set appendonly yes on {facts.where}"
-            )
+            raise StorageError(f"durability fsync needs an append-only file: set appendonly yes on {facts.where}")
     if all(facts.compatible >= _WAITAOF_SINCE for _, facts in servers):
         return Barrier((("WAITAOF", 1, 0, wait_ms),), 1)
     for server, facts in servers:

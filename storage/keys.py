@@ -60,11 +60,10 @@ def keys_of(prefix: str, rollout: str) -> RolloutKeys:
     # surrogatepass: a lone surrogate is no valid UTF-8, but must not make a name unusable or equal to another.
     encoded = quote(rollout, safe="", errors="surrogatepass")
     bucket = BUCKETS[crc32(encoded.encode()) % len(BUCKETS)]
-    own = [
-        f"{prefix}:{{{bucket}}}:{part}:{encoded}"
-        for part in ("rollout", "records", "positions", "blocks", "marks")
-    ]
-    return RolloutKeys(encoded.encode(), *(key.encode() for key in own), *bucket_keys(prefix, bucket))
+    listing, expiry = bucket_keys(prefix, bucket)
+    parts = ("rollout", "records", "positions", "blocks", "marks")
+    own = {part: f"{prefix}:{{{bucket}}}:{part}:{encoded}".encode() for part in parts}
+    return RolloutKeys(encoded=encoded.encode(), listing=listing, expiry=expiry, **own)
 
 
 def bucket_keys(prefix: str, bucket: str) -> tuple[bytes, bytes]:

@@ -22,6 +22,7 @@ _SCHEMES: Final[dict[str, tuple[Kind, bool]]] = {
     "redis+cluster": ("cluster", False),
     "rediss+cluster": ("cluster", True),
 }
+_PATH_SCHEMES: Final[dict[str, Kind]] = {"embedded": "embedded", "unix": "unix"}
 _DEFAULT_PORT: Final = 6379
 
 
@@ -72,10 +73,10 @@ class Address:
 def read_url(url: str) -> Address:
     """The address that a URL names. Raises `ValueError` saying what is wrong with it, without its password."""
     scheme, _, rest = url.partition(":")
-    if scheme == "embedded" or scheme == "unix":
+    if scheme in _PATH_SCHEMES:
         if not rest:
             raise ValueError(f"{scheme}: needs a path, as in {scheme}:./data")
-        return Address(scheme, path=Path(rest).expanduser())
+        return Address(_PATH_SCHEMES[scheme], path=Path(rest).expanduser())
     if scheme not in _SCHEMES or not rest.startswith("//"):
         raise ValueError(f"a store's URL cannot begin with {scheme!r}; known forms are {_KNOWN_FORMS}")
     kind, tls = _SCHEMES[scheme]
@@ -83,9 +84,7 @@ def read_url(url: str) -> Address:
     username, _, password = credentials.partition(":")
     where, _, db = where.partition("/")
     if db and (kind == "cluster" or not db.isdecimal()):
-        raise ValueError(
-            f"/{db} cannot stand in a store's URL: a database is a number, and a cluster has none"
-        )
+        raise ValueError(f"/{db} cannot stand in a store's URL: a database is a number, and a cluster has none")
     return Address(
         kind,
         hosts=_read_hosts(kind, where),
@@ -104,9 +103,7 @@ def _read_hosts(kind: Kind, where: str) -> tuple[tuple[str, int], ...]:
         host, colon, port = tail.partition(":")
         host = head.removeprefix("[") if bracket else host
         if not host or (colon and not (port.isdecimal() and 0 < int(port) < 65_536)):
-            raise ValueError(
-                f"{part!r} is not HOST or HOST:PORT; known forms of a store's URL are {_KNOWN_FORMS}"
-            )
+            raise ValueError(f"{part!r} is not HOST or HOST:PORT; known forms of a store's URL are {_KNOWN_FORMS}")
         hosts.append((host, int(port) if colon else _DEFAULT_PORT))
     if kind == "single" and len(hosts) > 1:
         raise ValueError(f"{where!r} names several hosts; for a cluster, write redis+cluster://{where}")

@@ -71,9 +71,7 @@ class RedisStore:
     ) -> StoredRollout | None:
         """Set fields (None removes one), if all of `expect` hold (None: absent); give back the rollout as it is then."""
         arguments = (*_optional_pairs(expect), *_optional_pairs(fields))
-        reply = await self._write(
-            scripts.AMEND, keys_of(self._prefix, rollout), now_ms, len(expect), *arguments
-        )
+        reply = await self._write(scripts.AMEND, keys_of(self._prefix, rollout), now_ms, len(expect), *arguments)
         if reply is None:
             return None
         was_done, stands = reply
@@ -140,9 +138,7 @@ class RedisStore:
     async def list(self, *, cursor: str | None = None, limit: int = 100, since_ms: int | None = None) -> Page:
         """Rollout names, newest first. Raises `ValueError` for a cursor that is not one of ours."""
         if cursor is not None and not _CURSOR.fullmatch(cursor):
-            raise ValueError(
-                f"{cursor!r} is not a cursor of this listing; take it from the page before, unchanged"
-            )
+            raise ValueError(f"{cursor!r} is not a cursor of this listing; take it from the page before, unchanged")
         newest = f"({cursor}" if cursor else "+"
         oldest = "-" if since_ms is None else f"[{max(0, since_ms):0{AGE_DIGITS}}"
         limit = max(1, limit)
@@ -204,17 +200,13 @@ class RedisStore:
         (reply,) = await self._servers.ask(key, [command])
         return checked(reply)
 
-    async def _write(
-        self, script: Script, keys: RolloutKeys, now_ms: int, *arguments: bytes | str | int
-    ) -> Reply:
+    async def _write(self, script: Script, keys: RolloutKeys, now_ms: int, *arguments: bytes | str | int) -> Reply:
         every = (keys.encoded, now_ms, self._ttl_s, *arguments)
         return await self._run(script, keys.rollout, keys.all(), every, self._barrier)
 
-    async def _list(self, bucket: str, newest: str, oldest: str, limit: int) -> list[bytes]:
+    async def _list(self, bucket: str, newest: str, oldest: str, limit: int) -> Sequence[bytes]:
         keys = bucket_keys(self._prefix, bucket)
-        members: list[bytes] = await self._run(
-            scripts.LIST, keys[0], keys, (newest, oldest, limit), Barrier()
-        )
+        members: Sequence[bytes] = await self._run(scripts.LIST, keys[0], keys, (newest, oldest, limit), Barrier())
         return members
 
     async def _run(

@@ -29,13 +29,9 @@ class ServerFacts:
         warnings = []
         policy = self.said.get("maxmemory_policy", "noeviction")
         if self.said.get("maxmemory", "0") != "0" and policy != "noeviction":
-            warnings.append(
-                f"{self.where} throws keys away when its memory is full (maxmemory-policy {policy})"
-            )
+            warnings.append(f"{self.where} throws keys away when its memory is full (maxmemory-policy {policy})")
         if self.said.get("aof_enabled") == "0":
-            warnings.append(
-                f"{self.where} keeps no append-only file: what it got since its last snapshot dies with it"
-            )
+            warnings.append(f"{self.where} keeps no append-only file: what it got since its last snapshot dies with it")
         return warnings
 
 
@@ -49,7 +45,7 @@ async def ask_facts(server: Connections) -> ServerFacts:
     return ServerFacts(
         where=server.where,
         name=said.get("server_name", "redis"),
-        version=said.get("valkey_version", redis_version),
+        version=said.get("valkey_version") or redis_version,
         compatible=(int(major), int(minor)),
         said=said,
     )

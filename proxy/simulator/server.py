@@ -96,7 +96,7 @@ class _Engine:
         self._model.check_ids(ids)
         return _json({"prompt": self._model.tokenizer.decode(ids)})
 
-    async def models(self, request: web.Request) -> web.Response:  # noqa: ARG002  (aiohttp calls it so)
+    async def models(self, request: web.Request) -> web.Response:
         """`GET /v1/models`."""
         model = {
             "id": self._options.model,
@@ -110,15 +110,15 @@ class _Engine:
         }
         return _json({"object": "list", "data": [model]})
 
-    async def version(self, request: web.Request) -> web.Response:  # noqa: ARG002
+    async def version(self, request: web.Request) -> web.Response:
         """`GET /version`: says honestly that this is no vLLM."""
         return _json({"version": VERSION})
 
-    async def health(self, request: web.Request) -> web.Response:  # noqa: ARG002
+    async def health(self, request: web.Request) -> web.Response:
         """`GET /health`."""
         return web.Response()
 
-    async def metrics(self, request: web.Request) -> web.Response:  # noqa: ARG002
+    async def metrics(self, request: web.Request) -> web.Response:
         """`GET /metrics`: the one gauge that tells whether a call was aborted."""
         name = "vllm:num_requests_running"
         text = (

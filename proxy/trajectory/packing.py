@@ -50,9 +50,7 @@ def ids_from_little_endian(raw: bytes, byteorder: str = sys.byteorder) -> Ids:
     return ids
 
 
-def logprobs_from_little_endian(
-    code: Literal["f", "d"], raw: bytes, byteorder: str = sys.byteorder
-) -> Logprobs:
+def logprobs_from_little_endian(code: Literal["f", "d"], raw: bytes, byteorder: str = sys.byteorder) -> Logprobs:
     """What `to_little_endian` made of logprobs of this type code. Raises `ValueError` when cut off."""
     logprobs = array(code, raw)
     if byteorder != "little":

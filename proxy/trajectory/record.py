@@ -80,9 +80,7 @@ def encode(step: Step, known: Container[bytes] = frozenset()) -> Record:
         "chains": chains,
     }
     texts = [orjson.dumps(part) for part in (head, request, sent, step.response)]
-    packed = writer.compress(
-        b"".join([*(len(text).to_bytes(4, "little") for text in texts), *texts, *arrays])
-    )
+    packed = writer.compress(b"".join([*(len(text).to_bytes(4, "little") for text in texts), *texts, *arrays]))
     frame = b"".join((_MAGIC, bytes([SCHEMA]), _checksum(SCHEMA, packed), packed))
     return Record(frame, writer.blocks, tuple(writer.leans_on), tuple(writer.ends))
 
@@ -186,9 +184,7 @@ def _decode_1(packed: bytes, reader: BlockReader, index: int | None, *, whole: b
         for prompt in head["prompts"]
     )
     sampled = [ids_from_little_endian(_take(stream, 4 * choice["ids"])) for choice in head["choices"]]
-    choices = tuple(
-        _choice(choice, ids, stream) for choice, ids in zip(head["choices"], sampled, strict=True)
-    )
+    choices = tuple(_choice(choice, ids, stream) for choice, ids in zip(head["choices"], sampled, strict=True))
     if stream.read(1):
         raise ValueError("bytes are left over")
     request: dict[str, Any] = {}
@@ -202,9 +198,7 @@ def _decode_1(packed: bytes, reader: BlockReader, index: int | None, *, whole: b
     facts |= {"engine": EngineFacts(**head["engine"]), "timing": Timing(**head["timing"])}
     facts |= {"problems": tuple(head["problems"])}
     response = orjson.loads(response_text) if whole else None
-    return Step(
-        **facts, request=request, sent=sent, response=response, prompts=prompts, choices=choices, index=index
-    )
+    return Step(**facts, request=request, sent=sent, response=response, prompts=prompts, choices=choices, index=index)
 
 
 def _choice(head: dict[str, Any], ids: Ids, stream: BytesIO) -> Choice:

@@ -116,9 +116,7 @@ class CompletionsFold:
 
     def finish(self) -> Json:
         """A `text_completion` response."""
-        choices = [
-            {**fold.finish(), "text": "".join(fold.text)} for _, fold in sorted(self._chunks.choices.items())
-        ]
+        choices = [{**fold.finish(), "text": "".join(fold.text)} for _, fold in sorted(self._chunks.choices.items())]
         return self._chunks.finish("text_completion", choices)
 
 
@@ -161,7 +159,13 @@ class _MessageFold:
         message = {**self.fields, **{key: text for key, text in texts.items() if text or key != "content"}}
         if self.calls:
             message["tool_calls"] = [
-                {**call, "function": {**call["function"], "arguments": "".join(call["function"].get("arguments", ()))}}
+                {
+                    **call,
+                    "function": {
+                        **call["function"],
+                        "arguments": "".join(call["function"].get("arguments", ())),
+                    },
+                }
                 for _, call in sorted(self.calls.items())
             ]
         return message

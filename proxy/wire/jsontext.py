@@ -24,7 +24,7 @@ def read_json(text: bytes) -> tuple[Any, bool]:
     except orjson.JSONDecodeError:
         pass
     try:
-        value = json.loads(text)  # noqa: TID251: the loose reading that orjson does not offer
+        value = json.loads(text)  # noqa: TID251 - the loose reading that orjson does not offer
         spelled = json.dumps(value, ensure_ascii=False)  # noqa: TID251
         return json.loads(spelled.encode("utf-8", "replace")), True  # noqa: TID251
     except (ValueError, RecursionError) as error:

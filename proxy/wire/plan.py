@@ -34,9 +34,7 @@ class Sampling:
 
     def over(self, base: "Sampling") -> "Sampling":
         """These rules on top of more general ones."""
-        return Sampling(
-            {**base.override, **self.override}, {**base.default, **self.default}, {**base.cap, **self.cap}
-        )
+        return Sampling({**base.override, **self.override}, {**base.default, **self.default}, {**base.cap, **self.cap})
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +99,7 @@ def _cap(body: Json, name: str, bound: float, fields: Json) -> None:
             fields[spelling] = bound
 
 
-def make_plan(
+def make_plan(  # noqa: PLR0913 - a plan is all of this, and every argument has its name
     body: Json,
     *,
     terms: Terms,

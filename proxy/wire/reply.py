@@ -134,7 +134,7 @@ class StreamReply:
 
     def feed(self, read: bytes) -> bytes:
         """Show the events that are whole, until the end of the turn begins."""
-        shown = []
+        shown: list[bytes] = []
         for event in self._cutter.feed(read):
             text = self._understand(event)
             (self._held if self._holding else shown).append(text)

@@ -58,7 +58,9 @@ class EventCutter:
 
     def __init__(self) -> None:
         self._rest = b""
-        self._scanned = 0  # how far `_rest` is known to hold no blank line: long events are not searched again and again
+        self._scanned = (
+            0  # how far `_rest` is known to hold no blank line: long events are not searched again and again
+        )
 
     def feed(self, read: bytes) -> list[Event]:
         """The events that are whole now."""

@@ -36,8 +36,8 @@ FLAGS = (
     "--enable-auto-tool-choice",
     "--tool-call-parser=hermes",
     "--reasoning-parser=qwen3",
-    # A worker process of its own, as by default, is awaited in a loop of sched_yield calls. On Linux 6.18 with two
-    # cores that starves every other session of the machine, these tests among them, for seconds at a time.
+    # By default a process of its own runs the model, awaited in a loop of sched_yield calls. On Linux 6.18
+    # and two cores that starves every other session of the machine, these tests too, for seconds at a time.
     "--distributed-executor-backend=uni",
 )
 VARIABLES = {
@@ -46,8 +46,8 @@ VARIABLES = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
-    # Else vLLM 0.32 on a CPU overrules the executor above (platforms/cpu.py); a server ignores it otherwise. That
-    # executor leaves the number of threads to us: one core for the engine, the others for the tests.
+    # Else vLLM 0.32 on a CPU overrules the executor above (platforms/cpu.py); a server does nothing else with
+    # it. That executor leaves the number of threads to us: one core for the engine, the others for the tests.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "OMP_NUM_THREADS": "1",
     "VLLM_SERVER_DEV_MODE": "1",  # pause, weight version

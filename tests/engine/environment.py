@@ -33,7 +33,7 @@ REQUIREMENTS = HERE / "requirements.txt"
 MODEL_RECIPE = (HERE / "tiny_model.py", HERE / "chat_template.jinja")
 
 
-class EnvironmentUnavailable(Exception):  # noqa: N818 - said of a place, as in storage.StoreAway
+class EnvironmentUnavailable(Exception):
     """The engine's environment could not be made; the sentence says which step failed and what to do."""
 
 

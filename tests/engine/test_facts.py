@@ -8,7 +8,7 @@ import pytest
 SEED = 7
 QUESTION = [{"role": "user", "content": "Count to three."}]
 ASK = {"return_token_ids": True}
-END_OF_THINKING = 4095
+END_OF_TEXT, END_OF_THINKING = "4087", "4095"
 TOOL = {
     "type": "function",
     "function": {
@@ -69,7 +69,7 @@ async def test_rescoring(direct, temperature):
 
 @pytest.mark.parametrize(
     "steered",
-    [{"chat_template_kwargs": {"enable_thinking": False}}, {"logit_bias": {str(END_OF_THINKING): 100}}],
+    [{"chat_template_kwargs": {"enable_thinking": False}}, {"logit_bias": {END_OF_THINKING: 100}}],
     ids=["thinking switched off", "thinking ended at once"],
 )
 async def test_forced_tool_call(direct, steered):
@@ -87,6 +87,30 @@ async def test_forced_tool_call(direct, steered):
 
     assert (choice.finish_reason, call.function.name) == ("tool_calls", "add")
     assert orjson.loads(call.function.arguments)["x"] in range(100, 1000)
+
+
+@pytest.mark.parametrize("preserve", [True, False])
+async def test_second_turn(direct, preserve):
+    """The second turn's prompt extends the first turn exactly when the template keeps its think block."""
+    body = {
+        "model": "tiny",
+        "seed": SEED,
+        "max_tokens": 20,
+        # Digits are tokens of their own, so text carries them back unchanged. The template ends every message
+        # in the same way, so a reply that ended in the other of the two ends would not come back as it was.
+        "logit_bias": {END_OF_TEXT: -100},
+        "extra_body": ASK
+        | {"structured_outputs": {"regex": "[0-9]{4}"}}
+        | {"chat_template_kwargs": {"enable_thinking": False, "preserve_thinking": preserve}},
+    }
+    first = await direct.chat.completions.create(messages=QUESTION, **body)
+    message = first.choices[0].message
+    turns = [*QUESTION, {"role": "assistant", "content": message.content}, *QUESTION]
+
+    second = await direct.chat.completions.create(messages=turns, **body)
+    ids = first.prompt_token_ids + first.choices[0].token_ids
+
+    assert preserve == (second.prompt_token_ids[: len(ids)] == ids)
 
 
 async def test_leaving(direct, metric, running_requests):

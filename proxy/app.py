@@ -1,0 +1,142 @@
+"""The composition root: everything is put together here and nowhere else.
+
+Holds `make_app`, the opening and closing of the long-lived parts, and the one place where failures become answers.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+
+from proxy import calls
+from proxy.clock import Clock, SystemClock
+from proxy.config import Settings, StoreSettings
+from proxy.control import CONTROL_ROUTES
+from proxy.control.access import require_control_key
+from proxy.dialects.base import openai_error
+from proxy.errors import BadCall, NotFound, ProxyError, StoreFault
+from proxy.keys import KeyRing
+from proxy.logs import LOG
+from proxy.metrics import make_metrics
+from proxy.parts import PARTS, Parts
+from proxy.recorder import Recorder
+from proxy.upstream import Upstream
+from proxy.wire.plan import Sampling
+from storage import StoreOptions, open_store
+from storage.store import StorageError, Store
+
+_SECRET = "minting-secret"  # noqa: S105 - the name of a constant in the store
+
+
+def make_app(settings: Settings, store: Store | None = None, clock: Clock | None = None) -> web.Application:
+    """The application with both faces, or the model face alone where the control face has a port of its own.
+
+    A store that is given stays its giver's to close. Opening happens at start-up; StorageError and ValueError say why
+    it failed.
+    """
+    app = _new_app(settings)
+    app.cleanup_ctx.append(_parts_of(settings, store, clock or SystemClock()))
+    if settings.control.listen is None:
+        app.add_routes(CONTROL_ROUTES)
+    app.router.add_route("*", "/{path:.*}", calls.answer)
+    return app
+
+
+def make_control_app(settings: Settings, app: web.Application) -> web.Application:
+    """The control face alone, sharing the parts of a started application."""
+    control = _new_app(settings)
+    control[PARTS] = app[PARTS]
+    control.add_routes(CONTROL_ROUTES)
+    return control
+
+
+def store_options(settings: StoreSettings) -> StoreOptions:
+    """The store's options as the storage package takes them."""
+    return StoreOptions(
+        prefix=settings.prefix,
+        ttl_s=settings.ttl_s,
+        durability=settings.durability,
+        replicas=settings.replicas,
+        username=settings.username,
+        password=settings.password.get_secret_value() if settings.password else None,
+        ca_file=settings.ca_file,
+        timeout_s=settings.timeout_s,
+        max_connections=settings.max_connections,
+    )
+
+
+def _new_app(settings: Settings) -> web.Application:
+    return web.Application(
+        client_max_size=settings.agents.max_body_bytes, middlewares=[answer_failures, require_control_key]
+    )
+
+
+def _parts_of(
+    settings: Settings, store: Store | None, clock: Clock
+) -> Callable[[web.Application], AsyncIterator[None]]:
+    async def parts_of(app: web.Application) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            registry = CollectorRegistry()
+            metrics = make_metrics(registry)
+            opened = store
+            if opened is None:
+                opened = await open_store(settings.store.url, store_options(settings.store))
+                stack.push_async_callback(opened.close)
+            upstream = Upstream(settings.engines, metrics)
+            stack.push_async_callback(upstream.close)
+            recorder = Recorder(opened, metrics, clock)
+            stack.push_async_callback(recorder.close)
+            app[PARTS] = Parts(
+                settings=settings,
+                clock=clock,
+                registry=registry,
+                metrics=metrics,
+                store=opened,
+                upstream=upstream,
+                recorder=recorder,
+                agent_keys=KeyRing(key.get_secret_value() for key in settings.agents.api_keys),
+                control_keys=KeyRing(key.get_secret_value() for key in settings.control.api_keys),
+                secret=await opened.constant(_SECRET, clock.entropy(32)),
+                sampling=Sampling(settings.sampling.override, settings.sampling.default, settings.sampling.cap),
+            )
+            yield
+
+    return parts_of
+
+
+@web.middleware
+async def answer_failures(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Every failure becomes an answer in the shape of the face that was called."""
+    try:
+        return await handler(request)
+    except ProxyError as error:
+        return _failed(request, error)
+    except StorageError as error:
+        return _failed(request, StoreFault(f"the store cannot be reached: {error}"))
+    except web.HTTPMethodNotAllowed as error:
+        allowed = ", ".join(sorted(error.allowed_methods))
+        return _failed(request, NotFound(f"{request.path} takes {allowed}, not {request.method}"))
+    except web.HTTPException as error:
+        return _failed(request, BadCall(error.reason))
+    except Exception:  # noqa: BLE001 - the outermost place: a failure nobody named is logged, and told as our own
+        LOG.exception("a call failed in a way nobody named", extra={"fields": {"path": request.path}})
+        return _failed(request, UnnamedFailure("the proxy failed; its log says how"))
+
+
+class UnnamedFailure(ProxyError):
+    """A failure that has no name yet: a defect of ours."""
+
+
+def _failed(request: web.Request, error: ProxyError) -> web.Response:
+    """The answer to a failure: the dialect's shape on the model face, ours on the control face."""
+    dialect = request.get(calls.DIALECT)
+    body = dialect.error(error) if dialect else openai_error(error)
+    headers = {"Content-Type": "application/json"}
+    if error.retry_after_s is not None:
+        headers["Retry-After"] = str(error.retry_after_s)
+    if error.kind == "rollout_limit":
+        headers["X-Should-Retry"] = "false"  # OpenAI's clients would wait and try again, which cannot help
+    return web.Response(status=error.status, headers=headers, body=body)

@@ -1,0 +1,42 @@
+"""Each choice of each step as a row of its own: nothing is joined, so nothing needs to be masked."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from proxy.export.base import Rows, skipped_rows
+from proxy.trajectory.rollout import RolloutFacts
+from proxy.trajectory.sequence import Options, select
+from proxy.trajectory.step import Choice, Step
+
+
+class StepsFormat:
+    """One row per choice, oldest step first."""
+
+    name = "steps"
+
+    def rows(self, facts: RolloutFacts, steps: Sequence[Step], options: Options) -> Rows:
+        """`prompt_ids`, the sampled `ids` and their `logprobs`. `branches` and `max_len` are of joined rows only."""
+        kept, skipped = select(sorted(steps, key=lambda step: step.step_id), options)
+        rows = [_row(facts, step, choice) for step in kept for choice in step.choices]
+        return Rows(rows, skipped_rows(skipped))
+
+
+def _row(facts: RolloutFacts, step: Step, choice: Choice) -> dict[str, Any]:
+    row = {
+        "rollout_id": facts.rollout_id,
+        "group_id": facts.group_id,
+        "step_id": step.step_id,
+        "index": step.index,
+        "choice": choice.index,
+        "model": step.model_served,
+        "prompt_ids": step.prompts[choice.prompt].tolist(),
+        "ids": choice.ids.tolist(),
+        "logprobs": choice.logprobs.tolist(),
+        "finish_reason": choice.finish_reason,
+        "stop_reason": choice.stop_reason,
+        "policy_version": step.policy_version,
+        "temperature": step.sampling.get("temperature"),
+        "reward": facts.step_rewards.get(step.step_id, facts.reward),
+        "metadata": dict(facts.metadata),
+    }
+    return {**row, "problems": list(step.problems)} if step.problems else row

@@ -1,0 +1,38 @@
+"""What the shells of one process share: made by `app`, used by every route.
+
+Holds one frozen record of long-lived things and the key under which an application carries it.
+"""
+
+from dataclasses import dataclass
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+
+from proxy.clock import Clock
+from proxy.config import Settings
+from proxy.keys import KeyRing
+from proxy.metrics import Metrics
+from proxy.recorder import Recorder
+from proxy.upstream import Upstream
+from proxy.wire.plan import Sampling
+from storage.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The long-lived things of one process. `secret` is the store's: minted keys are proved by it."""
+
+    settings: Settings
+    clock: Clock
+    registry: CollectorRegistry
+    metrics: Metrics
+    store: Store
+    upstream: Upstream
+    recorder: Recorder
+    agent_keys: KeyRing
+    control_keys: KeyRing
+    secret: bytes
+    sampling: Sampling
+
+
+PARTS = web.AppKey("parts", Parts)

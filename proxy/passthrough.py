@@ -1,0 +1,67 @@
+"""What is passed on unrecorded: the list of models, and the paths on the allow-list.
+
+Holds the relaying of calls that sample nothing. Whether a path may be passed on at all is decided in `calls`.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+from aiohttp import web
+from aiohttp.client_exceptions import ClientConnectionResetError
+
+from proxy.errors import NoEngine
+from proxy.headers import downstream
+from proxy.parts import Parts
+from proxy.upstream import choose
+
+
+async def pass_on(request: web.Request, parts: Parts, path: str, body: bytes) -> web.StreamResponse:
+    """Send a request on and its answer back, byte for byte, as it comes."""
+    endpoint = choose(parts.upstream.endpoints, path)
+    query = f"?{request.query_string}" if request.query_string else ""
+    headers = list(request.headers.items())
+    async with parts.upstream.send(endpoint, request.method, path + query, headers=headers, body=body) as answer:
+        response = web.StreamResponse(
+            status=answer.status, headers=downstream(answer.headers, rollout_id=None, step_id=None)
+        )
+        await response.prepare(request)
+        try:
+            async for read in answer.reads():
+                await response.write(read)
+            await response.write_eof()
+        except ClientConnectionResetError:
+            pass  # the client left; leaving the context closes the engine's connection as well
+        return response
+
+
+async def show_models(request: web.Request, parts: Parts, path: str) -> web.StreamResponse:
+    """`GET /v1/models`: the engine's, and the configured aliases of them."""
+    aliases = [alias for alias in parts.settings.models if alias != "*"]
+    name = path.removeprefix("/v1/models").removeprefix("/")
+    if not parts.upstream.endpoints:
+        raise NoEngine("no engine is configured; set engines.endpoints or start with --engine URL")
+    if not aliases or (name and name not in aliases):
+        return await pass_on(request, parts, path, b"")
+    endpoint = choose(parts.upstream.endpoints, path)
+    headers = list(request.headers.items())
+    async with parts.upstream.send(endpoint, "GET", "/v1/models", headers=headers, body=None) as answer:
+        text = b"".join([read async for read in answer.reads()])
+        shown = downstream(answer.headers, rollout_id=None, step_id=None)
+    if answer.status != 200:
+        return web.Response(status=answer.status, headers=shown, body=text)
+    models = orjson.loads(text)
+    listed = list(_with_aliases(models.get("data") or [], parts.settings.models))
+    if name:
+        found = next((model for model in listed if model.get("id") == name), None)
+        return web.Response(headers=shown, body=orjson.dumps(found or {"id": name, "object": "model"}))
+    return web.Response(headers=shown, body=orjson.dumps({**models, "data": listed}))
+
+
+def _with_aliases(served: list[dict[str, Any]], aliases: dict[str, str]) -> Iterator[dict[str, Any]]:
+    """The engine's models, then each alias of one of them under its own name."""
+    yield from served
+    known = {model.get("id"): model for model in served}
+    for alias, name in aliases.items():
+        if alias != "*" and name in known and alias not in known:
+            yield {**known[name], "id": alias}

@@ -1,0 +1,255 @@
+"""Sequences: the masked rows of tokens that a rollout is trained on.
+
+Holds the choice of branches, the *once* rule and the canonical row, of which every export format is a view.
+
+Rule 1: every decision whether steps join is the tree's; this file only reads it. It compares nothing but numbers of ids.
+Rule 2: each sampled token is trained in exactly one of the exported rows: that of its oldest leaf. In others it is
+        context, with mask 0.
+Rule 3: nothing is padded, shifted or filled: arrays are of one length, and a logprob that is not of a trained token is null.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from proxy.trajectory.rollout import RolloutFacts
+from proxy.trajectory.step import Span, Step
+from proxy.trajectory.tree import Node, grow
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Which rows are wanted.
+
+    `branches`: every leaf, the longest one, or the youngest. `include`: exact steps only, or flagged ones as well (whose
+    rows then carry the problems). `max_len` in tokens; a longer row is `cut` at a span boundary, dropped, or kept.
+    """
+
+    branches: Literal["all", "longest", "last"] = "all"
+    include: Literal["exact", "flagged"] = "exact"
+    max_len: int | None = None
+    overlong: Literal["cut", "drop", "keep"] = "cut"
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceSpan:
+    """A sampled stretch of a sequence, half open. `owned`: trained here; else it is context, trained elsewhere."""
+
+    start: int
+    end: int
+    step_id: str
+    choice: int
+    policy_version: str | None
+    temperature: float | None
+    owned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One path of the tree, as a row. All arrays are of one length; `logprobs` is None where `mask` is 0."""
+
+    facts: RolloutFacts
+    branch: int
+    token_ids: list[int]
+    mask: list[int]
+    logprobs: list[float | None]
+    prompt_len: int
+    spans: tuple[SequenceSpan, ...]
+    finish_reason: str | None
+    truncated: bool
+    stop_token_sampled: bool | None
+    problems: tuple[str, ...] = ()
+
+    def as_row(self) -> dict[str, Any]:
+        """The canonical row, JSON-ready."""
+        steps = {span.step_id for span in self.spans}
+        row = {
+            "rollout_id": self.facts.rollout_id,
+            "group_id": self.facts.group_id,
+            "branch": self.branch,
+            "token_ids": self.token_ids,
+            "mask": self.mask,
+            "logprobs": self.logprobs,
+            "prompt_len": self.prompt_len,
+            "spans": [_span_row(span) for span in self.spans],
+            "finish_reason": self.finish_reason,
+            "truncated": self.truncated,
+            "stop_token_sampled": self.stop_token_sampled,
+            "reward": self.facts.reward,
+            "step_rewards": {step: reward for step, reward in self.facts.step_rewards.items() if step in steps},
+            "advantages": self.facts.advantages,
+            "owned": any(span.owned for span in self.spans),
+            "metadata": dict(self.facts.metadata),
+        }
+        return {**row, "problems": list(self.problems)} if self.problems else row
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A step, or a branch by its leaf, that no row came of, and why."""
+
+    step_id: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sequences:
+    """The rows of a rollout, and what was left out."""
+
+    rows: tuple[Row, ...]
+    skipped: tuple[Skipped, ...] = ()
+
+
+@dataclass(slots=True)
+class _Branch:
+    """A path on its way to becoming a row."""
+
+    path: list[Node]
+    cut: bool = False
+    owned: set[int] = field(default_factory=set)
+
+    @property
+    def end(self) -> int:
+        return self.path[-1].end
+
+
+def sequences(steps: Iterable[Step], facts: RolloutFacts, options: Options | None = None) -> Sequences:
+    """The rows of a rollout, the oldest leaf's first."""
+    options = options or Options()
+    kept, skipped = select(steps, options)
+    tree = grow(kept)
+    skipped += [Skipped(step.step_id, why) for step, why in tree.unplaced]
+    superseded = tree.superseded()
+    leaves = [leaf for leaf in tree.leaves if leaf.place not in superseded]
+    skipped += [Skipped(tree.nodes[place].step.step_id, "superseded by a retry") for place in sorted(superseded)]
+    branches: list[_Branch] = []
+    for branch in (_Branch(tree.path(leaf)) for leaf in _wanted(leaves, options)):
+        fitting = _fit(branch, options)
+        if fitting is None:
+            skipped.append(Skipped(branch.path[-1].step.step_id, f"longer than max_len={options.max_len}"))
+        else:
+            branches.append(fitting)
+    _own(branches)
+    rows: list[Row] = []
+    for branch in branches:
+        if branch.owned:
+            rows.append(_row(branch, facts, len(rows)))
+        else:
+            skipped.append(Skipped(branch.path[-1].step.step_id, "cut to what another row trains already"))
+    return Sequences(tuple(rows), tuple(skipped))
+
+
+def select(steps: Iterable[Step], options: Options) -> tuple[list[Step], list[Skipped]]:
+    """The steps that may make rows, and why the others may not."""
+    kept, skipped = [], []
+    for step in steps:
+        why = _why_not(step, flagged=options.include == "flagged")
+        if why is None:
+            kept.append(step)
+        else:
+            skipped.append(Skipped(step.step_id, why))
+    return kept, skipped
+
+
+def _why_not(step: Step, *, flagged: bool) -> str | None:
+    """Why a step may not be exported; None if it may. What cannot be aligned never is."""
+    if any(len(choice.ids) != len(choice.logprobs) for choice in step.choices) or not step.prompts:
+        return ",".join(step.problems) or "its tokens cannot be aligned"
+    if flagged or step.trainable:
+        return None
+    if step.problems:
+        return ",".join(step.problems)
+    return f"its status is {step.status}" if step.status != "complete" else "it was not delivered"
+
+
+def _wanted(leaves: list[Node], options: Options) -> list[Node]:
+    if options.branches == "all" or not leaves:
+        return leaves
+    if options.branches == "last":
+        return [max(leaves, key=lambda leaf: leaf.key)]
+    return [max(leaves, key=lambda leaf: leaf.end)]  # of equals, max keeps the first: the oldest
+
+
+def _fit(branch: _Branch, options: Options) -> _Branch | None:
+    """The branch within `max_len`; None if it is to be dropped, or nothing sampled would be left of it."""
+    if options.max_len is None or branch.end <= options.max_len or options.overlong == "keep":
+        return branch
+    fitting = [node for node in branch.path if node.end <= options.max_len]
+    return None if options.overlong == "drop" or not fitting else _Branch(fitting, cut=True)
+
+
+def _own(branches: Sequence[_Branch]) -> None:
+    """Give each node to the first branch that holds it: branches are in the order of their leaves' age."""
+    given: set[int] = set()
+    for branch in branches:
+        branch.owned = {node.place for node in branch.path if node.place not in given}
+        given |= branch.owned
+
+
+def _row(branch: _Branch, facts: RolloutFacts, number: int) -> Row:
+    leaf = branch.path[-1]
+    token_ids = (leaf.prompt + leaf.choice.ids).tolist()
+    mask = [0] * len(token_ids)
+    logprobs: list[float | None] = [None] * len(token_ids)
+    spans: list[SequenceSpan] = []
+    problems: dict[str, None] = {}
+    for node in branch.path:
+        owned = node.place in branch.owned
+        spans += _spans(node, owned=owned)
+        problems |= dict.fromkeys(node.step.problems)
+        if owned:
+            mask[node.start : node.end] = [1] * len(node.choice.ids)
+            logprobs[node.start : node.end] = node.choice.logprobs.tolist()
+    return Row(
+        facts=facts,
+        branch=number,
+        token_ids=token_ids,
+        mask=mask,
+        logprobs=logprobs,
+        prompt_len=branch.path[0].start,
+        spans=tuple(spans),
+        finish_reason=leaf.choice.finish_reason,
+        truncated=branch.cut or leaf.choice.finish_reason == "length",
+        stop_token_sampled=stop_token_sampled(leaf),
+        problems=tuple(problems),
+    )
+
+
+def _spans(node: Node, *, owned: bool) -> list[SequenceSpan]:
+    """The spans of a node: one for each version of the weights."""
+    temperature = node.step.sampling.get("temperature")
+    return [
+        SequenceSpan(
+            start=node.start + span.start,
+            end=node.start + span.end,
+            step_id=node.step.step_id,
+            choice=node.choice.index,
+            policy_version=span.policy_version,
+            temperature=temperature,
+            owned=owned,
+        )
+        for span in node.choice.spans or (Span(0, len(node.choice.ids)),)
+    ]
+
+
+def stop_token_sampled(leaf: Node) -> bool | None:
+    """Whether the last id is the token that ended the turn; None where the engine does not say.
+
+    vLLM 0.32: an EOS has no stop_reason, a stop token its id, a stop string itself (then the last id is whatever token
+    completed it).
+    """
+    if leaf.choice.finish_reason not in {"stop", "tool_calls"}:
+        return False
+    return None if isinstance(leaf.choice.stop_reason, str) else True
+
+
+def _span_row(span: SequenceSpan) -> Mapping[str, Any]:
+    return {
+        "start": span.start,
+        "end": span.end,
+        "step_id": span.step_id,
+        "choice": span.choice,
+        "policy_version": span.policy_version,
+        "temperature": span.temperature,
+        "owned": span.owned,
+    }

@@ -1,0 +1,219 @@
+"""Servers to test the store on: real ones, started here and stopped here, on unix sockets and free local ports."""
+
+import asyncio
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+import redis
+from storage import StoreOptions, open_store
+from storage.embedded import LAUNCH, bundled_server
+
+REDIS = shutil.which("redis-server")
+NO_REDIS = "redis-server is not installed (Debian: apt-get install redis-server), so plain Redis is not tested here"
+START_TIMEOUT_S = 20
+
+
+@contextmanager
+def running(binary, *settings, password=None, tls=False):
+    """A server on a free port of this machine, in a directory of its own; ends with the test, or with pytest itself."""
+    with tempfile.TemporaryDirectory(prefix="tt-", ignore_cleanup_errors=True) as directory:
+        port = free_port()
+        server = Server(binary, port, Path(directory), settings, password=password, tls=tls)
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
+
+
+class Server:
+    def __init__(self, binary, port, directory, settings, *, password=None, tls=False):
+        self.binary = str(binary)
+        self.port = port
+        self.directory = directory
+        self.settings = settings
+        self.password = password
+        self.tls = tls
+        self.process = None
+
+    @property
+    def where(self):
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def url(self):
+        return f"redis{'s' * self.tls}://{self.where}"
+
+    @property
+    def client(self):
+        tls = {"ssl": True, "ssl_cert_reqs": "none", "ssl_check_hostname": False} if self.tls else {}
+        return redis.Redis(port=self.port, password=self.password, socket_timeout=5, **tls)
+
+    def start(self):
+        listen = ["--port", "0", "--tls-port", str(self.port)] if self.tls else ["--port", str(self.port)]
+        with (self.directory / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(LAUNCH), str(os.getpid()), self.binary, *listen,
+                 "--bind", "127.0.0.1", "--dir", str(self.directory), "--save", "", *self.settings],
+                stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+            )  # fmt: skip
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while True:
+            try:
+                with self.client as client:
+                    client.ping()
+                return
+            except redis.ConnectionError:
+                if self.process.poll() is not None or time.monotonic() > deadline:
+                    raise AssertionError((self.directory / "log").read_text()) from None
+                time.sleep(0.01)
+
+    def stop(self):
+        self.process.kill()
+        self.process.wait()
+
+
+def free_port():
+    """A port whose cluster bus port (10,000 above) exists too."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        if port < 55_000:
+            return port
+
+
+@pytest.fixture(scope="session")
+def valkey():
+    """The bundled valkey-server's path."""
+    return bundled_server()
+
+
+@pytest.fixture
+def start(valkey):
+    """Starts a server (Valkey, if no other binary is given) that ends with the test."""
+    with ExitStack() as stack:
+        yield lambda *settings, binary=valkey, **more: stack.enter_context(running(binary, *settings, **more))
+
+
+@pytest.fixture
+def start_redis(start):
+    """Starts a Debian redis-server that ends with the test."""
+    if REDIS is None:
+        pytest.skip(NO_REDIS)
+    return lambda *settings, **more: start(*settings, binary=REDIS, **more)
+
+
+@pytest.fixture(scope="session")
+def redis_server():
+    """A plain redis-server for the whole run."""
+    if REDIS is None:
+        pytest.skip(NO_REDIS)
+    with running(REDIS) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def cluster_servers(valkey):
+    """A cluster of three primaries for the whole run, whose slots are a third each."""
+    settings = ("--cluster-enabled", "yes", "--cluster-require-full-coverage", "no", "--cluster-node-timeout", "2000")
+    with ExitStack() as stack:
+        servers = [stack.enter_context(running(valkey, *settings)) for _ in range(3)]
+        clients = [stack.enter_context(server.client) for server in servers]
+        for number, client in enumerate(clients):
+            first, last = 16_384 * number // 3, 16_384 * (number + 1) // 3 - 1
+            client.execute_command("CLUSTER", "ADDSLOTSRANGE", first, last)
+            client.execute_command("CLUSTER", "MEET", "127.0.0.1", servers[0].port)
+        wait_for_cluster(clients)
+        yield servers
+
+
+def wait_for_cluster(clients):
+    """Wait until each server of the cluster finds all slots served."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while any(not cluster_is_whole(client) for client in clients):
+        assert time.monotonic() < deadline, [client.execute_command("CLUSTER", "INFO") for client in clients]
+        time.sleep(0.05)
+
+
+def cluster_is_whole(client):
+    said = client.execute_command("CLUSTER", "INFO")
+    text = said.decode() if isinstance(said, bytes) else str(said)
+    return all(fact in text.replace("': '", ":") for fact in ("cluster_state:ok", "cluster_slots_ok:16384"))
+
+
+@pytest.fixture
+def url_of(request, tmp_path):
+    """The URL of an empty store of a kind: embedded, redis or cluster."""
+
+    def url(kind):
+        if kind == "embedded":
+            return f"embedded:{tmp_path / 'store'}"
+        servers = request.getfixturevalue("cluster_servers" if kind == "cluster" else "redis_server")
+        for server in servers if kind == "cluster" else [servers]:
+            with server.client as client:
+                client.flushall()
+        return f"redis+cluster://{servers[0].where}" if kind == "cluster" else servers.url
+
+    return url
+
+
+@pytest.fixture
+async def opened():
+    """Opens stores that are closed with the test."""
+    stores = []
+
+    async def opened(url, **options):
+        store = await open_store(url, StoreOptions(**options))
+        stores.append(store)
+        return store
+
+    yield opened
+    for store in stores:
+        await store.close()
+
+
+@pytest.fixture
+async def on_redis(url_of, opened):
+    """A store on the plain redis-server."""
+    return await opened(url_of("redis"))
+
+
+@pytest.fixture(scope="session")
+def command():
+    """Gives the replies of every server of a store to a command."""
+
+    async def command(store, *parts):
+        return [(await server.ask([parts]))[0] for server in await store._servers.all()]
+
+    return command
+
+
+@pytest.fixture(scope="session")
+def key_count(command):
+    """Counts all keys of a store's servers."""
+
+    async def key_count(store):
+        return sum(await command(store, "DBSIZE"))
+
+    return key_count
+
+
+@pytest.fixture(scope="session")
+def until():
+    """Waits until a condition holds."""
+
+    async def until(condition, timeout_s=10):
+        async with asyncio.timeout(timeout_s):
+            while not await condition():
+                await asyncio.sleep(0.02)
+
+    return until

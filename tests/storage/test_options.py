@@ -1,0 +1,72 @@
+"""URLs and options: what can be said, and what is answered to what cannot."""
+
+from pathlib import Path
+
+import pytest
+from storage import StoreOptions, open_store
+from storage.options import Address, read_url
+
+BAD = {
+    "http://x": "cannot begin with 'http'",
+    "": "cannot begin with ''",
+    "redis": "cannot begin with 'redis'",
+    "redis:x": "cannot begin with 'redis'",
+    "redis://": "'' is not HOST or HOST:PORT",
+    "redis://h:port": "'h:port' is not HOST",
+    "redis://h:0": "'h:0' is not HOST",
+    "redis://h:65536": "'h:65536' is not HOST",
+    "redis://h/one": "/one cannot stand",
+    "redis+cluster://h/1": "/1 cannot stand",
+    "redis://a,b": r"for a cluster, write redis\+cluster://a,b",
+    "embedded:": "embedded: needs a path",
+    "unix:": "unix: needs a path",
+}
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    {
+        "embedded:./data": Address("embedded", path=Path("data")),
+        "embedded:/a b/{c}": Address("embedded", path=Path("/a b/{c}")),
+        "unix:/run/x.sock": Address("unix", path=Path("/run/x.sock")),
+        "redis://h": Address("single", hosts=(("h", 6379),)),
+        "redis://h:1/2": Address("single", hosts=(("h", 1),), db=2),
+        "redis://[::1]:7": Address("single", hosts=(("::1", 7),)),
+        "redis://u%40:p%3A%2F@h": Address("single", hosts=(("h", 6379),), username="u@", password="p:/"),
+        "redis://:p@h": Address("single", hosts=(("h", 6379),), password="p"),
+        "rediss://h": Address("single", hosts=(("h", 6379),), tls=True),
+        "redis+cluster://a:1,b,[::1]:2": Address("cluster", hosts=(("a", 1), ("b", 6379), ("::1", 2))),
+        "rediss+cluster://u:p@a": Address("cluster", hosts=(("a", 6379),), tls=True, username="u", password="p"),
+    }.items(),
+)
+def test_a_url_is_read(url, address):
+    """Each known form names a store."""
+    assert address == read_url(url)
+
+
+@pytest.mark.parametrize(("url", "why"), BAD.items())
+async def test_a_bad_url_is_refused(url, why):
+    """A URL of no known form raises ValueError saying what is wrong with it."""
+    with pytest.raises(ValueError, match=why):
+        await open_store(url)
+
+
+@pytest.mark.parametrize("url", ["redis://u:secret@h:x", "redis://u:secret@h/x", "redis://u:secret@", "u:secret@h"])
+def test_no_error_shows_a_password(url):
+    """What is said about a bad URL holds no password."""
+    with pytest.raises(ValueError, match=".") as caught:
+        read_url(url)
+
+    assert "secret" not in str(caught.value)
+    assert "secret" not in repr(Address("single", password="secret"))
+    assert "secret" not in repr(StoreOptions(password="secret"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"prefix": ""}, {"prefix": "{a}"}, {"ttl_s": 0}, {"timeout_s": 0}, {"replicas": 0}, {"max_connections": -1}],
+)
+def test_bad_options_are_refused(options):
+    """An option that cannot be meant so raises ValueError naming it."""
+    with pytest.raises(ValueError, match=next(iter(options))):
+        StoreOptions(**options)

@@ -1,0 +1,360 @@
+"""What `Store` promises, on every kind of server it runs on."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from storage.store import Entry, FieldsChanged, MissingBlocks, RolloutGone
+
+HOSTILE = (
+    "a", "A", "a:b", "a:records:b", "{a}", "{a}{b}", "}{", "a\nb", "a\r\n$3\r\n", "../a", "a/b", "%41", "%", "*", "?", "[a-z]",
+    "🙂", "é", "e\u0301", " ", " a", "\x00", "f:status", "listing", "birth", "\ud800", "x" * 256, "🙂" * 256,
+)  # fmt: skip
+
+
+@pytest.fixture(params=["embedded", "redis", "cluster"])
+async def store(request, url_of, opened):
+    """An empty store."""
+    return await opened(url_of(request.param))
+
+
+async def opened_entry(store, rollout="r", **more):
+    """A rollout, opened, and an entry to append to it."""
+    birth = (await store.open(rollout, {}, now_ms=1)).birth
+    return Entry(rollout, birth, "s1", b"record", **more)
+
+
+async def test_the_first_open_makes_a_rollout_and_later_ones_find_it(store):
+    """`open` makes the rollout with the fields given if there is none, and changes no field of one that is there."""
+    made = await store.open("r", {"status": b"open", "empty": b""}, now_ms=1_000)
+    found = await store.open("r", {"status": b"other"}, now_ms=2_000)
+
+    assert made.created
+    assert (made.created_ms, made.touched_ms) == (1_000, 1_000)
+    assert {"status": b"open", "empty": b""} == made.fields == found.fields
+    assert replace(made, created=False, touched_ms=2_000) == found
+
+
+async def test_many_opens_of_one_name_at_once_make_one_birth(store):
+    """However many open a name at once, one of them makes it and all get the same life."""
+    rollouts = await asyncio.gather(*(store.open("r", {"who": b"%d" % i}, now_ms=i) for i in range(50)))
+
+    assert 1 == len({rollout.birth for rollout in rollouts})
+    assert 1 == sum(rollout.created for rollout in rollouts)
+    assert 1 == len({rollout.fields["who"] for rollout in rollouts})
+    assert ("r",) == (await store.list()).names
+
+
+async def test_look_makes_nothing(store, key_count):
+    """`look` gives None for a rollout that is not there, and makes nothing."""
+    assert None is await store.look("r")
+    assert 0 == await key_count(store)
+
+    made = await store.open("r", {"a": b"1"}, now_ms=1)
+
+    assert replace(made, created=False) == await store.look("r")
+
+
+async def test_amend_sets_and_removes_fields_if_all_expectations_hold(store):
+    """`amend` sets and removes fields, touches nothing else, and gives the rollout as it is then."""
+    await store.open("r", {"a": b"1", "b": b"2", "c": b"3"}, now_ms=1)
+
+    amended = await store.amend("r", {"a": b"", "b": None, "d": b"="}, expect={"a": b"1", "d": None}, now_ms=2)
+
+    assert {"a": b"", "c": b"3", "d": b"="} == amended.fields
+    assert 2 == amended.touched_ms
+    assert amended == await store.look("r")
+
+
+@pytest.mark.parametrize("expect", [{"a": b"2"}, {"a": None}, {"b": b""}, {"a": b"1", "b": b"1"}])
+async def test_amend_writes_nothing_if_an_expectation_fails(store, expect):
+    """A field that is not as expected raises `FieldsChanged`, which says how the rollout stands, and changes nothing."""
+    before = replace(await store.open("r", {"a": b"1"}, now_ms=1), created=False)
+
+    with pytest.raises(FieldsChanged) as caught:
+        await store.amend("r", {"a": b"9", "z": b"9"}, expect=expect, now_ms=2)
+
+    assert before == caught.value.rollout
+    assert before == await store.look("r")
+
+
+async def test_amend_makes_no_rollout(store, key_count):
+    """`amend` gives None when there is no such rollout, whatever was expected."""
+    assert None is await store.amend("r", {"a": b"1"}, expect={}, now_ms=1)
+    assert None is await store.amend("r", {"a": b"1"}, expect={"a": b"2"}, now_ms=1)
+    assert 0 == await key_count(store)
+
+
+async def test_of_many_amends_that_expect_the_same_one_wins(store):
+    """Compare and set: of those that expect the same value, one sets it."""
+    await store.open("r", {"holder": b""}, now_ms=1)
+
+    answers = await asyncio.gather(
+        *(store.amend("r", {"holder": b"%d" % i}, expect={"holder": b""}, now_ms=2) for i in range(20)),
+        return_exceptions=True,
+    )
+
+    assert 19 == sum(isinstance(answer, FieldsChanged) for answer in answers)
+
+
+async def test_append_keeps_records_in_order_with_their_blocks_and_counts(store):
+    """Records, blocks and counts of an append are all there when it returns its index."""
+    entry = await opened_entry(store, blocks={b"\x00b1": b"\r\n", b"b2": b""}, counts={"steps": 1, "tokens": 7})
+    second = replace(entry, name="s2", record=b"", blocks={}, leans_on=(b"\x00b1", b"b2"), counts={"steps": 1})
+
+    indices = [await store.append(entry, now_ms=5), await store.append(second, now_ms=6)]
+
+    assert [0, 1] == indices
+    assert [b"record", b""] == await store.read("r", 0, 10)
+    assert {b"\x00b1": b"\r\n", b"b2": b""} == await store.blocks("r")
+    rollout = await store.look("r")
+    assert {"steps": 2, "tokens": 7} == rollout.counts
+    assert (1, 6) == (rollout.created_ms, rollout.touched_ms)
+
+
+async def test_append_of_a_name_that_is_there_changes_nothing(store):
+    """Appending a name again gives its first index and changes no record, block or count."""
+    entry = await opened_entry(store, blocks={b"b": b"1"}, counts={"steps": 1})
+    await store.append(entry, now_ms=2)
+    await store.append(replace(entry, name="s2"), now_ms=3)
+
+    again = replace(entry, record=b"other", blocks={b"c": b"2"}, leans_on=(b"nowhere",))
+
+    assert 0 == await store.append(again, now_ms=4)
+    assert [b"record", b"record"] == await store.read("r", 0, 10)
+    assert {b"b": b"1"} == await store.blocks("r")
+    assert {"steps": 2} == (await store.look("r")).counts
+
+
+async def test_append_with_missing_blocks_writes_nothing(store):
+    """An entry that leans on blocks that are not there raises `MissingBlocks` with their names, and writes nothing."""
+    entry = await opened_entry(store, blocks={b"new": b"1"}, counts={"steps": 1})
+    await store.append(replace(entry, name="s0", blocks={b"old": b"0"}, counts={}), now_ms=2)
+    before = await store.look("r")
+
+    with pytest.raises(MissingBlocks) as caught:
+        await store.append(replace(entry, leans_on=(b"lost", b"old", b"new")), now_ms=3)
+
+    assert (b"lost", b"new") == caught.value.names
+    assert before == await store.look("r")
+    assert {b"old": b"0"} == await store.blocks("r")
+    assert [b"record"] == await store.read("r", 0, 10)
+    assert None is await store.find("r", "s1")
+
+
+async def test_a_block_is_written_once(store):
+    """A block that is there already stays as it is: its name tells its bytes."""
+    entry = await opened_entry(store, blocks={b"b": b"1"})
+    await store.append(entry, now_ms=2)
+    await store.append(replace(entry, name="s2", blocks={b"b": b"other"}), now_ms=3)
+
+    assert {b"b": b"1"} == await store.blocks("r")
+
+
+async def test_append_to_another_life_is_refused(store, key_count):
+    """After a rollout was deleted, or deleted and opened anew, appends and marks of its old life raise `RolloutGone`."""
+    entry = await opened_entry(store, counts={"steps": 1})
+    await store.drop("r")
+
+    with pytest.raises(RolloutGone, match="'r' was deleted"):
+        await store.append(entry, now_ms=2)
+    with pytest.raises(RolloutGone):
+        await store.mark("r", entry.birth, {"m": b"1"}, now_ms=2)
+    assert 0 == await key_count(store)
+
+    anew = replace(await store.open("r", {}, now_ms=3), created=False)
+
+    assert anew.birth != entry.birth
+    with pytest.raises(RolloutGone):
+        await store.append(entry, now_ms=4)
+    with pytest.raises(RolloutGone):
+        await store.mark("r", entry.birth, {"m": b"1"}, now_ms=4)
+    assert anew == await store.look("r")
+
+
+async def test_appends_at_once_are_all_kept(store):
+    """Of appends at the same time none is lost and none stored twice; each gets an index of its own."""
+    entry = await opened_entry(store, counts={"steps": 1})
+    entries = [replace(entry, name=f"s{i % 100}", record=b"%d" % (i % 100)) for i in range(200)]
+
+    indices = await asyncio.gather(*(store.append(one, now_ms=2) for one in entries))
+
+    assert indices[:100] == indices[100:]
+    assert list(range(100)) == sorted(indices[:100])
+    records = await store.read("r", 0, 1000)
+    assert [b"%d" % i for i in range(100)] == [records[index] for index in indices[:100]]
+    assert {"steps": 100} == (await store.look("r")).counts
+
+
+async def test_a_large_entry_is_kept_whole(store):
+    """Records of megabytes and thousands of blocks in one entry are kept as they are."""
+    blocks = {b"b%d" % i: b"%d" % i for i in range(10_000)}
+    entry = await opened_entry(store, blocks=blocks)
+    entry = replace(entry, record=bytes(range(256)) * 16_384)
+
+    await store.append(entry, now_ms=2)
+    await store.append(replace(entry, name="s2", blocks={}, leans_on=tuple(blocks)), now_ms=3)
+
+    assert [entry.record] * 2 == await store.read("r", 0, 2)
+    assert blocks == await store.blocks("r")
+
+
+async def test_marks_are_set_and_read(store):
+    """Marks are kept beside the records; the last value of a mark holds."""
+    entry = await opened_entry(store)
+    await store.mark("r", entry.birth, {"reward:s1": b"1", "é": b"\xff"}, now_ms=2)
+    await store.mark("r", entry.birth, {"reward:s1": b"2"}, now_ms=3)
+
+    assert {"reward:s1": b"2", "é": b"\xff"} == await store.marks("r")
+    assert {} == await store.marks("other")
+    assert 3 == (await store.look("r")).touched_ms
+
+
+async def test_read_gives_a_stretch_of_records(store):
+    """`read` gives up to `limit` records from `start` on; none beyond the end, before the start, or for no limit."""
+    entry = await opened_entry(store)
+    for i in range(5):
+        await store.append(replace(entry, name=f"s{i}", record=b"%d" % i), now_ms=2)
+
+    assert [b"1", b"2"] == await store.read("r", 1, 2)
+    assert [b"4"] == await store.read("r", 4, 9)
+    assert [] == await store.read("r", 5, 9)
+    assert [] == await store.read("r", -1, 9)
+    assert [] == await store.read("r", 0, 0)
+    assert [] == await store.read("other", 0, 9)
+
+
+async def test_find_gives_a_record_by_name(store):
+    """`find` gives index and record of a name, or None."""
+    entry = await opened_entry(store)
+    await store.append(entry, now_ms=2)
+    await store.append(replace(entry, name="s2", record=b"2"), now_ms=2)
+
+    assert (1, b"2") == await store.find("r", "s2")
+    assert None is await store.find("r", "s3")
+    assert None is await store.find("other", "s2")
+
+
+async def test_blocks_are_found_by_name(store):
+    """`blocks` gives those of the names asked for that exist; of no names, none."""
+    entry = await opened_entry(store, blocks={b"a": b"1", b"b": b"2", b"c": b"3"})
+    await store.append(entry, now_ms=2)
+
+    assert {b"a": b"1", b"c": b"3"} == await store.blocks("r", [b"c", b"x", b"a"])
+    assert {} == await store.blocks("r", [])
+    assert {} == await store.blocks("other")
+
+
+async def test_list_is_newest_first_and_pages_without_gap_or_repeat(store):
+    """Paging gives every rollout once, newest first, of one millisecond too, whatever is opened or deleted meanwhile."""
+    expected = {}
+    for i in range(60):
+        expected[f"r{i}"] = i // 7
+        await store.open(f"r{i}", {}, now_ms=i // 7)
+
+    seen, cursor = [], None
+    for page_number in range(100):
+        page = await store.list(cursor=cursor, limit=7)
+        assert len(page.names) <= 7
+        seen += page.names
+        await store.open(f"new{page_number}", {}, now_ms=50 + page_number)
+        await store.drop(f"new{page_number - 1}")
+        cursor = page.cursor
+        if cursor is None:
+            break
+
+    assert sorted(expected) == sorted(seen)
+    assert sorted(expected.values(), reverse=True) == [expected[name] for name in seen]
+
+
+async def test_the_last_page_has_no_cursor(store):
+    """The cursor is None on the last page, also when that is full, and on an empty one."""
+    assert ((), None) == ((page := await store.list()).names, page.cursor)
+    for i in range(4):
+        await store.open(f"r{i}", {}, now_ms=i)
+
+    first = await store.list(limit=2)
+    second = await store.list(limit=2, cursor=first.cursor)
+
+    assert ("r3", "r2") == first.names
+    assert ("r1", "r0") == second.names
+    assert None is second.cursor
+
+
+async def test_list_since_a_time(store):
+    """`since_ms` leaves out what was created before it."""
+    for i in range(4):
+        await store.open(f"r{i}", {}, now_ms=10 * i)
+
+    assert ("r3", "r2") == (await store.list(since_ms=20)).names
+    assert ("r3",) == (await store.list(since_ms=21)).names
+    assert 4 == len((await store.list(since_ms=-5)).names)
+
+
+@pytest.mark.parametrize(
+    "cursor", ["", "x", "5", "000000000000001", "-", "(", "00000000000000\u0661r", "000000000000001é"]
+)
+async def test_a_cursor_that_is_none_is_refused(on_redis, cursor):
+    """A cursor that no page gave raises ValueError, in a sentence that shows it."""
+    with pytest.raises(ValueError, match="is not a cursor of this listing"):
+        await on_redis.list(cursor=cursor)
+
+
+async def test_names_gives_all_rollouts(store):
+    """`names` gives every rollout, newest first."""
+    for i in range(5):
+        await store.open(f"r{i}", {}, now_ms=i)
+
+    assert ["r4", "r3", "r2", "r1", "r0"] == [name async for name in store.names()]
+
+
+async def test_hostile_names_do_not_touch_each_other(store, key_count):
+    """Whatever a rollout is called, its records, fields, listing and deletion are its own."""
+    for i, name in enumerate(HOSTILE):
+        entry = await opened_entry(store, name, blocks={b"b": b"%d" % i}, counts={"steps": 1})
+        await store.append(replace(entry, record=b"%d" % i), now_ms=2)
+
+    assert sorted(HOSTILE) == sorted((await store.list()).names)
+    for i, name in enumerate(HOSTILE):
+        assert [b"%d" % i] == await store.read(name, 0, 9)
+        assert {b"b": b"%d" % i} == await store.blocks(name)
+        assert {"steps": 1} == (await store.look(name)).counts
+        assert await store.drop(name)
+        assert len(HOSTILE) - 1 - i == len((await store.list()).names)
+    assert 0 == await key_count(store)
+
+
+async def test_drop_leaves_no_key(store, key_count):
+    """`drop` deletes everything of a rollout and says whether there was anything; nothing of it is left."""
+    for name in ("r", "q"):
+        entry = await opened_entry(store, name, blocks={b"b": b"1"}, counts={"steps": 1})
+        await store.append(entry, now_ms=2)
+        await store.mark(name, entry.birth, {"m": b"1"}, now_ms=3)
+
+    assert [True, False, False] == [await store.drop(name) for name in ("r", "r", "never")]
+    assert None is await store.look("r")
+    assert ("q",) == (await store.list()).names
+    assert [b"record"] == await store.read("q", 0, 9)
+    assert {"m": b"1"} == await store.marks("q")
+    assert await store.drop("q")
+    assert 0 == await key_count(store)
+
+
+async def test_constants_are_set_once(store):
+    """The first value of a constant holds, for everybody."""
+    values = await asyncio.gather(*(store.constant("salt", b"%d" % i) for i in range(10)))
+
+    assert 1 == len(set(values))
+    assert values[0] == await store.constant("salt", b"later")
+    assert b"x" == await store.constant("other", b"x")
+
+
+async def test_facts_and_ping_reach_the_store(store):
+    """`ping` returns, and `facts` names servers, versions and durability in words."""
+    await store.ping()
+    facts = await store.facts()
+
+    assert "acknowledged" == facts["durability"]
+    assert facts["version"].split()[0] in ("valkey", "redis")
+    assert facts["servers"]
+    assert all(isinstance(fact, str) for fact in facts.values())

@@ -1,0 +1,258 @@
+"""The exchange: what is sent, shown and kept, proved on answers recorded from a real vLLM."""
+
+import re
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from recorded import Cassette, cut, dialect_cassettes, load, names, plan_of, play
+
+from proxy.engines.base import Sampled, Tokens
+from proxy.trajectory.step import Step, Timing
+from proxy.wire.exchange import Exchange, pack_tokens
+
+PAIRS = sorted(
+    name.removesuffix("_plain") for folder in ("pairs_hermes", "pairs_hermes_qwen3") for name in names(f"{folder}/*_plain")
+)
+# Choices interleave differently in any two runs of the engine; equal as a multiset of events.
+INTERLEAVED = {"pairs_hermes_qwen3/chat_n2_s", "pairs_hermes_qwen3/cmpl_multi_s"}
+EVERY = dialect_cassettes()
+ANSWERED = [cassette for cassette in EVERY if cassette.status == 200]
+
+
+def normal(answer: bytes) -> bytes:
+    """The answer without what differs between any two runs: ids of the response and of tool calls, creation time."""
+    answer = re.sub(rb'"id":"(chatcmpl|cmpl)-[^"]*"', b'"id":""', answer)
+    return re.sub(rb'"created":\d+', b'"created":0', answer)
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_hiding_gives_back_the_plain_answer_byte_for_byte(pair):
+    """What was injected, hidden again, leaves the very bytes that the engine sends without injection."""
+    plain, injected = load(f"{pair}_plain"), load(f"{pair}_inj")
+    plan = plan_of(plain.path, plain.body)
+    if "echo" in pair:
+        assert plain.body == plan.body
+        return
+    assert injected.body == plan.body | {key: injected.body[key] for key in injected.body if key not in plan.body}
+
+    shown, end, step = play(plan, injected)
+
+    expected, actual = normal(plain.answer), normal(shown + end)
+    if pair in INTERLEAVED:
+        expected, actual = sorted(expected.split(b"\n\n")), sorted(actual.split(b"\n\n"))
+    assert expected == actual
+    assert () == step.problems
+
+
+@pytest.mark.parametrize("pair", [pair for pair in PAIRS if "echo" in pair])
+def test_echo_gets_nothing_injected_and_is_flagged(pair):
+    """Ids would eat the echoed text, so an echo passes untouched and says that it has no ids."""
+    plain = load(f"{pair}_plain")
+
+    shown, end, step = play(plan_of(plain.path, plain.body), plain)
+
+    assert plain.answer == shown + end
+    assert {"echo", "no_token_ids"} <= set(step.problems)
+
+
+TWINS = [
+    ("chat_plain", "chat_ids_lp"),
+    ("chat_plain", "chat_ids"),
+    ("chat_plain", "chat_lp"),
+    ("cmpl_plain", "cmpl_ids_lp0"),
+    ("chat_plain_stream", "chat_ids_lp_stream"),
+    ("tool_auto_regex_noflags_stream", "tool_auto_regex_stream"),
+    ("tool_auto_regex_noflags", "tool_auto_regex"),
+    ("tool_auto_regex_noflags_stream", "tool_auto_ids_only_stream"),
+    ("tool_auto_regex_noflags_stream", "tool_auto_lp_only_stream"),
+    ("eos_first_noflags_stream", "eos_first_stream"),
+    ("reasoning/r_regex_after_noflags_stream", "reasoning/r_regex_after_stream"),
+    ("processed/noparser_utf8", "processed/noparser_utf8_inj"),
+]
+
+
+@pytest.mark.parametrize(("plain", "injected"), [twin for twin in TWINS if "_ids_" in twin[1] or "auto_regex" in twin[1]])
+def test_a_client_that_asked_for_it_sees_just_that(plain, injected):
+    """A client that sets the engine's flags itself gets the engine's bytes."""
+    cassette = load(injected)
+
+    shown, end, step = play(plan_of(cassette.path, cassette.body), cassette)
+
+    assert cassette.answer == shown + end
+    assert step.choices[0].ids
+
+
+def test_ids_alone_are_shown_to_a_client_that_asked_for_ids_alone():
+    """Injected logprobs are hidden, asked ids stay, and so do the events that ids bring with them."""
+    asked, full = load("tool_auto_ids_only_stream"), load("tool_auto_regex_stream")
+
+    shown, end, _ = play(plan_of(asked.path, asked.body), full)
+
+    def tool_ids(text: bytes) -> bytes:
+        return re.sub(rb"chatcmpl-tool-\w+", b"", normal(text))
+
+    assert tool_ids(asked.answer) == tool_ids(shown + end)
+
+
+def test_logprobs_alone_are_shown_to_a_client_that_asked_for_logprobs_alone():
+    """Injected ids are hidden, asked logprobs stay."""
+    asked, full = load("tool_auto_lp_only_stream"), load("tool_auto_regex_stream")
+
+    shown, end, _ = play(plan_of(asked.path, asked.body), full)
+
+    def tool_ids(text: bytes) -> bytes:
+        return re.sub(rb"chatcmpl-tool-\w+", b"", normal(text))
+
+    assert tool_ids(asked.answer) == tool_ids(shown + end)
+
+
+def kept(step: Step) -> tuple:
+    return step.prompts, repr(step.choices), step.problems, step.status, orjson.dumps(step.response), step.usage
+
+
+@pytest.mark.parametrize("cassette", ANSWERED, ids=str)
+def test_one_byte_at_a_time_gives_the_same(cassette: Cassette):
+    """The split law, at its sharpest: byte by byte, the client's bytes and the step are the same."""
+    body = {key: value for key, value in cassette.body.items() if key not in ("return_token_ids", "logprobs")}
+    plan = plan_of(cassette.path, body)
+    whole_shown, whole_end, whole = play(plan, cassette)
+    shown, end, step = play(plan, cassette, [cassette.answer[i : i + 1] for i in range(len(cassette.answer))])
+
+    assert whole_shown + whole_end == shown + end
+    assert whole_end == end
+    assert kept(whole) == kept(step)
+
+
+STREAMS = [cassette for cassette in ANSWERED if cassette.is_stream]
+
+
+@settings(max_examples=150)
+@given(st.sampled_from(STREAMS), st.lists(st.integers(0, 700), max_size=40))
+def test_any_cut_gives_the_same(cassette: Cassette, sizes):
+    """The split law: however the socket cuts the stream, client bytes and recorded tokens are the same."""
+    plan = plan_of(cassette.path, cassette.body)
+    whole_shown, whole_end, whole = play(plan, cassette)
+    shown, end, step = play(plan, cassette, cut(cassette.answer, sizes))
+
+    assert (whole_shown, whole_end) == (shown, end)
+    assert kept(whole) == kept(step)
+
+
+@pytest.mark.parametrize("cassette", STREAMS, ids=str)
+def test_the_end_of_the_turn_is_withheld(cassette: Cassette):
+    """Nothing that is shown before the step is stored tells that the last choice is finished."""
+    shown, end, _ = play(plan_of(cassette.path, cassette.body), cassette)
+
+    assert b"[DONE]" not in shown
+    assert b"[DONE]" in end
+    finishes = shown.count(b'"finish_reason":"')
+    assert finishes < (cassette.body.get("n") or 1) * (2 if isinstance(cassette.body.get("prompt"), list) else 1)
+
+
+def test_an_engine_that_dies_leaves_a_partial_step():
+    """What came before the break is kept, and the step says that it broke off."""
+    cassette = load("chat_ids_lp_stream")
+    exchange = Exchange(plan_of(cassette.path, cassette.body), 200, cassette.content_type)
+    exchange.feed(cassette.answer[: len(cassette.answer) // 2])
+
+    outcome = exchange.abort("the engine e broke off", Timing(received=1.0), delivered=True)
+
+    assert ("partial", "the engine e broke off", True) == (outcome.step.status, outcome.step.reason, outcome.broken)
+    assert 0 < outcome.step.sampled < 24
+    assert "stream_cut" in outcome.step.problems
+
+
+def test_a_stream_without_its_terminal_event_is_partial():
+    """A clean end of the connection is no end of the turn."""
+    cassette = load("chat_ids_lp_stream")
+    plan = plan_of(cassette.path, cassette.body)
+    shown, end, step = play(plan, cassette, [cassette.answer.removesuffix(b"data: [DONE]\n\n")])
+
+    assert cassette.answer.removesuffix(b"data: [DONE]\n\n") == shown + end
+    assert ("partial", ("stream_cut",)) == (step.status, step.problems)
+
+
+def test_a_whole_body_that_was_cut_is_partial_and_not_an_error():
+    """Half a JSON body is no answer of the engine's, and no error of its either."""
+    cassette = load("chat_ids_lp")
+    exchange = Exchange(plan_of(cassette.path, cassette.body), 200, cassette.content_type)
+    exchange.feed(cassette.answer[:200])
+    step = exchange.abort("the client left", Timing(received=1.0), delivered=False).step
+
+    assert ("partial", False) == (step.status, step.delivered)
+
+
+@pytest.mark.parametrize("cassette", [c for c in EVERY if c.status != 200], ids=str)
+def test_errors_of_the_engine_pass_as_they_came(cassette: Cassette):
+    """Status and body are the engine's, and the step keeps both."""
+    shown, end, step = play(plan_of(cassette.path, cassette.body), cassette)
+
+    assert (b"", cassette.answer) == (shown, end)
+    assert "error" == step.status
+    assert (cassette.status, cassette.answer.decode()) == (step.response["status"], step.response["body"])
+
+
+@pytest.mark.parametrize("name", ["spec_ngram/s_bias_rep_stream", "spec_ngram/s_stop_rep_stream"])
+def test_an_error_within_a_stream_passes_byte_for_byte_and_ends_the_turn(name):
+    """vLLM writes such an event with other spacing: it is not spelt again, and not shown before it is stored."""
+    cassette = load(name)
+
+    shown, end, step = play(plan_of(cassette.path, cassette.body), cassette)
+
+    assert (b"", cassette.answer) == (shown, end)
+    assert "error" == step.status
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type"), [(b"<html>502</html>", "text/html"), (b"not json", "application/json"), (b"[]", "application/json")]
+)
+def test_what_is_no_answer_passes_as_it_came_and_is_an_error(body, content_type):
+    """An HTML page, or a body that is not what it claims to be, reaches the client untouched."""
+    cassette = Cassette("x", "/v1/chat/completions", {"messages": []}, body, 200, content_type)
+
+    shown, end, step = play(plan_of(cassette.path, cassette.body), cassette)
+
+    assert (b"", body) == (shown, end)
+    assert "error" == step.status
+
+
+def test_an_event_that_cannot_be_understood_passes_and_flags_the_step():
+    """Transparency comes first, and silence never."""
+    cassette = load("chat_ids_lp_stream")
+    odd = b'data: {"choices":[{"delta":{}}]}\n\ndata: 7\n\ndata: {oops\n\n'
+    shown, end, step = play(plan_of(cassette.path, cassette.body), cassette, [odd, cassette.answer])
+
+    assert odd + cassette.answer == shown + end
+    assert ("unparsed_event",) == step.problems
+
+
+def test_nan_logprobs_are_kept_flagged_and_shown_as_they_came():
+    """A Python engine may write NaN, which is no JSON; it is neither lost nor made up."""
+    cassette = load("chat_ids_lp")
+    odd = cassette.answer.replace(b'"logprob":-6.792507648468018', b'"logprob":NaN', 1)
+    shown, end, step = play(plan_of(cassette.path, cassette.body), cassette, [odd])
+
+    assert odd == shown + end
+    assert ("bad_logprob",) == step.problems
+
+
+def test_prompts_that_do_not_fit_their_places_are_flagged():
+    """A choice's prompt is never guessed: if the places do not add up, there are no prompts."""
+    one, two = (Sampled(i, [i], [7], [-1.0], "stop", None) for i in (0, 1))
+
+    assert ((), {"mixed_prompts"}) == pack_tokens(Tokens(None, (one, two)), 2, None)[::2]
+
+
+@pytest.mark.parametrize("name", ["cmpl_multi_prompt_stream", "cmpl_multi_prompt", "cmpl_n3", "cmpl_n3_stream"])
+def test_each_choice_points_to_its_own_prompt(name):
+    """Choice index is prompt index times n plus sample index."""
+    cassette = load(name)
+    _, _, step = play(plan_of(cassette.path, cassette.body), cassette)
+    n = cassette.body.get("n", 1)
+    prompts = cassette.body["prompt"] if isinstance(cassette.body["prompt"], list) else [cassette.body["prompt"]]
+
+    assert len(prompts) == len(step.prompts)
+    assert [choice.index // n for choice in step.choices] == [choice.prompt for choice in step.choices]
+    assert "mixed_prompts" not in step.problems
