@@ -55,12 +55,12 @@ class Cluster:
             redirect = replies[0]
             if isinstance(redirect, MovedError):
                 await self._follow(redirect, owner)
-            elif isinstance(redirect, AskError):
-                return (await self._server((redirect.host, redirect.port)).ask([("ASKING",), *commands]))[1:]
-            elif isinstance(redirect, TryAgainError):
-                await asyncio.sleep(_SETTLE_S)  # some keys of the slot are on their way to another server
-            else:
+                continue
+            if isinstance(redirect, AskError):
+                _, *replies = await self._server((redirect.host, redirect.port)).ask([("ASKING",), *commands])
+            if not isinstance(replies[0], TryAgainError):
                 return replies
+            await asyncio.sleep(_SETTLE_S)  # some keys of the slot are on their way to another server
         raise StoreAway(f"slot {slot} of the cluster is moving from one server to another; try again later")
 
     async def all(self) -> list[Connections]:

@@ -23,9 +23,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from redis.asyncio.connection import UnixDomainSocketConnection
-from redis.exceptions import BusyLoadingError, RedisError
-
 from storage.options import Durability
 from storage.store import StorageError
 
@@ -109,11 +106,11 @@ class EmbeddedServer:
         asked = False
         try:
             async with asyncio.timeout(_ANSWER_TIMEOUT_S):
-                while await self._tell("PING") is not None:
+                while await self._tell(b"PING") is not None:
                     if not asked:
                         LOG.warning("%s has a valkey-server whose owner is gone; it is shut down", self._path)
                         asked = True
-                        await self._tell("SHUTDOWN", "NOSAVE")  # it ends by closing the connection
+                        await self._tell(b"SHUTDOWN NOSAVE")
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:
             raise StorageError(
@@ -134,29 +131,34 @@ class EmbeddedServer:
                 stderr=output,
                 start_new_session=True,  # Ctrl-C in a terminal is for us: we still have steps to store when it comes
             )  # fmt: skip
-        deadline = asyncio.get_running_loop().time() + _ANSWER_TIMEOUT_S
-        while (answer := await self._tell("PING")) != b"PONG":
-            if isinstance(answer, BusyLoadingError):  # however long it loads, it says so
-                deadline = asyncio.get_running_loop().time() + _ANSWER_TIMEOUT_S
-            if self._process.returncode is not None or asyncio.get_running_loop().time() > deadline:
-                raise StorageError(
-                    f"the valkey-server in {self._path} does not start; the end of its log:\n{_tail(log)}"
-                )
-            await asyncio.sleep(_POLL_S)
-
-    async def _tell(self, *command: str) -> object:
-        """The server's answer; an error of its own is one too; None when there is no server."""
-        connection = UnixDomainSocketConnection(path=self.socket, protocol=2, socket_timeout=_ANSWER_TIMEOUT_S)
         try:
-            await connection.connect()  # type: ignore[no-untyped-call]
-            await connection.send_command(*command)
-            return await connection.read_response()
-        except BusyLoadingError as error:
-            return error
-        except (RedisError, OSError):
+            async with asyncio.timeout(_ANSWER_TIMEOUT_S) as patience:
+                while (answer := await self._tell(b"PING")) != b"+PONG":
+                    if self._process.returncode is not None:
+                        raise StorageError(
+                            f"the valkey-server in {self._path} does not start; the end of its log:\n{_tail(log)}"
+                        )
+                    if answer and answer.startswith(b"-LOADING"):  # however long it loads, it says so
+                        patience.reschedule(asyncio.get_running_loop().time() + _ANSWER_TIMEOUT_S)
+                    await asyncio.sleep(_POLL_S)
+        except TimeoutError:
+            raise StorageError(
+                f"the valkey-server in {self._path} started and does not answer; the end of its log:\n{_tail(log)}"
+            ) from None
+
+    async def _tell(self, command: bytes) -> bytes | None:
+        """The first line of the server's answer, empty if it hangs up; None if there is no server."""
+        try:
+            reader, writer = await asyncio.open_unix_connection(self.socket)
+        except (FileNotFoundError, ConnectionRefusedError):
             return None
+        try:
+            writer.write(command + b"\r\n")
+            return (await reader.readline()).strip()
+        except ConnectionError:
+            return b""
         finally:
-            await connection.disconnect(nowait=True)
+            writer.close()
 
     async def _watch(self) -> None:
         """Start the server again whenever it ends."""
@@ -189,7 +191,10 @@ async def start_embedded(path: Path, durability: Durability) -> EmbeddedServer:
     """Start a server in `path`, making the directory if there is none. Raises `StorageError` saying what to do."""
     path = _directory(path)
     server = EmbeddedServer(path, durability)
-    await server.start()
+    try:
+        await server.start()
+    except OSError as error:
+        raise StorageError(f"cannot start the embedded store in {path}: {error}") from error
     return server
 
 

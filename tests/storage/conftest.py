@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import redis
+
 from storage import StoreOptions, open_store
 from storage.embedded import LAUNCH, bundled_server
 
@@ -213,7 +214,9 @@ def until():
 
     async def until(condition, timeout_s=10):
         async with asyncio.timeout(timeout_s):
-            while not await condition():
+            while True:
+                if await condition():
+                    return
                 await asyncio.sleep(0.02)
 
     return until

@@ -6,6 +6,7 @@ import subprocess
 from contextlib import suppress
 
 import pytest
+
 from storage import StoreOptions
 from storage.connections import connections_to
 from storage.options import Address
@@ -72,21 +73,21 @@ async def test_callers_wait_for_a_free_connection(connect, redis_server):
     assert len({connection for connection, _ in answers}) <= 2
 
 
-async def test_a_cancelled_call_leaves_no_reply_to_the_next(connect, redis_server):
+async def test_a_cancelled_call_leaves_no_reply_to_the_next(connect, redis_server, until):
     """When a caller is cancelled, its answer never becomes another caller's."""
     connections = connect(redis_server, max_connections=1)
     waiting = asyncio.ensure_future(connections.ask([("BLPOP", "nothing", 5), ("ECHO", "stale")]))
-    await connections_busy(connect(redis_server), "blocked_clients:1")
+    other = connect(redis_server)
+
+    async def is_blocked():
+        return b"blocked_clients:1" in (await other.ask([("INFO", "clients")]))[0]
+
+    await until(is_blocked)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
 
     assert [b"fresh"] == await connections.ask([("ECHO", "fresh")])
-
-
-async def connections_busy(connections, fact):
-    while fact not in (await connections.ask([("INFO", "clients")]))[0].decode():
-        await asyncio.sleep(0.005)
 
 
 async def test_connections_that_the_server_closed_are_replaced(connect, redis_server):
@@ -179,7 +180,7 @@ async def test_tls_and_acl(start_redis, certificate, opened):
         await opened(server.url, username="tape", password="pass/word")
     with pytest.raises(StorageError, match="does not let us in"):
         await opened(server.url, username="tape", password="wrong", ca_file=certificate[0])
-    with pytest.raises(StorageError, match="does not let us in|user and password|Authentication"):
+    with pytest.raises(StorageError, match="does not let us in"):
         await opened(server.url, ca_file=certificate[0])
     other = await opened(server.url, username="tape", password="pass/word", ca_file=certificate[0], prefix="no")
     with pytest.raises(StorageError, match="may not do what TokenTape needs"):

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+
 from storage import StoreOptions, embedded, open_store
 from storage.embedded import LAUNCH, start_embedded
 from storage.store import Entry, StorageError, StoreAway
@@ -152,24 +153,24 @@ async def test_a_killed_owner_loses_nothing_acknowledged(url, path, opened, unti
     await until(is_gone)
 
 
-async def test_an_orphan_is_ended_first(url, path, opened):
+async def test_an_orphan_is_ended_first(url, path, opened, until):
     """A server that an earlier owner left behind is shut down, and all that it had is there."""
     store = await open_store(url)
     await store.append(await entry(store), now_ms=2)
     await store.close()
-    with (path / "valkey.log").open("ab") as log:
-        orphan = subprocess.Popen(embedded._command("acknowledged"), cwd=path, stdout=log, stderr=log)
-    try:
-        while not (path / "valkey.sock").exists():
-            await asyncio.sleep(0.01)
+    nothing = asyncio.subprocess.DEVNULL
+    command = embedded._command("acknowledged")
+    orphan = await asyncio.create_subprocess_exec(*command, cwd=path, stdout=nothing)
 
-        store = await opened(url)
+    async def listens():
+        return (path / "valkey.sock").exists()
 
-        assert 0 == orphan.wait(timeout=5)
-        assert [b"record"] == await store.read("r", 0, 9)
-    finally:
-        orphan.kill()
-        orphan.wait()
+    await until(listens)
+
+    store = await opened(url)
+
+    assert 0 == await asyncio.wait_for(orphan.wait(), 5)
+    assert [b"record"] == await store.read("r", 0, 9)
 
 
 async def test_a_half_written_end_is_left_out(url, path, opened):

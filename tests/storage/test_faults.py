@@ -3,6 +3,7 @@
 import pytest
 import redis.exceptions as theirs
 from redis.asyncio.connection import DefaultParser
+
 from storage.faults import checked, naming_faults
 from storage.store import StorageError, StoreAway
 

@@ -3,6 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 from redis.crc import key_slot
+
 from storage.keys import BUCKETS, bucket_keys, constants_key, keys_of, name_of
 
 # Every character, lone surrogates too; short texts of the characters that mean something in keys, most of all.

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from storage import StoreOptions, open_store
 from storage.options import Address, read_url
 
@@ -54,7 +55,7 @@ async def test_a_bad_url_is_refused(url, why):
 @pytest.mark.parametrize("url", ["redis://u:secret@h:x", "redis://u:secret@h/x", "redis://u:secret@", "u:secret@h"])
 def test_no_error_shows_a_password(url):
     """What is said about a bad URL holds no password."""
-    with pytest.raises(ValueError, match=".") as caught:
+    with pytest.raises(ValueError, match=r"known forms|cannot stand") as caught:
         read_url(url)
 
     assert "secret" not in str(caught.value)

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from storage.keys import keys_of
 from storage.store import Entry
 

@@ -1,7 +1,8 @@
 """Scripts: one round trip each, on servers that have not seen them too."""
 
 import pytest
-from storage.store import Entry
+
+from storage.store import Entry, StoreAway
 
 
 class Counted:
@@ -53,8 +54,6 @@ async def test_a_full_server_writes_nothing(on_redis, command):
     before = await on_redis.look("r")
     await command(on_redis, "CONFIG", "SET", "maxmemory", 1)
     try:
-        from storage.store import StoreAway
-
         with pytest.raises(StoreAway, match="OOM"):
             await on_redis.append(entry, now_ms=2)
         assert before == await on_redis.look("r")

@@ -1,6 +1,7 @@
 """What servers say of themselves."""
 
 import pytest
+
 from storage.server_facts import ServerFacts, check_facts
 from storage.store import StorageError
 

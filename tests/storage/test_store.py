@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+
 from storage.store import Entry, FieldsChanged, MissingBlocks, RolloutGone
 
 HOSTILE = (

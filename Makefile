@@ -1,0 +1,50 @@
+# Every target works first on a fresh clone: it installs what it needs into .venv, and again at once when nothing changed.
+.DEFAULT_GOAL := all
+SHELL := /bin/bash
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: all install run test test-engine bench lint types docs lock clean
+
+all: lint types test  ## what must hold before anything lands
+
+install: $(READY)  ## everything into .venv
+
+$(READY): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[arrow]" --group dev
+	@touch $(READY)
+
+run: $(READY)  ## the proxy on 127.0.0.1:8400; ENGINE=http://… for a real engine, else the simulator
+	@$(BIN)/tokentape serve $(if $(ENGINE),--engine $(ENGINE)) $(if $(CONFIG),--config $(CONFIG))
+
+test: $(READY)  ## the specification, against real parts
+	$(BIN)/python -m pytest
+
+test-engine: $(READY)  ## against a real vLLM on this CPU; builds it once into the user's cache folder
+	$(BIN)/python tests/engine/environment.py
+	$(BIN)/python -m pytest tests/engine
+
+bench: $(READY)  ## the table of performance targets, with the bare proxy in the same run
+	$(BIN)/python -m benchmarks
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+docs: $(READY)  ## the pages that the code prints: settings, metrics, errors, fidelity
+	$(BIN)/python -m docs.generate
+
+lock: ## what constraints.txt pins, anew from the ranges of pyproject.toml
+	rm -rf .venv && $(PYTHON) -m venv .venv && $(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(BIN)/python -m pip install --quiet --editable ".[arrow]" --group dev
+	$(BIN)/python -m pip freeze --exclude-editable > constraints.txt
+
+clean:  ## everything that was made here, but not recorded steps (./data)
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage* dist build *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

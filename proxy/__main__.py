@@ -1,0 +1,171 @@
+"""The command line: serve | simulate | export | check.
+
+Holds the commands and what they print. What they do is in `server`, `download` and `check`. Exit codes: 0 done, 1 it did not
+work (and a sentence says why), 2 the command line itself is wrong.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from pydantic import ValidationError
+from rich.console import Console
+
+from proxy.config import EndpointSettings, EnginesSettings, Settings, StoreSettings, load
+from storage.store import StorageError
+
+app = typer.Typer(
+    name="tokentape",
+    help="An OpenAI-compatible recording reverse proxy for reinforcement learning.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+notes = Console(stderr=True, highlight=False)
+
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file; see config.example.yaml.")]
+
+
+@app.command()
+def serve(
+    config: ConfigFile = None,
+    listen: Annotated[str | None, typer.Option(help="HOST:PORT; 127.0.0.1:8400 by default.")] = None,
+    engine: Annotated[list[str] | None, typer.Option(help="Base URL of a vLLM engine; may be repeated.")] = None,
+    store: Annotated[str | None, typer.Option(help="embedded:PATH, redis://…, redis+cluster://….")] = None,
+    *,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Listen beyond loopback without keys.")] = False,
+) -> None:
+    """Run the proxy. Without an engine, it starts the simulator and says so."""
+    _run(_serve(_settings(config, listen=listen, engine=engine, store=store, insecure=insecure)))
+
+
+@app.command()
+def simulate(
+    listen: Annotated[str, typer.Option(help="HOST:PORT.")] = "127.0.0.1:8401",
+    model: Annotated[str, typer.Option(help="Name of the model it serves.")] = "simulated",
+    max_model_len: Annotated[int, typer.Option(help="Longest prompt and completion, in tokens.")] = 32768,
+    seed: Annotated[int | None, typer.Option(help="Seed of requests without one; none: by chance.")] = None,
+    token_delay_s: Annotated[float, typer.Option(help="Time between tokens, to watch a stream.")] = 0.0,
+) -> None:
+    """Run a small engine that speaks vLLM's protocol: to try things with, on any machine."""
+    from proxy.simulator.options import Options  # noqa: PLC0415 - keeps `--help` and `check` quick
+
+    options = Options(model=model, max_model_len=max_model_len, seed=seed, token_delay_s=token_delay_s)
+    _run(_simulate(listen, options))
+
+
+@app.command()
+def export(
+    url: Annotated[str | None, typer.Option(help="A running proxy's control face.")] = None,
+    store: Annotated[str | None, typer.Option(help="Or a store, read directly.")] = None,
+    form: Annotated[str, typer.Option("--format", help="The format of the rows.")] = "sequences",
+    rollout: Annotated[list[str] | None, typer.Option(help="Only this rollout; may be repeated.")] = None,
+    group: Annotated[str | None, typer.Option(help="Only this group.")] = None,
+    include: Annotated[str, typer.Option(help="exact, or flagged to have flagged steps as well.")] = "exact",
+    container: Annotated[str, typer.Option(help="json or ndjson.")] = "ndjson",
+    out: Annotated[Path | None, typer.Option(help="File to write; standard output if none.")] = None,
+    api_key: Annotated[str | None, typer.Option(help="A key for the control face.", envvar="TOKENTAPE_API_KEY")] = None,
+) -> None:
+    """Export rollouts as rows that a trainer takes."""
+    from proxy.download import Wanted, download  # noqa: PLC0415 - keeps `--help` quick
+
+    if (url is None) == (store is None):
+        _fail("give either --url (a running proxy) or --store (a store nobody else has open)", code=2)
+    wanted = Wanted(form, tuple(rollout or ()), group, include, container)
+    settings = None if store is None else _settings(None, store=store, listen="127.0.0.1:0")
+    _run(download(url, settings, wanted, out, api_key=api_key, notes=notes))
+
+
+@app.command()
+def check(
+    config: ConfigFile = None,
+    engine: Annotated[list[str] | None, typer.Option(help="Base URL of an engine, as for serve.")] = None,
+    store: Annotated[str | None, typer.Option(help="The store, as for serve.")] = None,
+) -> None:
+    """Say what is wrong with the configuration, the store and each engine, and how to mend it."""
+    from proxy.check import check_all  # noqa: PLC0415 - keeps `--help` quick
+
+    settings = _settings(config, engine=engine, store=store)
+    if not _run(check_all(settings, Console(highlight=False))):
+        raise typer.Exit(1)
+
+
+async def _serve(settings: Settings) -> None:
+    from proxy.logs import set_up  # noqa: PLC0415 - keeps `--help` quick
+    from proxy.server import running, until_stopped, with_an_engine  # noqa: PLC0415
+
+    set_up(settings.log.level, settings.log.format)
+    async with with_an_engine(settings) as (complete, is_simulated), running(complete) as served:
+        if is_simulated:
+            notes.print("[bold yellow]No engine is configured: answers come from the built-in SIMULATOR.[/]")
+            notes.print("  Its words mean nothing. For a real engine: --engine http://127.0.0.1:8000")
+        for endpoint in complete.engines.endpoints:
+            notes.print(f"engine    {endpoint.url} ({endpoint.kind})", soft_wrap=True)
+        notes.print(f"store     {complete.store.url}", soft_wrap=True)
+        if served.control_url != served.url:
+            notes.print(f"control   {served.control_url}", soft_wrap=True)
+        notes.print(f"[bold]listening {served.url}[/]   OPENAI_BASE_URL={served.url}/v1", soft_wrap=True)
+        await until_stopped()
+        notes.print("stopping: calls in flight end first")
+
+
+async def _simulate(listen: str, options: Any) -> None:
+    from proxy.server import simulating, until_stopped  # noqa: PLC0415 - keeps `--help` quick
+
+    async with simulating(listen, options) as url:
+        notes.print(f"[bold]simulator listening {url}[/]   it serves {options.model!r}", soft_wrap=True)
+        await until_stopped()
+
+
+def _settings(
+    config: Path | None,
+    *,
+    listen: str | None = None,
+    engine: list[str] | None = None,
+    store: str | None = None,
+    insecure: bool = False,
+) -> Settings:
+    """The settings, with what was said on the command line on top."""
+    try:
+        settings = load(config, **({"listen": listen} if listen else {}), **({"insecure": True} if insecure else {}))
+        changes: dict[str, Any] = {}
+        if engine:
+            endpoints = [EndpointSettings(url=url) for url in engine]
+            changes["engines"] = EnginesSettings(**{**settings.engines.model_dump(), "endpoints": endpoints})
+        if store:
+            changes["store"] = StoreSettings(**{**dict(settings.store), "url": store})
+        return settings.model_copy(update=changes)
+    except ValidationError as error:
+        lines = [f"  {'.'.join(map(str, one['loc'])) or 'settings'}: {one['msg']}" for one in error.errors()]
+        _fail("the configuration is not valid:\n" + "\n".join(lines))
+    except (OSError, ValueError) as error:
+        _fail(f"the configuration cannot be read: {error}")
+
+
+def _run(work: Coroutine[Any, Any, Any]) -> Any:
+    """Run to the end; failures that have a sentence are told by it."""
+    try:
+        import uvloop  # noqa: PLC0415 - optional: not there on Windows
+
+        runner = uvloop.run
+    except ImportError:
+        runner = asyncio.run
+    try:
+        return runner(work)
+    except (StorageError, ValueError, OSError) as error:
+        _fail(str(error))
+
+
+def _fail(sentence: str, *, code: int = 1) -> NoReturn:
+    notes.print(f"[bold red]tokentape:[/] {sentence}", soft_wrap=True)
+    raise typer.Exit(code)
+
+
+def main() -> None:
+    """The `tokentape` command."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""`tokentape check`: what is wrong, and how to mend it.
+
+Holds one function per thing that can be wrong. Each gives findings; nothing is changed, and the one call made to an engine
+samples a single token.
+"""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import orjson
+from prometheus_client import CollectorRegistry
+from rich.console import Console
+
+from proxy.app import store_options
+from proxy.config import Settings, is_loopback, split_listen
+from proxy.errors import EngineFault
+from proxy.metrics import make_metrics
+from proxy.upstream import Endpoint, Upstream
+from storage import open_store
+from storage.store import StorageError
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked at: whether it is well, what was seen, and what to do if not."""
+
+    subject: str
+    is_well: bool
+    seen: str
+    mend: str = ""
+
+
+async def check_all(settings: Settings, console: Console) -> bool:
+    """Look at everything and print it; whether all is well."""
+    is_well = True
+    async for finding in _findings(settings):
+        is_well &= finding.is_well
+        mark = "[green]ok  [/]" if finding.is_well else "[red]FAIL[/]"
+        console.print(f"{mark} [bold]{finding.subject}[/]: {finding.seen}", soft_wrap=True)
+        if finding.mend:
+            console.print(f"     -> {finding.mend}", soft_wrap=True)
+    return is_well
+
+
+async def _findings(settings: Settings) -> AsyncIterator[Finding]:
+    yield check_listen(settings)
+    yield await check_store(settings)
+    if not settings.engines.endpoints:
+        yield Finding("engines", is_well=True, seen="none configured; serve will start the simulator")
+        return
+    upstream = Upstream(settings.engines, make_metrics(CollectorRegistry()))
+    try:
+        for endpoint in upstream.endpoints:
+            yield await check_engine(upstream, endpoint)
+    finally:
+        await upstream.close()
+
+
+def check_listen(settings: Settings) -> Finding:
+    """Who can reach the proxy, and what they need."""
+    host, _ = split_listen(settings.listen)
+    keys = f"{len(settings.agents.api_keys)} agent keys, {len(settings.control.api_keys)} control keys"
+    if settings.insecure and not is_loopback(host) and not settings.control.api_keys:
+        mend = "set agents.api_keys and control.api_keys, or make sure that the network is closed"
+        return Finding("listen", is_well=True, seen=f"{settings.listen}, open to all: {keys}", mend=mend)
+    return Finding("listen", is_well=True, seen=f"{settings.listen}, {keys}")
+
+
+async def check_store(settings: Settings) -> Finding:
+    """Whether the store opens, and keeps what it is told."""
+    subject = f"store {settings.store.url}"
+    try:
+        store = await open_store(settings.store.url, store_options(settings.store))
+        try:
+            facts = await store.facts()
+        finally:
+            await store.close()
+    except (StorageError, ValueError, OSError) as error:
+        return Finding(subject, is_well=False, seen=str(error), mend="see store.* in docs/settings.md")
+    return Finding(subject, is_well=True, seen=", ".join(f"{name} {value}" for name, value in facts.items()))
+
+
+async def check_engine(upstream: Upstream, endpoint: Endpoint) -> Finding:
+    """Whether an engine answers, and gives ids and logprobs when asked."""
+    subject = f"engine {endpoint.settings.url}"
+    try:
+        model = await _model(upstream, endpoint)
+        if model is None:
+            mend = "is it the engine's base URL, without /v1, and is its key right (api_key)?"
+            return Finding(subject, is_well=False, seen="it lists no models", mend=mend)
+        status, answer = await _ask_one_token(upstream, endpoint, model)
+    except EngineFault as fault:
+        return Finding(subject, is_well=False, seen=str(fault), mend="is it running, and is the URL right?")
+    choice = (answer.get("choices") or [{}])[0] if isinstance(answer, dict) else {}
+    if status != 200:
+        return Finding(subject, is_well=False, seen=f"one token of {model!r} gave {status}: {answer}")
+    if not choice.get("token_ids") or not choice.get("logprobs"):
+        mend = "update the engine: without ids no step can be exact"
+        return Finding(subject, is_well=False, seen=f"{model!r} answers without token ids or logprobs", mend=mend)
+    return Finding(subject, is_well=True, seen=f"{model!r} gives token ids and logprobs")
+
+
+async def _model(upstream: Upstream, endpoint: Endpoint) -> str | None:
+    """The first model that the engine lists."""
+    async with upstream.send(endpoint, "GET", "/v1/models", headers=(), body=None) as answer:
+        listed = _parsed(b"".join([read async for read in answer.reads()]))
+    models = listed.get("data") if isinstance(listed, dict) else None
+    return models[0].get("id") if isinstance(models, list) and models else None
+
+
+async def _ask_one_token(upstream: Upstream, endpoint: Endpoint, model: str) -> tuple[int, object]:
+    body = {"model": model, "prompt": "hi", "max_tokens": 1, "return_token_ids": True, "logprobs": 0}
+    headers = (("Content-Type", "application/json"),)
+    text = orjson.dumps(body)
+    async with upstream.send(endpoint, "POST", "/v1/completions", headers=headers, body=text) as answer:
+        return answer.status, _parsed(b"".join([read async for read in answer.reads()]))
+
+
+def _parsed(text: bytes) -> object:
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return text.decode("utf-8", "replace")
