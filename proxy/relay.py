@@ -13,7 +13,7 @@ import orjson
 from aiohttp import web
 from aiohttp.client_exceptions import ClientConnectionResetError
 
-from proxy.errors import EngineFault
+from proxy.errors import EngineFault, StoreFault
 from proxy.headers import downstream
 from proxy.logs import LOG
 from proxy.parts import Parts
@@ -94,13 +94,20 @@ class Client:
             return response
         if end:
             await self._stream.write(end)
+        if broken:
+            return self.cut()
         transport = self._call.request.transport
-        if broken and transport is not None:
-            transport.close()  # what was written is flushed; the chunked body stays without its last chunk
-        elif transport is None or transport.is_closing():
+        if transport is None or transport.is_closing():
             raise ClientConnectionResetError("the client left before the end was written")
-        else:
-            await self._stream.write_eof()
+        await self._stream.write_eof()
+        return self._stream
+
+    def cut(self) -> web.StreamResponse:
+        """End the connection improperly: what was written is flushed, and the body stays without its last chunk."""
+        transport = self._call.request.transport
+        if transport is not None:
+            transport.close()
+        assert self._stream is not None
         return self._stream
 
 
@@ -111,7 +118,12 @@ async def relay(parts: Parts, call: Call) -> web.StreamResponse:
     try:
         outcome = await _exchange(parts, call, client)
         call.step = outcome.step
-        await parts.recorder.record(outcome.step, call.birth, body_bytes=call.body_bytes)
+        try:
+            await parts.recorder.record(outcome.step, call.birth, body_bytes=call.body_bytes)
+        except StoreFault:
+            if not client.has_seen_something:
+                raise
+            return client.cut()  # what is not stored may not be told to be over
         return await _end(parts, call, client, outcome)
     except ClientConnectionResetError:
         return web.Response(status=_CLIENT_LEFT)  # nobody is there to read it

@@ -50,12 +50,7 @@ class EmbeddedServer:
         self.socket = str(path / "valkey.sock")
 
     def __repr__(self) -> str:
-        return f"<EmbeddedServer in {self._path}, process {self.pid}>"
-
-    @property
-    def pid(self) -> int | None:
-        """The server's process id; None when there is none."""
-        return self._process.pid if self._process and self._process.returncode is None else None
+        return f"<EmbeddedServer in {self._path}>"
 
     async def start(self) -> None:
         """Take the directory, start the server, and return when it answers."""

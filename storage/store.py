@@ -19,7 +19,7 @@ class StoreAway(StorageError):
 
 
 class RolloutGone(StorageError):
-    """The rollout was deleted (or deleted and opened anew) since it was opened. The record was not stored."""
+    """The rollout was deleted, or expired, since it was opened (and maybe opened anew). Nothing was stored."""
 
 
 class MissingBlocks(StorageError):
@@ -81,7 +81,11 @@ class Page:
 
 
 class Store(Protocol):
-    """Rollouts kept durably. Every verb raises `StoreAway` when the store cannot be reached in time."""
+    """Rollouts kept durably. Every verb raises `StoreAway` when the store cannot be reached in time.
+
+    Every verb may safely be asked again when its answer was lost. What is written to a rollout renews its lifetime, if
+    the store gives it one; reading does not.
+    """
 
     async def open(self, rollout: str, fields: Mapping[str, bytes], *, now_ms: int) -> StoredRollout:
         """Give back the rollout of this name, making it with `fields` if there is none. One round trip."""
@@ -101,15 +105,16 @@ class Store(Protocol):
     ) -> StoredRollout | None:
         """Set fields (None removes one), if all of `expect` hold (None: absent); give back the rollout as it is then.
 
-        None if there is no such rollout. Raises `FieldsChanged`, and writes nothing, if an expectation fails.
+        None if there is no such rollout. Raises `FieldsChanged`, and writes nothing, if an expectation fails; asked
+        again after a lost answer, it may fail by its own first try, so look at how the rollout stands.
         """
         ...
 
     async def append(self, entry: Entry, *, now_ms: int) -> int:
         """Store a record with its blocks and counts, all or nothing, as durably as the store is set to; give its index.
 
-        One round trip. Appending a name that is there already changes nothing and gives its first index, so that a
-        caller who lost the answer may simply ask again. Raises `RolloutGone` or `MissingBlocks`.
+        One round trip. Appending a name that is there already changes nothing but `touched_ms` and gives its first
+        index, so that a caller who lost the answer may simply ask again. Raises `RolloutGone` or `MissingBlocks`.
         """
         ...
 

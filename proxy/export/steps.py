@@ -16,9 +16,8 @@ class StepsFormat:
 
     def rows(self, facts: RolloutFacts, steps: Sequence[Step], options: Options) -> Rows:
         """`prompt_ids`, the sampled `ids` and their `logprobs`. `branches` and `max_len` are of joined rows only."""
-        kept, skipped = select(sorted(steps, key=lambda step: step.step_id), options)
-        rows = [_row(facts, step, choice) for step in kept for choice in step.choices]
-        return Rows(rows, skipped_rows(skipped))
+        chosen, skipped = select(steps, options)
+        return Rows([_row(facts, step, choice) for step, choice in chosen], skipped_rows(skipped))
 
 
 def _row(facts: RolloutFacts, step: Step, choice: Choice) -> dict[str, Any]:
@@ -32,6 +31,8 @@ def _row(facts: RolloutFacts, step: Step, choice: Choice) -> dict[str, Any]:
         "prompt_ids": step.prompts[choice.prompt].tolist(),
         "ids": choice.ids.tolist(),
         "logprobs": choice.logprobs.tolist(),
+        "status": step.status,
+        "delivered": step.delivered,
         "finish_reason": choice.finish_reason,
         "stop_reason": choice.stop_reason,
         "policy_version": step.policy_version,

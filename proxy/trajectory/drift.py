@@ -47,7 +47,7 @@ def find_drift(tree: Tree) -> list[Drift]:
         if node.step.dialect != "chat" or name in seen:
             continue
         seen.add(name)
-        chain = list(digests.chain(node.step.request.get("messages")))
+        chain = digests.chain(node.step.request.get("messages"))
         found += _drift(node, next((said[link] for link in reversed(chain[:-1]) if link in said), []))
         for message, sibling in _replies(tree, node.step):
             said.setdefault(digests.link(chain[-1] if chain else b"", message), []).append(sibling)
@@ -106,13 +106,19 @@ class _Digests:
 
     def __init__(self) -> None:
         self._of: dict[int, tuple[Any, bytes]] = {}  # by id(): the messages of one rollout's steps are shared objects
+        self._before: tuple[list[Any], list[bytes]] = ([], [])
 
-    def chain(self, messages: Any) -> Iterator[bytes]:
+    def chain(self, messages: Any) -> list[bytes]:
         """The digest of each beginning of the list, the shortest first."""
-        link = b""
-        for message in messages if isinstance(messages, list) else ():
-            link = self.link(link, message)
-            yield link
+        if not isinstance(messages, list):
+            return []
+        before, links = self._before
+        # Most lists go on from the one before. Lists of shared objects compare at once; digests would make turns².
+        links = links.copy() if messages[: len(before)] == before else []
+        for message in messages[len(links) :]:
+            links.append(self.link(links[-1] if links else b"", message))
+        self._before = (messages, links)
+        return links
 
     def link(self, before: bytes, message: Any) -> bytes:
         """The digest of a list that ends in this message."""

@@ -8,13 +8,14 @@ Rule 2: each sampled token is trained in exactly one of the exported rows: that 
 Rule 3: nothing is padded, shifted or filled: arrays are of one length, and a logprob that is not of a trained token is null.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any, Literal
 
 from proxy.trajectory.rollout import RolloutFacts
-from proxy.trajectory.step import Span, Step
-from proxy.trajectory.tree import Node, grow
+from proxy.trajectory.step import Choice, Span, Step
+from proxy.trajectory.tree import Node, Tree, grow, plant
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A step, or a branch by its leaf, that no row came of, and why."""
+    """A step that nothing is trained of, or not all of it, and why."""
 
     step_id: str
     why: str
@@ -97,7 +98,7 @@ class Sequences:
     """The rows of a rollout, and what was left out."""
 
     rows: tuple[Row, ...]
-    skipped: tuple[Skipped, ...] = ()
+    skipped: tuple[Skipped, ...]
 
 
 @dataclass(slots=True)
@@ -116,50 +117,56 @@ class _Branch:
 def sequences(steps: Iterable[Step], facts: RolloutFacts, options: Options | None = None) -> Sequences:
     """The rows of a rollout, the oldest leaf's first."""
     options = options or Options()
-    kept, skipped = select(steps, options)
-    tree = grow(kept)
-    skipped += [Skipped(step.step_id, why) for step, why in tree.unplaced]
-    superseded = tree.superseded()
-    leaves = [leaf for leaf in tree.leaves if leaf.place not in superseded]
-    skipped += [Skipped(tree.nodes[place].step.step_id, "superseded by a retry") for place in sorted(superseded)]
-    branches: list[_Branch] = []
-    for branch in (_Branch(tree.path(leaf)) for leaf in _wanted(leaves, options)):
-        fitting = _fit(branch, options)
-        if fitting is None:
-            skipped.append(Skipped(branch.path[-1].step.step_id, f"longer than max_len={options.max_len}"))
-        else:
-            branches.append(fitting)
+    steps = list(steps)
+    chosen, skipped = select(steps, options)
+    whole = grow(steps)
+    replaced = {whole.nodes[place].key for place in whole.superseded()}
+    kept = [(step, choice) for step, choice in chosen if (step.step_id, choice.index) not in replaced]
+    skipped += [
+        Skipped(step.step_id, "superseded by a retry")
+        for step, choice in chosen
+        if (step.step_id, choice.index) in replaced
+    ]
+    tree = whole if len(kept) == len(whole.nodes) else plant(kept)
+    wanted = [_Branch(tree.path(leaf)) for leaf in _wanted(tree.leaves, options)]
+    branches = [fitting for branch in wanted if (fitting := _fit(branch, options)) is not None]
     _own(branches)
-    rows: list[Row] = []
-    for branch in branches:
-        if branch.owned:
-            rows.append(_row(branch, facts, len(rows)))
-        else:
-            skipped.append(Skipped(branch.path[-1].step.step_id, "cut to what another row trains already"))
-    return Sequences(tuple(rows), tuple(skipped))
+    # A branch that was cut to what others train has nothing of its own.
+    rows = [_row(branch, facts, number) for number, branch in enumerate(branch for branch in branches if branch.owned)]
+    skipped += _untrained(tree, wanted, branches, options)
+    return Sequences(tuple(rows), tuple(dict.fromkeys(skipped)))
 
 
-def select(steps: Iterable[Step], options: Options) -> tuple[list[Step], list[Skipped]]:
-    """The steps that may make rows, and why the others may not."""
-    kept, skipped = [], []
-    for step in steps:
-        why = _why_not(step, flagged=options.include == "flagged")
-        if why is None:
-            kept.append(step)
-        else:
-            skipped.append(Skipped(step.step_id, why))
-    return kept, skipped
+def select(steps: Iterable[Step], options: Options) -> tuple[list[tuple[Step, Choice]], list[Skipped]]:
+    """The choices that may make rows, in order of age, and why the others may not."""
+    flagged = options.include == "flagged"
+    kept: list[tuple[Step, Choice]] = []
+    skipped: list[Skipped] = []
+    for step in sorted(steps, key=lambda step: step.step_id):
+        if not step.choices:
+            skipped.append(Skipped(step.step_id, ",".join(step.problems) or "nothing was sampled"))
+        for choice in sorted(step.choices, key=lambda choice: choice.index):
+            why = _why_not(step, choice, flagged=flagged)
+            if why is None:
+                kept.append((step, choice))
+            else:
+                skipped.append(Skipped(step.step_id, why))
+    return kept, list(dict.fromkeys(skipped))
 
 
-def _why_not(step: Step, *, flagged: bool) -> str | None:
-    """Why a step may not be exported; None if it may. What cannot be aligned never is."""
-    if any(len(choice.ids) != len(choice.logprobs) for choice in step.choices) or not step.prompts:
-        return ",".join(step.problems) or "its tokens cannot be aligned"
+def _why_not(step: Step, choice: Choice, *, flagged: bool) -> str | None:
+    """Why a choice may not be exported; None if it may. What cannot be aligned never is."""
+    codes = ",".join(step.problems)
+    if choice.prompt >= len(step.prompts):
+        return codes or "the engine gave no prompt ids"
+    if not choice.ids:
+        return codes or "nothing was sampled"
+    # A missing logprob is NaN, and so is then the sum. No trainer can do with one, and JSON cannot carry it.
+    if len(choice.ids) != len(choice.logprobs) or not isfinite(sum(choice.logprobs)):
+        return codes or "its tokens cannot be aligned with logprobs"
     if flagged or step.trainable:
         return None
-    if step.problems:
-        return ",".join(step.problems)
-    return f"its status is {step.status}" if step.status != "complete" else "it was not delivered"
+    return codes or (f"its status is {step.status}" if step.status != "complete" else "it was not delivered")
 
 
 def _wanted(leaves: list[Node], options: Options) -> list[Node]:
@@ -186,6 +193,17 @@ def _own(branches: Sequence[_Branch]) -> None:
         given |= branch.owned
 
 
+def _untrained(tree: Tree, wanted: list[_Branch], branches: list[_Branch], options: Options) -> Iterator[Skipped]:
+    """The nodes that no row trains, and why."""
+    trained = {place for branch in branches for place in branch.owned}
+    reached = {node.place for branch in wanted for node in branch.path}
+    for node in tree.nodes:
+        if node.place not in trained:
+            overlong = node.place in reached
+            why = f"longer than max_len={options.max_len}" if overlong else f"not on the {options.branches} branch"
+            yield Skipped(node.step.step_id, why)
+
+
 def _row(branch: _Branch, facts: RolloutFacts, number: int) -> Row:
     leaf = branch.path[-1]
     token_ids = (leaf.prompt + leaf.choice.ids).tolist()
@@ -196,7 +214,7 @@ def _row(branch: _Branch, facts: RolloutFacts, number: int) -> Row:
     for node in branch.path:
         owned = node.place in branch.owned
         spans += _spans(node, owned=owned)
-        problems |= dict.fromkeys(node.step.problems)
+        problems |= dict.fromkeys(_marks(node.step))
         if owned:
             mask[node.start : node.end] = [1] * len(node.choice.ids)
             logprobs[node.start : node.end] = node.choice.logprobs.tolist()
@@ -215,6 +233,15 @@ def _row(branch: _Branch, facts: RolloutFacts, number: int) -> Row:
     )
 
 
+def _marks(step: Step) -> Iterator[str]:
+    """What keeps a step from being trained unasked: its problems, and how it ended if not well."""
+    yield from step.problems
+    if step.status != "complete":
+        yield step.status
+    if not step.delivered:
+        yield "undelivered"
+
+
 def _spans(node: Node, *, owned: bool) -> list[SequenceSpan]:
     """The spans of a node: one for each version of the weights."""
     temperature = node.step.sampling.get("temperature")
@@ -228,7 +255,7 @@ def _spans(node: Node, *, owned: bool) -> list[SequenceSpan]:
             temperature=temperature,
             owned=owned,
         )
-        for span in node.choice.spans or (Span(0, len(node.choice.ids)),)
+        for span in node.choice.spans or (Span(0, len(node.choice.ids), node.step.policy_version),)
     ]
 
 
@@ -236,11 +263,14 @@ def stop_token_sampled(leaf: Node) -> bool | None:
     """Whether the last id is the token that ended the turn; None where the engine does not say.
 
     vLLM 0.32: an EOS has no stop_reason, a stop token its id, a stop string itself (then the last id is whatever token
-    completed it).
+    completed it). It says "tool_calls" of a parsed call however the turn ended, at `max_tokens` too.
     """
-    if leaf.choice.finish_reason not in {"stop", "tool_calls"}:
+    finish, stop = leaf.choice.finish_reason, leaf.choice.stop_reason
+    if finish in {"length", "abort", "error", "repetition"}:
         return False
-    return None if isinstance(leaf.choice.stop_reason, str) else True
+    if finish == "stop" and stop is None:
+        return True
+    return True if finish in {"stop", "tool_calls"} and isinstance(stop, int) else None
 
 
 def _span_row(span: SequenceSpan) -> Mapping[str, Any]:

@@ -4,13 +4,14 @@ Holds the joining of steps, and what can be said of the tree as such. It neither
 
 Rule 1: a node is one choice of one step; its full ids are its prompt and what was sampled. A choice without sampled ids
         is no node: it has nothing to train, and nothing to go on from that its own prompt does not hold.
-Rule 2: a step hangs under the node whose full ids are the LONGEST prefix of its prompt; of equals, under the oldest.
-        Ids decide, never text, messages or time. So the tree does not depend on the order in which steps arrived.
+Rule 2: a step hangs under the node whose full ids are the LONGEST prefix of its prompt. Ids decide, never text or
+        messages; of nodes with the same ids, one that may be trained comes before others, then the oldest. So the tree
+        does not depend on the order in which steps arrived.
 Rule 3: nothing recurses: a rollout may be thousands of steps deep.
 """
 
-from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import Any
@@ -76,39 +77,56 @@ class Tree:
         return path[::-1]
 
     def superseded(self) -> frozenset[int]:
-        """The leaves that a retry replaced: same prompt ids and same request, and the other one was taken instead.
+        """The leaves that a retry replaced: same prompt ids and same request, and the other call was taken instead.
 
-        The other was taken if it went on while this one did not, or if it was delivered while this one was not.
+        The other was taken if it went on while no choice of this one did, or if it was delivered while this one was
+        not.
         """
         twins: dict[Any, list[Node]] = {}
         for node in self.nodes:
-            twins.setdefault((request_key(node.step), node.prompt.tobytes()), []).append(node)
-        return frozenset(
-            leaf.place
-            for group in twins.values()
-            if len(group) > 1
-            for leaf in group
-            if not self.children[leaf.place] and any(self._replaces(other, leaf) for other in group)
-        )
+            # The parent and the length come first: they are cheap, and most nodes have no twin by these alone.
+            twins.setdefault((request_key(node.step), node.parent, node.start), []).append(node)
+        found: set[int] = set()
+        for similar in twins.values():
+            if similar[0].step is not similar[-1].step:
+                found.update(self._replaced(similar))
+        return frozenset(found)
 
-    def _replaces(self, other: Node, leaf: Node) -> bool:
-        if other.step.step_id == leaf.step.step_id:
-            return False  # choices of one call are no retries of each other
-        return bool(self.children[other.place]) or (_was_taken(other.step) and not _was_taken(leaf.step))
+    def _replaced(self, similar: list[Node]) -> Iterator[int]:
+        """Which of some nodes, of the same request and in order of age, a twin replaced."""
+        twins: dict[bytes, list[Node]] = {}
+        for node in similar:
+            twins.setdefault(node.prompt.tobytes(), []).append(node)
+        for group in twins.values():
+            continued = {node.step.step_id for node in group if self.children[node.place]}
+            arrived = any(_arrived(node.step) for node in group)
+            for node in group:
+                replaced = bool(continued) or (arrived and not _arrived(node.step))
+                if replaced and node.step.step_id not in continued:
+                    yield node.place
 
 
 def grow(steps: Iterable[Step]) -> Tree:
     """Join steps into their tree. Every step must be of one rollout; their order does not matter."""
     ordered = sorted(steps, key=lambda step: step.step_id)
-    placed = [(step, choice) for step in ordered for choice in _placeable(step)]
-    parents = _parents(placed)
-    nodes = tuple(Node(place, parent, *placed[place]) for place, parent in enumerate(parents))
+    unplaced = tuple((step, why) for step in ordered if (why := _why_unplaced(step)) is not None)
+    return plant(((step, choice) for step in ordered for choice in step.choices if placeable(step, choice)), unplaced)
+
+
+def plant(chosen: Iterable[tuple[Step, Choice]], unplaced: tuple[tuple[Step, str], ...] = ()) -> Tree:
+    """The tree of these choices alone; each must be `placeable`. What is left out is context to those after it."""
+    placed = sorted(chosen, key=lambda pair: (pair[0].step_id, pair[1].index))
+    nodes = tuple(Node(place, parent, *placed[place]) for place, parent in enumerate(_parents(placed)))
     children: list[list[int]] = [[] for _ in nodes]
     for node in nodes:
         if node.parent is not None:
             children[node.parent].append(node.place)
-    unplaced = tuple((step, why) for step in ordered if (why := _why_unplaced(step)) is not None)
     return Tree(nodes, tuple(map(tuple, children)), unplaced)
+
+
+def placeable(step: Step, choice: Choice) -> bool:
+    """Whether a choice can be a node: it has sampled ids and a prompt."""
+    return len(choice.ids) > 0 and choice.prompt < len(step.prompts)
 
 
 def request_key(step: Step) -> Any:
@@ -116,18 +134,12 @@ def request_key(step: Step) -> Any:
     return step.extra.get("request_key") or id(step.request)
 
 
-def _was_taken(step: Step) -> bool:
+def _arrived(step: Step) -> bool:
     return step.delivered and step.status == "complete"
 
 
-def _placeable(step: Step) -> list[Choice]:
-    """The choices of a step that can be nodes, in order of their index."""
-    found = [choice for choice in step.choices if choice.ids and choice.prompt < len(step.prompts)]
-    return sorted(found, key=lambda choice: choice.index)
-
-
 def _why_unplaced(step: Step) -> str | None:
-    if _placeable(step):
+    if any(placeable(step, choice) for choice in step.choices):
         return None
     if step.status == "error":
         return "the engine answered with an error"
@@ -135,28 +147,24 @@ def _why_unplaced(step: Step) -> str | None:
 
 
 def _parents(placed: Sequence[tuple[Step, Choice]]) -> list[int | None]:
-    """The parent of each node: one sort and one sweep.
+    """The parent of each node: one sort of their full ids and one sweep.
 
-    In byte order, everything that begins with some ids follows them directly. So when prompts and full ids are sorted
-    together, a stack of the full ids that the sweep is inside of has the longest prefix on top. Ids are four bytes each,
-    so a prefix in bytes, of whole ids, is a prefix in ids.
+    In byte order, all that begins with some ids follows them directly. So a stack of the full ids that the sweep is
+    inside of holds the prefixes of the ids at hand, the longest on top; the parent is the longest that ends within the
+    prompt. Ids are four bytes each, so a prefix in bytes, of whole ids, is a prefix in ids.
     """
-    texts: list[tuple[bytes, int, int]] = []  # full ids (0) come before an equal prompt (1); the oldest comes first
-    prompts: dict[tuple[str, int], bytes] = {}
-    for place, (step, choice) in enumerate(placed):
-        name = (step.step_id, choice.prompt)
-        if name not in prompts:
-            prompts[name] = step.prompts[choice.prompt].tobytes()
-        texts.append((prompts[name] + choice.ids.tobytes(), 0, place))
-        texts.append((prompts[name], 1, place))
-    texts.sort()
+    fulls = [b"".join((step.prompts[choice.prompt], choice.ids)) for step, choice in placed]
+    order = sorted(range(len(placed)), key=lambda place: (fulls[place], not placed[place][0].trainable, place))
     parents: list[int | None] = [None] * len(placed)
-    inside: list[tuple[bytes, int]] = []
-    for text, is_prompt, place in texts:
-        while inside and not text.startswith(inside[-1][0]):
+    inside: list[int] = []
+    for place in order:
+        full = fulls[place]
+        while inside and not full.startswith(fulls[inside[-1]]):
             inside.pop()
-        if is_prompt:
-            parents[place] = inside[-1][1] if inside else None
-        elif not inside or inside[-1][0] != text:
-            inside.append((text, place))
+        sampled = placed[place][1].ids
+        room = len(full) - sampled.itemsize * len(sampled)
+        fitting = bisect_right(inside, room, key=lambda prefix: len(fulls[prefix]))
+        parents[place] = inside[fitting - 1] if fitting else None
+        if not inside or fulls[inside[-1]] != full:
+            inside.append(place)
     return parents

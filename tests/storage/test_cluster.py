@@ -60,6 +60,14 @@ async def test_a_wrong_map_is_put_right(store):
     assert ("r",) == (await store.list()).names
 
 
+@pytest.mark.parametrize("owner", [("127.0.0.1", 1), None])
+async def test_a_lost_owner_is_looked_for(store, owner):
+    """When the server that held a slot is gone, or none was known, the cluster is asked anew who holds it."""
+    store._servers._owners = [owner] * 16_384
+
+    assert (await store.open("r", {}, now_ms=1)).created
+
+
 async def test_a_moving_slot_is_followed(store, cluster_servers):
     """While a slot moves, its rollouts can be looked at, and writes are away; once it has moved, all goes there."""
     key = keys_of("tt", "r").rollout

@@ -173,6 +173,35 @@ async def test_an_orphan_is_ended_first(url, path, opened, until):
     assert [b"record"] == await store.read("r", 0, 9)
 
 
+async def test_an_orphan_that_does_not_end_is_said(url, path, monkeypatch):
+    """A server left behind that cannot be ended is never started beside: the error says what to end."""
+    store = await open_store(url)
+    orphan = store._stop.__self__
+    os.close(orphan._lock)  # as if its owner were gone
+    orphan._lock = -1
+    os.kill(server_pid(path), signal.SIGSTOP)
+    monkeypatch.setattr(embedded, "_ANSWER_TIMEOUT_S", 0.2)
+
+    with pytest.raises(StorageError, match=r"does not end; its process id is in valkey\.pid"):
+        await open_store(url)
+
+    await store.close()
+
+
+async def test_a_server_that_does_not_end_is_killed(url, path, opened, monkeypatch):
+    """A server that does not end when told to is killed, and nothing acknowledged is lost by it."""
+    store = await open_store(url)
+    await store.append(await entry(store), now_ms=2)
+    pid = server_pid(path)
+    os.kill(pid, signal.SIGSTOP)
+    monkeypatch.setattr(embedded, "_ANSWER_TIMEOUT_S", 0.2)
+    await store.close()
+    monkeypatch.undo()
+
+    assert not is_alive(pid)
+    assert [b"record"] == await (await opened(url)).read("r", 0, 9)
+
+
 async def test_a_half_written_end_is_left_out(url, path, opened):
     """A file whose last write was cut off in the middle is read up to it."""
     store = await open_store(url)

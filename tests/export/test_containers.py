@@ -1,0 +1,68 @@
+"""Containers: rows as bytes, one after the other."""
+
+from array import array
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.export.containers import CONTAINERS, container_for
+
+ROWS = st.lists(st.fixed_dictionaries({"token_ids": st.lists(st.integers(0, 9)), "text": st.text()}), max_size=4)
+REPORT = st.none() | st.just({"skipped": [{"step_id": "a", "why": "echo"}]})
+
+
+def rendered(name, rows, report=None):
+    container = CONTAINERS[name]
+    written = [container.row(row, first=at == 0) for at, row in enumerate(rows)]
+    return b"".join([container.opening("sequences"), *written, container.closing(report)])
+
+
+@given(ROWS, REPORT)
+def test_json(rows, report):
+    """JSON is one object, with the format, the rows, and the report if one is wanted."""
+    expected = {"format": "sequences", "rows": rows} | ({} if report is None else {"report": report})
+
+    assert expected == orjson.loads(rendered("json", rows, report))
+
+
+@given(ROWS, REPORT)
+def test_ndjson(rows, report):
+    """NDJSON has one row a line; a report is a last line of its own."""
+    lines = rendered("ndjson", rows, report).split(b"\n")
+    expected = [*rows, *([] if report is None else [{"report": report}])]
+
+    assert (expected, b"") == ([orjson.loads(line) for line in lines[:-1]], lines[-1])
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False)))
+def test_float32(logprobs):
+    """A logprob of float32 is rendered so that the very number is read back."""
+    recorded = array("f", logprobs)
+    (row,) = orjson.loads(rendered("json", [{"logprobs": recorded.tolist()}]))["rows"]
+
+    assert recorded.tobytes() == array("f", row["logprobs"]).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("accept", "named", "expected"),
+    [
+        (None, None, "json"),
+        ("*/*", None, "json"),
+        ("text/html", None, "json"),
+        ("application/x-ndjson", None, "ndjson"),
+        ("text/html, Application/X-NDJSON;q=0.9, application/json", None, "ndjson"),
+        ("application/x-ndjson", "json", "json"),
+        (None, "ndjson", "ndjson"),
+    ],
+)
+def test_choice(accept, named, expected):
+    """A container is chosen by its name, else by `Accept`, else it is JSON."""
+    assert CONTAINERS[expected] is container_for(accept, named)
+
+
+def test_unknown():
+    """An unknown container is refused with the names of the known ones."""
+    with pytest.raises(ValueError, match=r"^the container 'xml' is not known; known are json, ndjson$"):
+        container_for(None, "xml")

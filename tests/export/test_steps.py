@@ -1,0 +1,76 @@
+"""The format `steps`: each choice of each step as a row of its own."""
+
+from dataclasses import replace
+
+from forests import forests, make_choice, make_step
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.export import FORMATS
+from proxy.trajectory.rollout import RolloutFacts
+from proxy.trajectory.sequence import Options
+
+FACTS = RolloutFacts("r1", "g1", reward=0.5, step_rewards={"b": 1.0}, metadata={"task": 7})
+
+
+def rows(*steps, options=None):
+    return FORMATS["steps"].rows(FACTS, steps, options or Options()).rows
+
+
+def test_row():
+    """A row has the prompt ids, the sampled ids and their logprobs as recorded, and says where they are from."""
+    choice = make_choice(0, [1024, 2048], stop_reason=7)
+    (row,) = rows(make_step("a", [1, 2], choice, index=3, policy_version="9"))
+
+    assert {
+        "rollout_id": "r1",
+        "group_id": "g1",
+        "step_id": "a",
+        "index": 3,
+        "choice": 0,
+        "model": "policy",
+        "prompt_ids": [1, 2],
+        "ids": [1024, 2048],
+        "logprobs": [-1.0, -2.0],
+        "status": "complete",
+        "delivered": True,
+        "finish_reason": "stop",
+        "stop_reason": 7,
+        "policy_version": "9",
+        "temperature": 1.0,
+        "reward": 0.5,
+        "metadata": {"task": 7},
+    } == row
+
+
+def test_reward():
+    """A step that was given a reward of its own has that one, the others the rollout's."""
+    steps = make_step("a", [1], [10]), make_step("b", [1], [20])
+
+    assert [0.5, 1.0] == [row["reward"] for row in rows(*steps)]
+
+
+def test_prompts():
+    """A choice comes with its own prompt; one whose prompt is not known has no row."""
+    step = make_step("a", [1], [10], make_choice(1, [20], prompt=1), make_choice(2, [30], prompt=2))
+    step = replace(step, prompts=(*step.prompts, step.choices[0].ids))
+
+    assert [([1], [10]), ([10], [20])] == [(row["prompt_ids"], row["ids"]) for row in rows(step)]
+
+
+def test_flagged():
+    """Flagged steps are rows only when asked for, and then say what is wrong with them."""
+    step = make_step("a", [1], [10], problems=("echo",))
+
+    assert ([], [["echo"]]) == (rows(step), [row["problems"] for row in rows(step, options=Options(include="flagged"))])
+
+
+@given(forests(), st.randoms())
+def test_once_each(steps, random):
+    """Each choice that may be trained is one row, the oldest first, in whatever order the steps are given."""
+    names = sorted(
+        (step.step_id, choice.index) for step in steps if step.trainable for choice in step.choices if choice.ids
+    )
+
+    assert names == [(row["step_id"], row["choice"]) for row in rows(*random.sample(steps, len(steps)))]
+    assert rows(*steps) == rows(*steps[::-1])

@@ -1,0 +1,139 @@
+"""Fakes at the edges: an engine on a real socket that does what a test says, and a store that fails on request."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import orjson
+from aiohttp import web
+from recorded import Cassette
+
+from proxy.config import Settings, load
+from proxy.server import Served, running
+from storage.store import StoreAway
+
+Answering = Callable[[web.Request, dict], Awaitable[web.StreamResponse]]
+
+
+class FakeEngine:
+    """A real server that answers as a test says, and remembers what it was sent."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.asked: list[dict] = []
+        self.headers: list[dict[str, str]] = []
+        self.aborted = asyncio.Event()
+        self.reached = asyncio.Event()
+        self.answering: Answering = nothing
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        if request.path in ("/version", "/health"):
+            return web.json_response({"version": "0.32.0"})
+        text = await request.read()
+        body = orjson.loads(text) if text[:1] == b"{" else {"raw": text}
+        self.asked.append(body)
+        self.headers.append({name.lower(): value for name, value in request.headers.items()})
+        self.reached.set()
+        try:
+            return await self.answering(request, body)
+        except (asyncio.CancelledError, ConnectionResetError):
+            self.aborted.set()
+            raise
+
+    def plays(self, cassette: Cassette, **headers: str) -> None:
+        """Answer with a recorded body."""
+
+        async def answering(request: web.Request, body: dict) -> web.StreamResponse:
+            all_headers = {"Content-Type": cassette.content_type, **headers}
+            return web.Response(status=cassette.status, body=cassette.answer, headers=all_headers)
+
+        self.answering = answering
+
+    def streams(self, reads: list[bytes], *, then: str, after: asyncio.Event | None = None) -> None:
+        """Stream these reads, then `end`, `die` (break the connection) or `hang` until the client leaves."""
+
+        async def answering(request: web.Request, body: dict) -> web.StreamResponse:
+            response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+            await response.prepare(request)
+            for read in reads:
+                await response.write(read)
+            if after is not None:
+                await after.wait()
+            if then == "hang":
+                await asyncio.Event().wait()
+            if then == "die":
+                request.transport.close()
+            else:
+                await response.write_eof()
+            return response
+
+        self.answering = answering
+
+    def hangs(self) -> None:
+        """Never answer."""
+
+        async def answering(request: web.Request, body: dict) -> web.StreamResponse:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        self.answering = answering
+
+
+async def nothing(request: web.Request, body: dict) -> web.StreamResponse:
+    return web.json_response({"error": {"message": "the test says nothing"}}, status=500)
+
+
+@asynccontextmanager
+async def fake_engine() -> AsyncIterator[FakeEngine]:
+    """A fake engine, listening."""
+    engine = FakeEngine()
+    app = web.Application(client_max_size=2**28)
+    app.router.add_route("*", "/{path:.*}", engine.answer)
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    engine.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        yield engine
+    finally:
+        await runner.cleanup()
+
+
+def settings_for(engine_url: str | None, **said) -> Settings:
+    """Settings with this engine, on a free port."""
+    endpoints = [{"url": engine_url, "name": "fake"}] if engine_url else []
+    engines = {"endpoints": endpoints, **said.pop("engines", {})}
+    return load(**{"listen": "127.0.0.1:0", "engines": engines, **said})
+
+
+@asynccontextmanager
+async def proxying(engine_url: str | None, store, **said) -> AsyncIterator[Served]:
+    """The proxy before this engine, listening."""
+    async with running(settings_for(engine_url, **said), store) as served:
+        yield served
+
+
+class FailingStore:
+    """A real store whose named verbs fail, or wait for an event first."""
+
+    def __init__(self, store) -> None:
+        self._store = store
+        self.failing: set[str] = set()
+        self.waiting: dict[str, asyncio.Event] = {}
+        self.reached: dict[str, asyncio.Event] = {}
+
+    def __getattr__(self, verb: str):
+        real = getattr(self._store, verb)
+        if verb not in self.failing and verb not in self.waiting:
+            return real
+
+        async def instead(*args, **named):
+            self.reached.setdefault(verb, asyncio.Event()).set()
+            if verb in self.waiting:
+                await self.waiting[verb].wait()
+            if verb in self.failing:
+                raise StoreAway("the test took the store away")
+            return await real(*args, **named)
+
+        return instead

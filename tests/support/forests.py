@@ -1,0 +1,75 @@
+"""Rollouts made by hand and by hypothesis: steps given by their ids alone, and random forests of them."""
+
+from array import array
+from collections.abc import Sequence
+
+from hypothesis import strategies as st
+
+from proxy.trajectory.step import Choice, EngineFacts, Step, Timing
+
+ENGINE = EngineFacts("main", "vllm", "0.32.0", "http://engine")
+
+
+def make_choice(index: int, ids: Sequence[int], **facts) -> Choice:
+    """A choice of these ids, with a logprob for each that is its own: the id, negated, in 1,024ths."""
+    logprobs = array("f", [-token / 1024 for token in ids])
+    return Choice(**{"index": index, "ids": array("i", ids), "logprobs": logprobs, "finish_reason": "stop", **facts})
+
+
+def make_step(step_id: str, prompt: Sequence[int], *sampled: Sequence[int] | Choice, **facts) -> Step:
+    """A step of one prompt; each of `sampled` is a choice, or the ids of one."""
+    choices = [ids if isinstance(ids, Choice) else make_choice(at, ids) for at, ids in enumerate(sampled)]
+    defaults = {
+        "rollout_id": "r1",
+        "dialect": "chat",
+        "endpoint": "/v1/chat/completions",
+        "engine": ENGINE,
+        "model_asked": "policy",
+        "model_served": "policy",
+        "request": {},
+        "sent": {},
+        "response": None,
+        "usage": None,
+        "sampling": {"temperature": 1.0},
+        "timing": Timing(0.0),
+        "status": "complete",
+        "extra": {"request_key": step_id},
+    }
+    return Step(step_id=step_id, prompts=(array("i", prompt),), choices=tuple(choices), **{**defaults, **facts})
+
+
+def full_ids(step: Step, choice: Choice) -> list[int]:
+    """What a node's full ids are."""
+    return [*step.prompts[choice.prompt], *choice.ids]
+
+
+@st.composite
+def forests(draw: st.DrawFn) -> list[Step]:
+    """Steps of one rollout, in any order: goes on, branches, retries, rolls back, edits, repeats itself, breaks off."""
+    fresh = iter(range(1, 1_000_000))
+    steps: list[Step] = []
+    grown: list[list[int]] = [[]]
+    for number in range(draw(st.integers(1, 10))):
+        base = draw(st.sampled_from(grown))
+        cut = draw(st.sampled_from([0, 0, 0, 1, 2]))  # an edited history ends within what was sampled
+        prompt = [*base[: len(base) - cut], *(next(fresh) for _ in range(draw(st.integers(0, 2))))]
+        retried = draw(st.sampled_from([None, None, *steps]))
+        if retried is not None:
+            prompt = list(retried.prompts[0])
+        choices = [_draw_choice(draw, index, fresh, steps) for index in range(draw(st.integers(1, 3)))]
+        key = str(number) if retried is None else retried.extra["request_key"]
+        facts = draw(
+            st.sampled_from([{}, {}, {}, {"delivered": False}, {"status": "partial"}, {"problems": ("echo",)}])
+        )
+        step = make_step(f"{number:02}", prompt, *choices, extra={"request_key": key}, **facts)
+        steps.append(step)
+        grown += [full_ids(step, choice) for choice in choices] + [prompt]
+    return draw(st.permutations(steps))
+
+
+def _draw_choice(draw: st.DrawFn, index: int, fresh, steps: list[Step]) -> Choice:
+    ids = [next(fresh) for _ in range(draw(st.integers(0, 3)))]
+    if steps and draw(st.integers(0, 3)) == 0:
+        ids = list(draw(st.sampled_from(steps)).choices[0].ids)  # identical samples happen
+    finish = draw(st.sampled_from(["stop", "length", None]))
+    return make_choice(index, ids, finish_reason=finish)

@@ -1,0 +1,277 @@
+"""The relay of a call, over real sockets: an engine that does what the test says, a real client, a real store."""
+
+import asyncio
+import re
+
+import aiohttp
+import orjson
+import pytest
+from fakes import FailingStore, fake_engine, proxying
+from recorded import load
+from stored import some_steps, steps_of, undelivered_of
+
+from storage import open_store
+
+WHOLE, STREAM = load("chat_ids_lp"), load("chat_ids_lp_stream")
+CHAT = "/rollouts/r1/v1/chat/completions"
+BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.fixture
+async def store(tmp_path):
+    opened = await open_store(f"embedded:{tmp_path / 'store'}")
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+async def engine():
+    async with fake_engine() as engine:
+        yield engine
+
+
+@pytest.fixture
+async def http():
+    async with aiohttp.ClientSession() as session:
+        yield session
+
+
+def events(stream: bytes) -> list[bytes]:
+    return [event + b"\n\n" for event in stream.split(b"\n\n") if event]
+
+
+async def test_an_unstreamed_call_is_shown_whole_and_recorded_exactly(store, engine, http):
+    """The client gets the plain answer with its length; the step has the ids."""
+    engine.plays(WHOLE)
+    async with proxying(engine.url, store) as served, http.post(served.url + CHAT, json=BODY) as answer:
+        shown = await answer.json()
+
+    (step,) = await steps_of(store, "r1")
+    whole = orjson.loads(WHOLE.answer)
+    assert (200, "r1", step.step_id) == (answer.status, answer.headers["X-Rollout-Id"], answer.headers["X-Step-Id"])
+    assert "Content-Length" in answer.headers
+    assert shown["prompt_token_ids"] is None
+    assert whole["choices"][0]["token_ids"] == step.choices[0].ids.tolist()
+    assert (True, "complete", True) == (step.exact, step.status, step.delivered)
+    assert {"return_token_ids": True, "logprobs": True} == step.sent["set"]
+
+
+async def test_stream_events_are_shown_as_they_come(store, engine, http):
+    """An event reaches the client while the engine is still at work on the next."""
+    go_on = asyncio.Event()
+    engine.streams(events(STREAM.answer)[:3], then="end", after=go_on)
+    async with proxying(engine.url, store) as served, http.post(served.url + CHAT, json=BODY) as answer:
+        first = await answer.content.readuntil(b"\n\n")
+        await answer.content.readuntil(b"\n\n")
+        third = await answer.content.readuntil(b"\n\n")
+        go_on.set()
+
+    assert b'"role":"assistant"' in first
+    assert b'"token_ids":null' in third
+
+
+async def test_the_end_is_shown_only_after_the_step_is_stored(store, engine, http):
+    """The order law: while the store has not answered, no byte tells that the turn is over."""
+    failing = FailingStore(store)
+    failing.waiting["append"] = asyncio.Event()
+    failing.reached["append"] = asyncio.Event()
+    engine.plays(STREAM)
+    async with proxying(engine.url, failing) as served, http.post(served.url + CHAT, json=BODY) as answer:
+        await failing.reached["append"].wait()
+        before = b""
+        while b" port" not in before:
+            before += await answer.content.readany()
+        assert b'"finish_reason":"' not in before
+        assert b"[DONE]" not in before
+        failing.waiting["append"].set()
+        after = await answer.content.read()
+
+    assert b'"finish_reason":"length"' in after
+    assert after.endswith(b"data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("cassette", [WHOLE, STREAM], ids=str)
+async def test_a_turn_that_cannot_be_stored_is_not_told_to_be_over(store, engine, http, cassette):
+    """A failing store costs the client its end, never the record its step."""
+    failing = FailingStore(store)
+    engine.plays(cassette)
+    async with proxying(engine.url, failing) as served:
+        failing.failing.add("append")
+        async with http.post(served.url + CHAT, json=BODY) as answer:
+            if cassette is WHOLE:
+                error = await answer.json()
+                assert (503, "store_unavailable", "1") == (
+                    answer.status, error["error"]["type"], answer.headers["Retry-After"]
+                )  # fmt: skip
+            else:
+                with pytest.raises(aiohttp.ClientPayloadError):
+                    await answer.read()
+    assert [] == await steps_of(store, "r1")
+
+
+async def test_a_client_that_leaves_a_stream_stops_the_engine_and_leaves_a_partial_step(store, engine, http):
+    """The engine's connection is closed at once; what came is kept, as not delivered."""
+    engine.streams(events(STREAM.answer)[:5], then="hang")
+    async with proxying(engine.url, store) as served:
+        async with http.post(served.url + CHAT, json=BODY) as answer:
+            await answer.content.readuntil(b"\n\n")
+            answer.close()
+        await asyncio.wait_for(engine.aborted.wait(), 5)
+        (step,) = await some_steps(store, "r1")
+
+    assert ("partial", "the client left", False) == (step.status, step.reason, step.delivered)
+    assert "stream_cut" in step.problems
+
+
+async def test_a_client_that_leaves_an_unstreamed_call_stops_the_engine(store, engine, http):
+    """Nothing was shown yet, and still the engine must not go on for nobody."""
+    engine.hangs()
+    async with proxying(engine.url, store) as served:
+        calling = asyncio.ensure_future(http.post(served.url + CHAT, json=BODY))
+        await engine.reached.wait()
+        calling.cancel()
+        await asyncio.wait_for(engine.aborted.wait(), 5)
+        (step,) = await some_steps(store, "r1")
+
+    assert ("partial", False, ()) == (step.status, step.delivered, step.choices)
+
+
+async def test_a_client_that_leaves_while_its_step_is_stored_did_not_get_its_turn(store, engine, http):
+    """The step is complete and stored once, and marked as not delivered."""
+    failing = FailingStore(store)
+    failing.waiting["append"] = asyncio.Event()
+    failing.reached["append"] = asyncio.Event()
+    engine.plays(WHOLE)
+    async with proxying(engine.url, failing) as served:
+        calling = asyncio.ensure_future(http.post(served.url + CHAT, json=BODY))
+        await failing.reached["append"].wait()
+        calling.cancel()
+        await asyncio.gather(calling, return_exceptions=True)
+        await asyncio.sleep(0.05)  # the proxy learns it from its socket, and shows nothing by which to await it
+        failing.waiting["append"].set()
+        undelivered = await undelivered_of(store, "r1")
+
+    (step,) = await steps_of(store, "r1")
+    assert {step.step_id} == undelivered
+
+
+async def test_an_engine_that_dies_in_a_stream_ends_the_clients_stream_without_an_end(store, engine, http):
+    """As it would directly: what came is shown, no terminal event, and an improper end of the connection."""
+    came = events(STREAM.answer)[:5]
+    engine.streams(came, then="die")
+    async with proxying(engine.url, store) as served, http.post(served.url + CHAT, json=BODY) as answer:
+        shown = b""
+        with pytest.raises(aiohttp.ClientPayloadError):
+            while True:
+                shown += await answer.content.readuntil(b"\n\n")
+
+    (step,) = await some_steps(store, "r1")
+    assert len(came) == len(events(shown))
+    assert ("partial", True, 4) == (step.status, "broke off" in step.reason, step.sampled)
+
+
+async def test_an_engine_that_dies_in_an_unstreamed_answer_gives_502(store, engine, http):
+    """Nothing was shown, so the client can be told in its dialect's shape."""
+
+    async def answering(request, body):
+        response = aiohttp.web.StreamResponse(headers={"Content-Type": "application/json", "Content-Length": "9999"})
+        await response.prepare(request)
+        await response.write(WHOLE.answer[:100])
+        request.transport.close()
+        return response
+
+    engine.answering = answering
+    async with proxying(engine.url, store) as served, http.post(served.url + CHAT, json=BODY) as answer:
+        error = await answer.json()
+
+    (step,) = await steps_of(store, "r1")
+    assert (502, "upstream_error", "engine_broke_off") == (answer.status, error["error"]["type"], error["error"]["code"])
+    assert "partial" == step.status
+
+
+async def test_an_engine_that_cannot_be_reached_gives_503_and_an_error_step(store, http):
+    """The client may try again; the step tells what it was told."""
+    async with proxying("http://127.0.0.1:9", store) as served, http.post(served.url + CHAT, json=BODY) as answer:
+        error = await answer.json()
+
+    (step,) = await steps_of(store, "r1")
+    assert (503, "engine_unreachable", "1") == (answer.status, error["error"]["code"], answer.headers["Retry-After"])
+    assert ("error", 503) == (step.status, step.response["status"])
+
+
+async def test_a_silent_engine_gives_504_where_a_time_is_set(store, engine, http):
+    """By default nobody waits too long; a configured time is kept."""
+    engine.hangs()
+    async with (
+        proxying(engine.url, store, engines={"read_timeout_s": 0.1}) as served,
+        http.post(served.url + CHAT, json=BODY) as answer,
+    ):
+        error = await answer.json()
+
+    assert (504, "engine_timeout") == (answer.status, error["error"]["code"])
+
+
+@pytest.mark.parametrize("name", ["err_long_chat", "err_badmodel", "err_nomsgs", "err_type"])
+async def test_errors_of_the_engine_reach_the_client_as_they_were(store, engine, http, name):
+    """Status and bytes are the engine's."""
+    cassette = load(name)
+    engine.plays(cassette)
+    async with proxying(engine.url, store) as served, http.post(served.url + CHAT, json=BODY) as answer:
+        shown = await answer.read()
+
+    assert (cassette.status, cassette.answer) == (answer.status, shown)
+
+
+async def test_a_429_keeps_its_retry_after(store, engine, http):
+    """So that agents wait as long as the engine says."""
+    cassette = load("err_badmodel")
+    engine.plays(cassette.__class__("429", cassette.path, {}, b'{"error":"slow down"}', 429, "application/json"), **{"Retry-After": "7"})
+    async with proxying(engine.url, store) as served, http.post(served.url + CHAT, json=BODY) as answer:
+        shown = await answer.read()
+
+    assert (429, "7", b'{"error":"slow down"}') == (answer.status, answer.headers["Retry-After"], shown)
+
+
+async def test_an_html_page_passes_as_it_came(store, engine, http):
+    """A gateway before the engine may answer anything."""
+    page = WHOLE.__class__("html", CHAT, {}, b"<html>bad gateway</html>", 502, "text/html")
+    engine.plays(page)
+    async with proxying(engine.url, store) as served, http.post(served.url + CHAT, json=BODY) as answer:
+        assert (502, "text/html", page.answer) == (answer.status, answer.content_type, await answer.read())
+    (step,) = await steps_of(store, "r1")
+    assert ("error", "<html>bad gateway</html>") == (step.status, step.response["body"])
+
+
+async def test_the_agents_key_never_reaches_the_engine(store, engine, http):
+    """The engine gets its own key, the trace headers, and nothing of the agent's secrets."""
+    engine.plays(WHOLE)
+    sent = {"Authorization": "Bearer agent-secret", "X-Api-Key": "agent-secret", "X-Request-Id": "t1", "traceparent": "00-1"}
+    endpoints = {"endpoints": [{"url": engine.url, "api_key": "engine-key"}]}
+    async with (
+        proxying(None, store, engines=endpoints) as served,
+        http.post(served.url + CHAT, json=BODY, headers=sent) as answer,
+    ):
+        assert 200 == answer.status
+
+    (headers,) = engine.headers
+    assert "agent-secret" not in str(headers)
+    assert ("Bearer engine-key", "t1", "00-1") == (headers["authorization"], headers["x-request-id"], headers["traceparent"])
+
+
+async def test_every_stored_step_of_parallel_calls_is_there_once(store, engine, http):
+    """Sixty calls at once: sixty steps, each named in one reply."""
+    engine.plays(WHOLE)
+    async with proxying(engine.url, store) as served:
+
+        async def call() -> str:
+            async with http.post(served.url + CHAT, json=BODY) as answer:
+                await answer.read()
+                return answer.headers["X-Step-Id"]
+
+        told = await asyncio.gather(*(call() for _ in range(60)))
+        metrics = await (await http.get(served.url + "/metrics")).text()
+
+    steps = await steps_of(store, "r1")
+    assert sorted(told) == sorted(step.step_id for step in steps)
+    assert re.search(r'tokentape_steps_total{fidelity="exact",status="complete"} 60.0', metrics)
+    assert "tokentape_calls_in_flight 0.0" in metrics

@@ -1,0 +1,361 @@
+"""Sequences: the laws *once* and *ids*, and which rows come of which rollout."""
+
+from array import array
+from dataclasses import replace
+from math import inf, nan
+from time import process_time
+
+import orjson
+import pytest
+from forests import forests, full_ids, make_choice, make_step
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.trajectory.rollout import RolloutFacts
+from proxy.trajectory.sequence import Options, Skipped, select, sequences
+from proxy.trajectory.step import Span
+from proxy.trajectory.tree import grow
+
+FACTS = RolloutFacts("r1")
+FLAGGED = Options(include="flagged")
+TWIN = {"extra": {"request_key": "same"}}
+ANY_OPTIONS = st.builds(
+    Options,
+    branches=st.sampled_from(["all", "longest", "last"]),
+    include=st.sampled_from(["exact", "flagged"]),
+    max_len=st.one_of(st.none(), st.integers(1, 12)),
+    overlong=st.sampled_from(["cut", "drop", "keep"]),
+)
+
+
+def spans(*steps, options=None):
+    """The spans of each row: what they are of, and whether they are trained there."""
+    rows = sequences(steps, FACTS, options).rows
+    return [[(span.step_id, span.choice, span.owned) for span in row.spans] for row in rows]
+
+
+def skipped(*steps, options=None):
+    return [(left.step_id, left.why) for left in sequences(steps, FACTS, options).skipped]
+
+
+def exportable(steps, options):
+    """The names of the nodes that are to be trained: those selected, without the superseded ones."""
+    tree = grow(steps)
+    replaced = {tree.nodes[place].key for place in tree.superseded()}
+    return {(step.step_id, choice.index) for step, choice in select(steps, options)[0]} - replaced
+
+
+def owned(rows):
+    return [(span.step_id, span.choice) for row in rows for span in row.spans if span.owned]
+
+
+@given(forests(), st.sampled_from([Options(), FLAGGED]))
+def test_once(steps, options):
+    """Over all exported sequences of a rollout, each sampled token is trained exactly once."""
+    rows = sequences(steps, FACTS, options).rows
+    sampled = sorted(
+        token
+        for step in steps
+        for choice in step.choices
+        if (step.step_id, choice.index) in exportable(steps, options)
+        for token in choice.ids
+    )
+
+    assert sorted(exportable(steps, options)) == sorted(owned(rows))
+    assert sampled == sorted(
+        token for row in rows for token, trained in zip(row.token_ids, row.mask, strict=True) if trained
+    )
+
+
+@given(forests(), ANY_OPTIONS)
+def test_ids(steps, options):
+    """A sequence's tokens, cut at its spans, are the recorded ids, in order, nothing added."""
+    recorded = {(step.step_id, choice.index): (step, choice) for step in steps for choice in step.choices}
+    for row in sequences(steps, FACTS, options).rows:
+        for span in row.spans:
+            step, choice = recorded[span.step_id, span.choice]
+
+            assert full_ids(step, choice) == row.token_ids[: span.end]
+            assert list(choice.ids) == row.token_ids[span.start : span.end]
+            if span.owned:
+                assert choice.logprobs.tolist() == row.logprobs[span.start : span.end]
+        assert row.spans[-1].end == len(row.token_ids)
+        assert row.spans[0].start == row.prompt_len
+
+
+@given(forests(), ANY_OPTIONS)
+def test_mask(steps, options):
+    """The mask is 1, and a logprob is there, exactly within the spans that a row owns; arrays are of one length."""
+    for row in sequences(steps, FACTS, options).rows:
+        within = {at for span in row.spans if span.owned for at in range(span.start, span.end)}
+
+        assert [int(at in within) for at in range(len(row.token_ids))] == row.mask
+        assert row.mask == [int(logprob is not None) for logprob in row.logprobs]
+
+
+@given(forests(), st.randoms(), ANY_OPTIONS)
+def test_order(steps, random, options):
+    """The order in which steps are given makes no difference to a single byte, rows and report alike."""
+    shuffled = random.sample(steps, len(steps))
+    one, other = sequences(steps, FACTS, options), sequences(shuffled, FACTS, options)
+
+    assert orjson.dumps([row.as_row() for row in one.rows]) == orjson.dumps([row.as_row() for row in other.rows])
+    assert one.skipped == other.skipped
+
+
+@given(forests(), ANY_OPTIONS)
+def test_nothing_is_lost_silently(steps, options):
+    """Whatever the options: nothing is trained twice, and what is trained nowhere is reported with its step."""
+    found = sequences(steps, FACTS, options)
+    trained, reported = owned(found.rows), {left.step_id for left in found.skipped}
+    everything = {(step.step_id, choice.index) for step in steps for choice in step.choices}
+
+    assert len(set(trained)) == len(trained)
+    assert {step_id for step_id, _ in everything - set(trained)} == reported
+    assert list(range(len(found.rows))) == [row.branch for row in found.rows]
+    assert all(any(row.mask) for row in found.rows)
+    if options.max_len is not None and options.overlong != "keep":
+        assert all(len(row.token_ids) <= options.max_len for row in found.rows)
+
+
+def test_worked_rollout():
+    """Two turns with a tool result between them make one row, sampled tokens masked in."""
+    v3, v4 = (Span(0, 3, "3"),), (Span(0, 2, "4"),)
+    first = make_choice(
+        0, [201, 202, 9], logprobs=array("f", [-0.5, -0.25, -0.125]), spans=v3, finish_reason="tool_calls"
+    )
+    second = make_choice(0, [203, 9], logprobs=array("f", [-1.0, -0.0625]), spans=v4)
+    steps = [
+        make_step("s0", [101, 102, 103], first),
+        make_step("s1", [101, 102, 103, 201, 202, 9, 301, 302, 303, 304], second),
+    ]
+    facts = RolloutFacts("r1", "g1", reward=1.0, step_rewards={"s1": 1.0, "elsewhere": 0.5}, advantages=0.5)
+    (row,) = sequences(steps, facts).rows
+
+    assert {
+        "rollout_id": "r1",
+        "group_id": "g1",
+        "branch": 0,
+        "token_ids": [101, 102, 103, 201, 202, 9, 301, 302, 303, 304, 203, 9],
+        "mask": [0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 1, 1],
+        "logprobs": [None, None, None, -0.5, -0.25, -0.125, None, None, None, None, -1.0, -0.0625],
+        "prompt_len": 3,
+        "spans": [
+            {
+                "start": 3,
+                "end": 6,
+                "step_id": "s0",
+                "choice": 0,
+                "policy_version": "3",
+                "temperature": 1.0,
+                "owned": True,
+            },
+            {
+                "start": 10,
+                "end": 12,
+                "step_id": "s1",
+                "choice": 0,
+                "policy_version": "4",
+                "temperature": 1.0,
+                "owned": True,
+            },
+        ],
+        "finish_reason": "stop",
+        "truncated": False,
+        "stop_token_sampled": True,
+        "reward": 1.0,
+        "step_rewards": {"s1": 1.0},
+        "advantages": 0.5,
+        "owned": True,
+        "metadata": {},
+    } == row.as_row()
+
+
+def test_shared_node():
+    """A node that several branches share is trained in that of the oldest leaf, and is context in the others."""
+    root = make_step("a", [1], [10])
+    left, right = make_step("b", [1, 10, 2], [20]), make_step("c", [1, 10, 3], [30])
+
+    assert [[("a", 0, True), ("b", 0, True)], [("a", 0, False), ("c", 0, True)]] == spans(root, left, right)
+
+
+def test_branch_that_is_continued_late():
+    """The oldest leaf owns what it shares, even where the other branch was begun first."""
+    root, early, other = make_step("a", [1], [10]), make_step("b", [1, 10], [20]), make_step("c", [1, 10], [30])
+    late = make_step("d", [1, 10, 20], [40])
+
+    assert [[("a", 0, True), ("c", 0, True)], [("a", 0, False), ("b", 0, True), ("d", 0, True)]] == spans(
+        root, early, other, late
+    )
+
+
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [
+        ({"problems": ("echo", "prompt_count")}, "echo,prompt_count"),
+        ({"status": "partial"}, "its status is partial"),
+        ({"delivered": False}, "it was not delivered"),
+    ],
+)
+def test_flagged(facts, why):
+    """What is not exact, whole and delivered is left out with the reason, and marked where it is asked for."""
+    step = make_step("a", [1], [10], **facts)
+    (row,) = sequences([step], FACTS, FLAGGED).rows
+    marks = {"echo,prompt_count": ["echo", "prompt_count"], "its status is partial": ["partial"]}.get(
+        why, ["undelivered"]
+    )
+
+    assert [("a", why)] == skipped(step)
+    assert [] == spans(step)
+    assert marks == row.as_row()["problems"]
+
+
+@pytest.mark.parametrize(
+    "logprobs",
+    [array("f"), array("f", [-1.0]), array("f", [-1.0] * 3), array("f", [nan, -1.0]), array("d", [-inf, inf])],
+)
+def test_what_cannot_be_aligned(logprobs):
+    """A choice without one finite logprob for each id is never exported; the choices beside it are."""
+    step = make_step("a", [1], make_choice(0, [10, 11], logprobs=logprobs), [20], problems=("bad_logprob",))
+    unnoticed = replace(step, problems=())
+
+    assert [[("a", 1, True)]] == spans(step, options=FLAGGED) == spans(unnoticed)
+    assert [("a", "bad_logprob")] == skipped(step, options=FLAGGED)
+    assert [("a", "its tokens cannot be aligned with logprobs")] == skipped(unnoticed)
+
+
+@pytest.mark.parametrize(
+    ("step", "why"),
+    [
+        (make_step("a", [1]), "nothing was sampled"),
+        (make_step("a", [1], []), "nothing was sampled"),
+        (make_step("a", [1], status="error", problems=("engine_error",)), "engine_error"),
+        (replace(make_step("a", [1], [10]), prompts=()), "the engine gave no prompt ids"),
+        (replace(make_step("a", [1], [10], problems=("no_prompt_ids",)), prompts=()), "no_prompt_ids"),
+    ],
+)
+def test_nothing_to_export(step, why):
+    """A step without prompt ids or sampled ids makes no row, and says why."""
+
+    assert ([], [("a", why)]) == (spans(step, options=FLAGGED), skipped(step, options=FLAGGED))
+
+
+def test_flagged_in_between():
+    """What was sampled in a step that is left out is context to the steps after it."""
+    a, b, c = (
+        make_step("a", [1], [10]),
+        make_step("b", [1, 10], [20], problems=("echo",)),
+        make_step("c", [1, 10, 20], [30]),
+    )
+    (row,) = sequences([a, b, c], FACTS).rows
+
+    assert ([1, 10, 20, 30], [0, 1, 0, 1]) == (row.token_ids, row.mask)
+
+
+def test_superseded():
+    """A leaf that a retry replaced is left out and reported."""
+    a, b, c = make_step("a", [1], [10], **TWIN), make_step("b", [1], [20], **TWIN), make_step("c", [1, 20], [30])
+
+    assert [[("b", 0, True), ("c", 0, True)]] == spans(a, b, c)
+    assert [("a", "superseded by a retry")] == skipped(a, b, c)
+
+
+def test_superseded_by_a_flagged_one():
+    """A leaf that the agent did not go on from is left out even where the call that replaced it is not exported."""
+    a, b = make_step("a", [1], [10], **TWIN), make_step("b", [1], [20], problems=("echo",), **TWIN)
+    c = make_step("c", [1, 20], [30])
+
+    assert [[("c", 0, True)]] == spans(a, b, c)
+    assert [("b", "echo"), ("a", "superseded by a retry")] == skipped(a, b, c)
+
+
+def test_identical_retry():
+    """A retry that sampled what the lost call had sampled is trained with what came after."""
+    a = make_step("a", [1], [10], delivered=False, **TWIN)
+    b, c = make_step("b", [1], [10], **TWIN), make_step("c", [1, 10], [20], problems=("echo",))
+
+    assert [[("b", 0, True)]] == spans(a, b, c)
+    assert [[("b", 0, True), ("c", 0, True)]] == spans(a, b, c, options=FLAGGED)
+
+
+BRANCHES = (make_step("a", [1], [10]), make_step("b", [1, 10, 2], [20, 21, 22]), make_step("c", [1, 10, 3], [30]))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected", "left"),
+    [
+        (Options(branches="longest"), [["a", "b"]], [("c", "not on the longest branch")]),
+        (Options(branches="last"), [["a", "c"]], [("b", "not on the last branch")]),
+        (Options(max_len=4), [["a"], ["a", "c"]], [("b", "longer than max_len=4")]),
+        (Options(max_len=4, overlong="drop"), [["a", "c"]], [("b", "longer than max_len=4")]),
+        (Options(max_len=4, overlong="keep"), [["a", "b"], ["a", "c"]], []),
+        (Options(max_len=3), [["a"]], [("b", "longer than max_len=3"), ("c", "longer than max_len=3")]),
+        (Options(max_len=1), [], [(step, "longer than max_len=1") for step in "abc"]),
+    ],
+)
+def test_options(options, expected, left):
+    """Branches are chosen first; what is longer than `max_len` is then cut at a span boundary, dropped or kept."""
+    assert expected == [[step for step, _, _ in row] for row in spans(*BRANCHES, options=options)]
+    assert left == skipped(*BRANCHES, options=options)
+
+
+def test_longest_of_equals():
+    """Of branches of one length, the longest is the oldest."""
+    assert [[("a", 0, True)]] == spans(make_step("b", [2], [20]), make_step("a", [1], [10]), options=Options("longest"))
+
+
+def test_cut_row():
+    """A cut row ends as its last span ended, and is marked truncated."""
+    call = make_step("a", [1], make_choice(0, [10], finish_reason="tool_calls"))
+    (row,) = sequences([call, make_step("b", [1, 10, 2], [20])], FACTS, Options(max_len=3)).rows
+
+    assert ([1, 10], True, "tool_calls") == (row.token_ids, row.truncated, row.finish_reason)
+
+
+@pytest.mark.parametrize(
+    ("finish_reason", "stop_reason", "sampled"),
+    [
+        ("stop", None, True),
+        ("stop", 151645, True),
+        ("stop", "###", None),
+        ("tool_calls", 151645, True),
+        ("tool_calls", None, None),
+        ("length", None, False),
+        ("abort", None, False),
+        ("repetition", "repetition_detected", False),
+        (None, None, None),
+        ("content_filter", None, None),
+    ],
+)
+def test_stop_token(finish_reason, stop_reason, sampled):
+    """Whether the last id is a stop token is said only where the engine tells; an answer cut by length has none."""
+    step = make_step("a", [1], make_choice(0, [10], finish_reason=finish_reason, stop_reason=stop_reason))
+    (row,) = sequences([step], FACTS).rows
+
+    assert (sampled, finish_reason == "length") == (row.stop_token_sampled, row.truncated)
+
+
+def test_policy_versions():
+    """A choice that several versions of the weights sampled has a span for each; without any, the step's holds."""
+    both = make_choice(0, [10, 11, 12], spans=(Span(0, 2, "7"), Span(2, 3, "8")))
+    steps = [make_step("a", [1], both), make_step("b", [2], [20], policy_version="9")]
+
+    assert [[(1, 3, "7"), (3, 4, "8")], [(1, 2, "9")]] == [
+        [(span.start, span.end, span.policy_version) for span in row.spans] for row in sequences(steps, FACTS).rows
+    ]
+
+
+def test_skipped_once():
+    """A reason that holds for several choices of a step is told once."""
+    assert (Skipped("a", "echo"),) == sequences([make_step("a", [1], [10], [20], problems=("echo",))], FACTS).skipped
+
+
+def test_long_rollout():
+    """A rollout of 2,000 steps that grows to 22,000 tokens is one row, made in well under a second."""
+    steps = [make_step(f"{turn:04}", range(turn * 11 + 1), range(turn * 11 + 1, turn * 11 + 9)) for turn in range(2000)]
+    started = process_time()
+    (row,) = sequences(steps, FACTS).rows
+    spent_s = process_time() - started
+
+    assert (list(range(1999 * 11 + 9)), 16_000, 2000) == (row.token_ids, sum(row.mask), len(row.spans))
+    assert spent_s < 2  # 0.2 s on a quiet machine
