@@ -83,7 +83,7 @@ class Recorder:
     async def _append(self, step: Step, birth: str, body_bytes: int) -> None:
         known = self._known_of(step.rollout_id, birth)
         step = replace(step, timing=replace(step.timing, stored=self._clock.now()))
-        record = await _encoded(step, known, body_bytes)
+        step, record = await _writable(step, known, body_bytes)
         started = self._clock.monotonic()
         try:
             try:
@@ -100,7 +100,8 @@ class Recorder:
             raise StoreFault(f"the step could not be stored, so its end is not shown: {error}") from error
         finally:
             self._metrics.store_latency.labels("append").observe(self._clock.monotonic() - started)
-        self._learn(known, record)
+        if self._known.get((step.rollout_id, birth)) is known:  # not forgotten meanwhile
+            self._learn(known, record)
         self._count(step)
 
     async def _append_unwatched(self, step: Step, birth: str, body_bytes: int) -> None:
@@ -148,6 +149,16 @@ class Recorder:
         metrics.prompt_tokens.labels(step.engine.name).inc(sum(map(len, step.prompts)))
         for code in step.problems:
             metrics.problems.labels(code).inc()
+
+
+async def _writable(step: Step, known: set[bytes], body_bytes: int) -> tuple[Step, Record]:
+    """The step and its record. A response that no JSON can carry is left out, and the step says that it was odd."""
+    try:
+        return step, await _encoded(step, known, body_bytes)
+    except TypeError:
+        problems = tuple(dict.fromkeys((*step.problems, "unparsed_event")))
+        step = replace(step, response=None, problems=problems)
+        return step, await _encoded(step, known, body_bytes)
 
 
 async def _encoded(step: Step, known: set[bytes], body_bytes: int) -> Record:

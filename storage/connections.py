@@ -43,7 +43,7 @@ class Servers(Protocol):
 
 
 class Connections:
-    """Up to `limit` connections to one server, each lent to one caller at a time; more callers wait, in order.
+    """Up to `max_connections` connections to one server, each lent to one caller at a time; more callers wait, in order.
 
     Commands whose connection breaks are sent once more on a fresh one, since a server that was restarted leaves a pool
     of dead ones behind: so they must be such that doing them twice is doing them once. If `patient`, they are sent until

@@ -1,6 +1,7 @@
 """Connections: waiting, breaking, securing."""
 
 import asyncio
+import shutil
 import socket
 import subprocess
 from contextlib import suppress
@@ -152,6 +153,8 @@ async def test_closed_connections_are_not_used_again(connect, redis_server):
 @pytest.fixture
 def certificate(tmp_path):
     """A certificate for 127.0.0.1 that signs itself, and its key."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed, so there is no certificate to test TLS with")
     certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",

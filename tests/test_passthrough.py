@@ -1,0 +1,112 @@
+"""What is passed on unrecorded."""
+
+import aiohttp
+import pytest
+from aiohttp import web
+from fakes import fake_engine, proxying
+
+from storage import open_store
+
+MODELS = {"object": "list", "data": [{"id": "policy", "object": "model", "max_model_len": 2048}]}
+
+
+@pytest.fixture
+async def store(tmp_path):
+    opened = await open_store(f"embedded:{tmp_path / 'store'}")
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+async def engine():
+    async with fake_engine() as engine:
+
+        async def answering(request, body):
+            if request.path == "/v1/models":
+                return web.json_response(MODELS)
+            return web.json_response({"path": request.path_qs, "body": body, "method": request.method}, status=207)
+
+        engine.answering = answering
+        yield engine
+
+
+async def test_an_allowed_path_is_passed_on_untouched(store, engine):
+    """Method, query, body and status pass; nothing is recorded."""
+    async with (
+        proxying(engine.url, store) as served,
+        aiohttp.ClientSession() as http,
+        http.post(served.url + "/tokenize?a=%2F", json={"prompt": "x"}) as answer,
+    ):
+        shown = await answer.json()
+
+    assert 207 == answer.status
+    assert {"path": "/tokenize?a=%2F", "body": {"prompt": "x"}, "method": "POST"} == shown
+    assert () == (await store.list()).names
+
+
+async def test_an_allowed_path_passes_under_a_rollout_too(store, engine):
+    """A client with a rollout's base URL finds the same paths there."""
+    async with (
+        proxying(engine.url, store) as served,
+        aiohttp.ClientSession() as http,
+        http.post(served.url + "/rollouts/r1/v1/embeddings", json={"input": "x"}) as answer,
+    ):
+        assert "/v1/embeddings" == (await answer.json())["path"]
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/v1/models", ["policy"]),
+        ("/rollouts/r1/v1/models", ["policy"]),
+    ],
+)
+async def test_the_engines_models_are_listed(store, engine, path, expected):
+    """As the engine lists them."""
+    async with proxying(engine.url, store) as served, aiohttp.ClientSession() as http, http.get(served.url + path) as answer:
+        assert expected == [model["id"] for model in (await answer.json())["data"]]
+
+
+async def test_aliases_are_listed_beside_the_models_they_name(store, engine):
+    """An alias looks like the model it names; one that names nothing is not listed, nor is the catch-all."""
+    aliases = {"gpt-4o": "policy", "*": "policy", "lost": "nothing"}
+    async with proxying(engine.url, store, models=aliases) as served, aiohttp.ClientSession() as http:
+        async with http.get(served.url + "/v1/models") as answer:
+            listed = await answer.json()
+        async with http.get(served.url + "/v1/models/gpt-4o") as answer:
+            one = await answer.json()
+
+    assert ["policy", "gpt-4o"] == [model["id"] for model in listed["data"]]
+    assert ("gpt-4o", 2048) == (one["id"], one["max_model_len"])
+
+
+async def test_an_alias_that_names_nothing_is_404(store, engine):
+    """As an unknown model is."""
+    async with (
+        proxying(engine.url, store, models={"lost": "nothing"}) as served,
+        aiohttp.ClientSession() as http,
+        http.get(served.url + "/v1/models/lost") as answer,
+    ):
+        assert 404 == answer.status
+
+
+async def test_without_an_engine_it_is_503(store):
+    """The sentence says what to configure."""
+    async with (
+        proxying(None, store) as served,
+        aiohttp.ClientSession() as http,
+        http.get(served.url + "/v1/models") as answer,
+    ):
+        assert (503, "engine_unreachable") == (answer.status, (await answer.json())["error"]["code"])
+
+
+async def test_a_client_that_leaves_closes_the_engines_connection(store, engine):
+    """Nothing goes on for nobody."""
+    engine.streams([b"a" * 10], then="hang")
+    async with proxying(engine.url, store) as served, aiohttp.ClientSession() as http:
+        async with http.post(served.url + "/tokenize", json={}) as answer:
+            await answer.content.readexactly(10)
+            answer.close()
+        await engine.aborted.wait()
+
+    assert engine.aborted.is_set()
