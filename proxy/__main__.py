@@ -5,9 +5,9 @@ work (and a sentence says why), 2 the command line itself is wrong.
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, cast
 
 import typer
 from pydantic import ValidationError
@@ -56,7 +56,7 @@ def simulate(
 
 
 @app.command()
-def export(
+def export(  # noqa: PLR0913, PLR0917 - each is an option with a name of its own
     url: Annotated[str | None, typer.Option(help="A running proxy's control face.")] = None,
     store: Annotated[str | None, typer.Option(help="Or a store, read directly.")] = None,
     form: Annotated[str, typer.Option("--format", help="The format of the rows.")] = "sequences",
@@ -146,15 +146,18 @@ def _settings(
 def _run(work: Coroutine[Any, Any, Any]) -> Any:
     """Run to the end; failures that have a sentence are told by it."""
     try:
-        import uvloop  # noqa: PLC0415 - optional: not there on Windows
-
-        runner = uvloop.run
-    except ImportError:
-        runner = asyncio.run
-    try:
-        return runner(work)
+        return _runner()(work)
     except (StorageError, ValueError, OSError) as error:
         _fail(str(error))
+
+
+def _runner() -> Callable[[Coroutine[Any, Any, Any]], Any]:
+    """uvloop's, where there is one."""
+    try:
+        import uvloop  # noqa: PLC0415 - optional: not there on Windows
+    except ImportError:
+        return asyncio.run
+    return cast("Callable[[Coroutine[Any, Any, Any]], Any]", uvloop.run)
 
 
 def _fail(sentence: str, *, code: int = 1) -> NoReturn:

@@ -137,6 +137,6 @@ def _failed(request: web.Request, error: ProxyError) -> web.Response:
     headers = {"Content-Type": "application/json"}
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(error.retry_after_s)
-    if error.kind == "rollout_limit":
+    if error.kind in {"rollout_limit", "rollout_closed"}:
         headers["X-Should-Retry"] = "false"  # OpenAI's clients would wait and try again, which cannot help
     return web.Response(status=error.status, headers=headers, body=body)

@@ -10,7 +10,7 @@ import orjson
 from aiohttp import web
 from aiohttp.client_exceptions import ClientConnectionResetError
 
-from proxy.errors import NoEngine
+from proxy.errors import NoEngine, NotFound
 from proxy.headers import downstream
 from proxy.parts import Parts
 from proxy.upstream import choose
@@ -19,9 +19,9 @@ from proxy.upstream import choose
 async def pass_on(request: web.Request, parts: Parts, path: str, body: bytes) -> web.StreamResponse:
     """Send a request on and its answer back, byte for byte, as it comes."""
     endpoint = choose(parts.upstream.endpoints, path)
-    query = f"?{request.query_string}" if request.query_string else ""
+    _, mark, query = request.raw_path.partition("?")
     headers = list(request.headers.items())
-    async with parts.upstream.send(endpoint, request.method, path + query, headers=headers, body=body) as answer:
+    async with parts.upstream.send(endpoint, request.method, path + mark + query, headers=headers, body=body) as answer:
         response = web.StreamResponse(
             status=answer.status, headers=downstream(answer.headers, rollout_id=None, step_id=None)
         )
@@ -54,7 +54,9 @@ async def show_models(request: web.Request, parts: Parts, path: str) -> web.Stre
     listed = list(_with_aliases(models.get("data") or [], parts.settings.models))
     if name:
         found = next((model for model in listed if model.get("id") == name), None)
-        return web.Response(headers=shown, body=orjson.dumps(found or {"id": name, "object": "model"}))
+        if found is None:
+            raise NotFound(f"the model {name!r} is an alias of {parts.settings.models[name]!r}, which no engine serves")
+        return web.Response(headers=shown, body=orjson.dumps(found))
     return web.Response(headers=shown, body=orjson.dumps({**models, "data": listed}))
 
 

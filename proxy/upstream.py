@@ -13,6 +13,7 @@ from io import BytesIO
 
 import aiohttp
 import orjson
+from yarl import URL
 
 from proxy.config import EndpointSettings, EnginesSettings
 from proxy.engines import ENGINES, Engine
@@ -114,7 +115,7 @@ class Upstream:
             with self.naming_faults(endpoint):
                 response = await self._session.request(
                     method,
-                    endpoint.settings.url + path,
+                    URL(endpoint.settings.url + path, encoded=True),  # as it came: not quoted a second time
                     data=BytesIO(body) if body else None,  # written in pieces: a large body does not hold the loop up
                     headers=upstream_headers(headers, api_key=endpoint.api_key),
                     allow_redirects=False,

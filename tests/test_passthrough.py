@@ -4,6 +4,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 from fakes import fake_engine, proxying
+from yarl import URL
 
 from storage import open_store
 
@@ -24,7 +25,7 @@ async def engine():
         async def answering(request, body):
             if request.path == "/v1/models":
                 return web.json_response(MODELS)
-            return web.json_response({"path": request.path_qs, "body": body, "method": request.method}, status=207)
+            return web.json_response({"path": request.raw_path, "body": body, "method": request.method}, status=207)
 
         engine.answering = answering
         yield engine
@@ -35,7 +36,7 @@ async def test_an_allowed_path_is_passed_on_untouched(store, engine):
     async with (
         proxying(engine.url, store) as served,
         aiohttp.ClientSession() as http,
-        http.post(served.url + "/tokenize?a=%2F", json={"prompt": "x"}) as answer,
+        http.post(URL(served.url + "/tokenize?a=%2F", encoded=True), json={"prompt": "x"}) as answer,
     ):
         shown = await answer.json()
 

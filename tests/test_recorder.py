@@ -36,7 +36,7 @@ async def recorder(store):
 
 
 def step(number=1, prompt=(1, 2, 3), **named):
-    return make_step(f"S{number:03}", prompt, [(7, 8)], rollout_id="r1", **named)
+    return make_step(f"S{number:03}", prompt, (7, 8), rollout_id="r1", **named)
 
 
 async def test_a_recorded_step_is_there_with_its_counts(recorder, store, birth):

@@ -22,9 +22,7 @@ def make_arguments(schema: object, draws: Draws, words: Sequence[str]) -> dict[s
     if not isinstance(schema, Mapping):
         return {}
     root = schema.get("$defs") or schema.get("definitions") or {}
-    made = _Maker(draws, words, root if isinstance(root, Mapping) else {}).value(
-        {"type": "object", **schema}, 0
-    )
+    made = _Maker(draws, words, root if isinstance(root, Mapping) else {}).value({"type": "object", **schema}, 0)
     return made if isinstance(made, dict) else {}
 
 

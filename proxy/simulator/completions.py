@@ -27,9 +27,7 @@ class TextPrompt:
     manner: Manner
 
 
-def text_prompts(
-    completions: Completions, common: Common, model: Model, options: Options
-) -> list[TextPrompt]:
+def text_prompts(completions: Completions, common: Common, model: Model, options: Options) -> list[TextPrompt]:
     """The prompts of a request; refuses ids that are no tokens, and what does not fit the model's window."""
     asked = _DEFAULT_MAX_TOKENS if common.max_tokens is None else common.max_tokens
     if asked == 0 and completions.echo:
@@ -161,9 +159,7 @@ class CompletionsReply:
         generated = "" if self._only_echoes else "".join(token.text for token in tokens)
         return prompt.text + generated if echoes else generated
 
-    def _logprobs(
-        self, index: int, tokens: Sequence[Token], prompt: TextPrompt, *, first: bool
-    ) -> Answer | None:
+    def _logprobs(self, index: int, tokens: Sequence[Token], prompt: TextPrompt, *, first: bool) -> Answer | None:
         """The logprobs of these tokens; those of an echoed prompt stand first, its first token has none."""
         alternatives = self.completions.logprobs
         if alternatives is None:

@@ -122,14 +122,11 @@ class Distribution:
             ring = self._starters + self._starters
             tokens = ring[at % len(self._starters) :][:8]
         weights = [
-            weight * (32 + (bits >> (place * 7) & 127))
-            for place, weight in enumerate(_RANK_WEIGHTS[: len(tokens)])
+            weight * (32 + (bits >> (place * 7) & 127)) for place, weight in enumerate(_RANK_WEIGHTS[: len(tokens)])
         ]
         scale = (1.0 - _TAIL) / sum(weights)
         chances = self.tail.chances
-        likely = {
-            token: weight * scale + chances[token] for token, weight in zip(tokens, weights, strict=True)
-        }
+        likely = {token: weight * scale + chances[token] for token, weight in zip(tokens, weights, strict=True)}
         return Odds(likely, self.tail)
 
 

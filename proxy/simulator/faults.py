@@ -63,9 +63,7 @@ def not_valid(fault: ValidationError) -> RefusedError:
     for error in fault.errors(include_url=False):
         # Of a place inside a union pydantic names the branches too; vLLM does not.
         head, *rest = error["loc"] or ("",)
-        loc = ".".join(["body", str(head), *(str(part) for part in rest if isinstance(part, int))]).rstrip(
-            "."
-        )
+        loc = ".".join(["body", str(head), *(str(part) for part in rest if isinstance(part, int))]).rstrip(".")
         locs.append(loc)
         problem = {"type": error["type"], "loc": loc, "msg": error["msg"], "input": _outline(error["input"])}
         problems.append(problem | ({"ctx": error["ctx"]} if "ctx" in error else {}))

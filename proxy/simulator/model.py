@@ -127,8 +127,7 @@ def room_for(prompt_length: int, asked: int | None, common: Common, options: Opt
         raise bad_value(message, "input_tokens", window + 1)
     if asked is not None and asked > window:
         message = (
-            f"max_tokens={asked} cannot be greater than max_model_len={window}. "
-            "Please request fewer output tokens."
+            f"max_tokens={asked} cannot be greater than max_model_len={window}. Please request fewer output tokens."
         )
         raise bad_value(message, "max_tokens", asked)
     left = window - prompt_length

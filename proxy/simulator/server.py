@@ -173,9 +173,7 @@ class _Engine:
                     del open_choices[index]
             yield told
 
-    async def _stream(
-        self, request: web.Request, reply: Reply, rounds: Iterator[Round]
-    ) -> web.StreamResponse:
+    async def _stream(self, request: web.Request, reply: Reply, rounds: Iterator[Round]) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         pending = [event(chunk) for chunk in reply.opening()]
         await response.prepare(request)

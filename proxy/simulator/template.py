@@ -106,9 +106,7 @@ def _assistant(message: Message, text: str, *, thought_kept: bool) -> str:
     return "\n".join([*([text] if text else []), *calls])
 
 
-def _with_tools(
-    turns: Sequence[tuple[str, str]], tools: Sequence[Mapping[str, Any]]
-) -> Sequence[tuple[str, str]]:
+def _with_tools(turns: Sequence[tuple[str, str]], tools: Sequence[Mapping[str, Any]]) -> Sequence[tuple[str, str]]:
     """The turns, with the tools told in the system message, which is made if there is none."""
     if not tools:
         return turns

@@ -66,16 +66,18 @@ def check(evidence: Evidence) -> tuple[str, ...]:
     A step of status "error" has nothing to check and is just that. Raises `KeyError` for an unknown special
     code.
     """
-    if evidence.status == "error":
-        found = {"engine_error"}
-    else:
-        found = {code for code, holds in _CHECKS.items() if holds(evidence)}
+    checks = {"engine_error": _always} if evidence.status == "error" else _CHECKS
+    found = {code for code, holds in checks.items() if holds(evidence)}
     return tuple(sorted(found.union(evidence.special), key=_ORDER.__getitem__))
 
 
 def describe(codes: Iterable[str]) -> list[str]:
     """A sentence for each code; a code of another version is said to be one."""
     return [PROBLEMS.get(code, f"{code}: a problem that this version does not know.") for code in codes]
+
+
+def _always(_evidence: Evidence) -> bool:
+    return True
 
 
 def _counted(evidence: Evidence, field: str) -> int | None:

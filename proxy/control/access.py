@@ -1,0 +1,89 @@
+"""Who may use the control face, and how its requests name things.
+
+Holds the middleware that asks for a control key, and the reading of ids, numbers and choices from paths and queries.
+"""
+
+from collections.abc import Awaitable, Callable, Collection
+from typing import Final
+
+from aiohttp import web
+
+from proxy.errors import BadCall, Forbidden, NotFound, StoreFault, Unauthorized
+from proxy.keys import bearer, read_minted
+from proxy.naming import id_from_path
+from proxy.parts import PARTS, Parts
+from proxy.rollouts import Rollout, read_rollout
+from storage.store import StorageError
+
+MODEL_FACE: Final = "/{path}"  # the route that takes every path which is not the control face's
+_OPEN: Final = ("/health", "/ready")  # for load balancers, which have no keys
+
+
+@web.middleware
+async def require_control_key(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Let a request of the control face pass with a control key, or where none is configured."""
+    resource = request.match_info.route.resource
+    if resource is not None and resource.canonical not in (MODEL_FACE, *_OPEN):
+        check_control_key(request, request.app[PARTS])
+    return await handler(request)
+
+
+def check_control_key(request: web.Request, parts: Parts) -> None:
+    """Raises Unauthorized without a key or with an unknown one, Forbidden with an agent's."""
+    key = bearer(request.headers.get("Authorization")) or request.headers.get("X-Api-Key")
+    if key is not None and (read_minted(key) is not None or key in parts.agent_keys) and key not in parts.control_keys:
+        raise Forbidden("this key is an agent's: it may call models, and nothing of the control face")
+    if parts.control_keys and (key is None or key not in parts.control_keys):
+        raise Unauthorized("a control key is needed (Authorization: Bearer …)")
+
+
+def rollout_id_of(request: web.Request) -> str:
+    """The rollout id in the path, read from the path as it came: routers decode too much or too little."""
+    return id_from_path(request.raw_path.partition("?")[0].split("/")[2])
+
+
+async def rollout_of(request: web.Request) -> Rollout:
+    """The rollout that the path names. Raises NotFound or StoreFault."""
+    name = rollout_id_of(request)
+    try:
+        stored = await request.app[PARTS].store.look(name)
+    except StorageError as error:
+        raise StoreFault(f"the store cannot be reached: {error}") from error
+    if stored is None:
+        raise no_rollout(name)
+    return read_rollout(stored)
+
+
+def no_rollout(name: str) -> NotFound:
+    """The error for a rollout that is not there."""
+    return NotFound(f"there is no rollout {name!r}", param="rollout_id")
+
+
+def number_of(
+    request: web.Request, name: str, default: int | None, *, least: int, most: int | None = None
+) -> int | None:
+    """A whole number of the query. Raises BadCall."""
+    text = request.query.get(name)
+    if text is None:
+        return default
+    bound = f"{least} or more" if most is None else f"from {least} to {most}"
+    if not text.isascii() or not text.isdecimal() or int(text) < least or (most is not None and int(text) > most):
+        raise BadCall(f"{name} is a whole number, {bound}, not {text!r}", param=name)
+    return int(text)
+
+
+def choice_of(request: web.Request, name: str, known: Collection[str], default: str) -> str:
+    """One of some words of the query. Raises BadCall naming them."""
+    word = request.query.get(name, default)
+    if word not in known:
+        raise BadCall(f"{name}={word!r} is not known; known are {', '.join(known)}", param=name)
+    return word
+
+
+def only_known(request: web.Request, known: Collection[str]) -> None:
+    """Refuse a misspelt option. Raises BadCall."""
+    for name in request.query:
+        if name not in known:
+            raise BadCall(f"{name!r} is no option here; options are {', '.join(sorted(known))}", param=name)

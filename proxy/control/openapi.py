@@ -1,0 +1,132 @@
+"""`GET /openapi.json`: every route of both faces.
+
+Holds the table of routes, with what each does, and makes the description from it and from the models that read bodies. A
+test compares the table with the routes that are really there.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from aiohttp import web
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from proxy.control.models import FinishRollout, OpenRollout, PatchRollout
+from proxy.dialects import DIALECTS
+from proxy.export import FORMATS
+from proxy.export.containers import CONTAINERS
+from proxy.rollouts import STATUSES
+
+_REF = "#/components/schemas/{model}"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One route: what it does, its query, the model of its body, and the statuses it may answer with."""
+
+    method: str
+    path: str
+    summary: str
+    query: tuple[tuple[str, dict[str, Any]], ...] = ()
+    body: type[BaseModel] | None = None
+    statuses: tuple[int, ...] = (200,)
+
+
+_TEXT: dict[str, Any] = {"type": "string"}
+_COUNT: dict[str, Any] = {"type": "integer", "minimum": 1}
+_SINCE = ("since", {"type": "integer", "minimum": 0, "description": "unix seconds"})
+_FILTER = (("status", {"enum": list(STATUSES)}), ("group_id", _TEXT), _SINCE, ("limit", _COUNT))
+_EXPORT = (
+    ("format", {"enum": list(FORMATS)}),
+    ("branches", {"enum": ["all", "longest", "last"]}),
+    ("include", {"enum": ["exact", "flagged"]}),
+    ("max_len", _COUNT),
+    ("overlong", {"enum": ["cut", "drop", "keep"]}),
+    ("container", {"enum": list(CONTAINERS)}),
+    ("report", {"type": "boolean"}),
+)
+_R = "/rollouts/{rollout_id}"
+
+ROUTES: tuple[Route, ...] = (
+    Route("post", "/rollouts", "Open a rollout.", body=OpenRollout, statuses=(201, 200, 400, 409, 422)),
+    Route("get", "/rollouts", "List rollouts, newest first.", (*_FILTER, ("cursor", _TEXT)), statuses=(200, 400)),
+    Route("get", _R, "A rollout: status, counts, rewards.", statuses=(200, 404)),
+    Route("patch", _R, "Set rewards, advantages, metadata.", body=PatchRollout, statuses=(200, 400, 404, 422)),
+    Route("delete", _R, "Delete a rollout and all its steps.", statuses=(204,)),
+    Route("post", f"{_R}/finish", "Finish a rollout.", body=FinishRollout, statuses=(200, 400, 404, 409, 422)),
+    Route("get", f"{_R}/steps", "Its steps, whole.", (("after", _COUNT), ("limit", _COUNT)), statuses=(200, 400, 404)),
+    Route("get", f"{_R}/steps/{{step_id}}", "One step, whole.", statuses=(200, 404)),
+    Route("get", f"{_R}/tree", "The tree of its steps, with drift.", statuses=(200, 404)),
+    Route("get", f"{_R}/export", "Its rows in a trainer's format.", _EXPORT, statuses=(200, 400, 404)),
+    Route("get", "/export", "Rows of many rollouts, streamed.", (*_EXPORT, *_FILTER), statuses=(200, 400)),
+    Route("get", "/engines", "The engines, their health and versions."),
+    Route("get", "/health", "The process is alive."),
+    Route("get", "/ready", "Store and engines can be reached.", statuses=(200, 503)),
+    Route("get", "/metrics", "Metrics for Prometheus."),
+    Route("get", "/openapi.json", "This description."),
+    *(
+        Route("post", prefix + path, summary, statuses=(200, 400, 401, 403, 409, 413, 429, 502, 503, 504))
+        for path, summary in zip(DIALECTS, ("A recorded chat completion.", "A recorded completion."), strict=True)
+        for prefix in ("", _R, "/sessions/{rollout_id}")
+    ),
+    Route("get", "/v1/models", "The engine's models, and aliases of them.", statuses=(200, 401, 503)),
+    Route("get", "/v1/models/{model}", "One model.", statuses=(200, 401, 404, 503)),
+)
+
+
+def describe() -> dict[str, Any]:
+    """The OpenAPI document."""
+    bodies = [(route.body, "validation") for route in ROUTES if route.body is not None]
+    _, schemas = models_json_schema(bodies, ref_template=_REF)  # type: ignore[arg-type]
+    paths: dict[str, dict[str, Any]] = {}
+    for route in ROUTES:
+        paths.setdefault(route.path, {})[route.method] = _operation(route)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "TokenTape", "version": "0.1.0", "summary": "A recording reverse proxy for RL."},
+        "paths": paths,
+        "components": {
+            "schemas": schemas.get("$defs", {}),
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{"key": []}],
+    }
+
+
+async def show_openapi(_request: web.Request) -> web.Response:
+    """`GET /openapi.json`."""
+    return web.Response(body=orjson.dumps(describe()), content_type="application/json")
+
+
+def _operation(route: Route) -> dict[str, Any]:
+    named = [part[1:-1] for part in route.path.split("/") if part.startswith("{")]
+    parameters = [{"name": name, "in": "path", "required": True, "schema": _TEXT} for name in named]
+    parameters += [{"name": name, "in": "query", "schema": schema} for name, schema in route.query]
+    operation: dict[str, Any] = {
+        "summary": route.summary,
+        "parameters": parameters,
+        "responses": {str(status): {"description": _MEANINGS[status]} for status in route.statuses},
+    }
+    if route.body is not None:
+        schema = {"$ref": _REF.format(model=route.body.__name__)}
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    return operation
+
+
+_MEANINGS = {
+    200: "done",
+    201: "made",
+    204: "gone",
+    400: "malformed",
+    401: "no key, or a wrong one",
+    403: "a key for something else",
+    404: "unknown",
+    409: "it stands differently already",
+    413: "too large",
+    422: "a value is not allowed",
+    429: "a limit is used up",
+    502: "the engine broke off",
+    503: "store or engines away",
+    504: "the engine was silent",
+}

@@ -1,0 +1,198 @@
+"""Rollouts: opened, listed, looked at, rewarded, finished, deleted.
+
+Holds the routes of `/rollouts` that are about the rollout itself. Every change is a compare-and-set of the store's, so that
+two replicas cannot both be right about different things.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+import orjson
+from aiohttp import web
+
+from proxy.clock import new_id
+from proxy.control.access import choice_of, no_rollout, number_of, only_known, rollout_id_of, rollout_of
+from proxy.control.models import FinishRollout, OpenRollout, PatchRollout, read_as
+from proxy.errors import BadCall, Conflict, NotValid
+from proxy.keys import mint
+from proxy.parts import PARTS, Parts
+from proxy.rollouts import REWARD_MARK, STATUSES, Rollout, read_marks, read_rollout, write_fields
+from storage.store import FieldsChanged, StoredRollout
+
+_LISTED = 100
+_MOST_LISTED = 1000
+_FIELDS_OF_OPENING = ("group_id", "metadata", "model", "sampling", "tools", "limits")
+
+
+async def open_rollout(request: web.Request) -> web.Response:
+    """`POST /rollouts`: 201; 200 and the same answer for the same body again; 409 for another body."""
+    parts = request.app[PARTS]
+    opening = read_as(OpenRollout, await request.read())
+    name = opening.rollout_id or new_id(parts.clock)
+    said = opening.model_dump(exclude_none=True, exclude_defaults=True)
+    fields = write_fields({key: said.get(key) for key in _FIELDS_OF_OPENING})
+    fields["opened_with"] = orjson.dumps({**said, "rollout_id": name}, option=orjson.OPT_SORT_KEYS)
+    stored = await parts.store.open(name, fields, now_ms=parts.clock.now_ms())
+    if stored.fields.get("opened_with") != fields["opened_with"]:
+        raise Conflict(
+            f"the rollout {name!r} is there already, opened with other terms"
+            if "opened_with" in stored.fields
+            else f"the rollout {name!r} is there already: a call brought it into being",
+            param="rollout_id",
+        )
+    shown = {**_opened(request, parts, stored), "api_key": mint(name, stored.birth, parts.secret)}
+    return _json(shown, status=201 if stored.created else 200)
+
+
+async def list_rollouts(request: web.Request) -> web.Response:
+    """`GET /rollouts`: newest first. `since` is unix seconds; filters may leave a page short of its limit."""
+    parts = request.app[PARTS]
+    only_known(request, ("status", "group_id", "since", "limit", "cursor"))
+    limit = number_of(request, "limit", _LISTED, least=1, most=_MOST_LISTED) or _LISTED
+    since = number_of(request, "since", None, least=0)
+    try:
+        page = await parts.store.list(
+            cursor=request.query.get("cursor"), limit=limit, since_ms=None if since is None else since * 1000
+        )
+    except ValueError as error:
+        raise BadCall(str(error), param="cursor") from None
+    wanted = filter_of(request)
+    found = []
+    for name in page.names:
+        stored = await parts.store.look(name)
+        if stored is not None and wanted(rollout := read_rollout(stored)):
+            found.append(await _shown(request, parts, rollout))
+    return _json({"rollouts": found, "cursor": page.cursor})
+
+
+def filter_of(request: web.Request) -> "RolloutFilter":
+    """The filter that a query asks for. Raises BadCall for an unknown status."""
+    status = choice_of(request, "status", STATUSES, "open") if "status" in request.query else None
+    return RolloutFilter(status, request.query.get("group_id"))
+
+
+class RolloutFilter:
+    """Which rollouts are wanted: of a status, of a group; None means any."""
+
+    __slots__ = ("_group_id", "_status")
+
+    def __init__(self, status: str | None, group_id: str | None) -> None:
+        self._status = status
+        self._group_id = group_id
+
+    def __call__(self, rollout: Rollout) -> bool:
+        """Whether this one is."""
+        return self._status in (None, rollout.status) and self._group_id in (None, rollout.group_id)
+
+
+async def show_rollout(request: web.Request) -> web.Response:
+    """`GET /rollouts/{id}`."""
+    return _json(await _shown(request, request.app[PARTS], await rollout_of(request)))
+
+
+async def patch_rollout(request: web.Request) -> web.Response:
+    """`PATCH /rollouts/{id}`: rewards, advantages, metadata; what is not given stays."""
+    parts = request.app[PARTS]
+    rollout = await rollout_of(request)
+    patch = read_as(PatchRollout, await request.read())
+    for step_id in patch.step_rewards:
+        if await parts.store.find(rollout.rollout_id, step_id) is None:
+            raise NotValid(f"step_rewards: the rollout has no step {step_id!r}", param="step_rewards")
+    given = patch.model_dump(include={"reward", "advantages", "metadata"} & patch.model_fields_set)
+    fields = {name: None if value is None else orjson.dumps(value) for name, value in given.items()}
+    now_ms = parts.clock.now_ms()
+    if patch.step_rewards:
+        marks = {REWARD_MARK + step_id: orjson.dumps(reward) for step_id, reward in patch.step_rewards.items()}
+        await parts.store.mark(rollout.rollout_id, rollout.birth, marks, now_ms=now_ms)
+    stored = await parts.store.amend(rollout.rollout_id, fields, expect={}, now_ms=now_ms)
+    if stored is None:
+        raise no_rollout(rollout.rollout_id)
+    return _json(await _shown(request, parts, read_rollout(stored)))
+
+
+async def finish_rollout(request: web.Request) -> web.Response:
+    """`POST /rollouts/{id}/finish`: once; the same again changes nothing, another status is 409."""
+    parts = request.app[PARTS]
+    name = rollout_id_of(request)
+    finish = read_as(FinishRollout, await request.read())
+    rollout = await rollout_of(request)
+    while not rollout.is_finished:
+        fields = write_fields(
+            {
+                "status": finish.status,
+                "finished_ms": parts.clock.now_ms(),
+                "reward": finish.reward,
+                "metadata": finish.metadata,
+            }
+        )
+        expect = write_fields({"status": rollout.status}) if rollout.status != "open" else {"status": None}
+        try:
+            stored = await parts.store.amend(name, fields, expect=expect, now_ms=parts.clock.now_ms())
+        except FieldsChanged as changed:
+            rollout = read_rollout(changed.rollout)  # somebody was quicker: look again
+            continue
+        if stored is None:
+            raise no_rollout(name)
+        return _json(await _shown(request, parts, read_rollout(stored)))
+    if rollout.status != finish.status:
+        raise Conflict(f"the rollout {name!r} is {rollout.status} already, not {finish.status}", param="status")
+    if finish.reward not in (None, rollout.reward):
+        raise Conflict(f"the rollout {name!r} was finished with another reward; PATCH changes rewards", param="reward")
+    return _json(await _shown(request, parts, rollout))
+
+
+async def delete_rollout(request: web.Request) -> web.Response:
+    """`DELETE /rollouts/{id}`: 204, also when there is nothing (any more)."""
+    await request.app[PARTS].store.drop(rollout_id_of(request))
+    return web.Response(status=204)
+
+
+def _opened(request: web.Request, parts: Parts, stored: StoredRollout) -> dict[str, Any]:
+    """What an opening answers: the rollout without what changes with time, so that it is the same answer again."""
+    shown = _terms(request, parts, read_rollout(stored))
+    return {**shown, "status": "open", "created_ms": stored.created_ms}
+
+
+async def _shown(request: web.Request, parts: Parts, rollout: Rollout) -> dict[str, Any]:
+    """A rollout as people see it."""
+    marks = read_marks(await parts.store.marks(rollout.rollout_id))
+    counts = {name: rollout.counts.get(name, 0) for name in _COUNTS}
+    return {
+        **_terms(request, parts, rollout),
+        "status": rollout.status,
+        "counts": {**counts, "undelivered": len(marks.undelivered)},
+        "reward": rollout.reward,
+        "step_rewards": marks.rewards,
+        "advantages": rollout.advantages,
+        "metadata": rollout.metadata,
+        "created_ms": rollout.created_ms,
+        "touched_ms": rollout.touched_ms,
+        "finished_ms": rollout.finished_ms,
+    }
+
+
+_COUNTS = ("steps", "exact", "flagged", "error", "sampled_tokens", "prompt_tokens")
+
+
+def _terms(request: web.Request, parts: Parts, rollout: Rollout) -> dict[str, Any]:
+    """What a rollout was opened with, and where agents reach it."""
+    host = request.host if parts.settings.control.listen is None else parts.settings.listen
+    return {
+        "rollout_id": rollout.rollout_id,
+        "group_id": rollout.group_id,
+        "base_url": f"{request.scheme}://{host}/rollouts/{quote(rollout.rollout_id, safe='')}/v1",
+        "model": rollout.model,
+        "sampling": {
+            "override": rollout.sampling.override,
+            "default": rollout.sampling.default,
+            "cap": rollout.sampling.cap,
+        },
+        "tools": rollout.tools,
+        "limits": rollout.limits,
+        "metadata": rollout.metadata,
+    }
+
+
+def _json(value: Mapping[str, Any], *, status: int = 200) -> web.Response:
+    return web.Response(status=status, body=orjson.dumps(value), content_type="application/json")

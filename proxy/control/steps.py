@@ -1,0 +1,167 @@
+"""Steps as they were recorded, and the tree they make.
+
+Holds the reading of steps out of the store, with what was learnt of them since, and the routes that show them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from math import isfinite
+from typing import Any
+from urllib.parse import unquote
+
+import orjson
+from aiohttp import web
+
+from proxy.control.access import no_rollout, number_of, only_known, rollout_of
+from proxy.errors import NotFound, ProxyError
+from proxy.export.containers import Ndjson, container_for
+from proxy.parts import PARTS, Parts
+from proxy.rollouts import Marks, Rollout, read_marks
+from proxy.trajectory import fidelity
+from proxy.trajectory.blocks import BlockReader
+from proxy.trajectory.outline import outline
+from proxy.trajectory.record import UnreadableRecord, decode
+from proxy.trajectory.rollout import RolloutFacts
+from proxy.trajectory.step import Choice, Step
+
+_PAGE = 200  # records read from the store at once
+_SHOWN = 100
+_MOST_SHOWN = 1000
+
+
+class DamagedStep(ProxyError):
+    """A stored step that cannot be read: never passed over in silence."""
+
+    code = "damaged_step"
+
+
+async def read_steps(parts: Parts, rollout: Rollout, *, whole: bool) -> tuple[list[Step], Marks]:
+    """All steps of a rollout, as delivered as they turned out to be, and its marks.
+
+    Without `whole`, requests and responses stay unread: rows of ids need neither.
+    """
+    marks = read_marks(await parts.store.marks(rollout.rollout_id))
+    reader = BlockReader(await parts.store.blocks(rollout.rollout_id))
+    steps: list[Step] = []
+    while records := await parts.store.read(rollout.rollout_id, len(steps), _PAGE):
+        steps += [_read(record, reader, len(steps) + at, marks, whole=whole) for at, record in enumerate(records)]
+    return steps, marks
+
+
+def facts_of(rollout: Rollout, marks: Marks) -> RolloutFacts:
+    """What exported rows tell of a rollout."""
+    return RolloutFacts(
+        rollout_id=rollout.rollout_id,
+        group_id=rollout.group_id,
+        status=rollout.status,
+        reward=rollout.reward,
+        step_rewards=marks.rewards,
+        advantages=rollout.advantages,
+        metadata=rollout.metadata,
+    )
+
+
+def _read(record: bytes, reader: BlockReader, index: int, marks: Marks, *, whole: bool) -> Step:
+    try:
+        step = decode(record, reader, index, whole=whole)
+    except UnreadableRecord as error:
+        raise DamagedStep(f"the step at index {index} cannot be read: {error}") from error
+    return replace(step, delivered=False) if step.step_id in marks.undelivered else step
+
+
+async def list_steps(request: web.Request) -> web.Response:
+    """`GET /rollouts/{id}/steps?after=&limit=`: whole steps in the order of storing; NDJSON if accepted."""
+    parts = request.app[PARTS]
+    only_known(request, ("after", "limit"))
+    after = number_of(request, "after", None, least=0)
+    limit = number_of(request, "limit", _SHOWN, least=1, most=_MOST_SHOWN) or _SHOWN
+    rollout = await rollout_of(request)
+    start = 0 if after is None else after + 1
+    marks = read_marks(await parts.store.marks(rollout.rollout_id))
+    records = await parts.store.read(rollout.rollout_id, start, limit)
+    reader = BlockReader(await parts.store.blocks(rollout.rollout_id))
+    shown = [
+        step_json(_read(record, reader, start + at, marks, whole=True), marks) for at, record in enumerate(records)
+    ]
+    if isinstance(container_for(request.headers.get("Accept"), None), Ndjson):
+        body = b"".join(orjson.dumps(step) + b"\n" for step in shown)
+        return web.Response(body=body, content_type=Ndjson.content_type)
+    following = start + len(shown) - 1 if len(shown) == limit else None
+    return web.Response(body=orjson.dumps({"steps": shown, "after": following}), content_type="application/json")
+
+
+async def show_step(request: web.Request) -> web.Response:
+    """`GET /rollouts/{id}/steps/{step_id}`."""
+    parts = request.app[PARTS]
+    rollout = await rollout_of(request)
+    step_id = unquote(request.raw_path.partition("?")[0].split("/")[4])
+    found = await parts.store.find(rollout.rollout_id, step_id)
+    if found is None:
+        raise NotFound(f"the rollout {rollout.rollout_id!r} has no step {step_id!r}", param="step_id")
+    index, record = found
+    marks = read_marks(await parts.store.marks(rollout.rollout_id))
+    reader = BlockReader(await parts.store.blocks(rollout.rollout_id))
+    step = _read(record, reader, index, marks, whole=True)
+    return web.Response(body=orjson.dumps(step_json(step, marks)), content_type="application/json")
+
+
+async def show_tree(request: web.Request) -> web.Response:
+    """`GET /rollouts/{id}/tree`."""
+    rollout = await rollout_of(request)
+    steps, marks = await read_steps(request.app[PARTS], rollout, whole=True)
+    if not steps and await request.app[PARTS].store.look(rollout.rollout_id) is None:
+        raise no_rollout(rollout.rollout_id)
+    body = orjson.dumps(outline(steps, facts_of(rollout, marks)))
+    return web.Response(body=body, content_type="application/json")
+
+
+def step_json(step: Step, marks: Marks) -> dict[str, Any]:
+    """A step as people see it. `prompt_ids` is null where there are several prompts: then `prompts` has them."""
+    one = step.prompts[0].tolist() if len(step.prompts) == 1 else None
+    return {
+        "step_id": step.step_id,
+        "rollout_id": step.rollout_id,
+        "index": step.index,
+        "dialect": step.dialect,
+        "endpoint": step.endpoint,
+        "engine": asdict(step.engine),
+        "model": {"asked": step.model_asked, "served": step.model_served},
+        "request": step.request,
+        "sent": step.sent,
+        "response": step.response,
+        "prompt_ids": one,
+        **({"prompts": [prompt.tolist() for prompt in step.prompts]} if len(step.prompts) > 1 else {}),
+        "choices": list(map(_choice_json, step.choices)),
+        "usage": step.usage,
+        "sampling": step.sampling,
+        "timing": asdict(step.timing),
+        "status": step.status,
+        "reason": step.reason,
+        "delivered": step.delivered,
+        "reward": marks.rewards.get(step.step_id),
+        "policy_version": step.policy_version,
+        "policy_version_end": step.policy_version_end,
+        "fidelity": {
+            "exact": step.exact,
+            "problems": list(step.problems),
+            "why": fidelity.describe(step.problems),
+        },
+        "extra": step.extra,
+    }
+
+
+def _choice_json(choice: Choice) -> dict[str, Any]:
+    return {
+        "index": choice.index,
+        "prompt": choice.prompt,
+        "ids": choice.ids.tolist(),
+        "logprobs": list(_finite(choice)),
+        "finish_reason": choice.finish_reason,
+        "stop_reason": choice.stop_reason,
+        "spans": [asdict(span) for span in choice.spans],
+    }
+
+
+def _finite(choice: Choice) -> Iterator[float | None]:
+    """Logprobs as JSON has them: NaN and the infinities are null."""
+    return (value if isfinite(value) else None for value in choice.logprobs)

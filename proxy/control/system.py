@@ -1,0 +1,88 @@
+"""The system: alive, ready, its engines, its metrics.
+
+Holds the routes that operators and load balancers call.
+"""
+
+import asyncio
+from typing import Any
+
+import orjson
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from proxy.parts import PARTS, Parts
+from proxy.upstream import Endpoint
+from storage.store import StorageError
+
+_READY_WITHIN_S = 2
+
+
+async def show_health(_request: web.Request) -> web.Response:
+    """`GET /health`: the process answers."""
+    return _json({"status": "ok"})
+
+
+async def show_ready(request: web.Request) -> web.Response:
+    """`GET /ready`: 200 if the store answers and at least one engine is healthy, else 503 saying which is not."""
+    parts = request.app[PARTS]
+    store, engines = await asyncio.gather(_store(parts), _healthy(parts))
+    is_ready = store == "ok" and any(engines.values())
+    told = {"status": "ready" if is_ready else "not ready", "store": store, "engines": engines}
+    return _json(told, status=200 if is_ready else 503, headers={} if is_ready else {"Retry-After": "1"})
+
+
+async def show_engines(request: web.Request) -> web.Response:
+    """`GET /engines`: endpoints, health, calls in flight, versions."""
+    parts = request.app[PARTS]
+    healthy = await _healthy(parts)
+    await parts.upstream.learn()
+    return _json({"engines": [_engine(endpoint, healthy) for endpoint in parts.upstream.endpoints]})
+
+
+async def show_metrics(request: web.Request) -> web.Response:
+    """`GET /metrics`: Prometheus."""
+    return web.Response(
+        body=generate_latest(request.app[PARTS].registry), headers={"Content-Type": CONTENT_TYPE_LATEST}
+    )
+
+
+async def _store(parts: Parts) -> str:
+    try:
+        await asyncio.wait_for(parts.store.ping(), _READY_WITHIN_S)
+    except TimeoutError:
+        return f"no answer within {_READY_WITHIN_S} s"
+    except StorageError as error:
+        return str(error)
+    return "ok"
+
+
+async def _healthy(parts: Parts) -> dict[str, bool]:
+    """Whether each endpoint is healthy, by name."""
+    endpoints = parts.upstream.endpoints
+    found = await asyncio.gather(*(_is_healthy(parts, endpoint) for endpoint in endpoints))
+    return {endpoint.settings.label: healthy for endpoint, healthy in zip(endpoints, found, strict=True)}
+
+
+async def _is_healthy(parts: Parts, endpoint: Endpoint) -> bool:
+    try:
+        return await asyncio.wait_for(parts.upstream.is_healthy(endpoint), _READY_WITHIN_S)
+    except TimeoutError:
+        return False
+
+
+def _engine(endpoint: Endpoint, healthy: dict[str, bool]) -> dict[str, Any]:
+    return {
+        "name": endpoint.settings.label,
+        "url": endpoint.settings.url,
+        "kind": endpoint.engine.kind,
+        "version": endpoint.version,
+        "logprobs_mode": endpoint.settings.logprobs_mode,
+        "healthy": healthy[endpoint.settings.label],
+        "in_flight": endpoint.in_flight,
+        "faults": endpoint.faults,
+        "last_fault": endpoint.last_fault,
+    }
+
+
+def _json(value: dict[str, Any], *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+    return web.Response(status=status, body=orjson.dumps(value), content_type="application/json", headers=headers)
