@@ -51,7 +51,9 @@ def settings_page() -> str:
         for name, _, default, text in settings_of(Settings)
     ]
     return (
-        "# Settings\n\n" + MADE + "Set them in a YAML file (`--config`), or by environment: `TOKENTAPE_STORE__URL=…` sets "
+        "# Settings\n\n"
+        + MADE
+        + "Set them in a YAML file (`--config`), or by environment: `TOKENTAPE_STORE__URL=…` sets "
         "`store.url`.\nThe command line wins over the environment, the environment over the file.\n\n"
         "| setting | default | meaning |\n|---|---|---|\n" + "\n".join(rows) + "\n"
     )
@@ -84,7 +86,9 @@ def fidelity_page() -> str:
     """docs/fidelity.md."""
     rows = [f"| `{code}` | {text} |" for code, text in PROBLEMS.items()]
     return (
-        "# Fidelity\n\n" + MADE + "A step without any of these problems is *exact*. One with a problem is kept, counted "
+        "# Fidelity\n\n"
+        + MADE
+        + "A step without any of these problems is *exact*. One with a problem is kept, counted "
         "in `/metrics`, and left out of\nexports unless `include=flagged` asks for it.\n\n"
         "| code | meaning |\n|---|---|\n" + "\n".join(rows) + "\n"
     )

@@ -12,8 +12,9 @@ from typing import Annotated, Any, NoReturn, cast
 import typer
 from pydantic import ValidationError
 from rich.console import Console
+from rich.markup import escape
 
-from proxy.config import EndpointSettings, EnginesSettings, Settings, StoreSettings, load
+from proxy.config import EndpointSettings, EnginesSettings, Settings, StoreSettings, load, without_secrets
 from storage.store import StorageError
 
 app = typer.Typer(
@@ -102,7 +103,7 @@ async def _serve(settings: Settings) -> None:
             notes.print("  Its words mean nothing. For a real engine: --engine http://127.0.0.1:8000")
         for endpoint in complete.engines.endpoints:
             notes.print(f"engine    {endpoint.url} ({endpoint.kind})", soft_wrap=True)
-        notes.print(f"store     {complete.store.url}", soft_wrap=True)
+        notes.print(f"store     {without_secrets(complete.store.url)}", soft_wrap=True)
         if served.control_url != served.url:
             notes.print(f"control   {served.control_url}", soft_wrap=True)
         notes.print(f"[bold]listening {served.url}[/]   OPENAI_BASE_URL={served.url}/v1", soft_wrap=True)
@@ -161,7 +162,7 @@ def _runner() -> Callable[[Coroutine[Any, Any, Any]], Any]:
 
 
 def _fail(sentence: str, *, code: int = 1) -> NoReturn:
-    notes.print(f"[bold red]tokentape:[/] {sentence}", soft_wrap=True)
+    notes.print(f"[bold red]tokentape:[/] {escape(sentence)}", soft_wrap=True)
     raise typer.Exit(code)
 
 

@@ -15,7 +15,7 @@ from proxy.config import Settings, StoreSettings
 from proxy.control import CONTROL_ROUTES
 from proxy.control.access import require_control_key
 from proxy.dialects.base import openai_error
-from proxy.errors import BadCall, NotFound, ProxyError, StoreFault
+from proxy.errors import BadCall, NotFound, ProxyError, StoreFault, TooLarge
 from proxy.keys import KeyRing
 from proxy.logs import LOG
 from proxy.metrics import make_metrics
@@ -119,8 +119,12 @@ async def answer_failures(
     except web.HTTPMethodNotAllowed as error:
         allowed = ", ".join(sorted(error.allowed_methods))
         return _failed(request, NotFound(f"{request.path} takes {allowed}, not {request.method}"))
-    except web.HTTPException as error:
-        return _failed(request, BadCall(error.reason))
+    except web.HTTPRequestEntityTooLarge as error:
+        return _failed(request, TooLarge(f"the body is too long: {error.text}"))
+    except web.HTTPNotFound:
+        return _failed(request, NotFound(f"there is no {request.path!r} here"))
+    except (web.HTTPException, web.RequestPayloadError) as error:
+        return _failed(request, BadCall(f"the request cannot be read: {error}"))
     except Exception:  # noqa: BLE001 - the outermost place: a failure nobody named is logged, and told as our own
         LOG.exception("a call failed in a way nobody named", extra={"fields": {"path": request.path}})
         return _failed(request, UnnamedFailure("the proxy failed; its log says how"))

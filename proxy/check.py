@@ -10,9 +10,10 @@ from dataclasses import dataclass
 import orjson
 from prometheus_client import CollectorRegistry
 from rich.console import Console
+from rich.markup import escape
 
 from proxy.app import store_options
-from proxy.config import Settings, is_loopback, split_listen
+from proxy.config import Settings, is_loopback, split_listen, without_secrets
 from proxy.errors import EngineFault
 from proxy.metrics import make_metrics
 from proxy.upstream import Endpoint, Upstream
@@ -36,9 +37,9 @@ async def check_all(settings: Settings, console: Console) -> bool:
     async for finding in _findings(settings):
         is_well &= finding.is_well
         mark = "[green]ok  [/]" if finding.is_well else "[red]FAIL[/]"
-        console.print(f"{mark} [bold]{finding.subject}[/]: {finding.seen}", soft_wrap=True)
+        console.print(f"{mark} [bold]{escape(finding.subject)}[/]: {escape(finding.seen)}", soft_wrap=True)
         if finding.mend:
-            console.print(f"     -> {finding.mend}", soft_wrap=True)
+            console.print(f"     -> {escape(finding.mend)}", soft_wrap=True)
     return is_well
 
 
@@ -68,7 +69,7 @@ def check_listen(settings: Settings) -> Finding:
 
 async def check_store(settings: Settings) -> Finding:
     """Whether the store opens, and keeps what it is told."""
-    subject = f"store {settings.store.url}"
+    subject = f"store {without_secrets(settings.store.url)}"
     try:
         store = await open_store(settings.store.url, store_options(settings.store))
         try:

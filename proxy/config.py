@@ -4,6 +4,7 @@ Holds the models of the configuration and reads it: a YAML file, then the enviro
 what the command line said. It is the only reader of the environment. It must not start, open or connect anything.
 """
 
+import re
 from pathlib import Path
 from typing import Any, Literal, Self
 from urllib.parse import urlsplit
@@ -197,6 +198,11 @@ def split_listen(listen: str) -> tuple[str, int]:
     if not colon or not port.isdecimal() or int(port) > 65535:
         raise ValueError(f"{listen!r} is not HOST:PORT such as 127.0.0.1:8400")
     return host.removeprefix("[").removesuffix("]") or "0.0.0.0", int(port)  # noqa: S104 - said so by the user
+
+
+def without_secrets(url: str) -> str:
+    """A URL as it may be printed: without user and password."""
+    return re.sub(r"//[^@/]*@", "//…@", url)
 
 
 def is_loopback(host: str) -> bool:

@@ -278,7 +278,10 @@ class TestBadInput:
         """gzip and deflate, as agents send them."""
         async with proxying(engine.url, store) as served:
             answer, _ = await post(
-                http, served.url + "/v1/chat/completions", data=pack(orjson.dumps(BODY)), headers={"Content-Encoding": coding}
+                http,
+                served.url + "/v1/chat/completions",
+                data=pack(orjson.dumps(BODY)),
+                headers={"Content-Encoding": coding},
             )
 
         assert (200, "hi") == (answer.status, engine.asked[0]["messages"][0]["content"])

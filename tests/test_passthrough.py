@@ -64,7 +64,11 @@ async def test_an_allowed_path_passes_under_a_rollout_too(store, engine):
 )
 async def test_the_engines_models_are_listed(store, engine, path, expected):
     """As the engine lists them."""
-    async with proxying(engine.url, store) as served, aiohttp.ClientSession() as http, http.get(served.url + path) as answer:
+    async with (
+        proxying(engine.url, store) as served,
+        aiohttp.ClientSession() as http,
+        http.get(served.url + path) as answer,
+    ):
         assert expected == [model["id"] for model in (await answer.json())["data"]]
 
 

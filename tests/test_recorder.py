@@ -55,7 +55,7 @@ async def test_what_steps_share_is_sent_once(recorder, store, birth):
     for number in range(50):
         await recorder.record(step(number, prompt), birth, body_bytes=10)
 
-    assert 5_000 // 256 == len([name for name in await store.blocks("r1")])
+    assert 5_000 // 256 == len(await store.blocks("r1"))
     assert all(array("i", prompt) == kept.prompts[0] for kept in await steps_of(store, "r1"))
 
 

@@ -185,7 +185,11 @@ async def test_an_engine_that_dies_in_an_unstreamed_answer_gives_502(store, engi
         error = await answer.json()
 
     (step,) = await steps_of(store, "r1")
-    assert (502, "upstream_error", "engine_broke_off") == (answer.status, error["error"]["type"], error["error"]["code"])
+    assert (502, "upstream_error", "engine_broke_off") == (
+        answer.status,
+        error["error"]["type"],
+        error["error"]["code"],
+    )
     assert "partial" == step.status
 
 
@@ -225,7 +229,10 @@ async def test_errors_of_the_engine_reach_the_client_as_they_were(store, engine,
 async def test_a_429_keeps_its_retry_after(store, engine, http):
     """So that agents wait as long as the engine says."""
     cassette = load("err_badmodel")
-    engine.plays(cassette.__class__("429", cassette.path, {}, b'{"error":"slow down"}', 429, "application/json"), **{"Retry-After": "7"})
+    engine.plays(
+        cassette.__class__("429", cassette.path, {}, b'{"error":"slow down"}', 429, "application/json"),
+        **{"Retry-After": "7"},
+    )
     async with proxying(engine.url, store) as served, http.post(served.url + CHAT, json=BODY) as answer:
         shown = await answer.read()
 
@@ -245,7 +252,12 @@ async def test_an_html_page_passes_as_it_came(store, engine, http):
 async def test_the_agents_key_never_reaches_the_engine(store, engine, http):
     """The engine gets its own key, the trace headers, and nothing of the agent's secrets."""
     engine.plays(WHOLE)
-    sent = {"Authorization": "Bearer agent-secret", "X-Api-Key": "agent-secret", "X-Request-Id": "t1", "traceparent": "00-1"}
+    sent = {
+        "Authorization": "Bearer agent-secret",
+        "X-Api-Key": "agent-secret",
+        "X-Request-Id": "t1",
+        "traceparent": "00-1",
+    }
     endpoints = {"endpoints": [{"url": engine.url, "api_key": "engine-key"}]}
     async with (
         proxying(None, store, engines=endpoints) as served,
@@ -255,7 +267,11 @@ async def test_the_agents_key_never_reaches_the_engine(store, engine, http):
 
     (headers,) = engine.headers
     assert "agent-secret" not in str(headers)
-    assert ("Bearer engine-key", "t1", "00-1") == (headers["authorization"], headers["x-request-id"], headers["traceparent"])
+    assert ("Bearer engine-key", "t1", "00-1") == (
+        headers["authorization"],
+        headers["x-request-id"],
+        headers["traceparent"],
+    )
 
 
 async def test_every_stored_step_of_parallel_calls_is_there_once(store, engine, http):

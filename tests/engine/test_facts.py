@@ -57,9 +57,7 @@ async def test_rescoring(direct, temperature):
     ids = reply.prompt_token_ids + choice.token_ids
     expected = [entry.logprob for entry in choice.logprobs.content]
 
-    scored = await direct.completions.create(
-        model="tiny", prompt=ids, max_tokens=1, extra_body={"prompt_logprobs": 0}
-    )
+    scored = await direct.completions.create(model="tiny", prompt=ids, max_tokens=1, extra_body={"prompt_logprobs": 0})
     entries = scored.choices[0].prompt_logprobs
     actual = [entry[str(token)]["logprob"] for token, entry in zip(ids[1:], entries[1:], strict=True)]
 

@@ -48,11 +48,7 @@ def skeleton_of(value: Any, key: str = "") -> Any:
     if key == "bytes":
         return "bytes"
     if isinstance(value, dict):
-        if (
-            value
-            and (key == "top_logprobs" or all(name.isdigit() for name in value))
-            and "token" not in value
-        ):
+        if value and (key == "top_logprobs" or all(name.isdigit() for name in value)) and "token" not in value:
             return ("by token", frozenset(skeleton_of(each) for each in value.values()))
         return tuple((name, skeleton_of(each, name)) for name, each in value.items())
     if isinstance(value, list):
@@ -68,12 +64,8 @@ def cassette() -> Callable[[str], Cassette]:
     def read(name: str) -> Cassette:
         request = orjson.loads((CASSETTES / f"{name}.request.json").read_bytes())
         meta = CASSETTES / f"{name}.meta.json"
-        answers = [
-            path for path in CASSETTES.glob(f"{name}.response.*") if path.suffix in {".json", ".sse", ".txt"}
-        ]
-        raw_body = (
-            request["raw_body"].encode() if "raw_body" in request else orjson.dumps(request.get("body"))
-        )
+        answers = [path for path in CASSETTES.glob(f"{name}.response.*") if path.suffix in {".json", ".sse", ".txt"}]
+        raw_body = request["raw_body"].encode() if "raw_body" in request else orjson.dumps(request.get("body"))
         return Cassette(
             request["method"],
             request["path"],
@@ -120,9 +112,7 @@ class Caller:
     async def chat(self, messages: list[dict[str, Any]] | None = None, **body: Any) -> dict[str, Any]:
         return await self("/v1/chat/completions", messages=messages or HELLO, **body)
 
-    async def chat_stream(
-        self, messages: list[dict[str, Any]] | None = None, **body: Any
-    ) -> list[dict[str, Any]]:
+    async def chat_stream(self, messages: list[dict[str, Any]] | None = None, **body: Any) -> list[dict[str, Any]]:
         return await self.stream("/v1/chat/completions", messages=messages or HELLO, **body)
 
     async def completion(self, prompt: Any, **body: Any) -> dict[str, Any]:

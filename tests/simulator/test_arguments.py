@@ -13,9 +13,7 @@ JSON = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(
-            st.sampled_from(
-                ["type", "properties", "items", "enum", "$ref", "anyOf", "minimum", "minLength", "a"]
-            ),
+            st.sampled_from(["type", "properties", "items", "enum", "$ref", "anyOf", "minimum", "minLength", "a"]),
             inner,
             max_size=4,
         )

@@ -94,13 +94,9 @@ async def test_thoughts_have_the_recorded_shape(start, cassette, skeleton, strea
     engine = await start(TINY)
     if stream:
         theirs, ours = recorded.chunks, await engine.stream(recorded.path, **body)
-        assert {skeleton(chunk["choices"]) for chunk in theirs} == {
-            skeleton(chunk["choices"]) for chunk in ours
-        }
+        assert {skeleton(chunk["choices"]) for chunk in theirs} == {skeleton(chunk["choices"]) for chunk in ours}
     else:
-        assert skeleton(recorded.answer["choices"]) == skeleton(
-            (await engine(recorded.path, **body))["choices"]
-        )
+        assert skeleton(recorded.answer["choices"]) == skeleton((await engine(recorded.path, **body))["choices"])
 
 
 @pytest.mark.parametrize(

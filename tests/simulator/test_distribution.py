@@ -51,9 +51,7 @@ def test_the_best_are_the_most_likely(ids, count):
     odds = MODEL.odds(prefix_of(ids))
     best = odds.best(count)
 
-    assert sorted(map(odds.chance, range(SIZE)), reverse=True)[:count] == [
-        odds.chance(token) for token in best
-    ]
+    assert sorted(map(odds.chance, range(SIZE)), reverse=True)[:count] == [odds.chance(token) for token in best]
     assert len(set(best)) == count
 
 

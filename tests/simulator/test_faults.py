@@ -7,9 +7,7 @@ def test_a_bad_value_is_named():
     """The sentence of a refused value ends with the field, and with the value where it is told."""
     assert bad_value("No.", "n", 3).body["error"]["message"] == "No. (parameter=n, value=3)"
     assert bad_value("No.", "n").body["error"]["message"] == "No. (parameter=n)"
-    assert bad_value("No.").body == {
-        "error": {"message": "No.", "type": "BadRequestError", "param": None, "code": 400}
-    }
+    assert bad_value("No.").body == {"error": {"message": "No.", "type": "BadRequestError", "param": None, "code": 400}}
 
 
 def test_an_unknown_model_is_not_found():

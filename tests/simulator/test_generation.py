@@ -100,9 +100,7 @@ def test_text_is_held_back_for_stop_strings():
     assert [token.text for token in tokens] == ["Retu", "rn the"]
 
 
-@given(
-    st.lists(st.sampled_from([" the", "le", ".", " I", "t", "\u00e9", "zz"]), min_size=1), st.integers(1, 5)
-)
+@given(st.lists(st.sampled_from([" the", "le", ".", " I", "t", "\u00e9", "zz"]), min_size=1), st.integers(1, 5))
 def test_what_is_shown_is_the_text(pieces, size):
     """Whatever is held back on the way, at the end exactly the text up to the stop string was shown."""
     text = "".join(pieces)

@@ -14,9 +14,7 @@ def test_each_message_stands_between_its_tokens():
     """A message is opened with its role and closed; the prompt ends where the assistant's turn begins."""
     prompt = render([{"role": "system", "content": "Be kind."}, USER])
 
-    assert prompt == (
-        "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
-    )
+    assert prompt == ("<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
 
 
 def test_the_generation_prompt_can_be_left_out():

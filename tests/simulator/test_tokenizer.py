@@ -17,9 +17,9 @@ from proxy.simulator.tokenizer import (
 )
 
 TOKENIZER = load_tokenizer()
-TEXTS = st.lists(
-    st.one_of(st.text(), st.sampled_from([*NAMED, "the object", " \n\n\t ", "don't", "x" * 60]))
-).map("".join)
+TEXTS = st.lists(st.one_of(st.text(), st.sampled_from([*NAMED, "the object", " \n\n\t ", "don't", "x" * 60]))).map(
+    "".join
+)
 
 
 @given(TEXTS)

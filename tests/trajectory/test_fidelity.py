@@ -175,9 +175,7 @@ def evidence_of(answer: Path) -> Evidence | None:
             values = [entry["logprob"] for entry in given.get("content") or []]
             logprobs.setdefault(index, []).extend(values or given.get("token_logprobs") or [])
             reasons[index] = part["finish_reason"]
-    choices = [
-        choice(ids[i], logprobs[i], reasons[i], i, 0 if len(prompts) == 1 else i // n) for i in sorted(ids)
-    ]
+    choices = [choice(ids[i], logprobs[i], reasons[i], i, 0 if len(prompts) == 1 else i // n) for i in sorted(ids)]
     return Evidence(
         prompts=tuple(pack_ids(prompts[place]) for place in sorted(prompts)),
         choices=tuple(choices),

@@ -77,8 +77,7 @@ def steps(draw):
             model_asked=MAYBE,
             model_served=MAYBE,
             request=requests(prompts),
-            sent=FIELDS
-            | st.fixed_dictionaries({"set": requests(prompts), "unset": st.lists(TEXT, max_size=2)}),
+            sent=FIELDS | st.fixed_dictionaries({"set": requests(prompts), "unset": st.lists(TEXT, max_size=2)}),
             response=st.none() | FIELDS,
             prompts=st.just(prompts),
             choices=st.lists(CHOICES, max_size=3).map(tuple),
@@ -122,9 +121,7 @@ def a_step(**changed):
         "sent": {"set": {"logprobs": True, "system": "s" * 2000}, "unset": ["rollout_id"]},
         "response": {"choices": []},
         "prompts": (array("i", [5] * 600),),
-        "choices": (
-            Choice(0, array("i", [7, 8]), array("f", [-0.5, nan]), "stop", 8, 0, (Span(0, 2, "v1"),)),
-        ),
+        "choices": (Choice(0, array("i", [7, 8]), array("f", [-0.5, nan]), "stop", 8, 0, (Span(0, 2, "v1"),)),),
         "usage": {"prompt_tokens": 600, "completion_tokens": 2},
         "sampling": {"temperature": 1.0},
         "timing": Timing(1795229447.25, stored=1795229448.5),
@@ -184,9 +181,7 @@ def test_order_of_fields():
     assert list(request.items()) == list(read.request.items())
 
 
-@pytest.mark.parametrize(
-    "prompt", [[1, 2, 3], [[1, 2, 3], [4]], [1.0, 2, 3], [True, 2, 3], [[1, 2, 3], [4.0]]]
-)
+@pytest.mark.parametrize("prompt", [[1, 2, 3], [[1, 2, 3], [4]], [1.0, 2, 3], [True, 2, 3], [[1, 2, 3], [4.0]]])
 def test_prompts_of_ids(prompt):
     """A prompt given as ids comes back as given, also where its numbers only look like the ids."""
     step = a_step(request={"prompt": prompt}, prompts=(array("i", [1, 2, 3]), array("i", [4])))

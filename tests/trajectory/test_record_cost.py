@@ -42,9 +42,7 @@ def growing_rollout(turns, tokens):
         return " ".join(draw.choices(words, spread, k=count))
 
     messages = [{"role": "system", "content": text(100)}]
-    tools = [
-        {"type": "function", "function": {"name": f"tool_{i}", "description": text(60)}} for i in range(5)
-    ]
+    tools = [{"type": "function", "function": {"name": f"tool_{i}", "description": text(60)}} for i in range(5)]
     ids = draw.sample(range(150_000), 500)
     each = (tokens - len(ids)) // turns
     common = draw.sample(range(150_000), 5000)

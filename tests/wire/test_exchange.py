@@ -13,7 +13,9 @@ from proxy.trajectory.step import Step, Timing
 from proxy.wire.exchange import Exchange, pack_tokens
 
 PAIRS = sorted(
-    name.removesuffix("_plain") for folder in ("pairs_hermes", "pairs_hermes_qwen3") for name in names(f"{folder}/*_plain")
+    name.removesuffix("_plain")
+    for folder in ("pairs_hermes", "pairs_hermes_qwen3")
+    for name in names(f"{folder}/*_plain")
 )
 # Choices interleave differently in any two runs of the engine; equal as a multiset of events.
 INTERLEAVED = {"pairs_hermes_qwen3/chat_n2_s", "pairs_hermes_qwen3/cmpl_multi_s"}
@@ -73,7 +75,9 @@ TWINS = [
 ]
 
 
-@pytest.mark.parametrize(("plain", "injected"), [twin for twin in TWINS if "_ids_" in twin[1] or "auto_regex" in twin[1]])
+@pytest.mark.parametrize(
+    ("plain", "injected"), [twin for twin in TWINS if "_ids_" in twin[1] or "auto_regex" in twin[1]]
+)
 def test_a_client_that_asked_for_it_sees_just_that(plain, injected):
     """A client that sets the engine's flags itself gets the engine's bytes."""
     cassette = load(injected)
@@ -206,7 +210,8 @@ def test_an_error_within_a_stream_passes_byte_for_byte_and_ends_the_turn(name):
 
 
 @pytest.mark.parametrize(
-    ("body", "content_type"), [(b"<html>502</html>", "text/html"), (b"not json", "application/json"), (b"[]", "application/json")]
+    ("body", "content_type"),
+    [(b"<html>502</html>", "text/html"), (b"not json", "application/json"), (b"[]", "application/json")],
 )
 def test_what_is_no_answer_passes_as_it_came_and_is_an_error(body, content_type):
     """An HTML page, or a body that is not what it claims to be, reaches the client untouched."""

@@ -1,0 +1,109 @@
+"""The command line, run as people run it."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import httpx2 as httpx
+import orjson
+import pytest
+
+TOKENTAPE = [sys.executable, "-m", "proxy"]
+
+
+def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*TOKENTAPE, *words], capture_output=True, text=True, timeout=40, check=False, env={**os.environ, **environment}
+    )
+
+
+@contextmanager
+def started(*words: str):
+    """A command that runs until it is told to stop: its process and the URL it prints."""
+    process = subprocess.Popen([*TOKENTAPE, *words], stderr=subprocess.PIPE, text=True)
+    try:
+        said = ""
+        while not (found := re.search(r"listening (http://\S+)", said)):
+            line = process.stderr.readline()
+            assert line, said
+            said += line
+        yield process, found[1], said
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+def test_serve_starts_the_simulator_says_so_records_exports_and_stops_cleanly(tmp_path):
+    """The whole way, from nothing: serve, a call, an export by URL, SIGTERM, an export from the store."""
+    store = f"embedded:{tmp_path / 'store'}"
+    rows = tmp_path / "rows.ndjson"
+    with started("serve", "--listen", "127.0.0.1:0", "--store", store) as (process, url, said):
+        assert "SIMULATOR" in said
+        body = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
+        assert 200 == httpx.post(f"{url}/rollouts/r1/v1/chat/completions", json=body).status_code
+        assert 0 == run("export", "--url", url, "--out", str(rows)).returncode
+        refused = run("serve", "--listen", "127.0.0.1:0", "--store", store)
+        process.send_signal(signal.SIGTERM)
+        assert 0 == process.wait(20)
+
+    by_url = rows.read_bytes()
+    by_store = run("export", "--store", store)
+    assert "r1" == orjson.loads(by_url)["rollout_id"]
+    assert by_url.decode() == by_store.stdout
+    assert 1 == refused.returncode
+    assert "tokentape:" in refused.stderr
+
+
+def test_simulate_serves_vllms_protocol():
+    """It can be given to serve as an engine, and check finds nothing wrong with it."""
+    with started("simulate", "--listen", "127.0.0.1:0", "--seed", "1") as (_, url, _):
+        listed = httpx.get(f"{url}/v1/models").json()
+        checked = run("check", "--engine", url, "--store", "redis://127.0.0.1:9")
+
+    assert "simulated" == listed["data"][0]["id"]
+    assert "gives token ids and logprobs" in checked.stdout
+    assert "FAIL store" in checked.stdout
+    assert 1 == checked.returncode
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "told"),
+    [
+        (("serve", "--config", "nowhere.yaml"), {}, "nowhere.yaml"),
+        (("serve", "--listen", "0.0.0.0:0"), {}, "agents.api_keys"),
+        (("serve", "--store", "mysql://x"), {}, "mysql"),
+        (("serve", "--engine", "localhost:8000"), {}, "http"),
+        (("serve",), {"TOKENTAPE_STORE__DURABILITY": "maybe"}, "store.durability"),
+        (("export", "--url", "http://127.0.0.1:9"), {}, "127.0.0.1:9"),
+        (("export",), {}, "--url"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_sentence(words, environment, told):
+    """No traceback: what was wrong, with what; and a code that is not zero."""
+    done = run(*words, **environment)
+
+    assert done.returncode in (1, 2)
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_refused_export_leaves_no_file(tmp_path):
+    """Neither whole nor half."""
+    done = run("export", "--url", "http://127.0.0.1:9", "--out", str(tmp_path / "rows"))
+
+    assert 1 == done.returncode
+    assert not (tmp_path / "rows").exists()
+
+
+def test_the_server_starts_quickly_and_imports_no_heavy_library():
+    """Neither torch nor transformers nor pyarrow is loaded to serve."""
+    heavy = "('torch', 'transformers', 'pyarrow')"
+    program = f"import sys, proxy.server, proxy.__main__; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert "[]" == done.stdout.strip()
