@@ -1,0 +1,80 @@
+"""A proxy before the simulator, and agents that call it."""
+
+from types import SimpleNamespace
+
+import aiohttp
+import pytest
+from fakes import FailingStore, settings_for
+
+from proxy.server import running, simulating
+from proxy.simulator.options import Options
+from storage import open_store
+
+
+@pytest.fixture
+async def store(tmp_path):
+    opened = await open_store(f"embedded:{tmp_path / 'store'}")
+    yield FailingStore(opened)
+    await opened.close()
+
+
+@pytest.fixture
+def said():
+    """Settings of the proxy beyond the defaults; a test module may say its own."""
+    return {}
+
+
+@pytest.fixture
+async def proxy(store, said):
+    """The proxy's face for a test: `get`, `post`, `patch`, `delete` give status and JSON; `chat` makes a recorded call."""
+    async with (
+        simulating("127.0.0.1:0", Options()) as engine,
+        aiohttp.ClientSession() as http,
+        running(settings_for(engine, **said), store) as served,
+    ):
+        yield Face(http, served.url)
+
+
+class Face:
+    def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
+        self.http, self.url = http, url
+
+    async def call(self, method: str, path: str, *, headers=None, **named) -> SimpleNamespace:
+        async with self.http.request(method, self.url + path, headers=headers, **named) as answer:
+            text = await answer.read()
+            told = await answer.json() if answer.content_type == "application/json" else None
+            return SimpleNamespace(status=answer.status, json=told, text=text, headers=answer.headers)
+
+    async def get(self, path: str, **named):
+        return await self.call("GET", path, **named)
+
+    async def post(self, path: str, body=None, **named):
+        return await self.call("POST", path, json=body, **named)
+
+    async def patch(self, path: str, body=None):
+        return await self.call("PATCH", path, json=body)
+
+    async def delete(self, path: str):
+        return await self.call("DELETE", path)
+
+    async def chat(self, rollout: str, *messages, **fields):
+        """One recorded call; gives the reply's message and its step id."""
+        body = {
+            "model": "policy",
+            "messages": list(messages) or [{"role": "user", "content": "hi"}],
+            "seed": 1,
+            **fields,
+        }
+        answer = await self.post(f"/rollouts/{rollout}/v1/chat/completions", body)
+        assert 200 == answer.status, answer.text
+        return SimpleNamespace(message=answer.json["choices"][0]["message"], step_id=answer.headers["X-Step-Id"])
+
+    async def turns(self, rollout: str, count: int) -> list[str]:
+        """A conversation of so many turns: the ids of its steps."""
+        messages, steps = [], []
+        for turn in range(count):
+            messages.append({"role": "user", "content": f"turn {turn}"})
+            said = await self.chat(rollout, *messages)
+            messages.append({"role": "assistant", "content": said.message["content"]})
+            steps.append(said.step_id)
+        return steps

@@ -1,0 +1,118 @@
+"""Exports: rows for trainers, of one rollout or of many."""
+
+import orjson
+import pytest
+
+
+async def test_a_conversation_exports_as_one_row_of_equal_arrays(proxy):
+    """Every sampled token is trained once; the ids are the recorded ones."""
+    await proxy.turns("r1", 3)
+    steps = (await proxy.get("/rollouts/r1/steps")).json["steps"]
+    (row,) = (await proxy.get("/rollouts/r1/export?format=sequences")).json["rows"]
+
+    assert len(row["token_ids"]) == len(row["mask"]) == len(row["logprobs"])
+    assert steps[-1]["prompt_ids"] + steps[-1]["choices"][0]["ids"] == row["token_ids"]
+    assert sum(len(step["choices"][0]["ids"]) for step in steps) == sum(row["mask"])
+    for step, span in zip(steps, row["spans"], strict=True):
+        assert step["choices"][0]["ids"] == row["token_ids"][span["start"] : span["end"]]
+        assert step["choices"][0]["logprobs"] == row["logprobs"][span["start"] : span["end"]]
+
+
+async def test_the_same_rollout_gives_the_same_bytes(proxy):
+    """Exports are repeatable."""
+    await proxy.turns("r1", 3)
+
+    assert (await proxy.get("/rollouts/r1/export")).text == (await proxy.get("/rollouts/r1/export")).text
+
+
+async def test_the_steps_format_gives_each_choice_a_row(proxy):
+    """Nothing is joined."""
+    await proxy.chat("r1", n=3)
+    rows = (await proxy.get("/rollouts/r1/export?format=steps")).json["rows"]
+
+    assert [0, 1, 2] == [row["choice"] for row in rows]
+
+
+async def test_containers_are_chosen_by_name_or_by_accept(proxy):
+    """JSON by default."""
+    await proxy.chat("r1")
+    by_name = await proxy.get("/rollouts/r1/export?container=ndjson")
+    by_accept = await proxy.get("/rollouts/r1/export", headers={"Accept": "application/x-ndjson"})
+    whole = (await proxy.get("/rollouts/r1/export")).json
+
+    assert by_name.text == by_accept.text
+    assert whole["rows"] == [orjson.loads(by_name.text)]
+
+
+async def test_what_gave_no_row_is_told(proxy):
+    """In a header, and step by step in the report; an empty export is 200 with no rows."""
+    await proxy.post("/rollouts/r1/v1/completions", {"prompt": "hi", "echo": True, "max_tokens": 2})
+    answer = await proxy.get("/rollouts/r1/export?report=true")
+    empty = await proxy.get("/rollouts/r1/export")
+
+    assert (200, []) == (empty.status, empty.json["rows"])
+    assert answer.headers["X-Export-Skipped"].startswith("1; ")
+    assert "echo" in answer.json["report"]["skipped"][0]["why"]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "format=nope",
+        "branches=most",
+        "include=all",
+        "max_len=0",
+        "overlong=x",
+        "container=zip",
+        "report=maybe",
+        "fromat=x",
+    ],
+)
+@pytest.mark.parametrize("path", ["/rollouts/r1/export", "/export"])
+async def test_an_option_that_is_none_is_400_naming_those_that_are(proxy, path, query):
+    """Never a guess at what was meant."""
+    await proxy.chat("r1")
+    answer = await proxy.get(f"{path}?{query}")
+
+    assert (400, query.partition("=")[0]) == (answer.status, answer.json["error"]["param"])
+
+
+async def test_many_rollouts_export_newest_first_through_the_filters(proxy):
+    """Streamed; with a report of what was left out, by rollout."""
+    for name in ("r1", "r2", "r3"):
+        await proxy.post("/rollouts", {"rollout_id": name, "group_id": "odd" if name != "r2" else "even"})
+        await proxy.turns(name, 2)
+    await proxy.post("/rollouts/r3/finish", {"status": "completed"})
+    await proxy.post("/rollouts/r2/v1/completions", {"prompt": "hi", "echo": True, "max_tokens": 2})
+
+    async def rollouts(query):
+        return [row["rollout_id"] for row in (await proxy.get(f"/export?{query}")).json["rows"]]
+
+    assert {"r1", "r2", "r3"} == set(await rollouts(""))
+    assert {"r1", "r3"} == set(await rollouts("group_id=odd"))
+    assert ["r3"] == await rollouts("status=completed")
+    assert [] == await rollouts("since=9999999999")
+    assert 2 == len(await rollouts("limit=2"))
+    report = (await proxy.get("/export?report=true")).json["report"]
+    assert ["r2"] == [left["rollout_id"] for left in report["skipped"]]
+
+
+async def test_a_long_rollout_exports_like_a_short_one(proxy):
+    """Beyond a few dozen steps the work is done beside the event loop."""
+    await proxy.turns("r1", 40)
+    (row,) = (await proxy.get("/rollouts/r1/export")).json["rows"]
+
+    assert 40 == len(row["spans"])
+
+
+async def test_an_undelivered_step_is_not_exported(proxy, store):
+    """Nobody acted on what nobody got."""
+    said = await proxy.chat("r1")
+    stored = await store.look("r1")
+    await store.mark("r1", stored.birth, {f"undelivered:{said.step_id}": b"1"}, now_ms=1)
+    answer = await proxy.get("/rollouts/r1/export")
+
+    assert [] == answer.json["rows"]
+    assert "not delivered" in answer.headers["X-Export-Skipped"]
+    assert 1 == len((await proxy.get("/rollouts/r1/export?include=flagged")).json["rows"])
+    assert 1 == (await proxy.get("/rollouts/r1")).json["counts"]["undelivered"]

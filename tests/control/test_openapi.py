@@ -1,0 +1,30 @@
+"""The description of every route."""
+
+from proxy.control import CONTROL_ROUTES
+from proxy.control.openapi import ROUTES, describe
+from proxy.dialects import DIALECTS
+
+
+async def test_every_route_is_described(proxy):
+    """Of the control face just those that are there; of the model face every dialect, under every prefix."""
+    control = {(route.method.lower(), route.path.replace(":[^/]+", "")) for route in CONTROL_ROUTES}
+    described = {(route.method, route.path) for route in ROUTES}
+    calls = {
+        ("post", prefix + path)
+        for path in DIALECTS
+        for prefix in ("", "/rollouts/{rollout_id}", "/sessions/{rollout_id}")
+    }
+    models = {("get", "/v1/models"), ("get", "/v1/models/{model}")}
+
+    assert control | calls | models == described
+    assert describe() == (await proxy.get("/openapi.json")).json
+
+
+async def test_bodies_are_described_by_the_models_that_read_them(proxy):
+    """A reference that leads nowhere would be of no use."""
+    document = (await proxy.get("/openapi.json")).json
+    schemas = document["components"]["schemas"]
+    schema = document["paths"]["/rollouts"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+
+    assert "OpenRollout" == schema["$ref"].rpartition("/")[2]
+    assert {"rollout_id", "group_id", "sampling", "limits"} <= schemas["OpenRollout"]["properties"].keys()
