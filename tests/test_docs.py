@@ -1,6 +1,7 @@
 """Documents that cannot lie: what the code prints is up to date, and the README's lines are run."""
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -66,6 +67,24 @@ async def test_the_lines_of_the_readme_print_a_reply_and_its_sequences(tmp_path)
     assert 1 == len(rows)
     (lengths,) = {(len(row["token_ids"]), len(row["mask"]), len(row["logprobs"])) for row in rows}
     assert 1 == len(set(lengths))
+
+
+async def test_the_lines_of_the_api_page_are_all_answered(tmp_path):
+    """Each curl line of docs/http-api.md, in order, gets a 2xx."""
+    page = (ROOT / "docs" / "http-api.md").read_text()
+    lines = [line for block in re.findall(r"```bash\n(.*?)```", page, re.DOTALL) for line in block.splitlines()]
+    settings = settings_for(None, store={"url": f"embedded:{tmp_path / 'store'}"})
+    async with with_an_engine(settings) as (complete, _), running(complete) as served, aiohttp.ClientSession() as http:
+        for line in lines:
+            words = shlex.split(line)
+            url = next(word for word in words if word.startswith("127.0.0.1"))
+            body = words[words.index("-d") + 1] if "-d" in words else None
+            method = words[words.index("-X") + 1] if "-X" in words else "POST" if body else "GET"
+            url = url.replace("127.0.0.1:8400", served.url)
+            async with http.request(method, url, data=body) as answer:
+                assert answer.status in (200, 201, 204), (line, await answer.text())
+
+    assert len(lines) >= 8
 
 
 async def _run(program: str) -> str:

@@ -111,9 +111,10 @@ async def test_listing_filters_by_status_group_and_time(proxy):
     async def listed(query):
         return [rollout["rollout_id"] for rollout in (await proxy.get(f"/rollouts?{query}")).json["rollouts"]]
 
-    assert (["r1"], ["r2"], ["r2"], []) == (
-        await listed("group_id=g1"), await listed("group_id=g2"), await listed("status=failed"), await listed("since=9999999999")
-    )  # fmt: skip
+    assert ["r1"] == await listed("group_id=g1")
+    assert ["r2"] == await listed("group_id=g2")
+    assert ["r2"] == await listed("status=failed")
+    assert [] == await listed("since=9999999999")
 
 
 @pytest.mark.parametrize(
@@ -134,9 +135,9 @@ async def test_rewards_and_metadata_can_be_patched_also_after_the_finish(proxy):
     await proxy.post("/rollouts/r1/finish", {"status": "completed", "reward": 0.5})
     patched = await proxy.patch("/rollouts/r1", {"reward": 1, "step_rewards": {step: -2.5}, "advantages": [0.5, 0.25]})
 
-    assert (200, 1.0, {step: -2.5}, [0.5, 0.25], {"a": 1}) == (
-        patched.status, patched.json["reward"], patched.json["step_rewards"], patched.json["advantages"], patched.json["metadata"]
-    )  # fmt: skip
+    assert 200 == patched.status
+    expected = {"reward": 1.0, "step_rewards": {step: -2.5}, "advantages": [0.5, 0.25], "metadata": {"a": 1}}
+    assert expected == {name: patched.json[name] for name in expected}
 
 
 @pytest.mark.parametrize("body", [{"reward": "much"}, {"step_rewards": {"nobody": 1}}, {"status": "open"}])
