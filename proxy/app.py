@@ -39,7 +39,7 @@ def make_app(settings: Settings, store: Store | None = None, clock: Clock | None
     app.cleanup_ctx.append(_parts_of(settings, store, clock or SystemClock()))
     if settings.control.listen is None:
         app.add_routes(CONTROL_ROUTES)
-    app.router.add_route("*", "/{path:.*}", calls.answer)
+    app.router.add_route("*", r"/{path:[\s\S]*}", calls.answer)  # an encoded newline, too, is ours to refuse
     return app
 
 

@@ -81,7 +81,8 @@ async def test_the_lines_of_the_api_page_are_all_answered(tmp_path):
             body = words[words.index("-d") + 1] if "-d" in words else None
             method = words[words.index("-X") + 1] if "-X" in words else "POST" if body else "GET"
             url = url.replace("127.0.0.1:8400", served.url)
-            async with http.request(method, url, data=body) as answer:
+            headers = dict([words[words.index("-H") + 1].split(": ")]) if "-H" in words else {}
+            async with http.request(method, url, data=body, headers=headers) as answer:
                 assert answer.status in (200, 201, 204), (line, await answer.text())
 
     assert len(lines) >= 8
