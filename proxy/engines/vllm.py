@@ -16,6 +16,9 @@ from proxy.dialects.base import Asked, DialectName, is_on
 from proxy.engines.base import Ask, Hidden, Json, Sampled, Tokens
 
 
+_PROMPT: dict[DialectName, str] = {"chat": "messages", "completions": "prompt"}
+
+
 class Vllm:
     """vLLM ≥ 0.10 (the first with `return_token_ids` on both endpoints); verified on 0.32.0."""
 
@@ -23,6 +26,8 @@ class Vllm:
 
     def ask(self, dialect: DialectName, body: Mapping[str, Any], asked: Asked, *, keep_reasoning: bool) -> Ask:
         """`return_token_ids` and `logprobs`, unless the call could not bear them."""
+        if _PROMPT[dialect] not in body:
+            return Ask({}, Hidden())  # refused, by a message that tells how many fields the body has
         problems = tuple(_problems(dialect, body, keep_reasoning=keep_reasoning))
         if "echo" in problems:
             # With ids the echoed prompt vanishes from `text`; with logprobs those of the prompt are mixed in.

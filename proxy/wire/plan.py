@@ -21,6 +21,8 @@ SAMPLING_FIELDS = (
     "temperature", "top_p", "top_k", "min_p", "typical_p", "seed", "n", "max_tokens", "max_completion_tokens",
     "min_tokens", "stop", "stop_token_ids", "ignore_eos", "presence_penalty", "frequency_penalty",
     "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words", "use_beam_search",
+    # A grammar masks the logits before vLLM 0.32 takes its logprobs, raw ones too: they are of what it left.
+    "structured_outputs", "response_format", "tool_choice",
 )  # fmt: skip
 
 

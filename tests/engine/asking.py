@@ -1,0 +1,89 @@
+"""What the tests ask of the engine: the same body directly, through the proxy, and directly with the flags set."""
+
+import re
+from typing import Any
+
+import aiohttp
+import orjson
+
+QUESTION = [{"role": "user", "content": "Count to three."}]
+THINKING_OFF = {"chat_template_kwargs": {"enable_thinking": False}}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Add one to a number.",
+        "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]},
+    },
+}
+CALL = r'<tool_call>\n\{"name": "add", "arguments": \{"x": [1-9][0-9]{2}\}\}\n</tool_call>'
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+_CHAT = {"model": "tiny", "messages": QUESTION, "seed": 7, "max_tokens": 24}
+_TEXT = {"model": "tiny", "prompt": "Once upon a time", "seed": 7, "max_tokens": 24}
+_FORCED = {"tools": [TOOL], "structured_outputs": {"regex": CALL}, "max_tokens": 100}
+
+# name -> (path, body): every shape that an agent's call may have.
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": (CHAT, _CHAT),
+    "chat greedy": (CHAT, _CHAT | {"temperature": 0}),
+    "chat sampled": (CHAT, _CHAT | {"temperature": 0.7, "top_p": 0.9, "top_k": 50}),
+    "chat n=3": (CHAT, _CHAT | {"n": 3}),
+    "one token": (CHAT, _CHAT | {"max_tokens": 1}),
+    "reasoning": (CHAT, _CHAT | {"logit_bias": {"4095": 6.5}, "max_tokens": 60}),
+    "no thinking": (CHAT, _CHAT | THINKING_OFF),
+    "tool call": (CHAT, _CHAT | _FORCED | THINKING_OFF),
+    "tool call after thinking": (CHAT, _CHAT | _FORCED | {"logit_bias": {"4095": 100}}),
+    "required tool": (CHAT, _CHAT | {"tools": [TOOL], "tool_choice": "required", "max_tokens": 60} | THINKING_OFF),
+    "structured": (CHAT, _CHAT | {"structured_outputs": {"regex": "[a-z]{3} [0-9]{2}"}} | THINKING_OFF),
+    "stop string": (CHAT, _CHAT | {"stop": ["e"]} | THINKING_OFF),
+    "logprobs asked": (CHAT, _CHAT | {"logprobs": True, "top_logprobs": 2}),
+    "ids asked": (CHAT, _CHAT | {"return_token_ids": True}),
+    "tool call, logprobs asked": (CHAT, _CHAT | _FORCED | THINKING_OFF | {"logprobs": True}),
+    "extras": (CHAT, _CHAT | {"unknown_field": {"a": [1, 2.5, None]}, "user": "u", "metadata": None}),
+    "completions": (COMPLETIONS, _TEXT),
+    "completions n=3": (COMPLETIONS, _TEXT | {"n": 3}),
+    "two prompts": (COMPLETIONS, _TEXT | {"prompt": ["Once upon", "The quick brown fox"], "n": 2}),
+    "ids in": (COMPLETIONS, _TEXT | {"prompt": [46, 77, 306, 1020]}),
+    "completions logprobs 0": (COMPLETIONS, _TEXT | {"logprobs": 0}),
+    "completions logprobs 2": (COMPLETIONS, _TEXT | {"logprobs": 2}),
+    "completions stop": (COMPLETIONS, _TEXT | {"stop": ["e"]}),
+    "echo": (COMPLETIONS, _TEXT | {"echo": True}),
+}
+
+
+def flagged(path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """The body as a client sends it that wants ids and logprobs for itself."""
+    logprobs = body.get("logprobs") or (True if path == CHAT else 0)
+    return body | {"return_token_ids": True, "logprobs": logprobs}
+
+
+async def ask(http: aiohttp.ClientSession, url: str, body: dict[str, Any], *, stream: bool) -> tuple[int, list[Any]]:
+    """The status, and the response or the chunks, without what differs between any two runs."""
+    async with http.post(url, json=body | ({"stream": True} if stream else {})) as answer:
+        text = await answer.read()
+    if not stream or answer.content_type == "application/json":
+        return answer.status, [_normal(orjson.loads(text))]
+    payloads = [line.removeprefix(b"data: ") for line in text.split(b"\n\n") if line]
+    assert payloads[-1] == b"[DONE]"
+    return answer.status, [_normal(orjson.loads(payload)) for payload in payloads[:-1]]
+
+
+def sampled(answers: list[Any], *, stream: bool) -> dict[int, dict[str, Any]]:
+    """Ids, logprobs and finish reason of each choice, gathered without any code of the proxy's."""
+    found: dict[int, dict[str, Any]] = {}
+    for answer in answers:
+        for choice in answer["choices"]:
+            kept = found.setdefault(choice["index"], {"ids": [], "logprobs": [], "finish_reason": None})
+            kept["ids"] += choice.get("token_ids") or []
+            logprobs = choice.get("logprobs") or {}
+            kept["logprobs"] += [entry["logprob"] for entry in logprobs.get("content") or []]
+            kept["logprobs"] += logprobs.get("token_logprobs") or []
+            kept["finish_reason"] = choice["finish_reason"] or kept["finish_reason"]
+    assert stream or len(answers) == 1
+    return found
+
+
+def _normal(answer: Any) -> Any:
+    text = orjson.dumps(answer).decode()
+    text = re.sub(r'"id":"(chatcmpl|cmpl)-[^"]*"', '"id":""', text)
+    return orjson.loads(re.sub(r'"created":\d+', '"created":0', text))

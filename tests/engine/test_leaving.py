@@ -1,0 +1,47 @@
+"""Agents that leave: the engine stops, and what came is kept."""
+
+import asyncio
+
+import aiohttp
+import pytest
+
+from .asking import CHAT, QUESTION
+from .through import through_proxy
+
+LONG = {"model": "tiny", "messages": QUESTION, "max_tokens": 1900, "ignore_eos": True}
+WITHIN_S = 30
+
+
+async def until(reached, what):
+    """Wait until what the engine reports is so: it tells by its metrics only, so they are asked again."""
+    async with asyncio.timeout(WITHIN_S):
+        while not reached(await what()):
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_a_client_that_leaves_stops_the_engine(vllm, running_requests, tmp_path, stream):
+    """The engine's running requests return to zero long before the reply would have ended."""
+    async with through_proxy(vllm.url, tmp_path) as proxy, aiohttp.ClientSession() as http:
+        await until(lambda running: running == 0, running_requests)
+        calling = asyncio.ensure_future(http.post(f"{proxy.url}/rollouts/r1{CHAT}", json=LONG | {"stream": stream}))
+        await until(lambda running: running == 1, running_requests)
+        if stream:
+            answer = await calling
+            await answer.content.readuntil(b"\n\n")
+            answer.close()
+        else:
+            calling.cancel()
+        await until(lambda running: running == 0, running_requests)
+        await until(lambda steps: len(steps) == 1, lambda: _steps(proxy))
+        (step,) = await proxy.steps("r1")
+
+    assert ("partial", False, "the client left") == (step["status"], step["delivered"], step["reason"])
+    assert "stream_cut" in step["fidelity"]["problems"]
+    assert sum(len(choice["ids"]) for choice in step["choices"]) < 1900
+    assert len({len(choice["ids"]) - len(choice["logprobs"]) for choice in step["choices"]} - {0}) == 0
+
+
+async def _steps(proxy):
+    """The steps so far; none while the rollout has none."""
+    return await proxy.steps("r1")

@@ -1,0 +1,150 @@
+"""What an agent sees through the proxy is what it sees without; what is recorded is what the engine sampled."""
+
+import aiohttp
+import orjson
+import pytest
+
+from .asking import CASES, CHAT, ask, flagged, sampled
+from .through import through_proxy
+
+NO_IDS = {"echo"}  # ids would eat the echoed text: recorded as text, and flagged
+
+
+@pytest.fixture
+async def http():
+    async with aiohttp.ClientSession() as session:
+        yield session
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("case", CASES)
+async def test_recorded_exactly_and_shown_untouched(vllm, http, tmp_path, case, stream):
+    """Field by field the direct answer is shown; ids, logprobs and finish reasons of the direct flagged answer are kept."""
+    path, body = CASES[case]
+    async with through_proxy(vllm.url, tmp_path) as proxy:
+        direct = await ask(http, vllm.url + path, body, stream=stream)
+        shown = await ask(http, f"{proxy.url}/rollouts/r1{path}", body, stream=stream)
+        _, told = await ask(http, vllm.url + path, flagged(path, body), stream=stream)
+        (step,) = await proxy.steps("r1")
+
+    assert (direct[0], _merged(direct[1])) == (shown[0], _merged(shown[1]))
+    if case in NO_IDS:
+        assert "echo" in step["fidelity"]["problems"]
+        return
+    expected = sampled(told, stream=stream)
+    actual = {
+        choice["index"]: {name: choice[name] for name in ("ids", "logprobs", "finish_reason")}
+        for choice in step["choices"]
+    }
+    assert expected == actual
+    assert step["fidelity"]["exact"], step["fidelity"]
+    assert all(len(choice["ids"]) == len(choice["logprobs"]) > 0 for choice in step["choices"])
+
+
+def _merged(chunks):
+    """What a list of chunks says, however the engine happened to gather tokens into them, and whichever choice came first.
+
+    Text and lists are joined by where they stand; of anything else, the values are kept in the order they came. With
+    the keys of every object, in order, so that none is added, lost or moved.
+    """
+    merged: dict[tuple, object] = {}
+
+    def gather(value, place):
+        if isinstance(value, dict):
+            merged.setdefault((*place, "keys"), set()).add(tuple(value))
+            for key, inner in value.items():
+                gather(inner, (*place, key))
+        elif isinstance(value, list):
+            merged.setdefault((*place, "list"), []).extend(value)
+        elif isinstance(value, str) and place[-1] in ("content", "reasoning", "arguments", "text"):
+            merged[place] = str(merged.get(place, "")) + value
+        else:
+            values = merged.setdefault((*place, "values"), [])
+            if value not in values:
+                values.append(value)
+
+    for chunk in chunks:
+        for choice in chunk["choices"] or [{}]:
+            gather({**chunk, "choices": None}, ("chunk",))
+            gather(choice, ("choice", choice.get("index")))
+            for call in choice.get("delta", {}).get("tool_calls") or []:
+                gather(call["function"], ("choice", choice["index"], "call", call["index"]))
+    return {place: value for place, value in merged.items() if not (place[-1] == "list" and "tool_calls" in place)}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_reasoning_switched_off_is_recorded_all_the_same(vllm, http, tmp_path, stream):
+    """The engine would withhold ids; asked for reasoning instead, it gives them, and the client sees none of it."""
+    path, body = CASES["reasoning"]
+    async with through_proxy(vllm.url, tmp_path) as proxy:
+        _, shown = await ask(http, f"{proxy.url}/rollouts/r1{path}", body | {"include_reasoning": False}, stream=stream)
+        _, told = await ask(http, vllm.url + path, flagged(path, body), stream=stream)
+        (step,) = await proxy.steps("r1")
+
+    assert step["fidelity"]["exact"]
+    assert sampled(told, stream=stream)[0]["ids"] == step["choices"][0]["ids"]
+    text = orjson.dumps([choice for answer in shown for choice in answer["choices"]]).decode()
+    assert '"reasoning":"' not in text
+    assert _content(told) == _content(shown)
+
+
+def _content(answers):
+    messages = (choice.get("message") or choice["delta"] for answer in answers for choice in answer["choices"])
+    return "".join(message.get("content") or "" for message in messages)
+
+
+async def test_usage_is_shown_to_whom_asked_for_it(vllm, http, tmp_path):
+    """stream_options pass untouched, and the count is that of the recorded ids."""
+    path, body = CASES["tool call"]
+    body = body | {"stream_options": {"include_usage": True}}
+    async with through_proxy(vllm.url, tmp_path) as proxy:
+        direct = await ask(http, vllm.url + path, body, stream=True)
+        shown = await ask(http, f"{proxy.url}/rollouts/r1{path}", body, stream=True)
+        (step,) = await proxy.steps("r1")
+
+    assert (direct[0], _merged(direct[1])) == (shown[0], _merged(shown[1]))
+    assert len(step["choices"][0]["ids"]) == shown[1][-1]["usage"]["completion_tokens"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"model": "tiny", "messages": [{"role": "user", "content": "word " * 3000}]},
+        {"model": "tiny", "messages": [{"role": "user", "content": "word " * 3000}], "stream": True},
+        {"model": "tiny", "messages": []},
+        {"model": "tiny"},
+        {"model": "nobody", "messages": [{"role": "user", "content": "hi"}]},
+        {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "temperature": -1},
+        {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": "many"},
+        {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "top_logprobs": 2},
+        {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "stream": True, "prompt_logprobs": 1},
+    ],
+    ids=lambda body: ",".join(body)[:60] + str(len(str(body))),
+)
+async def test_refusals_of_the_engine_pass_as_they_are(vllm, http, tmp_path, body):
+    """Status, type and body are the engine's; the step keeps them."""
+    async with through_proxy(vllm.url, tmp_path) as proxy:
+        async with http.post(vllm.url + CHAT, json=body) as direct:
+            expected = (direct.status, direct.content_type, await direct.read())
+        async with http.post(f"{proxy.url}/rollouts/r1{CHAT}", json=body) as shown:
+            actual = (shown.status, shown.content_type, await shown.read())
+        (step,) = await proxy.steps("r1")
+
+    assert expected[0] in (400, 404)
+    assert expected == actual
+    assert ("error", expected[0], expected[2].decode()) == (
+        step["status"],
+        step["response"]["status"],
+        step["response"]["body"],
+    )
+
+
+async def test_prompt_logprobs_pass(vllm, http, tmp_path):
+    """A client may ask the engine for what the proxy never injects."""
+    path, body = CASES["ids in"]
+    async with through_proxy(vllm.url, tmp_path) as proxy:
+        direct = await ask(http, vllm.url + path, body | {"prompt_logprobs": 0}, stream=False)
+        shown = await ask(http, f"{proxy.url}/rollouts/r1{path}", body | {"prompt_logprobs": 0}, stream=False)
+
+    assert direct == shown
+    assert direct[1][0]["choices"][0]["prompt_logprobs"]
