@@ -15,7 +15,6 @@ from typing import Any
 from proxy.dialects.base import Asked, DialectName, is_on
 from proxy.engines.base import Ask, Hidden, Json, Sampled, Tokens
 
-
 _PROMPT: dict[DialectName, str] = {"chat": "messages", "completions": "prompt"}
 
 

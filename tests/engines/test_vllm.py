@@ -1,0 +1,128 @@
+"""vLLM: what is asked beyond the client's wishes, and the traps of it. Hiding on recorded answers: wire/test_exchange.py."""
+
+import orjson
+import pytest
+from recorded import load, plan_of, play
+
+from proxy.dialects import DIALECTS
+from proxy.engines.base import Hidden
+from proxy.engines.vllm import Vllm
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+BOTH = {"return_token_ids": True, "logprobs": True}
+
+
+def ask(path: str, body: dict, *, keep_reasoning: bool = True):
+    body = {"messages": [], "prompt": "x"} | body
+    before = orjson.dumps(body)
+    dialect = DIALECTS[path]
+    asked = Vllm().ask(dialect.name, body, dialect.asked(body), keep_reasoning=keep_reasoning)
+    assert before == orjson.dumps(body)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "fields"),
+    [
+        (CHAT, {}, BOTH),
+        (CHAT, {"stream": True}, BOTH),
+        (CHAT, {"return_token_ids": False, "logprobs": None}, BOTH),
+        (CHAT, {"return_token_ids": True}, {"logprobs": True}),
+        (CHAT, {"logprobs": True}, {"return_token_ids": True}),
+        (CHAT, BOTH, {}),
+        (CHAT, {"top_logprobs": 0}, BOTH),
+        (CHAT, {"top_logprobs": None}, BOTH),
+        (CHAT, {"top_logprobs": 2}, {"return_token_ids": True}),  # a 400 of vLLM's that must stay one
+        (CHAT, {"logprobs": True, "top_logprobs": 2}, {"return_token_ids": True}),
+        (COMPLETIONS, {}, {"return_token_ids": True, "logprobs": 0}),
+        (COMPLETIONS, {"logprobs": 0}, {"return_token_ids": True}),
+        (COMPLETIONS, {"logprobs": 3, "return_token_ids": True}, {}),
+        (COMPLETIONS, {"echo": True}, {}),
+        (COMPLETIONS, {"echo": False}, {"return_token_ids": True, "logprobs": 0}),
+    ],
+)
+def test_what_is_missing_is_asked_and_nothing_else(path, body, fields):
+    """Never include_usage, prompt logprobs or token strings: those change what the client sees."""
+    asked = ask(path, body)
+
+    assert fields == asked.fields
+    assert ("return_token_ids" in fields, "logprobs" in fields) == (asked.hidden.token_ids, asked.hidden.logprobs)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "problem"),
+    [
+        (COMPLETIONS, {"echo": True}, "echo"),
+        (COMPLETIONS, {"max_tokens": 0}, "phantom_token"),
+        (COMPLETIONS, {"use_beam_search": True}, "beam_search"),
+        (CHAT, {"use_beam_search": True}, "beam_search"),
+    ],
+)
+def test_what_cannot_be_exact_is_known_beforehand(path, body, problem):
+    """The step is flagged, whatever the answer looks like."""
+    assert (problem,) == ask(path, body).problems
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_a_body_without_its_prompt_is_left_alone(path):
+    """vLLM's refusal counts the body's fields."""
+    dialect = DIALECTS[path]
+
+    assert {} == Vllm().ask(dialect.name, {"model": "m"}, dialect.asked({}), keep_reasoning=True).fields
+
+
+def test_events_that_only_flags_cause_are_dropped_only_if_the_client_set_no_flag():
+    """With either flag vLLM itself sends them."""
+    assert ask(CHAT, {}).hidden.empty_deltas
+    assert not ask(CHAT, {"logprobs": True}).hidden.empty_deltas
+    assert not ask(CHAT, {"return_token_ids": True}).hidden.empty_deltas
+    assert not ask(COMPLETIONS, {}).hidden.empty_deltas
+
+
+def test_reasoning_switched_off_is_overridden_or_flagged():
+    """It would cost the ids: facts 2.4."""
+    overridden = ask(CHAT, {"include_reasoning": False})
+    left = ask(CHAT, {"include_reasoning": False}, keep_reasoning=False)
+
+    assert (True, True, ()) == (
+        overridden.fields["include_reasoning"],
+        overridden.hidden.reasoning,
+        overridden.problems,
+    )
+    assert ("include_reasoning" in left.fields, left.problems) == (False, ("reasoning_withheld",))
+
+
+@pytest.mark.parametrize("name", ["reasoning/r_end_early", "reasoning/r_end_early_stream"])
+def test_overridden_reasoning_is_not_shown_and_content_is(name):
+    """Null in a message, gone from deltas; ids are recorded whole."""
+    cassette = load(name)
+    body = {key: value for key, value in cassette.body.items() if key not in BOTH} | {"include_reasoning": False}
+    shown, end, step = play(plan_of(cassette.path, body), cassette)
+    text = (shown + end).decode()
+
+    assert '"reasoning":"' in cassette.answer.decode()
+    assert '"reasoning":"' not in text
+    assert '"delta":{},' not in text.replace('"finish_reason":"', "")
+    assert step.exact
+    assert text.count('"content":"') == cassette.answer.decode().count('"content":"')
+
+
+def test_nothing_to_hide_gives_the_same_objects():
+    """So that bytes pass as they came."""
+    engine, chunk = Vllm(), {"choices": [{"index": 0, "delta": {}, "token_ids": [1]}]}
+
+    assert chunk is engine.hide_chunk("chat", chunk, Hidden())
+    assert chunk is engine.hide("chat", chunk, Hidden())
+
+
+def test_an_event_with_a_finish_reason_or_the_engines_own_empty_content_stays():
+    """Only a delta of `{}` without a finish reason is caused by flags."""
+    engine, hidden = Vllm(), Hidden(token_ids=True, logprobs=True, empty_deltas=True)
+
+    def shown(delta, finish=None):
+        return engine.hide_chunk("chat", {"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}, hidden)
+
+    assert shown({}) is None
+    assert shown({}, "stop")
+    assert shown({"content": ""})
+    assert shown({"content": None})

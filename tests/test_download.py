@@ -1,0 +1,66 @@
+"""`tokentape export`: rows fetched into a file."""
+
+import io
+
+import aiohttp
+import orjson
+import pytest
+from fakes import settings_for
+from rich.console import Console
+
+from proxy.download import Wanted, download
+from proxy.server import running, simulating
+from proxy.simulator.options import Options
+
+NOTES = Console(file=io.StringIO())
+KEYS = {"agents": {"api_keys": ["agent"]}, "control": {"api_keys": ["control"]}}
+
+
+@pytest.fixture
+async def filled(tmp_path):
+    """A store with two rollouts of one step each, in groups of their own, and the settings to open it."""
+    async with simulating("127.0.0.1:0", Options()) as engine:
+        settings = settings_for(engine, store={"url": f"embedded:{tmp_path / 'store'}"}, **KEYS)
+        async with running(settings) as served, aiohttp.ClientSession(headers={"X-Api-Key": "agent"}) as http:
+            for name in ("a/b", "c"):
+                headers = {"X-Rollout-Id": name, "X-Rollout-Group": f"g-{name}"}
+                body = {"messages": [{"role": "user", "content": "hi"}]}
+                async with http.post(served.url + "/v1/chat/completions", json=body, headers=headers) as answer:
+                    assert 200 == answer.status
+            yield settings, served.url
+
+
+def wanted(**named) -> Wanted:
+    return Wanted(
+        **{"format": "sequences", "rollouts": (), "group": None, "include": "exact", "container": "ndjson", **named}
+    )
+
+
+async def rows(out, url, *, settings=None, key="control", **named) -> list[str]:
+    await download(url, settings, wanted(**named), out, api_key=key, notes=NOTES)
+    return sorted(orjson.loads(line)["rollout_id"] for line in out.read_bytes().splitlines())
+
+
+async def test_rollouts_are_chosen_by_name_by_group_or_not_at_all(filled, tmp_path):
+    """Names of any kind."""
+    _, url = filled
+    out = tmp_path / "rows"
+
+    assert ["a/b", "c"] == await rows(out, url)
+    assert ["a/b"] == await rows(out, url, rollouts=("a/b",))
+    assert ["a/b", "c"] == await rows(out, url, rollouts=("c", "a/b"))
+    assert ["c"] == await rows(out, url, group="g-c")
+
+
+async def test_a_refusal_is_told_and_leaves_the_file_of_before(filled, tmp_path):
+    """A missing key, an unknown rollout, nobody there."""
+    _, url = filled
+    out = tmp_path / "rows"
+    out.write_text("before")
+    for named in ({"key": None}, {"rollouts": ("nobody",)}, {"format": "nope"}):
+        with pytest.raises(OSError, match="answered 40"):
+            await rows(out, url, **named)
+    with pytest.raises(OSError, match="cannot be fetched"):
+        await rows(out, "http://127.0.0.1:9")
+
+    assert "before" == out.read_text()
