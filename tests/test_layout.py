@@ -26,7 +26,6 @@ UNTESTED = {
     "proxy/clock.py": "the machine's clock; new_id is asserted through every step id",
     "proxy/trajectory/step.py": "frozen values; tests/trajectory/test_record.py draws them all",
     "proxy/engines/base.py": "a protocol",
-    "proxy/simulator/train.py": "run by hand; what it made is what test_tokenizer proves",
     "storage/store.py": "a protocol; tests/storage/test_store.py is its contract suite",
 }
 BANNED = {

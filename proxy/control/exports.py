@@ -4,7 +4,6 @@ Holds the reading of options, and the streaming of rows: one rollout at a time, 
 there are.
 """
 
-import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, cast
@@ -13,17 +12,18 @@ from aiohttp import web
 from aiohttp.client_exceptions import ClientConnectionResetError
 
 from proxy.control.access import choice_of, number_of, only_known, rollout_of
-from proxy.control.rollouts import filter_of
-from proxy.control.steps import facts_of, read_steps
-from proxy.errors import BadCall
+from proxy.control.rollouts import RolloutFilter, filter_of
+from proxy.control.steps import aside, facts_of, read_steps
+from proxy.errors import BadCall, NotFound, ProxyError
 from proxy.export import FORMATS, Format, Rows
 from proxy.export.containers import Container, container_for
+from proxy.logs import LOG
 from proxy.parts import PARTS, Parts
 from proxy.rollouts import Rollout, read_rollout
 from proxy.trajectory.sequence import Options
+from storage.store import StorageError
 
 _OPTIONS = ("format", "branches", "include", "max_len", "overlong", "container", "report")
-_RENDER_IN_THREAD_FROM_STEPS = 32  # about a millisecond of joining and writing
 
 
 async def export_rollout(request: web.Request) -> web.StreamResponse:
@@ -32,7 +32,7 @@ async def export_rollout(request: web.Request) -> web.StreamResponse:
     wanted = Wanted(request)
     rollout = await rollout_of(request)
     rows = await wanted.rows(request.app[PARTS], rollout)
-    body = await asyncio.to_thread(wanted.render, rows) if len(rows.rows) > 1 else wanted.render(rows)
+    body = await aside(len(rows.rows), lambda: wanted.render(rows))
     headers = {"X-Export-Skipped": _told(rows.skipped)} if rows.skipped or not rows.rows else {}
     return web.Response(body=body, content_type=wanted.container.content_type, headers=headers)
 
@@ -42,25 +42,45 @@ async def export_many(request: web.Request) -> web.StreamResponse:
     only_known(request, (*_OPTIONS, "status", "group_id", "since", "limit"))
     parts = request.app[PARTS]
     wanted = Wanted(request)
-    rollouts = _rollouts(request, parts)
+    rollouts = _rollouts(
+        parts,
+        filter_of(request),
+        limit=number_of(request, "limit", None, least=1),
+        since=number_of(request, "since", None, least=0),
+    )
+    pieces = _pieces(parts, wanted, rollouts)
+    first = await anext(pieces)  # what fails up to here still has a status of its own
     response = web.StreamResponse(headers={"Content-Type": wanted.container.content_type})
     await response.prepare(request)
-    skipped: list[dict[str, str]] = []
-    first = True
     try:
-        await response.write(wanted.container.opening(wanted.form.name))
-        async for rollout in rollouts:
-            rows = await wanted.rows(parts, rollout)
-            for row in rows.rows:
-                await response.write(wanted.container.row(row, first=first))
-                first = False
-            if wanted.report:
-                skipped += [{"rollout_id": rollout.rollout_id, **left} for left in rows.skipped]
-        await response.write(wanted.container.closing({"skipped": skipped} if wanted.report else None))
+        await response.write(first)
+        async for piece in pieces:
+            await response.write(piece)
         await response.write_eof()
     except ClientConnectionResetError:
         pass  # nobody reads on
+    except (ProxyError, StorageError) as error:
+        LOG.error("an export broke off", extra={"fields": {"why": str(error)}})
+        if request.transport is not None:
+            request.transport.close()  # without its last chunk, nobody takes the body for a whole one
     return response
+
+
+async def _pieces(parts: Parts, wanted: "Wanted", rollouts: AsyncIterator[Rollout]) -> AsyncIterator[bytes]:
+    """An export of many rollouts, piece by piece: at least one, and the first has the first row, if there is any."""
+    skipped: list[dict[str, str]] = []
+    ahead, first = wanted.container.opening(wanted.form.name), True
+    async for rollout in rollouts:
+        try:
+            rows = await wanted.rows(parts, rollout)
+        except NotFound:
+            continue  # deleted meanwhile
+        for row in rows.rows:
+            yield ahead + wanted.container.row(row, first=first)
+            ahead, first = b"", False
+        if wanted.report:
+            skipped += [{"rollout_id": rollout.rollout_id, **left} for left in rows.skipped]
+    yield ahead + wanted.container.closing({"skipped": skipped} if wanted.report else None)
 
 
 class Wanted:
@@ -84,12 +104,9 @@ class Wanted:
         self.options = Options(**cast("Any", chosen), max_len=number_of(request, "max_len", None, least=1))
 
     async def rows(self, parts: Parts, rollout: Rollout) -> Rows:
-        """The rows of one rollout; of a long one they are made beside the event loop."""
+        """The rows of one rollout. Raises NotFound if it was deleted meanwhile, DamagedStep, or StorageError."""
         steps, marks = await read_steps(parts, rollout, whole=False)
-        facts = facts_of(rollout, marks)
-        if len(steps) < _RENDER_IN_THREAD_FROM_STEPS:
-            return self.form.rows(facts, steps, self.options)
-        return await asyncio.to_thread(self.form.rows, facts, steps, self.options)
+        return await aside(len(steps), lambda: self.form.rows(facts_of(rollout, marks), steps, self.options))
 
     def render(self, rows: Rows) -> bytes:
         """All rows in their container."""
@@ -98,11 +115,10 @@ class Wanted:
         return b"".join([self.container.opening(self.form.name), *parts, self.container.closing(report)])
 
 
-async def _rollouts(request: web.Request, parts: Parts) -> AsyncIterator[Rollout]:
-    """The rollouts that a query asks for, newest first, in constant memory."""
-    wanted = filter_of(request)
-    limit = number_of(request, "limit", None, least=1)
-    since = number_of(request, "since", None, least=0)
+async def _rollouts(
+    parts: Parts, wanted: RolloutFilter, *, limit: int | None, since: int | None
+) -> AsyncIterator[Rollout]:
+    """The rollouts that a query asks for, newest first, in constant memory. `since` is unix seconds."""
     given = 0
     async for name in parts.store.names():
         stored = await parts.store.look(name)

@@ -35,6 +35,7 @@ class Route:
 
 _TEXT: dict[str, Any] = {"type": "string"}
 _COUNT: dict[str, Any] = {"type": "integer", "minimum": 1}
+_AFTER = ("after", {"type": "integer", "minimum": 0, "description": "the index of a step"})
 _SINCE = ("since", {"type": "integer", "minimum": 0, "description": "unix seconds"})
 _FILTER = (("status", {"enum": list(STATUSES)}), ("group_id", _TEXT), _SINCE, ("limit", _COUNT))
 _EXPORT = (
@@ -55,7 +56,7 @@ ROUTES: tuple[Route, ...] = (
     Route("patch", _R, "Set rewards, advantages, metadata.", body=PatchRollout, statuses=(200, 400, 404, 422)),
     Route("delete", _R, "Delete a rollout and all its steps.", statuses=(204,)),
     Route("post", f"{_R}/finish", "Finish a rollout.", body=FinishRollout, statuses=(200, 400, 404, 409, 422)),
-    Route("get", f"{_R}/steps", "Its steps, whole.", (("after", _COUNT), ("limit", _COUNT)), statuses=(200, 400, 404)),
+    Route("get", f"{_R}/steps", "Its steps, whole.", (_AFTER, ("limit", _COUNT)), statuses=(200, 400, 404)),
     Route("get", f"{_R}/steps/{{step_id}}", "One step, whole.", statuses=(200, 404)),
     Route("get", f"{_R}/tree", "The tree of its steps, with drift.", statuses=(200, 404)),
     Route("get", f"{_R}/export", "Its rows in a trainer's format.", _EXPORT, statuses=(200, 400, 404)),

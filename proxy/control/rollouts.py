@@ -12,16 +12,18 @@ import orjson
 from aiohttp import web
 
 from proxy.clock import new_id
+from proxy.config import split_listen
 from proxy.control.access import choice_of, no_rollout, number_of, only_known, rollout_id_of, rollout_of
 from proxy.control.models import FinishRollout, OpenRollout, PatchRollout, read_as
 from proxy.errors import BadCall, Conflict, NotValid
 from proxy.keys import mint
 from proxy.parts import PARTS, Parts
 from proxy.rollouts import REWARD_MARK, STATUSES, Rollout, read_marks, read_rollout, write_fields
-from storage.store import FieldsChanged, StoredRollout
+from storage.store import FieldsChanged, RolloutGone, StoredRollout
 
 _LISTED = 100
 _MOST_LISTED = 1000
+_EVERYWHERE = ("0.0.0.0", "::", "")  # noqa: S104 - addresses to compare with, not to listen on
 _FIELDS_OF_OPENING = ("group_id", "metadata", "model", "sampling", "tools", "limits")
 
 
@@ -104,7 +106,10 @@ async def patch_rollout(request: web.Request) -> web.Response:
     now_ms = parts.clock.now_ms()
     if patch.step_rewards:
         marks = {REWARD_MARK + step_id: orjson.dumps(reward) for step_id, reward in patch.step_rewards.items()}
-        await parts.store.mark(rollout.rollout_id, rollout.birth, marks, now_ms=now_ms)
+        try:
+            await parts.store.mark(rollout.rollout_id, rollout.birth, marks, now_ms=now_ms)
+        except RolloutGone:
+            raise no_rollout(rollout.rollout_id) from None
     stored = await parts.store.amend(rollout.rollout_id, fields, expect={}, now_ms=now_ms)
     if stored is None:
         raise no_rollout(rollout.rollout_id)
@@ -177,11 +182,10 @@ _COUNTS = ("steps", "exact", "flagged", "error", "sampled_tokens", "prompt_token
 
 def _terms(request: web.Request, parts: Parts, rollout: Rollout) -> dict[str, Any]:
     """What a rollout was opened with, and where agents reach it."""
-    host = request.host if parts.settings.control.listen is None else parts.settings.listen
     return {
         "rollout_id": rollout.rollout_id,
         "group_id": rollout.group_id,
-        "base_url": f"{request.scheme}://{host}/rollouts/{quote(rollout.rollout_id, safe='')}/v1",
+        "base_url": f"{request.scheme}://{_model_host(request, parts)}/rollouts/{quote(rollout.rollout_id, safe='')}/v1",
         "model": rollout.model,
         "sampling": {
             "override": rollout.sampling.override,
@@ -192,6 +196,15 @@ def _terms(request: web.Request, parts: Parts, rollout: Rollout) -> dict[str, An
         "limits": rollout.limits,
         "metadata": rollout.metadata,
     }
+
+
+def _model_host(request: web.Request, parts: Parts) -> str:
+    """Where agents reach the model face: where this request came to, unless the faces have ports of their own."""
+    listen = parts.settings.listen
+    if parts.settings.control.listen is None:
+        return request.host
+    host, port = split_listen(listen)
+    return f"{request.url.raw_host}:{port}" if host in _EVERYWHERE else listen
 
 
 def _json(value: Mapping[str, Any], *, status: int = 200) -> web.Response:

@@ -3,10 +3,11 @@
 Holds the reading of steps out of the store, with what was learnt of them since, and the routes that show them.
 """
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from math import isfinite
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
 import orjson
@@ -24,9 +25,12 @@ from proxy.trajectory.record import UnreadableRecord, decode
 from proxy.trajectory.rollout import RolloutFacts
 from proxy.trajectory.step import Choice, Step
 
+T = TypeVar("T")
+
 _PAGE = 200  # records read from the store at once
 _SHOWN = 100
 _MOST_SHOWN = 1000
+_IN_THREAD_FROM_STEPS = 32  # some milliseconds of decoding, joining and writing
 
 
 class DamagedStep(ProxyError):
@@ -40,12 +44,15 @@ async def read_steps(parts: Parts, rollout: Rollout, *, whole: bool) -> tuple[li
 
     Without `whole`, requests and responses stay unread: rows of ids need neither.
     """
-    marks = read_marks(await parts.store.marks(rollout.rollout_id))
-    reader = BlockReader(await parts.store.blocks(rollout.rollout_id))
-    steps: list[Step] = []
-    while records := await parts.store.read(rollout.rollout_id, len(steps), _PAGE):
-        steps += [_read(record, reader, len(steps) + at, marks, whole=whole) for at, record in enumerate(records)]
-    return steps, marks
+    records: list[bytes] = []
+    while page := await parts.store.read(rollout.rollout_id, len(records), _PAGE):
+        records += page
+    return await _decoded(parts, rollout, records, 0, whole=whole)
+
+
+async def aside(steps: int, work: Callable[[], T]) -> T:
+    """Work that many steps make long is done in a thread, so that calls of agents go on meanwhile."""
+    return work() if steps < _IN_THREAD_FROM_STEPS else await asyncio.to_thread(work)
 
 
 def facts_of(rollout: Rollout, marks: Marks) -> RolloutFacts:
@@ -59,6 +66,27 @@ def facts_of(rollout: Rollout, marks: Marks) -> RolloutFacts:
         advantages=rollout.advantages,
         metadata=rollout.metadata,
     )
+
+
+async def _decoded(
+    parts: Parts, rollout: Rollout, records: Sequence[bytes], start: int, *, whole: bool
+) -> tuple[list[Step], Marks]:
+    """The steps of records, the first of which stands at `start`, and the rollout's marks.
+
+    Blocks are read after records: so none is missing that a record leans on. Raises NotFound if the rollout is not the
+    one it was when its records were read: half of it, or halves of two, would be shown.
+    """
+    name = rollout.rollout_id
+    reader = BlockReader(await parts.store.blocks(name))
+    marks = read_marks(await parts.store.marks(name))
+    stored = await parts.store.look(name)
+    if stored is None or stored.birth != rollout.birth:
+        raise no_rollout(name)
+
+    def decoded() -> list[Step]:
+        return [_read(record, reader, start + at, marks, whole=whole) for at, record in enumerate(records)]
+
+    return await aside(len(records), decoded), marks
 
 
 def _read(record: bytes, reader: BlockReader, index: int, marks: Marks, *, whole: bool) -> Step:
@@ -77,17 +105,17 @@ async def list_steps(request: web.Request) -> web.Response:
     limit = number_of(request, "limit", _SHOWN, least=1, most=_MOST_SHOWN) or _SHOWN
     rollout = await rollout_of(request)
     start = 0 if after is None else after + 1
-    marks = read_marks(await parts.store.marks(rollout.rollout_id))
     records = await parts.store.read(rollout.rollout_id, start, limit)
-    reader = BlockReader(await parts.store.blocks(rollout.rollout_id))
-    shown = [
-        step_json(_read(record, reader, start + at, marks, whole=True), marks) for at, record in enumerate(records)
-    ]
-    if isinstance(container_for(request.headers.get("Accept"), None), Ndjson):
-        body = b"".join(orjson.dumps(step) + b"\n" for step in shown)
-        return web.Response(body=body, content_type=Ndjson.content_type)
-    following = start + len(shown) - 1 if len(shown) == limit else None
-    return web.Response(body=orjson.dumps({"steps": shown, "after": following}), content_type="application/json")
+    steps, marks = await _decoded(parts, rollout, records, start, whole=True)
+    following = start + len(steps) - 1 if len(steps) == limit else None
+    container = container_for(request.headers.get("Accept"), None)
+
+    def written() -> bytes:
+        if isinstance(container, Ndjson):
+            return b"".join(orjson.dumps(step_json(step, marks)) + b"\n" for step in steps)
+        return orjson.dumps({"steps": [step_json(step, marks) for step in steps], "after": following})
+
+    return web.Response(body=await aside(len(steps), written), content_type=container.content_type)
 
 
 async def show_step(request: web.Request) -> web.Response:
@@ -99,9 +127,7 @@ async def show_step(request: web.Request) -> web.Response:
     if found is None:
         raise NotFound(f"the rollout {rollout.rollout_id!r} has no step {step_id!r}", param="step_id")
     index, record = found
-    marks = read_marks(await parts.store.marks(rollout.rollout_id))
-    reader = BlockReader(await parts.store.blocks(rollout.rollout_id))
-    step = _read(record, reader, index, marks, whole=True)
+    (step,), marks = await _decoded(parts, rollout, [record], index, whole=True)
     return web.Response(body=orjson.dumps(step_json(step, marks)), content_type="application/json")
 
 
@@ -109,9 +135,7 @@ async def show_tree(request: web.Request) -> web.Response:
     """`GET /rollouts/{id}/tree`."""
     rollout = await rollout_of(request)
     steps, marks = await read_steps(request.app[PARTS], rollout, whole=True)
-    if not steps and await request.app[PARTS].store.look(rollout.rollout_id) is None:
-        raise no_rollout(rollout.rollout_id)
-    body = orjson.dumps(outline(steps, facts_of(rollout, marks)))
+    body = await aside(len(steps), lambda: orjson.dumps(outline(steps, facts_of(rollout, marks))))
     return web.Response(body=body, content_type="application/json")
 
 

@@ -1,0 +1,39 @@
+"""The yardstick: the smallest aiohttp reverse proxy. Bytes passed through, nothing parsed, nothing stored."""
+
+from collections.abc import AsyncIterator
+
+import aiohttp
+from aiohttp import web
+
+ENGINE = web.AppKey("engine", str)
+SESSION = web.AppKey("session", aiohttp.ClientSession)
+
+
+async def pass_on(request: web.Request) -> web.StreamResponse:
+    """One call."""
+    body = await request.read()
+    url = request.app[ENGINE] + request.path
+    async with request.app[SESSION].post(url, data=body, headers={"Content-Type": "application/json"}) as answer:
+        response = web.StreamResponse(status=answer.status, headers={"Content-Type": answer.headers["Content-Type"]})
+        await response.prepare(request)
+        async for read in answer.content.iter_any():
+            await response.write(read)
+        await response.write_eof()
+        return response
+
+
+async def session_of(app: web.Application) -> AsyncIterator[None]:
+    """One session, without limits."""
+    connector = aiohttp.TCPConnector(limit=0)
+    app[SESSION] = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
+    yield
+    await app[SESSION].close()
+
+
+def make_bare(engine: str) -> web.Application:
+    """The application."""
+    app = web.Application(client_max_size=2**26)
+    app[ENGINE] = engine
+    app.cleanup_ctx.append(session_of)
+    app.router.add_route("POST", "/{path:.*}", pass_on)
+    return app

@@ -1,0 +1,218 @@
+"""One function per line of the table: what was measured, against its target."""
+
+import asyncio
+import os
+import random
+import tempfile
+import time
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+import redis
+
+from benchmarks import load, upstream
+from benchmarks.servers import Server
+from proxy.export import FORMATS
+from proxy.export.containers import CONTAINERS
+from proxy.trajectory.record import encode
+from proxy.trajectory.rollout import RolloutFacts
+from proxy.trajectory.sequence import Options
+from proxy.trajectory.step import Choice, EngineFacts, Span, Step, Timing
+from storage import open_store
+from storage.store import Entry
+
+ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line: what, its target, what was measured, and whether that is enough."""
+
+    what: str
+    target: str
+    measured: str
+    is_met: bool
+
+
+@dataclass(frozen=True)
+class Places:
+    """The running servers."""
+
+    direct: Server
+    bare: Server
+    tokentape: Server
+
+
+def throughput_row(places: Places, what: str, mode: str, target: float, calls: int) -> Row:
+    """Rounds of bare and TokenTape in turn; the median of the rounds' ratios."""
+    ratios, rates = [], []
+    for _ in range(ROUNDS):
+        bare = asyncio.run(load.throughput(places.bare.port, mode, clients=16, calls=calls))
+        ours = asyncio.run(load.throughput(places.tokentape.port, mode, clients=16, calls=calls))
+        ratios.append(ours / bare)
+        rates.append(ours)
+    ratio = median(ratios)
+    spread = f"{min(ratios):.2f}-{max(ratios):.2f}"
+    return Row(
+        what, f">= {target:.2f} x bare", f"{ratio:.2f} x ({spread}; {median(rates):.0f} calls/s)", ratio >= target
+    )
+
+
+def latency_rows(places: Places) -> list[Row]:
+    """What one client waits longer for, than through bare."""
+    whole, first = [], []
+    for _ in range(ROUNDS):
+        bare = asyncio.run(load.latency(places.bare.port, "whole", calls=100))[0]
+        ours = asyncio.run(load.latency(places.tokentape.port, "whole", calls=100))[0]
+        whole.append(ours - bare)
+        bare = asyncio.run(load.latency(places.bare.port, "stream", calls=60))[1]
+        ours = asyncio.run(load.latency(places.tokentape.port, "stream", calls=60))[1]
+        first.append(ours - bare)
+    one, two = median(whole) * 1000, median(first) * 1000
+    return [
+        Row("added latency, one client, unstreamed, median", "<= 2 ms", f"{one:.2f} ms", one <= 2),
+        Row("added time to first token, one client, streamed, median", "<= 1 ms", f"{two:.2f} ms", two <= 1),
+    ]
+
+
+def at_once_row(places: Places, calls: int = 2_000) -> Row:
+    """Slow calls, all at once, against the same calls made directly."""
+    direct, _ = asyncio.run(load.at_once(places.direct.port, "slow", calls))
+    ours, succeeded = asyncio.run(load.at_once(places.tokentape.port, "slow", calls))
+    measured = f"{succeeded} of {calls}, {ours / direct:.2f} x direct"
+    is_met = succeeded == calls and ours <= 1.2 * direct
+    return Row(f"{calls:,} calls of {upstream.SLOW_S:.0f} s each at once", "all, <= 1.2 x direct", measured, is_met)
+
+
+def memory_row(places: Places, streams: int = 1_000) -> Row:
+    """Streams that stay open half-way: how much the process grows by each."""
+
+    async def open_streams() -> int:
+        clients = [await load.connect(places.tokentape.port) for _ in range(streams)]
+        before = places.tokentape.resident_bytes()
+        calls = [client.call(load.request_for("hang", f"open-{n}")) for n, client in enumerate(clients)]
+        while any(not client.first for client in clients):
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(1)
+        grown = places.tokentape.resident_bytes() - before
+        for client in clients:
+            client.transport.close()
+        await asyncio.gather(*calls, return_exceptions=True)
+        return grown
+
+    each = asyncio.run(open_streams()) / streams / 1000
+    return Row("resident memory per open streamed call", "<= 150 kB", f"{each:.0f} kB (over {streams:,})", each <= 150)
+
+
+def conversation(turns: int, tokens: int, rollout: str) -> list[Step]:
+    """A rollout whose prompt grows by equal turns up to so many tokens; half of each turn is sampled."""
+    chance = random.Random(rollout)
+    grows = tokens // turns // 2
+    ids: list[int] = []
+    messages: list[dict] = []
+    steps = []
+    for turn in range(turns):
+        ids += [chance.randrange(150_000) for _ in range(grows)]
+        said = " ".join(f"w{chance.randrange(5000)}" for _ in range(grows * 3 // 4))
+        messages = [*messages, {"role": "user", "content": said}]
+        sampled = array("i", [chance.randrange(150_000) for _ in range(grows)])
+        logprobs = array("f", [-chance.expovariate(1.0) for _ in sampled])
+        reply = {"role": "assistant", "content": " ".join(f"v{chance.randrange(5000)}" for _ in range(grows * 3 // 4))}
+        steps.append(
+            Step(
+                step_id=f"{turn:026d}",
+                rollout_id=rollout,
+                dialect="chat",
+                endpoint="/v1/chat/completions",
+                engine=EngineFacts("e", "vllm", "0.32.0", "http://e"),
+                model_asked="m",
+                model_served="m",
+                request={"model": "m", "messages": messages, "temperature": 1.0},
+                sent={"set": {"return_token_ids": True, "logprobs": True}, "unset": []},
+                response={"choices": [{"index": 0, "message": reply, "finish_reason": "stop"}]},
+                prompts=(array("i", ids),),
+                choices=(Choice(0, sampled, logprobs, "stop", None, 0, (Span(0, len(sampled)),)),),
+                usage={"prompt_tokens": len(ids), "completion_tokens": grows},
+                sampling={"temperature": 1.0},
+                timing=Timing(1.0, 1.0, 1.0, 1.0, 1.0),
+                status="complete",
+                extra={"request_key": str(turn)},
+            )
+        )
+        ids += sampled.tolist()
+        messages = [*messages, reply]
+    return steps
+
+
+def storage_row(rollouts: int = 8) -> Row:
+    """Fifty-turn rollouts of 32k tokens, as the server's memory grows by them: keys, names and overhead included."""
+
+    async def stored() -> float:
+        with tempfile.TemporaryDirectory() as folder:
+            store = await open_store(f"embedded:{folder}/store")
+            with redis.Redis(unix_socket_path=f"{folder}/store/valkey.sock") as server:
+                before = server.info("memory")["used_memory_dataset"]
+                for number in range(rollouts):
+                    known: set[bytes] = set()
+                    name = f"r{number}"
+                    birth = (await store.open(name, {}, now_ms=1)).birth
+                    for step in conversation(50, 32_000, name):
+                        record = encode(step, known)
+                        known |= {*record.blocks, *record.names}
+                        entry = Entry(
+                            name, birth, step.step_id, record.record, record.blocks, record.leans_on, {"steps": 1}
+                        )
+                        await store.append(entry, now_ms=1)
+                grown = server.info("memory")["used_memory_dataset"] - before
+            await store.close()
+        return grown / (rollouts * 32_000)
+
+    each = asyncio.run(stored())
+    return Row(
+        "storage of a 50-turn rollout that grows to 32k tokens", "<= 16 B/token", f"{each:.1f} B/token", each <= 16
+    )
+
+
+def export_row(rollouts: int = 1_000, tokens: int = 8_000) -> Row:
+    """Joining and writing rows of long rollouts, from steps in memory (NDJSON: arrow comes later)."""
+    steps = conversation(20, tokens, "r")
+    container, form = CONTAINERS["ndjson"], FORMATS["sequences"]
+    started = time.process_time()
+    for number in range(rollouts // 10):
+        copies = [replace(step, rollout_id=f"r{number}") for step in steps]
+        for row in form.rows(RolloutFacts(f"r{number}"), copies, Options()).rows:
+            container.row(row, first=False)
+    rate = (rollouts // 10) * tokens / (time.process_time() - started) / 1e6
+    what = f"export of {rollouts // 10:,} rollouts x 8k tokens (sequences, ndjson)"
+    return Row(what, ">= 5 M tokens/s (arrow)", f"{rate:.1f} M tokens/s", rate >= 5)
+
+
+def rows(places: Places) -> list[Callable[[], list[Row]]]:
+    """The lines of the table, in the order of the targets."""
+    return [
+        lambda: [throughput_row(places, "unstreamed chat, 1,000 + 200 tokens, 16 clients", "whole", 0.50, 1600)],
+        lambda: [throughput_row(places, "streamed chat, 200 events, 16 clients", "stream", 0.40, 320)],
+        lambda: latency_rows(places),
+        lambda: [at_once_row(places)],
+        lambda: [memory_row(places)],
+        lambda: [storage_row()],
+        lambda: [export_row()],
+    ]
+
+
+def machine() -> str:
+    """What it ran on."""
+    import platform
+
+    model = next(
+        (
+            line.partition(":")[2].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if "model name" in line
+        ),
+        "?",
+    )
+    return f"{os.cpu_count()} cores ({model}), Python {platform.python_version()}, {platform.system()} {platform.release()}"
