@@ -19,7 +19,7 @@ from proxy.errors import BadCall, NotFound, ProxyError, StoreFault, TooLarge
 from proxy.keys import KeyRing
 from proxy.logs import LOG
 from proxy.metrics import make_metrics
-from proxy.parts import PARTS, Parts
+from proxy.parts import PARTS, SHOWN, Parts
 from proxy.recorder import Recorder
 from proxy.upstream import Upstream
 from proxy.wire.plan import Sampling
@@ -87,7 +87,7 @@ def _parts_of(
             stack.push_async_callback(upstream.close)
             recorder = Recorder(opened, metrics, clock)
             stack.push_async_callback(recorder.close)
-            app[PARTS] = Parts(
+            parts = Parts(
                 settings=settings,
                 clock=clock,
                 registry=registry,
@@ -100,6 +100,8 @@ def _parts_of(
                 secret=await opened.constant(_SECRET, clock.entropy(32)),
                 sampling=Sampling(settings.sampling.override, settings.sampling.default, settings.sampling.cap),
             )
+            metrics.open_rollouts.set_function(lambda: len(parts.in_flight))
+            app[PARTS] = parts
             yield
 
     return parts_of
@@ -135,7 +137,12 @@ class UnnamedFailure(ProxyError):
 
 
 def _failed(request: web.Request, error: ProxyError) -> web.Response:
-    """The answer to a failure: the dialect's shape on the model face, ours on the control face."""
+    """The answer to a failure: the dialect's shape on the model face, ours on the control face.
+
+    Where a part of another answer was written already, the connection ends instead: half an answer must not look whole.
+    """
+    if request.get(SHOWN) and request.transport is not None:
+        request.transport.close()
     dialect = request.get(calls.DIALECT)
     body = dialect.error(error) if dialect else openai_error(error)
     headers = {"Content-Type": "application/json"}

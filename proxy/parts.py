@@ -3,7 +3,8 @@
 Holds one frozen record of long-lived things and the key under which an application carries it.
 """
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
@@ -20,7 +21,10 @@ from storage.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The long-lived things of one process. `secret` is the store's: minted keys are proved by it."""
+    """The long-lived things of one process.
+
+    `secret` is the store's: minted keys are proved by it. `in_flight` counts the calls in flight of each rollout.
+    """
 
     settings: Settings
     clock: Clock
@@ -33,6 +37,8 @@ class Parts:
     control_keys: KeyRing
     secret: bytes
     sampling: Sampling
+    in_flight: Counter[str] = field(default_factory=Counter)
 
 
 PARTS = web.AppKey("parts", Parts)
+SHOWN = web.RequestKey("shown", bool)  # set once a byte of an answer is written: no other answer can be given then

@@ -12,7 +12,7 @@ from aiohttp.client_exceptions import ClientConnectionResetError
 
 from proxy.errors import NoEngine, NotFound
 from proxy.headers import downstream
-from proxy.parts import Parts
+from proxy.parts import SHOWN, Parts
 from proxy.upstream import choose
 
 
@@ -25,6 +25,7 @@ async def pass_on(request: web.Request, parts: Parts, path: str, body: bytes) ->
         response = web.StreamResponse(
             status=answer.status, headers=downstream(answer.headers, rollout_id=None, step_id=None)
         )
+        request[SHOWN] = True
         await response.prepare(request)
         try:
             async for read in answer.reads():

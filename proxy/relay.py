@@ -16,7 +16,7 @@ from aiohttp.client_exceptions import ClientConnectionResetError
 from proxy.errors import EngineFault, StoreFault
 from proxy.headers import downstream
 from proxy.logs import LOG
-from proxy.parts import Parts
+from proxy.parts import SHOWN, Parts
 from proxy.trajectory.step import Step, Timing
 from proxy.upstream import Answer, Endpoint
 from proxy.wire.exchange import Exchange, Outcome
@@ -77,6 +77,7 @@ class Client:
     async def write(self, shown: bytes) -> None:
         """Write bytes as they come. Raises ClientConnectionResetError when the client is gone."""
         if self._stream is None:
+            self._call.request[SHOWN] = True
             self._stream = web.StreamResponse(status=self.status, headers=self._headers)
             await self._stream.prepare(self._call.request)
         await self._stream.write(shown)
@@ -115,6 +116,7 @@ async def relay(parts: Parts, call: Call) -> web.StreamResponse:
     """Carry a call through, to its end on whichever side it ends first."""
     client = Client(call)
     parts.metrics.in_flight.inc()
+    parts.in_flight[call.plan.rollout_id] += 1
     try:
         outcome = await _exchange(parts, call, client)
         call.step = outcome.step
@@ -129,6 +131,9 @@ async def relay(parts: Parts, call: Call) -> web.StreamResponse:
         return web.Response(status=_CLIENT_LEFT)  # nobody is there to read it
     finally:
         parts.metrics.in_flight.dec()
+        parts.in_flight[call.plan.rollout_id] -= 1
+        if not parts.in_flight[call.plan.rollout_id]:
+            del parts.in_flight[call.plan.rollout_id]
         _report(parts, call, client)
 
 

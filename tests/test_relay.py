@@ -274,6 +274,40 @@ async def test_the_agents_key_never_reaches_the_engine(store, engine, http):
     )
 
 
+async def test_rollouts_with_a_call_in_flight_are_counted(store, engine, http):
+    """Each once, however many calls it has, and none when they are over."""
+    go_on = asyncio.Event()
+    engine.streams(events(STREAM.answer)[:3], then="end", after=go_on)
+    async with proxying(engine.url, store) as served:
+
+        async def metric() -> str:
+            async with http.get(served.url + "/metrics") as answer:
+                return re.search(r"\ntokentape_open_rollouts (\S+)", await answer.text())[1]
+
+        paths = [CHAT, CHAT, CHAT.replace("r1", "r2")]
+        calls = [await http.post(served.url + path, json=BODY) for path in paths]
+        during = await metric()
+        go_on.set()
+        for call in calls:
+            await call.read()
+        after = await metric()
+
+    assert ("2.0", "0.0") == (during, after)
+
+
+async def test_a_failure_nobody_named_amid_a_stream_ends_the_connection(store, engine, http, monkeypatch):
+    """Half an answer must not look whole, whatever failed."""
+
+    def broken(*args):
+        raise ZeroDivisionError
+
+    engine.streams(events(STREAM.answer)[:3], then="end")
+    monkeypatch.setattr("proxy.wire.exchange.Exchange.finish", broken)
+    async with proxying(engine.url, store) as served, http.post(served.url + CHAT, json=BODY) as answer:
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await answer.read()
+
+
 async def test_every_stored_step_of_parallel_calls_is_there_once(store, engine, http):
     """Sixty calls at once: sixty steps, each named in one reply."""
     engine.plays(WHOLE)

@@ -23,7 +23,7 @@ from storage.store import FieldsChanged, RolloutGone, StoredRollout
 
 _LISTED = 100
 _MOST_LISTED = 1000
-_EVERYWHERE = ("0.0.0.0", "::", "")  # noqa: S104 - addresses to compare with, not to listen on
+_EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - addresses to compare with, not to listen on
 _FIELDS_OF_OPENING = ("group_id", "metadata", "model", "sampling", "tools", "limits")
 
 
@@ -204,7 +204,7 @@ def _model_host(request: web.Request, parts: Parts) -> str:
     if parts.settings.control.listen is None:
         return request.host
     host, port = split_listen(listen)
-    return f"{request.url.raw_host}:{port}" if host in _EVERYWHERE else listen
+    return f"{request.url.host_subcomponent}:{port}" if host in _EVERYWHERE else listen
 
 
 def _json(value: Mapping[str, Any], *, status: int = 200) -> web.Response:

@@ -1,7 +1,18 @@
 """Exports: rows for trainers, of one rollout or of many."""
 
+import asyncio
+
+import aiohttp
 import orjson
 import pytest
+
+from storage.store import Entry
+
+
+async def break_a_step(store, rollout_id):
+    """Store what is no record among a rollout's steps."""
+    stored = await store.look(rollout_id)
+    await store.append(Entry(rollout_id, stored.birth, "broken", b"TT\x01 not a record"), now_ms=1)
 
 
 async def test_a_conversation_exports_as_one_row_of_equal_arrays(proxy):
@@ -75,6 +86,53 @@ async def test_an_option_that_is_none_is_400_naming_those_that_are(proxy, path, 
     answer = await proxy.get(f"{path}?{query}")
 
     assert (400, query.partition("=")[0]) == (answer.status, answer.json["error"]["param"])
+
+
+@pytest.mark.parametrize("query", ["status=nope", "limit=0", "since=x", f"limit={'9' * 5000}"])
+async def test_a_filter_that_is_none_is_400_before_anything_is_streamed(proxy, query):
+    """A status can be given only before the first byte."""
+    answer = await proxy.get(f"/export?{query}")
+
+    assert (400, query.partition("=")[0]) == (answer.status, answer.json["error"]["param"])
+
+
+async def test_an_export_that_fails_before_its_first_row_has_the_failure_for_an_answer(proxy, store):
+    """Its status and its sentence."""
+    await proxy.chat("r1")
+    await break_a_step(store, "r1")
+    damaged = await proxy.get("/export")
+    store.failing.add("look")
+    away = await proxy.get("/rollouts/r1/export")
+
+    assert (500, "damaged_step") == (damaged.status, damaged.json["error"]["code"])
+    assert (503, "store_unavailable") == (away.status, away.json["error"]["type"])
+
+
+@pytest.mark.parametrize("container", ["json", "ndjson"])
+async def test_an_export_that_breaks_off_is_seen_to_be_cut(proxy, store, container):
+    """Rows without their end are never taken for all rows."""
+    await proxy.chat("older")
+    await break_a_step(store, "older")
+    await asyncio.sleep(0.002)  # rollouts of one millisecond have no order of age
+    await proxy.chat("newer")
+
+    async with proxy.http.get(f"{proxy.url}/export?container={container}") as answer:
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await answer.read()
+
+
+async def test_a_rollout_deleted_while_many_are_exported_is_left_out(proxy, store):
+    """The others are not lost over it."""
+    await proxy.chat("r1")
+    await proxy.chat("r2")
+    store.waiting["marks"], store.reached["marks"] = asyncio.Event(), asyncio.Event()
+    exporting = asyncio.ensure_future(proxy.get("/export"))
+    await store.reached["marks"].wait()
+    await proxy.delete("/rollouts/r1")
+    store.waiting.pop("marks").set()
+    rows = (await exporting).json["rows"]
+
+    assert ["r2"] == [row["rollout_id"] for row in rows]
 
 
 async def test_many_rollouts_export_newest_first_through_the_filters(proxy):

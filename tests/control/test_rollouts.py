@@ -3,7 +3,10 @@
 import asyncio
 
 import pytest
+from fakes import settings_for
 from openai import AsyncOpenAI
+
+from proxy.server import running
 
 OPENING = {
     "rollout_id": "a/b {c}",
@@ -27,6 +30,23 @@ async def test_an_opened_rollout_says_where_agents_reach_it(proxy):
     assert ("open", {"task": 7}, "g1", 3) == (
         rollout.json["status"], rollout.json["metadata"], rollout.json["group_id"], rollout.json["limits"]["max_steps"]
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("listen", "reached"),
+    [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "trainer.example")],  # noqa: S104 - said to the test
+)
+async def test_the_base_url_is_the_model_face_also_where_the_faces_have_ports_of_their_own(
+    store, proxy, listen, reached
+):
+    """At the address it is bound to, or under the name that this request used where it is bound to every one."""
+    ports = {"listen": f"{listen}:0", "control": {"listen": "127.0.0.1:0"}, "insecure": True}
+    async with running(settings_for(None, **ports), store) as served:
+        headers = {"Host": "trainer.example:9"}
+        async with proxy.http.post(f"{served.control_url}/rollouts", headers=headers) as answer:
+            opened = await answer.json()
+
+    assert f"http://{reached}:0/rollouts/{opened['rollout_id']}/v1" == opened["base_url"]
 
 
 async def test_opening_again_with_the_same_body_is_the_same_answer(proxy):
@@ -119,7 +139,19 @@ async def test_listing_filters_by_status_group_and_time(proxy):
 
 @pytest.mark.parametrize(
     "query",
-    ["limit=0", "limit=x", "limit=1001", "limit=٣", "since=-1", "cursor=x", "cursor=%00", "status=new", "colour=red"],
+    [
+        "limit=0",
+        "limit=x",
+        "limit=1001",
+        f"limit={'9' * 5000}",
+        f"since={10**30}",
+        "limit=٣",
+        "since=-1",
+        "cursor=x",
+        "cursor=%00",
+        "status=new",
+        "colour=red",
+    ],
 )
 async def test_a_query_that_is_none_is_400(proxy, query):
     """The sentence names what was wrong."""
@@ -149,6 +181,18 @@ async def test_a_patch_that_is_not_valid_is_422_and_changes_nothing(proxy, body)
 
     assert 422 == answer.status
     assert before == (await proxy.get("/rollouts/r1")).json
+
+
+async def test_a_patch_of_a_rollout_deleted_meanwhile_is_404(proxy, store):
+    """The store is not to blame."""
+    (step,) = await proxy.turns("r1", 1)
+    store.waiting["mark"], store.reached["mark"] = asyncio.Event(), asyncio.Event()
+    patching = asyncio.ensure_future(proxy.patch("/rollouts/r1", {"step_rewards": {step: 1}}))
+    await store.reached["mark"].wait()
+    await proxy.delete("/rollouts/r1")
+    store.waiting.pop("mark").set()
+
+    assert 404 == (await patching).status
 
 
 async def test_a_finish_is_idempotent_and_closes_the_rollout(proxy):

@@ -1,5 +1,7 @@
 """Steps as they were recorded, and the tree they make."""
 
+import asyncio
+
 import orjson
 import pytest
 
@@ -58,12 +60,50 @@ async def test_a_step_that_is_not_there_is_404(proxy):
     assert "nothing" in answer.json["error"]["message"]
 
 
-@pytest.mark.parametrize("query", ["after=x", "after=-1", "limit=0", "before=1"])
+@pytest.mark.parametrize("query", ["after=x", "after=-1", f"after={10**30}", "limit=0", "before=1"])
 async def test_a_page_that_is_none_is_400(proxy, query):
     """As everywhere."""
     await proxy.chat("r1")
 
     assert 400 == (await proxy.get(f"/rollouts/r1/steps?{query}")).status
+
+
+@pytest.mark.parametrize("path", ["/steps", "/tree", "/export"])
+async def test_a_step_stored_while_others_are_read_harms_nothing(proxy, store, path):
+    """It is read whole or not yet: what it leans on is never missing."""
+    await proxy.chat("r1")
+    store.waiting["blocks"], store.reached["blocks"] = asyncio.Event(), asyncio.Event()
+    reading = asyncio.ensure_future(proxy.get(f"/rollouts/r1{path}"))
+    await store.reached["blocks"].wait()
+    await proxy.chat("r1", {"role": "user", "content": "word " * 2000}, max_tokens=2)  # a prompt of several blocks
+    store.waiting.pop("blocks").set()
+
+    assert (200, 200) == ((await reading).status, (await proxy.get(f"/rollouts/r1{path}")).status)
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("path", ["/steps", "/steps/{step}", "/tree", "/export"])
+async def test_a_rollout_deleted_while_it_is_read_is_404(proxy, store, path, again):
+    """Also if it is there again: halves of two lives are no rollout."""
+    (step,) = await proxy.turns("r1", 1)
+    store.waiting["marks"], store.reached["marks"] = asyncio.Event(), asyncio.Event()
+    reading = asyncio.ensure_future(proxy.get(f"/rollouts/r1{path.format(step=step)}"))
+    await store.reached["marks"].wait()
+    await proxy.delete("/rollouts/r1")
+    if again:
+        await proxy.chat("r1")
+    store.waiting.pop("marks").set()
+
+    assert 404 == (await reading).status
+
+
+async def test_many_steps_are_shown_like_few(proxy):
+    """Beyond a few dozen the work is done beside the event loop."""
+    ids = await proxy.turns("r1", 40)
+    steps = (await proxy.get("/rollouts/r1/steps")).json["steps"]
+    tree = (await proxy.get("/rollouts/r1/tree")).json
+
+    assert ids == [step["step_id"] for step in steps] == [node["step_id"] for node in tree["nodes"]]
 
 
 async def test_a_damaged_record_is_told_and_never_passed_over(proxy, store):
