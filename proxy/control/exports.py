@@ -18,7 +18,7 @@ from proxy.errors import BadCall, NotFound, ProxyError
 from proxy.export import FORMATS, Format, Rows
 from proxy.export.containers import Container, container_for
 from proxy.logs import LOG
-from proxy.parts import PARTS, Parts
+from proxy.parts import PARTS, SHOWN, Parts
 from proxy.rollouts import Rollout, read_rollout
 from proxy.trajectory.sequence import Options
 from storage.store import StorageError
@@ -52,6 +52,7 @@ async def export_many(request: web.Request) -> web.StreamResponse:
     first = await anext(pieces)  # what fails up to here still has a status of its own
     response = web.StreamResponse(headers={"Content-Type": wanted.container.content_type})
     await response.prepare(request)
+    request[SHOWN] = True  # from here on a failure cuts the connection: nobody takes the body for a whole one
     try:
         await response.write(first)
         async for piece in pieces:
@@ -61,8 +62,7 @@ async def export_many(request: web.Request) -> web.StreamResponse:
         pass  # nobody reads on
     except (ProxyError, StorageError) as error:
         LOG.error("an export broke off", extra={"fields": {"why": str(error)}})
-        if request.transport is not None:
-            request.transport.close()  # without its last chunk, nobody takes the body for a whole one
+        raise
     return response
 
 

@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import orjson
 from aiohttp import web
+from yarl import URL
 
 from proxy.clock import new_id
 from proxy.config import split_listen
@@ -182,10 +183,12 @@ _COUNTS = ("steps", "exact", "flagged", "error", "sampled_tokens", "prompt_token
 
 def _terms(request: web.Request, parts: Parts, rollout: Rollout) -> dict[str, Any]:
     """What a rollout was opened with, and where agents reach it."""
+    settings = parts.settings
+    host = request.host if settings.control.listen is None else model_host(settings.listen, request.url)
     return {
         "rollout_id": rollout.rollout_id,
         "group_id": rollout.group_id,
-        "base_url": f"{request.scheme}://{_model_host(request, parts)}/rollouts/{quote(rollout.rollout_id, safe='')}/v1",
+        "base_url": f"{request.scheme}://{host}/rollouts/{quote(rollout.rollout_id, safe='')}/v1",
         "model": rollout.model,
         "sampling": {
             "override": rollout.sampling.override,
@@ -198,13 +201,10 @@ def _terms(request: web.Request, parts: Parts, rollout: Rollout) -> dict[str, An
     }
 
 
-def _model_host(request: web.Request, parts: Parts) -> str:
-    """Where agents reach the model face: where this request came to, unless the faces have ports of their own."""
-    listen = parts.settings.listen
-    if parts.settings.control.listen is None:
-        return request.host
+def model_host(listen: str, seen: URL) -> str:
+    """Host and port of a model face on a port of its own; bound to every address, it is where the request was sent."""
     host, port = split_listen(listen)
-    return f"{request.url.host_subcomponent}:{port}" if host in _EVERYWHERE else listen
+    return f"{seen.host_subcomponent}:{port}" if host in _EVERYWHERE else listen
 
 
 def _json(value: Mapping[str, Any], *, status: int = 200) -> web.Response:

@@ -186,7 +186,9 @@ class ChatFold:
     def feed(self, chunk: Json) -> None:
         """Take one chunk."""
         for choice in self._chunks.feed(chunk):
-            message = self._messages.setdefault(choice["index"], _MessageFold())
+            message = self._messages.get(choice["index"])
+            if message is None:
+                message = self._messages[choice["index"]] = _MessageFold()
             message.feed(choice.get("delta") or {})
 
     def finish(self) -> Json:

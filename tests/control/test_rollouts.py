@@ -5,7 +5,9 @@ import asyncio
 import pytest
 from fakes import settings_for
 from openai import AsyncOpenAI
+from yarl import URL
 
+from proxy.control.rollouts import model_host
 from proxy.server import running
 
 OPENING = {
@@ -33,20 +35,30 @@ async def test_an_opened_rollout_says_where_agents_reach_it(proxy):
 
 
 @pytest.mark.parametrize(
-    ("listen", "reached"),
-    [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "trainer.example")],  # noqa: S104 - said to the test
+    ("listen", "seen", "reached"),
+    [
+        ("10.0.0.5:8400", "http://localhost:9000/rollouts", "10.0.0.5:8400"),
+        ("0.0.0.0:8400", "http://trainer.example:9000/rollouts", "trainer.example:8400"),
+        (":8400", "http://[::1]:9000/rollouts", "[::1]:8400"),
+        ("[::]:8400", "http://trainer.example/rollouts", "trainer.example:8400"),
+    ],
 )
-async def test_the_base_url_is_the_model_face_also_where_the_faces_have_ports_of_their_own(
-    store, proxy, listen, reached
-):
-    """At the address it is bound to, or under the name that this request used where it is bound to every one."""
-    ports = {"listen": f"{listen}:0", "control": {"listen": "127.0.0.1:0"}, "insecure": True}
-    async with running(settings_for(None, **ports), store) as served:
-        headers = {"Host": "trainer.example:9"}
-        async with proxy.http.post(f"{served.control_url}/rollouts", headers=headers) as answer:
-            opened = await answer.json()
+def test_a_face_bound_to_every_address_is_reached_where_the_request_was_sent(listen, seen, reached):
+    """Nobody can call 0.0.0.0."""
+    host = model_host(listen, URL(seen))
 
-    assert f"http://{reached}:0/rollouts/{opened['rollout_id']}/v1" == opened["base_url"]
+    assert reached == host
+
+
+async def test_the_base_url_is_the_model_face_also_where_the_faces_have_ports_of_their_own(store, proxy):
+    """Agents do not call the control face."""
+    async with (
+        running(settings_for(None, control={"listen": "127.0.0.1:0"}), store) as served,
+        proxy.http.post(f"{served.control_url}/rollouts") as answer,
+    ):
+        opened = await answer.json()
+
+    assert f"http://127.0.0.1:0/rollouts/{opened['rollout_id']}/v1" == opened["base_url"]
 
 
 async def test_opening_again_with_the_same_body_is_the_same_answer(proxy):

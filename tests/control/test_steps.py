@@ -68,15 +68,16 @@ async def test_a_page_that_is_none_is_400(proxy, query):
     assert 400 == (await proxy.get(f"/rollouts/r1/steps?{query}")).status
 
 
+@pytest.mark.parametrize("verb", ["read", "blocks"])
 @pytest.mark.parametrize("path", ["/steps", "/tree", "/export"])
-async def test_a_step_stored_while_others_are_read_harms_nothing(proxy, store, path):
+async def test_a_step_stored_while_others_are_read_harms_nothing(proxy, store, path, verb):
     """It is read whole or not yet: what it leans on is never missing."""
     await proxy.chat("r1")
-    store.waiting["blocks"], store.reached["blocks"] = asyncio.Event(), asyncio.Event()
+    store.waiting[verb], store.reached[verb] = asyncio.Event(), asyncio.Event()
     reading = asyncio.ensure_future(proxy.get(f"/rollouts/r1{path}"))
-    await store.reached["blocks"].wait()
+    await store.reached[verb].wait()
     await proxy.chat("r1", {"role": "user", "content": "word " * 2000}, max_tokens=2)  # a prompt of several blocks
-    store.waiting.pop("blocks").set()
+    store.waiting.pop(verb).set()
 
     assert (200, 200) == ((await reading).status, (await proxy.get(f"/rollouts/r1{path}")).status)
 
