@@ -135,6 +135,8 @@ def _is_flag_caused(choice: Json) -> bool:
 
 def _sampled(choice: Json) -> Sampled:
     """One choice's tokens: chat has `logprobs.content[].logprob`, completions `logprobs.token_logprobs`."""
+    if type(choice["index"]) is not int:
+        raise TypeError(f"a choice's index must be an integer, not {choice['index']!r}")
     logprobs = choice.get("logprobs")
     values: list[float | None] | None = None
     if isinstance(logprobs, dict):

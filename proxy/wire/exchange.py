@@ -63,6 +63,7 @@ class Exchange:
         status: Status = "error" if answer.error is not None else "complete" if answer.ended else "partial"
         prompts, choices, met = self._tokens(answer.response)
         usage = None if answer.response is None else answer.response.get("usage")
+        usage = usage if isinstance(usage, dict) else None
         evidence = fidelity.Evidence(
             prompts=prompts,
             choices=choices,
@@ -127,11 +128,9 @@ def pack_tokens(
     prompts: dict[int, list[int]] = {} if tokens.prompt_ids is None else {0: tokens.prompt_ids}
     choices = []
     for sampled in tokens.choices:
-        prompt = 0
-        if tokens.prompt_ids is None and sampled.prompt_ids is not None:
-            prompt = sampled.index // (samples or 1)
-            if prompts.setdefault(prompt, sampled.prompt_ids) != sampled.prompt_ids:
-                problems.add("mixed_prompts")
+        prompt = sampled.index // (samples or 1) if tokens.prompt_ids is None else 0
+        if sampled.prompt_ids is not None and prompts.setdefault(prompt, sampled.prompt_ids) != sampled.prompt_ids:
+            problems.add("mixed_prompts")
         ids = pack_ids(sampled.ids or [])
         choices.append(
             Choice(

@@ -86,6 +86,8 @@ class _Chunks:
 
     def _feed_choice(self, choice: Json) -> None:
         index = choice["index"]
+        if type(index) is not int:
+            raise TypeError(f"a choice's index must be an integer, not {index!r}")
         fold = self.choices.get(index)
         if fold is None:
             fold = self.choices[index] = _ChoiceFold(index)

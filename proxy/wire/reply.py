@@ -145,8 +145,12 @@ class StreamReply:
         rest = self._cutter.finish()
         if rest is not None:
             self._held.append(self._understand(rest))
+        end = b"".join(self._held)
         problems = ("unparsed_event",) if self._unparsed else ()
-        return b"".join(self._held), Answer(self._fold.finish(), self._ended, self._error, problems)
+        try:
+            return end, Answer(self._fold.finish(), self._ended, self._error, problems)
+        except (TypeError, KeyError, AttributeError):  # chunks that were like chunks, and do not add up to a response
+            return end, Answer(None, self._ended, self._error, ("unparsed_event",))
 
     def _understand(self, event: Event) -> bytes:
         """Fold an event; give what the client sees of it."""

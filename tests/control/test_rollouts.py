@@ -232,6 +232,21 @@ async def test_many_finishes_at_once_agree_on_one(proxy):
     assert [200 if word == status else 409 for word in words] == [answer.status for answer in answers]
 
 
+@pytest.mark.parametrize(("word", "status"), [("failed", 409), ("completed", 200)])
+async def test_a_finish_that_another_overtakes_is_judged_by_how_the_rollout_stands(proxy, store, word, status):
+    """It saw the rollout open; the first that is stored counts."""
+    await proxy.post("/rollouts", {"rollout_id": "r1"})
+    store.waiting["amend"], store.reached["amend"] = asyncio.Event(), asyncio.Event()
+    slow = asyncio.ensure_future(proxy.post("/rollouts/r1/finish", {"status": word}))
+    await store.reached["amend"].wait()
+    overtaken = store.waiting.pop("amend")
+    quick = await proxy.post("/rollouts/r1/finish", {"status": "completed"})
+    overtaken.set()
+
+    assert (200, status) == (quick.status, (await slow).status)
+    assert "completed" == (await proxy.get("/rollouts/r1")).json["status"]
+
+
 async def test_a_deleted_rollout_leaves_nothing_and_its_calls_in_flight_store_nothing(proxy, store):
     """204, also the second time; a call that ends later is answered, and not kept."""
     await proxy.chat("r0")

@@ -1,5 +1,6 @@
 """The exchange: what is sent, shown and kept, proved on answers recorded from a real vLLM."""
 
+import json
 import re
 
 import orjson
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from recorded import Cassette, cut, dialect_cassettes, load, names, plan_of, play
 
 from proxy.engines.base import Sampled, Tokens
+from proxy.trajectory.record import encode
 from proxy.trajectory.step import Step, Timing
 from proxy.wire.exchange import Exchange, pack_tokens
 
@@ -129,6 +131,10 @@ def test_one_byte_at_a_time_gives_the_same(cassette: Cassette):
     assert kept(whole) == kept(step)
 
 
+KEYS = [
+    "choices", "index", "delta", "message", "text", "token_ids", "prompt_token_ids", "logprobs", "content", "logprob",
+    "tool_calls", "function", "arguments", "finish_reason", "usage", "completion_tokens", "error", "token_logprobs",
+]  # fmt: skip
 STREAMS = [cassette for cassette in ANSWERED if cassette.is_stream]
 
 
@@ -243,6 +249,14 @@ def test_nan_logprobs_are_kept_flagged_and_shown_as_they_came():
     assert ("bad_logprob",) == step.problems
 
 
+def test_a_choice_without_its_own_prompt_is_never_given_anothers():
+    """Of two prompts one is missing: its choice points to nothing, and the step is flagged."""
+    one, two = Sampled(0, [1], [7], [-1.0], "stop", None), Sampled(1, None, [8], [-1.0], "stop", None)
+    prompts, choices, _ = pack_tokens(Tokens(None, (one, two)), 1, None)
+
+    assert (1, [0, 1]) == (len(prompts), [choice.prompt for choice in choices])
+
+
 def test_prompts_that_do_not_fit_their_places_are_flagged():
     """A choice's prompt is never guessed: if the places do not add up, there are no prompts."""
     one, two = (Sampled(i, [i], [7], [-1.0], "stop", None) for i in (0, 1))
@@ -261,3 +275,30 @@ def test_each_choice_points_to_its_own_prompt(name):
     assert len(prompts) == len(step.prompts)
     assert [choice.index // n for choice in step.choices] == [choice.prompt for choice in step.choices]
     assert "mixed_prompts" not in step.problems
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 2**33) | st.floats() | st.sampled_from(["", "stop", "a"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=5),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=600)
+@given(
+    st.lists(JSON, max_size=5),
+    st.sampled_from(["/v1/chat/completions", "/v1/completions"]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_an_engine_that_answers_anything_at_all_leaves_a_step(answers, path, stream, asked):
+    """Whatever JSON comes, in either framing, with anything hidden or not: a step is made, can be stored, and is not exact."""
+    texts = [json.dumps(answer).encode() for answer in answers]
+    text = b"".join(b"data: " + one + b"\n\n" for one in texts) + b"data: [DONE]\n\n" if stream else b"".join(texts)
+    content_type = "text/event-stream" if stream else "application/json"
+    body = {"messages": [], "prompt": "x"} | ({"return_token_ids": True, "logprobs": True} if asked else {})
+    shown, end, step = play(plan_of(path, body), Cassette("any", path, body, text, 200, content_type))
+
+    assert text == shown + end or not asked
+    assert not step.exact
+    assert encode(step)
