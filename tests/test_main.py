@@ -6,8 +6,8 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager
+from urllib.request import Request, urlopen
 
-import httpx2 as httpx
 import orjson
 import pytest
 
@@ -45,7 +45,11 @@ def test_serve_starts_the_simulator_says_so_records_exports_and_stops_cleanly(tm
     with started("serve", "--listen", "127.0.0.1:0", "--store", store) as (process, url, said):
         assert "SIMULATOR" in said
         body = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
-        assert 200 == httpx.post(f"{url}/rollouts/r1/v1/chat/completions", json=body).status_code
+        call = Request(
+            f"{url}/rollouts/r1/v1/chat/completions", orjson.dumps(body), {"Content-Type": "application/json"}
+        )
+        with urlopen(call) as answer:
+            assert 200 == answer.status
         assert 0 == run("export", "--url", url, "--out", str(rows)).returncode
         refused = run("serve", "--listen", "127.0.0.1:0", "--store", store)
         process.send_signal(signal.SIGTERM)
@@ -62,7 +66,8 @@ def test_serve_starts_the_simulator_says_so_records_exports_and_stops_cleanly(tm
 def test_simulate_serves_vllms_protocol():
     """It can be given to serve as an engine, and check finds nothing wrong with it."""
     with started("simulate", "--listen", "127.0.0.1:0", "--seed", "1") as (_, url, _):
-        listed = httpx.get(f"{url}/v1/models").json()
+        with urlopen(f"{url}/v1/models") as answer:
+            listed = orjson.loads(answer.read())
         checked = run("check", "--engine", url, "--store", "redis://127.0.0.1:9")
 
     assert "simulated" == listed["data"][0]["id"]
