@@ -1,7 +1,46 @@
-"""What holds for all tests."""
+"""What all tests share: real parts, made quickly, and hypothesis without a clock of its own."""
 
+from secrets import token_hex
+
+import aiohttp
+import pytest
+import pytest_asyncio
+from fakes import FailingStore, fake_engine
 from hypothesis import settings
+
+from storage import StoreOptions, open_store
+from storage.embedded import start_embedded
 
 # A busy machine is slow, not wrong: pytest's own timeout is the only clock.
 settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def server(tmp_path_factory):
+    """One Valkey for all tests: its start would be most of a test's time."""
+    started = await start_embedded(tmp_path_factory.mktemp("server") / "store", "acknowledged")
+    yield started
+    await started.stop()
+
+
+@pytest.fixture
+async def store(server):
+    """An empty store, which fails where a test says so: what lies under a prefix of its own."""
+    opened = await open_store(f"unix:{server.socket}", StoreOptions(prefix=token_hex(8)))
+    yield FailingStore(opened)
+    await opened.close()
+
+
+@pytest.fixture
+async def engine():
+    """An engine that does what the test says."""
+    async with fake_engine() as engine:
+        yield engine
+
+
+@pytest.fixture
+async def http():
+    """A client that knows nothing of OpenAI."""
+    async with aiohttp.ClientSession() as session:
+        yield session

@@ -3,17 +3,7 @@
 import logging
 
 import aiohttp
-import pytest
-from fakes import FailingStore, fake_engine, proxying
-
-from storage import open_store
-
-
-@pytest.fixture
-async def store(tmp_path):
-    opened = await open_store(f"embedded:{tmp_path / 'store'}")
-    yield FailingStore(opened)
-    await opened.close()
+from fakes import fake_engine, proxying
 
 
 async def test_a_store_that_is_away_is_503_before_anything_is_sent(store):

@@ -3,10 +3,9 @@
 import gzip
 import zlib
 
-import aiohttp
 import orjson
 import pytest
-from fakes import fake_engine, proxying
+from fakes import proxying
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from recorded import load
@@ -14,30 +13,15 @@ from stored import rollout_of, steps_of
 
 from proxy.keys import mint
 from proxy.rollouts import write_fields
-from storage import open_store
 
 WHOLE = load("chat_ids_lp")
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 
 
-@pytest.fixture
-async def store(tmp_path):
-    opened = await open_store(f"embedded:{tmp_path / 'store'}")
-    yield opened
-    await opened.close()
-
-
-@pytest.fixture
-async def engine():
-    async with fake_engine() as engine:
-        engine.plays(WHOLE)
-        yield engine
-
-
-@pytest.fixture
-async def http():
-    async with aiohttp.ClientSession() as session:
-        yield session
+@pytest.fixture(autouse=True)
+def answered(engine):
+    """The engine has an answer to everything."""
+    engine.plays(WHOLE)
 
 
 async def post(http, url, **named):

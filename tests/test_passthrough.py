@@ -3,32 +3,22 @@
 import aiohttp
 import pytest
 from aiohttp import web
-from fakes import fake_engine, proxying
+from fakes import proxying
 from yarl import URL
-
-from storage import open_store
 
 MODELS = {"object": "list", "data": [{"id": "policy", "object": "model", "max_model_len": 2048}]}
 
 
-@pytest.fixture
-async def store(tmp_path):
-    opened = await open_store(f"embedded:{tmp_path / 'store'}")
-    yield opened
-    await opened.close()
+@pytest.fixture(autouse=True)
+def answered(engine):
+    """The engine lists its models, and says back what it was sent."""
 
+    async def answering(request, body):
+        if request.path == "/v1/models":
+            return web.json_response(MODELS)
+        return web.json_response({"path": request.raw_path, "body": body, "method": request.method}, status=207)
 
-@pytest.fixture
-async def engine():
-    async with fake_engine() as engine:
-
-        async def answering(request, body):
-            if request.path == "/v1/models":
-                return web.json_response(MODELS)
-            return web.json_response({"path": request.raw_path, "body": body, "method": request.method}, status=207)
-
-        engine.answering = answering
-        yield engine
+    engine.answering = answering
 
 
 async def test_an_allowed_path_is_passed_on_untouched(store, engine):

@@ -4,7 +4,6 @@ import asyncio
 from array import array
 
 import pytest
-from fakes import FailingStore
 from forests import make_step
 from prometheus_client import CollectorRegistry
 from stored import rollout_of, steps_of, undelivered_of
@@ -13,14 +12,6 @@ from proxy.clock import SystemClock
 from proxy.errors import StoreFault
 from proxy.metrics import make_metrics
 from proxy.recorder import Recorder
-from storage import open_store
-
-
-@pytest.fixture
-async def store(tmp_path):
-    opened = await open_store(f"embedded:{tmp_path / 'store'}")
-    yield FailingStore(opened)
-    await opened.close()
 
 
 @pytest.fixture

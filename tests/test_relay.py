@@ -6,34 +6,15 @@ import re
 import aiohttp
 import orjson
 import pytest
-from fakes import FailingStore, fake_engine, proxying
+from fakes import FailingStore, proxying
 from recorded import load
 from stored import some_steps, steps_of, undelivered_of
 
-from storage import open_store
+from proxy.logs import LOG, JsonLines
 
 WHOLE, STREAM = load("chat_ids_lp"), load("chat_ids_lp_stream")
 CHAT = "/rollouts/r1/v1/chat/completions"
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
-
-
-@pytest.fixture
-async def store(tmp_path):
-    opened = await open_store(f"embedded:{tmp_path / 'store'}")
-    yield opened
-    await opened.close()
-
-
-@pytest.fixture
-async def engine():
-    async with fake_engine() as engine:
-        yield engine
-
-
-@pytest.fixture
-async def http():
-    async with aiohttp.ClientSession() as session:
-        yield session
 
 
 def events(stream: bytes) -> list[bytes]:
@@ -272,6 +253,39 @@ async def test_the_agents_key_never_reaches_the_engine(store, engine, http):
         headers["x-request-id"],
         headers["traceparent"],
     )
+
+
+async def test_a_call_is_logged_in_one_line_without_content_or_keys(store, engine, http, caplog, monkeypatch):
+    """Names, counts and durations; neither what was said nor by whose key."""
+    monkeypatch.setattr(LOG, "propagate", True)
+    engine.plays(WHOLE)
+    body = {"messages": [{"role": "user", "content": "a secret question"}]}
+    caplog.set_level("INFO", "tokentape")
+    async with (
+        proxying(engine.url, store) as served,
+        http.post(served.url + CHAT, json=body, headers={"X-Api-Key": "a-secret-key"}) as answer,
+    ):
+        said = (await answer.json())["choices"][0]["message"]["content"]
+
+    (line,) = [record for record in caplog.records if record.getMessage() == "call"]
+    assert {"rollout_id": "r1", "status": 200, "step": "complete", "sampled_tokens": 24}.items() <= line.fields.items()
+    assert not any(secret in JsonLines().format(line) for secret in ("secret", said))
+
+
+async def test_a_client_that_is_gone_before_the_end_is_written_did_not_get_its_turn(store, engine, http):
+    """It left after it had seen a part, while the step was being stored: stored whole, and marked."""
+    store.waiting["append"], store.reached["append"] = asyncio.Event(), asyncio.Event()
+    engine.plays(STREAM)
+    async with proxying(engine.url, store) as served:
+        answer = await http.post(served.url + CHAT, json=BODY)
+        await answer.content.readuntil(b"\n\n")
+        await store.reached["append"].wait()
+        answer.close()
+        store.waiting["append"].set()
+        assert 1 == len(await undelivered_of(store, "r1"))
+
+    (step,) = await steps_of(store, "r1")
+    assert ("complete", True) == (step.status, step.exact)
 
 
 async def test_rollouts_with_a_call_in_flight_are_counted(store, engine, http):

@@ -5,14 +5,6 @@ import pytest
 from fakes import fake_engine, settings_for
 
 from proxy.server import running
-from storage import open_store
-
-
-@pytest.fixture
-async def store(tmp_path):
-    opened = await open_store(f"embedded:{tmp_path / 'store'}")
-    yield opened
-    await opened.close()
 
 
 async def test_the_control_face_may_have_a_port_of_its_own(store):

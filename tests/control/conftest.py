@@ -1,33 +1,13 @@
 """A proxy before the simulator, and agents that call it."""
 
-from secrets import token_hex
 from types import SimpleNamespace
 
 import aiohttp
 import pytest
-import pytest_asyncio
-from fakes import FailingStore, settings_for
+from fakes import settings_for
 
 from proxy.server import running, simulating
 from proxy.simulator.options import Options
-from storage import StoreOptions, open_store
-from storage.embedded import start_embedded
-
-
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def server(tmp_path_factory):
-    """One server for all tests: its start would be most of a test's time."""
-    started = await start_embedded(tmp_path_factory.mktemp("control") / "store", "acknowledged")
-    yield started
-    await started.stop()
-
-
-@pytest.fixture
-async def store(server):
-    """An empty store: what lies under a prefix of its own."""
-    opened = await open_store(f"unix:{server.socket}", StoreOptions(prefix=token_hex(8)))
-    yield FailingStore(opened)
-    await opened.close()
 
 
 @pytest.fixture
