@@ -5,7 +5,10 @@ import re
 import signal
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from http.client import HTTPException
 from urllib.request import Request, urlopen
 
 import orjson
@@ -61,6 +64,37 @@ def test_serve_starts_the_simulator_says_so_records_exports_and_stops_cleanly(tm
     assert by_url.decode() == by_store.stdout
     assert 1 == refused.returncode
     assert "tokentape:" in refused.stderr
+
+
+def test_a_killed_proxy_loses_no_step_that_a_client_was_told_of(tmp_path):
+    """kill -9 amid a load of calls; started again on the same path, every step whose reply was whole is there, once."""
+    store = f"embedded:{tmp_path / 'store'}"
+    told: list[str] = []
+
+    def call(url: str) -> None:
+        body = orjson.dumps({"messages": [{"role": "user", "content": "hi"}], "stream": True})
+        while True:
+            try:
+                sent = Request(f"{url}/rollouts/r1/v1/chat/completions", body, {"Content-Type": "application/json"})
+                with urlopen(sent, timeout=10) as answer:
+                    if answer.read().endswith(b"data: [DONE]\n\n"):
+                        told.append(answer.headers["X-Step-Id"])
+            except (OSError, HTTPException):
+                return
+
+    serve = ("serve", "--listen", "127.0.0.1:0", "--store", store)
+    with started(*serve) as (process, url, _), ThreadPoolExecutor(4) as threads:
+        for _ in range(4):
+            threads.submit(call, url)
+        while len(told) < 40:
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.kill()
+    with started(*serve) as (_, url, _), urlopen(f"{url}/rollouts/r1/steps?limit=1000") as answer:
+        kept = [step["step_id"] for step in orjson.loads(answer.read())["steps"]]
+
+    assert len(kept) == len(set(kept))
+    assert set(told) <= set(kept)
 
 
 def test_simulate_serves_vllms_protocol():
