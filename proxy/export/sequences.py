@@ -14,6 +14,6 @@ class SequencesFormat:
     name = "sequences"
 
     def rows(self, facts: RolloutFacts, steps: Sequence[Step], options: Options) -> Rows:
-        """The rows of `trajectories.md`, the oldest leaf's first."""
+        """The canonical rows, the oldest leaf's first."""
         found = sequences(steps, facts, options)
         return Rows([row.as_row() for row in found.rows], skipped_rows(found.skipped))

@@ -80,7 +80,7 @@ def test_events_that_only_flags_cause_are_dropped_only_if_the_client_set_no_flag
 
 
 def test_reasoning_switched_off_is_overridden_or_flagged():
-    """It would cost the ids: facts 2.4."""
+    """It would cost the ids (seen on vLLM 0.32)."""
     overridden = ask(CHAT, {"include_reasoning": False})
     left = ask(CHAT, {"include_reasoning": False}, keep_reasoning=False)
 
