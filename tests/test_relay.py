@@ -21,6 +21,15 @@ def events(stream: bytes) -> list[bytes]:
     return [event + b"\n\n" for event in stream.split(b"\n\n") if event]
 
 
+async def no_call_in_flight(http, url: str) -> None:
+    """Wait until the proxy has learnt from its socket that its client is gone."""
+    async with asyncio.timeout(10):
+        while True:
+            async with http.get(url + "/metrics") as answer:
+                if "tokentape_calls_in_flight 0.0" in await answer.text():
+                    return
+
+
 async def test_an_unstreamed_call_is_shown_whole_and_recorded_exactly(store, engine, http):
     """The client gets the plain answer with its length; the step has the ids."""
     engine.plays(WHOLE)
@@ -128,7 +137,7 @@ async def test_a_client_that_leaves_while_its_step_is_stored_did_not_get_its_tur
         await failing.reached["append"].wait()
         calling.cancel()
         await asyncio.gather(calling, return_exceptions=True)
-        await asyncio.sleep(0.05)  # the proxy learns it from its socket, and shows nothing by which to await it
+        await no_call_in_flight(http, served.url)
         failing.waiting["append"].set()
         undelivered = await undelivered_of(store, "r1")
 
@@ -281,6 +290,7 @@ async def test_a_client_that_is_gone_before_the_end_is_written_did_not_get_its_t
         await answer.content.readuntil(b"\n\n")
         await store.reached["append"].wait()
         answer.close()
+        await no_call_in_flight(http, served.url)
         store.waiting["append"].set()
         assert 1 == len(await undelivered_of(store, "r1"))
 
