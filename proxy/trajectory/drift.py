@@ -41,14 +41,13 @@ def find_drift(tree: Tree) -> list[Drift]:
     digests = _Digests()
     said: dict[bytes, list[Node]] = {}
     found: list[Drift] = []
-    seen: set[tuple[str, int]] = set()
+    seen: set[str] = set()
     for node in tree.nodes:
-        name = (node.step.step_id, node.choice.prompt)
-        if node.step.dialect != "chat" or name in seen:
+        if node.step.dialect != "chat" or node.step.step_id in seen:
             continue
-        seen.add(name)
+        seen.add(node.step.step_id)
         chain = digests.chain(node.step.request.get("messages"))
-        found += _drift(node, next((said[link] for link in reversed(chain[:-1]) if link in said), []))
+        found += _drift(node, next((said[link] for link in reversed(chain) if link in said), []))
         for message, sibling in _replies(tree, node.step):
             said.setdefault(digests.link(chain[-1] if chain else b"", message), []).append(sibling)
     return found

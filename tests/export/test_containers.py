@@ -1,6 +1,7 @@
 """Containers: rows as bytes, one after the other."""
 
 from array import array
+from math import inf, nan
 
 import orjson
 import pytest
@@ -43,6 +44,13 @@ def test_float32(logprobs):
     (row,) = orjson.loads(rendered("json", [{"logprobs": recorded.tolist()}]))["rows"]
 
     assert recorded.tobytes() == array("f", row["logprobs"]).tobytes()
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_no_number(name):
+    """What is no number to JSON is null, in a row and in the report."""
+    assert b"NaN" not in rendered(name, [{"reward": nan}], {"reward": inf})
+    assert 2 == rendered(name, [{"reward": nan}], {"reward": inf}).count(b'{"reward":null}')
 
 
 @pytest.mark.parametrize(

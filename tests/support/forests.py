@@ -1,7 +1,8 @@
-"""Rollouts made by hand and by hypothesis: steps given by their ids alone, and random forests of them."""
+"""Rollouts made by hand and by hypothesis: steps given by their ids alone, random forests and crowds of them."""
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hypothesis import strategies as st
 
@@ -73,3 +74,26 @@ def _draw_choice(draw: st.DrawFn, index: int, fresh, steps: list[Step]) -> Choic
         ids = list(draw(st.sampled_from(steps)).choices[0].ids)  # identical samples happen
     finish = draw(st.sampled_from(["stop", "length", None]))
     return make_choice(index, ids, finish_reason=finish)
+
+
+@st.composite
+def crowds(draw: st.DrawFn) -> list[Step]:
+    """Steps of three ids alone, so that most begin like others; with several prompts, and choices in any order."""
+    ids = st.lists(st.sampled_from([1, 256, 65536]), max_size=3)
+    steps = []
+    for number in range(draw(st.integers(1, 10))):
+        prompts = [array("i", draw(ids)) for _ in range(draw(st.integers(1, 2)))]
+        choices = [
+            make_choice(index, draw(ids), prompt=draw(st.integers(0, len(prompts) - 1)))
+            for index in draw(st.permutations(range(draw(st.integers(1, 3)))))
+        ]
+        facts = draw(st.sampled_from([{}, {}, {"delivered": False}, {"problems": ("echo",)}]))
+        extra = {"request_key": draw(st.sampled_from("xyz"))}
+        step = make_step(f"{number:02}", [], *choices, extra=extra, **facts)
+        steps.append(replace(step, prompts=tuple(prompts)))
+    return draw(st.permutations(steps))
+
+
+def rollouts() -> st.SearchStrategy[list[Step]]:
+    """Forests and crowds."""
+    return st.one_of(forests(), crowds())

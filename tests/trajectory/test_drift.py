@@ -2,6 +2,7 @@
 
 from time import process_time
 
+import pytest
 from forests import make_step
 
 from proxy.trajectory.drift import Drift, find_drift
@@ -68,6 +69,52 @@ def test_what_agents_leave_out():
     steps = [call("a", [1], [[10]], [ASK], reply), call("b", [1, 9], [[20]], [ASK, sent_back, tool], REPLY)]
 
     assert [("b", "a")] == [(drift.step_id, drift.earlier_step_id) for drift in find_drift(grow(steps))]
+
+
+LOOK = {"name": "look", "arguments": "{}"}
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (REPLY, {**REPLY, "role": "user"}),
+        ({"tool_calls": [{"function": LOOK}]}, {"tool_calls": [{"function": {**LOOK, "name": "touch"}}]}),
+        ({"tool_calls": [{"function": LOOK}]}, {"tool_calls": [{"function": {**LOOK, "arguments": "[]"}}]}),
+        ({"tool_calls": [{"function": LOOK}]}, {"tool_calls": [{"function": LOOK}, {"function": LOOK}]}),
+        ({"tool_call_id": "x"}, {"tool_call_id": "y"}),
+    ],
+)
+def test_what_makes_another_message(ours, theirs):
+    """Another role, another tool call, its name or its arguments, or the answer to another call is another message."""
+    first = call("a", [1], [[10]], [ASK], ours)
+
+    assert ["b"] == [
+        drift.step_id for drift in find_drift(grow([first, call("b", [7], [[20]], [ASK, ours, MORE], REPLY)]))
+    ]
+    assert [] == find_drift(grow([first, call("b", [7], [[20]], [ASK, theirs, MORE], REPLY)]))
+
+
+def test_template_that_strips():
+    """Ids that part within the earlier prompt are drift, even where the sampled ids stand at the same place again."""
+    first = call("a", [1, 50, 2], [[10]], [ASK], REPLY)
+    (drift,) = find_drift(grow([first, call("b", [1, 60, 2, 10, 3], [[20]], [ASK, REPLY, MORE], REPLY)]))
+
+    assert (1, (1, 50, 2, 10), (1, 60, 2, 10, 3)) == (drift.index, drift.expected_ids, drift.found_ids)
+
+
+def test_unfinished_reply():
+    """A call that has an earlier reply as its last message, to be gone on with, drifts where its ids part from it."""
+    first = call("a", [1], [[10, 9]], [ASK], REPLY)  # 9 ends the turn; what is to go on has no end
+    drifted = find_drift(grow([first, call("b", [1, 10], [[20]], [ASK, REPLY], MORE)]))
+
+    assert [("b", "a", 2)] == [(drift.step_id, drift.earlier_step_id, drift.index) for drift in drifted]
+
+
+def test_several_choices():
+    """A call that drifted is one boundary, however many choices it has."""
+    first = call("a", [1], [[10]], [ASK], REPLY)
+
+    assert 1 == len(find_drift(grow([first, call("b", [7], [[20], [21]], [ASK, REPLY, MORE], REPLY, REPLY)])))
 
 
 def test_one_of_several():

@@ -7,12 +7,12 @@ from time import process_time
 
 import orjson
 import pytest
-from forests import forests, full_ids, make_choice, make_step
+from forests import full_ids, make_choice, make_step, rollouts
 from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.trajectory.rollout import RolloutFacts
-from proxy.trajectory.sequence import Options, Skipped, select, sequences
+from proxy.trajectory.sequence import Options, select, sequences
 from proxy.trajectory.step import Span
 from proxy.trajectory.tree import grow
 
@@ -49,7 +49,7 @@ def owned(rows):
     return [(span.step_id, span.choice) for row in rows for span in row.spans if span.owned]
 
 
-@given(forests(), st.sampled_from([Options(), FLAGGED]))
+@given(rollouts(), st.sampled_from([Options(), FLAGGED]))
 def test_once(steps, options):
     """Over all exported sequences of a rollout, each sampled token is trained exactly once."""
     rows = sequences(steps, FACTS, options).rows
@@ -67,7 +67,7 @@ def test_once(steps, options):
     )
 
 
-@given(forests(), ANY_OPTIONS)
+@given(rollouts(), ANY_OPTIONS)
 def test_ids(steps, options):
     """A sequence's tokens, cut at its spans, are the recorded ids, in order, nothing added."""
     recorded = {(step.step_id, choice.index): (step, choice) for step in steps for choice in step.choices}
@@ -83,7 +83,7 @@ def test_ids(steps, options):
         assert row.spans[0].start == row.prompt_len
 
 
-@given(forests(), ANY_OPTIONS)
+@given(rollouts(), ANY_OPTIONS)
 def test_mask(steps, options):
     """The mask is 1, and a logprob is there, exactly within the spans that a row owns; arrays are of one length."""
     for row in sequences(steps, FACTS, options).rows:
@@ -93,7 +93,7 @@ def test_mask(steps, options):
         assert row.mask == [int(logprob is not None) for logprob in row.logprobs]
 
 
-@given(forests(), st.randoms(), ANY_OPTIONS)
+@given(rollouts(), st.randoms(), ANY_OPTIONS)
 def test_order(steps, random, options):
     """The order in which steps are given makes no difference to a single byte, rows and report alike."""
     shuffled = random.sample(steps, len(steps))
@@ -103,7 +103,7 @@ def test_order(steps, random, options):
     assert one.skipped == other.skipped
 
 
-@given(forests(), ANY_OPTIONS)
+@given(rollouts(), ANY_OPTIONS)
 def test_nothing_is_lost_silently(steps, options):
     """Whatever the options: nothing is trained twice, and what is trained nowhere is reported with its step."""
     found = sequences(steps, FACTS, options)
@@ -229,6 +229,7 @@ def test_what_cannot_be_aligned(logprobs):
     [
         (make_step("a", [1]), "nothing was sampled"),
         (make_step("a", [1], []), "nothing was sampled"),
+        (make_step("a", [1], [], problems=("no_ids",)), "no_ids"),
         (make_step("a", [1], status="error", problems=("engine_error",)), "engine_error"),
         (replace(make_step("a", [1], [10]), prompts=()), "the engine gave no prompt ids"),
         (replace(make_step("a", [1], [10], problems=("no_prompt_ids",)), prompts=()), "no_prompt_ids"),
@@ -250,6 +251,38 @@ def test_flagged_in_between():
     (row,) = sequences([a, b, c], FACTS).rows
 
     assert ([1, 10, 20, 30], [0, 1, 0, 1]) == (row.token_ids, row.mask)
+
+
+def test_problems_of_a_row():
+    """A row of flagged steps carries the problems of them all, each once, the oldest step's first."""
+    steps = [
+        make_step("a", [1], [10], problems=("echo",)),
+        make_step("b", [1, 10], [20], problems=("prompt_count", "echo")),
+        make_step("c", [1, 10, 20], [30]),
+    ]
+    (row,) = sequences(steps, FACTS, FLAGGED).rows
+
+    assert ("echo", "prompt_count") == row.problems
+
+
+def test_prompts_of_one_call():
+    """Choices of a call with several prompts are rows by their own prompts, and each is gone on from by itself."""
+    both = replace(
+        make_step("a", [1], [10], make_choice(1, [20], prompt=1)), prompts=(array("i", [1]), array("i", [2]))
+    )
+    rows = sequences([both, make_step("b", [2, 20, 3], [30])], FACTS).rows
+
+    assert [[1, 10], [2, 20, 3, 30]] == [row.token_ids for row in rows]
+    assert [[("a", 0, True)], [("a", 1, True), ("b", 0, True)]] == spans(both, make_step("b", [2, 20, 3], [30]))
+
+
+def test_rollback():
+    """An agent that goes back to an earlier turn branches there; what it left behind stays a row."""
+    a, b = make_step("a", [1], [10]), make_step("b", [1, 10, 2], [20])
+    c, d = make_step("c", [1, 10, 3], [30]), make_step("d", [1, 10, 3, 30, 4], [40])
+
+    assert [[1, 10, 2, 20], [1, 10, 3, 30, 4, 40]] == [row.token_ids for row in sequences([a, b, c, d], FACTS).rows]
+    assert [[0, 1, 0, 1], [0, 0, 0, 1, 0, 1]] == [row.mask for row in sequences([a, b, c, d], FACTS).rows]
 
 
 def test_superseded():
@@ -347,7 +380,12 @@ def test_policy_versions():
 
 def test_skipped_once():
     """A reason that holds for several choices of a step is told once."""
-    assert (Skipped("a", "echo"),) == sequences([make_step("a", [1], [10], [20], problems=("echo",))], FACTS).skipped
+    flagged = make_step("a", [1], [10], [20], problems=("echo",))
+    lost, again = make_step("b", [2], [10], [20], **TWIN), make_step("c", [2], [30], **TWIN)
+
+    assert [("a", "echo"), ("b", "superseded by a retry")] == skipped(
+        flagged, lost, again, make_step("d", [2, 30], [40])
+    )
 
 
 def test_long_rollout():

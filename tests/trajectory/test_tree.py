@@ -4,8 +4,8 @@ from dataclasses import replace
 from time import process_time
 
 import pytest
-from forests import forests, full_ids, make_choice, make_step
-from hypothesis import given
+from forests import full_ids, make_choice, make_step, rollouts
+from hypothesis import given, settings
 
 from proxy.trajectory.tree import grow, plant
 
@@ -30,7 +30,8 @@ def parent_by_search(node, nodes):
     return max(before, key=lambda other: (other.end, other.step.trainable, -other.place), default=None)
 
 
-@given(forests())
+@given(rollouts())
+@settings(max_examples=300)
 def test_longest_prefix(steps):
     """A node hangs under the node whose full ids are the longest prefix of its prompt; else it is a root."""
     nodes = grow(steps).nodes
@@ -39,7 +40,7 @@ def test_longest_prefix(steps):
     assert [parent and parent.place for parent in found] == [node.parent for node in nodes]
 
 
-@given(forests())
+@given(rollouts())
 def test_children_and_paths(steps):
     """Children are the nodes that name the parent, leaves have none, and paths go up by parents to a root."""
     tree = grow(steps)
@@ -52,7 +53,7 @@ def test_children_and_paths(steps):
     assert tree.leaves == [node for node in tree.nodes if not tree.children[node.place]]
 
 
-@given(forests())
+@given(rollouts())
 def test_age(steps):
     """Nodes are in order of age, whatever order the steps came in, and each step finds its own."""
     tree = grow(steps)
@@ -73,6 +74,13 @@ def test_part_of_a_sample():
     steps = [make_step("a", [1], [10, 11]), make_step("b", [1, 10], [12]), make_step("c", [1, 10, 11], [13])]
 
     assert {("a", 0): None, ("b", 0): None, ("c", 0): ("a", 0)} == parents(steps)
+
+
+def test_sample_that_begins_like_another():
+    """A node does not go on from one whose full ids end within what it sampled itself."""
+    steps = [make_step("a", [1], [10], [10, 11]), make_step("b", [1], [10, 11, 12])]
+
+    assert {("a", 0): None, ("a", 1): None, ("b", 0): None} == parents(steps)
 
 
 def test_bytes_are_not_ids():
