@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from forests import forests, make_choice, make_step
+from forests import make_choice, make_step, rollouts
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -65,7 +65,7 @@ def test_flagged():
     assert ([], [["echo"]]) == (rows(step), [row["problems"] for row in rows(step, options=Options(include="flagged"))])
 
 
-@given(forests(), st.randoms())
+@given(rollouts(), st.randoms())
 def test_once_each(steps, random):
     """Each choice that may be trained is one row, the oldest first, in whatever order the steps are given."""
     names = sorted(
