@@ -36,6 +36,7 @@ def read_body(text: bytes) -> dict[str, Any]:
 def _has_inexact(body: dict[str, Any]) -> bool:
     """Whether a float is so large that it may have been an integer. Raises BadCall for too deep a body."""
     level: list[Any] = [body]
+    found = False
     for _ in range(MAX_DEPTH):
         below: list[Any] = []
         for value in level:
@@ -44,9 +45,9 @@ def _has_inexact(body: dict[str, Any]) -> bool:
             elif isinstance(value, list):
                 below.extend(value if set(map(type, value)) - {int, str} else ())
             elif type(value) is float and abs(value) >= _FIRST_INEXACT:
-                return True
+                found = True  # and on: how deep the body goes is still to be seen
         if not below:
-            return False
+            return found
         level = below
     raise BadCall(f"the body is nested deeper than {MAX_DEPTH} levels")
 

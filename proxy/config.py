@@ -5,6 +5,7 @@ what the command line said. It is the only reader of the environment. It must no
 """
 
 import re
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Literal, Self
 from urllib.parse import urlsplit
@@ -46,7 +47,7 @@ class EndpointSettings(_Section):
         if parts.scheme not in {"http", "https"} or not parts.hostname:
             raise ValueError(f"{url!r} is not an http or https URL such as http://127.0.0.1:8000")
         if parts.query or parts.fragment or parts.username:
-            raise ValueError(f"{url!r} holds more than a base URL; give a key as api_key")
+            raise ValueError(f"{without_secrets(url)!r} holds more than a base URL; give a key as api_key")
         return url.rstrip("/").removesuffix("/v1")
 
     @property
@@ -202,9 +203,12 @@ def split_listen(listen: str) -> tuple[str, int]:
 
 def without_secrets(url: str) -> str:
     """A URL as it may be printed: without user and password."""
-    return re.sub(r"//[^@/]*@", "//…@", url)
+    return re.sub(r"//.*@", "//…@", url)  # up to the last @: a password may hold slashes and others
 
 
 def is_loopback(host: str) -> bool:
     """Whether nobody but this machine can reach it."""
-    return host in {"localhost", "::1"} or host.startswith("127.")
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False  # a name, which may resolve to anything

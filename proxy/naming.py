@@ -45,7 +45,7 @@ def id_from_path(segment: str) -> str:
     """The id that a path segment spells. Raises BadCall."""
     try:
         return checked_id(unquote_to_bytes(segment).decode())
-    except UnicodeDecodeError:
+    except UnicodeError:
         raise BadCall(f"the rollout id {segment!r} is not percent-encoded UTF-8", param="rollout_id") from None
 
 

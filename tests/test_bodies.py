@@ -45,6 +45,8 @@ def test_nesting_has_a_bound_below_what_can_be_written():
     assert read_body(b'{"a":' + b"[" * inner + b"]" * inner + b"}")
     with pytest.raises(BadCall, match="deeper"):
         read_body(b'{"a":' + b"[" * MAX_DEPTH + b"1.5" + b"]" * MAX_DEPTH + b"}")
+    with pytest.raises(BadCall, match="deeper"):
+        read_body(b'{"b":1e30,"a":' + b"[" * MAX_DEPTH + b"]" * MAX_DEPTH + b"}")
 
 
 @pytest.mark.parametrize(

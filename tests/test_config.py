@@ -48,6 +48,17 @@ def test_beyond_loopback_keys_or_a_clear_word_are_needed():
     assert load(listen="0.0.0.0:80", insecure=True)
 
 
+def test_a_misspelt_setting_in_a_file_or_a_section_of_the_environment_is_named(tmp_path, monkeypatch):
+    """As it is when it was said."""
+    file = tmp_path / "c.yaml"
+    file.write_text("stor: {prefix: x}\n")
+    with pytest.raises(ValidationError, match="stor"):
+        load(file)
+    monkeypatch.setenv("TOKENTAPE_STORE__PREFX", "x")
+    with pytest.raises(ValidationError, match="prefx"):
+        load()
+
+
 def test_a_file_that_is_not_there_is_an_error(tmp_path):
     """A file that was named is meant."""
     with pytest.raises(FileNotFoundError):
@@ -70,6 +81,23 @@ def test_an_address_is_host_and_port(listen, expected):
     assert is_loopback(expected[0]) is (expected[0] != "0.0.0.0")
 
 
-def test_secrets_in_urls_are_not_printed():
+@pytest.mark.parametrize(
+    ("host", "expected"), [("localhost", True), ("127.9.9.9", True), ("127.example.org", False), ("10.0.0.1", False)]
+)
+def test_loopback_is_an_address_and_no_prefix(host, expected):
+    """A name may resolve to anything."""
+    assert expected is is_loopback(host)
+
+
+@pytest.mark.parametrize("secret", ["me:pw", "me:p@w", "me:p/w", ":p//w@"])
+def test_secrets_in_urls_are_not_printed(secret):
     """Neither user nor password."""
-    assert "redis://…@host/0" == without_secrets("redis://me:pw@host/0")
+    assert "redis://…@host/0" == without_secrets(f"redis://{secret}@host/0")
+
+
+def test_an_engines_url_is_refused_without_repeating_its_password():
+    """The refusal ends up in a terminal, or a log."""
+    with pytest.raises(ValidationError) as refused:
+        EndpointSettings(url="http://me:pw@host")
+
+    assert "pw" not in refused.value.errors()[0]["msg"]

@@ -13,7 +13,9 @@ import storage
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted([*ROOT.glob("proxy/**/*.py"), *ROOT.glob("storage/**/*.py")])
 PURE = ("wire", "dialects", "engines", "trajectory", "export")
-IO = {"aiohttp", "asyncio", "redis", "valkey", "storage", "time", "socket", "subprocess", "threading", "typer", "rich"}
+IO = {
+    "aiohttp", "asyncio", "os", "redis", "rich", "socket", "storage", "subprocess", "threading", "time", "typer", "valkey",
+}  # fmt: skip
 SHELLS = {
     "app", "calls", "check", "clock", "config", "control", "download", "logs", "metrics", "parts", "passthrough",
     "recorder", "relay", "rollouts", "server", "simulator", "upstream",

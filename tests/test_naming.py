@@ -29,16 +29,33 @@ def test_what_cannot_be_an_id_is_refused(name):
         checked_id(name)
 
 
-def test_a_path_that_is_no_utf8_is_refused():
+@pytest.mark.parametrize("segment", ["%FF", "\udcff", "%ED%A0%80"])
+def test_a_path_that_is_no_utf8_is_refused(segment):
     """It would not come back as it was."""
     with pytest.raises(BadCall, match="UTF-8"):
-        id_from_path("%FF")
+        id_from_path(segment)
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/rollouts", "/rollouts/r1", "/other/r1/v1", "/"])
 def test_a_path_without_a_prefix_names_no_rollout(path):
     """It is its own endpoint."""
     assert Target(path, None) == read_target(path)
+
+
+def test_the_first_naming_counts():
+    """Path, header, minted key, key, body, the body's metadata."""
+    namings = {
+        "path": "p", "header": "h", "minted": "m", "key": "rollout:k",
+        "body": {"rollout_id": "b", "metadata": {"rollout_id": "d"}},
+    }  # fmt: skip
+    found = []
+    for absent, without in (("path", None), ("header", None), ("minted", None), ("key", "sk-x"), ("body", {})):
+        found.append(named_rollout(**namings))
+        namings[absent] = without
+
+    assert ["p", "h", "m", "k", "b"] == found
+    assert "d" == named_rollout(**namings | {"body": {"metadata": {"rollout_id": "d"}}})
+    assert named_rollout(**namings) is None
 
 
 def test_a_rollout_id_in_a_body_is_a_string():

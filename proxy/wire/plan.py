@@ -13,8 +13,8 @@ from proxy.engines.base import Engine, Json
 from proxy.trajectory.step import EngineFacts
 from proxy.wire.reply import View
 
-# The client may name the bound on sampled tokens either way; vLLM takes the longer name first (0.32.0).
-_SPELLINGS: dict[str, tuple[str, ...]] = {"max_tokens": ("max_completion_tokens", "max_tokens")}
+# The client may name the bound on sampled tokens either way; the first of them wins (vLLM 0.32.0).
+_BOUNDS = ("max_completion_tokens", "max_tokens")
 
 # What decides which distribution a token was drawn from; recorded with each step, as sent.
 SAMPLING_FIELDS = (
@@ -82,19 +82,27 @@ def edit(body: Json, terms: Terms) -> tuple[Json, set[str]]:
         fields["tools"] = list(terms.tools)
     unset = {"rollout_id"} & body.keys()
     for name, value in terms.sampling.default.items():
-        if all(body.get(spelling) is None for spelling in _SPELLINGS.get(name, (name,))):
+        if all(body.get(spelling) is None for spelling in _spellings(name)):
             fields[name] = value
     for name, value in terms.sampling.override.items():
-        unset |= {spelling for spelling in _SPELLINGS.get(name, ()) if spelling != name and spelling in body}
+        spellings = _spellings(name)
+        for winning in spellings[: spellings.index(name)]:
+            fields.pop(winning, None)
+            unset |= {winning} & body.keys()
         fields[name] = value
     for name, bound in terms.sampling.cap.items():
         _cap({**{k: v for k, v in body.items() if k not in unset}, **fields}, name, bound, fields)
     return fields, unset
 
 
+def _spellings(name: str) -> tuple[str, ...]:
+    """The names that mean the same as this one, itself among them."""
+    return _BOUNDS if name in _BOUNDS else (name,)
+
+
 def _cap(body: Json, name: str, bound: float, fields: Json) -> None:
     """Set in `fields` what keeps `name` at or below the bound; a field that is absent is set to the bound."""
-    present = [spelling for spelling in _SPELLINGS.get(name, (name,)) if body.get(spelling) is not None]
+    present = [spelling for spelling in _spellings(name) if body.get(spelling) is not None]
     for spelling in present or [name]:
         value = body.get(spelling)
         if value is None or (isinstance(value, int | float) and value > bound):

@@ -110,6 +110,22 @@ def test_interleaved_choices_are_told_apart():
     assert 1 == folding.finished
 
 
+def test_a_list_of_logprobs_that_is_null_adds_nothing():
+    """The others are extended."""
+    folding = CompletionsFold()
+    for top in ([{"a": -1.0}], None):
+        folding.feed({"choices": [{"index": 0, "text": "a", "logprobs": {"tokens": ["a"], "top_logprobs": top}}]})
+
+    assert {"tokens": ["a", "a"], "top_logprobs": [{"a": -1.0}]} == folding.finish()["choices"][0]["logprobs"]
+
+
+@pytest.mark.parametrize("index", ["0", 0.0, True, None])
+def test_a_choice_without_a_whole_number_is_refused(index):
+    """Nothing could be joined by it."""
+    with pytest.raises(TypeError, match="index"):
+        ChatFold().feed({"choices": [{"index": index, "delta": {"content": "a"}}]})
+
+
 def test_pieces_of_tool_calls_are_joined_by_index():
     """Arguments come in pieces; id and name are said once, or again and again."""
     folding = ChatFold()

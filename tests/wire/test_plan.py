@@ -70,6 +70,14 @@ def test_tools_of_the_rollout_are_sent_where_the_client_sends_none():
         ({"cap": {"max_tokens": 9}}, {}, {"max_tokens": 9}),
         ({"cap": {"max_tokens": 9}}, {"max_tokens": "many"}, {"max_tokens": "many"}),
         ({"cap": {"n": 2}, "override": {"n": 5}}, {}, {"n": 2}),
+        ({"cap": {"max_completion_tokens": 9}}, {"max_tokens": 5}, {"max_tokens": 5, "max_completion_tokens": None}),
+        (
+            {"default": {"max_completion_tokens": 9}, "override": {"max_tokens": 5}},
+            {},
+            {"max_tokens": 5, "max_completion_tokens": None},
+        ),
+        ({"default": {"max_completion_tokens": 9}}, {"max_tokens": 5}, {"max_completion_tokens": None}),
+        ({"override": {"max_completion_tokens": 9}}, {"max_tokens": 5}, {"max_completion_tokens": 9, "max_tokens": 5}),
     ],
 )
 def test_sampling_rules(rules, body, expected):
