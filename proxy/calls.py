@@ -11,6 +11,7 @@ from aiohttp import web
 
 from proxy import naming
 from proxy.bodies import read_body
+from proxy.clientside import Call
 from proxy.clock import new_id
 from proxy.dialects import DIALECTS, Dialect
 from proxy.errors import BadCall, Forbidden, LimitReached, NotFound, StoreFault, TooLarge, Unauthorized
@@ -18,9 +19,9 @@ from proxy.guards import GUARDS
 from proxy.keys import MintedKey, bearer, proves, read_minted
 from proxy.parts import PARTS, Parts
 from proxy.passthrough import pass_on, show_models
-from proxy.relay import Call, relay
+from proxy.relay import relay
 from proxy.rollouts import Rollout, read_rollout, write_fields
-from proxy.upstream import choose
+from proxy.upstream import Endpoint, choose
 from proxy.wire.plan import Terms, make_plan
 from storage.store import FieldsChanged, StorageError
 
@@ -82,9 +83,10 @@ async def answer_dialect(
     rollout = await open_rollout(parts, rollout_id, request.headers.get("X-Rollout-Group"))
     await guard(parts, rollout)
     endpoint = choose(parts.upstream.endpoints, rollout_id)
+    fault = await parts.upstream.know(endpoint)
     plan = make_plan(
         body,
-        terms=terms_of(parts, rollout),
+        terms=terms_of(parts, rollout, endpoint),
         step_id=new_id(parts.clock),
         rollout_id=rollout_id,
         endpoint=target.endpoint,
@@ -92,9 +94,11 @@ async def answer_dialect(
         engine=endpoint.engine,
         engine_facts=endpoint.facts,
         logprobs_mode=endpoint.settings.logprobs_mode,
+        traits=endpoint.traits,
+        headers={name.lower(): value for name, value in request.headers.items()},
         extra={"request_key": _digest(text)},
     )
-    return await relay(parts, Call(request, plan, endpoint, rollout.birth, received, started, len(text)))
+    return await relay(parts, Call(request, plan, endpoint, rollout.birth, received, started, len(text), fault))
 
 
 async def identify(request: web.Request, parts: Parts) -> Caller:
@@ -172,7 +176,7 @@ async def _mark_limited(parts: Parts, rollout_id: str) -> None:
         raise StoreFault(f"the store cannot be reached: {error}") from error
 
 
-def terms_of(parts: Parts, rollout: Rollout) -> Terms:
+def terms_of(parts: Parts, rollout: Rollout, endpoint: Endpoint) -> Terms:
     """The configuration, and the rollout's own terms on top."""
     models: Mapping[str, str] = parts.settings.models
     return Terms(
@@ -180,6 +184,7 @@ def terms_of(parts: Parts, rollout: Rollout) -> Terms:
         tools=rollout.tools,
         models={"*": rollout.model} if rollout.model else models,
         keep_reasoning=parts.settings.record.include_reasoning == "override",
+        streaming=endpoint.settings.streaming or parts.settings.record.streaming,
     )
 
 

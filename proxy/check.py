@@ -14,6 +14,8 @@ from rich.markup import escape
 
 from proxy.app import store_options
 from proxy.config import Settings, is_loopback, split_listen, without_secrets
+from proxy.dialects import DIALECTS
+from proxy.engines import Tokens
 from proxy.errors import EngineFault
 from proxy.metrics import make_metrics
 from proxy.upstream import Endpoint, Upstream
@@ -82,23 +84,31 @@ async def check_store(settings: Settings) -> Finding:
 
 
 async def check_engine(upstream: Upstream, endpoint: Endpoint) -> Finding:
-    """Whether an engine answers, and gives ids and logprobs when asked."""
+    """What an engine is, whether it answers, and whether it gives ids and logprobs when asked."""
     subject = f"engine {endpoint.settings.url}"
     try:
+        fault = await upstream.know(endpoint)
+        if fault is not None:
+            raise fault
         model = await _model(upstream, endpoint)
         if model is None:
             mend = "is it the engine's base URL, without /v1, and is its key right (api_key)?"
             return Finding(subject, is_well=False, seen="it lists no models", mend=mend)
-        status, answer = await _ask_one_token(upstream, endpoint, model)
+        status, answer, tokens = await _ask_one_token(upstream, endpoint, model)
     except EngineFault as fault:
         return Finding(subject, is_well=False, seen=str(fault), mend="is it running, and is the URL right?")
-    choice = (answer.get("choices") or [{}])[0] if isinstance(answer, dict) else {}
+    name = f"{endpoint.kind} {endpoint.version or 'of unknown version'}"
     if status != 200:
-        return Finding(subject, is_well=False, seen=f"one token of {model!r} gave {status}: {answer}")
-    if not choice.get("token_ids") or not choice.get("logprobs"):
+        return Finding(subject, is_well=False, seen=f"{name}: one token of {model!r} gave {status}: {answer}")
+    if endpoint.kind == "plain":
+        mend = "nothing is exported for training of it: serve the policy with vLLM or SGLang"
+        return Finding(subject, is_well=True, seen=f"{model!r} answers, as text: it is no engine we know", mend=mend)
+    if not all(choice.ids and choice.logprobs for choice in tokens.choices) or not tokens.choices:
         mend = "update the engine: without ids no step can be exact"
-        return Finding(subject, is_well=False, seen=f"{model!r} answers without token ids or logprobs", mend=mend)
-    return Finding(subject, is_well=True, seen=f"{model!r} gives token ids and logprobs")
+        return Finding(
+            subject, is_well=False, seen=f"{name}: {model!r} answers without token ids or logprobs", mend=mend
+        )
+    return Finding(subject, is_well=True, seen=f"{name}: {model!r} gives token ids and logprobs")
 
 
 async def _model(upstream: Upstream, endpoint: Endpoint) -> str | None:
@@ -109,12 +119,19 @@ async def _model(upstream: Upstream, endpoint: Endpoint) -> str | None:
     return models[0].get("id") if isinstance(models, list) and models else None
 
 
-async def _ask_one_token(upstream: Upstream, endpoint: Endpoint, model: str) -> tuple[int, object]:
-    body = {"model": model, "prompt": "hi", "max_tokens": 1, "return_token_ids": True, "logprobs": 0}
-    headers = (("Content-Type", "application/json"),)
-    text = orjson.dumps(body)
+async def _ask_one_token(upstream: Upstream, endpoint: Endpoint, model: str) -> tuple[int, object, Tokens]:
+    """Sample one token, asked for in the engine's own way: status, answer, and the tokens found in it."""
+    body = {"model": model, "prompt": "hi", "max_tokens": 1}
+    dialect = DIALECTS["/v1/completions"]
+    ask = endpoint.engine.ask(dialect.name, body, dialect.asked(body), keep_reasoning=True)
+    headers, text = (("Content-Type", "application/json"),), orjson.dumps({**body, **ask.fields})
     async with upstream.send(endpoint, "POST", "/v1/completions", headers=headers, body=text) as answer:
-        return answer.status, _parsed(b"".join([read async for read in answer.reads()]))
+        status, said = answer.status, _parsed(b"".join([read async for read in answer.reads()]))
+    try:
+        tokens = endpoint.engine.tokens(dialect.name, body, said if isinstance(said, dict) else {})
+    except (TypeError, KeyError, AttributeError):
+        tokens = Tokens(None, ())
+    return status, said, tokens
 
 
 def _parsed(text: bytes) -> object:

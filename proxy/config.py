@@ -32,11 +32,20 @@ class EndpointSettings(_Section):
 
     url: str = Field(description="Base URL of the engine, without /v1: http://127.0.0.1:8000.")
     name: str = Field("", description="Name in records and metrics; the host and port if empty.")
-    kind: Literal["vllm"] = Field("vllm", description="What the engine is; it decides what is asked of it.")
+    kind: Literal["auto", "vllm", "sglang", "llamacpp", "plain"] = Field(
+        "auto", description="What the engine is; auto finds out. plain: any OpenAI-compatible one, recorded as text."
+    )
     api_key: SecretStr | None = Field(None, description="Key that the engine wants; agents' keys never reach it.")
-    logprobs_mode: Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"] = Field(
-        "raw_logprobs",
-        description="The engine's --logprobs-mode: no answer says it, so it is recorded from here.",
+    logprobs_mode: (
+        Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits", "after_temperature_logprobs"]
+        | None
+    ) = Field(
+        None,
+        description="What its logprobs are of (vLLM: its --logprobs-mode): no answer says it, so it is recorded from "
+        "here; the engine's default if none.",
+    )
+    streaming: Literal["auto", "live", "replay"] | None = Field(
+        None, description="How its streams are asked for; record.streaming if none."
     )
     version: str | None = Field(None, description="Engine version to record; asked of the engine if not given.")
 
@@ -115,6 +124,14 @@ class RecordSettings(_Section):
         "override",
         description="A client's include_reasoning: false costs vLLM's ids. override: ask for reasoning, and hide it; "
         "as_asked: leave it, and flag the step.",
+    )
+    streaming: Literal["auto", "live", "replay"] = Field(
+        "auto",
+        description="How streamed calls go upstream: as streams (live), unstreamed and answered as a stream (replay), or "
+        "by what the engine is known to lose in streams (auto; docs/exactness.md).",
+    )
+    keep_alive_s: float = Field(
+        10, gt=0, description="A replayed call's client gets an SSE comment so often while it waits."
     )
 
 

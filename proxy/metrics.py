@@ -5,6 +5,7 @@ of the configuration, statuses, problem codes): nothing a client can type become
 """
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -29,6 +30,7 @@ class Metrics:
     store_latency: Histogram
     store_failures: Counter
     upstream_faults: Counter
+    new_losses: Counter
     open_rollouts: Gauge
 
     def all(self) -> list[Counter | Gauge | Histogram]:
@@ -36,52 +38,42 @@ class Metrics:
         return [getattr(self, field.name) for field in fields(self)]
 
 
+# By field of `Metrics`: its kind (a histogram by its buckets), name, sentence and labels.
+_METRICS: dict[str, tuple[type[Counter] | type[Gauge] | tuple[float, ...], str, str, tuple[str, ...]]] = {
+    "calls": (Counter, "calls", "Calls answered.", ("dialect", "engine", "status")),
+    "in_flight": (Gauge, "calls_in_flight", "Calls being answered now.", ()),
+    "duration": (_SECONDS, "call_seconds", "From a call's arrival to its end.", ("dialect",)),
+    "first_byte": (
+        _SECONDS, "first_byte_seconds", "From a call's arrival to the engine's first byte.", ("dialect",)
+    ),
+    "added_latency": (
+        _FINE_SECONDS, "added_seconds", "Time a call spent in the proxy and its store rather than at the engine.",
+        ("dialect",),
+    ),
+    "prompt_tokens": (Counter, "prompt_tokens", "Prompt ids recorded.", ("engine",)),
+    "sampled_tokens": (Counter, "sampled_tokens", "Sampled ids recorded.", ("engine",)),
+    "steps": (Counter, "steps", "Steps stored, by status and whether they are exact.", ("status", "fidelity")),
+    "problems": (Counter, "fidelity_problems", "Steps flagged, by code (docs/fidelity.md).", ("code",)),
+    "undelivered": (Counter, "undelivered", "Stored steps whose client left before the end was written.", ()),
+    "store_latency": (_FINE_SECONDS, "store_seconds", "Time of a store verb.", ("verb",)),
+    "store_failures": (Counter, "store_failures", "Store verbs that failed.", ("verb",)),
+    "upstream_faults": (
+        Counter, "upstream_faults", "Engines that could not be reached, broke off or fell silent.", ("engine", "fault")
+    ),
+    "new_losses": (
+        Counter, "new_losses",
+        "Steps flagged for what their engine was not known to lose (docs/exactness.md), by code.", ("engine", "code"),
+    ),
+    "open_rollouts": (Gauge, "open_rollouts", "Rollouts of this process with a call in flight.", ()),
+}  # fmt: skip
+
+
 def make_metrics(registry: CollectorRegistry) -> Metrics:
     """The metrics, registered."""
-    return Metrics(
-        calls=Counter(
-            "tokentape_calls", "Calls answered.", ["dialect", "engine", "status"], registry=registry
-        ),
-        in_flight=Gauge("tokentape_calls_in_flight", "Calls being answered now.", registry=registry),
-        duration=Histogram(
-            "tokentape_call_seconds", "From a call's arrival to its end.", ["dialect"], buckets=_SECONDS, registry=registry
-        ),
-        first_byte=Histogram(
-            "tokentape_first_byte_seconds",
-            "From a call's arrival to the engine's first byte.",
-            ["dialect"],
-            buckets=_SECONDS,
-            registry=registry,
-        ),
-        added_latency=Histogram(
-            "tokentape_added_seconds",
-            "Time a call spent in the proxy and its store rather than at the engine.",
-            ["dialect"],
-            buckets=_FINE_SECONDS,
-            registry=registry,
-        ),
-        prompt_tokens=Counter("tokentape_prompt_tokens", "Prompt ids recorded.", ["engine"], registry=registry),
-        sampled_tokens=Counter("tokentape_sampled_tokens", "Sampled ids recorded.", ["engine"], registry=registry),
-        steps=Counter(
-            "tokentape_steps", "Steps stored, by status and whether they are exact.", ["status", "fidelity"],
-            registry=registry,
-        ),
-        problems=Counter(
-            "tokentape_fidelity_problems", "Steps flagged, by code (docs/fidelity.md).", ["code"], registry=registry
-        ),
-        undelivered=Counter(
-            "tokentape_undelivered", "Stored steps whose client left before the end was written.", registry=registry
-        ),
-        store_latency=Histogram(
-            "tokentape_store_seconds", "Time of a store verb.", ["verb"], buckets=_FINE_SECONDS, registry=registry
-        ),
-        store_failures=Counter("tokentape_store_failures", "Store verbs that failed.", ["verb"], registry=registry),
-        upstream_faults=Counter(
-            "tokentape_upstream_faults", "Engines that could not be reached, broke off or fell silent.",
-            ["engine", "fault"],
-            registry=registry,
-        ),
-        open_rollouts=Gauge(
-            "tokentape_open_rollouts", "Rollouts of this process with a call in flight.", registry=registry
-        ),
-    )  # fmt: skip
+    made: dict[str, Any] = {}
+    for field, (kind, name, text, labels) in _METRICS.items():
+        if isinstance(kind, tuple):
+            made[field] = Histogram(f"tokentape_{name}", text, labels, buckets=kind, registry=registry)
+        else:
+            made[field] = kind(f"tokentape_{name}", text, labels, registry=registry)
+    return Metrics(**made)

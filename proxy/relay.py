@@ -6,110 +6,25 @@ nothing: the exchange does. Rule: the withheld end is written only after the rec
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from typing import TypeVar
 
 import orjson
 from aiohttp import web
 from aiohttp.client_exceptions import ClientConnectionResetError
 
+from proxy.clientside import CLIENT_LEFT, Call, Client, keeping_alive
+from proxy.engines.losses import LOST
 from proxy.errors import EngineFault, StoreFault
-from proxy.headers import downstream
 from proxy.logs import LOG
-from proxy.parts import SHOWN, Parts
-from proxy.trajectory.step import Step, Timing
-from proxy.upstream import Answer, Endpoint
+from proxy.parts import Parts
+from proxy.upstream import Answer
 from proxy.wire.exchange import Exchange, Outcome
-from proxy.wire.plan import Plan
+from proxy.wire.replay import error_events
 
-_FINISH_IN_THREAD_FROM_BYTES = 2**18  # parsing and writing so much JSON takes milliseconds
-_CLIENT_LEFT = 499  # in the log only, as nginx has it
+T = TypeVar("T")
 
-
-@dataclass(slots=True)
-class Call:
-    """One call, accepted: what is decided of it, and how far it has come.
-
-    `received` is wall time, the other times are monotonic.
-    """
-
-    request: web.Request
-    plan: Plan
-    endpoint: Endpoint
-    birth: str
-    received: float
-    started: float
-    body_bytes: int
-    sent: float | None = None
-    first_byte: float | None = None
-    last_byte: float | None = None
-    step: Step | None = None
-
-    def timing(self) -> Timing:
-        """The times as a step keeps them."""
-        stamps = (
-            None if stamp is None else self.received + (stamp - self.started)
-            for stamp in (self.sent, self.first_byte, self.last_byte)
-        )
-        return Timing(self.received, *stamps)
-
-
-class Client:
-    """The client's side of a call: its head is written with the first bytes, its end with the last."""
-
-    def __init__(self, call: Call) -> None:
-        self._call = call
-        self.status = _CLIENT_LEFT
-        self._headers: list[tuple[str, str]] = []
-        self._stream: web.StreamResponse | None = None
-
-    @property
-    def has_seen_something(self) -> bool:
-        """Whether anything was written: from then on no other status can be given."""
-        return self._stream is not None
-
-    def set_head(self, status: int, headers: Mapping[str, str]) -> None:
-        """What the engine's head was; nothing is written yet."""
-        plan = self._call.plan
-        self.status = status
-        self._headers = downstream(headers, rollout_id=plan.rollout_id, step_id=plan.step_id)
-
-    async def write(self, shown: bytes) -> None:
-        """Write bytes as they come. Raises ClientConnectionResetError when the client is gone."""
-        if self._stream is None:
-            self._call.request[SHOWN] = True
-            self._stream = web.StreamResponse(status=self.status, headers=self._headers)
-            await self._stream.prepare(self._call.request)
-        await self._stream.write(shown)
-
-    async def end(self, end: bytes, *, broken: bool) -> web.StreamResponse:
-        """Write the withheld end; nothing written yet means one write, with its length.
-
-        `broken`: the engine's connection ended improperly, and so does the client's. Raises ClientConnectionResetError
-        when the client is gone.
-        """
-        if self._stream is None:
-            response = web.Response(status=self.status, headers=self._headers, body=end)
-            await response.prepare(self._call.request)
-            await response.write_eof()
-            return response
-        if end:
-            await self._stream.write(end)
-        if broken:
-            return self.cut()
-        transport = self._call.request.transport
-        if transport is None or transport.is_closing():
-            raise ClientConnectionResetError("the client left before the end was written")
-        await self._stream.write_eof()
-        return self._stream
-
-    def cut(self) -> web.StreamResponse:
-        """End the connection improperly: what was written is flushed, and the body stays without its last chunk."""
-        transport = self._call.request.transport
-        if transport is not None:
-            transport.close()
-        assert self._stream is not None
-        return self._stream
+_ASIDE_FROM_BYTES = 2**18  # parsing and writing so much JSON takes milliseconds
 
 
 async def relay(parts: Parts, call: Call) -> web.StreamResponse:
@@ -128,7 +43,7 @@ async def relay(parts: Parts, call: Call) -> web.StreamResponse:
             return client.cut()  # what is not stored may not be told to be over
         return await _end(parts, call, client, outcome)
     except ClientConnectionResetError:
-        return web.Response(status=_CLIENT_LEFT)  # nobody is there to read it
+        return web.Response(status=CLIENT_LEFT)  # nobody is there to read it
     finally:
         parts.metrics.in_flight.dec()
         parts.in_flight[call.plan.rollout_id] -= 1
@@ -142,18 +57,22 @@ async def _exchange(parts: Parts, call: Call, client: Client) -> Outcome:
     plan = call.plan
     exchange: Exchange | None = None
     try:
+        if call.fault is not None:
+            raise call.fault
         call.sent = parts.clock.monotonic()
         sending = parts.upstream.send(
             call.endpoint,
             "POST",
             plan.endpoint,
-            headers=list(call.request.headers.items()),
+            headers=[*call.request.headers.items(), *plan.headers.items()],
             body=orjson.dumps(plan.body),
         )
-        async with sending as answer:
-            exchange = Exchange(plan, answer.status, answer.content_type)
-            client.set_head(answer.status, answer.headers)
-            await _carry(parts, call, client, exchange, answer)
+        async with keeping_alive(call, client, every_s=parts.settings.record.keep_alive_s):
+            async with sending as answer:
+                exchange = Exchange(plan, answer.status, answer.content_type)
+                client.set_head(answer.status, answer.headers, content_type=exchange.content_type)
+                await _carry(parts, call, client, exchange, answer)
+            await _look_up(parts, call, exchange)
     except EngineFault as fault:
         return _broken(call, client, exchange, fault)
     except (asyncio.CancelledError, ClientConnectionResetError):
@@ -162,9 +81,8 @@ async def _exchange(parts: Parts, call: Call, client: Client) -> Outcome:
         call.step = exchange.abort("the client left", call.timing(), delivered=False).step
         parts.recorder.keep(call.step, call.birth, body_bytes=call.body_bytes)
         raise
-    if call.body_bytes > _FINISH_IN_THREAD_FROM_BYTES:
-        return await asyncio.to_thread(exchange.finish, call.timing())
-    return exchange.finish(call.timing())
+    timing = call.timing()
+    return await _aside(call, lambda: exchange.finish(timing))
 
 
 async def _carry(parts: Parts, call: Call, client: Client, exchange: Exchange, answer: Answer) -> None:
@@ -176,6 +94,25 @@ async def _carry(parts: Parts, call: Call, client: Client, exchange: Exchange, a
         shown = exchange.feed(read)
         if shown:
             await client.write(shown)
+
+
+async def _look_up(parts: Parts, call: Call, exchange: Exchange) -> None:
+    """Ask the engine what its answer left out. What cannot be found out stays unknown, and the step is flagged."""
+    lookup = await _aside(call, exchange.lookup)
+    if lookup is None:
+        return
+    headers, body = (("Content-Type", "application/json"),), orjson.dumps(lookup.body)
+    try:
+        async with parts.upstream.send(call.endpoint, "POST", lookup.path, headers=headers, body=body) as answer:
+            text = b"".join([read async for read in answer.reads()])
+        exchange.found = orjson.loads(text) if answer.status == 200 else None
+    except (EngineFault, orjson.JSONDecodeError) as error:
+        LOG.warning("%s could not be asked for %s: %s", call.endpoint.settings.label, lookup.path, error)
+
+
+async def _aside(call: Call, work: Callable[[], T]) -> T:
+    """Work on a long answer is done in a thread, so that other calls go on meanwhile."""
+    return await asyncio.to_thread(work) if call.body_bytes > _ASIDE_FROM_BYTES else work()
 
 
 def _broken(call: Call, client: Client, exchange: Exchange | None, fault: EngineFault) -> Outcome:
@@ -190,6 +127,8 @@ def _broken(call: Call, client: Client, exchange: Exchange | None, fault: Engine
         outcome = exchange.finish(call.timing())
     else:
         outcome = exchange.abort(fault.message, call.timing(), delivered=True)
+    if client.has_heard_only_comments:
+        return Outcome(error_events(error), outcome.step, broken=False)
     if client.has_seen_something:
         return outcome
     retry = {} if fault.retry_after_s is None else {"Retry-After": str(fault.retry_after_s)}
@@ -213,6 +152,10 @@ def _report(parts: Parts, call: Call, client: Client) -> None:
     total_s = parts.clock.monotonic() - call.started
     metrics.calls.labels(dialect, call.endpoint.settings.label, str(client.status)).inc()
     metrics.duration.labels(dialect).observe(total_s)
+    if step is not None and step.status == "complete":
+        for code in LOST.intersection(step.problems) - plan.expected:
+            metrics.new_losses.labels(call.endpoint.settings.label, code).inc()
+            LOG.warning("a new fact of %s: %s", call.endpoint.kind, code, extra={"fields": {"step_id": step.step_id}})
     if call.first_byte is not None and call.last_byte is not None and call.sent is not None:
         metrics.first_byte.labels(dialect).observe(call.first_byte - call.started)
         metrics.added_latency.labels(dialect).observe(max(total_s - (call.last_byte - call.sent), 0))

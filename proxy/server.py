@@ -56,7 +56,7 @@ async def with_an_engine(settings: Settings) -> AsyncIterator[tuple[Settings, bo
         yield settings, False
         return
     async with simulating("127.0.0.1:0", Options()) as url:
-        endpoint = EndpointSettings(url=url, name="simulator")
+        endpoint = EndpointSettings(url=url, name="simulator", kind="vllm")
         engines = settings.engines.model_copy(update={"endpoints": [endpoint]})
         yield settings.model_copy(update={"engines": engines}), True
 

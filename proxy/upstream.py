@@ -16,9 +16,11 @@ import orjson
 from yarl import URL
 
 from proxy.config import EndpointSettings, EnginesSettings
-from proxy.engines import ENGINES, Engine
+from proxy.engines import ENGINES, Engine, Traits
+from proxy.engines.recognition import QUESTIONS, Seen, recognise
 from proxy.errors import EngineBroke, EngineFault, EngineSilent, NoEngine
 from proxy.headers import upstream as upstream_headers
+from proxy.logs import LOG
 from proxy.metrics import Metrics
 from proxy.trajectory.step import EngineFacts
 
@@ -26,24 +28,47 @@ from proxy.trajectory.step import EngineFacts
 # request is written to a connection that the engine has just closed.
 _KEEPALIVE_S = 3
 _READ_BUFFER_BYTES = 2**18
+_KNOW_WITHIN_S = 5  # a call waits so long to learn what its engine is
 
 
 @dataclass(slots=True)
 class Endpoint:
-    """One engine: its settings, its kind, and what is known of it now."""
+    """One engine: its settings, and what is known of it now.
+
+    `traits` are None until the server has been met; `is_known` is false again once it broke off, since it may come back
+    as another.
+    """
 
     settings: EndpointSettings
-    engine: Engine
-    version: str | None
+    traits: Traits | None = None
+    is_known: bool = False
     in_flight: int = 0
     faults: int = 0
     last_fault: str | None = None
     api_key: str | None = field(default=None, repr=False)
+    asking: "asyncio.Task[None] | None" = field(default=None, repr=False)
+
+    @property
+    def engine(self) -> Engine:
+        """Its kind: as configured, or as found out; text only while nobody knows."""
+        return ENGINES[self.kind] if self.kind != "auto" else ENGINES["plain"]
+
+    @property
+    def kind(self) -> str:
+        """The name of its kind; `auto` while nobody knows."""
+        if self.settings.kind != "auto" or self.traits is None:
+            return self.settings.kind
+        return self.traits.kind
+
+    @property
+    def version(self) -> str | None:
+        """Its version, if configured or found out."""
+        return self.settings.version or (self.traits.version if self.traits else None)
 
     @property
     def facts(self) -> EngineFacts:
         """What a step says of the engine."""
-        return EngineFacts(self.settings.label, self.engine.kind, self.version, self.settings.url)
+        return EngineFacts(self.settings.label, self.kind, self.version, self.settings.url)
 
 
 @dataclass(slots=True)
@@ -137,6 +162,7 @@ class Upstream:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             fault = self._fault(endpoint.settings.label, error)
             endpoint.faults += 1
+            endpoint.is_known = False
             endpoint.last_fault = fault.message
             self._metrics.upstream_faults.labels(endpoint.settings.label, fault.fault).inc()
             raise fault from error
@@ -150,20 +176,51 @@ class Upstream:
         return EngineBroke(f"the engine {label} broke off: {_words(error)}")
 
     async def learn(self) -> None:
-        """Ask each engine for its version, where the configuration does not say it. An engine away stays unknown."""
-        for endpoint in self.endpoints:
-            if endpoint.version is None:
-                endpoint.version = await self._version(endpoint)
+        """Find out what each engine is. One that is away stays what it was."""
+        await asyncio.gather(*map(self.know, self.endpoints))
 
-    async def _version(self, endpoint: Endpoint) -> str | None:
-        """`GET /version` is `{"version": "0.32.0"}` on vLLM."""
-        try:
-            async with self.send(endpoint, "GET", "/version", headers=(), body=None) as answer:
-                text = b"".join([read async for read in answer.reads()])
-            version = orjson.loads(text)["version"]
-        except (EngineFault, orjson.JSONDecodeError, KeyError, TypeError):
+    async def know(self, endpoint: Endpoint) -> EngineFault | None:
+        """Find out what an engine is, unless that is known; the fault if it was never met, and cannot be reached.
+
+        However many wait, the engine is asked once.
+        """
+        if not endpoint.is_known:
+            if endpoint.asking is None:
+                endpoint.asking = asyncio.get_running_loop().create_task(self._find_out(endpoint))
+            await asyncio.wait([endpoint.asking], timeout=_KNOW_WITHIN_S)
+        if endpoint.traits is not None or endpoint.settings.kind != "auto":
             return None
-        return version if isinstance(version, str) else None
+        return NoEngine(
+            f"the engine {endpoint.settings.label} cannot be reached: {endpoint.last_fault or 'it is silent'}"
+        )
+
+    async def _find_out(self, endpoint: Endpoint) -> None:
+        """Ask the questions, first those that only one kind of engine answers."""
+        try:
+            *own, common = QUESTIONS
+            answers = dict(zip(own, await asyncio.gather(*(self._seen(endpoint, path) for path in own)), strict=True))
+            traits = recognise(answers)
+            if traits.kind == "plain":
+                answers[common] = await self._seen(endpoint, common)
+                traits = recognise(answers)
+        except EngineFault as fault:
+            endpoint.last_fault = fault.message
+            return
+        finally:
+            endpoint.asking = None
+        if endpoint.settings.kind not in {"auto", traits.kind}:
+            LOG.warning("%s is configured as %s and looks like %s", endpoint.settings.label, endpoint.kind, traits.kind)
+        is_loading = traits.kind == "plain" and any(seen.status == 503 for seen in answers.values())
+        endpoint.traits, endpoint.is_known = traits, not is_loading
+
+    async def _seen(self, endpoint: Endpoint, path: str) -> Seen:
+        async with self.send(endpoint, "GET", path, headers=(), body=None) as answer:
+            text = b"".join([read async for read in answer.reads()])
+        try:
+            body = orjson.loads(text) if answer.status == 200 else None
+        except orjson.JSONDecodeError:
+            body = None
+        return Seen(answer.status, answer.headers.get("Server", ""), body)
 
     async def is_healthy(self, endpoint: Endpoint) -> bool:
         """Whether the engine answers `GET /health` with 200."""
@@ -175,14 +232,16 @@ class Upstream:
 
     async def close(self) -> None:
         """Close every connection."""
-        self._learning.cancel()
-        await asyncio.wait([self._learning])
+        asking = [endpoint.asking for endpoint in self.endpoints if endpoint.asking is not None]
+        for task in (self._learning, *asking):
+            task.cancel()
+        await asyncio.wait([self._learning, *asking])
         await self._session.close()
 
 
 def _endpoint(settings: EndpointSettings) -> Endpoint:
     key = settings.api_key.get_secret_value() if settings.api_key else None
-    return Endpoint(settings, ENGINES[settings.kind], settings.version, api_key=key)
+    return Endpoint(settings, api_key=key)
 
 
 def _words(error: BaseException) -> str:

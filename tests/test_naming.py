@@ -20,6 +20,7 @@ def test_every_id_can_be_named_in_a_path(name):
     assert name == checked_id(name)
     assert Target("/v1/models", name) == read_target(f"/rollouts/{segment}/v1/models")
     assert Target("/v1/x", name) == read_target(f"/sessions/{segment}/v1/x")
+    assert Target("/inference/v1/generate", name) == read_target(f"/rollouts/{segment}/inference/v1/generate")
 
 
 @pytest.mark.parametrize("name", ["", "x" * 257, "a\nb", "\x00", "\x7f", "\x85", "\ud800"])

@@ -1,6 +1,9 @@
 """The engines' endpoints: the choice among them, and the naming of their faults."""
 
+import asyncio
+
 import pytest
+from aiohttp import web
 from fakes import fake_engine
 from prometheus_client import CollectorRegistry
 
@@ -14,8 +17,9 @@ from proxy.upstream import Upstream, choose
 async def upstream_to():
     made = []
 
-    def make(*urls):
-        settings = EnginesSettings(endpoints=[{"url": url, "name": f"e{n}"} for n, url in enumerate(urls)])
+    def make(*urls, **said):
+        endpoints = [{"url": url, "name": f"e{n}", **said} for n, url in enumerate(urls)]
+        settings = EnginesSettings(endpoints=endpoints)
         made.append(Upstream(settings, make_metrics(CollectorRegistry())))
         return made[-1]
 
@@ -40,14 +44,77 @@ def test_no_endpoint_is_an_error_that_says_what_to_do():
         choose([], "r1")
 
 
-async def test_the_version_is_asked_of_the_engine(upstream_to):
-    """vLLM tells it at /version; an engine that is away has none."""
+async def test_an_engine_is_asked_what_it_is(upstream_to):
+    """Its kind and version; one that is away stays unknown."""
     async with fake_engine() as engine:
         upstream = upstream_to(engine.url, "http://127.0.0.1:9")
         await upstream.learn()
+        there, away = upstream.endpoints
 
-        assert ["0.32.0", None] == [endpoint.version for endpoint in upstream.endpoints]
+        assert ("vllm", "0.32.0") == (there.kind, there.version)
+        assert ("auto", None) == (away.kind, away.version)
         assert [True, False] == [await upstream.is_healthy(endpoint) for endpoint in upstream.endpoints]
+        assert await upstream.know(there) is None
+        assert "e1 cannot be reached" in (await upstream.know(away)).message
+
+
+async def test_however_many_calls_wait_an_engine_is_asked_once(upstream_to):
+    """A thousand calls at start are no thousand questions."""
+    async with fake_engine() as engine:
+        upstream = upstream_to(engine.url)
+        await asyncio.gather(*(upstream.know(upstream.endpoints[0]) for _ in range(50)))
+
+    assert 6 == engine.questions
+
+
+async def test_an_engine_that_comes_back_is_asked_again(upstream_to):
+    """It may be another one by now, behind the same address."""
+    async with fake_engine() as engine:
+        upstream = upstream_to(engine.url)
+        (endpoint,) = upstream.endpoints
+        await upstream.know(endpoint)
+
+        async def answering(request, body):
+            request.transport.close()
+            raise ConnectionResetError
+
+        engine.answering = answering
+        with pytest.raises(EngineBroke):
+            async with upstream.send(endpoint, "POST", "/x", headers=(), body=b"{}"):
+                pass
+        engine.facts = {"/server_info": {"version": "0.5.23"}, "/model_info": {"weight_version": "1"}}
+        await upstream.know(endpoint)
+
+        assert ("sglang", "0.5.23") == (endpoint.kind, endpoint.version)
+
+
+async def test_an_engine_that_is_still_loading_is_asked_again(upstream_to):
+    """503 to everything says nothing of what it will be."""
+
+    async def loading(request, body):
+        return web.json_response({"error": "loading"}, status=503)
+
+    async with fake_engine() as engine:
+        engine.facts, engine.answering = {}, loading
+        engine.unknown_status = 503
+        upstream = upstream_to(engine.url)
+        (endpoint,) = upstream.endpoints
+        await upstream.know(endpoint)
+        assert ("plain", False) == (endpoint.kind, endpoint.is_known)
+
+        engine.facts = {"/version": {"version": "0.32.0"}}
+        await upstream.know(endpoint)
+        assert ("vllm", True) == (endpoint.kind, endpoint.is_known)
+
+
+async def test_what_is_configured_wins(upstream_to, caplog):
+    """Whatever the server looks like; that it looks otherwise is logged."""
+    async with fake_engine() as engine:
+        upstream = upstream_to(engine.url, kind="plain")
+        await upstream.learn()
+
+        assert "plain" == upstream.endpoints[0].kind
+        assert "is configured as plain and looks like vllm" in caplog.text
 
 
 async def test_faults_are_named_and_counted(upstream_to):

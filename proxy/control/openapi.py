@@ -48,6 +48,7 @@ _EXPORT = (
     ("report", {"type": "boolean"}),
 )
 _R = "/rollouts/{rollout_id}"
+_CALLS = [(path, f"A recorded call, in the {dialect.name} dialect.") for path, dialect in DIALECTS.items()]
 
 ROUTES: tuple[Route, ...] = (
     Route("post", "/rollouts", "Open a rollout.", body=OpenRollout, statuses=(201, 200, 400, 409, 422)),
@@ -68,7 +69,7 @@ ROUTES: tuple[Route, ...] = (
     Route("get", "/openapi.json", "This description."),
     *(
         Route("post", prefix + path, summary, statuses=(200, 400, 401, 403, 409, 413, 429, 502, 503, 504))
-        for path, summary in zip(DIALECTS, ("A recorded chat completion.", "A recorded completion."), strict=True)
+        for path, summary in _CALLS
         for prefix in ("", _R, "/sessions/{rollout_id}")
     ),
     Route("get", "/v1/models", "The engine's models, and aliases of them.", statuses=(200, 401, 503)),

@@ -10,11 +10,15 @@ import orjson
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from proxy.dialects.base import DialectName
+from proxy.engines import Traits
+from proxy.engines.losses import LOSSES, Circumstances, Streaming, choose_framing
 from proxy.parts import PARTS, Parts
 from proxy.upstream import Endpoint
 from storage.store import StorageError
 
 _READY_WITHIN_S = 2
+_DIALECTS: tuple[DialectName, ...] = ("chat", "completions")  # those whose streams may be replayed
 
 
 async def show_health(_request: web.Request) -> web.Response:
@@ -32,11 +36,12 @@ async def show_ready(request: web.Request) -> web.Response:
 
 
 async def show_engines(request: web.Request) -> web.Response:
-    """`GET /engines`: endpoints, health, calls in flight, versions."""
+    """`GET /engines`: endpoints, health, calls in flight, versions, and what each is known to lose."""
     parts = request.app[PARTS]
     healthy = await _healthy(parts)
     await parts.upstream.learn()
-    return _json({"engines": [_engine(endpoint, healthy) for endpoint in parts.upstream.endpoints]})
+    streaming = parts.settings.record.streaming
+    return _json({"engines": [_engine(endpoint, healthy, streaming) for endpoint in parts.upstream.endpoints]})
 
 
 async def show_metrics(request: web.Request) -> web.Response:
@@ -70,13 +75,25 @@ async def _is_healthy(parts: Parts, endpoint: Endpoint) -> bool:
         return False
 
 
-def _engine(endpoint: Endpoint, healthy: dict[str, bool]) -> dict[str, Any]:
+def _engine(endpoint: Endpoint, healthy: dict[str, bool], streaming: Streaming) -> dict[str, Any]:
+    traits = endpoint.traits or Traits(endpoint.kind)
     return {
         "name": endpoint.settings.label,
         "url": endpoint.settings.url,
-        "kind": endpoint.engine.kind,
+        "kind": endpoint.kind,
         "version": endpoint.version,
-        "logprobs_mode": endpoint.settings.logprobs_mode,
+        "logprobs_mode": endpoint.settings.logprobs_mode or endpoint.engine.logprobs_mode,
+        "parser": traits.has_parser,
+        "streams": {
+            name: choose_framing(
+                endpoint.settings.streaming or streaming,
+                endpoint.engine.kind,
+                Circumstances(name, {"stream": True}, traits),
+                bears_replay=True,
+            )
+            for name in _DIALECTS
+        },
+        "loses": [loss.what for loss in LOSSES if loss.engine == endpoint.engine.kind],
         "healthy": healthy[endpoint.settings.label],
         "in_flight": endpoint.in_flight,
         "faults": endpoint.faults,

@@ -3,6 +3,7 @@
 from proxy.dialects.base import Asked, Dialect
 from proxy.dialects.chat import Chat
 from proxy.dialects.completions import Completions
+from proxy.dialects.generate import Generate
 
 __all__ = ["DIALECTS", "Asked", "Dialect"]
 
@@ -10,4 +11,5 @@ __all__ = ["DIALECTS", "Asked", "Dialect"]
 DIALECTS: dict[str, Dialect] = {
     "/v1/chat/completions": Chat(),
     "/v1/completions": Completions(),
+    "/inference/v1/generate": Generate(),
 }

@@ -3,7 +3,7 @@
 Holds the `Dialect` protocol and `Asked`. It must not know engines: what to inject is theirs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -12,7 +12,7 @@ import orjson
 from proxy.errors import ProxyError
 from proxy.wire.fold import Fold
 
-DialectName = Literal["chat", "completions"]
+DialectName = Literal["chat", "completions", "generate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,16 @@ class Dialect(Protocol):
 
     def asked(self, body: Mapping[str, Any]) -> Asked:
         """What the client wants to see."""
+        ...
+
+    def sampling(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The part of a body that says how to sample."""
+        ...
+
+    def place_sampling(
+        self, body: Mapping[str, Any], fields: Mapping[str, Any], unset: Collection[str]
+    ) -> tuple[dict[str, Any], set[str]]:
+        """What to set on a body's top level, and to unset there, so that its `sampling` changes by these."""
         ...
 
     def fold(self) -> Fold:

@@ -1,6 +1,6 @@
 """OpenAI's legacy completions: native, so nothing is translated."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from proxy.dialects.base import Asked, DialectName, is_on, openai_error, samples_of, wants_usage
@@ -24,6 +24,16 @@ class Completions:
             samples=samples,
             choices=samples * prompts if samples and prompts else None,
         )
+
+    def sampling(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """On the body's top level."""
+        return body
+
+    def place_sampling(
+        self, body: Mapping[str, Any], fields: Mapping[str, Any], unset: Collection[str]
+    ) -> tuple[dict[str, Any], set[str]]:
+        """On the body's top level."""
+        return dict(fields), set(unset)
 
     def fold(self) -> Fold:
         """Chunks of `text_completion`."""

@@ -1,11 +1,20 @@
-"""The engines we speak to, one file each: what to ask them, what to hide of their answers, where their tokens are."""
+"""The engines we speak to, one file each: what to ask them, what to hide of their answers, where their tokens are.
 
-from proxy.engines.base import Ask, Engine, Hidden, Sampled, Tokens
+Beside them: `losses` (what each is known to lose, and when), and `recognition` (which one a server is).
+"""
+
+from proxy.engines.base import Ask, Engine, Hidden, Lookup, Sampled, StreamShape, Tokens, Traits
+from proxy.engines.llamacpp import Llamacpp
+from proxy.engines.plain import Plain
+from proxy.engines.sglang import Sglang
 from proxy.engines.vllm import Vllm
 
-__all__ = ["ENGINES", "Ask", "Engine", "Hidden", "Sampled", "Tokens"]
+__all__ = ["ENGINES", "Ask", "Engine", "Hidden", "Lookup", "Sampled", "StreamShape", "Tokens", "Traits"]
 
 # By kind, as configured. A new engine is one file and one line here.
 ENGINES: dict[str, Engine] = {
     "vllm": Vllm(),
+    "sglang": Sglang(),
+    "llamacpp": Llamacpp(),
+    "plain": Plain(),
 }

@@ -5,18 +5,34 @@ again, so that the client sees what it would see without us. Nothing here change
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from proxy.dialects.base import Asked, DialectName
 
 Json = dict[str, Any]
 
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What was found out about the server at hand. None: not known.
+
+    `has_parser`: a reasoning or tool parser is configured, which decides whether SGLang's chat streams lose logprobs.
+    """
+
+    kind: str
+    version: str | None = None
+    has_parser: bool | None = None
+
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
     """What the client did not ask for and must not see.
 
+    `token_ids`, `logprobs`: to be null again. `keys`: to be deleted, since a plain answer has no such keys.
     `empty_deltas`: drop stream events that exist only because ids or logprobs were asked. `reasoning`: the client
     switched reasoning off, but the engine was asked for it because it would have withheld the ids as well.
     """
@@ -25,16 +41,17 @@ class Hidden:
     logprobs: bool = False
     empty_deltas: bool = False
     reasoning: bool = False
+    keys: frozenset[str] = frozenset()
 
     @property
     def anything(self) -> bool:
         """Whether there is anything to hide at all."""
-        return self.token_ids or self.logprobs or self.empty_deltas or self.reasoning
+        return self.token_ids or self.logprobs or self.empty_deltas or self.reasoning or bool(self.keys)
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What to send: fields to set in the client's body, what to hide of the answer, and problems known beforehand.
+    """What to send: fields and headers to set, what to hide of the answer, and problems known beforehand.
 
     `problems` are codes of `proxy.trajectory.fidelity.PROBLEMS`.
     """
@@ -42,11 +59,16 @@ class Ask:
     fields: Mapping[str, Any]
     hidden: Hidden
     problems: tuple[str, ...] = ()
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One choice as the engine gave it: lists of the response itself, not copies. None: not given."""
+    """One choice as the engine gave it: lists of the response itself, not copies. None: not given.
+
+    `counted` is how many tokens the engine says it sampled for this choice alone. `spans` are (start, end, version of
+    the weights) over its sampled ids. `routed_experts` and `sampling_mask` are as the engine wrote them.
+    """
 
     index: int
     prompt_ids: list[int] | None
@@ -54,26 +76,84 @@ class Sampled:
     logprobs: list[float | None] | None
     finish_reason: str | None
     stop_reason: int | str | None
+    counted: int | None = None
+    spans: tuple[tuple[int, int, str | None], ...] | None = None
+    routed_experts: Any = None
+    sampling_mask: list[list[int]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """The tokens of a whole response. `prompt_ids` is the prompt that all choices share, where the engine says it once."""
+    """The tokens of a whole response.
+
+    `prompt_ids` is the prompt that all choices share, where the engine says it once. `problems` are codes of what only
+    this engine's answers can tell; `notes` are facts worth keeping with the step (such as retractions).
+    """
 
     prompt_ids: list[int] | None
     choices: tuple[Sampled, ...]
+    problems: tuple[str, ...] = ()
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """A question to the engine once its answer is there: a POST, whose JSON answer `tokens` gets as `found`."""
+
+    path: str
+    body: Json
+
+
+@dataclass(frozen=True, slots=True)
+class StreamShape:
+    """How an engine's own events look, for answers that are replayed as a stream.
+
+    Of a chat stream: `role` is the delta of a choice's first event, `delta` what each later one begins with, `call_delta`
+    what one with a tool call does, and `reasoning` the field of thoughts. `choice` are fields that each choice of an
+    event has, null until the finish (which has the response's), `early` those that come with the text instead.
+    `head` is what of the response's top level each event repeats, `first` what the first of each choice adds, `last`
+    what the very last one does. `null_logprobs`: whether events without logprobs say null.
+    """
+
+    head: frozenset[str]
+    role: Mapping[str, Any]
+    delta: Mapping[str, Any]
+    call_delta: Mapping[str, Any]
+    call: Mapping[str, Any] = field(default_factory=lambda: {"arguments": ""})
+    more_call: Mapping[str, Any] = field(default_factory=dict)
+    more_function: Mapping[str, Any] = field(default_factory=dict)
+    choice: tuple[str, ...] = ()
+    early: tuple[str, ...] = ()
+    first: tuple[str, ...] = ()
+    last: tuple[str, ...] = ()
+    null_logprobs: bool = True
 
 
 class Engine(Protocol):
-    """One kind of inference server."""
+    """One kind of inference server. `logprobs_mode` is what its logprobs are of, where the configuration is silent."""
 
     kind: str
+    logprobs_mode: str | None
+    shape: StreamShape
 
-    def ask(self, dialect: DialectName, body: Mapping[str, Any], asked: Asked, *, keep_reasoning: bool) -> Ask:
+    def ask(
+        self,
+        dialect: DialectName,
+        body: Mapping[str, Any],
+        asked: Asked,
+        *,
+        keep_reasoning: bool,
+        headers: Mapping[str, str] = NO_HEADERS,
+    ) -> Ask:
         """What to add to the client's body so that ids and logprobs come.
 
         `keep_reasoning`: whether a client's wish for no reasoning may be overridden where it would cost the ids.
+        `headers`: the client's, by lowercase name.
         """
+        ...
+
+    def bears_replay(self, dialect: DialectName, body: Mapping[str, Any]) -> bool:
+        """Whether a streamed call may be asked unstreamed: not if the engine would refuse it streamed."""
         ...
 
     def hide(self, dialect: DialectName, response: Json, hidden: Hidden) -> Json:
@@ -84,6 +164,13 @@ class Engine(Protocol):
         """A streamed chunk likewise; the same dict if nothing in it is to be hidden, None if it is not to be shown."""
         ...
 
-    def tokens(self, dialect: DialectName, response: Json) -> Tokens:
-        """Where the tokens are in an unstreamed (or folded) response."""
+    def lookup(self, dialect: DialectName, body: Mapping[str, Any], response: Json) -> Lookup | None:
+        """What is to be asked after an unstreamed (or folded) response, if its tokens are not all in it."""
+        ...
+
+    def tokens(self, dialect: DialectName, body: Mapping[str, Any], response: Json, found: Any = None) -> Tokens:
+        """Where the tokens are in an unstreamed (or folded) response.
+
+        `body` is what was sent; `found` the answer of the `lookup`, None if there was none.
+        """
         ...

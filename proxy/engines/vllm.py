@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from proxy.dialects.base import Asked, DialectName, is_on
-from proxy.engines.base import Ask, Hidden, Json, Sampled, Tokens
+from proxy.engines.base import NO_HEADERS, Ask, Hidden, Json, Lookup, Sampled, StreamShape, Tokens
+from proxy.engines.vllm_generate import ask_generate, hide_generate, hide_generate_chunk, tokens_of_generate
 
 _PROMPT: dict[DialectName, str] = {"chat": "messages", "completions": "prompt"}
 
@@ -22,9 +23,31 @@ class Vllm:
     """vLLM ≥ 0.10 (the first with `return_token_ids` on both endpoints); verified on 0.32.0."""
 
     kind = "vllm"
+    logprobs_mode: str | None = "raw_logprobs"
+    shape = StreamShape(
+        head=frozenset({"id", "object", "created", "model"}),
+        role={"role": "assistant", "content": ""},
+        delta={},
+        call_delta={"content": None},
+        call={},
+        choice=("stop_reason",),
+        early=("token_ids",),
+        first=("prompt_token_ids", "prompt_text"),
+        last=("system_fingerprint",),
+    )
 
-    def ask(self, dialect: DialectName, body: Mapping[str, Any], asked: Asked, *, keep_reasoning: bool) -> Ask:
+    def ask(
+        self,
+        dialect: DialectName,
+        body: Mapping[str, Any],
+        asked: Asked,
+        *,
+        keep_reasoning: bool,
+        headers: Mapping[str, str] = NO_HEADERS,
+    ) -> Ask:
         """`return_token_ids` and `logprobs`, unless the call could not bear them."""
+        if dialect == "generate":
+            return ask_generate(body, asked)
         if _PROMPT[dialect] not in body:
             return Ask({}, Hidden())  # refused, by a message that tells how many fields the body has
         problems = tuple(_problems(dialect, body, keep_reasoning=keep_reasoning))
@@ -48,8 +71,14 @@ class Vllm:
         )
         return Ask(fields, hidden, problems)
 
+    def bears_replay(self, dialect: DialectName, body: Mapping[str, Any]) -> bool:
+        """A stream cannot have prompt logprobs: a 400 that must stay one. Streams of generate lose nothing."""
+        return dialect != "generate" and body.get("prompt_logprobs") is None
+
     def hide(self, dialect: DialectName, response: Json, hidden: Hidden) -> Json:
         """Null again what was null."""
+        if dialect == "generate":
+            return hide_generate(response, hidden)
         if not hidden.anything:
             return response
         shown = _without_prompt_ids(response, hidden)
@@ -60,6 +89,8 @@ class Vllm:
 
     def hide_chunk(self, dialect: DialectName, chunk: Json, hidden: Hidden) -> Json | None:
         """Null again what was null; drop what exists only because of the flags."""
+        if dialect == "generate":
+            return hide_generate_chunk(chunk, hidden)
         choices = chunk.get("choices")
         if not choices or not hidden.anything:
             return chunk
@@ -68,8 +99,14 @@ class Vllm:
             return None
         return {**_without_prompt_ids(chunk, hidden), "choices": shown}
 
-    def tokens(self, dialect: DialectName, response: Json) -> Tokens:
+    def lookup(self, dialect: DialectName, body: Mapping[str, Any], response: Json) -> Lookup | None:
+        """Nothing: all tokens are in the answer."""
+        return None
+
+    def tokens(self, dialect: DialectName, body: Mapping[str, Any], response: Json, found: Any = None) -> Tokens:
         """Chat: one prompt, on the top level. Completions: each choice has its own."""
+        if dialect == "generate":
+            return tokens_of_generate(response)
         choices = response.get("choices") or ()
         return Tokens(response.get("prompt_token_ids"), tuple(_sampled(choice) for choice in choices))
 
@@ -149,4 +186,5 @@ def _sampled(choice: Json) -> Sampled:
         logprobs=values,
         finish_reason=choice.get("finish_reason"),
         stop_reason=choice.get("stop_reason"),
+        routed_experts=choice.get("routed_experts"),
     )

@@ -1,9 +1,14 @@
-"""Each choice of each step as a row of its own: nothing is joined, so nothing needs to be masked."""
+"""Each choice of each step as a row of its own: nothing is joined, so nothing needs to be masked.
+
+What few steps have is in the rows of those only: `spans` where the weights changed while sampling, experts and masks
+where the engine gave any, problems where there are some.
+"""
 
 from collections.abc import Sequence
 from typing import Any
 
 from proxy.export.base import Rows, skipped_rows
+from proxy.trajectory.packing import unpack_experts, unpack_mask
 from proxy.trajectory.rollout import RolloutFacts
 from proxy.trajectory.sequence import Options, select
 from proxy.trajectory.step import Choice, Step
@@ -40,4 +45,21 @@ def _row(facts: RolloutFacts, step: Step, choice: Choice) -> dict[str, Any]:
         "reward": facts.step_rewards.get(step.step_id, facts.reward),
         "metadata": dict(facts.metadata),
     }
-    return {**row, "problems": list(step.problems)} if step.problems else row
+    return {**row, **_rare(step, choice)}
+
+
+def _rare(step: Step, choice: Choice) -> dict[str, Any]:
+    """What most rows lack. Experts are spelt as the engine spelt them; `form` says what their base64 holds."""
+    rare: dict[str, Any] = {}
+    if len(choice.spans) > 1:
+        rare["spans"] = [
+            {"start": span.start, "end": span.end, "policy_version": span.policy_version} for span in choice.spans
+        ]
+    if choice.routed_experts is not None:
+        rare["routed_experts"] = {
+            "form": choice.routed_experts.form,
+            "given": unpack_experts(choice.routed_experts),
+        }
+    if choice.sampling_mask is not None:
+        rare["sampling_mask"] = unpack_mask(choice.sampling_mask)
+    return {**rare, "problems": list(step.problems)} if step.problems else rare

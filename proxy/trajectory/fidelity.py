@@ -30,10 +30,16 @@ PROBLEMS: Final[dict[str, str]] = {
     "engine_error": "The engine answered with an error.",
     "echo": "The client asked for its prompt to be echoed; the engine's ids cannot be trusted then.",
     "beam_search": "The tokens were found by beam search, not sampled.",
+    "forced_tokens": "The engine was told which tokens to emit; they were not sampled.",
     "phantom_token": "The engine reports a sampled token that nobody asked for.",
     "reasoning_withheld": "The client asked for no reasoning; the engine gives no ids then.",
     "mixed_prompts": "Choices of one prompt came with different prompt ids, or a prompt without choices.",
     "unparsed_event": "An event of the stream could not be understood.",
+    "ids_disagree": "The engine gave the sampled ids twice, and they differ.",
+    "uncounted": "Nothing counts the sampled tokens of each choice, so one could be missing unseen.",
+    "prompt_truncated": "The engine cut the prompt before it used it.",
+    "mask_count": "The sampling mask has another number of positions than there are sampled ids.",
+    "version_spans": "The engine's spans of policy versions do not cover the sampled ids.",
 }
 
 _ORDER: Final = {code: place for place, code in enumerate(PROBLEMS)}

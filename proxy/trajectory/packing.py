@@ -1,16 +1,22 @@
-"""Numbers as arrays: token ids and logprobs of other people's JSON, and arrays as little-endian bytes.
+"""Numbers as arrays: token ids, logprobs, masks and experts of other people's JSON, and arrays as little-endian bytes.
 
-Holds what turns lists into the arrays that a step is made of, and those arrays into bytes that read the same
-on every machine. It must not know a step, a record or an engine.
+Holds what turns lists and texts into the arrays and bytes that a step is made of, and back; and those arrays into
+bytes that read the same on every machine. It must not know a whole step, a record or an engine.
 """
 
 import sys
 from array import array
+from base64 import b64decode, b64encode
 from collections.abc import Sequence
+from itertools import accumulate, chain, pairwise
 from math import nan
-from typing import Literal
+from typing import Any, Final, Literal
 
-from proxy.trajectory.step import Ids, Logprobs
+import orjson
+
+from proxy.trajectory.step import Experts, Ids, Logprobs, Mask
+
+_NPY: Final = b"\x93NUMPY"
 
 
 def pack_ids(values: Sequence[int]) -> Ids:
@@ -31,6 +37,42 @@ def pack_logprobs(values: Sequence[float | None]) -> Logprobs:
     narrow = array("f", wide)
     # Compared as bytes: NaN equals nothing, and -0.0 equals 0.0.
     return narrow if array("d", narrow).tobytes() == wide.tobytes() else wide
+
+
+def pack_mask(positions: Sequence[Sequence[int]]) -> Mask:
+    """The ids left at each position, flat: 200 000 positions are two arrays. Raises what `pack_ids` does."""
+    return Mask(pack_ids(list(chain.from_iterable(positions))), array("i", accumulate(map(len, positions), initial=0)))
+
+
+def unpack_mask(mask: Mask) -> list[list[int]]:
+    """What `pack_mask` was given."""
+    ids = mask.ids.tolist()
+    return [ids[start:end] for start, end in pairwise(mask.offsets)]
+
+
+def pack_experts(given: Any) -> Experts:
+    """The experts as an engine gave them: the bytes behind a base64 text, anything else as JSON.
+
+    Raises `TypeError` for what orjson cannot write.
+    """
+    raw = _from_base64(given) if isinstance(given, str) else None
+    if raw is None:
+        return Experts("json", orjson.dumps(given))
+    return Experts("npy" if raw.startswith(_NPY) else "int32", raw)
+
+
+def unpack_experts(experts: Experts) -> Any:
+    """What `pack_experts` was given, a base64 text to the last character."""
+    return orjson.loads(experts.raw) if experts.form == "json" else b64encode(experts.raw).decode()
+
+
+def _from_base64(text: str) -> bytes | None:
+    """The bytes of a text that is just what their base64 is; None for any other spelling, which would be lost."""
+    try:
+        raw = b64decode(text, validate=True)
+    except ValueError:
+        return None
+    return raw if b64encode(raw).decode() == text else None
 
 
 def to_little_endian(values: "Ids | Logprobs", byteorder: str = sys.byteorder) -> bytes:

@@ -3,27 +3,29 @@
 Holds the frame and the schemas of records, and what of a step goes into shared blocks. It must not store
 anything, nor judge what it writes: `blocks` cuts and joins, `storage` keeps, `fidelity` judges.
 
-A record is `TT`, the number of the schema, a checksum of 8 bytes, and a zstd frame. Schema 1 holds in that:
+A record is `TT`, the number of the schema, a checksum of 8 bytes, and a zstd frame. Schema 2 holds in that:
 the lengths of four JSON texts (u32 each), the texts (head, request, sent, response), then the arrays,
-little-endian: the tail of each prompt, the ids of each choice, the logprobs of each choice. In `request` and
-in what the proxy `set` of it, values that tend to come again are left null; the head's `chains` says where
-they are.
+little-endian: the tail of each prompt, the ids of each choice, the logprobs of each choice, and the experts and
+the mask of each choice that has them. In `request` and in what the proxy `set` of it, values that tend to come
+again are left null; the head's `chains` says where they are. So are experts and masks in `response`; the head's
+`again` says where they stood. Schema 1 is the same without experts and masks.
 """
 
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from io import BytesIO
 from typing import Any, Final
 
 import orjson
 
-from proxy.trajectory import blocks
+from proxy.trajectory import blocks, extras
 from proxy.trajectory.blocks import BlockReader, BlockWriter
 from proxy.trajectory.packing import ids_from_little_endian, logprobs_from_little_endian, to_little_endian
 from proxy.trajectory.step import Choice, EngineFacts, Ids, Span, Step, Timing
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2
 
 _MAGIC: Final = b"TT"
 _HEADER: Final = 11  # magic, schema, checksum
@@ -73,13 +75,16 @@ def encode(step: Step, known: Container[bytes] = frozenset()) -> Record:
         arrays.append(tail)
     arrays += [to_little_endian(choice.ids) for choice in step.choices]
     arrays += [to_little_endian(choice.logprobs) for choice in step.choices]
+    arrays += [raw for choice in step.choices for raw in extras.bytes_of(choice)]
+    response, again = extras.left_out(step.response, step.choices)
     head = {name: getattr(step, name) for name in _FACTS}
     head |= {
         "prompts": prompts,
         "choices": [_choice_head(choice) for choice in step.choices],
         "chains": chains,
+        "again": again,
     }
-    texts = [orjson.dumps(part) for part in (head, request, sent, step.response)]
+    texts = [orjson.dumps(part) for part in (head, request, sent, response)]
     packed = writer.compress(b"".join([*(len(text).to_bytes(4, "little") for text in texts), *texts, *arrays]))
     frame = b"".join((_MAGIC, bytes([SCHEMA]), _checksum(SCHEMA, packed), packed))
     return Record(frame, writer.blocks, tuple(writer.leans_on), tuple(writer.ends))
@@ -123,6 +128,7 @@ def _choice_head(choice: Choice) -> dict[str, Any]:
         "ids": len(choice.ids),
         "logprobs": len(choice.logprobs),
         "code": choice.logprobs.typecode,
+        **extras.head_of(choice),
     }
 
 
@@ -172,7 +178,7 @@ def _join_fields(
     return left
 
 
-def _decode_1(packed: bytes, reader: BlockReader, index: int | None, *, whole: bool) -> Step:
+def _decode(packed: bytes, reader: BlockReader, index: int | None, *, whole: bool) -> Step:
     stream = BytesIO(reader.expand(packed))
     lengths = [int.from_bytes(_take(stream, 4), "little") for _ in range(4)]
     head_text, request_text, sent_text, response_text = [_take(stream, length) for length in lengths]
@@ -184,7 +190,10 @@ def _decode_1(packed: bytes, reader: BlockReader, index: int | None, *, whole: b
         for prompt in head["prompts"]
     )
     sampled = [ids_from_little_endian(_take(stream, 4 * choice["ids"])) for choice in head["choices"]]
-    choices = tuple(_choice(choice, ids, stream) for choice, ids in zip(head["choices"], sampled, strict=True))
+    bare = [_choice(choice, ids, stream) for choice, ids in zip(head["choices"], sampled, strict=True)]
+    choices = tuple(
+        extras.read(choice, said, partial(_take, stream)) for choice, said in zip(bare, head["choices"], strict=True)
+    )
     if stream.read(1):
         raise ValueError("bytes are left over")
     request: dict[str, Any] = {}
@@ -197,7 +206,10 @@ def _decode_1(packed: bytes, reader: BlockReader, index: int | None, *, whole: b
     facts = {name: head[name] for name in _FACTS}
     facts |= {"engine": EngineFacts(**head["engine"]), "timing": Timing(**head["timing"])}
     facts |= {"problems": tuple(head["problems"])}
-    response = orjson.loads(response_text) if whole else None
+    response = None
+    if whole:
+        response = orjson.loads(response_text)
+        extras.put_back(response, head.get("again", []), choices)
     return Step(**facts, request=request, sent=sent, response=response, prompts=prompts, choices=choices, index=index)
 
 
@@ -221,4 +233,4 @@ def _take(stream: BytesIO, size: int) -> bytes:
     return taken
 
 
-DECODERS: Final = {1: _decode_1}
+DECODERS: Final = {1: _decode, 2: _decode}  # what 2 added may be absent

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 Status = Literal["complete", "partial", "error"]
-Dialect = Literal["chat", "completions"]
+Dialect = Literal["chat", "completions", "generate"]
 
 Ids: TypeAlias = "array[int]"  # array itself takes no index before Python 3.12
 Logprobs: TypeAlias = "array[float]"
@@ -27,11 +27,32 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
+class Experts:
+    """The experts that a mixture routed tokens to, as the engine gave them; `packing` makes and reads it.
+
+    `form` says what `raw` is: a .npy file (vLLM: tokens - 1, layers, experts per token), int32 without a shape
+    (SGLang), or, where the engine gave something else, that as JSON.
+    """
+
+    form: Literal["npy", "int32", "json"]
+    raw: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """The ids that sampling was left with at each position: those of position i are `ids[offsets[i]:offsets[i + 1]]`."""
+
+    ids: Ids
+    offsets: Ids
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     """What was sampled for one choice.
 
     `prompt` is the index into the step's `prompts`. `logprobs` has one entry per id in an exact step; in a flagged one
-    the lengths may differ, and a missing entry is NaN.
+    the lengths may differ, and a missing entry is NaN. `routed_experts` and `sampling_mask` are None where the engine
+    gave none.
     """
 
     index: int
@@ -41,6 +62,8 @@ class Choice:
     stop_reason: int | str | None = None
     prompt: int = 0
     spans: tuple[Span, ...] = ()
+    routed_experts: Experts | None = None
+    sampling_mask: Mask | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,16 +35,18 @@ class _ChoiceFold:
     __slots__ = ("fields", "ids", "logprobs", "text")
 
     def __init__(self, index: int) -> None:
-        self.fields: Json = {"index": index, "finish_reason": None, "stop_reason": None}
+        self.fields: Json = {"index": index, "finish_reason": None}
         self.ids: list[int] | None = None
         self.logprobs: dict[str, list[Any]] | None = None
         self.text: list[str] = []
 
     def feed(self, choice: Json) -> None:
         for key, value in choice.items():
-            if value is None or key in {"index", "delta"}:
+            if key in {"index", "delta"}:
                 continue
-            if key == "token_ids":
+            if value is None:
+                self.fields.setdefault(key, None)  # what is never more than null is so in the response as well
+            elif key == "token_ids":
                 self.ids = self.ids or []
                 self.ids.extend(value)
             elif key == "logprobs":
@@ -61,7 +63,8 @@ class _ChoiceFold:
                 self.logprobs.setdefault(name, []).extend(values)
 
     def finish(self) -> Json:
-        return {**self.fields, "logprobs": self.logprobs, "token_ids": self.ids}
+        lists = {"logprobs": self.logprobs, "token_ids": self.ids}
+        return {**self.fields, **{key: values for key, values in lists.items() if values is not None}}
 
 
 class _Chunks:

@@ -9,12 +9,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from proxy.dialects.base import Asked, Dialect
-from proxy.engines.base import Engine, Json
+from proxy.engines.base import NO_HEADERS, Engine, Json, Traits
+from proxy.engines.losses import Circumstances, Framing, Streaming, choose_framing, met
 from proxy.trajectory.step import EngineFacts
 from proxy.wire.reply import View
 
 # The client may name the bound on sampled tokens either way; the first of them wins (vLLM 0.32.0).
 _BOUNDS = ("max_completion_tokens", "max_tokens")
+
+_STREAM = frozenset({"stream", "stream_options"})
 
 # What decides which distribution a token was drawn from; recorded with each step, as sent.
 SAMPLING_FIELDS = (
@@ -47,11 +50,15 @@ class Terms:
     tools: tuple[Json, ...] = ()
     models: Mapping[str, str] = field(default_factory=dict)
     keep_reasoning: bool = True
+    streaming: Streaming = "auto"
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One call, decided. `request` is the client's body, `body` what is sent, `sent` the difference on the top level."""
+    """One call, decided. `request` is the client's body, `body` what is sent, `sent` the difference on the top level.
+
+    `framing` is how it goes upstream; `expected` are the problems that the engine is known to have with such a call.
+    """
 
     step_id: str
     rollout_id: str
@@ -67,31 +74,41 @@ class Plan:
     model_asked: str | None
     model_served: str | None
     sampling: Json
+    framing: Framing = "whole"
+    headers: Mapping[str, str] = field(default_factory=dict)
     policy_version: str | None = None
     problems: tuple[str, ...] = ()
+    expected: frozenset[str] = frozenset()
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
-def edit(body: Json, terms: Terms) -> tuple[Json, set[str]]:
+def edit(body: Json, terms: Terms, dialect: Dialect) -> tuple[Json, set[str]]:
     """The fields that the terms set in a body, and those they take out of it (ours, which no engine knows)."""
     fields: Json = {}
     model = body.get("model")
     if isinstance(model, str) and (served := terms.models.get(model, terms.models.get("*"))) is not None:
         fields["model"] = served
-    if terms.tools and not body.get("tools"):
+    if terms.tools and dialect.name != "generate" and not body.get("tools"):
         fields["tools"] = list(terms.tools)
-    unset = {"rollout_id"} & body.keys()
-    for name, value in terms.sampling.default.items():
-        if all(body.get(spelling) is None for spelling in _spellings(name)):
+    placed, unset = dialect.place_sampling(body, *_sample(dialect.sampling(body), terms.sampling))
+    return {**fields, **placed}, unset | ({"rollout_id"} & body.keys())
+
+
+def _sample(said: Mapping[str, Any], rules: Sampling) -> tuple[Json, set[str]]:
+    """What the rules set in a client's sampling, and what they take out of it."""
+    fields: Json = {}
+    unset: set[str] = set()
+    for name, value in rules.default.items():
+        if all(said.get(spelling) is None for spelling in _spellings(name)):
             fields[name] = value
-    for name, value in terms.sampling.override.items():
+    for name, value in rules.override.items():
         spellings = _spellings(name)
         for winning in spellings[: spellings.index(name)]:
             fields.pop(winning, None)
-            unset |= {winning} & body.keys()
+            unset |= {winning} & said.keys()
         fields[name] = value
-    for name, bound in terms.sampling.cap.items():
-        _cap({**{k: v for k, v in body.items() if k not in unset}, **fields}, name, bound, fields)
+    for name, bound in rules.cap.items():
+        _cap({**{k: v for k, v in said.items() if k not in unset}, **fields}, name, bound, fields)
     return fields, unset
 
 
@@ -120,21 +137,23 @@ def make_plan(  # noqa: PLR0913 - a plan is all of this, and every argument has 
     engine: Engine,
     engine_facts: EngineFacts,
     logprobs_mode: str | None,
+    traits: Traits | None = None,
+    headers: Mapping[str, str] = NO_HEADERS,
     policy_version: str | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """Decide a call."""
-    fields, unset = edit(body, terms)
+    """Decide a call. `headers` are the client's, by lowercase name."""
+    fields, unset = edit(body, terms, dialect)
     edited = {key: value for key, value in body.items() if key not in unset} | fields
-    sent_asks = dialect.asked(edited)
-    # What may be seen is the client's own wish; how many choices come is decided by what is sent.
-    asked = replace(dialect.asked(body), samples=sent_asks.samples, choices=sent_asks.choices)
-    ask = engine.ask(dialect.name, edited, asked, keep_reasoning=terms.keep_reasoning)
-    fields = {**fields, **ask.fields}
+    asked = _asked(dialect, body, edited)
+    at = Circumstances(dialect.name, edited, traits or Traits(engine.kind), terms.keep_reasoning)
+    framing = _framing(engine, terms, at)
+    taken = _STREAM if framing == "replay" else frozenset[str]()
+    edited = {key: value for key, value in edited.items() if key not in taken}
+    ask = engine.ask(dialect.name, edited, asked, keep_reasoning=terms.keep_reasoning, headers=headers)
     sent_body = {**edited, **ask.fields}
     model_asked, model_served = _name(body.get("model")), _name(sent_body.get("model"))
     renamed = model_asked if model_asked != model_served else None
-    changed = {key: value for key, value in fields.items() if key not in body or body[key] != value}
     return Plan(
         step_id=step_id,
         rollout_id=rollout_id,
@@ -145,18 +164,41 @@ def make_plan(  # noqa: PLR0913 - a plan is all of this, and every argument has 
         asked=asked,
         request=body,
         body=sent_body,
-        sent={"set": changed, "unset": sorted(unset)},
-        view=View(dialect, engine, ask.hidden, asked.choices, renamed),
+        sent={"set": _changed(body, {**fields, **ask.fields}), "unset": sorted(unset | (taken & body.keys()))},
+        view=View(dialect, engine, ask.hidden, asked.choices, renamed, framing == "replay", asked.usage),
         model_asked=model_asked,
         model_served=model_served,
-        sampling={
-            **{key: sent_body[key] for key in SAMPLING_FIELDS if sent_body.get(key) is not None},
-            "logprobs_mode": logprobs_mode,
-        },
+        sampling=_sampling(dialect.sampling(sent_body), logprobs_mode or engine.logprobs_mode),
+        framing=framing,
+        headers=ask.headers,
         policy_version=policy_version,
         problems=ask.problems,
-        extra=extra or {},
+        expected=frozenset(code for loss in met(engine.kind, at, live=framing == "live") for code in loss.codes),
+        extra={**(extra or {}), **({} if framing == "whole" else {"streaming": framing})},
     )
+
+
+def _asked(dialect: Dialect, body: Json, edited: Json) -> Asked:
+    """What may be seen is the client's own wish; how many choices come is decided by what is sent."""
+    sent = dialect.asked(edited)
+    return replace(dialect.asked(body), samples=sent.samples, choices=sent.choices)
+
+
+def _framing(engine: Engine, terms: Terms, at: Circumstances) -> Framing:
+    """How the call goes upstream."""
+    bears_replay = engine.bears_replay(at.dialect, at.body)
+    return choose_framing(terms.streaming, engine.kind, at, bears_replay=bears_replay)
+
+
+def _changed(body: Json, fields: Json) -> Json:
+    """The fields that are not as the client sent them."""
+    return {key: value for key, value in fields.items() if key not in body or body[key] != value}
+
+
+def _sampling(sent: Mapping[str, Any], logprobs_mode: str | None) -> Json:
+    """What decides which distribution a token was drawn from, as sent."""
+    said = {key: sent[key] for key in SAMPLING_FIELDS if sent.get(key) is not None}
+    return {**said, "logprobs_mode": logprobs_mode}
 
 
 def _name(value: Any) -> str | None:

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from proxy.dialects.base import Dialect
 from proxy.engines.base import Engine, Hidden, Json
+from proxy.wire import replay
 from proxy.wire.jsontext import NotJson, read_json, write_json
 from proxy.wire.sse import Event, EventCutter
 
@@ -24,6 +25,7 @@ class View:
     """What this client is to see: by which dialect and engine, what is hidden, how many choices are to come.
 
     `choices` is None where the body does not say; `model` is the name the client asked for, if it was another one.
+    `replay`: the client wants a stream, and the engine was not asked for one; `usage`: with usage in it.
     """
 
     dialect: Dialect
@@ -31,6 +33,8 @@ class View:
     hidden: Hidden
     choices: int | None
     model: str | None = None
+    replay: bool = False
+    usage: bool = False
 
     def whole(self, response: Json) -> Json:
         """What to show of an unstreamed response; the same dict if all of it."""
@@ -115,8 +119,26 @@ class WholeReply:
             shown = self._view.whole(response)
         except (TypeError, KeyError, AttributeError):
             return body, Answer(None, ended=True, error=body.decode("utf-8", "replace"), problems=("unparsed_event",))
+        return self._told(body, response, shown, loosely=loosely)
+
+    def _told(self, body: bytes, response: Json, shown: Json, *, loosely: bool) -> tuple[bytes, Answer]:
         end = body if shown is response else write_json(shown, loosely=loosely)
         return end, Answer(response, ended=True)
+
+
+class ReplayReply(WholeReply):
+    """An unstreamed JSON response to a client that wants a stream."""
+
+    def _told(self, body: bytes, response: Json, shown: Json, *, loosely: bool) -> tuple[bytes, Answer]:
+        view = self._view
+        try:
+            events = replay.replay_events(
+                view.engine.shape, view.dialect.name, shown, usage=view.usage, loosely=loosely
+            )
+        except (TypeError, KeyError, AttributeError):  # like a response, and no events can be made of it
+            events = b"data: " + write_json(shown, loosely=loosely) + b"\n\n" + replay.DONE
+            return events, Answer(response, ended=True, problems=("unparsed_event",))
+        return events, Answer(response, ended=True)
 
 
 class StreamReply:
@@ -189,4 +211,6 @@ REPLIES: dict[str, type[WholeReply] | type[StreamReply]] = {
 def reply_for(status: int, content_type: str, view: View) -> Reply:
     """The reply for an answer of this status and content type."""
     framing = REPLIES.get(content_type.partition(";")[0].strip().lower())
-    return RawReply(view) if framing is None or status != 200 else framing(view)
+    if framing is None or status != 200:
+        return RawReply(view)
+    return ReplayReply(view) if view.replay and framing is WholeReply else framing(view)

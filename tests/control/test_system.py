@@ -37,6 +37,8 @@ async def test_engines_are_shown_with_version_and_faults(store, proxy):
         shown[name] for name in ("name", "url", "kind", "version", "healthy", "faults")
     )
     assert "api_key" not in shown
+    assert {"chat": "live", "completions": "live"} == shown["streams"]
+    assert any("include_reasoning" in loss for loss in shown["loses"])
 
 
 async def test_metrics_count_calls_tokens_and_steps(proxy):

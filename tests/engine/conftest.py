@@ -36,6 +36,7 @@ FLAGS = (
     "--enable-auto-tool-choice",
     "--tool-call-parser=hermes",
     "--reasoning-parser=qwen3",
+    "--enable-scale-out",  # tokens in, tokens out
     # By default a process of its own runs the model, awaited in a loop of sched_yield calls. On Linux 6.18
     # and two cores that starves every other session of the machine, these tests too, for seconds at a time.
     "--distributed-executor-backend=uni",

@@ -148,4 +148,4 @@ def test_an_event_with_a_finish_reason_or_the_engines_own_empty_content_stays():
 def test_an_index_that_is_no_number_is_refused():
     """Nothing could be paired by it."""
     with pytest.raises(TypeError, match="index"):
-        Vllm().tokens("chat", {"choices": [{"index": "0"}]})
+        Vllm().tokens("chat", {}, {"choices": [{"index": "0"}]})

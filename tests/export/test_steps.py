@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.export import FORMATS
+from proxy.trajectory.packing import pack_experts, pack_mask
 from proxy.trajectory.rollout import RolloutFacts
 from proxy.trajectory.sequence import Options
+from proxy.trajectory.step import Span
 
 FACTS = RolloutFacts("r1", "g1", reward=0.5, step_rewards={"b": 1.0}, metadata={"task": 7})
 
@@ -63,6 +65,25 @@ def test_flagged():
     step = make_step("a", [1], [10], problems=("echo",))
 
     assert ([], [["echo"]]) == (rows(step), [row["problems"] for row in rows(step, options=Options(include="flagged"))])
+
+
+def test_what_few_rows_have():
+    """Experts as the engine spelt them, its mask, and spans if there are several versions of the weights."""
+    spans = (Span(0, 1, "8"), Span(1, 2, "9"))
+    choice = replace(
+        make_choice(0, [10, 20]),
+        spans=spans,
+        routed_experts=pack_experts("AQIDBA=="),
+        sampling_mask=pack_mask([[10, 11], []]),
+    )
+    (plain,) = rows(make_step("a", [1], make_choice(0, [10, 20])))
+    (row,) = rows(make_step("a", [1], choice))
+
+    assert {
+        "spans": [{"start": 0, "end": 1, "policy_version": "8"}, {"start": 1, "end": 2, "policy_version": "9"}],
+        "routed_experts": {"form": "int32", "given": "AQIDBA=="},
+        "sampling_mask": [[10, 11], []],
+    } == {key: value for key, value in row.items() if key not in plain}
 
 
 @given(rollouts(), st.randoms())

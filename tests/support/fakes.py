@@ -9,6 +9,7 @@ from aiohttp import web
 from recorded import Cassette
 
 from proxy.config import Settings, load
+from proxy.engines.recognition import QUESTIONS
 from proxy.server import Served, running
 from storage.store import StoreAway
 
@@ -25,10 +26,14 @@ class FakeEngine:
         self.aborted = asyncio.Event()
         self.reached = asyncio.Event()
         self.answering: Answering = nothing
+        self.questions, self.unknown_status = 0, 404
+        self.facts = {"/version": {"version": "0.32.0"}, "/health": {"status": "ok"}}
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        if request.path in ("/version", "/health"):
-            return web.json_response({"version": "0.32.0"})
+        if request.path in self.facts or request.path in QUESTIONS[:-1]:
+            self.questions += request.path in QUESTIONS
+            known = self.facts.get(request.path)
+            return web.json_response(known or {"detail": "Not Found"}, status=200 if known else self.unknown_status)
         text = await request.read()
         body = orjson.loads(text) if text[:1] == b"{" else {"raw": text}
         self.asked.append(body)

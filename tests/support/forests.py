@@ -97,3 +97,39 @@ def crowds(draw: st.DrawFn) -> list[Step]:
 def rollouts() -> st.SearchStrategy[list[Step]]:
     """Forests and crowds."""
     return st.one_of(forests(), crowds())
+
+
+@st.composite
+def unique_forests(draw: st.DrawFn) -> list[Step]:
+    """Steps in any order, in which every id was given or sampled once: an id says where it comes from.
+
+    Calls go on, branch, roll back, edit, are asked again (marked as retries or not), break off; no two samples are alike.
+    """
+    fresh = iter(range(1, 1_000_000))
+    steps: list[Step] = []
+    histories: list[list[int]] = [[]]
+    names = draw(st.permutations(range(12)))  # several replicas, whose clocks differ: names tell nothing of the order
+    for number in range(draw(st.integers(1, 12))):
+        base = draw(st.sampled_from(histories))
+        cut = draw(st.sampled_from([0, 0, 0, 0, 1, 2]))
+        prompt = [*base[: len(base) - cut], *(next(fresh) for _ in range(draw(st.integers(0 if base else 1, 2))))]
+        extra = {"request_key": str(number)}
+        retried = draw(st.sampled_from([None, None, None, *steps]))
+        if retried is not None:
+            prompt = list(retried.prompts[0])
+            extra = {"request_key": retried.extra["request_key"], **draw(_retry_marks(retried))}
+        choices = [
+            make_choice(index, [next(fresh) for _ in range(draw(st.integers(0, 3)))])
+            for index in range(draw(st.integers(1, 3)))
+        ]
+        facts = draw(st.sampled_from([{}, {}, {}, {"delivered": False}, {"status": "partial"}, {"problems": ("echo",)}]))
+        step = make_step(f"{names[number]:02}", prompt, *choices, extra=extra, **facts)
+        steps.append(step)
+        histories += [full_ids(step, choice) for choice in choices if choice.ids]
+    return draw(st.permutations(steps))
+
+
+def _retry_marks(retried: Step) -> st.SearchStrategy[dict]:
+    """What a client may say of its retry: nothing, that it is one, or of which call."""
+    attempt = retried.extra.get("attempt", 0) + 1
+    return st.sampled_from([{}, {"attempt": attempt}, {"attempt": attempt, "retry_of": retried.step_id}])

@@ -1,5 +1,7 @@
 """Cassettes: requests and answers recorded from real engines, and how tests play them to an exchange."""
 
+import ast
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,18 +10,26 @@ import orjson
 
 from proxy.clock import SystemClock
 from proxy.dialects import DIALECTS
-from proxy.engines import ENGINES
+from proxy.engines import ENGINES, Traits
 from proxy.trajectory.step import EngineFacts, Step, Timing
 from proxy.wire.exchange import Exchange
 from proxy.wire.plan import Plan, Terms, make_plan
 
-ROOT = Path(__file__).parent.parent / "cassettes" / "vllm-0.32"
+CASSETTES = Path(__file__).parent.parent / "cassettes"
+ROOT = CASSETTES / "vllm-0.32"
+SGLANG, LLAMACPP = CASSETTES / "sglang-0.5.23", CASSETTES / "llamacpp"
 CLOCK = SystemClock()
+FACTS = {
+    "vllm": EngineFacts("e", "vllm", "0.32.0", "http://e"),
+    "sglang": EngineFacts("e", "sglang", "0.5.23", "http://e"),
+    "llamacpp": EngineFacts("e", "llamacpp", "b0-unknown", "http://e"),
+    "plain": EngineFacts("e", "plain", None, "http://e"),
+}
 
 
 @dataclass(frozen=True)
 class Cassette:
-    """One recorded exchange. `answer` is the body as the engine sent it."""
+    """One recorded exchange with an engine of a kind. `answer` is the body as the engine sent it."""
 
     name: str
     path: str
@@ -27,6 +37,8 @@ class Cassette:
     answer: bytes
     status: int
     content_type: str
+    kind: str = "vllm"
+    headers: dict | None = None
 
     @property
     def is_stream(self) -> bool:
@@ -36,6 +48,7 @@ class Cassette:
         return self.name
 
 
+HTTP_ROOTS = {"sglang": SGLANG, "llamacpp": LLAMACPP}
 CONTENT_TYPES = {".json": "application/json", ".sse": "text/event-stream; charset=utf-8", ".txt": "text/plain"}
 
 
@@ -56,13 +69,55 @@ def names(pattern: str = "**/*") -> list[str]:
     return sorted(str(path.relative_to(ROOT)).removesuffix(".request.json") for path in found)
 
 
+def load_http(kind: str, name: str) -> Cassette:
+    """A cassette of SGLang or llama.cpp: request and answer in one file."""
+    asked, _, answered = (HTTP_ROOTS[kind] / f"{name}.http").read_text("utf-8").partition("\n=== RESPONSE ")
+    head, _, body = asked.partition("\n\n")
+    status, _, answer = answered.partition("\n\n")
+    extra = re.search(r"extra headers: (\{.*\})", head)
+    stream = answer.lstrip().startswith(("data:", "event:"))
+    return Cassette(
+        name=name,
+        path=head.split()[1],
+        body=_body(body),
+        answer=(answer if stream else answer.rstrip("\n")).encode(),
+        status=int(status.split()[0]),
+        content_type=CONTENT_TYPES[".sse" if stream else ".json"],
+        kind=kind,
+        headers=ast.literal_eval(extra[1]) if extra else None,
+    )
+
+
+def _body(text: str) -> dict | None:
+    """The request's body; None if there is none, or if it was recorded in part."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None
+
+
+def http_cassettes(kind: str) -> list[Cassette]:
+    """Every cassette of SGLang or llama.cpp that is of a native dialect."""
+    paths = sorted(HTTP_ROOTS[kind].glob("*.http"))
+    found = [load_http(kind, path.stem) for path in paths if path.stem != "native_emoji_stream"]  # an answer alone
+    return [cassette for cassette in found if cassette.path in DIALECTS and cassette.body is not None]
+
+
 def dialect_cassettes() -> list[Cassette]:
     """Every cassette of a native dialect with a JSON body."""
     return [cassette for name in names() if (cassette := load(name)).path in DIALECTS and cassette.body is not None]
 
 
-def plan_of(path: str, body: dict, terms: Terms | None = None) -> Plan:
-    """The plan of a call to vLLM."""
+def plan_of(
+    path: str,
+    body: dict,
+    terms: Terms | None = None,
+    *,
+    kind: str = "vllm",
+    traits: Traits | None = None,
+    headers: dict | None = None,
+) -> Plan:
+    """The plan of a call."""
     return make_plan(
         body,
         terms=terms or Terms(),
@@ -70,16 +125,22 @@ def plan_of(path: str, body: dict, terms: Terms | None = None) -> Plan:
         rollout_id="r1",
         endpoint=path,
         dialect=DIALECTS[path],
-        engine=ENGINES["vllm"],
-        engine_facts=EngineFacts("e", "vllm", "0.32.0", "http://e"),
-        logprobs_mode="raw_logprobs",
+        engine=ENGINES[kind],
+        engine_facts=FACTS[kind],
+        logprobs_mode=None,
+        traits=traits or Traits(kind, FACTS[kind].version),
+        headers=headers or {},
     )
 
 
-def play(plan: Plan, cassette: Cassette, reads: Iterable[bytes] | None = None) -> tuple[bytes, bytes, Step]:
-    """Feed an answer: the bytes shown at once, the withheld end, and the step."""
+def play(
+    plan: Plan, cassette: Cassette, reads: Iterable[bytes] | None = None, *, found: object = None
+) -> tuple[bytes, bytes, Step]:
+    """Feed an answer: the bytes shown at once, the withheld end, and the step. `found`: what a lookup gives."""
     exchange = Exchange(plan, cassette.status, cassette.content_type)
     shown = b"".join([exchange.feed(read) for read in ([cassette.answer] if reads is None else reads)])
+    if exchange.lookup() is not None:
+        exchange.found = found
     outcome = exchange.finish(Timing(received=1.0))
     return shown, outcome.end, outcome.step
 

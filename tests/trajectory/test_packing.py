@@ -1,18 +1,23 @@
 """Numbers as arrays and as bytes: nothing is lost, nothing is taken for what it is not."""
 
 from array import array
+from base64 import b64encode
 from math import inf, isnan, nan
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from proxy.trajectory.packing import (
     ids_from_little_endian,
     logprobs_from_little_endian,
+    pack_experts,
     pack_ids,
     pack_logprobs,
+    pack_mask,
     to_little_endian,
+    unpack_experts,
+    unpack_mask,
 )
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
@@ -101,3 +106,40 @@ def test_special_values_keep_their_kind():
 
     assert [True, True] == [isnan(value) for value in packed[:2]]
     assert "[-inf, -0.0]" == repr(packed[2:].tolist())
+
+
+@given(st.lists(st.lists(INT32)))
+def test_masks(positions):
+    """A mask comes back from its arrays as it was, positions without an id included."""
+
+    assert positions == unpack_mask(pack_mask(positions))
+
+
+@pytest.mark.parametrize("odd", [[[1.0]], [[True]], [["1"]]])
+def test_what_is_no_mask(odd):
+    """A mask holds ids and nothing else."""
+
+    with pytest.raises(ValueError, match="a token id must be an integer"):
+        pack_mask(odd)
+
+
+@given(st.binary(), st.sampled_from([b"", b"\x93NUMPY\1\0"]))
+def test_experts(raw, start):
+    """A base64 text comes back to the last character, and what it holds is told by its first bytes."""
+    text = b64encode(start + raw).decode()
+    packed = pack_experts(text)
+
+    assert start + raw == packed.raw
+    assert ("npy" if packed.raw.startswith(b"\x93NUMPY") else "int32") == packed.form
+    assert text == unpack_experts(packed)
+
+
+@given(st.text() | st.none() | st.integers(-9, 9) | st.lists(st.text(alphabet="AB=-_\n")))
+@example("AAB=")  # bits are left over, which the bytes do not carry
+@example("AAA")
+@example("A A A A")
+@example("ä")
+def test_odd_experts(given_):
+    """Whatever else an engine may give comes back as it was."""
+
+    assert given_ == unpack_experts(pack_experts(given_))

@@ -1,7 +1,7 @@
 """Records: what comes back is the step that was written, or a clear refusal."""
 
 from array import array
-from base64 import b85decode
+from base64 import b64encode, b85decode
 from dataclasses import replace
 from hashlib import blake2b
 from math import nan
@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.trajectory.blocks import BlockReader
-from proxy.trajectory.packing import pack_ids, pack_logprobs
+from proxy.trajectory.packing import pack_experts, pack_ids, pack_logprobs, pack_mask
 from proxy.trajectory.record import SCHEMA, UnreadableRecord, decode, encode
 from proxy.trajectory.step import Choice, EngineFacts, Span, Step, Timing
 
@@ -37,6 +37,8 @@ IDS = st.builds(
 LOGPROBS = st.builds(pack_logprobs, st.lists(st.none() | st.floats(width=32) | st.floats(), max_size=5))
 MAYBE = st.none() | TEXT
 SPANS = st.lists(st.builds(Span, st.integers(0, 9), st.integers(0, 9), MAYBE), max_size=2).map(tuple)
+EXPERTS = st.builds(pack_experts, st.binary(max_size=40).map(lambda raw: b64encode(raw).decode()) | VALUE)
+MASKS = st.builds(pack_mask, st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=4), max_size=4))
 CHOICES = st.builds(
     Choice,
     index=st.integers(0, 9),
@@ -46,6 +48,8 @@ CHOICES = st.builds(
     stop_reason=MAYBE | st.integers(0, 9),
     prompt=st.integers(0, 3),
     spans=SPANS,
+    routed_experts=st.none() | EXPERTS,
+    sampling_mask=st.none() | MASKS,
 )
 SECONDS = st.floats(0, 2e9)
 
@@ -71,7 +75,7 @@ def steps(draw):
             Step,
             step_id=TEXT,
             rollout_id=TEXT,
-            dialect=st.sampled_from(["chat", "completions"]),
+            dialect=st.sampled_from(["chat", "completions", "generate"]),
             endpoint=TEXT,
             engine=st.builds(EngineFacts, TEXT, TEXT, MAYBE, TEXT),
             model_asked=MAYBE,
@@ -247,7 +251,7 @@ def test_arrays_must_fill_the_payload(change):
     """Arrays that end before or after the payload does are refused: no id is read from beside them."""
     written = encode(a_step())
 
-    with pytest.raises(UnreadableRecord, match="does not follow schema 1"):
+    with pytest.raises(UnreadableRecord, match="does not follow schema 2"):
         decode(sealed(change(payload_of(written.record))), BlockReader(written.blocks))
 
 
@@ -261,7 +265,7 @@ def test_sentences_of_refusals():
 
     with pytest.raises(UnreadableRecord, match="these 5 bytes are not a record"):
         decode(b"hello", BlockReader({}))
-    with pytest.raises(UnreadableRecord, match="of schema 9, this version reads up to 1"):
+    with pytest.raises(UnreadableRecord, match="of schema 9, this version reads up to 2"):
         decode(newer, BlockReader(written.blocks))
     with pytest.raises(UnreadableRecord, match="its checksum does not fit"):
         decode(written.record + b"\0", BlockReader(written.blocks))
@@ -288,8 +292,24 @@ def test_recorded_answers():
 def test_record_of_schema_1():
     """A record of schema 1 that was written when it was new still decodes."""
     # Made by encode(a_step()) of the first version: the record, then each block after its name, a line each.
-    lines = Path(__file__).with_name("schema_1.b85").read_bytes().split()
-    record, *blocks = map(b85decode, lines)
-    stored = {block[:16]: block[16:] for block in blocks}
+    assert portrait(a_step()) == portrait(kept("schema_1.b85"))
 
-    assert portrait(a_step()) == portrait(decode(record, BlockReader(stored)))
+
+def test_record_of_schema_2():
+    """A record of schema 2, with experts and a mask, that was written when it was new still decodes."""
+    # Made by encode(a_routed_step()) of the first version that wrote schema 2, in the same form.
+    assert portrait(a_routed_step()) == portrait(kept("schema_2.b85"))
+
+
+def a_routed_step():
+    text = b64encode(b"\x93NUMPY" + bytes(20)).decode()
+    step = a_step(response={"choices": [{"routed_experts": text, "sampling_mask": [[7, 9], [8]]}]})
+    choice = replace(step.choices[0], routed_experts=pack_experts(text), sampling_mask=pack_mask([[7, 9], [8]]))
+    return replace(step, dialect="generate", choices=(choice,))
+
+
+def kept(name):
+    """The step of a record of old."""
+    lines = Path(__file__).with_name(name).read_bytes().split()
+    record, *blocks = map(b85decode, lines)
+    return decode(record, BlockReader({block[:16]: block[16:] for block in blocks}))

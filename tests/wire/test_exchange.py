@@ -252,7 +252,8 @@ def test_nan_logprobs_are_kept_flagged_and_shown_as_they_came():
 def test_a_choice_without_its_own_prompt_is_never_given_anothers():
     """Of two prompts one is missing: its choice points to nothing, and the step is flagged."""
     one, two = Sampled(0, [1], [7], [-1.0], "stop", None), Sampled(1, None, [8], [-1.0], "stop", None)
-    prompts, choices, _ = pack_tokens(Tokens(None, (one, two)), 1, None)
+    packed = pack_tokens(Tokens(None, (one, two)), 1, None)
+    prompts, choices = packed.prompts, packed.choices
 
     assert (1, [0, 1]) == (len(prompts), [choice.prompt for choice in choices])
 
@@ -261,7 +262,9 @@ def test_prompts_that_do_not_fit_their_places_are_flagged():
     """A choice's prompt is never guessed: if the places do not add up, there are no prompts."""
     one, two = (Sampled(i, [i], [7], [-1.0], "stop", None) for i in (0, 1))
 
-    assert ((), {"mixed_prompts"}) == pack_tokens(Tokens(None, (one, two)), 2, None)[::2]
+    packed = pack_tokens(Tokens(None, (one, two)), 2, None)
+
+    assert ((), {"mixed_prompts"}) == (packed.prompts, packed.problems)
 
 
 @pytest.mark.parametrize("name", ["cmpl_multi_prompt_stream", "cmpl_multi_prompt", "cmpl_n3", "cmpl_n3_stream"])

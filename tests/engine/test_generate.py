@@ -1,0 +1,161 @@
+"""Tokens in, tokens out: `/inference/v1/generate` through the proxy is what it is without, and is recorded exactly."""
+
+import asyncio
+from functools import partial
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+
+from .through import through_proxy
+
+GENERATE = "/inference/v1/generate"
+SAMPLING = {"seed": 7, "max_tokens": 24}
+BODY = {"model": "tiny", "token_ids": [46, 77, 306, 1020], "sampling_params": SAMPLING}
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "n=3": {"sampling_params": SAMPLING | {"n": 3}},
+    "text": {"output_mode": "text"},
+    "sampled": {"sampling_params": SAMPLING | {"temperature": 0.7, "top_p": 0.9, "top_k": 50}},
+    "stop string": {"sampling_params": SAMPLING | {"stop": ["e"], "max_tokens": 60}},
+    "logprobs asked": {"sampling_params": SAMPLING | {"logprobs": 2}},
+    "ids asked": {"return_token_ids": True},
+    "all asked": {"return_token_ids": True, "sampling_params": SAMPLING | {"logprobs": 0}, "output_mode": "text"},
+}
+CHANGING = ("request_id", "created")
+
+
+@pytest.fixture
+async def http():
+    async with aiohttp.ClientSession() as session:
+        yield session
+
+
+async def ask(http, url, body, *, stream=False):
+    """The status, and the response or the chunks, without what differs between any two runs."""
+    more = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    async with http.post(url, json=body | more) as answer:
+        text = await answer.read()
+    whole = answer.content_type == "application/json"
+    events = [text] if whole else [event.removeprefix(b"data: ") for event in text.split(b"\n\n") if event]
+    assert whole or events.pop() == b"[DONE]"
+    told = [orjson.loads(event) for event in events]
+    return answer.status, [{key: 0 if key in CHANGING else value for key, value in one.items()} for one in told]
+
+
+def said(answers):
+    """What answers say, however the engine gathered tokens into chunks: keys of every kind of object, and values."""
+    keys, heads, choices = set(), [], {}
+    for answer in answers:
+        keys.add(tuple(answer))
+        heads += [head for head in [{**answer, "choices": None}] if head not in heads]
+        for choice in answer["choices"]:
+            keys.add(tuple(choice))
+            kept = choices.setdefault(choice["index"], {})
+            for key, value in choice.items():
+                joined = value["content"] if isinstance(value, dict) else value
+                joins = isinstance(kept.get(key), str | list) and joined is not None
+                kept[key] = kept[key] + joined if joins else joined if joined is not None else kept.get(key)
+    return keys, heads, choices
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("case", CASES)
+async def test_recorded_exactly_and_shown_untouched(vllm, http, tmp_path, case, stream):
+    """The direct answer is shown, key by key; ids, logprobs and versions of the direct answer to all flags are kept."""
+    body = BODY | CASES[case]
+    flagged = body | {"return_token_ids": True, "sampling_params": {"logprobs": 0} | body["sampling_params"]}
+    async with through_proxy(vllm.url, tmp_path) as proxy:
+        direct = await ask(http, vllm.url + GENERATE, body, stream=stream)
+        shown = await ask(http, f"{proxy.url}/rollouts/r1{GENERATE}", body, stream=stream)
+        _, told = await ask(http, vllm.url + GENERATE, flagged)
+        (step,) = await proxy.steps("r1")
+
+    assert (200, said(direct[1])) == (shown[0], said(shown[1]))
+    assert ("generate", [], BODY["token_ids"]) == (step["dialect"], step["fidelity"]["problems"], step["prompt_ids"])
+    assert body["sampling_params"].get("temperature") == step["sampling"].get("temperature")
+    for engine, kept in zip(told[0]["choices"], step["choices"], strict=True):
+        assert engine["token_ids"] == kept["ids"]
+        assert [entry["logprob"] for entry in engine["logprobs"]["content"]] == kept["logprobs"]
+        assert (engine["finish_reason"], engine["stop_reason"]) == (kept["finish_reason"], kept["stop_reason"])
+        spans = [{"start": 0, "end": len(kept["ids"]), "policy_version": engine["weight_versions"][0]["version"]}]
+        assert spans == kept["spans"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"token_ids": []},
+        {"token_ids": [999_999]},
+        {"sampling_params": None},
+        {"sampling_params": {"temperature": -1}},
+        {"sampling_params": {"n": 0}},
+        {"model": "unknown"},
+    ],
+)
+async def test_a_refusal_is_the_engines_own(vllm, http, tmp_path, wrong):
+    """Status and body, as without the proxy."""
+    async with through_proxy(vllm.url, tmp_path) as proxy:
+        direct = await ask(http, vllm.url + GENERATE, BODY | wrong)
+        shown = await ask(http, f"{proxy.url}/rollouts/r1{GENERATE}", BODY | wrong)
+
+    assert direct == shown
+    assert direct[0] in (400, 404)
+
+
+async def test_sampled_ids_that_are_sent_back_extend_the_sequence(vllm, http, tmp_path):
+    """No template and no tokenizer stands between, so turns always join."""
+    async with through_proxy(vllm.url, tmp_path) as proxy:
+        url, prompt = f"{proxy.url}/rollouts/r1{GENERATE}", BODY["token_ids"]
+        for stream in (False, True, False):
+            _, answers = await ask(http, url, BODY | {"token_ids": prompt}, stream=stream)
+            prompt = prompt + said(answers)[2][0]["token_ids"] + [198, 50]
+        (row,) = await proxy.rows("r1")
+
+    assert prompt[:-2] == row["token_ids"]
+    assert 72 == sum(row["mask"])
+
+
+async def test_rules_of_a_rollout_reach_the_sampling_parameters(vllm, http, tmp_path):
+    """Where this endpoint has them, and by the one name it knows for the bound on tokens."""
+    rules = {"override": {"temperature": 0.5}, "cap": {"max_completion_tokens": 3}}
+    async with through_proxy(vllm.url, tmp_path) as proxy:
+        async with http.post(f"{proxy.url}/rollouts", json={"rollout_id": "r1", "sampling": rules}) as opened:
+            assert 201 == opened.status
+        await ask(http, f"{proxy.url}/rollouts/r1{GENERATE}", BODY)
+        (step,) = await proxy.steps("r1")
+
+    assert (0.5, 3) == (step["sampling"]["temperature"], step["sampling"]["max_tokens"])
+    assert 3 == len(step["choices"][0]["ids"])
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_weights_that_change_in_flight_are_told_apart(vllm, http, tmp_path, stream, metric):
+    """Each sampled token has the version that sampled it, in the step and in the row."""
+    sampled = partial(metric, "vllm:generation_tokens_total")
+    body = BODY | {"sampling_params": {"seed": 3, "max_tokens": 1500, "ignore_eos": True}}
+    try:
+        async with through_proxy(vllm.url, tmp_path) as proxy:
+            before = await sampled()
+            calling = asyncio.ensure_future(ask(http, f"{proxy.url}/rollouts/r1{GENERATE}", body, stream=stream))
+            while await sampled() < before + 20:  # no event tells it to one who waits for an unstreamed answer
+                assert not calling.done()
+            await change_weights(http, vllm, "v2")
+            await calling
+            (step,) = await proxy.steps("r1")
+            (row,) = await proxy.rows("r1")
+    finally:
+        await change_weights(http, vllm, "default")
+
+    first, second = step["choices"][0]["spans"]
+    assert ("default", "v2") == (first["policy_version"], second["policy_version"])
+    assert (0, second["start"], 1500) == (first["start"], first["end"], second["end"])
+    assert ["default", "v2"] == [span["policy_version"] for span in row["spans"]]
+    assert step["fidelity"]["exact"]
+
+
+async def change_weights(http, vllm, version):
+    """Say so to the engine; its weights stay."""
+    async with http.post(f"{vllm.url}/update_weight_version", json={"new_version": version}) as answer:
+        assert 200 == answer.status
