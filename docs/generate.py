@@ -1,9 +1,11 @@
-"""Pages that the code prints: settings, metrics, errors, fidelity problems, and the example configuration.
+"""Pages that the code prints: settings, metrics, errors, fidelity, shapes of rollouts, and the example configuration.
 
 `python -m docs.generate` writes them; `tests/test_docs.py` fails when one is stale.
 """
 
+import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args
 
@@ -11,6 +13,7 @@ import yaml
 from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 
+from docs.exactness import exactness_page
 from proxy import errors
 from proxy.config import Settings
 from proxy.metrics import make_metrics
@@ -27,6 +30,8 @@ def pages() -> dict[Path, str]:
         HERE / "metrics.md": metrics_page(),
         HERE / "errors.md": errors_page(),
         HERE / "fidelity.md": fidelity_page(),
+        HERE / "exactness.md": exactness_page(MADE),
+        HERE / "shapes.md": shapes_page(),
         HERE.parent / "config.example.yaml": example(),
     }
 
@@ -92,6 +97,37 @@ def fidelity_page() -> str:
         "in `/metrics`, and left out of\nexports unless `include=flagged` asks for it.\n\n"
         "| code | meaning |\n|---|---|\n" + "\n".join(rows) + "\n"
     )
+
+
+def shapes_page() -> str:
+    """docs/shapes.md, from the very table that tests/trajectory/test_shapes.py asserts."""
+    support = str(HERE.parent / "tests" / "support")
+    if support not in sys.path:
+        sys.path.append(support)
+    shapes = import_module("shapes").SHAPES
+    numbers = ("nodes", "roots", "leaves", "superseded", "sequences", "trained", "total")
+    rows = [
+        f"| {shape.name} | {shape.meaning} | {_told(shape.paths)} | {_told(shape.rows)} | "
+        + " | ".join(f"{getattr(shape.counted, number):,}" for number in numbers)
+        + " |"
+        for shape in shapes
+    ]
+    return (
+        "# Shapes of rollouts\n\n"
+        + MADE
+        + "What a rollout of each shape comes to. Calls are called `a`, `b`, … as their names sort; `a.1` is the second "
+        "choice of `a`.\nThe tree is told by its paths, one to each leaf. A call in brackets is context in that sequence, "
+        "and trained in another: over\nall sequences each sampled token is trained once. A superseded leaf was replaced by a "
+        "retry and is in no sequence. *Trained* and\n*total* count the tokens of all sequences together.\n\n"
+        f"| shape | what happens | tree | sequences | {' | '.join(numbers)} |\n"
+        f"|---|---|---|---|{'---:|' * len(numbers)}\n" + "\n".join(rows) + "\n"
+    )
+
+
+def _told(paths: tuple[str, ...]) -> str:
+    """Paths, each on a line of its own; of a long one, its ends."""
+    told = (path.split() for path in paths)
+    return "<br>".join(" → ".join(calls if len(calls) < 10 else [*calls[:2], "…", calls[-1]]) for calls in told)
 
 
 def example() -> str:

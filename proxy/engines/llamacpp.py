@@ -4,7 +4,8 @@ Holds what is true of llama.cpp's chat and completions endpoints and of no other
 inside the wheel xllamacpp 2026.10.11549, with SmolLM2-135M-Instruct.
 
 Rule 1: a character split over several tokens has an entry for its last token only, and a matched stop string has none;
-        so entries are never taken for complete: `__verbose.tokens` is, and what it disagrees with is flagged.
+        so entries are never taken for complete: `__verbose.tokens` is (it was in every case tried, as many as usage
+        counts), and what it disagrees with is flagged. It is the first choice's alone.
 Rule 2: `top_logprobs: 1` goes with `logprobs`: without it come 20 alternatives a token, with 0 no logprobs at all.
 Rule 3: `logprobs` with `tools` in a stream is a 400, so it is not asked there.
 Rule 4: the prompt's ids never come. `__verbose.prompt` is the very text that was tokenized, and `/tokenize` tokenizes it
@@ -47,7 +48,7 @@ class Llamacpp:
         """`verbose` and `return_tokens` for ids and the prompt, `logprobs` where the server bears it."""
         if dialect not in _PROMPT or _PROMPT[dialect] not in body:
             return Ask({}, Hidden())  # refused, or vLLM's own endpoint
-        problems = tuple(_problems(dialect, body))
+        problems = ("phantom_token",) if body.get("max_tokens") == 0 else ()  # one token is sampled all the same
         fields: Json = {} if is_on(body.get("verbose")) else {"verbose": True}
         if not is_on(body.get("return_tokens")):
             fields["return_tokens"] = True
@@ -77,9 +78,10 @@ class Llamacpp:
         return self.hide(dialect, chunk, hidden)
 
     def lookup(self, dialect: DialectName, body: Mapping[str, Any], response: Json) -> Lookup | None:
-        """The ids of the prompt, by its text."""
+        """The ids of the prompt, by its text: of chat, or of a text; of several prompts only the first one's comes."""
         prompt = (response.get(_VERBOSE) or {}).get("prompt")
-        if _prompt_ids(dialect, body) is not None or not isinstance(prompt, str):
+        is_text = dialect == "chat" or isinstance(body.get("prompt"), str)
+        if not is_text or not isinstance(prompt, str):
             return None
         return Lookup("/tokenize", {"content": prompt, "parse_special": True, "add_special": False})
 
@@ -104,14 +106,6 @@ class Llamacpp:
             if holds
         ]
         return Tokens(prompt_ids, sampled, tuple(problems), notes)
-
-
-def _problems(dialect: DialectName, body: Mapping[str, Any]) -> list[str]:
-    """What is known to go wrong before the call is made."""
-    problems = ["echo"] if dialect == "completions" and is_on(body.get("echo")) else []
-    if body.get("max_tokens") == 0:
-        problems.append("phantom_token")
-    return problems
 
 
 def _refuses_logprobs(dialect: DialectName, body: Mapping[str, Any]) -> bool:

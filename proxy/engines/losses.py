@@ -82,6 +82,18 @@ def _no_tokens_wanted(at: Circumstances) -> bool:
     return at.body.get("max_tokens") == 0
 
 
+def _has_more_than_text(at: Circumstances) -> bool:
+    """Whether a message has a part that is no text."""
+    messages = at.body.get("messages")
+    contents = [message.get("content") for message in messages or () if isinstance(message, dict)]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return any(isinstance(part, dict) and part.get("type") != "text" for part in parts)
+
+
+def _is_list_but_not_of_ids(prompt: Any) -> bool:
+    return isinstance(prompt, list) and not all(type(token) is int for token in prompt)
+
+
 _CHAT: Final[tuple[DialectName, ...]] = ("chat",)
 _COMPLETIONS: Final[tuple[DialectName, ...]] = ("completions",)
 _BOTH: Final[tuple[DialectName, ...]] = ("chat", "completions")
@@ -118,6 +130,10 @@ LOSSES: Final[tuple[Loss, ...]] = (
         ("no_token_ids", "no_prompt_ids"), "read; PR #34488 (August 2026)", _older_than_0_5_23,
     ),
     Loss(
+        "sglang", _CHAT, "always", "Images and the like: the prompt's ids are those before they were put in.",
+        ("prompt_count",), "read in 0.5.23; tokenizer_manager.py:948", _has_more_than_text,
+    ),
+    Loss(
         "sglang", _BOTH, "always", "`echo` and beam search have another shape.", ("echo", "beam_search"),
         "read in 0.5.23", _has("echo", "use_beam_search"),
     ),
@@ -127,11 +143,15 @@ LOSSES: Final[tuple[Loss, ...]] = (
     ),
     Loss(
         "llamacpp", _BOTH, "always", "A character over several tokens has a logprob for the last one only; a matched stop "
-        "string has none.", ("logprob_count",), "seen on 2026.10", _always,
+        "string has none.", ("logprob_count", "no_logprobs"), "seen on 2026.10", _always,
     ),
     Loss(
         "llamacpp", _BOTH, "always", "Several choices: usage counts one of them, so none can be shown to be complete.",
         ("uncounted",), "seen on 2026.10", _several,
+    ),
+    Loss(
+        "llamacpp", _COMPLETIONS, "always", "Several prompts, or one of texts and ids mixed: nothing tells their ids.",
+        ("no_prompt_ids", "uncounted"), "seen on 2026.10", lambda at: _is_list_but_not_of_ids(at.body.get("prompt")),
     ),
     Loss(
         "llamacpp", _BOTH, "always", "`max_tokens: 0`: one token is sampled all the same.", ("phantom_token",),

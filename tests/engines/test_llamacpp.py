@@ -139,6 +139,14 @@ def test_ids_that_the_client_gave_are_the_prompt():
     assert ENGINES["llamacpp"].lookup("completions", made.body, exact()) is None
 
 
+@pytest.mark.parametrize("prompt", [["a", "b"], ["a", 5], [[1, 2], [3]]])
+def test_several_prompts_and_mixed_ones_are_not_looked_up(prompt):
+    """The server tells the text of the first alone, and of a mixed one a text that may be tokenized otherwise."""
+    step = play(plan(COMPLETIONS, {"prompt": prompt}), answer(exact()), found={"tokens": [1, 2]})[2]
+
+    assert "no_prompt_ids" in step.problems
+
+
 def test_the_recorded_answers_say_what_was_seen():
     """A whole answer with `verbose` is exact but for the prompt; live streams lack the EOS; characters lack pieces."""
     seen = {}

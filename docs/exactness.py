@@ -1,0 +1,88 @@
+"""docs/exactness.md: for each engine and mode what is exact, what is flagged and why, out of the tables in the code."""
+
+from collections.abc import Iterator
+
+from proxy.dialects.base import DialectName
+from proxy.engines import ENGINES, Engine, Traits
+from proxy.engines.losses import LOSSES, Circumstances, Loss, choose_framing, met
+from proxy.trajectory.fidelity import PROBLEMS
+
+_NAMES = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama.cpp", "plain": "Any other (plain)"}
+_OPENING = """A step is **exact** when everything shows that its ids and logprobs are what the engine sampled, and that the
+prompt's ids are what it saw; else it is **flagged** with each reason ([fidelity.md](fidelity.md)), and left out of exports
+unless asked for. The checks run on every answer: what stands below is what is *known beforehand*, by engine and version. A
+step that fails without a line here is flagged all the same, and logged and counted as a new fact (`tokentape_new_losses`).
+
+`record.streaming: auto` sends a stream upstream as a stream (*live*), unless a line below says that the engine's streams
+lose something: then the call is asked unstreamed and the answer is told as the engine's own events (*replay*), with
+comments as keep-alive meanwhile. `GET /engines` shows which engine was found, and which of the two its streams are.
+"""
+
+
+def exactness_page(made: str) -> str:
+    """The page."""
+    engines = "\n".join("\n".join(_engine(engine)) for engine in ENGINES.values())
+    return f"# Exactness\n\n{made}{_OPENING}\n{engines}"
+
+
+def _engine(engine: Engine) -> Iterator[str]:
+    yield f"## {_NAMES[engine.kind]}\n"
+    yield (
+        f"Logprobs are recorded as `{engine.logprobs_mode}` unless configured otherwise.\n"
+        if (engine.logprobs_mode)
+        else "Nobody says what its logprobs are of; none are recorded.\n"
+    )
+    yield "| dialect | unstreamed | streams, live | streams, `auto` |\n|---|---|---|---|"
+    for dialect in _dialects(engine):
+        yield f"| {dialect} | {_whole(engine, dialect)} | {_live(engine, dialect)} | {_auto(engine, dialect)} |"
+    yield "\n| what is lost | when | the step is flagged | known from |\n|---|---|---|---|"
+    for loss in LOSSES:
+        if loss.engine == engine.kind:
+            where = "live streams" if loss.framings == "streams" else "always"
+            codes = ", ".join(f"`{code}`" for code in loss.codes if code in PROBLEMS)
+            yield f"| {loss.what} | {', '.join(loss.dialects)}; {where} | {codes} | {loss.source} |"
+    yield ""
+
+
+def _dialects(engine: Engine) -> tuple[DialectName, ...]:
+    return ("chat", "completions", "generate") if engine.kind == "vllm" else ("chat", "completions")
+
+
+def _met(engine: Engine, dialect: DialectName, *, live: bool, has_parser: bool) -> list[Loss]:
+    """What an ordinary call to a current server meets."""
+    return met(engine.kind, _ordinary(engine, dialect, has_parser=has_parser), live=live)
+
+
+def _ordinary(engine: Engine, dialect: DialectName, *, has_parser: bool) -> Circumstances:
+    return Circumstances(dialect, {"stream": True}, Traits(engine.kind, "99", has_parser=has_parser))
+
+
+def _whole(engine: Engine, dialect: DialectName) -> str:
+    losses = [loss for loss in LOSSES if loss.engine == engine.kind and dialect in loss.dialects]
+    if any("no_token_ids" in loss.codes for loss in losses if loss.framings == "always"):
+        return "flagged: text only"
+    return "exact, but for the lines below" if losses else "exact"
+
+
+def _live(engine: Engine, dialect: DialectName) -> str:
+    cases = {
+        has_parser: any(loss.framings == "streams" for loss in _met(engine, dialect, live=True, has_parser=has_parser))
+        for has_parser in (True, False)
+    }
+    if all(cases.values()):
+        return "flagged"
+    return "as unstreamed if the server has a parser, else flagged" if any(cases.values()) else "as unstreamed"
+
+
+def _auto(engine: Engine, dialect: DialectName) -> str:
+    """How a stream goes, by what is known of the server."""
+    bears_replay = engine.bears_replay(dialect, {"stream": True})
+    cases = {
+        has_parser: choose_framing(
+            "auto", engine.kind, _ordinary(engine, dialect, has_parser=has_parser), bears_replay=bears_replay
+        )
+        for has_parser in (True, False)
+    }
+    if len(set(cases.values())) == 1:
+        return cases[True]
+    return f"{cases[True]} if the server has a parser, else {cases[False]}"

@@ -1,0 +1,207 @@
+"""The laws of the wire, on every answer recorded from every engine: split, fold, transparency, order, round trip.
+
+The laws of rollouts, *once* and *ids*, are in trajectory/test_sequence.py and trajectory/test_shapes.py.
+"""
+
+import re
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from recorded import Cassette, cut, dialect_cassettes, http_cassettes, load_http, plan_of, play
+
+from proxy.dialects import DIALECTS
+from proxy.trajectory.blocks import BlockReader
+from proxy.trajectory.record import decode, encode
+from proxy.trajectory.step import Step
+from proxy.wire.exchange import Exchange
+from proxy.wire.plan import Plan
+
+# What the proxy itself asks, by whatever engine: a client that set none of it.
+OURS = (
+    "return_token_ids", "logprobs", "return_meta_info", "return_input_ids_in_sglext", "return_output_ids_in_sglext",
+    "verbose", "return_tokens",
+)  # fmt: skip
+EVERY = [*dialect_cassettes(), *http_cassettes("sglang"), *http_cassettes("llamacpp")]
+STREAMS = [cassette for cassette in EVERY if cassette.is_stream]
+LIVE = {"stream": True, "stream_options": {"told live": True}}  # options that nobody replays
+
+
+def name_of(cassette: Cassette) -> str:
+    return f"{cassette.kind}-{cassette}"
+
+
+def as_it_was(cassette: Cassette) -> Plan:
+    """The plan of the recorded call, streamed as it was."""
+    body = cassette.body | (LIVE if cassette.is_stream and cassette.body.get("stream") else {})
+    return plan_of(cassette.path, body, kind=cassette.kind)
+
+
+def by_nobody(cassette: Cassette) -> Plan:
+    """The plan of the same call, by a client that asked for no ids and no logprobs."""
+    body = {key: value for key, value in cassette.body.items() if key not in (*OURS, "top_logprobs")}
+    return plan_of(cassette.path, body | (LIVE if cassette.is_stream else {}), kind=cassette.kind)
+
+
+def kept(step: Step) -> tuple:
+    return step.prompts, repr(step.choices), step.problems, step.status, orjson.dumps(step.response), step.usage
+
+
+PLANS = st.sampled_from([as_it_was, by_nobody])
+
+
+@pytest.mark.parametrize("cassette", EVERY, ids=name_of)
+def test_split_byte_by_byte(cassette: Cassette):
+    """However the upstream bytes are cut, the same bytes come out and the same step is kept: at its sharpest."""
+    plan = by_nobody(cassette)
+    shown, end, step = play(plan, cassette)
+    pieces = play(plan, cassette, [cassette.answer[i : i + 1] for i in range(len(cassette.answer))])
+
+    assert (shown, end, kept(step)) == (*pieces[:2], kept(pieces[2]))
+
+
+@settings(max_examples=300)
+@given(st.sampled_from(EVERY), PLANS, st.lists(st.integers(0, 900), max_size=40))
+def test_split_anywhere(cassette: Cassette, planned, sizes):
+    """Cut at random: within events, within characters, several events in one read, empty reads."""
+    plan = planned(cassette)
+    shown, end, step = play(plan, cassette)
+    pieces = play(plan, cassette, cut(cassette.answer, sizes))
+
+    assert (shown, end, kept(step)) == (*pieces[:2], kept(pieces[2]))
+
+
+@pytest.mark.parametrize("cassette", [c for c in STREAMS if re.search(rb"[\x80-\xff]", c.answer)], ids=name_of)
+def test_split_within_every_character(cassette: Cassette):
+    """Before each continuation byte of UTF-8."""
+    places = [i for i, byte in enumerate(cassette.answer) if 0x80 <= byte < 0xC0]
+    reads = [cassette.answer[a:b] for a, b in zip([0, *places], [*places, None], strict=True)]
+    plan = by_nobody(cassette)
+
+    assert play(plan, cassette)[:2] == play(plan, cassette, reads)[:2]
+    assert kept(play(plan, cassette)[2]) == kept(play(plan, cassette, reads)[2])
+
+
+@pytest.mark.parametrize("cassette", STREAMS, ids=name_of)
+def test_split_by_crlf_as_well_as_lf(cassette: Cassette):
+    """Lines of an event stream may end either way, and the client gets the ends that the engine wrote."""
+    plan = by_nobody(cassette)
+    shown, end, step = play(plan, cassette)
+    again, last, other = play(plan, cassette, [cassette.answer.replace(b"\n", b"\r\n")])
+
+    assert (shown + end).replace(b"\n", b"\r\n") == again + last
+    assert kept(step) == kept(other)
+
+
+@settings(max_examples=60)
+@given(st.sampled_from(STREAMS), st.randoms(use_true_random=False))
+def test_comments_pass_and_change_nothing(cassette: Cassette, random):
+    """An engine may send comments between events; they reach the client, and no step."""
+    comment = b": ping\n\n"
+    events = cassette.answer.split(b"\n\n")[:-1]
+    spoken = b"".join(event + b"\n\n" + comment * random.randint(0, 2) for event in events)
+    plan = by_nobody(cassette)
+    shown, end, step = play(plan, cassette)
+    again, last, other = play(plan, cassette, [spoken])
+
+    assert shown + end == (again + last).replace(comment, b"")
+    assert spoken.count(comment) == (again + last).count(comment)
+    assert kept(step) == kept(other)
+
+
+@settings(max_examples=200)
+@given(st.sampled_from(STREAMS), PLANS, st.lists(st.integers(0, 900), max_size=40))
+def test_order(cassette: Cassette, planned, sizes):
+    """Whatever the cuts: nothing shown before the step is stored tells that the last choice is finished."""
+    plan = planned(cassette)
+    exchange = Exchange(plan, cassette.status, cassette.content_type)
+    shown = b"".join(map(exchange.feed, cut(cassette.answer, sizes)))
+    finished = {
+        choice["index"]
+        for line in shown.split(b"\n")
+        if line.startswith(b"data: {")
+        for choice in orjson.loads(line.removeprefix(b"data: ")).get("choices") or ()
+        if choice["finish_reason"] is not None
+    }
+
+    assert b"[DONE]" not in shown
+    assert len(finished) < (plan.asked.choices or 2)
+
+
+@pytest.mark.parametrize("cassette", EVERY, ids=name_of)
+def test_round_trip(cassette: Cassette):
+    """`decode(encode(step)) == step`."""
+    step = play(by_nobody(cassette), cassette)[2]
+    record = encode(step)
+
+    assert repr(step) == repr(decode(record.record, BlockReader(record.blocks), None))
+
+
+@pytest.mark.parametrize("cassette", [c for c in EVERY if not as_it_was(c).view.hidden.anything], ids=name_of)
+def test_transparency_of_what_was_asked(cassette: Cassette):
+    """A client that asked for all of it sees the very bytes; so does one whose call bears no asking."""
+    assert cassette.answer == b"".join(play(as_it_was(cassette), cassette)[:2])
+
+
+# Ids in `sglext` are asked for in streams only; these were recorded unstreamed.
+ASKED_OTHERWISE = {c.answer for c in EVERY if b'"sglext"' in c.answer and not c.is_stream}
+
+
+@pytest.mark.parametrize(
+    "cassette", [c for c in EVERY if c.status == 200 and c.answer not in ASKED_OTHERWISE], ids=name_of
+)
+def test_transparency_of_what_was_not(cassette: Cassette):
+    """A client that asked for no ids and no logprobs sees none; what it sees is all in the engine's answer."""
+    plan = by_nobody(cassette)
+    shown = b"".join(play(plan, cassette)[:2])
+    lines = [line.removeprefix(b"data: ") for line in shown.split(b"\n") if line.startswith(b"data: {")]
+    for text in lines if cassette.is_stream else [shown]:
+        answer = orjson.loads(text)
+        assert not {"sglext", "__verbose"} & answer.keys()
+        for choice in answer.get("choices") or ():
+            for key in ("token_ids", "response_token_ids", "meta_info", "logprobs"):
+                assert not plan.view.hidden.anything or not choice.get(key) or cassette.path == "/inference/v1/generate"
+    assert shown == cassette.answer or plan.view.hidden.anything
+
+
+SGLANG_TWINS = [
+    ("chat_sglext", "chat_stream_sglext"),
+    ("chat_sglext", "chat_stream_sglext_framed"),
+    ("chat_emoji_sglext", "chat_stream_emoji_sglext"),
+    ("chat_tools", "chat_stream_tools"),
+    ("chat_reasoning", "chat_stream_reasoning"),
+    ("chat_abort", "chat_stream_abort"),
+    ("chat_plain", "chat_stream_plain"),
+]
+
+
+@pytest.mark.parametrize(("whole", "stream"), SGLANG_TWINS)
+def test_fold_of_sglang(whole, stream):
+    """Folding gives the message and the ids that the unstreamed call gives; what no stream has is named here."""
+    folding = DIALECTS["/v1/chat/completions"].fold()
+    for event in load_http("sglang", stream).answer.split(b"\n\n"):
+        payload = event.rpartition(b"data: ")[2].strip()
+        if payload not in (b"", b"[DONE]"):
+            folding.feed(orjson.loads(payload))
+    folded, expected = folding.finish(), orjson.loads(load_http("sglang", whole).answer)
+
+    assert expected.get("sglext") == folded.get("sglext")
+    for one, other in zip(expected["choices"], folded["choices"], strict=True):
+        # Streams alone write text with a tool call's as null, and ids of calls are random.
+        assert said(one["message"]) == said(other["message"])
+        assert (one["finish_reason"], one["matched_stop"]) == (other["finish_reason"], other["matched_stop"])
+
+
+def said(message: dict) -> dict:
+    calls = [call["function"] for call in message.get("tool_calls") or ()]
+    return {key: message.get(key) or None for key in ("role", "content", "reasoning_content")} | {"calls": calls}
+
+
+def test_the_laws_are_tried_on_many_answers():
+    """Of every engine, and not on a few."""
+    counted = {kind: sum(cassette.kind == kind for cassette in EVERY) for kind in ("vllm", "sglang", "llamacpp")}
+
+    assert 28 == counted["sglang"]
+    assert 250 < counted["vllm"]
+    assert 15 < counted["llamacpp"]
