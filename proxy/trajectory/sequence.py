@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, Literal
 
+from proxy.trajectory.retokenize import RETOKENIZED
 from proxy.trajectory.rollout import RolloutFacts
 from proxy.trajectory.step import Choice, Span, Step
 from proxy.trajectory.tree import Node, Tree, grow, plant
@@ -23,11 +24,12 @@ class Options:
     """Which rows are wanted.
 
     `branches`: every leaf, the longest one, or the youngest. `include`: exact steps only, or flagged ones as well (whose
-    rows then carry the problems). `max_len` in tokens; a longer row is `cut` at a span boundary, dropped, or kept.
+    rows then carry the problems), or even `retokenized` ones, whose logprobs are all null. `max_len` in tokens; a longer
+    row is `cut` at a span boundary, dropped, or kept.
     """
 
     branches: Literal["all", "longest", "last"] = "all"
-    include: Literal["exact", "flagged"] = "exact"
+    include: Literal["exact", "flagged", "retokenized"] = "exact"
     max_len: int | None = None
     overlong: Literal["cut", "drop", "keep"] = "cut"
 
@@ -139,14 +141,13 @@ def sequences(steps: Iterable[Step], facts: RolloutFacts, options: Options | Non
 
 def select(steps: Iterable[Step], options: Options) -> tuple[list[tuple[Step, Choice]], list[Skipped]]:
     """The choices that may make rows, in order of age, and why the others may not."""
-    flagged = options.include == "flagged"
     kept: list[tuple[Step, Choice]] = []
     skipped: list[Skipped] = []
     for step in sorted(steps, key=lambda step: step.step_id):
         if not step.choices:
             skipped.append(Skipped(step.step_id, ",".join(step.problems) or "nothing was sampled"))
         for choice in sorted(step.choices, key=lambda choice: choice.index):
-            why = _why_not(step, choice, flagged=flagged)
+            why = _why_not(step, choice, options)
             if why is None:
                 kept.append((step, choice))
             else:
@@ -154,17 +155,19 @@ def select(steps: Iterable[Step], options: Options) -> tuple[list[tuple[Step, Ch
     return kept, list(dict.fromkeys(skipped))
 
 
-def _why_not(step: Step, choice: Choice, *, flagged: bool) -> str | None:
+def _why_not(step: Step, choice: Choice, options: Options) -> str | None:
     """Why a choice may not be exported; None if it may. What cannot be aligned never is."""
     codes = ",".join(step.problems)
     if choice.prompt >= len(step.prompts):
         return codes or "the engine gave no prompt ids"
     if not choice.ids:
         return codes or "nothing was sampled"
+    if RETOKENIZED in step.problems:
+        return None if options.include == RETOKENIZED else codes
     # A missing logprob is NaN, and so is then the sum. No trainer can do with one, and JSON cannot carry it.
     if len(choice.ids) != len(choice.logprobs) or not isfinite(sum(choice.logprobs)):
         return codes or "its tokens cannot be aligned with logprobs"
-    if flagged or step.trainable:
+    if options.include != "exact" or step.trainable:
         return None
     return codes or (f"its status is {step.status}" if step.status != "complete" else "it was not delivered")
 
@@ -217,7 +220,8 @@ def _row(branch: _Branch, facts: RolloutFacts, number: int) -> Row:
         problems |= dict.fromkeys(_marks(node.step))
         if owned:
             mask[node.start : node.end] = [1] * len(node.choice.ids)
-            logprobs[node.start : node.end] = node.choice.logprobs.tolist()
+            if RETOKENIZED not in node.step.problems:  # nobody sampled those
+                logprobs[node.start : node.end] = node.choice.logprobs.tolist()
     return Row(
         facts=facts,
         branch=number,
