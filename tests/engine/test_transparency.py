@@ -51,7 +51,7 @@ def _merged(chunks):
 
     def gather(value, place):
         if isinstance(value, dict):
-            merged.setdefault((*place, "keys"), set()).add(tuple(value))
+            merged.setdefault((*place, "keys"), set()).update({tuple(value)} - {()})
             for key, inner in value.items():
                 gather(inner, (*place, key))
         elif isinstance(value, list):
