@@ -8,7 +8,8 @@ Rule 1: a character split over several tokens has an entry for its last token on
         counts), and what it disagrees with is flagged. It is the first choice's alone.
 Rule 2: `top_logprobs: 1` goes with `logprobs`: without it come 20 alternatives a token, with 0 no logprobs at all.
 Rule 3: `logprobs` with `tools` in a stream is a 400, so it is not asked there.
-Rule 4: the prompt's ids never come. `__verbose.prompt` is the very text that was tokenized, and `/tokenize` tokenizes it
+Rule 4: a chat stream has no entry for the EOS, and lists no tokens; a completions stream has both, as a whole answer does.
+Rule 5: the prompt's ids never come. `__verbose.prompt` is the very text that was tokenized, and `/tokenize` tokenizes it
         again; the engine's count must agree.
 """
 
@@ -101,7 +102,6 @@ class Llamacpp:
                 ("ids_disagree", any(_disagree(choice, one) for choice, one in zip(choices, sampled, strict=True))),
                 ("uncounted", any(one.counted is None for one in sampled)),
                 ("prompt_count", verbose.get("tokens_evaluated") not in {None, len(prompt_ids or ())}),
-                ("prompt_truncated", bool(verbose.get("truncated"))),
             )
             if holds
         ]

@@ -138,8 +138,8 @@ LOSSES: Final[tuple[Loss, ...]] = (
         "read in 0.5.23", _has("echo", "use_beam_search"),
     ),
     Loss(
-        "llamacpp", _BOTH, "streams", "The EOS has no entry, nor has any token of a character but the last; `verbose` lists "
-        "no tokens.", ("logprob_count", "completion_count", "no_logprobs"), "seen on 2026.10", _always,
+        "llamacpp", _CHAT, "streams", "The EOS has no entry, and `verbose` lists no tokens.",
+        ("logprob_count", "completion_count", "no_logprobs"), "seen on 2026.10", _always,
     ),
     Loss(
         "llamacpp", _BOTH, "always", "A character over several tokens has a logprob for the last one only; a matched stop "

@@ -37,7 +37,6 @@ PROBLEMS: Final[dict[str, str]] = {
     "unparsed_event": "An event of the stream could not be understood.",
     "ids_disagree": "The engine gave the sampled ids twice, and they differ.",
     "uncounted": "Nothing counts the sampled tokens of each choice, so one could be missing unseen.",
-    "prompt_truncated": "The engine cut the prompt before it used it.",
     "retokenized": "Its ids were made from text by a configured tokenizer: nobody sampled them.",
     "mask_count": "The sampling mask has another number of positions than there are sampled ids.",
     "version_spans": "The engine's spans of policy versions do not cover the sampled ids.",
