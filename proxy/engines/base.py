@@ -112,7 +112,8 @@ class StreamShape:
     what one with a tool call does, and `reasoning` the field of thoughts. `choice` are fields that each choice of an
     event has, null until the finish (which has the response's), `early` those that come with the text instead.
     `head` is what of the response's top level each event repeats, `first` what the first of each choice adds, `last`
-    what the very last one does. `null_logprobs`: whether events without logprobs say null.
+    what the very last one does. `null_logprobs`: whether events without logprobs say null; `null_usage`: whether usage
+    in a stream has its nulls.
     """
 
     head: frozenset[str]
@@ -127,6 +128,7 @@ class StreamShape:
     first: tuple[str, ...] = ()
     last: tuple[str, ...] = ()
     null_logprobs: bool = True
+    null_usage: bool = True
 
 
 class Engine(Protocol):

@@ -34,6 +34,7 @@ class Vllm:
         early=("token_ids",),
         first=("prompt_token_ids", "prompt_text"),
         last=("system_fingerprint",),
+        null_usage=False,
     )
 
     def ask(

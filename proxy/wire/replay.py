@@ -51,10 +51,17 @@ def chunks(shape: StreamShape, dialect: str, response: Json, *, usage: bool) -> 
         for choice, first in tell(shape, whole, response)
     ]
     if usage:
-        told.append({**head, "choices": [], "usage": response.get("usage")})
+        told.append({**head, "choices": [], "usage": _usage(shape, response.get("usage"))})
     if told:
         told[-1] |= last
     yield from told
+
+
+def _usage(shape: StreamShape, usage: Any) -> Any:
+    """Usage as streams have it."""
+    if shape.null_usage or not isinstance(usage, dict):
+        return usage
+    return {key: value for key, value in usage.items() if value is not None}
 
 
 def _chat_choice(shape: StreamShape, whole: Json, response: Json) -> Iterator[tuple[Json, Json]]:
@@ -69,7 +76,7 @@ def _chat_choice(shape: StreamShape, whole: Json, response: Json) -> Iterator[tu
             choice["logprobs"] = logprobs
         yield {**choice, **early}, {}
         logprobs, early = None, dict.fromkeys(early)
-    finish = _choice(shape, whole, dict(shape.delta), early=True)
+    finish = _choice(shape, whole, dict(shape.delta), early=False)
     if logprobs is not None:  # nothing was said, but something was sampled
         finish["logprobs"] = logprobs
     ending = {key: whole.get(key) for key in shape.choice}

@@ -39,12 +39,13 @@ class Through:
 
 
 @asynccontextmanager
-async def through_proxy(engine_url: str, folder: Path) -> AsyncIterator[Through]:
-    """The proxy before this engine, with a store of its own."""
+async def through_proxy(engine_url: str, folder: Path, **said: Any) -> AsyncIterator[Through]:
+    """The proxy before this engine, which it has to recognise, with a store of its own and what a test sets besides."""
     settings = load(
         listen="127.0.0.1:0",
-        engines={"endpoints": [{"url": engine_url, "name": "vllm"}]},
+        engines={"endpoints": [{"url": engine_url, "name": "engine"}]},
         store={"url": f"embedded:{folder / 'store'}"},
+        **said,
     )
     async with running(settings) as served, aiohttp.ClientSession() as http:
         yield Through(served.url, http)

@@ -1,0 +1,103 @@
+"""Streams that are replayed: asked of the real engine unstreamed, and told as it would have told them."""
+
+import asyncio
+
+import aiohttp
+import orjson
+import pytest
+
+from .asking import CASES, ask, flagged, sampled
+from .test_leaving import LONG, until
+from .through import through_proxy
+
+REPLAY = {"streaming": "replay"}
+# The engine itself says another message in its two framings (tests/wire/test_fold.py): ids are the same.
+OTHER_MESSAGE = {"reasoning", "required tool"}
+PLAIN = [name for name in CASES if "asked" not in name and name not in ("two prompts", "echo")]
+
+
+@pytest.fixture
+async def http():
+    async with aiohttp.ClientSession() as session:
+        yield session
+
+
+@pytest.mark.parametrize("case", PLAIN)
+async def test_a_replay_says_what_the_stream_would_have_said(vllm, http, tmp_path, case):
+    """Texts, calls, thoughts, reasons and the keys of every event; and the step has the ids of the whole answer."""
+    path, body = CASES[case]
+    body = body | {"stream_options": {"include_usage": True}}
+    async with through_proxy(vllm.url, tmp_path, record=REPLAY) as proxy:
+        live = await ask(http, vllm.url + path, body, stream=True)
+        replayed = await ask(http, f"{proxy.url}/rollouts/r1{path}", body, stream=True)
+        _, told = await ask(http, vllm.url + path, flagged(path, CASES[case][1]), stream=False)
+        (step,) = await proxy.steps("r1")
+
+    if case not in OTHER_MESSAGE:
+        assert said(live[1]) == said(replayed[1])
+        assert counted(live[1]) == counted(replayed[1])
+    assert keys(replayed[1]) <= keys(live[1]) | ALWAYS
+    assert sampled(told, stream=False)[0]["ids"] == step["choices"][0]["ids"]
+    assert (True, "replay") == (step["fidelity"]["exact"], step["extra"]["streaming"])
+
+
+def counted(chunks) -> dict:
+    """Usage, but for the number of thoughts, of which the engine's streams count one more (seen on vLLM 0.32)."""
+    return {key: value for key, value in chunks[-1]["usage"].items() if key != "completion_tokens_details"}
+
+
+# Text in an event of its own, and a finish in one: as vLLM sends them wherever not all of it is one token.
+TEXT = ("delta", "finish_reason", "index", "logprobs", "token_ids")
+ALWAYS = {(), TEXT, tuple(sorted((*TEXT, "stop_reason")))}
+
+
+def keys(chunks) -> set[tuple[str, ...]]:
+    """The keys of choices, and of their deltas."""
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    return {tuple(sorted(said)) for choice in choices for said in (choice, choice.get("delta") or ())}
+
+
+def said(chunks) -> dict:
+    """By choice: its texts joined, its calls by name and arguments, and why it finished."""
+    found: dict = {}
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            kept = found.setdefault(choice["index"], {"calls": {}, "finish": None, "text": {}})
+            kept["finish"] = choice["finish_reason"] or kept["finish"]
+            delta = choice.get("delta") or {"text": choice.get("text")}
+            for key in ("content", "reasoning", "text"):
+                kept["text"][key] = kept["text"].get(key, "") + (delta.get(key) or "")
+            for call in delta.get("tool_calls") or []:
+                name, arguments = kept["calls"].get(call["index"], ("", ""))
+                function = call["function"]
+                kept["calls"][call["index"]] = (
+                    name or function.get("name"),
+                    arguments + (function.get("arguments") or ""),
+                )
+    return found
+
+
+async def test_a_client_that_leaves_a_replay_stops_the_engine(vllm, running_requests, tmp_path):
+    """It hears comments meanwhile; when it goes, so does the engine's request."""
+    async with (
+        through_proxy(vllm.url, tmp_path, record=REPLAY | {"keep_alive_s": 0.1}) as proxy,
+        aiohttp.ClientSession() as http,
+    ):
+        await until(lambda running: running == 0, running_requests)
+        answer = await http.post(f"{proxy.url}/rollouts/r1/v1/chat/completions", json=LONG | {"stream": True})
+        first = await asyncio.wait_for(answer.content.readuntil(b"\n\n"), 30)
+        await until(lambda running: running == 1, running_requests)
+        answer.close()
+        await until(lambda running: running == 0, running_requests)
+
+    assert b": keep-alive\n\n" == first
+
+
+async def test_the_engine_is_recognised(vllm, http, tmp_path):
+    """By its own answers: kind and version, and that its streams lose nothing."""
+    async with through_proxy(vllm.url, tmp_path) as proxy:
+        (shown,) = (await proxy.get("/engines"))["engines"]
+
+    assert ("vllm", "0.32.0") == (shown["kind"], shown["version"])
+    assert {"chat": "live", "completions": "live"} == shown["streams"]
+    assert orjson.dumps(shown["loses"])
