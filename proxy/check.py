@@ -15,7 +15,7 @@ from rich.markup import escape
 from proxy.app import store_options
 from proxy.config import Settings, is_loopback, split_listen, without_secrets
 from proxy.dialects import DIALECTS
-from proxy.engines import Tokens
+from proxy.engines import Tokens, Wish
 from proxy.errors import EngineFault
 from proxy.metrics import make_metrics
 from proxy.upstream import Endpoint, Upstream
@@ -123,7 +123,7 @@ async def _ask_one_token(upstream: Upstream, endpoint: Endpoint, model: str) -> 
     """Sample one token, asked for in the engine's own way: status, answer, and the tokens found in it."""
     body = {"model": model, "prompt": "hi", "max_tokens": 1}
     dialect = DIALECTS["/v1/completions"]
-    ask = endpoint.engine.ask(dialect.name, body, dialect.asked(body), keep_reasoning=True)
+    ask = endpoint.engine.ask(Wish(dialect.name, body, dialect.asked(body)))
     headers, text = (("Content-Type", "application/json"),), orjson.dumps({**body, **ask.fields})
     async with upstream.send(endpoint, "POST", "/v1/completions", headers=headers, body=text) as answer:
         status, said = answer.status, _parsed(b"".join([read async for read in answer.reads()]))

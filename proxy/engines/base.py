@@ -6,14 +6,11 @@ again, so that the client sees what it would see without us. Nothing here change
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, Protocol
 
 from proxy.dialects.base import Asked, DialectName
 
 Json = dict[str, Any]
-
-NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +23,21 @@ class Traits:
     kind: str
     version: str | None = None
     has_parser: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A call as it is to be made, before an engine is asked for more than its client asked.
+
+    `asked` is what the client itself wants to see, `headers` are the client's, by lowercase name. `keep_reasoning`:
+    whether a wish for no reasoning may be overridden where it would cost the ids.
+    """
+
+    dialect: DialectName
+    body: Mapping[str, Any]
+    asked: Asked
+    keep_reasoning: bool = True
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,20 +150,8 @@ class Engine(Protocol):
     logprobs_mode: str | None
     shape: StreamShape
 
-    def ask(
-        self,
-        dialect: DialectName,
-        body: Mapping[str, Any],
-        asked: Asked,
-        *,
-        keep_reasoning: bool,
-        headers: Mapping[str, str] = NO_HEADERS,
-    ) -> Ask:
-        """What to add to the client's body so that ids and logprobs come.
-
-        `keep_reasoning`: whether a client's wish for no reasoning may be overridden where it would cost the ids.
-        `headers`: the client's, by lowercase name.
-        """
+    def ask(self, wish: Wish) -> Ask:
+        """What to add to the client's body so that ids and logprobs come."""
         ...
 
     def bears_replay(self, dialect: DialectName, body: Mapping[str, Any]) -> bool:

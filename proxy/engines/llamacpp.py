@@ -16,8 +16,9 @@ Rule 5: the prompt's ids never come. `__verbose.prompt` is the very text that wa
 from collections.abc import Mapping
 from typing import Any
 
-from proxy.dialects.base import Asked, DialectName, is_on
-from proxy.engines.base import NO_HEADERS, Ask, Hidden, Json, Lookup, Sampled, StreamShape, Tokens
+from proxy.dialects.base import DialectName, is_on
+from proxy.engines.base import Ask, Hidden, Json, Lookup, Sampled, StreamShape, Tokens, Wish
+from proxy.engines.choices import index_of, logprobs_of, without
 
 _PROMPT: dict[DialectName, str] = {"chat": "messages", "completions": "prompt"}
 _VERBOSE = "__verbose"
@@ -37,16 +38,9 @@ class Llamacpp:
         null_logprobs=False,
     )
 
-    def ask(
-        self,
-        dialect: DialectName,
-        body: Mapping[str, Any],
-        asked: Asked,
-        *,
-        keep_reasoning: bool,
-        headers: Mapping[str, str] = NO_HEADERS,
-    ) -> Ask:
+    def ask(self, wish: Wish) -> Ask:
         """`verbose` and `return_tokens` for ids and the prompt, `logprobs` where the server bears it."""
+        dialect, body, asked = wish.dialect, wish.body, wish.asked
         if dialect not in _PROMPT or _PROMPT[dialect] not in body:
             return Ask({}, Hidden())  # refused, or vLLM's own endpoint
         problems = ("phantom_token",) if body.get("max_tokens") == 0 else ()  # one token is sampled all the same
@@ -71,7 +65,7 @@ class Llamacpp:
         shown = {key: value for key, value in response.items() if key not in hidden.keys}
         choices = response.get("choices")
         if isinstance(choices, list):
-            shown["choices"] = [_hide_choice(choice, hidden) for choice in choices]
+            shown["choices"] = [without(choice, hidden) for choice in choices]
         return shown
 
     def hide_chunk(self, dialect: DialectName, chunk: Json, hidden: Hidden) -> Json | None:
@@ -122,24 +116,15 @@ def _prompt_ids(dialect: DialectName, body: Mapping[str, Any]) -> list[int] | No
     return list(prompt) if is_ids and isinstance(prompt, list) else None
 
 
-def _hide_choice(choice: Json, hidden: Hidden) -> Json:
-    shown = {key: value for key, value in choice.items() if key not in hidden.keys}
-    if hidden.logprobs and "logprobs" in shown:
-        shown["logprobs"] = None
-    return shown
-
-
 def _sampled(choice: Json, verbose: Json) -> Sampled:
     """One choice's tokens. Where entries are not those of the complete ids, their logprobs are fewer, and it shows."""
-    if type(choice["index"]) is not int:
-        raise TypeError(f"a choice's index must be an integer, not {choice['index']!r}")
     entries = (choice.get("logprobs") or {}).get("content")
     of_entries = None if entries is None else [entry["id"] for entry in entries]
     return Sampled(
-        index=choice["index"],
+        index=index_of(choice),
         prompt_ids=None,
         ids=verbose.get("tokens") or of_entries,
-        logprobs=None if entries is None else [entry.get("logprob") for entry in entries],
+        logprobs=logprobs_of(choice),
         finish_reason=choice.get("finish_reason"),
         stop_reason=verbose.get("stopping_word") or None,
         counted=verbose.get("tokens_predicted"),

@@ -7,8 +7,9 @@ unknown servers may refuse what they do not know, and no placeholder is ever mad
 from collections.abc import Mapping
 from typing import Any
 
-from proxy.dialects.base import Asked, DialectName
-from proxy.engines.base import NO_HEADERS, Ask, Hidden, Json, Lookup, Sampled, StreamShape, Tokens
+from proxy.dialects.base import DialectName
+from proxy.engines.base import Ask, Hidden, Json, Lookup, Sampled, StreamShape, Tokens, Wish
+from proxy.engines.choices import index_of
 
 
 class Plain:
@@ -23,15 +24,7 @@ class Plain:
         call_delta={},
     )
 
-    def ask(
-        self,
-        dialect: DialectName,
-        body: Mapping[str, Any],
-        asked: Asked,
-        *,
-        keep_reasoning: bool,
-        headers: Mapping[str, str] = NO_HEADERS,
-    ) -> Ask:
+    def ask(self, wish: Wish) -> Ask:
         """Nothing."""
         return Ask({}, Hidden())
 
@@ -58,10 +51,8 @@ class Plain:
 
 
 def _sampled(choice: Json) -> Sampled:
-    if type(choice["index"]) is not int:
-        raise TypeError(f"a choice's index must be an integer, not {choice['index']!r}")
     return Sampled(
-        index=choice["index"],
+        index=index_of(choice),
         prompt_ids=None,
         ids=None,
         logprobs=None,

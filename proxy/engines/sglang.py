@@ -13,8 +13,9 @@ Rule 3: older servers ignore all of these flags with 200: what came is judged, n
 from collections.abc import Mapping
 from typing import Any
 
-from proxy.dialects.base import Asked, DialectName, is_on
-from proxy.engines.base import NO_HEADERS, Ask, Hidden, Json, Lookup, Sampled, StreamShape, Tokens
+from proxy.dialects.base import DialectName, is_on
+from proxy.engines.base import Ask, Hidden, Json, Lookup, Sampled, StreamShape, Tokens, Wish
+from proxy.engines.choices import index_of, logprobs_of, without
 
 _PROMPT: dict[DialectName, str] = {"chat": "messages", "completions": "prompt"}
 _IDS_BOTH, _META = "return_token_ids", "return_meta_info"
@@ -47,16 +48,9 @@ class Sglang:
         choice=("matched_stop",),
     )
 
-    def ask(
-        self,
-        dialect: DialectName,
-        body: Mapping[str, Any],
-        asked: Asked,
-        *,
-        keep_reasoning: bool,
-        headers: Mapping[str, str] = NO_HEADERS,
-    ) -> Ask:
+    def ask(self, wish: Wish) -> Ask:
         """Ids by the flags of the framing; logprobs; versions of the weights where they can be had."""
+        dialect, body, asked = wish.dialect, wish.body, wish.asked
         if dialect not in _PROMPT or _PROMPT[dialect] not in body:
             return Ask({}, Hidden())  # refused, or vLLM's own endpoint
         problems = tuple(_problems(dialect, body))
@@ -65,7 +59,7 @@ class Sglang:
         streamed = dialect == "chat" and is_on(body.get("stream"))
         wanted = (_INPUT, _OUTPUT) if streamed else (_IDS_BOTH, _META) if dialect == "chat" else (_IDS_BOTH,)
         missing = [
-            flag for flag in wanted if not is_on(body.get(flag)) and not is_on(headers.get(_HEADERS.get(flag, "")))
+            flag for flag in wanted if not is_on(body.get(flag)) and not is_on(wish.headers.get(_HEADERS.get(flag, "")))
         ]
         fields: Json = dict.fromkeys(missing, True)
         if not asked.logprobs:
@@ -92,7 +86,7 @@ class Sglang:
         shown = _without_ids(response, hidden)
         choices = response.get("choices")
         if isinstance(choices, list):
-            shown["choices"] = [_hide_choice(choice, hidden) for choice in choices]
+            shown["choices"] = [without(choice, hidden) for choice in choices]
         return shown
 
     def hide_chunk(self, dialect: DialectName, chunk: Json, hidden: Hidden) -> Json | None:
@@ -101,7 +95,7 @@ class Sglang:
             return chunk
         choices = chunk.get("choices")
         if choices:
-            shown = [_hide_choice(choice, hidden) for choice in choices]
+            shown = [without(choice, hidden) for choice in choices]
             if hidden.empty_deltas and all(map(_only_carries_logprobs, choices)):
                 return None
             return {**_without_ids(chunk, hidden), "choices": shown}
@@ -150,14 +144,6 @@ def _without_ids(response: Json, hidden: Hidden) -> Json:
     return {key: rest if key == "sglext" else value for key, value in response.items() if key != "sglext" or said}
 
 
-def _hide_choice(choice: Json, hidden: Hidden) -> Json:
-    """A choice without the keys that flags brought, its logprobs null if they were."""
-    shown = {key: value for key, value in choice.items() if key not in hidden.keys}
-    if hidden.logprobs and "logprobs" in shown:
-        shown["logprobs"] = None
-    return shown
-
-
 def _only_carries_logprobs(choice: Json) -> bool:
     """Whether an event says nothing but logprobs: with a parser, SGLang sends such ones only where they were asked."""
     delta = choice.get("delta")
@@ -167,9 +153,7 @@ def _only_carries_logprobs(choice: Json) -> bool:
 
 def _sampled(choice: Json, meta: Json, outputs: Any, versions: Any) -> Sampled:
     """One choice's tokens: ids by whatever name they came under, logprobs paired with ids where they are."""
-    index = choice["index"]
-    if type(index) is not int:
-        raise TypeError(f"a choice's index must be an integer, not {index!r}")
+    index = index_of(choice)
     pairs = meta.get("output_token_logprobs")
     ids = choice.get("response_token_ids")
     if ids is None:
@@ -178,7 +162,7 @@ def _sampled(choice: Json, meta: Json, outputs: Any, versions: Any) -> Sampled:
         ids = outputs[index]
     if ids is None and pairs:
         ids = [pair[1] for pair in pairs]
-    logprobs = [pair[0] for pair in pairs] if pairs else _logprobs(choice.get("logprobs"))
+    logprobs = [pair[0] for pair in pairs] if pairs else logprobs_of(choice)
     if ids == [] and choice.get("finish_reason") == "abort":
         logprobs = []  # one may come all the same (output_streamer.py:613)
     return Sampled(
@@ -193,13 +177,6 @@ def _sampled(choice: Json, meta: Json, outputs: Any, versions: Any) -> Sampled:
         routed_experts=meta.get("routed_experts"),
         sampling_mask=meta.get("output_token_sampling_mask"),
     )
-
-
-def _logprobs(logprobs: Any) -> list[float | None] | None:
-    if not isinstance(logprobs, dict):
-        return None
-    content = logprobs.get("content")
-    return [entry["logprob"] for entry in content] if content is not None else logprobs.get("token_logprobs")
 
 
 def _disagree(ids: list[int] | None, pairs: Any) -> bool:

@@ -12,8 +12,9 @@ Rule 3: a body that vLLM refuses must stay one that it refuses.
 from collections.abc import Mapping
 from typing import Any
 
-from proxy.dialects.base import Asked, DialectName, is_on
-from proxy.engines.base import NO_HEADERS, Ask, Hidden, Json, Lookup, Sampled, StreamShape, Tokens
+from proxy.dialects.base import DialectName, is_on
+from proxy.engines.base import Ask, Hidden, Json, Lookup, Sampled, StreamShape, Tokens, Wish
+from proxy.engines.choices import index_of, logprobs_of
 from proxy.engines.vllm_generate import ask_generate, hide_generate, hide_generate_chunk, tokens_of_generate
 
 _PROMPT: dict[DialectName, str] = {"chat": "messages", "completions": "prompt"}
@@ -37,21 +38,14 @@ class Vllm:
         null_usage=False,
     )
 
-    def ask(
-        self,
-        dialect: DialectName,
-        body: Mapping[str, Any],
-        asked: Asked,
-        *,
-        keep_reasoning: bool,
-        headers: Mapping[str, str] = NO_HEADERS,
-    ) -> Ask:
+    def ask(self, wish: Wish) -> Ask:
         """`return_token_ids` and `logprobs`, unless the call could not bear them."""
+        dialect, body, asked = wish.dialect, wish.body, wish.asked
         if dialect == "generate":
             return ask_generate(body, asked)
         if _PROMPT[dialect] not in body:
             return Ask({}, Hidden())  # refused, by a message that tells how many fields the body has
-        problems = tuple(_problems(dialect, body, keep_reasoning=keep_reasoning))
+        problems = tuple(_problems(dialect, body, keep_reasoning=wish.keep_reasoning))
         if "echo" in problems:
             # With ids the echoed prompt vanishes from `text`; with logprobs those of the prompt are mixed in.
             return Ask({}, Hidden(), problems)
@@ -60,7 +54,7 @@ class Vllm:
             fields["return_token_ids"] = True
         if not asked.logprobs and _bears_logprobs(dialect, body):
             fields["logprobs"] = True if dialect == "chat" else 0
-        withheld = dialect == "chat" and body.get("include_reasoning") is False and keep_reasoning
+        withheld = dialect == "chat" and body.get("include_reasoning") is False and wish.keep_reasoning
         if withheld:
             fields["include_reasoning"] = True
         hidden = Hidden(
@@ -172,19 +166,12 @@ def _is_flag_caused(choice: Json) -> bool:
 
 
 def _sampled(choice: Json) -> Sampled:
-    """One choice's tokens: chat has `logprobs.content[].logprob`, completions `logprobs.token_logprobs`."""
-    if type(choice["index"]) is not int:
-        raise TypeError(f"a choice's index must be an integer, not {choice['index']!r}")
-    logprobs = choice.get("logprobs")
-    values: list[float | None] | None = None
-    if isinstance(logprobs, dict):
-        content = logprobs.get("content")
-        values = [entry["logprob"] for entry in content] if content is not None else logprobs.get("token_logprobs")
+    """One choice's tokens."""
     return Sampled(
-        index=choice["index"],
+        index=index_of(choice),
         prompt_ids=choice.get("prompt_token_ids"),
         ids=choice.get("token_ids"),
-        logprobs=values,
+        logprobs=logprobs_of(choice),
         finish_reason=choice.get("finish_reason"),
         stop_reason=choice.get("stop_reason"),
         routed_experts=choice.get("routed_experts"),

@@ -14,6 +14,7 @@ from typing import Any
 
 from proxy.dialects.base import Asked
 from proxy.engines.base import Ask, Hidden, Json, Sampled, Tokens
+from proxy.engines.choices import index_of
 
 _OF_THE_PROMPT = ("prompt_token_ids", "mm_placeholders")  # both come by `return_token_ids`
 
@@ -82,12 +83,10 @@ def _disagrees(choice: Json) -> bool:
 
 
 def _sampled(choice: Json) -> Sampled:
-    if type(choice["index"]) is not int:
-        raise TypeError(f"a choice's index must be an integer, not {choice['index']!r}")
     content = _content(choice)
     versions = choice.get("weight_versions")
     return Sampled(
-        index=choice["index"],
+        index=index_of(choice),
         prompt_ids=None,
         ids=choice.get("token_ids"),
         logprobs=None if content is None else [entry["logprob"] for entry in content],

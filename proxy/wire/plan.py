@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from proxy.dialects.base import Asked, Dialect
-from proxy.engines.base import NO_HEADERS, Engine, Json, Traits
+from proxy.engines.base import Engine, Json, Traits, Wish
 from proxy.engines.losses import Circumstances, Framing, Streaming, choose_framing, met
 from proxy.trajectory.step import EngineFacts
 from proxy.wire.reply import View
@@ -138,7 +138,7 @@ def make_plan(  # noqa: PLR0913 - a plan is all of this, and every argument has 
     engine_facts: EngineFacts,
     logprobs_mode: str | None,
     traits: Traits | None = None,
-    headers: Mapping[str, str] = NO_HEADERS,
+    headers: Mapping[str, str] | None = None,
     policy_version: str | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> Plan:
@@ -150,7 +150,7 @@ def make_plan(  # noqa: PLR0913 - a plan is all of this, and every argument has 
     framing = _framing(engine, terms, at)
     taken = _STREAM if framing == "replay" else frozenset[str]()
     edited = {key: value for key, value in edited.items() if key not in taken}
-    ask = engine.ask(dialect.name, edited, asked, keep_reasoning=terms.keep_reasoning, headers=headers)
+    ask = engine.ask(Wish(dialect.name, edited, asked, terms.keep_reasoning, headers or {}))
     sent_body = {**edited, **ask.fields}
     model_asked, model_served = _name(body.get("model")), _name(sent_body.get("model"))
     renamed = model_asked if model_asked != model_served else None

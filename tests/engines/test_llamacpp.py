@@ -4,7 +4,7 @@ import orjson
 import pytest
 from recorded import Cassette, http_cassettes, load_http, plan_of, play
 
-from proxy.engines import ENGINES
+from proxy.engines import ENGINES, Wish
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 OURS = ("verbose", "return_tokens", "logprobs", "top_logprobs")
@@ -78,12 +78,8 @@ def test_a_stream_that_the_engine_refuses_is_not_replayed():
 
 def test_a_live_stream_with_tools_gets_no_logprobs_asked():
     """It would be refused for ours."""
-    asked = ENGINES["llamacpp"].ask(
-        "chat",
-        {"messages": [], "tools": TOOLS, "stream": True},
-        plan(CHAT, {}).asked,
-        keep_reasoning=True,
-    )
+    body = {"messages": [], "tools": TOOLS, "stream": True}
+    asked = ENGINES["llamacpp"].ask(Wish("chat", body, plan(CHAT, {}).asked))
 
     assert VERBOSE == asked.fields
 

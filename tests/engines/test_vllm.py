@@ -5,7 +5,7 @@ import pytest
 from recorded import load, plan_of, play
 
 from proxy.dialects import DIALECTS
-from proxy.engines.base import Hidden
+from proxy.engines.base import Hidden, Wish
 from proxy.engines.vllm import Vllm
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -16,7 +16,7 @@ def ask(path: str, body: dict, *, keep_reasoning: bool = True):
     body = {"messages": [], "prompt": "x"} | body
     before = orjson.dumps(body)
     dialect = DIALECTS[path]
-    asked = Vllm().ask(dialect.name, body, dialect.asked(body), keep_reasoning=keep_reasoning)
+    asked = Vllm().ask(Wish(dialect.name, body, dialect.asked(body), keep_reasoning))
     assert before == orjson.dumps(body)
     return asked
 
@@ -68,7 +68,7 @@ def test_a_body_without_its_prompt_is_left_alone(path):
     """vLLM's refusal counts the body's fields."""
     dialect = DIALECTS[path]
 
-    assert {} == Vllm().ask(dialect.name, {"model": "m"}, dialect.asked({}), keep_reasoning=True).fields
+    assert {} == Vllm().ask(Wish(dialect.name, {"model": "m"}, dialect.asked({}))).fields
 
 
 def test_events_that_only_flags_cause_are_dropped_only_if_the_client_set_no_flag():
