@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: all install run test test-engine bench lint types docs lock clean
+.PHONY: all install run test test-engine cassettes bench lint types docs lock clean
 
 all: lint types test  ## what must hold before anything lands
 
@@ -23,9 +23,12 @@ run: $(READY)  ## the proxy on 127.0.0.1:8400; ENGINE=http://… for a real engi
 test: $(READY)  ## the specification, against real parts
 	$(BIN)/python -m pytest
 
-test-engine: $(READY)  ## against a real vLLM on this CPU; builds it once into the user's cache folder
+test-engine: $(READY)  ## against a real vLLM and a real llama.cpp on this CPU; built once into the user's cache folder
 	$(BIN)/python tests/engine/environment.py
 	$(BIN)/python -m pytest tests/engine
+
+cassettes: $(READY)  ## answers of the engine at ENGINE=http://… for the tests to play; FORCE=1 records those there anew
+	$(BIN)/python -m tests.cassettes.record $(if $(FORCE),--force) $(or $(ENGINE),$(error ENGINE=http://… says which engine))
 
 bench: $(READY)  ## the table of performance targets, with the bare proxy in the same run
 	$(BIN)/python -m benchmarks
@@ -37,7 +40,7 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
-docs: $(READY)  ## the pages that the code prints: settings, metrics, errors, fidelity
+docs: $(READY)  ## the pages that the code prints: settings, metrics, errors, fidelity, shapes
 	$(BIN)/python -m docs.generate
 
 lock: ## what constraints.txt pins, anew from the ranges of pyproject.toml

@@ -102,8 +102,9 @@ async def _look_up(parts: Parts, call: Call, exchange: Exchange) -> None:
     if lookup is None:
         return
     headers, body = (("Content-Type", "application/json"),), orjson.dumps(lookup.body)
+    sending = parts.upstream.send(call.endpoint, "POST", lookup.path, headers=headers, body=body, alone=True)
     try:
-        async with parts.upstream.send(call.endpoint, "POST", lookup.path, headers=headers, body=body) as answer:
+        async with sending as answer:
             text = b"".join([read async for read in answer.reads()])
         exchange.found = orjson.loads(text) if answer.status == 200 else None
     except (EngineFault, orjson.JSONDecodeError) as error:

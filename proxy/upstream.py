@@ -107,17 +107,9 @@ class Upstream:
         self._settings = settings
         self._metrics = metrics
         self.endpoints = [_endpoint(endpoint) for endpoint in settings.endpoints]
-        timeout = aiohttp.ClientTimeout(
-            total=None, sock_connect=settings.connect_timeout_s, sock_read=settings.read_timeout_s
-        )
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=settings.max_connections, keepalive_timeout=_KEEPALIVE_S),
-            timeout=timeout,
-            read_bufsize=_READ_BUFFER_BYTES,
-            auto_decompress=True,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            skip_auto_headers=("User-Agent", "Content-Type"),
-        )
+        pooled = aiohttp.TCPConnector(limit=settings.max_connections, keepalive_timeout=_KEEPALIVE_S)
+        self._session = _session(settings, pooled)
+        self._unpooled = _session(settings, aiohttp.TCPConnector(limit=settings.max_connections, force_close=True))
         # Held here and ended by `close`: nothing waits for it, since an engine may be away when the proxy starts.
         self._learning = asyncio.get_running_loop().create_task(self.learn())
 
@@ -130,15 +122,18 @@ class Upstream:
         *,
         headers: Sequence[tuple[str, str]],
         body: bytes | None,
+        alone: bool = False,
     ) -> AsyncIterator[Answer]:
         """Send a request. Leaving the context early closes the connection, which is how an engine learns to abort.
 
+        `alone`: on a connection of its own. llama.cpp closes the one that a stream came on without having said so, and
+        what is sent right after it would be lost (seen on 2026.10).
         Raises NoEngine (nothing was sent), EngineSilent, or EngineBroke (the engine went before it answered).
         """
         endpoint.in_flight += 1
         try:
             with self.naming_faults(endpoint):
-                response = await self._session.request(
+                response = await (self._unpooled if alone else self._session).request(
                     method,
                     URL(endpoint.settings.url + path, encoded=True),  # as it came: not quoted a second time
                     data=BytesIO(body) if body else None,  # written in pieces: a large body does not hold the loop up
@@ -237,6 +232,20 @@ class Upstream:
             task.cancel()
         await asyncio.wait([self._learning, *asking])
         await self._session.close()
+        await self._unpooled.close()
+
+
+def _session(settings: EnginesSettings, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        connector=connector,
+        timeout=aiohttp.ClientTimeout(
+            total=None, sock_connect=settings.connect_timeout_s, sock_read=settings.read_timeout_s
+        ),
+        read_bufsize=_READ_BUFFER_BYTES,
+        auto_decompress=True,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        skip_auto_headers=("User-Agent", "Content-Type"),
+    )
 
 
 def _endpoint(settings: EndpointSettings) -> Endpoint:

@@ -142,8 +142,9 @@ LOSSES: Final[tuple[Loss, ...]] = (
         ("logprob_count", "completion_count", "no_logprobs"), "seen on 2026.10", _always,
     ),
     Loss(
-        "llamacpp", _BOTH, "always", "A character over several tokens has a logprob for the last one only; a matched stop "
-        "string has none.", ("logprob_count", "no_logprobs"), "seen on 2026.10", _always,
+        "llamacpp", _BOTH, "always", "A character over several tokens has a logprob for the last one only; so have, in part, "
+        "the tokens of a matched stop string.", ("logprob_count", "completion_count", "no_logprobs"), "seen on 2026.10",
+        _always,
     ),
     Loss(
         "llamacpp", _BOTH, "always", "Several choices: usage counts one of them, so none can be shown to be complete.",

@@ -1,8 +1,8 @@
-"""The engine of the engine's tests: a real vLLM on the CPU, started once for the whole run.
+"""The engines of the engine's tests: a real vLLM and a real llama.cpp on the CPU, each started once for the whole run.
 
-Holds how it is started, watched and stopped, and the direct ways to it; what it is made of is in
-environment.py. Its weights are random: steer replies with a seed, `logit_bias`, `ignore_eos`, or
-`structured_outputs`.
+Holds how they are started, watched and stopped, and the direct ways to them; what they are made of is in
+environment.py. vLLM's weights are random: steer replies with a seed, `logit_bias`, `ignore_eos`, or
+`structured_outputs`. llama.cpp's are a small chat model's: steer with `grammar`.
 """
 
 import http.client
@@ -80,8 +80,21 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """A real vLLM that serves the tiny model as `tiny`, with a tool parser and a reasoning parser."""
     made = environment.ensure()
     engine = Engine(_free_port(), tmp_path_factory.mktemp("engine") / "vllm.log")
-    with _process(made, engine) as process:
-        _wait_until_ready(process, engine)
+    command = [
+        *(str(made.python), "-m", "vllm.entrypoints.openai.api_server", *FLAGS),
+        *("--model", str(made.model), "--host=127.0.0.1", f"--port={engine.port}"),
+    ]
+    with _process(command, engine):
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def llamacpp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """A real llama.cpp server, with SmolLM2-135M-Instruct as `smollm2` and two slots of 4096 tokens."""
+    made = environment.ensure_llamacpp()
+    engine = Engine(_free_port(), tmp_path_factory.mktemp("engine") / "llamacpp.log")
+    program = environment.HERE / "llamacpp_server.py"
+    with _process([str(made.python), str(program), str(made.model), str(engine.port)], engine):
         yield engine
 
 
@@ -117,12 +130,8 @@ def _free_port() -> int:
 
 
 @contextmanager
-def _process(made: environment.Environment, engine: Engine) -> Iterator[subprocess.Popen[bytes]]:
-    """Start the engine in a process group of its own, and stop it whatever happens."""
-    command = [
-        *(str(made.python), "-m", "vllm.entrypoints.openai.api_server", *FLAGS),
-        *("--model", str(made.model), "--host=127.0.0.1", f"--port={engine.port}"),
-    ]
+def _process(command: list[str], engine: Engine) -> Iterator[None]:
+    """Start the engine in a process group of its own, wait until it is ready, and stop it whatever happens."""
     # A terminated run must stop its engine as an interrupted one does.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     with engine.log.open("wb") as log:
@@ -135,7 +144,8 @@ def _process(made: environment.Environment, engine: Engine) -> Iterator[subproce
             start_new_session=True,
         )
     try:
-        yield process
+        _wait_until_ready(process, engine)
+        yield
     finally:
         _stop(process)
         signal.signal(signal.SIGTERM, before)

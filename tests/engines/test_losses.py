@@ -69,7 +69,7 @@ def test_what_the_engine_would_refuse_is_not_replayed():
         ("vllm", "completions", {"max_tokens": 0}, {"phantom_token"}),
         ("vllm", "chat", {"top_logprobs": 2}, {"no_logprobs"}),
         ("vllm", "chat", {"top_logprobs": 2, "logprobs": True}, set()),
-        ("llamacpp", "chat", {"n": 2}, {"uncounted", "logprob_count", "no_logprobs"}),
+        ("llamacpp", "chat", {"n": 2}, {"uncounted", "logprob_count", "completion_count", "no_logprobs"}),
         ("plain", "chat", {}, {"no_token_ids"}),
     ],
 )

@@ -48,30 +48,31 @@ class Cassette:
         return self.name
 
 
-HTTP_ROOTS = {"sglang": SGLANG, "llamacpp": LLAMACPP}
+ROOTS = {"vllm": ROOT, "sglang": SGLANG, "llamacpp": LLAMACPP}
 CONTENT_TYPES = {".json": "application/json", ".sse": "text/event-stream; charset=utf-8", ".txt": "text/plain"}
 
 
-def load(name: str) -> Cassette:
-    """The cassette of this name, such as `pairs_hermes/chat_eos_n_inj`."""
-    request = orjson.loads((ROOT / f"{name}.request.json").read_bytes())
-    answer = next(ROOT.glob(f"{name}.response.*"))
-    meta = ROOT / f"{name}.meta.json"
+def load(name: str, kind: str = "vllm") -> Cassette:
+    """The cassette of this name, such as `pairs_hermes/chat_eos_n_inj`, of an engine of this kind."""
+    root = ROOTS[kind]
+    request = orjson.loads((root / f"{name}.request.json").read_bytes())
+    answer = next(root.glob(f"{name}.response.*"))
+    meta = root / f"{name}.meta.json"
     status = orjson.loads(meta.read_bytes())["status"] if meta.exists() else 200
-    return Cassette(
-        name, request["path"], request.get("body"), answer.read_bytes(), status, CONTENT_TYPES[answer.suffix]
-    )
+    content_type = CONTENT_TYPES[answer.suffix]
+    return Cassette(name, request["path"], request.get("body"), answer.read_bytes(), status, content_type, kind)
 
 
-def names(pattern: str = "**/*") -> list[str]:
+def names(pattern: str = "**/*", kind: str = "vllm") -> list[str]:
     """The names of all cassettes that match, sorted."""
-    found = ROOT.glob(f"{pattern}.request.json")
-    return sorted(str(path.relative_to(ROOT)).removesuffix(".request.json") for path in found)
+    root = ROOTS[kind]
+    found = root.glob(f"{pattern}.request.json")
+    return sorted(str(path.relative_to(root)).removesuffix(".request.json") for path in found)
 
 
 def load_http(kind: str, name: str) -> Cassette:
     """A cassette of SGLang or llama.cpp: request and answer in one file."""
-    asked, _, answered = (HTTP_ROOTS[kind] / f"{name}.http").read_text("utf-8").partition("\n=== RESPONSE ")
+    asked, _, answered = (ROOTS[kind] / f"{name}.http").read_text("utf-8").partition("\n=== RESPONSE ")
     head, _, body = asked.partition("\n\n")
     status, _, answer = answered.partition("\n\n")
     extra = re.search(r"extra headers: (\{.*\})", head)
@@ -98,14 +99,15 @@ def _body(text: str) -> dict | None:
 
 def http_cassettes(kind: str) -> list[Cassette]:
     """Every cassette of SGLang or llama.cpp that is of a native dialect."""
-    paths = sorted(HTTP_ROOTS[kind].glob("*.http"))
+    paths = sorted(ROOTS[kind].glob("*.http"))
     found = [load_http(kind, path.stem) for path in paths if path.stem != "native_emoji_stream"]  # an answer alone
     return [cassette for cassette in found if cassette.path in DIALECTS and cassette.body is not None]
 
 
-def dialect_cassettes() -> list[Cassette]:
+def dialect_cassettes(kind: str = "vllm") -> list[Cassette]:
     """Every cassette of a native dialect with a JSON body."""
-    return [cassette for name in names() if (cassette := load(name)).path in DIALECTS and cassette.body is not None]
+    found = [load(name, kind) for name in names(kind=kind)]
+    return [cassette for cassette in found if cassette.path in DIALECTS and cassette.body is not None]
 
 
 def plan_of(

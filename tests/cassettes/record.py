@@ -1,0 +1,231 @@
+"""Recording of cassettes: a literal table of requests, played to a running engine, and its answers kept as files.
+
+Run it as `make cassettes ENGINE=http://127.0.0.1:8000`. Each request is sent unstreamed and streamed (`n`, `s`), as a
+client sends it and with what we add to get ids and logprobs (`plain`, `inj`): `chat_stop_s_inj` is the streamed call
+with our flags. So every case gives two twins, and two pairs to prove the hiding on. Names that are there already are
+left alone, unless told otherwise with `--force`. Normalised is only the model's folder, which becomes `/models`.
+"""
+
+import argparse
+import http.client
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import orjson
+
+from proxy.dialects import DIALECTS
+from proxy.engines import ENGINES, Traits
+from proxy.engines.recognition import QUESTIONS, Seen, recognise
+from proxy.trajectory.step import EngineFacts
+from proxy.wire.plan import Terms, make_plan
+
+HERE = Path(__file__).parent
+SUFFIXES = {"application/json": ".json", "text/event-stream": ".sse"}
+TELLING = ("content-type", "server", "x-request-id", "retry-after")
+TIMEOUT_S = 300.0
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Add one to a number.",
+        "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]},
+    },
+}
+CALL = r'<tool_call>\n\{"name": "add", "arguments": \{"x": [1-9][0-9]{2}\}\}\n</tool_call>'
+# One word that the model must say, in the tongue of each engine; they ignore each other's.
+EMOJI = {"structured_outputs": {"regex": "a🦙🎉é"}, "regex": "a🦙🎉é", "grammar": 'root ::= "a🦙🎉é"'}
+SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"], "additionalProperties": False}
+CONVERSATION = [
+    {"role": "system", "content": "You are brief."},
+    {"role": "user", "content": "Add one to 4."},
+    {"role": "assistant", "content": None, "tool_calls": [
+        {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"x": 4}'}}]},
+    {"role": "tool", "tool_call_id": "call_1", "content": "5"},
+    {"role": "user", "content": "And the capital of France? 🦙"},
+]  # fmt: skip
+_CHAT = {
+    "messages": [{"role": "user", "content": "What is the capital of France? Answer briefly."}],
+    "max_tokens": 24,
+    "temperature": 0,
+    "seed": 7,
+}
+_TEXT = {"prompt": "The capital of France is", "max_tokens": 16, "temperature": 0, "seed": 7}
+_SAMPLED = {"temperature": 0.9, "seed": 21}
+
+# name -> (path, body); `stream` and the model are set when it is played.
+TABLE: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat_greedy": (CHAT, _CHAT),
+    "chat_sampled": (CHAT, _CHAT | _SAMPLED),
+    "chat_topp": (CHAT, _CHAT | _SAMPLED | {"top_p": 0.8, "top_k": 20}),
+    "chat_one_token": (CHAT, _CHAT | {"max_tokens": 1}),
+    "chat_zero_tokens": (CHAT, _CHAT | {"max_tokens": 0}),
+    "chat_n2": (CHAT, _CHAT | _SAMPLED | {"n": 2}),
+    "chat_stop": (CHAT, _CHAT | {"stop": [" of", "e"]}),
+    "chat_conversation": (CHAT, _CHAT | {"messages": CONVERSATION}),
+    "chat_tools": (CHAT, _CHAT | {"tools": [TOOL]}),
+    "chat_tool_call": (CHAT, _CHAT | {"tools": [TOOL], "structured_outputs": {"regex": CALL}, "max_tokens": 100}),
+    "chat_tool_required": (CHAT, _CHAT | {"tools": [TOOL], "tool_choice": "required", "max_tokens": 60}),
+    "chat_reasoning": (CHAT, _CHAT | {"max_tokens": 60, "chat_template_kwargs": {"enable_thinking": True}}),
+    "chat_reasoning_off": (CHAT, _CHAT | {"chat_template_kwargs": {"enable_thinking": False}}),
+    "chat_schema": (
+        CHAT,
+        _CHAT | {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}},
+    ),
+    "chat_utf8": (CHAT, _CHAT | EMOJI),
+    "chat_utf8_cut": (CHAT, _CHAT | EMOJI | {"max_tokens": 3}),
+    "chat_usage": (CHAT, _CHAT | {"stream_options": {"include_usage": True}}),
+    "chat_usage_n2": (CHAT, _CHAT | _SAMPLED | {"n": 2, "stream_options": {"include_usage": True}}),
+    "chat_logprobs": (CHAT, _CHAT | {"logprobs": True, "top_logprobs": 2}),
+    "chat_tools_logprobs": (CHAT, _CHAT | {"tools": [TOOL], "logprobs": True, "top_logprobs": 1}),
+    "cmpl_greedy": (COMPLETIONS, _TEXT),
+    "cmpl_sampled": (COMPLETIONS, _TEXT | _SAMPLED),
+    "cmpl_n2": (COMPLETIONS, _TEXT | _SAMPLED | {"n": 2}),
+    "cmpl_two_prompts": (COMPLETIONS, _TEXT | {"prompt": ["The capital of", "One, two, three"]}),
+    "cmpl_ids": (COMPLETIONS, _TEXT | {"prompt": [504, 3575, 282]}),
+    "cmpl_stop": (COMPLETIONS, _TEXT | {"stop": [".", "e"]}),
+    "cmpl_utf8": (COMPLETIONS, _TEXT | EMOJI),
+    "cmpl_usage": (COMPLETIONS, _TEXT | {"stream_options": {"include_usage": True}}),
+    "cmpl_logprobs": (COMPLETIONS, _TEXT | {"logprobs": 2}),
+    "cmpl_echo": (COMPLETIONS, _TEXT | {"echo": True}),
+    "err_temperature": (CHAT, _CHAT | {"temperature": "warm"}),
+    "err_messages": (CHAT, {"max_tokens": 4}),
+    "err_top_logprobs": (CHAT, _CHAT | {"top_logprobs": 2}),
+}
+
+
+@dataclass(frozen=True)
+class Played:
+    """An answer as it came: its headers by lowercase name, its body unframed."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request of the table, ready to be sent."""
+
+    name: str
+    path: str
+    body: dict[str, Any]
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+def send(url: str, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None) -> Played:
+    """Ask the engine once. Raises OSError if it cannot be reached."""
+    at = urlsplit(url)
+    connection = http.client.HTTPConnection(at.hostname, at.port or 80, timeout=TIMEOUT_S)
+    try:
+        connection.request(
+            method, at.path.rstrip("/") + path, body, {"Content-Type": "application/json"} | (headers or {})
+        )
+        answer = connection.getresponse()
+        return Played(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read())
+    finally:
+        connection.close()
+
+
+def meet(url: str) -> tuple[Traits, str]:
+    """Which engine it is, and the name of its first model."""
+    answers = {path: send(url, "GET", path) for path in QUESTIONS}
+    seen = {
+        path: Seen(answer.status, answer.headers.get("server", ""), _json(answer) if answer.status == 200 else None)
+        for path, answer in answers.items()
+    }
+    models = seen["/v1/models"].body or {"data": []}
+    return recognise(seen), next((model["id"] for model in models["data"]), "")
+
+
+def requests(traits: Traits, model: str) -> Iterator[Asked]:
+    """Each case of the table four times: unstreamed and streamed, as a client sends it and with our flags, if any."""
+    facts = EngineFacts("e", traits.kind, traits.version, "")
+    for name, (path, body) in TABLE.items():
+        for framing, stream in (("n", {}), ("s", {"stream": True})):
+            plain = {"model": model, **body, **stream}
+            if not stream:
+                plain.pop("stream_options", None)
+            plan = make_plan(
+                plain, terms=Terms(streaming="live"), step_id="", rollout_id="", endpoint=path, dialect=DIALECTS[path],
+                engine=ENGINES[traits.kind], engine_facts=facts, logprobs_mode=None, traits=traits, headers={},
+            )  # fmt: skip
+            yield Asked(f"{name}_{framing}_plain", path, plain)
+            if plan.body != plain or plan.headers:
+                yield Asked(f"{name}_{framing}_inj", path, plan.body, dict(plan.headers))
+
+
+def folder_for(traits: Traits) -> Path:
+    """Where its cassettes go: beside those of the same engine that are there, else in a folder of its own."""
+    name = f"{traits.kind}-{traits.version or 'unknown'}"
+    known = [path for path in HERE.iterdir() if path.is_dir() and name.startswith(path.name)]
+    return max(known, key=lambda path: len(path.name), default=HERE / name) / "recorded"
+
+
+def write(folder: Path, asked: Asked, played: Played, model: str) -> None:
+    """One cassette: the request, the answer, and what else of the answer matters, each in a file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    request = {"method": "POST", "path": asked.path, "body": asked.body}
+    if asked.headers:
+        request["headers"] = asked.headers
+    kind = played.headers.get("content-type", "").partition(";")[0]
+    for old in folder.glob(f"{asked.name}.*"):
+        old.unlink()
+    (folder / f"{asked.name}.response{SUFFIXES.get(kind, '.txt')}").write_bytes(_housed(played.body, model))
+    if played.status != 200:
+        headers = {name: value for name, value in played.headers.items() if name in TELLING}
+        (folder / f"{asked.name}.meta.json").write_bytes(_text({"status": played.status, "headers": headers}))
+    # Last, since a cassette is there once its request is.
+    (folder / f"{asked.name}.request.json").write_bytes(_housed(_text(request), model))
+
+
+def record(url: str, folder: Path | None = None, *, force: bool = False) -> tuple[int, int]:
+    """Play the table: how many cassettes were recorded, and how many were there already."""
+    traits, model = meet(url)
+    folder = folder or folder_for(traits)
+    recorded = kept = 0
+    for asked in requests(traits, model):
+        if not force and (folder / f"{asked.name}.request.json").exists():
+            kept += 1
+            continue
+        played = send(url, "POST", asked.path, orjson.dumps(asked.body), asked.headers)
+        write(folder, asked, played, model)
+        recorded += 1
+        sys.stderr.write(f"{asked.name}: {played.status}, {len(played.body)} bytes\n")
+    return recorded, kept
+
+
+def _json(played: Played) -> Any:
+    try:
+        return orjson.loads(played.body)
+    except orjson.JSONDecodeError:
+        return None
+
+
+def _text(value: object) -> bytes:
+    return orjson.dumps(value, option=orjson.OPT_INDENT_2) + b"\n"
+
+
+def _housed(text: bytes, model: str) -> bytes:
+    """The text with the model's folder, if its name tells one, as `/models`."""
+    house, _, _ = model.rpartition("/")
+    return text.replace(f"{house}/".encode(), b"/models/") if model.startswith("/") else text
+
+
+if __name__ == "__main__":
+    arguments = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    arguments.add_argument("url", help="the engine's root, without /v1")
+    arguments.add_argument("--force", action="store_true", help="record anew what is there")
+    given = arguments.parse_args()
+    try:
+        new, old = record(given.url, force=given.force)
+    except OSError as error:
+        sys.exit(
+            f"The engine at {given.url} cannot be reached ({error}). Start it, or give its root as ENGINE=http://…"
+        )
+    sys.stdout.write(f"{new} recorded, {old} there already (FORCE=1 records them anew)\n")
