@@ -1,13 +1,13 @@
-"""The command line: serve | simulate | export | check.
+"""The command line: serve | simulate | export | audit | check.
 
-Holds the commands and what they print. What they do is in `server`, `download` and `check`. Exit codes: 0 done, 1 it did not
-work (and a sentence says why), 2 the command line itself is wrong.
+Holds the commands and what they print. What they do is in `server`, `download`, `audit` and `check`. Exit codes: 0 done,
+1 it did not work (and a sentence says why), 2 the command line itself is wrong.
 """
 
 import asyncio
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, cast
+from typing import Annotated, Any, Literal, NoReturn, cast
 
 import typer
 from pydantic import ValidationError
@@ -48,11 +48,12 @@ def simulate(
     max_model_len: Annotated[int, typer.Option(help="Longest prompt and completion, in tokens.")] = 32768,
     seed: Annotated[int | None, typer.Option(help="Seed of requests without one; none: by chance.")] = None,
     token_delay_s: Annotated[float, typer.Option(help="Time between tokens, to watch a stream.")] = 0.0,
+    shape: Annotated[Literal["vllm", "sglang"], typer.Option(help="Whose protocol it speaks.")] = "vllm",
 ) -> None:
-    """Run a small engine that speaks vLLM's protocol: to try things with, on any machine."""
+    """Run a small engine that speaks vLLM's or SGLang's protocol: to try things with, on any machine."""
     from proxy.simulator.options import Options  # noqa: PLC0415 - keeps `--help` and `check` quick
 
-    options = Options(model=model, max_model_len=max_model_len, seed=seed, token_delay_s=token_delay_s)
+    options = Options(model=model, max_model_len=max_model_len, seed=seed, token_delay_s=token_delay_s, shape=shape)
     _run(_simulate(listen, options))
 
 
@@ -63,7 +64,7 @@ def export(  # noqa: PLR0913, PLR0917 - each is an option with a name of its own
     form: Annotated[str, typer.Option("--format", help="The format of the rows.")] = "sequences",
     rollout: Annotated[list[str] | None, typer.Option(help="Only this rollout; may be repeated.")] = None,
     group: Annotated[str | None, typer.Option(help="Only this group.")] = None,
-    include: Annotated[str, typer.Option(help="exact, or flagged to have flagged steps as well.")] = "exact",
+    include: Annotated[str, typer.Option(help="exact, or with flagged or retokenized steps.")] = "exact",
     container: Annotated[str, typer.Option(help="json or ndjson.")] = "ndjson",
     out: Annotated[Path | None, typer.Option(help="File to write; standard output if none.")] = None,
     api_key: Annotated[str | None, typer.Option(help="A key for the control face.", envvar="TOKENTAPE_API_KEY")] = None,
@@ -76,6 +77,51 @@ def export(  # noqa: PLR0913, PLR0917 - each is an option with a name of its own
     wanted = Wanted(form, tuple(rollout or ()), group, include, container)
     settings = None if store is None else _settings(None, store=store, listen="127.0.0.1:0")
     _run(download(url, settings, wanted, out, api_key=api_key, notes=notes))
+
+
+@app.command()
+def audit(  # noqa: PLR0913, PLR0917 - each is an option with a name of its own
+    engine: Annotated[str, typer.Option(help="Base URL of the engine that scores.")],
+    url: Annotated[str | None, typer.Option(help="A running proxy's control face, to take rows from.")] = None,
+    file: Annotated[Path | None, typer.Option(help="Or a file that export wrote (sequences, ndjson).")] = None,
+    rollout: Annotated[list[str] | None, typer.Option(help="Only this rollout; may be repeated.")] = None,
+    group: Annotated[str | None, typer.Option(help="Only this group.")] = None,
+    api_key: Annotated[str | None, typer.Option(help="A key for the control face.", envvar="TOKENTAPE_API_KEY")] = None,
+    engine_api_key: Annotated[
+        str | None, typer.Option(help="A key for the engine.", envvar="TOKENTAPE_ENGINE_API_KEY")
+    ] = None,
+    engine_kind: Annotated[Literal["vllm", "sglang"] | None, typer.Option(help="What it is; asked if none.")] = None,
+    model: Annotated[str | None, typer.Option(help="The model that scores; the first one listed if none.")] = None,
+    logprobs_mode: Annotated[
+        Literal["raw_logprobs", "processed_logprobs", "after_temperature_logprobs"] | None,
+        typer.Option(help="What the recorded logprobs are of; by the engine's kind if none."),
+    ] = None,
+    tolerance: Annotated[float, typer.Option(min=0, help="Largest |difference| of an aligned token.")] = 0.01,
+    concurrency: Annotated[int, typer.Option(min=1, help="Sequences scored at once.")] = 4,
+    resume: Annotated[Path | None, typer.Option(help="Journal of results: what is in it is not scored again.")] = None,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON instead of a table.")] = False,
+) -> None:
+    """Have an engine score exported sequences again, and say which are not what it sampled."""
+    from proxy.audit import command  # noqa: PLC0415 - keeps `--help` quick
+    from proxy.download import Wanted  # noqa: PLC0415
+
+    if (url is None) == (file is None):
+        _fail("give either --url (a running proxy) or --file (rows that export wrote)", code=2)
+    request = command.Request(
+        source=file or command.Place(str(url), api_key),
+        wanted=Wanted("sequences", tuple(rollout or ()), group, "exact", "ndjson"),
+        engine=command.Place(engine, engine_api_key),
+        kind=engine_kind,
+        model=model,
+        tolerance=tolerance,
+        logprobs_mode=logprobs_mode,
+        concurrency=concurrency,
+        journal=resume,
+        as_json=as_json,
+    )
+    if not _run(command.audit(request, Console(highlight=False), notes)):
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -10,6 +10,8 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from proxy import calls
+from proxy.attempts import Attempts
+from proxy.audit.background import BackgroundAudit
 from proxy.clock import Clock, SystemClock
 from proxy.config import Settings, StoreSettings
 from proxy.control import CONTROL_ROUTES
@@ -21,6 +23,7 @@ from proxy.logs import LOG
 from proxy.metrics import make_metrics
 from proxy.parts import PARTS, SHOWN, Parts
 from proxy.recorder import Recorder
+from proxy.tokenizers import Tokenizers
 from proxy.upstream import Upstream
 from proxy.wire.plan import Sampling
 from storage import StoreOptions, open_store
@@ -85,7 +88,10 @@ def _parts_of(
                 stack.push_async_callback(opened.close)
             upstream = Upstream(settings.engines, metrics)
             stack.push_async_callback(upstream.close)
-            recorder = Recorder(opened, metrics, clock)
+            audit = BackgroundAudit(settings.audit.sample_rate, upstream, metrics, clock)
+            audit.start()
+            stack.push_async_callback(audit.close)
+            recorder = Recorder(opened, metrics, clock, stored=audit.offer)
             stack.push_async_callback(recorder.close)
             parts = Parts(
                 settings=settings,
@@ -95,10 +101,12 @@ def _parts_of(
                 store=opened,
                 upstream=upstream,
                 recorder=recorder,
+                attempts=Attempts(opened, clock),
                 agent_keys=KeyRing(key.get_secret_value() for key in settings.agents.api_keys),
                 control_keys=KeyRing(key.get_secret_value() for key in settings.control.api_keys),
                 secret=await opened.constant(_SECRET, clock.entropy(32)),
                 sampling=Sampling(settings.sampling.override, settings.sampling.default, settings.sampling.cap),
+                tokenizers=Tokenizers(settings.engines.endpoints),
             )
             metrics.open_rollouts.set_function(lambda: len(parts.in_flight))
             app[PARTS] = parts

@@ -6,23 +6,29 @@ Holds what happens before anything is sent. Whatever is refused here is refused 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Any
 
+import orjson
 from aiohttp import web
+from aiohttp.client_exceptions import ClientConnectionResetError
 
 from proxy import naming
+from proxy.attempts import Attempt, GivenAnswer
 from proxy.bodies import read_body
-from proxy.clientside import Call
+from proxy.clientside import CLIENT_LEFT, Call
 from proxy.clock import new_id
 from proxy.dialects import DIALECTS, Dialect
 from proxy.errors import BadCall, Forbidden, LimitReached, NotFound, StoreFault, TooLarge, Unauthorized
 from proxy.guards import GUARDS
+from proxy.headers import downstream
 from proxy.keys import MintedKey, bearer, proves, read_minted
 from proxy.parts import PARTS, Parts
 from proxy.passthrough import pass_on, show_models
+from proxy.probes import is_probe
 from proxy.relay import relay
 from proxy.rollouts import Rollout, read_rollout, write_fields
 from proxy.upstream import Endpoint, choose
-from proxy.wire.plan import Terms, make_plan
+from proxy.wire.plan import Terms, edit, make_plan
 from storage.store import FieldsChanged, StorageError
 
 DIALECT = web.RequestKey("dialect", Dialect)
@@ -34,6 +40,18 @@ class Caller:
 
     key: str | None
     minted: MintedKey | None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is asked, as it was read: where, how, and when (wall time, then monotonic)."""
+
+    endpoint: str
+    dialect: Dialect
+    text: bytes
+    body: dict[str, Any]
+    received: float
+    started: float
 
 
 async def answer(request: web.Request) -> web.StreamResponse:
@@ -62,6 +80,9 @@ async def answer_dialect(
     received, started = parts.clock.now(), parts.clock.monotonic()
     text = await read_bytes(request)
     body = read_body(text)
+    if is_probe(parts.settings.agents.probes, dialect, request.headers, body, body_bytes=len(text)):
+        parts.metrics.probes.labels(dialect.name).inc()
+        return await pass_on(request, parts, target.endpoint, _for_engine(parts, dialect, body))
     rollout_id = naming.named_rollout(
         path=target.rollout_id,
         header=request.headers.get("X-Rollout-Id"),
@@ -81,24 +102,59 @@ async def answer_dialect(
             )
         rollout_id = new_id(parts.clock)
     rollout = await open_rollout(parts, rollout_id, request.headers.get("X-Rollout-Group"))
-    await guard(parts, rollout)
-    endpoint = choose(parts.upstream.endpoints, rollout_id)
+    asked = Asked(target.endpoint, dialect, text, body, received, started)
+    async with parts.attempts.attempt(rollout, request.headers, _digest(text)) as attempt:
+        if attempt.again is not None:
+            return await give_again(request, parts, rollout, asked, attempt.again)
+        await guard(parts, rollout)
+        await parts.attempts.begin(rollout, attempt)
+        return await make_call(request, parts, rollout, asked, attempt)
+
+
+async def give_again(
+    request: web.Request, parts: Parts, rollout: Rollout, asked: Asked, again: GivenAnswer
+) -> web.StreamResponse:
+    """Answer from the store: nothing is asked of the engine and nothing is recorded, but that it was delivered."""
+    shown = downstream(
+        {"Content-Type": again.content_type, "X-Idempotent-Replayed": "true"},
+        rollout_id=rollout.rollout_id,
+        step_id=again.step_id,
+    )
+    response = web.Response(headers=shown, body=again.body)
+    await response.prepare(request)
+    try:
+        await response.write_eof()
+    except ClientConnectionResetError:
+        return web.Response(status=CLIENT_LEFT)  # nobody is there to read it
+    parts.recorder.delivered(rollout.rollout_id, rollout.birth, again.step_id)
+    parts.metrics.given_again.labels(asked.dialect.name).inc()
+    return response
+
+
+async def make_call(
+    request: web.Request, parts: Parts, rollout: Rollout, asked: Asked, attempt: Attempt
+) -> web.StreamResponse:
+    """Plan a call for the engine of its rollout, and have it relayed."""
+    endpoint = choose(parts.upstream.endpoints, rollout.rollout_id)
     fault = await parts.upstream.know(endpoint)
     plan = make_plan(
-        body,
+        asked.body,
         terms=terms_of(parts, rollout, endpoint),
-        step_id=new_id(parts.clock),
-        rollout_id=rollout_id,
-        endpoint=target.endpoint,
-        dialect=dialect,
+        step_id=attempt.step_id,
+        rollout_id=rollout.rollout_id,
+        endpoint=asked.endpoint,
+        dialect=asked.dialect,
         engine=endpoint.engine,
         engine_facts=endpoint.facts,
         logprobs_mode=endpoint.settings.logprobs_mode,
-        traits=endpoint.traits,
+        traits=endpoint.known,
         headers={name.lower(): value for name, value in request.headers.items()},
-        extra={"request_key": _digest(text)},
+        extra=attempt.extra,
     )
-    return await relay(parts, Call(request, plan, endpoint, rollout.birth, received, started, len(text), fault))
+    call = Call(
+        request, plan, endpoint, rollout.birth, asked.received, asked.started, len(asked.text), fault, attempt.stored
+    )
+    return await relay(parts, call)
 
 
 async def identify(request: web.Request, parts: Parts) -> Caller:
@@ -186,6 +242,12 @@ def terms_of(parts: Parts, rollout: Rollout, endpoint: Endpoint) -> Terms:
         keep_reasoning=parts.settings.record.include_reasoning == "override",
         streaming=endpoint.settings.streaming or parts.settings.record.streaming,
     )
+
+
+def _for_engine(parts: Parts, dialect: Dialect, body: dict[str, Any]) -> bytes:
+    """A body of no rollout, with the engine's own name of the model."""
+    fields, unset = edit(body, Terms(models=parts.settings.models), dialect)
+    return orjson.dumps({key: value for key, value in body.items() if key not in unset} | fields)
 
 
 def _digest(text: bytes) -> str:

@@ -7,7 +7,7 @@ neither engines nor the store; `relay` decides when what is written.
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from aiohttp import web
 from aiohttp.client_exceptions import ClientConnectionResetError
@@ -38,6 +38,7 @@ class Call:
     started: float
     body_bytes: int
     fault: EngineFault | None = None  # found out before anything was sent
+    stored: asyncio.Event = field(default_factory=asyncio.Event)  # set once its step is
     sent: float | None = None
     first_byte: float | None = None
     last_byte: float | None = None

@@ -47,6 +47,9 @@ class EndpointSettings(_Section):
     streaming: Literal["auto", "live", "replay"] | None = Field(
         None, description="How its streams are asked for; record.streaming if none."
     )
+    tokenizer: str | None = Field(
+        None, description="Folder or hub name of its tokenizer: for text in reports and for include=retokenized only."
+    )
     version: str | None = Field(None, description="Engine version to record; asked of the engine if not given.")
 
     @field_validator("url")
@@ -80,6 +83,15 @@ class EnginesSettings(_Section):
     )
 
 
+class ProbeSettings(_Section):
+    """Health probes, which are passed on and not recorded."""
+
+    user_agents: list[str] = Field([], description="Calls whose User-Agent holds one of these are probes: kube-probe.")
+    one_token: bool = Field(
+        default=False, description="Calls that ask a tiny prompt for one token are probes, whoever makes them."
+    )
+
+
 class AgentsSettings(_Section):
     """The model face: who may call, and which rollout a call belongs to."""
 
@@ -88,6 +100,7 @@ class AgentsSettings(_Section):
         "new", description="A call that names no rollout: gets a new one, is refused, or passes unrecorded."
     )
     max_body_bytes: int = Field(64 * 2**20, gt=0, description="Longest request body, inflated; over it 413.")
+    probes: ProbeSettings = Field(ProbeSettings(), description="Health probes, which are passed on and not recorded.")
 
 
 class ControlSettings(_Section):
@@ -143,6 +156,14 @@ class SamplingSettings(_Section):
     cap: dict[str, float] = Field({}, description="Upper bounds of numeric body fields.")
 
 
+class AuditSettings(_Section):
+    """What the server scores again by itself."""
+
+    sample_rate: float = Field(
+        0, ge=0, le=1, description="Share of exact steps that their vLLM or SGLang engine scores again, one at a time."
+    )
+
+
 class LogSettings(_Section):
     """What is logged: one line a call, never content or keys."""
 
@@ -166,6 +187,7 @@ class Settings(BaseSettings):
     control: ControlSettings = Field(ControlSettings(), description="The control face.")
     store: StoreSettings = Field(StoreSettings(), description="Where steps are kept.")
     record: RecordSettings = Field(RecordSettings(), description="What is recorded, and at what cost.")
+    audit: AuditSettings = Field(AuditSettings(), description="What the server scores again by itself.")
     log: LogSettings = Field(LogSettings(), description="What is logged.")
 
     @model_validator(mode="after")

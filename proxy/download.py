@@ -64,13 +64,14 @@ async def _write(session: aiohttp.ClientSession, url: str, wanted: Wanted, file:
     with Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal) as progress:
         task = progress.add_task("exporting", total=None)
         for path in wanted.paths():
-            async for read in _reads(session, url.rstrip("/") + path):
+            async for read in reads(session, url.rstrip("/") + path):
                 file.write(read)
                 progress.advance(task, len(read))
         file.flush()
 
 
-async def _reads(session: aiohttp.ClientSession, url: str) -> AsyncIterator[bytes]:
+async def reads(session: aiohttp.ClientSession, url: str) -> AsyncIterator[bytes]:
+    """What a proxy answers to a GET, read by read. Raises OSError with a sentence if it refuses or cannot be reached."""
     try:
         async with session.get(url) as answer:
             if answer.status != 200:

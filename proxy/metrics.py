@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _FINE_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1, 5)
+_DIFFERENCES = (1e-5, 1e-4, 1e-3, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +28,15 @@ class Metrics:
     steps: Counter
     problems: Counter
     undelivered: Counter
+    given_again: Counter
+    probes: Counter
     store_latency: Histogram
     store_failures: Counter
     upstream_faults: Counter
     new_losses: Counter
+    drift: Counter
+    audits: Counter
+    audit_difference: Histogram
     open_rollouts: Gauge
 
     def all(self) -> list[Counter | Gauge | Histogram]:
@@ -55,6 +61,10 @@ _METRICS: dict[str, tuple[type[Counter] | type[Gauge] | tuple[float, ...], str, 
     "steps": (Counter, "steps", "Steps stored, by status and whether they are exact.", ("status", "fidelity")),
     "problems": (Counter, "fidelity_problems", "Steps flagged, by code (docs/fidelity.md).", ("code",)),
     "undelivered": (Counter, "undelivered", "Stored steps whose client left before the end was written.", ()),
+    "given_again": (
+        Counter, "given_again", "Calls answered with a stored answer, for their Idempotency-Key.", ("dialect",)
+    ),
+    "probes": (Counter, "probes", "Health probes passed on unrecorded (agents.probes).", ("dialect",)),
     "store_latency": (_FINE_SECONDS, "store_seconds", "Time of a store verb.", ("verb",)),
     "store_failures": (Counter, "store_failures", "Store verbs that failed.", ("verb",)),
     "upstream_faults": (
@@ -64,6 +74,11 @@ _METRICS: dict[str, tuple[type[Counter] | type[Gauge] | tuple[float, ...], str, 
         Counter, "new_losses",
         "Steps flagged for what their engine was not known to lose (docs/exactness.md), by code.", ("engine", "code"),
     ),
+    "audits": (Counter, "audits", "Steps scored again by the server (audit.sample_rate).", ("engine", "verdict")),
+    "audit_difference": (
+        _DIFFERENCES, "audit_difference", "|recorded - scored logprob| of each token scored again.", ("engine",)
+    ),
+    "drift": (Counter, "drift", "Boundaries where messages went on and ids did not, of finished rollouts.", ("kind",)),
     "open_rollouts": (Gauge, "open_rollouts", "Rollouts of this process with a call in flight.", ()),
 }  # fmt: skip
 

@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
+from proxy.attempts import Attempts
 from proxy.clock import Clock
 from proxy.config import Settings
 from proxy.keys import KeyRing
 from proxy.metrics import Metrics
 from proxy.recorder import Recorder
+from proxy.tokenizers import Tokenizers
 from proxy.upstream import Upstream
 from proxy.wire.plan import Sampling
 from storage.store import Store
@@ -33,10 +35,12 @@ class Parts:
     store: Store
     upstream: Upstream
     recorder: Recorder
+    attempts: Attempts
     agent_keys: KeyRing
     control_keys: KeyRing
     secret: bytes
     sampling: Sampling
+    tokenizers: Tokenizers
     in_flight: Counter[str] = field(default_factory=Counter)
 
 

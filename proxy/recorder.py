@@ -11,9 +11,9 @@ Rule 3: steps of one rollout are stored in the order in which they ended, since 
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from proxy.clock import Clock
 from proxy.errors import ProxyError, StoreFault
@@ -23,21 +23,27 @@ from proxy.trajectory.record import Record, encode
 from proxy.trajectory.step import Step
 from storage.store import Entry, MissingBlocks, RolloutGone, StorageError, Store
 
+T = TypeVar("T")
+
 _ENCODE_IN_THREAD_FROM_BYTES = 2**18  # about a millisecond of hashing and compressing
 _KNOWN_BLOCKS = 2**18  # names of stored blocks kept in memory, over all rollouts: some 30 MB at most
 UNDELIVERED_MARK = "undelivered:"
+DELIVERED_MARK = "delivered:"  # its client asked again and got the answer then
 
 
 class Recorder:
-    """Writes steps. `close` when no more come."""
+    """Writes steps. `close` when no more come. `stored` is told of each step once it is there, and must not block."""
 
-    def __init__(self, store: Store, metrics: Metrics, clock: Clock) -> None:
+    def __init__(
+        self, store: Store, metrics: Metrics, clock: Clock, stored: Callable[[Step], None] | None = None
+    ) -> None:
+        self._stored = stored
         self._store = store
         self._metrics = metrics
         self._clock = clock
         self._known: OrderedDict[tuple[str, str], set[bytes]] = OrderedDict()
         self._known_count = 0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     def __repr__(self) -> str:
         return f"<Recorder {len(self._tasks)} waiting, {self._known_count} blocks known>"
@@ -48,34 +54,38 @@ class Recorder:
         `body_bytes` is how long request and response were, roughly: big ones are encoded in a thread. If the caller is
         cancelled meanwhile, the step is stored all the same, and marked as not delivered.
         """
-        task = self._hold(self._append(step, birth, body_bytes))
+        task = self.hold(self._append(step, birth, body_bytes))
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
-            self._hold(self._mark_undelivered(task, step, birth))
+            self.hold(self._mark_undelivered(task, step, birth))
             raise
 
     def keep(self, step: Step, birth: str, *, body_bytes: int) -> None:
         """Store a step that nobody waits for: its client has left."""
-        self._hold(self._append_unwatched(step, birth, body_bytes))
+        self.hold(self._append_unwatched(step, birth, body_bytes))
 
     def undelivered(self, step: Step, birth: str) -> None:
         """Note that the client of a stored step was gone before the end was written."""
-        self._hold(self._mark_undelivered(None, step, birth))
+        self.hold(self._mark_undelivered(None, step, birth))
+
+    def delivered(self, rollout_id: str, birth: str, step_id: str) -> None:
+        """Note that a stored answer was given again, whole: whatever became of it before, its client has it now."""
+        self.hold(self._mark(rollout_id, birth, DELIVERED_MARK + step_id))
 
     async def close(self) -> None:
         """Wait until everything taken is written."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
-    def _hold(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+    def hold(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
         """A task that does not vanish: held until it is done."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._let_go)
         return task
 
-    def _let_go(self, task: "asyncio.Task[None]") -> None:
+    def _let_go(self, task: "asyncio.Task[Any]") -> None:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # seen: whoever awaits it gets it too, and nobody else is told twice
@@ -103,6 +113,8 @@ class Recorder:
         if self._known.get((step.rollout_id, birth)) is known:  # not forgotten meanwhile
             self._learn(known, record)
         self._count(step)
+        if self._stored is not None:
+            self._stored(step)
 
     async def _append_unwatched(self, step: Step, birth: str, body_bytes: int) -> None:
         try:
@@ -111,19 +123,24 @@ class Recorder:
             LOG.error("a partial step is lost: %s", error, extra={"fields": {"step_id": step.step_id}})
 
     async def _mark_undelivered(self, after: "asyncio.Task[None] | None", step: Step, birth: str) -> None:
-        try:
-            if after is not None:
-                await asyncio.wait([after])
-                if after.exception() is not None:
-                    return  # not stored, so there is nothing to mark
-            marks = {UNDELIVERED_MARK + step.step_id: b"1"}
-            await self._store.mark(step.rollout_id, birth, marks, now_ms=self._clock.now_ms())
+        if after is not None:
+            await asyncio.wait([after])
+            if after.exception() is not None:
+                return  # not stored, so there is nothing to mark
+        if await self._mark(step.rollout_id, birth, UNDELIVERED_MARK + step.step_id):
             self._metrics.undelivered.inc()
+
+    async def _mark(self, rollout_id: str, birth: str, mark: str) -> bool:
+        """Set a mark that nobody waits for; whether it is set."""
+        try:
+            await self._store.mark(rollout_id, birth, {mark: b"1"}, now_ms=self._clock.now_ms())
         except RolloutGone:
-            pass  # deleted meanwhile, the step with it
+            return False  # deleted meanwhile, the step with it
         except StorageError as error:
             self._metrics.store_failures.labels("mark").inc()
-            LOG.error("an undelivered step is not marked: %s", error, extra={"fields": {"step_id": step.step_id}})
+            LOG.error("a step is not marked: %s", error, extra={"fields": {"rollout_id": rollout_id, "mark": mark}})
+            return False
+        return True
 
     def _known_of(self, rollout_id: str, birth: str) -> set[bytes]:
         """The blocks of this life of the rollout that are known to be stored; the longest unused are forgotten."""

@@ -41,6 +41,7 @@ async def relay(parts: Parts, call: Call) -> web.StreamResponse:
             if not client.has_seen_something:
                 raise
             return client.cut()  # what is not stored may not be told to be over
+        call.stored.set()
         return await _end(parts, call, client, outcome)
     except ClientConnectionResetError:
         return web.Response(status=CLIENT_LEFT)  # nobody is there to read it

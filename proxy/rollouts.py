@@ -10,11 +10,12 @@ from typing import Any, Final
 
 import orjson
 
-from proxy.recorder import UNDELIVERED_MARK
+from proxy.recorder import DELIVERED_MARK, UNDELIVERED_MARK
 from proxy.wire.plan import Sampling
 from storage.store import StoredRollout
 
 REWARD_MARK: Final = "reward:"
+DRIFT_MARK: Final = "drift"  # by kind, counted when the rollout was finished
 FINISHED: Final = ("completed", "failed", "aborted", "truncated")
 STATUSES: Final = ("open", "limited", *FINISHED)
 
@@ -56,10 +57,11 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What was learnt of a rollout's steps after they were stored."""
+    """What was learnt of a rollout's steps after they were stored. `drift` by kind; None while nobody counted it."""
 
     undelivered: frozenset[str]
     rewards: Mapping[str, float]
+    drift: Mapping[str, int] | None = None
 
 
 def read_rollout(stored: StoredRollout) -> Rollout:
@@ -93,10 +95,16 @@ def write_fields(values: Mapping[str, Any]) -> dict[str, bytes]:
 def read_marks(marks: Mapping[str, bytes]) -> Marks:
     """What the marks of a rollout say, by step id."""
     return Marks(
-        undelivered=frozenset(n.removeprefix(UNDELIVERED_MARK) for n in marks if n.startswith(UNDELIVERED_MARK)),
+        undelivered=_named(marks, UNDELIVERED_MARK) - _named(marks, DELIVERED_MARK),
         rewards={
             name.removeprefix(REWARD_MARK): orjson.loads(value)
             for name, value in marks.items()
             if name.startswith(REWARD_MARK)
         },
+        drift=orjson.loads(marks[DRIFT_MARK]) if DRIFT_MARK in marks else None,
     )
+
+
+def _named(marks: Mapping[str, bytes], kind: str) -> frozenset[str]:
+    """The ids of the steps that have a mark of this kind."""
+    return frozenset(name.removeprefix(kind) for name in marks if name.startswith(kind))

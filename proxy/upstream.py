@@ -66,6 +66,11 @@ class Endpoint:
         return self.settings.version or (self.traits.version if self.traits else None)
 
     @property
+    def known(self) -> Traits:
+        """What is known of the server: found out, or configured, which wins."""
+        return Traits(self.engine.kind, self.version, self.traits.has_parser if self.traits else None)
+
+    @property
     def facts(self) -> EngineFacts:
         """What a step says of the engine."""
         return EngineFacts(self.settings.label, self.kind, self.version, self.settings.url)

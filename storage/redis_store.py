@@ -106,9 +106,12 @@ class RedisStore:
         if await self._write(scripts.MARK, keys_of(self._prefix, rollout), now_ms, birth, *pairs) < 0:
             raise _gone(rollout)
 
-    async def marks(self, rollout: str) -> dict[str, bytes]:
-        """All marks of a rollout; empty if there are none."""
+    async def marks(self, rollout: str, names: Sequence[str] | None = None) -> dict[str, bytes]:
+        """The marks of these names that exist; all marks of the rollout when `names` is None."""
         key = keys_of(self._prefix, rollout).marks
+        if names is not None:
+            values = await self._ask(key, ("HMGET", key, *names)) if names else ()
+            return {name: value for name, value in zip(names, values, strict=True) if value is not None}
         return {name.decode(): value for name, value in _pairs(await self._ask(key, ("HGETALL", key)))}
 
     async def read(self, rollout: str, start: int, limit: int) -> list[bytes]:

@@ -122,8 +122,8 @@ class Store(Protocol):
         """Set small facts learnt after a record was stored (a reward, a lost client). Raises `RolloutGone`."""
         ...
 
-    async def marks(self, rollout: str) -> dict[str, bytes]:
-        """All marks of a rollout; empty if there are none."""
+    async def marks(self, rollout: str, names: Sequence[str] | None = None) -> dict[str, bytes]:
+        """The marks of these names that exist; all marks of the rollout when `names` is None."""
         ...
 
     async def read(self, rollout: str, start: int, limit: int) -> list[bytes]:

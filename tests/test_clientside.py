@@ -153,9 +153,11 @@ async def test_what_an_answer_leaves_out_is_asked_for_before_the_end_is_shown(st
 
     engine.answering = answering
     endpoint = {"url": engine.url, "kind": "llamacpp"}
-    async with proxying(None, store, engines={"endpoints": [endpoint]}) as served:
-        async with http.post(served.url + CHAT, json=BODY) as answer:
-            stream = await answer.read()
+    async with (
+        proxying(None, store, engines={"endpoints": [endpoint]}) as served,
+        http.post(served.url + CHAT, json=BODY) as answer,
+    ):
+        stream = await answer.read()
 
     (step,) = await steps_of(store, "r1")
     assert stream.endswith(b"data: [DONE]\n\n")
@@ -176,9 +178,11 @@ async def test_what_cannot_be_found_out_is_flagged(store, engine, http, status):
 
     engine.answering = answering
     endpoint = {"url": engine.url, "kind": "llamacpp"}
-    async with proxying(None, store, engines={"endpoints": [endpoint]}) as served:
-        async with http.post(served.url + CHAT, json=BODY) as answer:
-            await answer.read()
+    async with (
+        proxying(None, store, engines={"endpoints": [endpoint]}) as served,
+        http.post(served.url + CHAT, json=BODY) as answer,
+    ):
+        await answer.read()
 
     (step,) = await steps_of(store, "r1")
     assert 200 == answer.status

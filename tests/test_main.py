@@ -110,6 +110,17 @@ def test_simulate_serves_vllms_protocol():
     assert 1 == checked.returncode
 
 
+def test_simulate_serves_sglangs_protocol():
+    """With --shape sglang it is an engine of that kind."""
+    with (
+        started("simulate", "--listen", "127.0.0.1:0", "--shape", "sglang") as (_, url, _),
+        urlopen(f"{url}/model_info") as answer,
+    ):
+        told = orjson.loads(answer.read())
+
+    assert "default" == told["weight_version"]
+
+
 @pytest.mark.parametrize(
     ("words", "environment", "told"),
     [

@@ -2,6 +2,8 @@
 
 import asyncio
 import re
+import socket
+import struct
 
 import aiohttp
 import orjson
@@ -11,6 +13,7 @@ from recorded import load
 from stored import some_steps, steps_of, undelivered_of
 
 from proxy.logs import LOG, JsonLines
+from proxy.relay import _end
 
 WHOLE, STREAM = load("chat_ids_lp"), load("chat_ids_lp_stream")
 CHAT = "/rollouts/r1/v1/chat/completions"
@@ -349,3 +352,45 @@ async def test_every_stored_step_of_parallel_calls_is_there_once(store, engine, 
     assert sorted(told) == sorted(step.step_id for step in steps)
     assert re.search(r'tokentape_steps_total{fidelity="exact",status="complete"} 60.0', metrics)
     assert "tokentape_calls_in_flight 0.0" in metrics
+
+
+@pytest.mark.parametrize("cassette", [WHOLE, STREAM], ids=str)
+async def test_a_client_that_is_lost_just_before_the_end_did_not_get_its_turn(
+    store, engine, http, monkeypatch, cassette
+):
+    """Its step is stored whole already, and nobody has noticed yet: the write finds out."""
+
+    async def lost(parts, call, client, outcome):
+        call.request.transport.abort()
+        return await _end(parts, call, client, outcome)
+
+    monkeypatch.setattr("proxy.relay._end", lost)
+    engine.plays(cassette)
+    async with proxying(engine.url, store) as served:
+        with pytest.raises(aiohttp.ClientError):
+            async with http.post(served.url + CHAT, json=BODY) as answer:
+                await answer.read()
+        undelivered = await undelivered_of(store, "r1")
+
+    (step,) = await steps_of(store, "r1")
+    assert ({step.step_id}, "complete") == (undelivered, step.status)
+
+
+@pytest.mark.parametrize("cassette", [WHOLE, STREAM], ids=str)
+async def test_a_client_whose_machine_went_away_did_not_get_its_turn(store, engine, http, cassette):
+    """Its socket is reset amid the call, without a goodbye: the engine stops, and the step is neither whole nor delivered."""
+    engine.streams(events(STREAM.answer)[:3], then="hang") if cassette.is_stream else engine.hangs()
+    async with proxying(engine.url, store) as served:
+        host, port = served.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        text = orjson.dumps(BODY | {"stream": cassette.is_stream})
+        writer.write(f"POST {CHAT} HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(text)}\r\n\r\n".encode() + text)
+        if cassette.is_stream:
+            await reader.readuntil(b"data: ")
+        await engine.reached.wait()
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.close()
+        await asyncio.wait_for(engine.aborted.wait(), 5)
+        (step,) = await some_steps(store, "r1")
+
+    assert ("partial", False, "the client left") == (step.status, step.delivered, step.reason)

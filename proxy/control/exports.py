@@ -4,6 +4,7 @@ Holds the reading of options, and the streaming of rows: one rollout at a time, 
 there are.
 """
 
+import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, cast
@@ -20,7 +21,9 @@ from proxy.export.containers import Container, container_for
 from proxy.logs import LOG
 from proxy.parts import PARTS, SHOWN, Parts
 from proxy.rollouts import Rollout, read_rollout
+from proxy.trajectory.retokenize import RETOKENIZED, retokenize
 from proxy.trajectory.sequence import Options
+from proxy.trajectory.step import Step
 from storage.store import StorageError
 
 _OPTIONS = ("format", "branches", "include", "max_len", "overlong", "container", "report")
@@ -98,14 +101,17 @@ class Wanted:
             raise BadCall(str(error), param="container") from None
         chosen = {
             "branches": choice_of(request, "branches", ("all", "longest", "last"), "all"),
-            "include": choice_of(request, "include", ("exact", "flagged"), "exact"),
+            "include": choice_of(request, "include", ("exact", "flagged", RETOKENIZED), "exact"),
             "overlong": choice_of(request, "overlong", ("cut", "drop", "keep"), "cut"),
         }
         self.options = Options(**cast("Any", chosen), max_len=number_of(request, "max_len", None, least=1))
 
     async def rows(self, parts: Parts, rollout: Rollout) -> Rows:
         """The rows of one rollout. Raises NotFound if it was deleted meanwhile, DamagedStep, or StorageError."""
-        steps, marks = await read_steps(parts, rollout, whole=False)
+        retokenized = self.options.include == RETOKENIZED
+        steps, marks = await read_steps(parts, rollout, whole=retokenized)
+        if retokenized:
+            steps = await _retokenized(parts, steps)
         return await aside(len(steps), lambda: self.form.rows(facts_of(rollout, marks), steps, self.options))
 
     def render(self, rows: Rows) -> bytes:
@@ -113,6 +119,19 @@ class Wanted:
         parts = [self.container.row(row, first=at == 0) for at, row in enumerate(rows.rows)]
         report: Mapping[str, Any] | None = {"skipped": rows.skipped} if self.report else None
         return b"".join([self.container.opening(self.form.name), *parts, self.container.closing(report)])
+
+
+async def _retokenized(parts: Parts, steps: Sequence[Step]) -> list[Step]:
+    """The steps, with ids made for those that have none, by the tokenizers of their endpoints. Raises NotValid."""
+    names = {step.engine.name for step in steps}
+    tokenizers = {name: tokenizer for name in names if (tokenizer := await parts.tokenizers.of(name)) is not None}
+
+    def made() -> list[Step]:
+        return [
+            retokenize(step, tokenizers[step.engine.name]) if step.engine.name in tokenizers else step for step in steps
+        ]
+
+    return await asyncio.to_thread(made)
 
 
 async def _rollouts(

@@ -41,7 +41,7 @@ _FILTER = (("status", {"enum": list(STATUSES)}), ("group_id", _TEXT), _SINCE, ("
 _EXPORT = (
     ("format", {"enum": list(FORMATS)}),
     ("branches", {"enum": ["all", "longest", "last"]}),
-    ("include", {"enum": ["exact", "flagged"]}),
+    ("include", {"enum": ["exact", "flagged", "retokenized"]}),
     ("max_len", _COUNT),
     ("overlong", {"enum": ["cut", "drop", "keep"]}),
     ("container", {"enum": list(CONTAINERS)}),

@@ -16,11 +16,14 @@ from proxy.clock import new_id
 from proxy.config import split_listen
 from proxy.control.access import choice_of, no_rollout, number_of, only_known, rollout_id_of, rollout_of
 from proxy.control.models import FinishRollout, OpenRollout, PatchRollout, read_as
-from proxy.errors import BadCall, Conflict, NotValid
+from proxy.control.steps import read_steps
+from proxy.drifting import count_drift
+from proxy.errors import BadCall, Conflict, NotValid, ProxyError
 from proxy.keys import mint
+from proxy.logs import LOG
 from proxy.parts import PARTS, Parts
 from proxy.rollouts import REWARD_MARK, STATUSES, Rollout, read_marks, read_rollout, write_fields
-from storage.store import FieldsChanged, RolloutGone, StoredRollout
+from storage.store import FieldsChanged, RolloutGone, StorageError, StoredRollout
 
 _LISTED = 100
 _MOST_LISTED = 1000
@@ -140,12 +143,23 @@ async def finish_rollout(request: web.Request) -> web.Response:
             continue
         if stored is None:
             raise no_rollout(name)
-        return _json(await _shown(request, parts, read_rollout(stored)))
+        rollout = read_rollout(stored)
+        parts.recorder.hold(_count_drift(parts, rollout))
+        return _json(await _shown(request, parts, rollout))
     if rollout.status != finish.status:
         raise Conflict(f"the rollout {name!r} is {rollout.status} already, not {finish.status}", param="status")
     if finish.reward not in (None, rollout.reward):
         raise Conflict(f"the rollout {name!r} was finished with another reward; PATCH changes rewards", param="reward")
     return _json(await _shown(request, parts, rollout))
+
+
+async def _count_drift(parts: Parts, rollout: Rollout) -> None:
+    """Nobody waits for it: it reads all steps of the rollout."""
+    try:
+        steps, _ = await read_steps(parts, rollout, whole=True)
+        await count_drift(parts, rollout.rollout_id, rollout.birth, steps)
+    except (ProxyError, StorageError) as error:
+        LOG.error("drift is not counted: %s", error, extra={"fields": {"rollout_id": rollout.rollout_id}})
 
 
 async def delete_rollout(request: web.Request) -> web.Response:
@@ -168,6 +182,7 @@ async def _shown(request: web.Request, parts: Parts, rollout: Rollout) -> dict[s
         **_terms(request, parts, rollout),
         "status": rollout.status,
         "counts": {**counts, "undelivered": len(marks.undelivered)},
+        "drift": marks.drift,
         "reward": rollout.reward,
         "step_rewards": marks.rewards,
         "advantages": rollout.advantages,

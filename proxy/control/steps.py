@@ -14,6 +14,7 @@ import orjson
 from aiohttp import web
 
 from proxy.control.access import no_rollout, number_of, only_known, rollout_of
+from proxy.drifting import find_drift
 from proxy.errors import NotFound, ProxyError
 from proxy.export.containers import Ndjson, container_for
 from proxy.parts import PARTS, Parts
@@ -134,8 +135,10 @@ async def show_step(request: web.Request) -> web.Response:
 async def show_tree(request: web.Request) -> web.Response:
     """`GET /rollouts/{id}/tree`."""
     rollout = await rollout_of(request)
-    steps, marks = await read_steps(request.app[PARTS], rollout, whole=True)
-    body = await aside(len(steps), lambda: orjson.dumps(outline(steps, facts_of(rollout, marks))))
+    parts = request.app[PARTS]
+    steps, marks = await read_steps(parts, rollout, whole=True)
+    drift = await find_drift(parts, steps)
+    body = await aside(len(steps), lambda: orjson.dumps(outline(steps, facts_of(rollout, marks), drift)))
     return web.Response(body=body, content_type="application/json")
 
 

@@ -11,7 +11,6 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from proxy.dialects.base import DialectName
-from proxy.engines import Traits
 from proxy.engines.losses import LOSSES, Circumstances, Streaming, choose_framing
 from proxy.parts import PARTS, Parts
 from proxy.upstream import Endpoint
@@ -76,7 +75,7 @@ async def _is_healthy(parts: Parts, endpoint: Endpoint) -> bool:
 
 
 def _engine(endpoint: Endpoint, healthy: dict[str, bool], streaming: Streaming) -> dict[str, Any]:
-    traits = endpoint.traits or Traits(endpoint.kind)
+    traits = endpoint.known
     return {
         "name": endpoint.settings.label,
         "url": endpoint.settings.url,

@@ -12,13 +12,13 @@ from typing import Any
 from proxy.simulator.arguments import make_arguments
 from proxy.simulator.distribution import Prefix, prefix_of
 from proxy.simulator.generation import Scored, Token
-from proxy.simulator.model import Manner, Model, room_for
+from proxy.simulator.model import Manner, Model, RoomFor, room_for
 from proxy.simulator.options import Options
 from proxy.simulator.parser import CallPiece, Piece, PieceParser, parse
 from proxy.simulator.requests import Chat, Common
 from proxy.simulator.sampler import Draws
 from proxy.simulator.template import call_text, render
-from proxy.simulator.wire import Answer, Head, usage
+from proxy.simulator.wire import Answer, Head, event, usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +41,18 @@ def rendered(chat: Chat) -> str:
     )
 
 
-def chat_prompt(chat: Chat, common: Common, model: Model, options: Options) -> ChatPrompt:
-    """Render a chat and plan the reply; refuses what does not fit the model's window."""
+def chat_prompt(
+    chat: Chat,
+    common: Common,
+    model: Model,
+    options: Options,
+    *,
+    ids: Sequence[int] | None = None,
+    room_for: RoomFor = room_for,
+) -> ChatPrompt:
+    """Render a chat and plan the reply; refuses what does not fit the model's window. `ids` stand in for the text."""
     text = rendered(chat)
-    ids = model.tokenizer.encode(text)
+    ids = model.tokenizer.encode(text) if ids is None else ids
     asked = chat.max_completion_tokens if chat.max_completion_tokens is not None else common.max_tokens
     manner = Manner(
         room=room_for(len(ids), asked, common, options),
@@ -119,16 +127,16 @@ class ChatReply:
             "prompt_text": self.prompt.text if self.chat.return_prompt_text else None,
         }
 
-    def opening(self) -> list[Answer]:
+    def opening(self) -> list[bytes]:
         """The role chunk of each choice."""
         delta = {"role": "assistant", "content": ""}
+        choice = {"delta": delta, "logprobs": None, "finish_reason": None}
         return [
-            self._chunk({"index": index, "delta": delta, "logprobs": None, "finish_reason": None}, 0)
-            | self._told_prompt
+            event(self._chunk({"index": index, **choice}, 0) | self._told_prompt)
             for index in range(self.common.samples)
         ]
 
-    def chunk(self, index: int, token: Token) -> Answer | None:
+    def events(self, index: int, token: Token) -> list[bytes]:
         """The chunk of one token.
 
         One whose text is withheld is sent only for its ids or logprobs.
@@ -141,7 +149,7 @@ class ChatReply:
             self._called.add(index)
         delta = self._delta(piece)
         if not delta and not ended and not self._shows_ids and not self._shows_logprobs:
-            return None
+            return []
         choice: Answer = {
             "index": index,
             "delta": delta,
@@ -154,21 +162,19 @@ class ChatReply:
         chunk = self._chunk(choice, len(ids))
         if ended and not self.common.include_usage:
             chunk["system_fingerprint"] = self.head.fingerprint
-        return chunk
+        return [event(chunk)]
 
-    def closing(self) -> list[Answer]:
+    def closing(self) -> list[bytes]:
         """The usage chunk, if it was asked for."""
         if not self.common.include_usage:
             return []
         details = {"completion_tokens_details": self._details(self._ids)} if self._thinking else {}
-        return [
-            self.head.keys("chat.completion.chunk")
-            | {
-                "choices": [],
-                "usage": usage(len(self.prompt.ids), sum(map(len, self._ids)), **details),
-                "system_fingerprint": self.head.fingerprint,
-            }
-        ]
+        told = {
+            "choices": [],
+            "usage": usage(len(self.prompt.ids), sum(map(len, self._ids)), **details),
+            "system_fingerprint": self.head.fingerprint,
+        }
+        return [event(self.head.keys("chat.completion.chunk") | told)]
 
     def whole(self, choices: Sequence[Sequence[Token]]) -> Answer:
         """The chat completion."""

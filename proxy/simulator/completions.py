@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from proxy.simulator.distribution import Prefix, prefix_of
 from proxy.simulator.faults import bad_value
 from proxy.simulator.generation import Scored, Token
-from proxy.simulator.model import Manner, Model, room_for
+from proxy.simulator.model import Manner, Model, RoomFor, room_for
 from proxy.simulator.options import Options
 from proxy.simulator.requests import Common, Completions
-from proxy.simulator.wire import Answer, Head, usage
+from proxy.simulator.wire import Answer, Head, event, usage
 
 _DEFAULT_MAX_TOKENS = 16  # OpenAI's, which vLLM keeps for completions
 
@@ -27,7 +27,9 @@ class TextPrompt:
     manner: Manner
 
 
-def text_prompts(completions: Completions, common: Common, model: Model, options: Options) -> list[TextPrompt]:
+def text_prompts(
+    completions: Completions, common: Common, model: Model, options: Options, room_for: RoomFor = room_for
+) -> list[TextPrompt]:
     """The prompts of a request; refuses ids that are no tokens, and what does not fit the model's window."""
     asked = _DEFAULT_MAX_TOKENS if common.max_tokens is None else common.max_tokens
     if asked == 0 and completions.echo:
@@ -68,11 +70,11 @@ class CompletionsReply:
         """The prompts, in the order of the request."""
         return [(prefix_of(text.ids), text.manner) for text in self.texts]
 
-    def opening(self) -> list[Answer]:
+    def opening(self) -> list[bytes]:
         """Nothing: completions have no role chunk."""
         return []
 
-    def chunk(self, index: int, token: Token) -> Answer:
+    def events(self, index: int, token: Token) -> list[bytes]:
         """The chunk of one token, even if it adds no text; the first of a choice tells the prompt."""
         prompt = self._prompt(index)
         first = self._sampled[index] == 0
@@ -92,20 +94,18 @@ class CompletionsReply:
             chunk["usage"] = usage(len(prompt.ids), self._sampled[index])
         if token.finish_reason is not None and not self.common.include_usage:
             chunk["system_fingerprint"] = self.head.fingerprint
-        return chunk
+        return [event(chunk)]
 
-    def closing(self) -> list[Answer]:
+    def closing(self) -> list[bytes]:
         """The usage chunk, if it was asked for."""
         if not self.common.include_usage:
             return []
-        return [
-            self.head.keys("text_completion")
-            | {
-                "choices": [],
-                "usage": usage(self._prompt_tokens, sum(self._sampled)),
-                "system_fingerprint": self.head.fingerprint,
-            }
-        ]
+        told = {
+            "choices": [],
+            "usage": usage(self._prompt_tokens, sum(self._sampled)),
+            "system_fingerprint": self.head.fingerprint,
+        }
+        return [event(self.head.keys("text_completion") | told)]
 
     def whole(self, choices: Sequence[Sequence[Token]]) -> Answer:
         """The text completion."""

@@ -33,6 +33,12 @@ def mix(value: int) -> int:
     return value ^ (value >> 31)
 
 
+def as_float32(value: float) -> float:
+    """A number as the engines' arithmetic keeps it."""
+    rounded: float = _FLOAT32.unpack(_FLOAT32.pack(value))[0]
+    return rounded
+
+
 @dataclass(frozen=True, slots=True)
 class Prefix:
     """All that the model keeps of the ids so far: a rolling hash of them, and the last one."""
@@ -82,8 +88,7 @@ class Odds:
 
     def logprob(self, token: int) -> float:
         """The natural logarithm of the probability, rounded to float32 as engines compute it."""
-        rounded: float = _FLOAT32.unpack(_FLOAT32.pack(math.log(self.chance(token))))[0]
-        return rounded
+        return as_float32(math.log(self.chance(token)))
 
     def best(self, count: int) -> list[int]:
         """The `count` most likely tokens, most likely first."""

@@ -17,6 +17,7 @@ class RefusedError(Exception):
     def __init__(self, message: str, param: str | None = None, *, status: int = 400, kind: str) -> None:
         super().__init__(message)
         self.status = status
+        self.kind = kind
         self.body = {"error": {"message": message, "type": kind, "param": param, "code": status}}
 
 
@@ -30,6 +31,12 @@ def no_model(model: str, served: str) -> RefusedError:
     """A model that is not served."""
     message = f"The model `{model}` does not exist. Valid aliases: {served}."
     return RefusedError(message, "model", status=404, kind="NotFoundError")
+
+
+def scale_out_disabled() -> RefusedError:
+    """A route that the engine was not told to offer."""
+    message = "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them."
+    return RefusedError(message, status=403, kind="PermissionDeniedError")
 
 
 def not_readable(problems: Sequence[object], param: str | None) -> RefusedError:

@@ -20,12 +20,13 @@ class Token:
     """One sampled token. `text` is what it adds to the text, which may be nothing, or more than itself.
 
     `scores` is the token itself with its logprob, then the most likely tokens, if alternatives were asked
-    for.
+    for. `odds` is what it was drawn from, for the shapes that tell more of it.
     """
 
     id: int
     text: str
     scores: tuple[Scored, ...]
+    odds: Odds
     finish_reason: str | None = None
     stop_reason: int | str | None = None
 
@@ -92,7 +93,7 @@ def generate(
             stop = text.feed(decoder.feed(token))
             if stop is not None and count > limits.min_tokens:
                 finish, reason = "stop", stop
-        yield Token(token, text.show(ended=finish is not None), scores, finish, reason)
+        yield Token(token, text.show(ended=finish is not None), scores, odds, finish, reason)
         if finish is not None:
             return
 

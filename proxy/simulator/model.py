@@ -115,6 +115,10 @@ def load_model() -> Model:
     return Model(tokenizer, load_distribution(), words_of(load_vocabulary(), tokenizer))
 
 
+RoomFor = Callable[[int, int | None, Common, Options], int]
+"""How many tokens may be sampled after a prompt of this length, and if this many were asked for."""
+
+
 def room_for(prompt_length: int, asked: int | None, common: Common, options: Options) -> int:
     """How many tokens may be sampled after a prompt; refuses what does not fit, as vLLM 0.32 does."""
     window = options.max_model_len

@@ -4,6 +4,9 @@ Holds what whoever starts the engine may choose, and nothing that a request choo
 """
 
 from dataclasses import dataclass
+from typing import Literal
+
+Shape = Literal["vllm", "sglang"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,7 +15,12 @@ class Options:
 
     `seed` stands in for the seed of requests that bring none (None: a fresh one each time). `token_delay_s`
     is waited before each token, so that people see a stream. `strict_models` refuses any model name but
-    `model`, as vLLM does.
+    `model`, as vLLM does. `weight_version` is the label it starts with.
+
+    SGLang's shape only: without `has_parser` neither thoughts nor tool calls are found, and streams lose logprobs, as
+    SGLang 0.5.23 does; `knows_ids_flags` False is an older server, which ignores whatever asks for ids.
+    vLLM's shape only: `scale_out` offers `/inference/v1/generate`, which tells `sampling_mask` if so set. Either shape
+    tells `routed_experts` if so set.
     """
 
     model: str = "simulated"
@@ -21,3 +29,10 @@ class Options:
     token_delay_s: float = 0.0
     fingerprint: str = "vllm-0.32.0-simulator"
     strict_models: bool = False
+    shape: Shape = "vllm"
+    weight_version: str = "default"
+    has_parser: bool = True
+    knows_ids_flags: bool = True
+    scale_out: bool = True
+    sampling_mask: bool = False
+    routed_experts: bool = False

@@ -133,7 +133,7 @@ _COMPLETIONS: Final = TypeAdapter(Completions)
 
 def read_common(body: Body, options: Options) -> Common:
     """The shared fields, checked."""
-    common = _read(_COMMON, body)
+    common = read_fields(_COMMON, body)
     if options.strict_models and common.model not in {None, options.model}:
         raise no_model(str(common.model), options.model)
     if common.samples < 1:
@@ -149,13 +149,13 @@ def read_common(body: Body, options: Options) -> Common:
         raise bad_value("Stream options can only be defined when `stream=True`.", "stream_options")
     if common.prompt_logprobs is not None and common.stream:
         raise bad_value("`prompt_logprobs` are not available when `stream=True`.", "prompt_logprobs")
-    _check_logprobs(common.prompt_logprobs, "prompt_logprobs", "prompt")
+    check_logprobs(common.prompt_logprobs, "prompt_logprobs", "prompt")
     return common
 
 
 def read_chat(body: Body) -> Chat:
     """The fields of chat, checked."""
-    chat = _read(_CHAT, body)
+    chat = read_fields(_CHAT, body)
     if not chat.messages:
         raise bad_value("Cannot apply chat template to an empty conversation. Provide at least one message.")
     _check_tools(chat)
@@ -163,25 +163,27 @@ def read_chat(body: Body) -> Chat:
         raise bad_value("when using `top_logprobs`, `logprobs` must be set to true.", "top_logprobs")
     if chat.continue_final_message and chat.add_generation_prompt:
         raise bad_value("Cannot set both `continue_final_message` and `add_generation_prompt` to True.")
-    _check_logprobs(chat.top_logprobs, "logprobs", "sample")
+    check_logprobs(chat.top_logprobs, "logprobs", "sample")
     return chat
 
 
 def read_completions(body: Body) -> Completions:
     """The fields of completions, checked."""
-    completions = _read(_COMPLETIONS, body)
-    _check_logprobs(completions.logprobs, "logprobs", "sample")
+    completions = read_fields(_COMPLETIONS, body)
+    check_logprobs(completions.logprobs, "logprobs", "sample")
     return completions
 
 
-def _read(shape: TypeAdapter[Asked], body: Body) -> Asked:
+def read_fields(shape: TypeAdapter[Asked], body: Body) -> Asked:
+    """The fields of a shape; refuses a body that has them not, or of other types."""
     try:
         return shape.validate_python(body)
     except ValidationError as fault:
         raise not_valid(fault) from fault
 
 
-def _check_logprobs(count: int | None, param: str, what: str) -> None:
+def check_logprobs(count: int | None, param: str, what: str) -> None:
+    """Refuse more logprobs than the engine tells, and less than none."""
     if count is not None and count > _MOST_LOGPROBS:
         asked = f"Requested {what} logprobs of {count}, which is greater than max allowed: {_MOST_LOGPROBS}"
         raise bad_value(asked, param, count)

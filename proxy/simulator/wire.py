@@ -1,8 +1,8 @@
-"""What the answers of chat and completions share on the wire.
+"""What answers share on the wire.
 
 Holds the head and the usage of an answer, its server-sent events, and the protocol by which the server writes
-either kind; it must not hold what only one of them has. Key order and null keys are those of vLLM 0.32's
-answers.
+any kind; it must not hold what only one of them has. Key order and null keys are those of vLLM 0.32's
+answers, which SGLang shares where it uses them.
 """
 
 from collections.abc import Sequence
@@ -35,26 +35,26 @@ class Head:
 
 
 class Reply(Protocol):
-    """An answer in the making. The server asks for it whole, or chunk by chunk."""
+    """An answer in the making. `serving` asks for it whole, or token by token."""
 
     @property
     def prompts(self) -> Sequence[tuple[Prefix, Manner]]:
         """For each prompt, what the model sees of it, and how its replies shall go."""
         ...
 
-    def opening(self) -> list[Answer]:
-        """The chunks before the first token."""
+    def opening(self) -> list[bytes]:
+        """The events before the first token."""
         ...
 
-    def chunk(self, index: int, token: Token) -> Answer | None:
-        """The chunk of one token of one choice; None if vLLM would send none."""
+    def events(self, index: int, token: Token) -> list[bytes]:
+        """The events of one token of one choice; none if the engine would send none."""
         ...
 
-    def closing(self) -> list[Answer]:
-        """The chunks after the last token."""
+    def closing(self) -> list[bytes]:
+        """The events after the last token."""
         ...
 
-    def whole(self, choices: Sequence[Sequence[Token]]) -> Answer:
+    def whole(self, choices: Sequence[Sequence[Token]]) -> Answer | list[Answer]:
         """The answer that is not streamed."""
         ...
 
@@ -62,6 +62,11 @@ class Reply(Protocol):
 def event(answer: Answer) -> bytes:
     """A chunk as a server-sent event."""
     return b"data: " + orjson.dumps(answer) + b"\n\n"
+
+
+def named_event(name: bytes, answer: Answer) -> bytes:
+    """A chunk as a server-sent event that has a name."""
+    return b"event: " + name + b"\n" + event(answer)
 
 
 def usage(prompt_tokens: int, completion_tokens: int, **details: Any) -> Answer:

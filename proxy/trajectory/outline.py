@@ -7,15 +7,18 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from proxy.trajectory.drift import find_drift
+from proxy.trajectory.drift import Drift
 from proxy.trajectory.rollout import RolloutFacts
 from proxy.trajectory.sequence import sequences
 from proxy.trajectory.step import Step
 from proxy.trajectory.tree import Node, Tree, grow
 
 
-def outline(steps: Sequence[Step], facts: RolloutFacts) -> dict[str, Any]:
-    """The tree of all steps, flagged ones too. `branches` and `owner` are those of the default export of sequences."""
+def outline(steps: Sequence[Step], facts: RolloutFacts, drift: Sequence[Drift] = ()) -> dict[str, Any]:
+    """The tree of all steps, flagged ones too, and the drift that was found in it.
+
+    `branches` and `owner` are those of the default export of sequences.
+    """
     tree = grow(steps)
     exported = sequences(steps, facts)
     branches: dict[tuple[str, int], list[int]] = {}
@@ -28,7 +31,6 @@ def outline(steps: Sequence[Step], facts: RolloutFacts) -> dict[str, Any]:
             if span.owned:
                 owners[name] = row.branch
     superseded = tree.superseded()
-    drift = find_drift(tree)
     return {
         "rollout_id": facts.rollout_id,
         "nodes": [

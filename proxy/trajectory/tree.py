@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import Any
 
+from proxy.trajectory.retries import arrived, earlier_attempts
 from proxy.trajectory.step import Choice, Ids, Step
 
 Key = tuple[str, int]
@@ -77,10 +78,11 @@ class Tree:
         return path[::-1]
 
     def superseded(self) -> frozenset[int]:
-        """The leaves that a retry replaced: same prompt ids and same request, and the other call was taken instead.
+        """The leaves that a retry replaced, and that nothing goes on from.
 
-        The other was taken if it went on while no choice of this one did, or if it was delivered while this one was
-        not.
+        Either the two have the same prompt ids and the same request, and the other was taken instead: it went on, or it
+        was delivered while this one was not. Or the client said that the other is a retry of this one: then it is enough
+        that the other was delivered, whatever seemed to become of this one.
         """
         twins: dict[Any, list[Node]] = {}
         for node in self.nodes:
@@ -90,7 +92,23 @@ class Tree:
         for similar in twins.values():
             if similar[0].step is not similar[-1].step:
                 found.update(self._replaced(similar))
-        return frozenset(found)
+        return frozenset(found.union(self._retried()))
+
+    def _retried(self) -> Iterator[int]:
+        """The nodes of calls that were made again, by their client's word, when the later attempt was taken."""
+        calls = {
+            step.step_id: step for step in (*(node.step for node in self.nodes), *(step for step, _ in self.unplaced))
+        }
+        earlier = earlier_attempts(calls.values())
+        if not earlier:
+            return
+        continued = {node.step.step_id for node in self.nodes if self.children[node.place]}
+        replaced: set[str] = set()
+        for step_id in earlier:
+            if arrived(calls[step_id]) or step_id in continued:
+                while (step_id := earlier.get(step_id, "")) and step_id not in replaced:
+                    replaced.add(step_id)
+        yield from (node.place for node in self.nodes if node.step.step_id in replaced - continued)
 
     def _replaced(self, similar: list[Node]) -> Iterator[int]:
         """Which of some nodes, of the same request and in order of age, a twin replaced."""
@@ -99,9 +117,9 @@ class Tree:
             twins.setdefault(node.prompt.tobytes(), []).append(node)
         for group in twins.values():
             continued = {node.step.step_id for node in group if self.children[node.place]}
-            arrived = any(_arrived(node.step) for node in group)
+            some_arrived = any(arrived(node.step) for node in group)
             for node in group:
-                replaced = bool(continued) or (arrived and not _arrived(node.step))
+                replaced = bool(continued) or (some_arrived and not arrived(node.step))
                 if replaced and node.step.step_id not in continued:
                     yield node.place
 
@@ -132,10 +150,6 @@ def placeable(step: Step, choice: Choice) -> bool:
 def request_key(step: Step) -> Any:
     """A name for the request: equal for equal requests. The recorder gives one; else the object itself is the name."""
     return step.extra.get("request_key") or id(step.request)
-
-
-def _arrived(step: Step) -> bool:
-    return step.delivered and step.status == "complete"
 
 
 def _why_unplaced(step: Step) -> str | None:

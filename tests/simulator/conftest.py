@@ -38,9 +38,10 @@ class Cassette:
 
 
 def chunks_of(raw: bytes) -> list[dict[str, Any]]:
+    """The chunks of a stream, whatever their events are called."""
     events = raw.split(b"\n\n")
     assert events[-2:] == [b"data: [DONE]", b""]
-    return [orjson.loads(event.removeprefix(b"data: ")) for event in events[:-2]]
+    return [orjson.loads(event.partition(b"data: ")[2]) for event in events[:-2]]
 
 
 def skeleton_of(value: Any, key: str = "") -> Any:
@@ -77,6 +78,12 @@ def cassette() -> Callable[[str], Cassette]:
         )
 
     return read
+
+
+@pytest.fixture(name="chunks_of")
+def chunks_of_fixture() -> Callable[[bytes], list[dict[str, Any]]]:
+    """The chunks of a stream."""
+    return chunks_of
 
 
 @pytest.fixture

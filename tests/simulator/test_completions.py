@@ -127,6 +127,31 @@ async def test_scoring_again_gives_the_recorded_logprobs(engine, tools):
         ]
 
 
+@pytest.mark.parametrize("more", [{}, {"temperature": 0}, {"temperature": 0.6}, {"prompt": [350, 261]}])
+async def test_scoring_a_completion_again_gives_its_logprobs(engine, more):
+    """A completion's ids behind its prompt's have, as a prompt of ids, bit by bit the logprobs of their sampling."""
+    body = {"prompt": "Return the", "seed": 5, "max_tokens": 40, "logprobs": 0, "return_token_ids": True, **more}
+    (sampled,) = (await engine("/v1/completions", **body))["choices"]
+    ids = sampled["prompt_token_ids"] + sampled["token_ids"]
+    (scored,) = (await engine.completion(ids, max_tokens=1, prompt_logprobs=0))["choices"]
+    entries = scored["prompt_logprobs"][-len(sampled["token_ids"]) :]
+
+    assert sampled["logprobs"]["token_logprobs"] == [
+        entry[str(token)]["logprob"] for token, entry in zip(sampled["token_ids"], entries, strict=True)
+    ]
+    assert len(scored["prompt_logprobs"]) == len(ids)
+    assert scored["prompt_logprobs"][0] is None
+
+
+async def test_a_stream_cannot_score(engine, cassette):
+    """Prompt logprobs with a stream are refused in the recorded words."""
+    async with engine.client.post(
+        "/v1/completions", json={"prompt": "If", "prompt_logprobs": 1, "stream": True}
+    ) as response:
+        assert response.status == 400
+        assert await response.read() == cassette("chat_promptlp_stream").raw
+
+
 async def test_choices_count_through_prompts_and_samples(engine):
     """Choice `i` is sample `i % n` of prompt `i // n`, and sample `k` is what seed + `k` gives alone."""
     both = await engine.completion(["Return the", "If it is"], n=2, seed=4)

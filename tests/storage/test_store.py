@@ -207,7 +207,9 @@ async def test_marks_are_set_and_read(store):
     await store.mark("r", entry.birth, {"reward:s1": b"2"}, now_ms=3)
 
     assert {"reward:s1": b"2", "é": b"\xff"} == await store.marks("r")
-    assert {} == await store.marks("other")
+    assert {"é": b"\xff"} == await store.marks("r", ["é", "none"])
+    assert {} == await store.marks("r", [])
+    assert {} == await store.marks("other") == await store.marks("other", ["é"])
     assert 3 == (await store.look("r")).touched_ms
 
 

@@ -122,7 +122,9 @@ def unique_forests(draw: st.DrawFn) -> list[Step]:
             make_choice(index, [next(fresh) for _ in range(draw(st.integers(0, 3)))])
             for index in range(draw(st.integers(1, 3)))
         ]
-        facts = draw(st.sampled_from([{}, {}, {}, {"delivered": False}, {"status": "partial"}, {"problems": ("echo",)}]))
+        facts = draw(
+            st.sampled_from([{}, {}, {}, {"delivered": False}, {"status": "partial"}, {"problems": ("echo",)}])
+        )
         step = make_step(f"{names[number]:02}", prompt, *choices, extra=extra, **facts)
         steps.append(step)
         histories += [full_ids(step, choice) for choice in choices if choice.ids]

@@ -3,14 +3,21 @@
 from time import process_time
 
 import pytest
-from forests import make_step
+from forests import forests, make_step
+from hypothesis import given
 
-from proxy.trajectory.drift import Drift, find_drift
-from proxy.trajectory.tree import grow
+from proxy.trajectory.drift import KINDS, Boundary, Drift, explain, find_boundaries
+from proxy.trajectory.rollout import RolloutFacts
+from proxy.trajectory.sequence import sequences
+from proxy.trajectory.tree import Tree, grow
 
 ASK = {"role": "user", "content": "ask"}
 REPLY = {"role": "assistant", "content": "reply"}
 MORE = {"role": "user", "content": "more"}
+
+
+def find_drift(tree: Tree) -> list[Drift]:
+    return [explain(boundary) for boundary in find_boundaries(tree)]
 
 
 def call(step_id, prompt, sampled, messages, *replies, **facts):
@@ -21,12 +28,12 @@ def call(step_id, prompt, sampled, messages, *replies, **facts):
 
 def test_boundary():
     """A step that goes on from an earlier one's messages and reply, but not from its ids, is reported where they part."""
-    first = call("a", range(1, 9), [[10, 11, 12, 13, 14]], [ASK], REPLY)
-    second = call("b", [*range(1, 9), 10, 99, 12, 13], [[20]], [ASK, REPLY, MORE], REPLY)
+    first = call("a", range(1, 13), [[20, 21, 22, 23]], [ASK], REPLY)
+    second = call("b", [*range(1, 13), 20, 99, 22], [[30]], [ASK, REPLY, MORE], REPLY)
 
-    assert [Drift("b", "a", 0, 9, 5, (6, 7, 8, 10, 11, 12, 13, 14), (6, 7, 8, 10, 99, 12, 13))] == find_drift(
-        grow([second, first])
-    )
+    assert [
+        Drift("b", "a", 0, 13, 5, (6, 7, 8, 9, 10, 11, 12, 20, 21, 22, 23), (6, 7, 8, 9, 10, 11, 12, 20, 99, 22))
+    ] == find_drift(grow([second, first]))
 
 
 def test_prompt_cut_off():
@@ -42,11 +49,11 @@ def test_no_drift():
     first = call("a", [1], [[10]], [ASK], REPLY)
     goes_on = call("b", [1, 10, 2], [[20]], [ASK, REPLY, MORE], REPLY)
     elsewhere = call("c", [7], [[20]], [MORE], REPLY)
-    edited = call("d", [8], [[20]], [ASK, {**REPLY, "content": "edited"}, MORE], REPLY)
+    compacted = call("d", [8], [[20]], [{**ASK, "content": "a summary of it"}, MORE], REPLY)
     silent = call("e", [9], [[20]], "no list of messages")
     odd = call("f", [9], [[20]], ["no message", MORE], "no message")
 
-    assert [] == find_drift(grow([first, goes_on, elsewhere, edited, silent, odd]))
+    assert [] == find_drift(grow([first, goes_on, elsewhere, compacted, silent, odd]))
     assert [] == find_drift(grow([first, call("f", [9], [[20]], [ASK, REPLY, MORE], REPLY, dialect="completions")]))
 
 
@@ -75,23 +82,97 @@ LOOK = {"name": "look", "arguments": "{}"}
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs"),
+    ("theirs", "kind"),
     [
-        (REPLY, {**REPLY, "role": "user"}),
-        ({"tool_calls": [{"function": LOOK}]}, {"tool_calls": [{"function": {**LOOK, "name": "touch"}}]}),
-        ({"tool_calls": [{"function": LOOK}]}, {"tool_calls": [{"function": {**LOOK, "arguments": "[]"}}]}),
-        ({"tool_calls": [{"function": LOOK}]}, {"tool_calls": [{"function": LOOK}, {"function": LOOK}]}),
-        ({"tool_call_id": "x"}, {"tool_call_id": "y"}),
+        ({**REPLY, "content": "another"}, "edited"),
+        ({**REPLY, "content": " reply\n"}, "whitespace"),
+        ({**REPLY, "content": "reply", "tool_calls": [{"function": LOOK}]}, "edited"),
+        ({**REPLY, "role": "user"}, None),
     ],
 )
-def test_what_makes_another_message(ours, theirs):
-    """Another role, another tool call, its name or its arguments, or the answer to another call is another message."""
-    first = call("a", [1], [[10]], [ASK], ours)
+def test_a_reply_that_came_back_changed(theirs, kind):
+    """The agent changed it, and how is told; what is no reply any more goes on from nothing."""
+    steps = [call("a", [1], [[10]], [ASK], REPLY), call("b", [7], [[20]], [ASK, theirs, MORE], REPLY)]
 
-    assert ["b"] == [
-        drift.step_id for drift in find_drift(grow([first, call("b", [7], [[20]], [ASK, ours, MORE], REPLY)]))
+    assert ([kind] if kind else []) == [drift.kind for drift in find_drift(grow(steps))]
+
+
+def test_a_later_reply_that_changed_is_named_before_an_earlier_one_that_did_not():
+    """The latest turn that the messages go on from."""
+    edited = {**REPLY, "content": "edited"}
+    a = call("a", [1], [[10]], [ASK], REPLY)
+    b = call("b", [1, 10, 2], [[20]], [ASK, REPLY, MORE], REPLY)
+    c = call("c", [1, 10, 2, 21], [[30]], [ASK, REPLY, MORE, edited, MORE], REPLY)
+
+    assert [("c", "b", "edited")] == [
+        (drift.step_id, drift.earlier_step_id, drift.kind) for drift in find_drift(grow([a, b, c]))
     ]
-    assert [] == find_drift(grow([first, call("b", [7], [[20]], [ASK, theirs, MORE], REPLY)]))
+
+
+def test_one_message_that_the_agent_changed():
+    """Of what the user or a tool said: the rest is as it was. Two changes are another conversation."""
+    asked, told = {"role": "user", "content": "ask "}, {"role": "system", "content": "told"}
+    first = call("a", [1, 2], [[10]], [told, ASK], REPLY)
+    one = call("b", [1, 3], [[20]], [told, asked, REPLY, MORE], REPLY)
+    two = call("b", [1, 3], [[20]], [MORE, asked, REPLY, MORE], REPLY)
+
+    assert [("b", "a", "edited", 1)] == [
+        (drift.step_id, drift.earlier_step_id, drift.kind, drift.index) for drift in find_drift(grow([first, one]))
+    ]
+    assert [] == find_drift(grow([first, two]))
+
+
+THINKING = {**REPLY, "reasoning": "hm"}
+CALLING = {**REPLY, "tool_calls": [{"function": LOOK}]}
+
+
+@pytest.mark.parametrize(
+    ("reply", "prompt", "texts", "kind"),
+    [
+        (THINKING, [1, 2, 12, 9], (None, None), "reasoning_stripped"),
+        ({**REPLY, "content": "<think>hm</think>reply"}, [1, 2, 12, 9], (None, None), "reasoning_stripped"),
+        (THINKING, [1, 3, 10, 11, 12], ("x", "x"), "reasoning_stripped"),  # its opening is in the prompt
+        (CALLING, [1, 2, 10, 13], (None, None), "tool_call_rewritten"),
+        (CALLING, [1, 2, 10, 13], ('{"a": 1}', '{"a":1}'), "whitespace"),
+        (CALLING, [1, 2, 10, 13], ('{"a": 1, "b": 2}', '{"b": 2, "a": 1}'), "tool_call_rewritten"),
+        (REPLY, [1, 2, 10, 13], ("hello there", "hello"), "retokenized"),
+        (REPLY, [1, 2, 10, 13], ("hello  there", "hello th"), "whitespace"),
+        (REPLY, [1, 2, 10, 13], ("</think>hello", "hello"), "reasoning_stripped"),
+        (REPLY, [1, 2, 10, 13], ("hello", "goodbye"), "other"),
+        (REPLY, [1, 2, 10, 13], (None, None), "other"),
+        (REPLY, [1, 2, 10, 13], ("", ""), "other"),
+        (REPLY, [1, 3, 10], ("<think>\n", "<|im"), "template"),
+        (REPLY, [1, 3, 10], (None, None), "template"),
+    ],
+)
+def test_kinds(reply, prompt, texts, kind):
+    """By what the reply had, by the texts around the boundary, and by where it is: each kind that a template makes."""
+    steps = [call("a", [1, 2], [[10, 11, 12]], [ASK], reply), call("b", prompt, [[20]], [ASK, reply, MORE], REPLY)]
+    (boundary,) = find_boundaries(grow(steps))
+
+    assert isinstance(boundary, Boundary)
+    assert kind == explain(boundary, *texts).kind
+    assert kind in KINDS
+
+
+def test_an_earlier_turn_that_the_template_writes_anew():
+    """A user's turn may strip the thoughts of a reply before the last one: that turn is looked at."""
+    a = call("a", [1], [[10, 11]], [ASK], THINKING)
+    b = call("b", [1, 10, 11, 2], [[20]], [ASK, THINKING, MORE], REPLY)
+    c = call("c", [1, 11, 2, 20, 3], [[30]], [ASK, THINKING, MORE, REPLY, MORE], REPLY)
+    (boundary,) = find_boundaries(grow([a, b, c]))
+
+    assert ("b", 1, True) == (boundary.earlier.step.step_id, boundary.index, boundary.in_reply)
+    assert "reasoning_stripped" == explain(boundary).kind
+
+
+@given(forests())
+def test_what_joins_has_not_drifted(steps):
+    """Steps without messages, or whose ids go on, are never reported; and reporting changes no sequence."""
+    before = sequences(steps, RolloutFacts("r1", None, "open", None, {}, None, {}))
+
+    assert [] == find_boundaries(grow(steps))
+    assert before == sequences(steps, RolloutFacts("r1", None, "open", None, {}, None, {}))
 
 
 def test_template_that_strips():
@@ -100,6 +181,7 @@ def test_template_that_strips():
     (drift,) = find_drift(grow([first, call("b", [1, 60, 2, 10, 3], [[20]], [ASK, REPLY, MORE], REPLY)]))
 
     assert (1, (1, 50, 2, 10), (1, 60, 2, 10, 3)) == (drift.index, drift.expected_ids, drift.found_ids)
+    assert "template" == drift.kind
 
 
 def test_unfinished_reply():

@@ -1,0 +1,86 @@
+"""Likeness of two rows of numbers: which agreements are evidence, and how strong it is.
+
+Holds the numbers behind `verdict`: telling tokens, the odds of a chance agreement, correlation. It knows nothing of tokens
+or engines.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import log, sqrt
+
+_RARE = 0.05  # a token is telling if at most so many of the other values would agree with it as well
+ONCE_IN_A_THOUSAND, NEVER = 1e-3, 1e-5
+_MISSES = 0.1  # the share of telling tokens that may disagree at an offset: the ends of stretches have no partner
+_TOGETHER = 0.8  # a correlation that 20 unrelated pairs reach about once in 30 000 times
+_ENOUGH = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One token's recorded and scored logprob."""
+
+    place: int
+    recorded: float
+    scored: float
+
+    @property
+    def size(self) -> float:
+        """The size of the difference."""
+        return abs(self.recorded - self.scored)
+
+
+class Likeness:
+    """How common each recorded value is among the scored ones."""
+
+    def __init__(self, pairs: Sequence[Pair], tolerance: float) -> None:
+        self.tolerance = tolerance
+        self._values = sorted(pair.scored for pair in pairs)
+
+    def __repr__(self) -> str:
+        return f"<Likeness of {len(self._values)} values, tolerance {self.tolerance}>"
+
+    def is_telling(self, pair: Pair) -> bool:
+        """Whether an agreement of this token is evidence of anything."""
+        return self._others(pair) <= _RARE * len(self._values)
+
+    def log_chance(self, pair: Pair) -> float:
+        """The logarithm of the odds that a value drawn from the scored ones agrees with this token."""
+        return log(max(self._others(pair), 1) / (len(self._values) + 1))
+
+    def _others(self, pair: Pair) -> int:
+        """How many scored values other than its own are within the tolerance of its recorded one."""
+        low = bisect_left(self._values, pair.recorded - self.tolerance)
+        high = bisect_right(self._values, pair.recorded + self.tolerance)
+        return high - low - (pair.size <= self.tolerance)
+
+
+def no_chance(pairs: Iterable[Pair], likeness: Likeness, below: float = ONCE_IN_A_THOUSAND) -> bool:
+    """Whether the odds that so many agreeing tokens agree by chance are below this."""
+    return sum(likeness.log_chance(pair) for pair in pairs if likeness.is_telling(pair)) <= log(below)
+
+
+def nearly_all_agree(pairs: Sequence[Pair], tolerance: float) -> bool:
+    """Whether nearly all telling tokens agree, and that cannot well be chance."""
+    likeness = Likeness(pairs, tolerance)
+    telling = [pair for pair in pairs if likeness.is_telling(pair)]
+    agreeing = [pair for pair in telling if pair.size <= tolerance]
+    return len(telling) - len(agreeing) <= max(1, _MISSES * len(telling)) and no_chance(agreeing, likeness)
+
+
+def go_together(pairs: Sequence[Pair]) -> bool:
+    """Whether two rows of numbers rise and fall together, and there are enough of them to say so."""
+    return len(pairs) >= _ENOUGH and line_through(pairs)[0] >= _TOGETHER
+
+
+def line_through(pairs: Sequence[Pair]) -> tuple[float, float]:
+    """The correlation of recorded and scored values, and the slope of recorded over scored; 0 where there is none."""
+    count = len(pairs)
+    x_mean = sum(pair.scored for pair in pairs) / count
+    y_mean = sum(pair.recorded for pair in pairs) / count
+    xx = sum((pair.scored - x_mean) ** 2 for pair in pairs)
+    yy = sum((pair.recorded - y_mean) ** 2 for pair in pairs)
+    xy = sum((pair.scored - x_mean) * (pair.recorded - y_mean) for pair in pairs)
+    if xx <= 0 or yy <= 0:
+        return 0.0, 0.0
+    return xy / sqrt(xx * yy), xy / xx

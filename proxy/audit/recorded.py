@@ -1,0 +1,140 @@
+"""One sequence as it was recorded: its ids, and which logprob belongs to which of them.
+
+Holds the reading of an exported row (format `sequences`) and of a step, and what is left out of the comparison because no
+engine can score it again. Pure; it compares nothing: `verdict` does.
+
+Rule 1: a row is taken as it is. Arrays of different lengths, and a mask that covers other tokens than the logprobs do
+        however it is moved, are no sequence at all: ValueError says so.
+Rule 2: logprobs taken after temperature are compared only where the temperature was 1: to scale others back takes the
+        logprobs of the whole vocabulary, which nobody recorded.
+"""
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import isfinite
+from typing import Any, Literal
+
+from proxy.trajectory.step import Choice, Step
+
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "after_temperature_logprobs"]
+
+OFFSETS = (1, -1, 2, -2, 3, -3)
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A sampled stretch, half open, and what it was sampled with."""
+
+    start: int
+    end: int
+    step_id: str
+    policy_version: str | None = None
+    temperature: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A sequence. `logprobs` is None where there is nothing to compare.
+
+    `mask_offset` says by how many places the mask stands too late against the logprobs; 0 in an honest row.
+    """
+
+    name: str
+    branch: int
+    token_ids: Sequence[int]
+    logprobs: Sequence[float | None]
+    stretches: tuple[Stretch, ...] = ()
+    mask_offset: int = 0
+
+    def stretch_at(self, place: int) -> Stretch | None:
+        """The sampled stretch that a token is of, if the row says so."""
+        at = bisect_right(self.stretches, place, key=lambda one: one.start) - 1  # they follow each other in a row
+        return self.stretches[at] if at >= 0 and place < self.stretches[at].end else None
+
+    @property
+    def temperatures(self) -> tuple[float, ...]:
+        """The temperatures other than 1 that it was sampled with, as far as known."""
+        found = {one.temperature for one in self.stretches}
+        return tuple(sorted(value for value in found if value is not None and value != 1))
+
+    def comparable(self, mode: LogprobsMode) -> "Recorded":
+        """Without the logprobs that no engine can score again."""
+        if mode == "raw_logprobs" or not self.temperatures:
+            return self
+        logprobs = list(self.logprobs)
+        for one in self.stretches:
+            if one.temperature is not None and one.temperature != 1:
+                logprobs[one.start : one.end] = [None] * (min(one.end, len(logprobs)) - one.start)
+        return replace(self, logprobs=logprobs)
+
+
+def name_of(row: Any) -> tuple[str, int]:
+    """The rollout and the branch that a row is of, also where it is no row at all."""
+    named = row if isinstance(row, dict) else {}
+    branch = named.get("branch")
+    return str(named.get("rollout_id")), branch if isinstance(branch, int) else 0
+
+
+def of_row(row: Any) -> Recorded:
+    """An exported row of format `sequences`. Raises ValueError saying what is missing or does not fit."""
+    if not isinstance(row, dict) or not all(
+        isinstance(row.get(key), list) for key in ("token_ids", "mask", "logprobs")
+    ):
+        raise ValueError(
+            "it has no token_ids, mask and logprobs: it is no row of `tokentape export --format sequences`"
+        )
+    ids, mask, logprobs = row["token_ids"], row["mask"], row["logprobs"]
+    if not len(ids) == len(mask) == len(logprobs):
+        lengths = f"{len(ids)} token_ids, {len(mask)} mask, {len(logprobs)} logprobs"
+        raise ValueError(f"its arrays are of different lengths: {lengths}")
+    if not all(type(token) is int and token >= 0 for token in ids):
+        raise ValueError("its token_ids are not all ids: integers from 0 on")
+    if not all(value is None or (type(value) in {int, float} and isfinite(value)) for value in logprobs):
+        raise ValueError("its logprobs are not all numbers or null")
+    name, branch = name_of(row)
+    return Recorded(
+        name=name,
+        branch=branch,
+        token_ids=ids,
+        logprobs=logprobs,
+        stretches=tuple(_stretch(span) for span in row.get("spans") or () if isinstance(span, dict)),
+        mask_offset=_mask_offset(mask, logprobs),
+    )
+
+
+def of_choice(step: Step, choice: Choice) -> Recorded:
+    """One choice of a step, with its prompt before it."""
+    prompt = step.prompts[choice.prompt]
+    start, end = len(prompt), len(prompt) + len(choice.ids)
+    nothing: list[float | None] = [None] * start
+    stretch = Stretch(start, end, step.step_id, step.policy_version, step.sampling.get("temperature"))
+    return Recorded(
+        name=step.rollout_id,
+        branch=choice.index,
+        token_ids=(prompt + choice.ids).tolist(),
+        logprobs=[*nothing, *choice.logprobs],
+        stretches=(stretch,),
+    )
+
+
+def _stretch(span: Mapping[str, Any]) -> Stretch:
+    start, end, temperature = span.get("start"), span.get("end"), span.get("temperature")
+    if type(start) is not int or type(end) is not int or not 0 <= start <= end:
+        raise ValueError("one of its spans has no start and end")
+    known = temperature if type(temperature) in {int, float} else None
+    version = span.get("policy_version")
+    return Stretch(start, end, str(span.get("step_id")), None if version is None else str(version), known)
+
+
+def _mask_offset(mask: Sequence[Any], logprobs: Sequence[float | None]) -> int:
+    """By how many places the mask stands later than the logprobs."""
+    masked = [bool(value) for value in mask]
+    filled = [value is not None for value in logprobs]
+    for offset in (0, *OFFSETS):
+        # What is moved over an end may come in again at the other (rotated) or be lost.
+        moved = masked[offset:] + masked[:offset]
+        inner = slice(max(-offset, 0), len(masked) - max(offset, 0))
+        if moved == filled or (any(filled) and moved[inner] == filled[inner]):
+            return offset
+    raise ValueError("its mask and its logprobs do not cover the same tokens, however one is moved against the other")

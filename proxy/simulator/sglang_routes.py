@@ -1,0 +1,166 @@
+"""The routes of an engine that speaks SGLang's protocol.
+
+Holds the reading of requests and what answers that sample nothing; replies are made by `sglang_chat`,
+`sglang_completions` and `sglang_generate`.
+"""
+
+from aiohttp import web
+
+from proxy.simulator.asides import ids_to_detokenize, new_version, text_to_tokenize
+from proxy.simulator.chat import chat_prompt
+from proxy.simulator.completions import text_prompts
+from proxy.simulator.faults import RefusedError
+from proxy.simulator.requests import Common, read_completions
+from proxy.simulator.serving import Serving, as_gauge, as_json, read_body
+from proxy.simulator.sglang_chat import SglangChatReply
+from proxy.simulator.sglang_completions import SglangCompletionsReply
+from proxy.simulator.sglang_generate import NativeReply, native_prompts
+from proxy.simulator.sglang_requests import read_flags, read_native, read_sglang_chat, read_shared, sglang_room
+from proxy.simulator.sglang_wire import Behind, Scoring
+from proxy.simulator.vllm_routes import VERSION
+from proxy.simulator.weights import Versions
+
+
+class SglangRoutes:
+    """The routes of one engine."""
+
+    __slots__ = ("_serving",)
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+
+    def table(self) -> list[web.RouteDef]:
+        """All of them; some have an older name, too."""
+        return [
+            web.post("/v1/chat/completions", self.chat),
+            web.post("/v1/completions", self.completions),
+            web.post("/generate", self.generate),
+            web.post("/v1/tokenize", self.tokenize),
+            web.post("/tokenize", self.tokenize),
+            web.post("/v1/detokenize", self.detokenize),
+            web.post("/detokenize", self.detokenize),
+            web.post("/update_weight_version", self.update_weight_version),
+            web.get("/server_info", self.server_info),
+            web.get("/get_server_info", self.server_info),
+            web.get("/model_info", self.model_info),
+            web.get("/get_model_info", self.model_info),
+            web.get("/v1/models", self.models),
+            web.get("/health", self.health),
+            web.get("/metrics", self.metrics),
+        ]
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        """`POST /v1/chat/completions`."""
+        at = self._serving
+        body = await read_body(request)
+        flags = read_flags(body, request.headers, at.options)
+        chat = read_sglang_chat(body, flags)
+        common = read_shared(body, at.options)
+        if flags.input_ids is not None:
+            at.model.check_ids(flags.input_ids)
+        prompt = chat_prompt(chat, common, at.model, at.options, ids=flags.input_ids, room_for=sglang_room)
+        behind = self._behind(flags.rid)
+        head = at.head(behind.id, common)
+        scoring = self._scoring(common)
+        reply = SglangChatReply(chat, common, flags, at.options, head, prompt, scoring, behind, self._new_call_id)
+        return await at.answer(request, common, reply, behind.versions)
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        """`POST /v1/completions`."""
+        at = self._serving
+        body = await read_body(request)
+        flags = read_flags(body, request.headers, at.options)
+        completions, common = read_completions(body), read_shared(body, at.options)
+        prompts = text_prompts(completions, common, at.model, at.options, sglang_room)
+        behind = self._behind(flags.rid)
+        head = at.head(behind.id, common)
+        reply = SglangCompletionsReply(completions, common, flags, head, prompts, self._scoring(common), behind)
+        return await at.answer(request, common, reply, behind.versions)
+
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        """`POST /generate`: its refusals have a shape of their own."""
+        at = self._serving
+        try:
+            asked, common = read_native(await read_body(request), at.options)
+            prompts = native_prompts(asked, common, at.model, at.options)
+        except RefusedError as refusal:
+            unread = refusal.kind == "Bad Request"
+            return as_json({"error": str(refusal) if unread else {"message": str(refusal)}}, refusal.status)
+        behind = self._behind(asked.rid)
+        reply = NativeReply(asked, common, at.model, at.options, prompts, self._scoring(common), behind)
+        return await at.answer(request, common, reply, behind.versions, scores_prompt=bool(asked.return_logprob))
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        """`POST /v1/tokenize`: the ids of a prompt or of rendered messages."""
+        ids = self._serving.model.tokenizer.encode(text_to_tokenize(await read_body(request)))
+        return as_json({"tokens": ids, "count": len(ids), "max_model_len": self._serving.options.max_model_len})
+
+    async def detokenize(self, request: web.Request) -> web.Response:
+        """`POST /v1/detokenize`: the text of ids."""
+        ids = ids_to_detokenize(await read_body(request))
+        self._serving.model.check_ids(ids)
+        return as_json({"text": self._serving.model.tokenizer.decode(ids)})
+
+    async def update_weight_version(self, request: web.Request) -> web.Response:
+        """`POST /update_weight_version`: another label from now on; ends the calls in flight unless told not to."""
+        body = await read_body(request)
+        version = new_version(body)
+        self._serving.weights.version = version
+        if body.get("abort_all_requests", True):
+            self._serving.weights.aborts += 1
+        return as_json({"success": True, "message": f"Weight version updated to {version}", "new_version": version})
+
+    async def server_info(self, request: web.Request) -> web.Response:
+        """`GET /server_info`: says honestly that this is no SGLang."""
+        options = self._serving.options
+        told = {"model_path": options.model, "context_length": options.max_model_len}
+        return as_json({**told, **self._parsers, "version": VERSION})
+
+    async def model_info(self, request: web.Request) -> web.Response:
+        """`GET /model_info`."""
+        told = {
+            "model_path": self._serving.options.model,
+            "tokenizer_path": self._serving.options.model,
+            "is_generation": True,
+            "preferred_sampling_params": None,
+            "weight_version": self._serving.weights.version,
+        }
+        return as_json({**told, **self._parsers})
+
+    async def models(self, request: web.Request) -> web.Response:
+        """`GET /v1/models`."""
+        options = self._serving.options
+        model = {
+            "id": options.model,
+            "object": "model",
+            "created": self._serving.started_s,
+            "owned_by": "sglang",
+            "root": options.model,
+            "parent": None,
+            "max_model_len": options.max_model_len,
+        }
+        return as_json({"object": "list", "data": [model]})
+
+    async def health(self, request: web.Request) -> web.Response:
+        """`GET /health`."""
+        return web.Response()
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        """`GET /metrics`: the one gauge that tells whether a call was aborted."""
+        labels = f'model_name="{self._serving.options.model}"'
+        return as_gauge("sglang:num_running_reqs", labels, "The number of running requests.", self._serving.running)
+
+    @property
+    def _parsers(self) -> dict[str, str | None]:
+        """The parsers that `parser` behaves like, if there are any."""
+        has = self._serving.options.has_parser
+        return {"reasoning_parser": "qwen3" if has else None, "tool_call_parser": "qwen25" if has else None}
+
+    def _behind(self, rid: str | None) -> Behind:
+        return Behind(rid or self._serving.new_hex() + self._serving.new_hex(), Versions(), self._serving.weights)
+
+    def _scoring(self, common: Common) -> Scoring:
+        return Scoring(self._serving.model.tokenizer, 1.0 if common.temperature is None else common.temperature)
+
+    def _new_call_id(self) -> str:
+        return f"call_{self._serving.clock.entropy(12).hex()}"

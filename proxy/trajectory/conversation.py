@@ -1,0 +1,122 @@
+"""Conversations: lists of messages, compared by what an agent carries of them.
+
+Holds the digests of message lists, and what changed between a reply and what an agent sent back of it. It must not know
+ids or trees.
+
+Messages are compared by what an agent sends back: role, content, and the names and arguments of tool calls. What engines
+add to a reply (nulls, refusal, reasoning, ids of calls) and agents commonly leave out is no difference.
+"""
+
+import re
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import Any, Literal
+
+import orjson
+
+Change = Literal["reasoning_stripped", "tool_call_rewritten", "whitespace", "edited"]
+
+_THOUGHTS = re.compile(r"^.*?</think>", re.DOTALL)
+
+
+class Digests:
+    """Digests of message lists, by their last message and all before it; each parsed message is digested once."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, tuple[Any, bytes]] = {}  # by id(): the messages of one rollout's steps are shared objects
+        self._before: tuple[list[Any], list[bytes]] = ([], [])
+
+    def chain(self, messages: Any) -> list[bytes]:
+        """The digest of each beginning of the list, the shortest first."""
+        if not isinstance(messages, list):
+            return []
+        before, links = self._before
+        # Most lists go on from the one before. Lists of shared objects compare at once; digests would make turns².
+        links = links.copy() if messages[: len(before)] == before else []
+        for message in messages[len(links) :]:
+            links.append(self.link(links[-1] if links else b"", message))
+        self._before = (messages, links)
+        return links
+
+    def link(self, before: bytes, message: Any) -> bytes:
+        """The digest of a list that ends in this message."""
+        return blake2b(before + self.of(message), digest_size=16).digest()
+
+    def of(self, message: Any) -> bytes:
+        """The digest of one message."""
+        known = self._of.get(id(message))
+        if known is None:
+            known = self._of[id(message)] = (
+                message,
+                blake2b(orjson.dumps(_essence(message)), digest_size=16).digest(),
+            )
+        return known[1]
+
+
+def _essence(message: Any) -> Any:
+    """What an agent carries of a message."""
+    if not isinstance(message, Mapping):
+        return message
+    return [message.get("role"), message.get("content") or "", _calls(message), message.get("tool_call_id")]
+
+
+def _calls(message: Mapping[str, Any]) -> list[list[Any]]:
+    calls = message.get("tool_calls") or []
+    functions = [call.get("function") or {} for call in calls if isinstance(call, Mapping)]
+    return [
+        [function.get("name"), function.get("arguments")] for function in functions if isinstance(function, Mapping)
+    ]
+
+
+def thinks(message: Any) -> bool:
+    """Whether a reply has reasoning: in a field of its own, or within its text."""
+    if not isinstance(message, Mapping):
+        return False
+    return bool(message.get("reasoning") or message.get("reasoning_content")) or "</think>" in text_of(message)
+
+
+def calls_tools(message: Any) -> bool:
+    """Whether a reply calls tools."""
+    return isinstance(message, Mapping) and bool(_calls(message))
+
+
+def text_of(message: Mapping[str, Any]) -> str:
+    """The text of a message's content, its parts joined."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    texts = [part.get("text") for part in parts if isinstance(part, Mapping)]
+    return "".join(text for text in texts if isinstance(text, str))
+
+
+def change(reply: Any, sent_back: Any) -> Change | None:
+    """What an agent changed of a reply before it sent it back; None if nothing, or if the two cannot be compared."""
+    if not isinstance(reply, Mapping) or not isinstance(sent_back, Mapping):
+        return None
+    ours, theirs = text_of(reply), text_of(sent_back)
+    if _calls(reply) != _calls(sent_back):
+        same = _read(_calls(reply)) == _read(_calls(sent_back))
+        return "tool_call_rewritten" if same and _bare(ours) == _bare(theirs) else "edited"
+    if ours == theirs:
+        return None
+    without_thoughts = _THOUGHTS.sub("", ours)
+    if without_thoughts != ours and _bare(without_thoughts) == _bare(theirs):
+        return "reasoning_stripped"
+    return "whitespace" if _bare(ours) == _bare(theirs) else "edited"
+
+
+def _read(calls: list[list[Any]]) -> list[list[Any]]:
+    """Calls by what their arguments say, not by how they are spelt."""
+    read = []
+    for name, arguments in calls:
+        try:
+            read.append([name, orjson.loads(arguments) if isinstance(arguments, str) else arguments])
+        except orjson.JSONDecodeError:
+            read.append([name, arguments])
+    return read
+
+
+def _bare(text: str) -> str:
+    """A text without its whitespace."""
+    return "".join(text.split())

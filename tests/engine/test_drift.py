@@ -1,0 +1,87 @@
+"""Drift on the real engine: why the ids of a conversation part, found out with its own texts."""
+
+import pytest
+
+from .asking import CALL, QUESTION, TOOL
+from .through import through_proxy
+
+BODY = {"model": "tiny", "seed": 11, "max_tokens": 60, "logit_bias": {"4087": -100}}
+MORE = {"role": "user", "content": "And then?"}
+OFF = {"chat_template_kwargs": {"enable_thinking": False}}
+KEPT = {"chat_template_kwargs": {"enable_thinking": False, "preserve_thinking": True}}
+
+
+async def two_turns(proxy, *, first: dict, then: dict, changed=None) -> list[dict]:
+    """A turn, and one that goes on from it; `changed` is what the agent makes of the reply. The drift between them."""
+    async with proxy.agent("r1") as agent:
+        said = await agent.chat.completions.create(messages=QUESTION, **BODY, **first)
+        reply = said.choices[0].message.model_dump(exclude_none=True)
+        reply = {key: value for key, value in reply.items() if key in ("role", "content", "tool_calls", "reasoning")}
+        reply = changed(reply) if changed else reply
+        calls = reply.get("tool_calls") or []
+        results = [{"role": "tool", "tool_call_id": call["id"], "content": "4"} for call in calls]
+        await agent.chat.completions.create(messages=[*QUESTION, reply, *(results or [MORE])], **BODY, **then)
+    return (await proxy.get("/rollouts/r1/tree"))["drift"]
+
+
+def edited(reply: dict) -> dict:
+    return {**reply, "content": "I never said that."}
+
+
+def spaced(reply: dict) -> dict:
+    return {**reply, "content": f"{reply['content']}  "}
+
+
+def without_thoughts(reply: dict) -> dict:
+    return {key: value for key, value in reply.items() if key != "reasoning"}
+
+
+def respelt(reply: dict) -> dict:
+    (call,) = reply["tool_calls"]
+    function = {**call["function"], "arguments": call["function"]["arguments"].replace(": ", ":   ")}
+    return {**reply, "tool_calls": [{**call, "function": function}]}
+
+
+DIGITS = {"structured_outputs": {"regex": "[0-9]{4}"}}
+THINKING = {"extra_body": {"logit_bias": {"4095": 6.5, "4087": -100}}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "first", "then", "changed"),
+    [
+        ("template", {"extra_body": OFF | DIGITS}, {"extra_body": OFF | DIGITS}, None),
+        ("edited", {"extra_body": KEPT | DIGITS}, {"extra_body": KEPT | DIGITS}, edited),
+        ("whitespace", {"extra_body": KEPT | DIGITS}, {"extra_body": KEPT | DIGITS}, spaced),
+        (
+            "tool_call_rewritten",
+            {"extra_body": KEPT | {"structured_outputs": {"regex": CALL}}, "tools": [TOOL]},
+            {"extra_body": KEPT | DIGITS, "tools": [TOOL]},
+            respelt,
+        ),
+        ("reasoning_stripped", THINKING, {"extra_body": DIGITS | OFF}, without_thoughts),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_why_the_ids_parted(vllm, tmp_path, kind, first, then, changed):
+    """The kind is found out, and the engine's own texts stand beside the ids."""
+    async with through_proxy(vllm.url, tmp_path) as proxy:
+        (drift,) = await two_turns(proxy, first=first, then=then, changed=changed)
+
+    assert kind == drift["kind"], repr(drift)
+    assert drift["expected_text"] != drift["found_text"]
+    assert drift["expected_ids"] != drift["found_ids"]
+
+
+async def test_text_that_is_cut_into_other_tokens(vllm, tmp_path):
+    """A forced word that the tokenizer would spell in one token was sampled in several, and comes back as one."""
+    forced = {"extra_body": KEPT | {"structured_outputs": {"regex": "import self import self import self"}}}
+    async with through_proxy(vllm.url, tmp_path) as proxy:
+        drift = await two_turns(proxy, first=forced, then={"extra_body": KEPT | DIGITS})
+
+    assert {"retokenized"} >= {one["kind"] for one in drift}
+
+
+async def test_a_template_that_keeps_turns_has_no_drift(vllm, tmp_path):
+    """Digits come back as they were sampled, and nothing is reported."""
+    async with through_proxy(vllm.url, tmp_path) as proxy:
+        assert [] == await two_turns(proxy, first={"extra_body": KEPT | DIGITS}, then={"extra_body": KEPT | DIGITS})

@@ -1,0 +1,121 @@
+"""Generate answers, in vLLM's shape."""
+
+from base64 import b64decode
+from typing import Any
+
+import pytest
+
+from proxy.simulator.options import Options
+
+TINY = Options(model="tiny", max_model_len=2048)
+PATH = "/inference/v1/generate"
+PROMPT = [350, 261]
+
+
+def for_us(body: dict[str, Any]) -> dict[str, Any]:
+    """A recorded body with ids that the simulator has, sampled to the same length."""
+    sampling = {**body["sampling_params"], "ignore_eos": True}
+    return {**body, "token_ids": [i % 2_000 for i in body["token_ids"]], "sampling_params": sampling}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "scale_out/generate",
+        "scale_out/generate_text",
+        "scale_out/generate_from_render",
+        "scale_out/generate_weightversion",
+        "processed/kvtp_cmp_gen",
+    ],
+)
+async def test_answers_have_the_recorded_shape(start, cassette, skeleton, name):
+    """An answer has the keys, their order, and the nulls of vLLM's answer to the same request."""
+    recorded = cassette(name)
+    answer = await (await start(TINY))(PATH, **for_us(recorded.body))
+
+    assert skeleton(recorded.answer) == skeleton(answer)
+    assert recorded.answer["usage"] == answer["usage"]
+    assert answer["choices"][0]["weight_versions"][0]["end"] == answer["usage"]["completion_tokens"]
+
+
+async def test_chunks_have_the_recorded_shapes(start, cassette, skeleton):
+    """The chunks are of the shapes of vLLM's chunks, in their order."""
+    recorded = cassette("scale_out/generate_stream")
+    chunks = await (await start(TINY)).stream(PATH, **for_us(recorded.body))
+
+    assert [skeleton(chunk) for chunk in recorded.chunks] == [skeleton(chunk) for chunk in chunks]
+
+
+@pytest.mark.parametrize("mode", ["tokens", "text"])
+async def test_streamed_and_unstreamed_are_twins(start, mode):
+    """Streamed or not, the same seed gives each choice the same ids, logprobs, masks, experts and versions."""
+    engine = await start(Options(sampling_mask=True, routed_experts=True))
+    body = {
+        "token_ids": PROMPT,
+        "sampling_params": {"seed": 3, "max_tokens": 30, "n": 2, "logprobs": 2},
+        "output_mode": mode,
+        "stream_options": {"include_usage": True},
+    }
+    whole = await engine(PATH, **{**body, "stream_options": None})
+    chunks = await engine.stream(PATH, **body)
+    folded: dict[int, dict[str, Any]] = {}
+    for choice in [choice for chunk in chunks for choice in chunk["choices"]]:
+        told = folded.setdefault(choice["index"], {"token_ids": [], "content": [], "sampling_mask": [], "text": ""})
+        told["token_ids"] += choice["token_ids"]
+        told["content"] += choice["logprobs"]["content"]
+        told["sampling_mask"] += choice["sampling_mask"]
+        told["text"] += choice.get("text", "")
+        told["last"] = {key: choice[key] for key in ("finish_reason", "routed_experts", "weight_versions")}
+
+    for choice in whole["choices"]:
+        told = folded[choice["index"]]
+        assert choice["logprobs"]["content"] == told.pop("content")
+        assert choice.get("text", "") == told.pop("text")
+        last = told.pop("last")
+        assert told | last == {key: choice[key] for key in told | last}
+    assert chunks[-1]["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
+
+
+async def test_generate_samples_what_completions_sample(engine):
+    """The same ids and seed give the same tokens and logprobs as completions."""
+    generated = await engine(
+        PATH, token_ids=PROMPT, sampling_params={"seed": 3, "max_tokens": 12, "logprobs": 0, "temperature": 0.7}
+    )
+    body = {"seed": 3, "max_tokens": 12, "logprobs": 0, "temperature": 0.7, "return_token_ids": True}
+    completed = await engine.completion(PROMPT, **body)
+    ours, theirs = generated["choices"][0], completed["choices"][0]
+
+    assert ours["token_ids"] == theirs["token_ids"]
+    assert [entry["logprob"] for entry in ours["logprobs"]["content"]] == theirs["logprobs"]["token_logprobs"]
+
+
+async def test_masks_and_experts_are_told_if_so_set(start):
+    """A mask has the sampled id at each place, experts are of all tokens but the last; both are null otherwise."""
+    body = {"token_ids": PROMPT, "sampling_params": {"seed": 3, "max_tokens": 5, "ignore_eos": True}}
+    plain = (await (await start(Options()))(PATH, **body))["choices"][0]
+    told = (await (await start(Options(sampling_mask=True, routed_experts=True)))(PATH, **body))["choices"][0]
+
+    assert (plain["sampling_mask"], plain["routed_experts"]) == (None, None)
+    assert all(token in mask for token, mask in zip(told["token_ids"], told["sampling_mask"], strict=True))
+    assert b"'shape': (6, 2, 2)" in b64decode(told["routed_experts"])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"token_ids": [1]},
+        {"token_ids": [], "sampling_params": {}},
+        {"token_ids": [-1], "sampling_params": {}},
+        {"token_ids": [99_999], "sampling_params": {}},
+        {"token_ids": [1], "sampling_params": {"temperature": -1}},
+        {"token_ids": [1], "sampling_params": {"logprobs": 99}},
+        {"token_ids": [1], "sampling_params": {}, "output_mode": "song"},
+        {"token_ids": [1], "sampling_params": {"prompt_logprobs": 1}, "stream": True},
+    ],
+)
+async def test_what_cannot_be_answered_is_refused(engine, body):
+    """Bodies without ids or sampling parameters, or with values that are not allowed, are a 400 that says why."""
+    async with engine.client.post(PATH, json=body) as response:
+        assert response.status == 400
+        assert (await response.json())["error"]["message"]
