@@ -1,9 +1,10 @@
-"""The laws of the wire, on every answer recorded from every engine: split, fold, transparency, order, round trip.
+"""The seven laws, on every answer recorded from every engine: split, fold, transparency, order, once, ids, round trip.
 
-The laws of rollouts, *once* and *ids*, are in trajectory/test_sequence.py and trajectory/test_shapes.py.
+*Once* and *ids* are tried on random forests as well, in trajectory/test_sequence.py and trajectory/test_shapes.py.
 """
 
 import re
+from dataclasses import replace
 
 import orjson
 import pytest
@@ -14,6 +15,8 @@ from recorded import Cassette, cut, dialect_cassettes, http_cassettes, load, loa
 from proxy.dialects import DIALECTS
 from proxy.trajectory.blocks import BlockReader
 from proxy.trajectory.record import decode, encode
+from proxy.trajectory.rollout import RolloutFacts
+from proxy.trajectory.sequence import Options, sequences
 from proxy.trajectory.step import Step
 from proxy.wire.exchange import Exchange
 from proxy.wire.plan import Plan
@@ -30,6 +33,7 @@ EVERY = [
     *(cassette for kind in KINDS for cassette in dialect_cassettes(kind)),  # with those recorded by `make cassettes`
 ]
 STREAMS = [cassette for cassette in EVERY if cassette.is_stream]
+FACTS = RolloutFacts("r1", None, "open", None, {}, None, {})
 LIVE = {"stream": True, "stream_options": {"told live": True}}  # options that nobody replays
 
 
@@ -132,6 +136,37 @@ def test_order(cassette: Cassette, planned, sizes):
 
     assert b"[DONE]" not in shown
     assert len(finished) < (plan.asked.choices or 2)
+
+
+PROMPTS = {"tokens": list(range(30))}  # what a lookup finds, of whatever prompt
+SAMPLED = [
+    step
+    for cassette in EVERY
+    if (step := play(by_nobody(cassette), cassette, found=PROMPTS)[2]).sampled and step.status == "complete"
+]
+
+
+@settings(max_examples=300)
+@given(st.lists(st.sampled_from(SAMPLED), min_size=1, max_size=8), st.sampled_from(["exact", "flagged"]))
+def test_once_and_ids(steps, include):
+    """Over all rows each sampled token is trained once; a row's tokens, cut at its spans, are the recorded ids in order."""
+    steps = [replace(step, step_id=f"{place}", extra={}) for place, step in enumerate(steps)]
+    recorded = {(step.step_id, choice.index): (step, choice) for step in steps for choice in step.choices}
+    trained = dict.fromkeys(recorded, 0)
+    rows = sequences(steps, FACTS, Options(include=include)).rows
+    for row in rows:
+        for span in row.spans:
+            step, choice = recorded[span.step_id, span.choice]
+            first = step.prompts[choice.prompt]
+            assert first.tolist() == row.token_ids[: len(first)]
+            assert choice.ids.tolist() == row.token_ids[len(first) : len(first) + len(choice.ids)]
+            trained[span.step_id, span.choice] += (span.end - span.start) * span.owned
+        assert sum(row.mask) == sum(span.end - span.start for span in row.spans if span.owned)
+        assert len(row.token_ids) == len(row.mask) == len(row.logprobs)
+
+    for name, (step, choice) in recorded.items():
+        assert trained[name] in (0, len(choice.ids))
+        assert trained[name] or not step.exact or not choice.ids
 
 
 @pytest.mark.parametrize("cassette", EVERY, ids=name_of)

@@ -115,7 +115,7 @@ async def audit_one(recorded: Recorded, scorer: Scorer, terms: Terms) -> tuple[S
     recorded = recorded.comparable(terms.logprobs_mode)
     scored = await scorer.score(recorded.token_ids)
     finding = await asyncio.to_thread(judge, recorded, scored, terms.tolerance)
-    if may_be_moved(finding, recorded, scored):
+    if await asyncio.to_thread(may_be_moved, finding, recorded, scored):
         for offset in OFFSETS:
             moved = {offset: await scorer.score(moved_ids(recorded.token_ids, offset))}
             finding = await asyncio.to_thread(judge, recorded, scored, terms.tolerance, moved)

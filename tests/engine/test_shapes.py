@@ -1,0 +1,125 @@
+"""Shapes of rollouts on the real engine: what an agent does with its history, and the tree and rows that come of it."""
+
+import aiohttp
+import pytest
+
+from .test_conversation import check_rows
+from .through import through_proxy
+
+START, USER = [46, 77, 306, 1020], [1686, 198, 50]
+EOS = 4089
+
+
+class Agent:
+    """An agent that speaks in tokens, so that its prompts are just what a shape wants."""
+
+    def __init__(self, url: str, http: aiohttp.ClientSession) -> None:
+        self._url, self._http, self._seed = f"{url}/rollouts/r1/v1/completions", http, 0
+
+    async def say(self, prompt: list[int], *, headers: dict | None = None, **more) -> list[list[int]]:
+        """One call: of each choice, the prompt and what was sampled after it."""
+        self._seed += 1
+        body = {"model": "tiny", "prompt": prompt, "max_tokens": 5, "seed": self._seed, "return_token_ids": True}
+        async with self._http.post(self._url, json=body | more, headers=headers) as answer:
+            assert 200 == answer.status, await answer.text()
+            return [prompt + choice["token_ids"] for choice in (await answer.json())["choices"]]
+
+
+async def linear(agent):
+    (said,) = await agent.say(START)
+    (said,) = await agent.say(said + USER)
+    await agent.say(said + USER)
+
+
+async def parallel(agent):
+    (said,) = await agent.say(START)
+    for other in ([1], [2], [3]):
+        await agent.say(said + other)
+
+
+async def rollback(agent):
+    (first,) = await agent.say(START)
+    (second,) = await agent.say(first + USER)
+    await agent.say(second + USER)
+    await agent.say([*first, 7])
+
+
+async def one_of_several(agent):
+    several = await agent.say(START, n=3)
+    await agent.say(several[1] + USER)
+
+
+async def truncated(agent):
+    (said,) = await agent.say(START, ignore_eos=True)
+    await agent.say(said, ignore_eos=True)  # with nothing between
+
+
+async def empty(agent):
+    (said,) = await agent.say(START, logit_bias={str(EOS): 100})
+    assert said == [*START, EOS]
+    await agent.say(said + USER)
+
+
+async def compaction(agent):
+    (said,) = await agent.say(START)
+    await agent.say(said + USER)
+    await agent.say([5, 6, 7])
+
+
+async def edited(agent):
+    (said,) = await agent.say(START)
+    await agent.say([*said[:-1], 9, *USER])
+
+
+async def retried(agent):
+    for attempt in range(3):
+        await agent.say(START, seed=1, headers={"X-Stainless-Retry-Count": str(attempt)})
+
+
+async def identical(agent):
+    (said,) = await agent.say(START, seed=1)
+    (again,) = await agent.say(START, seed=1, user="another")
+    assert said == again
+    await agent.say(said + USER)
+
+
+@pytest.mark.parametrize(
+    ("shape", "steps", "roots", "rows", "superseded"),
+    [
+        (linear, 3, 1, 1, 0),
+        (parallel, 4, 1, 3, 0),
+        (rollback, 4, 1, 2, 0),
+        (one_of_several, 2, 3, 3, 0),
+        (truncated, 2, 1, 1, 0),
+        (empty, 2, 1, 1, 0),
+        (compaction, 3, 2, 2, 0),
+        (edited, 2, 2, 2, 0),
+        (retried, 3, 3, 1, 2),
+        (identical, 3, 2, 2, 0),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+async def test_what_an_agent_does_with_its_history(vllm, tmp_path, shape, steps, roots, rows, superseded):
+    """Steps join where their ids go on, and nowhere else; each sampled token is trained once."""
+    async with through_proxy(vllm.url, tmp_path) as proxy, aiohttp.ClientSession() as http:
+        await shape(Agent(proxy.url, http))
+        recorded, exported = await proxy.steps("r1"), await proxy.rows("r1")
+        tree = await proxy.get("/rollouts/r1/tree")
+
+    assert all(step["fidelity"]["exact"] for step in recorded)
+    assert (steps, roots) == (len(recorded), tree["counts"]["roots"])
+    assert rows == len(exported)
+    replaced = {(node["step_id"], node["choice"]) for node in tree["nodes"] if node["superseded"]}
+    assert superseded == len(replaced)
+    check_rows([step for step in recorded if (step["step_id"], 0) not in replaced], exported)
+
+
+async def test_a_repeat_with_its_key_is_answered_once(vllm, tmp_path):
+    """The engine is not asked again, and the rollout has one step."""
+    async with through_proxy(vllm.url, tmp_path) as proxy, aiohttp.ClientSession() as http:
+        agent = Agent(proxy.url, http)
+        said = [await agent.say(START, seed=3, headers={"Idempotency-Key": "k"}) for _ in range(3)]
+        recorded = await proxy.steps("r1")
+
+    assert said[0] == said[1] == said[2]
+    assert 1 == len(recorded)
