@@ -35,7 +35,9 @@ def drifting(engine):
     async def answering(request: web.Request, body: dict) -> web.StreamResponse:
         if request.path == "/detokenize":
             text = next(engine.texts, None)
-            return web.json_response({"prompt": text} if text is not None else {}, status=200 if text is not None else 500)
+            return web.json_response(
+                {"prompt": text} if text is not None else {}, status=200 if text is not None else 500
+            )
         return web.json_response(answer_of(*next(turns), REPLY))
 
     engine.answering = answering
@@ -44,7 +46,9 @@ def drifting(engine):
 
 async def two_turns(http, url: str) -> None:
     for messages in ([ASK], [ASK, REPLY, MORE]):
-        async with http.post(f"{url}/rollouts/r1/v1/chat/completions", json={"model": "m", "messages": messages}) as answer:
+        async with http.post(
+            f"{url}/rollouts/r1/v1/chat/completions", json={"model": "m", "messages": messages}
+        ) as answer:
             assert 200 == answer.status
 
 
