@@ -246,6 +246,21 @@ def test_there_are_clients_that_set_the_flags_themselves():
     )
 
 
+def test_ids_are_those_of_the_pairs_where_no_list_of_them_came():
+    """A server that knows `return_meta_info` alone."""
+    choice = {"index": 0, "meta_info": {"output_token_logprobs": [[-1.0, 5, None], [-2.0, 6, None]]}}
+    (one,) = ENGINES["sglang"].tokens("chat", {}, {"choices": [choice]}).choices
+
+    assert ([5, 6], [-1.0, -2.0]) == (one.ids, one.logprobs)
+
+
+def test_an_answer_without_choices_is_hidden_as_far_as_it_goes():
+    """Nothing is added to it."""
+    hidden = Hidden(keys=frozenset({"output_ids"}))
+
+    assert {"id": "x"} == ENGINES["sglang"].hide("chat", {"id": "x", "sglext": {"output_ids": [[1]]}}, hidden)
+
+
 def test_an_index_that_is_no_number_is_refused():
     """Nothing could be paired by it."""
     with pytest.raises(TypeError, match="index"):

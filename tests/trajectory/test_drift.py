@@ -1,5 +1,6 @@
 """Drift: where the messages go on and the ids do not."""
 
+from dataclasses import replace
 from time import process_time
 
 import pytest
@@ -217,6 +218,16 @@ def test_nearest():
     assert [("c", "b", 3)] == [
         (drift.step_id, drift.earlier_step_id, drift.index) for drift in find_drift(grow([a, b, c]))
     ]
+
+
+def test_odd_responses():
+    """What is no choice has no message."""
+    first = call("a", [1], [[10]], [ASK], REPLY)
+    odd = {"choices": ["odd", *first.response["choices"]]}
+
+    assert [] == find_drift(
+        grow([replace(first, response=odd), call("b", [1, 10, 2], [[20]], [ASK, REPLY, MORE], REPLY)])
+    )
 
 
 def test_long_rollout():

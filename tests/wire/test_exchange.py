@@ -218,6 +218,33 @@ def test_prompts_that_do_not_fit_their_places_are_flagged():
     assert ((), {"mixed_prompts"}) == (packed.prompts, packed.problems)
 
 
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        ({"counted": 3}, "completion_count"),
+        ({"sampling_mask": [[7]]}, "mask_count"),
+        ({"spans": ((0, 1, "a"),)}, "version_spans"),
+        ({"spans": ((0, 1, "a"), (0, 2, "b"))}, "version_spans"),
+        ({"spans": ((1, 2, "a"),)}, "version_spans"),
+    ],
+)
+def test_what_does_not_fit_the_sampled_ids_is_flagged(said, problem):
+    """A count, a mask, or spans of policy versions that are not those of the ids."""
+    packed = pack_tokens(Tokens([1], (Sampled(0, None, [7, 8], [-1.0, -1.0], "stop", None, **said),)), 1, "v")
+
+    assert {problem} == packed.problems
+
+
+def test_spans_that_cover_the_ids_are_kept():
+    """Empty ones say nothing."""
+    spans = ((0, 1, "a"), (1, 1, "b"), (1, 2, "c"))
+    packed = pack_tokens(Tokens([1], (Sampled(0, None, [7, 8], [-1.0, -1.0], "stop", None, spans=spans),)), 1, "v")
+
+    assert [(0, 1, "a"), (1, 2, "c")] == [
+        (span.start, span.end, span.policy_version) for span in packed.choices[0].spans
+    ]
+
+
 @pytest.mark.parametrize("name", ["cmpl_multi_prompt_stream", "cmpl_multi_prompt", "cmpl_n3", "cmpl_n3_stream"])
 def test_each_choice_points_to_its_own_prompt(name):
     """Choice index is prompt index times n plus sample index."""

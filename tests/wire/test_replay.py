@@ -157,6 +157,28 @@ def test_ids_and_logprobs_that_were_asked_for_come_with_the_text():
     assert response["choices"][0]["logprobs"] == chunks[1]["choices"][0]["logprobs"]
 
 
+def test_usage_of_another_engine_is_told_as_it_is():
+    """SGLang's streams have its nulls; an answer without any is a stream that says so; one without choices has no events."""
+    shape = ENGINES["sglang"].shape
+    (chunk,) = replay.chunks(shape, "chat", {"id": "x", "choices": [], "usage": {"a": None}}, usage=True)
+
+    assert {"id": "x", "choices": [], "usage": {"a": None}} == chunk
+    assert [] == list(replay.chunks(shape, "chat", {"id": "x", "choices": []}, usage=False))
+
+
+def test_a_call_without_arguments_has_one_event():
+    """There is nothing more to tell."""
+    message = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": ""}}],
+    }
+    response = {"choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}]}
+    told = list(replay.chunks(ENGINES["vllm"].shape, "chat", response, usage=False))
+
+    assert 1 == sum("tool_calls" in chunk["choices"][0]["delta"] for chunk in told)
+
+
 def test_an_answer_of_an_unknown_shape_is_told_as_one_event():
     """It is recorded as not understood; the stream still ends."""
     plan = plan_of("/v1/chat/completions", {"messages": [], "stream": True}, Terms(streaming="replay"))
