@@ -14,7 +14,9 @@ def earlier_attempts(steps: Iterable[Step]) -> dict[str, str]:
     """Of each retry, by step id, the attempt before it.
 
     A step that knows (`retry_of`) has the last word. One that knows only that it is attempt N follows attempt N - 1 with
-    the same body: one that nobody followed yet, before others one that did not arrive; then the oldest.
+    the same body: one that nobody followed yet and that did not arrive, the oldest first. One that arrived is followed only
+    if it is the only one: of several equal calls made side by side nobody can say which was made again, and an attempt
+    that we refused has left no step at all.
     """
     ordered = sorted(steps, key=lambda step: step.step_id)
     pairs = {step.step_id: step.extra["retry_of"] for step in ordered if "retry_of" in step.extra}
@@ -28,7 +30,7 @@ def earlier_attempts(steps: Iterable[Step]) -> dict[str, str]:
             free.setdefault((step.extra.get("request_key"), _attempt(step)), []).append(step)
     for step in asking:
         before = free.get((step.extra.get("request_key"), _attempt(step) - 1))
-        if before:
+        if before and (len(before) == 1 or not arrived(before[0])):
             pairs[step.step_id] = before.pop(0).step_id
     return pairs
 
