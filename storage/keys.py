@@ -12,6 +12,8 @@ Per bucket:
     {prefix}:{B}:expiry         zset   the same members -> unix ms at which the rollout is gone; with a ttl only
 Per store:
     {prefix}:constants          hash   name -> bytes
+Groups are kept like rollouts without records, under the prefix `{prefix}.groups`: a group and rollouts whose names fall into
+its bucket lie in one slot, and are made in one atomic script.
 
 Lifetimes: without a ttl all of these live until they are deleted, and a sorted set without members is gone by itself.
 With one, every write to a rollout sets the expiry of all seven keys anew; so the sets of a bucket live as long as the
@@ -54,12 +56,23 @@ class RolloutKeys:
         )  # fmt: skip
 
 
+GROUPS: Final = ".groups"  # behind the prefix
+
+
+def bucket_of(name: str) -> str:
+    """The bucket that a name falls into."""
+    return BUCKETS[crc32(_encoded(name).encode()) % len(BUCKETS)]
+
+
+def _encoded(name: str) -> str:
+    # surrogatepass: a lone surrogate is no valid UTF-8, but must not make a name unusable or equal to another.
+    return quote(name, safe="", errors="surrogatepass")
+
+
 @lru_cache(maxsize=4096)
 def keys_of(prefix: str, rollout: str) -> RolloutKeys:
     """The keys of a rollout of any name."""
-    # surrogatepass: a lone surrogate is no valid UTF-8, but must not make a name unusable or equal to another.
-    encoded = quote(rollout, safe="", errors="surrogatepass")
-    bucket = BUCKETS[crc32(encoded.encode()) % len(BUCKETS)]
+    encoded, bucket = _encoded(rollout), bucket_of(rollout)
     listing, expiry = bucket_keys(prefix, bucket)
     parts = ("rollout", "records", "positions", "blocks", "marks")
     own = {part: f"{prefix}:{{{bucket}}}:{part}:{encoded}".encode() for part in parts}

@@ -8,7 +8,7 @@ done may find its own work and raise `FieldsChanged`, which says how the rollout
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from secrets import token_hex
 from typing import Final
 
@@ -18,8 +18,19 @@ from storage import scripts
 from storage.connections import Reply, Servers
 from storage.durability import Barrier
 from storage.faults import checked
-from storage.keys import AGE_DIGITS, BUCKETS, RolloutKeys, bucket_keys, constants_key, keys_of, name_of
+from storage.keys import (
+    AGE_DIGITS,
+    BUCKETS,
+    GROUPS,
+    RolloutKeys,
+    bucket_keys,
+    bucket_of,
+    constants_key,
+    keys_of,
+    name_of,
+)
 from storage.options import StoreOptions
+from storage.replies import optional_pairs, pairs, read_rollout
 from storage.scripts import Command, Script
 from storage.server_facts import ask_facts
 from storage.store import Entry, FieldsChanged, MissingBlocks, Page, RolloutGone, StoredRollout
@@ -44,6 +55,7 @@ class RedisStore:
         self._durability = options.durability
         self._barrier = barrier
         self._stop = stop
+        self._groups: RedisStore | None = None
 
     def __repr__(self) -> str:
         return f"<RedisStore {self._servers!r}>"
@@ -53,13 +65,47 @@ class RedisStore:
         birth = token_hex(8)
         pairs = (part for name, value in fields.items() for part in (f"f:{name}", value))
         reply = await self._write(scripts.OPEN, keys_of(self._prefix, rollout), now_ms, birth, *pairs)
-        return _read_rollout(rollout, reply, own_birth=birth)
+        return read_rollout(rollout, reply, own_birth=birth)
+
+    @property
+    def groups(self) -> "RedisStore":
+        """The groups of this store."""
+        if self._groups is None:
+            options = StoreOptions(prefix=self._prefix + GROUPS, ttl_s=self._ttl_s or None, durability=self._durability)
+            self._groups = RedisStore(self._servers, options, self._barrier)
+        return self._groups
+
+    def beside(self, group: str, rollout: str) -> bool:
+        """Whether a group and a rollout of these names can be opened together."""
+        return bucket_of(group) == bucket_of(rollout)
+
+    async def open_group(
+        self,
+        group: str,
+        fields: Mapping[str, bytes],
+        rollouts: Mapping[str, Mapping[str, bytes]],
+        *,
+        now_ms: int,
+    ) -> StoredRollout:
+        """Make a group and its rollouts, all with their fields, at once or not at all; give back the group."""
+        if not all(self.beside(group, rollout) for rollout in rollouts):
+            raise ValueError("a rollout of the group is not beside it")
+        birth = token_hex(8)
+        made = [(keys_of(self._prefix + GROUPS, group), birth, fields)]
+        made += [(keys_of(self._prefix, rollout), token_hex(8), its) for rollout, its in rollouts.items()]
+        keys = [key for one, _, _ in made for key in one.all()]
+        arguments: list[bytes | str | int] = [now_ms, self._ttl_s, len(made)]
+        for one, its_birth, its_fields in made:
+            arguments += [one.encoded, its_birth, len(its_fields)]
+            arguments += [part for name, value in its_fields.items() for part in (f"f:{name}", value)]
+        reply = await self._run(scripts.OPEN_ALL, keys[0], keys, arguments, self._barrier)
+        return read_rollout(group, reply, own_birth=birth)
 
     async def look(self, rollout: str) -> StoredRollout | None:
         """The rollout of this name, or None. Makes nothing."""
         key = keys_of(self._prefix, rollout).rollout
         reply = await self._ask(key, ("HGETALL", key))
-        return _read_rollout(rollout, reply) if reply else None
+        return read_rollout(rollout, reply) if reply else None
 
     async def amend(
         self,
@@ -70,14 +116,14 @@ class RedisStore:
         now_ms: int,
     ) -> StoredRollout | None:
         """Set fields (None removes one), if all of `expect` hold (None: absent); give back the rollout as it is then."""
-        arguments = (*_optional_pairs(expect), *_optional_pairs(fields))
+        arguments = (*optional_pairs(expect), *optional_pairs(fields))
         reply = await self._write(scripts.AMEND, keys_of(self._prefix, rollout), now_ms, len(expect), *arguments)
         if reply is None:
             return None
         was_done, stands = reply
         if not was_done:
-            raise FieldsChanged(_read_rollout(rollout, stands))
-        return _read_rollout(rollout, stands)
+            raise FieldsChanged(read_rollout(rollout, stands))
+        return read_rollout(rollout, stands)
 
     async def append(self, entry: Entry, *, now_ms: int) -> int:
         """Store a record with its blocks and counts, all or nothing, as durably as the store is set to; give its index."""
@@ -112,7 +158,7 @@ class RedisStore:
         if names is not None:
             values = await self._ask(key, ("HMGET", key, *names)) if names else ()
             return {name: value for name, value in zip(names, values, strict=True) if value is not None}
-        return {name.decode(): value for name, value in _pairs(await self._ask(key, ("HGETALL", key)))}
+        return {name.decode(): value for name, value in pairs(await self._ask(key, ("HGETALL", key)))}
 
     async def read(self, rollout: str, start: int, limit: int) -> list[bytes]:
         """Up to `limit` records from index `start` on, in the order they were appended."""
@@ -132,7 +178,7 @@ class RedisStore:
         """The blocks of these names that exist; all blocks of the rollout when `names` is None."""
         key = keys_of(self._prefix, rollout).blocks
         if names is None:
-            return dict(_pairs(await self._ask(key, ("HGETALL", key))))
+            return dict(pairs(await self._ask(key, ("HGETALL", key))))
         if not names:
             return {}
         blocks = await self._ask(key, ("HMGET", key, *names))
@@ -232,32 +278,3 @@ class RedisStore:
 
 def _gone(rollout: str) -> RolloutGone:
     return RolloutGone(f"rollout {rollout!r} was deleted, or expired, since it was opened")
-
-
-def _read_rollout(name: str, reply: Reply, *, own_birth: str | None = None) -> StoredRollout:
-    """The rollout that a reply of HGETALL tells of; `own_birth` is the one that the caller would have given it."""
-    own: dict[bytes, bytes] = {}
-    fields: dict[str, bytes] = {}
-    counts: dict[str, int] = {}
-    for key, value in _pairs(reply):
-        if key.startswith(b"f:"):
-            fields[key[2:].decode()] = value
-        elif key.startswith(b"n:"):
-            counts[key[2:].decode()] = int(value)
-        else:
-            own[key] = value
-    birth = own[b"birth"].decode()
-    created_ms, touched_ms = int(own[b"created_ms"]), int(own[b"touched_ms"])
-    return StoredRollout(name, birth, created_ms, touched_ms, fields, counts, created=birth == own_birth)
-
-
-def _pairs(reply: Sequence[bytes]) -> Iterable[tuple[bytes, bytes]]:
-    """The pairs of a flat reply."""
-    return zip(reply[::2], reply[1::2], strict=True)
-
-
-def _optional_pairs(fields: Mapping[str, bytes | None]) -> Iterable[str | bytes]:
-    """Names and values as the scripts take them where a value may be none."""
-    for name, value in fields.items():
-        yield f"f:{name}"
-        yield b"" if value is None else b"=" + value

@@ -91,6 +91,30 @@ class Store(Protocol):
         """Give back the rollout of this name, making it with `fields` if there is none. One round trip."""
         ...
 
+    @property
+    def groups(self) -> "Store":
+        """The groups of this store: named things with fields and marks, kept as rollouts are, in a space of their own."""
+        ...
+
+    def beside(self, group: str, rollout: str) -> bool:
+        """Whether a group and a rollout of these names can be opened together: one name in sixteen can."""
+        ...
+
+    async def open_group(
+        self,
+        group: str,
+        fields: Mapping[str, bytes],
+        rollouts: Mapping[str, Mapping[str, bytes]],
+        *,
+        now_ms: int,
+    ) -> StoredRollout:
+        """Make a group and its rollouts, all with their fields, at once or not at all; give back the group.
+
+        A group that is there already stays as it is, and nothing is made. Raises `ValueError` for a rollout that is not
+        `beside` the group.
+        """
+        ...
+
     async def look(self, rollout: str) -> StoredRollout | None:
         """The rollout of this name, or None. Makes nothing."""
         ...

@@ -361,3 +361,53 @@ async def test_facts_and_ping_reach_the_store(store):
     assert facts["version"].split()[0] in ("valkey", "redis")
     assert facts["servers"]
     assert all(isinstance(fact, str) for fact in facts.values())
+
+
+def names_beside(store, group: str, count: int) -> list[str]:
+    found = (f"r{n}" for n in range(10_000))
+    return [name for name in found if store.beside(group, name)][:count]
+
+
+async def test_a_group_and_its_rollouts_are_made_at_once(store):
+    """With the fields of each, listed like any other; the group lies in a space of its own."""
+    names = names_beside(store, "g", 5)
+    made = await store.open_group("g", {"size": b"5"}, {name: {"of": b"g", "n": b""} for name in names}, now_ms=7)
+
+    assert (True, {"size": b"5"}, 7) == (made.created, made.fields, made.created_ms)
+    assert [{"of": b"g", "n": b""}] * 5 == [(await store.look(name)).fields for name in names]
+    assert sorted(names) == sorted((await store.list()).names)
+    assert ("g",) == (await store.groups.list()).names
+    assert await store.look("g") is None
+    assert replace(made, created=False) == await store.groups.look("g")
+
+
+async def test_a_group_that_is_there_stays_as_it_is(store):
+    """Nothing is made the second time, and the answer says so."""
+    first, other = names_beside(store, "g", 2)
+    made = await store.open_group("g", {"size": b"1"}, {first: {}}, now_ms=1)
+    again = await store.open_group("g", {"size": b"2"}, {other: {}}, now_ms=2)
+
+    assert replace(made, created=False) == again
+    assert await store.look(other) is None
+
+
+async def test_a_rollout_that_is_not_beside_its_group_is_refused(store, key_count):
+    """In a cluster the two could not be made at once."""
+    (name,) = [name for name in (f"r{n}" for n in range(100)) if not store.beside("g", name)][:1]
+
+    with pytest.raises(ValueError, match="beside"):
+        await store.open_group("g", {}, {name: {}}, now_ms=1)
+    assert 0 == await key_count(store)
+
+
+async def test_a_group_is_amended_marked_and_dropped_like_a_rollout(store):
+    """It has all the verbs; what is done to it leaves a rollout of the same name alone."""
+    await store.open("g", {"a": b"rollout"}, now_ms=1)
+    made = await store.open_group("g", {}, {}, now_ms=1)
+    await store.groups.mark("g", made.birth, {"m": b"1"}, now_ms=2)
+    await store.groups.amend("g", {"status": b"complete"}, expect={"status": None}, now_ms=3)
+
+    assert {"m": b"1"} == await store.groups.marks("g")
+    assert {"status": b"complete"} == (await store.groups.look("g")).fields
+    assert await store.groups.drop("g")
+    assert {"a": b"rollout"} == (await store.look("g")).fields
