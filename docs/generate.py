@@ -1,4 +1,4 @@
-"""Pages that the code prints: settings, metrics, errors, fidelity, shapes of rollouts, and the example configuration.
+"""Pages that the code prints: settings, metrics, errors, fidelity, formats, shapes, and the example configuration.
 
 `python -m docs.generate` writes them; `tests/test_docs.py` fails when one is stale.
 """
@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 
 from docs.exactness import exactness_page
+from docs.formats import formats_page
 from proxy import errors
 from proxy.config import Settings
 from proxy.metrics import make_metrics
@@ -31,6 +32,7 @@ def pages() -> dict[Path, str]:
         HERE / "errors.md": errors_page(),
         HERE / "fidelity.md": fidelity_page(),
         HERE / "exactness.md": exactness_page(MADE),
+        HERE / "formats.md": formats_page(MADE),
         HERE / "shapes.md": shapes_page(),
         HERE.parent / "config.example.yaml": example(),
     }

@@ -6,7 +6,9 @@ there are.
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
+from math import isfinite, nan
 from typing import Any, cast
 
 from aiohttp import web
@@ -15,9 +17,9 @@ from aiohttp.client_exceptions import ClientConnectionResetError
 from proxy.control.access import choice_of, number_of, only_known, rollout_of
 from proxy.control.rollouts import RolloutFilter, filter_of
 from proxy.control.steps import aside, facts_of, read_steps
-from proxy.errors import BadCall, NotFound, ProxyError
-from proxy.export import FORMATS, Format, Rows
-from proxy.export.containers import Container, container_for
+from proxy.errors import BadCall, Conflict, NotFound, ProxyError
+from proxy.export import FORMATS, Fill, Format, Inexpressible, Rows
+from proxy.export.containers import Container, Json, Ndjson, Writer, container_for
 from proxy.logs import LOG
 from proxy.parts import PARTS, SHOWN, Parts
 from proxy.rollouts import Rollout, read_rollout
@@ -26,7 +28,8 @@ from proxy.trajectory.sequence import Options
 from proxy.trajectory.step import Step
 from storage.store import StorageError
 
-_OPTIONS = ("format", "branches", "include", "max_len", "overlong", "container", "report")
+_FILLS = ("prompt_logprob", "pad_id", "prompt_length", "response_length")
+_OPTIONS = ("format", "branches", "include", "max_len", "overlong", "container", "report", *_FILLS)
 
 
 async def export_rollout(request: web.Request) -> web.StreamResponse:
@@ -72,53 +75,103 @@ async def export_many(request: web.Request) -> web.StreamResponse:
 async def _pieces(parts: Parts, wanted: "Wanted", rollouts: AsyncIterator[Rollout]) -> AsyncIterator[bytes]:
     """An export of many rollouts, piece by piece: at least one, and the first has the first row, if there is any."""
     skipped: list[dict[str, str]] = []
-    ahead, first = wanted.container.opening(wanted.form.name), True
+    writer = wanted.writer()
+    ahead = writer.opening()
     async for rollout in rollouts:
         try:
             rows = await wanted.rows(parts, rollout)
         except NotFound:
             continue  # deleted meanwhile
+        except Conflict as refusal:  # one rollout that cannot be said does not keep back the others
+            rows = Rows([], [{"why": refusal.message}])
         for row in rows.rows:
-            yield ahead + wanted.container.row(row, first=first)
-            ahead, first = b"", False
+            said = await asyncio.to_thread(writer.row, row) if wanted.is_slow else writer.row(row)
+            piece, ahead = ahead + said, b""
+            if piece:
+                yield piece
         if wanted.report:
             skipped += [{"rollout_id": rollout.rollout_id, **left} for left in rows.skipped]
-    yield ahead + wanted.container.closing({"skipped": skipped} if wanted.report else None)
+    yield ahead + writer.closing({"skipped": skipped} if wanted.report else None)
 
 
 class Wanted:
-    """What an export is asked for."""
+    """What an export is asked for. `is_slow`: rows are gathered, and one that fills a batch takes a thread."""
 
-    __slots__ = ("container", "form", "options", "report")
+    __slots__ = ("container", "fill", "form", "is_slow", "options", "report")
 
     def __init__(self, request: web.Request) -> None:
         """Raises BadCall for an option that is unknown or not allowed, naming those that are."""
         self.form: Format = FORMATS[choice_of(request, "format", FORMATS, "sequences")]
         self.report = choice_of(request, "report", ("true", "false"), "false") == "true"
+        named = request.query.get("container")
         try:
-            self.container: Container = container_for(request.headers.get("Accept"), request.query.get("container"))
+            self.container: Container = container_for(request.headers.get("Accept"), named)
         except ValueError as error:
             raise BadCall(str(error), param="container") from None
+        self.is_slow = not isinstance(self.container, Json | Ndjson)
         chosen = {
             "branches": choice_of(request, "branches", ("all", "longest", "last"), "all"),
             "include": choice_of(request, "include", ("exact", "flagged", RETOKENIZED), "exact"),
             "overlong": choice_of(request, "overlong", ("cut", "drop", "keep"), "cut"),
         }
         self.options = Options(**cast("Any", chosen), max_len=number_of(request, "max_len", None, least=1))
+        self.fill = Fill(
+            prompt_logprob=_logprob_of(request, "prompt_logprob"),
+            pad_id=number_of(request, "pad_id", 0, least=0) or 0,
+            prompt_length=number_of(request, "prompt_length", None, least=1),
+            response_length=number_of(request, "response_length", None, least=1),
+        )
 
     async def rows(self, parts: Parts, rollout: Rollout) -> Rows:
-        """The rows of one rollout. Raises NotFound if it was deleted meanwhile, DamagedStep, or StorageError."""
+        """The rows of one rollout.
+
+        Raises Conflict if the format cannot say it, NotFound if it was deleted meanwhile, DamagedStep, or StorageError.
+        """
         retokenized = self.options.include == RETOKENIZED
-        steps, marks = await read_steps(parts, rollout, whole=retokenized)
+        steps, marks = await read_steps(parts, rollout, whole=retokenized or self.form.whole)
         if retokenized:
             steps = await _retokenized(parts, steps)
-        return await aside(len(steps), lambda: self.form.rows(facts_of(rollout, marks), steps, self.options))
+        # Loading a tokenizer takes seconds and may fail: only where a text is told.
+        decode = await _decode(parts, steps) if "full_text" in self.form.columns else None
+        fill = replace(self.fill, decode=decode)
+        try:
+            return await aside(len(steps), lambda: self.form.rows(facts_of(rollout, marks), steps, self.options, fill))
+        except Inexpressible as refusal:
+            raise Conflict(str(refusal), param="format") from None
+
+    def writer(self) -> Writer:
+        """A writer for one export. Raises BadCall where what it needs is not installed."""
+        try:
+            return self.container.writer(self.form)
+        except ValueError as error:
+            raise BadCall(str(error), param="container") from None
 
     def render(self, rows: Rows) -> bytes:
         """All rows in their container."""
-        parts = [self.container.row(row, first=at == 0) for at, row in enumerate(rows.rows)]
+        writer = self.writer()
         report: Mapping[str, Any] | None = {"skipped": rows.skipped} if self.report else None
-        return b"".join([self.container.opening(self.form.name), *parts, self.container.closing(report)])
+        return b"".join([writer.opening(), *map(writer.row, rows.rows), writer.closing(report)])
+
+
+async def _decode(parts: Parts, steps: Sequence[Step]) -> Callable[[Sequence[int]], str] | None:
+    """What makes text of these steps' ids: the tokenizer of the one endpoint that they came from."""
+    names = {step.engine.name for step in steps}
+    tokenizer = await parts.tokenizers.of(names.pop()) if len(names) == 1 else None
+    return tokenizer.decode if tokenizer else None
+
+
+def _logprob_of(request: web.Request, name: str) -> float | None:
+    """A query parameter that is a number. Raises BadCall."""
+    given = request.query.get(name)
+    if given is None:
+        return None
+    try:
+        value = float(given)
+    except ValueError:
+        value = nan
+    if not isfinite(value):
+        raise BadCall(f"{name} must be a number, not {given!r}", param=name)
+    return value
 
 
 async def _retokenized(parts: Parts, steps: Sequence[Step]) -> list[Step]:

@@ -46,6 +46,10 @@ _EXPORT = (
     ("overlong", {"enum": ["cut", "drop", "keep"]}),
     ("container", {"enum": list(CONTAINERS)}),
     ("report", {"type": "boolean"}),
+    ("prompt_logprob", {"type": "number", "description": "stands where nothing was sampled, for the format's own"}),
+    ("pad_id", {"type": "integer", "minimum": 0}),
+    ("prompt_length", _COUNT),
+    ("response_length", _COUNT),
 )
 _R = "/rollouts/{rollout_id}"
 _CALLS = [(path, f"A recorded call, in the {dialect.name} dialect.") for path, dialect in DIALECTS.items()]

@@ -1,29 +1,41 @@
 """The containers that rows come in: bytes, one row after the other, in constant memory.
 
-Holds JSON and NDJSON. What a row holds is its format's business.
+Holds JSON, NDJSON and MessagePack, and which container is meant. What a row holds is its format's business.
 """
 
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any, Protocol
 
 import orjson
 
+from proxy.export.base import Format
+from proxy.export.columnar import Arrow, Parquet
 
-class Container(Protocol):
-    """Rows as bytes: the opening, each row, the closing."""
 
-    content_type: str
+class Writer(Protocol):
+    """Rows of one export as bytes: the opening, each row, the closing, in this order."""
 
-    def opening(self, format_name: str) -> bytes:
+    def opening(self) -> bytes:
         """What comes before the first row."""
         ...
 
-    def row(self, row: Mapping[str, Any], *, first: bool) -> bytes:
-        """One row."""
+    def row(self, row: Any) -> bytes:
+        """What can be said with this row; nothing where rows are gathered first."""
         ...
 
     def closing(self, report: Mapping[str, Any] | None) -> bytes:
         """What comes after the last row, with a report of what was left out if one is wanted."""
+        ...
+
+
+class Container(Protocol):
+    """One kind of container."""
+
+    content_type: str
+
+    def writer(self, form: Format) -> Writer:
+        """A writer for one export of this format. Raises ValueError where a library for it is not installed."""
         ...
 
 
@@ -32,16 +44,24 @@ class Json:
 
     content_type = "application/json"
 
-    def opening(self, format_name: str) -> bytes:
-        """The object up to its rows."""
-        return b'{"format":' + orjson.dumps(format_name) + b',"rows":['
+    def writer(self, form: Format) -> Writer:
+        """A writer of one object."""
+        return _JsonWriter(form.name)
 
-    def row(self, row: Mapping[str, Any], *, first: bool) -> bytes:
-        """One row, after a comma if it is not the first."""
-        return (b"" if first else b",") + orjson.dumps(row)
+
+class _JsonWriter:
+    def __init__(self, format_name: str) -> None:
+        self._name = format_name
+        self._between = b""
+
+    def opening(self) -> bytes:
+        return b'{"format":' + orjson.dumps(self._name) + b',"rows":['
+
+    def row(self, row: Any) -> bytes:
+        between, self._between = self._between, b","
+        return between + orjson.dumps(row)
 
     def closing(self, report: Mapping[str, Any] | None) -> bytes:
-        """The end of the rows and of the object."""
         return b"]}" if report is None else b'],"report":' + orjson.dumps(report) + b"}"
 
 
@@ -50,11 +70,15 @@ class Ndjson:
 
     content_type = "application/x-ndjson"
 
-    def opening(self, format_name: str) -> bytes:
+    def writer(self, form: Format) -> Writer:
+        """A writer of lines."""
+        return self
+
+    def opening(self) -> bytes:
         """Nothing."""
         return b""
 
-    def row(self, row: Mapping[str, Any], *, first: bool) -> bytes:
+    def row(self, row: Any) -> bytes:
         """One line."""
         return orjson.dumps(row) + b"\n"
 
@@ -63,9 +87,41 @@ class Ndjson:
         return b"" if report is None else orjson.dumps({"report": report}) + b"\n"
 
 
+class Msgpack:
+    """One message a row, one after the other; a report is a last message `{"report": …}`."""
+
+    content_type = "application/vnd.msgpack"
+
+    def writer(self, form: Format) -> Writer:
+        """A writer of messages. Raises ValueError where msgspec is not installed."""
+        try:
+            return _MsgpackWriter(import_module("msgspec.msgpack").Encoder())
+        except ImportError:
+            raise ValueError(
+                "the container msgpack needs msgspec, which is not installed: tokentape[msgpack]"
+            ) from None
+
+
+class _MsgpackWriter:
+    def __init__(self, encoder: Any) -> None:
+        self._encoder = encoder
+
+    def opening(self) -> bytes:
+        return b""
+
+    def row(self, row: Any) -> bytes:
+        return bytes(self._encoder.encode(row))
+
+    def closing(self, report: Mapping[str, Any] | None) -> bytes:
+        return b"" if report is None else self.row({"report": report})
+
+
 CONTAINERS: dict[str, Container] = {
     "json": Json(),
     "ndjson": Ndjson(),
+    "msgpack": Msgpack(),
+    "parquet": Parquet(),
+    "arrow": Arrow(),
 }
 
 

@@ -1,19 +1,58 @@
 """The canonical rows: every other format is a view of these."""
 
 from collections.abc import Sequence
+from typing import Any, ClassVar
 
-from proxy.export.base import Rows, skipped_rows
+from proxy.export.base import PLAIN, Fill, Listed, Rows, skipped_rows
+from proxy.export.columns import BITS, COUNT, FLAG, IDS, JSON, LOGPROB, LOGPROBS, REWARD, TEXT, Columns
 from proxy.trajectory.rollout import RolloutFacts
-from proxy.trajectory.sequence import Options, sequences
+from proxy.trajectory.sequence import Options, Row, sequences
 from proxy.trajectory.step import Step
 
 
-class SequencesFormat:
+class SequencesFormat(Listed):
     """One row per branch of the rollout."""
 
     name = "sequences"
+    columns: ClassVar[Columns] = {
+        "rollout_id": TEXT,
+        "group_id": TEXT,
+        "branch": COUNT,
+        "token_ids": IDS,
+        "mask": BITS,
+        "logprobs": LOGPROBS,
+        "prompt_len": COUNT,
+        "spans": [
+            {
+                "start": COUNT,
+                "end": COUNT,
+                "step_id": TEXT,
+                "choice": COUNT,
+                "policy_version": TEXT,
+                "temperature": LOGPROB,
+                "owned": FLAG,
+            }
+        ],
+        "finish_reason": TEXT,
+        "truncated": FLAG,
+        "stop_token_sampled": FLAG,
+        "reward": REWARD,
+        "step_rewards": JSON,
+        "advantages": JSON,
+        "owned": FLAG,
+        "metadata": JSON,
+        "problems": [TEXT],
+    }
 
-    def rows(self, facts: RolloutFacts, steps: Sequence[Step], options: Options) -> Rows:
-        """The canonical rows, the oldest leaf's first."""
+    def rows(self, facts: RolloutFacts, steps: Sequence[Step], options: Options, fill: Fill = PLAIN) -> Rows:
+        """The canonical rows, the oldest leaf's first. Only a `fill` that was asked for stands where nothing was sampled."""
         found = sequences(steps, facts, options)
-        return Rows([row.as_row() for row in found.rows], skipped_rows(found.skipped))
+        return Rows([_filled(row, fill.prompt_logprob) for row in found.rows], skipped_rows(found.skipped))
+
+
+def _filled(row: Row, value: float | None) -> dict[str, Any]:
+    shown = row.as_row()
+    if value is None:
+        return shown
+    told = [value if not mask else logprob for mask, logprob in zip(row.mask, row.logprobs, strict=True)]
+    return {**shown, "logprobs": told}

@@ -5,21 +5,45 @@ where the engine gave any, problems where there are some.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
-from proxy.export.base import Rows, skipped_rows
+from proxy.export.base import PLAIN, Fill, Listed, Rows, skipped_rows
+from proxy.export.columns import COUNT, FLAG, IDS, JSON, LOGPROB, LOGPROBS, REWARD, TEXT, Columns
 from proxy.trajectory.packing import unpack_experts, unpack_mask
 from proxy.trajectory.rollout import RolloutFacts
 from proxy.trajectory.sequence import Options, select
 from proxy.trajectory.step import Choice, Step
 
 
-class StepsFormat:
+class StepsFormat(Listed):
     """One row per choice, oldest step first."""
 
     name = "steps"
+    columns: ClassVar[Columns] = {
+        "rollout_id": TEXT,
+        "group_id": TEXT,
+        "step_id": TEXT,
+        "index": COUNT,
+        "choice": COUNT,
+        "model": TEXT,
+        "prompt_ids": IDS,
+        "ids": IDS,
+        "logprobs": LOGPROBS,
+        "status": TEXT,
+        "delivered": FLAG,
+        "finish_reason": TEXT,
+        "stop_reason": JSON,
+        "policy_version": TEXT,
+        "temperature": LOGPROB,
+        "reward": REWARD,
+        "metadata": JSON,
+        "spans": [{"start": COUNT, "end": COUNT, "policy_version": TEXT}],
+        "routed_experts": JSON,
+        "sampling_mask": [IDS],
+        "problems": [TEXT],
+    }
 
-    def rows(self, facts: RolloutFacts, steps: Sequence[Step], options: Options) -> Rows:
+    def rows(self, facts: RolloutFacts, steps: Sequence[Step], options: Options, fill: Fill = PLAIN) -> Rows:
         """`prompt_ids`, the sampled `ids` and their `logprobs`. `branches` and `max_len` are of joined rows only."""
         chosen, skipped = select(steps, options)
         return Rows([_row(facts, step, choice) for step, choice in chosen], skipped_rows(skipped))

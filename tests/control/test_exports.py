@@ -1,6 +1,7 @@
 """Exports: rows for trainers, of one rollout or of many."""
 
 import asyncio
+import io
 
 import aiohttp
 import orjson
@@ -174,3 +175,58 @@ async def test_an_undelivered_step_is_not_exported(proxy, store):
     assert "not delivered" in answer.headers["X-Export-Skipped"]
     assert 1 == len((await proxy.get("/rollouts/r1/export?include=flagged")).json["rows"])
     assert 1 == (await proxy.get("/rollouts/r1")).json["counts"]["undelivered"]
+
+
+async def test_a_format_that_cannot_say_a_rollout_refuses_it(proxy):
+    """With 409 and the reason; among many it is left out, and the report says why."""
+    await proxy.chat("r1")
+    refused = await proxy.get("/rollouts/r1/export?format=scored_data")
+    many = await proxy.get("/export?format=scored_data&report=true")
+    await proxy.patch("/rollouts/r1", {"reward": 1.0})
+
+    assert (409, "conflict") == (refused.status, refused.json["error"]["code"])
+    assert "scored_data cannot say rollout 'r1': it has no reward" in refused.json["error"]["message"]
+    assert ([], ["r1"]) == (many.json["rows"], [left["rollout_id"] for left in many.json["report"]["skipped"]])
+    assert [1.0] == (await proxy.get("/rollouts/r1/export?format=scored_data")).json["rows"][0]["scores"]
+
+
+async def test_messages_are_read_for_formats_that_tell_them(proxy):
+    """Others leave requests and responses unread."""
+    await proxy.turns("r1", 2)
+    await proxy.patch("/rollouts/r1", {"reward": 1.0})
+    steps = (await proxy.get("/rollouts/r1/export?format=verifiers")).json["rows"]
+    (output,) = (await proxy.get("/rollouts/r1/export?format=verl")).json["rows"]
+
+    assert [1, 3] == [len(step["prompt"]) for step in steps]
+    assert 4 == output["num_turns"]
+
+
+async def test_columns_are_streamed(proxy):
+    """Arrow and Parquet hold the rows that JSON does, of one rollout and of many."""
+    ipc, parquet = pytest.importorskip("pyarrow.ipc"), pytest.importorskip("pyarrow.parquet")
+    await proxy.turns("r1", 2)
+    rows = (await proxy.get("/rollouts/r1/export")).json["rows"]
+    for path in ("/rollouts/r1/export", "/export"):
+        arrow = await proxy.get(path, headers={"Accept": "application/vnd.apache.arrow.stream"})
+        file = await proxy.get(f"{path}?container=parquet")
+        for table in (ipc.open_stream(arrow.text).read_all(), parquet.read_table(io.BytesIO(file.text))):
+            assert [row["token_ids"] for row in rows] == table["token_ids"].to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"), [("", [None]), ("prompt_logprob=0", [0]), ("prompt_logprob=-1.5", [-1.5])]
+)
+async def test_what_was_not_sampled_is_filled_only_if_asked_for(proxy, query, expected):
+    """By any number that is wanted."""
+    await proxy.chat("r1")
+    (row,) = (await proxy.get(f"/rollouts/r1/export?{query}")).json["rows"]
+
+    assert expected == row["logprobs"][:1]
+
+
+@pytest.mark.parametrize("value", ["x", "nan", "inf", ""])
+async def test_a_fill_is_a_number(proxy, value):
+    """Anything else is refused."""
+    await proxy.chat("r1")
+
+    assert 400 == (await proxy.get(f"/rollouts/r1/export?prompt_logprob={value}")).status

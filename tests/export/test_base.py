@@ -1,27 +1,89 @@
 """What holds for every format."""
 
+from copy import deepcopy
+from dataclasses import replace
+
 import pytest
+import worked
 from forests import make_step
 
-from proxy.export import FORMATS
-from proxy.export.base import skipped_rows
-from proxy.trajectory.rollout import RolloutFacts
+from proxy.export import FORMATS, Fill, Inexpressible
+from proxy.export.base import PLAIN, skipped_rows
 from proxy.trajectory.sequence import Options, Skipped
 
+LENGTHS = Fill(prompt_length=4, response_length=10)
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_names(name):
-    """A format is known by its own name."""
-    assert name == FORMATS[name].name
+
+NAMES = """
+sequences steps nodes scored_data verifiers training_examples marin osmosis trl trl_async verl verl_dataproto slime skyrl
+skyrl_stepwise tinker prime_rl areal openrlhf openrlhf_experience
+"""
+
+
+def test_names():
+    """These are the formats, each under its own name."""
+    assert NAMES.split() == [form.name for form in FORMATS.values()] == list(FORMATS)
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_repeatable(name):
-    """An export changes nothing: the same rollout gives the same rows."""
-    steps = [make_step("a", [1], [10], [20]), make_step("b", [1, 10, 2], [30])]
-    first, again = (FORMATS[name].rows(RolloutFacts("r1"), steps, Options()) for _ in range(2))
+    """An export changes nothing: the same rollout gives the same rows, before and after they were gathered."""
+    form = FORMATS[name]
+    first, again = (form.rows(worked.FACTS, worked.STEPS, Options(), LENGTHS) for _ in range(2))
+    gathered = deepcopy(form.gather([first, first], 1))
 
-    assert first == again
+    assert gathered == form.gather([first, again], 1)
+    assert first == again == form.rows(worked.FACTS, worked.STEPS[::-1], Options(), LENGTHS)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_nothing(name):
+    """A rollout without a single exact step has no rows, whatever else it lacks, and none is invented."""
+    bare = replace(worked.FACTS, reward=None, advantages=None, metadata={})
+    found = FORMATS[name].rows(bare, [make_step("a", [1], [10], problems=("echo",))], Options())
+
+    assert ([], [{"step_id": "a", "why": "echo"}]) == (found.rows, found.skipped)
+    assert not FORMATS[name].gather([found, found])
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if name not in ("sequences", "steps", "verifiers")])
+def test_fill(name):
+    """A fill that was asked for stands where the format's own would; what was sampled stays as it is."""
+    plain, filled = (
+        worked.rows(name, fill=replace(LENGTHS, prompt_logprob=value)) for value in (PLAIN.prompt_logprob, 0.75)
+    )
+
+    assert sampled_logprobs(plain) == sampled_logprobs(filled)
+    assert plain == [with_fill(row, 0.75, 1.0 if name in ("nodes", "scored_data") else 0.0) for row in filled]
+
+
+def sampled_logprobs(rows):
+    return [value for value in flat(rows) if value in (*worked.L1, *worked.L2)]
+
+
+def flat(value):
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [each for part in value for each in flat(part)] if isinstance(value, list) else [value]
+
+
+def with_fill(value, given, own):
+    if isinstance(value, dict):
+        return {key: with_fill(part, given, own) for key, part in value.items()}
+    if isinstance(value, list):
+        return [with_fill(part, given, own) for part in value]
+    return own if value == given else value
+
+
+def test_some_lack_a_field():
+    """Rows of which some have a field and others not are no batch."""
+    form = FORMATS["trl"]
+    members = [
+        form.rows(facts, worked.STEPS, Options()) for facts in (worked.FACTS, replace(worked.FACTS, reward=None))
+    ]
+
+    with pytest.raises(Inexpressible, match=r"^trl wants the same of all rows, and some have no reward$"):
+        form.gather(members)
 
 
 def test_report():

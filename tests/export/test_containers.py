@@ -1,5 +1,6 @@
 """Containers: rows as bytes, one after the other."""
 
+import sys
 from array import array
 from math import inf, nan
 
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.export import FORMATS
 from proxy.export.containers import CONTAINERS, container_for
 
 ROWS = st.lists(st.fixed_dictionaries({"token_ids": st.lists(st.integers(0, 9)), "text": st.text()}), max_size=4)
@@ -15,9 +17,8 @@ REPORT = st.none() | st.just({"skipped": [{"step_id": "a", "why": "echo"}]})
 
 
 def rendered(name, rows, report=None):
-    container = CONTAINERS[name]
-    written = [container.row(row, first=at == 0) for at, row in enumerate(rows)]
-    return b"".join([container.opening("sequences"), *written, container.closing(report)])
+    writer = CONTAINERS[name].writer(FORMATS["sequences"])
+    return b"".join([writer.opening(), *map(writer.row, rows), writer.closing(report)])
 
 
 @given(ROWS, REPORT)
@@ -46,7 +47,31 @@ def test_float32(logprobs):
     assert recorded.tobytes() == array("f", row["logprobs"]).tobytes()
 
 
-@pytest.mark.parametrize("name", CONTAINERS)
+@given(ROWS, REPORT)
+def test_msgpack(rows, report):
+    """MessagePack has one message a row; a report is a last one."""
+    decoder = pytest.importorskip("msgspec.msgpack").Decoder()
+    whole = rendered("msgpack", rows, report)
+    expected = [*rows, *([] if report is None else [{"report": report}])]
+
+    assert whole == b"".join(map(CONTAINERS["msgpack"].writer(FORMATS["sequences"]).row, expected))
+    assert expected == [decoder.decode(rendered("msgpack", [row])) for row in expected]
+
+
+@pytest.mark.parametrize(
+    ("name", "library"), [("arrow", "pyarrow"), ("parquet", "pyarrow"), ("msgpack", "msgspec.msgpack")]
+)
+def test_not_installed(name, library, monkeypatch):
+    """A container whose library is not installed is refused with the extra that brings it."""
+    monkeypatch.setitem(sys.modules, library, None)
+
+    with pytest.raises(
+        ValueError, match=rf"need.*, which is not installed: tokentape\[{'m' if name == 'msgpack' else 'a'}"
+    ):
+        rendered(name, [])
+
+
+@pytest.mark.parametrize("name", ["json", "ndjson"])
 def test_no_number(name):
     """What is no number to JSON is null, in a row and in the report."""
     assert b"NaN" not in rendered(name, [{"reward": nan}], {"reward": inf})
@@ -63,6 +88,9 @@ def test_no_number(name):
         ("text/html, Application/X-NDJSON;q=0.9, application/json", None, "ndjson"),
         ("application/x-ndjson", "json", "json"),
         (None, "ndjson", "ndjson"),
+        ("application/vnd.apache.arrow.stream", None, "arrow"),
+        ("application/vnd.apache.parquet", None, "parquet"),
+        ("application/vnd.msgpack", None, "msgpack"),
     ],
 )
 def test_choice(accept, named, expected):
@@ -72,5 +100,7 @@ def test_choice(accept, named, expected):
 
 def test_unknown():
     """An unknown container is refused with the names of the known ones."""
-    with pytest.raises(ValueError, match=r"^the container 'xml' is not known; known are json, ndjson$"):
+    with pytest.raises(
+        ValueError, match=r"^the container 'xml' is not known; known are json, ndjson, msgpack, parquet, arrow$"
+    ):
         container_for(None, "xml")

@@ -2,7 +2,7 @@
 
 from forests import make_choice, make_step
 
-from proxy.export import FORMATS
+from proxy.export import FORMATS, Fill
 from proxy.trajectory.rollout import RolloutFacts
 from proxy.trajectory.sequence import Options
 
@@ -25,3 +25,14 @@ def test_empty():
     found = FORMATS["sequences"].rows(FACTS, [make_step("a", [1], make_choice(0, []))], Options())
 
     assert ([], [{"step_id": "a", "why": "nothing was sampled"}]) == (found.rows, found.skipped)
+
+
+def test_fill():
+    """Where nothing was sampled there is null, or a fill if one was asked for."""
+    steps = [make_step("a", [1], make_choice(0, [1024]))]
+    plain, filled = (
+        FORMATS["sequences"].rows(FACTS, steps, Options(), Fill(prompt_logprob=value)).rows[0]["logprobs"]
+        for value in (None, 0.0)
+    )
+
+    assert ([None, -1.0], [0.0, -1.0]) == (plain, filled)

@@ -1,0 +1,93 @@
+"""What the proxy answers, as types.
+
+Holds the shapes that both clients give back: the JSON of the control face as it came, nothing renamed. Other people's JSON
+(requests, responses, metadata, rows of a format) stays `dict[str, Any]`. Times are unix milliseconds.
+"""
+
+from typing import Any, TypedDict
+
+
+class Opened(TypedDict):
+    """What opening a rollout answers: where agents reach it (`base_url`), and the key that opens only it."""
+
+    rollout_id: str
+    group_id: str | None
+    base_url: str
+    api_key: str
+    model: str | None
+    sampling: dict[str, Any]
+    tools: list[dict[str, Any]] | None
+    limits: dict[str, Any] | None
+    metadata: dict[str, Any]
+    status: str
+    created_ms: int
+
+
+class Rollout(TypedDict):
+    """A rollout: open, completed, failed, aborted, truncated or limited; `counts` of steps and tokens."""
+
+    rollout_id: str
+    group_id: str | None
+    base_url: str
+    model: str | None
+    sampling: dict[str, Any]
+    tools: list[dict[str, Any]] | None
+    limits: dict[str, Any] | None
+    metadata: dict[str, Any]
+    status: str
+    counts: dict[str, int]
+    drift: dict[str, Any]
+    reward: float | None
+    step_rewards: dict[str, float]
+    advantages: Any
+    created_ms: int
+    touched_ms: int
+    finished_ms: int | None
+
+
+class Choice(TypedDict):
+    """What was sampled: as many ids as logprobs where the step is exact; null where a logprob is not a number."""
+
+    index: int
+    prompt: int
+    ids: list[int]
+    logprobs: list[float | None]
+    finish_reason: str | None
+    stop_reason: str | int | None
+    spans: list[dict[str, Any]]
+
+
+class Fidelity(TypedDict):
+    """Whether a step is exact, and if not: the codes, and a sentence for each."""
+
+    exact: bool
+    problems: list[str]
+    why: list[str]
+
+
+class Step(TypedDict):
+    """One recorded call. `prompt_ids` is null where the call had several prompts."""
+
+    step_id: str
+    rollout_id: str
+    index: int
+    dialect: str
+    endpoint: str
+    engine: dict[str, Any]
+    model: dict[str, Any]
+    request: dict[str, Any]
+    sent: dict[str, Any]
+    response: dict[str, Any] | None
+    prompt_ids: list[int] | None
+    choices: list[Choice]
+    usage: dict[str, Any] | None
+    sampling: dict[str, Any]
+    timing: dict[str, Any]
+    status: str
+    reason: str | None
+    delivered: bool
+    reward: float | None
+    policy_version: str | None
+    policy_version_end: str | None
+    fidelity: Fidelity
+    extra: dict[str, Any]

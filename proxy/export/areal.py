@@ -1,0 +1,43 @@
+"""AReaL's tensor dict of an interaction (areal 1.0.4, `to_tensor_dict`), as lists of one sequence.
+
+A reward that is missing would count as 0.0 there, so it is refused here.
+"""
+
+from typing import Any, ClassVar, Final
+
+from proxy.export.base import Listed
+from proxy.export.columns import BITS, COUNT, FLAG, IDS, LOGPROBS, REWARD, Columns
+from proxy.export.views import SequenceView, Source, logprobs_of
+from proxy.trajectory.sequence import Row
+
+NOT_SAMPLED: Final = -1
+
+
+class ArealFormat(Listed, SequenceView):
+    """One dict for each sequence, all shaped [1, T] but `rewards`; the trainer pads."""
+
+    name = "areal"
+    columns: ClassVar[Columns] = {
+        "input_ids": [IDS],
+        "loss_mask": [BITS],
+        "logprobs": [LOGPROBS],
+        "versions": [[COUNT]],
+        "attention_mask": [[FLAG]],
+        "rewards": [REWARD],
+    }
+
+    def view(self, row: Row, source: Source) -> dict[str, Any]:
+        """The dict. `versions` is the version of the weights at each token trained here, -1 elsewhere."""
+        versions = [NOT_SAMPLED] * len(row.token_ids)
+        for span in row.spans:
+            if span.owned:
+                number = source.version(span.step_id, span.policy_version)
+                versions[span.start : span.end] = [number] * (span.end - span.start)
+        return {
+            "input_ids": [row.token_ids],
+            "loss_mask": [row.mask],
+            "logprobs": [logprobs_of(row, source)],
+            "versions": [versions],
+            "attention_mask": [[True] * len(row.token_ids)],
+            "rewards": [source.reward()],
+        }

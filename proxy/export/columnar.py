@@ -1,0 +1,193 @@
+"""Rows as columns: Arrow's IPC stream and Parquet, in batches of bounded size.
+
+Holds what turns rows into typed columns, and the two writers. A row's types are its format's; pyarrow is loaded when
+first wanted. Token ids and masks go into buffers whole: as Python numbers they would cost more than all the rest.
+"""
+
+from array import array
+from collections.abc import Mapping, Sequence
+from functools import partial
+from importlib import import_module
+from itertools import accumulate
+from typing import Any, Final
+
+import orjson
+
+from proxy.export.base import Format
+from proxy.export.columns import BITS, IDS, JSON, Column, Columns
+
+BATCH_ROWS: Final = 1024
+BATCH_VALUES: Final = 1_000_000  # numbers in lists: about 4 MB in a batch, and ten times that as rows
+
+_SCALARS: Final = {"text": "string", "bool": "bool_"}
+_PACKED: Final = ((IDS, partial(array, "i")), (BITS, bytes))
+
+
+class Arrow:
+    """An IPC stream. A report is the metadata of a last, empty batch."""
+
+    content_type = "application/vnd.apache.arrow.stream"
+
+    def writer(self, form: Format) -> "ArrowWriter":
+        """A writer of one stream. Raises ValueError where pyarrow is not installed."""
+        return ArrowWriter(form)
+
+
+class Parquet:
+    """A file with one row group for each batch. A report is in the file's metadata."""
+
+    content_type = "application/vnd.apache.parquet"
+
+    def writer(self, form: Format) -> "ParquetWriter":
+        """A writer of one file. Raises ValueError where pyarrow is not installed."""
+        return ParquetWriter(form)
+
+
+class _Sink:
+    """A file that is only written to, and emptied as it fills."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self._written = 0
+        self.closed = False
+
+    def write(self, piece: bytes) -> int:
+        self._pieces.append(bytes(piece))
+        self._written += len(piece)
+        return len(piece)
+
+    def tell(self) -> int:
+        return self._written
+
+    def drain(self) -> bytes:
+        found = b"".join(self._pieces)
+        self._pieces.clear()
+        return found
+
+
+class _Batches:
+    """Rows gathered up to a batch, and written as one."""
+
+    def __init__(self, form: Format) -> None:
+        self.arrow = _pyarrow("pyarrow")
+        self.columns = form.columns
+        self.schema = self.arrow.schema(
+            [(name, _type(self.arrow, column)) for name, column in form.columns.items()],
+            metadata={"format": form.name},
+        )
+        self.sink = _Sink()
+        self._rows: list[Mapping[str, Any]] = []
+        self._values = 0
+
+    def row(self, row: Any) -> bytes:
+        """What can be written once this row is there; mostly nothing."""
+        # A row without names is an array: the position is the name.
+        named = row if isinstance(row, Mapping) else dict(zip(self.columns, row, strict=True))
+        self._rows.append(named)
+        self._values += sum(_size(value) for value in named.values() if isinstance(value, list))
+        if len(self._rows) >= BATCH_ROWS or self._values >= BATCH_VALUES:
+            self.flush()
+        return self.sink.drain()
+
+    def flush(self) -> None:
+        """Write what was gathered."""
+        if self._rows:
+            self.write(_batch(self.arrow, self.schema, self.columns, self._rows))
+        self._rows, self._values = [], 0
+
+    def write(self, batch: Any) -> None:
+        """Write a batch."""
+        raise NotImplementedError
+
+
+class ArrowWriter(_Batches):
+    """Writes an IPC stream."""
+
+    def __init__(self, form: Format) -> None:
+        super().__init__(form)
+        self._stream = self.arrow.ipc.new_stream(self.sink, self.schema)
+
+    def opening(self) -> bytes:
+        """The schema."""
+        return self.sink.drain()
+
+    def write(self, batch: Any) -> None:
+        """Write a batch."""
+        self._stream.write_batch(batch)
+
+    def closing(self, report: Mapping[str, Any] | None) -> bytes:
+        """The last rows, the report if one is wanted, and the end of the stream."""
+        self.flush()
+        if report is not None:
+            empty = _batch(self.arrow, self.schema, self.columns, [])
+            self._stream.write_batch(empty, custom_metadata={"report": orjson.dumps(report).decode()})
+        self._stream.close()
+        return self.sink.drain()
+
+
+class ParquetWriter(_Batches):
+    """Writes a Parquet file."""
+
+    def __init__(self, form: Format) -> None:
+        super().__init__(form)
+        self._file = _pyarrow("pyarrow.parquet").ParquetWriter(self.sink, self.schema)
+
+    def opening(self) -> bytes:
+        """The magic bytes."""
+        return self.sink.drain()
+
+    def write(self, batch: Any) -> None:
+        """Write a batch as a row group: at once, where `write_batch` would keep it in memory for a larger one."""
+        self._file.write_table(self.arrow.Table.from_batches([batch]))
+
+    def closing(self, report: Mapping[str, Any] | None) -> bytes:
+        """The last rows and the footer, with the report if one is wanted."""
+        self.flush()
+        if report is not None:
+            self._file.add_key_value_metadata({"report": orjson.dumps(report).decode()})
+        self._file.close()
+        return self.sink.drain()
+
+
+def _pyarrow(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError:
+        raise ValueError(
+            "the containers arrow and parquet need pyarrow, which is not installed: tokentape[arrow]"
+        ) from None
+
+
+def _type(arrow: Any, column: Column) -> Any:
+    if isinstance(column, list):
+        return arrow.list_(_type(arrow, column[0]))
+    if isinstance(column, dict):
+        return arrow.struct([(name, _type(arrow, inner)) for name, inner in column.items()])
+    return arrow.string() if column == JSON else getattr(arrow, _SCALARS.get(column, column))()
+
+
+def _size(values: list[Any]) -> int:
+    """About how many values a list holds."""
+    return sum(map(len, values)) if values and isinstance(values[0], list) else len(values)
+
+
+def _batch(arrow: Any, schema: Any, columns: Columns, rows: Sequence[Mapping[str, Any]]) -> Any:
+    arrays = [
+        _array(arrow, field.type, column, [row.get(name) for row in rows])
+        for field, (name, column) in zip(schema, columns.items(), strict=True)
+    ]
+    return arrow.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _array(arrow: Any, kind: Any, column: Column, values: list[Any]) -> Any:
+    if column == JSON:
+        return arrow.array([None if value is None else orjson.dumps(value).decode() for value in values], kind)
+    pack = next((pack for packed, pack in _PACKED if column == packed), None)
+    if pack is None or None in values:
+        return arrow.array(values, kind)
+    ends = list(accumulate(map(len, values), initial=0))
+    flat = bytearray()
+    for value in values:
+        flat += pack(value)
+    numbers = arrow.Array.from_buffers(kind.value_type, ends[-1], [None, arrow.py_buffer(flat)])
+    return arrow.ListArray.from_arrays(arrow.array(ends, arrow.int32()), numbers, type=kind)

@@ -1,0 +1,105 @@
+"""Marin's Rollout (247c3a9): one prompt and one response, so one for each step; there is no mask.
+
+A RolloutGroup there has equal prompts. The first steps of a group's rollouts make the first one, and must have the same
+prompt; later steps are grouped with those that reached the same.
+"""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Final
+
+from proxy.export.base import Inexpressible, Rows
+from proxy.export.columns import COUNT, FLAG, IDS, JSON, LOGPROBS, REWARD, TEXT, Columns
+from proxy.export.turnwise import Sampled, TurnView, step_reward
+from proxy.export.views import Source
+
+_UNKNOWN: Final = -1  # its own default
+# The trace of how it was sampled, by the names that requests have (RolloutDecodingTrace).
+_DECODING: Final = {
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "min_output_tokens": "min_tokens",
+    "stop_strings": "stop",
+    "stop_token_ids": "stop_token_ids",
+    "seed": "seed",
+}
+
+
+class MarinFormat(TurnView):
+    """One Rollout for each turn. `decoding` only where temperature and `max_tokens` are known: the trace must have both."""
+
+    name = "marin"
+    whole = False
+    columns: ClassVar[Columns] = {
+        "env_name": TEXT,
+        "env_example_id": TEXT,
+        "prompt_tokens": IDS,
+        "response_tokens": IDS,
+        "response_logprobs": LOGPROBS,
+        "token_rewards": LOGPROBS,
+        "episode_reward": REWARD,
+        "is_truncated": FLAG,
+        "metadata": {"worker_id": TEXT, "timestamp": REWARD, "weight_step": COUNT},
+        "decoding": JSON,
+    }
+
+    def turn(self, turn: Sampled, source: Source) -> dict[str, Any]:
+        """The rollout. The example is the group, unless `env_example_id` in the metadata says which it is."""
+        facts = source.facts
+        reward = step_reward(turn.step, source)
+        told = {
+            "env_name": source.env_name(),
+            "env_example_id": str(facts.metadata.get("env_example_id") or facts.group_id or facts.rollout_id),
+            "prompt_tokens": turn.prompt,
+            "response_tokens": turn.ids,
+            "response_logprobs": turn.logprobs,
+            "token_rewards": [reward] * len(turn.ids),
+            "episode_reward": source.reward(),
+            "is_truncated": turn.choice.finish_reason == "length",
+            "metadata": {
+                "worker_id": "",
+                "timestamp": turn.step.timing.received,
+                "weight_step": _weight_step(turn, source),
+            },
+        }
+        decoding = _decoding(turn)
+        return {**told, "decoding": decoding} if decoding else told
+
+    def gather(self, members: Sequence[Rows], place: int = 0) -> Any:
+        """The RolloutGroups: one of first steps, then one for each prompt that later steps were sampled after."""
+        firsts = [member.rows[0]["prompt_tokens"] for member in members if member.rows]
+        if any(prompt != firsts[0] for prompt in firsts):
+            raise Inexpressible("marin cannot say this group: its rollouts begin with different prompts")
+        groups: dict[tuple[int, ...], list[dict[str, Any]]] = {}
+        for member in members:
+            for row in member.rows:
+                groups.setdefault(tuple(row["prompt_tokens"]), []).append(row)
+        return [{"rollouts": rows} for rows in groups.values()]
+
+
+def _weight_step(turn: Sampled, source: Source) -> int:
+    versions = sorted({span.policy_version or "" for span in turn.choice.spans} or {turn.step.policy_version or ""})
+    if len(versions) > 1:
+        told = " and ".join(map(repr, versions))
+        raise source.refuse(f"step {turn.step.step_id!r} was sampled by versions {told}, and the format has one")
+    return source.version(turn.step.step_id, versions[0]) if versions[0] else _UNKNOWN
+
+
+def _decoding(turn: Sampled) -> dict[str, Any] | None:
+    sampling = turn.step.sampling
+    temperature, most = sampling.get("temperature"), sampling.get("max_tokens")
+    if temperature is None or most is None:
+        return None
+    stop = sampling.get("stop")
+    found = {name: sampling.get(asked) for name, asked in _DECODING.items()}
+    return {
+        **found,
+        "stop_strings": [stop] if isinstance(stop, str) else stop,
+        "strategy": "sample" if temperature > 0 else "greedy",
+        "temperature": temperature,
+        "max_output_tokens": most,
+        "ignore_eos": bool(sampling.get("ignore_eos", False)),
+    }

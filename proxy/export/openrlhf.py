@@ -1,0 +1,71 @@
+"""OpenRLHF 0.11.2, both ways in: what an agent returns, and the Experience that is made of it.
+
+The agent's response is unshifted. An Experience has its action arrays from position 1 on: position i is of token i + 1.
+"""
+
+from typing import Any, ClassVar
+
+from proxy.export.base import Listed
+from proxy.export.columns import BITS, COUNT, FLAG, IDS, LOGPROB, LOGPROBS, REWARD, Columns
+from proxy.export.views import SequenceView, Source, logprobs_of, turns
+from proxy.trajectory.sequence import Row
+
+
+class OpenRlhfFormat(Listed, SequenceView):
+    """One agent response for each rollout; `action_ranges` has one half-open range for each turn."""
+
+    name = "openrlhf"
+    single = True
+    columns: ClassVar[Columns] = {
+        "observation_tokens": IDS,
+        "action_ranges": [[COUNT]],
+        "rollout_log_probs": LOGPROBS,
+        "reward": REWARD,
+        "scores": REWARD,
+        "truncated": FLAG,
+    }
+
+    def view(self, row: Row, source: Source) -> dict[str, Any]:
+        """The response."""
+        return {
+            "observation_tokens": row.token_ids,
+            "action_ranges": [[turn.start, turn.end] for turn in turns(row)],
+            "rollout_log_probs": logprobs_of(row, source),
+            "reward": source.reward(),
+            "scores": source.reward(),
+            "truncated": row.truncated,
+        }
+
+
+class OpenRlhfExperienceFormat(Listed, SequenceView):
+    """One Experience of one row for each rollout, unpadded."""
+
+    name = "openrlhf_experience"
+    single = True
+    keeps_first = False
+    columns: ClassVar[Columns] = {
+        "sequences": [IDS],
+        "attention_mask": [BITS],
+        "action_mask": [BITS],
+        "rollout_log_probs": [LOGPROBS],
+        "rewards": [REWARD],
+        "scores": [REWARD],
+        "response_length": [COUNT],
+        "truncated": [FLAG],
+        "total_length": [LOGPROB],
+    }
+
+    def view(self, row: Row, source: Source) -> dict[str, Any]:
+        """The experience. `response_length` counts from the first sampled token to the last, a tool's included."""
+        sampled = turns(row)
+        return {
+            "sequences": [row.token_ids],
+            "attention_mask": [[1] * len(row.token_ids)],
+            "action_mask": [row.mask[1:]],
+            "rollout_log_probs": [logprobs_of(row, source)[1:]],
+            "rewards": [source.reward()],
+            "scores": [source.reward()],
+            "response_length": [sampled[-1].end - sampled[0].start],
+            "truncated": [row.truncated],
+            "total_length": [float(len(row.token_ids))],
+        }

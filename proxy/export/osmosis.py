@@ -1,0 +1,55 @@
+"""Rows of Osmosis' remote rollouts (71b6d83), as its trainer builds them: prompt and response apart, and what was claimed.
+
+A client says how many tokens it believes to have been added before each call (`response_mask`). That is a claim: the mask
+here is the exact one, and `mask_claims` shows both numbers.
+"""
+
+from typing import Any, ClassVar
+
+from proxy.export.base import Listed
+from proxy.export.columns import BITS, COUNT, IDS, LOGPROBS, REWARD, TEXT, Columns
+from proxy.export.views import SequenceView, Source, logprobs_of, turns
+from proxy.trajectory.sequence import Row
+
+
+class OsmosisFormat(Listed, SequenceView):
+    """One row for each rollout. A claim is read from a step's `extra`: `mask_claim`, the number of tokens claimed."""
+
+    name = "osmosis"
+    single = True
+    columns: ClassVar[Columns] = {
+        "rollout_id": TEXT,
+        "prompt_ids": IDS,
+        "response_ids": IDS,
+        "response_mask": BITS,
+        "logprobs": LOGPROBS,
+        "reward": REWARD,
+        "num_turns": COUNT,
+        "mask_claims": [{"call": COUNT, "claimed": COUNT, "exact": COUNT}],
+    }
+
+    def view(self, row: Row, source: Source) -> dict[str, Any]:
+        """The row; `num_turns` is the number of calls."""
+        start = row.prompt_len
+        claims = _claims(row, source)
+        return {
+            "rollout_id": source.facts.rollout_id,
+            "prompt_ids": row.token_ids[:start],
+            "response_ids": row.token_ids[start:],
+            "response_mask": row.mask[start:],
+            "logprobs": logprobs_of(row, source)[start:],
+            "reward": source.reward(),
+            "num_turns": len(claims),
+            "mask_claims": claims,
+        }
+
+
+def _claims(row: Row, source: Source) -> list[dict[str, Any]]:
+    """For each call, how many tokens came in since the call before: as claimed, and as the ids show."""
+    claims: list[dict[str, Any]] = []
+    end = row.prompt_len
+    for call, turn in enumerate(turns(row)):
+        claimed = source.steps[turn.step_id].extra.get("mask_claim")
+        claims.append({"call": call, "claimed": claimed, "exact": turn.start - end})
+        end = turn.end
+    return claims

@@ -1,0 +1,90 @@
+"""SkyRL's GeneratorOutput (a956457): lists by key, one entry a row; joined, or step-wise with one row for each turn.
+
+Rewards are by token: a step's own at its last token, the rollout's at the very last. Where the stop reason is "stop", the
+response must end in the EOS; a stop string leaves none, and is refused.
+"""
+
+from typing import Any, ClassVar
+
+from proxy.export.base import Batched, Inexpressible
+from proxy.export.columns import BITS, COUNT, FLAG, IDS, JSON, LOGPROBS, TEXT, Columns
+from proxy.export.turnwise import Sampled, TurnView
+from proxy.export.views import SequenceView, Source, logprobs_of, step_reward_ends
+from proxy.trajectory.sequence import Row
+
+_COLUMNS: Columns = {
+    "prompt_token_ids": [IDS],
+    "response_ids": [IDS],
+    "rewards": [LOGPROBS],
+    "loss_masks": [BITS],
+    "stop_reasons": [TEXT],
+    "rollout_logprobs": [LOGPROBS],
+    "trajectory_ids": [{"instance_id": TEXT, "repetition_id": COUNT}],
+    "is_last_step": [FLAG],
+    "rollout_metrics": JSON,
+}
+
+
+class _Output(Batched):
+    """What both have in common: a row knows its trajectory by the number of its rollout in the group."""
+
+    columns: ClassVar[Columns] = _COLUMNS
+
+    def numbered(self, row: dict[str, Any], member: int, place: int) -> dict[str, Any]:
+        """The row with the number of its rollout."""
+        ids = [{**trajectory, "repetition_id": member} for trajectory in row["trajectory_ids"]]
+        return {**row, "trajectory_ids": ids}
+
+
+class SkyRlFormat(_Output, SequenceView):
+    """A GeneratorOutput with one entry for each rollout."""
+
+    name = "skyrl"
+    single = True
+
+    def view(self, row: Row, source: Source) -> dict[str, Any]:
+        """The output."""
+        if row.finish_reason == "stop" and row.stop_token_sampled is not True:
+            raise _without_eos(source)
+        start = row.prompt_len
+        return {
+            "prompt_token_ids": [row.token_ids[:start]],
+            "response_ids": [row.token_ids[start:]],
+            "rewards": [step_reward_ends(row, source)],
+            "loss_masks": [row.mask[start:]],
+            "stop_reasons": [row.finish_reason],
+            "rollout_logprobs": [logprobs_of(row, source)[start:]],
+            "trajectory_ids": [_trajectory(source)],
+            "is_last_step": None,
+            "rollout_metrics": None,
+        }
+
+
+class SkyRlStepwiseFormat(_Output, TurnView):
+    """A GeneratorOutput with one entry for each turn; a rollout's follow each other, and its last one says so."""
+
+    name = "skyrl_stepwise"
+
+    def turn(self, turn: Sampled, source: Source) -> dict[str, Any]:
+        """The output of one turn."""
+        if turn.choice.finish_reason == "stop" and turn.stop_token_sampled is not True:
+            raise _without_eos(source)
+        own = source.facts.step_rewards.get(turn.step.step_id)
+        at_end = source.reward() if own is None and turn.is_last else float(own or 0.0)
+        return {
+            "prompt_token_ids": [turn.prompt],
+            "response_ids": [turn.ids],
+            "rewards": [[0.0] * (len(turn.ids) - 1) + [at_end]],
+            "loss_masks": [[1] * len(turn.ids)],
+            "rollout_logprobs": [turn.logprobs],
+            "is_last_step": [turn.is_last],
+            "trajectory_ids": [_trajectory(source)],
+        }
+
+
+def _without_eos(source: Source) -> Inexpressible:
+    return source.refuse("a response of its stopped without a stop token, and the format takes the last id for one")
+
+
+def _trajectory(source: Source) -> dict[str, Any]:
+    return {"instance_id": source.facts.group_id or source.facts.rollout_id, "repetition_id": 0}

@@ -1,0 +1,71 @@
+"""slime's Sample (624b824): whole tokens, with arrays of the response only.
+
+Sequences of one rollout share its `rollout_id`, so that the loss averages over rollouts. `index`, `rollout_id` and
+`group_index` are numbers within what is gathered.
+"""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from proxy.export.base import Listed, Rows
+from proxy.export.columns import BITS, COUNT, IDS, LOGPROBS, REWARD, TEXT, Columns
+from proxy.export.views import SequenceView, Source, logprobs_of
+from proxy.trajectory.sequence import Row
+
+
+class SlimeFormat(Listed, SequenceView):
+    """One sample for each sequence."""
+
+    name = "slime"
+    columns: ClassVar[Columns] = {
+        "group_index": COUNT,
+        "index": COUNT,
+        "rollout_id": COUNT,
+        "tokens": IDS,
+        "response_length": COUNT,
+        "loss_mask": BITS,
+        "rollout_log_probs": LOGPROBS,
+        "reward": REWARD,
+        "status": TEXT,
+        "weight_versions": [TEXT],
+    }
+
+    def view(self, row: Row, source: Source) -> dict[str, Any]:
+        """The sample."""
+        start = row.prompt_len
+        return {
+            "group_index": 0,
+            "index": row.branch,
+            "rollout_id": 0,
+            "tokens": row.token_ids,
+            "response_length": len(row.token_ids) - start,
+            "loss_mask": row.mask[start:],
+            "rollout_log_probs": logprobs_of(row, source)[start:],
+            "reward": source.reward(),
+            "status": _status(row, source),
+            "weight_versions": _versions(row, source),
+        }
+
+    def gather(self, members: Sequence[Rows], place: int = 0) -> Any:
+        """All samples, numbered through."""
+        told = [(number, row) for number, member in enumerate(members) for row in member.rows]
+        return [
+            {**row, "group_index": place, "index": index, "rollout_id": number}
+            for index, (number, row) in enumerate(told)
+        ]
+
+
+def _status(row: Row, source: Source) -> str:
+    if source.facts.status in {"failed", "aborted"}:
+        return source.facts.status
+    if row.finish_reason == "abort":
+        return "aborted"
+    return "truncated" if row.truncated or source.facts.status == "truncated" else "completed"
+
+
+def _versions(row: Row, source: Source) -> list[str]:
+    """One for each stretch that one version of the weights sampled; none if no version is known."""
+    known = [span.policy_version for span in row.spans if span.policy_version is not None]
+    if known and len(known) < len(row.spans):
+        raise source.refuse("the policy versions of some of its turns are known, and of others not")
+    return known

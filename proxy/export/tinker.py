@@ -1,0 +1,33 @@
+"""Tinker's Datum (tinker 0.38.0), the one format that is shifted by one: position i predicts token i + 1.
+
+The cookbook (0.6.1) takes a `mask` out before it sends; there is none here.
+"""
+
+from typing import Any, ClassVar
+
+from proxy.export.base import Listed
+from proxy.export.columns import IDS, LOGPROBS, Columns
+from proxy.export.views import SequenceView, Source, advantages_of, logprobs_of
+from proxy.trajectory.sequence import Row
+
+
+class TinkerFormat(Listed, SequenceView):
+    """One Datum for each sequence, as plain lists: `model_input`, and the three inputs of the loss."""
+
+    name = "tinker"
+    keeps_first = False
+    columns: ClassVar[Columns] = {
+        "model_input": IDS,
+        "target_tokens": IDS,
+        "logprobs": LOGPROBS,
+        "advantages": LOGPROBS,
+    }
+
+    def view(self, row: Row, source: Source) -> dict[str, Any]:
+        """The datum. Without an advantage there is none."""
+        return {
+            "model_input": row.token_ids[:-1],
+            "target_tokens": row.token_ids[1:],
+            "logprobs": logprobs_of(row, source)[1:],
+            "advantages": advantages_of(row, source)[1:],
+        }

@@ -1,0 +1,94 @@
+"""verifiers' TrajectoryStep (fa7f5fa): a call with its messages, its response, and its tokens.
+
+A step without ids is kept with `tokens` null, as its own parser does; the report tells of it.
+"""
+
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Final
+
+from proxy.export.base import PLAIN, Fill, Listed, Rows
+from proxy.export.columns import BITS, COUNT, FLAG, IDS, JSON, LOGPROB, LOGPROBS, REWARD, TEXT, Columns
+from proxy.export.turnwise import Sampled, TurnView, step_reward
+from proxy.export.views import Source
+from proxy.trajectory.rollout import RolloutFacts
+from proxy.trajectory.sequence import Options
+from proxy.trajectory.step import Choice, Step
+from proxy.trajectory.tree import placeable
+
+_NONE: Final = Choice(0, array("i"), array("f"))  # of a reply that no choice was recorded of
+
+
+class VerifiersFormat(Listed, TurnView):
+    """One TrajectoryStep for each choice, oldest first. `max_len` cuts as `max_seq_len` does there."""
+
+    name = "verifiers"
+    whole = True
+    cuts = True
+    keeps_empty = True
+    columns: ClassVar[Columns] = {
+        "prompt": JSON,
+        "completion": JSON,
+        "response": JSON,
+        "tokens": {
+            "prompt_ids": IDS,
+            "prompt_mask": BITS,
+            "completion_ids": IDS,
+            "completion_mask": BITS,
+            "completion_logprobs": LOGPROBS,
+            "overlong_prompt": FLAG,
+            "is_truncated": FLAG,
+        },
+        "reward": REWARD,
+        "advantage": LOGPROB,
+        "extras": {"step_id": TEXT, "choice": COUNT, "policy_version": TEXT},
+    }
+
+    def rows(self, facts: RolloutFacts, steps: Sequence[Step], options: Options, fill: Fill = PLAIN) -> Rows:
+        """The steps with tokens, and those that an engine gave no ids of, in order of age. Raises `Inexpressible`."""
+        found = super().rows(facts, steps, options, fill)
+        source = Source(self.name, facts, {step.step_id: step for step in steps}, fill)
+        bare = [
+            _shown(step, choice, None, source)
+            for step in steps
+            for choice in step.choices or (_NONE,)
+            if step.status == "complete" and not placeable(step, choice)
+        ]
+        rows = sorted([*found.rows, *bare], key=lambda row: (row["extras"]["step_id"], row["extras"]["choice"]))
+        return Rows(rows, found.skipped)
+
+    def turn(self, turn: Sampled, source: Source) -> dict[str, Any]:
+        """The step with its tokens."""
+        tokens = {
+            "prompt_ids": turn.prompt,
+            "prompt_mask": [0] * len(turn.prompt),
+            "completion_ids": turn.ids,
+            "completion_mask": [1] * len(turn.ids),
+            "completion_logprobs": turn.logprobs,
+            "overlong_prompt": turn.overlong_prompt,
+            "is_truncated": turn.cut,
+        }
+        return _shown(turn.step, turn.choice, tokens, source)
+
+
+def _shown(step: Step, choice: Choice, tokens: dict[str, Any] | None, source: Source) -> dict[str, Any]:
+    """The step. Its response has this choice only: there, a response with several is an error."""
+    response = dict(step.response or {})
+    shown = [each for each in response.get("choices") or () if each.get("index", 0) == choice.index]
+    completion = [each["message"] if "message" in each else each.get("text") for each in shown]
+    asked = step.request.get("messages", step.request.get("prompt"))
+    return {
+        "prompt": asked,
+        "completion": completion if step.dialect == "chat" else next(iter(completion), None),
+        "response": {**response, "choices": shown},
+        "tokens": tokens,
+        "reward": step_reward(step, source),
+        "advantage": _advantage(step, source.facts.advantages),
+        "extras": {"step_id": step.step_id, "choice": choice.index, "policy_version": step.policy_version},
+    }
+
+
+def _advantage(step: Step, given: Any) -> float | None:
+    """The step's one advantage, if that was given; several cannot be said."""
+    value = given.get(step.step_id) if isinstance(given, Mapping) else given
+    return float(value) if isinstance(value, int | float) else None

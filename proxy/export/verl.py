@@ -1,0 +1,115 @@
+"""verl's AgentLoopOutput (verl 0.9.1), and the DataProto batch that is made of it.
+
+The batch is of fixed lengths: prompts are padded on the left, responses on the right. What does not fit is refused, not
+cut. `position_ids` are the running sum of the attention mask less one, so that padding on the right repeats the last: the
+formula there wins over its comment.
+"""
+
+from itertools import accumulate
+from typing import Any, ClassVar
+
+from proxy.export.base import Batched, Listed
+from proxy.export.columns import BITS, COUNT, IDS, JSON, LOGPROBS, REWARD, Columns
+from proxy.export.views import SequenceView, Source, logprobs_of, turns, versions_of
+from proxy.trajectory.sequence import Row
+
+
+class VerlFormat(Listed, SequenceView):
+    """One AgentLoopOutput for each rollout. `num_turns` counts its messages, those of the system aside."""
+
+    name = "verl"
+    single = True
+    whole = True
+    columns: ClassVar[Columns] = {
+        "prompt_ids": IDS,
+        "response_ids": IDS,
+        "response_mask": BITS,
+        "response_logprobs": LOGPROBS,
+        "reward_score": REWARD,
+        "num_turns": COUNT,
+        "metrics": JSON,
+        "extra_fields": {"min_global_steps": COUNT, "max_global_steps": COUNT},
+    }
+
+    def view(self, row: Row, source: Source) -> dict[str, Any]:
+        """The output. Without a reward `reward_score` is null, and the trainer computes one."""
+        start = row.prompt_len
+        return {
+            "prompt_ids": row.token_ids[:start],
+            "response_ids": row.token_ids[start:],
+            "response_mask": row.mask[start:],
+            "response_logprobs": logprobs_of(row, source)[start:],
+            "reward_score": source.facts.reward,
+            "num_turns": _messages(row, source),
+            "metrics": {},
+            "extra_fields": _versions(row, source),
+        }
+
+
+class VerlDataProtoFormat(Batched, SequenceView):
+    """The tensors of a DataProto of one rollout, as lists; a group gathers them. `rm_scores` only if there is a reward."""
+
+    name = "verl_dataproto"
+    single = True
+    columns: ClassVar[Columns] = {
+        "prompts": [IDS],
+        "responses": [IDS],
+        "input_ids": [IDS],
+        "attention_mask": [BITS],
+        "position_ids": [[COUNT]],
+        "response_mask": [BITS],
+        "rollout_log_probs": [LOGPROBS],
+        "rm_scores": [LOGPROBS],
+    }
+
+    def view(self, row: Row, source: Source) -> dict[str, Any]:
+        """The tensors."""
+        left, right = _padding(row, source)
+        start, pad = row.prompt_len, source.fill.pad_id
+        prompt, response = [pad] * left + row.token_ids[:start], row.token_ids[start:] + [pad] * right
+        attention = [0] * left + [1] * len(row.token_ids) + [0] * right
+        told = {
+            "prompts": [prompt],
+            "responses": [response],
+            "input_ids": [prompt + response],
+            "attention_mask": [attention],
+            "position_ids": [[max(count - 1, 0) for count in accumulate(attention)]],
+            "response_mask": [row.mask[start:] + [0] * right],
+            "rollout_log_probs": [logprobs_of(row, source)[start:] + [0.0] * right],
+        }
+        if source.facts.reward is None:
+            return told
+        scores = [0.0] * (len(row.token_ids) - start - 1) + [source.reward()] + [0.0] * right
+        return {**told, "rm_scores": [scores]}
+
+
+def _padding(row: Row, source: Source) -> tuple[int, int]:
+    """How much a row is padded, on the left and on the right."""
+    lengths = {
+        "prompt_length": (source.fill.prompt_length, row.prompt_len),
+        "response_length": (source.fill.response_length, len(row.token_ids) - row.prompt_len),
+    }
+    for name, (given, length) in lengths.items():
+        if given is None:
+            raise source.refuse(f"the format is padded; give {name}")
+        if given < length:
+            raise source.refuse(f"it is longer than {name}={given}: it has {length} tokens there")
+    (prompt, response) = ((given or 0) - length for given, length in lengths.values())
+    return prompt, response
+
+
+def _messages(row: Row, source: Source) -> int:
+    """User, assistant and tool messages, the last reply included; the number of calls where there are no messages."""
+    calls = turns(row)
+    messages = source.steps[calls[-1].step_id].request.get("messages")
+    if not isinstance(messages, list):
+        return len(calls)
+    return 1 + sum(message.get("role") in {"user", "assistant", "tool"} for message in messages)
+
+
+def _versions(row: Row, source: Source) -> dict[str, int]:
+    """The oldest and the youngest version of the weights; nothing if none is known."""
+    if all(span.policy_version is None for span in row.spans):
+        return {}
+    versions = versions_of(row, source)
+    return {"min_global_steps": versions[0], "max_global_steps": versions[-1]}

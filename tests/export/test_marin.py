@@ -1,0 +1,107 @@
+"""The format `marin`: one Rollout for each step."""
+
+from dataclasses import replace
+
+import pytest
+import worked
+from forests import make_step
+
+from proxy.export import FORMATS, Inexpressible
+from proxy.trajectory.sequence import Options
+from proxy.trajectory.step import Span
+
+EXAMPLES = [
+    {
+        "env_name": "demo",
+        "env_example_id": "g1",
+        "prompt_tokens": [101, 102, 103],
+        "response_tokens": [201, 202, 9],
+        "response_logprobs": [-0.5, -0.25, -0.125],
+        "token_rewards": [1.0, 1.0, 1.0],
+        "episode_reward": 1.0,
+        "is_truncated": False,
+        "metadata": {"worker_id": "", "timestamp": 0.0, "weight_step": 3},
+    },
+    {
+        "env_name": "demo",
+        "env_example_id": "g1",
+        "prompt_tokens": [101, 102, 103, 201, 202, 9, 301, 302, 303, 304],
+        "response_tokens": [203, 9],
+        "response_logprobs": [-1.0, -0.0625],
+        "token_rewards": [1.0, 1.0],
+        "episode_reward": 1.0,
+        "is_truncated": False,
+        "metadata": {"worker_id": "", "timestamp": 0.0, "weight_step": 4},
+    },
+]
+
+
+def test_worked_example():
+    """The reward is repeated for each token; the version of the weights is a number."""
+    assert EXAMPLES == worked.rows("marin")
+
+
+def test_groups():
+    """A RolloutGroup has equal prompts: the first steps make one, later steps join those that reached the same prompt."""
+    form = FORMATS["marin"]
+    short = [worked.first()]
+    members = [form.rows(worked.FACTS, steps, Options()) for steps in (worked.STEPS, short, worked.STEPS)]
+
+    assert [3, 2] == [len(group["rollouts"]) for group in form.gather(members)]
+    assert [EXAMPLES[0]] * 3 == form.gather(members)[0]["rollouts"]
+
+
+def test_different_prompts():
+    """Rollouts that begin differently are no group."""
+    form = FORMATS["marin"]
+    members = [form.rows(worked.FACTS, [step], Options()) for step in (worked.first(), make_step("a", [1], [2]))]
+
+    with pytest.raises(Inexpressible, match="its rollouts begin with different prompts"):
+        form.gather(members)
+
+
+def test_truncated():
+    """An answer that the engine cut by length is truncated."""
+    cut = worked.first(worked.sampled(worked.S1, worked.L1, finish_reason="length"))
+
+    assert [True] == [row["is_truncated"] for row in worked.rows("marin", [cut])]
+
+
+def test_weight_step():
+    """Unknown is -1, as there; a step that two versions sampled is refused."""
+    both = worked.sampled(worked.S1, worked.L1, spans=(Span(0, 1, "4"), Span(1, 3, "5")))
+    (row,) = worked.rows("marin", [worked.first(policy_version=None)])
+    with pytest.raises(Inexpressible, match="step 'a' was sampled by versions '4' and '5', and the format has one"):
+        worked.rows("marin", [worked.first(both)])
+
+    assert -1 == row["metadata"]["weight_step"]
+
+
+def test_decoding():
+    """How it was sampled is told where temperature and length are known."""
+    sampling = {"temperature": 0.5, "max_tokens": 16, "top_k": 5, "stop": "END"}
+    (row,) = worked.rows("marin", [worked.first(sampling=sampling)])
+
+    assert {
+        "strategy": "sample",
+        "temperature": 0.5,
+        "top_k": 5,
+        "top_p": None,
+        "min_p": None,
+        "repetition_penalty": None,
+        "presence_penalty": None,
+        "frequency_penalty": None,
+        "max_output_tokens": 16,
+        "min_output_tokens": None,
+        "stop_strings": ["END"],
+        "stop_token_ids": None,
+        "ignore_eos": False,
+        "seed": None,
+    } == row["decoding"]
+
+
+@pytest.mark.parametrize(("facts", "why"), [({"reward": None}, "no reward"), ({"metadata": {}}, "set `env_name`")])
+def test_refused(facts, why):
+    """Neither the reward nor the environment is made up."""
+    with pytest.raises(Inexpressible, match=why):
+        worked.rows("marin", facts=replace(worked.FACTS, **facts))

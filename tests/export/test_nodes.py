@@ -1,0 +1,33 @@
+"""The format `nodes`: Atropos' SequenceNode."""
+
+import worked
+from forests import make_step
+
+from proxy.export import Fill
+
+
+def test_worked_example():
+    """Ids and logprobs where something was sampled, -100 and 1.0 elsewhere; text only where ids can be decoded."""
+    assert [
+        {
+            "full_text": None,
+            "tokens": [101, 102, 103, 201, 202, 9, 301, 302, 303, 304, 203, 9],
+            "masked_tokens": [-100, -100, -100, 201, 202, 9, -100, -100, -100, -100, 203, 9],
+            "logprobs": [1.0, 1.0, 1.0, -0.5, -0.25, -0.125, 1.0, 1.0, 1.0, 1.0, -1.0, -0.0625],
+            "metadata": {"finish_reason": "stop"},
+        }
+    ] == worked.rows("nodes")
+
+
+def test_text():
+    """Where a tokenizer is at hand, the text is that of all ids."""
+    fill = Fill(decode=lambda ids: "-".join(map(str, ids)))
+
+    assert ["1-2"] == [node["full_text"] for node in worked.rows("nodes", [make_step("a", [1], [2])], fill=fill)]
+
+
+def test_same_samples():
+    """Samples that are alike are nodes of their own."""
+    nodes = worked.rows("nodes", [make_step("a", [1], [2, 9], [2, 9], [2, 9], [2, 9])])
+
+    assert [[1, 2, 9]] * 4 == [node["tokens"] for node in nodes]

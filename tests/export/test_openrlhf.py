@@ -1,0 +1,57 @@
+"""The formats `openrlhf` and `openrlhf_experience`."""
+
+from dataclasses import replace
+
+import pytest
+import worked
+from forests import make_step
+
+from proxy.export import Inexpressible
+
+
+def test_response():
+    """An agent's response is unshifted, with a range for each turn."""
+    assert [
+        {
+            "observation_tokens": [101, 102, 103, 201, 202, 9, 301, 302, 303, 304, 203, 9],
+            "action_ranges": [[3, 6], [10, 12]],
+            "rollout_log_probs": [0.0, 0.0, 0.0, -0.5, -0.25, -0.125, 0.0, 0.0, 0.0, 0.0, -1.0, -0.0625],
+            "reward": 1.0,
+            "scores": 1.0,
+            "truncated": False,
+        }
+    ] == worked.rows("openrlhf")
+
+
+def test_experience():
+    """An experience has its action arrays from position 1 on."""
+    assert [
+        {
+            "sequences": [[101, 102, 103, 201, 202, 9, 301, 302, 303, 304, 203, 9]],
+            "attention_mask": [[1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]],
+            "action_mask": [[0, 0, 1, 1, 1, 0, 0, 0, 0, 1, 1]],
+            "rollout_log_probs": [[0.0, 0.0, -0.5, -0.25, -0.125, 0.0, 0.0, 0.0, 0.0, -1.0, -0.0625]],
+            "rewards": [1.0],
+            "scores": [1.0],
+            "response_length": [9],
+            "truncated": [False],
+            "total_length": [12.0],
+        }
+    ] == worked.rows("openrlhf_experience")
+
+
+def test_truncated():
+    """An answer cut by length is truncated, with no end of turn added."""
+    cut = worked.sampled(worked.S2[:1], worked.L2[:1], finish_reason="length")
+    (row,) = worked.rows("openrlhf", [worked.first(), worked.second(cut)])
+
+    assert (True, [[3, 6], [10, 11]]) == (row["truncated"], row["action_ranges"])
+
+
+@pytest.mark.parametrize("name", ["openrlhf", "openrlhf_experience"])
+def test_refused(name):
+    """Two sequences are not one response, and a reward is not made up."""
+    with pytest.raises(Inexpressible, match="it has 2 sequences"):
+        worked.rows(name, [make_step("a", [1], [10]), make_step("b", [2], [20])])
+    with pytest.raises(Inexpressible, match="it has no reward"):
+        worked.rows(name, facts=replace(worked.FACTS, reward=None))

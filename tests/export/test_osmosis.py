@@ -1,0 +1,41 @@
+"""The format `osmosis`: the exact mask, and what was claimed."""
+
+from dataclasses import replace
+
+import pytest
+import worked
+from forests import make_step
+
+from proxy.export import Inexpressible
+
+EXAMPLE = {
+    "rollout_id": "r1",
+    "prompt_ids": [101, 102, 103],
+    "response_ids": [201, 202, 9, 301, 302, 303, 304, 203, 9],
+    "response_mask": [1, 1, 1, 0, 0, 0, 0, 1, 1],
+    "logprobs": [-0.5, -0.25, -0.125, 0.0, 0.0, 0.0, 0.0, -1.0, -0.0625],
+    "reward": 1.0,
+    "num_turns": 2,
+    "mask_claims": [{"call": 0, "claimed": None, "exact": 0}, {"call": 1, "claimed": 4, "exact": 4}],
+}
+
+
+def test_worked_example():
+    """What came from outside has mask 0 and logprob 0.0."""
+    assert [EXAMPLE] == worked.rows("osmosis")
+
+
+def test_wrong_claim():
+    """A wrong claim changes nothing but what is told of it."""
+    (row,) = worked.rows("osmosis", [worked.first(), worked.second(extra={"request_key": "b", "mask_claim": 3})])
+    claims = [EXAMPLE["mask_claims"][0], {"call": 1, "claimed": 3, "exact": 4}]
+
+    assert EXAMPLE | {"mask_claims": claims} == row
+
+
+def test_refused():
+    """A history that was rewritten is no one row, and a reward is not made up."""
+    with pytest.raises(Inexpressible, match="it has 2 sequences"):
+        worked.rows("osmosis", [worked.first(), make_step("b", [1], [2])])
+    with pytest.raises(Inexpressible, match="it has no reward"):
+        worked.rows("osmosis", facts=replace(worked.FACTS, reward=None))

@@ -1,0 +1,87 @@
+"""The formats `skyrl` and `skyrl_stepwise`."""
+
+from dataclasses import replace
+
+import pytest
+import worked
+from forests import make_step
+
+from proxy.export import Inexpressible
+
+JOINED = {
+    "prompt_token_ids": [[101, 102, 103]],
+    "response_ids": [[201, 202, 9, 301, 302, 303, 304, 203, 9]],
+    "rewards": [[0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0]],
+    "loss_masks": [[1, 1, 1, 0, 0, 0, 0, 1, 1]],
+    "stop_reasons": ["stop"],
+    "rollout_logprobs": [[-0.5, -0.25, -0.125, 0.0, 0.0, 0.0, 0.0, -1.0, -0.0625]],
+    "trajectory_ids": [{"instance_id": "g1", "repetition_id": 0}],
+    "is_last_step": None,
+    "rollout_metrics": None,
+}
+STEPWISE = {
+    "prompt_token_ids": [[101, 102, 103], [101, 102, 103, 201, 202, 9, 301, 302, 303, 304]],
+    "response_ids": [[201, 202, 9], [203, 9]],
+    "rewards": [[0.0, 0.0, 0.0], [0.0, 1.0]],
+    "loss_masks": [[1, 1, 1], [1, 1]],
+    "rollout_logprobs": [[-0.5, -0.25, -0.125], [-1.0, -0.0625]],
+    "is_last_step": [False, True],
+    "trajectory_ids": [{"instance_id": "g1", "repetition_id": 0}, {"instance_id": "g1", "repetition_id": 0}],
+}
+
+
+def test_joined():
+    """One entry for each rollout; the reward is on the last token."""
+    assert [JOINED] == worked.rows("skyrl")
+
+
+def test_stepwise():
+    """One entry for each turn; the last of a rollout says so."""
+    assert STEPWISE == worked.gathered("skyrl_stepwise")
+
+
+@pytest.mark.parametrize(("name", "entries"), [("skyrl", [0, 1]), ("skyrl_stepwise", [0, 0, 1, 1])])
+def test_group(name, entries):
+    """A rollout's entries follow each other, with its number in the group."""
+    group = worked.gathered(name, worked.FACTS, worked.FACTS)
+
+    assert entries == [trajectory["repetition_id"] for trajectory in group["trajectory_ids"]]
+    assert {len(entries)} == {len(value) for value in group.values() if value is not None}
+
+
+def test_step_rewards():
+    """A step's own reward is on its last token; that of the last step wins over the rollout's there."""
+    some, all_ = (replace(worked.FACTS, step_rewards=given) for given in ({"a": 0.5}, {"a": 0.5, "b": 0.25}))
+
+    assert [[0, 0, 0.5, 0, 0, 0, 0, 0, 1.0]] == worked.rows("skyrl", facts=some)[0]["rewards"]
+    assert [[0, 0, 0.5, 0, 0, 0, 0, 0, 0.25]] == worked.rows("skyrl", facts=all_)[0]["rewards"]
+    assert [[0, 0, 0.5], [0, 1.0]] == worked.gathered("skyrl_stepwise", some)["rewards"]
+    assert [[0, 0, 0.5], [0, 0.25]] == worked.gathered("skyrl_stepwise", all_)["rewards"]
+
+
+def test_no_stop_token():
+    """Where a stop string ended the answer there is no EOS to end with: refused. One cut by length says so, and is not."""
+    stopped = worked.first(worked.sampled(worked.S1, worked.L1, stop_reason="END"))
+    cut = worked.first(worked.sampled(worked.S1, worked.L1, finish_reason="length"))
+    for name in ("skyrl", "skyrl_stepwise"):
+        with pytest.raises(Inexpressible, match="stopped without a stop token"):
+            worked.rows(name, [stopped])
+
+    assert 1 == len(worked.rows("skyrl_stepwise", [cut]))
+    assert [["length"]] == [row["stop_reasons"] for row in worked.rows("skyrl", [cut])]
+
+
+def test_fork():
+    """A rollout of several sequences is told turn by turn, or refused."""
+    steps = [make_step("a", [1], [10]), make_step("b", [2], [20])]
+    with pytest.raises(Inexpressible, match="it has 2 sequences"):
+        worked.rows("skyrl", steps)
+
+    assert [[False], [True]] == [row["is_last_step"] for row in worked.rows("skyrl_stepwise", steps)]
+
+
+@pytest.mark.parametrize("name", ["skyrl", "skyrl_stepwise"])
+def test_no_reward(name):
+    """A reward is not made up."""
+    with pytest.raises(Inexpressible, match="it has no reward"):
+        worked.rows(name, facts=replace(worked.FACTS, reward=None))

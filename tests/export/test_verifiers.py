@@ -1,0 +1,118 @@
+"""The format `verifiers`: its TrajectoryStep."""
+
+from array import array
+from dataclasses import replace
+
+import pytest
+import worked
+from forests import make_step
+
+from proxy.export import FORMATS, Inexpressible
+from proxy.trajectory.sequence import Options
+from proxy.trajectory.step import Choice
+
+TOKENS = {
+    "prompt_ids": [101, 102, 103],
+    "prompt_mask": [0, 0, 0],
+    "completion_ids": [201, 202, 9],
+    "completion_mask": [1, 1, 1],
+    "completion_logprobs": [-0.5, -0.25, -0.125],
+    "overlong_prompt": False,
+    "is_truncated": False,
+}
+
+
+def without_ids(**facts):
+    """A step of an engine that gives no ids."""
+    choice = Choice(0, array("i"), array("f"), "stop")
+    return replace(worked.first(choice, problems=("no_token_ids",), **facts), prompts=())
+
+
+def test_worked_example():
+    """A step has its messages, its response, and its tokens as they were sampled."""
+    one, other = worked.rows("verifiers")
+
+    assert {
+        "prompt": worked.ASKED,
+        "completion": [worked.REPLY],
+        "response": worked.STEPS[0].response,
+        "tokens": TOKENS,
+        "reward": 1.0,
+        "advantage": 0.5,
+        "extras": {"step_id": "a", "choice": 0, "policy_version": "3"},
+    } == one
+    assert ([*worked.ASKED, worked.REPLY, worked.TOOL], [worked.ANSWER]) == (other["prompt"], other["completion"])
+    assert FORMATS["verifiers"].whole
+
+
+@pytest.mark.parametrize(
+    ("max_len", "expected"),
+    [
+        (12, {"completion_ids": [203, 9], "overlong_prompt": False, "is_truncated": False}),
+        (11, {"completion_ids": [203], "completion_logprobs": [-1.0], "is_truncated": True}),
+        (10, {"completion_ids": [], "overlong_prompt": False, "is_truncated": True}),
+        (
+            9,
+            {
+                "prompt_ids": [101, 102, 103, 201, 202, 9, 301, 302, 303],
+                "prompt_mask": [0] * 9,
+                "completion_ids": [],
+                "completion_mask": [],
+                "completion_logprobs": [],
+                "overlong_prompt": True,
+                "is_truncated": True,
+            },
+        ),
+    ],
+)
+def test_max_len(max_len, expected):
+    """`max_len` is its `max_seq_len`: it cuts the completion, and of a longer prompt leaves nothing but its beginning."""
+    tokens = worked.rows("verifiers", options=Options(max_len=max_len))[1]["tokens"]
+
+    assert expected == {key: tokens[key] for key in expected}
+
+
+def test_overlong():
+    """`keep` cuts nothing, `drop` leaves the step out."""
+    keep, drop = (worked.rows("verifiers", options=Options(max_len=9, overlong=how)) for how in ("keep", "drop"))
+
+    assert (worked.rows("verifiers"), worked.rows("verifiers")[:1]) == (keep, drop)
+
+
+def test_no_ids():
+    """A step that an engine gave no ids of is kept with tokens null, and is in the report."""
+    found = FORMATS["verifiers"].rows(worked.FACTS, [without_ids(), worked.second()], Options())
+    nothing = worked.rows("verifiers", [replace(without_ids(), choices=())])
+
+    assert [None, [203, 9]] == [row["tokens"] and row["tokens"]["completion_ids"] for row in found.rows]
+    assert [{"step_id": "a", "why": "no_token_ids"}] == found.skipped
+    assert [None] == [row["tokens"] for row in nothing]
+
+
+def test_choices():
+    """Each choice of a call is a step of its own, with a response of that choice only."""
+    choices = [{"index": at, "text": text, "finish_reason": "stop"} for at, text in enumerate("xy")]
+    step = make_step(
+        "a", [1], [2], [3], dialect="completions", request={"prompt": "?"}, response={"id": "c", "choices": choices}
+    )
+    rows = worked.rows("verifiers", [step])
+
+    assert [("?", "x", [choices[0]]), ("?", "y", [choices[1]])] == [
+        (row["prompt"], row["completion"], row["response"]["choices"]) for row in rows
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [(None, [None, None]), ({"a": 0.5}, [0.5, None]), ([1.0, 2.0], [None, None])]
+)
+def test_advantage(given, expected):
+    """A step has one advantage or none."""
+    rows = worked.rows("verifiers", facts=replace(worked.FACTS, advantages=given))
+
+    assert expected == [row["advantage"] for row in rows]
+
+
+def test_reward():
+    """The reward is never null."""
+    with pytest.raises(Inexpressible, match="it has no reward"):
+        worked.rows("verifiers", facts=replace(worked.FACTS, reward=None))

@@ -1,0 +1,89 @@
+"""The formats `verl` and `verl_dataproto`."""
+
+from dataclasses import replace
+
+import pytest
+import worked
+
+from proxy.export import FORMATS, Fill, Inexpressible
+
+OUTPUT = {
+    "prompt_ids": [101, 102, 103],
+    "response_ids": [201, 202, 9, 301, 302, 303, 304, 203, 9],
+    "response_mask": [1, 1, 1, 0, 0, 0, 0, 1, 1],
+    "response_logprobs": [-0.5, -0.25, -0.125, 0.0, 0.0, 0.0, 0.0, -1.0, -0.0625],
+    "reward_score": 1.0,
+    "num_turns": 4,
+    "metrics": {},
+    "extra_fields": {"min_global_steps": 3, "max_global_steps": 4},
+}
+BATCH = {
+    "prompts": [[0, 101, 102, 103]],
+    "responses": [[201, 202, 9, 301, 302, 303, 304, 203, 9, 0]],
+    "input_ids": [[0, 101, 102, 103, 201, 202, 9, 301, 302, 303, 304, 203, 9, 0]],
+    "attention_mask": [[0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0]],
+    "position_ids": [[0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 11]],
+    "response_mask": [[1, 1, 1, 0, 0, 0, 0, 1, 1, 0]],
+    "rollout_log_probs": [[-0.5, -0.25, -0.125, 0.0, 0.0, 0.0, 0.0, -1.0, -0.0625, 0.0]],
+    "rm_scores": [[0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0]],
+}
+LENGTHS = Fill(prompt_length=4, response_length=10)
+
+
+def test_output():
+    """An AgentLoopOutput has prompt and response apart; messages of the user, the assistant and tools are turns."""
+    assert [OUTPUT] == worked.rows("verl")
+    assert FORMATS["verl"].whole
+
+
+def test_turns_without_messages():
+    """Where there are no messages, calls are counted."""
+    steps = [worked.first(request={}), worked.second(request={"prompt": "?"})]
+
+    assert [2] == [row["num_turns"] for row in worked.rows("verl", steps)]
+
+
+def test_unknown_versions():
+    """Versions are optional; a reward may come later."""
+    steps = [worked.first(policy_version=None), worked.second(policy_version=None)]
+    (row,) = worked.rows("verl", steps, replace(worked.FACTS, reward=None))
+
+    assert OUTPUT | {"extra_fields": {}, "reward_score": None} == row
+
+
+def test_batch():
+    """A batch is padded: prompts on the left, responses on the right; the reward is on the last response token."""
+    assert [BATCH] == worked.rows("verl_dataproto", fill=LENGTHS)
+
+
+def test_group():
+    """A group is one batch, of which all have a reward or none."""
+    bare = replace(worked.FACTS, reward=None)
+    without = {key: [*value, *value] for key, value in BATCH.items() if key != "rm_scores"}
+    with pytest.raises(Inexpressible, match="some have no rm_scores"):
+        worked.gathered("verl_dataproto", worked.FACTS, bare, fill=LENGTHS)
+
+    assert without == worked.gathered("verl_dataproto", bare, bare, fill=LENGTHS)
+
+
+@pytest.mark.parametrize(
+    ("fill", "why"),
+    [
+        (Fill(), "the format is padded; give prompt_length"),
+        (Fill(prompt_length=3), "the format is padded; give response_length"),
+        (Fill(prompt_length=2, response_length=9), "it is longer than prompt_length=2: it has 3 tokens there"),
+        (Fill(prompt_length=3, response_length=8), "it is longer than response_length=8: it has 9 tokens there"),
+    ],
+)
+def test_lengths(fill, why):
+    """Lengths are given, and what does not fit is refused rather than cut."""
+    with pytest.raises(Inexpressible, match=why):
+        worked.rows("verl_dataproto", fill=fill)
+
+
+def test_no_padding():
+    """What fits exactly is not padded; the pad id is as given."""
+    (exact,) = worked.rows("verl_dataproto", fill=Fill(prompt_length=3, response_length=9))
+    (padded,) = worked.rows("verl_dataproto", fill=replace(LENGTHS, pad_id=7))
+
+    assert ([[101, 102, 103]], [[7, 101, 102, 103]]) == (exact["prompts"], padded["prompts"])
