@@ -26,12 +26,16 @@ class AsyncClient:
         self.url = url.rstrip("/")
         self._attempts = attempts
         self._timeout_s = timeout_s
-        self._http = httpx.AsyncClient(base_url=self.url, headers={"Authorization": f"Bearer {api_key}"} if api_key else None)
+        self._http = httpx.AsyncClient(
+            base_url=self.url, headers={"Authorization": f"Bearer {api_key}"} if api_key else None
+        )
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -96,7 +100,9 @@ class AsyncClient:
         """The tree of steps: parents, spans, drift, and which branch owns which tokens."""
         return cast("dict[str, Any]", await self._ask(verbs.tree(rollout_id)))
 
-    def export_rollout(self, rollout_id: str, format: str = "sequences", **options: Any) -> AsyncIterator[dict[str, Any]]:  # noqa: A002
+    def export_rollout(
+        self, rollout_id: str, format: str = "sequences", **options: Any
+    ) -> AsyncIterator[dict[str, Any]]:  # noqa: A002
         """The rows of one rollout in a trainer's format, read as they come. Options are those of the route."""
         return self._lines(verbs.export(f"/rollouts/{verbs.named(rollout_id)}", {"format": format, **options}))
 

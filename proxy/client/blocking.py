@@ -26,7 +26,9 @@ class Client:
         self.url = url.rstrip("/")
         self._attempts = attempts
         self._timeout_s = timeout_s
-        self._http = httpx.Client(base_url=self.url, headers={"Authorization": f"Bearer {api_key}"} if api_key else None)
+        self._http = httpx.Client(
+            base_url=self.url, headers={"Authorization": f"Bearer {api_key}"} if api_key else None
+        )
 
     def __enter__(self) -> Self:
         return self
