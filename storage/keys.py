@@ -10,10 +10,12 @@ Per rollout, where ID is its percent-encoded name and B one of the sixteen `BUCK
 Per bucket:
     {prefix}:{B}:listing        zset   created_ms (15 digits) + ID, all of score 0: in order of age as text
     {prefix}:{B}:expiry         zset   the same members -> unix ms at which the rollout is gone; with a ttl only
+    {prefix}:{B}:queue          stream of groups only: those offered to holders, with a note each
+    {prefix}:{B}:notices        hash   name -> bytes, the same in each bucket
 Per store:
     {prefix}:constants          hash   name -> bytes
 Groups are kept like rollouts without records, under the prefix `{prefix}.groups`: a group and rollouts whose names fall into
-its bucket lie in one slot, and are made in one atomic script.
+its bucket lie in one slot, and are made in one atomic script. So are batches, under `{prefix}.batches`.
 
 Lifetimes: without a ttl all of these live until they are deleted, and a sorted set without members is gone by itself.
 With one, every write to a rollout sets the expiry of all seven keys anew; so the sets of a bucket live as long as the
@@ -57,6 +59,7 @@ class RolloutKeys:
 
 
 GROUPS: Final = ".groups"  # behind the prefix
+BATCHES: Final = ".batches"
 
 
 def bucket_of(name: str) -> str:
@@ -82,6 +85,16 @@ def keys_of(prefix: str, rollout: str) -> RolloutKeys:
 def bucket_keys(prefix: str, bucket: str) -> tuple[bytes, bytes]:
     """The listing of a bucket, and the expiry of its members."""
     return f"{prefix}:{{{bucket}}}:listing".encode(), f"{prefix}:{{{bucket}}}:expiry".encode()
+
+
+def queue_key(prefix: str, bucket: str) -> bytes:
+    """The queue of a bucket's groups."""
+    return f"{prefix}{GROUPS}:{{{bucket}}}:queue".encode()
+
+
+def notices_key(prefix: str, bucket: str) -> bytes:
+    """What is announced to a bucket."""
+    return f"{prefix}:{{{bucket}}}:notices".encode()
 
 
 def constants_key(prefix: str) -> bytes:

@@ -20,6 +20,7 @@ from storage.durability import Barrier
 from storage.faults import checked
 from storage.keys import (
     AGE_DIGITS,
+    BATCHES,
     BUCKETS,
     GROUPS,
     RolloutKeys,
@@ -28,15 +29,19 @@ from storage.keys import (
     constants_key,
     keys_of,
     name_of,
+    notices_key,
 )
 from storage.options import StoreOptions
+from storage.redis_notices import RedisNotices
+from storage.redis_queue import RedisQueue
 from storage.replies import optional_pairs, pairs, read_rollout
 from storage.scripts import Command, Script
-from storage.server_facts import ask_facts
+from storage.server_facts import ask_facts, told_of
 from storage.store import Entry, FieldsChanged, MissingBlocks, Page, RolloutGone, StoredRollout
 
 _CURSOR: Final = re.compile(rf"[0-9]{{{AGE_DIGITS}}}[A-Za-z0-9_.~%-]+")
 _NAMES_PAGE: Final = 1000
+_BATCH_TTL_S: Final = 7 * 86_400
 
 
 class RedisStore:
@@ -55,7 +60,9 @@ class RedisStore:
         self._durability = options.durability
         self._barrier = barrier
         self._stop = stop
-        self._groups: RedisStore | None = None
+        self._spaces: dict[str, RedisStore] = {}
+        self.notices = RedisNotices(self._durably, options.prefix)
+        self.queue = RedisQueue(self._durably, options.prefix, self._ttl_s)
 
     def __repr__(self) -> str:
         return f"<RedisStore {self._servers!r}>"
@@ -64,16 +71,21 @@ class RedisStore:
         """Give back the rollout of this name, making it with `fields` if there is none. One round trip."""
         birth = token_hex(8)
         pairs = (part for name, value in fields.items() for part in (f"f:{name}", value))
-        reply = await self._write(scripts.OPEN, keys_of(self._prefix, rollout), now_ms, birth, *pairs)
-        return read_rollout(rollout, reply, own_birth=birth)
+        keys = keys_of(self._prefix, rollout)
+        every = (*keys.all(), notices_key(self._prefix, bucket_of(rollout)))
+        arguments = (keys.encoded, now_ms, self._ttl_s, birth, *pairs)
+        reply, notices = await self._durably(scripts.OPEN, every, arguments)
+        return read_rollout(rollout, reply, own_birth=birth, notices=notices)
 
     @property
     def groups(self) -> "RedisStore":
         """The groups of this store."""
-        if self._groups is None:
-            options = StoreOptions(prefix=self._prefix + GROUPS, ttl_s=self._ttl_s or None, durability=self._durability)
-            self._groups = RedisStore(self._servers, options, self._barrier)
-        return self._groups
+        return self._space(GROUPS, self._ttl_s)
+
+    @property
+    def batches(self) -> "RedisStore":
+        """The batches of this store."""
+        return self._space(BATCHES, min(self._ttl_s or _BATCH_TTL_S, _BATCH_TTL_S))
 
     def beside(self, group: str, rollout: str) -> bool:
         """Whether a group and a rollout of these names can be opened together."""
@@ -98,7 +110,7 @@ class RedisStore:
         for one, its_birth, its_fields in made:
             arguments += [one.encoded, its_birth, len(its_fields)]
             arguments += [part for name, value in its_fields.items() for part in (f"f:{name}", value)]
-        reply = await self._run(scripts.OPEN_ALL, keys[0], keys, arguments, self._barrier)
+        reply = await self._durably(scripts.OPEN_ALL, keys, arguments)
         return read_rollout(group, reply, own_birth=birth)
 
     async def look(self, rollout: str) -> StoredRollout | None:
@@ -223,15 +235,7 @@ class RedisStore:
     async def facts(self) -> dict[str, str]:
         """What is there: server, version, durability, and anything an operator should know. Reaches the store."""
         servers = [await ask_facts(server) for server in await self._servers.all()]
-        facts = {
-            "servers": ", ".join(server.where for server in servers),
-            "version": ", ".join(sorted({f"{server.name} {server.version}" for server in servers})),
-            "durability": self._durability,
-            "ttl_s": str(self._ttl_s or "none"),
-            "memory_bytes": str(sum(int(server.said.get("used_memory", 0)) for server in servers)),
-        }
-        warnings = [warning for server in servers for warning in server.warnings]
-        return facts | ({"warnings": "; ".join(warnings)} if warnings else {})
+        return {"durability": self._durability, "ttl_s": str(self._ttl_s or "none"), **told_of(servers)}
 
     async def ping(self) -> None:
         """Return if the store answers; else raise `StoreAway`."""
@@ -250,8 +254,16 @@ class RedisStore:
         return checked(reply)
 
     async def _write(self, script: Script, keys: RolloutKeys, now_ms: int, *arguments: bytes | str | int) -> Reply:
-        every = (keys.encoded, now_ms, self._ttl_s, *arguments)
-        return await self._run(script, keys.rollout, keys.all(), every, self._barrier)
+        return await self._durably(script, keys.all(), (keys.encoded, now_ms, self._ttl_s, *arguments))
+
+    def _space(self, name: str, ttl_s: int) -> "RedisStore":
+        if name not in self._spaces:
+            options = StoreOptions(self._prefix + name, ttl_s or None, self._durability)
+            self._spaces[name] = RedisStore(self._servers, options, self._barrier)
+        return self._spaces[name]
+
+    async def _durably(self, script: Script, keys: Sequence[bytes], arguments: Sequence[bytes | str | int]) -> Reply:
+        return await self._run(script, keys[0], keys, arguments, self._barrier)
 
     async def _list(self, bucket: str, newest: str, oldest: str, limit: int) -> Sequence[bytes]:
         keys = bucket_keys(self._prefix, bucket)

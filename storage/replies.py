@@ -9,7 +9,7 @@ from storage.connections import Reply
 from storage.store import StoredRollout
 
 
-def read_rollout(name: str, reply: Reply, *, own_birth: str | None = None) -> StoredRollout:
+def read_rollout(name: str, reply: Reply, *, own_birth: str | None = None, notices: Reply = ()) -> StoredRollout:
     """The rollout that a reply of HGETALL tells of; `own_birth` is the one that the caller would have given it."""
     own: dict[bytes, bytes] = {}
     fields: dict[str, bytes] = {}
@@ -23,7 +23,13 @@ def read_rollout(name: str, reply: Reply, *, own_birth: str | None = None) -> St
             own[key] = value
     birth = own[b"birth"].decode()
     created_ms, touched_ms = int(own[b"created_ms"]), int(own[b"touched_ms"])
-    return StoredRollout(name, birth, created_ms, touched_ms, fields, counts, created=birth == own_birth)
+    created = birth == own_birth
+    return StoredRollout(name, birth, created_ms, touched_ms, fields, counts, created, read_notices(notices))
+
+
+def read_notices(reply: Reply) -> dict[str, bytes]:
+    """What is announced, without the numbers that it is ordered by."""
+    return {name.decode(): value for name, value in pairs(reply) if not name.startswith(b"number:")}
 
 
 def pairs(reply: Sequence[bytes]) -> Iterable[tuple[bytes, bytes]]:

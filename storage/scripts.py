@@ -1,13 +1,13 @@
 """The Lua scripts: what must happen on the server at once or not at all.
 
-Holds the scripts, each with the reason why it needs to be one, and how a script is called. It must not talk to a
-server. All but `LIST` get the seven keys of `RolloutKeys.all()` and begin with the arguments: encoded name, now_ms,
-ttl_s (0: none). They use declared keys only, so that every server and proxy of the Redis protocol takes them.
+Holds the scripts of rollouts, each with the reason why it needs to be one, and how a script is called. It must not talk to
+a server. Where nothing else is said they get the seven keys of `RolloutKeys.all()` and begin with the arguments: encoded
+name, now_ms, ttl_s (0: none). They use declared keys only, so that every server and proxy of the Redis protocol takes them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from hashlib import sha1
-from typing import Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 Command: TypeAlias = tuple[bytes | str | int, ...]
 
@@ -28,6 +28,14 @@ class Script:
     def teach(self, command: Command) -> Command:
         """The same call with the whole text, which the server remembers."""
         return ("EVAL", self._text, *command[2:])
+
+
+class Run(Protocol):
+    """How a script is run: with its keys and arguments, on the server of the first key, and a write durably."""
+
+    def __call__(self, script: Script, keys: Sequence[bytes], arguments: Sequence[bytes | str | int]) -> Awaitable[Any]:
+        """The script's reply."""
+        ...
 
 
 # Members whose time has come leave both sets together. The server's clock decides, as it does over the keys' expiry.
@@ -58,15 +66,15 @@ local function touch()
   local ttl_ms = ARGV[3] * 1000
   if ttl_ms > 0 then
     redis.call('ZADD', KEYS[7], now_ms() + ttl_ms, member())
-    for _, key in ipairs(KEYS) do redis.call('PEXPIRE', key, ttl_ms) end
+    for i = 1, 7 do redis.call('PEXPIRE', KEYS[i], ttl_ms) end
     prune(KEYS[6], KEYS[7], 10)
   end
 end
 """
 )
 
-# Many callers open one name at once: one birth, one set of fields, one entry in the listing. Arguments: birth, then
-# field, value, ….
+# Many callers open one name at once: one birth, one set of fields, one entry in the listing. What is announced is told
+# along. Keys: the seven, then the notices. Arguments: birth, then field, value, ….
 OPEN: Final = Script(
     _TOUCH
     + """
@@ -76,9 +84,21 @@ if redis.call('HSETNX', KEYS[1], 'birth', ARGV[4]) == 1 then
   redis.call('ZADD', KEYS[6], 0, member())
 end
 touch()
-return redis.call('HGETALL', KEYS[1])
+return {redis.call('HGETALL', KEYS[1]), redis.call('HGETALL', KEYS[8])}
 """
 )
+
+# The first bucket numbers what is announced; the others take over what has a higher number than what they have: so all
+# agree in the end, whoever else announces meanwhile. Keys: the notices. Arguments: name, value, number ('' to be given one).
+ANNOUNCE: Final = Script("""
+local had = tonumber(redis.call('HGET', KEYS[1], 'number:' .. ARGV[1]) or 0)
+local number = ARGV[3] == '' and had + 1 or tonumber(ARGV[3])
+if number > had then
+  redis.call('HSET', KEYS[1], ARGV[1], ARGV[2], 'number:' .. ARGV[1], number)
+end
+return number
+""")
+NOTICES: Final = Script("return redis.call('HGETALL', KEYS[1])")
 
 # A group and all its rollouts come into being at once or not at all; a group that is there stays as it is. Keys: those of
 # the group, then those of each rollout. Arguments: now_ms, ttl_s, how many, then for each: encoded name, birth, how many
@@ -107,22 +127,34 @@ return redis.call('HGETALL', KEYS[1])
 """
 )
 
-# Compare and set: between looking and writing nobody else may write. Arguments: how many expectations, then field and
-# '=' .. value (or '' for absent) for each of them and for each change.
-AMEND: Final = Script(
+# Expectations at ARGV[at]: how many, then field and '=' .. value (or '' for absent) for each. Changes are the same to the end.
+CHANGES: Final = (
     _TOUCH
     + """
+local function expected(at)
+  for i = at + 1, at + 2 * ARGV[at], 2 do
+    local value = redis.call('HGET', KEYS[1], ARGV[i])
+    if (value and '=' .. value or '') ~= ARGV[i + 1] then return false end
+  end
+  return true
+end
+local function change(first)
+  for i = first, #ARGV, 2 do
+    if ARGV[i + 1] == '' then redis.call('HDEL', KEYS[1], ARGV[i])
+    else redis.call('HSET', KEYS[1], ARGV[i], string.sub(ARGV[i + 1], 2)) end
+  end
+  touch()
+end
+"""
+)
+
+# Compare and set: between looking and writing nobody else may write. Arguments: expectations, then changes.
+AMEND: Final = Script(
+    CHANGES
+    + """
 if redis.call('EXISTS', KEYS[1]) == 0 then return false end
-local first_change = 5 + 2 * ARGV[4]
-for i = 5, first_change - 1, 2 do
-  local value = redis.call('HGET', KEYS[1], ARGV[i])
-  if (value and '=' .. value or '') ~= ARGV[i + 1] then return {0, redis.call('HGETALL', KEYS[1])} end
-end
-for i = first_change, #ARGV, 2 do
-  if ARGV[i + 1] == '' then redis.call('HDEL', KEYS[1], ARGV[i])
-  else redis.call('HSET', KEYS[1], ARGV[i], string.sub(ARGV[i + 1], 2)) end
-end
-touch()
+if not expected(4) then return {0, redis.call('HGETALL', KEYS[1])} end
+change(5 + 2 * ARGV[4])
 return {1, redis.call('HGETALL', KEYS[1])}
 """
 )

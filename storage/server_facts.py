@@ -3,6 +3,7 @@
 Holds the reading of INFO and what follows from it. It must not start, configure or change a server.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -59,3 +60,14 @@ def check_facts(facts: ServerFacts, *, in_cluster: bool) -> None:
         )
     if facts.said.get("cluster_enabled") == "1" and not in_cluster:
         raise StorageError(f"{facts.where} is one server of a cluster: write redis+cluster://{facts.where}")
+
+
+def told_of(servers: Sequence[ServerFacts]) -> dict[str, str]:
+    """What an operator is told of all servers of a store."""
+    facts = {
+        "servers": ", ".join(server.where for server in servers),
+        "version": ", ".join(sorted({f"{server.name} {server.version}" for server in servers})),
+        "memory_bytes": str(sum(int(server.said.get("used_memory", 0)) for server in servers)),
+    }
+    warnings = [warning for server in servers for warning in server.warnings]
+    return facts | ({"warnings": "; ".join(warnings)} if warnings else {})

@@ -7,7 +7,10 @@ with fields, counts, an ordered list of named records, a set of named blocks tha
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from storage.queue import Queue
 
 
 class StorageError(Exception):
@@ -43,7 +46,8 @@ class StoredRollout:
     """A rollout as the store knows it.
 
     `birth` tells two lives of one name apart (deleted and opened again); `created` is true only in the answer of the
-    `open` that made it; `created_ms` and `touched_ms` are unix milliseconds.
+    `open` that made it; `created_ms` and `touched_ms` are unix milliseconds. `notices` is what was announced, told by
+    `open` only.
     """
 
     name: str
@@ -53,6 +57,7 @@ class StoredRollout:
     fields: Mapping[str, bytes]
     counts: Mapping[str, int]
     created: bool = False
+    notices: Mapping[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +85,18 @@ class Page:
     cursor: str | None
 
 
+class Notices(Protocol):
+    """Small values that every `Store.open` tells along, whoever opens whatever. They live for ever."""
+
+    async def announce(self, name: str, value: bytes) -> None:
+        """Set one. Every `open` that begins after this returned tells it, or what was announced after it."""
+        ...
+
+    async def read(self) -> dict[str, bytes]:
+        """All of them."""
+        ...
+
+
 class Store(Protocol):
     """Rollouts kept durably. Every verb raises `StoreAway` when the store cannot be reached in time.
 
@@ -92,8 +109,23 @@ class Store(Protocol):
         ...
 
     @property
+    def notices(self) -> "Notices":
+        """What is announced to everybody who opens a rollout of this store."""
+        ...
+
+    @property
     def groups(self) -> "Store":
         """The groups of this store: named things with fields and marks, kept as rollouts are, in a space of their own."""
+        ...
+
+    @property
+    def batches(self) -> "Store":
+        """The batches of this store, kept like groups, but for a week at the most."""
+        ...
+
+    @property
+    def queue(self) -> "Queue":
+        """The queue of this store's groups."""
         ...
 
     def beside(self, group: str, rollout: str) -> bool:

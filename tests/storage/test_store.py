@@ -411,3 +411,36 @@ async def test_a_group_is_amended_marked_and_dropped_like_a_rollout(store):
     assert {"status": b"complete"} == (await store.groups.look("g")).fields
     assert await store.groups.drop("g")
     assert {"a": b"rollout"} == (await store.look("g")).fields
+
+
+async def test_notices_are_told_by_every_open(store):
+    """The last that was announced, whichever rollout is opened; other stores' rollouts are not told."""
+    assert {} == (await store.open("r", {}, now_ms=1)).notices
+    await store.notices.announce("policy", b"1")
+    await store.notices.announce("policy", b"2")
+    await store.notices.announce("other", b"")
+
+    told = [(await store.open(f"r{n}", {}, now_ms=1)).notices for n in range(40)]
+
+    assert [{"policy": b"2", "other": b""}] * 40 == told
+    assert told[0] == await store.notices.read()
+    assert {} == (await store.groups.open("g", {}, now_ms=1)).notices
+
+
+async def test_after_many_announce_at_once_all_are_told_the_same(store):
+    """However their announcing interleaves."""
+    await asyncio.gather(*(store.notices.announce("policy", b"%d" % n) for n in range(30)))
+
+    told = {(await store.open(f"r{n}", {}, now_ms=1)).notices["policy"] for n in range(60)}
+
+    assert 1 == len(told)
+
+
+async def test_batches_are_a_space_of_their_own(store):
+    """Kept like groups, apart from them, and never for longer than a week."""
+    made = await store.batches.open("b", {"a": b"1"}, now_ms=1)
+
+    assert replace(made, created=False) == await store.batches.look("b")
+    assert await store.groups.look("b") is None
+    assert await store.look("b") is None
+    assert str(7 * 86_400) == (await store.batches.facts())["ttl_s"]

@@ -1,0 +1,72 @@
+"""The verbs of the queue of groups, and what each promises.
+
+Holds the `Queue` protocol and the one value that crosses it. A group that was offered waits until somebody holds it, for as
+long as a lease; whose lease ran out waits again. It deals in names, bytes and milliseconds only: nothing here knows what a
+policy, a trainer or a rollout is.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from storage.store import StoredRollout
+
+LONGEST_LEASE_MS: Final = 86_400_000  # a day
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A group that nobody holds: its place in the queue, which tells its age, and the note it was offered with."""
+
+    group: str
+    place: str
+    note: bytes
+
+
+class Queue(Protocol):
+    """Groups, each held by at most one holder at a time. Every verb raises `StoreAway` like those of `Store`.
+
+    Each verb moves a group and sets fields of it at once or not at all (None removes a field), and may safely be asked
+    again when its answer was lost. A holder's name must be used for one taking only.
+    """
+
+    async def offer(
+        self,
+        group: str,
+        note: bytes,
+        fields: Mapping[str, bytes | None],
+        *,
+        expect: Mapping[str, bytes | None],
+        now_ms: int,
+    ) -> StoredRollout | None:
+        """Set fields as `Store.amend` does, and put the group in the queue, once, if all of `expect` hold.
+
+        None if there is no such group. Raises `FieldsChanged` if an expectation fails.
+        """
+        ...
+
+    async def waiting(self, limit: int) -> list[Waiting]:
+        """Groups that nobody holds, the longest waiting first, to the millisecond: all of them, or at least the first `limit`."""
+        ...
+
+    async def take(
+        self, waiting: Waiting, holder: str, fields: Mapping[str, bytes | None], *, lease_ms: int, now_ms: int
+    ) -> bool:
+        """Hold a group that nobody holds, for up to `LONGEST_LEASE_MS`; whether it is held now."""
+        ...
+
+    async def extend(
+        self, waiting: Waiting, holder: str, fields: Mapping[str, bytes | None], *, lease_ms: int, now_ms: int
+    ) -> bool:
+        """Hold it for so long from now on; False if it is somebody else's, or nobody's any more."""
+        ...
+
+    async def give_back(
+        self, waiting: Waiting, holder: str, fields: Mapping[str, bytes | None], *, now_ms: int
+    ) -> bool:
+        """Let it wait again, in its old place; False if it was not this holder's."""
+        ...
+
+    async def remove(self, waiting: Waiting, holder: str, fields: Mapping[str, bytes | None], *, now_ms: int) -> bool:
+        """Take it out of the queue for good; False if it was not this holder's, also the second time."""
+        ...
