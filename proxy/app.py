@@ -16,6 +16,7 @@ from proxy.clock import Clock, SystemClock
 from proxy.config import Settings, StoreSettings
 from proxy.control import CONTROL_ROUTES
 from proxy.control.access import require_control_key
+from proxy.control.completion import settle_groups
 from proxy.dialects.base import openai_error
 from proxy.errors import BadCall, NotFound, ProxyError, StoreFault, TooLarge
 from proxy.keys import KeyRing
@@ -110,6 +111,7 @@ def _parts_of(
             )
             metrics.open_rollouts.set_function(lambda: len(parts.in_flight))
             app[PARTS] = parts
+            recorder.hold(settle_groups(parts))
             yield
 
     return parts_of

@@ -22,6 +22,7 @@ from proxy.errors import BadCall, Forbidden, LimitReached, NotFound, StoreFault,
 from proxy.guards import GUARDS
 from proxy.headers import downstream
 from proxy.keys import MintedKey, bearer, proves, read_minted
+from proxy.membership import join
 from proxy.parts import PARTS, Parts
 from proxy.passthrough import pass_on, show_models
 from proxy.probes import is_probe
@@ -149,6 +150,7 @@ async def make_call(
         logprobs_mode=endpoint.settings.logprobs_mode,
         traits=endpoint.known,
         headers={name.lower(): value for name, value in request.headers.items()},
+        policy_version=rollout.policy_version,
         extra=attempt.extra,
     )
     call = Call(
@@ -197,18 +199,22 @@ async def read_bytes(request: web.Request) -> bytes:
 
 
 async def open_rollout(parts: Parts, rollout_id: str, group_id: str | None) -> Rollout:
-    """The rollout of this id, which comes into being with its first call. Raises StoreFault."""
+    """The rollout of this id, which comes into being with its first call, and joins its group. Raises StoreFault."""
     if group_id is not None:
         naming.checked_id(group_id, what="group id")
     started = parts.clock.monotonic()
     try:
-        fields = write_fields({"group_id": group_id})
-        return read_rollout(await parts.store.open(rollout_id, fields, now_ms=parts.clock.now_ms()))
+        stored = await parts.store.open(rollout_id, write_fields({"group_id": group_id}), now_ms=parts.clock.now_ms())
+        rollout = read_rollout(stored)
+        if rollout.group_id is not None and not rollout.counts.get("steps"):
+            await join(parts.store, parts.clock, stored, rollout.group_id)
     except StorageError as error:
         parts.metrics.store_failures.labels("open").inc()
         raise StoreFault(f"the call could not be recorded, so it was not made: {error}") from error
     finally:
         parts.metrics.store_latency.labels("open").observe(parts.clock.monotonic() - started)
+    parts.policy.told(stored.notices)
+    return rollout
 
 
 async def guard(parts: Parts, rollout: Rollout) -> None:

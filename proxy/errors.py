@@ -9,6 +9,7 @@ Holds the error tree and nothing else: no formatting for a dialect (dialects do 
     │   ├── NotFound       404  no such route, rollout or step
     │   ├── Conflict       409  it stands differently already
     │   ├── RolloutClosed  409  the rollout takes no more calls
+    │   ├── LeaseLost      409  the batch is held no more
     │   ├── TooLarge       413  more bytes than we take
     │   ├── Unsupported    415  a content encoding we do not read
     │   ├── NotValid       422  readable, but a value is not allowed
@@ -82,6 +83,13 @@ class RolloutClosed(Conflict):
 
     kind = "rollout_closed"
     code = "rollout_closed"
+
+
+class LeaseLost(Conflict):
+    """A batch is no longer held by whoever claimed it."""
+
+    kind = "lease_lost"
+    code = "lease_lost"
 
 
 class TooLarge(BadCall):

@@ -35,6 +35,7 @@ class Metrics:
     upstream_faults: Counter
     new_losses: Counter
     drift: Counter
+    groups: Counter
     audits: Counter
     audit_difference: Histogram
     open_rollouts: Gauge
@@ -79,6 +80,7 @@ _METRICS: dict[str, tuple[type[Counter] | type[Gauge] | tuple[float, ...], str, 
         _DIFFERENCES, "audit_difference", "|recorded - scored logprob| of each token scored again.", ("engine",)
     ),
     "drift": (Counter, "drift", "Boundaries where messages went on and ids did not, of finished rollouts.", ("kind",)),
+    "groups": (Counter, "groups", "Groups that became complete, claimed, released, done or dropped.", ("event",)),
     "open_rollouts": (Gauge, "open_rollouts", "Rollouts of this process with a call in flight.", ()),
 }  # fmt: skip
 

@@ -14,6 +14,7 @@ from proxy.clock import Clock
 from proxy.config import Settings
 from proxy.keys import KeyRing
 from proxy.metrics import Metrics
+from proxy.policy import Policy
 from proxy.recorder import Recorder
 from proxy.tokenizers import Tokenizers
 from proxy.upstream import Upstream
@@ -41,6 +42,7 @@ class Parts:
     secret: bytes
     sampling: Sampling
     tokenizers: Tokenizers
+    policy: Policy = field(default_factory=Policy)
     in_flight: Counter[str] = field(default_factory=Counter)
 
 

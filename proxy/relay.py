@@ -79,11 +79,13 @@ async def _exchange(parts: Parts, call: Call, client: Client) -> Outcome:
     except (asyncio.CancelledError, ClientConnectionResetError):
         # The context above has closed the engine's connection: that is how the engine learns to stop.
         exchange = exchange or Exchange(plan, 0, "")
-        call.step = exchange.abort("the client left", call.timing(), delivered=False).step
+        call.step = exchange.abort(
+            "the client left", call.timing(), delivered=False, policy_version=parts.policy.version
+        ).step
         parts.recorder.keep(call.step, call.birth, body_bytes=call.body_bytes)
         raise
     timing = call.timing()
-    return await _aside(call, lambda: exchange.finish(timing))
+    return await _aside(call, lambda: exchange.finish(timing, parts.policy.version))
 
 
 async def _carry(parts: Parts, call: Call, client: Client, exchange: Exchange, answer: Answer) -> None:

@@ -10,11 +10,11 @@ from typing import Any, Final
 
 import orjson
 
+from proxy.policy import read_policy
 from proxy.recorder import DELIVERED_MARK, UNDELIVERED_MARK
 from proxy.wire.plan import Sampling
 from storage.store import StoredRollout
 
-REWARD_MARK: Final = "reward:"
 DRIFT_MARK: Final = "drift"  # by kind, counted when the rollout was finished
 FINISHED: Final = ("completed", "failed", "aborted", "truncated")
 STATUSES: Final = ("open", "limited", *FINISHED)
@@ -31,7 +31,11 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """A rollout as it stands. Times are unix milliseconds."""
+    """A rollout as it stands. Times are unix milliseconds.
+
+    `step_rewards` are by step id: a number, or one for each sampled token. `claimed_by` is the first batch that its group was
+    in, from which on its rewards stay as they are. `policy_version` is the one announced; a call that opens it is told.
+    """
 
     rollout_id: str
     birth: str
@@ -42,7 +46,10 @@ class Rollout:
     group_id: str | None = None
     model: str | None = None
     reward: float | None = None
+    step_rewards: Mapping[str, float | list[float]] = field(default_factory=dict)
     advantages: Any = None
+    claimed_by: str | None = None
+    policy_version: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     sampling: Sampling = field(default_factory=Sampling)
     tools: tuple[dict[str, Any], ...] = ()
@@ -60,7 +67,6 @@ class Marks:
     """What was learnt of a rollout's steps after they were stored. `drift` by kind; None while nobody counted it."""
 
     undelivered: frozenset[str]
-    rewards: Mapping[str, float]
     drift: Mapping[str, int] | None = None
 
 
@@ -78,7 +84,10 @@ def read_rollout(stored: StoredRollout) -> Rollout:
         group_id=fields.get("group_id"),
         model=fields.get("model"),
         reward=fields.get("reward"),
+        step_rewards=fields.get("step_rewards") or {},
         advantages=fields.get("advantages"),
+        claimed_by=fields.get("claimed_by"),
+        policy_version=read_policy(stored.notices),
         metadata=fields.get("metadata") or {},
         sampling=Sampling(**{name: rules or {} for name, rules in sampling.items()}),
         tools=tuple(fields.get("tools") or ()),
@@ -96,11 +105,6 @@ def read_marks(marks: Mapping[str, bytes]) -> Marks:
     """What the marks of a rollout say, by step id."""
     return Marks(
         undelivered=_named(marks, UNDELIVERED_MARK) - _named(marks, DELIVERED_MARK),
-        rewards={
-            name.removeprefix(REWARD_MARK): orjson.loads(value)
-            for name, value in marks.items()
-            if name.startswith(REWARD_MARK)
-        },
         drift=orjson.loads(marks[DRIFT_MARK]) if DRIFT_MARK in marks else None,
     )
 

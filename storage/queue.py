@@ -46,7 +46,7 @@ class Queue(Protocol):
         ...
 
     async def waiting(self, limit: int) -> list[Waiting]:
-        """Groups that nobody holds, the longest waiting first, to the millisecond: all of them, or at least the first `limit`."""
+        """Groups that nobody holds, the longest waiting first (to the millisecond): at least the first `limit` of them."""
         ...
 
     async def take(

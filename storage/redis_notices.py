@@ -9,6 +9,7 @@ from storage import scripts
 from storage.keys import BUCKETS, notices_key
 from storage.replies import read_notices
 from storage.scripts import Run
+from storage.store import Notice
 
 
 class RedisNotices:
@@ -18,12 +19,13 @@ class RedisNotices:
         self._run = run
         self._keys = [notices_key(prefix, bucket) for bucket in BUCKETS]
 
-    async def announce(self, name: str, value: bytes) -> None:
+    async def announce(self, name: str, value: bytes) -> Notice:
         """Set what every `open` tells along from now on, wherever it is done."""
         first, *others = self._keys
         number = await self._run(scripts.ANNOUNCE, [first], (name, value, ""))
         await asyncio.gather(*(self._run(scripts.ANNOUNCE, [key], (name, value, number)) for key in others))
+        return Notice(value, number)
 
-    async def read(self) -> dict[str, bytes]:
+    async def read(self) -> dict[str, Notice]:
         """What was announced last."""
         return read_notices(await self._run(scripts.NOTICES, [self._keys[0]], ()))

@@ -6,7 +6,7 @@ Holds the reading of flat replies, and nothing that asks for them.
 from collections.abc import Iterable, Mapping, Sequence
 
 from storage.connections import Reply
-from storage.store import StoredRollout
+from storage.store import Notice, StoredRollout
 
 
 def read_rollout(name: str, reply: Reply, *, own_birth: str | None = None, notices: Reply = ()) -> StoredRollout:
@@ -27,9 +27,11 @@ def read_rollout(name: str, reply: Reply, *, own_birth: str | None = None, notic
     return StoredRollout(name, birth, created_ms, touched_ms, fields, counts, created, read_notices(notices))
 
 
-def read_notices(reply: Reply) -> dict[str, bytes]:
-    """What is announced, without the numbers that it is ordered by."""
-    return {name.decode(): value for name, value in pairs(reply) if not name.startswith(b"number:")}
+def read_notices(reply: Reply) -> dict[str, Notice]:
+    """What is announced."""
+    said = dict(pairs(reply))
+    names = [name for name in said if not name.startswith(b"number:")]
+    return {name.decode(): Notice(said[name], int(said[b"number:" + name])) for name in names}
 
 
 def pairs(reply: Sequence[bytes]) -> Iterable[tuple[bytes, bytes]]:

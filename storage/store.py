@@ -42,6 +42,14 @@ class FieldsChanged(StorageError):
 
 
 @dataclass(frozen=True, slots=True)
+class Notice:
+    """What was announced, and its number: of two notices of one name, the later one has the higher."""
+
+    value: bytes
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class StoredRollout:
     """A rollout as the store knows it.
 
@@ -57,7 +65,7 @@ class StoredRollout:
     fields: Mapping[str, bytes]
     counts: Mapping[str, int]
     created: bool = False
-    notices: Mapping[str, bytes] = field(default_factory=dict)
+    notices: Mapping[str, Notice] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +96,11 @@ class Page:
 class Notices(Protocol):
     """Small values that every `Store.open` tells along, whoever opens whatever. They live for ever."""
 
-    async def announce(self, name: str, value: bytes) -> None:
-        """Set one. Every `open` that begins after this returned tells it, or what was announced after it."""
+    async def announce(self, name: str, value: bytes) -> Notice:
+        """Set one, and give it back. Every `open` that begins after this returned tells it, or what was announced after it."""
         ...
 
-    async def read(self) -> dict[str, bytes]:
+    async def read(self) -> dict[str, Notice]:
         """All of them."""
         ...
 

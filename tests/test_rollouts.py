@@ -31,15 +31,15 @@ def test_what_is_written_is_read_again():
 
 
 def test_marks_are_read_by_their_kind():
-    """Undelivered steps and rewards of steps."""
+    """Undelivered steps, less those that were delivered later; and drift."""
     marks = read_marks(
         {
             "undelivered:s1": b"1",
-            "reward:s2": b"0.5",
+            "drift": b'{"edited":1}',
             "later:s3": b"x",
             "undelivered:s4": b"1",
             "delivered:s4": b"1",  # later, when its client asked again
         }
     )
 
-    assert ({"s1"}, {"s2": 0.5}) == (marks.undelivered, marks.rewards)
+    assert ({"s1"}, {"edited": 1}) == (marks.undelivered, marks.drift)

@@ -5,15 +5,24 @@ models     what people send
 rollouts   open, list, look, reward, finish, delete
 steps      the recorded steps, and their tree
 exports    rows for trainers
+wanted     what an export is asked for
+groups     open, list, look, export, delete
+gathering  the rows of a group, put together
+completion when a group is complete
+batches    claim, acknowledge, extend, release
+claims     which groups a claim gets
+policy     the version of the weights
 system     health, engines, metrics
 openapi    the description of every route, of both faces
 """
 
 from aiohttp import web
 
-from proxy.control import exports, openapi, rollouts, steps, system
+from proxy.control import batches, exports, groups, openapi, policy, rollouts, steps, system
 
 _ROLLOUT = "/rollouts/{rollout_id:[^/]+}"  # any id: what it spells is read from the path as it came
+_GROUP = "/groups/{group_id:[^/]+}"
+_BATCH = "/batches/{batch_id:[^/]+}"
 
 CONTROL_ROUTES: list[web.RouteDef] = [
     web.post("/rollouts", rollouts.open_rollout),
@@ -27,6 +36,17 @@ CONTROL_ROUTES: list[web.RouteDef] = [
     web.get(f"{_ROLLOUT}/tree", steps.show_tree),
     web.get(f"{_ROLLOUT}/export", exports.export_rollout),
     web.get("/export", exports.export_many),
+    web.post("/groups", groups.open_group),
+    web.get("/groups", groups.list_groups),
+    web.get(_GROUP, groups.show_group),
+    web.delete(_GROUP, groups.delete_group),
+    web.get(f"{_GROUP}/export", groups.export_group),
+    web.post("/batches/claim", batches.claim_batch),
+    web.post(f"{_BATCH}/ack", batches.ack_batch),
+    web.post(f"{_BATCH}/release", batches.release_batch),
+    web.post(f"{_BATCH}/extend", batches.extend_batch),
+    web.get("/policy", policy.show_policy),
+    web.put("/policy", policy.put_policy),
     web.get("/engines", system.show_engines),
     web.get("/health", system.show_health),
     web.get("/ready", system.show_ready),

@@ -1,53 +1,43 @@
 """Exports: rows for trainers, of one rollout or of many.
 
-Holds the reading of options, and the streaming of rows: one rollout at a time, so that memory does not grow with how many
-there are.
+Holds the streaming of rows: one rollout at a time, so that memory does not grow with how many there are.
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import replace
-from math import isfinite, nan
-from typing import Any, cast
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 from aiohttp import web
 from aiohttp.client_exceptions import ClientConnectionResetError
 
-from proxy.control.access import choice_of, number_of, only_known, rollout_of
+from proxy.control.access import number_of, only_known, rollout_of
 from proxy.control.rollouts import RolloutFilter, filter_of
-from proxy.control.steps import aside, facts_of, read_steps
-from proxy.errors import BadCall, Conflict, NotFound, ProxyError
-from proxy.export import FORMATS, Fill, Format, Inexpressible, Rows
-from proxy.export.containers import Container, Json, Ndjson, Writer, container_for
+from proxy.control.steps import aside
+from proxy.control.wanted import EXPORT_OPTIONS, Wanted, wanted_by_query
+from proxy.errors import Conflict, NotFound, ProxyError
+from proxy.export import Rows
 from proxy.logs import LOG
 from proxy.parts import PARTS, SHOWN, Parts
 from proxy.rollouts import Rollout, read_rollout
-from proxy.trajectory.retokenize import RETOKENIZED, retokenize
-from proxy.trajectory.sequence import Options
-from proxy.trajectory.step import Step
 from storage.store import StorageError
-
-_FILLS = ("prompt_logprob", "pad_id", "prompt_length", "response_length")
-_OPTIONS = ("format", "branches", "include", "max_len", "overlong", "container", "report", *_FILLS)
 
 
 async def export_rollout(request: web.Request) -> web.StreamResponse:
     """`GET /rollouts/{id}/export?format=…`: the rows; `X-Export-Skipped` tells how many steps gave none, and why."""
-    only_known(request, _OPTIONS)
-    wanted = Wanted(request)
+    only_known(request, EXPORT_OPTIONS)
+    wanted = wanted_by_query(request)
     rollout = await rollout_of(request)
     rows = await wanted.rows(request.app[PARTS], rollout)
-    body = await aside(len(rows.rows), lambda: wanted.render(rows))
-    headers = {"X-Export-Skipped": _told(rows.skipped)} if rows.skipped or not rows.rows else {}
+    body = await aside(len(rows.rows), lambda: wanted.render(rows.rows, rows.skipped))
+    headers = skipped_header(rows.skipped, is_empty=not rows.rows)
     return web.Response(body=body, content_type=wanted.container.content_type, headers=headers)
 
 
 async def export_many(request: web.Request) -> web.StreamResponse:
     """`GET /export?format=…&status=&group_id=&since=&limit=`: rollouts newest first, streamed as they are read."""
-    only_known(request, (*_OPTIONS, "status", "group_id", "since", "limit"))
+    only_known(request, (*EXPORT_OPTIONS, "status", "group_id", "since", "limit"))
     parts = request.app[PARTS]
-    wanted = Wanted(request)
+    wanted = wanted_by_query(request)
     rollouts = _rollouts(
         parts,
         filter_of(request),
@@ -72,7 +62,7 @@ async def export_many(request: web.Request) -> web.StreamResponse:
     return response
 
 
-async def _pieces(parts: Parts, wanted: "Wanted", rollouts: AsyncIterator[Rollout]) -> AsyncIterator[bytes]:
+async def _pieces(parts: Parts, wanted: Wanted, rollouts: AsyncIterator[Rollout]) -> AsyncIterator[bytes]:
     """An export of many rollouts, piece by piece: at least one, and the first has the first row, if there is any."""
     skipped: list[dict[str, str]] = []
     writer = wanted.writer()
@@ -94,99 +84,6 @@ async def _pieces(parts: Parts, wanted: "Wanted", rollouts: AsyncIterator[Rollou
     yield ahead + writer.closing({"skipped": skipped} if wanted.report else None)
 
 
-class Wanted:
-    """What an export is asked for. `is_slow`: rows are gathered, and one that fills a batch takes a thread."""
-
-    __slots__ = ("container", "fill", "form", "is_slow", "options", "report")
-
-    def __init__(self, request: web.Request) -> None:
-        """Raises BadCall for an option that is unknown or not allowed, naming those that are."""
-        self.form: Format = FORMATS[choice_of(request, "format", FORMATS, "sequences")]
-        self.report = choice_of(request, "report", ("true", "false"), "false") == "true"
-        named = request.query.get("container")
-        try:
-            self.container: Container = container_for(request.headers.get("Accept"), named)
-        except ValueError as error:
-            raise BadCall(str(error), param="container") from None
-        self.is_slow = not isinstance(self.container, Json | Ndjson)
-        chosen = {
-            "branches": choice_of(request, "branches", ("all", "longest", "last"), "all"),
-            "include": choice_of(request, "include", ("exact", "flagged", RETOKENIZED), "exact"),
-            "overlong": choice_of(request, "overlong", ("cut", "drop", "keep"), "cut"),
-        }
-        self.options = Options(**cast("Any", chosen), max_len=number_of(request, "max_len", None, least=1))
-        self.fill = Fill(
-            prompt_logprob=_logprob_of(request, "prompt_logprob"),
-            pad_id=number_of(request, "pad_id", 0, least=0) or 0,
-            prompt_length=number_of(request, "prompt_length", None, least=1),
-            response_length=number_of(request, "response_length", None, least=1),
-        )
-
-    async def rows(self, parts: Parts, rollout: Rollout) -> Rows:
-        """The rows of one rollout.
-
-        Raises Conflict if the format cannot say it, NotFound if it was deleted meanwhile, DamagedStep, or StorageError.
-        """
-        retokenized = self.options.include == RETOKENIZED
-        steps, marks = await read_steps(parts, rollout, whole=retokenized or self.form.whole)
-        if retokenized:
-            steps = await _retokenized(parts, steps)
-        # Loading a tokenizer takes seconds and may fail: only where a text is told.
-        decode = await _decode(parts, steps) if "full_text" in self.form.columns else None
-        fill = replace(self.fill, decode=decode)
-        try:
-            return await aside(len(steps), lambda: self.form.rows(facts_of(rollout, marks), steps, self.options, fill))
-        except Inexpressible as refusal:
-            raise Conflict(str(refusal), param="format") from None
-
-    def writer(self) -> Writer:
-        """A writer for one export. Raises BadCall where what it needs is not installed."""
-        try:
-            return self.container.writer(self.form)
-        except ValueError as error:
-            raise BadCall(str(error), param="container") from None
-
-    def render(self, rows: Rows) -> bytes:
-        """All rows in their container."""
-        writer = self.writer()
-        report: Mapping[str, Any] | None = {"skipped": rows.skipped} if self.report else None
-        return b"".join([writer.opening(), *map(writer.row, rows.rows), writer.closing(report)])
-
-
-async def _decode(parts: Parts, steps: Sequence[Step]) -> Callable[[Sequence[int]], str] | None:
-    """What makes text of these steps' ids: the tokenizer of the one endpoint that they came from."""
-    names = {step.engine.name for step in steps}
-    tokenizer = await parts.tokenizers.of(names.pop()) if len(names) == 1 else None
-    return tokenizer.decode if tokenizer else None
-
-
-def _logprob_of(request: web.Request, name: str) -> float | None:
-    """A query parameter that is a number. Raises BadCall."""
-    given = request.query.get(name)
-    if given is None:
-        return None
-    try:
-        value = float(given)
-    except ValueError:
-        value = nan
-    if not isfinite(value):
-        raise BadCall(f"{name} must be a number, not {given!r}", param=name)
-    return value
-
-
-async def _retokenized(parts: Parts, steps: Sequence[Step]) -> list[Step]:
-    """The steps, with ids made for those that have none, by the tokenizers of their endpoints. Raises NotValid."""
-    names = {step.engine.name for step in steps}
-    tokenizers = {name: tokenizer for name in names if (tokenizer := await parts.tokenizers.of(name)) is not None}
-
-    def made() -> list[Step]:
-        return [
-            retokenize(step, tokenizers[step.engine.name]) if step.engine.name in tokenizers else step for step in steps
-        ]
-
-    return await asyncio.to_thread(made)
-
-
 async def _rollouts(
     parts: Parts, wanted: RolloutFilter, *, limit: int | None, since: int | None
 ) -> AsyncIterator[Rollout]:
@@ -206,9 +103,10 @@ async def _rollouts(
                 return
 
 
-def _told(skipped: Sequence[Mapping[str, str]]) -> str:
-    """How many were left out and why, in a header's few words."""
+def skipped_header(skipped: Sequence[Mapping[str, str]], *, is_empty: bool) -> dict[str, str]:
+    """The header that says how many were left out and why, in few words; none where nothing is to be said."""
     if not skipped:
-        return "0; the rollout has no steps"
+        return {"X-Export-Skipped": "0; the rollout has no steps"} if is_empty else {}
     reasons = Counter(left["why"] for left in skipped)
-    return f"{len(skipped)}; " + ", ".join(f"{why} ({count})" for why, count in reasons.most_common(5))
+    told = ", ".join(f"{why} ({count})" for why, count in reasons.most_common(5))
+    return {"X-Export-Skipped": f"{len(skipped)}; {told}"}

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, 
 from proxy.bodies import read_body
 from proxy.errors import BadCall, NotValid
 from proxy.naming import checked_id
+from storage.queue import LONGEST_LEASE_MS
 
 
 def _id(name: str) -> str:
@@ -42,11 +43,9 @@ class RolloutLimits(_Body):
     deadline_s: Annotated[FiniteFloat, Field(ge=0)] | None = None
 
 
-class OpenRollout(_Body):
-    """`POST /rollouts`."""
+class Terms(_Body):
+    """What a rollout is opened with."""
 
-    rollout_id: Id | None = None
-    group_id: Id | None = None
     metadata: dict[str, Any] = {}
     model: str | None = None
     sampling: SamplingRules | None = None
@@ -54,11 +53,74 @@ class OpenRollout(_Body):
     limits: RolloutLimits | None = None
 
 
+class OpenRollout(Terms):
+    """`POST /rollouts`."""
+
+    rollout_id: Id | None = None
+    group_id: Id | None = None
+
+
+class OpenGroup(_Body):
+    """`POST /groups`: `size` rollouts, all on the terms `rollout`."""
+
+    group_id: Id | None = None
+    size: Annotated[int, Field(ge=1, le=1000)]
+    rollout: Terms = Terms()
+    metadata: dict[str, Any] = {}
+
+
+class ClaimBatch(_Body):
+    """`POST /batches/claim`. The options of exports stand beside the others, by their names."""
+
+    consumer: Id
+    groups: Annotated[int, Field(ge=1, le=1000)] = 1
+    wait_s: Annotated[FiniteFloat, Field(ge=0, le=600)] = 0
+    lease_s: Annotated[FiniteFloat, Field(gt=0, le=LONGEST_LEASE_MS / 1000)] = 600
+    order: Literal["oldest", "newest"] = "oldest"
+    max_staleness: Annotated[int, Field(ge=0)] | None = None
+    stale: Literal["drop", "keep"] = "drop"
+    rewarded: bool = False
+    format: str = "sequences"
+    advantage: Literal["none", "given", "grpo", "rloo"] = "given"
+    min_group: Annotated[int, Field(ge=1)] = 1
+    only_mixed: bool = False
+    branches: Literal["all", "longest", "last"] = "all"
+    include: Literal["exact", "flagged", "retokenized"] = "exact"
+    max_len: Annotated[int, Field(ge=1)] | None = None
+    overlong: Literal["cut", "drop", "keep"] = "cut"
+    prompt_logprob: FiniteFloat | None = None
+    pad_id: Annotated[int, Field(ge=0)] = 0
+    prompt_length: Annotated[int, Field(ge=1)] | None = None
+    response_length: Annotated[int, Field(ge=1)] | None = None
+
+
+class AckBatch(_Body):
+    """`POST /batches/{id}/ack`: `delete` also deletes the groups and all their rollouts."""
+
+    delete: bool = False
+
+
+class ReleaseBatch(_Body):
+    """`POST /batches/{id}/release`."""
+
+
+class ExtendBatch(_Body):
+    """`POST /batches/{id}/extend`: held for so long from now on."""
+
+    lease_s: Annotated[FiniteFloat, Field(gt=0, le=LONGEST_LEASE_MS / 1000)] = 600
+
+
+class PutPolicy(_Body):
+    """`PUT /policy`. A number is kept as its digits."""
+
+    version: Annotated[str, Field(min_length=1, max_length=256)] | int
+
+
 class PatchRollout(_Body):
-    """`PATCH /rollouts/{id}`: what is given is set; `step_rewards` are by step id."""
+    """`PATCH /rollouts/{id}`: what is given is set. `step_rewards` are by step id: a number, or one for each sampled token."""
 
     reward: FiniteFloat | None = None
-    step_rewards: dict[str, FiniteFloat] = {}
+    step_rewards: dict[str, FiniteFloat | list[FiniteFloat]] = {}
     advantages: FiniteFloat | list[FiniteFloat] | dict[str, Any] | None = None
     metadata: dict[str, Any] | None = None
 

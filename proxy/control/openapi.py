@@ -12,10 +12,23 @@ from aiohttp import web
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from proxy.control.models import FinishRollout, OpenRollout, PatchRollout
+from proxy.control.gathering import ADVANTAGES
+from proxy.control.models import (
+    AckBatch,
+    ClaimBatch,
+    ExtendBatch,
+    FinishRollout,
+    OpenGroup,
+    OpenRollout,
+    PatchRollout,
+    PutPolicy,
+    ReleaseBatch,
+)
+from proxy.control.wanted import GIVEN
 from proxy.dialects import DIALECTS
 from proxy.export import FORMATS
 from proxy.export.containers import CONTAINERS
+from proxy.groups import STATUSES as GROUP_STATUSES
 from proxy.rollouts import STATUSES
 
 _REF = "#/components/schemas/{model}"
@@ -47,18 +60,29 @@ _EXPORT = (
     ("container", {"enum": list(CONTAINERS)}),
     ("report", {"type": "boolean"}),
     ("prompt_logprob", {"type": "number", "description": "stands where nothing was sampled, for the format's own"}),
+    ("advantage", {"enum": list(GIVEN)}),
     ("pad_id", {"type": "integer", "minimum": 0}),
     ("prompt_length", _COUNT),
     ("response_length", _COUNT),
 )
+_GROUP_EXPORT = (
+    *(option for option in _EXPORT if option[0] != "advantage"),
+    ("advantage", {"enum": list(ADVANTAGES)}),
+    ("min_group", _COUNT),
+    ("only_mixed", {"type": "boolean"}),
+)
+_GROUP_FILTER = (("status", {"enum": list(GROUP_STATUSES)}), ("limit", _COUNT), ("cursor", _TEXT))
 _R = "/rollouts/{rollout_id}"
+_G = "/groups/{group_id}"
+_B = "/batches/{batch_id}"
+_SETTLED = (200, 400, 404, 409, 422)
 _CALLS = [(path, f"A recorded call, in the {dialect.name} dialect.") for path, dialect in DIALECTS.items()]
 
 ROUTES: tuple[Route, ...] = (
     Route("post", "/rollouts", "Open a rollout.", body=OpenRollout, statuses=(201, 200, 400, 409, 422)),
     Route("get", "/rollouts", "List rollouts, newest first.", (*_FILTER, ("cursor", _TEXT)), statuses=(200, 400)),
     Route("get", _R, "A rollout: status, counts, rewards.", statuses=(200, 404)),
-    Route("patch", _R, "Set rewards, advantages, metadata.", body=PatchRollout, statuses=(200, 400, 404, 422)),
+    Route("patch", _R, "Set rewards, advantages, metadata.", body=PatchRollout, statuses=(200, 400, 404, 409, 422)),
     Route("delete", _R, "Delete a rollout and all its steps.", statuses=(204,)),
     Route("post", f"{_R}/finish", "Finish a rollout.", body=FinishRollout, statuses=(200, 400, 404, 409, 422)),
     Route("get", f"{_R}/steps", "Its steps, whole.", (_AFTER, ("limit", _COUNT)), statuses=(200, 400, 404)),
@@ -66,6 +90,17 @@ ROUTES: tuple[Route, ...] = (
     Route("get", f"{_R}/tree", "The tree of its steps, with drift.", statuses=(200, 404)),
     Route("get", f"{_R}/export", "Its rows in a trainer's format.", _EXPORT, statuses=(200, 400, 404)),
     Route("get", "/export", "Rows of many rollouts, streamed.", (*_EXPORT, *_FILTER), statuses=(200, 400)),
+    Route("post", "/groups", "Open a group with its rollouts.", body=OpenGroup, statuses=(201, 200, 400, 409, 422)),
+    Route("get", "/groups", "List groups, newest first.", _GROUP_FILTER, statuses=(200, 400)),
+    Route("get", _G, "A group: its rollouts, their statuses and rewards.", statuses=(200, 404)),
+    Route("delete", _G, "Delete a group and its rollouts.", statuses=(204,)),
+    Route("get", f"{_G}/export", "A group as a trainer takes it.", _GROUP_EXPORT, statuses=(200, 400, 404, 409)),
+    Route("post", "/batches/claim", "Claim complete groups.", body=ClaimBatch, statuses=(200, 400, 422)),
+    Route("post", f"{_B}/ack", "Done with a batch, for good.", body=AckBatch, statuses=_SETTLED),
+    Route("post", f"{_B}/release", "Give a batch back.", body=ReleaseBatch, statuses=_SETTLED),
+    Route("post", f"{_B}/extend", "Hold a batch for longer.", body=ExtendBatch, statuses=_SETTLED),
+    Route("get", "/policy", "The policy version that is announced."),
+    Route("put", "/policy", "Announce a policy version.", body=PutPolicy, statuses=(200, 400, 422)),
     Route("get", "/engines", "The engines, their health and versions."),
     Route("get", "/health", "The process is alive."),
     Route("get", "/ready", "Store and engines can be reached.", statuses=(200, 503)),

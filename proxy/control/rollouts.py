@@ -15,15 +15,17 @@ from yarl import URL
 from proxy.clock import new_id
 from proxy.config import split_listen
 from proxy.control.access import choice_of, no_rollout, number_of, only_known, rollout_id_of, rollout_of
+from proxy.control.completion import member_finished
 from proxy.control.models import FinishRollout, OpenRollout, PatchRollout, read_as
-from proxy.control.steps import read_steps
+from proxy.control.steps import check_step_rewards, read_steps
 from proxy.drifting import count_drift
-from proxy.errors import BadCall, Conflict, NotValid, ProxyError
+from proxy.errors import BadCall, Conflict, ProxyError
 from proxy.keys import mint
 from proxy.logs import LOG
+from proxy.membership import join
 from proxy.parts import PARTS, Parts
-from proxy.rollouts import REWARD_MARK, STATUSES, Rollout, read_marks, read_rollout, write_fields
-from storage.store import FieldsChanged, RolloutGone, StorageError, StoredRollout
+from proxy.rollouts import STATUSES, Rollout, read_marks, read_rollout, write_fields
+from storage.store import FieldsChanged, StorageError, StoredRollout
 
 _LISTED = 100
 _MOST_LISTED = 1000
@@ -47,8 +49,9 @@ async def open_rollout(request: web.Request) -> web.Response:
             else f"the rollout {name!r} is there already: a call brought it into being",
             param="rollout_id",
         )
-    shown = {**_opened(request, parts, stored), "api_key": mint(name, stored.birth, parts.secret)}
-    return _json(shown, status=201 if stored.created else 200)
+    if opening.group_id is not None:
+        await join(parts.store, parts.clock, stored, opening.group_id)
+    return _json(opened(request, parts, stored), status=201 if stored.created else 200)
 
 
 async def list_rollouts(request: web.Request) -> web.Response:
@@ -98,26 +101,44 @@ async def show_rollout(request: web.Request) -> web.Response:
 
 
 async def patch_rollout(request: web.Request) -> web.Response:
-    """`PATCH /rollouts/{id}`: rewards, advantages, metadata; what is not given stays."""
+    """`PATCH /rollouts/{id}`: rewards, advantages, metadata; what is not given stays.
+
+    Rewards and advantages stay as they are from when the rollout's group is claimed.
+    """
     parts = request.app[PARTS]
     rollout = await rollout_of(request)
     patch = read_as(PatchRollout, await request.read())
-    for step_id in patch.step_rewards:
-        if await parts.store.find(rollout.rollout_id, step_id) is None:
-            raise NotValid(f"step_rewards: the rollout has no step {step_id!r}", param="step_rewards")
+    await check_step_rewards(parts, rollout, patch.step_rewards)
     given = patch.model_dump(include={"reward", "advantages", "metadata"} & patch.model_fields_set)
-    fields = {name: None if value is None else orjson.dumps(value) for name, value in given.items()}
-    now_ms = parts.clock.now_ms()
-    if patch.step_rewards:
-        marks = {REWARD_MARK + step_id: orjson.dumps(reward) for step_id, reward in patch.step_rewards.items()}
+    while True:
+        fields = _changes(rollout, given, patch.step_rewards)
+        signals = fields.keys() - {"metadata"}
+        if signals and rollout.claimed_by is not None:
+            raise Conflict(
+                f"the group of rollout {rollout.rollout_id!r} was claimed: its rewards and advantages stay as they are",
+                param=min(signals),
+            )
+        expect = write_fields({"step_rewards": rollout.step_rewards or None})
+        expected = {"claimed_by": None, "step_rewards": expect.get("step_rewards")} if signals else {}
         try:
-            await parts.store.mark(rollout.rollout_id, rollout.birth, marks, now_ms=now_ms)
-        except RolloutGone:
-            raise no_rollout(rollout.rollout_id) from None
-    stored = await parts.store.amend(rollout.rollout_id, fields, expect={}, now_ms=now_ms)
-    if stored is None:
-        raise no_rollout(rollout.rollout_id)
-    return _json(await _shown(request, parts, read_rollout(stored)))
+            stored = await parts.store.amend(rollout.rollout_id, fields, expect=expected, now_ms=parts.clock.now_ms())
+        except FieldsChanged as changed:
+            rollout = read_rollout(changed.rollout)  # somebody was quicker: look again
+            continue
+        if stored is None:
+            raise no_rollout(rollout.rollout_id)
+        return _json(await _shown(request, parts, read_rollout(stored)))
+
+
+def _changes(rollout: Rollout, given: Mapping[str, Any], step_rewards: Mapping[str, Any]) -> dict[str, bytes | None]:
+    """The fields that are to change; what is asked again changes nothing."""
+    merged = {**rollout.step_rewards, **step_rewards}
+    wanted = {**given, **({"step_rewards": merged} if step_rewards else {})}
+    return {
+        name: None if value is None else orjson.dumps(value)
+        for name, value in wanted.items()
+        if value != getattr(rollout, name)
+    }
 
 
 async def finish_rollout(request: web.Request) -> web.Response:
@@ -145,18 +166,20 @@ async def finish_rollout(request: web.Request) -> web.Response:
             raise no_rollout(name)
         rollout = read_rollout(stored)
         parts.recorder.hold(_count_drift(parts, rollout))
+        await member_finished(parts, rollout)
         return _json(await _shown(request, parts, rollout))
     if rollout.status != finish.status:
         raise Conflict(f"the rollout {name!r} is {rollout.status} already, not {finish.status}", param="status")
     if finish.reward not in (None, rollout.reward):
         raise Conflict(f"the rollout {name!r} was finished with another reward; PATCH changes rewards", param="reward")
+    await member_finished(parts, rollout)  # the first finish may have died before it came so far
     return _json(await _shown(request, parts, rollout))
 
 
 async def _count_drift(parts: Parts, rollout: Rollout) -> None:
     """Nobody waits for it: it reads all steps of the rollout."""
     try:
-        steps, _ = await read_steps(parts, rollout, whole=True)
+        steps = await read_steps(parts, rollout, whole=True)
         await count_drift(parts, rollout.rollout_id, rollout.birth, steps)
     except (ProxyError, StorageError) as error:
         LOG.error("drift is not counted: %s", error, extra={"fields": {"rollout_id": rollout.rollout_id}})
@@ -168,10 +191,11 @@ async def delete_rollout(request: web.Request) -> web.Response:
     return web.Response(status=204)
 
 
-def _opened(request: web.Request, parts: Parts, stored: StoredRollout) -> dict[str, Any]:
+def opened(request: web.Request, parts: Parts, stored: StoredRollout) -> dict[str, Any]:
     """What an opening answers: the rollout without what changes with time, so that it is the same answer again."""
     shown = _terms(request, parts, read_rollout(stored))
-    return {**shown, "status": "open", "created_ms": stored.created_ms}
+    key = mint(stored.name, stored.birth, parts.secret)
+    return {**shown, "status": "open", "created_ms": stored.created_ms, "api_key": key}
 
 
 async def _shown(request: web.Request, parts: Parts, rollout: Rollout) -> dict[str, Any]:
@@ -184,12 +208,13 @@ async def _shown(request: web.Request, parts: Parts, rollout: Rollout) -> dict[s
         "counts": {**counts, "undelivered": len(marks.undelivered)},
         "drift": marks.drift,
         "reward": rollout.reward,
-        "step_rewards": marks.rewards,
+        "step_rewards": rollout.step_rewards,
         "advantages": rollout.advantages,
         "metadata": rollout.metadata,
         "created_ms": rollout.created_ms,
         "touched_ms": rollout.touched_ms,
         "finished_ms": rollout.finished_ms,
+        "claimed_by": rollout.claimed_by,
     }
 
 

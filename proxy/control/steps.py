@@ -4,7 +4,7 @@ Holds the reading of steps out of the store, with what was learnt of them since,
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from math import isfinite
 from typing import Any, TypeVar
@@ -15,10 +15,10 @@ from aiohttp import web
 
 from proxy.control.access import no_rollout, number_of, only_known, rollout_of
 from proxy.drifting import find_drift
-from proxy.errors import NotFound, ProxyError
+from proxy.errors import NotFound, NotValid, ProxyError
 from proxy.export.containers import Ndjson, container_for
 from proxy.parts import PARTS, Parts
-from proxy.rollouts import Marks, Rollout, read_marks
+from proxy.rollouts import Rollout, read_marks
 from proxy.trajectory import fidelity
 from proxy.trajectory.blocks import BlockReader
 from proxy.trajectory.outline import outline
@@ -40,8 +40,8 @@ class DamagedStep(ProxyError):
     code = "damaged_step"
 
 
-async def read_steps(parts: Parts, rollout: Rollout, *, whole: bool) -> tuple[list[Step], Marks]:
-    """All steps of a rollout, as delivered as they turned out to be, and its marks.
+async def read_steps(parts: Parts, rollout: Rollout, *, whole: bool) -> list[Step]:
+    """All steps of a rollout, as delivered as they turned out to be.
 
     Without `whole`, requests and responses stay unread: rows of ids need neither.
     """
@@ -56,46 +56,61 @@ async def aside(steps: int, work: Callable[[], T]) -> T:
     return work() if steps < _IN_THREAD_FROM_STEPS else await asyncio.to_thread(work)
 
 
-def facts_of(rollout: Rollout, marks: Marks) -> RolloutFacts:
+def facts_of(rollout: Rollout) -> RolloutFacts:
     """What exported rows tell of a rollout."""
     return RolloutFacts(
         rollout_id=rollout.rollout_id,
         group_id=rollout.group_id,
         status=rollout.status,
         reward=rollout.reward,
-        step_rewards=marks.rewards,
+        step_rewards=rollout.step_rewards,
         advantages=rollout.advantages,
         metadata=rollout.metadata,
     )
 
 
-async def _decoded(
-    parts: Parts, rollout: Rollout, records: Sequence[bytes], start: int, *, whole: bool
-) -> tuple[list[Step], Marks]:
-    """The steps of records, the first of which stands at `start`, and the rollout's marks.
+async def _decoded(parts: Parts, rollout: Rollout, records: Sequence[bytes], start: int, *, whole: bool) -> list[Step]:
+    """The steps of records, the first of which stands at `start`.
 
     Blocks are read after records: so none is missing that a record leans on. Raises NotFound if the rollout is not the
     one it was when its records were read: half of it, or halves of two, would be shown.
     """
     name = rollout.rollout_id
     reader = BlockReader(await parts.store.blocks(name))
-    marks = read_marks(await parts.store.marks(name))
+    undelivered = read_marks(await parts.store.marks(name)).undelivered
     stored = await parts.store.look(name)
     if stored is None or stored.birth != rollout.birth:
         raise no_rollout(name)
 
     def decoded() -> list[Step]:
-        return [_read(record, reader, start + at, marks, whole=whole) for at, record in enumerate(records)]
+        return [_read(record, reader, start + at, undelivered, whole=whole) for at, record in enumerate(records)]
 
-    return await aside(len(records), decoded), marks
+    return await aside(len(records), decoded)
 
 
-def _read(record: bytes, reader: BlockReader, index: int, marks: Marks, *, whole: bool) -> Step:
+def _read(record: bytes, reader: BlockReader, index: int, undelivered: Collection[str], *, whole: bool) -> Step:
     try:
         step = decode(record, reader, index, whole=whole)
     except UnreadableRecord as error:
         raise DamagedStep(f"the step at index {index} cannot be read: {error}") from error
-    return replace(step, delivered=False) if step.step_id in marks.undelivered else step
+    return replace(step, delivered=False) if step.step_id in undelivered else step
+
+
+async def check_step_rewards(parts: Parts, rollout: Rollout, rewards: Mapping[str, float | list[float]]) -> None:
+    """Raises NotValid for rewards of a step that is not there, or that has not as many tokens."""
+    for step_id, given in rewards.items():
+        found = await parts.store.find(rollout.rollout_id, step_id)
+        if found is None:
+            raise NotValid(f"step_rewards: the rollout has no step {step_id!r}", param="step_rewards")
+        if isinstance(given, list):
+            (step,) = await _decoded(parts, rollout, [found[1]], found[0], whole=False)
+            counts = [len(choice.ids) for choice in step.choices]
+            if counts != [len(given)]:
+                raise NotValid(
+                    f"step_rewards: step {step_id!r} sampled {' and '.join(map(str, counts)) or 'no'} tokens, and there are "
+                    f"{len(given)} rewards; a list has one for each sampled token of a step with one choice",
+                    param="step_rewards",
+                )
 
 
 async def list_steps(request: web.Request) -> web.Response:
@@ -107,14 +122,14 @@ async def list_steps(request: web.Request) -> web.Response:
     rollout = await rollout_of(request)
     start = 0 if after is None else after + 1
     records = await parts.store.read(rollout.rollout_id, start, limit)
-    steps, marks = await _decoded(parts, rollout, records, start, whole=True)
+    steps = await _decoded(parts, rollout, records, start, whole=True)
     following = start + len(steps) - 1 if len(steps) == limit else None
     container = container_for(request.headers.get("Accept"), None)
 
     def written() -> bytes:
         if isinstance(container, Ndjson):
-            return b"".join(orjson.dumps(step_json(step, marks)) + b"\n" for step in steps)
-        return orjson.dumps({"steps": [step_json(step, marks) for step in steps], "after": following})
+            return b"".join(orjson.dumps(step_json(step, rollout)) + b"\n" for step in steps)
+        return orjson.dumps({"steps": [step_json(step, rollout) for step in steps], "after": following})
 
     return web.Response(body=await aside(len(steps), written), content_type=container.content_type)
 
@@ -128,21 +143,21 @@ async def show_step(request: web.Request) -> web.Response:
     if found is None:
         raise NotFound(f"the rollout {rollout.rollout_id!r} has no step {step_id!r}", param="step_id")
     index, record = found
-    (step,), marks = await _decoded(parts, rollout, [record], index, whole=True)
-    return web.Response(body=orjson.dumps(step_json(step, marks)), content_type="application/json")
+    (step,) = await _decoded(parts, rollout, [record], index, whole=True)
+    return web.Response(body=orjson.dumps(step_json(step, rollout)), content_type="application/json")
 
 
 async def show_tree(request: web.Request) -> web.Response:
     """`GET /rollouts/{id}/tree`."""
     rollout = await rollout_of(request)
     parts = request.app[PARTS]
-    steps, marks = await read_steps(parts, rollout, whole=True)
+    steps = await read_steps(parts, rollout, whole=True)
     drift = await find_drift(parts, steps)
-    body = await aside(len(steps), lambda: orjson.dumps(outline(steps, facts_of(rollout, marks), drift)))
+    body = await aside(len(steps), lambda: orjson.dumps(outline(steps, facts_of(rollout), drift)))
     return web.Response(body=body, content_type="application/json")
 
 
-def step_json(step: Step, marks: Marks) -> dict[str, Any]:
+def step_json(step: Step, rollout: Rollout) -> dict[str, Any]:
     """A step as people see it. `prompt_ids` is null where there are several prompts: then `prompts` has them."""
     one = step.prompts[0].tolist() if len(step.prompts) == 1 else None
     return {
@@ -165,7 +180,7 @@ def step_json(step: Step, marks: Marks) -> dict[str, Any]:
         "status": step.status,
         "reason": step.reason,
         "delivered": step.delivered,
-        "reward": marks.rewards.get(step.step_id),
+        "reward": rollout.step_rewards.get(step.step_id),
         "policy_version": step.policy_version,
         "policy_version_end": step.policy_version_end,
         "fidelity": {

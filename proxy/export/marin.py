@@ -49,14 +49,14 @@ class MarinFormat(TurnView):
     def turn(self, turn: Sampled, source: Source) -> dict[str, Any]:
         """The rollout. The example is the group, unless `env_example_id` in the metadata says which it is."""
         facts = source.facts
-        reward = step_reward(turn.step, source)
+        reward, one_by_one = step_reward(turn.step, source), facts.token_rewards(turn.step.step_id)
         told = {
             "env_name": source.env_name(),
             "env_example_id": str(facts.metadata.get("env_example_id") or facts.group_id or facts.rollout_id),
             "prompt_tokens": turn.prompt,
             "response_tokens": turn.ids,
             "response_logprobs": turn.logprobs,
-            "token_rewards": [reward] * len(turn.ids),
+            "token_rewards": [reward] * len(turn.ids) if one_by_one is None else list(one_by_one)[: len(turn.ids)],
             "episode_reward": source.reward(),
             "is_truncated": turn.choice.finish_reason == "length",
             "metadata": {

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from proxy.export.base import Batched, Inexpressible
 from proxy.export.columns import BITS, COUNT, FLAG, IDS, JSON, LOGPROBS, TEXT, Columns
 from proxy.export.turnwise import Sampled, TurnView
-from proxy.export.views import SequenceView, Source, logprobs_of, step_reward_ends
+from proxy.export.views import SequenceView, Source, logprobs_of, step_reward_ends, turn_rewards
 from proxy.trajectory.sequence import Row
 
 _COLUMNS: Columns = {
@@ -69,12 +69,10 @@ class SkyRlStepwiseFormat(_Output, TurnView):
         """The output of one turn."""
         if turn.choice.finish_reason == "stop" and turn.stop_token_sampled is not True:
             raise _without_eos(source)
-        own = source.facts.step_rewards.get(turn.step.step_id)
-        at_end = source.reward() if own is None and turn.is_last else float(own or 0.0)
         return {
             "prompt_token_ids": [turn.prompt],
             "response_ids": [turn.ids],
-            "rewards": [[0.0] * (len(turn.ids) - 1) + [at_end]],
+            "rewards": [turn_rewards(turn.step.step_id, len(turn.ids), source, is_last=turn.is_last)],
             "loss_masks": [[1] * len(turn.ids)],
             "rollout_logprobs": [turn.logprobs],
             "is_last_step": [turn.is_last],

@@ -66,10 +66,16 @@ def _row(facts: RolloutFacts, step: Step, choice: Choice) -> dict[str, Any]:
         "stop_reason": choice.stop_reason,
         "policy_version": step.policy_version,
         "temperature": step.sampling.get("temperature"),
-        "reward": facts.step_rewards.get(step.step_id, facts.reward),
+        "reward": _reward(step, facts),
         "metadata": dict(facts.metadata),
     }
     return {**row, **_rare(step, choice)}
+
+
+def _reward(step: Step, facts: RolloutFacts) -> float | None:
+    """The step's own reward, else the rollout's."""
+    own = facts.step_reward(step.step_id)
+    return facts.reward if own is None else own
 
 
 def _rare(step: Step, choice: Choice) -> dict[str, Any]:

@@ -98,8 +98,8 @@ def _sampled(step: Step, index: int, source: Source) -> Sampled:
 
 def step_reward(step: Step, source: Source) -> float:
     """The step's own reward, else the rollout's."""
-    own = source.facts.step_rewards.get(step.step_id)
-    return source.reward() if own is None else float(own)
+    own = source.facts.step_reward(step.step_id)
+    return source.reward() if own is None else own
 
 
 def prompt_fill(source: Source) -> float:

@@ -165,12 +165,25 @@ def versions_of(row: Row, source: Source) -> list[int]:
 
 
 def step_reward_ends(row: Row, source: Source) -> list[float]:
-    """Rewards by response token: a step's own at its last token; the rollout's at the last of all, if that has none."""
+    """Rewards by response token: a step's own at its last token, unless it was given them token by token.
+
+    The rollout's is at the last token of all, if the last step has none of its own.
+    """
     told = [0.0] * (len(row.token_ids) - row.prompt_len)
-    rewards = source.facts.step_rewards
-    *earlier, last = turns(row)
-    for turn in earlier:
-        told[turn.end - row.prompt_len - 1] = float(rewards.get(turn.step_id, 0.0))
-    own = rewards.get(last.step_id)
-    told[-1] = source.reward() if own is None else float(own)
+    *_, last = found = turns(row)
+    for turn in found:
+        start, end = turn.start - row.prompt_len, turn.end - row.prompt_len
+        told[start:end] = turn_rewards(turn.step_id, end - start, source, is_last=turn is last)
     return told
+
+
+def turn_rewards(step_id: str, count: int, source: Source, *, is_last: bool) -> list[float]:
+    """The rewards of a turn's sampled tokens; of the last turn without a reward of its own, the rollout's at its end."""
+    one_by_one = source.facts.token_rewards(step_id)
+    if one_by_one is None:
+        own = source.facts.step_reward(step_id)
+        at_end = source.reward() if own is None and is_last else own or 0.0
+        return [*[0.0] * (count - 1), at_end]
+    if len(one_by_one) != count:
+        raise source.refuse(f"step {step_id!r} has {len(one_by_one)} rewards by token for {count} tokens")
+    return list(map(float, one_by_one))

@@ -3,19 +3,35 @@
 Holds the few facts of a rollout that a row carries, and nothing of its steps.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import fsum
 from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutFacts:
-    """A rollout, as its rows tell of it. `step_rewards` is by step id; `advantages` is as the trainer gave it."""
+    """A rollout, as its rows tell of it.
+
+    `step_rewards` is by step id: a number, or one for each sampled token. `advantages` is as the trainer gave it.
+    """
 
     rollout_id: str
     group_id: str | None = None
     status: str = "open"
     reward: float | None = None
-    step_rewards: Mapping[str, float] = field(default_factory=dict)
+    step_rewards: Mapping[str, float | Sequence[float]] = field(default_factory=dict)
     advantages: Any = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def step_reward(self, step_id: str) -> float | None:
+        """The step's own reward, which is the sum of its tokens'; None if it was given none."""
+        given = self.step_rewards.get(step_id)
+        if given is None:
+            return None
+        return float(given) if isinstance(given, int | float) else fsum(given)
+
+    def token_rewards(self, step_id: str) -> Sequence[float] | None:
+        """The rewards of the step's sampled tokens; None if they were not given one by one."""
+        given = self.step_rewards.get(step_id)
+        return None if given is None or isinstance(given, int | float) else given

@@ -66,18 +66,18 @@ class Exchange:
         except (TypeError, KeyError, AttributeError):
             return None  # `tokens` will say what is wrong with it
 
-    def finish(self, timing: Timing) -> Outcome:
-        """The engine's answer is over."""
+    def finish(self, timing: Timing, policy_version: str | None = None) -> Outcome:
+        """The engine's answer is over; `policy_version` is the one announced now."""
         end, answer = self._concluded()
         reason = None if answer.ended else "the engine's answer ended without its terminal event"
-        return Outcome(end, self._step(answer, timing, reason=reason, delivered=True), broken=False)
+        return Outcome(end, self._step(answer, timing, policy_version, reason=reason, delivered=True), broken=False)
 
-    def abort(self, reason: str, timing: Timing, *, delivered: bool) -> Outcome:
+    def abort(self, reason: str, timing: Timing, *, delivered: bool, policy_version: str | None = None) -> Outcome:
         """The call broke off: the client left (`delivered` false), or the engine was lost."""
         end, answer = self._concluded()
         error = answer.error if answer.response is not None else None  # a body cut short is no error of the engine
         cut = Answer(answer.response, ended=False, error=error, problems=answer.problems)
-        return Outcome(end, self._step(cut, timing, reason=reason, delivered=delivered), broken=True)
+        return Outcome(end, self._step(cut, timing, policy_version, reason=reason, delivered=delivered), broken=True)
 
     def _concluded(self) -> tuple[bytes, Answer]:
         """The withheld end and what was understood: asked once of the reply."""
@@ -85,7 +85,9 @@ class Exchange:
             self._conclusion = self._reply.finish()
         return self._conclusion
 
-    def _step(self, answer: Answer, timing: Timing, *, reason: str | None, delivered: bool) -> Step:
+    def _step(
+        self, answer: Answer, timing: Timing, version_now: str | None, *, reason: str | None, delivered: bool
+    ) -> Step:
         plan = self._plan
         status: Status = "error" if answer.error is not None else "complete" if answer.ended else "partial"
         packed = self._tokens(answer.response)
@@ -93,6 +95,8 @@ class Exchange:
         usage = None if answer.response is None else answer.response.get("usage")
         usage = usage if isinstance(usage, dict) else None
         first, last = _versions(choices, plan.policy_version)
+        if version_now is not None and not packed.has_versions:
+            last = version_now  # which of its tokens the new weights sampled, the engine does not say
         evidence = fidelity.Evidence(
             prompts=prompts,
             choices=choices,
@@ -149,12 +153,16 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """The engine's lists as arrays: the prompts, the choices, the problems met on the way, and what is worth a note."""
+    """The engine's lists as arrays: the prompts, the choices, the problems met on the way, and what is worth a note.
+
+    `has_versions`: the engine itself said which weights sampled the tokens.
+    """
 
     prompts: tuple[Ids, ...] = ()
     choices: tuple[Choice, ...] = ()
     problems: frozenset[str] = frozenset()
     notes: Mapping[str, Any] = field(default_factory=dict)
+    has_versions: bool = False
 
 
 def pack_tokens(tokens: Tokens, samples: int | None, policy_version: str | None) -> Packed:
@@ -196,7 +204,8 @@ def pack_tokens(tokens: Tokens, samples: int | None, policy_version: str | None)
         problems.add("mixed_prompts")  # an index would point to the wrong prompt
     else:
         packed = tuple(pack_ids(ids) for ids in prompts.values())
-    return Packed(packed, tuple(choices), frozenset(problems), tokens.notes)
+    has_versions = any(sampled.spans is not None for sampled in tokens.choices)
+    return Packed(packed, tuple(choices), frozenset(problems), tokens.notes, has_versions)
 
 
 def _spans(sampled: Sampled, count: int, policy_version: str | None) -> tuple[Span, ...] | None:

@@ -61,6 +61,32 @@ class Face:
         assert 200 == answer.status, answer.text
         return SimpleNamespace(message=answer.json["choices"][0]["message"], step_id=answer.headers["X-Step-Id"])
 
+    async def put(self, path: str, body=None):
+        return await self.call("PUT", path, json=body)
+
+    async def group(self, name: str, *rewards: float | None, finish: bool = True, **terms) -> list[str]:
+        """A group with a rollout of one call for each reward, finished: the ids of its rollouts."""
+        opened = await self.post("/groups", {"group_id": name, "size": len(rewards), "rollout": terms})
+        assert 201 == opened.status, opened.text
+        members = [rollout["rollout_id"] for rollout in opened.json["rollouts"]]
+        for member, reward in zip(members, rewards, strict=True):
+            await self.chat(member)
+            if finish:
+                await self.finish(member, reward=reward)
+        return members
+
+    async def finish(self, rollout: str, **said):
+        said = {name: value for name, value in said.items() if value is not None}
+        return await self.post(f"/rollouts/{rollout}/finish", {"status": "completed", **said})
+
+    async def claim(self, **said):
+        answer = await self.post("/batches/claim", {"consumer": "trainer", **said})
+        assert 200 == answer.status, answer.text
+        return answer.json
+
+    async def status(self, group: str) -> str:
+        return (await self.get(f"/groups/{group}")).json["status"]
+
     async def turns(self, rollout: str, count: int) -> list[str]:
         """A conversation of so many turns: the ids of its steps."""
         messages, steps = [], []

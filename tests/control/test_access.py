@@ -1,14 +1,13 @@
 """Who may use the control face."""
 
+import re
+
 import pytest
 
 from proxy.control import CONTROL_ROUTES
 
 OPEN = {"/health", "/ready"}
-ROUTES = [
-    (route.method, route.path.replace("{rollout_id:[^/]+}", "r1").replace("{step_id:[^/]+}", "s1"))
-    for route in CONTROL_ROUTES
-]
+ROUTES = [(route.method, re.sub(r"\{\w+:\[\^/\]\+\}", "r1", route.path)) for route in CONTROL_ROUTES]
 
 
 @pytest.fixture

@@ -198,11 +198,11 @@ async def test_a_patch_that_is_not_valid_is_422_and_changes_nothing(proxy, body)
 async def test_a_patch_of_a_rollout_deleted_meanwhile_is_404(proxy, store):
     """The store is not to blame."""
     (step,) = await proxy.turns("r1", 1)
-    store.waiting["mark"], store.reached["mark"] = asyncio.Event(), asyncio.Event()
+    store.waiting["amend"], store.reached["amend"] = asyncio.Event(), asyncio.Event()
     patching = asyncio.ensure_future(proxy.patch("/rollouts/r1", {"step_rewards": {step: 1}}))
-    await store.reached["mark"].wait()
+    await store.reached["amend"].wait()
     await proxy.delete("/rollouts/r1")
-    store.waiting.pop("mark").set()
+    store.waiting.pop("amend").set()
 
     assert 404 == (await patching).status
 
@@ -268,3 +268,30 @@ async def test_an_unknown_rollout_is_404(proxy, path):
     answer = await proxy.get(f"/rollouts/nobody{path}")
 
     assert (404, "not_found_error") == (answer.status, answer.json["error"]["type"])
+
+
+async def test_a_step_is_rewarded_token_by_token(proxy):
+    """A list with one reward for each sampled token; with another length, or of several choices, it is 422."""
+    said = await proxy.chat("r1", max_tokens=3)
+    several = await proxy.chat("r1", n=2, max_tokens=3)
+    (step, _) = (await proxy.get("/rollouts/r1/steps")).json["steps"]
+    rewards = [0.5 * number for number, _ in enumerate(step["choices"][0]["ids"])]
+    answers = [
+        await proxy.patch("/rollouts/r1", {"step_rewards": {of: given}})
+        for of, given in ((said.step_id, [*rewards, 1]), (several.step_id, rewards), (said.step_id, rewards))
+    ]
+    rollout = (await proxy.get("/rollouts/r1")).json
+    shown = (await proxy.get(f"/rollouts/r1/steps/{said.step_id}")).json
+
+    assert [422, 422, 200] == [answer.status for answer in answers]
+    assert "step_rewards" == answers[0].json["error"]["param"]
+    assert {said.step_id: rewards} == rollout["step_rewards"]
+    assert rewards == shown["reward"]
+
+
+async def test_rewards_of_steps_given_at_once_are_all_kept(proxy):
+    """Whoever else gives some."""
+    steps = await proxy.turns("r1", 6)
+    await asyncio.gather(*(proxy.patch("/rollouts/r1", {"step_rewards": {step: 1}}) for step in steps))
+
+    assert dict.fromkeys(steps, 1.0) == (await proxy.get("/rollouts/r1")).json["step_rewards"]

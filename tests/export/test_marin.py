@@ -41,6 +41,13 @@ def test_worked_example():
     assert EXAMPLES == worked.rows("marin")
 
 
+def test_rewards_token_by_token():
+    """Stand as they were given."""
+    rows = worked.rows("marin", facts=replace(worked.FACTS, step_rewards={"a": [0.5, 0.25, 0.0]}))
+
+    assert [[0.5, 0.25, 0.0], [1.0, 1.0]] == [row["token_rewards"] for row in rows]
+
+
 def test_groups():
     """A RolloutGroup has equal prompts: the first steps make one, later steps join those that reached the same prompt."""
     form = FORMATS["marin"]

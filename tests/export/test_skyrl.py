@@ -59,6 +59,16 @@ def test_step_rewards():
     assert [[0, 0, 0.5], [0, 0.25]] == worked.gathered("skyrl_stepwise", all_)["rewards"]
 
 
+def test_rewards_token_by_token():
+    """As they were given; with another count than that of the step's tokens they are refused."""
+    given, wrong = (replace(worked.FACTS, step_rewards={"a": rewards}) for rewards in ([0.1, 0.2, 0.3], [0.1]))
+
+    assert [[0.1, 0.2, 0.3, 0, 0, 0, 0, 0, 1.0]] == worked.rows("skyrl", facts=given)[0]["rewards"]
+    assert [[0.1, 0.2, 0.3], [0, 1.0]] == worked.gathered("skyrl_stepwise", given)["rewards"]
+    with pytest.raises(Inexpressible, match="1 rewards by token for 3 tokens"):
+        worked.rows("skyrl", facts=wrong)
+
+
 def test_no_stop_token():
     """Where a stop string ended the answer there is no EOS to end with: refused. One cut by length says so, and is not."""
     stopped = worked.first(worked.sampled(worked.S1, worked.L1, stop_reason="END"))

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from storage.store import Entry, FieldsChanged, MissingBlocks, RolloutGone
+from storage.store import Entry, FieldsChanged, MissingBlocks, Notice, RolloutGone
 
 HOSTILE = (
     "a", "A", "a:b", "a:records:b", "{a}", "{a}{b}", "}{", "a\nb", "a\r\n$3\r\n", "../a", "a/b", "%41", "%", "*", "?", "[a-z]",
@@ -422,7 +422,7 @@ async def test_notices_are_told_by_every_open(store):
 
     told = [(await store.open(f"r{n}", {}, now_ms=1)).notices for n in range(40)]
 
-    assert [{"policy": b"2", "other": b""}] * 40 == told
+    assert [{"policy": Notice(b"2", 2), "other": Notice(b"", 1)}] * 40 == told
     assert told[0] == await store.notices.read()
     assert {} == (await store.groups.open("g", {}, now_ms=1)).notices
 

@@ -1,0 +1,160 @@
+"""What an export is asked for, and the rows that it is given.
+
+Holds the reading of options, out of a query or out of a claim, and the making of one rollout's rows. How rows of many are
+sent is `exports`', how groups are put together `groups`'.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import isfinite, nan
+from typing import Any, Final, cast
+
+from aiohttp import web
+
+from proxy.control.access import choice_of, number_of
+from proxy.control.models import ClaimBatch
+from proxy.control.steps import aside, facts_of, read_steps
+from proxy.errors import BadCall, Conflict
+from proxy.export import FORMATS, Fill, Format, Inexpressible, Rows
+from proxy.export.containers import CONTAINERS, Container, Json, Ndjson, Writer, container_for
+from proxy.parts import Parts
+from proxy.rollouts import Rollout
+from proxy.trajectory.retokenize import RETOKENIZED, retokenize
+from proxy.trajectory.sequence import Options
+from proxy.trajectory.step import Step
+
+_FILLS: Final = ("prompt_logprob", "pad_id", "prompt_length", "response_length")
+EXPORT_OPTIONS: Final = (
+    "format", "branches", "include", "max_len", "overlong", "container", "report", "advantage", *_FILLS,
+)  # fmt: skip
+GIVEN: Final = ("given", "none")  # advantages that need no group
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What an export is asked for. `advantage` is none, given, or how to estimate them from the group's rewards."""
+
+    form: Format
+    container: Container
+    options: Options
+    fill: Fill
+    advantage: str = "given"
+    report: bool = False
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether rows are gathered, so that one that fills a batch takes a thread."""
+        return not isinstance(self.container, Json | Ndjson)
+
+    async def rows(self, parts: Parts, rollout: Rollout) -> Rows:
+        """The rows of one rollout, with the advantages that it has.
+
+        Raises Conflict if the format cannot say it, NotFound if it was deleted meanwhile, DamagedStep, or StorageError.
+        """
+        retokenized = self.options.include == RETOKENIZED
+        steps = await read_steps(parts, rollout, whole=retokenized or self.form.whole)
+        if retokenized:
+            steps = await _retokenized(parts, steps)
+        # Loading a tokenizer takes seconds and may fail: only where a text is told.
+        decode = await _decode(parts, steps) if "full_text" in self.form.columns else None
+        fill = replace(self.fill, decode=decode)
+        facts = facts_of(replace(rollout, advantages=None) if self.advantage == "none" else rollout)
+        try:
+            return await aside(len(steps), lambda: self.form.rows(facts, steps, self.options, fill))
+        except Inexpressible as refusal:
+            raise Conflict(str(refusal), param="format") from None
+
+    def writer(self) -> Writer:
+        """A writer for one export. Raises BadCall where what it needs is not installed."""
+        try:
+            return self.container.writer(self.form)
+        except ValueError as error:
+            raise BadCall(str(error), param="container") from None
+
+    def render(self, rows: Sequence[Any], skipped: Sequence[Mapping[str, Any]]) -> bytes:
+        """All rows in their container."""
+        writer = self.writer()
+        report: Mapping[str, Any] | None = {"skipped": skipped} if self.report else None
+        return b"".join([writer.opening(), *map(writer.row, rows), writer.closing(report)])
+
+
+def wanted_by_query(request: web.Request, advantages: Sequence[str] = GIVEN) -> Wanted:
+    """What a query asks for. Raises BadCall for an option that is unknown or not allowed, naming those that are."""
+    chosen = {
+        "branches": choice_of(request, "branches", ("all", "longest", "last"), "all"),
+        "include": choice_of(request, "include", ("exact", "flagged", RETOKENIZED), "exact"),
+        "overlong": choice_of(request, "overlong", ("cut", "drop", "keep"), "cut"),
+    }
+    return Wanted(
+        form=FORMATS[choice_of(request, "format", FORMATS, "sequences")],
+        container=_container_of(request),
+        options=Options(**cast("Any", chosen), max_len=number_of(request, "max_len", None, least=1)),
+        fill=Fill(
+            prompt_logprob=_logprob_of(request, "prompt_logprob"),
+            pad_id=number_of(request, "pad_id", 0, least=0) or 0,
+            prompt_length=number_of(request, "prompt_length", None, least=1),
+            response_length=number_of(request, "response_length", None, least=1),
+        ),
+        advantage=choice_of(request, "advantage", advantages, "given"),
+        report=choice_of(request, "report", ("true", "false"), "false") == "true",
+    )
+
+
+def wanted_by_claim(claim: ClaimBatch) -> Wanted:
+    """What a claim asks for. Raises BadCall for a format that is not known."""
+    if claim.format not in FORMATS:
+        raise BadCall(f"format={claim.format!r} is not known; known are {', '.join(FORMATS)}", param="format")
+    return Wanted(
+        form=FORMATS[claim.format],
+        container=CONTAINERS["json"],
+        options=Options(branches=claim.branches, include=claim.include, max_len=claim.max_len, overlong=claim.overlong),
+        fill=Fill(
+            prompt_logprob=claim.prompt_logprob,
+            pad_id=claim.pad_id,
+            prompt_length=claim.prompt_length,
+            response_length=claim.response_length,
+        ),
+        advantage=claim.advantage,
+    )
+
+
+def _container_of(request: web.Request) -> Container:
+    try:
+        return container_for(request.headers.get("Accept"), request.query.get("container"))
+    except ValueError as error:
+        raise BadCall(str(error), param="container") from None
+
+
+async def _decode(parts: Parts, steps: Sequence[Step]) -> Callable[[Sequence[int]], str] | None:
+    """What makes text of these steps' ids: the tokenizer of the one endpoint that they came from."""
+    names = {step.engine.name for step in steps}
+    tokenizer = await parts.tokenizers.of(names.pop()) if len(names) == 1 else None
+    return tokenizer.decode if tokenizer else None
+
+
+def _logprob_of(request: web.Request, name: str) -> float | None:
+    """A query parameter that is a number. Raises BadCall."""
+    given = request.query.get(name)
+    if given is None:
+        return None
+    try:
+        value = float(given)
+    except ValueError:
+        value = nan
+    if not isfinite(value):
+        raise BadCall(f"{name} must be a number, not {given!r}", param=name)
+    return value
+
+
+async def _retokenized(parts: Parts, steps: Sequence[Step]) -> list[Step]:
+    """The steps, with ids made for those that have none, by the tokenizers of their endpoints. Raises NotValid."""
+    names = {step.engine.name for step in steps}
+    tokenizers = {name: tokenizer for name in names if (tokenizer := await parts.tokenizers.of(name)) is not None}
+
+    def made() -> list[Step]:
+        return [
+            retokenize(step, tokenizers[step.engine.name]) if step.engine.name in tokenizers else step for step in steps
+        ]
+
+    return await asyncio.to_thread(made)

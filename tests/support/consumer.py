@@ -1,0 +1,53 @@
+"""A consumer as a process of its own: claims two groups at a time, and acknowledges them, until there are none left.
+
+Run with the log and the proxies' URLs; a proxy that does not answer is left for the next one. Needs nothing installed.
+"""
+
+import json
+import os
+import random
+import sys
+import time
+import urllib.error
+import urllib.request
+
+LEASE_S = 0.6
+
+
+def main(log: str, *urls: str) -> None:
+    written = os.open(log, os.O_WRONLY | os.O_APPEND)
+    name = f"consumer-{os.getpid()}"
+    while batch := ask(urls, "/batches/claim", {"consumer": name, "groups": 2, "wait_s": 3, "lease_s": LEASE_S}):
+        if not batch["groups"]:
+            return
+        now = round(time.time() * 1000)
+        for group in batch["groups"]:
+            note(written, ["claimed", now, batch["batch_id"], group["group_id"], batch["lease_ms"]])
+        time.sleep(random.choice((0.01, 0.1, LEASE_S * 1.5)))
+        answer = ask(urls, f"/batches/{batch['batch_id']}/ack", {})
+        for group in answer["acked"] if answer else ():
+            note(written, ["acked", batch["batch_id"], group])
+
+
+def ask(urls, path, body):
+    """The answer; None if the lease was lost."""
+    for url in urls * 20:
+        request = urllib.request.Request(url + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+        try:
+            with urllib.request.urlopen(request, timeout=10) as answer:
+                return json.loads(answer.read())
+        except urllib.error.HTTPError as error:
+            if error.code == 409:
+                return None
+            time.sleep(0.05)
+        except OSError:
+            time.sleep(0.05)
+    raise SystemExit("no proxy answers")
+
+
+def note(written, line):
+    os.write(written, json.dumps(line).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
