@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from proxy.client.asking import ClientError
 from proxy.client.awaiting import AsyncClient
-from proxy.client.batches import Batch, Batches
+from proxy.client.batches import Batch
 from proxy.client.blocking import Client
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 __all__ = [
     "AsyncClient",
     "Batch",
-    "Batches",
     "Client",
     "ClientError",
     "ManagedServer",

@@ -1,10 +1,11 @@
 """The client that awaits.
 
-Holds the sending over httpx2 and one method a route, as `blocking` does. What is asked stands in `verbs`, what is answered in `shapes`.
+Holds the sending over httpx2 and one method a route, as `blocking` does. What is asked stands in `verbs`, what is answered
+in `shapes`.
 """
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from asyncio import sleep
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import Any, Literal, Self, cast
 
@@ -12,6 +13,7 @@ import httpx2 as httpx
 
 from proxy.client import verbs
 from proxy.client.asking import Ask, ClientError, pause_before_again, read_line, refusal
+from proxy.client.batches import Batch, claim_batches
 from proxy.client.shapes import Opened, Rollout, Step
 
 
@@ -101,8 +103,11 @@ class AsyncClient:
         return cast("dict[str, Any]", await self._ask(verbs.tree(rollout_id)))
 
     def export_rollout(
-        self, rollout_id: str, format: str = "sequences", **options: Any
-    ) -> AsyncIterator[dict[str, Any]]:  # noqa: A002
+        self,
+        rollout_id: str,
+        format: str = "sequences",  # noqa: A002 - as the route calls it
+        **options: Any,
+    ) -> AsyncIterator[dict[str, Any]]:
         """The rows of one rollout in a trainer's format, read as they come. Options are those of the route."""
         return self._lines(verbs.export(f"/rollouts/{verbs.named(rollout_id)}", {"format": format, **options}))
 
@@ -152,6 +157,20 @@ class AsyncClient:
         """Hold a batch for so long from now on."""
         await self._ask(verbs.settle(batch_id, "extend", {"lease_s": lease_s}))
 
+    def batches(
+        self, *, consumer: str, groups: int, wait_s: float | None = None, lease_s: float = 60.0, **wanted: Any
+    ) -> AsyncGenerator[Batch, None]:
+        """Batches of up to so many complete groups, each held while the body of the loop works on it.
+
+            async for batch in client.batches(consumer="trainer-0", groups=4, format="trl"):
+                train(batch.rows)
+
+        A batch is acknowledged when the body goes on to the next, or by `await batch.ack()`. Left in any other way (an
+        exception, `break`) it is released, so that nothing is lost: `ack` before a `break`. The loop ends when nothing
+        came for `wait_s`; None waits for ever.
+        """
+        return claim_batches(self, consumer=consumer, groups=groups, wait_s=wait_s, lease_s=lease_s, **wanted)
+
     async def policy(self) -> dict[str, Any]:
         """The policy version that is stamped on steps when the engine reports none."""
         return cast("dict[str, Any]", await self._ask(Ask("GET", "/policy")))
@@ -159,14 +178,6 @@ class AsyncClient:
     async def put_policy(self, version: str | int) -> dict[str, Any]:
         """Say which policy version the engines serve now."""
         return cast("dict[str, Any]", await self._ask(verbs.put_policy(version)))
-
-    async def pause(self, mode: Literal["wait", "reject"] = "wait", *, drain_s: float | None = None) -> dict[str, Any]:
-        """Hold new calls while weights change; `drain_s` waits so long for those in flight."""
-        return cast("dict[str, Any]", await self._ask(verbs.pause(mode, drain_s)))
-
-    async def resume(self) -> dict[str, Any]:
-        """Let calls through again."""
-        return cast("dict[str, Any]", await self._ask(Ask("POST", "/policy/resume")))
 
     async def _listed(self, noun: str, filters: Mapping[str, Any]) -> AsyncIterator[Any]:
         cursor = None
@@ -201,7 +212,7 @@ class AsyncClient:
                 pause = pause_before_again(error, attempt, self._attempts)
                 if pause is None:
                     raise
-                await asyncio.sleep(pause)
+                await sleep(pause)
         raise AssertionError("the last attempt returns or raises")
 
     async def _send(self, ask: Ask, *, stream: bool) -> httpx.Response:

@@ -155,14 +155,6 @@ class Client:
         """Say which policy version the engines serve now."""
         return cast("dict[str, Any]", self._ask(verbs.put_policy(version)))
 
-    def pause(self, mode: Literal["wait", "reject"] = "wait", *, drain_s: float | None = None) -> dict[str, Any]:
-        """Hold new calls while weights change; `drain_s` waits so long for those in flight."""
-        return cast("dict[str, Any]", self._ask(verbs.pause(mode, drain_s)))
-
-    def resume(self) -> dict[str, Any]:
-        """Let calls through again."""
-        return cast("dict[str, Any]", self._ask(Ask("POST", "/policy/resume")))
-
     def _listed(self, noun: str, filters: Mapping[str, Any]) -> Iterator[Any]:
         cursor = None
         while True:

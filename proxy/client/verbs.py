@@ -83,14 +83,9 @@ def put_policy(version: str | int) -> Ask:
     return Ask("PUT", "/policy", {"version": version})
 
 
-def pause(mode: str, drain_s: float | None) -> Ask:
-    """`POST /policy/pause`, which may wait for `drain_s`."""
-    return Ask("POST", "/policy/pause", {"mode": mode}, query(drain_s=drain_s), wait_s=drain_s or 0.0)
-
-
 def named(name: str) -> str:
-    """An id as it stands in a path."""
-    return quote(name, safe="")
+    """An id as it stands in a path; one of dots alone would be taken for a folder."""
+    return quote(name, safe="").replace(".", "%2E") if set(name) == {"."} else quote(name, safe="")
 
 
 def said(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,181 @@
+"""Batches: held while the trainer works, acknowledged when it goes on, given back when it does not."""
+
+import asyncio
+from contextlib import aclosing
+
+import pytest
+from aiohttp import web
+
+from proxy.client import AsyncClient, ClientError
+
+ROWS = [{"row": 1}, {"row": 2}]
+
+
+class Batching:
+    """The routes of batches, as far as one consumer sees them: what is ready, and what was said of each batch."""
+
+    def __init__(self, engine) -> None:
+        self.ready: list[list[dict]] = []
+        self.said: list[tuple] = []
+        self.lost: set[str] = set()
+        self.extended = asyncio.Event()
+        self.arrived = asyncio.Event()
+        engine.answering = self.answer
+
+    async def answer(self, request, body):
+        if request.path == "/batches/claim":
+            return await self.claim(body)
+        _, _, batch, verb = request.path.split("/")
+        self.said.append((verb, batch, body))
+        if batch in self.lost:
+            self.extended.set()
+            error = {"message": "the lease ran out", "type": "conflict", "code": "lease_lost", "param": None}
+            return web.json_response({"error": error}, status=409)
+        if verb == "extend":
+            self.extended.set()
+        return web.json_response({})
+
+    async def claim(self, body):
+        self.said.append(("claim", body))
+        if not self.ready and body["wait_s"]:
+            await self.arrived.wait()
+        if not self.ready:
+            return web.json_response({"batch_id": None, "expires_ms": None, "groups": []})
+        groups = self.ready.pop(0)
+        batch = f"b{sum(said[0] == 'claim' for said in self.said)}"
+        return web.json_response({"batch_id": batch, "expires_ms": 0, "groups": groups})
+
+    def verbs(self) -> list[str]:
+        """What was said, without the claims and the heartbeat."""
+        return [f"{said[0]} {said[1]}" for said in self.said if said[0] in ("ack", "release")]
+
+
+@pytest.fixture
+def batching(engine):
+    return Batching(engine)
+
+
+@pytest.fixture
+async def client(engine):
+    async with AsyncClient(engine.url, attempts=1) as client:
+        yield client
+
+
+def group(name, rows=ROWS):
+    return {"group_id": name, "policy_version": None, "stale": False, "rows": rows}
+
+
+async def test_a_batch_is_acknowledged_when_the_body_goes_on(client, batching):
+    """One after the other, until nothing comes for `wait_s`."""
+    batching.ready = [[group("g1"), group("g2")], [group("g3")]]
+    told = []
+    async for batch in client.batches(consumer="c", groups=2, format="trl", wait_s=0, lease_s=30, order="oldest"):
+        told.append((batch.batch_id, [each["group_id"] for each in batch.groups], batch.rows, batching.verbs()))
+
+    assert [("b1", ["g1", "g2"], ROWS * 2, []), ("b2", ["g3"], ROWS, ["ack b1"])] == told
+    assert ["ack b1", "ack b2"] == batching.verbs()
+    assert {"consumer": "c", "groups": 2, "wait_s": 0, "lease_s": 30, "format": "trl", "order": "oldest"} == (
+        batching.said[0][1]
+    )
+
+
+async def test_a_batch_is_released_when_the_body_raises(client, batching):
+    """The exception stays the body's own."""
+    batching.ready = [[group("g1")]]
+    with pytest.raises(ZeroDivisionError):
+        async with aclosing(client.batches(consumer="c", groups=1, wait_s=0)) as batches:
+            async for _ in batches:
+                1 / 0  # noqa: B018
+
+    assert ["release b1"] == batching.verbs()
+
+
+async def test_a_batch_is_released_when_its_release_fails_too(client, batching):
+    """A lost lease hides nothing of what went wrong."""
+    batching.ready, batching.lost = [[group("g1")]], {"b1"}
+    with pytest.raises(ZeroDivisionError):
+        async with aclosing(client.batches(consumer="c", groups=1, wait_s=0)) as batches:
+            async for _ in batches:
+                1 / 0  # noqa: B018
+
+
+@pytest.mark.parametrize(("acknowledged", "said"), [(True, ["ack b1"]), (False, ["release b1"])])
+async def test_a_loop_that_is_left_gives_back_what_was_not_acknowledged(client, batching, acknowledged, said):
+    """`break`: nothing is lost, and nothing is settled twice."""
+    batching.ready = [[group("g1")]]
+    async with aclosing(client.batches(consumer="c", groups=1, wait_s=0)) as batches:
+        async for batch in batches:
+            if acknowledged:
+                await batch.ack(delete=True)
+            break
+
+    assert said == batching.verbs()
+    assert acknowledged == (("ack", "b1", {"delete": True}) in batching.said)
+
+
+async def test_a_batch_given_back_by_hand_is_not_acknowledged(client, batching):
+    """`await batch.release()` and on to the next."""
+    batching.ready = [[group("g1")], [group("g2")]]
+    async for batch in client.batches(consumer="c", groups=1, wait_s=0):
+        if batch.groups[0]["group_id"] == "g1":
+            await batch.release()
+
+    assert ["release b1", "ack b2"] == batching.verbs()
+
+
+async def test_the_lease_is_extended_while_the_body_works(client, batching):
+    """At thirds of it, for the same time again; and no more once the batch is settled."""
+    batching.ready = [[group("g1")]]
+    async for batch in client.batches(consumer="c", groups=1, wait_s=0, lease_s=0.03):
+        await batching.extended.wait()
+        assert not batch.is_lost
+
+    assert ("extend", "b1", {"lease_s": 0.03}) in batching.said
+    assert "ack" == [said[0] for said in batching.said if said[0] != "claim"][-1]
+
+
+async def test_a_lost_lease_is_told(client, batching):
+    """While the body works, by `is_lost`; and going on raises, for somebody else may hold the groups."""
+    batching.ready, batching.lost = [[group("g1")]], {"b1"}
+    with pytest.raises(ClientError, match="409 lease_lost"):
+        async for batch in client.batches(consumer="c", groups=1, wait_s=0, lease_s=0.03):
+            await batching.extended.wait()
+            while not batch.is_lost:  # the answer is on its way
+                await asyncio.sleep(0)
+
+    assert 1 == sum(said[0] == "extend" for said in batching.said)
+
+
+async def test_a_heartbeat_survives_a_proxy_that_is_away_for_a_beat(client, batching, engine):
+    """Only a lost lease is lost."""
+    batching.ready = [[group("g1")]]
+    away = [True]
+
+    async def answering(request, body):
+        if request.path.endswith("/extend") and away:
+            away.clear()
+            return web.json_response({}, status=503)
+        return await batching.answer(request, body)
+
+    engine.answering = answering
+    async for batch in client.batches(consumer="c", groups=1, wait_s=0, lease_s=0.03):
+        await batching.extended.wait()
+        assert not batch.is_lost
+
+    assert ["ack b1"] == batching.verbs()
+
+
+async def test_without_wait_s_the_loop_waits_for_ever(client, batching):
+    """One long poll after the other."""
+    batching.arrived.set()  # each poll is answered at once, with nothing
+
+    async def first():
+        async with aclosing(client.batches(consumer="c", groups=1)) as batches:
+            return (await anext(batches)).batch_id
+
+    waiting = asyncio.create_task(first())
+    while len(batching.said) < 3:
+        await asyncio.sleep(0)
+    batching.ready = [[group("g1")]]
+
+    assert (await waiting).startswith("b")
