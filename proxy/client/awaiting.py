@@ -7,7 +7,7 @@ in `shapes`.
 from asyncio import sleep
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from types import TracebackType
-from typing import Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 import httpx2 as httpx
 
@@ -15,6 +15,9 @@ from proxy.client import verbs
 from proxy.client.asking import Ask, ClientError, pause_before_again, read_line, refusal
 from proxy.client.batches import Batch, claim_batches
 from proxy.client.shapes import Opened, Rollout, Step
+
+if TYPE_CHECKING:
+    from proxy.client.managed import ManagedServer
 
 
 class AsyncClient:
@@ -178,6 +181,23 @@ class AsyncClient:
     async def put_policy(self, version: str | int) -> dict[str, Any]:
         """Say which policy version the engines serve now."""
         return cast("dict[str, Any]", await self._ask(verbs.put_policy(version)))
+
+    def managed_server(
+        self,
+        tokenizer: Any = None,
+        base_url: str | None = None,
+        preserve_think_blocks: bool = False,  # noqa: FBT001, FBT002 - as in Atropos
+        **said: Any,
+    ) -> "ManagedServer":
+        """ManagedServer over a rollout of this proxy, as Atropos' server managers give it; use it in an `async with`.
+
+        `base_url` names one of several servers there; here it is this proxy or nothing.
+        """
+        from proxy.client.managed import ManagedServer  # noqa: PLC0415 - it needs `openai`, and the client does not
+
+        if base_url is not None and base_url.rstrip("/").removesuffix("/v1") != self.url:
+            raise ValueError(f"base_url {base_url!r} is not known here: the one server is the proxy at {self.url}")
+        return ManagedServer(self, tokenizer, preserve_think_blocks=preserve_think_blocks, **said)
 
     async def _listed(self, noun: str, filters: Mapping[str, Any]) -> AsyncIterator[Any]:
         cursor = None

@@ -68,9 +68,11 @@ def group(name, rows=ROWS):
 async def test_a_batch_is_acknowledged_when_the_body_goes_on(client, batching):
     """One after the other, until nothing comes for `wait_s`."""
     batching.ready = [[group("g1"), group("g2")], [group("g3")]]
-    told = []
-    async for batch in client.batches(consumer="c", groups=2, format="trl", wait_s=0, lease_s=30, order="oldest"):
-        told.append((batch.batch_id, [each["group_id"] for each in batch.groups], batch.rows, batching.verbs()))
+    batches = client.batches(consumer="c", groups=2, format="trl", wait_s=0, lease_s=30, order="oldest")
+    told = [
+        (batch.batch_id, [group["group_id"] for group in batch.groups], batch.rows, batching.verbs())
+        async for batch in batches
+    ]
 
     assert [("b1", ["g1", "g2"], ROWS * 2, []), ("b2", ["g3"], ROWS, ["ack b1"])] == told
     assert ["ack b1", "ack b2"] == batching.verbs()
