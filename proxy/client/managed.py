@@ -46,7 +46,7 @@ class ManagedServer:
     `allow_dummy_tokens`: their metadata says `dummy_tokens`. What is recorded and not exact raises InexactStep.
     """
 
-    def __init__(  # noqa: PLR0913 - five are Atropos', in its order
+    def __init__(
         self,
         server: AsyncClient,
         tokenizer: Any = None,
@@ -229,7 +229,7 @@ class ManagedServer:
     def _ids(self, prompt: Any) -> Any:
         """The prompt; where a node's text is its beginning, as the node's ids and the ids of the rest."""
         node = self._nodes.that_begins(prompt) if isinstance(prompt, str) and self.tokenizer is not None else None
-        if node is None or (node.metadata or {}).get("dummy_tokens"):
+        if node is None:
             return prompt
         rest = prompt[len(node.full_text) :]
         return [*node.tokens, *(self.tokenizer.encode(rest, add_special_tokens=False) if rest else ())]

@@ -160,7 +160,7 @@ async def test_asks_may_be_made_side_by_side(url):
 
 
 def test_both_clients_have_the_same_methods_and_arguments():
-    """But for batches, whose lease must be kept while the trainer works, and closing, which is the language's."""
+    """But for what lives while something else is awaited: batches, whose lease is kept alive, and ManagedServer."""
 
     def methods(of):
         return {
@@ -169,7 +169,7 @@ def test_both_clients_have_the_same_methods_and_arguments():
             if name[0] != "_" or name == "__init__"
         }
 
-    assert {"batches"} == methods(AsyncClient).keys() - methods(Client).keys()
+    assert {"batches", "managed_server"} == methods(AsyncClient).keys() - methods(Client).keys()
     assert methods(Client).items() <= methods(AsyncClient).items()
 
 

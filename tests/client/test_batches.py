@@ -5,49 +5,9 @@ from contextlib import aclosing
 
 import pytest
 from aiohttp import web
+from batching import ROWS, Batching, group
 
 from proxy.client import AsyncClient, ClientError
-
-ROWS = [{"row": 1}, {"row": 2}]
-
-
-class Batching:
-    """The routes of batches, as far as one consumer sees them: what is ready, and what was said of each batch."""
-
-    def __init__(self, engine) -> None:
-        self.ready: list[list[dict]] = []
-        self.said: list[tuple] = []
-        self.lost: set[str] = set()
-        self.extended = asyncio.Event()
-        self.arrived = asyncio.Event()
-        engine.answering = self.answer
-
-    async def answer(self, request, body):
-        if request.path == "/batches/claim":
-            return await self.claim(body)
-        _, _, batch, verb = request.path.split("/")
-        self.said.append((verb, batch, body))
-        if batch in self.lost:
-            self.extended.set()
-            error = {"message": "the lease ran out", "type": "conflict", "code": "lease_lost", "param": None}
-            return web.json_response({"error": error}, status=409)
-        if verb == "extend":
-            self.extended.set()
-        return web.json_response({})
-
-    async def claim(self, body):
-        self.said.append(("claim", body))
-        if not self.ready and body["wait_s"]:
-            await self.arrived.wait()
-        if not self.ready:
-            return web.json_response({"batch_id": None, "expires_ms": None, "groups": []})
-        groups = self.ready.pop(0)
-        batch = f"b{sum(said[0] == 'claim' for said in self.said)}"
-        return web.json_response({"batch_id": batch, "expires_ms": 0, "groups": groups})
-
-    def verbs(self) -> list[str]:
-        """What was said, without the claims and the heartbeat."""
-        return [f"{said[0]} {said[1]}" for said in self.said if said[0] in ("ack", "release")]
 
 
 @pytest.fixture
@@ -59,10 +19,6 @@ def batching(engine):
 async def client(engine):
     async with AsyncClient(engine.url, attempts=1) as client:
         yield client
-
-
-def group(name, rows=ROWS):
-    return {"group_id": name, "policy_version": None, "stale": False, "rows": rows}
 
 
 async def test_a_batch_is_acknowledged_when_the_body_goes_on(client, batching):
