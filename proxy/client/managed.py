@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 from uuid import uuid4
+from warnings import warn
 
 from openai import NOT_GIVEN, AsyncOpenAI
 from openai.types import Completion
@@ -18,7 +19,7 @@ from proxy.client.asking import ClientError
 from proxy.client.awaiting import AsyncClient
 from proxy.client.nodes import Nodes, Sample, SequenceNode
 from proxy.client.rendering import Translator, begins_with_bos, dummy_text, render, text_behind
-from proxy.client.scoring import score
+from proxy.client.scoring import engine_terms, score
 from proxy.client.shapes import Opened, Step
 
 TEXT_ONLY: Final = frozenset({"no_token_ids", "no_prompt_ids", "no_logprobs"})
@@ -115,8 +116,10 @@ class ManagedServer:
 
     async def chat_completion(self, **body: Any) -> ChatCompletion:
         """Sample a reply to `messages`, `n` of them; further arguments are the engine's. Tool calls are plain dicts."""
-        unsent = ("tools", "tool_choice") if self.tool_parser is None else ()
-        asked = {name: value for name, value in body.items() if name not in unsent}
+        asked = engine_terms(body)
+        if self.tool_parser is None and asked.pop("tools", None):
+            asked.pop("tool_choice", None)
+            warn("tools are sent only with a tool_parser: ManagedServer(..., tool_parser='hermes')", stacklevel=2)
         agent = await self._ready(asked)
         model, messages = asked.pop("model", NOT_GIVEN), asked.pop("messages")
         raw = await agent.chat.completions.with_raw_response.create(
@@ -143,7 +146,7 @@ class ManagedServer:
         A prompt that begins with a node's `full_text` is sent as that node's ids and those of the rest: so the node goes on,
         whatever ids the text alone would have.
         """
-        asked = dict(body)
+        asked = engine_terms(body)
         agent = await self._ready(asked)
         model, prompt = asked.pop("model", NOT_GIVEN), asked.pop("prompt")
         if isinstance(prompt, str) and begins_with_bos(self.tokenizer, prompt):
@@ -177,8 +180,8 @@ class ManagedServer:
     ) -> str:
         return render(self.tokenizer, self._translator.convert_messages_for_template(messages), tools)
 
-    def _get_translator(self) -> Translator:
-        return self._translator
+    def _get_translator(self) -> Translator | None:
+        return None if self.tool_parser is None else self._translator
 
     async def _ready(self, asked: Mapping[str, Any]) -> AsyncOpenAI:
         """An agent of the rollout, which is opened now if it is not."""

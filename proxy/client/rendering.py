@@ -35,11 +35,12 @@ class Translator:
 
 
 def render(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Message] | None) -> str:
-    """The messages by the tokenizer's chat template; asking for a reply unless the last message is one."""
-    if tokenizer is None:
-        raise ValueError("messages are rendered by the tokenizer's chat template: give ManagedServer a tokenizer")
+    """The messages by the tokenizer's chat template, asking for a reply unless the last one is; without one, as lines."""
+    if not hasattr(tokenizer, "apply_chat_template"):
+        return "\n".join(f"{message.get('role')}: {message.get('content')}" for message in messages)
     asks = not messages or messages[-1].get("role") != "assistant"
-    return str(tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=asks))
+    told = {"tools": tools} if tools else {}
+    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=asks, **told))
 
 
 def text_behind(tokenizer: Any, prompt: Sequence[int], ids: Sequence[int], told: str) -> str:
@@ -58,5 +59,5 @@ def begins_with_bos(tokenizer: Any, text: str) -> bool:
 
 def dummy_text(messages: Sequence[Message], reply: str | None) -> str:
     """A conversation where nothing but text is known."""
-    said = [f"{message.get('role')}: {message.get('content') or ''}" for message in messages]
-    return "\n\n".join([*said, f"assistant: {reply or ''}"])
+    said = [f"{message.get('role')}:{message.get('content')}" for message in messages]
+    return "\n\n".join([*said, f"assistant:{reply or ''}"])

@@ -14,9 +14,17 @@ from proxy.client.awaiting import AsyncClient
 _GIVEN = ("prompt", "messages", "input_ids")
 
 
+def engine_terms(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call as an engine takes them: without those that are for Atropos' own servers alone."""
+    terms = {name: value for name, value in body.items() if name != "split"}  # which of two limits it counts against
+    if "max_new_tokens" in terms:
+        terms["max_tokens"] = terms.pop("max_new_tokens")
+    return terms
+
+
 async def score(server: AsyncClient, asked: Mapping[str, Any]) -> dict[str, Any]:
     """See `ManagedServer.get_logprobs`."""
-    body = dict(asked)
+    body = engine_terms(asked)
     given = [name for name in _GIVEN if body.get(name) is not None]
     if len(given) != 1:
         raise ValueError(f"get_logprobs scores one of {', '.join(_GIVEN)}; {' and '.join(given) or 'none'} given")

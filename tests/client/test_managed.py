@@ -354,16 +354,25 @@ async def test_a_prompt_of_ids_goes_on_from_them(scripted, script):
 
 
 async def test_tools_are_sent_only_with_a_tool_parser(scripted, script, engine):
-    """As in Atropos; and tool_choice with them."""
+    """As in Atropos, and tool_choice with them; but not without a word."""
+    script.says("yes", "yes")
     async with scripted.managed_server() as without, scripted.managed_server(tool_parser="hermes") as with_one:
-        for managed in (without, with_one):
-            script.says("yes")
-            await managed.chat_completion(messages=[USER], tools=[TOOL], tool_choice="auto", top_k=5)
+        with pytest.warns(UserWarning, match="tool_parser"):
+            await without.chat_completion(messages=[USER], tools=[TOOL], tool_choice="auto")
+        await with_one.chat_completion(messages=[USER], tools=[TOOL], tool_choice="auto")
 
-    assert [("tools" in body, "tool_choice" in body, body["top_k"]) for body in engine.asked] == [
-        (False, False, 5),
-        (True, True, 5),
-    ]
+    assert [("tools" in body, "tool_choice" in body) for body in engine.asked] == [(False, False), (True, True)]
+
+
+async def test_sampling_keys_are_the_engines(scripted, script, engine):
+    """Any; but those of Atropos' own servers are said in the engine's words, or not at all."""
+    script.says("yes", "yes")
+    async with scripted.managed_server() as managed:
+        await managed.chat_completion(messages=[USER], top_k=5, split="eval", max_new_tokens=7, model="policy")
+        await managed.completion(prompt="Say", top_k=5, split="eval", max_new_tokens=7, model="policy")
+
+    told = [(body["top_k"], body["max_tokens"], body["model"], "split" in body) for body in engine.asked]
+    assert [(5, 7, "policy", False)] * 2 == told
 
 
 async def test_a_stream_is_refused(scripted):

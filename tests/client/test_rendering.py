@@ -4,7 +4,7 @@ import pytest
 from scripted import BOS, EOS, Words
 
 from proxy.client import ManagedServer
-from proxy.client.rendering import begins_with_bos, render, text_behind
+from proxy.client.rendering import begins_with_bos, dummy_text, render, text_behind
 
 USER = {"role": "user", "content": "hi"}
 REPLY = {"role": "assistant", "content": "yes"}
@@ -19,10 +19,15 @@ def test_messages_are_rendered_by_the_chat_template():
     assert f"{BOS}<tools 1><user>hi{EOS}<assistant>" == managed._convert_messages_to_prompt([USER], tools=[{}])
 
 
-def test_without_a_tokenizer_nothing_is_rendered():
-    """And the error says what is missing."""
-    with pytest.raises(ValueError, match="tokenizer"):
-        render(None, [USER], None)
+def test_without_a_chat_template_messages_are_lines():
+    """For people to read; nothing is sampled from it."""
+    assert "user: hi\nassistant: yes" == render(None, [USER, REPLY], None)
+
+
+def test_a_conversation_of_text_alone_is_told_as_such():
+    """Paragraphs, as Atropos' placeholder has them."""
+    assert "user:hi\n\nassistant:yes" == dummy_text([USER], "yes")
+    assert "user:hi\n\nassistant:" == dummy_text([USER], None)
 
 
 def test_a_text_behind_a_prompt_is_what_the_ids_add():
@@ -72,12 +77,13 @@ class Call:
 def test_a_replayed_tool_call_is_the_text_that_was_sampled():
     """By all of its calls' ids; what was not sampled here is left to the template."""
     words = Words()
-    translator = ManagedServer(None, words)._get_translator()
+    translator = ManagedServer(None, words, tool_parser="hermes")._get_translator()
     reply = Call(words, "<call>a<call>b", "1", "2")
     translator.learn(reply, reply.step, words)
     replayed = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}, {"id": "2"}]}
     other = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}, {"id": "3"}]}
 
+    assert ManagedServer(None, words)._get_translator() is None
     assert [USER, {"role": "assistant", "content": "<call>a<call>b"}, other] == (
         translator.convert_messages_for_template([USER, replayed, other])
     )
