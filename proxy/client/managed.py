@@ -194,7 +194,8 @@ class ManagedServer:
         return self._agent
 
     async def _step(self, headers: Mapping[str, str]) -> Step:
-        return await self.server.step(headers["X-Rollout-Id"], headers["X-Step-Id"])
+        assert self.opened is not None, "a call was made, so its rollout is open"
+        return await self.server.step(self.opened["rollout_id"], headers["X-Step-Id"])
 
     def _is_exact(self, step: Step, reply: Any) -> bool:
         """Whether nodes can be made of a step; False: placeholders are to be. Raises otherwise."""

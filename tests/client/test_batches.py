@@ -89,6 +89,7 @@ async def test_the_lease_is_extended_while_the_body_works(client, batching):
         assert not batch.is_lost
 
     assert ("extend", "b1", {"lease_s": 0.03}) in batching.said
+    assert [] == [task for task in asyncio.all_tasks() if task.get_coro().__name__ == "_beat"]
     assert "ack" == [said[0] for said in batching.said if said[0] != "claim"][-1]
 
 

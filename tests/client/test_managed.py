@@ -7,7 +7,7 @@ import pytest
 from fakes import nothing, proxying
 from scripted import BOS, EOS, ScriptedEngine
 
-from proxy.client import AsyncClient, ManagedServer
+from proxy.client import AsyncClient, ClientError, ManagedServer
 from proxy.client.managed import InexactStep
 from proxy.simulator.tokenizer import load_tokenizer
 
@@ -390,6 +390,29 @@ async def test_what_the_engine_refuses_is_an_openai_error(scripted, engine):
             await managed.chat_completion(messages=[USER])
 
     assert [] == managed.current_nodes
+
+
+async def test_a_call_that_is_sent_again_has_one_key(engine):
+    """So that the proxy answers a repeat with what it recorded, and does not sample twice; another call has another key."""
+    engine.answering = nothing
+    async with AsyncClient(engine.url) as client:
+        opened = {"base_url": f"{engine.url}/v1", "api_key": "k", "rollout_id": "r1"}
+        managed = ManagedServer(client, opened=opened)
+        for kind in ("chat", "text"):
+            with pytest.raises(openai.InternalServerError):
+                await ask(managed, kind)
+    keys = [headers["idempotency-key"] for headers in engine.headers]
+
+    assert [3, 3] == [keys.count(key) for key in dict.fromkeys(keys)]
+
+
+async def test_what_else_is_wrong_with_finishing_is_raised(scripted, script):
+    """The rollout was deleted in the block, say."""
+    script.says("yes")
+    with pytest.raises(ClientError, match="404"):
+        async with scripted.managed_server() as managed:
+            await managed.chat_completion(messages=[USER])
+            await scripted.delete_rollout(managed.opened["rollout_id"])
 
 
 def test_thoughts_are_kept_by_the_engines_template_alone():
