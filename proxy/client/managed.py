@@ -41,7 +41,8 @@ class ManagedServer:
     `server` is the AsyncClient of the proxy. `tokenizer` has `encode`, `decode` and, for `_convert_messages_to_prompt`,
     `apply_chat_template`; without one, chat nodes have an empty `full_text` and completions are sent as text. `tool_parser`
     says that the engine parses tool calls; without it `tools` are not sent. The rollout is opened at the first call, on the
-    terms `rollout`, and finished at the end of `async with`; one that was `opened` before is left open.
+    terms `rollout`, and finished at the end of `async with`; one that was `opened` before is left open. Without `async with`,
+    `close` it.
 
     Where the engine tells no ids, a call raises NotImplementedError, or makes nodes of placeholders with
     `allow_dummy_tokens`: their metadata says `dummy_tokens`. What is recorded and not exact raises InexactStep.
@@ -83,8 +84,7 @@ class ManagedServer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
-        if self._agent is not None:
-            await self._agent.close()
+        await self.close()
         if self.opened is None or not self._finishes:
             return
         try:
@@ -92,6 +92,11 @@ class ManagedServer:
         except ClientError as refused:
             if refused.status != 409:  # it was finished in the block, which knew better how
                 raise
+
+    async def close(self) -> None:
+        """Close the connections; the rollout stays as it is."""
+        if self._agent is not None:
+            await self._agent.close()
 
     @property
     def current_nodes(self) -> list[SequenceNode]:

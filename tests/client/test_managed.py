@@ -312,6 +312,18 @@ async def test_the_rollout_is_opened_at_the_first_call_and_finished_at_the_end(s
     assert [("completed", "g1"), ("failed", None)] == [(each["status"], each["group_id"]) for each in rollouts]
 
 
+async def test_without_a_context_it_is_closed_by_hand(scripted, script):
+    """The rollout stays open, for nobody said how it ended; and closing twice is fine."""
+    script.says("yes")
+    managed = ManagedServer(scripted)
+    await managed.chat_completion(messages=[USER])
+    await managed.close()
+    await managed.close()
+
+    assert "open" == (await scripted.rollout(managed.opened["rollout_id"]))["status"]
+    assert 1 == len(managed.current_nodes)
+
+
 async def test_a_rollout_that_was_opened_before_is_left_open(scripted, script):
     """Whoever opened it finishes it."""
     script.says("yes")
@@ -395,9 +407,8 @@ async def test_what_the_engine_refuses_is_an_openai_error(scripted, engine):
 async def test_a_call_that_is_sent_again_has_one_key(engine):
     """So that the proxy answers a repeat with what it recorded, and does not sample twice; another call has another key."""
     engine.answering = nothing
-    async with AsyncClient(engine.url) as client:
-        opened = {"base_url": f"{engine.url}/v1", "api_key": "k", "rollout_id": "r1"}
-        managed = ManagedServer(client, opened=opened)
+    opened = {"base_url": f"{engine.url}/v1", "api_key": "k", "rollout_id": "r1"}
+    async with AsyncClient(engine.url) as client, ManagedServer(client, opened=opened) as managed:
         for kind in ("chat", "text"):
             with pytest.raises(openai.InternalServerError):
                 await ask(managed, kind)
