@@ -22,11 +22,12 @@ _LOST: Final = (404, 409)
 class Batch:
     """Groups that only this consumer holds, as `async with` keeps them: acknowledged at its end, released on an exception.
 
-    `groups` are as the proxy tells them, {group_id, policy_version, stale, rows}. `is_lost` says that the lease ran out
-    in spite of everything: somebody else may hold the groups now, and `ack` will raise.
+    `claimed` is the whole answer of the claim, `groups` those in it: {group_id, policy_version, rows, …}. `is_lost` says that
+    the lease ran out in spite of everything, of all groups or some: somebody else holds those now, and `ack` will raise.
     """
 
     def __init__(self, client: "AsyncClient", claimed: dict[str, Any], lease_s: float) -> None:
+        self.claimed = claimed
         self.batch_id: str = claimed["batch_id"]
         self.groups: list[dict[str, Any]] = claimed["groups"]
         self.is_lost = False
@@ -41,9 +42,17 @@ class Batch:
         return [row for group in self.groups for row in group["rows"]]
 
     async def ack(self, *, delete: bool | None = None) -> None:
-        """Done with it; `delete` its rollouts too. Raises ClientError 404 or 409 if the lease was lost."""
+        """Done with it; `delete` its rollouts too. Raises ClientError, 404 or 409, if a group was lost."""
         self._settle()
-        await self._client.ack_batch(self.batch_id, delete=delete)
+        settled = await self._client.ack_batch(self.batch_id, delete=delete)
+        if settled["lost"]:
+            raise ClientError(
+                f"the lease of batch {self.batch_id!r} ran out, and somebody else holds {', '.join(settled['lost'])}; "
+                "its other groups are acknowledged",
+                status=409,
+                type="conflict",
+                code="lease_lost",
+            )
 
     async def release(self) -> None:
         """Give it back, for somebody else to claim."""
@@ -74,7 +83,8 @@ class Batch:
         while not self.is_lost:
             await asyncio.sleep(self._lease_s / _BEATS_A_LEASE)
             try:
-                await self._client.extend_batch(self.batch_id, lease_s=self._lease_s)
+                extended = await self._client.extend_batch(self.batch_id, lease_s=self._lease_s)
+                self.is_lost = bool(extended["lost"])
             except ClientError as error:  # anything but a lost lease may be over at the next beat
                 self.is_lost = error.status in _LOST
 

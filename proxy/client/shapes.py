@@ -92,3 +92,14 @@ class Step(TypedDict):
     policy_version_end: str | None
     fidelity: Fidelity
     extra: dict[str, Any]
+
+
+class Settled(TypedDict):
+    """What became of a batch's groups; `lost` are those whose lease ran out and that somebody else holds."""
+
+    batch_id: str
+    lost: list[str]
+    acked: NotRequired[list[str]]
+    released: NotRequired[list[str]]
+    held: NotRequired[list[str]]
+    lease_ms: NotRequired[int]

@@ -58,9 +58,9 @@ def export(of: str, options: Mapping[str, Any]) -> Ask:
     return Ask("GET", f"{of}/export", query=query(**options), headers=NDJSON)
 
 
-def open_group(size: int, group_id: str | None, terms: Mapping[str, Any] | None) -> Ask:
+def open_group(group_id: str | None, terms: Mapping[str, Any]) -> Ask:
     """`POST /groups`. The id is made here where none is given, so that asking again opens nothing twice."""
-    return Ask("POST", "/groups", said({"group_id": group_id or uuid4().hex, "size": size, "rollout": terms}))
+    return Ask("POST", "/groups", said({"group_id": group_id or uuid4().hex, **terms}))
 
 
 def group(group_id: str, method: str = "GET") -> Ask:

@@ -14,9 +14,15 @@ from proxy.simulator.options import Options
 
 
 @pytest.fixture
-async def simulated():
+def shape():
+    """Whose shapes the simulator speaks; a test may parametrize it."""
+    return "vllm"
+
+
+@pytest.fixture
+async def simulated(shape):
     """The simulator, listening: its URL."""
-    async with simulating("127.0.0.1:0", Options()) as url:
+    async with simulating("127.0.0.1:0", Options(shape=shape)) as url:
         yield url
 
 

@@ -105,6 +105,19 @@ async def test_a_lost_lease_is_told(client, batching):
     assert 1 == sum(said[0] == "extend" for said in batching.said)
 
 
+async def test_groups_that_were_lost_are_told_by_their_names(client, batching):
+    """Some of a batch: the others are acknowledged."""
+    batching.ready, batching.partly_lost = [[group("g1"), group("g2")]], ["g2"]
+    with pytest.raises(ClientError, match="somebody else holds g2") as caught:
+        async for batch in client.batches(consumer="c", groups=2, wait_s=0, lease_s=0.03):
+            await batching.extended.wait()
+            while not batch.is_lost:  # the answer is on its way
+                await asyncio.sleep(0)
+
+    assert (409, "lease_lost") == (caught.value.status, caught.value.code)
+    assert ["ack b1"] == batching.verbs()
+
+
 async def test_a_heartbeat_survives_a_proxy_that_is_away_for_a_beat(client, batching, engine):
     """Only a lost lease is lost."""
     batching.ready = [[group("g1")]]

@@ -65,6 +65,7 @@ async def recorded(managed) -> list[tuple[list[int], list[int]]]:
     return [(step["prompt_ids"], choice["ids"]) for step in steps for choice in step["choices"]]
 
 
+@pytest.mark.parametrize("shape", ["vllm", "sglang"])
 @pytest.mark.parametrize("n", [1, 4])
 @pytest.mark.parametrize("turns", [1, 2, 3])
 @pytest.mark.parametrize("track_tree", [False, True])
@@ -88,6 +89,7 @@ async def test_at_1_a_chat_of_some_turns_keeps_the_invariants(client, turns, n, 
     assert load_tokenizer().decode(last.tokens) == last.full_text
 
 
+@pytest.mark.parametrize("shape", ["vllm", "sglang"])
 @pytest.mark.parametrize("n", [1, 4])
 @pytest.mark.parametrize("turns", [1, 2, 3])
 async def test_at_1_a_completion_of_some_turns_keeps_the_invariants(client, turns, n):

@@ -137,8 +137,8 @@ def heard(engine):
 
 
 GROUPS = [
-    (("open_group", 4), {"group_id": "g/1", "rollout": {"model": "m"}}, "POST", "/groups",
-     {"group_id": "g/1", "size": 4, "rollout": {"model": "m"}}),
+    (("open_group", 4), {"group_id": "g/1", "rollout": {"model": "m"}, "metadata": {"a": 1}}, "POST", "/groups",
+     {"group_id": "g/1", "size": 4, "rollout": {"model": "m"}, "metadata": {"a": 1}}),
     (("group", "g/1"), {}, "GET", "/groups/g%2F1", None),
     (("groups",), {"status": "complete"}, "GET", "/groups?status=complete&limit=100", None),
     (("delete_group", "g/1"), {}, "DELETE", "/groups/g%2F1", None),
@@ -169,7 +169,7 @@ async def test_groups_batches_and_policy_are_asked_at_their_routes(
 def test_an_opening_names_what_it_opens_before_it_asks():
     """So that to ask again after a lost answer opens nothing twice."""
     assert open_rollout(None, {}).body["rollout_id"]
-    assert open_group(2, None, None).body["group_id"]
+    assert open_group(None, {}).body["group_id"]
 
 
 def test_a_query_says_true_as_the_route_reads_it():

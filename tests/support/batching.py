@@ -14,6 +14,7 @@ class Batching:
         self.ready: list[list[dict]] = []
         self.said: list[tuple] = []
         self.lost: set[str] = set()
+        self.partly_lost: list[str] = []
         self.patient = True
         self.extended = asyncio.Event()
         self.arrived = asyncio.Event()
@@ -30,7 +31,7 @@ class Batching:
             return web.json_response({"error": error}, status=409)
         if verb == "extend":
             self.extended.set()
-        return web.json_response({})
+        return web.json_response({"batch_id": batch, "lost": self.partly_lost})
 
     async def claim(self, body):
         self.said.append(("claim", body))
