@@ -175,7 +175,7 @@ class AsyncClient:
         """Batches of up to so many complete groups, each held while the body of the loop works on it.
 
             async for batch in client.batches(consumer="trainer-0", groups=4, format="trl"):
-                train(batch.rows)
+                train(batch.groups)
 
         A batch is acknowledged when the body goes on to the next, or by `await batch.ack()`. Left in any other way (an
         exception, `break`) it is released, so that nothing is lost: `ack` before a `break`. The loop ends when nothing

@@ -22,8 +22,9 @@ _LOST: Final = (404, 409)
 class Batch:
     """Groups that only this consumer holds, as `async with` keeps them: acknowledged at its end, released on an exception.
 
-    `claimed` is the whole answer of the claim, `groups` those in it: {group_id, policy_version, rows, …}. `is_lost` says that
-    the lease ran out in spite of everything, of all groups or some: somebody else holds those now, and `ack` will raise.
+    `claimed` is the whole answer of the claim, `groups` those in it: `group_id`, `policy_version`, and what the group's export
+    gives in that format. `is_lost` says that the lease ran out in spite of everything, of all groups or some: somebody else
+    holds those now, and `ack` will raise.
     """
 
     def __init__(self, client: "AsyncClient", claimed: dict[str, Any], lease_s: float) -> None:
@@ -35,11 +36,6 @@ class Batch:
         self._lease_s = lease_s
         self._is_settled = False
         self._heartbeat: asyncio.Task[None] | None = None
-
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        """The rows of all groups, in their order."""
-        return [row for group in self.groups for row in group["rows"]]
 
     async def ack(self, *, delete: bool | None = None) -> None:
         """Done with it; `delete` its rollouts too. Raises ClientError, 404 or 409, if a group was lost."""

@@ -5,7 +5,7 @@ from contextlib import aclosing
 
 import pytest
 from aiohttp import web
-from batching import ROWS, Batching, group
+from batching import Batching, group
 
 from proxy.client import AsyncClient, ClientError
 
@@ -25,12 +25,9 @@ async def test_a_batch_is_acknowledged_when_the_body_goes_on(client, batching):
     """One after the other, until nothing comes for `wait_s`."""
     batching.ready = [[group("g1"), group("g2")], [group("g3")]]
     batches = client.batches(consumer="c", groups=2, format="trl", wait_s=0, lease_s=30, order="oldest")
-    told = [
-        (batch.batch_id, [group["group_id"] for group in batch.groups], batch.rows, batching.verbs())
-        async for batch in batches
-    ]
+    told = [(batch.batch_id, batch.groups, batching.verbs()) async for batch in batches]
 
-    assert [("b1", ["g1", "g2"], ROWS * 2, []), ("b2", ["g3"], ROWS, ["ack b1"])] == told
+    assert [("b1", [group("g1"), group("g2")], []), ("b2", [group("g3")], ["ack b1"])] == told
     assert ["ack b1", "ack b2"] == batching.verbs()
     assert {"consumer": "c", "groups": 2, "wait_s": 0, "lease_s": 30, "format": "trl", "order": "oldest"} == (
         batching.said[0][1]
