@@ -14,7 +14,7 @@ install: $(READY)  ## everything into .venv
 $(READY): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[arrow,msgpack,tokenizer]" --group dev
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[arrow,client,msgpack,tokenizer]" --group dev
 	@touch $(READY)
 
 run: $(READY)  ## the proxy on 127.0.0.1:8400; ENGINE=http://… for a real engine, else the simulator
@@ -45,7 +45,7 @@ docs: $(READY)  ## the pages that the code prints: settings, metrics, errors, fi
 
 lock: ## what constraints.txt pins, anew from the ranges of pyproject.toml
 	rm -rf .venv && $(PYTHON) -m venv .venv && $(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --editable ".[arrow,msgpack,tokenizer]" --group dev
+	$(BIN)/python -m pip install --quiet --editable ".[arrow,client,msgpack,tokenizer]" --group dev
 	$(BIN)/python -m pip freeze --exclude-editable > constraints.txt
 
 clean:  ## everything that was made here, but not recorded steps (./data)

@@ -17,8 +17,8 @@ IO = {
     "aiohttp", "asyncio", "os", "redis", "rich", "socket", "storage", "subprocess", "threading", "time", "typer", "valkey",
 }  # fmt: skip
 SHELLS = {
-    "app", "attempts", "audit", "calls", "check", "clientside", "clock", "config", "control", "download", "drifting", "logs",
-    "metrics", "parts", "passthrough", "probes", "recorder", "relay", "rollouts", "server", "simulator", "tokenizers",
+    "app", "attempts", "audit", "calls", "check", "client", "clientside", "clock", "config", "control", "download", "drifting",
+    "logs", "metrics", "parts", "passthrough", "probes", "recorder", "relay", "rollouts", "server", "simulator", "tokenizers",
     "upstream",
 }  # fmt: skip
 
@@ -29,6 +29,7 @@ UNTESTED = {
     "proxy/clock.py": "the machine's clock; new_id is asserted through every step id",
     "proxy/trajectory/step.py": "frozen values; tests/trajectory/test_record.py draws them all",
     "proxy/engines/base.py": "a protocol",
+    "proxy/client/shapes.py": "types; tests/client/test_verbs.py asserts them against the proxy's answers",
     "storage/store.py": "a protocol; tests/storage/test_store.py is its contract suite",
     "storage/redis_notices.py": "asserted by the contract suite, on every kind of server",
     "storage/queue_scripts.py": "each is one verb of the queue; tests/storage/test_redis_queue.py is its contract suite",

@@ -7,18 +7,24 @@
     awaiting    AsyncClient
     batches     batches as an async iterator, their leases kept alive
     nodes       [pure] SequenceNode, and nodes that grow by id prefix
+    rendering   [pure] texts of ids and messages, for people
+    scoring     the likeliest ids at each place of a prompt
     managed     ManagedServer, as Atropos' environments use it
     adapter     ManagedServer with the face of an OpenAI client
 
 `Client` and `AsyncClient` need nothing installed but httpx2. ManagedServer and what belongs to it speak in the objects of
 `openai`, and are loaded only when asked for.
 
->>> with Client("http://127.0.0.1:8400") as client:                        # doctest: +SKIP
+>>> from openai import OpenAI
+>>> from proxy.client import Client
+>>> with Client("http://127.0.0.1:8400") as client:
 ...     opened = client.open_rollout(metadata={"task": "sum"})
 ...     agent = OpenAI(base_url=opened["base_url"], api_key=opened["api_key"])
-...     ...
-...     client.finish_rollout(opened["rollout_id"], reward=1.0)
-...     rows = list(client.export_rollout(opened["rollout_id"], format="trl"))
+...     reply = agent.chat.completions.create(model="policy", messages=[{"role": "user", "content": "2 + 2?"}])
+...     finished = client.finish_rollout(opened["rollout_id"], reward=1.0)
+...     rows = list(client.export_rollout(opened["rollout_id"], format="sequences"))
+>>> finished["status"], finished["reward"], len(rows)
+('completed', 1.0, 1)
 """
 
 from importlib import import_module
@@ -26,7 +32,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from proxy.client.asking import ClientError
 from proxy.client.awaiting import AsyncClient
-from proxy.client.batches import Batch, Batches
+from proxy.client.batches import Batch
 from proxy.client.blocking import Client
 
 if TYPE_CHECKING:
@@ -37,7 +43,6 @@ if TYPE_CHECKING:
 __all__ = [
     "AsyncClient",
     "Batch",
-    "Batches",
     "Client",
     "ClientError",
     "ManagedServer",

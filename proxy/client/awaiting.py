@@ -1,18 +1,23 @@
 """The client that awaits.
 
-Holds the sending over httpx2 and one method a route, as `blocking` does. What is asked stands in `verbs`, what is answered in `shapes`.
+Holds the sending over httpx2 and one method a route, as `blocking` does. What is asked stands in `verbs`, what is answered
+in `shapes`.
 """
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from asyncio import sleep
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from types import TracebackType
-from typing import Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 import httpx2 as httpx
 
 from proxy.client import verbs
 from proxy.client.asking import Ask, ClientError, pause_before_again, read_line, refusal
-from proxy.client.shapes import Opened, Rollout, Step
+from proxy.client.batches import Batch, claim_batches
+from proxy.client.shapes import Opened, Rollout, Settled, Step
+
+if TYPE_CHECKING:
+    from proxy.client.managed import ManagedServer
 
 
 class AsyncClient:
@@ -101,8 +106,11 @@ class AsyncClient:
         return cast("dict[str, Any]", await self._ask(verbs.tree(rollout_id)))
 
     def export_rollout(
-        self, rollout_id: str, format: str = "sequences", **options: Any
-    ) -> AsyncIterator[dict[str, Any]]:  # noqa: A002
+        self,
+        rollout_id: str,
+        format: str = "sequences",  # noqa: A002 - as the route calls it
+        **options: Any,
+    ) -> AsyncIterator[dict[str, Any]]:
         """The rows of one rollout in a trainer's format, read as they come. Options are those of the route."""
         return self._lines(verbs.export(f"/rollouts/{verbs.named(rollout_id)}", {"format": format, **options}))
 
@@ -115,10 +123,19 @@ class AsyncClient:
         return self._lines(verbs.export("", {"format": format, **options}))
 
     async def open_group(
-        self, size: int, *, group_id: str | None = None, rollout: Mapping[str, Any] | None = None
+        self,
+        size: int,
+        *,
+        group_id: str | None = None,
+        rollout: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Open a group and its `size` rollouts, all on the terms `rollout`, at once or not at all."""
-        return cast("dict[str, Any]", await self._ask(verbs.open_group(size, group_id, rollout)))
+        """Open a group and its `size` rollouts, all on the terms `rollout`, at once or not at all.
+
+        {group_id, size, status, rollouts: [{rollout_id, base_url, api_key, …}]}, and the same again for the same terms.
+        """
+        ask = verbs.open_group(group_id, {"size": size, "rollout": rollout, "metadata": metadata})
+        return cast("dict[str, Any]", await self._ask(ask))
 
     async def group(self, group_id: str) -> dict[str, Any]:
         """The group: its members, their rewards and statuses, and whether it is complete."""
@@ -140,17 +157,31 @@ class AsyncClient:
         """
         return cast("dict[str, Any]", await self._ask(verbs.claim({"consumer": consumer, "groups": groups, **wanted})))
 
-    async def ack_batch(self, batch_id: str, *, delete: bool | None = None) -> None:
-        """Done with a batch; `delete` its rollouts too."""
-        await self._ask(verbs.settle(batch_id, "ack", {"delete": delete}))
+    async def ack_batch(self, batch_id: str, *, delete: bool | None = None) -> Settled:
+        """Done with a batch; `delete` its rollouts too. `lost` names groups that somebody else holds by now."""
+        return cast("Settled", await self._ask(verbs.settle(batch_id, "ack", {"delete": delete})))
 
-    async def release_batch(self, batch_id: str) -> None:
+    async def release_batch(self, batch_id: str) -> Settled:
         """Give a batch back."""
-        await self._ask(verbs.settle(batch_id, "release", {}))
+        return cast("Settled", await self._ask(verbs.settle(batch_id, "release", {})))
 
-    async def extend_batch(self, batch_id: str, *, lease_s: float) -> None:
-        """Hold a batch for so long from now on."""
-        await self._ask(verbs.settle(batch_id, "extend", {"lease_s": lease_s}))
+    async def extend_batch(self, batch_id: str, *, lease_s: float) -> Settled:
+        """Hold a batch for so long from now on; `lost` as with `ack_batch`."""
+        return cast("Settled", await self._ask(verbs.settle(batch_id, "extend", {"lease_s": lease_s})))
+
+    def batches(
+        self, *, consumer: str, groups: int, wait_s: float | None = None, lease_s: float = 60.0, **wanted: Any
+    ) -> AsyncGenerator[Batch, None]:
+        """Batches of up to so many complete groups, each held while the body of the loop works on it.
+
+            async for batch in client.batches(consumer="trainer-0", groups=4, format="trl"):
+                train(batch.groups)
+
+        A batch is acknowledged when the body goes on to the next, or by `await batch.ack()`. Left in any other way (an
+        exception, `break`) it is released, so that nothing is lost: `ack` before a `break`. The loop ends when nothing
+        came for `wait_s`; None waits for ever.
+        """
+        return claim_batches(self, consumer=consumer, groups=groups, wait_s=wait_s, lease_s=lease_s, **wanted)
 
     async def policy(self) -> dict[str, Any]:
         """The policy version that is stamped on steps when the engine reports none."""
@@ -160,13 +191,22 @@ class AsyncClient:
         """Say which policy version the engines serve now."""
         return cast("dict[str, Any]", await self._ask(verbs.put_policy(version)))
 
-    async def pause(self, mode: Literal["wait", "reject"] = "wait", *, drain_s: float | None = None) -> dict[str, Any]:
-        """Hold new calls while weights change; `drain_s` waits so long for those in flight."""
-        return cast("dict[str, Any]", await self._ask(verbs.pause(mode, drain_s)))
+    def managed_server(
+        self,
+        tokenizer: Any = None,
+        base_url: str | None = None,
+        preserve_think_blocks: bool = False,  # noqa: FBT001, FBT002 - as in Atropos
+        **said: Any,
+    ) -> "ManagedServer":
+        """ManagedServer over a rollout of this proxy, as Atropos' server managers give it; use it in an `async with`.
 
-    async def resume(self) -> dict[str, Any]:
-        """Let calls through again."""
-        return cast("dict[str, Any]", await self._ask(Ask("POST", "/policy/resume")))
+        `base_url` names one of several servers there; here it is this proxy or nothing.
+        """
+        from proxy.client.managed import ManagedServer  # noqa: PLC0415 - it needs `openai`, and the client does not
+
+        if base_url is not None and base_url.rstrip("/").removesuffix("/v1") != self.url:
+            raise ValueError(f"base_url {base_url!r} is not known here: the one server is the proxy at {self.url}")
+        return ManagedServer(self, tokenizer, preserve_think_blocks=preserve_think_blocks, **said)
 
     async def _listed(self, noun: str, filters: Mapping[str, Any]) -> AsyncIterator[Any]:
         cursor = None
@@ -201,7 +241,7 @@ class AsyncClient:
                 pause = pause_before_again(error, attempt, self._attempts)
                 if pause is None:
                     raise
-                await asyncio.sleep(pause)
+                await sleep(pause)
         raise AssertionError("the last attempt returns or raises")
 
     async def _send(self, ask: Ask, *, stream: bool) -> httpx.Response:

@@ -12,7 +12,7 @@ import httpx2 as httpx
 
 from proxy.client import verbs
 from proxy.client.asking import Ask, ClientError, pause_before_again, read_line, refusal
-from proxy.client.shapes import Opened, Rollout, Step
+from proxy.client.shapes import Opened, Rollout, Settled, Step
 
 
 class Client:
@@ -110,10 +110,19 @@ class Client:
         return self._lines(verbs.export("", {"format": format, **options}))
 
     def open_group(
-        self, size: int, *, group_id: str | None = None, rollout: Mapping[str, Any] | None = None
+        self,
+        size: int,
+        *,
+        group_id: str | None = None,
+        rollout: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Open a group and its `size` rollouts, all on the terms `rollout`, at once or not at all."""
-        return cast("dict[str, Any]", self._ask(verbs.open_group(size, group_id, rollout)))
+        """Open a group and its `size` rollouts, all on the terms `rollout`, at once or not at all.
+
+        {group_id, size, status, rollouts: [{rollout_id, base_url, api_key, …}]}, and the same again for the same terms.
+        """
+        ask = verbs.open_group(group_id, {"size": size, "rollout": rollout, "metadata": metadata})
+        return cast("dict[str, Any]", self._ask(ask))
 
     def group(self, group_id: str) -> dict[str, Any]:
         """The group: its members, their rewards and statuses, and whether it is complete."""
@@ -135,17 +144,17 @@ class Client:
         """
         return cast("dict[str, Any]", self._ask(verbs.claim({"consumer": consumer, "groups": groups, **wanted})))
 
-    def ack_batch(self, batch_id: str, *, delete: bool | None = None) -> None:
-        """Done with a batch; `delete` its rollouts too."""
-        self._ask(verbs.settle(batch_id, "ack", {"delete": delete}))
+    def ack_batch(self, batch_id: str, *, delete: bool | None = None) -> Settled:
+        """Done with a batch; `delete` its rollouts too. `lost` names groups that somebody else holds by now."""
+        return cast("Settled", self._ask(verbs.settle(batch_id, "ack", {"delete": delete})))
 
-    def release_batch(self, batch_id: str) -> None:
+    def release_batch(self, batch_id: str) -> Settled:
         """Give a batch back."""
-        self._ask(verbs.settle(batch_id, "release", {}))
+        return cast("Settled", self._ask(verbs.settle(batch_id, "release", {})))
 
-    def extend_batch(self, batch_id: str, *, lease_s: float) -> None:
-        """Hold a batch for so long from now on."""
-        self._ask(verbs.settle(batch_id, "extend", {"lease_s": lease_s}))
+    def extend_batch(self, batch_id: str, *, lease_s: float) -> Settled:
+        """Hold a batch for so long from now on; `lost` as with `ack_batch`."""
+        return cast("Settled", self._ask(verbs.settle(batch_id, "extend", {"lease_s": lease_s})))
 
     def policy(self) -> dict[str, Any]:
         """The policy version that is stamped on steps when the engine reports none."""
@@ -154,14 +163,6 @@ class Client:
     def put_policy(self, version: str | int) -> dict[str, Any]:
         """Say which policy version the engines serve now."""
         return cast("dict[str, Any]", self._ask(verbs.put_policy(version)))
-
-    def pause(self, mode: Literal["wait", "reject"] = "wait", *, drain_s: float | None = None) -> dict[str, Any]:
-        """Hold new calls while weights change; `drain_s` waits so long for those in flight."""
-        return cast("dict[str, Any]", self._ask(verbs.pause(mode, drain_s)))
-
-    def resume(self) -> dict[str, Any]:
-        """Let calls through again."""
-        return cast("dict[str, Any]", self._ask(Ask("POST", "/policy/resume")))
 
     def _listed(self, noun: str, filters: Mapping[str, Any]) -> Iterator[Any]:
         cursor = None

@@ -4,7 +4,7 @@ Holds the shapes that both clients give back: the JSON of the control face as it
 (requests, responses, metadata, rows of a format) stays `dict[str, Any]`. Times are unix milliseconds.
 """
 
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 
 class Opened(TypedDict):
@@ -66,7 +66,7 @@ class Fidelity(TypedDict):
 
 
 class Step(TypedDict):
-    """One recorded call. `prompt_ids` is null where the call had several prompts."""
+    """One recorded call. `prompt_ids` is null where the call had several prompts: then `prompts` has them."""
 
     step_id: str
     rollout_id: str
@@ -79,6 +79,7 @@ class Step(TypedDict):
     sent: dict[str, Any]
     response: dict[str, Any] | None
     prompt_ids: list[int] | None
+    prompts: NotRequired[list[list[int]]]
     choices: list[Choice]
     usage: dict[str, Any] | None
     sampling: dict[str, Any]
@@ -91,3 +92,14 @@ class Step(TypedDict):
     policy_version_end: str | None
     fidelity: Fidelity
     extra: dict[str, Any]
+
+
+class Settled(TypedDict):
+    """What became of a batch's groups; `lost` are those whose lease ran out and that somebody else holds."""
+
+    batch_id: str
+    lost: list[str]
+    acked: NotRequired[list[str]]
+    released: NotRequired[list[str]]
+    held: NotRequired[list[str]]
+    lease_ms: NotRequired[int]

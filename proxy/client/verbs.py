@@ -58,9 +58,9 @@ def export(of: str, options: Mapping[str, Any]) -> Ask:
     return Ask("GET", f"{of}/export", query=query(**options), headers=NDJSON)
 
 
-def open_group(size: int, group_id: str | None, terms: Mapping[str, Any] | None) -> Ask:
+def open_group(group_id: str | None, terms: Mapping[str, Any]) -> Ask:
     """`POST /groups`. The id is made here where none is given, so that asking again opens nothing twice."""
-    return Ask("POST", "/groups", said({"group_id": group_id or uuid4().hex, "size": size, "rollout": terms}))
+    return Ask("POST", "/groups", said({"group_id": group_id or uuid4().hex, **terms}))
 
 
 def group(group_id: str, method: str = "GET") -> Ask:
@@ -83,14 +83,9 @@ def put_policy(version: str | int) -> Ask:
     return Ask("PUT", "/policy", {"version": version})
 
 
-def pause(mode: str, drain_s: float | None) -> Ask:
-    """`POST /policy/pause`, which may wait for `drain_s`."""
-    return Ask("POST", "/policy/pause", {"mode": mode}, query(drain_s=drain_s), wait_s=drain_s or 0.0)
-
-
 def named(name: str) -> str:
-    """An id as it stands in a path."""
-    return quote(name, safe="")
+    """An id as it stands in a path; one of dots alone would be taken for a folder."""
+    return quote(name, safe="").replace(".", "%2E") if set(name) == {"."} else quote(name, safe="")
 
 
 def said(body: Mapping[str, Any]) -> dict[str, Any]:

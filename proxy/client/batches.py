@@ -1,0 +1,99 @@
+"""Batches of complete groups, one after the other, their leases kept alive while the trainer works.
+
+Holds when a batch is acknowledged and when it is given back; not what is asked (`verbs`), nor the sending (`awaiting`).
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from proxy.client.asking import ClientError
+
+if TYPE_CHECKING:
+    from proxy.client.awaiting import AsyncClient
+
+_LONG_POLL_S: Final = 30.0
+_BEATS_A_LEASE: Final = 3  # two may fail before the lease runs out
+_LOST: Final = (404, 409)
+
+
+class Batch:
+    """Groups that only this consumer holds, as `async with` keeps them: acknowledged at its end, released on an exception.
+
+    `claimed` is the whole answer of the claim, `groups` those in it: `group_id`, `policy_version`, and what the group's export
+    gives in that format. `is_lost` says that the lease ran out in spite of everything, of all groups or some: somebody else
+    holds those now, and `ack` will raise.
+    """
+
+    def __init__(self, client: "AsyncClient", claimed: dict[str, Any], lease_s: float) -> None:
+        self.claimed = claimed
+        self.batch_id: str = claimed["batch_id"]
+        self.groups: list[dict[str, Any]] = claimed["groups"]
+        self.is_lost = False
+        self._client = client
+        self._lease_s = lease_s
+        self._is_settled = False
+        self._heartbeat: asyncio.Task[None] | None = None
+
+    async def ack(self, *, delete: bool | None = None) -> None:
+        """Done with it; `delete` its rollouts too. Raises ClientError, 404 or 409, if a group was lost."""
+        self._settle()
+        settled = await self._client.ack_batch(self.batch_id, delete=delete)
+        if settled["lost"]:
+            raise ClientError(
+                f"the lease of batch {self.batch_id!r} ran out, and somebody else holds {', '.join(settled['lost'])}; "
+                "its other groups are acknowledged",
+                status=409,
+                type="conflict",
+                code="lease_lost",
+            )
+
+    async def release(self) -> None:
+        """Give it back, for somebody else to claim."""
+        self._settle()
+        await self._client.release_batch(self.batch_id)
+
+    async def __aenter__(self) -> Self:
+        self._heartbeat = asyncio.create_task(self._beat())  # noqa: TID251 - held here, and ended when it is settled
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        if self._is_settled:
+            return
+        if error is None:
+            await self.ack()
+            return
+        with suppress(ClientError):  # what went wrong first matters more; the lease runs out by itself
+            await self.release()
+
+    def _settle(self) -> None:
+        self._is_settled = True
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
+
+    async def _beat(self) -> None:
+        while not self.is_lost:
+            await asyncio.sleep(self._lease_s / _BEATS_A_LEASE)
+            try:
+                extended = await self._client.extend_batch(self.batch_id, lease_s=self._lease_s)
+                self.is_lost = bool(extended["lost"])
+            except ClientError as error:  # anything but a lost lease may be over at the next beat
+                self.is_lost = error.status in _LOST
+
+
+async def claim_batches(
+    client: "AsyncClient", *, consumer: str, groups: int, wait_s: float | None, lease_s: float, **wanted: Any
+) -> AsyncGenerator[Batch, None]:
+    """Batch after batch; see `AsyncClient.batches`."""
+    while True:
+        poll_s = _LONG_POLL_S if wait_s is None else wait_s
+        claimed = await client.claim_batch(consumer=consumer, groups=groups, wait_s=poll_s, lease_s=lease_s, **wanted)
+        if claimed["batch_id"] is not None:
+            async with Batch(client, claimed, lease_s) as batch:
+                yield batch
+        elif wait_s is not None:
+            return
