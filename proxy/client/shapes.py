@@ -38,11 +38,12 @@ class Rollout(TypedDict):
     counts: dict[str, int]
     drift: dict[str, Any]
     reward: float | None
-    step_rewards: dict[str, float]
+    step_rewards: dict[str, float | list[float]]
     advantages: Any
     created_ms: int
     touched_ms: int
     finished_ms: int | None
+    claimed_by: str | None
 
 
 class Choice(TypedDict):

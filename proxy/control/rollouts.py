@@ -28,6 +28,7 @@ from proxy.rollouts import STATUSES, Rollout, read_marks, read_rollout, write_fi
 from storage.store import FieldsChanged, StorageError, StoredRollout
 
 _LISTED = 100
+_DOTS = (".", "..")
 _MOST_LISTED = 1000
 _EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - addresses to compare with, not to listen on
 _FIELDS_OF_OPENING = ("group_id", "metadata", "model", "sampling", "tools", "limits")
@@ -228,7 +229,7 @@ def _terms(request: web.Request, parts: Parts, rollout: Rollout) -> dict[str, An
     return {
         "rollout_id": rollout.rollout_id,
         "group_id": rollout.group_id,
-        "base_url": f"{request.scheme}://{host}/rollouts/{quote(rollout.rollout_id, safe='')}/v1",
+        "base_url": f"{request.scheme}://{host}{_prefix_of(rollout.rollout_id)}/v1",
         "model": rollout.model,
         "sampling": {
             "override": rollout.sampling.override,
@@ -239,6 +240,11 @@ def _terms(request: web.Request, parts: Parts, rollout: Rollout) -> dict[str, An
         "limits": rollout.limits,
         "metadata": rollout.metadata,
     }
+
+
+def _prefix_of(rollout_id: str) -> str:
+    """The path that names a rollout. Clients take one of dots for a folder, however encoded: its key alone names it."""
+    return "" if rollout_id in _DOTS else f"/rollouts/{quote(rollout_id, safe='')}"
 
 
 def model_host(listen: str, seen: URL) -> str:

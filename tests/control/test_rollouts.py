@@ -34,6 +34,19 @@ async def test_an_opened_rollout_says_where_agents_reach_it(proxy):
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("rollout", [".", ".."])
+async def test_a_rollout_that_is_named_like_a_folder_is_reached_by_its_key(proxy, rollout):
+    """Every client would take its name out of a path."""
+    opened = (await proxy.post("/rollouts", {"rollout_id": rollout})).json
+    agent = AsyncOpenAI(base_url=opened["base_url"], api_key=opened["api_key"])
+    answer = await agent.chat.completions.with_raw_response.create(
+        model="policy", messages=[{"role": "user", "content": "hi"}]
+    )
+    await agent.close()
+
+    assert rollout == answer.headers["X-Rollout-Id"]
+
+
 @pytest.mark.parametrize(
     ("listen", "seen", "reached"),
     [
