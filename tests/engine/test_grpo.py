@@ -1,0 +1,40 @@
+"""A small loop in GRPO's shape on the real engine, from opening groups to acknowledging batches."""
+
+from asyncio import Semaphore
+
+from grpo_loop import check_taken, run_grpo_loop
+
+from proxy.client import AsyncClient
+
+from .asking import CALL, QUESTION
+from .test_conversation import DIGITS, say
+from .through import through_proxy
+
+
+async def test_four_groups_of_four_are_opened_played_rewarded_and_taken_by_two_consumers(vllm, tmp_path):
+    """Agents of one to three turns, the first of which calls a tool; two formats; nothing is left over, nothing twice."""
+    at_once = Semaphore(8)
+
+    async def converse(agent, turns):
+        messages = list(QUESTION)
+        for turn in range(turns):
+            regex = {"structured_outputs": {"regex": CALL}} if turn == 0 else DIGITS
+            async with at_once:
+                reply = await say(agent, messages, stream=turn % 2 == 1, preserve=True, **regex)
+            messages.append(reply)
+            calls = reply.get("tool_calls", [])
+            messages += [{"role": "tool", "tool_call_id": call["id"], "content": "124"} for call in calls]
+            if turn > 0:
+                messages.append({"role": "user", "content": "And then?"})
+
+    async with through_proxy(vllm.url, tmp_path) as proxy, AsyncClient(proxy.url) as client:
+        taken = await run_grpo_loop(client, converse)
+        await check_taken(client, taken)
+        turns = [
+            (await client.rollout(rollout))["counts"]["steps"]
+            for groups in taken.values()
+            for group in groups
+            for rollout in group["rollouts"]
+        ]
+
+    assert [1, 2, 3, 1] * 4 == turns
