@@ -71,8 +71,7 @@ class RolloutServer:
     async def run(self, asked: dict) -> dict:
         """The synchronous loop: its answer is the RolloutResponse."""
         messages, sampled, before = [dict(message) for message in asked["messages"]], 0, None
-        calls = 0
-        for _ in range(asked.get("max_turns", 10)):
+        for calls in range(1, asked.get("max_turns", 10) + 1):
             length = rendered_length(messages)
             mask = None if before is None else [0] * (length - before + self.wrong_by) or None
             self.masks.append(mask)
@@ -81,7 +80,6 @@ class RolloutServer:
                 category = _CATEGORIES.get(status, "trainer_server_error" if status >= 500 else "trainer_client_error")
                 fields = {"error_category": category, "http_status": status}
                 return self._result(asked, "ERROR", messages, error_message="failed", extra_fields=fields)
-            calls += 1
             self.answers.append(answer)
             before = length + len(answer["token_ids"])
             sampled += len(answer["token_ids"])
