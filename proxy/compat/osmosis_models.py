@@ -57,11 +57,11 @@ class RolloutResult(BaseModel):
 
     rollout_id: Name
     status: Literal["COMPLETED", "ERROR"]
-    final_messages: list[dict[str, Any]] = []
+    final_messages: list[dict[str, Any]] | None = None
     finish_reason: str | None = None
     error_message: str | None = None
     metrics: dict[str, Any] | None = None
-    extra_fields: dict[str, Any] = {}
+    extra_fields: dict[str, Any] | None = None
     reward: FiniteFloat | None = None
 
 

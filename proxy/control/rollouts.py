@@ -185,6 +185,7 @@ async def _shown(request: web.Request, parts: Parts, rollout: Rollout) -> dict[s
     return {
         **_terms(request, parts, rollout),
         "status": rollout.status,
+        **({"dispatch": {key: rollout.osmosis[key] for key in _DISPATCH}} if rollout.osmosis else {}),
         "counts": {**counts, "undelivered": len(marks.undelivered)},
         "drift": marks.drift,
         "reward": rollout.reward,
@@ -197,6 +198,7 @@ async def _shown(request: web.Request, parts: Parts, rollout: Rollout) -> dict[s
     }
 
 
+_DISPATCH = ("server", "protocol", "state")
 _COUNTS = ("steps", "exact", "flagged", "error", "sampled_tokens", "prompt_tokens", "mask_mismatches")
 
 

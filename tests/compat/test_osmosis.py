@@ -19,8 +19,13 @@ DISPATCH = {"server": "calculator", "messages": QUESTION, "wait": True}
 
 
 @pytest.fixture
-async def simulator():
-    async with simulating("127.0.0.1:0", Options()) as url:
+def shape():
+    return "vllm"
+
+
+@pytest.fixture
+async def simulator(shape):
+    async with simulating("127.0.0.1:0", Options(shape=shape)) as url:
         yield url
 
 
@@ -43,6 +48,7 @@ async def exported(proxy, rollout_id="r1"):
     return told["rows"] if isinstance(told, dict) else told
 
 
+@pytest.mark.parametrize("shape", ["vllm", "sglang"])
 async def test_os_1_an_unmodified_rollout_server_gives_one_row_with_the_exact_mask(proxy, runner):
     """Two calls and a tool between them: sampled, outside, sampled; and the claim was right."""
     await proxy.post("/rollouts", {"rollout_id": "r1", "tools": [ADD]})

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from recorded import load
-from rollout_servers import ADD, QUESTION, dispatching, rollout_server
+from rollout_servers import ADD, QUESTION, dispatching, post, rollout_server
 from stored import rollout_of, steps_of
 
 from proxy.keys import read_minted
@@ -167,6 +167,32 @@ async def test_a_rollout_is_dispatched_once(proxy, runner, store):
 
     assert [202, 202, 409, 202, 409, 404] == statuses
     assert 1 == len(runner.asked)
+
+
+async def test_a_dispatch_shows_on_the_rollout(proxy, store):
+    """Which server, by which protocol."""
+    before = (await proxy.get("/rollouts/r1"))[1]
+    await proxy.post("/rollouts/r1/dispatch", SYNC)
+    await finished(store)
+
+    assert "dispatch" not in before
+    assert {"server": "calculator", "protocol": "sync", "state": "started"} == (await proxy.get("/rollouts/r1"))[1][
+        "dispatch"
+    ]
+
+
+async def test_a_dispatch_is_of_the_control_face(store, engine, runner):
+    """With a key of its own, and on a port of its own where it has one."""
+    control = {"api_keys": ["boss"], "listen": "127.0.0.1:0"}
+    key = {"Authorization": "Bearer boss"}
+    async with dispatching(engine.url, store, runner, control=control) as proxy:
+        told = [
+            (await post(proxy.http, f"{url}/rollouts/nobody/dispatch", SYNC, headers))[0]
+            for url, headers in ((proxy.url, key), (proxy.control_url, {}), (proxy.control_url, key))
+        ]
+        _, last = await post(proxy.http, f"{proxy.control_url}/rollouts/nobody/dispatch", SYNC, key)
+
+    assert ([404, 401, 404], "there is no rollout 'nobody'") == (told, last["error"]["message"])
 
 
 async def test_a_stop_ends_what_was_dispatched_and_says_so(store, engine, runner):

@@ -49,8 +49,12 @@ class RolloutServer:
         if self.release is not None:
             await self.release.wait()
         if self.status != 200 or self.told is not None:
-            return web.json_response(self.told, status=self.status)
+            return web.json_response(self.told, status=self.status, headers={"Location": f"{self.url}/elsewhere"})
         return web.json_response(await self.run(asked))
+
+    async def elsewhere(self, request: web.Request) -> web.Response:
+        """Where a redirect would lead to, and a server of the allow-list must not lead anybody."""
+        return web.json_response({"rollout_id": "r1", "status": "COMPLETED"})
 
     async def init(self, request: web.Request) -> web.Response:
         asked = await self._note(request)
@@ -142,6 +146,7 @@ async def rollout_server() -> AsyncIterator[RolloutServer]:
         server = RolloutServer(http)
         app = web.Application()
         app.add_routes([web.post("/rollout", server.rollout), web.post("/v1/rollout/init", server.init)])
+        app.add_routes([web.route("*", "/elsewhere", server.elsewhere)])
         runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -168,4 +173,4 @@ async def dispatching(engine_url: str, store, server: RolloutServer, **said) -> 
         async def send(path: str, body=None, headers=None):
             return await post(http, served.url + path, body, headers)
 
-        yield SimpleNamespace(url=served.url, http=http, get=get, post=send)
+        yield SimpleNamespace(url=served.url, control_url=served.control_url, http=http, get=get, post=send)
