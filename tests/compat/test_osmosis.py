@@ -162,11 +162,13 @@ async def test_os_7_the_callback_key_is_ours_to_check_and_never_the_engines(stor
             for path in ("/v1/completions", "/v1/rollout/completed")
             for prefix, headers in (("", {}), ("/rollouts/r2", {"Authorization": f"Bearer {key}"}))
         ]
+        other = {"rollout_id": "r2", "status": "COMPLETED"}
+        refused.append((await proxy.post("/v1/rollout/completed", other, {"X-Api-Key": key}))[0])
         taken, _ = await proxy.post(
             "/v1/rollout/completed", {"rollout_id": "r1", "status": "COMPLETED"}, {"X-Api-Key": key}
         )
 
-    assert ([401, 403, 401, 403], 200) == (refused, taken)
+    assert ([401, 403, 401, 403, 403], 200) == (refused, taken)
     assert "Bearer server-key" == runner.headers[0]["authorization"]
     assert [False] == ["authorization" in headers for headers in engine.headers]
     assert 1 == len(await steps_of(store, "r1"))
@@ -269,6 +271,15 @@ async def test_the_flat_answer_has_every_field_that_its_clients_require(proxy, s
     assert ("chat", "/v1/chat/completions", "osmosis", True) == (
         step.dialect, step.endpoint, step.extra["form"], step.exact
     )  # fmt: skip
+
+
+async def test_a_flat_call_is_no_probe_however_small(store, engine, runner):
+    """Passed on as one, it would be a completion without a prompt."""
+    engine.plays(WHOLE)
+    async with dispatching(engine.url, store, runner, agents={"probes": {"one_token": True}}) as proxy:
+        status, _ = await proxy.post("/v1/completions", FLAT | {"max_tokens": 1})
+
+    assert (200, 1) == (status, len(await steps_of(store, "r1")))
 
 
 async def test_a_result_of_a_rollout_without_a_call_is_kept(proxy, store):

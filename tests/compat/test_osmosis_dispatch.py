@@ -70,9 +70,8 @@ async def test_a_dispatch_does_not_wait_unless_asked(proxy, runner, store):
 
 async def test_an_asynchronous_rollout_gets_its_tools_and_is_finished_by_its_callback(proxy, runner, store):
     """Its first call is made before its init is answered, and waits for the tools that the answer names."""
-    runner.release = asyncio.Event()
+    runner.is_slow = True
     status, _ = await proxy.post("/rollouts/r1/dispatch", ASYNC | {"completion_params": {"temperature": 1}})
-    runner.release.set()
     async with asyncio.timeout(TIMEOUT_S):
         await runner.over.wait()
     rollout, (step,) = await rollout_of(store, "r1"), await steps_of(store, "r1")
