@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 import yaml
 from prometheus_client import CollectorRegistry
@@ -48,7 +48,7 @@ def settings_of(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str,
         yield f"{prefix}{name}", str(inner), field.get_default(call_default_factory=True), field.description or ""
         for argument in get_args(inner):
             if isinstance(argument, type) and issubclass(argument, BaseModel):
-                yield from settings_of(argument, f"{prefix}{name}[].")
+                yield from settings_of(argument, f"{prefix}{name}{'.NAME' if get_origin(inner) is dict else '[]'}.")
 
 
 def settings_page() -> str:

@@ -7,6 +7,7 @@
     relay       a call is relayed: sent, shown, recorded, ended
     passthrough what is passed on unrecorded
     control/    the control face, one file a noun
+    compat/     other systems' protocols, served over ours
     upstream    the engines' endpoints
     recorder    the one writer of steps
     wire/       [pure] bytes -> events -> response; the exchange

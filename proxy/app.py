@@ -13,6 +13,9 @@ from proxy import calls
 from proxy.attempts import Attempts
 from proxy.audit.background import BackgroundAudit
 from proxy.clock import Clock, SystemClock
+from proxy.compat import COMPAT_ROUTES
+from proxy.compat.osmosis_dispatch import ROLLOUT_SERVERS
+from proxy.compat.osmosis_servers import RolloutServers
 from proxy.config import Settings, StoreSettings
 from proxy.control import CONTROL_ROUTES
 from proxy.control.access import require_control_key
@@ -42,7 +45,7 @@ def make_app(settings: Settings, store: Store | None = None, clock: Clock | None
     app = _new_app(settings)
     app.cleanup_ctx.append(_parts_of(settings, store, clock or SystemClock()))
     if settings.control.listen is None:
-        app.add_routes(CONTROL_ROUTES)
+        app.add_routes([*CONTROL_ROUTES, *COMPAT_ROUTES])
     app.router.add_route("*", r"/{path:[\s\S]*}", calls.answer)  # an encoded newline, too, is ours to refuse
     return app
 
@@ -51,7 +54,8 @@ def make_control_app(settings: Settings, app: web.Application) -> web.Applicatio
     """The control face alone, sharing the parts of a started application."""
     control = _new_app(settings)
     control[PARTS] = app[PARTS]
-    control.add_routes(CONTROL_ROUTES)
+    control[ROLLOUT_SERVERS] = app[ROLLOUT_SERVERS]
+    control.add_routes([*CONTROL_ROUTES, *COMPAT_ROUTES])
     return control
 
 
@@ -94,6 +98,8 @@ def _parts_of(
             stack.push_async_callback(audit.close)
             recorder = Recorder(opened, metrics, clock, stored=audit.offer)
             stack.push_async_callback(recorder.close)
+            app[ROLLOUT_SERVERS] = RolloutServers(settings.osmosis)
+            stack.push_async_callback(app[ROLLOUT_SERVERS].close)  # before the recorder: what it cuts short is noted
             parts = Parts(
                 settings=settings,
                 clock=clock,

@@ -39,9 +39,9 @@ _MOST_ATTEMPTS: Final = 1000  # a client that says more is not counting attempts
 
 @dataclass(frozen=True, slots=True)
 class GivenAnswer:
-    """An answer that was given already, to be given again."""
+    """An answer that was given already, to be given again, and the step it was recorded as."""
 
-    step_id: str
+    step: Step
     content_type: str
     body: bytes
 
@@ -153,7 +153,7 @@ def given_answer(step: Step) -> GivenAnswer | None:
     if step.status != "complete" or step.response is None or engine is None:
         return None
     if not is_on(step.request.get("stream")):
-        return GivenAnswer(step.step_id, "application/json", orjson.dumps(step.response))
+        return GivenAnswer(step, "application/json", orjson.dumps(step.response))
     if step.dialect == "generate":
         return None
     usage = DIALECTS[step.endpoint].asked(step.request).usage
@@ -161,7 +161,7 @@ def given_answer(step: Step) -> GivenAnswer | None:
         events = replay_events(engine.shape, step.dialect, dict(step.response), usage=usage)
     except (TypeError, KeyError, AttributeError):
         return None
-    return GivenAnswer(step.step_id, CONTENT_TYPE, events)
+    return GivenAnswer(step, CONTENT_TYPE, events)
 
 
 def _check_body(known: str, request_key: str) -> None:

@@ -17,6 +17,9 @@ from proxy.attempts import Attempt, GivenAnswer
 from proxy.bodies import read_body
 from proxy.clientside import CLIENT_LEFT, Call
 from proxy.clock import new_id
+from proxy.compat.osmosis import COMPLETED, complete, naming_retries, with_steps_before, with_tools
+from proxy.compat.osmosis_form import CHAT, FlatForm, flat_answer, read_flat
+from proxy.compat.osmosis_models import RolloutResult, validated
 from proxy.dialects import DIALECTS, Dialect
 from proxy.errors import BadCall, Forbidden, LimitReached, NotFound, StoreFault, TooLarge, Unauthorized
 from proxy.guards import GUARDS
@@ -45,7 +48,7 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is asked, as it was read: where, how, and when (wall time, then monotonic)."""
+    """What is asked, as it was read: where, how, and when (wall time, then monotonic); `form` if it came in another."""
 
     endpoint: str
     dialect: Dialect
@@ -53,6 +56,7 @@ class Asked:
     body: dict[str, Any]
     received: float
     started: float
+    form: FlatForm | None = None
 
 
 async def answer(request: web.Request) -> web.StreamResponse:
@@ -67,6 +71,8 @@ async def answer(request: web.Request) -> web.StreamResponse:
     check_minted(caller.minted, target.rollout_id)
     if dialect is not None and request.method == "POST":
         return await answer_dialect(request, parts, target, dialect, caller)
+    if request.method == "POST" and target.endpoint == COMPLETED:
+        return await take_result(request, parts, target, caller)
     if request.method == "GET" and (target.endpoint == "/v1/models" or target.endpoint.startswith("/v1/models/")):
         return await show_models(request, parts, target.endpoint)
     if target.endpoint in parts.settings.engines.passthrough:
@@ -81,7 +87,8 @@ async def answer_dialect(
     received, started = parts.clock.now(), parts.clock.monotonic()
     text = await read_bytes(request)
     body = read_body(text)
-    if is_probe(parts.settings.agents.probes, dialect, request.headers, body, body_bytes=len(text)):
+    form = read_flat(target.endpoint, body)
+    if form is None and is_probe(parts.settings.agents.probes, dialect, request.headers, body, body_bytes=len(text)):
         parts.metrics.probes.labels(dialect.name).inc()
         return await pass_on(request, parts, target.endpoint, _for_engine(parts, dialect, body))
     rollout_id = naming.named_rollout(
@@ -93,23 +100,34 @@ async def answer_dialect(
     )
     check_minted(caller.minted, rollout_id)
     if rollout_id is None:
-        if parts.settings.agents.unkeyed == "pass":
+        if parts.settings.agents.unkeyed == "pass" and form is None:
             return await pass_on(request, parts, target.endpoint, text)
-        if parts.settings.agents.unkeyed == "reject":
+        if parts.settings.agents.unkeyed != "new":
             raise BadCall(
                 "the call names no rollout: use the base URL of one, the header X-Rollout-Id, its API key, or rollout_id "
                 "in the body",
                 param="rollout_id",
             )
         rollout_id = new_id(parts.clock)
-    rollout = await open_rollout(parts, rollout_id, request.headers.get("X-Rollout-Group"))
+    rollout = await with_tools(parts, await open_rollout(parts, rollout_id, request.headers.get("X-Rollout-Group")))
     asked = Asked(target.endpoint, dialect, text, body, received, started)
-    async with parts.attempts.attempt(rollout, request.headers, _digest(text)) as attempt:
+    if form is not None:
+        asked = Asked(CHAT, DIALECTS[CHAT], text, form.body, received, started, form)
+    headers = naming_retries(request.headers, rollout, form, _digest(text))
+    async with parts.attempts.attempt(rollout, headers, _digest(text)) as attempt:
         if attempt.again is not None:
             return await give_again(request, parts, rollout, asked, attempt.again)
         await guard(parts, rollout)
         await parts.attempts.begin(rollout, attempt)
         return await make_call(request, parts, rollout, asked, attempt)
+
+
+async def take_result(request: web.Request, parts: Parts, target: naming.Target, caller: Caller) -> web.StreamResponse:
+    """A rollout server says what a rollout came to."""
+    result = validated(RolloutResult, read_body(await read_bytes(request)))
+    rollout_id = target.rollout_id or naming.checked_id(result.rollout_id)
+    check_minted(caller.minted, rollout_id)
+    return await complete(parts, rollout_id, result)
 
 
 async def give_again(
@@ -119,15 +137,16 @@ async def give_again(
     shown = downstream(
         {"Content-Type": again.content_type, "X-Idempotent-Replayed": "true"},
         rollout_id=rollout.rollout_id,
-        step_id=again.step_id,
+        step_id=again.step.step_id,
     )
-    response = web.Response(headers=shown, body=again.body)
+    body = flat_answer(again.step) if asked.form is not None else None
+    response = web.Response(headers=shown, body=again.body if body is None else body)
     await response.prepare(request)
     try:
         await response.write_eof()
     except ClientConnectionResetError:
         return web.Response(status=CLIENT_LEFT)  # nobody is there to read it
-    parts.recorder.delivered(rollout.rollout_id, rollout.birth, again.step_id)
+    parts.recorder.delivered(rollout.rollout_id, rollout.birth, again.step.step_id)
     parts.metrics.given_again.labels(asked.dialect.name).inc()
     return response
 
@@ -138,9 +157,11 @@ async def make_call(
     """Plan a call for the engine of its rollout, and have it relayed."""
     endpoint = choose(parts.upstream.endpoints, rollout.rollout_id)
     fault = await parts.upstream.know(endpoint)
+    terms = terms_of(parts, rollout, endpoint)
+    form = None if asked.form is None else await with_steps_before(parts, rollout, asked.form)
     plan = make_plan(
-        asked.body,
-        terms=terms_of(parts, rollout, endpoint),
+        asked.body if form is None else form.chat(terms.models),
+        terms=terms,
         step_id=attempt.step_id,
         rollout_id=rollout.rollout_id,
         endpoint=asked.endpoint,
@@ -153,9 +174,12 @@ async def make_call(
         policy_version=rollout.policy_version,
         extra=attempt.extra,
     )
+    if form is not None:
+        plan = form.recorded(plan)
     call = Call(
         request, plan, endpoint, rollout.birth, asked.received, asked.started, len(asked.text), fault, attempt.stored
     )
+    call.reshape = None if form is None else form.reshape
     return await relay(parts, call)
 
 

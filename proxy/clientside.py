@@ -5,7 +5,7 @@ neither engines nor the store; `relay` decides when what is written.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -17,6 +17,7 @@ from proxy.headers import downstream
 from proxy.parts import SHOWN
 from proxy.trajectory.step import Step, Timing
 from proxy.upstream import Endpoint
+from proxy.wire.exchange import Outcome
 from proxy.wire.plan import Plan
 from proxy.wire.replay import CONTENT_TYPE, KEEP_ALIVE, error_events
 
@@ -43,6 +44,7 @@ class Call:
     first_byte: float | None = None
     last_byte: float | None = None
     step: Step | None = None
+    reshape: Callable[[Outcome], Outcome] | None = None  # for a client that reads its answer in another form
 
     def timing(self) -> Timing:
         """The times as a step keeps them."""

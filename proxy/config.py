@@ -55,12 +55,7 @@ class EndpointSettings(_Section):
     @field_validator("url")
     @classmethod
     def _is_a_base_url(cls, url: str) -> str:
-        parts = urlsplit(url)
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise ValueError(f"{url!r} is not an http or https URL such as http://127.0.0.1:8000")
-        if parts.query or parts.fragment or parts.username:
-            raise ValueError(f"{without_secrets(url)!r} holds more than a base URL; give a key as api_key")
-        return url.rstrip("/").removesuffix("/v1")
+        return base_url(url)
 
     @property
     def label(self) -> str:
@@ -156,6 +151,35 @@ class SamplingSettings(_Section):
     cap: dict[str, float] = Field({}, description="Upper bounds of numeric body fields.")
 
 
+class RolloutServerSettings(_Section):
+    """One of Osmosis' rollout servers."""
+
+    url: str = Field(description="Base URL of the rollout server: http://127.0.0.1:9000.")
+    api_key: SecretStr | None = Field(None, description="Key that the rollout server wants, if it wants one.")
+
+    @field_validator("url")
+    @classmethod
+    def _is_a_base_url(cls, url: str) -> str:
+        return base_url(url)
+
+
+class OsmosisSettings(_Section):
+    """Osmosis' rollout servers, which run rollouts and call back for their tokens."""
+
+    servers: dict[str, RolloutServerSettings] = Field(
+        {}, description="Rollout servers by name; POST /rollouts/{id}/dispatch can name these and no others."
+    )
+    server_url: str | None = Field(
+        None, description="Our base URL as rollout servers reach it; where the dispatch was sent to if none."
+    )
+    timeout_s: float = Field(600, gt=0, description="Longest time of a rollout that a server answers when it is over.")
+
+    @field_validator("server_url")
+    @classmethod
+    def _is_a_base_url(cls, url: str | None) -> str | None:
+        return None if url is None else base_url(url)
+
+
 class AuditSettings(_Section):
     """What the server scores again by itself."""
 
@@ -187,6 +211,7 @@ class Settings(BaseSettings):
     control: ControlSettings = Field(ControlSettings(), description="The control face.")
     store: StoreSettings = Field(StoreSettings(), description="Where steps are kept.")
     record: RecordSettings = Field(RecordSettings(), description="What is recorded, and at what cost.")
+    osmosis: OsmosisSettings = Field(OsmosisSettings(), description="Osmosis' rollout servers.")
     audit: AuditSettings = Field(AuditSettings(), description="What the server scores again by itself.")
     log: LogSettings = Field(LogSettings(), description="What is logged.")
 
@@ -238,6 +263,16 @@ def split_listen(listen: str) -> tuple[str, int]:
     if not colon or not port.isdecimal() or int(port) > 65535:
         raise ValueError(f"{listen!r} is not HOST:PORT such as 127.0.0.1:8400")
     return host.removeprefix("[").removesuffix("]") or "0.0.0.0", int(port)  # noqa: S104 - said so by the user
+
+
+def base_url(url: str) -> str:
+    """The URL, without /v1, if it is a base URL and nothing more. Raises ValueError."""
+    parts = urlsplit(url)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise ValueError(f"{url!r} is not an http or https URL such as http://127.0.0.1:8000")
+    if parts.query or parts.fragment or parts.username:
+        raise ValueError(f"{without_secrets(url)!r} holds more than a base URL; give a key as api_key")
+    return url.rstrip("/").removesuffix("/v1")
 
 
 def without_secrets(url: str) -> str:

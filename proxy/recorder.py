@@ -190,6 +190,7 @@ def _entry(step: Step, birth: str, record: Record) -> Entry:
         _fidelity(step): 1,
         "sampled_tokens": step.sampled,
         "prompt_tokens": sum(map(len, step.prompts)),
+        **({"mask_mismatches": 1} if "mask_mismatch" in step.extra else {}),
     }
     return Entry(step.rollout_id, birth, step.step_id, record.record, record.blocks, record.leans_on, counts)
 

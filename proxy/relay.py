@@ -34,6 +34,8 @@ async def relay(parts: Parts, call: Call) -> web.StreamResponse:
     parts.in_flight[call.plan.rollout_id] += 1
     try:
         outcome = await _exchange(parts, call, client)
+        if call.reshape is not None:
+            outcome = call.reshape(outcome)
         call.step = outcome.step
         try:
             await parts.recorder.record(outcome.step, call.birth, body_bytes=call.body_bytes)

@@ -54,12 +54,18 @@ class Rollout:
     sampling: Sampling = field(default_factory=Sampling)
     tools: tuple[dict[str, Any], ...] = ()
     limits: Limits = field(default_factory=Limits)
+    osmosis: Mapping[str, Any] = field(default_factory=dict)  # of its dispatch: server, protocol, state
     counts: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def is_finished(self) -> bool:
         """Whether it takes no more calls."""
         return self.status in FINISHED
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether a rollout server was asked for it that has not named its tools yet."""
+        return self.osmosis.get("state") == "starting" and not self.is_finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +98,7 @@ def read_rollout(stored: StoredRollout) -> Rollout:
         sampling=Sampling(**{name: rules or {} for name, rules in sampling.items()}),
         tools=tuple(fields.get("tools") or ()),
         limits=Limits(**(fields.get("limits") or {})),
+        osmosis=fields.get("osmosis") or {},
         counts=stored.counts,
     )
 

@@ -17,7 +17,8 @@ IO = {
     "aiohttp", "asyncio", "os", "redis", "rich", "socket", "storage", "subprocess", "threading", "time", "typer", "valkey",
 }  # fmt: skip
 SHELLS = {
-    "app", "attempts", "audit", "calls", "check", "client", "clientside", "clock", "config", "control", "download", "drifting",
+    "app", "attempts", "audit", "calls", "check", "client", "clientside", "clock", "compat", "config", "control", "download",
+    "drifting",
     "logs", "metrics", "parts", "passthrough", "probes", "recorder", "relay", "rollouts", "server", "simulator", "tokenizers",
     "upstream",
 }  # fmt: skip

@@ -3,9 +3,9 @@
 Holds the pydantic models of request bodies and their reading: a misspelt field is refused, and the refusal names it.
 """
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
 from proxy.bodies import read_body
 from proxy.errors import BadCall, NotValid
@@ -131,6 +131,37 @@ class FinishRollout(_Body):
     status: Literal["completed", "failed", "aborted", "truncated"]
     reward: FiniteFloat | None = None
     metadata: dict[str, Any] | None = None
+
+
+class DispatchRollout(_Body):
+    """`POST /rollouts/{id}/dispatch`: which server runs the rollout, by which protocol, and what it is told.
+
+    The sampling is called `sampling_params` by the synchronous protocol and `completion_params` by the asynchronous one.
+    """
+
+    server: str
+    protocol: Literal["sync", "async"] = "sync"
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    sampling_params: dict[str, Any] | None = None
+    completion_params: dict[str, Any] | None = None
+    max_turns: Annotated[int, Field(ge=1, le=100)] = 10
+    max_tokens_total: Annotated[int, Field(ge=1, le=1_000_000)] = 8192
+    tool_server_url: str | None = None
+    tokenizer_name: str | None = None
+    tokenizer_revision: str | None = None
+    metadata: dict[str, Any] = {}
+    wait: bool = False
+
+    @model_validator(mode="after")
+    def _is_of_one_protocol(self) -> Self:
+        foreign = {
+            "sync": {"completion_params"},
+            "async": {"sampling_params", "tokenizer_name", "tokenizer_revision"},
+        }[self.protocol]
+        for name in sorted(foreign):
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name} is not known to the {self.protocol} protocol")
+        return self
 
 
 Read = TypeVar("Read", bound=_Body)

@@ -16,6 +16,7 @@ from proxy.control.gathering import ADVANTAGES
 from proxy.control.models import (
     AckBatch,
     ClaimBatch,
+    DispatchRollout,
     ExtendBatch,
     FinishRollout,
     OpenGroup,
@@ -76,6 +77,9 @@ _R = "/rollouts/{rollout_id}"
 _G = "/groups/{group_id}"
 _B = "/batches/{batch_id}"
 _SETTLED = (200, 400, 404, 409, 422)
+_PREFIXES = ("", _R, "/sessions/{rollout_id}")
+_COMPLETED = "A rollout server says that a rollout is over."
+_DISPATCHED = (202, 200, 400, 404, 409, 422)
 _CALLS = [(path, f"A recorded call, in the {dialect.name} dialect.") for path, dialect in DIALECTS.items()]
 
 ROUTES: tuple[Route, ...] = (
@@ -85,6 +89,7 @@ ROUTES: tuple[Route, ...] = (
     Route("patch", _R, "Set rewards, advantages, metadata.", body=PatchRollout, statuses=(200, 400, 404, 409, 422)),
     Route("delete", _R, "Delete a rollout and all its steps.", statuses=(204,)),
     Route("post", f"{_R}/finish", "Finish a rollout.", body=FinishRollout, statuses=(200, 400, 404, 409, 422)),
+    Route("post", f"{_R}/dispatch", "Have a rollout server run it.", body=DispatchRollout, statuses=_DISPATCHED),
     Route("get", f"{_R}/steps", "Its steps, whole.", (_AFTER, ("limit", _COUNT)), statuses=(200, 400, 404)),
     Route("get", f"{_R}/steps/{{step_id}}", "One step, whole.", statuses=(200, 404)),
     Route("get", f"{_R}/tree", "The tree of its steps, with drift.", statuses=(200, 404)),
@@ -107,9 +112,13 @@ ROUTES: tuple[Route, ...] = (
     Route("get", "/metrics", "Metrics for Prometheus."),
     Route("get", "/openapi.json", "This description."),
     *(
-        Route("post", prefix + path, summary, statuses=(200, 400, 401, 403, 409, 413, 429, 502, 503, 504))
+        Route("post", prefix + path, summary, statuses=(200, 400, 401, 403, 409, 413, 422, 429, 502, 503, 504))
         for path, summary in _CALLS
-        for prefix in ("", _R, "/sessions/{rollout_id}")
+        for prefix in _PREFIXES
+    ),
+    *(
+        Route("post", f"{prefix}/v1/rollout/completed", _COMPLETED, statuses=(200, 400, 401, 403, 409, 422))
+        for prefix in _PREFIXES
     ),
     Route("get", "/v1/models", "The engine's models, and aliases of them.", statuses=(200, 401, 503)),
     Route("get", "/v1/models/{model}", "One model.", statuses=(200, 401, 404, 503)),
@@ -158,6 +167,7 @@ def _operation(route: Route) -> dict[str, Any]:
 _MEANINGS = {
     200: "done",
     201: "made",
+    202: "begun",
     204: "gone",
     400: "malformed",
     401: "no key, or a wrong one",

@@ -145,16 +145,20 @@ def _changes(rollout: Rollout, given: Mapping[str, Any], step_rewards: Mapping[s
 async def finish_rollout(request: web.Request) -> web.Response:
     """`POST /rollouts/{id}/finish`: once; the same again changes nothing, another status is 409."""
     parts = request.app[PARTS]
-    name = rollout_id_of(request)
-    finish = read_as(FinishRollout, await request.read())
-    rollout = await rollout_of(request)
+    said = read_as(FinishRollout, await request.read())
+    return _json(await _shown(request, parts, await finish(parts, await rollout_of(request), said)))
+
+
+async def finish(parts: Parts, rollout: Rollout, said: FinishRollout) -> Rollout:
+    """Finish a rollout, or find it finished so. Raises Conflict, or NotFound if it was deleted meanwhile."""
+    name = rollout.rollout_id
     while not rollout.is_finished:
         fields = write_fields(
             {
-                "status": finish.status,
+                "status": said.status,
                 "finished_ms": parts.clock.now_ms(),
-                "reward": finish.reward,
-                "metadata": finish.metadata,
+                "reward": said.reward,
+                "metadata": said.metadata,
             }
         )
         expect = write_fields({"status": rollout.status}) if rollout.status != "open" else {"status": None}
@@ -168,13 +172,13 @@ async def finish_rollout(request: web.Request) -> web.Response:
         rollout = read_rollout(stored)
         parts.recorder.hold(_count_drift(parts, rollout))
         await member_finished(parts, rollout)
-        return _json(await _shown(request, parts, rollout))
-    if rollout.status != finish.status:
-        raise Conflict(f"the rollout {name!r} is {rollout.status} already, not {finish.status}", param="status")
-    if finish.reward not in (None, rollout.reward):
+        return rollout
+    if rollout.status != said.status:
+        raise Conflict(f"the rollout {name!r} is {rollout.status} already, not {said.status}", param="status")
+    if said.reward not in (None, rollout.reward):
         raise Conflict(f"the rollout {name!r} was finished with another reward; PATCH changes rewards", param="reward")
     await member_finished(parts, rollout)  # the first finish may have died before it came so far
-    return _json(await _shown(request, parts, rollout))
+    return rollout
 
 
 async def _count_drift(parts: Parts, rollout: Rollout) -> None:
@@ -206,6 +210,7 @@ async def _shown(request: web.Request, parts: Parts, rollout: Rollout) -> dict[s
     return {
         **_terms(request, parts, rollout),
         "status": rollout.status,
+        **({"dispatch": {key: rollout.osmosis[key] for key in _DISPATCH}} if rollout.osmosis else {}),
         "counts": {**counts, "undelivered": len(marks.undelivered)},
         "drift": marks.drift,
         "reward": rollout.reward,
@@ -219,17 +224,16 @@ async def _shown(request: web.Request, parts: Parts, rollout: Rollout) -> dict[s
     }
 
 
-_COUNTS = ("steps", "exact", "flagged", "error", "sampled_tokens", "prompt_tokens")
+_DISPATCH = ("server", "protocol", "state")
+_COUNTS = ("steps", "exact", "flagged", "error", "sampled_tokens", "prompt_tokens", "mask_mismatches")
 
 
 def _terms(request: web.Request, parts: Parts, rollout: Rollout) -> dict[str, Any]:
     """What a rollout was opened with, and where agents reach it."""
-    settings = parts.settings
-    host = request.host if settings.control.listen is None else model_host(settings.listen, request.url)
     return {
         "rollout_id": rollout.rollout_id,
         "group_id": rollout.group_id,
-        "base_url": f"{request.scheme}://{host}{_prefix_of(rollout.rollout_id)}/v1",
+        "base_url": f"{model_url(request, parts)}{prefix_of(rollout.rollout_id)}/v1",
         "model": rollout.model,
         "sampling": {
             "override": rollout.sampling.override,
@@ -242,9 +246,16 @@ def _terms(request: web.Request, parts: Parts, rollout: Rollout) -> dict[str, An
     }
 
 
-def _prefix_of(rollout_id: str) -> str:
+def prefix_of(rollout_id: str) -> str:
     """The path that names a rollout. Clients take one of dots for a folder, however encoded: its key alone names it."""
     return "" if rollout_id in _DOTS else f"/rollouts/{quote(rollout_id, safe='')}"
+
+
+def model_url(request: web.Request, parts: Parts) -> str:
+    """The base URL of the model face, as whoever sent this request reaches it."""
+    settings = parts.settings
+    host = request.host if settings.control.listen is None else model_host(settings.listen, request.url)
+    return f"{request.scheme}://{host}"
 
 
 def model_host(listen: str, seen: URL) -> str:

@@ -1,17 +1,19 @@
 """The description of every route."""
 
+from proxy.compat import COMPAT_ROUTES
+from proxy.compat.osmosis import COMPLETED
 from proxy.control import CONTROL_ROUTES
 from proxy.control.openapi import ROUTES, describe
 from proxy.dialects import DIALECTS
 
 
 async def test_every_route_is_described(proxy):
-    """Of the control face just those that are there; of the model face every dialect, under every prefix."""
-    control = {(route.method.lower(), route.path.replace(":[^/]+", "")) for route in CONTROL_ROUTES}
+    """Of the control face just those that are there; of the model face every dialect and callback, under every prefix."""
+    control = {(route.method.lower(), route.path.replace(":[^/]+", "")) for route in (*CONTROL_ROUTES, *COMPAT_ROUTES)}
     described = {(route.method, route.path) for route in ROUTES}
     calls = {
         ("post", prefix + path)
-        for path in DIALECTS
+        for path in (*DIALECTS, COMPLETED)
         for prefix in ("", "/rollouts/{rollout_id}", "/sessions/{rollout_id}")
     }
     models = {("get", "/v1/models"), ("get", "/v1/models/{model}")}

@@ -1,0 +1,87 @@
+"""What Osmosis' rollout servers send: their schemas, with their ranges (71b6d83, and f47b00f~1 for the asynchronous one).
+
+Holds the pydantic models of the flat call, of a rollout's result and of an init's answer. Keys that the protocol does not
+know are let through, as its own schemas do.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, ValidationError
+
+from proxy.errors import NotValid
+
+_TOLD = 5  # faults that a refusal names: a long list may have one at every place
+
+
+def _bits(mask: Any) -> Any:
+    """A mask, judged as a whole: its faults would otherwise be told one by one."""
+    if mask is not None and not (isinstance(mask, list) and all(type(bit) is int and bit in (0, 1) for bit in mask)):
+        raise ValueError("response_mask is null or a list of 0 and 1: one for each token added since the call before")
+    return mask
+
+
+Name = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    role: Literal["system", "user", "assistant", "tool", "function"]
+    content: str | list[dict[str, Any]] | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: Annotated[str, Field(max_length=256)] | None = None
+
+
+class FlatCall(BaseModel):
+    """`POST /v1/completions` with messages. `n` and `stream` are refused where the flat answer cannot carry them."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    messages: Annotated[list[_Message], Field(min_length=1)]
+    model: str = "default"
+    temperature: Annotated[FiniteFloat, Field(ge=0, le=2)] = 1.0
+    top_p: Annotated[FiniteFloat, Field(ge=0, le=1)] = 1.0
+    max_tokens: Annotated[int, Field(ge=1, le=32768)] = 512
+    stop: list[str] | None = None
+    logprobs: bool = True
+    response_mask: Annotated[list[int] | None, BeforeValidator(_bits)] = None
+    n: Literal[1] | None = None
+    stream: Literal[False] | None = None
+
+
+class RolloutResult(BaseModel):
+    """What a rollout came to, by its server's word: the answer to `POST /rollout`, or the body of a completed callback."""
+
+    model_config = ConfigDict(strict=True)
+
+    rollout_id: Name
+    status: Literal["COMPLETED", "ERROR"]
+    final_messages: list[dict[str, Any]] | None = None
+    finish_reason: str | None = None
+    error_message: str | None = None
+    metrics: dict[str, Any] | None = None
+    extra_fields: dict[str, Any] | None = None
+    reward: FiniteFloat | None = None
+
+
+class InitAnswer(BaseModel):
+    """The answer to `POST /v1/rollout/init`: the tools that the policy is to see."""
+
+    rollout_id: Name
+    tools: list[dict[str, Any]] = []
+
+
+Read = TypeVar("Read", bound=BaseModel)
+
+
+def validated(model: type[Read], body: Mapping[str, Any]) -> Read:
+    """The body as this model. Raises NotValid, which names the fields."""
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        faults = error.errors()
+        told = [f"{'.'.join(map(str, one['loc'])) or 'body'}: {one['msg']}" for one in faults[:_TOLD]]
+        more = [f"and {len(faults) - _TOLD} more"] if len(faults) > _TOLD else []
+        first = faults[0]["loc"]
+        raise NotValid("; ".join([*told, *more]), param=str(first[0]) if first else None) from None
