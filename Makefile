@@ -11,10 +11,11 @@ all: lint types test  ## what must hold before anything lands
 
 install: $(READY)  ## everything into .venv
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt tests/trainers/requirements.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[arrow,client,msgpack,tokenizer]" --group dev
+	@rm -rf .trainers && $(BIN)/python -m pip install --quiet --no-deps --target .trainers -r tests/trainers/requirements.txt
 	@touch $(READY)
 
 run: $(READY)  ## the proxy on 127.0.0.1:8400; ENGINE=http://… for a real engine, else the simulator
@@ -49,5 +50,5 @@ lock: ## what constraints.txt pins, anew from the ranges of pyproject.toml
 	$(BIN)/python -m pip freeze --exclude-editable > constraints.txt
 
 clean:  ## everything that was made here, but not recorded steps (./data)
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage* dist build *.egg-info
+	rm -rf .venv .trainers .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage* dist build *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -13,8 +13,8 @@ from statistics import median
 
 import redis
 
-from benchmarks import load, upstream
-from benchmarks.servers import Server
+from benchmarks import exporting, load, upstream
+from benchmarks.servers import Server, started
 from proxy.export import FORMATS
 from proxy.export.containers import CONTAINERS
 from proxy.trajectory.record import encode
@@ -192,6 +192,21 @@ def export_row(rollouts: int = 1_000, tokens: int = 8_000) -> Row:
     return Row(what, ">= 5 M tokens/s", f"{rate:.1f} M tokens/s", rate >= 5)
 
 
+def export_memory_rows(places: Places, rollouts: int = 10_000) -> list[Row]:
+    """Rollouts of four turns that grow to 2k tokens, exported by a process that has nothing else to do."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        started("tokentape", places.direct.url, f"embedded:{folder}/store") as server,
+    ):
+        asyncio.run(exporting.fill(Path(folder) / "store/valkey.sock", rollouts, conversation(4, 2_000, "r")))
+        measured = [(name, *asyncio.run(exporting.export(server, name))) for name in ("ndjson", "arrow", "parquet")]
+    what = f"export of {rollouts:,} rollouts x 2k tokens, {{}}: resident memory at its peak"
+    return [
+        Row(what.format(name), "<= 200 MB", f"{peak / 1e6:.0f} MB (of {length / 1e6:.0f} MB)", peak <= 200e6)
+        for name, length, peak in measured
+    ]
+
+
 def rows(places: Places) -> list[Callable[[], list[Row]]]:
     """The lines of the table, in the order of the targets."""
     return [
@@ -202,6 +217,7 @@ def rows(places: Places) -> list[Callable[[], list[Row]]]:
         lambda: [memory_row(places)],
         lambda: [storage_row()],
         lambda: [export_row()],
+        lambda: export_memory_rows(places),
     ]
 
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import uvloop
 from aiohttp import web
@@ -31,6 +32,15 @@ class Server:
         """How much memory of its own it holds."""
         with open(f"/proc/{self.pid}/statm") as statm:  # noqa: PTH123
             return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def forget_peak(self) -> None:
+        """From now on the peak is counted anew (proc(5), clear_refs)."""
+        Path(f"/proc/{self.pid}/clear_refs").write_text("5")
+
+    def peak_bytes(self) -> int:
+        """The most memory that it ever held."""
+        lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
+        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
 
 
 @contextmanager
@@ -61,7 +71,16 @@ async def _bare(engine: str) -> None:
     await asyncio.Event().wait()
 
 
+class _WithoutPandas:
+    """As tokentape[arrow] is installed: pyarrow loads pandas (50 MB) wherever it is, and here the tests bring it."""
+
+    def find_spec(self, name: str, _path: object = None, _target: object = None) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError(name)
+
+
 async def _tokentape(engine: str, store: str) -> None:
+    sys.meta_path.insert(0, _WithoutPandas())
     from proxy.config import load
     from proxy.server import running, until_stopped
 

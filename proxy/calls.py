@@ -15,40 +15,37 @@ from aiohttp.client_exceptions import ClientConnectionResetError
 from proxy import naming
 from proxy.attempts import Attempt, GivenAnswer
 from proxy.bodies import read_body
+from proxy.callers import Caller, check_minted, identify
 from proxy.clientside import CLIENT_LEFT, Call
 from proxy.clock import new_id
 from proxy.compat.osmosis import COMPLETED, complete, naming_retries, with_steps_before, with_tools
 from proxy.compat.osmosis_form import CHAT, FlatForm, flat_answer, read_flat
 from proxy.compat.osmosis_models import RolloutResult, validated
 from proxy.dialects import DIALECTS, Dialect
-from proxy.errors import BadCall, Forbidden, LimitReached, NotFound, StoreFault, TooLarge, Unauthorized
+from proxy.errors import BadCall, LimitReached, NotFound, StoreFault, TooLarge
 from proxy.guards import GUARDS
 from proxy.headers import downstream
-from proxy.keys import MintedKey, bearer, proves, read_minted
 from proxy.membership import join
 from proxy.parts import PARTS, Parts
 from proxy.passthrough import pass_on, show_models
 from proxy.probes import is_probe
 from proxy.relay import relay
 from proxy.rollouts import Rollout, read_rollout, write_fields
+from proxy.token_replies import read_token_reply
 from proxy.upstream import Endpoint, choose
 from proxy.wire.plan import Terms, edit, make_plan
+from proxy.wire.token_reply import TokenReply
 from storage.store import FieldsChanged, StorageError
 
 DIALECT = web.RequestKey("dialect", Dialect)
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
-    """Who calls: the key as it came, and the rollout a minted key proves."""
-
-    key: str | None
-    minted: MintedKey | None
-
-
-@dataclass(frozen=True, slots=True)
 class Asked:
-    """What is asked, as it was read: where, how, and when (wall time, then monotonic); `form` if it came in another."""
+    """What is asked, as it was read: where, how, when (wall time, then monotonic).
+
+    `tokens` is what of tokens is to be told; `form`, if it came in another than the dialect's.
+    """
 
     endpoint: str
     dialect: Dialect
@@ -56,6 +53,7 @@ class Asked:
     body: dict[str, Any]
     received: float
     started: float
+    tokens: TokenReply | None
     form: FlatForm | None = None
 
 
@@ -110,9 +108,11 @@ async def answer_dialect(
             )
         rollout_id = new_id(parts.clock)
     rollout = await with_tools(parts, await open_rollout(parts, rollout_id, request.headers.get("X-Rollout-Group")))
-    asked = Asked(target.endpoint, dialect, text, body, received, started)
+    endpoint = target.endpoint
     if form is not None:
-        asked = Asked(CHAT, DIALECTS[CHAT], text, form.body, received, started, form)
+        endpoint, dialect, body = CHAT, DIALECTS[CHAT], form.body
+    tokens = await read_token_reply(parts, rollout, request.headers, dialect, body)
+    asked = Asked(endpoint, dialect, text, body, received, started, tokens, form)
     headers = naming_retries(request.headers, rollout, form, _digest(text))
     async with parts.attempts.attempt(rollout, headers, _digest(text)) as attempt:
         if attempt.again is not None:
@@ -157,7 +157,7 @@ async def make_call(
     """Plan a call for the engine of its rollout, and have it relayed."""
     endpoint = choose(parts.upstream.endpoints, rollout.rollout_id)
     fault = await parts.upstream.know(endpoint)
-    terms = terms_of(parts, rollout, endpoint)
+    terms = terms_of(parts, rollout, endpoint, asked.tokens)
     form = None if asked.form is None else await with_steps_before(parts, rollout, asked.form)
     plan = make_plan(
         asked.body if form is None else form.chat(terms.models),
@@ -181,33 +181,6 @@ async def make_call(
     )
     call.reshape = None if form is None else form.reshape
     return await relay(parts, call)
-
-
-async def identify(request: web.Request, parts: Parts) -> Caller:
-    """Who calls. Raises Unauthorized for a missing or wrong key."""
-    key = bearer(request.headers.get("Authorization")) or request.headers.get("X-Api-Key")
-    minted = read_minted(key) if key else None
-    if minted is not None:
-        await prove(parts, minted)
-    elif parts.agent_keys and (key is None or key not in parts.agent_keys):
-        raise Unauthorized("the API key is missing or not one of ours" if key else "an API key is needed")
-    return Caller(key, minted)
-
-
-async def prove(parts: Parts, minted: MintedKey) -> None:
-    """Check a minted key against its rollout. Raises Unauthorized."""
-    try:
-        stored = await parts.store.look(minted.rollout_id)
-    except StorageError as error:
-        raise StoreFault(f"the store cannot be reached: {error}") from error
-    if stored is None or not proves(minted, stored.birth, parts.secret):
-        raise Unauthorized("the API key is of no rollout that is there (any more)")
-
-
-def check_minted(minted: MintedKey | None, rollout_id: str | None) -> None:
-    """A minted key is good for its own rollout. Raises Forbidden."""
-    if minted is not None and rollout_id not in (None, minted.rollout_id):
-        raise Forbidden(f"the API key is of another rollout than {rollout_id!r}")
 
 
 async def read_bytes(request: web.Request) -> bytes:
@@ -262,7 +235,7 @@ async def _mark_limited(parts: Parts, rollout_id: str) -> None:
         raise StoreFault(f"the store cannot be reached: {error}") from error
 
 
-def terms_of(parts: Parts, rollout: Rollout, endpoint: Endpoint) -> Terms:
+def terms_of(parts: Parts, rollout: Rollout, endpoint: Endpoint, tokens: TokenReply | None = None) -> Terms:
     """The configuration, and the rollout's own terms on top."""
     models: Mapping[str, str] = parts.settings.models
     return Terms(
@@ -271,6 +244,7 @@ def terms_of(parts: Parts, rollout: Rollout, endpoint: Endpoint) -> Terms:
         models={"*": rollout.model} if rollout.model else models,
         keep_reasoning=parts.settings.record.include_reasoning == "override",
         streaming=endpoint.settings.streaming or parts.settings.record.streaming,
+        tokens=tokens,
     )
 
 

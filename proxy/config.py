@@ -48,7 +48,8 @@ class EndpointSettings(_Section):
         None, description="How its streams are asked for; record.streaming if none."
     )
     tokenizer: str | None = Field(
-        None, description="Folder or hub name of its tokenizer: for text in reports and for include=retokenized only."
+        None,
+        description="Folder or hub name of its tokenizer: for text in reports, include=retokenized, X-Reply-Tokens.",
     )
     version: str | None = Field(None, description="Engine version to record; asked of the engine if not given.")
 

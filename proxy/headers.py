@@ -13,7 +13,7 @@ _HOP_BY_HOP = frozenset(
 # Keys for us, never for the engine; what we decide ourselves; what names rollouts.
 _NOT_UPSTREAM = _HOP_BY_HOP | {
     "authorization", "x-api-key", "host", "content-length", "content-encoding", "accept-encoding", "expect",
-    "x-rollout-id", "x-rollout-group",
+    "x-rollout-id", "x-rollout-group", "x-reply-tokens", "x-reply-ids",
 }  # fmt: skip
 _NOT_DOWNSTREAM = _HOP_BY_HOP | {"content-length", "content-encoding", "date"}
 

@@ -55,6 +55,7 @@ class Rollout:
     tools: tuple[dict[str, Any], ...] = ()
     limits: Limits = field(default_factory=Limits)
     osmosis: Mapping[str, Any] = field(default_factory=dict)  # of its dispatch: server, protocol, state
+    reply: Mapping[str, str] = field(default_factory=dict)  # what replies tell of tokens
     counts: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -99,6 +100,7 @@ def read_rollout(stored: StoredRollout) -> Rollout:
         tools=tuple(fields.get("tools") or ()),
         limits=Limits(**(fields.get("limits") or {})),
         osmosis=fields.get("osmosis") or {},
+        reply=fields.get("reply") or {},
         counts=stored.counts,
     )
 

@@ -33,6 +33,11 @@ class Configured:
         ids: list[int] = self._loaded.encode(text, add_special_tokens=False)
         return ids
 
+    def pieces(self, ids: Sequence[int]) -> list[str | None]:
+        """The vocabulary's own strings of ids, such as "Ġhello"; None for an id that it has not."""
+        found: list[str | None] = self._loaded.convert_ids_to_tokens(list(ids))
+        return found
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, special tokens spelt out."""
         text: str = self._loaded.decode(list(ids), skip_special_tokens=False)

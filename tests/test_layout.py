@@ -17,10 +17,9 @@ IO = {
     "aiohttp", "asyncio", "os", "redis", "rich", "socket", "storage", "subprocess", "threading", "time", "typer", "valkey",
 }  # fmt: skip
 SHELLS = {
-    "app", "attempts", "audit", "calls", "check", "client", "clientside", "clock", "compat", "config", "control", "download",
-    "drifting",
-    "logs", "metrics", "parts", "passthrough", "probes", "recorder", "relay", "rollouts", "server", "simulator", "tokenizers",
-    "upstream",
+    "app", "attempts", "audit", "callers", "calls", "check", "client", "clientside", "clock", "compat", "config", "control",
+    "download", "drifting", "logs", "metrics", "parts", "passthrough", "probes", "recorder", "relay", "rollouts", "server", "simulator",
+    "token_replies", "tokenizers", "upstream",
 }  # fmt: skip
 
 # A file without a test file is a decision, and decisions are listed here, each with its reason.

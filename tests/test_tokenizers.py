@@ -42,6 +42,11 @@ def test_text_and_ids(folder):
     assert [1, 3, 6, 7, 2] == tokenizer.render(ASKED["messages"], [], reply=False)
 
 
+def test_pieces(folder):
+    """The vocabulary's own strings, None for an id that it has not."""
+    assert ["<s>", "hello", None] == load(str(folder)).pieces([1, 8, 99])
+
+
 def test_what_a_template_refuses_is_a_value_error(folder):
     """Whatever its author raises."""
     with pytest.raises(ValueError, match="no such role"):

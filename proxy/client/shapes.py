@@ -18,6 +18,7 @@ class Opened(TypedDict):
     sampling: dict[str, Any]
     tools: list[dict[str, Any]] | None
     limits: dict[str, Any] | None
+    reply: dict[str, str] | None
     metadata: dict[str, Any]
     status: str
     created_ms: int
@@ -33,6 +34,7 @@ class Rollout(TypedDict):
     sampling: dict[str, Any]
     tools: list[dict[str, Any]] | None
     limits: dict[str, Any] | None
+    reply: dict[str, str] | None
     metadata: dict[str, Any]
     status: str
     counts: dict[str, int]

@@ -43,6 +43,13 @@ class RolloutLimits(_Body):
     deadline_s: Annotated[FiniteFloat, Field(ge=0)] | None = None
 
 
+class ReplyTokens(_Body):
+    """What replies tell of tokens, for clients that cannot send X-Reply-Tokens and X-Reply-Ids themselves."""
+
+    tokens: Literal["pieces"] | None = None
+    ids: Literal["choices"] | None = None
+
+
 class Terms(_Body):
     """What a rollout is opened with."""
 
@@ -51,6 +58,7 @@ class Terms(_Body):
     sampling: SamplingRules | None = None
     tools: list[dict[str, Any]] = []
     limits: RolloutLimits | None = None
+    reply: ReplyTokens | None = None
 
 
 class OpenRollout(Terms):

@@ -31,7 +31,7 @@ _LISTED = 100
 _DOTS = (".", "..")
 _MOST_LISTED = 1000
 _EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - addresses to compare with, not to listen on
-_FIELDS_OF_OPENING = ("group_id", "metadata", "model", "sampling", "tools", "limits")
+_FIELDS_OF_OPENING = ("group_id", "metadata", "model", "sampling", "tools", "limits", "reply")
 
 
 async def open_rollout(request: web.Request) -> web.Response:
@@ -242,6 +242,7 @@ def _terms(request: web.Request, parts: Parts, rollout: Rollout) -> dict[str, An
         },
         "tools": rollout.tools,
         "limits": rollout.limits,
+        "reply": rollout.reply,
         "metadata": rollout.metadata,
     }
 

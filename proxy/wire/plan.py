@@ -11,8 +11,10 @@ from typing import Any
 from proxy.dialects.base import Asked, Dialect
 from proxy.engines.base import Engine, Json, Traits, Wish
 from proxy.engines.losses import Circumstances, Framing, Streaming, choose_framing, met
+from proxy.errors import NotValid
 from proxy.trajectory.step import EngineFacts
 from proxy.wire.reply import View
+from proxy.wire.token_reply import TokenReply
 
 # The client may name the bound on sampled tokens either way; the first of them wins (vLLM 0.32.0).
 _BOUNDS = ("max_completion_tokens", "max_tokens")
@@ -44,13 +46,14 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What holds for calls of one rollout, from its opening and the configuration."""
+    """What holds for calls of one rollout, from its opening and the configuration; `tokens` is the call's own."""
 
     sampling: Sampling = field(default_factory=Sampling)
     tools: tuple[Json, ...] = ()
     models: Mapping[str, str] = field(default_factory=dict)
     keep_reasoning: bool = True
     streaming: Streaming = "auto"
+    tokens: TokenReply | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +87,12 @@ class Plan:
 
 def edit(body: Json, terms: Terms, dialect: Dialect) -> tuple[Json, set[str]]:
     """The fields that the terms set in a body, and those they take out of it (ours, which no engine knows)."""
-    fields: Json = {}
+    fields = {} if terms.tokens is None else terms.tokens.fields(body)
     model = body.get("model")
     if isinstance(model, str) and (served := terms.models.get(model, terms.models.get("*"))) is not None:
         fields["model"] = served
+    if dialect.name == "chat" and type(body.get("logprobs")) is int and body["logprobs"] == 1:
+        fields["logprobs"] = True  # verifiers (fa7f5fa) sends 1; vLLM takes it for true, llama.cpp's server for nothing
     if terms.tools and dialect.name != "generate" and not body.get("tools"):
         fields["tools"] = list(terms.tools)
     placed, unset = dialect.place_sampling(body, *_sample(dialect.sampling(body), terms.sampling))
@@ -142,7 +147,7 @@ def make_plan(  # noqa: PLR0913 - a plan is all of this, and every argument has 
     policy_version: str | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """Decide a call. `headers` are the client's, by lowercase name."""
+    """Decide a call. `headers` are the client's, by lowercase name. Raises NotValid for tokens no stream can tell."""
     fields, unset = edit(body, terms, dialect)
     edited = {key: value for key, value in body.items() if key not in unset} | fields
     asked = _asked(dialect, body, edited)
@@ -165,7 +170,7 @@ def make_plan(  # noqa: PLR0913 - a plan is all of this, and every argument has 
         request=body,
         body=sent_body,
         sent={"set": _changed(body, {**fields, **ask.fields}), "unset": sorted(unset | (taken & body.keys()))},
-        view=View(dialect, engine, ask.hidden, asked.choices, renamed, framing == "replay", asked.usage),
+        view=View(dialect, engine, ask.hidden, asked.choices, renamed, framing == "replay", asked.usage, terms.tokens),
         model_asked=model_asked,
         model_served=model_served,
         sampling=_sampling(dialect.sampling(sent_body), logprobs_mode or engine.logprobs_mode),
@@ -187,7 +192,16 @@ def _asked(dialect: Dialect, body: Json, edited: Json) -> Asked:
 def _framing(engine: Engine, terms: Terms, at: Circumstances) -> Framing:
     """How the call goes upstream."""
     bears_replay = engine.bears_replay(at.dialect, at.body)
-    return choose_framing(terms.streaming, engine.kind, at, bears_replay=bears_replay)
+    if terms.tokens is None:
+        return choose_framing(terms.streaming, engine.kind, at, bears_replay=bears_replay)
+    framing = choose_framing("replay", engine.kind, at, bears_replay=bears_replay)
+    if framing == "live":
+        raise NotValid(
+            "X-Reply-Tokens and X-Reply-Ids are of whole replies: this call cannot be made unstreamed and told as a stream; "
+            "leave out `stream`, or what goes with it",
+            param="stream",
+        )
+    return framing
 
 
 def _changed(body: Json, fields: Json) -> Json:

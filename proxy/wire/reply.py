@@ -18,6 +18,7 @@ from proxy.engines.base import Engine, Hidden, Json
 from proxy.wire import replay
 from proxy.wire.jsontext import NotJson, read_json, write_json
 from proxy.wire.sse import Event, EventCutter
+from proxy.wire.token_reply import TokenReply
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,8 @@ class View:
     """What this client is to see: by which dialect and engine, what is hidden, how many choices are to come.
 
     `choices` is None where the body does not say; `model` is the name the client asked for, if it was another one.
-    `replay`: the client wants a stream, and the engine was not asked for one; `usage`: with usage in it.
+    `replay`: the client wants a stream, and the engine was not asked for one; `usage`: with usage in it. `tokens`: what it
+    wants told of them beside the usual, of whole responses only.
     """
 
     dialect: Dialect
@@ -35,10 +37,14 @@ class View:
     model: str | None = None
     replay: bool = False
     usage: bool = False
+    tokens: TokenReply | None = None
 
     def whole(self, response: Json) -> Json:
         """What to show of an unstreamed response; the same dict if all of it."""
-        return self._renamed(self.engine.hide(self.dialect.name, response, self.hidden))
+        shown = self._renamed(self.engine.hide(self.dialect.name, response, self.hidden))
+        if self.tokens is None:
+            return shown
+        return self.tokens.tell(shown, self.engine.tokens(self.dialect.name, {}, response))
 
     def chunk(self, chunk: Json) -> Json | None:
         """What to show of a streamed chunk; the same dict if all of it, None if nothing."""

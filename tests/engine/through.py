@@ -39,11 +39,13 @@ class Through:
 
 
 @asynccontextmanager
-async def through_proxy(engine_url: str, folder: Path, **said: Any) -> AsyncIterator[Through]:
+async def through_proxy(
+    engine_url: str, folder: Path, *, tokenizer: Path | None = None, **said: Any
+) -> AsyncIterator[Through]:
     """The proxy before this engine, which it has to recognise, with a store of its own and what a test sets besides."""
     settings = load(
         listen="127.0.0.1:0",
-        engines={"endpoints": [{"url": engine_url, "name": "engine"}]},
+        engines={"endpoints": [{"url": engine_url, "name": "engine", "tokenizer": tokenizer and str(tokenizer)}]},
         store={"url": f"embedded:{folder / 'store'}"},
         **said,
     )

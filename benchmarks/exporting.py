@@ -1,0 +1,51 @@
+"""How much memory the real process takes while it exports ten thousand rollouts: filled through its store, asked by HTTP."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import aiohttp
+
+from benchmarks.servers import Server
+from proxy.trajectory.record import encode
+from proxy.trajectory.step import Step
+from storage import open_store
+from storage.store import Entry, Store
+
+AT_ONCE = 32
+
+
+async def fill(socket: Path, rollouts: int, steps: Sequence[Step]) -> None:
+    """Store so many rollouts of these steps."""
+    store = await open_store(f"unix:{socket}")
+    numbers = iter(range(rollouts))
+
+    async def some() -> None:
+        for number in numbers:
+            await _store(store, f"r{number}", steps)
+
+    await asyncio.gather(*(some() for _ in range(AT_ONCE)))
+    await store.close()
+
+
+async def _store(store: Store, name: str, steps: Sequence[Step]) -> None:
+    birth = (await store.open(name, {}, now_ms=1)).birth
+    known: set[bytes] = set()
+    for step in steps:
+        record = encode(replace(step, rollout_id=name), known)
+        known |= {*record.blocks, *record.names}
+        entry = Entry(name, birth, step.step_id, record.record, record.blocks, record.leans_on, {"steps": 1})
+        await store.append(entry, now_ms=1)
+
+
+async def export(server: Server, container: str) -> tuple[int, int]:
+    """Read a whole export and throw it away: its length in bytes, and the most memory that the process held meanwhile."""
+    server.forget_peak()
+    length = 0
+    url = f"{server.url}/export?format=sequences&container={container}"
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(None)) as http, http.get(url) as answer:
+        assert answer.status == 200, await answer.text()
+        async for piece in answer.content.iter_any():
+            length += len(piece)
+    return length, server.peak_bytes()

@@ -1,0 +1,51 @@
+"""Pieces and ids on choices, of a real vLLM's replies, with the tokenizer that it has itself."""
+
+import orjson
+import pytest
+
+from proxy.tokenizers import load
+
+from . import environment
+from .through import through_proxy
+
+BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Say hello."}], "seed": 7, "max_tokens": 60}
+HEADERS = {"X-Reply-Tokens": "pieces", "X-Reply-Ids": "choices"}
+VERIFIERS = {"return_tokens_as_token_ids": True, "return_token_ids": True, "prompt_logprobs": 1}
+
+
+@pytest.fixture(scope="module")
+def folder():
+    return environment.ensure().model
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("alternatives", [0, 3])
+async def test_every_token_and_every_alternative_is_its_piece(vllm, tmp_path, folder, stream, alternatives):
+    """Looked up in the vocabulary, the pieces are the sampled ids, and alternatives have a token's own logprob too."""
+    vocabulary = load(str(folder))._loaded.get_vocab()
+    async with through_proxy(vllm.url, tmp_path, tokenizer=folder) as through, through.agent("r1") as agent:
+        asked = {"logprobs": True, "top_logprobs": alternatives, "stream": stream, "extra_headers": HEADERS}
+        answer = await agent.chat.completions.create(**BODY, **asked)
+        choices = [choice async for chunk in answer for choice in chunk.choices] if stream else answer.choices
+        (step,) = await through.steps("r1")
+    entries = [entry for choice in choices if choice.logprobs for entry in choice.logprobs.content]
+    ids = step["choices"][0]["ids"]
+
+    assert ids == [vocabulary[entry.token] for entry in entries] == choices[-1].response_token_ids
+    assert step["prompt_ids"] == choices[-1].prompt_token_ids
+    assert {alternatives} == {len(entry.top_logprobs) for entry in entries}
+    for entry in entries if alternatives else ():
+        named = {vocabulary[other.token]: other.logprob for other in entry.top_logprobs}
+        assert named[vocabulary[entry.token]] == entry.logprob
+
+
+async def test_the_flags_of_verifiers_on_chat(vllm, tmp_path, direct):
+    """`logprobs: 1` among them: what the engine alone answers, key by key."""
+    asked = {**BODY, "logprobs": 1, "extra_body": VERIFIERS}
+    async with through_proxy(vllm.url, tmp_path) as through, through.agent("r1") as agent:
+        answer = await agent.chat.completions.create(**asked)
+    alone = await direct.chat.completions.create(**asked)
+    shown, told = (orjson.loads(one.model_dump_json(exclude={"id", "created"})) for one in (answer, alone))
+
+    assert told == shown
+    assert len(answer.choices[0].token_ids) == len(answer.choices[0].logprobs.content)

@@ -1,0 +1,179 @@
+"""Our rows in the trainers' own classes and parsers, as published; what each makes of the worked rollout by itself is ours.
+
+slime's, prime-rl's and SkyRL's are not here: the first two are not on PyPI, the last is not for Python 3.11. TRL's
+`rollout_func` has no class: its trainer reads the dict in the midst of a step.
+"""
+
+import asyncio
+import enum
+from dataclasses import asdict, dataclass, field
+from types import SimpleNamespace
+from typing import Any, Optional
+
+import numpy as np
+import pydantic
+import pytest
+import worked
+from openai.types.chat import ChatCompletion
+from trainers import import_published, load_published, torch
+
+from proxy.export import FORMATS
+from proxy.trajectory.sequence import Options
+
+TURNS = [(worked.P, worked.S1, worked.L1), ([*worked.P, *worked.S1, *worked.T], worked.S2, worked.L2)]
+
+
+def listed(tensors):
+    """Lists of tensors."""
+    return {key: tensor.tolist() for key, tensor in tensors.items()}
+
+
+def test_trl_async():
+    """TRL's reconciling of the turns gives the arrays of our row, clean; its sample takes the row."""
+    names = (
+        "TurnRecord",
+        "TrainingSequence",
+        "_common_prefix_len",
+        "DriftKind",
+        "_SampleBuilder",
+        "_chain_to_sequences",
+    )
+    worker = load_published(
+        "trl/experimental/async_grpo/async_rollout_worker.py", *names, "RolloutSample",
+        dataclass=dataclass, field=field, enum=enum, np=np,
+    )  # fmt: skip
+    (made,), tally = worker._chain_to_sequences([worker.TurnRecord(*turn) for turn in TURNS], "r1", 16)
+    (row,) = worked.rows("trl_async")
+
+    assert {"clean": 1, "realign": 0, "fork": 0} == {kind: tally[kind] for kind in ("clean", "realign", "fork")}
+    assert {key: row[key] for key in ("input_ids", "completion_mask", "old_log_probs")} == {
+        key: value for key, value in asdict(made).items() if key != "rollout_id"
+    }
+    assert worker.RolloutSample(prompt=[], completion=[], **row).model_version == 3
+
+
+def test_verl():
+    """verl's AgentLoopOutput takes the row, every field by its name, and makes of it what its trainer pads."""
+    loop = load_published(
+        "verl/experimental/agent_loop/agent_loop.py", "AgentLoopMetrics", "AgentLoopOutput",
+        BaseModel=pydantic.BaseModel, Optional=Optional, Any=Any, torch=torch,
+    )  # fmt: skip
+    (row,) = worked.rows("verl")
+    assert row.keys() <= loop.AgentLoopOutput.model_fields.keys()
+    made = loop.AgentLoopOutput.model_validate(row, strict=True).as_dict()
+
+    assert row["prompt_ids"] == made["prompts"].tolist()
+    assert (row["response_ids"], row["response_mask"]) == (made["responses"].tolist(), made["response_mask"].tolist())
+    assert row["response_logprobs"] == made["rollout_log_probs"].tolist()
+    assert [0.0] * 8 + [1.0] == made["rm_scores"].tolist()
+
+
+def test_areal():
+    """AReaL's dict of two interactions, one after the other, is our row."""
+    types = load_published(
+        "areal/experimental/openai/types.py", "InteractionWithTokenLogpReward",
+        dataclass=dataclass, field=field, torch=torch,
+    )  # fmt: skip
+    before = None
+    for version, (prompt, ids, logprobs) in zip((3, 4), TURNS, strict=True):
+        answer = SimpleNamespace(
+            input_tokens=prompt, input_len=len(prompt), output_tokens=ids, output_len=len(ids),
+            output_logprobs=logprobs, output_versions=[version] * len(ids),
+        )  # fmt: skip
+        before = types.InteractionWithTokenLogpReward(
+            model_response=answer, reward=1.0, parent=before, chat_template_type="concat"
+        )
+
+    assert worked.rows("areal") == [listed(before.to_tensor_dict())]
+
+
+def test_openrlhf():
+    """OpenRLHF makes of our agent response the very Experience that we export."""
+    generator = load_published(
+        "openrlhf/trainer/ppo_utils/samples_generator.py", "SamplesGenerator._process_response_into_experience",
+        Experience=SimpleNamespace, torch=torch,
+    )  # fmt: skip
+    (response,) = worked.rows("openrlhf")
+    made = generator._process_response_into_experience(None, {"prompt": "", "label": "", **response}, max_len=2048)
+    (experience,) = worked.rows("openrlhf_experience")
+
+    assert experience == listed({key: vars(made)[key] for key in experience})
+
+
+def test_tinker():
+    """Tinker's Datum takes the row, and types its fields by their names."""
+    its_datum, its_input = import_published("tinker", "types.datum", "types.model_input", without=["httpx"])
+    (row,) = worked.rows("tinker")
+    inputs = {key: value for key, value in row.items() if key != "model_input"}
+    datum = its_datum.Datum(model_input=its_input.ModelInput.from_ints(row["model_input"]), loss_fn_inputs=inputs)
+
+    assert row["model_input"] == datum.model_input.to_ints()
+    assert {"target_tokens": "int64", "logprobs": "float32", "advantages": "float32"} == {
+        key: tensor.dtype for key, tensor in datum.loss_fn_inputs.items()
+    }
+    assert inputs == {key: tensor.tolist() for key, tensor in datum.loss_fn_inputs.items()}
+
+
+def test_scored_data():
+    """The model by which Atropos' API reads `POST /scored_data` takes a group, and has a field for each of its keys."""
+    server = load_published(
+        "atroposlib/api/server.py", "ScoredData",
+        BaseModel=pydantic.BaseModel, field_validator=pydantic.field_validator,
+        Any=Any, Dict=dict, List=list, Optional=Optional,
+    )  # fmt: skip
+    group = worked.gathered("scored_data", worked.FACTS, worked.FACTS)
+    read = server.ScoredData.model_validate(group)
+
+    assert group == {key: value for key, value in read.model_dump().items() if key in group}
+
+
+class _Module:
+    """equinox' Module, as far as it goes here: a frozen dataclass."""
+
+    def __init_subclass__(cls, **named):
+        super().__init_subclass__(**named)
+        dataclass(frozen=True)(cls)
+
+
+def test_marin():
+    """Marin's conversion for its trainer puts our tokens where they were sampled."""
+    types = load_published(
+        "marin/rl/types.py", "RolloutMetadata", "Rollout", "RolloutGroup",
+        dataclass=dataclass, eqx=SimpleNamespace(Module=_Module), np=np,
+    )  # fmt: skip
+    decoding = load_published("marin/rl/decoding.py", "RolloutDecodingTrace", dataclass=dataclass)
+    batches = load_published("marin/rl/train_batch.py", "trim_and_pad", "convert_rollout_to_training_format", np=np)
+    steps = [worked.first(sampling={"temperature": 0.5, "max_tokens": 16})]
+    form = FORMATS["marin"]
+    (group,) = form.gather([form.rows(worked.FACTS, steps, Options())])
+    (row,) = group["rollouts"]
+    arrays = {key: np.array(value) for key, value in row.items() if isinstance(value, list)}
+    rollout = types.Rollout(**{
+        **row, **arrays,
+        "metadata": types.RolloutMetadata(**row["metadata"]),
+        "decoding": decoding.RolloutDecodingTrace(**row["decoding"]),
+    })  # fmt: skip
+    made = batches.convert_rollout_to_training_format(rollout, 0.5, max_tokens=8, pad_to=8, pad_token_id=0)
+
+    assert group.keys() == types.RolloutGroup.__annotations__.keys()
+    assert [*worked.P, *worked.S1, 0, 0] == made["input_ids"].tolist()
+    assert [0.0, 0.0, 0.0, *worked.L1, 0.0, 0.0] == made["policy_logprobs"].tolist()
+    assert [0, 0, 0, 1, 1, 1, 0, 0] == made["loss_masks"].tolist()
+    assert (0.5, -1, False) == (made["temperature"], made["top_k"], made["truncated"])
+
+
+@pytest.mark.parametrize("max_len", [None, 12, 11, 10, 9, 3])
+def test_verifiers(max_len):
+    """verifiers' parser finds in the recorded response, as its client would get it, what our step has."""
+    parser = load_published(
+        "verifiers/utils/response_utils.py", "parse_response_tokens",
+        ChatCompletion=ChatCompletion, TrajectoryStepTokens=dict,
+    )  # fmt: skip
+    rows = worked.rows("verifiers", options=Options(max_len=max_len))
+    for (prompt, ids, logprobs), row in zip(TURNS, rows, strict=True):
+        content = [{"token": "", "logprob": logprob, "top_logprobs": []} for logprob in logprobs]
+        message = {"role": "assistant", "content": ""}
+        choice = {"index": 0, "finish_reason": "stop", "message": message, "logprobs": {"content": content}}
+        answer = {"id": "x", "object": "chat.completion", "created": 0, "model": "m", "prompt_token_ids": prompt}
+        response = ChatCompletion.model_validate({**answer, "choices": [{**choice, "token_ids": ids}]})
+        assert asyncio.run(parser.parse_response_tokens(response, "chat", max_len)) == row["tokens"]
