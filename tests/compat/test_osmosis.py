@@ -7,8 +7,10 @@ import pytest
 from aiohttp import web
 from recorded import load
 from rollout_servers import ADD, QUESTION, dispatching, post, rollout_server
-from stored import rollout_of, some_steps, steps_of
+from stored import TIMEOUT_S, rollout_of, some_steps, steps_of
 
+from proxy.compat.osmosis import ticket
+from proxy.rollouts import write_fields
 from proxy.server import simulating
 from proxy.simulator.options import Options
 
@@ -235,6 +237,22 @@ async def test_os_9_what_was_answered_whole_is_told_again(proxy, store):
     assert 1 == len(await steps_of(store, "r1"))
 
 
+async def test_os_9_a_key_of_the_clients_own_goes_first(proxy, store):
+    """Equal calls under two keys are two calls, by its word."""
+    for key in ("a", "b", "b"):
+        await proxy.post("/v1/completions", FLAT, {"Idempotency-Key": key})
+
+    assert 2 == len(await steps_of(store, "r1"))
+
+
+async def test_os_9_equal_calls_of_other_rollouts_are_no_retries_by_themselves(proxy, store):
+    """Only what came by Osmosis' protocols is append-only."""
+    for _ in range(2):
+        await proxy.post("/v1/chat/completions", CHAT)
+
+    assert 2 == len(await steps_of(store, "r1"))
+
+
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 async def test_os_10_tools_of_the_rollout_are_added_and_usage_is_there(store, engine, runner, path):
     """Only where the call names none."""
@@ -280,6 +298,22 @@ async def test_a_flat_call_is_no_probe_however_small(store, engine, runner):
         status, _ = await proxy.post("/v1/completions", FLAT | {"max_tokens": 1})
 
     assert (200, 1) == (status, len(await steps_of(store, "r1")))
+
+
+async def test_a_rollout_that_is_deleted_while_a_call_waits_for_its_tools_is_404(proxy, store):
+    """There is nothing any more that tools could be of."""
+    await proxy.post("/rollouts", {"rollout_id": "r1"})
+    starting = write_fields({"osmosis": ticket("calculator", "async", "", "starting")})
+    await store.amend("r1", starting, expect={}, now_ms=1)
+    store.waiting["look"] = asyncio.Event()
+    calling = asyncio.create_task(proxy.post("/v1/chat/completions", CHAT))
+    async with asyncio.timeout(TIMEOUT_S):
+        while "look" not in store.reached:
+            await asyncio.sleep(0.005)
+    await proxy.http.delete(f"{proxy.url}/rollouts/r1")
+    store.waiting["look"].set()
+
+    assert 404 == (await calling)[0]
 
 
 async def test_a_result_of_a_rollout_without_a_call_is_kept(proxy, store):

@@ -86,6 +86,18 @@ async def test_an_asynchronous_rollout_gets_its_tools_and_is_finished_by_its_cal
     assert ("completed", 0.5, (ADD,)) == (rollout.status, rollout.reward, rollout.tools)
 
 
+async def test_a_retry_of_a_dispatched_rollout_is_told_its_answer_again(proxy, runner, store):
+    """Its client's SDK retries without a key; also when the rollout is over."""
+    await proxy.post("/rollouts/r1/dispatch", ASYNC)
+    async with asyncio.timeout(TIMEOUT_S):
+        await runner.over.wait()
+    body = {"model": "default", "messages": QUESTION, "rollout_id": "r1", "logprobs": True}
+    again = await proxy.post("/v1/chat/completions", body)
+
+    assert (200, runner.answers[0]) == again
+    assert 1 == len(await steps_of(store, "r1"))
+
+
 @pytest.mark.parametrize(
     ("status", "told", "category"),
     [

@@ -51,6 +51,15 @@ async def test_a_servers_fault_has_a_category_and_its_status(servers, runner, st
     assert (category, None if status == 200 else status) == (fault.value.category, fault.value.status)
 
 
+async def test_an_answer_that_nobody_can_read_is_a_fault(servers, runner):
+    """A page of a balancer's, say."""
+    runner.raw = b"<html>"
+    with pytest.raises(ServerFault, match="no JSON object") as fault:
+        await servers.ask("one", "/rollout", {})
+
+    assert "internal_error" == fault.value.category
+
+
 async def test_a_server_of_another_name_is_refused(servers):
     """The refusal names the known ones; with none there is nothing to name."""
     with pytest.raises(NotValid, match="known are: one, two"):

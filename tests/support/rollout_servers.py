@@ -42,6 +42,7 @@ class RolloutServer:
         self.tools = [ADD]
         self.status = 200
         self.told: Any = None
+        self.raw: bytes | None = None
         self.release: asyncio.Event | None = None
         self.tasks: list[asyncio.Task] = []
 
@@ -49,6 +50,8 @@ class RolloutServer:
         asked = await self._note(request)
         if self.release is not None:
             await self.release.wait()
+        if self.raw is not None:
+            return web.Response(body=self.raw)
         if self.status != 200 or self.told is not None:
             return web.json_response(self.told, status=self.status, headers={"Location": f"{self.url}/elsewhere"})
         return web.json_response(await self.run(asked))
