@@ -30,4 +30,4 @@ async def test_four_groups_of_four_are_opened_played_rewarded_and_taken_by_two_c
         running(settings_for(engine), store) as served,
         AsyncClient(served.url) as client,
     ):
-        await check_taken(client, await run_grpo_loop(client, converse))
+        await check_taken(client, await run_grpo_loop(client, converse, "trl", "tinker"))

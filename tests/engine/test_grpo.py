@@ -12,7 +12,10 @@ from .through import through_proxy
 
 
 async def test_four_groups_of_four_are_opened_played_rewarded_and_taken_by_two_consumers(vllm, tmp_path):
-    """Agents of one to three turns, the first of which calls a tool; two formats; nothing is left over, nothing twice."""
+    """Agents of one to three turns, the first of which calls a tool; two formats; nothing is left over, nothing twice.
+
+    The engine spells some calls otherwise than they were sampled: such rollouts fork, so the formats are ones that can say it.
+    """
     at_once = Semaphore(8)
 
     async def converse(agent, turns):
@@ -28,7 +31,7 @@ async def test_four_groups_of_four_are_opened_played_rewarded_and_taken_by_two_c
                 messages.append({"role": "user", "content": "And then?"})
 
     async with through_proxy(vllm.url, tmp_path) as proxy, AsyncClient(proxy.url) as client:
-        taken = await run_grpo_loop(client, converse)
+        taken = await run_grpo_loop(client, converse, "training_examples", "tinker")
         await check_taken(client, taken)
         turns = [
             (await client.rollout(rollout))["counts"]["steps"]
