@@ -22,7 +22,7 @@ run: $(READY)  ## the proxy on 127.0.0.1:8400; ENGINE=http://… for a real engi
 	@$(BIN)/tokentape serve $(if $(ENGINE),--engine $(ENGINE)) $(if $(CONFIG),--config $(CONFIG))
 
 test: $(READY)  ## the specification, against real parts
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-engine: $(READY)  ## against a real vLLM and a real llama.cpp on this CPU; built once into the user's cache folder
 	$(BIN)/python tests/engine/environment.py
