@@ -3,6 +3,7 @@
 Holds the routes of `/groups`. When a group is complete is `completion`'s; who holds it, `batches`'.
 """
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -65,7 +66,7 @@ def _beside(parts: Parts, group_id: str) -> str:
 async def _opened(request: web.Request, parts: Parts, stored: StoredRollout) -> dict[str, Any]:
     """What an opening answers, the same each time."""
     group = read_group(stored)
-    found = [await parts.store.look(name) for name in group.members]
+    found = await asyncio.gather(*map(parts.store.look, group.members))
     return {
         "group_id": group.group_id,
         "size": group.size,
@@ -86,9 +87,10 @@ async def list_groups(request: web.Request) -> web.Response:
         page = await parts.store.groups.list(cursor=request.query.get("cursor"), limit=limit)
     except ValueError as error:
         raise BadCall(str(error), param="cursor") from None
-    found = [group for name in page.names if (group := await find_group(parts.store, name)) is not None]
+    found = await asyncio.gather(*(find_group(parts.store, name) for name in page.names))
     now_ms = parts.clock.now_ms()
-    shown = [_terms(group, now_ms) for group in found if status in (None, group.status_at(now_ms))]
+    there = [group for group in found if group is not None]
+    shown = [_terms(group, now_ms) for group in there if status in (None, group.status_at(now_ms))]
     return _json({"groups": shown, "cursor": page.cursor})
 
 

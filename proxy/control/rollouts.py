@@ -4,6 +4,7 @@ Holds the routes of `/rollouts` that are about the rollout itself. Every change 
 two replicas cannot both be right about different things.
 """
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
@@ -68,12 +69,10 @@ async def list_rollouts(request: web.Request) -> web.Response:
     except ValueError as error:
         raise BadCall(str(error), param="cursor") from None
     wanted = filter_of(request)
-    found = []
-    for name in page.names:
-        stored = await parts.store.look(name)
-        if stored is not None and wanted(rollout := read_rollout(stored)):
-            found.append(await _shown(request, parts, rollout))
-    return _json({"rollouts": found, "cursor": page.cursor})
+    found = await asyncio.gather(*map(parts.store.look, page.names))
+    rollouts = [rollout for stored in found if stored is not None and wanted(rollout := read_rollout(stored))]
+    shown = await asyncio.gather(*(_shown(request, parts, rollout) for rollout in rollouts))
+    return _json({"rollouts": shown, "cursor": page.cursor})
 
 
 def filter_of(request: web.Request) -> "RolloutFilter":
