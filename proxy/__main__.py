@@ -68,6 +68,13 @@ def export(  # noqa: PLR0913, PLR0917 - each is an option with a name of its own
     container: Annotated[str, typer.Option(help="json or ndjson.")] = "ndjson",
     out: Annotated[Path | None, typer.Option(help="File to write; standard output if none.")] = None,
     api_key: Annotated[str | None, typer.Option(help="A key for the control face.", envvar="TOKENTAPE_API_KEY")] = None,
+    push: Annotated[str | None, typer.Option(help="Post scored_data groups to this Atropos service instead.")] = None,
+    group_size: Annotated[
+        int | None, typer.Option(min=1, help="With --push: rollouts of a whole group, where calls made it.")
+    ] = None,
+    env_id: Annotated[int | None, typer.Option(help="With --push: as the service's /register-env gave it.")] = None,
+    *,
+    force_partial: Annotated[bool, typer.Option("--force-partial", help="With --push: also what is left.")] = False,
 ) -> None:
     """Export rollouts as rows that a trainer takes."""
     from proxy.download import Wanted, download  # noqa: PLC0415 - keeps `--help` quick
@@ -76,7 +83,17 @@ def export(  # noqa: PLR0913, PLR0917 - each is an option with a name of its own
         _fail("give either --url (a running proxy) or --store (a store nobody else has open)", code=2)
     wanted = Wanted(form, tuple(rollout or ()), group, include, container)
     settings = None if store is None else _settings(None, store=store, listen="127.0.0.1:0")
-    _run(download(url, settings, wanted, out, api_key=api_key, notes=notes))
+    if push is None:
+        _run(download(url, settings, wanted, out, api_key=api_key, notes=notes))
+        return
+    from proxy.push import Delivery  # noqa: PLC0415
+    from proxy.push import push as deliver  # noqa: PLC0415
+
+    if rollout or out is not None or form not in {"sequences", "scored_data"}:
+        _fail("--push takes whole groups (no --rollout, --out), in scored_data", code=2)
+    to = Delivery(push, group_size, env_id, force_partial)
+    if not _run(deliver(url, settings, wanted, to, api_key=api_key, notes=notes)):
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -6,7 +6,7 @@ way of exporting, not two.
 
 import sys
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -43,6 +43,21 @@ async def download(
     url: str | None, settings: Settings | None, wanted: Wanted, out: Path | None, *, api_key: str | None, notes: Console
 ) -> None:
     """Write the rows. Raises OSError with a sentence if the proxy refuses; a file is then not left half-written."""
+    async with connected(url, settings, api_key) as (session, place):
+        if out is None:
+            await _write(session, place, wanted, sys.stdout.buffer, notes)
+            return
+        part = out.with_name(f"{out.name}.part")
+        with part.open("wb") as file:
+            await _write(session, place, wanted, file, notes)
+        part.replace(out)
+
+
+@asynccontextmanager
+async def connected(
+    url: str | None, settings: Settings | None, api_key: str | None
+) -> AsyncIterator[tuple[aiohttp.ClientSession, str]]:
+    """A session with a proxy's control face, and its URL. With settings, the proxy is one of our own, for as long."""
     async with AsyncExitStack() as stack:
         if settings is not None:
             served = await stack.enter_async_context(running(settings))
@@ -50,13 +65,7 @@ async def download(
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
         session = await stack.enter_async_context(aiohttp.ClientSession(headers=headers, timeout=timeout))
-        if out is None:
-            await _write(session, str(url), wanted, sys.stdout.buffer, notes)
-            return
-        part = out.with_name(f"{out.name}.part")
-        with part.open("wb") as file:
-            await _write(session, str(url), wanted, file, notes)
-        part.replace(out)
+        yield session, str(url).rstrip("/")
 
 
 async def _write(session: aiohttp.ClientSession, url: str, wanted: Wanted, file: BinaryIO, notes: Console) -> None:
@@ -64,7 +73,7 @@ async def _write(session: aiohttp.ClientSession, url: str, wanted: Wanted, file:
     with Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal) as progress:
         task = progress.add_task("exporting", total=None)
         for path in wanted.paths():
-            async for read in reads(session, url.rstrip("/") + path):
+            async for read in reads(session, url + path):
                 file.write(read)
                 progress.advance(task, len(read))
         file.flush()
