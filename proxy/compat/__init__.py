@@ -1,5 +1,7 @@
 """Other systems' protocols, served over ours: their routes, their words, our recording.
 
+forms             what every form of a call does, and where forms come in
+atropos_form      `POST /generate`, as its token servers ask it
 osmosis           remote rollouts: the callbacks that rollout servers make
 osmosis_form      its flat form of `POST /v1/completions`, and the exact count behind its mask
 osmosis_models    what its rollout servers send

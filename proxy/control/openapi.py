@@ -81,6 +81,7 @@ _PREFIXES = ("", _R, "/sessions/{rollout_id}")
 _COMPLETED = "A rollout server says that a rollout is over."
 _DISPATCHED = (202, 200, 400, 404, 409, 422)
 _CALLS = [(path, f"A recorded call, in the {dialect.name} dialect.") for path, dialect in DIALECTS.items()]
+_CALLS.append(("/generate", "A recorded completions call of ids, as Atropos' token servers make it."))
 
 ROUTES: tuple[Route, ...] = (
     Route("post", "/rollouts", "Open a rollout.", body=OpenRollout, statuses=(201, 200, 400, 409, 422)),
@@ -120,6 +121,7 @@ ROUTES: tuple[Route, ...] = (
         Route("post", f"{prefix}/v1/rollout/completed", _COMPLETED, statuses=(200, 400, 401, 403, 409, 422))
         for prefix in _PREFIXES
     ),
+    *(Route("get", f"{prefix}/health", "The process is alive.") for prefix in _PREFIXES[1:]),
     Route("get", "/v1/models", "The engine's models, and aliases of them.", statuses=(200, 401, 503)),
     Route("get", "/v1/models/{model}", "One model.", statuses=(200, 401, 404, 503)),
 )
