@@ -18,7 +18,7 @@ from proxy.bodies import read_body
 from proxy.callers import Caller, check_minted, identify
 from proxy.clientside import CLIENT_LEFT, Call
 from proxy.clock import new_id
-from proxy.compat.forms import Form, dialect_of, read_form
+from proxy.compat.forms import Form, ReadForm, dialect_of, read_form
 from proxy.compat.osmosis import COMPLETED, complete, naming_retries, with_steps_before, with_tools
 from proxy.compat.osmosis_models import RolloutResult, validated
 from proxy.control.system import show_health
@@ -82,13 +82,18 @@ async def answer(request: web.Request) -> web.StreamResponse:
 
 
 async def answer_dialect(
-    request: web.Request, parts: Parts, target: naming.Target, dialect: Dialect, caller: Caller
+    request: web.Request,
+    parts: Parts,
+    target: naming.Target,
+    dialect: Dialect,
+    caller: Caller,
+    read: ReadForm = read_form,
 ) -> web.StreamResponse:
     """A call that samples: recorded, unless the configuration lets calls without a rollout pass."""
     received, started = parts.clock.now(), parts.clock.monotonic()
     text = await read_bytes(request)
     body = read_body(text)
-    form = read_form(target.endpoint, body)
+    form = read(target.endpoint, body)
     if form is None and is_probe(parts.settings.agents.probes, dialect, request.headers, body, body_bytes=len(text)):
         parts.metrics.probes.labels(dialect.name).inc()
         return await pass_on(request, parts, target.endpoint, _for_engine(parts, dialect, body))

@@ -72,24 +72,13 @@ class GenerateForm:
                 f"prompt_logprobs come from vLLM alone, and the engine of this rollout is {kind}",
                 param="prompt_logprobs",
             )
-        return {**self.body, "model": models["*"]} if "*" in models else self.body
+        return with_any_model(self.body, models)
 
     def recorded(self, plan: Plan) -> Plan:
         """The plan of the completions call. The one token of a call for the prompt's logprobs is not to be trained."""
-        flagged = self.scores_prompt and plan.body.get("max_tokens") in {0, 1}
-        problems = {*plan.problems, _NOT_SAMPLED} if flagged else set(plan.problems)
-        unset = self.request.keys() - plan.body.keys()
-        return replace(
-            plan,
-            request=dict(self.request),
-            sent={
-                "set": {name: value for name, value in plan.body.items() if self.request.get(name) != value},
-                "unset": sorted(unset),
-            },
-            problems=tuple(sorted(problems)),
-            expected=plan.expected | problems,
-            extra={**plan.extra, "form": f"atropos_{self.shape}"},
-        )
+        if self.scores_prompt and plan.body.get("max_tokens") in {0, 1}:
+            plan = replace(plan, problems=(*plan.problems, _NOT_SAMPLED), expected=plan.expected | {_NOT_SAMPLED})
+        return as_it_came(plan, self.request, f"atropos_{self.shape}")
 
     def reshape(self, outcome: Outcome) -> Outcome:
         """The end as this client reads it; an error of ours where the engine's answer cannot be told in ids."""
@@ -169,6 +158,18 @@ class GenerateForm:
             pairs = zip(choice.logprobs, choice.ids, strict=True)
             meta["output_token_logprobs"] = [[logprob, token, None] for logprob, token in pairs]
         return {"text": text, "output_ids": choice.ids.tolist(), "meta_info": meta}
+
+
+def with_any_model(body: dict[str, Any], models: Mapping[str, str]) -> dict[str, Any]:
+    """A body that names no model, with the one that stands for any, if there is one."""
+    return body if body.get("model") or "*" not in models else {**body, "model": models["*"]}
+
+
+def as_it_came(plan: Plan, request: Mapping[str, Any], form: str) -> Plan:
+    """The plan of a call that came in another form, saying what was changed of the body that came."""
+    changed = {name: value for name, value in plan.body.items() if name not in request or request[name] != value}
+    sent = {"set": changed, "unset": sorted(request.keys() - plan.body.keys())}
+    return replace(plan, request=dict(request), sent=sent, extra={**plan.extra, "form": form})
 
 
 def read_generate(body: Mapping[str, Any]) -> GenerateForm:

@@ -3,8 +3,8 @@
 Holds what every form does and where forms come in. What a form's fields mean is in the file of its system.
 """
 
-from collections.abc import Mapping
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol, TypeAlias
 
 from proxy.compat.atropos_form import COMPLETIONS, GENERATE, read_generate
 from proxy.compat.osmosis_form import read_flat
@@ -44,6 +44,9 @@ class Form(Protocol):
     def answer(self, step: Step) -> bytes | None:
         """The answer of a step in the client's shape; None if it has none that is whole."""
         ...
+
+
+ReadForm: TypeAlias = Callable[[str, Mapping[str, Any]], Form | None]  # of an endpoint and a body
 
 
 def read_form(endpoint: str, body: Mapping[str, Any]) -> Form | None:

@@ -1,6 +1,8 @@
 """The description of every route."""
 
 from proxy.compat import COMPAT_ROUTES
+from proxy.compat.atropos import SESSION_ROUTES
+from proxy.compat.atropos_calls import CALL_ROUTES
 from proxy.compat.atropos_form import GENERATE
 from proxy.compat.osmosis import COMPLETED
 from proxy.control import CONTROL_ROUTES
@@ -10,7 +12,8 @@ from proxy.dialects import DIALECTS
 
 async def test_every_route_is_described(proxy):
     """Of the control face just those that are there; of the model face every dialect and callback, under every prefix."""
-    control = {(route.method.lower(), route.path.replace(":[^/]+", "")) for route in (*CONTROL_ROUTES, *COMPAT_ROUTES)}
+    routes = (*CONTROL_ROUTES, *COMPAT_ROUTES, *SESSION_ROUTES, *CALL_ROUTES)
+    control = {(route.method.lower(), route.path.replace(":[^/]+", "")) for route in routes}
     described = {(route.method, route.path) for route in ROUTES}
     calls = {
         ("post", prefix + path)
