@@ -4,6 +4,7 @@ Holds the part that is the control face's. What agents call within a session is 
 the store, so every replica serves it; engines are those of the configuration, and nothing sent here adds one.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
@@ -21,6 +22,8 @@ from proxy.parts import PARTS, SHOWN, Parts
 from proxy.rollouts import Rollout, read_rollout, write_fields
 from proxy.upstream import Endpoint, choose
 from storage.store import StorageError
+
+_COUNTED_WITHIN_S: Final = 2
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -59,11 +62,11 @@ async def session_of(request: web.Request) -> Rollout:
 async def show_health(request: web.Request) -> web.Response:
     """`GET /health`, with what its clients read there beside our own `status`."""
     parts = request.app[PARTS]
-    engines = await healthy_engines(parts)
+    engines, model, sessions = await asyncio.gather(healthy_engines(parts), _model(parts), _count_sessions(parts))
     told = {
         "status": "ok",
-        "model": await _model(parts),
-        "sessions": len([name async for name in parts.store.names() if is_session_id(name)]),
+        "model": model,
+        "sessions": sessions,
         "servers": len(engines),
         "healthy_servers": sum(engines.values()),
     }
@@ -150,6 +153,18 @@ async def delete_session(request: web.Request) -> web.Response:
     rollout = await session_of(request)
     await request.app[PARTS].store.drop(rollout.rollout_id)
     return _json({"status": "deleted", "uuid": rollout.rollout_id})
+
+
+async def _count_sessions(parts: Parts) -> int | None:
+    """How many there are, by their names alone; None if the store does not say so in time: the process answers all the same."""
+
+    async def count() -> int:
+        return len([name async for name in parts.store.names() if is_session_id(name)])
+
+    try:
+        return await asyncio.wait_for(count(), _COUNTED_WITHIN_S)
+    except (TimeoutError, StorageError):
+        return None
 
 
 class NoBaseUrl(ProxyError):

@@ -14,7 +14,7 @@ from proxy.errors import BadCall, EngineFault, NotFound
 from proxy.parts import Parts
 from proxy.upstream import Endpoint
 
-_WITHIN_S: Final = 5
+_WITHIN_S: Final = 2
 _RENDERS: Final = (
     "vllm",
     "sglang",
@@ -28,9 +28,8 @@ def endpoint_named(parts: Parts, url: str) -> Endpoint:
     try:
         return known[base_url(url)]
     except (KeyError, ValueError):
-        listed = ", ".join(known) or "none"
         raise NotFound(
-            f"No server with base_url {url!r}. Available: {listed}. Engines are those of the configuration "
+            f"No server with base_url {url!r}. Available: {list(known)}. Engines are those of the configuration "
             "(engines.endpoints), and no other can be named here"
         ) from None
 

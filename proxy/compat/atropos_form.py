@@ -23,6 +23,8 @@ from proxy.wire.plan import Plan
 GENERATE: Final = "/generate"
 COMPLETIONS: Final = "/v1/completions"
 _SGLANG_NEW_TOKENS: Final = 128  # SGLang's default on /generate; completions would take 16
+# Both shapes sample as they say, and with nothing more; completions would take the model's generation_config for the rest.
+_SAMPLING: Final = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 _RENAMED: Final = {
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
@@ -180,8 +182,11 @@ def read_generate(body: Mapping[str, Any]) -> GenerateForm:
     if isinstance(prompt, Mapping) and "prompt_token_ids" in prompt:
         ids = _ids(prompt["prompt_token_ids"], "prompt.prompt_token_ids")
         scores = body.get("prompt_logprobs") is not None
-        kept = {name: value for name, value in body.items() if name not in {"prompt", "logprobs", "stream"}}
-        return GenerateForm(body, {**kept, "prompt": ids}, "vllm", body.get("logprobs") is not None, scores)
+        taken = {"prompt", "logprobs", "stream"}
+        kept = {name: value for name, value in body.items() if name not in taken and value is not None}
+        return GenerateForm(
+            body, {**_SAMPLING, **kept, "prompt": ids}, "vllm", body.get("logprobs") is not None, scores
+        )
     if "input_ids" in body:
         return _read_sglang(body)
     raise NotValid(
@@ -210,7 +215,7 @@ def _read_sglang(body: Mapping[str, Any]) -> GenerateForm:
         _RENAMED.get(str(name), str(name)): value for name, value in sampling.items() if value is not None
     }
     named = {name: body[name] for name in ("rid", "rollout_id", "metadata") if name in body}
-    asked: dict[str, Any] = {"max_tokens": _SGLANG_NEW_TOKENS, **renamed, **named, "prompt": ids}
+    asked: dict[str, Any] = {**_SAMPLING, "max_tokens": _SGLANG_NEW_TOKENS, **renamed, **named, "prompt": ids}
     return GenerateForm(body, asked, "sglang", is_on(body.get("return_logprob")))
 
 

@@ -9,6 +9,7 @@ from stored import rollout_of
 
 from proxy.server import simulating
 from proxy.simulator.options import Options
+from storage.store import StoreAway
 
 NO_SUCH = "00000000-0000-8000-8000-000000000000"
 CONTROL = {"agents": {"api_keys": ["agent"]}, "control": {"api_keys": ["control"]}}
@@ -47,7 +48,7 @@ async def test_at_7_setup_cannot_name_another_engine(proxy, store):
         answered = await proxy.ask("POST", "/setup", {"servers": [{"base_url": elsewhere.url}]})
 
     assert failing(404, (
-        f"No server with base_url {elsewhere.url!r}. Available: {proxy.engine_url}. Engines are those of the configuration "
+        f"No server with base_url {elsewhere.url!r}. Available: {[proxy.engine_url]}. Engines are those of the configuration "
         "(engines.endpoints), and no other can be named here"
     )) == answered  # fmt: skip
     assert ([], 0) == (elsewhere.asked, elsewhere.questions)
@@ -111,7 +112,7 @@ async def test_at_7_a_session_of_an_unknown_engine_is_404_listing_those_there_ar
     status, told = await proxy.ask("POST", "/sessions/create", {"base_url": "http://10.0.0.1:9/v1"})
 
     assert (404, "invalid_request_error", 404) == (status, told["error"]["type"], told["error"]["code"])
-    assert f"Available: {proxy.engine_url}" in told["error"]["message"]
+    assert f"Available: {[proxy.engine_url]}" in told["error"]["message"]
 
 
 @pytest.mark.parametrize("wanted", [0, 1])
@@ -274,6 +275,40 @@ async def test_sessions_are_control_and_their_calls_are_agents(store):
         assert ([401, 200], [401, 403, 200]) == (statuses, nodes)
         assert failing(401, "an API key is needed") == await proxy.ask(*chat)
         assert 200 == (await proxy.ask("GET", "/health"))[0]
+
+
+async def test_health_answers_without_the_store(proxy, store):
+    """It says that the process lives; how many sessions there are is not known then."""
+
+    async def names():
+        raise StoreAway("the test took the store away")
+        yield
+
+    store.names = names
+    status, told = await proxy.ask("GET", "/health")
+
+    assert (200, "ok", None) == (status, told["status"], told["sessions"])
+
+
+async def test_every_replica_serves_a_session(proxy, store):
+    """Created at one, called at another, its nodes read at the first."""
+    uuid = await proxy.create()
+    async with serving_sessions(store, proxy.engine_url) as other:
+        assert 200 == (await other.ask("POST", f"/{uuid}/v1/chat/completions", {"messages": HELLO, "max_tokens": 2}))[0]
+
+    assert 1 == len((await proxy.ask("GET", f"/{uuid}/nodes"))[1]["nodes"])
+
+
+async def test_a_control_face_of_its_own_has_the_sessions_and_not_their_calls(store, engine):
+    """Each face answers for its own part alone."""
+    async with serving_sessions(store, control={"listen": "127.0.0.1:0"}) as proxy:
+        assert 404 == (await proxy.ask("POST", "/sessions/create", {}))[0]
+        status, told = await proxy.ask("POST", "/sessions/create", {}, url=proxy.control_url)
+        chat = (f"/{told['uuid']}/v1/chat/completions", {"messages": HELLO, "max_tokens": 2})
+
+        assert 200 == status
+        assert 200 == (await proxy.ask("POST", *chat))[0]
+        assert 404 == (await proxy.ask("POST", *chat, url=proxy.control_url))[0]
 
 
 async def test_a_store_that_is_away_is_told_in_their_shape(proxy, store):

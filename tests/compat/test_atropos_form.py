@@ -234,9 +234,21 @@ def test_sglangs_names_of_sampling_become_those_of_completions():
     asked = read_generate({"input_ids": [1], "sampling_params": sampling}).body
 
     assert {
+        "temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0,
         "max_tokens": 7, "min_tokens": 2, "stop": ["x"], "include_stop_str_in_output": True, "prompt": [1]
     } == asked  # fmt: skip
     assert 128 == read_generate({"input_ids": [1]}).body["max_tokens"]
+
+
+@pytest.mark.parametrize("body", [VLLM, SGLANG])
+def test_what_is_not_said_of_sampling_is_not_left_to_the_models_configuration(body):
+    """Engines of completions would take `generation_config` for it, and the ids would be drawn from something else."""
+    said = {**body.get("sampling_params", body), "top_p": 0.5, "temperature": None}
+    asked = read_generate({**body, "sampling_params": said} if "sampling_params" in body else said).body
+
+    assert (1.0, 0.5, -1, 0.0, 1.0) == tuple(
+        asked[name] for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    )
 
 
 def test_a_name_for_any_model_is_the_model_of_calls_that_name_none():

@@ -24,8 +24,8 @@ async def serving_sessions(store, engine_url=None, *, shape="vllm", **said) -> A
         served = await stack.enter_async_context(running(settings, store))
         http = await stack.enter_async_context(aiohttp.ClientSession())
 
-        async def ask(method, path, body=None, headers=None):
-            async with http.request(method, served.url + path, json=body, headers=headers) as answer:
+        async def ask(method, path, body=None, headers=None, url=served.url):
+            async with http.request(method, url + path, json=body, headers=headers) as answer:
                 text = await answer.read()
                 return answer.status, orjson.loads(text) if text[:1] in b"{[" else text
 
@@ -34,7 +34,9 @@ async def serving_sessions(store, engine_url=None, *, shape="vllm", **said) -> A
             assert 200 == status, told
             return told["uuid"]
 
-        yield SimpleNamespace(url=served.url, engine_url=engine_url, ask=ask, create=create)
+        yield SimpleNamespace(
+            url=served.url, control_url=served.control_url, engine_url=engine_url, ask=ask, create=create
+        )
 
 
 def failing(status, message):
