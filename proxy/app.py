@@ -14,6 +14,8 @@ from proxy.attempts import Attempts
 from proxy.audit.background import BackgroundAudit
 from proxy.clock import Clock, SystemClock
 from proxy.compat import COMPAT_ROUTES
+from proxy.compat.atropos import SESSION_ROUTES
+from proxy.compat.atropos_calls import CALL_ROUTES
 from proxy.compat.osmosis_dispatch import ROLLOUT_SERVERS
 from proxy.compat.osmosis_servers import RolloutServers
 from proxy.config import Settings, StoreSettings
@@ -45,7 +47,9 @@ def make_app(settings: Settings, store: Store | None = None, clock: Clock | None
     app = _new_app(settings)
     app.cleanup_ctx.append(_parts_of(settings, store, clock or SystemClock()))
     if settings.control.listen is None:
-        app.add_routes([*CONTROL_ROUTES, *COMPAT_ROUTES])
+        app.add_routes(_control_routes(settings))
+    if settings.atropos.enabled:
+        app.add_routes(CALL_ROUTES)
     app.router.add_route("*", r"/{path:[\s\S]*}", calls.answer)  # an encoded newline, too, is ours to refuse
     return app
 
@@ -55,7 +59,7 @@ def make_control_app(settings: Settings, app: web.Application) -> web.Applicatio
     control = _new_app(settings)
     control[PARTS] = app[PARTS]
     control[ROLLOUT_SERVERS] = app[ROLLOUT_SERVERS]
-    control.add_routes([*CONTROL_ROUTES, *COMPAT_ROUTES])
+    control.add_routes(_control_routes(settings))
     return control
 
 
@@ -72,6 +76,10 @@ def store_options(settings: StoreSettings) -> StoreOptions:
         timeout_s=settings.timeout_s,
         max_connections=settings.max_connections,
     )
+
+
+def _control_routes(settings: Settings) -> list[web.RouteDef]:
+    return [*(SESSION_ROUTES if settings.atropos.enabled else ()), *CONTROL_ROUTES, *COMPAT_ROUTES]
 
 
 def _new_app(settings: Settings) -> web.Application:

@@ -18,9 +18,10 @@ from proxy.bodies import read_body
 from proxy.callers import Caller, check_minted, identify
 from proxy.clientside import CLIENT_LEFT, Call
 from proxy.clock import new_id
+from proxy.compat.forms import Form, ReadForm, dialect_of, read_form
 from proxy.compat.osmosis import COMPLETED, complete, naming_retries, with_steps_before, with_tools
-from proxy.compat.osmosis_form import CHAT, FlatForm, flat_answer, read_flat
 from proxy.compat.osmosis_models import RolloutResult, validated
+from proxy.control.system import show_health
 from proxy.dialects import DIALECTS, Dialect
 from proxy.errors import BadCall, LimitReached, NotFound, StoreFault, TooLarge
 from proxy.guards import GUARDS
@@ -54,7 +55,7 @@ class Asked:
     received: float
     started: float
     tokens: TokenReply | None
-    form: FlatForm | None = None
+    form: Form | None = None
 
 
 async def answer(request: web.Request) -> web.StreamResponse:
@@ -62,7 +63,7 @@ async def answer(request: web.Request) -> web.StreamResponse:
     parts = request.app[PARTS]
     raw_path, _, _ = request.raw_path.partition("?")
     target = naming.read_target(raw_path)
-    dialect = DIALECTS.get(target.endpoint)
+    dialect = dialect_of(target.endpoint)
     if dialect is not None:
         request[DIALECT] = dialect
     caller = await identify(request, parts)
@@ -71,6 +72,8 @@ async def answer(request: web.Request) -> web.StreamResponse:
         return await answer_dialect(request, parts, target, dialect, caller)
     if request.method == "POST" and target.endpoint == COMPLETED:
         return await take_result(request, parts, target, caller)
+    if request.method == "GET" and target.endpoint == "/health":
+        return await show_health(request)  # below a rollout's base URL: Atropos' VLLMServer asks there, once a second
     if request.method == "GET" and (target.endpoint == "/v1/models" or target.endpoint.startswith("/v1/models/")):
         return await show_models(request, parts, target.endpoint)
     if target.endpoint in parts.settings.engines.passthrough:
@@ -79,13 +82,18 @@ async def answer(request: web.Request) -> web.StreamResponse:
 
 
 async def answer_dialect(
-    request: web.Request, parts: Parts, target: naming.Target, dialect: Dialect, caller: Caller
+    request: web.Request,
+    parts: Parts,
+    target: naming.Target,
+    dialect: Dialect,
+    caller: Caller,
+    read: ReadForm = read_form,
 ) -> web.StreamResponse:
     """A call that samples: recorded, unless the configuration lets calls without a rollout pass."""
     received, started = parts.clock.now(), parts.clock.monotonic()
     text = await read_bytes(request)
     body = read_body(text)
-    form = read_flat(target.endpoint, body)
+    form = read(target.endpoint, body)
     if form is None and is_probe(parts.settings.agents.probes, dialect, request.headers, body, body_bytes=len(text)):
         parts.metrics.probes.labels(dialect.name).inc()
         return await pass_on(request, parts, target.endpoint, _for_engine(parts, dialect, body))
@@ -110,7 +118,7 @@ async def answer_dialect(
     rollout = await with_tools(parts, await open_rollout(parts, rollout_id, request.headers.get("X-Rollout-Group")))
     endpoint = target.endpoint
     if form is not None:
-        endpoint, dialect, body = CHAT, DIALECTS[CHAT], form.body
+        endpoint, dialect, body = form.endpoint, DIALECTS[form.endpoint], form.body
     tokens = await read_token_reply(parts, rollout, request.headers, dialect, body)
     asked = Asked(endpoint, dialect, text, body, received, started, tokens, form)
     headers = naming_retries(request.headers, rollout, form, _digest(text))
@@ -139,7 +147,7 @@ async def give_again(
         rollout_id=rollout.rollout_id,
         step_id=again.step.step_id,
     )
-    body = flat_answer(again.step) if asked.form is not None else None
+    body = asked.form.answer(again.step) if asked.form is not None else None
     response = web.Response(headers=shown, body=again.body if body is None else body)
     await response.prepare(request)
     try:
@@ -160,7 +168,7 @@ async def make_call(
     terms = terms_of(parts, rollout, endpoint, asked.tokens)
     form = None if asked.form is None else await with_steps_before(parts, rollout, asked.form)
     plan = make_plan(
-        asked.body if form is None else form.chat(terms.models),
+        asked.body if form is None else form.native(terms.models, endpoint.kind if fault is None else None),
         terms=terms,
         step_id=attempt.step_id,
         rollout_id=rollout.rollout_id,

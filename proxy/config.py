@@ -181,6 +181,14 @@ class OsmosisSettings(_Section):
         return None if url is None else base_url(url)
 
 
+class AtroposSettings(_Section):
+    """The routes of Atropos' proxy, for clients whose ATROPOS_PROXY_URL names us."""
+
+    enabled: bool = Field(
+        default=False, description="Serve /setup, /servers, /sessions and /{uuid}/v1; else they are 404."
+    )
+
+
 class AuditSettings(_Section):
     """What the server scores again by itself."""
 
@@ -213,6 +221,7 @@ class Settings(BaseSettings):
     store: StoreSettings = Field(StoreSettings(), description="Where steps are kept.")
     record: RecordSettings = Field(RecordSettings(), description="What is recorded, and at what cost.")
     osmosis: OsmosisSettings = Field(OsmosisSettings(), description="Osmosis' rollout servers.")
+    atropos: AtroposSettings = Field(AtroposSettings(), description="The routes of Atropos' proxy.")
     audit: AuditSettings = Field(AuditSettings(), description="What the server scores again by itself.")
     log: LogSettings = Field(LogSettings(), description="What is logged.")
 

@@ -144,6 +144,8 @@ def _broken(call: Call, client: Client, exchange: Exchange | None, fault: Engine
 
 async def _end(parts: Parts, call: Call, client: Client, outcome: Outcome) -> web.StreamResponse:
     """Show the end. A client that has gone meanwhile did not get its turn, and the step says so."""
+    if outcome.status is not None:
+        client.status = outcome.status
     try:
         return await client.end(outcome.end, broken=outcome.broken)
     except (asyncio.CancelledError, ClientConnectionResetError):

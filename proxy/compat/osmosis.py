@@ -13,6 +13,7 @@ import orjson
 from aiohttp import web
 
 from proxy.attempts import KEY
+from proxy.compat.forms import Form
 from proxy.compat.osmosis_form import FlatForm
 from proxy.compat.osmosis_models import RolloutResult
 from proxy.control.access import no_rollout
@@ -65,20 +66,20 @@ async def with_tools(parts: Parts, rollout: Rollout) -> Rollout:
 
 
 def naming_retries(
-    headers: Mapping[str, str], rollout: Rollout, form: FlatForm | None, request_key: str
+    headers: Mapping[str, str], rollout: Rollout, form: Form | None, request_key: str
 ) -> Mapping[str, str]:
     """The headers, with an idempotency key where equal calls are retries by protocol.
 
     Its clients retry without a key (SDK 120bf30), and a history that is append-only never asks the same twice.
     """
-    if (form is None and not rollout.osmosis) or headers.get(KEY):
+    if (not isinstance(form, FlatForm) and not rollout.osmosis) or headers.get(KEY):
         return headers
     return {**headers, KEY: request_key}
 
 
-async def with_steps_before(parts: Parts, rollout: Rollout, form: FlatForm) -> FlatForm:
+async def with_steps_before(parts: Parts, rollout: Rollout, form: Form) -> Form:
     """The call, with the steps by which its claim is judged; they are read only if it claims something."""
-    if not form.claims:
+    if not isinstance(form, FlatForm) or not form.claims:
         return form
     steps = await read_steps(parts, rollout, whole=False)
     return replace(form, before=steps)

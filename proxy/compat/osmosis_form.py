@@ -34,8 +34,9 @@ class FlatForm:
     mask: Sequence[int] | None
     claims: bool
     before: Sequence[Step] = field(default=())
+    endpoint: str = CHAT
 
-    def chat(self, models: Mapping[str, str]) -> dict[str, Any]:
+    def native(self, models: Mapping[str, str], kind: str | None = None) -> dict[str, Any]:
         """The body of the chat call. A model of no name is left out: engines then take the one they serve."""
         if self.body.get("model") == _ANY_MODEL and not models.keys() & {_ANY_MODEL, "*"}:
             return {name: value for name, value in self.body.items() if name != "model"}
@@ -61,6 +62,10 @@ class FlatForm:
             step = replace(step, extra={**step.extra, "mask_mismatch": wrong})
         flat = flat_answer(step)
         return replace(outcome, step=step, end=outcome.end if flat is None else flat)
+
+    def answer(self, step: Step) -> bytes | None:
+        """See `flat_answer`."""
+        return flat_answer(step)
 
     def _mismatch(self, step: Step) -> dict[str, int | None] | None:
         """Both lengths, if the claim is not what the ids show; None if it is, or if there is nothing to compare."""

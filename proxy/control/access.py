@@ -15,6 +15,7 @@ from proxy.parts import PARTS, Parts
 from proxy.rollouts import Rollout, read_rollout
 
 MODEL_FACE: Final = "/{path}"  # the route that takes every path which is not the control face's
+SESSION_FACE: Final = "/{uuid}/v1"  # below it agents call, too: the sessions of Atropos' proxy
 _OPEN: Final = ("/health", "/ready")  # for load balancers, which have no keys
 _GREATEST: Final = 10**12 - 1  # beyond any count, index or unix time in seconds, and no trouble to the store
 
@@ -25,7 +26,8 @@ async def require_control_key(
 ) -> web.StreamResponse:
     """Let a request of the control face pass with a control key, or where none is configured."""
     resource = request.match_info.route.resource
-    if resource is not None and resource.canonical not in (MODEL_FACE, *_OPEN):
+    canonical = "" if resource is None else resource.canonical
+    if canonical and canonical not in (MODEL_FACE, *_OPEN) and not canonical.startswith(f"{SESSION_FACE}/"):
         check_control_key(request, request.app[PARTS])
     return await handler(request)
 

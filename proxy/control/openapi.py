@@ -81,6 +81,21 @@ _PREFIXES = ("", _R, "/sessions/{rollout_id}")
 _COMPLETED = "A rollout server says that a rollout is over."
 _DISPATCHED = (202, 200, 400, 404, 409, 422)
 _CALLS = [(path, f"A recorded call, in the {dialect.name} dialect.") for path, dialect in DIALECTS.items()]
+_CALLS.append(("/generate", "A recorded completions call of ids, as Atropos' token servers make it."))
+
+_SESSIONS = (200, 400, 401, 403, 404, 422, 500, 503)
+_ATROPOS = (
+    ("post", "/setup", "Check that engines are configured."),
+    ("get", "/servers", "The engines, as Atropos' proxy lists servers."),
+    ("post", "/sessions/create", "Open a rollout as a session."),
+    ("get", "/sessions", "All sessions."),
+    ("get", "/{uuid}/nodes", "The nodes of a session."),
+    ("delete", "/{uuid}", "Delete a session and all its steps."),
+    ("post", "/{uuid}/v1/chat/completions", "A recorded chat of a session."),
+    ("post", "/{uuid}/v1/chat/completions/render", "The prompt that a chat would have."),
+    ("post", "/{uuid}/v1/completions", "A recorded completions call of a session."),
+    ("get", "/{uuid}/v1/models", "The engine's models."),
+)
 
 ROUTES: tuple[Route, ...] = (
     Route("post", "/rollouts", "Open a rollout.", body=OpenRollout, statuses=(201, 200, 400, 409, 422)),
@@ -120,6 +135,11 @@ ROUTES: tuple[Route, ...] = (
         Route("post", f"{prefix}/v1/rollout/completed", _COMPLETED, statuses=(200, 400, 401, 403, 409, 422))
         for prefix in _PREFIXES
     ),
+    *(
+        Route(method, path, f"{summary} Only with atropos.enabled.", statuses=_SESSIONS)
+        for method, path, summary in _ATROPOS
+    ),
+    *(Route("get", f"{prefix}/health", "The process is alive.") for prefix in _PREFIXES[1:]),
     Route("get", "/v1/models", "The engine's models, and aliases of them.", statuses=(200, 401, 503)),
     Route("get", "/v1/models/{model}", "One model.", statuses=(200, 401, 404, 503)),
 )
@@ -177,6 +197,7 @@ _MEANINGS = {
     413: "too large",
     422: "a value is not allowed",
     429: "a limit is used up",
+    500: "the engine gave no answer, in the shape of Atropos' proxy",
     502: "the engine broke off",
     503: "store or engines away",
     504: "the engine was silent",

@@ -28,7 +28,7 @@ async def show_health(_request: web.Request) -> web.Response:
 async def show_ready(request: web.Request) -> web.Response:
     """`GET /ready`: 200 if the store answers and at least one engine is healthy, else 503 saying which is not."""
     parts = request.app[PARTS]
-    store, engines = await asyncio.gather(_store(parts), _healthy(parts))
+    store, engines = await asyncio.gather(_store(parts), healthy_engines(parts))
     is_ready = store == "ok" and any(engines.values())
     told = {"status": "ready" if is_ready else "not ready", "store": store, "engines": engines}
     return _json(told, status=200 if is_ready else 503, headers={} if is_ready else {"Retry-After": "1"})
@@ -37,7 +37,7 @@ async def show_ready(request: web.Request) -> web.Response:
 async def show_engines(request: web.Request) -> web.Response:
     """`GET /engines`: endpoints, health, calls in flight, versions, and what each is known to lose."""
     parts = request.app[PARTS]
-    healthy = await _healthy(parts)
+    healthy = await healthy_engines(parts)
     await parts.upstream.learn()
     streaming = parts.settings.record.streaming
     return _json({"engines": [_engine(endpoint, healthy, streaming) for endpoint in parts.upstream.endpoints]})
@@ -60,7 +60,7 @@ async def _store(parts: Parts) -> str:
     return "ok"
 
 
-async def _healthy(parts: Parts) -> dict[str, bool]:
+async def healthy_engines(parts: Parts) -> dict[str, bool]:
     """Whether each endpoint is healthy, by name."""
     endpoints = parts.upstream.endpoints
     found = await asyncio.gather(*(_is_healthy(parts, endpoint) for endpoint in endpoints))

@@ -28,12 +28,14 @@ from proxy.wire.reply import Answer, ReplayReply, reply_for
 class Outcome:
     """A call that is over: the withheld end, the step to store before it is shown, and whether the engine broke off.
 
-    When `broken`, the client's connection must end as the engine's did: without a proper end.
+    When `broken`, the client's connection must end as the engine's did: without a proper end. `status` is told instead of the
+    engine's, where its answer could not be told at all.
     """
 
     end: bytes
     step: Step
     broken: bool
+    status: int | None = None
 
 
 class Exchange:

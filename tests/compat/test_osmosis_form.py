@@ -54,9 +54,9 @@ def test_a_call_of_no_model_is_sent_without_one_unless_the_name_is_mapped():
     form = read_flat("/v1/completions", BODY)
     named = read_flat("/v1/completions", BODY | {"model": "policy"})
 
-    assert "model" not in form.chat({"gpt-4o": "policy"})
-    assert "default" == form.chat({"*": "policy"})["model"] == form.chat({"default": "policy"})["model"]
-    assert "policy" == named.chat({})["model"]
+    assert "model" not in form.native({"gpt-4o": "policy"})
+    assert "default" == form.native({"*": "policy"})["model"] == form.native({"default": "policy"})["model"]
+    assert "policy" == named.native({})["model"]
 
 
 def test_a_finish_reason_and_logprobs_are_never_null():

@@ -1,6 +1,9 @@
 """The description of every route."""
 
 from proxy.compat import COMPAT_ROUTES
+from proxy.compat.atropos import SESSION_ROUTES
+from proxy.compat.atropos_calls import CALL_ROUTES
+from proxy.compat.atropos_form import GENERATE
 from proxy.compat.osmosis import COMPLETED
 from proxy.control import CONTROL_ROUTES
 from proxy.control.openapi import ROUTES, describe
@@ -9,16 +12,19 @@ from proxy.dialects import DIALECTS
 
 async def test_every_route_is_described(proxy):
     """Of the control face just those that are there; of the model face every dialect and callback, under every prefix."""
-    control = {(route.method.lower(), route.path.replace(":[^/]+", "")) for route in (*CONTROL_ROUTES, *COMPAT_ROUTES)}
+    routes = (*CONTROL_ROUTES, *COMPAT_ROUTES, *SESSION_ROUTES, *CALL_ROUTES)
+    control = {(route.method.lower(), route.path.replace(":[^/]+", "")) for route in routes}
     described = {(route.method, route.path) for route in ROUTES}
     calls = {
         ("post", prefix + path)
-        for path in (*DIALECTS, COMPLETED)
+        for path in (*DIALECTS, GENERATE, COMPLETED)
         for prefix in ("", "/rollouts/{rollout_id}", "/sessions/{rollout_id}")
     }
     models = {("get", "/v1/models"), ("get", "/v1/models/{model}")}
 
-    assert control | calls | models == described
+    health = {("get", f"/{name}/{{rollout_id}}/health") for name in ("rollouts", "sessions")}
+
+    assert control | calls | models | health == described
     assert describe() == (await proxy.get("/openapi.json")).json
 
 

@@ -1,0 +1,73 @@
+"""What agents call within a session of Atropos' proxy (296a0bc): `/{uuid}/v1/…`.
+
+Holds the part that is the model face's: the calls go the way of all calls. What its proxy lacks is served as well:
+completions, models, streams, and several calls at once.
+"""
+
+from typing import Final
+
+import orjson
+from aiohttp import web
+
+from proxy.bodies import read_body
+from proxy.callers import Caller, check_minted, identify
+from proxy.calls import answer_dialect
+from proxy.compat.atropos import Handler, in_their_shape, session_of
+from proxy.compat.atropos_engines import rendered
+from proxy.compat.atropos_session import read_session_chat
+from proxy.compat.forms import ReadForm, read_form
+from proxy.control.access import SESSION_FACE
+from proxy.dialects import DIALECTS
+from proxy.naming import Target
+from proxy.parts import PARTS
+from proxy.passthrough import show_models
+from proxy.rollouts import Rollout
+from proxy.upstream import choose
+
+_CHAT: Final = "/v1/chat/completions"
+_COMPLETIONS: Final = "/v1/completions"
+
+
+async def render(request: web.Request) -> web.Response:
+    """`POST …/chat/completions/render`: the prompt that the call would have. It leaves no step."""
+    rollout, _ = await _admitted(request)
+    parts = request.app[PARTS]
+    form = read_session_chat(_CHAT, read_body(await request.read()))
+    endpoint = choose(parts.upstream.endpoints, rollout.rollout_id)
+    call = form.native(parts.settings.models, endpoint.kind)
+    text, ids = await rendered(parts, endpoint, call)
+    told = {"prompt_text": text, "token_ids": ids, "num_tokens": len(ids)}
+    return web.Response(body=orjson.dumps(told), content_type="application/json")
+
+
+async def list_models(request: web.Request) -> web.StreamResponse:
+    """`GET …/models`: as without a session."""
+    await _admitted(request)
+    return await show_models(request, request.app[PARTS], "/v1/models")
+
+
+def _calling(endpoint: str, read: ReadForm) -> Handler:
+    """A recorded call of a session, read so."""
+
+    async def call(request: web.Request) -> web.StreamResponse:
+        rollout, caller = await _admitted(request)
+        parts = request.app[PARTS]
+        target = Target(endpoint, rollout.rollout_id)
+        return await answer_dialect(request, parts, target, DIALECTS[endpoint], caller, read)
+
+    return call
+
+
+async def _admitted(request: web.Request) -> tuple[Rollout, Caller]:
+    """The session and who calls, if this caller may call there. Raises Unauthorized, Forbidden, or NotFound."""
+    caller = await identify(request, request.app[PARTS])
+    check_minted(caller.minted, request.match_info["uuid"])
+    return await session_of(request), caller
+
+
+CALL_ROUTES: Final[list[web.RouteDef]] = [
+    web.post(SESSION_FACE + _CHAT.removeprefix("/v1"), in_their_shape(_calling(_CHAT, read_session_chat))),
+    web.post(SESSION_FACE + "/chat/completions/render", in_their_shape(render)),
+    web.post(SESSION_FACE + "/completions", in_their_shape(_calling(_COMPLETIONS, read_form))),
+    web.get(SESSION_FACE + "/models", in_their_shape(list_models)),
+]

@@ -1,0 +1,103 @@
+"""What Atropos' proxy tells of engines and has them tell: the servers, their models, texts of ids, ids of messages.
+
+Holds the asking of configured engines, and no others: nothing here takes a URL from a request to send anything to it.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import orjson
+
+from proxy.config import base_url
+from proxy.errors import BadCall, EngineFault, NotFound
+from proxy.parts import Parts
+from proxy.upstream import Endpoint
+
+_WITHIN_S: Final = 2
+_RENDERS: Final = (
+    "vllm",
+    "sglang",
+)  # /tokenize renders messages by the template that their chat does, /detokenize reverses
+_OF_TEMPLATES: Final = ("messages", "tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
+
+
+def endpoint_named(parts: Parts, url: str) -> Endpoint:
+    """The configured engine of this base URL, with or without `/v1` and slashes. Raises NotFound, which lists them all."""
+    known = {endpoint.settings.url: endpoint for endpoint in parts.upstream.endpoints}
+    try:
+        return known[base_url(url)]
+    except (KeyError, ValueError):
+        raise NotFound(
+            f"No server with base_url {url!r}. Available: {list(known)}. Engines are those of the configuration "
+            "(engines.endpoints), and no other can be named here"
+        ) from None
+
+
+async def model_of(parts: Parts, endpoint: Endpoint) -> str | None:
+    """The model that an engine serves; None if it does not say."""
+    try:
+        listed = await asyncio.wait_for(_told(parts, endpoint, "GET", "/v1/models", None), _WITHIN_S)
+        return str(listed["data"][0]["id"])
+    except (EngineFault, NotRendered, TimeoutError, KeyError, IndexError, TypeError):
+        return None
+
+
+class NotRendered(BadCall):
+    """A prompt that could not be rendered; the sentence says why."""
+
+    def __init__(self, why: object) -> None:
+        super().__init__(f"Failed to render prompt: {why}")
+
+
+async def rendered(parts: Parts, endpoint: Endpoint, call: Mapping[str, Any]) -> tuple[str | None, list[int]]:
+    """The prompt that a chat call has: its text, where it can be known, and its ids. Raises NotRendered.
+
+    The engine itself is asked, with what decides its template in chat, so that it is the prompt that would be sampled from.
+    """
+    await parts.upstream.know(endpoint)
+    if endpoint.kind not in _RENDERS:
+        raise NotRendered(f"the engine {endpoint.settings.label} ({endpoint.kind}) has no /tokenize for messages")
+    asked = {name: call[name] for name in ("model", *_OF_TEMPLATES) if name in call}
+    try:
+        ids = (await _told(parts, endpoint, "POST", "/tokenize", asked))["tokens"]
+        return (await texts_of(parts, endpoint, [ids]))[0], ids
+    except (EngineFault, KeyError, TypeError) as error:
+        raise NotRendered(error) from error
+
+
+async def texts_of(parts: Parts, endpoint: Endpoint, several: Sequence[Sequence[int]]) -> list[str | None]:
+    """The texts of ids, special tokens spelt out: by the endpoint's tokenizer, else by the engine; None where neither can."""
+    tokenizer = await parts.tokenizers.of(endpoint.settings.label)
+    if tokenizer is not None:
+        return await asyncio.to_thread(lambda: [tokenizer.decode(ids) for ids in several])
+    await parts.upstream.know(endpoint)
+    if endpoint.kind not in _RENDERS:
+        return [None] * len(several)
+    return list(await asyncio.gather(*(_detokenized(parts, endpoint, ids) for ids in several)))
+
+
+async def _detokenized(parts: Parts, endpoint: Endpoint, ids: Sequence[int]) -> str | None:
+    said = {"skip_special_tokens": False} if endpoint.kind == "sglang" else {}  # vLLM spells them out by itself
+    try:
+        told = await _told(parts, endpoint, "POST", "/detokenize", {"tokens": list(ids), **said})
+    except (EngineFault, NotRendered):
+        return None
+    text = told.get("text") if endpoint.kind == "sglang" else told.get("prompt")
+    return text if isinstance(text, str) else None
+
+
+async def _told(parts: Parts, endpoint: Endpoint, method: str, path: str, body: Any) -> Any:
+    """The JSON that an engine answers. Raises EngineFault, or NotRendered for an answer that is not 200."""
+    headers = () if body is None else (("Content-Type", "application/json"),)
+    text = None if body is None else orjson.dumps(body)
+    async with parts.upstream.send(endpoint, method, path, headers=headers, body=text) as answer:
+        read = b"".join([part async for part in answer.reads()])
+    if answer.status != 200:
+        raise NotRendered(
+            f"{endpoint.settings.label} answered {answer.status}: {read[:300].decode('utf-8', 'replace')}"
+        )
+    try:
+        return orjson.loads(read)
+    except orjson.JSONDecodeError:
+        raise NotRendered(f"{endpoint.settings.label} answered what is no JSON") from None

@@ -1,0 +1,45 @@
+"""A proxy that serves the routes of Atropos' proxy, and a client that knows nothing but HTTP."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from types import SimpleNamespace
+
+import aiohttp
+import orjson
+from fakes import settings_for
+
+from proxy.server import running, simulating
+from proxy.simulator.options import Options
+
+HELLO = [{"role": "user", "content": "Hello!"}]
+
+
+@asynccontextmanager
+async def serving_sessions(store, engine_url=None, *, shape="vllm", **said) -> AsyncIterator[SimpleNamespace]:
+    """Gives `url`, `engine_url`, `ask(method, path, body=None, headers=None)` (status, JSON) and `create(**terms)` (a uuid)."""
+    async with AsyncExitStack() as stack:
+        if engine_url is None:
+            engine_url = await stack.enter_async_context(simulating("127.0.0.1:0", Options(shape=shape)))
+        settings = settings_for(engine_url, **{"atropos": {"enabled": True}, **said})
+        served = await stack.enter_async_context(running(settings, store))
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+
+        async def ask(method, path, body=None, headers=None, url=served.url):
+            async with http.request(method, url + path, json=body, headers=headers) as answer:
+                text = await answer.read()
+                return answer.status, orjson.loads(text) if text[:1] in b"{[" else text
+
+        async def create(**terms):
+            status, told = await ask("POST", "/sessions/create", terms)
+            assert 200 == status, told
+            return told["uuid"]
+
+        yield SimpleNamespace(
+            url=served.url, control_url=served.control_url, engine_url=engine_url, ask=ask, create=create
+        )
+
+
+def failing(status, message):
+    """The error body of Atropos' proxy."""
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    return status, {"error": {"message": message, "type": kind, "code": status}}
