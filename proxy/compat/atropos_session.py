@@ -79,10 +79,10 @@ class SessionChat:
         return replace(outcome, end=error_body(500, message), status=500)
 
     def answer(self, step: Step) -> bytes | None:
-        """The answer of a step; None if it has none that is whole."""
+        """The answer of a step; None if it has none that is whole, or was streamed."""
         response = step.response or {}
         choices = response.get("choices")
-        if step.status != "complete" or not isinstance(choices, list) or not choices:
+        if is_on(self.body.get("stream")) or step.status != "complete" or not isinstance(choices, list) or not choices:
             return None
         answer = {
             "id": f"chatcmpl-{blake2b(step.step_id.encode(), digest_size=6).hexdigest()}",

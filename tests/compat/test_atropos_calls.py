@@ -154,6 +154,18 @@ async def test_the_official_client_streams_within_a_session(proxy, store):
     assert step.exact
 
 
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_retry_with_a_key_is_told_as_the_first_was(proxy, store, streams):
+    """Whole or as a stream; the engine is asked once."""
+    uuid = await proxy.create()
+    body, key = {"messages": HELLO, "max_tokens": 4, "stream": streams}, {"Idempotency-Key": "k"}
+    _, once = await proxy.ask("POST", f"/{uuid}{CHAT}", body, key)
+    _, again = await proxy.ask("POST", f"/{uuid}{CHAT}", body, key)
+
+    assert 1 == len(await steps_of(store, uuid))
+    assert (once == again) if not streams else again.startswith(b"data: ") and again.endswith(b"data: [DONE]\n\n")
+
+
 async def test_a_session_that_is_finished_takes_no_more_calls(proxy):
     """409, in its shape."""
     uuid = await proxy.create()
