@@ -46,11 +46,3 @@ def test_no_reward():
     """A score is not made up."""
     with pytest.raises(Inexpressible, match=r"^scored_data cannot say rollout 'r1': it has no reward"):
         worked.rows("scored_data", facts=replace(BARE, reward=None))
-
-
-def test_real_service():
-    """The trainer service's own class takes a group, and changes nothing of it."""
-    server = pytest.importorskip("atroposlib.api.server")
-    group = worked.gathered("scored_data", worked.FACTS, replace(worked.FACTS, rollout_id="r2", reward=0.0))
-
-    assert group == server.ScoredData.model_validate(group).model_dump(exclude_none=True)
