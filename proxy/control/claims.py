@@ -12,7 +12,7 @@ from typing import Any, Final
 import orjson
 
 from proxy.control.completion import members_of
-from proxy.control.gathering import Worth, gather
+from proxy.control.gathering import Worth, gather, with_advantages
 from proxy.control.models import ClaimBatch
 from proxy.control.steps import aside
 from proxy.control.wanted import Wanted
@@ -137,17 +137,22 @@ async def _render(parts: Parts, claim: Claim, waiting: Waiting) -> None:
     except (ProxyError, StorageError):
         await _thaw(parts, frozen, claim.batch_id)
         raise
-    told = {**_told(group), "rollouts": [rollout.rollout_id for rollout in frozen], "skipped": gathered.skipped}
+    told = {**_told(group, frozen, claim.wanted.advantage), "skipped": gathered.skipped}
     count = sum(len(member.rows) for member in gathered.members)
     claim.held.append((waiting, await aside(count, lambda: orjson.dumps({**told, "data": whole}))))
 
 
-def _told(group: Group) -> dict[str, Any]:
+def _told(group: Group, rollouts: list[Rollout], advantage: str) -> dict[str, Any]:
+    """What a consumer needs to know beside the rows, which may have no place for it. Lists are by rollout."""
+    compared = [] if advantage == "none" else with_advantages(rollouts, advantage)
     return {
         "group_id": group.group_id,
         "policy_version": group.oldest,
         "complete_ms": group.complete_ms,
         "metadata": group.metadata,
+        "rollouts": [rollout.rollout_id for rollout in rollouts],
+        "rewards": [rollout.reward for rollout in rollouts],
+        "advantages": [rollout.advantages for rollout in compared] or None,
     }
 
 

@@ -28,6 +28,7 @@ async def test_the_advantages_of_a_claim_are_those_of_an_export(proxy):
     claimed = await proxy.claim(format="scored_data", advantage="rloo", prompt_logprob=0.5)
 
     assert exported == claimed["groups"][0]["data"]
+    assert ([1.0, 0.0], [1.0, -1.0]) == tuple(claimed["groups"][0][name] for name in ("rewards", "advantages"))
     assert 0.5 == exported["inference_logprobs"][0][0]
 
 
