@@ -12,8 +12,8 @@ TIMEOUT_S = 10
 
 async def steps_of(store, rollout_id: str) -> list[Step]:
     """The steps of a rollout, in order of storing."""
-    reader = BlockReader(await store.blocks(rollout_id))
     records = await store.read(rollout_id, 0, 10_000)
+    reader = BlockReader(await store.blocks(rollout_id))  # after the records: so none is missing that they lean on
     return [decode(record, reader, index) for index, record in enumerate(records)]
 
 
