@@ -72,6 +72,7 @@ def export(  # noqa: PLR0913, PLR0917 - each is an option with a name of its own
     group_size: Annotated[
         int | None, typer.Option(min=1, help="With --push: rollouts of a whole group, where calls made it.")
     ] = None,
+    max_len: Annotated[int | None, typer.Option(min=1, help="With --push: the longest sequence to post.")] = None,
     env_id: Annotated[int | None, typer.Option(help="With --push: as the service's /register-env gave it.")] = None,
     *,
     force_partial: Annotated[bool, typer.Option("--force-partial", help="With --push: also what is left.")] = False,
@@ -91,7 +92,7 @@ def export(  # noqa: PLR0913, PLR0917 - each is an option with a name of its own
 
     if rollout or out is not None or form not in {"sequences", "scored_data"}:
         _fail("--push takes whole groups (no --rollout, --out), in scored_data", code=2)
-    to = Delivery(push, group_size, env_id, force_partial)
+    to = Delivery(push, group_size, env_id, force_partial, max_len)
     if not _run(deliver(url, settings, wanted, to, api_key=api_key, notes=notes)):
         raise typer.Exit(1)
 

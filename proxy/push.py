@@ -5,6 +5,7 @@ Holds the reading of groups from a proxy, what keeps a group back, and the posti
 """
 
 import gzip
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -17,6 +18,7 @@ from rich.console import Console
 from proxy.config import Settings
 from proxy.download import Wanted, connected
 from proxy.export import FORMATS, Inexpressible, Rows
+from proxy.export.nodes import IGNORED
 from proxy.rollouts import FINISHED
 
 FORMAT: Final = "scored_data"
@@ -29,13 +31,15 @@ _PAGE = 1000
 class Delivery:
     """Where groups go. `env_id` is what the service gave at `/register-env`.
 
-    `group_size` rollouts make a whole group; None: as many as the group was opened with.
+    `group_size` rollouts make a whole group; None: as many as the group was opened with. `max_len`: no sequence may have
+    more tokens.
     """
 
     service: str
     group_size: int | None = None
     env_id: int | None = None
     force_partial: bool = False
+    max_len: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +50,20 @@ class Member:
     status: str
     rows: Rows
     why: str | None = None
+    left_out: str | None = None  # steps that gave no row, and why
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A group as the proxy has it: its name, the size that it was opened with, and its rollouts."""
+    """A group as the proxy has it: its name, the size that it was opened with, and its rollouts.
+
+    `taken` says that a consumer is done with it, or that it was dropped from the queue.
+    """
 
     name: str
     size: int | None
     members: list[Member]
+    taken: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +74,27 @@ class Judged:
     reasons: list[str]
 
 
+class _Unsaid(OSError):
+    """The request was sent, and no answer came."""
+
+
 async def push(
     url: str | None, settings: Settings | None, wanted: Wanted, to: Delivery, *, api_key: str | None, notes: Console
 ) -> bool:
     """Post the groups, and say of each what became of it; whether the service received every one.
 
-    Raises OSError with a sentence if the proxy or the service refuses. What was posted before stays posted.
+    Raises OSError with a sentence if the proxy refuses, or if there is no such service. A group that is refused does not
+    keep back the others.
     """
-    received_all = True
+    told_of: Counter[str] = Counter()
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
-    # The service has a session of its own: our key is not for it.
-    async with connected(url, settings, api_key) as (session, proxy), aiohttp.ClientSession(timeout=timeout) as out:
+    # The service has a session of its own: our key is not for it. A connection for each post: one that the service closes
+    # while it idles would leave it unknown whether the next group arrived.
+    own = aiohttp.TCPConnector(force_close=True)
+    async with (
+        connected(url, settings, api_key) as (session, proxy),
+        aiohttp.ClientSession(timeout=timeout, connector=own) as out,
+    ):
         longest = await _longest(out, to.service)
         async for group in _groups(session, proxy, wanted):
             judged = judge(group, to, longest)
@@ -83,18 +102,23 @@ async def push(
                 notes.print(f"group {group.name!r}: {reason}", markup=False, soft_wrap=True)
             told = "not posted" if judged.body is None else await _post(out, to.service, judged.body)
             notes.print(f"group {group.name!r}: {told}", markup=False, soft_wrap=True)
-            received_all = received_all and told == "received"
-    return received_all
+            told_of[told if told in {"received", "not posted"} else "posted and not received"] += 1
+    summary = ", ".join(f"{count} {what}" for what, count in told_of.items()) or "there is no group"
+    notes.print(f"groups: {summary}", markup=False, soft_wrap=True)
+    return told_of.total() == told_of["received"]
 
 
 def judge(group: Scored, to: Delivery, longest: int) -> Judged:
     """What to post of a group. `longest` is the service's max_token_len; 0 or less: no limit."""
     reasons, kept = [], []
     size = group.size if to.group_size is None else to.group_size
+    if group.taken is not None:
+        return Judged(None, [f"it is {group.taken} already; --group names it if it is to be posted all the same"])
     if size is None:
         return Judged(None, ["calls brought it into being, so its size is not known; --group-size says it"])
     for member in group.members:
-        why = _against(member, longest)
+        why = _against(member, longest, to.max_len)
+        reasons += [f"rollout {member.rollout_id!r}: left out are {member.left_out}"] if member.left_out else []
         if why is None:
             kept.append(member.rows)
         else:
@@ -129,7 +153,7 @@ def assert_even(body: Mapping[str, Any]) -> None:
             raise ValueError(f"the arrays of its sequence {place} are not of one length: {lengths}")
 
 
-def _against(member: Member, longest: int) -> str | None:
+def _against(member: Member, longest: int, max_len: int | None) -> str | None:
     """Why a rollout cannot be posted; None if it can."""
     if member.status not in FINISHED:
         return f"is {member.status}, not finished; finish it first"
@@ -138,6 +162,10 @@ def _against(member: Member, longest: int) -> str | None:
     lengths = [len(tokens) for row in member.rows.rows for tokens in row["tokens"]]
     if not lengths or not all(lengths):
         return "is empty: it has no tokens to train on"
+    if not all(any(kept != IGNORED for kept in mask) for row in member.rows.rows for mask in row["masks"]):
+        return "has a sequence of which nothing is trained"
+    if max_len is not None and max(lengths) > max_len:
+        return f"is too long: it has {max(lengths)} tokens, and --max-len is {max_len}"
     if 0 < longest <= max(lengths):  # an environment drops what is as long as the limit too
         return f"is too long: it has {max(lengths)} tokens, and the service takes fewer than {longest}"
     return None
@@ -149,7 +177,8 @@ async def _groups(session: aiohttp.ClientSession, url: str, wanted: Wanted) -> A
     for name in names:
         group = await _asked(session, "GET", f"{url}/groups/{quote(name, safe='')}")
         members = [await _member(session, url, rollout, wanted.include) for rollout in group["rollouts"]]
-        yield Scored(name, group["size"], members)
+        taken = group["status"] if wanted.group is None and group["status"] in {"done", "dropped"} else None
+        yield Scored(name, group["size"], members, taken)
 
 
 async def _names(session: aiohttp.ClientSession, url: str) -> AsyncIterator[str]:
@@ -178,14 +207,16 @@ async def _member(session: aiohttp.ClientSession, url: str, rollout: Mapping[str
         skipped = answer.headers.get("X-Export-Skipped")
     rows = [orjson.loads(line) for line in body.splitlines()]
     why = f"is empty: no step of it can be exported ({skipped})" if not rows else None
-    return Member(name, rollout["status"], Rows(rows, []), why)
+    return Member(name, rollout["status"], Rows(rows, []), why, skipped if rows else None)
 
 
 async def _longest(session: aiohttp.ClientSession, service: str) -> int:
     """The service's max_token_len; -1 before a trainer registered."""
     found = await _asked(session, "GET", f"{service.rstrip('/')}/info")
     length = found.get("max_token_len")
-    return length if isinstance(length, int) else -1
+    if not isinstance(length, int):
+        raise OSError(f"{service}/info says no max_token_len: is an Atropos service there?")
+    return length
 
 
 async def _post(session: aiohttp.ClientSession, service: str, group: Mapping[str, Any]) -> str:
@@ -193,7 +224,12 @@ async def _post(session: aiohttp.ClientSession, service: str, group: Mapping[str
     body, headers = orjson.dumps(group), {"Content-Type": "application/json"}
     if len(body) >= _GZIP_FROM:
         body, headers = gzip.compress(body), {**headers, "Content-Encoding": "gzip"}
-    found = await _asked(session, "POST", f"{service.rstrip('/')}/scored_data", body, headers)
+    try:
+        found = await _asked(session, "POST", f"{service.rstrip('/')}/scored_data", body, headers)
+    except _Unsaid as error:
+        return f"posted, and it is not known whether it was received: {error}"
+    except OSError as error:
+        return f"not received: {error}"
     status = found.get("status")
     if status == "buffered":
         return f"buffered, not received: the service holds {found.get('buffer_size')} sequences of unfit groups back"
@@ -207,14 +243,16 @@ async def _asked(
     body: bytes | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """The object that the service answers. Raises OSError with a sentence otherwise."""
+    """The object that the service answers. Raises OSError with a sentence otherwise, `_Unsaid` if it went without a word."""
     try:
-        async with session.request(method, url, data=body, headers=headers) as answer:
+        async with session.request(method, url, data=body, headers=headers, allow_redirects=False) as answer:
             read = await answer.read()
             if answer.status != 200:
                 raise OSError(f"{url} answered {answer.status}: {read.decode(errors='replace').strip()}")
-    except aiohttp.ClientError as error:
+    except aiohttp.ClientConnectorError as error:
         raise OSError(f"{url} cannot be reached: {error}") from error
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise _Unsaid(f"{url} broke off: {str(error) or type(error).__name__}") from error
     try:
         found = orjson.loads(read)
     except orjson.JSONDecodeError:

@@ -3,6 +3,7 @@
 import io
 
 import pytest
+from aiohttp import web
 from atropos import atropos_service
 from fakes import proxying
 from rich.console import Console
@@ -104,7 +105,7 @@ async def test_a_group_that_was_opened_with_its_rollouts_knows_its_size(http, pr
     await scored(http, proxy, [0.0, 1.0, 0.5, 0.25], group="made")
     made = await pushed(proxy, service, group_size=None)
 
-    assert (True, "group 'opened': received\n") == whole
+    assert (True, "group 'opened': received\ngroups: 1 received\n") == whole
     assert (False, True) == (partial[0], "it has 3 sequences to post, and a whole group has 4" in partial[1])
     assert "group 'made': calls brought it into being, so its size is not known" in made[1]
 
@@ -202,6 +203,63 @@ def test_ab_5_arrays_of_unequal_length_are_never_posted(name):
         assert_even({**even, name: [[1.0, 1.0]]})
     with pytest.raises(ValueError, match="not speak of the same number of sequences"):
         assert_even({**even, name: [*even[name], [1.0] * 3]})
+
+
+async def test_a_group_that_is_refused_does_not_keep_back_the_others(http, proxy, service, monkeypatch):
+    """Each is told what became of it; where the service went without a word, that is what is known."""
+    await scored(http, proxy, [0.0, 1.0, 0.5, 0.25], group="a")
+    await scored(http, proxy, [0.0, 1.0, 0.5, 0.25], group="b")
+    answered = iter([None, 500, 302])
+
+    async def answering(request):
+        if request.path == "/info":
+            return web.json_response({"max_token_len": -1, "batch_size": 4})
+        if (status := next(answered)) is None:
+            request.transport.close()
+        return web.Response(status=status or 200, headers={"Location": "/elsewhere"})
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answering)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    place = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    first, second = await pushed(proxy, (place, 0)), await pushed(proxy, (place, 0), max_len=3)
+    await runner.cleanup()
+
+    assert (False, False) == (first[0], second[0])
+    assert "group 'b': posted, and it is not known whether it was received" in first[1]
+    assert "group 'a': not received: " in first[1]
+    assert "answered 500" in first[1]
+    assert "groups: 2 posted and not received" in first[1]
+    assert "tokens, and --max-len is 3" in second[1]
+    assert "groups: 2 not posted" in second[1]
+
+
+async def test_a_group_that_a_consumer_is_done_with_is_posted_only_by_its_name(http, proxy, service):
+    """It was trained already."""
+    opened = await asked(http, "POST", f"{proxy}/groups", {"group_id": "g", "size": 2})
+    for number, rollout in enumerate(opened["rollouts"]):
+        body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 16}
+        await asked(http, "POST", rollout["base_url"] + "/chat/completions", body)
+        end = {"status": "completed", "reward": float(number)}
+        await asked(http, "POST", f"{proxy}/rollouts/{rollout['rollout_id']}/finish", end)
+    batch = await asked(http, "POST", f"{proxy}/batches/claim", {"consumer": "trainer"})
+    await asked(http, "POST", f"{proxy}/batches/{batch['batch_id']}/ack", {})
+    received, told = await pushed(proxy, service, group_size=None)
+
+    assert not received
+    assert "group 'g': it is done already" in told
+
+
+def test_a_sequence_of_which_nothing_is_trained_keeps_its_group_back():
+    """Its mask is -100 everywhere."""
+    bare = member("a", 3, 0.0)
+    bare.rows.rows[0]["masks"] = [[-100] * 3]
+    judged = judge(Scored("g", 2, [bare, member("b", 3, 1.0)]), Delivery(""), -1)
+
+    assert judged.body is None
+    assert "rollout 'a' has a sequence of which nothing is trained" == judged.reasons[0]
 
 
 async def test_a_service_that_is_not_there_is_told(proxy):
