@@ -90,7 +90,7 @@ class Vllm:
         if not choices or not hidden.anything:
             return chunk
         shown = [_hide_choice(choice, hidden) for choice in choices]
-        if hidden.empty_deltas and all(_is_flag_caused(choice) for choice in shown):
+        if hidden.empty_deltas and _is_flag_caused(shown[0]) and all(map(_is_flag_caused, shown)):
             return None
         return {**_without_prompt_ids(chunk, hidden), "choices": shown}
 
