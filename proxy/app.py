@@ -125,10 +125,16 @@ def _parts_of(
             )
             metrics.open_rollouts.set_function(lambda: len(parts.in_flight))
             app[PARTS] = parts
+            app.on_shutdown.append(_say_so)
             recorder.hold(settle_groups(parts))
             yield
 
     return parts_of
+
+
+async def _say_so(app: web.Application) -> None:
+    """Called when nothing is accepted any more, and calls in flight are still being answered."""
+    app[PARTS].stopping.set()
 
 
 @web.middleware

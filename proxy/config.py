@@ -213,6 +213,9 @@ class Settings(BaseSettings):
 
     listen: str = Field("127.0.0.1:8400", description="HOST:PORT to listen on.")
     insecure: bool = Field(default=False, description="Listen beyond loopback although no keys are configured.")
+    drain_s: float = Field(
+        60, ge=0, description="Time for calls in flight to end when told to stop; then they are cut."
+    )
     engines: EnginesSettings = Field(EnginesSettings(), description="The engines, and how they are reached.")
     models: dict[str, str] = Field({}, description='What agents ask for -> what the engine serves; "*" is any other.')
     sampling: SamplingSettings = Field(SamplingSettings(), description="Rules on what agents ask of sampling.")

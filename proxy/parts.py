@@ -3,6 +3,7 @@
 Holds one frozen record of long-lived things and the key under which an application carries it.
 """
 
+import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -27,6 +28,7 @@ class Parts:
     """The long-lived things of one process.
 
     `secret` is the store's: minted keys are proved by it. `in_flight` counts the calls in flight of each rollout.
+    `stopping` is set once we were told to stop: no new call is taken from then on.
     """
 
     settings: Settings
@@ -44,6 +46,7 @@ class Parts:
     tokenizers: Tokenizers
     policy: Policy = field(default_factory=Policy)
     in_flight: Counter[str] = field(default_factory=Counter)
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 PARTS = web.AppKey("parts", Parts)

@@ -26,8 +26,13 @@ async def show_health(_request: web.Request) -> web.Response:
 
 
 async def show_ready(request: web.Request) -> web.Response:
-    """`GET /ready`: 200 if the store answers and at least one engine is healthy, else 503 saying which is not."""
+    """`GET /ready`: 200 if the store answers and at least one engine is healthy, else 503 saying which is not.
+
+    From the first signal to stop it is 503, for as long as the control face has a port of its own to say so.
+    """
     parts = request.app[PARTS]
+    if parts.stopping.is_set():
+        return _json({"status": "stopping", "in_flight": parts.in_flight.total()}, status=503)
     store, engines = await asyncio.gather(_store(parts), healthy_engines(parts))
     is_ready = store == "ok" and any(engines.values())
     told = {"status": "ready" if is_ready else "not ready", "store": store, "engines": engines}
