@@ -18,7 +18,7 @@ from proxy.compat.atropos import SESSION_ROUTES
 from proxy.compat.atropos_calls import CALL_ROUTES
 from proxy.compat.osmosis_dispatch import ROLLOUT_SERVERS
 from proxy.compat.osmosis_servers import RolloutServers
-from proxy.config import Settings, StoreSettings
+from proxy.config import Settings
 from proxy.control import CONTROL_ROUTES
 from proxy.control.access import require_control_key
 from proxy.control.completion import settle_groups
@@ -29,6 +29,7 @@ from proxy.logs import LOG
 from proxy.metrics import make_metrics
 from proxy.parts import PARTS, SHOWN, Parts
 from proxy.recorder import Recorder
+from proxy.sections import StoreSettings
 from proxy.tokenizers import Tokenizers
 from proxy.upstream import Upstream
 from proxy.wire.plan import Sampling
