@@ -209,12 +209,14 @@ async def open_rollout(parts: Parts, rollout_id: str, group_id: str | None) -> R
         naming.checked_id(group_id, what="group id")
     started = parts.clock.monotonic()
     try:
+        parts.recorder.standing.check()
         stored = await parts.store.open(rollout_id, write_fields({"group_id": group_id}), now_ms=parts.clock.now_ms())
         rollout = read_rollout(stored)
         if rollout.group_id is not None and not rollout.counts.get("steps"):
             await join(parts.store, parts.clock, stored, rollout.group_id)
     except StorageError as error:
         parts.metrics.store_failures.labels("open").inc()
+        parts.recorder.standing.failed(error)
         raise StoreFault(f"the call could not be recorded, so it was not made: {error}") from error
     finally:
         parts.metrics.store_latency.labels("open").observe(parts.clock.monotonic() - started)

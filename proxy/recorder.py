@@ -19,6 +19,7 @@ from proxy.clock import Clock
 from proxy.errors import ProxyError, StoreFault
 from proxy.logs import LOG
 from proxy.metrics import Metrics
+from proxy.standing import Standing
 from proxy.trajectory.record import Record, encode
 from proxy.trajectory.step import Step
 from storage.store import Entry, MissingBlocks, RolloutGone, StorageError, Store
@@ -44,6 +45,7 @@ class Recorder:
         self._known: OrderedDict[tuple[str, str], set[bytes]] = OrderedDict()
         self._known_count = 0
         self._tasks: set[asyncio.Task[Any]] = set()
+        self.standing = Standing(store, metrics, self._store_is_back)
 
     def __repr__(self) -> str:
         return f"<Recorder {len(self._tasks)} waiting, {self._known_count} blocks known>"
@@ -77,6 +79,7 @@ class Recorder:
         """Wait until everything taken is written."""
         while self._tasks:
             await asyncio.wait(self._tasks)
+        await self.standing.close()
 
     def hold(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
         """A task that does not vanish: held until it is done."""
@@ -84,6 +87,9 @@ class Recorder:
         self._tasks.add(task)
         task.add_done_callback(self._let_go)
         return task
+
+    async def _store_is_back(self) -> None:
+        """Nothing waits for it."""
 
     def _let_go(self, task: "asyncio.Task[Any]") -> None:
         self._tasks.discard(task)
@@ -107,6 +113,7 @@ class Recorder:
             return
         except StorageError as error:
             self._metrics.store_failures.labels("append").inc()
+            self.standing.failed(error)
             raise StoreFault(f"the step could not be stored, so its end is not shown: {error}") from error
         finally:
             self._metrics.store_latency.labels("append").observe(self._clock.monotonic() - started)

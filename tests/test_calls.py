@@ -1,5 +1,6 @@
 """The acceptance of calls: naming, keys, guards, and everything that is refused before anything is sent."""
 
+import asyncio
 import gzip
 import zlib
 
@@ -311,3 +312,25 @@ async def _many(url, engine, http):
         async with http.post(url + path, data=text) as answer:
             shown = await answer.read()
             assert answer.status in (200, 400, 422), (path, text, shown)
+
+
+async def test_while_the_store_is_known_to_be_away_calls_are_refused_early(store, engine, http):
+    """503 with Retry-After, in the dialect's shape; neither store nor engine is asked. Once it is back, calls go on."""
+    async with proxying(engine.url, store) as served:
+        store.failing |= {"append", "constant"}
+        path = served.url + "/rollouts/r1/v1/chat/completions"
+        async with http.post(path, json=BODY) as first:
+            pass
+        asked = len(engine.asked)
+        async with http.post(path, json=BODY) as second:
+            told = await second.json()
+        early = len(engine.asked) - asked
+        store.failing.clear()
+        async with asyncio.timeout(10):
+            while (await http.post(path, json=BODY)).status == 503:
+                await asyncio.sleep(0.01)
+
+    assert [503, 503] == [first.status, second.status]
+    assert ("store_unavailable", "1") == (told["error"]["code"], second.headers["Retry-After"])
+    assert 0 == early
+    assert 1 == len(await steps_of(store, "r1"))
