@@ -30,6 +30,7 @@ from proxy.metrics import make_metrics
 from proxy.parts import PARTS, SHOWN, Parts
 from proxy.recorder import Recorder
 from proxy.sections import StoreSettings
+from proxy.spool import Spool
 from proxy.tokenizers import Tokenizers
 from proxy.upstream import Upstream
 from proxy.wire.plan import Sampling
@@ -105,7 +106,8 @@ def _parts_of(
             audit = BackgroundAudit(settings.audit.sample_rate, upstream, metrics, clock)
             audit.start()
             stack.push_async_callback(audit.close)
-            recorder = Recorder(opened, metrics, clock, stored=audit.offer)
+            spool = Spool(settings.store.spool_path) if settings.store.on_failure == "spool" else None
+            recorder = Recorder(opened, metrics, clock, stored=audit.offer, spool=spool)
             stack.push_async_callback(recorder.close)
             app[ROLLOUT_SERVERS] = RolloutServers(settings.osmosis)
             stack.push_async_callback(app[ROLLOUT_SERVERS].close)  # before the recorder: what it cuts short is noted

@@ -36,7 +36,7 @@ from proxy.token_replies import read_token_reply
 from proxy.upstream import Endpoint, choose
 from proxy.wire.plan import Terms, edit, make_plan
 from proxy.wire.token_reply import TokenReply
-from storage.store import FieldsChanged, StorageError
+from storage.store import FieldsChanged, StorageError, StoreAway
 
 DIALECT = web.RequestKey("dialect", Dialect)
 
@@ -217,10 +217,14 @@ async def open_rollout(parts: Parts, rollout_id: str, group_id: str | None) -> R
     except StorageError as error:
         parts.metrics.store_failures.labels("open").inc()
         parts.recorder.standing.failed(error)
+        if isinstance(error, StoreAway) and (remembered := parts.remembered.find(rollout_id)) is not None:
+            return remembered
         raise StoreFault(f"the call could not be recorded, so it was not made: {error}") from error
     finally:
         parts.metrics.store_latency.labels("open").observe(parts.clock.monotonic() - started)
     parts.policy.told(stored.notices)
+    if parts.recorder.spooled is not None:
+        parts.remembered.keep(rollout)
     return rollout
 
 

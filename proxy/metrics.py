@@ -33,6 +33,7 @@ class Metrics:
     store_latency: Histogram
     store_failures: Counter
     store_away: Gauge
+    spooled: Gauge
     upstream_faults: Counter
     new_losses: Counter
     drift: Counter
@@ -70,6 +71,7 @@ _METRICS: dict[str, tuple[type[Counter] | type[Gauge] | tuple[float, ...], str, 
     "store_latency": (_FINE_SECONDS, "store_seconds", "Time of a store verb.", ("verb",)),
     "store_failures": (Counter, "store_failures", "Store verbs that failed.", ("verb",)),
     "store_away": (Gauge, "store_away", "1 while the store is known to be away, else 0.", ()),
+    "spooled": (Gauge, "spooled_steps", "Steps in the journal that the store has not taken yet.", ()),
     "upstream_faults": (
         Counter, "upstream_faults", "Engines that could not be reached, broke off or fell silent.", ("engine", "fault")
     ),

@@ -33,6 +33,12 @@ class StoreSettings(Section):
     replicas: int = Field(1, ge=1, description="How many replicas must have it, with durability: replicated.")
     timeout_s: float = Field(10, gt=0, description="Longest wait for the store.")
     max_connections: int = Field(64, gt=0, description="Connections to the store at once; more calls wait.")
+    on_failure: Literal["fail", "spool"] = Field(
+        "fail",
+        description="A step that the store cannot take: its call fails, or it goes to a journal on disk until the store is "
+        "back (docs/reliability.md).",
+    )
+    spool_path: Path = Field(Path("spool/steps"), description="The journal of this process, with on_failure: spool.")
 
 
 class RecordSettings(Section):

@@ -66,7 +66,7 @@ class Standing:
                 self.away = None
                 self._metrics.store_away.set(0)
                 await self._back()
-            except (StorageError, TimeoutError) as error:
+            except (StorageError, OSError) as error:
                 self.away = str(error) or f"the store did not answer within {_LOOK_S:g} s"
                 self._metrics.store_away.set(1)
             else:
