@@ -18,7 +18,7 @@ from proxy.compat.atropos import SESSION_ROUTES
 from proxy.compat.atropos_calls import CALL_ROUTES
 from proxy.compat.osmosis_dispatch import ROLLOUT_SERVERS
 from proxy.compat.osmosis_servers import RolloutServers
-from proxy.config import Settings, StoreSettings
+from proxy.config import Settings
 from proxy.control import CONTROL_ROUTES
 from proxy.control.access import require_control_key
 from proxy.control.completion import settle_groups
@@ -29,6 +29,8 @@ from proxy.logs import LOG
 from proxy.metrics import make_metrics
 from proxy.parts import PARTS, SHOWN, Parts
 from proxy.recorder import Recorder
+from proxy.sections import StoreSettings
+from proxy.spool import Spool
 from proxy.tokenizers import Tokenizers
 from proxy.upstream import Upstream
 from proxy.wire.plan import Sampling
@@ -104,7 +106,8 @@ def _parts_of(
             audit = BackgroundAudit(settings.audit.sample_rate, upstream, metrics, clock)
             audit.start()
             stack.push_async_callback(audit.close)
-            recorder = Recorder(opened, metrics, clock, stored=audit.offer)
+            spool = Spool(settings.store.spool_path) if settings.store.on_failure == "spool" else None
+            recorder = Recorder(opened, metrics, clock, stored=audit.offer, spool=spool)
             stack.push_async_callback(recorder.close)
             app[ROLLOUT_SERVERS] = RolloutServers(settings.osmosis)
             stack.push_async_callback(app[ROLLOUT_SERVERS].close)  # before the recorder: what it cuts short is noted
@@ -125,10 +128,16 @@ def _parts_of(
             )
             metrics.open_rollouts.set_function(lambda: len(parts.in_flight))
             app[PARTS] = parts
+            app.on_shutdown.append(_say_so)
             recorder.hold(settle_groups(parts))
             yield
 
     return parts_of
+
+
+async def _say_so(app: web.Application) -> None:
+    """Called when nothing is accepted any more, and calls in flight are still being answered."""
+    app[PARTS].stopping.set()
 
 
 @web.middleware

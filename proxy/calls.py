@@ -36,7 +36,7 @@ from proxy.token_replies import read_token_reply
 from proxy.upstream import Endpoint, choose
 from proxy.wire.plan import Terms, edit, make_plan
 from proxy.wire.token_reply import TokenReply
-from storage.store import FieldsChanged, StorageError
+from storage.store import FieldsChanged, StorageError, StoreAway
 
 DIALECT = web.RequestKey("dialect", Dialect)
 
@@ -209,16 +209,22 @@ async def open_rollout(parts: Parts, rollout_id: str, group_id: str | None) -> R
         naming.checked_id(group_id, what="group id")
     started = parts.clock.monotonic()
     try:
+        parts.recorder.standing.check()
         stored = await parts.store.open(rollout_id, write_fields({"group_id": group_id}), now_ms=parts.clock.now_ms())
         rollout = read_rollout(stored)
         if rollout.group_id is not None and not rollout.counts.get("steps"):
             await join(parts.store, parts.clock, stored, rollout.group_id)
     except StorageError as error:
         parts.metrics.store_failures.labels("open").inc()
+        parts.recorder.standing.failed(error)
+        if isinstance(error, StoreAway) and (remembered := parts.remembered.find(rollout_id)) is not None:
+            return remembered
         raise StoreFault(f"the call could not be recorded, so it was not made: {error}") from error
     finally:
         parts.metrics.store_latency.labels("open").observe(parts.clock.monotonic() - started)
     parts.policy.told(stored.notices)
+    if parts.recorder.spooled is not None:
+        parts.remembered.keep(rollout)
     return rollout
 
 

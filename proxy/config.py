@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -18,16 +18,12 @@ from pydantic_settings import (
     YamlConfigSettingsSource,
 )
 
+from proxy.sections import RecordSettings, Section, StoreSettings
+
 ENVIRONMENT_PREFIX = "TOKENTAPE_"
 
 
-class _Section(BaseModel):
-    """A section of the configuration: unknown names are refused, so that a misspelt setting is not a silent one."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class EndpointSettings(_Section):
+class EndpointSettings(Section):
     """One engine that serves the policy."""
 
     url: str = Field(description="Base URL of the engine, without /v1: http://127.0.0.1:8000.")
@@ -64,7 +60,7 @@ class EndpointSettings(_Section):
         return self.name or urlsplit(self.url).netloc
 
 
-class EnginesSettings(_Section):
+class EnginesSettings(Section):
     """The engines, and how they are reached."""
 
     endpoints: list[EndpointSettings] = Field([], description="The engines; none: `serve` starts the simulator.")
@@ -79,7 +75,7 @@ class EnginesSettings(_Section):
     )
 
 
-class ProbeSettings(_Section):
+class ProbeSettings(Section):
     """Health probes, which are passed on and not recorded."""
 
     user_agents: list[str] = Field([], description="Calls whose User-Agent holds one of these are probes: kube-probe.")
@@ -88,7 +84,7 @@ class ProbeSettings(_Section):
     )
 
 
-class AgentsSettings(_Section):
+class AgentsSettings(Section):
     """The model face: who may call, and which rollout a call belongs to."""
 
     api_keys: list[SecretStr] = Field([], description="Keys that may call models; none: anybody who reaches us.")
@@ -99,52 +95,14 @@ class AgentsSettings(_Section):
     probes: ProbeSettings = Field(ProbeSettings(), description="Health probes, which are passed on and not recorded.")
 
 
-class ControlSettings(_Section):
+class ControlSettings(Section):
     """The control face."""
 
     api_keys: list[SecretStr] = Field([], description="Keys that may do everything on the control face.")
     listen: str | None = Field(None, description="HOST:PORT of its own; the same port as the model face if none.")
 
 
-class StoreSettings(_Section):
-    """Where steps are kept."""
-
-    url: str = Field(
-        "embedded:./data",
-        description="embedded:PATH, redis://, rediss://, redis+cluster:// or rediss+cluster://.",
-    )
-    username: str | None = Field(None, description="ACL user of the store; give it by environment.")
-    password: SecretStr | None = Field(None, description="Password of the store; give it by environment.")
-    ca_file: Path | None = Field(None, description="Certificate authority for rediss://; the system's if none.")
-    prefix: str = Field("tt", min_length=1, description="First part of every key.")
-    ttl_s: int | None = Field(None, gt=0, description="Rollouts idle for so long vanish; never if none.")
-    durability: Literal["acknowledged", "fsync", "replicated"] = Field(
-        "acknowledged", description="When a step counts as stored: at the reply, on disk, or on replicas."
-    )
-    replicas: int = Field(1, ge=1, description="How many replicas must have it, with durability: replicated.")
-    timeout_s: float = Field(10, gt=0, description="Longest wait for the store.")
-    max_connections: int = Field(64, gt=0, description="Connections to the store at once; more calls wait.")
-
-
-class RecordSettings(_Section):
-    """What is recorded, and at what cost."""
-
-    include_reasoning: Literal["override", "as_asked"] = Field(
-        "override",
-        description="A client's include_reasoning: false costs vLLM's ids. override: ask for reasoning, and hide it; "
-        "as_asked: leave it, and flag the step.",
-    )
-    streaming: Literal["auto", "live", "replay"] = Field(
-        "auto",
-        description="How streamed calls go upstream: as streams (live), unstreamed and answered as a stream (replay), or "
-        "by what the engine is known to lose in streams (auto; docs/exactness.md).",
-    )
-    keep_alive_s: float = Field(
-        10, gt=0, description="A replayed call's client gets an SSE comment so often while it waits."
-    )
-
-
-class SamplingSettings(_Section):
+class SamplingSettings(Section):
     """Rules on what agents ask of sampling; a rollout's own rules go on top."""
 
     override: dict[str, Any] = Field({}, description="Body fields that win over the client's.")
@@ -152,7 +110,7 @@ class SamplingSettings(_Section):
     cap: dict[str, float] = Field({}, description="Upper bounds of numeric body fields.")
 
 
-class RolloutServerSettings(_Section):
+class RolloutServerSettings(Section):
     """One of Osmosis' rollout servers."""
 
     url: str = Field(description="Base URL of the rollout server: http://127.0.0.1:9000.")
@@ -164,7 +122,7 @@ class RolloutServerSettings(_Section):
         return base_url(url)
 
 
-class OsmosisSettings(_Section):
+class OsmosisSettings(Section):
     """Osmosis' rollout servers, which run rollouts and call back for their tokens."""
 
     servers: dict[str, RolloutServerSettings] = Field(
@@ -181,7 +139,7 @@ class OsmosisSettings(_Section):
         return None if url is None else base_url(url)
 
 
-class AtroposSettings(_Section):
+class AtroposSettings(Section):
     """The routes of Atropos' proxy, for clients whose ATROPOS_PROXY_URL names us."""
 
     enabled: bool = Field(
@@ -189,7 +147,7 @@ class AtroposSettings(_Section):
     )
 
 
-class AuditSettings(_Section):
+class AuditSettings(Section):
     """What the server scores again by itself."""
 
     sample_rate: float = Field(
@@ -197,7 +155,7 @@ class AuditSettings(_Section):
     )
 
 
-class LogSettings(_Section):
+class LogSettings(Section):
     """What is logged: one line a call, never content or keys."""
 
     level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severity that is logged.")
@@ -213,6 +171,9 @@ class Settings(BaseSettings):
 
     listen: str = Field("127.0.0.1:8400", description="HOST:PORT to listen on.")
     insecure: bool = Field(default=False, description="Listen beyond loopback although no keys are configured.")
+    drain_s: float = Field(
+        60, ge=0, description="Time for calls in flight to end when told to stop; then they are cut."
+    )
     engines: EnginesSettings = Field(EnginesSettings(), description="The engines, and how they are reached.")
     models: dict[str, str] = Field({}, description='What agents ask for -> what the engine serves; "*" is any other.')
     sampling: SamplingSettings = Field(SamplingSettings(), description="Rules on what agents ask of sampling.")

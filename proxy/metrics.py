@@ -32,6 +32,8 @@ class Metrics:
     probes: Counter
     store_latency: Histogram
     store_failures: Counter
+    store_away: Gauge
+    spooled: Gauge
     upstream_faults: Counter
     new_losses: Counter
     drift: Counter
@@ -68,6 +70,8 @@ _METRICS: dict[str, tuple[type[Counter] | type[Gauge] | tuple[float, ...], str, 
     "probes": (Counter, "probes", "Health probes passed on unrecorded (agents.probes).", ("dialect",)),
     "store_latency": (_FINE_SECONDS, "store_seconds", "Time of a store verb.", ("verb",)),
     "store_failures": (Counter, "store_failures", "Store verbs that failed.", ("verb",)),
+    "store_away": (Gauge, "store_away", "1 while the store is known to be away, else 0.", ()),
+    "spooled": (Gauge, "spooled_steps", "Steps in the journal that the store has not taken yet.", ()),
     "upstream_faults": (
         Counter, "upstream_faults", "Engines that could not be reached, broke off or fell silent.", ("engine", "fault")
     ),

@@ -3,6 +3,7 @@
 Holds one frozen record of long-lived things and the key under which an application carries it.
 """
 
+import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -16,6 +17,7 @@ from proxy.keys import KeyRing
 from proxy.metrics import Metrics
 from proxy.policy import Policy
 from proxy.recorder import Recorder
+from proxy.remembered import Remembered
 from proxy.tokenizers import Tokenizers
 from proxy.upstream import Upstream
 from proxy.wire.plan import Sampling
@@ -27,6 +29,8 @@ class Parts:
     """The long-lived things of one process.
 
     `secret` is the store's: minted keys are proved by it. `in_flight` counts the calls in flight of each rollout.
+    `remembered` is filled where a journal stands in for the store. `stopping` is set once we were told to stop: no new
+    call is taken from then on.
     """
 
     settings: Settings
@@ -44,6 +48,8 @@ class Parts:
     tokenizers: Tokenizers
     policy: Policy = field(default_factory=Policy)
     in_flight: Counter[str] = field(default_factory=Counter)
+    remembered: Remembered = field(default_factory=Remembered)
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 PARTS = web.AppKey("parts", Parts)

@@ -6,12 +6,14 @@ task that the recorder holds, and `close` waits for all of them.
 
 Rule 1: the end of a turn is shown only after `record` returned.
 Rule 2: a step is appended once, whatever is asked again: the store knows its name.
+        Where it cannot be told, a journal may have it instead (`spool`): then it is durable there, until the store is back.
 Rule 3: steps of one rollout are stored in the order in which they ended, since their callers wait for each.
 """
 
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -19,9 +21,11 @@ from proxy.clock import Clock
 from proxy.errors import ProxyError, StoreFault
 from proxy.logs import LOG
 from proxy.metrics import Metrics
+from proxy.spool import Spool
+from proxy.standing import Standing
 from proxy.trajectory.record import Record, encode
 from proxy.trajectory.step import Step
-from storage.store import Entry, MissingBlocks, RolloutGone, StorageError, Store
+from storage.store import Entry, MissingBlocks, RolloutGone, StorageError, Store, StoreAway
 
 T = TypeVar("T")
 
@@ -35,7 +39,12 @@ class Recorder:
     """Writes steps. `close` when no more come. `stored` is told of each step once it is there, and must not block."""
 
     def __init__(
-        self, store: Store, metrics: Metrics, clock: Clock, stored: Callable[[Step], None] | None = None
+        self,
+        store: Store,
+        metrics: Metrics,
+        clock: Clock,
+        stored: Callable[[Step], None] | None = None,
+        spool: Spool | None = None,
     ) -> None:
         self._stored = stored
         self._store = store
@@ -44,9 +53,20 @@ class Recorder:
         self._known: OrderedDict[tuple[str, str], set[bytes]] = OrderedDict()
         self._known_count = 0
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._spool = spool
+        self.standing = Standing(store, metrics, self._replay)
+        if spool is not None:
+            metrics.spooled.set_function(lambda: spool.pending)
+            if spool.pending:
+                self.standing.look()
 
     def __repr__(self) -> str:
         return f"<Recorder {len(self._tasks)} waiting, {self._known_count} blocks known>"
+
+    @property
+    def spooled(self) -> int | None:
+        """How many steps wait in the journal; None if there is none."""
+        return None if self._spool is None else self._spool.pending
 
     async def record(self, step: Step, birth: str, *, body_bytes: int) -> None:
         """Store a step. Raises StoreFault if it could not be stored; a deleted rollout's steps are let go.
@@ -77,6 +97,9 @@ class Recorder:
         """Wait until everything taken is written."""
         while self._tasks:
             await asyncio.wait(self._tasks)
+        await self.standing.close()
+        if self._spool is not None:
+            self._spool.close()
 
     def hold(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
         """A task that does not vanish: held until it is done."""
@@ -85,14 +108,35 @@ class Recorder:
         task.add_done_callback(self._let_go)
         return task
 
+    async def _replay(self) -> None:
+        """Give the store what the journal holds. Raises StorageError, and then the rest waits for the next time."""
+        if self._spool is not None:
+            await self._spool.replay(self._append_again)
+
+    async def _append_again(self, entry: Entry) -> None:
+        with suppress(RolloutGone):
+            await self._store.append(entry, now_ms=self._clock.now_ms())
+
+    async def _journal(self, step: Step, birth: str, body_bytes: int, spool: Spool) -> None:
+        """Write a step into the journal, with every block it needs: what the store knows then, nobody knows now."""
+        step, record = await _writable(step, set(), body_bytes)
+        try:
+            await spool.write(_entry(step, birth, record))
+        except OSError as error:
+            raise StoreFault(f"the step could be stored neither in the store nor in the journal: {error}") from error
+        self._count(step)
+
     def _let_go(self, task: "asyncio.Task[Any]") -> None:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # seen: whoever awaits it gets it too, and nobody else is told twice
 
     async def _append(self, step: Step, birth: str, body_bytes: int) -> None:
-        known = self._known_of(step.rollout_id, birth)
         step = replace(step, timing=replace(step.timing, stored=self._clock.now()))
+        if self._spool is not None and (self._spool.pending or self.standing.away is not None):
+            await self._journal(step, birth, body_bytes, self._spool)  # behind those that wait: order holds
+            return
+        known = self._known_of(step.rollout_id, birth)
         step, record = await _writable(step, known, body_bytes)
         started = self._clock.monotonic()
         try:
@@ -107,6 +151,10 @@ class Recorder:
             return
         except StorageError as error:
             self._metrics.store_failures.labels("append").inc()
+            self.standing.failed(error)
+            if self._spool is not None and isinstance(error, StoreAway):
+                await self._journal(step, birth, body_bytes, self._spool)
+                return
             raise StoreFault(f"the step could not be stored, so its end is not shown: {error}") from error
         finally:
             self._metrics.store_latency.labels("append").observe(self._clock.monotonic() - started)

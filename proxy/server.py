@@ -6,7 +6,7 @@ recorder write what it holds, and only then closes the store.
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ from proxy.simulator.options import Options
 from proxy.simulator.server import make_engine
 from storage.store import Store
 
-_SHUTDOWN_S = 60  # how long calls in flight may take to end
+_CONTROL_DRAIN_S = 5  # the control face is asked until the last call has ended; what waits there then is told to go
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +35,29 @@ async def running(settings: Settings, store: Store | None = None, clock: Clock |
     """The proxy, listening. A port of 0 takes a free one. Raises OSError, ValueError or StorageError if it cannot."""
     async with AsyncExitStack() as stack:
         app = make_app(settings, store, clock)
-        url = await _listen(stack, app, settings.listen)
-        control_url = url
+        control_urls: list[str] = []
         if settings.control.listen is not None:
-            control_url = await _listen(stack, make_control_app(settings, app), settings.control.listen)
-        yield Served(url, control_url)
+            app.cleanup_ctx.append(_control_face(settings, settings.control.listen, control_urls))
+        url = await _listen(stack, app, settings.listen, drain_s=settings.drain_s)
+        yield Served(url, control_urls[0] if control_urls else url)
+
+
+def _control_face(settings: Settings, listen: str, urls: list[str]) -> Callable[[web.Application], AsyncIterator[None]]:
+    """The control face on its own port: there until the calls in flight have ended, so that /ready says what goes on."""
+
+    async def control_face(app: web.Application) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            urls.append(await _listen(stack, make_control_app(settings, app), listen, drain_s=_CONTROL_DRAIN_S))
+            yield
+
+    return control_face
 
 
 @asynccontextmanager
 async def simulating(listen: str, options: Options) -> AsyncIterator[str]:
     """The simulator, listening: its URL."""
     async with AsyncExitStack() as stack:
-        yield await _listen(stack, make_engine(options), listen)
+        yield await _listen(stack, make_engine(options), listen, drain_s=_CONTROL_DRAIN_S)
 
 
 @asynccontextmanager
@@ -62,7 +73,10 @@ async def with_an_engine(settings: Settings) -> AsyncIterator[tuple[Settings, bo
 
 
 async def until_stopped() -> None:
-    """Return at SIGTERM or SIGINT; a second one ends the process at once, as it would without us."""
+    """Return at SIGTERM or SIGINT; a second one ends the process at once.
+
+    By the kernel's hand, and not by an exception: Python's own answer to a second SIGINT would wait for the cleaning up.
+    """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
@@ -70,13 +84,14 @@ async def until_stopped() -> None:
     await stop.wait()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.remove_signal_handler(name)
+        signal.signal(name, signal.SIG_DFL)
 
 
-async def _listen(stack: AsyncExitStack, app: web.Application, listen: str) -> str:
-    """Start an application on an address, stopped by the stack; its URL."""
+async def _listen(stack: AsyncExitStack, app: web.Application, listen: str, *, drain_s: float) -> str:
+    """Start an application on an address, stopped by the stack, which waits `drain_s` for its calls; its URL."""
     host, port = split_listen(listen)
     # handler_cancellation: a client that leaves cancels its call at once, also while we wait for the engine.
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=_SHUTDOWN_S)
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=drain_s)
     stack.push_async_callback(runner.cleanup)
     await runner.setup()
     site = web.TCPSite(runner, host, port, backlog=4096)

@@ -19,12 +19,13 @@ IO = {
 SHELLS = {
     "app", "attempts", "audit", "callers", "calls", "check", "client", "clientside", "clock", "compat", "config", "control",
     "download", "drifting", "logs", "metrics", "parts", "passthrough", "probes", "push", "recorder", "relay", "rollouts",
-    "server", "simulator", "token_replies", "tokenizers", "upstream",
+    "remembered", "sections", "server", "simulator", "spool", "standing", "token_replies", "tokenizers", "upstream",
 }  # fmt: skip
 
 # A file without a test file is a decision, and decisions are listed here, each with its reason.
 UNTESTED = {
     "proxy/parts.py": "a record of what app makes, and no code",
+    "proxy/sections.py": "values; tests/test_config.py and tests/test_docs.py read them through the settings",
     "proxy/errors.py": "a tree of names; docs/errors.md is made from it, and every status is asserted where it is raised",
     "proxy/clock.py": "the machine's clock; new_id is asserted through every step id",
     "proxy/trajectory/step.py": "frozen values; tests/trajectory/test_record.py draws them all",

@@ -97,6 +97,30 @@ def test_a_killed_proxy_loses_no_step_that_a_client_was_told_of(tmp_path):
     assert set(told) <= set(kept)
 
 
+def test_a_second_signal_ends_it_at_once(tmp_path):
+    """Whatever is in flight: a call of minutes is not waited for."""
+    with (
+        started("simulate", "--listen", "127.0.0.1:0", "--token-delay-s", "60") as (_, engine, _),
+        started("serve", "--listen", "127.0.0.1:0", "--store", f"embedded:{tmp_path}", "--engine", engine) as serving,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        process, url, _ = serving
+        body = orjson.dumps({"messages": [{"role": "user", "content": "hi"}]})
+        sent = Request(f"{url}/rollouts/r1/v1/chat/completions", body, {"Content-Type": "application/json"})
+        call = threads.submit(urlopen, sent, timeout=30)
+        while b"tokentape_calls_in_flight 1.0" not in urlopen(f"{url}/metrics").read():
+            assert not call.done()
+        process.send_signal(signal.SIGTERM)
+        while "stopping" not in process.stderr.readline():
+            pass
+        process.send_signal(signal.SIGTERM)
+        code = process.wait(5)
+        with pytest.raises((OSError, HTTPException)):
+            call.result()
+
+    assert -signal.SIGTERM == code
+
+
 def test_simulate_serves_vllms_protocol():
     """It can be given to serve as an engine, and check finds nothing wrong with it."""
     with started("simulate", "--listen", "127.0.0.1:0", "--seed", "1") as (_, url, _):

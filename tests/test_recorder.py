@@ -6,12 +6,13 @@ from array import array
 import pytest
 from forests import make_step
 from prometheus_client import CollectorRegistry
-from stored import rollout_of, steps_of, undelivered_of
+from stored import rollout_of, some_steps, steps_of, undelivered_of
 
 from proxy.clock import SystemClock
 from proxy.errors import StoreFault
 from proxy.metrics import make_metrics
 from proxy.recorder import Recorder
+from proxy.spool import Spool
 
 
 @pytest.fixture
@@ -130,3 +131,37 @@ async def test_a_response_that_cannot_be_written_costs_the_response_and_not_the_
     (kept,) = await steps_of(store, "r1")
     assert (None, True) == (kept.response, "unparsed_event" in kept.problems)
     assert array("i", [7, 8]) == kept.choices[0].ids
+
+
+async def test_with_a_journal_steps_wait_in_it_while_the_store_is_away(store, birth, tmp_path):
+    """Each is durable when record returns; when the store is back, all are there, in order, once."""
+    spool = Spool(tmp_path / "spool")
+    recorder = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), spool=spool)
+    await recorder.record(step(0), birth, body_bytes=10)
+    store.failing |= {"append", "constant"}
+    for number in range(1, 5):
+        await recorder.record(step(number, range(1000)), birth, body_bytes=10)
+    waiting, there = spool.pending, await steps_of(store, "r1")
+    store.failing.clear()
+    async with asyncio.timeout(10):
+        while spool.pending:
+            await asyncio.sleep(0.01)
+    await recorder.record(step(5), birth, body_bytes=10)
+    await recorder.close()
+
+    assert (4, 1) == (waiting, len(there))
+    assert [f"S{number:03}" for number in range(6)] == [kept.step_id for kept in await steps_of(store, "r1")]
+
+
+async def test_what_a_journal_holds_at_the_start_is_stored(store, birth, tmp_path):
+    """A process that ended while the store was away leaves it to the next one."""
+    store.failing |= {"append", "constant"}
+    first = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), spool=Spool(tmp_path / "spool"))
+    await first.record(step(1), birth, body_bytes=10)
+    await first.close()
+    store.failing.clear()
+    second = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), spool=Spool(tmp_path / "spool"))
+    (kept,) = await some_steps(store, "r1")
+    await second.close()
+
+    assert "S001" == kept.step_id

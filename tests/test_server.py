@@ -1,10 +1,19 @@
 """The process that listens."""
 
+import asyncio
+from contextlib import AsyncExitStack
+
 import aiohttp
 import pytest
 from fakes import fake_engine, settings_for
+from recorded import load
+from stored import steps_of
 
 from proxy.server import running
+
+STREAM = load("chat_ids_lp_stream")
+CHAT = "/rollouts/r1/v1/chat/completions"
+BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "stream": True}
 
 
 async def test_the_control_face_may_have_a_port_of_its_own(store):
@@ -29,3 +38,42 @@ async def test_a_port_in_use_is_an_error_that_names_it(store):
         with pytest.raises(OSError, match=port):
             async with running(settings_for(engine.url, listen=f"127.0.0.1:{port}"), store):
                 pass
+
+
+async def test_told_to_stop_it_is_not_ready_takes_no_call_and_ends_those_in_flight(store):
+    """The control face says so until the last call has ended; its step is stored, and its client sees its end."""
+    async with fake_engine() as engine, aiohttp.ClientSession() as http, AsyncExitStack() as stack:
+        hold = asyncio.Event()
+        engine.streams([STREAM.answer], then="end", after=hold)
+        settings = settings_for(engine.url, control={"listen": "127.0.0.1:0"})
+        served = await stack.enter_async_context(running(settings, store))
+        call = asyncio.ensure_future(http.post(served.url + CHAT, json=BODY))
+        await engine.reached.wait()
+        stopping = asyncio.ensure_future(stack.aclose())
+        while (ready := await http.get(served.control_url + "/ready")).status == 200:
+            pass
+        told = await ready.json()
+        with pytest.raises(aiohttp.ClientConnectorError):
+            await http.get(served.url + "/health")
+        hold.set()
+        answer = await call
+        body = await answer.read()
+        await stopping
+
+    assert (503, {"status": "stopping", "in_flight": 1}) == (ready.status, told)
+    assert body.endswith(b"data: [DONE]\n\n")
+    assert 1 == len(await steps_of(store, "r1"))
+
+
+async def test_a_call_that_does_not_end_in_time_is_cut_and_kept(store):
+    """`drain_s` bounds the stop; what the client had seen is stored as a partial step."""
+    async with fake_engine() as engine, aiohttp.ClientSession() as http, AsyncExitStack() as stack:
+        engine.streams([STREAM.answer[:2000]], then="hang")
+        served = await stack.enter_async_context(running(settings_for(engine.url, drain_s=0.05), store))
+        answer = await http.post(served.url + CHAT, json=BODY)
+        await answer.content.readany()
+        await stack.aclose()
+        with pytest.raises(aiohttp.ClientError):
+            await answer.read()
+
+    assert ["partial"] == [step.status for step in await steps_of(store, "r1")]

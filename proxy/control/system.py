@@ -26,11 +26,20 @@ async def show_health(_request: web.Request) -> web.Response:
 
 
 async def show_ready(request: web.Request) -> web.Response:
-    """`GET /ready`: 200 if the store answers and at least one engine is healthy, else 503 saying which is not."""
+    """`GET /ready`: 200 if the store answers and at least one engine is healthy, else 503 saying which is not.
+
+    A journal stands in for a store that is away (store.on_failure: spool): `spooled` is how many steps wait in it.
+    From the first signal to stop it is 503, for as long as the control face has a port of its own to say so.
+    """
     parts = request.app[PARTS]
+    if parts.stopping.is_set():
+        return _json({"status": "stopping", "in_flight": parts.in_flight.total()}, status=503)
     store, engines = await asyncio.gather(_store(parts), healthy_engines(parts))
-    is_ready = store == "ok" and any(engines.values())
-    told = {"status": "ready" if is_ready else "not ready", "store": store, "engines": engines}
+    spooled = parts.recorder.spooled
+    is_ready = (store == "ok" or spooled is not None) and any(engines.values())
+    told: dict[str, Any] = {"status": "ready" if is_ready else "not ready", "store": store, "engines": engines}
+    if spooled is not None:
+        told["spooled"] = spooled
     return _json(told, status=200 if is_ready else 503, headers={} if is_ready else {"Retry-After": "1"})
 
 
@@ -51,6 +60,8 @@ async def show_metrics(request: web.Request) -> web.Response:
 
 
 async def _store(parts: Parts) -> str:
+    if parts.recorder.standing.away is not None:
+        return parts.recorder.standing.away
     try:
         await asyncio.wait_for(parts.store.ping(), _READY_WITHIN_S)
     except TimeoutError:

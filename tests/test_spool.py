@@ -1,0 +1,116 @@
+"""The journal of steps that the store could not take."""
+
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.spool import Spool, pack, unpack
+from storage.store import Entry, StoreAway
+
+
+def entry(number: int, record: bytes = b"record") -> Entry:
+    return Entry("r1", "birth", f"S{number}", record, {b"\x01\x02": b"block"}, (b"\x03",), {"steps": 1})
+
+
+def kept_by(taken: list):
+    async def append(one: Entry) -> None:
+        taken.append(one)
+
+    return append
+
+
+@given(st.binary(), st.dictionaries(st.binary(min_size=1), st.binary()), st.text())
+def test_an_entry_comes_back_as_it_was(record, blocks, name):
+    """Every byte of it."""
+    before = Entry("r/ö", "b", name, record, blocks, tuple(blocks), {"steps": 1, "exact": 1})
+
+    assert before == unpack(pack(before))
+
+
+async def test_what_was_written_is_replayed_in_order_by_whoever_opens_it_next(tmp_path):
+    """Also after a restart; and once it was, the file is empty."""
+    spool = Spool(tmp_path / "deep" / "spool")
+    for number in range(5):
+        await spool.write(entry(number))
+    spool.close()
+    again, taken = Spool(tmp_path / "deep" / "spool"), []
+    pending = again.pending
+    await again.replay(kept_by(taken))
+    again.close()
+
+    assert [entry(number) for number in range(5)] == taken
+    assert (5, 0) == (pending, (tmp_path / "deep" / "spool").stat().st_size)
+
+
+async def test_a_replay_that_stops_goes_on_where_it_stopped(tmp_path):
+    """Nothing is passed over, nothing emptied; what comes meanwhile waits its turn."""
+    spool, taken = Spool(tmp_path / "spool"), []
+    await spool.write(entry(1))
+    await spool.write(entry(2))
+
+    async def away_at_the_second(one: Entry) -> None:
+        if taken:
+            raise StoreAway("away")
+        taken.append(one)
+
+    with pytest.raises(StoreAway):
+        await spool.replay(away_at_the_second)
+    await spool.write(entry(3))
+    await spool.replay(kept_by(taken))
+    spool.close()
+
+    assert ["S1", "S2", "S3"] == [one.name for one in taken]
+
+
+async def test_a_tail_that_a_crash_cut_short_is_cut_off(tmp_path):
+    """At every byte: the entries before it are whole, and what is written next is too."""
+    whole, short = pack(entry(1)), pack(entry(2))
+    path = tmp_path / "spool"
+    for cut in range(len(short)):
+        path.write_bytes(whole + short[:cut])
+        spool, taken = Spool(path), []
+        await spool.write(entry(3))
+        await spool.replay(kept_by(taken))
+        spool.close()
+        assert (["S1", "S3"], 0) == ([one.name for one in taken], spool.damaged)
+
+
+async def test_damage_costs_what_is_damaged_and_no_more(tmp_path):
+    """The entries before and after it are replayed, and it is counted."""
+    path, frames = tmp_path / "spool", [pack(entry(number)) for number in range(3)]
+    damaged = bytearray(frames[1])
+    damaged[30] ^= 1
+    path.write_bytes(frames[0] + damaged + frames[2])
+    spool, taken = Spool(path), []
+    await spool.replay(kept_by(taken))
+    spool.close()
+
+    assert (["S0", "S2"], 1) == ([one.name for one in taken], spool.damaged)
+
+
+async def test_a_disk_that_takes_no_more_leaves_whole_entries(tmp_path, monkeypatch):
+    """The write raises, and the next one begins where the last whole one ended."""
+    spool, taken = Spool(tmp_path / "spool"), []
+    await spool.write(entry(1))
+    real = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(OSError, match="No space"):
+        await spool.write(entry(2))
+    monkeypatch.setattr(os, "fsync", real)
+    await spool.write(entry(3))
+    spool.close()
+    again = Spool(tmp_path / "spool")
+    await again.replay(kept_by(taken))
+    again.close()
+
+    assert ["S1", "S3"] == [one.name for one in taken]
+
+
+async def test_a_journal_has_one_owner(tmp_path):
+    """Two processes would write into each other's frames."""
+    spool = Spool(tmp_path / "spool")
+    with pytest.raises(OSError, match="store.spool_path"):
+        Spool(tmp_path / "spool")
+    spool.close()
