@@ -6,20 +6,24 @@ recorder write what it holds, and only then closes the store.
 
 import asyncio
 import signal
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from aiohttp import web
 
+from proxy.addresses import split_listen
 from proxy.app import make_app, make_control_app
 from proxy.clock import Clock
-from proxy.config import EndpointSettings, Settings, split_listen
+from proxy.config import EndpointSettings, ListenTlsSettings, Settings
+from proxy.logs import WIRE_LOG
 from proxy.simulator.options import Options
 from proxy.simulator.server import make_engine
 from storage.store import Store
 
 _SHUTDOWN_S = 60  # how long calls in flight may take to end
+_LINGERING_S = 2  # how long the rest of a refused body is read, and inflated, so that its sender sees the refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +39,12 @@ async def running(settings: Settings, store: Store | None = None, clock: Clock |
     """The proxy, listening. A port of 0 takes a free one. Raises OSError, ValueError or StorageError if it cannot."""
     async with AsyncExitStack() as stack:
         app = make_app(settings, store, clock)
-        url = await _listen(stack, app, settings.listen)
+        tls = _tls(settings.listen_tls)
+        url = await _listen(stack, app, settings.listen, tls, settings.agents.idle_s)
         control_url = url
         if settings.control.listen is not None:
-            control_url = await _listen(stack, make_control_app(settings, app), settings.control.listen)
+            control = make_control_app(settings, app)
+            control_url = await _listen(stack, control, settings.control.listen, tls, settings.agents.idle_s)
         yield Served(url, control_url)
 
 
@@ -72,14 +78,37 @@ async def until_stopped() -> None:
         loop.remove_signal_handler(name)
 
 
-async def _listen(stack: AsyncExitStack, app: web.Application, listen: str) -> str:
+def _tls(settings: ListenTlsSettings) -> ssl.SSLContext | None:
+    """What to listen with. Raises ValueError for files that are no certificate and its key."""
+    if settings.cert_file is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(settings.cert_file, settings.key_file, password="")  # none, rather than ask a terminal
+    except OSError as error:  # ssl's own error is one
+        raise ValueError(f"listen_tls: {settings.cert_file} and {settings.key_file} cannot be used: {error}") from error
+    return context
+
+
+async def _listen(
+    stack: AsyncExitStack, app: web.Application, listen: str, tls: ssl.SSLContext | None = None, idle_s: float = 75
+) -> str:
     """Start an application on an address, stopped by the stack; its URL."""
     host, port = split_listen(listen)
     # handler_cancellation: a client that leaves cancels its call at once, also while we wait for the engine.
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=_SHUTDOWN_S)
+    # keepalive_timeout: aiohttp (3.14) applies it to the head of the first request as well, however slowly it comes.
+    runner = web.AppRunner(
+        app,
+        handler_cancellation=True,
+        access_log=None,
+        logger=WIRE_LOG,
+        shutdown_timeout=_SHUTDOWN_S,
+        keepalive_timeout=idle_s,
+        lingering_time=_LINGERING_S,
+    )
     stack.push_async_callback(runner.cleanup)
     await runner.setup()
-    site = web.TCPSite(runner, host, port, backlog=4096)
+    site = web.TCPSite(runner, host, port, backlog=4096, ssl_context=tls)
     await site.start()
     bound = runner.addresses[0][1]
-    return f"http://{f'[{host}]' if ':' in host else host}:{bound}"
+    return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{bound}"
