@@ -14,7 +14,8 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.markup import escape
 
-from proxy.config import EndpointSettings, EnginesSettings, Settings, load, without_secrets
+from proxy.addresses import without_secrets
+from proxy.config import EndpointSettings, EnginesSettings, Settings, load
 from proxy.sections import StoreSettings
 from storage.store import StorageError
 

@@ -3,6 +3,7 @@
 Holds what happens before anything is sent. Whatever is refused here is refused with nothing recorded and nothing sent.
 """
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -23,7 +24,7 @@ from proxy.compat.osmosis import COMPLETED, complete, naming_retries, with_steps
 from proxy.compat.osmosis_models import RolloutResult, validated
 from proxy.control.system import show_health
 from proxy.dialects import DIALECTS, Dialect
-from proxy.errors import BadCall, LimitReached, NotFound, StoreFault, TooLarge
+from proxy.errors import BadCall, LimitReached, NotFound, StoreFault, TooLarge, TooSlow
 from proxy.guards import GUARDS
 from proxy.headers import downstream
 from proxy.membership import join
@@ -192,12 +193,15 @@ async def make_call(
 
 
 async def read_bytes(request: web.Request) -> bytes:
-    """The body, inflated. Raises TooLarge, or BadCall for one that cannot be inflated."""
+    """The body, inflated. Raises TooLarge, TooSlow, or BadCall for one that cannot be inflated."""
+    agents = request.app[PARTS].settings.agents
     try:
-        return await request.read()
+        async with asyncio.timeout(agents.body_timeout_s):
+            return await request.read()
+    except TimeoutError:
+        raise TooSlow(f"the body took longer than {agents.body_timeout_s:g} s (agents.body_timeout_s)") from None
     except web.HTTPRequestEntityTooLarge:
-        most = request.app[PARTS].settings.agents.max_body_bytes
-        raise TooLarge(f"the body is longer than {most} bytes (agents.max_body_bytes)") from None
+        raise TooLarge(f"the body is longer than {agents.max_body_bytes} bytes (agents.max_body_bytes)") from None
     except web.RequestPayloadError as error:
         coding = request.headers.get("Content-Encoding", "none")
         raise BadCall(f"the body cannot be read (Content-Encoding: {coding}): {error}") from None

@@ -12,8 +12,9 @@ from prometheus_client import CollectorRegistry
 from rich.console import Console
 from rich.markup import escape
 
+from proxy.addresses import is_loopback, split_listen, without_secrets
 from proxy.app import store_options
-from proxy.config import Settings, is_loopback, split_listen, without_secrets
+from proxy.config import Settings
 from proxy.dialects import DIALECTS
 from proxy.engines import Tokens, Wish
 from proxy.errors import EngineFault

@@ -4,8 +4,6 @@ Holds the models of the configuration and reads it: a YAML file, then the enviro
 what the command line said. It is the only reader of the environment. It must not start, open or connect anything.
 """
 
-import re
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Literal, Self
 from urllib.parse import urlsplit
@@ -18,9 +16,23 @@ from pydantic_settings import (
     YamlConfigSettingsSource,
 )
 
+from proxy.addresses import base_url, is_loopback, split_listen
 from proxy.sections import RecordSettings, Section, StoreSettings
 
 ENVIRONMENT_PREFIX = "TOKENTAPE_"
+
+
+class ListenTlsSettings(Section):
+    """TLS for listening, on both faces."""
+
+    cert_file: Path | None = Field(None, description="Certificate chain (PEM) to listen with TLS; plain HTTP if none.")
+    key_file: Path | None = Field(None, description="Private key (PEM, no password) of that certificate.")
+
+    @model_validator(mode="after")
+    def _is_a_pair(self) -> Self:
+        if (self.cert_file is None) != (self.key_file is None):
+            raise ValueError("listen_tls needs both cert_file and key_file, or neither")
+        return self
 
 
 class EndpointSettings(Section):
@@ -68,6 +80,7 @@ class EnginesSettings(Section):
     read_timeout_s: float | None = Field(
         None, gt=0, description="Longest silence of an engine within an answer; none by default."
     )
+    ca_file: Path | None = Field(None, description="Certificate authority for https:// engines; the system's if none.")
     max_connections: int = Field(0, ge=0, description="Connections to engines at once; 0 is no limit.")
     passthrough: list[str] = Field(
         ["/v1/embeddings", "/tokenize", "/detokenize"],
@@ -92,6 +105,10 @@ class AgentsSettings(Section):
         "new", description="A call that names no rollout: gets a new one, is refused, or passes unrecorded."
     )
     max_body_bytes: int = Field(64 * 2**20, gt=0, description="Longest request body, inflated; over it 413.")
+    body_timeout_s: float = Field(120, gt=0, description="Longest time for a request's body to arrive; over it 408.")
+    idle_s: float = Field(
+        75, gt=0, description="A connection is closed when the head of a request takes longer, the first or the next."
+    )
     probes: ProbeSettings = Field(ProbeSettings(), description="Health probes, which are passed on and not recorded.")
 
 
@@ -170,6 +187,7 @@ class Settings(BaseSettings):
     )
 
     listen: str = Field("127.0.0.1:8400", description="HOST:PORT to listen on.")
+    listen_tls: ListenTlsSettings = Field(ListenTlsSettings(), description="TLS for listening, on both faces.")
     insecure: bool = Field(default=False, description="Listen beyond loopback although no keys are configured.")
     drain_s: float = Field(
         60, ge=0, description="Time for calls in flight to end when told to stop; then they are cut."
@@ -226,34 +244,3 @@ def load(config: Path | None = None, **said: Any) -> Settings:
         model_config = SettingsConfigDict(yaml_file=config)
 
     return FromFile(**said)
-
-
-def split_listen(listen: str) -> tuple[str, int]:
-    """Host and port of `HOST:PORT`, `[::1]:PORT` or `:PORT` (every address). Raises ValueError."""
-    host, colon, port = listen.rpartition(":")
-    if not colon or not port.isdecimal() or int(port) > 65535:
-        raise ValueError(f"{listen!r} is not HOST:PORT such as 127.0.0.1:8400")
-    return host.removeprefix("[").removesuffix("]") or "0.0.0.0", int(port)  # noqa: S104 - said so by the user
-
-
-def base_url(url: str) -> str:
-    """The URL, without /v1, if it is a base URL and nothing more. Raises ValueError."""
-    parts = urlsplit(url)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise ValueError(f"{url!r} is not an http or https URL such as http://127.0.0.1:8000")
-    if parts.query or parts.fragment or parts.username:
-        raise ValueError(f"{without_secrets(url)!r} holds more than a base URL; give a key as api_key")
-    return url.rstrip("/").removesuffix("/v1")
-
-
-def without_secrets(url: str) -> str:
-    """A URL as it may be printed: without user and password."""
-    return re.sub(r"//.*@", "//…@", url)  # up to the last @: a password may hold slashes and others
-
-
-def is_loopback(host: str) -> bool:
-    """Whether nobody but this machine can reach it."""
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False  # a name, which may resolve to anything

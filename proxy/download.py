@@ -16,7 +16,7 @@ import aiohttp
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
-from proxy.config import Settings
+from proxy.config import ListenTlsSettings, Settings
 from proxy.server import running
 
 
@@ -60,7 +60,8 @@ async def connected(
     """A session with a proxy's control face, and its URL. With settings, the proxy is one of our own, for as long."""
     async with AsyncExitStack() as stack:
         if settings is not None:
-            served = await stack.enter_async_context(running(settings))
+            plain = settings.model_copy(update={"listen_tls": ListenTlsSettings()})  # nobody else is to call it
+            served = await stack.enter_async_context(running(plain))
             url, api_key = served.control_url, _first_key(settings)
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)

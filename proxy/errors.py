@@ -7,6 +7,7 @@ Holds the error tree and nothing else: no formatting for a dialect (dialects do 
     │   ├── Unauthorized   401  no key, or a wrong one
     │   ├── Forbidden      403  a good key, for something else
     │   ├── NotFound       404  no such route, rollout or step
+    │   ├── TooSlow        408  its body did not come in time
     │   ├── Conflict       409  it stands differently already
     │   ├── RolloutClosed  409  the rollout takes no more calls
     │   ├── LeaseLost      409  the batch is held no more
@@ -68,6 +69,13 @@ class NotFound(BadCall):
     status = 404
     kind = "not_found_error"
     code = "not_found"
+
+
+class TooSlow(BadCall):
+    """The body of the request did not come in time."""
+
+    status = 408
+    code = "request_timeout"
 
 
 class Conflict(BadCall):

@@ -11,8 +11,10 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 import orjson
+from aiohttp.http_exceptions import HttpProcessingError
 
 LOG = logging.getLogger("tokentape")
+WIRE_LOG = logging.getLogger("tokentape.wire")  # aiohttp's server speaks to this one
 
 
 class JsonLines(logging.Formatter):
@@ -43,6 +45,21 @@ class TextLines(logging.Formatter):
 
 
 FORMATS: dict[str, type[logging.Formatter]] = {"text": TextLines, "json": JsonLines}
+
+
+def tell_no_bytes(record: logging.LogRecord) -> bool:
+    """Make a request that nobody could read one line without its bytes: what is malformed may hold a key.
+
+    aiohttp logs a traceback for each that quotes the line; anybody could fill a disk with it.
+    """
+    if record.exc_info and isinstance(record.exc_info[1], HttpProcessingError):
+        record.msg, record.args = "a request could not be read, and was refused", ()
+        record.exc_info = record.exc_text = None
+        record.levelno, record.levelname = logging.INFO, "INFO"
+    return True
+
+
+WIRE_LOG.addFilter(tell_no_bytes)
 
 
 def set_up(level: str, form: Literal["text", "json"]) -> None:

@@ -3,8 +3,10 @@
 Holds the relaying of calls that sample nothing. Whether a path may be passed on at all is decided in `calls`.
 """
 
+import re
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import unquote
 
 import orjson
 from aiohttp import web
@@ -40,6 +42,8 @@ async def show_models(request: web.Request, parts: Parts, path: str) -> web.Stre
     """`GET /v1/models`: the engine's, and the configured aliases of them."""
     aliases = [alias for alias in parts.settings.models if alias != "*"]
     name = path.removeprefix("/v1/models").removeprefix("/")
+    if not names_a_model(name):
+        raise NotFound(f"there is no model {name!r}")
     if not parts.upstream.endpoints:
         raise NoEngine("no engine is configured; set engines.endpoints or start with --engine URL")
     if not aliases or (name and name not in aliases):
@@ -59,6 +63,12 @@ async def show_models(request: web.Request, parts: Parts, path: str) -> web.Stre
             raise NotFound(f"the model {name!r} is an alias of {parts.settings.models[name]!r}, which no engine serves")
         return web.Response(headers=shown, body=orjson.dumps(found))
     return web.Response(headers=shown, body=orjson.dumps({**models, "data": listed}))
+
+
+def names_a_model(segments: str) -> bool:
+    """Whether this part of a path, still encoded, stays below `/v1/models`, however often the engine's side decodes it."""
+    name = unquote(segments)
+    return name.isprintable() and "%" not in name and not {".", ".."} & set(re.split(r"[/\\]", name))
 
 
 def _with_aliases(served: list[dict[str, Any]], aliases: dict[str, str]) -> Iterator[dict[str, Any]]:

@@ -6,20 +6,24 @@ recorder write what it holds, and only then closes the store.
 
 import asyncio
 import signal
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from aiohttp import web
 
+from proxy.addresses import split_listen
 from proxy.app import make_app, make_control_app
 from proxy.clock import Clock
-from proxy.config import EndpointSettings, Settings, split_listen
+from proxy.config import EndpointSettings, ListenTlsSettings, Settings
+from proxy.logs import WIRE_LOG
 from proxy.simulator.options import Options
 from proxy.simulator.server import make_engine
 from storage.store import Store
 
 _CONTROL_DRAIN_S = 5  # the control face is asked until the last call has ended; what waits there then is told to go
+_LINGERING_S = 2  # how long the rest of a refused body is read, and inflated, so that its sender sees the refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +39,23 @@ async def running(settings: Settings, store: Store | None = None, clock: Clock |
     """The proxy, listening. A port of 0 takes a free one. Raises OSError, ValueError or StorageError if it cannot."""
     async with AsyncExitStack() as stack:
         app = make_app(settings, store, clock)
+        tls = _tls(settings.listen_tls)
         control_urls: list[str] = []
         if settings.control.listen is not None:
-            app.cleanup_ctx.append(_control_face(settings, settings.control.listen, control_urls))
-        url = await _listen(stack, app, settings.listen, drain_s=settings.drain_s)
+            app.cleanup_ctx.append(_control_face(settings, settings.control.listen, tls, control_urls))
+        url = await _listen(stack, app, settings.listen, tls, settings.agents.idle_s, drain_s=settings.drain_s)
         yield Served(url, control_urls[0] if control_urls else url)
 
 
-def _control_face(settings: Settings, listen: str, urls: list[str]) -> Callable[[web.Application], AsyncIterator[None]]:
+def _control_face(
+    settings: Settings, listen: str, tls: ssl.SSLContext | None, urls: list[str]
+) -> Callable[[web.Application], AsyncIterator[None]]:
     """The control face on its own port: there until the calls in flight have ended, so that /ready says what goes on."""
 
     async def control_face(app: web.Application) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
-            urls.append(await _listen(stack, make_control_app(settings, app), listen, drain_s=_CONTROL_DRAIN_S))
+            control, idle_s = make_control_app(settings, app), settings.agents.idle_s
+            urls.append(await _listen(stack, control, listen, tls, idle_s, drain_s=_CONTROL_DRAIN_S))
             yield
 
     return control_face
@@ -87,14 +95,43 @@ async def until_stopped() -> None:
         signal.signal(name, signal.SIG_DFL)
 
 
-async def _listen(stack: AsyncExitStack, app: web.Application, listen: str, *, drain_s: float) -> str:
+def _tls(settings: ListenTlsSettings) -> ssl.SSLContext | None:
+    """What to listen with. Raises ValueError for files that are no certificate and its key."""
+    if settings.cert_file is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(settings.cert_file, settings.key_file, password="")  # none, rather than ask a terminal
+    except OSError as error:  # ssl's own error is one
+        raise ValueError(f"listen_tls: {settings.cert_file} and {settings.key_file} cannot be used: {error}") from error
+    return context
+
+
+async def _listen(
+    stack: AsyncExitStack,
+    app: web.Application,
+    listen: str,
+    tls: ssl.SSLContext | None = None,
+    idle_s: float = 75,
+    *,
+    drain_s: float,
+) -> str:
     """Start an application on an address, stopped by the stack, which waits `drain_s` for its calls; its URL."""
     host, port = split_listen(listen)
     # handler_cancellation: a client that leaves cancels its call at once, also while we wait for the engine.
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=drain_s)
+    # keepalive_timeout: aiohttp (3.14) applies it to the head of the first request as well, however slowly it comes.
+    runner = web.AppRunner(
+        app,
+        handler_cancellation=True,
+        access_log=None,
+        logger=WIRE_LOG,
+        shutdown_timeout=drain_s,
+        keepalive_timeout=idle_s,
+        lingering_time=_LINGERING_S,
+    )
     stack.push_async_callback(runner.cleanup)
     await runner.setup()
-    site = web.TCPSite(runner, host, port, backlog=4096)
+    site = web.TCPSite(runner, host, port, backlog=4096, ssl_context=tls)
     await site.start()
     bound = runner.addresses[0][1]
-    return f"http://{f'[{host}]' if ':' in host else host}:{bound}"
+    return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{bound}"

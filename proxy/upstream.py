@@ -5,6 +5,7 @@ only ours are seen. Nothing here understands a body.
 """
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -112,9 +113,11 @@ class Upstream:
         self._settings = settings
         self._metrics = metrics
         self.endpoints = [_endpoint(endpoint) for endpoint in settings.endpoints]
-        pooled = aiohttp.TCPConnector(limit=settings.max_connections, keepalive_timeout=_KEEPALIVE_S)
+        tls = ssl.create_default_context(cafile=settings.ca_file)
+        pooled = aiohttp.TCPConnector(limit=settings.max_connections, keepalive_timeout=_KEEPALIVE_S, ssl=tls)
+        alone = aiohttp.TCPConnector(limit=settings.max_connections, force_close=True, ssl=tls)
         self._session = _session(settings, pooled)
-        self._unpooled = _session(settings, aiohttp.TCPConnector(limit=settings.max_connections, force_close=True))
+        self._unpooled = _session(settings, alone)
         # Held here and ended by `close`: nothing waits for it, since an engine may be away when the proxy starts.
         self._learning = asyncio.get_running_loop().create_task(self.learn())
 

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from proxy.config import EndpointSettings, is_loopback, load, split_listen, without_secrets
+from proxy.config import EndpointSettings, load
 
 
 def test_the_environment_wins_over_the_file_and_what_was_said_over_both(tmp_path, monkeypatch):
@@ -72,32 +72,16 @@ def test_an_engines_url_may_end_in_v1():
     assert ("http://host:8000", "host:8000") == (endpoint.url, endpoint.label)
 
 
-@pytest.mark.parametrize(
-    ("listen", "expected"), [("127.0.0.1:80", ("127.0.0.1", 80)), ("[::1]:80", ("::1", 80)), (":80", ("0.0.0.0", 80))]
-)
-def test_an_address_is_host_and_port(listen, expected):
-    """IPv6 in brackets; no host is every address."""
-    assert expected == split_listen(listen)
-    assert is_loopback(expected[0]) is (expected[0] != "0.0.0.0")
-
-
-@pytest.mark.parametrize(
-    ("host", "expected"), [("localhost", True), ("127.9.9.9", True), ("127.example.org", False), ("10.0.0.1", False)]
-)
-def test_loopback_is_an_address_and_no_prefix(host, expected):
-    """A name may resolve to anything."""
-    assert expected is is_loopback(host)
-
-
-@pytest.mark.parametrize("secret", ["me:pw", "me:p@w", "me:p/w", ":p//w@"])
-def test_secrets_in_urls_are_not_printed(secret):
-    """Neither user nor password."""
-    assert "redis://…@host/0" == without_secrets(f"redis://{secret}@host/0")
-
-
 def test_an_engines_url_is_refused_without_repeating_its_password():
     """The refusal ends up in a terminal, or a log."""
     with pytest.raises(ValidationError) as refused:
         EndpointSettings(url="http://me:pw@host")
 
     assert "pw" not in refused.value.errors()[0]["msg"]
+
+
+def test_tls_needs_a_certificate_and_its_key():
+    """One without the other is refused."""
+    for said in ({"cert_file": "c.pem"}, {"key_file": "k.pem"}):
+        with pytest.raises(ValidationError, match="both cert_file and key_file"):
+            load(listen_tls=said)

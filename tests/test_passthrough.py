@@ -6,6 +6,8 @@ from aiohttp import web
 from fakes import proxying
 from yarl import URL
 
+from proxy.passthrough import names_a_model
+
 MODELS = {"object": "list", "data": [{"id": "policy", "object": "model", "max_model_len": 2048}]}
 
 
@@ -105,3 +107,13 @@ async def test_a_client_that_leaves_closes_the_engines_connection(store, engine)
         await engine.aborted.wait()
 
     assert engine.aborted.is_set()
+
+
+@pytest.mark.parametrize(
+    ("segments", "expected"),
+    [("", True), ("policy", True), ("org/name-1.5", True), ("org%2Fname", True), ("a..b", True), ("gr%C3%BC%C3%9F", True),
+     ("..", False), ("a/../b", False), ("%2e%2E/x", False), ("a%5c..%5cb", False), ("%252e", False), ("a%0a", False)],
+)  # fmt: skip
+def test_a_models_name_does_not_climb(segments, expected):
+    """Dot segments, control characters and doubly encoded letters are no model's name."""
+    assert expected == names_a_model(segments)

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from proxy.bodies import read_body
 from proxy.callers import Caller, check_minted, identify
-from proxy.calls import answer_dialect
+from proxy.calls import answer_dialect, read_bytes
 from proxy.compat.atropos import Handler, in_their_shape, session_of
 from proxy.compat.atropos_engines import rendered
 from proxy.compat.atropos_session import read_session_chat
@@ -32,7 +32,7 @@ async def render(request: web.Request) -> web.Response:
     """`POST …/chat/completions/render`: the prompt that the call would have. It leaves no step."""
     rollout, _ = await _admitted(request)
     parts = request.app[PARTS]
-    form = read_session_chat(_CHAT, read_body(await request.read()))
+    form = read_session_chat(_CHAT, read_body(await read_bytes(request)))
     endpoint = choose(parts.upstream.endpoints, rollout.rollout_id)
     call = form.native(parts.settings.models, endpoint.kind)
     text, ids = await rendered(parts, endpoint, call)

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import orjson
 
-from proxy.config import base_url
+from proxy.addresses import base_url
 from proxy.errors import BadCall, EngineFault, NotFound
 from proxy.parts import Parts
 from proxy.upstream import Endpoint

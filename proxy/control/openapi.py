@@ -127,7 +127,7 @@ ROUTES: tuple[Route, ...] = (
     Route("get", "/metrics", "Metrics for Prometheus."),
     Route("get", "/openapi.json", "This description."),
     *(
-        Route("post", prefix + path, summary, statuses=(200, 400, 401, 403, 409, 413, 422, 429, 502, 503, 504))
+        Route("post", prefix + path, summary, statuses=(200, 400, 401, 403, 408, 409, 413, 422, 429, 502, 503, 504))
         for path, summary in _CALLS
         for prefix in _PREFIXES
     ),
@@ -193,6 +193,7 @@ _MEANINGS = {
     401: "no key, or a wrong one",
     403: "a key for something else",
     404: "unknown",
+    408: "its body came too slowly",
     409: "it stands differently already",
     413: "too large",
     422: "a value is not allowed",

@@ -13,8 +13,8 @@ import orjson
 from aiohttp import web
 from yarl import URL
 
+from proxy.addresses import split_listen
 from proxy.clock import new_id
-from proxy.config import split_listen
 from proxy.control.access import choice_of, no_rollout, number_of, only_known, rollout_id_of, rollout_of
 from proxy.control.completion import member_finished
 from proxy.control.models import FinishRollout, OpenRollout, PatchRollout, read_as

@@ -1,0 +1,76 @@
+"""A proxy with keys on both faces and every optional route switched on, before the simulator; and raw sockets to it."""
+
+import asyncio
+from dataclasses import dataclass
+from types import SimpleNamespace
+from urllib.parse import urlsplit
+
+import aiohttp
+import pytest
+from fakes import settings_for
+from yarl import URL
+
+from proxy.server import running, simulating
+from proxy.simulator.options import Options
+
+CONTROL, AGENT = "control-key", "agent-key"
+TIMEOUT_S = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Guarded:
+    """The proxy as somebody from outside meets it."""
+
+    http: aiohttp.ClientSession
+    url: str
+
+    async def call(self, method: str, path: str, key: str | None = None, *, headers=None, **named) -> SimpleNamespace:
+        """One request, its path sent as it is spelt."""
+        said = {**({"Authorization": f"Bearer {key}"} if key else {}), **(headers or {})}
+        async with self.http.request(method, URL(self.url + path, encoded=True), headers=said, **named) as answer:
+            text = await answer.read()
+            told = await answer.json() if answer.content_type == "application/json" else None
+            return SimpleNamespace(status=answer.status, json=told, text=text, headers=answer.headers)
+
+    async def raw(self, sent: bytes) -> bytes:
+        """Everything that comes back for these bytes, until the proxy ends the connection."""
+        parts = urlsplit(self.url)
+        reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+        try:
+            writer.write(sent)
+            async with asyncio.timeout(TIMEOUT_S):
+                return await reader.read()
+        except ConnectionResetError:
+            return b""
+        finally:
+            writer.close()
+
+
+@pytest.fixture
+async def guarded_face():
+    """Makes the same of a proxy that the test started itself."""
+    async with aiohttp.ClientSession() as http:
+        yield lambda url: Guarded(http, url)
+
+
+@pytest.fixture
+def said():
+    """Settings beyond those below; a test module may say its own."""
+    return {}
+
+
+@pytest.fixture
+async def guarded(store, said):
+    """A proxy that wants keys, with two rollouts (`r1`, `r2`), a group `g2` and the routes of Atropos."""
+    settings = {
+        "agents": {"api_keys": [AGENT], **said.get("agents", {})},
+        "control": {"api_keys": [CONTROL]},
+        "atropos": {"enabled": True},
+        **{name: value for name, value in said.items() if name != "agents"},
+    }
+    async with (
+        simulating("127.0.0.1:0", Options()) as engine,
+        aiohttp.ClientSession() as http,
+        running(settings_for(engine, **settings), store) as served,
+    ):
+        yield Guarded(http, served.url)

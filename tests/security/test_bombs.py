@@ -1,0 +1,133 @@
+"""Requests made to cost much: inflated, nested, long, slow."""
+
+import asyncio
+import gzip
+import tracemalloc
+import zlib
+from urllib.parse import urlsplit
+
+import orjson
+import pytest
+import zstandard
+from fakes import proxying
+from recorded import load
+
+WHOLE = load("chat_ids_lp")
+MOST = 2**20
+PATH = "/rollouts/r1/v1/chat/completions"
+CHAT = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]})
+GZIPPED = gzip.compress(b" " * 2**28)
+CODINGS = {
+    "gzip": GZIPPED,
+    "deflate": zlib.compress(b" " * 2**28),
+    "zstd": zstandard.compress(b" " * 2**28),
+    "br": b"\x5b\xff\xff\xff",
+    "gzip, gzip": gzip.compress(GZIPPED),
+}
+
+
+@pytest.fixture
+async def face(store, engine, guarded_face):
+    engine.plays(WHOLE)
+    agents = {"max_body_bytes": MOST, "idle_s": 0.3, "body_timeout_s": 0.3}
+    async with proxying(engine.url, store, agents=agents) as served:
+        yield guarded_face(served.url)
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+async def test_a_body_is_measured_inflated(face, engine, coding):
+    """A quarter of a gigabyte in a few hundred kilobytes is refused (413; 400 for a coding nobody reads), in little memory."""
+    tracemalloc.start()
+    try:
+        answer = await face.call("POST", PATH, data=CODINGS[coding], headers={"Content-Encoding": coding})
+        _, most = tracemalloc.get_traced_memory()  # of the client as well
+    finally:
+        tracemalloc.stop()
+
+    assert answer.status == {"gzip": 413, "deflate": 413}.get(coding, 400)
+    assert [] == engine.asked
+    assert most < 16 * MOST
+
+
+async def test_a_body_of_the_longest_length_is_taken(face, engine):
+    """The bound is on inflated bytes, and one more is 413."""
+    exact = CHAT[:-1] + b" " * (MOST - len(CHAT)) + b"}"
+    taken = await face.call("POST", PATH, data=gzip.compress(exact), headers={"Content-Encoding": "gzip"})
+    refused = await face.call("POST", PATH, data=gzip.compress(exact + b" "), headers={"Content-Encoding": "gzip"})
+
+    assert (MOST, 200, 413) == (len(exact), taken.status, refused.status)
+    assert 1 == len(engine.asked)
+
+
+@pytest.mark.parametrize(("bomb", "status"), [
+    (b"[" * 500_000, 400),
+    (b'{"a":' * 200_000, 400),
+    (b'{"messages":' + b"[" * 1000 + b"]" * 1000 + b"}", 400),
+    (b'{"messages":[],"seed":' + b"9" * 500_000 + b"}", 400),
+    (b'{"messages":[],"seed":1e999}', 400),
+    (b'{"messages":[],"seed":-' + b"9" * 100 + b"}", 400),
+    (b'{"messages":[],"temperature":NaN}', 400),
+    (b'{"messages":[],"x":"\xff"}', 400),
+    (b'{"messages":[],"x":"\\ud800"}', 400),
+    (b'{"messages":[]' + b',"a":1' * 150_000 + b"}", 200),
+    (b'{"messages":[],"messages":"x","messages":[{"role":"user","content":"last"}]}', 200),
+])  # fmt: skip
+async def test_json_bombs_are_refused_or_harmless(face, engine, bomb, status):
+    """Deep nesting, endless numbers, no UTF-8: 400. Of duplicate keys the last one counts, for us and for the engine."""
+    answer = await face.call("POST", PATH, data=bomb)
+
+    assert status == answer.status, answer.text[:300]
+    assert (status == 200) == bool(engine.asked)
+    if b"last" in bomb:
+        assert "last" == engine.asked[0]["messages"][0]["content"]
+
+
+@pytest.mark.parametrize("lines", [
+    b"X-Long: " + b"a" * 100_000, b"A" * 100_000 + b": 1", b"\r\n".join(b"X-%d: %s" % (n, b"a" * 99) for n in range(10_000)),
+])  # fmt: skip
+async def test_huge_headers_are_refused(face, engine, lines):
+    """One long line, one long name, ten thousand lines: 400, and nothing is sent."""
+    head = b"POST %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n%s\r\nContent-Length: 2\r\n\r\n{}"
+    answer = await face.raw(head % (PATH.encode(), lines))
+
+    assert not answer or answer.startswith((b"HTTP/1.1 400", b"HTTP/1.0 400"))
+    assert [] == engine.asked
+
+
+async def test_a_path_may_not_be_endless(face):
+    """A request line of 100 kB is 400."""
+    answer = await face.raw(b"GET /%s HTTP/1.1\r\nHost: x\r\n\r\n" % (b"a" * 100_000))
+
+    assert not answer or b" 400 " in answer[:15]
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nX-Slow: "])
+async def test_a_head_that_does_not_come_to_its_end_is_not_waited_for(face, sent):
+    """The connection is closed after agents.idle_s, even though bytes drip in; others are served meanwhile."""
+    parts = urlsplit(face.url)
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    writer.write(sent)
+    other = await face.call("GET", "/health")
+    async with asyncio.timeout(10):
+        while not reader.at_eof():
+            if sent:
+                writer.write(b"a")
+            try:
+                await asyncio.wait_for(reader.read(), 0.05)
+            except TimeoutError:
+                continue
+            except ConnectionResetError:
+                break
+    writer.close()
+
+    assert 200 == other.status
+
+
+async def test_a_body_that_does_not_come_is_408(face, engine):
+    """After agents.body_timeout_s; nothing is sent."""
+    head = b"POST %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 100\r\n\r\n{" % PATH.encode()
+    answer = await face.raw(head)
+
+    assert answer.startswith(b"HTTP/1.1 408")
+    assert b"request_timeout" in answer
+    assert [] == engine.asked

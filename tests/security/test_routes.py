@@ -1,0 +1,162 @@
+"""What a key opens, tried on every route that the description lists."""
+
+import re
+
+import pytest
+
+from proxy.control.openapi import ROUTES
+from proxy.keys import mint
+
+CONTROL, AGENT = "control-key", "agent-key"
+CHAT = {"model": "policy", "messages": [{"role": "user", "content": "hi"}], "seed": 1, "max_tokens": 4}
+MODEL = re.compile(r".*(/v1/(chat/)?completions(/render)?|/v1/models(/\{model\})?|/v1/rollout/completed|/generate)")
+OPEN = {"/health", "/ready"}
+
+
+def is_health(path):
+    return path in OPEN or path.endswith("/health")
+
+
+CONTROLLING = [(r.method, r.path) for r in ROUTES if not MODEL.fullmatch(r.path) and not is_health(r.path)]
+NAMING = [(r.method, r.path) for r in ROUTES if MODEL.fullmatch(r.path) and "{rollout_id}" in r.path]
+PLAIN = [(r.method, r.path) for r in ROUTES if MODEL.fullmatch(r.path) and r.method == "post" and "{" not in r.path]
+OF_SESSIONS = [(r.method, r.path) for r in ROUTES if r.path.startswith("/{uuid}/v1/")]
+
+
+def filled(path, name):
+    """The path with every name in it replaced."""
+    return re.sub(r"\{\w+\}", name, path)
+
+
+@pytest.fixture
+async def victims(guarded):
+    """Rollouts r1 and r2, each with its own key, r2 with a step; a group g2; a session."""
+    keys = {}
+    for name in ("r1", "r2"):
+        keys[name] = (await guarded.call("POST", "/rollouts", CONTROL, json={"rollout_id": name})).json["api_key"]
+    assert 200 == (await guarded.call("POST", "/rollouts/r2/v1/chat/completions", keys["r2"], json=CHAT)).status
+    assert 201 == (await guarded.call("POST", "/groups", CONTROL, json={"group_id": "g2", "size": 2})).status
+    keys["session"] = (await guarded.call("POST", "/sessions/create", CONTROL, json={})).json["uuid"]
+    return keys
+
+
+async def state(guarded):
+    """What the control face tells of all that is not r1's own."""
+    told = [
+        (await guarded.call("GET", path, CONTROL)).json for path in ("/rollouts", "/groups", "/policy", "/sessions")
+    ]
+    told[0]["rollouts"] = sorted((r for r in told[0]["rollouts"] if r["rollout_id"] != "r1"), key=str)
+    return told
+
+
+def test_every_route_of_the_description_is_tried():
+    """Each is of one face: none falls between the lists below."""
+    listed = {*CONTROLLING, *NAMING, *PLAIN, *OF_SESSIONS}
+    rest = {(r.method, r.path) for r in ROUTES} - listed
+
+    assert {path for _, path in rest if not is_health(path)} == {"/v1/models", "/v1/models/{model}"}
+    assert len(CONTROLLING) > 25
+    assert len(NAMING) > 6
+
+
+async def test_agents_keys_open_nothing_of_the_control_face(guarded, victims):
+    """An agents' key, a minted one (also of the very rollout), a forged one, one by name, none: 401 or 403, nothing done."""
+    before = await state(guarded)
+    keys = (AGENT, victims["r1"], victims["r2"], mint("r2", "birth", b"secret"), "rollout:r2", "control-keY", "x", None)
+    passed = []
+    for method, path in CONTROLLING:
+        for name in ("r1", "r2", "g2", victims["session"]):
+            for key in keys:
+                answer = await guarded.call(method, filled(path, name), key, data=b"{}")
+                if answer.status not in (401, 403):
+                    passed.append((method, path, name, key, answer.status))
+
+    assert [] == passed
+    assert before == await state(guarded)
+
+
+@pytest.mark.parametrize("spelling", [
+    "//rollouts", "/rollouts/", "/rollouts//", "/./rollouts", "/x/../rollouts", "/%72ollouts", "/ROLLOUTS", "/rollouts%2F",
+    "/rollouts;x", "/rollouts%00", "/rollouts%0d%0a", "/rollouts/r2/", "/rollouts/r2/x/../export", "/rollouts/r2/%65xport",
+    "/sessions/../rollouts/r2/export", "/r1/v1/../../rollouts", "/rollouts/r1/v1/../../r2/steps", "/rollouts/r1/../r2/steps",
+    "/rollouts/r2%2Fexport", "/rollouts/r2/steps/../steps", "/groups/g2/%2e%2e/%2e%2e/rollouts", "http://x/rollouts", "*",
+])  # fmt: skip
+async def test_no_spelling_of_a_path_leads_past_the_key(guarded, victims, spelling):
+    """Dots, doubled slashes, encoded letters, absolute forms: never a control route's answer."""
+    for method in ("GET", "HEAD", "OPTIONS", "TRACE"):
+        for key in (victims["r1"], AGENT):
+            sent = (
+                f"{method} {spelling} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer {key}\r\n\r\n"
+            )
+            answer = await guarded.raw(sent.encode())
+
+            assert re.match(rb"HTTP/1\.[01] (400|401|403|404|405)", answer), answer[:200]
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "PATCH", "DELETE", "HEAD", "POST"])
+async def test_a_method_named_in_a_header_does_nothing(guarded, victims, method):
+    """X-HTTP-Method-Override and its kin are headers like others."""
+    before = await state(guarded)
+    for name in ("X-HTTP-Method-Override", "X-Method-Override", "X-Original-URL", "X-Rewrite-URL"):
+        value = method if "Method" in name else "/rollouts/r2"
+        answer = await guarded.call("POST", "/v1/completions", victims["r1"], headers={name: value}, data=b"{}")
+        assert answer.status in (400, 422)
+
+    assert before == await state(guarded)
+
+
+@pytest.mark.parametrize(("method", "path"), NAMING)
+async def test_a_minted_key_opens_no_other_rollout_by_its_path(guarded, victims, method, path):
+    """403, and the other rollout has what it had."""
+    before = await state(guarded)
+    body = {**CHAT, "prompt": "hi", "rollout_id": "r1", "status": "COMPLETED"}
+    answer = await guarded.call(method, filled(path, "r2"), victims["r1"], json=body)
+
+    assert 403 == answer.status
+    assert before == await state(guarded)
+
+
+@pytest.mark.parametrize(("method", "path"), PLAIN)
+async def test_a_minted_key_opens_no_other_rollout_by_header_or_body(guarded, victims, method, path):
+    """A header that names another is 403; a body's name yields to the key's own."""
+    before = (await guarded.call("GET", "/rollouts/r2", CONTROL)).json
+    names = {"rollout_id": "r2", "metadata": {"rollout_id": "r2"}}
+    prompt = {"prompt_token_ids": [3, 4]} if path == "/generate" else [3, 4]
+    body = names | (CHAT if "chat" in path else {"prompt": prompt, "max_tokens": 2})
+    named = await guarded.call(method, path, victims["r1"], headers={"X-Rollout-Id": "r2"}, json=body)
+    within = await guarded.call(method, path, victims["r1"], headers={"X-Rollout-Group": "g2"}, json=body)
+
+    if path.endswith("completed"):
+        assert {named.status, within.status} <= {400, 403, 422}
+    else:
+        assert 403 == named.status
+        assert within.headers.get("X-Rollout-Id", "r1") == "r1"
+    assert before["counts"] == (await guarded.call("GET", "/rollouts/r2", CONTROL)).json["counts"]
+    assert (await guarded.call("GET", "/rollouts/r1", CONTROL)).json["group_id"] is None
+
+
+@pytest.mark.parametrize(("method", "path"), OF_SESSIONS)
+async def test_a_minted_key_opens_no_other_session(guarded, victims, method, path):
+    """Atropos' sessions are rollouts: 403 for another's key."""
+    answer = await guarded.call(method, filled(path, victims["session"]), victims["r1"], json=CHAT)
+
+    assert 403 == answer.status
+
+
+async def test_a_result_is_taken_for_the_keys_own_rollout_only(guarded, victims):
+    """Osmosis' callback with another's id is 403, wherever the id stands."""
+    body = {"rollout_id": "r2", "status": "COMPLETED", "final_messages": [], "reward": 1.0}
+    for path in ("/v1/rollout/completed", "/rollouts/r2/v1/rollout/completed", "/sessions/r2/v1/rollout/completed"):
+        assert 403 == (await guarded.call("POST", path, victims["r1"], json=body)).status
+
+    assert "open" == (await guarded.call("GET", "/rollouts/r2", CONTROL)).json["status"]
+
+
+async def test_a_key_ends_with_its_rollout(guarded, victims):
+    """Deleted and opened again under the same name, it has another key; the old one is 401."""
+    await guarded.call("DELETE", "/rollouts/r1", CONTROL)
+    again = await guarded.call("POST", "/rollouts", CONTROL, json={"rollout_id": "r1"})
+    old = await guarded.call("POST", "/v1/chat/completions", victims["r1"], json=CHAT)
+
+    assert 201 == again.status
+    assert 401 == old.status
