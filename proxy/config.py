@@ -92,6 +92,12 @@ class AgentsSettings(Section):
         "new", description="A call that names no rollout: gets a new one, is refused, or passes unrecorded."
     )
     max_body_bytes: int = Field(64 * 2**20, gt=0, description="Longest request body, inflated; over it 413.")
+    max_bytes_in_flight: int = Field(
+        2**30, gt=0, description="Bytes that calls in flight may hold, bodies and answers; over it new calls get 429."
+    )
+    stall_s: float = Field(
+        120, gt=0, description="A client that reads nothing of what waits for it for so long is cut."
+    )
     probes: ProbeSettings = Field(ProbeSettings(), description="Health probes, which are passed on and not recorded.")
 
 

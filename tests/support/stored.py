@@ -12,8 +12,10 @@ TIMEOUT_S = 10
 
 async def steps_of(store, rollout_id: str) -> list[Step]:
     """The steps of a rollout, in order of storing."""
-    reader = BlockReader(await store.blocks(rollout_id))
     records = await store.read(rollout_id, 0, 10_000)
+    reader = BlockReader(
+        await store.blocks(rollout_id)
+    )  # after them: what a record needs was stored with it, or before
     return [decode(record, reader, index) for index, record in enumerate(records)]
 
 
