@@ -28,6 +28,7 @@ from proxy.keys import KeyRing
 from proxy.logs import LOG
 from proxy.metrics import make_metrics
 from proxy.parts import PARTS, SHOWN, Parts
+from proxy.pressure import Pressure
 from proxy.recorder import Recorder
 from proxy.sections import StoreSettings
 from proxy.spool import Spool
@@ -109,6 +110,9 @@ def _parts_of(
             spool = Spool(settings.store.spool_path) if settings.store.on_failure == "spool" else None
             recorder = Recorder(opened, metrics, clock, stored=audit.offer, spool=spool)
             stack.push_async_callback(recorder.close)
+            agents = settings.agents
+            pressure = Pressure(agents.max_bytes_in_flight, agents.stall_s, metrics, lambda: recorder.kept_bytes)
+            stack.push_async_callback(pressure.close)
             app[ROLLOUT_SERVERS] = RolloutServers(settings.osmosis)
             stack.push_async_callback(app[ROLLOUT_SERVERS].close)  # before the recorder: what it cuts short is noted
             parts = Parts(
@@ -119,6 +123,7 @@ def _parts_of(
                 store=opened,
                 upstream=upstream,
                 recorder=recorder,
+                pressure=pressure,
                 attempts=Attempts(opened, clock),
                 agent_keys=KeyRing(key.get_secret_value() for key in settings.agents.api_keys),
                 control_keys=KeyRing(key.get_secret_value() for key in settings.control.api_keys),

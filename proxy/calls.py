@@ -70,7 +70,8 @@ async def answer(request: web.Request) -> web.StreamResponse:
     caller = await identify(request, parts)
     check_minted(caller.minted, target.rollout_id)
     if dialect is not None and request.method == "POST":
-        return await answer_dialect(request, parts, target, dialect, caller)
+        with parts.pressure.admitted(request.content_length):
+            return await answer_dialect(request, parts, target, dialect, caller)
     if request.method == "POST" and target.endpoint == COMPLETED:
         return await take_result(request, parts, target, caller)
     if request.method == "GET" and target.endpoint == "/health":

@@ -24,7 +24,7 @@ from proxy.wire.replay import CONTENT_TYPE, KEEP_ALIVE, error_events
 CLIENT_LEFT = 499  # in the log only, as nginx has it
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Call:
     """One call, accepted: what is decided of it, and how far it has come.
 

@@ -109,6 +109,12 @@ class AgentsSettings(Section):
     idle_s: float = Field(
         75, gt=0, description="A connection is closed when the head of a request takes longer, the first or the next."
     )
+    max_bytes_in_flight: int = Field(
+        2**30, gt=0, description="Bytes that calls in flight may hold, bodies and answers; over it new calls get 429."
+    )
+    stall_s: float = Field(
+        120, gt=0, description="A client that reads nothing of what waits for it for so long is cut."
+    )
     probes: ProbeSettings = Field(ProbeSettings(), description="Health probes, which are passed on and not recorded.")
 
 

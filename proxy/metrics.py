@@ -41,6 +41,8 @@ class Metrics:
     audits: Counter
     audit_difference: Histogram
     open_rollouts: Gauge
+    held_bytes: Gauge
+    stalled: Counter
 
     def all(self) -> list[Counter | Gauge | Histogram]:
         """Each of them."""
@@ -86,6 +88,8 @@ _METRICS: dict[str, tuple[type[Counter] | type[Gauge] | tuple[float, ...], str, 
     "drift": (Counter, "drift", "Boundaries where messages went on and ids did not, of finished rollouts.", ("kind",)),
     "groups": (Counter, "groups", "Groups that became complete, claimed, released, done or dropped.", ("event",)),
     "open_rollouts": (Gauge, "open_rollouts", "Rollouts of this process with a call in flight.", ()),
+    "held_bytes": (Gauge, "held_bytes", "Bytes that calls in flight hold (agents.max_bytes_in_flight).", ()),
+    "stalled": (Counter, "stalled_clients", "Clients cut because they read nothing (agents.stall_s).", ()),
 }  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from proxy.config import Settings
 from proxy.keys import KeyRing
 from proxy.metrics import Metrics
 from proxy.policy import Policy
+from proxy.pressure import Pressure
 from proxy.recorder import Recorder
 from proxy.remembered import Remembered
 from proxy.tokenizers import Tokenizers
@@ -40,6 +41,7 @@ class Parts:
     store: Store
     upstream: Upstream
     recorder: Recorder
+    pressure: Pressure
     attempts: Attempts
     agent_keys: KeyRing
     control_keys: KeyRing

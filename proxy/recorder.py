@@ -54,6 +54,7 @@ class Recorder:
         self._known_count = 0
         self._tasks: set[asyncio.Task[Any]] = set()
         self._spool = spool
+        self.kept_bytes = 0  # of steps that nobody waits for
         self.standing = Standing(store, metrics, self._replay)
         if spool is not None:
             metrics.spooled.set_function(lambda: spool.pending)
@@ -78,12 +79,13 @@ class Recorder:
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
+            self._owe(task, body_bytes)
             self.hold(self._mark_undelivered(task, step, birth))
             raise
 
     def keep(self, step: Step, birth: str, *, body_bytes: int) -> None:
         """Store a step that nobody waits for: its client has left."""
-        self.hold(self._append_unwatched(step, birth, body_bytes))
+        self._owe(self.hold(self._append_unwatched(step, birth, body_bytes)), body_bytes)
 
     def undelivered(self, step: Step, birth: str) -> None:
         """Note that the client of a stored step was gone before the end was written."""
@@ -125,6 +127,15 @@ class Recorder:
         except OSError as error:
             raise StoreFault(f"the step could be stored neither in the store nor in the journal: {error}") from error
         self._count(step)
+
+    def _owe(self, task: "asyncio.Task[None]", body_bytes: int) -> None:
+        """Count what a step holds until it is written, now that its call does not."""
+
+        def paid(_: "asyncio.Task[None]") -> None:
+            self.kept_bytes -= body_bytes
+
+        self.kept_bytes += body_bytes
+        task.add_done_callback(paid)
 
     def _let_go(self, task: "asyncio.Task[Any]") -> None:
         self._tasks.discard(task)

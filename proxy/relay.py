@@ -32,6 +32,7 @@ async def relay(parts: Parts, call: Call) -> web.StreamResponse:
     client = Client(call)
     parts.metrics.in_flight.inc()
     parts.in_flight[call.plan.rollout_id] += 1
+    parts.pressure.calls.add(call)
     try:
         outcome = await _exchange(parts, call, client)
         if call.reshape is not None:
@@ -49,6 +50,7 @@ async def relay(parts: Parts, call: Call) -> web.StreamResponse:
         return web.Response(status=CLIENT_LEFT)  # nobody is there to read it
     finally:
         parts.metrics.in_flight.dec()
+        parts.pressure.calls.discard(call)
         parts.in_flight[call.plan.rollout_id] -= 1
         if not parts.in_flight[call.plan.rollout_id]:
             del parts.in_flight[call.plan.rollout_id]

@@ -19,7 +19,7 @@ IO = {
 SHELLS = {
     "app", "attempts", "audit", "callers", "calls", "check", "client", "clientside", "clock", "compat", "config", "control",
     "download", "drifting", "logs", "metrics", "parts", "passthrough", "probes", "push", "recorder", "relay", "rollouts",
-    "remembered", "sections", "server", "simulator", "spool", "standing", "token_replies", "tokenizers", "upstream",
+    "pressure", "remembered", "sections", "server", "simulator", "spool", "standing", "token_replies", "tokenizers", "upstream",
 }  # fmt: skip
 
 # A file without a test file is a decision, and decisions are listed here, each with its reason.

@@ -53,7 +53,8 @@ def _calling(endpoint: str, read: ReadForm) -> Handler:
         rollout, caller = await _admitted(request)
         parts = request.app[PARTS]
         target = Target(endpoint, rollout.rollout_id)
-        return await answer_dialect(request, parts, target, DIALECTS[endpoint], caller, read)
+        with parts.pressure.admitted(request.content_length):
+            return await answer_dialect(request, parts, target, DIALECTS[endpoint], caller, read)
 
     return call
 

@@ -1,0 +1,96 @@
+"""How much memory calls hold, and the clients that read nothing.
+
+Holds the calls in flight, the bound on their bytes, and the one task that cuts stalled clients. A client that is slow is none:
+its engine is read no faster than it reads (a few hundred kB lie between), so its call holds what its step will. Rule: nothing
+is counted per event; the calls are summed up when another one comes.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from aiohttp import web
+
+from proxy.errors import Overloaded
+from proxy.logs import LOG
+from proxy.metrics import Metrics
+
+_LOOKS = 4  # at each client within the time that it may stall
+
+
+class Held(Protocol):
+    """A call in flight: its bytes so far, request and answer, and its client's connection."""
+
+    request: web.Request
+    body_bytes: int
+
+
+class Pressure:
+    """The calls in flight of one process. `kept` tells the bytes of steps that nobody waits for and are not stored yet."""
+
+    def __init__(self, most_bytes: int, stall_s: float, metrics: Metrics, kept: Callable[[], int]) -> None:
+        self._most_bytes = most_bytes
+        self._stall_s = stall_s
+        self._metrics = metrics
+        self._kept = kept
+        self._asked_bytes = 0
+        self._watching = asyncio.get_running_loop().create_task(self._watch())
+        self.calls: set[Held] = set()
+        metrics.held_bytes.set_function(self.held_bytes)
+
+    def __repr__(self) -> str:
+        return f"<Pressure {self.held_bytes()} of {self._most_bytes} bytes>"
+
+    def held_bytes(self) -> int:
+        """The bytes of all that is in flight: bodies that came, what was sent of them and its answer, steps on their way."""
+        return self._asked_bytes + sum(call.body_bytes for call in self.calls) + self._kept()
+
+    @contextmanager
+    def admitted(self, body_bytes: int | None) -> Iterator[None]:
+        """While a call is answered, its body counts. Raises Overloaded if there is no room for one more.
+
+        A call that finds nothing in flight is let in, however long it is.
+        """
+        held, most = self.held_bytes(), self._most_bytes
+        if held and held + (body_bytes or 0) > most:
+            raise Overloaded(
+                f"calls in flight hold {held} bytes, and this one would go over the bound of {most} "
+                "(agents.max_bytes_in_flight): try again when some have ended"
+            )
+        self._asked_bytes += body_bytes or 0
+        try:
+            yield
+        finally:
+            self._asked_bytes -= body_bytes or 0
+
+    async def close(self) -> None:
+        """Watch no more."""
+        self._watching.cancel()
+        await asyncio.wait([self._watching])
+
+    async def _watch(self) -> None:
+        """Cut every client whose unsent bytes have not become fewer for so long."""
+        time = asyncio.get_running_loop().time
+        seen: dict[Held, tuple[int, float]] = {}
+        while True:
+            await asyncio.sleep(self._stall_s / _LOOKS)
+            now, before, seen = time(), seen, {}
+            for call in tuple(self.calls):
+                waiting = _unsent(call.request)
+                if not waiting:
+                    continue
+                size, since = before.get(call, (waiting, now))
+                seen[call] = (waiting, since if size == waiting else now)
+                if size == waiting and now - since >= self._stall_s and call.request.transport is not None:
+                    LOG.warning("a client has read nothing for %s s and is cut", self._stall_s)
+                    self._metrics.stalled.inc()
+                    call.request.transport.abort()
+
+
+def _unsent(request: web.Request) -> int:
+    """The bytes that wait for a client to read, where so many do that its call stands still; else 0."""
+    transport = request.transport
+    if transport is None or not request.protocol.writing_paused:
+        return 0
+    return transport.get_write_buffer_size()
