@@ -70,19 +70,21 @@ class Pressure:
         await asyncio.wait([self._watching])
 
     async def _watch(self) -> None:
-        """Cut every client whose unsent bytes have not become fewer for so long."""
-        time = asyncio.get_running_loop().time
-        seen: dict[Held, tuple[int, float]] = {}
+        """Cut every client whose unsent bytes have not become fewer for so long.
+
+        Counted in looks, not on the clock: while we stood still ourselves, nobody could show that it reads.
+        """
+        seen: dict[Held, tuple[int, int]] = {}
         while True:
             await asyncio.sleep(self._stall_s / _LOOKS)
-            now, before, seen = time(), seen, {}
+            before, seen = seen, {}
             for call in tuple(self.calls):
                 waiting = _unsent(call.request)
                 if not waiting:
                     continue
-                size, since = before.get(call, (waiting, now))
-                seen[call] = (waiting, since if size == waiting else now)
-                if size == waiting and now - since >= self._stall_s and call.request.transport is not None:
+                size, looks = before.get(call, (waiting, -1))
+                seen[call] = (waiting, looks + 1 if size == waiting else 0)
+                if seen[call][1] >= _LOOKS and call.request.transport is not None:
                     LOG.warning("a client has read nothing for %s s and is cut", self._stall_s)
                     self._metrics.stalled.inc()
                     call.request.transport.abort()
