@@ -9,7 +9,7 @@ import signal
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from random import Random
 
@@ -73,7 +73,14 @@ FAULTS: list[Fault] = [
 
 
 async def run(
-    folder: Path, seed: int, on_failure: str, seconds: float, *, away_s: float, agents: int = 6
+    folder: Path,
+    seed: int,
+    on_failure: str,
+    *,
+    away_s: float,
+    seconds: float = 0,
+    agents: int = 6,
+    faults: Sequence[Fault] = FAULTS,
 ) -> dict[str, int]:
     """A run until every fault happened once and the time is over; what was counted. Raises AssertionError."""
     dice, system, done = Random(seed), System(folder, on_failure), Counter()
@@ -82,7 +89,7 @@ async def run(
     try:
         load = Agents(system.url, Random(seed + 1), agents)
         while not done or time.monotonic() < over:
-            for fault in dice.sample(FAULTS, len(FAULTS)):
+            for fault in dice.sample(faults, len(faults)):
                 await asyncio.sleep(dice.random() * min(away_s, 0.5))
                 await fault(system, dice, away_s)
                 done[fault.__name__] += 1
@@ -114,7 +121,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             away_s = 30 if seed == said.seed + 2 and said.seconds >= 400 else Random(seed).uniform(0.2, 4)
             print(f"seed {seed}, {on_failure}, stores away for {away_s:.1f} s", flush=True)  # noqa: T201
-            counted = asyncio.run(run(Path(folder), seed, on_failure, 5, away_s=away_s))
+            counted = asyncio.run(run(Path(folder), seed, on_failure, away_s=away_s, seconds=5))
         print("  nothing lost:", counted, flush=True)  # noqa: T201
         total.update(counted)
         total["runs"] += 1
