@@ -65,7 +65,7 @@ class System:
         settings = folder / "proxy.yaml"
         settings.write_text(
             f"listen: 127.0.0.1:{ports[0]}\ndrain_s: 5\nlog: {{level: warning}}\n"
-            f"engines: {{endpoints: [{{url: 'http://127.0.0.1:{ports[2]}', kind: vllm}}], read_timeout_s: 1}}\n"
+            f"engines: {{endpoints: [{{url: 'http://127.0.0.1:{ports[2]}', kind: vllm}}], read_timeout_s: 0.5}}\n"
             f"store: {{url: '{self.store_url}', timeout_s: 2, on_failure: {on_failure}, spool_path: '{folder}/spool'}}\n"
         )
         self.proxy = Part("proxy", [sys.executable, "-m", "proxy", "serve", "--config", str(settings)], folder)

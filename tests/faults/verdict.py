@@ -29,10 +29,11 @@ async def judge(store_url: str, ended: dict[str, str], logged: set[str]) -> dict
             steps = [decode(record, reader, at) for at, record in enumerate(records)]
             assert len(steps) == rollout.counts.get("steps", 0), f"{name}: a count without its step, or a step without"
             for step in steps:
-                uid = step.request["messages"][-1]["content"].split()[0]
+                uid, mode, _ = step.request["messages"][-1]["content"].split()
                 seen[uid] += 1
                 statuses[step.status] += 1
                 _is_as_the_engine_said(step, uid, ended, logged)
+                assert step.exact or mode != "whole" or uid not in ended, f"{uid}: {step.problems}"
         (server,) = await store._servers.all()
         keys = set((await server.ask([("KEYS", "*")]))[0])
     finally:
