@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: all install run test test-engine cassettes bench lint types docs lock clean
+.PHONY: all install run test test-faults test-engine cassettes bench lint types docs lock clean
 
 all: lint types test  ## what must hold before anything lands
 
@@ -23,6 +23,9 @@ run: $(READY)  ## the proxy on 127.0.0.1:8400; ENGINE=http://… for a real engi
 
 test: $(READY)  ## the specification, against real parts
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+test-faults: $(READY)  ## everything killed, stopped and filled under load, for some 8 minutes; SECONDS_LONG=, SEED= say otherwise
+	$(BIN)/python -m tests.faults.run --seconds $(or $(SECONDS_LONG),420) $(if $(SEED),--seed $(SEED))
 
 test-engine: $(READY)  ## against a real vLLM and a real llama.cpp on this CPU; built once into the user's cache folder
 	$(BIN)/python tests/engine/environment.py

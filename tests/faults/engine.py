@@ -1,0 +1,95 @@
+"""An engine of the test's own: `python engine.py PORT LOG`. It speaks vLLM's chat protocol and logs what it samples.
+
+What a call is to get is in its message: `UID MODE AT`. MODE is whole, hang, garbage, refuse or cut; AT, the event at which.
+A line of the log is on its way to the disk before the first byte of the answer is.
+"""
+
+import asyncio
+import sys
+from pathlib import Path
+from random import Random
+
+import orjson
+from aiohttp import web
+
+PROMPT = list(range(40, 60))
+SAMPLED = 12
+
+
+def sampled(uid: str) -> tuple[list[int], list[float]]:
+    """The ids and logprobs of a call: its own, so that no two calls can be taken for each other."""
+    dice = Random(uid)
+    return [dice.randrange(1, 50_000) for _ in range(SAMPLED)], [
+        -dice.randrange(1, 2**16) / 2**12 for _ in range(SAMPLED)
+    ]
+
+
+def logprobs_of(pairs) -> dict:
+    return {"content": [{"token": f"t{i}", "logprob": lp, "bytes": [116], "top_logprobs": []} for i, lp in pairs]}
+
+
+def whole(uid: str) -> bytes:
+    ids, logprobs = sampled(uid)
+    choice = {
+        "index": 0, "message": {"role": "assistant", "content": uid}, "finish_reason": "length", "token_ids": ids,
+        "logprobs": logprobs_of(zip(ids, logprobs, strict=True)),
+    }  # fmt: skip
+    usage = {"prompt_tokens": len(PROMPT), "completion_tokens": SAMPLED, "total_tokens": len(PROMPT) + SAMPLED}
+    told = {"id": uid, "object": "chat.completion", "created": 1, "model": "m", "choices": [choice], "usage": usage}
+    return orjson.dumps(told | {"prompt_token_ids": PROMPT})
+
+
+def events(uid: str) -> list[bytes]:
+    head = {"id": uid, "object": "chat.completion.chunk", "created": 1, "model": "m"}
+    ids, logprobs = sampled(uid)
+    role = {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+    told = [head | {"choices": [role], "prompt_token_ids": PROMPT}]
+    for at, (token, logprob) in enumerate(zip(ids, logprobs, strict=True)):
+        choice = {"index": 0, "delta": {"content": f"t{token} "}, "logprobs": logprobs_of([(token, logprob)])}
+        finish = "length" if at == SAMPLED - 1 else None
+        told.append(head | {"choices": [choice | {"finish_reason": finish, "token_ids": [token]}]})
+    return [b"data: " + orjson.dumps(event) + b"\n\n" for event in told] + [b"data: [DONE]\n\n"]
+
+
+def make_app(log: Path) -> web.Application:
+    journal = log.open("ab", buffering=0)
+
+    async def chat(request: web.Request) -> web.StreamResponse:
+        body = orjson.loads(await request.read())
+        uid, mode, at = body["messages"][-1]["content"].split()
+        if mode == "refuse":
+            return web.json_response({"error": {"message": "overloaded", "type": "x", "code": 503}}, status=503)
+        journal.write(uid.encode() + b"\n")
+        parts = events(uid) if body.get("stream") else [whole(uid)[:200], whole(uid)[200:]]
+        kind = "text/event-stream; charset=utf-8" if body.get("stream") else "application/json"
+        response = web.StreamResponse(headers={"Content-Type": kind})
+        for number in range(len(parts)):
+            if number == int(at) % len(parts) and mode != "whole":
+                if mode == "hang":
+                    await asyncio.sleep(3600)
+                if mode == "cut":
+                    request.transport.abort()
+                    return response
+                if mode == "garbage":
+                    parts[number] = b"data: {\x00\xff not json\n\n"
+            if not response.prepared:
+                await response.prepare(request)
+            await response.write(parts[number])
+            await asyncio.sleep(0.002)
+        await response.write_eof()
+        return response
+
+    async def known(request: web.Request) -> web.Response:
+        return web.json_response({"version": "0.32.0"} if request.path == "/version" else {"status": "ok"})
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", chat)
+    app.router.add_get("/version", known)
+    app.router.add_get("/health", known)
+    return app
+
+
+if __name__ == "__main__":
+    web.run_app(
+        make_app(Path(sys.argv[2])), host="127.0.0.1", port=int(sys.argv[1]), print=None, handler_cancellation=True
+    )

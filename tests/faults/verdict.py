@@ -1,0 +1,60 @@
+"""What must hold after a run, read straight from the store."""
+
+from collections import Counter
+
+import orjson
+
+from proxy.rollouts import read_rollout
+from proxy.trajectory.blocks import BlockReader
+from proxy.trajectory.record import decode
+from storage import open_store
+from storage.keys import BUCKETS, bucket_keys, constants_key, keys_of, notices_key
+from tests.faults.engine import sampled
+
+
+async def judge(store_url: str, ended: dict[str, str], logged: set[str]) -> dict[str, int]:
+    """Assert that nothing was lost, doubled, half-written or left without an owner; what was counted."""
+    store = await open_store(store_url)
+    seen: Counter[str] = Counter()
+    statuses: Counter[str] = Counter()
+    owned = {constants_key("tt")}
+    for bucket in BUCKETS:
+        owned |= {*bucket_keys("tt", bucket), notices_key("tt", bucket)}
+    try:
+        async for name in store.names():
+            owned |= {*keys_of("tt", name).all()}
+            rollout = read_rollout(await store.look(name))
+            records = await store.read(name, 0, 100_000)
+            reader = BlockReader(await store.blocks(name))
+            steps = [decode(record, reader, at) for at, record in enumerate(records)]
+            assert len(steps) == rollout.counts.get("steps", 0), f"{name}: a count without its step, or a step without"
+            for step in steps:
+                uid, mode, _ = step.request["messages"][-1]["content"].split()
+                seen[uid] += 1
+                statuses[step.status] += 1
+                _is_as_the_engine_said(step, uid, ended, logged)
+                assert step.exact or mode != "whole" or uid not in ended, f"{uid}: {step.problems}"
+        (server,) = await store._servers.all()
+        keys = set((await server.ask([("KEYS", "*")]))[0])
+    finally:
+        await store.close()
+    assert not (lost := ended.keys() - seen.keys()), f"their clients saw the end, and they are not stored: {lost}"
+    assert not (twice := [uid for uid, count in seen.items() if count > 1]), f"stored twice: {twice}"
+    assert not (orphans := keys - owned), f"keys without an owner: {orphans}"
+    return {"ended": len(ended), **statuses}
+
+
+def _is_as_the_engine_said(step, uid: str, ended: dict[str, str], logged: set[str]) -> None:
+    ids, logprobs = sampled(uid)
+    if uid in ended:
+        assert ended[uid] == step.step_id, f"{uid}: another step than its client was told"
+        assert step.status == "complete", f"{uid}: {step.status}, and its client saw the end"
+    if step.status == "error":
+        return
+    got = step.choices[0].ids.tolist() if step.choices else []
+    assert uid in logged or not got, f"{uid}: recorded, and never sampled"
+    if step.status == "complete" and step.exact:
+        assert (ids, logprobs) == (got, step.choices[0].logprobs.tolist()), f"{uid}: not what the engine sampled"
+    else:
+        places = iter(ids)  # a garbled event is passed over: what is there is there in order
+        assert all(token in places for token in got), f"{uid}: {orjson.dumps(got)} is not of what the engine sampled"
