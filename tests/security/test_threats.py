@@ -5,7 +5,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = (ROOT / "docs" / "security.md").read_text()
-LINES = [line.split("|")[1:-1] for line in PAGE.splitlines() if line.startswith("| ")]
+TABLE = PAGE.partition("\n## ")[0]
+LINES = [line.split("|")[1:-1] for line in TABLE.splitlines() if line.startswith("| ")]
 NAMED = re.compile(r"`(?:(tests/[\w/]+\.py)::)(test_\w+)`")
 
 
