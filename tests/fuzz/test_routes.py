@@ -34,6 +34,10 @@ async def test_no_request_that_the_description_allows_or_forbids_fails_us(fuzz, 
             def check(case):
                 if isinstance(case.body, dict) and "wait_s" in case.body:
                     case.body["wait_s"] = 0  # a claim may wait for ten minutes, and we may not
+                if isinstance(case.body, dict) and isinstance(case.body.get("size"), int):
+                    case.body["size"] = min(
+                        case.body["size"], 3
+                    )  # thousands of rollouts make every list long, and slow
                 try:
                     answer = case.call(served.url, session=session, headers={"Authorization": "Bearer key"})
                 except (ValueError, requests.RequestException):
