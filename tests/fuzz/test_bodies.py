@@ -10,7 +10,7 @@ from stored import steps_of
 from proxy.server import simulating
 from proxy.simulator.options import Options
 
-pytestmark = pytest.mark.timeout(3600)
+pytestmark = [pytest.mark.timeout(3600), pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisWarning")]
 SHARE = 0.25
 REFUSALS = {400, 401, 404, 409, 413, 415, 422, 429}
 TEXT = st.text(max_size=8)

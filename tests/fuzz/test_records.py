@@ -13,7 +13,7 @@ from proxy.trajectory.blocks import BlockReader
 from proxy.trajectory.record import SCHEMA, UnreadableRecord, decode, encode
 from proxy.trajectory.step import Choice, EngineFacts, Step, Timing
 
-pytestmark = pytest.mark.timeout(3600)
+pytestmark = [pytest.mark.timeout(3600), pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisWarning")]
 ENGINE = EngineFacts("local", "vllm", "0.32.0", "http://engine:8000")
 WRITTEN = [
     encode(
