@@ -36,7 +36,7 @@ async def face(store, engine, guarded_face):
 
 @pytest.mark.parametrize("coding", CODINGS)
 async def test_a_body_is_measured_inflated(face, engine, coding):
-    """A quarter of a gigabyte in a few hundred kilobytes is refused (413; 400 for a coding nobody reads), in little memory."""
+    """A quarter of a gigabyte in little is refused: 413, or 400 for a coding that nobody reads; in little memory."""
     tracemalloc.start()
     try:
         answer = await face.call("POST", PATH, data=CODINGS[coding], headers={"Content-Encoding": coding})

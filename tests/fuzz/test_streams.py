@@ -1,0 +1,108 @@
+"""Answers of engines, cut, dropped, doubled and garbled: each leaves a step, and an exact one tells just the ids that came."""
+
+from contextlib import suppress
+
+import aiohttp
+import orjson
+import pytest
+from fakes import settings_for
+from hypothesis import strategies as st
+from recorded import cut, dialect_cassettes, plan_of, play
+from stored import some_steps
+
+from proxy.server import running
+from proxy.trajectory.blocks import BlockReader
+from proxy.trajectory.record import decode, encode
+
+pytestmark = [pytest.mark.timeout(3600), pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisWarning")]
+STREAMS = [c for c in dialect_cassettes() if c.is_stream and c.status == 200 and "generate" not in c.path]
+CHAT = next(cassette for cassette in STREAMS if "chat" in cassette.path)
+
+
+@st.composite
+def spoilt(draw, cassettes):
+    """A recorded stream with events dropped, doubled, swapped or garbled, in any reads; the engine may die at its end."""
+    cassette = draw(st.sampled_from(cassettes))
+    events = cassette.answer.split(b"\n\n")
+    for _ in range(draw(st.integers(0, 3))):
+        at = draw(st.integers(0, len(events) - 1))
+        match draw(st.sampled_from(["drop", "double", "swap", "garble", "replace", "cut"])):
+            case "drop" if len(events) > 1:
+                del events[at]
+            case "double":
+                events.insert(at, events[at])
+            case "swap":
+                events[at], events[0] = events[0], events[at]
+            case "garble" if events[at]:
+                place = draw(st.integers(0, len(events[at]) - 1))
+                events[at] = events[at][:place] + draw(st.binary(max_size=3)) + events[at][place + 1 :]
+            case "replace":
+                events[at] = b"data: " + draw(
+                    st.binary(max_size=20) | st.sampled_from([b"[DONE]", b"{}", b"null", b"[]"])
+                )
+            case _:
+                events = events[: at + 1]
+    answer = b"\n\n".join(events)
+    sizes = draw(st.lists(st.integers(0, 400), max_size=8))
+    return cassette, answer, cut(answer, sizes)
+
+
+def ids_told(answer):
+    """The sampled ids of each choice, by a plain reading of the stream: None if that is not possible."""
+    told = {}
+    for event in answer.split(b"\n\n"):
+        if event in (b"", b"data: [DONE]"):
+            continue
+        if not event.startswith(b"data: {") or b"\n" in event or b"\r" in event:
+            return None  # there are other spellings of an event, and this reader knows one
+        try:
+            for choice in orjson.loads(event.removeprefix(b"data: ")).get("choices") or []:
+                told.setdefault(choice["index"], []).extend(choice.get("token_ids") or [])
+        except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
+            return None
+    return told
+
+
+def check_step(step, answer):
+    """What was written reads the same; a step without a problem has the ids of the stream, in order."""
+    written = encode(step)
+    read = decode(written.record, BlockReader(written.blocks))
+    assert [choice.ids for choice in read.choices] == [choice.ids for choice in step.choices]
+    told = ids_told(answer)
+    if step.exact and told is not None:
+        assert {choice.index: choice.ids.tolist() for choice in step.choices} == told
+
+
+async def test_a_spoilt_stream_leaves_a_step_that_claims_no_more_than_came(fuzz):
+    """No exception, a step that can be stored, exact only with the very ids; nothing is shown that did not come."""
+
+    def check(drawn):
+        cassette, answer, reads = drawn
+        plan = plan_of(cassette.path, cassette.body)
+        exchanged = play(plan, cassette, reads)
+        check_step(exchanged[2], answer)
+        assert len(exchanged[0]) + len(exchanged[1]) <= len(answer) + 2
+
+    await fuzz(0.24, spoilt(STREAMS), check)
+
+
+async def test_a_client_gets_the_end_of_a_spoilt_stream(fuzz, store, engine):
+    """On real sockets: an answer, or a connection that breaks; then a step of it in the store, and never a 500."""
+    known = {"endpoints": [{"url": engine.url, "kind": "vllm"}]}
+    number = 0
+    async with running(settings_for(None, engines=known), store) as served, aiohttp.ClientSession() as http:
+
+        async def check(drawn):
+            nonlocal number
+            number += 1
+            cassette, answer, reads = drawn
+            engine.streams([read for read in reads if read], then="end")
+            path = f"{served.url}/rollouts/r{number}{cassette.path}"
+            with suppress(aiohttp.ClientPayloadError):
+                async with http.post(path, json=cassette.body) as shown:
+                    await shown.read()
+                    assert shown.status in (200, 502), shown.status
+            (step,) = await some_steps(store, f"r{number}")
+            check_step(step, answer)
+
+        await fuzz(0.06, spoilt([CHAT]), check)

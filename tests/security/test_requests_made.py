@@ -1,0 +1,72 @@
+"""Whom the proxy calls: those of the configuration, whatever a request says."""
+
+import asyncio
+
+import pytest
+from fakes import proxying
+from recorded import load
+
+from proxy.control.openapi import ROUTES
+
+WHOLE = load("chat_ids_lp")
+NAMES = (
+    "base_url", "url", "server_url", "tool_server_url", "callback_url", "webhook", "image_url", "endpoint", "api_base",
+    "engine", "server", "service", "lora_path", "model_name",
+)  # fmt: skip
+
+
+@pytest.fixture
+async def trap():
+    """A server that nobody should call; and whether somebody did."""
+    called = asyncio.Event()
+
+    async def answer(reader, writer):
+        called.set()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", called
+    server.close()
+    await server.wait_closed()
+
+
+async def test_no_url_of_a_request_is_fetched(store, engine, guarded_face, trap):
+    """In any field of a body, in the query, in a header, on every route: the proxy calls its own engine and nobody else."""
+    url, called = trap
+    engine.plays(WHOLE)
+    body = dict.fromkeys(NAMES, url) | {"rollout_id": "r1", "servers": [{"base_url": url, "server_type": "vllm"}]}
+    content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": url}]
+    chat = {"messages": [{"role": "user", "content": content}], "prompt": url, "metadata": body}
+    headers = dict.fromkeys(("X-Forwarded-Host", "X-Original-URL", "X-Upstream", "Forwarded", "Referer", "Origin"), url)
+    async with proxying(engine.url, store, atropos={"enabled": True}) as served:
+        face = guarded_face(served.url)
+        for route in ROUTES:
+            path = route.path.replace("{", "").replace("}", "") + f"?url={url}&base_url={url}"
+            for said in (body, chat, body | chat, {"server": url, "messages": chat["messages"]}, {"base_url": url}):
+                answer = await face.call(route.method, path, headers=headers, json=said)
+                assert answer.status != 500 or "sessions/create" in path or path.startswith("/setup"), (
+                    path,
+                    answer.text,
+                )
+        await face.raw(f"GET {url}/v1/models HTTP/1.1\r\nHost: {url[7:]}\r\nConnection: close\r\n\r\n".encode())
+
+    assert not called.is_set()
+    assert engine.asked
+
+
+async def test_a_redirect_of_the_engine_is_not_followed(store, engine, guarded_face, trap):
+    """It is told to the client as it is; an engine must not lead us elsewhere."""
+    from aiohttp import web
+
+    url, called = trap
+
+    async def answering(request, body):
+        return web.Response(status=307, headers={"Location": url})
+
+    engine.answering = answering
+    async with proxying(engine.url, store) as served:
+        face = guarded_face(served.url)
+        answer = await face.call("POST", "/v1/chat/completions", json={"messages": []}, allow_redirects=False)
+
+    assert 307 == answer.status
+    assert not called.is_set()

@@ -1,0 +1,145 @@
+"""Secrets are planted wherever one can stand, and looked for wherever they could come out."""
+
+import asyncio
+import io
+import logging
+from contextlib import suppress
+
+import aiohttp
+import orjson
+import pytest
+from fakes import settings_for
+from recorded import load
+from rollout_servers import QUESTION, rollout_server
+from stored import steps_of
+
+from proxy.export import FORMATS
+from proxy.logs import LOG, WIRE_LOG, JsonLines, TextLines
+from proxy.server import running
+
+WHOLE = load("chat_ids_lp")
+CONTROL, AGENT, ENGINE, SERVER, STORE = (
+    f"planted-{face}" for face in ("control", "agent", "engine", "server", "store")
+)
+HEADERS = {
+    name: f"planted-{name.lower()}"
+    for name in (
+        "X-Api-Key", "Api-Key", "Proxy-Authorization", "Cookie", "X-Auth-Token", "X-Amz-Security-Token", "OpenAI-Organization",
+        "X-Forwarded-For", "X-Session-Id", "X-Request-Id", "User-Agent", "Referer", "Origin", "From", "Idempotency-Key",
+        "X-Anything-Else", "Accept-Language", "Baggage", "Traceparent",
+    )
+}  # fmt: skip
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+SAID = {
+    "agents": {"api_keys": [AGENT]},
+    "control": {"api_keys": [CONTROL]},
+    "atropos": {"enabled": True},
+    "store": {"password": STORE},
+}
+
+
+@pytest.fixture
+def logged():
+    """All that is logged, by us and by what we stand on, at every level and in both formats."""
+    out = io.StringIO()
+    streams = []
+    for form in (TextLines, JsonLines):
+        streams.append(logging.StreamHandler(out))
+        streams[-1].setFormatter(form())
+    before = LOG.level, logging.root.level
+    LOG.setLevel(logging.DEBUG)
+    logging.root.setLevel(logging.DEBUG)
+    for stream in streams:
+        logging.root.addHandler(stream)
+    yield out
+    for stream in streams:
+        logging.root.removeHandler(stream)
+    LOG.setLevel(before[0])
+    logging.root.setLevel(before[1])
+
+
+@pytest.fixture
+async def face(store, engine, guarded_face):
+    async with rollout_server() as runner:
+        runner.status, runner.told = 500, {"error": "no"}
+        engines = {"endpoints": [{"url": engine.url, "name": "fake", "kind": "vllm", "api_key": ENGINE}]}
+        osmosis = {"servers": {"runner": {"url": runner.url, "api_key": SERVER}}}
+        async with running(settings_for(None, engines=engines, osmosis=osmosis, **SAID), store) as served:
+            yield guarded_face(served.url)
+
+
+async def seen(face, engine, store):
+    """Everything that came out: calls that go well and that go wrong in each way we know, and what is told of them."""
+    out = []
+    minted = (await face.call("POST", "/rollouts", CONTROL, json={"rollout_id": "r1"})).json["api_key"]
+
+    async def said(method, path, key=AGENT, **named):
+        answer = await face.call(method, path, key, headers=HEADERS | named.pop("headers", {}), **named)
+        out.extend([answer.text, repr(answer.headers).encode()])
+
+    chat = "/rollouts/r1/v1/chat/completions"
+    engine.plays(WHOLE)
+    for key in (AGENT, minted, "planted-wrong", None):
+        await said("POST", chat, key, json=CHAT, headers={"Idempotency-Key": f"planted-{key}"})
+        await said("POST", chat, key, data=b"{")
+        await said("GET", "/v1/nowhere", key)
+        await said("GET", "/rollouts/r1", key)
+    engine.hangs()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(said("POST", chat, json=CHAT | {"n": 1}, headers={"Idempotency-Key": "planted-1"}), 0.1)
+    engine.streams([b"data: nonsense\n\n"], then="die")
+    with suppress(aiohttp.ClientPayloadError):
+        await said("POST", chat, json=CHAT | {"stream": True}, headers={"Idempotency-Key": "planted-2"})
+    with suppress(aiohttp.ClientPayloadError):
+        await said("POST", chat, json=CHAT, headers={"Idempotency-Key": "planted-3"})
+    await said("POST", "/rollouts/r1/dispatch", CONTROL, json={"server": "runner", "messages": QUESTION, "wait": True})
+    for line in (b"Authorization Bearer planted-line", b"X-Api-Key: planted-\x00", b"Authorization: Bearer planted\nX"):
+        await face.raw(b"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n%s\r\n\r\n" % line)
+    told = ("/metrics", "/engines", "/ready", "/rollouts", "/rollouts/r1", "/rollouts/r1/steps", "/rollouts/r1/tree")
+    for path in (*told, *(f"/rollouts/r1/export?format={name}&report=true" for name in FORMATS)):
+        answer = await face.call("GET", path, CONTROL)
+        out.append(answer.text)
+    out += [repr(step).encode() for step in await steps_of(store, "r1")]
+    return out, minted
+
+
+async def test_no_secret_comes_out(face, engine, store, logged):
+    """Not in logs, answers, metrics, errors, stored steps or exports, whether calls go well or not."""
+    out, minted = await seen(face, engine, store)
+
+    assert len(await steps_of(store, "r1")) >= 2
+    assert "call" in logged.getvalue()
+    assert "could not be read" in logged.getvalue()
+    for place in [*out, logged.getvalue().encode()]:
+        found = place.find(b"planted-")
+        assert found < 0, place[max(0, found - 300) : found + 60]
+        assert minted.encode() not in place
+
+
+async def test_the_engine_gets_its_key_and_a_server_its_own(face, engine, store):
+    """Each secret is used where it belongs: what the test above looks for was there to be found."""
+    engine.plays(WHOLE)
+    await face.call("POST", "/rollouts/r1/v1/chat/completions", AGENT, json=CHAT)
+
+    assert f"Bearer {ENGINE}" == engine.headers[-1]["authorization"]
+
+
+def test_a_malformed_request_is_logged_without_its_bytes(logged):
+    """aiohttp's own words quote the line that nobody could read."""
+    from aiohttp.http_exceptions import BadHttpMessage
+
+    WIRE_LOG.error(
+        "Error handling request from %s", "x", exc_info=BadHttpMessage("b'Authorization Bearer planted-line'")
+    )
+
+    assert "planted" not in logged.getvalue()
+    assert 2 == logged.getvalue().count("a request could not be read")
+
+
+async def test_settings_show_no_secret():
+    """Printed, dumped or failing, they show that a secret is there and not what it is."""
+    settings = settings_for(
+        "http://e", **{**SAID, "osmosis": {"servers": {"s": {"url": "http://s", "api_key": SERVER}}}}
+    )
+
+    assert "planted" not in repr(settings) + str(settings) + orjson.dumps(settings.model_dump(mode="json")).decode()

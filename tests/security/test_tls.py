@@ -1,0 +1,136 @@
+"""TLS on both sides: who listens with it, and whom it is spoken to. The store's is in tests/storage/test_connections.py."""
+
+import shutil
+import ssl
+import subprocess
+import warnings
+
+import aiohttp
+import pytest
+from aiohttp import web
+from fakes import proxying, settings_for
+from recorded import load
+from rich.console import Console
+
+from proxy.download import Wanted, download
+from proxy.server import running
+
+WHOLE = load("chat_ids_lp")
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.fixture
+def certificate(tmp_path):
+    """A certificate for 127.0.0.1 that signs itself, and its key."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed, so there is no certificate to test TLS with")
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+         "-keyout", key, "-out", certificate, "-subj", "/CN=tokentape", "-addext", "subjectAltName=IP:127.0.0.1"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return certificate, key
+
+
+@pytest.fixture
+async def secure_engine(certificate):
+    """An engine behind TLS, and what it was asked."""
+    asked = []
+
+    async def answer(request):
+        asked.append(request.path)
+        if request.method == "GET":
+            return web.json_response({"version": "0.32.0"})
+        return web.Response(body=WHOLE.answer, content_type="application/json")
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(*certificate)
+    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
+    yield f"https://127.0.0.1:{runner.addresses[0][1]}", asked
+    await runner.cleanup()
+
+
+async def test_both_faces_listen_with_tls(store, engine, certificate):
+    """With listen_tls: whoever trusts the certificate is served, on both ports; plain HTTP is not spoken there."""
+    engine.plays(WHOLE)
+    listen_tls = {"cert_file": certificate[0], "key_file": certificate[1]}
+    async with (
+        proxying(engine.url, store, listen_tls=listen_tls, control={"listen": "127.0.0.1:0"}) as served,
+        aiohttp.ClientSession() as http,
+    ):
+        trusting = ssl.create_default_context(cafile=certificate[0])
+        async with http.post(served.url + "/v1/chat/completions", json=CHAT, ssl=trusting) as called:
+            pass
+        async with http.post(served.control_url + "/rollouts", json={}, ssl=trusting) as opened:
+            told = await opened.json()
+        with pytest.raises(aiohttp.ClientConnectorCertificateError):
+            await http.get(served.url + "/health")
+        with pytest.raises(aiohttp.ClientError):
+            await http.get(served.url.replace("https", "http") + "/health")
+
+    assert (True, 200, 201) == (served.url.startswith("https://"), called.status, opened.status)
+    assert told["base_url"].startswith("https://")
+
+
+async def test_old_versions_of_tls_are_not_spoken(store, engine, certificate):
+    """TLS 1.2 at least."""
+    listen_tls = {"cert_file": certificate[0], "key_file": certificate[1]}
+    async with proxying(engine.url, store, listen_tls=listen_tls) as served, aiohttp.ClientSession() as http:
+        old = ssl.create_default_context(cafile=certificate[0])
+        old.minimum_version = ssl.TLSVersion.TLSv1_2
+        async with http.get(served.url + "/health", ssl=old) as spoken:
+            pass
+        older = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        older.set_ciphers("DEFAULT:@SECLEVEL=0")
+        older.load_verify_locations(certificate[0])
+        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+            older.minimum_version, older.maximum_version = ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1
+        with pytest.raises(aiohttp.ClientError):
+            await http.get(served.url + "/health", ssl=older)
+
+    assert 200 == spoken.status
+
+
+async def test_files_that_are_no_certificate_are_said(store, engine, tmp_path, certificate):
+    """Before anything listens."""
+    for cert, key in ((certificate[1], certificate[0]), (tmp_path / "none", certificate[1])):
+        with pytest.raises(ValueError, match="listen_tls"):
+            async with proxying(engine.url, store, listen_tls={"cert_file": cert, "key_file": key}):
+                pass
+
+
+async def test_an_engine_behind_tls_is_called_if_its_authority_is_known(store, certificate, secure_engine):
+    """With engines.ca_file; without it the certificate is refused, 503, and nothing is sent."""
+    url, asked = secure_engine
+    async with aiohttp.ClientSession() as http:
+        async with (
+            proxying(url, store) as served,
+            http.post(served.url + "/v1/chat/completions", json=CHAT) as refused,
+        ):
+            assert 503 == refused.status
+        assert [] == asked
+        async with (
+            proxying(url, store, engines={"ca_file": certificate[0]}) as served,
+            http.post(served.url + "/v1/chat/completions", json=CHAT) as called,
+        ):
+            assert 200 == called.status
+
+    assert "/v1/chat/completions" in asked
+
+
+async def test_an_export_of_ones_own_store_needs_no_certificate(tmp_path, engine, certificate):
+    """The command's own proxy is for itself: the certificate's name need not be 127.0.0.1."""
+    listen_tls = {"cert_file": certificate[0], "key_file": certificate[1]}
+    settings = settings_for(engine.url, listen_tls=listen_tls, store={"url": f"embedded:{tmp_path / 'store'}"})
+    async with running(settings):
+        pass
+    out = tmp_path / "rows"
+    wanted = Wanted("sequences", (), None, "exact", "ndjson")
+    await download(None, settings, wanted, out, api_key=None, notes=Console(quiet=True))
+
+    assert b"" == out.read_bytes()
