@@ -139,14 +139,14 @@ async def test_a_slow_client_is_not_cut(store, engine, http):
     """Whoever reads now and then gets all of it."""
     answer = STREAM.answer.replace(b"data: [DONE]\n\n", EVENT * 60 + b"data: [DONE]\n\n")
     engine.streams([answer], then="end")
-    async with running(settings_for(engine.url, agents={"stall_s": 0.4}), store) as served:
+    async with running(settings_for(engine.url, agents={"stall_s": 2}), store) as served:
         client = await reading_nothing(served.url)
         got = b""
         while b"data: [DONE]\n\n" not in got[-100:]:
             read = await asyncio.get_running_loop().sock_recv(client, 2**17)
             assert read
             got += read
-            await asyncio.sleep(0.002)
+            await asyncio.sleep(len(read) / 1_500_000)  # all of it takes longer than a client may stall
         client.close()
 
     assert ["complete"] == [step.status for step in await steps_of(store, "r1")]
