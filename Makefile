@@ -34,8 +34,8 @@ test-engine: $(READY)  ## against a real vLLM and a real llama.cpp on this CPU; 
 cassettes: $(READY)  ## answers of the engine at ENGINE=http://… for the tests to play; FORCE=1 records those there anew
 	$(BIN)/python -m tests.cassettes.record $(if $(FORCE),--force) $(or $(ENGINE),$(error ENGINE=http://… says which engine))
 
-fuzz: $(READY)  ## CASES=100000 requests, streams and records that nobody would send, with fresh seeds
-	$(BIN)/python -m pytest -n 2 --dist worksteal tests/fuzz --cases $(or $(CASES),100000)
+fuzz: $(READY)  ## requests, streams and records that nobody would send, with fresh seeds; CASES=… for another number
+	$(BIN)/python -m pytest -n 2 --dist worksteal tests/fuzz --cases $(or $(CASES),110000)
 
 bench: $(READY)  ## the table of performance targets, with the bare proxy in the same run
 	$(BIN)/python -m benchmarks
