@@ -4,7 +4,7 @@ Holds what happens before anything is sent. Whatever is refused here is refused 
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -24,7 +24,7 @@ from proxy.compat.osmosis import COMPLETED, complete, naming_retries, with_steps
 from proxy.compat.osmosis_models import RolloutResult, validated
 from proxy.control.system import show_health
 from proxy.dialects import DIALECTS, Dialect
-from proxy.errors import BadCall, LimitReached, NotFound, StoreFault, TooLarge, TooSlow
+from proxy.errors import BadCall, EngineFault, LimitReached, NotFound, StoreFault, TooLarge, TooSlow
 from proxy.guards import GUARDS
 from proxy.headers import downstream
 from proxy.membership import join
@@ -34,8 +34,8 @@ from proxy.probes import is_probe
 from proxy.relay import relay
 from proxy.rollouts import Rollout, read_rollout, write_fields
 from proxy.token_replies import read_token_reply
-from proxy.upstream import Endpoint, choose
-from proxy.wire.plan import Terms, edit, make_plan
+from proxy.upstream import Endpoint, ranked
+from proxy.wire.plan import Plan, Terms, edit, make_plan
 from proxy.wire.token_reply import TokenReply
 from storage.store import FieldsChanged, StorageError, StoreAway
 
@@ -165,31 +165,36 @@ async def make_call(
     request: web.Request, parts: Parts, rollout: Rollout, asked: Asked, attempt: Attempt
 ) -> web.StreamResponse:
     """Plan a call for the engine of its rollout, and have it relayed."""
-    endpoint = choose(parts.upstream.endpoints, rollout.rollout_id)
-    fault = await parts.upstream.know(endpoint)
-    terms = terms_of(parts, rollout, endpoint, asked.tokens)
+    endpoint, *others = ranked(parts.upstream.endpoints, rollout.rollout_id)
     form = None if asked.form is None else await with_steps_before(parts, rollout, asked.form)
-    plan = make_plan(
-        asked.body if form is None else form.native(terms.models, endpoint.kind if fault is None else None),
-        terms=terms,
-        step_id=attempt.step_id,
-        rollout_id=rollout.rollout_id,
-        endpoint=asked.endpoint,
-        dialect=asked.dialect,
-        engine=endpoint.engine,
-        engine_facts=endpoint.facts,
-        logprobs_mode=endpoint.settings.logprobs_mode,
-        traits=endpoint.known,
-        headers={name.lower(): value for name, value in request.headers.items()},
-        policy_version=rollout.policy_version,
-        extra=attempt.extra,
-    )
-    if form is not None:
-        plan = form.recorded(plan)
+
+    async def plan_for(endpoint: Endpoint, failed: Sequence[Mapping[str, Any]]) -> tuple[Plan, EngineFault | None]:
+        extra = {**attempt.extra, "attempts": list(failed)} if failed else attempt.extra
+        fault = await parts.upstream.know(endpoint)
+        terms = terms_of(parts, rollout, endpoint, asked.tokens)
+        plan = make_plan(
+            asked.body if form is None else form.native(terms.models, endpoint.kind if fault is None else None),
+            terms=terms,
+            step_id=attempt.step_id,
+            rollout_id=rollout.rollout_id,
+            endpoint=asked.endpoint,
+            dialect=asked.dialect,
+            engine=endpoint.engine,
+            engine_facts=endpoint.facts,
+            logprobs_mode=endpoint.settings.logprobs_mode,
+            traits=endpoint.known,
+            headers={name.lower(): value for name, value in request.headers.items()},
+            policy_version=rollout.policy_version,
+            extra=extra,
+        )
+        return plan if form is None else form.recorded(plan), fault
+
+    plan, fault = await plan_for(endpoint, ())
     call = Call(
         request, plan, endpoint, rollout.birth, asked.received, asked.started, len(asked.text), fault, attempt.stored
     )
     call.reshape = None if form is None else form.reshape
+    call.plan_for, call.elsewhere = plan_for, others[: parts.settings.engines.attempts - 1]
     return await relay(parts, call)
 
 

@@ -5,9 +5,10 @@ neither engines nor the store; `relay` decides when what is written.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from aiohttp import web
 from aiohttp.client_exceptions import ClientConnectionResetError
@@ -22,6 +23,9 @@ from proxy.wire.plan import Plan
 from proxy.wire.replay import CONTENT_TYPE, KEEP_ALIVE, error_events
 
 CLIENT_LEFT = 499  # in the log only, as nginx has it
+
+# A call is planned for one endpoint; for another it is planned anew, with the attempts that failed before.
+PlanFor = Callable[[Endpoint, Sequence[Mapping[str, Any]]], Awaitable[tuple[Plan, EngineFault | None]]]
 
 
 @dataclass(slots=True, eq=False)
@@ -45,6 +49,9 @@ class Call:
     last_byte: float | None = None
     step: Step | None = None
     reshape: Callable[[Outcome], Outcome] | None = None  # for a client that reads its answer in another form
+    plan_for: PlanFor | None = None
+    elsewhere: list[Endpoint] = field(default_factory=list)  # where it may still be tried
+    failed: list[Mapping[str, Any]] = field(default_factory=list)  # where it was, and the fault
 
     def timing(self) -> Timing:
         """The times as a step keeps them."""
@@ -65,6 +72,11 @@ class Client:
         self._headers: list[tuple[str, str]] = []
         self._is_stream = False
         self._stream: web.StreamResponse | None = None
+
+    @property
+    def has_seen_answer(self) -> bool:
+        """Whether a byte of the answer was written; comments are none."""
+        return self.has_seen_something and not self.has_heard_only_comments
 
     @property
     def has_seen_something(self) -> bool:

@@ -82,6 +82,7 @@ class EnginesSettings(Section):
     )
     ca_file: Path | None = Field(None, description="Certificate authority for https:// engines; the system's if none.")
     max_connections: int = Field(0, ge=0, description="Connections to engines at once; 0 is no limit.")
+    attempts: int = Field(2, ge=1, description="Endpoints a call is tried at, in turn, while nothing of it was shown.")
     passthrough: list[str] = Field(
         ["/v1/embeddings", "/tokenize", "/detokenize"],
         description="Paths passed on untouched and unrecorded; any other path is 404.",

@@ -35,6 +35,7 @@ class Metrics:
     store_away: Gauge
     spooled: Gauge
     upstream_faults: Counter
+    failovers: Counter
     new_losses: Counter
     drift: Counter
     groups: Counter
@@ -77,6 +78,7 @@ _METRICS: dict[str, tuple[type[Counter] | type[Gauge] | tuple[float, ...], str, 
     "upstream_faults": (
         Counter, "upstream_faults", "Engines that could not be reached, broke off or fell silent.", ("engine", "fault")
     ),
+    "failovers": (Counter, "failovers", "Calls that went on to the next endpoint, by the one that failed.", ("engine",)),
     "new_losses": (
         Counter, "new_losses",
         "Steps flagged for what their engine was not known to lose (docs/exactness.md), by code.", ("engine", "code"),

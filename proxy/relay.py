@@ -15,7 +15,7 @@ from aiohttp.client_exceptions import ClientConnectionResetError
 
 from proxy.clientside import CLIENT_LEFT, Call, Client, keeping_alive
 from proxy.engines.losses import LOST
-from proxy.errors import EngineFault, StoreFault
+from proxy.errors import EngineBroke, EngineFault, EngineSilent, NoEngine, NotValid, StoreFault
 from proxy.logs import LOG
 from proxy.parts import Parts
 from proxy.upstream import Answer
@@ -23,6 +23,8 @@ from proxy.wire.exchange import Exchange, Outcome
 from proxy.wire.replay import error_events
 
 T = TypeVar("T")
+
+_AWAY = frozenset({502, 503, 504})  # what a gateway says, or an engine that loads or drains: another one may answer
 
 _ASIDE_FROM_BYTES = 2**18  # parsing and writing so much JSON takes milliseconds
 
@@ -58,10 +60,19 @@ async def relay(parts: Parts, call: Call) -> web.StreamResponse:
 
 
 async def _exchange(parts: Parts, call: Call, client: Client) -> Outcome:
-    """The engine's part: from sending to the last byte, whoever breaks off."""
-    plan = call.plan
+    """The engines' part: at one endpoint after the other, until one answers, the client saw something or none is left."""
+    while (outcome := await _at_endpoint(parts, call, client)) is None:
+        pass
+    return outcome
+
+
+async def _at_endpoint(parts: Parts, call: Call, client: Client) -> Outcome | None:
+    """One endpoint's part: from sending to the last byte, whoever breaks off; None if the next one is to be tried."""
     exchange: Exchange | None = None
     try:
+        if call.failed:
+            await _move(call)
+        plan = call.plan
         if call.fault is not None:
             raise call.fault
         call.sent = parts.clock.monotonic()
@@ -74,15 +85,21 @@ async def _exchange(parts: Parts, call: Call, client: Client) -> Outcome:
         )
         async with keeping_alive(call, client, every_s=parts.settings.record.keep_alive_s):
             async with sending as answer:
+                if answer.status in _AWAY and call.elsewhere:
+                    raise EngineBroke(f"the engine {call.endpoint.settings.label} answered {answer.status}")
                 exchange = Exchange(plan, answer.status, answer.content_type)
                 client.set_head(answer.status, answer.headers, content_type=exchange.content_type)
                 await _carry(parts, call, client, exchange, answer)
             await _look_up(parts, call, exchange)
     except EngineFault as fault:
+        # Silence is no fault of the connection: the engine may be at work on it still.
+        if call.elsewhere and not client.has_seen_answer and not isinstance(fault, EngineSilent):
+            _note_failed(parts, call, fault)
+            return None
         return _broken(call, client, exchange, fault)
     except (asyncio.CancelledError, ClientConnectionResetError):
         # The context above has closed the engine's connection: that is how the engine learns to stop.
-        exchange = exchange or Exchange(plan, 0, "")
+        exchange = exchange or Exchange(call.plan, 0, "")
         call.step = exchange.abort(
             "the client left", call.timing(), delivered=False, policy_version=parts.policy.version
         ).step
@@ -90,6 +107,26 @@ async def _exchange(parts: Parts, call: Call, client: Client) -> Outcome:
         raise
     timing = call.timing()
     return await _aside(call, lambda: exchange.finish(timing, parts.policy.version))
+
+
+def _note_failed(parts: Parts, call: Call, fault: EngineFault) -> None:
+    """The step will say where it was tried in vain."""
+    label = call.endpoint.settings.label
+    call.failed.append({"endpoint": label, "fault": fault.message})
+    parts.metrics.failovers.labels(label).inc()
+    LOG.warning("tried at the next endpoint: %s", fault.message, extra={"fields": {"step_id": call.plan.step_id}})
+
+
+async def _move(call: Call) -> None:
+    """Plan the call for the next endpoint, which may be of another kind. Raises NoEngine if it cannot take the call."""
+    assert call.plan_for is not None
+    endpoint = call.elsewhere.pop(0)
+    try:
+        plan, fault = await call.plan_for(endpoint, call.failed)
+    except NotValid as error:
+        raise NoEngine(f"the engine {endpoint.settings.label} cannot take the call over: {error.message}") from error
+    call.endpoint, call.plan, call.fault = endpoint, plan, fault
+    call.first_byte = call.last_byte = None  # of an answer that nobody saw
 
 
 async def _carry(parts: Parts, call: Call, client: Client, exchange: Exchange, answer: Answer) -> None:
@@ -101,6 +138,7 @@ async def _carry(parts: Parts, call: Call, client: Client, exchange: Exchange, a
         shown = exchange.feed(read)
         if shown:
             await client.write(shown)
+            client.has_heard_only_comments = False
 
 
 async def _look_up(parts: Parts, call: Call, exchange: Exchange) -> None:

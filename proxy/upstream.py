@@ -100,10 +100,19 @@ def choose(endpoints: Sequence[Endpoint], rollout_id: str) -> Endpoint:
 
     Rendezvous hashing: when an endpoint goes, only its rollouts move. Raises NoEngine if there is none.
     """
+    return ranked(endpoints, rollout_id)[0]
+
+
+def ranked(endpoints: Sequence[Endpoint], rollout_id: str) -> list[Endpoint]:
+    """The endpoints in the order in which a rollout is tried at them; the first is its own. Raises NoEngine if none."""
     if not endpoints:
         raise NoEngine("no engine is configured; set engines.endpoints or start with --engine URL")
     name = rollout_id.encode()
-    return max(endpoints, key=lambda endpoint: blake2b(name, key=endpoint.settings.url.encode()[:64]).digest())
+
+    def weight(endpoint: Endpoint) -> bytes:
+        return blake2b(name, key=endpoint.settings.url.encode()[:64]).digest()
+
+    return sorted(endpoints, key=weight, reverse=True)
 
 
 class Upstream:

@@ -8,7 +8,8 @@ import struct
 import aiohttp
 import orjson
 import pytest
-from fakes import FailingStore, proxying
+from aiohttp import web
+from fakes import FailingStore, fake_engine, proxying
 from recorded import load
 from stored import some_steps, steps_of, undelivered_of
 
@@ -394,3 +395,87 @@ async def test_a_client_whose_machine_went_away_did_not_get_its_turn(store, engi
         (step,) = await some_steps(store, "r1")
 
     assert ("partial", False, "the client left") == (step.status, step.delivered, step.reason)
+
+
+def two_endpoints(*urls: str, **said) -> dict:
+    """Settings: these endpoints, as engines of their own."""
+    return {"engines": {"endpoints": [{"url": url, "name": url[-5:]} for url in urls], **said}}
+
+
+DEAD = "http://127.0.0.1:9"
+
+
+async def test_with_one_of_two_endpoints_dead_no_call_fails(store, engine, http):
+    """Whichever endpoint a rollout is sent to, its call is answered, and its step says where it was tried in vain."""
+    engine.plays(WHOLE)
+    async with proxying(None, store, **two_endpoints(DEAD, engine.url)) as served:
+        for n in range(12):
+            path = f"/rollouts/f{n}/v1/chat/completions"
+            async with http.post(served.url + path, json=BODY) as answer:
+                assert 200 == answer.status
+
+    steps = [step for n in range(12) for step in await steps_of(store, f"f{n}")]
+    tried = [step.extra["attempts"] for step in steps if "attempts" in step.extra]
+    assert 12 == len(steps)
+    assert all(step.exact and step.engine.name == engine.url[-5:] for step in steps)
+    assert 0 < len(tried) < 12
+    assert all(len(attempts) == 1 and "cannot be reached" in attempts[0]["fault"] for attempts in tried)
+
+
+@pytest.mark.parametrize("status", [502, 503, 504])
+async def test_an_engine_that_is_away_by_its_own_word_is_passed_over(store, engine, http, status):
+    """A 502, 503 or 504 goes to the client only from the last endpoint; none is asked twice."""
+    async with fake_engine() as other:
+
+        async def away(request, body):
+            return web.json_response({"error": {"message": "loading"}}, status=status)
+
+        engine.answering = away
+        other.plays(WHOLE)
+        async with proxying(None, store, **two_endpoints(engine.url, other.url)) as served:
+            for n in range(12):
+                async with http.post(f"{served.url}/rollouts/a{n}/v1/chat/completions", json=BODY) as answer:
+                    assert 200 == answer.status
+            assert 0 < len(engine.asked) < 12
+            other.answering = away
+            before = len(engine.asked) + len(other.asked)
+            async with http.post(served.url + CHAT, json=BODY) as answer:
+                assert status == answer.status
+            assert before + 2 == len(engine.asked) + len(other.asked)
+
+
+async def test_attempts_are_bounded(store, engine, http):
+    """With engines.attempts 1, the fault of the one endpoint is the client's."""
+    engine.plays(WHOLE)
+    async with proxying(None, store, **two_endpoints(DEAD, engine.url, attempts=1)) as served:
+        statuses = set()
+        for n in range(12):
+            async with http.post(f"{served.url}/rollouts/b{n}/v1/chat/completions", json=BODY) as answer:
+                statuses.add(answer.status)
+    assert {200, 503} == statuses
+
+
+async def test_after_a_shown_byte_no_other_endpoint_is_asked(store, engine, http):
+    """A stream that breaks off once it was shown breaks off for the client; its turn is not begun anew."""
+    async with fake_engine() as other:
+        for one in (engine, other):
+            one.streams(events(STREAM.answer)[:5], then="die")
+        proxy = proxying(None, store, **two_endpoints(engine.url, other.url))
+        async with proxy as served, http.post(served.url + CHAT, json=BODY) as answer:
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await answer.read()
+        assert 1 == len(engine.asked) + len(other.asked)
+
+
+async def test_the_call_is_planned_anew_for_an_engine_of_another_kind(store, engine, http):
+    """What one kind is asked for is not asked of another: the plan is the answering engine's own."""
+    engine.plays(WHOLE)
+    said = {"endpoints": [{"url": DEAD, "name": "dead", "kind": "sglang"}, {"url": engine.url, "name": "live"}]}
+    async with proxying(None, store, engines=said) as served:
+        for n in range(12):
+            async with http.post(f"{served.url}/rollouts/k{n}/v1/chat/completions", json=BODY) as answer:
+                assert 200 == answer.status
+    steps = [step for n in range(12) for step in await steps_of(store, f"k{n}")]
+    assert any("attempts" in step.extra for step in steps)
+    assert all(step.exact and step.engine.kind == "vllm" for step in steps)
+    assert all(body["return_token_ids"] for body in engine.asked)
