@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from proxy import calls
 from proxy.attempts import Attempts
 from proxy.audit.background import BackgroundAudit
-from proxy.clock import Clock, SystemClock
+from proxy.clock import Clock, SystemClock, new_id
 from proxy.compat import COMPAT_ROUTES
 from proxy.compat.atropos import SESSION_ROUTES
 from proxy.compat.atropos_calls import CALL_ROUTES
@@ -28,6 +28,7 @@ from proxy.keys import KeyRing
 from proxy.logs import LOG
 from proxy.metrics import make_metrics
 from proxy.parts import PARTS, SHOWN, Parts
+from proxy.pause import Pause
 from proxy.recorder import Recorder
 from proxy.tokenizers import Tokenizers
 from proxy.upstream import Upstream
@@ -108,6 +109,10 @@ def _parts_of(
             stack.push_async_callback(recorder.close)
             app[ROLLOUT_SERVERS] = RolloutServers(settings.osmosis)
             stack.push_async_callback(app[ROLLOUT_SERVERS].close)  # before the recorder: what it cuts short is noted
+            most, longest = settings.agents.most_paused, settings.agents.longest_pause_s
+            pause = Pause(opened.notices, new_id(clock), most_waiting=most, longest_s=longest)
+            stack.push_async_callback(pause.close)
+            await pause.start()
             parts = Parts(
                 settings=settings,
                 clock=clock,
@@ -122,6 +127,7 @@ def _parts_of(
                 secret=await opened.constant(_SECRET, clock.entropy(32)),
                 sampling=Sampling(settings.sampling.override, settings.sampling.default, settings.sampling.cap),
                 tokenizers=Tokenizers(settings.engines.endpoints),
+                pause=pause,
             )
             metrics.open_rollouts.set_function(lambda: len(parts.in_flight))
             app[PARTS] = parts

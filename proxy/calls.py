@@ -3,7 +3,8 @@
 Holds what happens before anything is sent. Whatever is refused here is refused with nothing recorded and nothing sent.
 """
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -115,19 +116,30 @@ async def answer_dialect(
                 param="rollout_id",
             )
         rollout_id = new_id(parts.clock)
-    rollout = await with_tools(parts, await open_rollout(parts, rollout_id, request.headers.get("X-Rollout-Group")))
-    endpoint = target.endpoint
-    if form is not None:
-        endpoint, dialect, body = form.endpoint, DIALECTS[form.endpoint], form.body
-    tokens = await read_token_reply(parts, rollout, request.headers, dialect, body)
-    asked = Asked(endpoint, dialect, text, body, received, started, tokens, form)
-    headers = naming_retries(request.headers, rollout, form, _digest(text))
-    async with parts.attempts.attempt(rollout, headers, _digest(text)) as attempt:
-        if attempt.again is not None:
-            return await give_again(request, parts, rollout, asked, attempt.again)
-        await guard(parts, rollout)
-        await parts.attempts.begin(rollout, attempt)
-        return await make_call(request, parts, rollout, asked, attempt)
+    async with admitted(parts, rollout_id, request.headers.get("X-Rollout-Group")) as opened:
+        rollout = await with_tools(parts, opened)
+        endpoint = target.endpoint
+        if form is not None:
+            endpoint, dialect, body = form.endpoint, DIALECTS[form.endpoint], form.body
+        tokens = await read_token_reply(parts, rollout, request.headers, dialect, body)
+        asked = Asked(endpoint, dialect, text, body, received, started, tokens, form)
+        headers = naming_retries(request.headers, rollout, form, _digest(text))
+        async with parts.attempts.attempt(rollout, headers, _digest(text)) as attempt:
+            if attempt.again is not None:
+                return await give_again(request, parts, rollout, asked, attempt.again)
+            await guard(parts, rollout)
+            await parts.attempts.begin(rollout, attempt)
+            return await make_call(request, parts, rollout, asked, attempt)
+
+
+@asynccontextmanager
+async def admitted(parts: Parts, rollout_id: str, group_id: str | None) -> AsyncIterator[Rollout]:
+    """Its rollout, once nothing holds a call, which is in flight then. Raises Paused."""
+    rollout = await open_rollout(parts, rollout_id, group_id)
+    while await parts.pause.passed():
+        rollout = await open_rollout(parts, rollout_id, group_id)  # anew: the policy is another one now
+    with parts.pause.counted():
+        yield rollout
 
 
 async def take_result(request: web.Request, parts: Parts, target: naming.Target, caller: Caller) -> web.StreamResponse:
@@ -219,6 +231,7 @@ async def open_rollout(parts: Parts, rollout_id: str, group_id: str | None) -> R
     finally:
         parts.metrics.store_latency.labels("open").observe(parts.clock.monotonic() - started)
     parts.policy.told(stored.notices)
+    parts.pause.told(stored.notices)
     return rollout
 
 

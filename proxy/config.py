@@ -96,6 +96,8 @@ class AgentsSettings(_Section):
         "new", description="A call that names no rollout: gets a new one, is refused, or passes unrecorded."
     )
     max_body_bytes: int = Field(64 * 2**20, gt=0, description="Longest request body, inflated; over it 413.")
+    most_paused: int = Field(10_000, ge=0, description="Calls that may wait at once in a paused process.")
+    longest_pause_s: float = Field(600, gt=0, description="Longest wait of a paused call; then it gets 429.")
     probes: ProbeSettings = Field(ProbeSettings(), description="Health probes, which are passed on and not recorded.")
 
 

@@ -13,7 +13,8 @@ Holds the error tree and nothing else: no formatting for a dialect (dialects do 
     │   ├── TooLarge       413  more bytes than we take
     │   ├── Unsupported    415  a content encoding we do not read
     │   ├── NotValid       422  readable, but a value is not allowed
-    │   └── LimitReached   429  a limit of the rollout is used up
+    │   ├── LimitReached   429  a limit of the rollout is used up
+    │   └── Paused         429  calls are held while the weights change
     ├── EngineFault             the engine's fault
     │   ├── EngineBroke    502  it broke off, or answered what nobody can read
     │   ├── EngineSilent   504  it did not answer in time
@@ -121,6 +122,15 @@ class LimitReached(BadCall):
     kind = "rollout_limit"
     code = "rollout_limit"
     retry_after_s = 60
+
+
+class Paused(BadCall):
+    """Calls are held while the weights change."""
+
+    status = 429
+    kind = "paused"
+    code = "paused"
+    retry_after_s = 1
 
 
 class EngineFault(ProxyError):

@@ -14,6 +14,7 @@ from proxy.clock import Clock
 from proxy.config import Settings
 from proxy.keys import KeyRing
 from proxy.metrics import Metrics
+from proxy.pause import Pause
 from proxy.policy import Policy
 from proxy.recorder import Recorder
 from proxy.tokenizers import Tokenizers
@@ -42,6 +43,7 @@ class Parts:
     secret: bytes
     sampling: Sampling
     tokenizers: Tokenizers
+    pause: Pause
     policy: Policy = field(default_factory=Policy)
     in_flight: Counter[str] = field(default_factory=Counter)
 

@@ -18,8 +18,8 @@ IO = {
 }  # fmt: skip
 SHELLS = {
     "app", "attempts", "audit", "callers", "calls", "check", "client", "clientside", "clock", "compat", "config", "control",
-    "download", "drifting", "logs", "metrics", "parts", "passthrough", "probes", "push", "recorder", "relay", "rollouts",
-    "server", "simulator", "token_replies", "tokenizers", "upstream",
+    "download", "drifting", "logs", "metrics", "parts", "passthrough", "pause", "probes", "push", "recorder", "relay",
+    "rollouts", "server", "simulator", "token_replies", "tokenizers", "upstream",
 }  # fmt: skip
 
 # A file without a test file is a decision, and decisions are listed here, each with its reason.
