@@ -5,6 +5,7 @@ Holds `make_app`, the opening and closing of the long-lived parts, and the one p
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
+from typing import Protocol, TypeVar
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
@@ -12,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from proxy import calls
 from proxy.attempts import Attempts
 from proxy.audit.background import BackgroundAudit
-from proxy.clock import Clock, SystemClock
+from proxy.clock import Clock, SystemClock, new_id
 from proxy.compat import COMPAT_ROUTES
 from proxy.compat.atropos import SESSION_ROUTES
 from proxy.compat.atropos_calls import CALL_ROUTES
@@ -28,6 +29,7 @@ from proxy.keys import KeyRing
 from proxy.logs import LOG
 from proxy.metrics import make_metrics
 from proxy.parts import PARTS, SHOWN, Parts
+from proxy.pause import Pause
 from proxy.pressure import Pressure
 from proxy.recorder import Recorder
 from proxy.sections import StoreSettings
@@ -96,48 +98,63 @@ def _parts_of(
 ) -> Callable[[web.Application], AsyncIterator[None]]:
     async def parts_of(app: web.Application) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
-            registry = CollectorRegistry()
-            metrics = make_metrics(registry)
-            opened = store
-            if opened is None:
-                opened = await open_store(settings.store.url, store_options(settings.store))
-                stack.push_async_callback(opened.close)
-            upstream = Upstream(settings.engines, metrics)
-            stack.push_async_callback(upstream.close)
-            audit = BackgroundAudit(settings.audit.sample_rate, upstream, metrics, clock)
-            audit.start()
-            stack.push_async_callback(audit.close)
-            spool = Spool(settings.store.spool_path) if settings.store.on_failure == "spool" else None
-            recorder = Recorder(opened, metrics, clock, stored=audit.offer, spool=spool)
-            stack.push_async_callback(recorder.close)
-            agents = settings.agents
-            pressure = Pressure(agents.max_bytes_in_flight, agents.stall_s, metrics, lambda: recorder.kept_bytes)
-            stack.push_async_callback(pressure.close)
-            app[ROLLOUT_SERVERS] = RolloutServers(settings.osmosis)
-            stack.push_async_callback(app[ROLLOUT_SERVERS].close)  # before the recorder: what it cuts short is noted
-            parts = Parts(
-                settings=settings,
-                clock=clock,
-                registry=registry,
-                metrics=metrics,
-                store=opened,
-                upstream=upstream,
-                recorder=recorder,
-                pressure=pressure,
-                attempts=Attempts(opened, clock),
-                agent_keys=KeyRing(key.get_secret_value() for key in settings.agents.api_keys),
-                control_keys=KeyRing(key.get_secret_value() for key in settings.control.api_keys),
-                secret=await opened.constant(_SECRET, clock.entropy(32)),
-                sampling=Sampling(settings.sampling.override, settings.sampling.default, settings.sampling.cap),
-                tokenizers=Tokenizers(settings.engines.endpoints),
-            )
-            metrics.open_rollouts.set_function(lambda: len(parts.in_flight))
+            parts = await _make_parts(app, stack, settings, store, clock)
+            parts.metrics.open_rollouts.set_function(lambda: len(parts.in_flight))
             app[PARTS] = parts
             app.on_shutdown.append(_say_so)
-            recorder.hold(settle_groups(parts))
+            parts.recorder.hold(settle_groups(parts))
             yield
 
     return parts_of
+
+
+async def _make_parts(
+    app: web.Application, stack: AsyncExitStack, settings: Settings, store: Store | None, clock: Clock
+) -> Parts:
+    """The parts, made in the order in which they need each other; the stack closes them in the other order."""
+    registry = CollectorRegistry()
+    metrics = make_metrics(registry)
+    opened = store or _kept(stack, await open_store(settings.store.url, store_options(settings.store)))
+    upstream = _kept(stack, Upstream(settings.engines, metrics))
+    audit = _kept(stack, BackgroundAudit(settings.audit.sample_rate, upstream, metrics, clock))
+    audit.start()
+    spool = Spool(settings.store.spool_path) if settings.store.on_failure == "spool" else None
+    recorder = _kept(stack, Recorder(opened, metrics, clock, stored=audit.offer, spool=spool))
+    agents = settings.agents
+    pressure = Pressure(agents.max_bytes_in_flight, agents.stall_s, metrics, lambda: recorder.kept_bytes)
+    most, longest = agents.most_paused, agents.longest_pause_s
+    pause = Pause(opened.notices, new_id(clock), most_waiting=most, longest_s=longest)
+    app[ROLLOUT_SERVERS] = _kept(stack, RolloutServers(settings.osmosis))  # closed before the recorder: it notes cuts
+    await _kept(stack, pause).start()
+    return Parts(
+        settings=settings,
+        clock=clock,
+        registry=registry,
+        metrics=metrics,
+        store=opened,
+        upstream=upstream,
+        recorder=recorder,
+        pressure=_kept(stack, pressure),
+        attempts=Attempts(opened, clock),
+        agent_keys=KeyRing(key.get_secret_value() for key in agents.api_keys),
+        control_keys=KeyRing(key.get_secret_value() for key in settings.control.api_keys),
+        secret=await opened.constant(_SECRET, clock.entropy(32)),
+        sampling=Sampling(settings.sampling.override, settings.sampling.default, settings.sampling.cap),
+        tokenizers=Tokenizers(settings.engines.endpoints),
+        pause=pause,
+    )
+
+
+class _Closing(Protocol):
+    async def close(self) -> None: ...
+
+
+_Kept = TypeVar("_Kept", bound=_Closing)
+
+
+def _kept(stack: AsyncExitStack, thing: _Kept) -> _Kept:
+    stack.push_async_callback(thing.close)
+    return thing
 
 
 async def _say_so(app: web.Application) -> None:

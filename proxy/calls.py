@@ -14,6 +14,7 @@ from aiohttp import web
 from aiohttp.client_exceptions import ClientConnectionResetError
 
 from proxy import naming
+from proxy.admission import admitted, guard
 from proxy.attempts import Attempt, GivenAnswer
 from proxy.bodies import read_body
 from proxy.callers import Caller, check_minted, identify
@@ -24,20 +25,17 @@ from proxy.compat.osmosis import COMPLETED, complete, naming_retries, with_steps
 from proxy.compat.osmosis_models import RolloutResult, validated
 from proxy.control.system import show_health
 from proxy.dialects import DIALECTS, Dialect
-from proxy.errors import BadCall, EngineFault, LimitReached, NotFound, StoreFault, TooLarge, TooSlow
-from proxy.guards import GUARDS
+from proxy.errors import BadCall, EngineFault, NotFound, TooLarge, TooSlow
 from proxy.headers import downstream
-from proxy.membership import join
 from proxy.parts import PARTS, Parts
 from proxy.passthrough import pass_on, show_models
 from proxy.probes import is_probe
 from proxy.relay import relay
-from proxy.rollouts import Rollout, read_rollout, write_fields
+from proxy.rollouts import Rollout
 from proxy.token_replies import read_token_reply
 from proxy.upstream import Endpoint, ranked
 from proxy.wire.plan import Plan, Terms, edit, make_plan
 from proxy.wire.token_reply import TokenReply
-from storage.store import FieldsChanged, StorageError, StoreAway
 
 DIALECT = web.RequestKey("dialect", Dialect)
 
@@ -117,19 +115,20 @@ async def answer_dialect(
                 param="rollout_id",
             )
         rollout_id = new_id(parts.clock)
-    rollout = await with_tools(parts, await open_rollout(parts, rollout_id, request.headers.get("X-Rollout-Group")))
-    endpoint = target.endpoint
-    if form is not None:
-        endpoint, dialect, body = form.endpoint, DIALECTS[form.endpoint], form.body
-    tokens = await read_token_reply(parts, rollout, request.headers, dialect, body)
-    asked = Asked(endpoint, dialect, text, body, received, started, tokens, form)
-    headers = naming_retries(request.headers, rollout, form, _digest(text))
-    async with parts.attempts.attempt(rollout, headers, _digest(text)) as attempt:
-        if attempt.again is not None:
-            return await give_again(request, parts, rollout, asked, attempt.again)
-        await guard(parts, rollout)
-        await parts.attempts.begin(rollout, attempt)
-        return await make_call(request, parts, rollout, asked, attempt)
+    async with admitted(parts, rollout_id, request.headers.get("X-Rollout-Group")) as opened:
+        rollout = await with_tools(parts, opened)
+        endpoint = target.endpoint
+        if form is not None:
+            endpoint, dialect, body = form.endpoint, DIALECTS[form.endpoint], form.body
+        tokens = await read_token_reply(parts, rollout, request.headers, dialect, body)
+        asked = Asked(endpoint, dialect, text, body, received, started, tokens, form)
+        headers = naming_retries(request.headers, rollout, form, _digest(text))
+        async with parts.attempts.attempt(rollout, headers, _digest(text)) as attempt:
+            if attempt.again is not None:
+                return await give_again(request, parts, rollout, asked, attempt.again)
+            await guard(parts, rollout)
+            await parts.attempts.begin(rollout, attempt)
+            return await make_call(request, parts, rollout, asked, attempt)
 
 
 async def take_result(request: web.Request, parts: Parts, target: naming.Target, caller: Caller) -> web.StreamResponse:
@@ -211,52 +210,6 @@ async def read_bytes(request: web.Request) -> bytes:
     except web.RequestPayloadError as error:
         coding = request.headers.get("Content-Encoding", "none")
         raise BadCall(f"the body cannot be read (Content-Encoding: {coding}): {error}") from None
-
-
-async def open_rollout(parts: Parts, rollout_id: str, group_id: str | None) -> Rollout:
-    """The rollout of this id, which comes into being with its first call, and joins its group. Raises StoreFault."""
-    if group_id is not None:
-        naming.checked_id(group_id, what="group id")
-    started = parts.clock.monotonic()
-    try:
-        parts.recorder.standing.check()
-        stored = await parts.store.open(rollout_id, write_fields({"group_id": group_id}), now_ms=parts.clock.now_ms())
-        rollout = read_rollout(stored)
-        if rollout.group_id is not None and not rollout.counts.get("steps"):
-            await join(parts.store, parts.clock, stored, rollout.group_id)
-    except StorageError as error:
-        parts.metrics.store_failures.labels("open").inc()
-        parts.recorder.standing.failed(error)
-        if isinstance(error, StoreAway) and (remembered := parts.remembered.find(rollout_id)) is not None:
-            return remembered
-        raise StoreFault(f"the call could not be recorded, so it was not made: {error}") from error
-    finally:
-        parts.metrics.store_latency.labels("open").observe(parts.clock.monotonic() - started)
-    parts.policy.told(stored.notices)
-    if parts.recorder.spooled is not None:
-        parts.remembered.keep(rollout)
-    return rollout
-
-
-async def guard(parts: Parts, rollout: Rollout) -> None:
-    """Pass every guard; a rollout that has reached a limit is marked so."""
-    try:
-        for check in GUARDS:
-            check(rollout, parts.clock.now_ms())
-    except LimitReached:
-        if rollout.status == "open":
-            await _mark_limited(parts, rollout.rollout_id)
-        raise
-
-
-async def _mark_limited(parts: Parts, rollout_id: str) -> None:
-    try:
-        fields = write_fields({"status": "limited"})
-        await parts.store.amend(rollout_id, fields, expect={"status": None}, now_ms=parts.clock.now_ms())
-    except FieldsChanged:
-        pass  # somebody finished or marked it meanwhile
-    except StorageError as error:
-        raise StoreFault(f"the store cannot be reached: {error}") from error
 
 
 def terms_of(parts: Parts, rollout: Rollout, endpoint: Endpoint, tokens: TokenReply | None = None) -> Terms:

@@ -116,6 +116,8 @@ class AgentsSettings(Section):
     stall_s: float = Field(
         120, gt=0, description="A client that reads nothing of what waits for it for so long is cut."
     )
+    most_paused: int = Field(10_000, ge=0, description="Calls that may wait at once in a paused process.")
+    longest_pause_s: float = Field(600, gt=0, description="Longest wait of a paused call; then it gets 429.")
     probes: ProbeSettings = Field(ProbeSettings(), description="Health probes, which are passed on and not recorded.")
 
 

@@ -15,7 +15,8 @@ Holds the error tree and nothing else: no formatting for a dialect (dialects do 
     │   ├── Unsupported    415  a content encoding we do not read
     │   ├── NotValid       422  readable, but a value is not allowed
     │   ├── LimitReached   429  a limit of the rollout is used up
-    │   └── Overloaded     429  calls in flight hold as many bytes as they may
+    │   ├── Overloaded     429  calls in flight hold as many bytes as they may
+    │   └── Paused         429  calls are held while the weights change
     ├── EngineFault             the engine's fault
     │   ├── EngineBroke    502  it broke off, or answered what nobody can read
     │   ├── EngineSilent   504  it did not answer in time
@@ -138,6 +139,15 @@ class Overloaded(BadCall):
     status = 429
     kind = "overloaded"
     code = "overloaded"
+    retry_after_s = 1
+
+
+class Paused(BadCall):
+    """Calls are held while the weights change."""
+
+    status = 429
+    kind = "paused"
+    code = "paused"
     retry_after_s = 1
 
 

@@ -15,6 +15,7 @@ from proxy.clock import Clock
 from proxy.config import Settings
 from proxy.keys import KeyRing
 from proxy.metrics import Metrics
+from proxy.pause import Pause
 from proxy.policy import Policy
 from proxy.pressure import Pressure
 from proxy.recorder import Recorder
@@ -48,6 +49,7 @@ class Parts:
     secret: bytes
     sampling: Sampling
     tokenizers: Tokenizers
+    pause: Pause
     policy: Policy = field(default_factory=Policy)
     in_flight: Counter[str] = field(default_factory=Counter)
     remembered: Remembered = field(default_factory=Remembered)

@@ -12,6 +12,7 @@ Per bucket:
     {prefix}:{B}:expiry         zset   the same members -> unix ms at which the rollout is gone; with a ttl only
     {prefix}:{B}:queue          stream of groups only: those offered to holders, with a note each
     {prefix}:{B}:notices        hash   name -> bytes, the same in each bucket
+    {prefix}:{B}:beats          hash   name -> when it is dead (unix ms, 15 digits) + bytes; of the first bucket only
 Per store:
     {prefix}:constants          hash   name -> bytes
 Groups are kept like rollouts without records, under the prefix `{prefix}.groups`: a group and rollouts whose names fall into
@@ -19,7 +20,8 @@ its bucket lie in one slot, and are made in one atomic script. So are batches, u
 
 Lifetimes: without a ttl all of these live until they are deleted, and a sorted set without members is gone by itself.
 With one, every write to a rollout sets the expiry of all seven keys anew; so the sets of a bucket live as long as the
-youngest of its rollouts, and members that died earlier are taken out by later writes. Constants live for ever.
+youngest of its rollouts, and members that died earlier are taken out by later writes. Constants live for ever; beats
+are gone when nobody has beaten for their life.
 
 Percent-encoding leaves of a name only letters, digits and `_.-~%`: so no name can touch another's key. The braces make
 a Redis cluster keep a bucket in one slot, so that a rollout is opened, listed and deleted in one atomic script there
@@ -95,6 +97,11 @@ def queue_key(prefix: str, bucket: str) -> bytes:
 def notices_key(prefix: str, bucket: str) -> bytes:
     """What is announced to a bucket."""
     return f"{prefix}:{{{bucket}}}:notices".encode()
+
+
+def beats_key(prefix: str, bucket: str) -> bytes:
+    """Who is alive, of a store's processes."""
+    return f"{prefix}:{{{bucket}}}:beats".encode()
 
 
 def constants_key(prefix: str) -> bytes:

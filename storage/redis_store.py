@@ -61,7 +61,7 @@ class RedisStore:
         self._barrier = barrier
         self._stop = stop
         self._spaces: dict[str, RedisStore] = {}
-        self.notices = RedisNotices(self._durably, options.prefix)
+        self.notices = RedisNotices(self._durably, options.prefix, run_fast=self._swiftly)
         self.queue = RedisQueue(self._durably, options.prefix, self._ttl_s)
 
     def __repr__(self) -> str:
@@ -264,6 +264,9 @@ class RedisStore:
 
     async def _durably(self, script: Script, keys: Sequence[bytes], arguments: Sequence[bytes | str | int]) -> Reply:
         return await self._run(script, keys[0], keys, arguments, self._barrier)
+
+    async def _swiftly(self, script: Script, keys: Sequence[bytes], arguments: Sequence[bytes | str | int]) -> Reply:
+        return await self._run(script, keys[0], keys, arguments, Barrier())
 
     async def _list(self, bucket: str, newest: str, oldest: str, limit: int) -> Sequence[bytes]:
         keys = bucket_keys(self._prefix, bucket)

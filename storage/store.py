@@ -104,6 +104,13 @@ class Notices(Protocol):
         """All of them."""
         ...
 
+    async def beat(self, name: str, value: bytes, *, life_ms: int) -> tuple[dict[str, Notice], dict[str, bytes]]:
+        """Say a value that is forgotten after its life (0: at once); give back all notices, and all values that are alive.
+
+        A value is kept in memory only: no durability is waited for.
+        """
+        ...
+
 
 class Store(Protocol):
     """Rollouts kept durably. Every verb raises `StoreAway` when the store cannot be reached in time.

@@ -17,9 +17,10 @@ IO = {
     "aiohttp", "asyncio", "os", "redis", "rich", "socket", "storage", "subprocess", "threading", "time", "typer", "valkey",
 }  # fmt: skip
 SHELLS = {
-    "app", "attempts", "audit", "callers", "calls", "check", "client", "clientside", "clock", "compat", "config", "control",
-    "download", "drifting", "logs", "metrics", "parts", "passthrough", "probes", "push", "recorder", "relay", "rollouts",
-    "pressure", "remembered", "sections", "server", "simulator", "spool", "standing", "token_replies", "tokenizers", "upstream",
+    "admission", "app", "attempts", "audit", "callers", "calls", "check", "client", "clientside", "clock", "compat",
+    "config", "control", "download", "drifting", "logs", "metrics", "parts", "passthrough", "pause", "pressure",
+    "probes", "push", "recorder", "relay", "remembered", "rollouts", "sections", "server", "simulator", "spool",
+    "standing", "token_replies", "tokenizers", "upstream",
 }  # fmt: skip
 
 # A file without a test file is a decision, and decisions are listed here, each with its reason.

@@ -191,6 +191,14 @@ class AsyncClient:
         """Say which policy version the engines serve now."""
         return cast("dict[str, Any]", await self._ask(verbs.put_policy(version)))
 
+    async def pause(self, mode: Literal["wait", "reject"] = "wait", *, drain_s: float = 0) -> dict[str, Any]:
+        """Hold new calls while the weights change, and wait so long at the most until none is in flight."""
+        return cast("dict[str, Any]", await self._ask(verbs.pause(mode, drain_s)))
+
+    async def resume(self) -> dict[str, Any]:
+        """Let the calls that wait go on."""
+        return cast("dict[str, Any]", await self._ask(Ask("POST", "/policy/resume")))
+
     def managed_server(
         self,
         tokenizer: Any = None,

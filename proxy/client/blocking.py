@@ -164,6 +164,14 @@ class Client:
         """Say which policy version the engines serve now."""
         return cast("dict[str, Any]", self._ask(verbs.put_policy(version)))
 
+    def pause(self, mode: Literal["wait", "reject"] = "wait", *, drain_s: float = 0) -> dict[str, Any]:
+        """Hold new calls while the weights change, and wait so long at the most until none is in flight."""
+        return cast("dict[str, Any]", self._ask(verbs.pause(mode, drain_s)))
+
+    def resume(self) -> dict[str, Any]:
+        """Let the calls that wait go on."""
+        return cast("dict[str, Any]", self._ask(Ask("POST", "/policy/resume")))
+
     def _listed(self, noun: str, filters: Mapping[str, Any]) -> Iterator[Any]:
         cursor = None
         while True:

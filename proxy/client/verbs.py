@@ -83,6 +83,11 @@ def put_policy(version: str | int) -> Ask:
     return Ask("PUT", "/policy", {"version": version})
 
 
+def pause(mode: str, drain_s: float) -> Ask:
+    """`POST /policy/pause`, which may wait for `drain_s`."""
+    return Ask("POST", "/policy/pause", {"mode": mode}, query(drain_s=drain_s or None), wait_s=drain_s)
+
+
 def named(name: str) -> str:
     """An id as it stands in a path; one of dots alone would be taken for a folder."""
     return quote(name, safe="").replace(".", "%2E") if set(name) == {"."} else quote(name, safe="")

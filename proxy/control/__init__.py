@@ -11,7 +11,7 @@ gathering  the rows of a group, put together
 completion when a group is complete
 batches    claim, acknowledge, extend, release
 claims     which groups a claim gets
-policy     the version of the weights
+policy     the version of the weights, and the pause while they change
 system     health, engines, metrics
 openapi    the description of every route, of both faces
 """
@@ -47,6 +47,8 @@ CONTROL_ROUTES: list[web.RouteDef] = [
     web.post(f"{_BATCH}/extend", batches.extend_batch),
     web.get("/policy", policy.show_policy),
     web.put("/policy", policy.put_policy),
+    web.post("/policy/pause", policy.pause_policy),
+    web.post("/policy/resume", policy.resume_policy),
     web.get("/engines", system.show_engines),
     web.get("/health", system.show_health),
     web.get("/ready", system.show_ready),

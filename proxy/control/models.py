@@ -124,6 +124,12 @@ class PutPolicy(_Body):
     version: Annotated[str, Field(min_length=1, max_length=256)] | int
 
 
+class PausePolicy(_Body):
+    """`POST /policy/pause`: calls wait for the end, or are refused."""
+
+    mode: Literal["wait", "reject"] = "wait"
+
+
 class PatchRollout(_Body):
     """`PATCH /rollouts/{id}`: what is given is set. `step_rewards` are by step id: a number, or one for each sampled token."""
 

@@ -22,6 +22,7 @@ from proxy.control.models import (
     OpenGroup,
     OpenRollout,
     PatchRollout,
+    PausePolicy,
     PutPolicy,
     ReleaseBatch,
 )
@@ -78,6 +79,7 @@ _G = "/groups/{group_id}"
 _B = "/batches/{batch_id}"
 _SETTLED = (200, 400, 404, 409, 422)
 _PREFIXES = ("", _R, "/sessions/{rollout_id}")
+_DRAIN = (("drain_s", {"type": "number", "minimum": 0, "description": "wait so long for none in flight"}),)
 _COMPLETED = "A rollout server says that a rollout is over."
 _DISPATCHED = (202, 200, 400, 404, 409, 422)
 _CALLS = [(path, f"A recorded call, in the {dialect.name} dialect.") for path, dialect in DIALECTS.items()]
@@ -121,6 +123,8 @@ ROUTES: tuple[Route, ...] = (
     Route("post", f"{_B}/extend", "Hold a batch for longer.", body=ExtendBatch, statuses=_SETTLED),
     Route("get", "/policy", "The policy version that is announced."),
     Route("put", "/policy", "Announce a policy version.", body=PutPolicy, statuses=(200, 400, 422)),
+    Route("post", "/policy/pause", "Hold new calls.", _DRAIN, PausePolicy, statuses=(200, 400, 422)),
+    Route("post", "/policy/resume", "Let calls go on."),
     Route("get", "/engines", "The engines, their health and versions."),
     Route("get", "/health", "The process is alive."),
     Route("get", "/ready", "Store and engines can be reached.", statuses=(200, 503)),

@@ -151,6 +151,9 @@ GROUPS = [
     (("extend_batch", "b"), {"lease_s": 30}, "POST", "/batches/b/extend", {"lease_s": 30}),
     (("policy",), {}, "GET", "/policy", None),
     (("put_policy", "v7"), {}, "PUT", "/policy", {"version": "v7"}),
+    (("pause",), {}, "POST", "/policy/pause", {"mode": "wait"}),
+    (("pause", "reject"), {"drain_s": 2.5}, "POST", "/policy/pause?drain_s=2.5", {"mode": "reject"}),
+    (("resume",), {}, "POST", "/policy/resume", None),
 ]  # fmt: skip
 
 

@@ -95,3 +95,60 @@ async def test_a_version_announced_while_a_call_is_in_flight_is_its_end(store, h
                 seen.append((step["policy_version"], step["policy_version_end"]))
 
     assert [("1", "2"), ("2", None)] == seen
+
+
+async def test_calls_of_a_pause_wait_and_go_on_with_the_new_version(proxy, store):
+    """Whichever process they come to; when it is over they are stamped with what was announced meanwhile."""
+    async with running(settings_for(None), store) as other:
+        async with proxy.http.post(f"{other.url}/policy/pause", json={"mode": "wait"}) as answer:
+            assert {"mode": "wait", "in_flight": 0, "drained": True} == await answer.json()
+        call = asyncio.create_task(proxy.chat("r1"))
+        done, _ = await asyncio.wait([call], timeout=0.3)
+        assert not done
+        await proxy.put("/policy", {"version": 2})
+        async with proxy.http.post(f"{other.url}/policy/resume") as answer:
+            assert {"mode": None, "in_flight": 0} == await answer.json()
+        await call
+
+    assert "2" == (await stamp(proxy, "r1")).start
+
+
+async def test_calls_of_a_rejecting_pause_are_told_when_to_come_again(proxy):
+    """429 with Retry-After and nothing recorded; once it is resumed they are answered."""
+    await proxy.post("/policy/pause", {"mode": "reject"})
+    refused = await proxy.post("/rollouts/r1/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]})
+    await proxy.post("/policy/resume")
+    await proxy.chat("r1")
+
+    assert (429, "paused", "1") == (refused.status, refused.json["error"]["code"], refused.headers["Retry-After"])
+    assert 1 == len((await proxy.get("/rollouts/r1/steps")).json["steps"])
+
+
+async def test_a_drain_ends_when_the_last_call_of_any_process_does(store, http, engine, held):
+    """Not before; without `drain_s` the number in flight is told at once."""
+    async with running(settings_for(engine.url), store) as served, running(settings_for(None), store) as other:
+
+        async def ask(url, **named):
+            async with http.post(url, **named) as answer:
+                return await answer.json()
+
+        body = {"messages": [{"role": "user", "content": "hi"}]}
+        call = asyncio.create_task(ask(f"{served.url}/rollouts/r1/v1/chat/completions", json=body))
+        async with asyncio.timeout(5):
+            while not engine.asked:
+                await asyncio.sleep(0.01)
+        told = await ask(f"{other.url}/policy/pause")
+        drain = asyncio.create_task(ask(f"{other.url}/policy/pause?drain_s=20"))
+        assert not (await asyncio.wait([drain], timeout=0.3))[0]
+        held.set()
+        await call
+
+        assert {"mode": "wait", "in_flight": 1, "drained": False} == told
+        assert {"mode": "wait", "in_flight": 0, "drained": True} == await drain
+
+
+@pytest.mark.parametrize("drain", ["-1", "soon", "nan", "4000"])
+async def test_a_drain_of_no_length_is_refused(proxy, drain):
+    """400, and nothing is paused."""
+    assert 400 == (await proxy.post(f"/policy/pause?drain_s={drain}")).status
+    await proxy.chat("r1")

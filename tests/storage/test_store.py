@@ -427,6 +427,19 @@ async def test_notices_are_told_by_every_open(store):
     assert {} == (await store.groups.open("g", {}, now_ms=1)).notices
 
 
+async def test_a_beat_is_heard_until_its_life_is_over(store):
+    """By everybody who beats, with all notices; a life of 0 ends at once."""
+    notice = await store.notices.announce("policy", b"1")
+    await store.notices.beat("a", b"1", life_ms=60_000)
+    told, beats = await store.notices.beat("b", b"2", life_ms=60_000)
+    assert ({"policy": notice}, {"a": b"1", "b": b"2"}) == (told, beats)
+    assert {"b": b"2"} == (await store.notices.beat("a", b"", life_ms=0))[1]
+
+    await store.notices.beat("b", b"2", life_ms=1)
+    await asyncio.sleep(0.01)
+    assert {"c": b""} == (await store.notices.beat("c", b"", life_ms=60_000))[1]
+
+
 async def test_after_many_announce_at_once_all_are_told_the_same(store):
     """However their announcing interleaves."""
     await asyncio.gather(*(store.notices.announce("policy", b"%d" % n) for n in range(30)))

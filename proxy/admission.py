@@ -1,0 +1,72 @@
+"""The admission of a call: its rollout is opened, a pause is waited for, the guards are passed.
+
+Holds what stands between a call that was read and a call that is made. Must not know what the call asks.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from proxy import naming
+from proxy.errors import LimitReached, StoreFault
+from proxy.guards import GUARDS
+from proxy.membership import join
+from proxy.parts import Parts
+from proxy.rollouts import Rollout, read_rollout, write_fields
+from storage.store import FieldsChanged, StorageError, StoreAway
+
+
+@asynccontextmanager
+async def admitted(parts: Parts, rollout_id: str, group_id: str | None) -> AsyncIterator[Rollout]:
+    """Its rollout, once nothing holds a call, which is in flight then. Raises Paused."""
+    rollout = await open_rollout(parts, rollout_id, group_id)
+    while await parts.pause.passed():
+        rollout = await open_rollout(parts, rollout_id, group_id)  # anew: the policy is another one now
+    with parts.pause.counted():
+        yield rollout
+
+
+async def open_rollout(parts: Parts, rollout_id: str, group_id: str | None) -> Rollout:
+    """The rollout of this id, which comes into being with its first call, and joins its group. Raises StoreFault."""
+    if group_id is not None:
+        naming.checked_id(group_id, what="group id")
+    started = parts.clock.monotonic()
+    try:
+        parts.recorder.standing.check()
+        stored = await parts.store.open(rollout_id, write_fields({"group_id": group_id}), now_ms=parts.clock.now_ms())
+        rollout = read_rollout(stored)
+        if rollout.group_id is not None and not rollout.counts.get("steps"):
+            await join(parts.store, parts.clock, stored, rollout.group_id)
+    except StorageError as error:
+        parts.metrics.store_failures.labels("open").inc()
+        parts.recorder.standing.failed(error)
+        if isinstance(error, StoreAway) and (remembered := parts.remembered.find(rollout_id)) is not None:
+            return remembered
+        raise StoreFault(f"the call could not be recorded, so it was not made: {error}") from error
+    finally:
+        parts.metrics.store_latency.labels("open").observe(parts.clock.monotonic() - started)
+    parts.policy.told(stored.notices)
+    if parts.recorder.spooled is not None:
+        parts.remembered.keep(rollout)
+    parts.pause.told(stored.notices)
+    return rollout
+
+
+async def guard(parts: Parts, rollout: Rollout) -> None:
+    """Pass every guard; a rollout that has reached a limit is marked so."""
+    try:
+        for check in GUARDS:
+            check(rollout, parts.clock.now_ms())
+    except LimitReached:
+        if rollout.status == "open":
+            await _mark_limited(parts, rollout.rollout_id)
+        raise
+
+
+async def _mark_limited(parts: Parts, rollout_id: str) -> None:
+    try:
+        fields = write_fields({"status": "limited"})
+        await parts.store.amend(rollout_id, fields, expect={"status": None}, now_ms=parts.clock.now_ms())
+    except FieldsChanged:
+        pass  # somebody finished or marked it meanwhile
+    except StorageError as error:
+        raise StoreFault(f"the store cannot be reached: {error}") from error

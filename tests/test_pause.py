@@ -1,0 +1,60 @@
+"""The pause: calls held while the weights change."""
+
+import asyncio
+
+import pytest
+
+from proxy.errors import Paused
+from proxy.pause import Pause
+
+
+@pytest.fixture
+async def pauses(store):
+    """Two processes' pauses over one store, each with room for one call that waits."""
+    both = [Pause(store.notices, who, most_waiting=1, longest_s=0.2) for who in "ab"]
+    for pause in both:
+        await pause.start()
+    yield both
+    for pause in both:
+        await pause.close()
+
+
+async def test_a_process_counts_the_calls_of_all_and_who_does_not_know_yet(pauses):
+    """One that has beaten since it was told knows; one that closed counts no more."""
+    here, there = pauses
+    with there.counted():
+        await there.beat()
+        await here.announce("wait")
+        assert (1, 1) == await here.beat()
+        await there.beat()  # learns it
+        await there.beat()  # says so
+        assert (1, 0) == await here.beat()
+    await there.close()
+
+    assert (0, 0) == await here.beat()
+
+
+async def test_past_the_bound_and_the_time_a_call_is_refused(pauses):
+    """Each refusal names its setting."""
+    pause, _ = pauses
+    assert not await pause.passed()
+    await pause.announce("wait")
+    waiting = asyncio.create_task(pause.passed())
+    await asyncio.sleep(0)
+
+    with pytest.raises(Paused, match="agents.most_paused"):
+        await pause.passed()
+    with pytest.raises(Paused, match="agents.longest_pause_s"):
+        await waiting
+
+
+async def test_a_wait_that_turns_into_a_refusal_refuses_who_waits(pauses):
+    """Also when the other process says so."""
+    here, there = pauses
+    await here.announce("wait")
+    waiting = asyncio.create_task(here.passed())
+    await asyncio.sleep(0)
+    await there.announce("reject")
+
+    with pytest.raises(Paused, match="while the weights change"):
+        await waiting
