@@ -8,7 +8,7 @@ from proxy.rollouts import read_rollout
 from proxy.trajectory.blocks import BlockReader
 from proxy.trajectory.record import decode
 from storage import open_store
-from storage.keys import BUCKETS, bucket_keys, constants_key, keys_of, notices_key
+from storage.keys import BUCKETS, beats_key, bucket_keys, constants_key, keys_of, notices_key
 from tests.faults.engine import sampled
 
 
@@ -17,7 +17,7 @@ async def judge(store_url: str, ended: dict[str, str], logged: set[str]) -> dict
     store = await open_store(store_url)
     seen: Counter[str] = Counter()
     statuses: Counter[str] = Counter()
-    owned = {constants_key("tt")}
+    owned = {constants_key("tt"), beats_key("tt", BUCKETS[0])}
     for bucket in BUCKETS:
         owned |= {*bucket_keys("tt", bucket), notices_key("tt", bucket)}
     try:
