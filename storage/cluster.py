@@ -11,8 +11,9 @@ from typing import Final
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.exceptions import AskError, MovedError, ResponseError, TryAgainError
 
-from storage.connections import Connections, Reply
+from storage.connections import Connections
 from storage.faults import checked
+from storage.line import Reply
 from storage.scripts import Command
 from storage.store import StorageError, StoreAway
 
@@ -37,7 +38,7 @@ class Cluster:
     def __repr__(self) -> str:
         return f"<Cluster of {len(set(self._owners) - {None})} primaries>"
 
-    async def ask(self, key: bytes, commands: Sequence[Command]) -> list[Reply]:
+    async def ask(self, key: bytes, commands: Sequence[Command], *, shared: bool = False) -> list[Reply]:
         """Send commands to the primary that holds `key`, in one write on one connection; one reply for each.
 
         When it cannot be reached, who owns what is learnt anew, and if that is another one now, it is asked.
@@ -46,7 +47,7 @@ class Cluster:
         for _ in range(_REDIRECTS):
             owner = await self._owner(slot)
             try:
-                replies = await self._server(owner).ask(commands)
+                replies = await self._server(owner).ask(commands, shared=shared)
             except StoreAway:
                 await self._learn(self._lessons)
                 if await self._owner(slot) == owner:
@@ -57,7 +58,9 @@ class Cluster:
                 await self._follow(redirect, owner)
                 continue
             if isinstance(redirect, AskError):
-                _, *replies = await self._server((redirect.host, redirect.port)).ask([("ASKING",), *commands])
+                _, *replies = await self._server((redirect.host, redirect.port)).ask(
+                    [("ASKING",), *commands], shared=shared
+                )
             if not isinstance(replies[0], TryAgainError):
                 return replies
             await asyncio.sleep(_SETTLE_S)  # some keys of the slot are on their way to another server

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from storage.connections import Connections, Reply
+from storage.connections import Connections
 from storage.faults import checked
+from storage.line import Reply
 from storage.options import StoreOptions
 from storage.scripts import Command
 from storage.server_facts import ServerFacts

@@ -10,8 +10,8 @@ from typing import Final
 from urllib.parse import unquote
 
 from storage import queue_scripts as scripts
-from storage.connections import Reply
 from storage.keys import BUCKETS, GROUPS, bucket_of, keys_of, queue_key
+from storage.line import Reply
 from storage.queue import LONGEST_LEASE_MS, Waiting
 from storage.replies import optional_pairs, read_rollout
 from storage.scripts import Run, Script

@@ -15,7 +15,7 @@ from typing import Final
 from redis.exceptions import NoScriptError
 
 from storage import scripts
-from storage.connections import Reply, Servers
+from storage.connections import Servers
 from storage.durability import Barrier
 from storage.faults import checked
 from storage.keys import (
@@ -31,6 +31,7 @@ from storage.keys import (
     name_of,
     notices_key,
 )
+from storage.line import Reply
 from storage.options import StoreOptions
 from storage.redis_notices import RedisNotices
 from storage.redis_queue import RedisQueue
@@ -183,7 +184,7 @@ class RedisStore:
     async def find(self, rollout: str, name: str) -> tuple[int, bytes] | None:
         """The index and the record of this name, or None."""
         keys = keys_of(self._prefix, rollout)
-        reply = await self._run(scripts.FIND, keys.rollout, keys.all(), (keys.encoded, 0, 0, name), Barrier())
+        reply = await self._run(scripts.FIND, keys.all(), (keys.encoded, 0, 0, name), Barrier())
         return (reply[0], reply[1]) if reply else None
 
     async def blocks(self, rollout: str, names: Sequence[bytes] | None = None) -> dict[bytes, bytes]:
@@ -263,31 +264,33 @@ class RedisStore:
         return self._spaces[name]
 
     async def _durably(self, script: Script, keys: Sequence[bytes], arguments: Sequence[bytes | str | int]) -> Reply:
-        return await self._run(script, keys[0], keys, arguments, self._barrier)
+        # What a barrier waits for, all behind it on a line would wait for.
+        return await self._run(script, keys, arguments, self._barrier, shared=not self._barrier.commands)
 
     async def _swiftly(self, script: Script, keys: Sequence[bytes], arguments: Sequence[bytes | str | int]) -> Reply:
-        return await self._run(script, keys[0], keys, arguments, Barrier())
+        return await self._run(script, keys, arguments, Barrier(), shared=True)
 
     async def _list(self, bucket: str, newest: str, oldest: str, limit: int) -> Sequence[bytes]:
         keys = bucket_keys(self._prefix, bucket)
-        members: Sequence[bytes] = await self._run(scripts.LIST, keys[0], keys, (newest, oldest, limit), Barrier())
+        members: Sequence[bytes] = await self._run(scripts.LIST, keys, (newest, oldest, limit), Barrier())
         return members
 
     async def _run(
         self,
         script: Script,
-        key: bytes,
         keys: Sequence[bytes],
         arguments: Sequence[bytes | str | int],
         barrier: Barrier,
+        *,
+        shared: bool = False,
     ) -> Reply:
         """Run a script, and wait for the barrier behind it on the same connection, in one round trip."""
         command = script.call(keys, arguments)
-        reply, *confirmations = await self._servers.ask(key, [command, *barrier.commands])
+        reply, *said = await self._servers.ask(keys[0], [command, *barrier.commands], shared=shared)
         if isinstance(reply, NoScriptError):
-            reply, *confirmations = await self._servers.ask(key, [script.teach(command), *barrier.commands])
+            reply, *said = await self._servers.ask(keys[0], [script.teach(command), *barrier.commands], shared=shared)
         reply = checked(reply)
-        barrier.check(confirmations)
+        barrier.check(said)
         return reply
 
 

@@ -5,7 +5,7 @@ Holds the reading of flat replies, and nothing that asks for them.
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from storage.connections import Reply
+from storage.line import Reply
 from storage.store import Notice, StoredRollout
 
 

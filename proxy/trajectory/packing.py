@@ -4,6 +4,7 @@ Holds what turns lists and texts into the arrays and bytes that a step is made o
 bytes that read the same on every machine. It must not know a whole step, a record or an engine.
 """
 
+import struct
 import sys
 from array import array
 from base64 import b64decode, b64encode
@@ -21,22 +22,39 @@ _NPY: Final = b"\x93NUMPY"
 
 def pack_ids(values: Sequence[int]) -> Ids:
     """Token ids as int32. Raises `ValueError` for what is not an integer of 32 bits, `True` included."""
-    if not set(map(type, values)) <= {int}:  # array() would take True for the id 1
-        odd = next(value for value in values if type(value) is not int)
-        raise ValueError(f"a token id must be an integer, not {odd!r}")
+    # Both of these run in C. struct takes True for the id 1, so it is looked for in the JSON, where only true and false
+    # have an e (or a number that struct refuses).
     try:
-        return array("i", values)
-    except OverflowError:
-        odd = next(value for value in values if not -(2**31) <= value < 2**31)
-        raise ValueError(f"the token id {odd} does not fit into 32 bits") from None
+        if b"e" not in orjson.dumps(values):
+            return array("i", struct.pack(f"{len(values)}i", *values))
+    except (struct.error, TypeError):
+        pass
+    for value in values:
+        if type(value) is not int:
+            raise ValueError(f"a token id must be an integer, not {value!r}")
+        if not -(2**31) <= value < 2**31:
+            raise ValueError(f"the token id {value} does not fit into 32 bits")
+    return array("i", values)
 
 
 def pack_logprobs(values: Sequence[float | None]) -> Logprobs:
-    """Logprobs as float32 if that loses nothing of any, else as float64; a missing one (None) is NaN."""
-    wide = array("d", [nan if value is None else value for value in values])
-    narrow = array("f", wide)
+    """Logprobs as float32 if that loses nothing of any, else as float64; a missing one (None) is NaN.
+
+    Raises `TypeError` for what is no number.
+    """
+    if None in values:
+        values = [nan if value is None else value for value in values]
+    try:
+        wide = struct.pack(f"{len(values)}d", *values)
+    except struct.error:
+        raise TypeError("a logprob must be a number or null") from None
+    try:
+        narrow = struct.pack(f"{len(values)}f", *values)
+    except OverflowError:  # beyond what 32 bits can say
+        return array("d", wide)
     # Compared as bytes: NaN equals nothing, and -0.0 equals 0.0.
-    return narrow if array("d", narrow).tobytes() == wide.tobytes() else wide
+    widened = struct.pack(f"{len(values)}d", *struct.unpack(f"{len(values)}f", narrow))
+    return array("f", narrow) if widened == wide else array("d", wide)
 
 
 def pack_mask(positions: Sequence[Sequence[int]]) -> Mask:

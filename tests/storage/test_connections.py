@@ -13,6 +13,8 @@ from storage.connections import connections_to
 from storage.options import Address
 from storage.store import StorageError, StoreAway
 
+both_ways = pytest.mark.parametrize("shared", [False, True], ids=["lent", "shared"])
+
 
 @pytest.fixture
 async def connect():
@@ -54,11 +56,12 @@ async def serve():
         await server.wait_closed()
 
 
-async def test_replies_come_in_order_and_refusals_among_them(connect, redis_server):
+@both_ways
+async def test_replies_come_in_order_and_refusals_among_them(connect, redis_server, shared):
     """Commands of one call share a connection and a write; each has its reply, a refusal too."""
     connections = connect(redis_server)
 
-    replies = await connections.ask([("ECHO", "a"), ("NONSENSE",), ("ECHO", b"\x00\xff"), ("ECHO", 7)])
+    replies = await connections.ask([("ECHO", "a"), ("NONSENSE",), ("ECHO", b"\x00\xff"), ("ECHO", 7)], shared=shared)
 
     assert [b"a", b"\x00\xff", b"7"] == [replies[0], *replies[2:]]
     assert "unknown command" in str(replies[1])
@@ -91,25 +94,27 @@ async def test_a_cancelled_call_leaves_no_reply_to_the_next(connect, redis_serve
     assert [b"fresh"] == await connections.ask([("ECHO", "fresh")])
 
 
-async def test_connections_that_the_server_closed_are_replaced(connect, redis_server):
+@both_ways
+async def test_connections_that_the_server_closed_are_replaced(connect, redis_server, shared):
     """After a server let go of all its connections, the next call goes through."""
     connections = connect(redis_server)
-    await asyncio.gather(*(connections.ask([("PING",)]) for _ in range(5)))
+    await asyncio.gather(*(connections.ask([("PING",)], shared=shared) for _ in range(5)))
     with redis_server.client as client:
         client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
 
-    answers = await asyncio.gather(*(connections.ask([("ECHO", i)]) for i in range(10)))
+    answers = await asyncio.gather(*(connections.ask([("ECHO", i)], shared=shared) for i in range(10)))
 
     assert [[b"%d" % i] for i in range(10)] == answers
 
 
-async def test_a_silent_server_is_away_in_time(connect, serve):
+@both_ways
+async def test_a_silent_server_is_away_in_time(connect, serve, shared):
     """A server that takes a connection and never answers makes a call fail when the timeout is over."""
     server = await serve()
     connections = connect(server, timeout_s=0.1)
 
     with pytest.raises(StoreAway, match=r"127.0.0.1:\d+ did not answer within 0.1 s"):
-        await connections.ask([("PING",)])
+        await connections.ask([("PING",)], shared=shared)
 
 
 async def test_waiting_for_a_connection_ends_in_time(connect, serve):
@@ -132,22 +137,24 @@ async def test_no_server_is_away_at_once(opened):
                 await opened(f"redis://127.0.0.1:{taken.getsockname()[1]}")
 
 
-async def test_something_else_at_the_port_is_said(connect, serve):
+@both_ways
+async def test_something_else_at_the_port_is_said(connect, serve, shared):
     """A server that speaks another protocol is an error that stays."""
     server = await serve(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
     with pytest.raises(StorageError, match="does not speak the Redis protocol"):
-        await connect(server).ask([("PING",)])
+        await connect(server).ask([("PING",)], shared=shared)
 
 
-async def test_closed_connections_are_not_used_again(connect, redis_server):
+@both_ways
+async def test_closed_connections_are_not_used_again(connect, redis_server, shared):
     """After `close` every call fails, and no connection stays open."""
     connections = connect(redis_server)
-    await connections.ask([("PING",)])
+    await connections.ask([("PING",)], shared=shared)
     await connections.close()
 
     with pytest.raises(StoreAway, match="closed"):
-        await connections.ask([("PING",)])
+        await connections.ask([("PING",)], shared=shared)
 
 
 @pytest.fixture

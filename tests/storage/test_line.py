@@ -1,0 +1,123 @@
+"""The line: one connection that many share, and nobody gets another's answer."""
+
+import asyncio
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from storage import StoreOptions
+from storage.connections import connections_to
+from storage.options import Address
+from storage.store import StoreAway
+
+
+@pytest.fixture
+async def connect():
+    """Makes connections that are closed with the test."""
+    made = []
+
+    def connect(port, **options):
+        made.append(connections_to("127.0.0.1", port, Address("single"), StoreOptions(**options)))
+        return made[-1]
+
+    yield connect
+    for connections in made:
+        await connections.close()
+
+
+async def test_all_share_one_connection(connect, redis_server):
+    """However many ask at once, there is one connection, and each gets its own answer."""
+    connections = connect(redis_server.port)
+
+    asks = (connections.ask([("CLIENT", "ID"), ("ECHO", i)], shared=True) for i in range(1000))
+    answers = await asyncio.gather(*asks)
+
+    assert [b"%d" % i for i in range(1000)] == [echo for _, echo in answers]
+    assert 1 == len({connection for connection, _ in answers})
+
+
+async def test_whoever_leaves_takes_no_answer_along(connect, redis_server):
+    """Callers are cancelled at any moment; those behind them still get their own answers."""
+    connections = connect(redis_server.port)
+
+    @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(st.lists(st.integers(0, 3), min_size=1, max_size=30))
+    def draw(plan):
+        plans.append(plan)
+
+    plans = []
+    draw()
+    for plan in plans:
+        tasks = []
+        for number, turns in enumerate(plan):
+            asking = connections.ask([("ECHO", number)] * (1 + number % 3), shared=True)
+            tasks.append(asyncio.ensure_future(asking))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            if turns:
+                tasks[number // 2].cancel()
+        answers = await asyncio.gather(*tasks, return_exceptions=True)
+        for number, answer in enumerate(answers):
+            assert isinstance(answer, asyncio.CancelledError) or [b"%d" % number] * (1 + number % 3) == answer
+
+
+@pytest.fixture
+async def stub():
+    """A server that answers its first `answered` commands with PONG, and then writes `last`; None: hangs up."""
+    servers, writers = [], []
+
+    async def stub(answered, last=b""):
+        async def answer(reader, writer):
+            writers.append(writer)
+            left = answered
+            while left and (size := await reader.readline()):
+                words = [(await reader.readline(), await reader.readline())[1] for _ in range(int(size[1:]))]
+                is_asked = words[0] == b"PING\r\n"  # redis-py says a few things of its own first
+                left -= is_asked
+                writer.write(b"+PONG\r\n" if is_asked else b"+OK\r\n")
+            if last is None:
+                writer.close()
+            else:
+                writer.write(last)
+
+        servers.append(await asyncio.start_server(answer, "127.0.0.1", 0))
+        return servers[-1].sockets[0].getsockname()[1]
+
+    yield stub
+    for writer in writers:
+        writer.close()
+    for server in servers:
+        server.close()
+
+
+async def test_when_the_line_falls_silent_it_is_given_up(connect, stub):
+    """Those behind a question that is not answered in time ask again on a new connection."""
+    connections = connect(await stub(answered=1), timeout_s=0.3)
+    assert [b"PONG"] == await connections.ask([("PING",)], shared=True)
+
+    first = asyncio.ensure_future(connections.ask([("PING",)], shared=True))
+    await asyncio.sleep(0.15)
+    second = asyncio.ensure_future(connections.ask([("PING",)], shared=True))
+
+    with pytest.raises(StoreAway, match=r"did not answer within 0.3 s"):
+        await first
+    assert [b"PONG"] == await second
+
+
+async def test_when_the_server_hangs_up_all_ask_once_more(connect, stub):
+    """One connection answers two and goes; the third is answered on the next."""
+    connections = connect(await stub(answered=2, last=None))
+
+    answers = await asyncio.gather(*(connections.ask([("PING",)], shared=True) for _ in range(3)))
+
+    assert [[b"PONG"]] * 3 == answers
+
+
+async def test_what_nobody_asked_for_breaks_the_line(connect, stub):
+    """An answer too many would become another caller's: the connection is given up, and the next call has a new one."""
+    port = await stub(answered=1, last=b"+STALE\r\n")
+    connections = connect(port)
+    assert [b"PONG"] == await connections.ask([("PING",)], shared=True)
+
+    assert [b"PONG"] == await connections.ask([("PING",)], shared=True)
