@@ -9,6 +9,7 @@ import ssl
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import blake2b
 from io import BytesIO
 
@@ -29,6 +30,7 @@ from proxy.trajectory.step import EngineFacts
 # request is written to a connection that the engine has just closed.
 _KEEPALIVE_S = 3
 _READ_BUFFER_BYTES = 2**18
+_IN_ONE_PIECE_BYTES = 2**16
 _KNOW_WITHIN_S = 5  # a call waits so long to learn what its engine is
 
 
@@ -152,8 +154,8 @@ class Upstream:
             with self.naming_faults(endpoint):
                 response = await (self._unpooled if alone else self._session).request(
                     method,
-                    URL(endpoint.settings.url + path, encoded=True),  # as it came: not quoted a second time
-                    data=BytesIO(body) if body else None,  # written in pieces: a large body does not hold the loop up
+                    _address(endpoint.settings.url + path),
+                    data=_payload(body),
                     headers=upstream_headers(headers, api_key=endpoint.api_key),
                     allow_redirects=False,
                 )
@@ -250,6 +252,16 @@ class Upstream:
         await asyncio.wait([self._learning, *asking])
         await self._session.close()
         await self._unpooled.close()
+
+
+@lru_cache(1024)
+def _address(url: str) -> URL:
+    return URL(url, encoded=True)  # as it came: not quoted a second time
+
+
+def _payload(body: bytes | None) -> bytes | BytesIO | None:
+    """A large body is written in pieces, and does not hold the loop up."""
+    return BytesIO(body) if body and len(body) > _IN_ONE_PIECE_BYTES else body or None
 
 
 def _session(settings: EnginesSettings, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:

@@ -89,10 +89,13 @@ class Vllm:
         choices = chunk.get("choices")
         if not choices or not hidden.anything:
             return chunk
-        shown = [_hide_choice(choice, hidden) for choice in choices]
-        if hidden.empty_deltas and _is_flag_caused(shown[0]) and all(map(_is_flag_caused, shown)):
+        hid = [_hide_choice(choice, hidden) for choice in choices]
+        if hidden.empty_deltas and not hid[0].get("delta") and all(map(_is_flag_caused, hid)):
             return None
-        return {**_without_prompt_ids(chunk, hidden), "choices": shown}
+        shown = {**chunk, "choices": hid}
+        if hidden.token_ids and shown.get("prompt_token_ids") is not None:
+            shown["prompt_token_ids"] = None
+        return shown
 
     def lookup(self, dialect: DialectName, body: Mapping[str, Any], response: Json) -> Lookup | None:
         """Nothing: all tokens are in the answer."""

@@ -25,6 +25,9 @@ JSON: Final = b"json"
 PIECE_BYTES: Final = 1024  # 256 ids
 RECENT_CHAINS: Final = 64  # ends remembered whole: about as many branches may take turns without walking anew
 
+# Compressors that nobody uses just now: making one takes longer than compressing a piece, and each serves one thread.
+_IDLE: Final[list[zstandard.ZstdCompressor]] = []
+
 _PLAIN, _ZSTD = b"\x00", b"\x01"
 _VALUES: Final[dict[bytes, Callable[[bytes], Any]]] = {IDS: bytes, JSON: bytes, MESSAGES: orjson.loads}
 
@@ -51,11 +54,10 @@ class BlockWriter:
     chains. A known block vouches for all before it: no block is ever stored without those.
     """
 
-    __slots__ = ("_known", "_zstd", "blocks", "ends", "leans_on")
+    __slots__ = ("_known", "blocks", "ends", "leans_on")
 
     def __init__(self, known: Container[bytes]) -> None:
         self._known = known
-        self._zstd = zstandard.ZstdCompressor(level=1)
         self.blocks: dict[bytes, bytes] = {}
         self.leans_on: list[bytes] = []
         self.ends: list[bytes] = []
@@ -80,7 +82,13 @@ class BlockWriter:
 
     def compress(self, raw: bytes | memoryview) -> bytes:
         """The bytes in less space, for `BlockReader.expand`."""
-        return self._zstd.compress(raw)
+        try:
+            compressor = _IDLE.pop()
+        except IndexError:
+            compressor = zstandard.ZstdCompressor(level=1)
+        packed = compressor.compress(raw)
+        _IDLE.append(compressor)
+        return packed
 
     def _flagged(self, piece: bytes | memoryview) -> tuple[bytes, bytes | memoryview]:
         packed = self.compress(piece)

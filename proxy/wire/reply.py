@@ -49,7 +49,7 @@ class View:
     def chunk(self, chunk: Json) -> Json | None:
         """What to show of a streamed chunk; the same dict if all of it, None if nothing."""
         shown = self.engine.hide_chunk(self.dialect.name, chunk, self.hidden)
-        return None if shown is None else self._renamed(shown)
+        return shown if shown is None or self.model is None else self._renamed(shown)
 
     def _renamed(self, shown: Json) -> Json:
         if self.model is None or not isinstance(shown.get("model"), str):
@@ -159,6 +159,8 @@ class StreamReply:
         self._ended = False
         self._error: str | None = None
         self._unparsed = False
+        # Not knowing how many choices there are, the first that finishes may be the last.
+        self._enough = view.choices or 1
 
     def feed(self, read: bytes) -> bytes:
         """Show the events that are whole, until the end of the turn begins."""
@@ -182,30 +184,28 @@ class StreamReply:
 
     def _understand(self, event: Event) -> bytes:
         """Fold an event; give what the client sees of it."""
-        if not event.payload:
+        payload = event.payload
+        if not payload:
             return event.raw
-        if event.payload == b"[DONE]":
+        if payload == b"[DONE]":
             self._ended = self._holding = True
             return event.raw
         try:
-            chunk, loosely = read_json(event.payload)
+            chunk, loosely = read_json(payload)
             if chunk.get("error") is not None:
                 self._holding = True
-                self._error = self._error or event.payload.decode("utf-8", "replace")
+                self._error = self._error or payload.decode("utf-8", "replace")
                 return event.raw  # vLLM writes these with spaces: never spelt again
-            return self._fold_chunk(event, chunk, loosely=loosely)
+            self._fold.feed(chunk)
+            if self._fold.finished >= self._enough:
+                self._holding = True
+            shown = self._view.chunk(chunk)
         except (NotJson, TypeError, KeyError, AttributeError):
             self._unparsed = True
             return event.raw
-
-    def _fold_chunk(self, event: Event, chunk: Json, *, loosely: bool) -> bytes:
-        self._fold.feed(chunk)
-        # Not knowing how many choices there are, the first that finishes may be the last.
-        self._holding = self._holding or self._fold.finished >= (self._view.choices or 1)
-        shown = self._view.chunk(chunk)
-        if shown is None:
-            return b""
-        return event.raw if shown is chunk else event.with_payload(write_json(shown, loosely=loosely))
+        if shown is chunk:
+            return event.raw
+        return b"" if shown is None else event.with_payload(write_json(shown, loosely=loosely))
 
 
 REPLIES: dict[str, type[WholeReply] | type[StreamReply]] = {

@@ -8,6 +8,7 @@ Rule 2: the raw bytes of all events, joined, are the bytes that were fed; nothin
 """
 
 import re
+from functools import partial
 from typing import NamedTuple
 
 _LINE_END = rb"(?:\r\n|\n|\r(?!\n))"
@@ -33,6 +34,9 @@ class Event(NamedTuple):  # made for each event of each stream: a frozen datacla
         end = b"\r\n" if self.raw.endswith(b"\r\n") else b"\n"
         name = b"event: " + self.name + end if self.name else b""
         return name + b"data: " + payload + end + end
+
+
+_event = partial(tuple.__new__, Event)  # as `Event` is made, in C
 
 
 def _is_one_data_line(raw: bytes) -> bool:
@@ -72,11 +76,16 @@ class EventCutter:
         rest = self._rest + read if self._rest else read
         if _is_one_data_line(rest):  # what engines send, in the reads that they come in
             self._rest, self._scanned = b"", 0
-            return [Event(rest, rest[6:-2])]
+            return [_event((rest, rest[6:-2], b""))]
         if b"\r" not in rest:  # what engines send: found without the search for three kinds of line ends
             *whole, self._rest = rest.split(b"\n\n")
             self._scanned = len(self._rest)
-            return [read_event(raw + b"\n\n") for raw in whole]
+            return [
+                _event((raw + b"\n\n", raw[6:], b""))
+                if raw.startswith(b"data: ") and b"\n" not in raw
+                else read_event(raw + b"\n\n")
+                for raw in whole
+            ]
         events: list[Event] = []
         start = 0
         position = max(self._scanned - 3, 0)
