@@ -83,6 +83,10 @@ class EnginesSettings(Section):
     ca_file: Path | None = Field(None, description="Certificate authority for https:// engines; the system's if none.")
     max_connections: int = Field(0, ge=0, description="Connections to engines at once; 0 is no limit.")
     attempts: int = Field(2, ge=1, description="Endpoints a call is tried at, in turn, while nothing of it was shown.")
+    health_s: float = Field(5, gt=0, description="Time between two checks of an endpoint (GET /health), about.")
+    eject_after: int = Field(3, ge=1, description="Faults in a row after which an endpoint is passed over.")
+    eject_s: float = Field(1, gt=0, description="For how long at first; each time in a row twice as long.")
+    longest_ejection_s: float = Field(30, gt=0, description="And at the most; then a good check brings it back.")
     passthrough: list[str] = Field(
         ["/v1/embeddings", "/tokenize", "/detokenize"],
         description="Paths passed on untouched and unrecorded; any other path is 404.",

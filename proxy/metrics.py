@@ -36,6 +36,8 @@ class Metrics:
     spooled: Gauge
     upstream_faults: Counter
     failovers: Counter
+    ejections: Counter
+    healthy: Gauge
     new_losses: Counter
     drift: Counter
     groups: Counter
@@ -79,6 +81,8 @@ _METRICS: dict[str, tuple[type[Counter] | type[Gauge] | tuple[float, ...], str, 
         Counter, "upstream_faults", "Engines that could not be reached, broke off or fell silent.", ("engine", "fault")
     ),
     "failovers": (Counter, "failovers", "Calls that went on to the next endpoint, by the one that failed.", ("engine",)),
+    "ejections": (Counter, "ejections", "Endpoints passed over after faults in a row (engines.eject_after).", ("engine",)),
+    "healthy": (Gauge, "engine_healthy", "0 while an endpoint is passed over, else 1.", ("engine",)),
     "new_losses": (
         Counter, "new_losses",
         "Steps flagged for what their engine was not known to lose (docs/exactness.md), by code.", ("engine", "code"),

@@ -18,13 +18,11 @@ from proxy.engines.losses import LOST
 from proxy.errors import EngineBroke, EngineFault, EngineSilent, NoEngine, NotValid, StoreFault
 from proxy.logs import LOG
 from proxy.parts import Parts
-from proxy.upstream import Answer
+from proxy.upstream import AWAY, Answer
 from proxy.wire.exchange import Exchange, Outcome
 from proxy.wire.replay import error_events
 
 T = TypeVar("T")
-
-_AWAY = frozenset({502, 503, 504})  # what a gateway says, or an engine that loads or drains: another one may answer
 
 _ASIDE_FROM_BYTES = 2**18  # parsing and writing so much JSON takes milliseconds
 
@@ -85,7 +83,7 @@ async def _at_endpoint(parts: Parts, call: Call, client: Client) -> Outcome | No
         )
         async with keeping_alive(call, client, every_s=parts.settings.record.keep_alive_s):
             async with sending as answer:
-                if answer.status in _AWAY and call.elsewhere:
+                if answer.status in AWAY and call.elsewhere:
                     raise EngineBroke(f"the engine {call.endpoint.settings.label} answered {answer.status}")
                 exchange = Exchange(plan, answer.status, answer.content_type)
                 client.set_head(answer.status, answer.headers, content_type=exchange.content_type)

@@ -408,7 +408,7 @@ DEAD = "http://127.0.0.1:9"
 async def test_with_one_of_two_endpoints_dead_no_call_fails(store, engine, http):
     """Whichever endpoint a rollout is sent to, its call is answered, and its step says where it was tried in vain."""
     engine.plays(WHOLE)
-    async with proxying(None, store, **two_endpoints(DEAD, engine.url)) as served:
+    async with proxying(None, store, **two_endpoints(DEAD, engine.url, eject_after=99)) as served:
         for n in range(12):
             path = f"/rollouts/f{n}/v1/chat/completions"
             async with http.post(served.url + path, json=BODY) as answer:
@@ -422,6 +422,18 @@ async def test_with_one_of_two_endpoints_dead_no_call_fails(store, engine, http)
     assert all(len(attempts) == 1 and "cannot be reached" in attempts[0]["fault"] for attempts in tried)
 
 
+async def test_a_dead_endpoint_costs_the_first_calls_an_attempt_and_no_later_one(store, engine, http):
+    """It is passed over after engines.eject_after faults in a row: nobody pays for its refused connections again."""
+    engine.plays(WHOLE)
+    async with proxying(None, store, **two_endpoints(DEAD, engine.url, eject_after=2)) as served:
+        for n in range(20):
+            async with http.post(f"{served.url}/rollouts/d{n}/v1/chat/completions", json=BODY) as answer:
+                assert 200 == answer.status
+
+    steps = [step for n in range(20) for step in await steps_of(store, f"d{n}")]
+    assert sum("attempts" in step.extra for step in steps) <= 2
+
+
 @pytest.mark.parametrize("status", [502, 503, 504])
 async def test_an_engine_that_is_away_by_its_own_word_is_passed_over(store, engine, http, status):
     """A 502, 503 or 504 goes to the client only from the last endpoint; none is asked twice."""
@@ -432,7 +444,7 @@ async def test_an_engine_that_is_away_by_its_own_word_is_passed_over(store, engi
 
         engine.answering = away
         other.plays(WHOLE)
-        async with proxying(None, store, **two_endpoints(engine.url, other.url)) as served:
+        async with proxying(None, store, **two_endpoints(engine.url, other.url, eject_after=99)) as served:
             for n in range(12):
                 async with http.post(f"{served.url}/rollouts/a{n}/v1/chat/completions", json=BODY) as answer:
                     assert 200 == answer.status
@@ -447,7 +459,7 @@ async def test_an_engine_that_is_away_by_its_own_word_is_passed_over(store, engi
 async def test_attempts_are_bounded(store, engine, http):
     """With engines.attempts 1, the fault of the one endpoint is the client's."""
     engine.plays(WHOLE)
-    async with proxying(None, store, **two_endpoints(DEAD, engine.url, attempts=1)) as served:
+    async with proxying(None, store, **two_endpoints(DEAD, engine.url, attempts=1, eject_after=99)) as served:
         statuses = set()
         for n in range(12):
             async with http.post(f"{served.url}/rollouts/b{n}/v1/chat/completions", json=BODY) as answer:
@@ -470,7 +482,8 @@ async def test_after_a_shown_byte_no_other_endpoint_is_asked(store, engine, http
 async def test_the_call_is_planned_anew_for_an_engine_of_another_kind(store, engine, http):
     """What one kind is asked for is not asked of another: the plan is the answering engine's own."""
     engine.plays(WHOLE)
-    said = {"endpoints": [{"url": DEAD, "name": "dead", "kind": "sglang"}, {"url": engine.url, "name": "live"}]}
+    endpoints = [{"url": DEAD, "name": "dead", "kind": "sglang"}, {"url": engine.url, "name": "live"}]
+    said = {"endpoints": endpoints, "eject_after": 99}
     async with proxying(None, store, engines=said) as served:
         for n in range(12):
             async with http.post(f"{served.url}/rollouts/k{n}/v1/chat/completions", json=BODY) as answer:

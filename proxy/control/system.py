@@ -74,15 +74,8 @@ async def _store(parts: Parts) -> str:
 async def healthy_engines(parts: Parts) -> dict[str, bool]:
     """Whether each endpoint is healthy, by name."""
     endpoints = parts.upstream.endpoints
-    found = await asyncio.gather(*(_is_healthy(parts, endpoint) for endpoint in endpoints))
+    found = await asyncio.gather(*map(parts.upstream.watch.check, endpoints))
     return {endpoint.settings.label: healthy for endpoint, healthy in zip(endpoints, found, strict=True)}
-
-
-async def _is_healthy(parts: Parts, endpoint: Endpoint) -> bool:
-    try:
-        return await asyncio.wait_for(parts.upstream.is_healthy(endpoint), _READY_WITHIN_S)
-    except TimeoutError:
-        return False
 
 
 def _engine(endpoint: Endpoint, healthy: dict[str, bool], streaming: Streaming) -> dict[str, Any]:

@@ -1,80 +1,38 @@
-"""The engines' endpoints: which one a call goes to, and the sending of it.
+"""The sending of requests to engines, and the naming of what goes wrong.
 
-Holds the endpoints, the choice among them (pure) and one aiohttp session. aiohttp's exceptions stop here: past this file
-only ours are seen. Nothing here understands a body.
+Holds the endpoints and one aiohttp session. aiohttp's exceptions stop here. It must not choose an endpoint, nor understand
+a body.
 """
 
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
-from hashlib import blake2b
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from io import BytesIO
+from typing import Final
 
 import aiohttp
 import orjson
 from yarl import URL
 
-from proxy.config import EndpointSettings, EnginesSettings
-from proxy.engines import ENGINES, Engine, Traits
+from proxy.config import EnginesSettings
 from proxy.engines.recognition import QUESTIONS, Seen, recognise
 from proxy.errors import EngineBroke, EngineFault, EngineSilent, NoEngine
 from proxy.headers import upstream as upstream_headers
 from proxy.logs import LOG
 from proxy.metrics import Metrics
-from proxy.trajectory.step import EngineFacts
+from proxy.upstream.endpoint import Endpoint, make_endpoint
+from proxy.upstream.watching import Watch
 
 # uvicorn, under vLLM and SGLang, closes idle connections after 5 s; letting go first spares us the race in which a
 # request is written to a connection that the engine has just closed.
 _KEEPALIVE_S = 3
 _READ_BUFFER_BYTES = 2**18
 _KNOW_WITHIN_S = 5  # a call waits so long to learn what its engine is
-
-
-@dataclass(slots=True)
-class Endpoint:
-    """One engine: its settings, and what is known of it now.
-
-    `traits` are None until the server has been met; `is_known` is false again once it broke off, since it may come back
-    as another.
-    """
-
-    settings: EndpointSettings
-    traits: Traits | None = None
-    is_known: bool = False
-    in_flight: int = 0
-    faults: int = 0
-    last_fault: str | None = None
-    api_key: str | None = field(default=None, repr=False)
-    asking: "asyncio.Task[None] | None" = field(default=None, repr=False)
-
-    @property
-    def engine(self) -> Engine:
-        """Its kind: as configured, or as found out; text only while nobody knows."""
-        return ENGINES[self.kind] if self.kind != "auto" else ENGINES["plain"]
-
-    @property
-    def kind(self) -> str:
-        """The name of its kind; `auto` while nobody knows."""
-        if self.settings.kind != "auto" or self.traits is None:
-            return self.settings.kind
-        return self.traits.kind
-
-    @property
-    def version(self) -> str | None:
-        """Its version, if configured or found out."""
-        return self.settings.version or (self.traits.version if self.traits else None)
-
-    @property
-    def known(self) -> Traits:
-        """What is known of the server: found out, or configured, which wins."""
-        return Traits(self.engine.kind, self.version, self.traits.has_parser if self.traits else None)
-
-    @property
-    def facts(self) -> EngineFacts:
-        """What a step says of the engine."""
-        return EngineFacts(self.settings.label, self.kind, self.version, self.settings.url)
+AWAY: Final = frozenset(
+    {502, 503, 504}
+)  # what a gateway says, or an engine that loads or drains: another one may answer
 
 
 @dataclass(slots=True)
@@ -93,26 +51,8 @@ class Answer:
         with self._upstream.naming_faults(self._endpoint):
             async for read in self._response.content.iter_any():
                 yield read
-
-
-def choose(endpoints: Sequence[Endpoint], rollout_id: str) -> Endpoint:
-    """The endpoint for a rollout: always the same one while the endpoints are the same, so that its KV cache is reused.
-
-    Rendezvous hashing: when an endpoint goes, only its rollouts move. Raises NoEngine if there is none.
-    """
-    return ranked(endpoints, rollout_id)[0]
-
-
-def ranked(endpoints: Sequence[Endpoint], rollout_id: str) -> list[Endpoint]:
-    """The endpoints in the order in which a rollout is tried at them; the first is its own. Raises NoEngine if none."""
-    if not endpoints:
-        raise NoEngine("no engine is configured; set engines.endpoints or start with --engine URL")
-    name = rollout_id.encode()
-
-    def weight(endpoint: Endpoint) -> bytes:
-        return blake2b(name, key=endpoint.settings.url.encode()[:64]).digest()
-
-    return sorted(endpoints, key=weight, reverse=True)
+        if self.status not in AWAY:
+            self._upstream.watch.answered(self._endpoint)
 
 
 class Upstream:
@@ -121,7 +61,7 @@ class Upstream:
     def __init__(self, settings: EnginesSettings, metrics: Metrics) -> None:
         self._settings = settings
         self._metrics = metrics
-        self.endpoints = [_endpoint(endpoint) for endpoint in settings.endpoints]
+        self.endpoints = [make_endpoint(endpoint, settings) for endpoint in settings.endpoints]
         tls = ssl.create_default_context(cafile=settings.ca_file)
         pooled = aiohttp.TCPConnector(limit=settings.max_connections, keepalive_timeout=_KEEPALIVE_S, ssl=tls)
         alone = aiohttp.TCPConnector(limit=settings.max_connections, force_close=True, ssl=tls)
@@ -129,6 +69,9 @@ class Upstream:
         self._unpooled = _session(settings, alone)
         # Held here and ended by `close`: nothing waits for it, since an engine may be away when the proxy starts.
         self._learning = asyncio.get_running_loop().create_task(self.learn())
+        self.watch = Watch(settings.health_s, metrics, self._health_of)
+        for endpoint in self.endpoints:
+            self.watch.follow(endpoint)
 
     @asynccontextmanager
     async def send(
@@ -157,6 +100,8 @@ class Upstream:
                     headers=upstream_headers(headers, api_key=endpoint.api_key),
                     allow_redirects=False,
                 )
+            if response.status in AWAY:
+                self.watch.failed(endpoint, f"the engine {endpoint.settings.label} answered {response.status}")
             try:
                 content_type = response.headers.get("Content-Type", "")
                 yield Answer(response.status, response.headers, content_type, endpoint, self, response)
@@ -166,6 +111,36 @@ class Upstream:
         finally:
             endpoint.in_flight -= 1
 
+    @asynccontextmanager
+    async def send_to_any(
+        self,
+        endpoints: Sequence[Endpoint],
+        method: str,
+        path: str,
+        *,
+        headers: Sequence[tuple[str, str]],
+        body: bytes | None,
+    ) -> AsyncIterator[Answer]:
+        """Send to the first endpoint; to the next one while it is away, up to `engines.attempts` of them.
+
+        Raises EngineFault, as `send` does, if the last one could not answer.
+        """
+        *before, last = endpoints[: self._settings.attempts]
+        async with AsyncExitStack() as stack:
+            for endpoint in before:
+                try:
+                    answer = await stack.enter_async_context(
+                        self.send(endpoint, method, path, headers=headers, body=body)
+                    )
+                except (NoEngine, EngineBroke):
+                    continue
+                if answer.status not in AWAY:
+                    break
+                await stack.aclose()
+            else:
+                answer = await stack.enter_async_context(self.send(last, method, path, headers=headers, body=body))
+            yield answer
+
     @contextmanager
     def naming_faults(self, endpoint: Endpoint) -> Iterator[None]:
         """Turn aiohttp's exceptions into ours, and count them."""
@@ -173,9 +148,8 @@ class Upstream:
             yield
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             fault = self._fault(endpoint.settings.label, error)
-            endpoint.faults += 1
             endpoint.is_known = False
-            endpoint.last_fault = fault.message
+            self.watch.failed(endpoint, fault.message)
             self._metrics.upstream_faults.labels(endpoint.settings.label, fault.fault).inc()
             raise fault from error
 
@@ -234,16 +208,13 @@ class Upstream:
             body = None
         return Seen(answer.status, answer.headers.get("Server", ""), body)
 
-    async def is_healthy(self, endpoint: Endpoint) -> bool:
-        """Whether the engine answers `GET /health` with 200."""
-        try:
-            async with self.send(endpoint, "GET", "/health", headers=(), body=None) as answer:
-                return answer.status == 200
-        except EngineFault:
-            return False
+    async def _health_of(self, endpoint: Endpoint) -> int:
+        async with self.send(endpoint, "GET", "/health", headers=(), body=None) as answer:
+            return answer.status
 
     async def close(self) -> None:
         """Close every connection."""
+        await self.watch.close()
         asking = [endpoint.asking for endpoint in self.endpoints if endpoint.asking is not None]
         for task in (self._learning, *asking):
             task.cancel()
@@ -263,11 +234,6 @@ def _session(settings: EnginesSettings, connector: aiohttp.TCPConnector) -> aioh
         cookie_jar=aiohttp.DummyCookieJar(),
         skip_auto_headers=("User-Agent", "Content-Type"),
     )
-
-
-def _endpoint(settings: EndpointSettings) -> Endpoint:
-    key = settings.api_key.get_secret_value() if settings.api_key else None
-    return Endpoint(settings, api_key=key)
 
 
 def _words(error: BaseException) -> str:

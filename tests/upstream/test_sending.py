@@ -1,47 +1,12 @@
-"""The engines' endpoints: the choice among them, and the naming of their faults."""
+"""The sending of requests to engines, and the naming of their faults."""
 
 import asyncio
 
 import pytest
 from aiohttp import web
 from fakes import fake_engine
-from prometheus_client import CollectorRegistry
 
-from proxy.config import EnginesSettings
 from proxy.errors import EngineBroke, NoEngine
-from proxy.metrics import make_metrics
-from proxy.upstream import Upstream, choose
-
-
-@pytest.fixture
-async def upstream_to():
-    made = []
-
-    def make(*urls, **said):
-        endpoints = [{"url": url, "name": f"e{n}", **said} for n, url in enumerate(urls)]
-        settings = EnginesSettings(endpoints=endpoints)
-        made.append(Upstream(settings, make_metrics(CollectorRegistry())))
-        return made[-1]
-
-    yield make
-    for upstream in made:
-        await upstream.close()
-
-
-async def test_a_rollout_stays_with_its_endpoint(upstream_to):
-    """The choice depends on the rollout alone, uses every endpoint, and losing one moves only its own rollouts."""
-    endpoints = upstream_to("http://127.0.0.1:1", "http://127.0.0.1:2", "http://127.0.0.1:3").endpoints
-    chosen = {f"r{n}": choose(endpoints, f"r{n}") for n in range(200)}
-
-    assert len(endpoints) == len({endpoint.settings.label for endpoint in chosen.values()})
-    left = endpoints[:2]
-    assert all(choose(left, name) is endpoint for name, endpoint in chosen.items() if endpoint in left)
-
-
-def test_no_endpoint_is_an_error_that_says_what_to_do():
-    """Nobody is sent to nowhere."""
-    with pytest.raises(NoEngine, match="engines.endpoints"):
-        choose([], "r1")
 
 
 async def test_an_engine_is_asked_what_it_is(upstream_to):
@@ -53,7 +18,7 @@ async def test_an_engine_is_asked_what_it_is(upstream_to):
 
         assert ("vllm", "0.32.0") == (there.kind, there.version)
         assert ("auto", None) == (away.kind, away.version)
-        assert [True, False] == [await upstream.is_healthy(endpoint) for endpoint in upstream.endpoints]
+        assert [True, False] == [await upstream.watch.check(endpoint) for endpoint in upstream.endpoints]
         assert await upstream.know(there) is None
         assert "e1 cannot be reached" in (await upstream.know(away)).message
 
@@ -149,3 +114,29 @@ async def test_a_large_body_is_sent_whole(upstream_to):
 
     assert 5_000_000 == len(engine.asked[0]["prompt"])
     assert str(len(body)) == engine.headers[0]["content-length"]
+
+
+async def test_what_one_endpoint_cannot_answer_the_next_one_does(upstream_to):
+    """A refused connection and a 503 go on to the next endpoint, up to engines.attempts; the last one's is the answer."""
+
+    async def away(request, body):
+        return web.json_response({"from": "away"}, status=503)
+
+    async def there(request, body):
+        return web.json_response({"from": "there"})
+
+    async with fake_engine() as one, fake_engine() as other:
+        one.answering, other.answering = away, there
+        upstream = upstream_to("http://127.0.0.1:9", one.url, other.url, engines={"attempts": 3, "eject_after": 99})
+
+        async def ask(endpoints):
+            async with upstream.send_to_any(endpoints, "POST", "/x", headers=(), body=b"{}") as answer:
+                return answer.status, b"".join([read async for read in answer.reads()])
+
+        dead, first, last = upstream.endpoints
+        assert (200, b'{"from": "there"}') == await ask([dead, first, last])
+        assert (503, b'{"from": "away"}') == await ask([dead, first])
+        assert (503, b'{"from": "away"}') == await ask([first, dead, first, last])
+        with pytest.raises(NoEngine):
+            await ask([first, dead])
+    assert [0, 0, 0] == [endpoint.in_flight for endpoint in upstream.endpoints]

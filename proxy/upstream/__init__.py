@@ -1,0 +1,16 @@
+"""The engines, reachable: where they are, how they stand, which one a call goes to, and the sending of it.
+
+endpoint  one engine: its settings, and what is known of it
+health    when an endpoint is passed over, and for how long (pure)
+choosing  which endpoint a call is tried at, in which order (pure)
+watching  the checks of endpoints, and the count of their faults
+sending   one aiohttp session for all of them
+
+aiohttp's exceptions stop here: past this package only ours are seen. Nothing in it understands a body.
+"""
+
+from proxy.upstream.choosing import choose, own, ranked
+from proxy.upstream.endpoint import Endpoint
+from proxy.upstream.sending import AWAY, Answer, Upstream
+
+__all__ = ["AWAY", "Answer", "Endpoint", "Upstream", "choose", "own", "ranked"]
