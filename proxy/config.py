@@ -59,6 +59,9 @@ class EndpointSettings(Section):
         None,
         description="Folder or hub name of its tokenizer: for text in reports, include=retokenized, X-Reply-Tokens.",
     )
+    max_in_flight: int | None = Field(
+        None, ge=1, description="Calls of one process that it has at once; more wait, each rollout for its turn."
+    )
     version: str | None = Field(None, description="Engine version to record; asked of the engine if not given.")
 
     @field_validator("url")
@@ -87,6 +90,8 @@ class EnginesSettings(Section):
     eject_after: int = Field(3, ge=1, description="Faults in a row after which an endpoint is passed over.")
     eject_s: float = Field(1, gt=0, description="For how long at first; each time in a row twice as long.")
     longest_ejection_s: float = Field(30, gt=0, description="And at the most; then a good check brings it back.")
+    most_queued: int = Field(10_000, ge=0, description="Calls that may wait for an endpoint of max_in_flight.")
+    longest_queue_s: float = Field(600, gt=0, description="Longest wait of such a call; then it gets 429.")
     passthrough: list[str] = Field(
         ["/v1/embeddings", "/tokenize", "/detokenize"],
         description="Paths passed on untouched and unrecorded; any other path is 404.",

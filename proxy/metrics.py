@@ -38,6 +38,8 @@ class Metrics:
     failovers: Counter
     ejections: Counter
     healthy: Gauge
+    queued: Gauge
+    queue: Histogram
     new_losses: Counter
     drift: Counter
     groups: Counter
@@ -83,6 +85,8 @@ _METRICS: dict[str, tuple[type[Counter] | type[Gauge] | tuple[float, ...], str, 
     "failovers": (Counter, "failovers", "Calls that went on to the next endpoint, by the one that failed.", ("engine",)),
     "ejections": (Counter, "ejections", "Endpoints passed over after faults in a row (engines.eject_after).", ("engine",)),
     "healthy": (Gauge, "engine_healthy", "0 while an endpoint is passed over, else 1.", ("engine",)),
+    "queued": (Gauge, "queued_calls", "Calls that wait for their turn at an endpoint (max_in_flight).", ("engine",)),
+    "queue": (_SECONDS, "queue_seconds", "How long calls waited that had to.", ()),
     "new_losses": (
         Counter, "new_losses",
         "Steps flagged for what their engine was not known to lose (docs/exactness.md), by code.", ("engine", "code"),

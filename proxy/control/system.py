@@ -13,7 +13,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from proxy.dialects.base import DialectName
 from proxy.engines.losses import LOSSES, Circumstances, Streaming, choose_framing
 from proxy.parts import PARTS, Parts
-from proxy.upstream import Endpoint
+from proxy.upstream import Endpoint, ejected_for
 from storage.store import StorageError
 
 _READY_WITHIN_S = 2
@@ -49,7 +49,9 @@ async def show_engines(request: web.Request) -> web.Response:
     healthy = await healthy_engines(parts)
     await parts.upstream.learn()
     streaming = parts.settings.record.streaming
-    return _json({"engines": [_engine(endpoint, healthy, streaming) for endpoint in parts.upstream.endpoints]})
+    return _json(
+        {"engines": [_engine(endpoint, healthy, streaming, parts.clock.now()) for endpoint in parts.upstream.endpoints]}
+    )
 
 
 async def show_metrics(request: web.Request) -> web.Response:
@@ -78,8 +80,9 @@ async def healthy_engines(parts: Parts) -> dict[str, bool]:
     return {endpoint.settings.label: healthy for endpoint, healthy in zip(endpoints, found, strict=True)}
 
 
-def _engine(endpoint: Endpoint, healthy: dict[str, bool], streaming: Streaming) -> dict[str, Any]:
+def _engine(endpoint: Endpoint, healthy: dict[str, bool], streaming: Streaming, now: float) -> dict[str, Any]:
     traits = endpoint.known
+    ejected_s = ejected_for(endpoint)
     return {
         "name": endpoint.settings.label,
         "url": endpoint.settings.url,
@@ -98,7 +101,10 @@ def _engine(endpoint: Endpoint, healthy: dict[str, bool], streaming: Streaming) 
         },
         "loses": [loss.what for loss in LOSSES if loss.engine == endpoint.engine.kind],
         "healthy": healthy[endpoint.settings.label],
-        "in_flight": endpoint.in_flight,
+        "ejected_until": None if ejected_s is None else now + ejected_s,
+        "max_in_flight": endpoint.settings.max_in_flight,
+        "in_flight": endpoint.turns.in_flight,
+        "queued": endpoint.turns.waiting,
         "faults": endpoint.faults,
         "last_fault": endpoint.last_fault,
     }

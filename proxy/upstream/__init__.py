@@ -4,6 +4,7 @@ endpoint  one engine: its settings, and what is known of it
 health    when an endpoint is passed over, and for how long (pure)
 choosing  which endpoint a call is tried at, in which order (pure)
 watching  the checks of endpoints, and the count of their faults
+turns     how many calls it has at once, and who waits for whom
 sending   one aiohttp session for all of them
 
 aiohttp's exceptions stop here: past this package only ours are seen. Nothing in it understands a body.
@@ -12,5 +13,6 @@ aiohttp's exceptions stop here: past this package only ours are seen. Nothing in
 from proxy.upstream.choosing import choose, own, ranked
 from proxy.upstream.endpoint import Endpoint
 from proxy.upstream.sending import AWAY, Answer, Upstream
+from proxy.upstream.watching import ejected_for
 
-__all__ = ["AWAY", "Answer", "Endpoint", "Upstream", "choose", "own", "ranked"]
+__all__ = ["AWAY", "Answer", "Endpoint", "Upstream", "choose", "ejected_for", "own", "ranked"]

@@ -10,6 +10,7 @@ from proxy.config import EndpointSettings, EnginesSettings
 from proxy.engines import ENGINES, Engine, Traits
 from proxy.trajectory.step import EngineFacts
 from proxy.upstream.health import Health
+from proxy.upstream.turns import Turns
 
 
 @dataclass(slots=True, eq=False)
@@ -22,9 +23,9 @@ class Endpoint:
 
     settings: EndpointSettings
     health: Health
+    turns: Turns
     traits: Traits | None = None
     is_known: bool = False
-    in_flight: int = 0
     faults: int = 0
     last_fault: str | None = None
     asking: "asyncio.Task[None] | None" = field(default=None, repr=False)
@@ -64,4 +65,6 @@ class Endpoint:
 
 def make_endpoint(settings: EndpointSettings, engines: EnginesSettings) -> Endpoint:
     """An endpoint that nobody has met."""
-    return Endpoint(settings, Health(engines.eject_after, engines.eject_s, engines.longest_ejection_s))
+    health = Health(engines.eject_after, engines.eject_s, engines.longest_ejection_s)
+    turns = Turns(settings.max_in_flight, most_waiting=engines.most_queued, longest_s=engines.longest_queue_s)
+    return Endpoint(settings, health, turns)

@@ -7,7 +7,7 @@ a body.
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Final
@@ -90,26 +90,38 @@ class Upstream:
         what is sent right after it would be lost (seen on 2026.10).
         Raises NoEngine (nothing was sent), EngineSilent, or EngineBroke (the engine went before it answered).
         """
-        endpoint.in_flight += 1
+        with self.naming_faults(endpoint):
+            response = await (self._unpooled if alone else self._session).request(
+                method,
+                URL(endpoint.settings.url + path, encoded=True),  # as it came: not quoted a second time
+                data=BytesIO(body) if body else None,  # written in pieces: a large body does not hold the loop up
+                headers=upstream_headers(headers, api_key=endpoint.api_key),
+                allow_redirects=False,
+            )
+        if response.status in AWAY:
+            self.watch.failed(endpoint, f"the engine {endpoint.settings.label} answered {response.status}")
         try:
-            with self.naming_faults(endpoint):
-                response = await (self._unpooled if alone else self._session).request(
-                    method,
-                    URL(endpoint.settings.url + path, encoded=True),  # as it came: not quoted a second time
-                    data=BytesIO(body) if body else None,  # written in pieces: a large body does not hold the loop up
-                    headers=upstream_headers(headers, api_key=endpoint.api_key),
-                    allow_redirects=False,
-                )
-            if response.status in AWAY:
-                self.watch.failed(endpoint, f"the engine {endpoint.settings.label} answered {response.status}")
-            try:
-                content_type = response.headers.get("Content-Type", "")
-                yield Answer(response.status, response.headers, content_type, endpoint, self, response)
-            finally:
-                # At the end of the body the connection is back in the pool already; anywhere else it must go.
-                response.close()
+            content_type = response.headers.get("Content-Type", "")
+            yield Answer(response.status, response.headers, content_type, endpoint, self, response)
         finally:
-            endpoint.in_flight -= 1
+            # At the end of the body the connection is back in the pool already; anywhere else it must go.
+            response.close()
+
+    @asynccontextmanager
+    async def turn(self, endpoint: Endpoint, rollout_id: str, *, may_leave: bool) -> AsyncIterator[None]:
+        """A call's turn at an endpoint, for as long as the context lasts.
+
+        Raises EngineBusy if there is none in time, and NoEngine for a call that `may_leave` when the endpoint is ejected.
+        """
+        waits = nullcontext() if endpoint.turns.is_free else self._waiting(endpoint.settings.label)
+        with waits:
+            has_turn = await endpoint.turns.take(rollout_id, may_leave=may_leave)
+        if not has_turn:
+            raise NoEngine(f"the engine {endpoint.settings.label} cannot be reached: {endpoint.last_fault}")
+        try:
+            yield
+        finally:
+            endpoint.turns.give_back()
 
     @asynccontextmanager
     async def send_to_any(
@@ -121,25 +133,31 @@ class Upstream:
         headers: Sequence[tuple[str, str]],
         body: bytes | None,
     ) -> AsyncIterator[Answer]:
-        """Send to the first endpoint; to the next one while it is away, up to `engines.attempts` of them.
+        """Send to the first endpoint, in its turn; to the next one while it is away, up to `engines.attempts` of them.
 
-        Raises EngineFault, as `send` does, if the last one could not answer.
+        Raises EngineFault, as `send` does, if the last one could not answer, and EngineBusy.
         """
-        *before, last = endpoints[: self._settings.attempts]
+        tried = endpoints[: self._settings.attempts]
+        last = tried[-1]
         async with AsyncExitStack() as stack:
-            for endpoint in before:
+            for endpoint in tried:
                 try:
-                    answer = await stack.enter_async_context(
-                        self.send(endpoint, method, path, headers=headers, body=body)
-                    )
+                    await stack.enter_async_context(self.turn(endpoint, path, may_leave=endpoint is not last))
+                    sending = self.send(endpoint, method, path, headers=headers, body=body)
+                    answer = await stack.enter_async_context(sending)
                 except (NoEngine, EngineBroke):
-                    continue
-                if answer.status not in AWAY:
-                    break
+                    if endpoint is last:
+                        raise
+                else:
+                    if answer.status not in AWAY or endpoint is last:
+                        yield answer
+                        return
                 await stack.aclose()
-            else:
-                answer = await stack.enter_async_context(self.send(last, method, path, headers=headers, body=body))
-            yield answer
+
+    @contextmanager
+    def _waiting(self, label: str) -> Iterator[None]:
+        with self._metrics.queued.labels(label).track_inprogress(), self._metrics.queue.time():
+            yield
 
     @contextmanager
     def naming_faults(self, endpoint: Endpoint) -> Iterator[None]:

@@ -90,6 +90,7 @@ class Watch:
         if is_ejected:
             self._metrics.ejections.labels(label).inc()
             self._ejected[endpoint.settings.url].set()
+            endpoint.turns.turn_away()
             LOG.warning("%s is passed over: %s", label, endpoint.last_fault)
         else:
             LOG.info("%s is back", label)
@@ -109,6 +110,12 @@ class Watch:
                     await ejected.wait()
         if endpoint.health.ejected_until is not None:
             await asyncio.sleep(max(endpoint.health.ejected_until - _now(), 0))
+
+
+def ejected_for(endpoint: Endpoint) -> float | None:
+    """For how many seconds it is still passed over, before it is checked; None if it is not."""
+    until = endpoint.health.ejected_until
+    return None if until is None else max(until - _now(), 0)
 
 
 def _now() -> float:

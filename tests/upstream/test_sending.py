@@ -100,7 +100,7 @@ async def test_faults_are_named_and_counted(upstream_to):
             async with upstream.send(away, "POST", "/x", headers=(), body=b"{}"):
                 pass
 
-    assert (1, 0, 0) == (alive.faults, alive.in_flight, away.in_flight)
+    assert (1, True) == (alive.faults, away.health.is_ejected)
     assert "e1 cannot be reached" in away.last_fault
 
 
@@ -139,4 +139,58 @@ async def test_what_one_endpoint_cannot_answer_the_next_one_does(upstream_to):
         assert (503, b'{"from": "away"}') == await ask([first, dead, first, last])
         with pytest.raises(NoEngine):
             await ask([first, dead])
-    assert [0, 0, 0] == [endpoint.in_flight for endpoint in upstream.endpoints]
+    assert [0, 0, 0] == [endpoint.turns.in_flight for endpoint in upstream.endpoints]
+
+
+async def test_calls_of_no_rollout_have_their_turn_too(upstream_to, registry):
+    """With max_in_flight 1 the second waits for the first, seen in the metrics."""
+    go_on = asyncio.Event()
+
+    async def answering(request, body):
+        await go_on.wait()
+        return web.json_response({})
+
+    async with fake_engine() as engine:
+        engine.answering = answering
+        upstream = upstream_to(engine.url, max_in_flight=1)
+        (endpoint,) = upstream.endpoints
+
+        async def ask():
+            async with upstream.send_to_any([endpoint], "POST", "/x", headers=(), body=b"{}") as answer:
+                return [read async for read in answer.reads()]
+
+        asking = [asyncio.create_task(ask()) for _ in range(2)]
+        await engine.reached.wait()
+        assert (1, 1, 1) == (len(engine.asked), endpoint.turns.in_flight, endpoint.turns.waiting)
+        assert 1.0 == registry.get_sample_value("tokentape_queued_calls", {"engine": "e0"})
+        go_on.set()
+        await asyncio.gather(*asking)
+
+    assert (2, 0) == (len(engine.asked), endpoint.turns.in_flight)
+    assert 0.0 == registry.get_sample_value("tokentape_queued_calls", {"engine": "e0"})
+    assert 1.0 == registry.get_sample_value("tokentape_queue_seconds_count")
+
+
+async def test_a_call_that_waits_for_an_endpoint_that_dies_is_sent_to_the_next(upstream_to):
+    """It does not wait for calls that hang there."""
+    async with fake_engine() as hung, fake_engine() as other:
+        hung.hangs()
+        upstream = upstream_to(hung.url, other.url, max_in_flight=1)
+        first, second = upstream.endpoints
+
+        async def ask(*endpoints):
+            async with upstream.send_to_any(endpoints, "POST", "/x", headers=(), body=b"{}") as answer:
+                return answer.status
+
+        hanging = asyncio.create_task(ask(first))
+        await hung.reached.wait()
+        waiting = asyncio.create_task(ask(first, second))
+        while not first.turns.waiting:
+            await asyncio.sleep(0)
+        while not first.health.is_ejected:
+            upstream.watch.failed(first, "the test says so")
+        assert 500 == await waiting
+        hanging.cancel()
+        await asyncio.wait([hanging])
+
+    assert [1, 1] == [len(hung.asked), len(other.asked)]
