@@ -10,9 +10,9 @@ sending   one aiohttp session for all of them
 aiohttp's exceptions stop here: past this package only ours are seen. Nothing in it understands a body.
 """
 
-from proxy.upstream.choosing import choose, own, ranked
+from proxy.upstream.choosing import choose, least_loaded, own, ranked
 from proxy.upstream.endpoint import Endpoint
 from proxy.upstream.sending import AWAY, Answer, Upstream
 from proxy.upstream.watching import ejected_for
 
-__all__ = ["AWAY", "Answer", "Endpoint", "Upstream", "choose", "ejected_for", "own", "ranked"]
+__all__ = ["AWAY", "Answer", "Endpoint", "Upstream", "choose", "ejected_for", "least_loaded", "own", "ranked"]

@@ -20,6 +20,21 @@ def ranked(endpoints: Sequence[Endpoint], rollout_id: str) -> list[Endpoint]:
     return sorted(_by_name(endpoints, rollout_id), key=lambda endpoint: endpoint.health.is_ejected)
 
 
+def least_loaded(endpoints: Sequence[Endpoint], name: str) -> list[Endpoint]:
+    """The endpoints in the order in which a call is tried that has no rollout of its own, so that no cache is lost.
+
+    Calls in flight and waiting for each that may be in flight; an endpoint without a limit counts as one with the greatest
+    of the others. Among equals its name decides. Raises NoEngine if there is none.
+    """
+    greatest = max(endpoint.settings.max_in_flight or 1 for endpoint in endpoints) if endpoints else 1
+
+    def load(endpoint: Endpoint) -> tuple[bool, float]:
+        calls = endpoint.turns.in_flight + endpoint.turns.waiting
+        return endpoint.health.is_ejected, calls / (endpoint.settings.max_in_flight or greatest)
+
+    return sorted(_by_name(endpoints, name), key=load)
+
+
 def choose(endpoints: Sequence[Endpoint], rollout_id: str) -> Endpoint:
     """The endpoint for a rollout now: the first at which it is tried. Raises NoEngine if there is none."""
     return ranked(endpoints, rollout_id)[0]

@@ -4,14 +4,18 @@ import pytest
 
 from proxy.config import EndpointSettings, EnginesSettings
 from proxy.errors import NoEngine
-from proxy.upstream import choose, own, ranked
+from proxy.upstream import choose, least_loaded, own, ranked
 from proxy.upstream.endpoint import make_endpoint
 
 NAMES = [f"r{n}" for n in range(200)]
 
 
-def fleet(size):
-    return [make_endpoint(EndpointSettings(url=f"http://127.0.0.1:{n}"), EnginesSettings()) for n in range(1, size + 1)]
+def fleet(size, *limits):
+    limits = limits or [None] * size
+    settings = [
+        EndpointSettings(url=f"http://127.0.0.1:{n}", max_in_flight=limit) for n, limit in enumerate(limits, start=1)
+    ]
+    return [make_endpoint(one, EnginesSettings()) for one in settings]
 
 
 def eject(endpoint):
@@ -53,7 +57,32 @@ def test_where_all_are_ejected_each_rollout_is_tried_at_its_own():
     assert before == {name: ranked(endpoints, name) for name in NAMES}
 
 
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [((None, None, None), (30, 30, 30)), ((8, 16, 32), (13, 26, 51)), ((10, 20, None), (18, 36, 36))],
+)
+def test_the_least_loaded_gets_the_next_call_of_no_rollout(limits, expected):
+    """Each gets its share, by how many it may have at once."""
+    endpoints = fleet(3, *limits)
+    for n in range(90):
+        least_loaded(endpoints, f"r{n}")[0].turns.in_flight += 1
+
+    assert all(abs(one.turns.in_flight - share) <= 1 for one, share in zip(endpoints, expected, strict=True))
+
+
+def test_calls_that_wait_are_load_and_an_ejected_endpoint_is_the_last():
+    """However idle it is."""
+    endpoints = fleet(3)
+    first, second, third = endpoints
+    first.turns.in_flight, second.turns.waiting = 2, 1
+    assert [third, second, first] == least_loaded(endpoints, "r1")
+    eject(third)
+
+    assert [second, first, third] == least_loaded(endpoints, "r1")
+
+
 def test_no_endpoint_is_an_error_that_says_what_to_do():
     """Nobody is sent to nowhere."""
-    with pytest.raises(NoEngine, match="engines.endpoints"):
-        choose([], "r1")
+    for order in (choose, ranked, least_loaded, own):
+        with pytest.raises(NoEngine, match="engines.endpoints"):
+            order([], "r1")
