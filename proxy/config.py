@@ -5,10 +5,10 @@ what the command line said. It is the only reader of the environment. It must no
 """
 
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -75,10 +75,21 @@ class EndpointSettings(Section):
         return self.name or urlsplit(self.url).netloc
 
 
+def _distinct(endpoints: list[EndpointSettings]) -> list[EndpointSettings]:
+    for what, all_of_them in (("URL", [one.url for one in endpoints]), ("name", [one.label for one in endpoints])):
+        twice = sorted({each for each in all_of_them if all_of_them.count(each) > 1})
+        if twice:
+            raise ValueError(f"each endpoint has a {what} of its own; {', '.join(twice)} is there twice")
+    return endpoints
+
+
+EndpointList = Annotated[list[EndpointSettings], AfterValidator(_distinct)]
+
+
 class EnginesSettings(Section):
     """The engines, and how they are reached."""
 
-    endpoints: list[EndpointSettings] = Field([], description="The engines; none: `serve` starts the simulator.")
+    endpoints: EndpointList = Field([], description="The engines; none: `serve` starts the simulator.")
     connect_timeout_s: float = Field(10, gt=0, description="Time to connect to an engine.")
     read_timeout_s: float | None = Field(
         None, gt=0, description="Longest silence of an engine within an answer; none by default."

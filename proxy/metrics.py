@@ -4,6 +4,7 @@ Holds names, labels and one sentence each, and nothing that measures. Labels com
 of the configuration, statuses, problem codes): nothing a client can type becomes a label. Each is in docs/metrics.md.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -52,6 +53,16 @@ class Metrics:
     def all(self) -> list[Counter | Gauge | Histogram]:
         """Each of them."""
         return [getattr(self, field.name) for field in fields(self)]
+
+    def keep_engines(self, names: Collection[str]) -> None:
+        """Forget every engine but these, in all metrics that tell engines apart."""
+        for field, (_, _, _, labels) in _METRICS.items():
+            if "engine" in labels:
+                metric = getattr(self, field)
+                samples = [sample.labels for family in metric.collect() for sample in family.samples]
+                for values in {tuple(sample[label] for label in labels) for sample in samples}:
+                    if values[labels.index("engine")] not in names:
+                        metric.remove(*values)
 
 
 # By field of `Metrics`: its kind (a histogram by its buckets), name, sentence and labels.

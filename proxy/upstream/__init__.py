@@ -3,6 +3,7 @@
 endpoint  one engine: its settings, and what is known of it
 health    when an endpoint is passed over, and for how long (pure)
 choosing  which endpoint a call is tried at, in which order (pure)
+meeting   what an engine is, found out
 watching  the checks of endpoints, and the count of their faults
 turns     how many calls it has at once, and who waits for whom
 sending   one aiohttp session for all of them

@@ -30,6 +30,12 @@ class Endpoint:
     last_fault: str | None = None
     asking: "asyncio.Task[None] | None" = field(default=None, repr=False)
 
+    def change(self, settings: EndpointSettings) -> None:
+        """Let other settings of the same URL hold for it: what is known of it, and its calls, stay."""
+        self.settings = settings
+        self.turns.limit = settings.max_in_flight
+        self.turns.go_on()
+
     @property
     def api_key(self) -> str | None:
         """The key that the engine wants, if it wants one."""

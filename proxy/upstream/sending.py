@@ -16,13 +16,13 @@ import aiohttp
 import orjson
 from yarl import URL
 
-from proxy.config import EnginesSettings
-from proxy.engines.recognition import QUESTIONS, Seen, recognise
+from proxy.config import EndpointSettings, EnginesSettings
+from proxy.engines.recognition import Seen
 from proxy.errors import EngineBroke, EngineFault, EngineSilent, NoEngine
 from proxy.headers import upstream as upstream_headers
-from proxy.logs import LOG
 from proxy.metrics import Metrics
 from proxy.upstream.endpoint import Endpoint, make_endpoint
+from proxy.upstream.meeting import meet
 from proxy.upstream.watching import Watch
 
 # uvicorn, under vLLM and SGLang, closes idle connections after 5 s; letting go first spares us the race in which a
@@ -61,17 +61,31 @@ class Upstream:
     def __init__(self, settings: EnginesSettings, metrics: Metrics) -> None:
         self._settings = settings
         self._metrics = metrics
-        self.endpoints = [make_endpoint(endpoint, settings) for endpoint in settings.endpoints]
         tls = ssl.create_default_context(cafile=settings.ca_file)
         pooled = aiohttp.TCPConnector(limit=settings.max_connections, keepalive_timeout=_KEEPALIVE_S, ssl=tls)
         alone = aiohttp.TCPConnector(limit=settings.max_connections, force_close=True, ssl=tls)
         self._session = _session(settings, pooled)
         self._unpooled = _session(settings, alone)
-        # Held here and ended by `close`: nothing waits for it, since an engine may be away when the proxy starts.
-        self._learning = asyncio.get_running_loop().create_task(self.learn())
         self.watch = Watch(settings.health_s, metrics, self._health_of)
-        for endpoint in self.endpoints:
+        self.endpoints: list[Endpoint] = []
+        self.replace(settings.endpoints)
+
+    def replace(self, endpoints: Sequence[EndpointSettings]) -> None:
+        """From now on these are the endpoints. One whose URL was there stays as it is known, and with its calls in flight.
+
+        Calls in flight at one that goes end there.
+        """
+        before = {endpoint.settings.url: endpoint for endpoint in self.endpoints}
+        self.endpoints = [before.get(one.url) or make_endpoint(one, self._settings) for one in endpoints]
+        for endpoint, said in zip(self.endpoints, endpoints, strict=True):
+            endpoint.change(said)
             self.watch.follow(endpoint)
+            self._ask(endpoint)  # nothing waits for it: an engine may be away now
+        for endpoint in before.values():
+            if endpoint not in self.endpoints:
+                self.watch.leave(endpoint)
+                if endpoint.asking is not None:
+                    endpoint.asking.cancel()
 
     @asynccontextmanager
     async def send(
@@ -188,34 +202,19 @@ class Upstream:
 
         However many wait, the engine is asked once.
         """
-        if not endpoint.is_known:
-            if endpoint.asking is None:
-                endpoint.asking = asyncio.get_running_loop().create_task(self._find_out(endpoint))
-            await asyncio.wait([endpoint.asking], timeout=_KNOW_WITHIN_S)
+        if (asking := self._ask(endpoint)) is not None:
+            await asyncio.wait([asking], timeout=_KNOW_WITHIN_S)
         if endpoint.traits is not None or endpoint.settings.kind != "auto":
             return None
         return NoEngine(
             f"the engine {endpoint.settings.label} cannot be reached: {endpoint.last_fault or 'it is silent'}"
         )
 
-    async def _find_out(self, endpoint: Endpoint) -> None:
-        """Ask the questions, first those that only one kind of engine answers."""
-        try:
-            *own, common = QUESTIONS
-            answers = dict(zip(own, await asyncio.gather(*(self._seen(endpoint, path) for path in own)), strict=True))
-            traits = recognise(answers)
-            if traits.kind == "plain":
-                answers[common] = await self._seen(endpoint, common)
-                traits = recognise(answers)
-        except EngineFault as fault:
-            endpoint.last_fault = fault.message
-            return
-        finally:
-            endpoint.asking = None
-        if endpoint.settings.kind not in {"auto", traits.kind}:
-            LOG.warning("%s is configured as %s and looks like %s", endpoint.settings.label, endpoint.kind, traits.kind)
-        is_loading = traits.kind == "plain" and any(seen.status == 503 for seen in answers.values())
-        endpoint.traits, endpoint.is_known = traits, not is_loading
+    def _ask(self, endpoint: Endpoint) -> "asyncio.Task[None] | None":
+        """Find out what an engine is: the task that does, None if that is known."""
+        if not endpoint.is_known and endpoint.asking is None:
+            endpoint.asking = asyncio.get_running_loop().create_task(meet(endpoint, self._seen))
+        return endpoint.asking
 
     async def _seen(self, endpoint: Endpoint, path: str) -> Seen:
         async with self.send(endpoint, "GET", path, headers=(), body=None) as answer:
@@ -234,9 +233,10 @@ class Upstream:
         """Close every connection."""
         await self.watch.close()
         asking = [endpoint.asking for endpoint in self.endpoints if endpoint.asking is not None]
-        for task in (self._learning, *asking):
+        for task in asking:
             task.cancel()
-        await asyncio.wait([self._learning, *asking])
+        if asking:
+            await asyncio.wait(asking)
         await self._session.close()
         await self._unpooled.close()
 

@@ -26,18 +26,23 @@ class Watch:
         self._health_s = health_s
         self._metrics = metrics
         self._status_of = status_of
-        self._ejected: dict[str, asyncio.Event] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._ejected: dict[Endpoint, asyncio.Event] = {}
+        self._tasks: dict[Endpoint, asyncio.Task[None]] = {}
 
     def __repr__(self) -> str:
-        return f"<Watch over {', '.join(self._tasks) or 'nothing'}>"
+        return f"<Watch over {len(self._tasks)} endpoints>"
 
     def follow(self, endpoint: Endpoint) -> None:
-        """Check an endpoint from now on."""
-        url = endpoint.settings.url
-        self._metrics.healthy.labels(endpoint.settings.label).set(1)
-        self._ejected[url] = asyncio.Event()
-        self._tasks[url] = asyncio.get_running_loop().create_task(self._keep_checking(endpoint))
+        """Check an endpoint from now on. One that is followed may have another name by now."""
+        self._metrics.healthy.labels(endpoint.settings.label).set(not endpoint.health.is_ejected)
+        if endpoint not in self._tasks:
+            self._ejected[endpoint] = asyncio.Event()
+            self._tasks[endpoint] = asyncio.get_running_loop().create_task(self._keep_checking(endpoint))
+
+    def leave(self, endpoint: Endpoint) -> None:
+        """Check it no more: it was removed."""
+        del self._ejected[endpoint]
+        self._tasks.pop(endpoint).cancel()
 
     async def close(self) -> None:
         """Check nothing any more."""
@@ -84,12 +89,12 @@ class Watch:
 
     def _note(self, endpoint: Endpoint, *, was_ejected: bool) -> None:
         is_ejected, label = endpoint.health.is_ejected, endpoint.settings.label
-        if is_ejected == was_ejected or endpoint.settings.url not in self._ejected:
+        if is_ejected == was_ejected or endpoint not in self._ejected:
             return
         self._metrics.healthy.labels(label).set(not is_ejected)
         if is_ejected:
             self._metrics.ejections.labels(label).inc()
-            self._ejected[endpoint.settings.url].set()
+            self._ejected[endpoint].set()
             endpoint.turns.turn_away()
             LOG.warning("%s is passed over: %s", label, endpoint.last_fault)
         else:
@@ -102,7 +107,7 @@ class Watch:
 
     async def _rest(self, endpoint: Endpoint) -> None:
         """Until the next check is due: at the end of an ejection, which may begin meanwhile."""
-        ejected = self._ejected[endpoint.settings.url]
+        ejected = self._ejected[endpoint]
         ejected.clear()
         if not endpoint.health.is_ejected:
             with suppress(TimeoutError):

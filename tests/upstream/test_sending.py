@@ -9,20 +9,6 @@ from fakes import fake_engine
 from proxy.errors import EngineBroke, NoEngine
 
 
-async def test_an_engine_is_asked_what_it_is(upstream_to):
-    """Its kind and version; one that is away stays unknown."""
-    async with fake_engine() as engine:
-        upstream = upstream_to(engine.url, "http://127.0.0.1:9")
-        await upstream.learn()
-        there, away = upstream.endpoints
-
-        assert ("vllm", "0.32.0") == (there.kind, there.version)
-        assert ("auto", None) == (away.kind, away.version)
-        assert [True, False] == [await upstream.watch.check(endpoint) for endpoint in upstream.endpoints]
-        assert await upstream.know(there) is None
-        assert "e1 cannot be reached" in (await upstream.know(away)).message
-
-
 async def test_however_many_calls_wait_an_engine_is_asked_once(upstream_to):
     """A thousand calls at start are no thousand questions."""
     async with fake_engine() as engine:
@@ -51,35 +37,6 @@ async def test_an_engine_that_comes_back_is_asked_again(upstream_to):
         await upstream.know(endpoint)
 
         assert ("sglang", "0.5.23") == (endpoint.kind, endpoint.version)
-
-
-async def test_an_engine_that_is_still_loading_is_asked_again(upstream_to):
-    """503 to everything says nothing of what it will be."""
-
-    async def loading(request, body):
-        return web.json_response({"error": "loading"}, status=503)
-
-    async with fake_engine() as engine:
-        engine.facts, engine.answering = {}, loading
-        engine.unknown_status = 503
-        upstream = upstream_to(engine.url)
-        (endpoint,) = upstream.endpoints
-        await upstream.know(endpoint)
-        assert ("plain", False) == (endpoint.kind, endpoint.is_known)
-
-        engine.facts = {"/version": {"version": "0.32.0"}}
-        await upstream.know(endpoint)
-        assert ("vllm", True) == (endpoint.kind, endpoint.is_known)
-
-
-async def test_what_is_configured_wins(upstream_to, caplog):
-    """Whatever the server looks like; that it looks otherwise is logged."""
-    async with fake_engine() as engine:
-        upstream = upstream_to(engine.url, kind="plain")
-        await upstream.learn()
-
-        assert "plain" == upstream.endpoints[0].kind
-        assert "is configured as plain and looks like vllm" in caplog.text
 
 
 async def test_faults_are_named_and_counted(upstream_to):
