@@ -20,7 +20,7 @@ def base_url(url: str) -> str:
     """The URL, without /v1, if it is a base URL and nothing more. Raises ValueError."""
     parts = urlsplit(url)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise ValueError(f"{url!r} is not an http or https URL such as http://127.0.0.1:8000")
+        raise ValueError(f"{without_secrets(url)!r} is not an http or https URL such as http://127.0.0.1:8000")
     if parts.query or parts.fragment or parts.username:
         raise ValueError(f"{without_secrets(url)!r} holds more than a base URL; give a key as api_key")
     return url.rstrip("/").removesuffix("/v1")

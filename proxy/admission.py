@@ -45,6 +45,7 @@ async def open_rollout(parts: Parts, rollout_id: str, group_id: str | None) -> R
     finally:
         parts.metrics.store_latency.labels("open").observe(parts.clock.monotonic() - started)
     parts.policy.told(stored.notices)
+    parts.fleet.told(stored.notices)
     if parts.recorder.spooled is not None:
         parts.remembered.keep(rollout)
     parts.pause.told(stored.notices)

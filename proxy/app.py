@@ -25,6 +25,7 @@ from proxy.control.access import require_control_key
 from proxy.control.completion import settle_groups
 from proxy.dialects.base import openai_error
 from proxy.errors import BadCall, NotFound, ProxyError, StoreFault, TooLarge
+from proxy.fleet import Fleet
 from proxy.keys import KeyRing
 from proxy.logs import LOG
 from proxy.metrics import make_metrics
@@ -123,7 +124,9 @@ async def _make_parts(
     agents = settings.agents
     pressure = Pressure(agents.max_bytes_in_flight, agents.stall_s, metrics, lambda: recorder.kept_bytes)
     most, longest = agents.most_paused, agents.longest_pause_s
-    pause = Pause(opened.notices, new_id(clock), most_waiting=most, longest_s=longest)
+    tokenizers = Tokenizers(settings.engines.endpoints)
+    fleet = Fleet(opened.notices, settings.engines.endpoints, [upstream.replace, tokenizers.replace])
+    pause = Pause(opened.notices, new_id(clock), most_waiting=most, longest_s=longest, tell=fleet.told)
     app[ROLLOUT_SERVERS] = _kept(stack, RolloutServers(settings.osmosis))  # closed before the recorder: it notes cuts
     await _kept(stack, pause).start()
     return Parts(
@@ -140,8 +143,9 @@ async def _make_parts(
         control_keys=KeyRing(key.get_secret_value() for key in settings.control.api_keys),
         secret=await opened.constant(_SECRET, clock.entropy(32)),
         sampling=Sampling(settings.sampling.override, settings.sampling.default, settings.sampling.cap),
-        tokenizers=Tokenizers(settings.engines.endpoints),
+        tokenizers=tokenizers,
         pause=pause,
+        fleet=fleet,
     )
 
 

@@ -34,7 +34,7 @@ from proxy.probes import is_probe
 from proxy.relay import relay
 from proxy.rollouts import Rollout
 from proxy.token_replies import read_token_reply
-from proxy.upstream import Endpoint, ranked
+from proxy.upstream import Endpoint, least_loaded, ranked
 from proxy.wire.plan import Plan, Terms, edit, make_plan
 from proxy.wire.token_reply import TokenReply
 
@@ -45,7 +45,8 @@ DIALECT = web.RequestKey("dialect", Dialect)
 class Asked:
     """What is asked, as it was read: where, how, when (wall time, then monotonic).
 
-    `tokens` is what of tokens is to be told; `form`, if it came in another than the dialect's.
+    `tokens` is what of tokens is to be told; `form`, if it came in another than the dialect's; `names_rollout` is false for
+    a call that got a rollout of its own because it named none.
     """
 
     endpoint: str
@@ -56,6 +57,7 @@ class Asked:
     started: float
     tokens: TokenReply | None
     form: Form | None = None
+    names_rollout: bool = True
 
 
 async def answer(request: web.Request) -> web.StreamResponse:
@@ -106,6 +108,7 @@ async def answer_dialect(
         body=body,
     )
     check_minted(caller.minted, rollout_id)
+    names_rollout = rollout_id is not None
     if rollout_id is None:
         if parts.settings.agents.unkeyed == "pass" and form is None:
             return await pass_on(request, parts, target.endpoint, text)
@@ -122,7 +125,7 @@ async def answer_dialect(
         if form is not None:
             endpoint, dialect, body = form.endpoint, DIALECTS[form.endpoint], form.body
         tokens = await read_token_reply(parts, rollout, request.headers, dialect, body)
-        asked = Asked(endpoint, dialect, text, body, received, started, tokens, form)
+        asked = Asked(endpoint, dialect, text, body, received, started, tokens, form, names_rollout)
         headers = naming_retries(request.headers, rollout, form, _digest(text))
         async with parts.attempts.attempt(rollout, headers, _digest(text)) as attempt:
             if attempt.again is not None:
@@ -165,7 +168,6 @@ async def make_call(
     request: web.Request, parts: Parts, rollout: Rollout, asked: Asked, attempt: Attempt
 ) -> web.StreamResponse:
     """Plan a call for the engine of its rollout, and have it relayed."""
-    endpoint, *others = ranked(parts.upstream.endpoints, rollout.rollout_id)
     form = None if asked.form is None else await with_steps_before(parts, rollout, asked.form)
 
     async def plan_for(endpoint: Endpoint, failed: Sequence[Mapping[str, Any]]) -> tuple[Plan, EngineFault | None]:
@@ -189,6 +191,10 @@ async def make_call(
         )
         return plan if form is None else form.recorded(plan), fault
 
+    # Chosen with no wait before its turn, so that calls which come at once are spread. Tokens are told by the tokenizer of
+    # the rollout's own endpoint.
+    order = ranked if asked.names_rollout or asked.tokens is not None else least_loaded
+    endpoint, *others = order(parts.upstream.endpoints, rollout.rollout_id)
     plan, fault = await plan_for(endpoint, ())
     call = Call(
         request, plan, endpoint, rollout.birth, asked.received, asked.started, len(asked.text), fault, attempt.stored

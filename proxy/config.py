@@ -5,10 +5,10 @@ what the command line said. It is the only reader of the environment. It must no
 """
 
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -59,6 +59,9 @@ class EndpointSettings(Section):
         None,
         description="Folder or hub name of its tokenizer: for text in reports, include=retokenized, X-Reply-Tokens.",
     )
+    max_in_flight: int | None = Field(
+        None, ge=1, description="Calls of one process that it has at once; more wait, each rollout for its turn."
+    )
     version: str | None = Field(None, description="Engine version to record; asked of the engine if not given.")
 
     @field_validator("url")
@@ -72,10 +75,21 @@ class EndpointSettings(Section):
         return self.name or urlsplit(self.url).netloc
 
 
+def _distinct(endpoints: list[EndpointSettings]) -> list[EndpointSettings]:
+    for what, all_of_them in (("URL", [one.url for one in endpoints]), ("name", [one.label for one in endpoints])):
+        twice = sorted({each for each in all_of_them if all_of_them.count(each) > 1})
+        if twice:
+            raise ValueError(f"each endpoint has a {what} of its own; {', '.join(twice)} is there twice")
+    return endpoints
+
+
+EndpointList = Annotated[list[EndpointSettings], AfterValidator(_distinct)]
+
+
 class EnginesSettings(Section):
     """The engines, and how they are reached."""
 
-    endpoints: list[EndpointSettings] = Field([], description="The engines; none: `serve` starts the simulator.")
+    endpoints: EndpointList = Field([], description="The engines; none: `serve` starts the simulator.")
     connect_timeout_s: float = Field(10, gt=0, description="Time to connect to an engine.")
     read_timeout_s: float | None = Field(
         None, gt=0, description="Longest silence of an engine within an answer; none by default."
@@ -83,6 +97,12 @@ class EnginesSettings(Section):
     ca_file: Path | None = Field(None, description="Certificate authority for https:// engines; the system's if none.")
     max_connections: int = Field(0, ge=0, description="Connections to engines at once; 0 is no limit.")
     attempts: int = Field(2, ge=1, description="Endpoints a call is tried at, in turn, while nothing of it was shown.")
+    health_s: float = Field(5, gt=0, description="Time between two checks of an endpoint (GET /health), about.")
+    eject_after: int = Field(3, ge=1, description="Faults in a row after which an endpoint is passed over.")
+    eject_s: float = Field(1, gt=0, description="For how long at first; each time in a row twice as long.")
+    longest_ejection_s: float = Field(30, gt=0, description="And at the most; then a good check brings it back.")
+    most_queued: int = Field(10_000, ge=0, description="Calls that may wait for an endpoint of max_in_flight.")
+    longest_queue_s: float = Field(600, gt=0, description="Longest wait of such a call; then it gets 429.")
     passthrough: list[str] = Field(
         ["/v1/embeddings", "/tokenize", "/detokenize"],
         description="Paths passed on untouched and unrecorded; any other path is 404.",

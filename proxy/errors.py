@@ -16,6 +16,7 @@ Holds the error tree and nothing else: no formatting for a dialect (dialects do 
     │   ├── NotValid       422  readable, but a value is not allowed
     │   ├── LimitReached   429  a limit of the rollout is used up
     │   ├── Overloaded     429  calls in flight hold as many bytes as they may
+    │   ├── EngineBusy     429  its engine has as many calls as it may, and enough wait
     │   └── Paused         429  calls are held while the weights change
     ├── EngineFault             the engine's fault
     │   ├── EngineBroke    502  it broke off, or answered what nobody can read
@@ -139,6 +140,15 @@ class Overloaded(BadCall):
     status = 429
     kind = "overloaded"
     code = "overloaded"
+    retry_after_s = 1
+
+
+class EngineBusy(BadCall):
+    """Its engine has as many calls in flight as it may, and too many wait, or for too long."""
+
+    status = 429
+    kind = "engine_busy"
+    code = "engine_busy"
     retry_after_s = 1
 
 

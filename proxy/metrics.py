@@ -4,6 +4,7 @@ Holds names, labels and one sentence each, and nothing that measures. Labels com
 of the configuration, statuses, problem codes): nothing a client can type becomes a label. Each is in docs/metrics.md.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -36,6 +37,10 @@ class Metrics:
     spooled: Gauge
     upstream_faults: Counter
     failovers: Counter
+    ejections: Counter
+    healthy: Gauge
+    queued: Gauge
+    queue: Histogram
     new_losses: Counter
     drift: Counter
     groups: Counter
@@ -48,6 +53,16 @@ class Metrics:
     def all(self) -> list[Counter | Gauge | Histogram]:
         """Each of them."""
         return [getattr(self, field.name) for field in fields(self)]
+
+    def keep_engines(self, names: Collection[str]) -> None:
+        """Forget every engine but these, in all metrics that tell engines apart."""
+        for field, (_, _, _, labels) in _METRICS.items():
+            if "engine" in labels:
+                metric = getattr(self, field)
+                samples = [sample.labels for family in metric.collect() for sample in family.samples]
+                for values in {tuple(sample[label] for label in labels) for sample in samples}:
+                    if values[labels.index("engine")] not in names:
+                        metric.remove(*values)
 
 
 # By field of `Metrics`: its kind (a histogram by its buckets), name, sentence and labels.
@@ -79,6 +94,10 @@ _METRICS: dict[str, tuple[type[Counter] | type[Gauge] | tuple[float, ...], str, 
         Counter, "upstream_faults", "Engines that could not be reached, broke off or fell silent.", ("engine", "fault")
     ),
     "failovers": (Counter, "failovers", "Calls that went on to the next endpoint, by the one that failed.", ("engine",)),
+    "ejections": (Counter, "ejections", "Endpoints passed over after faults in a row (engines.eject_after).", ("engine",)),
+    "healthy": (Gauge, "engine_healthy", "0 while an endpoint is passed over, else 1.", ("engine",)),
+    "queued": (Gauge, "queued_calls", "Calls that wait for their turn at an endpoint (max_in_flight).", ("engine",)),
+    "queue": (_SECONDS, "queue_seconds", "How long calls waited that had to.", ()),
     "new_losses": (
         Counter, "new_losses",
         "Steps flagged for what their engine was not known to lose (docs/exactness.md), by code.", ("engine", "code"),

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from proxy.attempts import Attempts
 from proxy.clock import Clock
 from proxy.config import Settings
+from proxy.fleet import Fleet
 from proxy.keys import KeyRing
 from proxy.metrics import Metrics
 from proxy.pause import Pause
@@ -50,6 +51,7 @@ class Parts:
     sampling: Sampling
     tokenizers: Tokenizers
     pause: Pause
+    fleet: Fleet
     policy: Policy = field(default_factory=Policy)
     in_flight: Counter[str] = field(default_factory=Counter)
     remembered: Remembered = field(default_factory=Remembered)

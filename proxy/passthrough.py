@@ -15,15 +15,16 @@ from aiohttp.client_exceptions import ClientConnectionResetError
 from proxy.errors import NoEngine, NotFound
 from proxy.headers import downstream
 from proxy.parts import SHOWN, Parts
-from proxy.upstream import choose
+from proxy.upstream import least_loaded
 
 
 async def pass_on(request: web.Request, parts: Parts, path: str, body: bytes) -> web.StreamResponse:
     """Send a request on and its answer back, byte for byte, as it comes."""
-    endpoint = choose(parts.upstream.endpoints, path)
+    endpoints = least_loaded(parts.upstream.endpoints, path)
     _, mark, query = request.raw_path.partition("?")
     headers = list(request.headers.items())
-    async with parts.upstream.send(endpoint, request.method, path + mark + query, headers=headers, body=body) as answer:
+    target = path + mark + query
+    async with parts.upstream.send_to_any(endpoints, request.method, target, headers=headers, body=body) as answer:
         response = web.StreamResponse(
             status=answer.status, headers=downstream(answer.headers, rollout_id=None, step_id=None)
         )
@@ -48,9 +49,9 @@ async def show_models(request: web.Request, parts: Parts, path: str) -> web.Stre
         raise NoEngine("no engine is configured; set engines.endpoints or start with --engine URL")
     if not aliases or (name and name not in aliases):
         return await pass_on(request, parts, path, b"")
-    endpoint = choose(parts.upstream.endpoints, path)
+    endpoints = least_loaded(parts.upstream.endpoints, path)
     headers = list(request.headers.items())
-    async with parts.upstream.send(endpoint, "GET", "/v1/models", headers=headers, body=None) as answer:
+    async with parts.upstream.send_to_any(endpoints, "GET", "/v1/models", headers=headers, body=None) as answer:
         text = b"".join([read async for read in answer.reads()])
         shown = downstream(answer.headers, rollout_id=None, step_id=None)
     if answer.status != 200:

@@ -8,7 +8,7 @@ a call with no `await` between what it knows and the count: once it has beaten u
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Final
 
@@ -26,13 +26,22 @@ _LIFE_MS: Final = 5000  # a process that has not beaten for so long counts as de
 class Pause:
     """What this process knows of the pause. `start` inside the event loop, `close` before the store is closed."""
 
-    def __init__(self, notices: Notices, who: str, *, most_waiting: int, longest_s: float) -> None:
+    def __init__(
+        self,
+        notices: Notices,
+        who: str,
+        *,
+        most_waiting: int,
+        longest_s: float,
+        tell: Callable[[Mapping[str, Notice]], None] | None = None,
+    ) -> None:
         self.mode: str | None = None
         self.number = 0
         self._notices = notices
         self._who = who
         self._most_waiting = most_waiting
         self._longest_s = longest_s
+        self._tell = tell
         self._in_flight = 0
         self._waiting = 0
         self._changed = asyncio.Event()
@@ -103,6 +112,8 @@ class Pause:
         mine = orjson.dumps([self.number, self._in_flight])
         notices, beats = await self._notices.beat(self._who, mine, life_ms=_LIFE_MS)
         self.told(notices)
+        if self._tell is not None:
+            self._tell(notices)  # whoever else lives by notices, and has no beat of their own
         told: list[tuple[int, int]] = [orjson.loads(value) for value in beats.values()]
         return sum(in_flight for _, in_flight in told), sum(number < self.number for number, _ in told)
 

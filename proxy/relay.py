@@ -6,7 +6,8 @@ nothing: the exchange does. Rule: the withheld end is written only after the rec
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
 import orjson
@@ -15,16 +16,14 @@ from aiohttp.client_exceptions import ClientConnectionResetError
 
 from proxy.clientside import CLIENT_LEFT, Call, Client, keeping_alive
 from proxy.engines.losses import LOST
-from proxy.errors import EngineBroke, EngineFault, EngineSilent, NoEngine, NotValid, StoreFault
+from proxy.errors import EngineBroke, EngineBusy, EngineFault, EngineSilent, NoEngine, NotValid, StoreFault
 from proxy.logs import LOG
 from proxy.parts import Parts
-from proxy.upstream import Answer
+from proxy.upstream import AWAY, Answer
 from proxy.wire.exchange import Exchange, Outcome
 from proxy.wire.replay import error_events
 
 T = TypeVar("T")
-
-_AWAY = frozenset({502, 503, 504})  # what a gateway says, or an engine that loads or drains: another one may answer
 
 _ASIDE_FROM_BYTES = 2**18  # parsing and writing so much JSON takes milliseconds
 
@@ -50,6 +49,9 @@ async def relay(parts: Parts, call: Call) -> web.StreamResponse:
         return await _end(parts, call, client, outcome)
     except ClientConnectionResetError:
         return web.Response(status=CLIENT_LEFT)  # nobody is there to read it
+    except EngineBusy as busy:
+        client.status = busy.status  # as it will be told: nothing was sent, and nothing is recorded
+        raise
     finally:
         parts.metrics.in_flight.dec()
         parts.pressure.calls.discard(call)
@@ -75,17 +77,9 @@ async def _at_endpoint(parts: Parts, call: Call, client: Client) -> Outcome | No
         plan = call.plan
         if call.fault is not None:
             raise call.fault
-        call.sent = parts.clock.monotonic()
-        sending = parts.upstream.send(
-            call.endpoint,
-            "POST",
-            plan.endpoint,
-            headers=[*call.request.headers.items(), *plan.headers.items()],
-            body=orjson.dumps(plan.body),
-        )
         async with keeping_alive(call, client, every_s=parts.settings.record.keep_alive_s):
-            async with sending as answer:
-                if answer.status in _AWAY and call.elsewhere:
+            async with _in_turn(parts, call, client) as answer:
+                if answer.status in AWAY and call.elsewhere:
                     raise EngineBroke(f"the engine {call.endpoint.settings.label} answered {answer.status}")
                 exchange = Exchange(plan, answer.status, answer.content_type)
                 client.set_head(answer.status, answer.headers, content_type=exchange.content_type)
@@ -98,6 +92,8 @@ async def _at_endpoint(parts: Parts, call: Call, client: Client) -> Outcome | No
             return None
         return _broken(call, client, exchange, fault)
     except (asyncio.CancelledError, ClientConnectionResetError):
+        if call.sent is None:
+            raise  # it waited for its turn: nothing was asked of an engine
         # The context above has closed the engine's connection: that is how the engine learns to stop.
         exchange = exchange or Exchange(call.plan, 0, "")
         call.step = exchange.abort(
@@ -107,6 +103,28 @@ async def _at_endpoint(parts: Parts, call: Call, client: Client) -> Outcome | No
         raise
     timing = call.timing()
     return await _aside(call, lambda: exchange.finish(timing, parts.policy.version))
+
+
+@asynccontextmanager
+async def _in_turn(parts: Parts, call: Call, client: Client) -> AsyncIterator[Answer]:
+    """The engine's answer, asked for when it is the call's turn. Raises EngineBusy where that can still be told."""
+    plan = call.plan
+    try:
+        async with parts.upstream.turn(call.endpoint, plan.rollout_id, may_leave=bool(call.elsewhere)):
+            call.sent = parts.clock.monotonic()
+            sending = parts.upstream.send(
+                call.endpoint,
+                "POST",
+                plan.endpoint,
+                headers=[*call.request.headers.items(), *plan.headers.items()],
+                body=orjson.dumps(plan.body),
+            )
+            async with sending as answer:
+                yield answer
+    except EngineBusy as busy:
+        if call.failed or client.has_heard_only_comments:
+            raise NoEngine(f"the engine {call.endpoint.settings.label} cannot be called: {busy.message}") from busy
+        raise
 
 
 def _note_failed(parts: Parts, call: Call, fault: EngineFault) -> None:

@@ -48,9 +48,13 @@ class Tokenizers:
     """The tokenizers of the endpoints that have one configured, by the endpoint's name."""
 
     def __init__(self, endpoints: Iterable[EndpointSettings]) -> None:
-        self._paths = {endpoint.label: endpoint.tokenizer for endpoint in endpoints if endpoint.tokenizer}
         self._loaded: dict[str, Configured] = {}
         self._loading = asyncio.Lock()
+        self.replace(endpoints)
+
+    def replace(self, endpoints: Iterable[EndpointSettings]) -> None:
+        """From now on these are the endpoints; a tokenizer that was loaded stays."""
+        self._paths = {endpoint.label: endpoint.tokenizer for endpoint in endpoints if endpoint.tokenizer}
 
     def __bool__(self) -> bool:
         return bool(self._paths)

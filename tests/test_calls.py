@@ -1,11 +1,13 @@
 """The acceptance of calls: naming, keys, guards, and everything that is refused before anything is sent."""
 
+import asyncio
 import gzip
 import zlib
 
 import orjson
 import pytest
-from fakes import proxying
+from aiohttp import web
+from fakes import fake_engine, proxying
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from recorded import load
@@ -76,6 +78,32 @@ async def test_a_call_without_a_rollout_gets_a_new_one(store, engine, http):
 
     assert one.headers["X-Rollout-Id"] != two.headers["X-Rollout-Id"]
     assert 1 == len(await steps_of(store, one.headers["X-Rollout-Id"]))
+
+
+async def test_calls_without_a_rollout_go_where_the_fewest_are(store, http):
+    """However many come at once; a rollout's own calls stay together."""
+    all_here = asyncio.Event()
+    held = []
+
+    async def answering(request, body):
+        held.append(body)
+        if len(held) == 30:
+            all_here.set()
+        await all_here.wait()
+        return web.Response(body=WHOLE.answer, content_type="application/json")
+
+    async with fake_engine() as one, fake_engine() as other, fake_engine() as third:
+        for engine in (one, other, third):
+            engine.answering = answering
+        endpoints = [{"url": engine.url, "kind": "vllm"} for engine in (one, other, third)]
+        async with proxying(None, store, engines={"endpoints": endpoints}) as served:
+            url = served.url + "/v1/chat/completions"
+            answers = await asyncio.gather(*(post(http, url, json=BODY) for _ in range(30)))
+            assert [10, 10, 10] == [len(engine.asked) for engine in (one, other, third)]
+            await asyncio.gather(*(post(http, url, json=BODY, headers={"X-Rollout-Id": "r"}) for _ in range(30)))
+
+    assert {200} == {answer.status for answer, _ in answers}
+    assert [10, 10, 40] == sorted(len(engine.asked) for engine in (one, other, third))
 
 
 async def test_a_call_without_a_rollout_is_refused_where_that_is_set(store, engine, http):

@@ -18,7 +18,7 @@ IO = {
 }  # fmt: skip
 SHELLS = {
     "admission", "app", "attempts", "audit", "callers", "calls", "check", "client", "clientside", "clock", "compat",
-    "config", "control", "download", "drifting", "logs", "metrics", "parts", "passthrough", "pause", "pressure",
+    "config", "control", "download", "drifting", "fleet", "logs", "metrics", "parts", "passthrough", "pause", "pressure",
     "probes", "push", "recorder", "relay", "remembered", "rollouts", "sections", "server", "simulator", "spool",
     "standing", "token_replies", "tokenizers", "upstream",
 }  # fmt: skip

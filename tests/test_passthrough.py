@@ -97,6 +97,21 @@ async def test_without_an_engine_it_is_503(store):
         assert (503, "engine_unreachable") == (answer.status, (await answer.json())["error"]["code"])
 
 
+async def test_with_one_of_two_endpoints_dead_nothing_fails(store, engine):
+    """What is passed on goes on to the next endpoint as calls do, and does not try the dead one for ever."""
+    endpoints = [{"url": "http://127.0.0.1:9", "name": "dead"}, {"url": engine.url, "name": "live"}]
+    said = {"engines": {"endpoints": endpoints, "passthrough": [f"/p{n}" for n in range(20)]}}
+    async with proxying(None, store, models={"alias": "policy"}, **said) as served, aiohttp.ClientSession() as http:
+        for path in [*said["engines"]["passthrough"], "/v1/models", "/v1/models/alias"]:
+            method = "GET" if "models" in path else "POST"
+            async with http.request(method, served.url + path, json={}) as answer:
+                assert answer.status in {200, 207}
+        async with http.get(served.url + "/engines") as answer:
+            faults = {shown["name"]: shown["faults"] for shown in (await answer.json())["engines"]}
+
+    assert (0, True) == (faults["live"], faults["dead"] < 20)
+
+
 async def test_a_client_that_leaves_closes_the_engines_connection(store, engine):
     """Nothing goes on for nobody."""
     engine.streams([b"a" * 10], then="hang")

@@ -408,7 +408,7 @@ DEAD = "http://127.0.0.1:9"
 async def test_with_one_of_two_endpoints_dead_no_call_fails(store, engine, http):
     """Whichever endpoint a rollout is sent to, its call is answered, and its step says where it was tried in vain."""
     engine.plays(WHOLE)
-    async with proxying(None, store, **two_endpoints(DEAD, engine.url)) as served:
+    async with proxying(None, store, **two_endpoints(DEAD, engine.url, eject_after=99)) as served:
         for n in range(12):
             path = f"/rollouts/f{n}/v1/chat/completions"
             async with http.post(served.url + path, json=BODY) as answer:
@@ -422,6 +422,18 @@ async def test_with_one_of_two_endpoints_dead_no_call_fails(store, engine, http)
     assert all(len(attempts) == 1 and "cannot be reached" in attempts[0]["fault"] for attempts in tried)
 
 
+async def test_a_dead_endpoint_costs_the_first_calls_an_attempt_and_no_later_one(store, engine, http):
+    """It is passed over after engines.eject_after faults in a row: nobody pays for its refused connections again."""
+    engine.plays(WHOLE)
+    async with proxying(None, store, **two_endpoints(DEAD, engine.url, eject_after=2)) as served:
+        for n in range(20):
+            async with http.post(f"{served.url}/rollouts/d{n}/v1/chat/completions", json=BODY) as answer:
+                assert 200 == answer.status
+
+    steps = [step for n in range(20) for step in await steps_of(store, f"d{n}")]
+    assert sum("attempts" in step.extra for step in steps) <= 2
+
+
 @pytest.mark.parametrize("status", [502, 503, 504])
 async def test_an_engine_that_is_away_by_its_own_word_is_passed_over(store, engine, http, status):
     """A 502, 503 or 504 goes to the client only from the last endpoint; none is asked twice."""
@@ -432,7 +444,7 @@ async def test_an_engine_that_is_away_by_its_own_word_is_passed_over(store, engi
 
         engine.answering = away
         other.plays(WHOLE)
-        async with proxying(None, store, **two_endpoints(engine.url, other.url)) as served:
+        async with proxying(None, store, **two_endpoints(engine.url, other.url, eject_after=99)) as served:
             for n in range(12):
                 async with http.post(f"{served.url}/rollouts/a{n}/v1/chat/completions", json=BODY) as answer:
                     assert 200 == answer.status
@@ -447,7 +459,7 @@ async def test_an_engine_that_is_away_by_its_own_word_is_passed_over(store, engi
 async def test_attempts_are_bounded(store, engine, http):
     """With engines.attempts 1, the fault of the one endpoint is the client's."""
     engine.plays(WHOLE)
-    async with proxying(None, store, **two_endpoints(DEAD, engine.url, attempts=1)) as served:
+    async with proxying(None, store, **two_endpoints(DEAD, engine.url, attempts=1, eject_after=99)) as served:
         statuses = set()
         for n in range(12):
             async with http.post(f"{served.url}/rollouts/b{n}/v1/chat/completions", json=BODY) as answer:
@@ -470,7 +482,8 @@ async def test_after_a_shown_byte_no_other_endpoint_is_asked(store, engine, http
 async def test_the_call_is_planned_anew_for_an_engine_of_another_kind(store, engine, http):
     """What one kind is asked for is not asked of another: the plan is the answering engine's own."""
     engine.plays(WHOLE)
-    said = {"endpoints": [{"url": DEAD, "name": "dead", "kind": "sglang"}, {"url": engine.url, "name": "live"}]}
+    endpoints = [{"url": DEAD, "name": "dead", "kind": "sglang"}, {"url": engine.url, "name": "live"}]
+    said = {"endpoints": endpoints, "eject_after": 99}
     async with proxying(None, store, engines=said) as served:
         for n in range(12):
             async with http.post(f"{served.url}/rollouts/k{n}/v1/chat/completions", json=BODY) as answer:
@@ -479,3 +492,111 @@ async def test_the_call_is_planned_anew_for_an_engine_of_another_kind(store, eng
     assert any("attempts" in step.extra for step in steps)
     assert all(step.exact and step.engine.kind == "vllm" for step in steps)
     assert all(body["return_token_ids"] for body in engine.asked)
+
+
+def one_at_once(url: str, **said) -> dict:
+    """Settings: an endpoint that takes one call at once."""
+    return {"engines": {"endpoints": [{"url": url, "name": "fake", "max_in_flight": 1}], **said}}
+
+
+async def shown_engine(http, url) -> dict:
+    async with http.get(url + "/engines") as answer:
+        (shown,) = (await answer.json())["engines"]
+    return shown
+
+
+async def test_past_the_queue_a_call_is_refused_and_leaves_no_step(store, engine, http):
+    """429 with Retry-After in the dialect's shape, by length and by time; nothing is sent."""
+    engine.hangs()
+    async with proxying(None, store, **one_at_once(engine.url, most_queued=1, longest_queue_s=0.2)) as served:
+        hanging = asyncio.ensure_future(http.post(served.url + CHAT, json=BODY))
+        await engine.reached.wait()
+        waiting = asyncio.ensure_future(http.post(served.url + "/rollouts/r2/v1/chat/completions", json=BODY))
+        while (await shown_engine(http, served.url))["queued"] != 1:
+            pass
+        refused = await http.post(served.url + "/rollouts/r3/v1/chat/completions", json=BODY)
+        for answer, setting in ((refused, "engines.most_queued"), (await waiting, "engines.longest_queue_s")):
+            error = (await answer.json())["error"]
+            assert (429, "1", "engine_busy") == (answer.status, answer.headers["Retry-After"], error["code"])
+            assert setting in error["message"]
+        async with http.get(served.url + "/metrics") as answer:
+            assert 'tokentape_calls_total{dialect="chat",engine="fake",status="429"} 2.0' in await answer.text()
+        hanging.cancel()
+        await engine.aborted.wait()
+        assert 1 == len(engine.asked)
+
+    assert [[], []] == [await steps_of(store, name) for name in ("r2", "r3")]
+
+
+async def test_a_client_that_leaves_the_queue_is_not_called_for(store, engine, http):
+    """Nothing is sent for it and nothing recorded; whoever is behind it has its turn."""
+    go_on = asyncio.Event()
+    engine.plays(WHOLE)
+    played = engine.answering
+
+    async def answering(request, body):
+        await go_on.wait()
+        return await played(request, body)
+
+    engine.answering = answering
+    async with proxying(None, store, **one_at_once(engine.url)) as served:
+        calls = []
+        for n in range(3):
+            path = f"{served.url}/rollouts/q{n}/v1/chat/completions"
+            calls.append(asyncio.ensure_future(http.post(path, json=BODY)))
+            while (shown := await shown_engine(http, served.url))["queued"] != n or not shown["in_flight"]:
+                pass
+        calls[1].cancel()
+        while (await shown_engine(http, served.url))["queued"] != 1:
+            pass
+        go_on.set()
+        assert [200, 200] == [(await calls[n]).status for n in (0, 2)]
+        shown = await shown_engine(http, served.url)
+        assert (0, 0) == (shown["in_flight"], shown["queued"])
+
+    assert 2 == len(engine.asked)
+    assert [1, 0, 1] == [len(await steps_of(store, f"q{n}")) for n in range(3)]
+
+
+async def test_a_turn_is_given_back_however_a_call_ends(store, engine, http):
+    """Answered, broken off, left by its client before and after the first byte: the next call has it."""
+    async with proxying(None, store, **one_at_once(engine.url)) as served:
+        engine.plays(WHOLE)
+        await http.post(served.url + CHAT, json=BODY)
+        engine.streams(events(STREAM.answer)[:5], then="die")
+        async with http.post(served.url + CHAT, json=BODY) as answer:
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await answer.read()
+        engine.streams(events(STREAM.answer)[:5], then="hang")
+        async with http.post(served.url + CHAT, json=BODY) as answer:
+            await answer.content.readuntil(b"\n\n")
+            answer.close()
+        await engine.aborted.wait()
+        engine.reached.clear()
+        engine.hangs()
+        calling = asyncio.ensure_future(http.post(served.url + CHAT, json=BODY))
+        await engine.reached.wait()
+        calling.cancel()
+        while (await shown_engine(http, served.url))["in_flight"]:
+            pass
+        engine.plays(WHOLE)
+        async with http.post(served.url + CHAT, json=BODY) as answer:
+            assert 200 == answer.status
+        assert 0 == (await shown_engine(http, served.url))["in_flight"]
+
+
+async def test_a_client_of_a_replayed_call_hears_while_it_waits_for_its_turn(store, engine, http):
+    """Comments, so that no timeout bites; a refusal is then told as an event of its stream, and is a step."""
+    engine.hangs()
+    settings = one_at_once(engine.url, longest_queue_s=0.3)
+    async with proxying(None, store, **settings, record={"keep_alive_s": 0.05, "streaming": "replay"}) as served:
+        hanging = asyncio.ensure_future(http.post(served.url + CHAT, json=BODY))
+        await engine.reached.wait()
+        async with http.post(f"{served.url}/rollouts/k/v1/chat/completions", json={**BODY, "stream": True}) as answer:
+            text = await answer.read()
+        hanging.cancel()
+
+    (step,) = await steps_of(store, "k")
+    assert text.startswith(b":")
+    assert b"engines.longest_queue_s" in text
+    assert "error" == step.status

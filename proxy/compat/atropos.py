@@ -20,7 +20,7 @@ from proxy.control.system import healthy_engines
 from proxy.errors import NotFound, ProxyError, StoreFault
 from proxy.parts import PARTS, SHOWN, Parts
 from proxy.rollouts import Rollout, read_rollout, write_fields
-from proxy.upstream import Endpoint, choose
+from proxy.upstream import Endpoint, choose, own
 from storage.store import StorageError
 
 _COUNTED_WITHIN_S: Final = 2
@@ -102,7 +102,7 @@ async def create_session(request: web.Request) -> web.Response:
     asked = read_as(CreateSession, read_body(await request.read() or b"{}"))
     wanted = None if asked.base_url is None else endpoint_named(parts, asked.base_url)
     name = session_id(parts.clock.entropy(16))
-    while wanted is not None and choose(parts.upstream.endpoints, name).settings.url != wanted.settings.url:
+    while wanted is not None and own(parts.upstream.endpoints, name).settings.url != wanted.settings.url:
         name = session_id(parts.clock.entropy(16))
     model = await model_of(parts, choose(parts.upstream.endpoints, name))
     terms = {**asked.model_dump(), "model_name": model}

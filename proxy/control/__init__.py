@@ -12,13 +12,14 @@ completion when a group is complete
 batches    claim, acknowledge, extend, release
 claims     which groups a claim gets
 policy     the version of the weights, and the pause while they change
-system     health, engines, metrics
+engines    how they stand, and which ones there are
+system     health, metrics
 openapi    the description of every route, of both faces
 """
 
 from aiohttp import web
 
-from proxy.control import batches, exports, groups, openapi, policy, rollouts, steps, system
+from proxy.control import batches, engines, exports, groups, openapi, policy, rollouts, steps, system
 
 _ROLLOUT = "/rollouts/{rollout_id:[^/]+}"  # any id: what it spells is read from the path as it came
 _GROUP = "/groups/{group_id:[^/]+}"
@@ -49,7 +50,8 @@ CONTROL_ROUTES: list[web.RouteDef] = [
     web.put("/policy", policy.put_policy),
     web.post("/policy/pause", policy.pause_policy),
     web.post("/policy/resume", policy.resume_policy),
-    web.get("/engines", system.show_engines),
+    web.get("/engines", engines.show_engines),
+    web.put("/engines", engines.put_engines),
     web.get("/health", system.show_health),
     web.get("/ready", system.show_ready),
     web.get("/metrics", system.show_metrics),

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
 from proxy.bodies import read_body
+from proxy.config import EndpointList
 from proxy.errors import BadCall, NotValid
 from proxy.naming import checked_id
 from storage.queue import LONGEST_LEASE_MS
@@ -116,6 +117,12 @@ class ExtendBatch(_Body):
     """`POST /batches/{id}/extend`: held for so long from now on."""
 
     lease_s: Annotated[FiniteFloat, Field(gt=0, le=LONGEST_LEASE_MS / 1000)] = 600
+
+
+class PutEngines(_Body):
+    """The endpoints that calls go to from now on; null: those of the configuration."""
+
+    endpoints: Annotated[EndpointList, Field(min_length=1, max_length=1000)] | None
 
 
 class PutPolicy(_Body):

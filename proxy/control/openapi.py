@@ -23,6 +23,7 @@ from proxy.control.models import (
     OpenRollout,
     PatchRollout,
     PausePolicy,
+    PutEngines,
     PutPolicy,
     ReleaseBatch,
 )
@@ -126,6 +127,7 @@ ROUTES: tuple[Route, ...] = (
     Route("post", "/policy/pause", "Hold new calls.", _DRAIN, PausePolicy, statuses=(200, 400, 422)),
     Route("post", "/policy/resume", "Let calls go on."),
     Route("get", "/engines", "The engines, their health and versions."),
+    Route("put", "/engines", "Put other endpoints in their place.", body=PutEngines, statuses=(200, 400, 403, 422)),
     Route("get", "/health", "The process is alive."),
     Route("get", "/ready", "Store and engines can be reached.", statuses=(200, 503)),
     Route("get", "/metrics", "Metrics for Prometheus."),

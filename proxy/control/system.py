@@ -1,4 +1,4 @@
-"""The system: alive, ready, its engines, its metrics.
+"""The system: alive, ready, its metrics.
 
 Holds the routes that operators and load balancers call.
 """
@@ -10,14 +10,10 @@ import orjson
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from proxy.dialects.base import DialectName
-from proxy.engines.losses import LOSSES, Circumstances, Streaming, choose_framing
 from proxy.parts import PARTS, Parts
-from proxy.upstream import Endpoint
 from storage.store import StorageError
 
 _READY_WITHIN_S = 2
-_DIALECTS: tuple[DialectName, ...] = ("chat", "completions")  # those whose streams may be replayed
 
 
 async def show_health(_request: web.Request) -> web.Response:
@@ -43,20 +39,12 @@ async def show_ready(request: web.Request) -> web.Response:
     return _json(told, status=200 if is_ready else 503, headers={} if is_ready else {"Retry-After": "1"})
 
 
-async def show_engines(request: web.Request) -> web.Response:
-    """`GET /engines`: endpoints, health, calls in flight, versions, and what each is known to lose."""
-    parts = request.app[PARTS]
-    healthy = await healthy_engines(parts)
-    await parts.upstream.learn()
-    streaming = parts.settings.record.streaming
-    return _json({"engines": [_engine(endpoint, healthy, streaming) for endpoint in parts.upstream.endpoints]})
-
-
 async def show_metrics(request: web.Request) -> web.Response:
-    """`GET /metrics`: Prometheus."""
-    return web.Response(
-        body=generate_latest(request.app[PARTS].registry), headers={"Content-Type": CONTENT_TYPE_LATEST}
-    )
+    """`GET /metrics`: Prometheus. Endpoints that were removed at run time are in it no more."""
+    parts = request.app[PARTS]
+    if parts.fleet.number:
+        parts.metrics.keep_engines({endpoint.settings.label for endpoint in parts.upstream.endpoints})
+    return web.Response(body=generate_latest(parts.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 async def _store(parts: Parts) -> str:
@@ -74,41 +62,8 @@ async def _store(parts: Parts) -> str:
 async def healthy_engines(parts: Parts) -> dict[str, bool]:
     """Whether each endpoint is healthy, by name."""
     endpoints = parts.upstream.endpoints
-    found = await asyncio.gather(*(_is_healthy(parts, endpoint) for endpoint in endpoints))
+    found = await asyncio.gather(*map(parts.upstream.watch.check, endpoints))
     return {endpoint.settings.label: healthy for endpoint, healthy in zip(endpoints, found, strict=True)}
-
-
-async def _is_healthy(parts: Parts, endpoint: Endpoint) -> bool:
-    try:
-        return await asyncio.wait_for(parts.upstream.is_healthy(endpoint), _READY_WITHIN_S)
-    except TimeoutError:
-        return False
-
-
-def _engine(endpoint: Endpoint, healthy: dict[str, bool], streaming: Streaming) -> dict[str, Any]:
-    traits = endpoint.known
-    return {
-        "name": endpoint.settings.label,
-        "url": endpoint.settings.url,
-        "kind": endpoint.kind,
-        "version": endpoint.version,
-        "logprobs_mode": endpoint.settings.logprobs_mode or endpoint.engine.logprobs_mode,
-        "parser": traits.has_parser,
-        "streams": {
-            name: choose_framing(
-                endpoint.settings.streaming or streaming,
-                endpoint.engine.kind,
-                Circumstances(name, {"stream": True}, traits),
-                bears_replay=True,
-            )
-            for name in _DIALECTS
-        },
-        "loses": [loss.what for loss in LOSSES if loss.engine == endpoint.engine.kind],
-        "healthy": healthy[endpoint.settings.label],
-        "in_flight": endpoint.in_flight,
-        "faults": endpoint.faults,
-        "last_fault": endpoint.last_fault,
-    }
 
 
 def _json(value: dict[str, Any], *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:

@@ -1,6 +1,6 @@
-"""The system: alive, ready, its engines, its metrics."""
+"""The system: alive, ready, its metrics."""
 
-from fakes import fake_engine, proxying
+from fakes import proxying
 
 
 async def test_a_live_process_is_healthy(proxy):
@@ -25,20 +25,6 @@ async def test_without_an_engine_it_is_not_ready(store, proxy):
         told = await answer.json()
 
     assert (503, {"fake": False}) == (answer.status, told["engines"])
-
-
-async def test_engines_are_shown_with_version_and_faults(store, proxy):
-    """What an operator wants to know first; keys are not shown."""
-    async with fake_engine() as engine, proxying(engine.url, store) as served:
-        answer = await proxy.http.get(served.url + "/engines")
-        (shown,) = (await answer.json())["engines"]
-
-    assert ("fake", engine.url, "vllm", "0.32.0", True, 0) == tuple(
-        shown[name] for name in ("name", "url", "kind", "version", "healthy", "faults")
-    )
-    assert "api_key" not in shown
-    assert {"chat": "live", "completions": "live"} == shown["streams"]
-    assert any("include_reasoning" in loss for loss in shown["loses"])
 
 
 async def test_metrics_count_calls_tokens_and_steps(proxy):

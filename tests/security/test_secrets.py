@@ -77,6 +77,16 @@ async def seen(face, engine, store):
         answer = await face.call(method, path, key, headers=HEADERS | named.pop("headers", {}), **named)
         out.extend([answer.text, repr(answer.headers).encode()])
 
+    endpoint = {"url": engine.url, "name": "fake", "kind": "vllm", "api_key": ENGINE}
+    await said("PUT", "/engines", CONTROL, json={"endpoints": [endpoint]})
+    for wrong in (
+        {"kind": "x"},
+        {"url": "ftp://me:planted-a@x"},
+        {"url": "http://me:planted-b@x"},
+        {"api_key": ["planted-c"]},
+    ):
+        await said("PUT", "/engines", CONTROL, json={"endpoints": [endpoint | wrong]})
+    await said("PUT", "/engines", CONTROL, json={"endpoints": [endpoint, endpoint]})
     chat = "/rollouts/r1/v1/chat/completions"
     engine.plays(WHOLE)
     for key in (AGENT, minted, "planted-wrong", None):

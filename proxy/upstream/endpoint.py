@@ -1,0 +1,76 @@
+"""One engine: its settings, and what is known of it now.
+
+Holds values and what follows from them. It sends nothing and decides nothing.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from proxy.config import EndpointSettings, EnginesSettings
+from proxy.engines import ENGINES, Engine, Traits
+from proxy.trajectory.step import EngineFacts
+from proxy.upstream.health import Health
+from proxy.upstream.turns import Turns
+
+
+@dataclass(slots=True, eq=False)
+class Endpoint:
+    """One engine: its settings, and what is known of it now.
+
+    `traits` are None until the server has been met; `is_known` is false again once it broke off, since it may come back
+    as another.
+    """
+
+    settings: EndpointSettings
+    health: Health
+    turns: Turns
+    traits: Traits | None = None
+    is_known: bool = False
+    faults: int = 0
+    last_fault: str | None = None
+    asking: "asyncio.Task[None] | None" = field(default=None, repr=False)
+
+    def change(self, settings: EndpointSettings) -> None:
+        """Let other settings of the same URL hold for it: what is known of it, and its calls, stay."""
+        self.settings = settings
+        self.turns.limit = settings.max_in_flight
+        self.turns.go_on()
+
+    @property
+    def api_key(self) -> str | None:
+        """The key that the engine wants, if it wants one."""
+        return self.settings.api_key.get_secret_value() if self.settings.api_key else None
+
+    @property
+    def engine(self) -> Engine:
+        """Its kind: as configured, or as found out; text only while nobody knows."""
+        return ENGINES[self.kind] if self.kind != "auto" else ENGINES["plain"]
+
+    @property
+    def kind(self) -> str:
+        """The name of its kind; `auto` while nobody knows."""
+        if self.settings.kind != "auto" or self.traits is None:
+            return self.settings.kind
+        return self.traits.kind
+
+    @property
+    def version(self) -> str | None:
+        """Its version, if configured or found out."""
+        return self.settings.version or (self.traits.version if self.traits else None)
+
+    @property
+    def known(self) -> Traits:
+        """What is known of the server: found out, or configured, which wins."""
+        return Traits(self.engine.kind, self.version, self.traits.has_parser if self.traits else None)
+
+    @property
+    def facts(self) -> EngineFacts:
+        """What a step says of the engine."""
+        return EngineFacts(self.settings.label, self.kind, self.version, self.settings.url)
+
+
+def make_endpoint(settings: EndpointSettings, engines: EnginesSettings) -> Endpoint:
+    """An endpoint that nobody has met."""
+    health = Health(engines.eject_after, engines.eject_s, engines.longest_ejection_s)
+    turns = Turns(settings.max_in_flight, most_waiting=engines.most_queued, longest_s=engines.longest_queue_s)
+    return Endpoint(settings, health, turns)

@@ -1,0 +1,271 @@
+"""The sending of requests to engines, and the naming of what goes wrong.
+
+Holds the endpoints and one aiohttp session. aiohttp's exceptions stop here. It must not choose an endpoint, nor understand
+a body.
+"""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import lru_cache
+from io import BytesIO
+from typing import Final
+
+import aiohttp
+import orjson
+from yarl import URL
+
+from proxy.config import EndpointSettings, EnginesSettings
+from proxy.engines.recognition import Seen
+from proxy.errors import EngineBroke, EngineFault, EngineSilent, NoEngine
+from proxy.headers import upstream as upstream_headers
+from proxy.metrics import Metrics
+from proxy.upstream.endpoint import Endpoint, make_endpoint
+from proxy.upstream.meeting import meet
+from proxy.upstream.watching import Watch
+
+# uvicorn, under vLLM and SGLang, closes idle connections after 5 s; letting go first spares us the race in which a
+# request is written to a connection that the engine has just closed.
+_KEEPALIVE_S = 3
+_IN_ONE_PIECE_BYTES = 2**16
+_READ_BUFFER_BYTES = 2**18
+_KNOW_WITHIN_S = 5  # a call waits so long to learn what its engine is
+AWAY: Final = frozenset(
+    {502, 503, 504}
+)  # what a gateway says, or an engine that loads or drains: another one may answer
+
+
+@dataclass(slots=True)
+class Answer:
+    """The engine's answer: its status and headers, and its bytes as they come."""
+
+    status: int
+    headers: Mapping[str, str]
+    content_type: str
+    _endpoint: Endpoint
+    _upstream: "Upstream"
+    _response: aiohttp.ClientResponse
+
+    async def reads(self) -> AsyncIterator[bytes]:
+        """The body, read by read. Raises EngineBroke or EngineSilent if it does not come to its end."""
+        with self._upstream.naming_faults(self._endpoint):
+            async for read in self._response.content.iter_any():
+                yield read
+        if self.status not in AWAY:
+            self._upstream.watch.answered(self._endpoint)
+
+
+class Upstream:
+    """The engines, reachable. Made inside the event loop; `close` when done."""
+
+    def __init__(self, settings: EnginesSettings, metrics: Metrics) -> None:
+        self._settings = settings
+        self._metrics = metrics
+        tls = ssl.create_default_context(cafile=settings.ca_file)
+        pooled = aiohttp.TCPConnector(limit=settings.max_connections, keepalive_timeout=_KEEPALIVE_S, ssl=tls)
+        alone = aiohttp.TCPConnector(limit=settings.max_connections, force_close=True, ssl=tls)
+        self._session = _session(settings, pooled)
+        self._unpooled = _session(settings, alone)
+        self.watch = Watch(settings.health_s, metrics, self._health_of)
+        self.endpoints: list[Endpoint] = []
+        self.replace(settings.endpoints)
+
+    def replace(self, endpoints: Sequence[EndpointSettings]) -> None:
+        """From now on these are the endpoints. One whose URL was there stays as it is known, and with its calls in flight.
+
+        Calls in flight at one that goes end there.
+        """
+        before = {endpoint.settings.url: endpoint for endpoint in self.endpoints}
+        self.endpoints = [before.get(one.url) or make_endpoint(one, self._settings) for one in endpoints]
+        for endpoint, said in zip(self.endpoints, endpoints, strict=True):
+            endpoint.change(said)
+            self.watch.follow(endpoint)
+            self._ask(endpoint)  # nothing waits for it: an engine may be away now
+        for endpoint in before.values():
+            if endpoint not in self.endpoints:
+                self.watch.leave(endpoint)
+                if endpoint.asking is not None:
+                    endpoint.asking.cancel()
+
+    @asynccontextmanager
+    async def send(
+        self,
+        endpoint: Endpoint,
+        method: str,
+        path: str,
+        *,
+        headers: Sequence[tuple[str, str]],
+        body: bytes | None,
+        alone: bool = False,
+    ) -> AsyncIterator[Answer]:
+        """Send a request. Leaving the context early closes the connection, which is how an engine learns to abort.
+
+        `alone`: on a connection of its own. llama.cpp closes the one that a stream came on without having said so, and
+        what is sent right after it would be lost (seen on 2026.10).
+        Raises NoEngine (nothing was sent), EngineSilent, or EngineBroke (the engine went before it answered).
+        """
+        with self.naming_faults(endpoint):
+            response = await (self._unpooled if alone else self._session).request(
+                method,
+                _address(endpoint.settings.url + path),
+                data=_payload(body),
+                headers=upstream_headers(headers, api_key=endpoint.api_key),
+                allow_redirects=False,
+            )
+        if response.status in AWAY:
+            self.watch.failed(endpoint, f"the engine {endpoint.settings.label} answered {response.status}")
+        try:
+            content_type = response.headers.get("Content-Type", "")
+            yield Answer(response.status, response.headers, content_type, endpoint, self, response)
+        finally:
+            # At the end of the body the connection is back in the pool already; anywhere else it must go.
+            response.close()
+
+    @asynccontextmanager
+    async def turn(self, endpoint: Endpoint, rollout_id: str, *, may_leave: bool) -> AsyncIterator[None]:
+        """A call's turn at an endpoint, for as long as the context lasts.
+
+        Raises EngineBusy if there is none in time, and NoEngine for a call that `may_leave` when the endpoint is ejected.
+        """
+        waits = nullcontext() if endpoint.turns.is_free else self._waiting(endpoint.settings.label)
+        with waits:
+            has_turn = await endpoint.turns.take(rollout_id, may_leave=may_leave)
+        if not has_turn:
+            raise NoEngine(f"the engine {endpoint.settings.label} cannot be reached: {endpoint.last_fault}")
+        try:
+            yield
+        finally:
+            endpoint.turns.give_back()
+
+    @asynccontextmanager
+    async def send_to_any(
+        self,
+        endpoints: Sequence[Endpoint],
+        method: str,
+        path: str,
+        *,
+        headers: Sequence[tuple[str, str]],
+        body: bytes | None,
+    ) -> AsyncIterator[Answer]:
+        """Send to the first endpoint, in its turn; to the next one while it is away, up to `engines.attempts` of them.
+
+        Raises EngineFault, as `send` does, if the last one could not answer, and EngineBusy.
+        """
+        tried = endpoints[: self._settings.attempts]
+        last = tried[-1]
+        async with AsyncExitStack() as stack:
+            for endpoint in tried:
+                try:
+                    await stack.enter_async_context(self.turn(endpoint, path, may_leave=endpoint is not last))
+                    sending = self.send(endpoint, method, path, headers=headers, body=body)
+                    answer = await stack.enter_async_context(sending)
+                except (NoEngine, EngineBroke):
+                    if endpoint is last:
+                        raise
+                else:
+                    if answer.status not in AWAY or endpoint is last:
+                        yield answer
+                        return
+                await stack.aclose()
+
+    @contextmanager
+    def _waiting(self, label: str) -> Iterator[None]:
+        with self._metrics.queued.labels(label).track_inprogress(), self._metrics.queue.time():
+            yield
+
+    @contextmanager
+    def naming_faults(self, endpoint: Endpoint) -> Iterator[None]:
+        """Turn aiohttp's exceptions into ours, and count them."""
+        try:
+            yield
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            fault = self._fault(endpoint.settings.label, error)
+            endpoint.is_known = False
+            self.watch.failed(endpoint, fault.message)
+            self._metrics.upstream_faults.labels(endpoint.settings.label, fault.fault).inc()
+            raise fault from error
+
+    def _fault(self, label: str, error: Exception) -> EngineFault:
+        """An exception of aiohttp's by its name of ours."""
+        if isinstance(error, aiohttp.ConnectionTimeoutError | aiohttp.ClientConnectorError):
+            return NoEngine(f"the engine {label} cannot be reached: {_words(error)}")
+        if isinstance(error, TimeoutError):
+            return EngineSilent(f"the engine {label} was silent for {self._settings.read_timeout_s} s")
+        return EngineBroke(f"the engine {label} broke off: {_words(error)}")
+
+    async def learn(self) -> None:
+        """Find out what each engine is. One that is away stays what it was."""
+        await asyncio.gather(*map(self.know, self.endpoints))
+
+    async def know(self, endpoint: Endpoint) -> EngineFault | None:
+        """Find out what an engine is, unless that is known; the fault if it was never met, and cannot be reached.
+
+        However many wait, the engine is asked once.
+        """
+        if (asking := self._ask(endpoint)) is not None:
+            await asyncio.wait([asking], timeout=_KNOW_WITHIN_S)
+        if endpoint.traits is not None or endpoint.settings.kind != "auto":
+            return None
+        return NoEngine(
+            f"the engine {endpoint.settings.label} cannot be reached: {endpoint.last_fault or 'it is silent'}"
+        )
+
+    def _ask(self, endpoint: Endpoint) -> "asyncio.Task[None] | None":
+        """Find out what an engine is: the task that does, None if that is known."""
+        if not endpoint.is_known and endpoint.asking is None:
+            endpoint.asking = asyncio.get_running_loop().create_task(meet(endpoint, self._seen))
+        return endpoint.asking
+
+    async def _seen(self, endpoint: Endpoint, path: str) -> Seen:
+        async with self.send(endpoint, "GET", path, headers=(), body=None) as answer:
+            text = b"".join([read async for read in answer.reads()])
+        try:
+            body = orjson.loads(text) if answer.status == 200 else None
+        except orjson.JSONDecodeError:
+            body = None
+        return Seen(answer.status, answer.headers.get("Server", ""), body)
+
+    async def _health_of(self, endpoint: Endpoint) -> int:
+        async with self.send(endpoint, "GET", "/health", headers=(), body=None) as answer:
+            return answer.status
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self.watch.close()
+        asking = [endpoint.asking for endpoint in self.endpoints if endpoint.asking is not None]
+        for task in asking:
+            task.cancel()
+        if asking:
+            await asyncio.wait(asking)
+        await self._session.close()
+        await self._unpooled.close()
+
+
+@lru_cache(1024)
+def _address(url: str) -> URL:
+    return URL(url, encoded=True)  # as it came: not quoted a second time
+
+
+def _payload(body: bytes | None) -> bytes | BytesIO | None:
+    """A large body is written in pieces, and does not hold the loop up."""
+    return BytesIO(body) if body and len(body) > _IN_ONE_PIECE_BYTES else body or None
+
+
+def _session(settings: EnginesSettings, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        connector=connector,
+        timeout=aiohttp.ClientTimeout(
+            total=None, sock_connect=settings.connect_timeout_s, sock_read=settings.read_timeout_s
+        ),
+        read_bufsize=_READ_BUFFER_BYTES,
+        auto_decompress=True,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        skip_auto_headers=("User-Agent", "Content-Type"),
+    )
+
+
+def _words(error: BaseException) -> str:
+    """What an exception says, or its name if it says nothing."""
+    return str(error) or type(error).__name__

@@ -1,0 +1,28 @@
+"""What is known of one engine."""
+
+from proxy.config import EndpointSettings, EnginesSettings
+from proxy.engines import Traits
+from proxy.upstream.endpoint import make_endpoint
+
+
+def endpoint(**said):
+    return make_endpoint(EndpointSettings(url="http://127.0.0.1:1", **said), EnginesSettings())
+
+
+def test_what_is_found_out_holds_unless_something_is_configured():
+    """Kind and version; before, nobody knows, and only text can be had."""
+    found, told = endpoint(), endpoint(kind="vllm", version="0.1")
+    assert ("auto", "plain", None) == (found.kind, found.engine.kind, found.version)
+
+    for one in (found, told):
+        one.traits = Traits("sglang", "0.5.23", None)
+    assert ("sglang", "0.5.23") == (found.kind, found.version)
+    assert ("vllm", "0.1") == (told.kind, told.version)
+
+
+def test_its_key_is_not_printed():
+    """Whoever logs it logs no secret."""
+    keyed = endpoint(api_key="planted")
+
+    assert "planted" == keyed.api_key
+    assert "planted" not in repr(keyed)

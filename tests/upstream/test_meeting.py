@@ -1,0 +1,47 @@
+"""The meeting of an engine."""
+
+from aiohttp import web
+from fakes import fake_engine
+
+
+async def test_an_engine_is_asked_what_it_is(upstream_to):
+    """Its kind and version; one that is away stays unknown."""
+    async with fake_engine() as engine:
+        upstream = upstream_to(engine.url, "http://127.0.0.1:9")
+        await upstream.learn()
+        there, away = upstream.endpoints
+
+        assert ("vllm", "0.32.0") == (there.kind, there.version)
+        assert ("auto", None) == (away.kind, away.version)
+        assert [True, False] == [await upstream.watch.check(endpoint) for endpoint in upstream.endpoints]
+        assert await upstream.know(there) is None
+        assert "e1 cannot be reached" in (await upstream.know(away)).message
+
+
+async def test_an_engine_that_is_still_loading_is_asked_again(upstream_to):
+    """503 to everything says nothing of what it will be."""
+
+    async def loading(request, body):
+        return web.json_response({"error": "loading"}, status=503)
+
+    async with fake_engine() as engine:
+        engine.facts, engine.answering = {}, loading
+        engine.unknown_status = 503
+        upstream = upstream_to(engine.url)
+        (endpoint,) = upstream.endpoints
+        await upstream.know(endpoint)
+        assert ("plain", False) == (endpoint.kind, endpoint.is_known)
+
+        engine.facts = {"/version": {"version": "0.32.0"}}
+        await upstream.know(endpoint)
+        assert ("vllm", True) == (endpoint.kind, endpoint.is_known)
+
+
+async def test_what_is_configured_wins(upstream_to, caplog):
+    """Whatever the server looks like; that it looks otherwise is logged."""
+    async with fake_engine() as engine:
+        upstream = upstream_to(engine.url, kind="plain")
+        await upstream.learn()
+
+        assert "plain" == upstream.endpoints[0].kind
+        assert "is configured as plain and looks like vllm" in caplog.text

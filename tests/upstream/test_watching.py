@@ -1,0 +1,107 @@
+"""The watch over endpoints."""
+
+import asyncio
+
+import pytest
+from aiohttp import web
+from fakes import fake_engine
+
+from proxy.errors import EngineFault
+
+QUICK = {"health_s": 0.02, "eject_s": 0.02, "longest_ejection_s": 0.1}
+
+
+async def until(condition):
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_an_engine_that_dies_is_passed_over_and_back_when_it_is(upstream_to, registry, caplog):
+    """Without any call: the checks find out, and the metrics and the log say so."""
+    caplog.set_level("INFO")
+    async with fake_engine() as engine:
+        upstream = upstream_to(engine.url, engines=QUICK, kind="vllm")
+        (endpoint,) = upstream.endpoints
+        engine.facts, engine.unknown_status = {}, 503  # as vLLM does when its engine core is dead
+
+        async def dead(request, body):
+            return web.Response(status=503)
+
+        engine.answering = dead
+        await until(lambda: endpoint.health.is_ejected)
+        assert 0.0 == registry.get_sample_value("tokentape_engine_healthy", {"engine": "e0"})
+        assert "e0 is passed over: the engine e0 answered 503" in caplog.text
+
+        engine.facts = {"/health": {"status": "ok"}}
+        await until(lambda: not endpoint.health.is_ejected)
+        assert 1.0 == registry.get_sample_value("tokentape_engine_healthy", {"engine": "e0"})
+        assert 1.0 <= registry.get_sample_value("tokentape_ejections_total", {"engine": "e0"})
+        assert "e0 is back" in caplog.text
+
+
+@pytest.mark.parametrize(("status", "expected"), [(200, True), (404, True), (401, True), (500, False), (503, False)])
+async def test_an_engine_without_a_health_route_is_healthy_if_it_answers(upstream_to, status, expected):
+    """A plain one may have no such route, or want a key for it."""
+
+    async def answering(request, body):
+        return web.json_response({}, status=status)
+
+    async with fake_engine() as engine:
+        engine.facts, engine.answering = {}, answering
+        upstream = upstream_to(engine.url, kind="plain")
+        assert expected is await upstream.watch.check(upstream.endpoints[0])
+
+
+async def test_an_engine_that_hangs_at_its_health_is_not_healthy(upstream_to, monkeypatch):
+    """Silence is a fault as any other."""
+    monkeypatch.setattr("proxy.upstream.watching._CHECK_WITHIN_S", 0.05)
+    async with fake_engine() as engine:
+        engine.facts = {}
+        upstream = upstream_to(engine.url, kind="plain")
+        (endpoint,) = upstream.endpoints
+        await upstream.know(endpoint)
+        engine.hangs()
+        assert not await upstream.watch.check(endpoint)
+
+    assert (1, 1) == (endpoint.faults, endpoint.health.faults)
+    assert "did not answer GET /health" in endpoint.last_fault
+
+
+async def test_faults_of_calls_eject_and_an_answer_brings_it_back(upstream_to):
+    """At once, whatever its ejection lasts: a call that was answered is better than a check."""
+    async with fake_engine() as engine:
+        upstream = upstream_to(engine.url, engines={"eject_s": 600, "longest_ejection_s": 600, "eject_after": 2})
+        (endpoint,) = upstream.endpoints
+        await upstream.know(endpoint)
+
+        async def breaking(request, body):
+            request.transport.close()
+            raise ConnectionResetError
+
+        async def call():
+            async with upstream.send(endpoint, "POST", "/x", headers=(), body=b"{}") as answer:
+                return [read async for read in answer.reads()]
+
+        engine.answering = breaking
+        for expected in (False, True):
+            with pytest.raises(EngineFault):
+                await call()
+            assert expected == endpoint.health.is_ejected
+
+        async def answering(request, body):
+            return web.json_response({})
+
+        engine.answering = answering
+        await call()
+
+    assert (False, 0) == (endpoint.health.is_ejected, endpoint.health.faults)
+
+
+async def test_checks_end_with_the_upstream(upstream_to):
+    """No task is left behind."""
+    before = asyncio.all_tasks()
+    upstream = upstream_to("http://127.0.0.1:9", "http://127.0.0.1:10")
+    await upstream.close()
+
+    assert set() == asyncio.all_tasks() - before
