@@ -23,6 +23,7 @@ from storage.scripts import Command
 from storage.store import StoreAway
 
 _PAUSE_S: Final = 0.02
+_SHORT_BYTES: Final = 2**18  # longer ones would hold up those behind them on the line
 
 
 class Servers(Protocol):
@@ -74,12 +75,12 @@ class Connections:
     async def ask(self, commands: Sequence[Command], *, shared: bool = False) -> list[Reply]:
         """Send commands in one write on one connection; one reply for each. A refusal is a reply too.
 
-        `shared`: on the line, where what is asked must be short, and must not wait for anything. Raises `StoreAway` when no
-        answer came within `timeout_s`, all waiting included.
+        `shared`: on the line, unless they are long; they must not wait for anything, and be answered shortly. Raises
+        `StoreAway` when no answer came within `timeout_s`, all waiting included.
         """
         packed = [pack_command(command) for command in commands]  # type: ignore[arg-type] # stub says 1-tuple
         with naming_faults(self.where, self._timeout_s):
-            if shared:
+            if shared and sum(map(len, packed)) <= _SHORT_BYTES:
                 return await self._insist(self._line.ask, packed)
             async with asyncio.timeout(self._timeout_s), self._free:
                 return await self._insist(self._exchange, packed)

@@ -37,6 +37,17 @@ async def test_all_share_one_connection(connect, redis_server):
     assert 1 == len({connection for connection, _ in answers})
 
 
+async def test_what_is_long_does_not_hold_up_the_line(connect, redis_server):
+    """Commands of more than 256 kB go on a connection of their own."""
+    connections = connect(redis_server.port)
+
+    short, long = [
+        await connections.ask([("CLIENT", "ID"), ("ECHO", b"x" * size)], shared=True) for size in (10, 2**18)
+    ]
+
+    assert short[0] != long[0]
+
+
 async def test_whoever_leaves_takes_no_answer_along(connect, redis_server):
     """Callers are cancelled at any moment; those behind them still get their own answers."""
     connections = connect(redis_server.port)
