@@ -5,7 +5,9 @@ Holds pure readings of what people type as addresses. It must not resolve a name
 
 import re
 from ipaddress import ip_address
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
+
+_HOST = re.compile(r"[\w-]{1,63}(\.[\w-]{1,63})*\.?", re.ASCII)
 
 
 def split_listen(listen: str) -> tuple[str, int]:
@@ -19,11 +21,23 @@ def split_listen(listen: str) -> tuple[str, int]:
 def base_url(url: str) -> str:
     """The URL, without /v1, if it is a base URL and nothing more. Raises ValueError."""
     parts = urlsplit(url)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
+    if parts.scheme not in {"http", "https"} or not _can_be_called(url, parts):
         raise ValueError(f"{without_secrets(url)!r} is not an http or https URL such as http://127.0.0.1:8000")
     if parts.query or parts.fragment or parts.username:
         raise ValueError(f"{without_secrets(url)!r} holds more than a base URL; give a key as api_key")
     return url.rstrip("/").removesuffix("/v1")
+
+
+def _can_be_called(url: str, parts: SplitResult) -> bool:
+    """Whether a URL is spelt as it is sent, its host can be looked up, and its port is one."""
+    try:
+        has_port = parts.port != 0
+    except ValueError:
+        return False
+    is_plain = url.isascii() and url.isprintable() and " " not in url
+    return (
+        is_plain and has_port and (":" in (parts.hostname or "") or _HOST.fullmatch(parts.hostname or "") is not None)
+    )
 
 
 def without_secrets(url: str) -> str:

@@ -69,6 +69,13 @@ class EndpointSettings(Section):
     def _is_a_base_url(cls, url: str) -> str:
         return base_url(url)
 
+    @field_validator("api_key")
+    @classmethod
+    def _fits_a_header(cls, key: SecretStr | None) -> SecretStr | None:
+        if key is not None and not (key.get_secret_value().isascii() and key.get_secret_value().isprintable()):
+            raise ValueError("a key is printable ASCII: it is sent in a header")
+        return key
+
     @property
     def label(self) -> str:
         """Its name, or the host and port of its URL."""

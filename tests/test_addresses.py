@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.addresses import is_loopback, split_listen, without_secrets
+from proxy.addresses import base_url, is_loopback, split_listen, without_secrets
 
 
 @pytest.mark.parametrize(
@@ -26,3 +26,28 @@ def test_loopback_is_an_address_and_no_prefix(host, expected):
 def test_secrets_in_urls_are_not_printed(secret):
     """Neither user nor password."""
     assert "redis://…@host/0" == without_secrets(f"redis://{secret}@host/0")
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("http://h", "http://h"),
+        ("https://h.example.:1/v1/", "https://h.example.:1"),
+        ("http://[::1]:2/a/", "http://[::1]:2/a"),
+    ],
+)
+def test_a_base_url_is_without_v1_and_slashes(url, expected):
+    """As it is written down, and as clients give it."""
+    assert expected == base_url(url)
+
+
+@pytest.mark.parametrize("url", [
+    "", "h:1", "ftp://h", "file:///h", "http://", "http://.", "http://a..b", "http://*", "http://a b", "http://h/a b", "http://h%31",
+    "http://h:x", "http://h:-1", "http://h:0", "http://h:65536", "http://h/\r\nX: y", "http://h\n", "http://h/é", "http://é",
+    f"http://{'h' * 64}", "http://[::1", "http://[x]", "http://me:pw@h", "ftp://me:pw@h", "http://h?q", "http://h#f",
+])  # fmt: skip
+def test_what_could_not_be_called_is_refused(url):
+    """At once, and not by a failure of the first call; no password is said again."""
+    with pytest.raises(ValueError, match=".") as caught:
+        base_url(url)
+    assert "pw" not in str(caught.value)

@@ -98,7 +98,7 @@ async def shown_until(http, served, condition):
 async def test_of_three_endpoints_one_dies_under_load_and_comes_back(store, http, killable):
     """No call fails; its rollouts alone leave the dead endpoint, and are at their own again when it is back."""
     options = Options(token_delay_s=0.01)
-    rollouts = [f"r{n}" for n in range(18)]
+    rollouts = [f"r{n}" for n in range(30)]
     async with simulating("127.0.0.1:0", options) as one, simulating("127.0.0.1:0", options) as other:
         endpoints = [{"url": url, "name": f"e{n}"} for n, url in enumerate((killable.url, one, other))]
         engines = {"endpoints": endpoints, "health_s": 0.2, "eject_s": 0.1, "longest_ejection_s": 0.2}
@@ -119,7 +119,7 @@ async def test_of_three_endpoints_one_dies_under_load_and_comes_back(store, http
             await shown_until(http, served, lambda all_of: all_of["e0"]["ejected_until"] is None)
             await ask_all(1)
             load = asyncio.create_task(ask_all(6))
-            await shown_until(http, served, lambda all_of: all_of["e0"]["in_flight"] > 1)
+            await shown_until(http, served, lambda all_of: all_of["e0"]["in_flight"] > 0)
             await killable.kill()
             await load
             await shown_until(http, served, lambda all_of: all_of["e0"]["ejected_until"] is not None)

@@ -159,6 +159,7 @@ URL = "http://127.0.0.1:9"
         ({"endpoints": [{"name": "x"}]}, "endpoints.0.url"),
         ({"endpoints": [{"url": "file:///etc/passwd"}]}, "not an http or https URL"),
         ({"endpoints": [{"url": URL, "kind": "tgi"}]}, "endpoints.0.kind"),
+        ({"endpoints": [{"url": URL, "api_key": "a\r\nX: y"}]}, "endpoints.0.api_key"),
         ({"endpoints": [{"url": URL, "weight": 2}]}, "endpoints.0.weight"),
         ({"endpoints": [{"url": URL, "max_in_flight": 0}]}, "endpoints.0.max_in_flight"),
         ({"endpoints": [{"url": URL}, {"url": URL + "/v1", "name": "b"}]}, "a URL of its own"),
