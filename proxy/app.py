@@ -35,6 +35,7 @@ from proxy.recorder import Recorder
 from proxy.sections import StoreSettings
 from proxy.spool import Spool
 from proxy.tokenizers import Tokenizers
+from proxy.totals import Crew, Totals
 from proxy.upstream import Upstream
 from proxy.wire.plan import Sampling
 from storage import StoreOptions, open_store
@@ -43,14 +44,16 @@ from storage.store import StorageError, Store
 _SECRET = "minting-secret"  # noqa: S105 - the name of a constant in the store
 
 
-def make_app(settings: Settings, store: Store | None = None, clock: Clock | None = None) -> web.Application:
+def make_app(
+    settings: Settings, store: Store | None = None, clock: Clock | None = None, crew: Crew | None = None
+) -> web.Application:
     """The application with both faces, or the model face alone where the control face has a port of its own.
 
     A store that is given stays its giver's to close. Opening happens at start-up; StorageError and ValueError say why
     it failed.
     """
     app = _new_app(settings)
-    app.cleanup_ctx.append(_parts_of(settings, store, clock or SystemClock()))
+    app.cleanup_ctx.append(_parts_of(settings, store, clock or SystemClock(), crew))
     if settings.control.listen is None:
         app.add_routes(_control_routes(settings))
     if settings.atropos.enabled:
@@ -94,11 +97,11 @@ def _new_app(settings: Settings) -> web.Application:
 
 
 def _parts_of(
-    settings: Settings, store: Store | None, clock: Clock
+    settings: Settings, store: Store | None, clock: Clock, crew: Crew | None
 ) -> Callable[[web.Application], AsyncIterator[None]]:
     async def parts_of(app: web.Application) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
-            parts = await _make_parts(app, stack, settings, store, clock)
+            parts = await _make_parts(app, stack, settings, store, clock, crew)
             parts.metrics.open_rollouts.set_function(lambda: len(parts.in_flight))
             app[PARTS] = parts
             app.on_shutdown.append(_say_so)
@@ -109,11 +112,18 @@ def _parts_of(
 
 
 async def _make_parts(
-    app: web.Application, stack: AsyncExitStack, settings: Settings, store: Store | None, clock: Clock
+    app: web.Application,
+    stack: AsyncExitStack,
+    settings: Settings,
+    store: Store | None,
+    clock: Clock,
+    crew: Crew | None,
 ) -> Parts:
     """The parts, made in the order in which they need each other; the stack closes them in the other order."""
     registry = CollectorRegistry()
     metrics = make_metrics(registry)
+    totals = _kept(stack, Totals(registry, metrics, crew))
+    await totals.start()
     opened = store or _kept(stack, await open_store(settings.store.url, store_options(settings.store)))
     upstream = _kept(stack, Upstream(settings.engines, metrics))
     audit = _kept(stack, BackgroundAudit(settings.audit.sample_rate, upstream, metrics, clock))
@@ -129,7 +139,6 @@ async def _make_parts(
     return Parts(
         settings=settings,
         clock=clock,
-        registry=registry,
         metrics=metrics,
         store=opened,
         upstream=upstream,
@@ -142,6 +151,7 @@ async def _make_parts(
         sampling=Sampling(settings.sampling.override, settings.sampling.default, settings.sampling.cap),
         tokenizers=Tokenizers(settings.engines.endpoints),
         pause=pause,
+        totals=totals,
     )
 
 

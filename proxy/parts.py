@@ -8,7 +8,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from aiohttp import web
-from prometheus_client import CollectorRegistry
 
 from proxy.attempts import Attempts
 from proxy.clock import Clock
@@ -21,6 +20,7 @@ from proxy.pressure import Pressure
 from proxy.recorder import Recorder
 from proxy.remembered import Remembered
 from proxy.tokenizers import Tokenizers
+from proxy.totals import Totals
 from proxy.upstream import Upstream
 from proxy.wire.plan import Sampling
 from storage.store import Store
@@ -37,7 +37,6 @@ class Parts:
 
     settings: Settings
     clock: Clock
-    registry: CollectorRegistry
     metrics: Metrics
     store: Store
     upstream: Upstream
@@ -50,6 +49,7 @@ class Parts:
     sampling: Sampling
     tokenizers: Tokenizers
     pause: Pause
+    totals: Totals
     policy: Policy = field(default_factory=Policy)
     in_flight: Counter[str] = field(default_factory=Counter)
     remembered: Remembered = field(default_factory=Remembered)

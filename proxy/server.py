@@ -44,7 +44,7 @@ async def running(
     With a `crew`, it is one of several processes that share the port.
     """
     async with AsyncExitStack() as stack:
-        app = make_app(settings, store, clock)
+        app = make_app(settings, store, clock, crew)
         tls = _tls(settings.listen_tls)
         shared = crew is not None
         control_urls: list[str] = []

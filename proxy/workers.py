@@ -8,6 +8,7 @@ A worker that ends by itself is started again: at once, and after a growing paus
 """
 
 import asyncio
+import os
 import socket
 import sys
 import tempfile
@@ -49,7 +50,8 @@ async def working(settings: Settings) -> AsyncIterator[Served]:
         if server is not None:
             stack.push_async_callback(server.stop)
             changes["store"] = settings.store.model_copy(update={"url": f"unix:{server.socket}"})
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tokentape-", ignore_cleanup_errors=True))
+        prefix = f"tokentape-{os.getpid()}-"
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True))
         workers = Workers(settings.model_copy(update=changes), Path(folder))
         try:
             yield await workers.start()

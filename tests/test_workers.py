@@ -4,10 +4,13 @@ import asyncio
 import os
 import re
 import signal
+import tempfile
 from collections import Counter
 from contextlib import suppress
+from pathlib import Path
 
 import aiohttp
+import orjson
 import pytest
 from commands import children_of, is_alive, run, started
 
@@ -31,6 +34,16 @@ async def until(condition):
             await asyncio.sleep(0.02)
 
 
+def _calls_of_each(pid):
+    """The calls that each worker told the others of."""
+    (folder,) = Path(tempfile.gettempdir()).glob(f"tokentape-{pid}-*")
+    return [
+        sum(value for one, *_, samples in orjson.loads(path.read_bytes()) if one == "tokentape_calls"
+            for (name, _), value in samples if name.endswith("_total"))
+        for path in sorted(folder.glob("*.json"))
+    ]  # fmt: skip
+
+
 class Agents:
     """Agents that call on connections of their own until told to stop; `told` are the steps whose end they saw."""
 
@@ -51,6 +64,13 @@ class Agents:
                         self.told.append(answer.headers["X-Step-Id"])
 
 
+async def counted(url, http, line):
+    """What any worker tells for all of them."""
+    async with http.get(f"{url}/metrics", headers={"Connection": "close"}) as answer:
+        text = await answer.text()
+    return sum(float(value) for value in re.findall(rf"^{line}(?:{{\S*)? (\S+)$", text, re.MULTILINE))
+
+
 async def stored(url, http, count):
     """The steps of the agents' rollouts."""
     found = []
@@ -67,18 +87,41 @@ async def test_a_killed_worker_is_replaced_and_loses_no_step_that_a_client_was_t
             before = children_of(process.pid, WORKER)
             agents = Agents(url, http, 4)
             await until(lambda: len(agents.told) >= 40)
+            heard = await counted(url, http, "tokentape_steps_total")
             os.kill(before[0], signal.SIGKILL)
             await until(lambda: len({*children_of(process.pid, WORKER)} - {*before}) == 1)
+            while await counted(url, http, "tokentape_workers") < 2:
+                pass
             seen = len(agents.told)
             await until(lambda: len(agents.told) >= seen + 40)
             await agents.stop()
             steps = await stored(url, http, 4)
+            counts = {await counted(url, http, "tokentape_steps_total") for _ in range(8)}
 
     names = [step["step_id"] for step in steps]
     assert 2 == len(before)
     assert {200} == {*agents.statuses}
     assert len(names) == len({*names})
     assert {*agents.told} <= {*names}
+    assert 1 == len(counts)  # whoever answered
+    assert heard < counts.pop() <= len(steps)  # what the dead one had not told before it was killed is not counted
+
+
+async def test_calls_are_spread_over_all_of_them_and_counted_together(serve):
+    """The kernel deals out connections; each worker has had some, and any tells how many all have had."""
+    with started(*serve) as (process, url, _):
+        async with aiohttp.ClientSession() as http:
+            for _ in range(40):
+                async with http.post(f"{url}/rollouts/r0{CHAT}", json=BODY, headers={"Connection": "close"}) as answer:
+                    await answer.read()
+            counts = {await counted(url, http, "tokentape_calls_total") for _ in range(8)}
+            steps = await stored(url, http, 1)
+        each = _calls_of_each(process.pid)
+
+    assert {40} == counts
+    assert list(range(40)) == [step["index"] for step in steps]
+    assert 40 == sum(each)
+    assert all(each)
 
 
 async def test_told_to_stop_all_of_them_end_their_calls_and_the_exit_is_clean(serve):
@@ -107,7 +150,7 @@ async def test_a_second_signal_ends_all_of_them_at_once(serve):
         everybody = children_of(process.pid)
         async with aiohttp.ClientSession() as http:
             call = asyncio.ensure_future(http.post(f"{url}/rollouts/r1{CHAT}", json={**BODY, "stream": False}))
-            while (await (await http.get(f"{url}/policy")).json())["in_flight"] != 1:
+            while b"tokentape_calls_in_flight 1.0" not in await (await http.get(f"{url}/metrics")).read():
                 assert not call.done()
             process.send_signal(signal.SIGTERM)
             while "stopping" not in process.stderr.readline():

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from proxy.dialects.base import DialectName
 from proxy.engines.losses import LOSSES, Circumstances, Streaming, choose_framing
@@ -53,9 +53,9 @@ async def show_engines(request: web.Request) -> web.Response:
 
 
 async def show_metrics(request: web.Request) -> web.Response:
-    """`GET /metrics`: Prometheus."""
+    """`GET /metrics`: Prometheus, of all workers together."""
     return web.Response(
-        body=generate_latest(request.app[PARTS].registry), headers={"Content-Type": CONTENT_TYPE_LATEST}
+        body=await request.app[PARTS].totals.exposition(), headers={"Content-Type": CONTENT_TYPE_LATEST}
     )
 
 
