@@ -30,6 +30,7 @@ from proxy.logs import LOG
 from proxy.metrics import make_metrics
 from proxy.parts import PARTS, SHOWN, Parts
 from proxy.pause import Pause
+from proxy.places import Places
 from proxy.pressure import Pressure
 from proxy.recorder import Recorder
 from proxy.sections import StoreSettings
@@ -152,6 +153,7 @@ async def _make_parts(
         tokenizers=Tokenizers(settings.engines.endpoints),
         pause=pause,
         totals=totals,
+        places=Places(opened, recorder.hold),
     )
 
 

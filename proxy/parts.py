@@ -15,6 +15,7 @@ from proxy.config import Settings
 from proxy.keys import KeyRing
 from proxy.metrics import Metrics
 from proxy.pause import Pause
+from proxy.places import Places
 from proxy.policy import Policy
 from proxy.pressure import Pressure
 from proxy.recorder import Recorder
@@ -50,6 +51,7 @@ class Parts:
     tokenizers: Tokenizers
     pause: Pause
     totals: Totals
+    places: Places
     policy: Policy = field(default_factory=Policy)
     in_flight: Counter[str] = field(default_factory=Counter)
     remembered: Remembered = field(default_factory=Remembered)

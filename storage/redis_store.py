@@ -33,11 +33,12 @@ from storage.keys import (
 )
 from storage.options import StoreOptions
 from storage.redis_notices import RedisNotices
+from storage.redis_places import RedisPlaces
 from storage.redis_queue import RedisQueue
 from storage.replies import optional_pairs, pairs, read_rollout
 from storage.scripts import Command, Script
 from storage.server_facts import ask_facts, told_of
-from storage.store import Entry, FieldsChanged, MissingBlocks, Page, RolloutGone, StoredRollout
+from storage.store import Entry, FieldsChanged, MissingBlocks, Page, Place, RolloutGone, StoredRollout
 
 _CURSOR: Final = re.compile(rf"[0-9]{{{AGE_DIGITS}}}[A-Za-z0-9_.~%-]+")
 _NAMES_PAGE: Final = 1000
@@ -62,20 +63,23 @@ class RedisStore:
         self._stop = stop
         self._spaces: dict[str, RedisStore] = {}
         self.notices = RedisNotices(self._durably, options.prefix, run_fast=self._swiftly)
+        self.places = RedisPlaces(self._swiftly, options.prefix)
         self.queue = RedisQueue(self._durably, options.prefix, self._ttl_s)
 
     def __repr__(self) -> str:
         return f"<RedisStore {self._servers!r}>"
 
-    async def open(self, rollout: str, fields: Mapping[str, bytes], *, now_ms: int) -> StoredRollout:
+    async def open(
+        self, rollout: str, fields: Mapping[str, bytes], *, now_ms: int, place: Place | None = None
+    ) -> StoredRollout:
         """Give back the rollout of this name, making it with `fields` if there is none. One round trip."""
         birth = token_hex(8)
         pairs = (part for name, value in fields.items() for part in (f"f:{name}", value))
         keys = keys_of(self._prefix, rollout)
         every = (*keys.all(), notices_key(self._prefix, bucket_of(rollout)))
-        arguments = (keys.encoded, now_ms, self._ttl_s, birth, *pairs)
-        reply, notices = await self._durably(scripts.OPEN, every, arguments)
-        return read_rollout(rollout, reply, own_birth=birth, notices=notices)
+        arguments = (keys.encoded, now_ms, self._ttl_s, birth, *(place or ("", 0)), *pairs)
+        reply, notices, has_place = await self._durably(scripts.OPEN, every, arguments)
+        return read_rollout(rollout, reply, own_birth=birth, notices=notices, has_place=has_place)
 
     @property
     def groups(self) -> "RedisStore":
