@@ -36,11 +36,21 @@ def serve(
     listen: Annotated[str | None, typer.Option(help="HOST:PORT; 127.0.0.1:8400 by default.")] = None,
     engine: Annotated[list[str] | None, typer.Option(help="Base URL of a vLLM engine; may be repeated.")] = None,
     store: Annotated[str | None, typer.Option(help="embedded:PATH, redis://…, redis+cluster://….")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes that share the port; 1 by default.")] = None,
     *,
     insecure: Annotated[bool, typer.Option("--insecure", help="Listen beyond loopback without keys.")] = False,
 ) -> None:
     """Run the proxy. Without an engine, it starts the simulator and says so."""
-    _run(_serve(_settings(config, listen=listen, engine=engine, store=store, insecure=insecure)))
+    said = {"listen": listen, "workers": workers}
+    _run(_serve(_settings(config, engine=engine, store=store, insecure=insecure, **said)))
+
+
+@app.command(hidden=True)
+def worker() -> None:
+    """Serve as `serve --workers` says by standard input, which starts this."""
+    from proxy.worker import work  # noqa: PLC0415 - keeps `--help` quick
+
+    _run(work())
 
 
 @app.command()
@@ -161,9 +171,12 @@ def check(
 async def _serve(settings: Settings) -> None:
     from proxy.logs import set_up  # noqa: PLC0415 - keeps `--help` quick
     from proxy.server import running, until_stopped, with_an_engine  # noqa: PLC0415
+    from proxy.workers import refuse_left_journals, working  # noqa: PLC0415
 
     set_up(settings.log.level, settings.log.format)
-    async with with_an_engine(settings) as (complete, is_simulated), running(complete) as served:
+    refuse_left_journals(settings)
+    serving = running if settings.workers == 1 else working
+    async with with_an_engine(settings) as (complete, is_simulated), serving(complete) as served:
         if is_simulated:
             notes.print("[bold yellow]No engine is configured: answers come from the built-in SIMULATOR.[/]")
             notes.print("  Its words mean nothing. For a real engine: --engine http://127.0.0.1:8000")
@@ -188,14 +201,15 @@ async def _simulate(listen: str, options: Any) -> None:
 def _settings(
     config: Path | None,
     *,
-    listen: str | None = None,
     engine: list[str] | None = None,
     store: str | None = None,
     insecure: bool = False,
+    **said: Any,
 ) -> Settings:
     """The settings, with what was said on the command line on top."""
     try:
-        settings = load(config, **({"listen": listen} if listen else {}), **({"insecure": True} if insecure else {}))
+        given = {name: value for name, value in said.items() if value is not None}
+        settings = load(config, **given, **({"insecure": True} if insecure else {}))
         changes: dict[str, Any] = {}
         if engine:
             endpoints = [EndpointSettings(url=url) for url in engine]

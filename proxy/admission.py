@@ -11,28 +11,33 @@ from proxy.errors import LimitReached, StoreFault
 from proxy.guards import GUARDS
 from proxy.membership import join
 from proxy.parts import Parts
+from proxy.places import LEASE_MS
 from proxy.rollouts import Rollout, read_rollout, write_fields
-from storage.store import FieldsChanged, StorageError, StoreAway
+from storage.store import FieldsChanged, Place, StorageError, StoreAway
 
 
 @asynccontextmanager
-async def admitted(parts: Parts, rollout_id: str, group_id: str | None) -> AsyncIterator[Rollout]:
+async def admitted(parts: Parts, rollout_id: str, group_id: str | None, step_id: str) -> AsyncIterator[Rollout]:
     """Its rollout, once nothing holds a call, which is in flight then. Raises Paused."""
-    rollout = await open_rollout(parts, rollout_id, group_id)
-    while await parts.pause.passed():
-        rollout = await open_rollout(parts, rollout_id, group_id)  # anew: the policy is another one now
-    with parts.pause.counted():
-        yield rollout
+    while True:
+        rollout = await open_rollout(parts, rollout_id, group_id, step_id)
+        async with parts.places.kept(rollout, step_id):
+            if await parts.pause.passed():
+                continue  # opened anew: the policy is another one now
+            with parts.pause.counted():
+                yield rollout
+                return
 
 
-async def open_rollout(parts: Parts, rollout_id: str, group_id: str | None) -> Rollout:
+async def open_rollout(parts: Parts, rollout_id: str, group_id: str | None, step_id: str) -> Rollout:
     """The rollout of this id, which comes into being with its first call, and joins its group. Raises StoreFault."""
     if group_id is not None:
         naming.checked_id(group_id, what="group id")
     started = parts.clock.monotonic()
     try:
         parts.recorder.standing.check()
-        stored = await parts.store.open(rollout_id, write_fields({"group_id": group_id}), now_ms=parts.clock.now_ms())
+        fields, place = write_fields({"group_id": group_id}), Place(step_id, LEASE_MS)
+        stored = await parts.store.open(rollout_id, fields, now_ms=parts.clock.now_ms(), place=place)
         rollout = read_rollout(stored)
         if rollout.group_id is not None and not rollout.counts.get("steps"):
             await join(parts.store, parts.clock, stored, rollout.group_id)

@@ -31,11 +31,13 @@ from proxy.logs import LOG
 from proxy.metrics import make_metrics
 from proxy.parts import PARTS, SHOWN, Parts
 from proxy.pause import Pause
+from proxy.places import Places
 from proxy.pressure import Pressure
 from proxy.recorder import Recorder
 from proxy.sections import StoreSettings
 from proxy.spool import Spool
 from proxy.tokenizers import Tokenizers
+from proxy.totals import Crew, Totals
 from proxy.upstream import Upstream
 from proxy.wire.plan import Sampling
 from storage import StoreOptions, open_store
@@ -44,14 +46,16 @@ from storage.store import StorageError, Store
 _SECRET = "minting-secret"  # noqa: S105 - the name of a constant in the store
 
 
-def make_app(settings: Settings, store: Store | None = None, clock: Clock | None = None) -> web.Application:
+def make_app(
+    settings: Settings, store: Store | None = None, clock: Clock | None = None, crew: Crew | None = None
+) -> web.Application:
     """The application with both faces, or the model face alone where the control face has a port of its own.
 
     A store that is given stays its giver's to close. Opening happens at start-up; StorageError and ValueError say why
     it failed.
     """
     app = _new_app(settings)
-    app.cleanup_ctx.append(_parts_of(settings, store, clock or SystemClock()))
+    app.cleanup_ctx.append(_parts_of(settings, store, clock or SystemClock(), crew))
     if settings.control.listen is None:
         app.add_routes(_control_routes(settings))
     if settings.atropos.enabled:
@@ -95,11 +99,11 @@ def _new_app(settings: Settings) -> web.Application:
 
 
 def _parts_of(
-    settings: Settings, store: Store | None, clock: Clock
+    settings: Settings, store: Store | None, clock: Clock, crew: Crew | None
 ) -> Callable[[web.Application], AsyncIterator[None]]:
     async def parts_of(app: web.Application) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
-            parts = await _make_parts(app, stack, settings, store, clock)
+            parts = await _make_parts(app, stack, settings, store, clock, crew)
             parts.metrics.open_rollouts.set_function(lambda: len(parts.in_flight))
             app[PARTS] = parts
             app.on_shutdown.append(_say_so)
@@ -110,11 +114,18 @@ def _parts_of(
 
 
 async def _make_parts(
-    app: web.Application, stack: AsyncExitStack, settings: Settings, store: Store | None, clock: Clock
+    app: web.Application,
+    stack: AsyncExitStack,
+    settings: Settings,
+    store: Store | None,
+    clock: Clock,
+    crew: Crew | None,
 ) -> Parts:
     """The parts, made in the order in which they need each other; the stack closes them in the other order."""
     registry = CollectorRegistry()
     metrics = make_metrics(registry)
+    totals = _kept(stack, Totals(registry, metrics, crew))
+    await totals.start()
     opened = store or _kept(stack, await open_store(settings.store.url, store_options(settings.store)))
     upstream = _kept(stack, Upstream(settings.engines, metrics))
     audit = _kept(stack, BackgroundAudit(settings.audit.sample_rate, upstream, metrics, clock))
@@ -125,14 +136,14 @@ async def _make_parts(
     pressure = Pressure(agents.max_bytes_in_flight, agents.stall_s, metrics, lambda: recorder.kept_bytes)
     most, longest = agents.most_paused, agents.longest_pause_s
     tokenizers = Tokenizers(settings.engines.endpoints)
-    fleet = Fleet(opened.notices, settings.engines.endpoints, [upstream.replace, tokenizers.replace])
+    follow = [upstream.replace, tokenizers.replace, lambda said: metrics.keep_engines({one.label for one in said})]
+    fleet = Fleet(opened.notices, settings.engines.endpoints, follow)
     pause = Pause(opened.notices, new_id(clock), most_waiting=most, longest_s=longest, tell=fleet.told)
     app[ROLLOUT_SERVERS] = _kept(stack, RolloutServers(settings.osmosis))  # closed before the recorder: it notes cuts
     await _kept(stack, pause).start()
     return Parts(
         settings=settings,
         clock=clock,
-        registry=registry,
         metrics=metrics,
         store=opened,
         upstream=upstream,
@@ -146,6 +157,8 @@ async def _make_parts(
         tokenizers=tokenizers,
         pause=pause,
         fleet=fleet,
+        totals=totals,
+        places=Places(opened, recorder.hold),
     )
 
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import orjson
 
-from proxy.clock import Clock, new_id
+from proxy.clock import Clock
 from proxy.dialects import DIALECTS
 from proxy.dialects.base import is_on
 from proxy.engines import ENGINES
@@ -79,8 +79,10 @@ class Attempts:
         return f"<Attempts {len(self._in_flight)} in flight>"
 
     @asynccontextmanager
-    async def attempt(self, rollout: Rollout, headers: Mapping[str, str], request_key: str) -> AsyncIterator[Attempt]:
-        """The attempt that these headers make of a body; it is over when the context is left.
+    async def attempt(
+        self, rollout: Rollout, headers: Mapping[str, str], request_key: str, step_id: str
+    ) -> AsyncIterator[Attempt]:
+        """The attempt that these headers make of a body, as this step; it is over when the context is left.
 
         Raises NotValid for a key that stands for another body, and StorageError.
         """
@@ -88,7 +90,7 @@ class Attempts:
         if not key:
             count = _count(headers.get(COUNT, ""))
             extra = {"request_key": request_key, **({"attempt": count} if count else {})}
-            yield Attempt(new_id(self._clock), extra)
+            yield Attempt(step_id, extra)
             return
         name = (rollout.rollout_id, rollout.birth, blake2b(key.encode(), digest_size=16).hexdigest())
         while (flight := self._in_flight.get(name)) is not None and not flight.over.is_set():
@@ -96,7 +98,7 @@ class Attempts:
             await flight.over.wait()
         flight = self._in_flight[name] = _Flight(request_key, asyncio.Event())
         try:
-            yield await self._next(rollout, name[2], flight)
+            yield await self._next(rollout, name[2], flight, step_id)
         finally:
             flight.over.set()
             if self._in_flight.get(name) is flight:  # else another one has begun since this one's step was stored
@@ -109,12 +111,11 @@ class Attempts:
         with suppress(RolloutGone):  # deleted meanwhile: the recorder will let its step go as well
             await self._store.mark(rollout.rollout_id, rollout.birth, attempt.marks, now_ms=self._clock.now_ms())
 
-    async def _next(self, rollout: Rollout, digest: str, flight: _Flight) -> Attempt:
+    async def _next(self, rollout: Rollout, digest: str, flight: _Flight, step_id: str) -> Attempt:
         """The next attempt under a key that nobody here has in flight."""
         mark = ATTEMPT_MARK + digest
         told = (await self._store.marks(rollout.rollout_id, [mark])).get(mark)
-        step_id, number = new_id(self._clock), 0
-        extra: dict[str, Any] = {"request_key": flight.request_key}
+        number, extra = 0, {"request_key": flight.request_key}
         if told is not None:
             before = orjson.loads(told)
             _check_body(before["request_key"], flight.request_key)

@@ -119,7 +119,8 @@ async def answer_dialect(
                 param="rollout_id",
             )
         rollout_id = new_id(parts.clock)
-    async with admitted(parts, rollout_id, request.headers.get("X-Rollout-Group")) as opened:
+    step_id = new_id(parts.clock)
+    async with admitted(parts, rollout_id, request.headers.get("X-Rollout-Group"), step_id) as opened:
         rollout = await with_tools(parts, opened)
         endpoint = target.endpoint
         if form is not None:
@@ -127,7 +128,7 @@ async def answer_dialect(
         tokens = await read_token_reply(parts, rollout, request.headers, dialect, body)
         asked = Asked(endpoint, dialect, text, body, received, started, tokens, form, names_rollout)
         headers = naming_retries(request.headers, rollout, form, _digest(text))
-        async with parts.attempts.attempt(rollout, headers, _digest(text)) as attempt:
+        async with parts.attempts.attempt(rollout, headers, _digest(text), step_id) as attempt:
             if attempt.again is not None:
                 return await give_again(request, parts, rollout, asked, attempt.again)
             await guard(parts, rollout)
@@ -201,6 +202,7 @@ async def make_call(
     )
     call.reshape = None if form is None else form.reshape
     call.plan_for, call.elsewhere = plan_for, others[: parts.settings.engines.attempts - 1]
+    parts.places.use(attempt.step_id)
     return await relay(parts, call)
 
 

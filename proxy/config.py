@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
+import orjson
 from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
@@ -225,6 +226,7 @@ class Settings(BaseSettings):
     listen: str = Field("127.0.0.1:8400", description="HOST:PORT to listen on.")
     listen_tls: ListenTlsSettings = Field(ListenTlsSettings(), description="TLS for listening, on both faces.")
     insecure: bool = Field(default=False, description="Listen beyond loopback although no keys are configured.")
+    workers: int = Field(1, ge=1, description="Processes that share the port and the store (docs/workers.md).")
     drain_s: float = Field(
         60, ge=0, description="Time for calls in flight to end when told to stop; then they are cut."
     )
@@ -265,6 +267,19 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """What the command line said, then the environment, then the file."""
         return init_settings, env_settings, YamlConfigSettingsSource(settings_cls)
+
+
+def told(settings: Settings) -> dict[str, Any]:
+    """The settings with their secrets, as JSON can carry them: for a process of ours, by a pipe and nowhere else.
+
+    `Settings` of them are the same in a process with our environment: what is said wins over that.
+    """
+    said: dict[str, Any] = orjson.loads(orjson.dumps(settings.model_dump(), default=_revealed))
+    return said
+
+
+def _revealed(value: Any) -> str:
+    return value.get_secret_value() if isinstance(value, SecretStr) else str(value)  # else a path
 
 
 def load(config: Path | None = None, **said: Any) -> Settings:

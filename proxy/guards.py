@@ -28,6 +28,10 @@ def within_limits(rollout: Rollout, now_ms: int) -> None:
     name = f"the rollout {rollout.rollout_id!r}"
     if limits.max_steps is not None and steps >= limits.max_steps:
         raise LimitReached(f"{name} has its {limits.max_steps} steps")
+    if rollout.has_place is False:
+        raise LimitReached(
+            f"{name} has {steps} of its {limits.max_steps} steps, and calls for the others are in flight"
+        )
     if limits.max_tokens is not None and tokens >= limits.max_tokens:
         raise LimitReached(f"{name} has sampled {tokens} tokens of its {limits.max_tokens}")
     if limits.deadline_s is not None and now_ms - rollout.created_ms > limits.deadline_s * 1000:

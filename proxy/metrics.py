@@ -6,7 +6,7 @@ of the configuration, statuses, problem codes): nothing a client can type become
 
 from collections.abc import Collection
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -49,6 +49,8 @@ class Metrics:
     open_rollouts: Gauge
     held_bytes: Gauge
     stalled: Counter
+    workers: Gauge
+    left_out: Counter
 
     def all(self) -> list[Counter | Gauge | Histogram]:
         """Each of them."""
@@ -108,10 +110,17 @@ _METRICS: dict[str, tuple[type[Counter] | type[Gauge] | tuple[float, ...], str, 
     ),
     "drift": (Counter, "drift", "Boundaries where messages went on and ids did not, of finished rollouts.", ("kind",)),
     "groups": (Counter, "groups", "Groups that became complete, claimed, released, done or dropped.", ("event",)),
-    "open_rollouts": (Gauge, "open_rollouts", "Rollouts of this process with a call in flight.", ()),
+    "open_rollouts": (Gauge, "open_rollouts", "Rollouts with a call in flight, counted once at each worker that has one.", ()),
     "held_bytes": (Gauge, "held_bytes", "Bytes that calls in flight hold (agents.max_bytes_in_flight).", ()),
     "stalled": (Counter, "stalled_clients", "Clients cut because they read nothing (agents.stall_s).", ()),
+    "workers": (Gauge, "workers", "Processes that these numbers are of (workers).", ()),
+    "left_out": (
+        Counter, "workers_left_out", "Workers that did not answer within a second when metrics were asked for.", ()
+    ),
 }  # fmt: skip
+
+# Several workers' metrics are added up (docs/workers.md), but for these gauges: what one of them knows, holds for all.
+LARGEST: Final = frozenset({"tokentape_store_away", "tokentape_engine_healthy"})
 
 
 def make_metrics(registry: CollectorRegistry) -> Metrics:
@@ -122,4 +131,5 @@ def make_metrics(registry: CollectorRegistry) -> Metrics:
             made[field] = Histogram(f"tokentape_{name}", text, labels, buckets=kind, registry=registry)
         else:
             made[field] = kind(f"tokentape_{name}", text, labels, registry=registry)
+    made["workers"].set(1)
     return Metrics(**made)

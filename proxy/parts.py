@@ -8,7 +8,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from aiohttp import web
-from prometheus_client import CollectorRegistry
 
 from proxy.attempts import Attempts
 from proxy.clock import Clock
@@ -17,11 +16,13 @@ from proxy.fleet import Fleet
 from proxy.keys import KeyRing
 from proxy.metrics import Metrics
 from proxy.pause import Pause
+from proxy.places import Places
 from proxy.policy import Policy
 from proxy.pressure import Pressure
 from proxy.recorder import Recorder
 from proxy.remembered import Remembered
 from proxy.tokenizers import Tokenizers
+from proxy.totals import Totals
 from proxy.upstream import Upstream
 from proxy.wire.plan import Sampling
 from storage.store import Store
@@ -38,7 +39,6 @@ class Parts:
 
     settings: Settings
     clock: Clock
-    registry: CollectorRegistry
     metrics: Metrics
     store: Store
     upstream: Upstream
@@ -52,6 +52,8 @@ class Parts:
     tokenizers: Tokenizers
     pause: Pause
     fleet: Fleet
+    totals: Totals
+    places: Places
     policy: Policy = field(default_factory=Policy)
     in_flight: Counter[str] = field(default_factory=Counter)
     remembered: Remembered = field(default_factory=Remembered)

@@ -57,6 +57,7 @@ class Rollout:
     osmosis: Mapping[str, Any] = field(default_factory=dict)  # of its dispatch: server, protocol, state
     reply: Mapping[str, str] = field(default_factory=dict)  # what replies tell of tokens
     counts: Mapping[str, int] = field(default_factory=dict)
+    has_place: bool | None = None  # whether a call of it has one; None where any number of steps fits
 
     @property
     def is_finished(self) -> bool:
@@ -102,11 +103,16 @@ def read_rollout(stored: StoredRollout) -> Rollout:
         osmosis=fields.get("osmosis") or {},
         reply=fields.get("reply") or {},
         counts=stored.counts,
+        has_place=stored.has_place,
     )
 
 
 def write_fields(values: Mapping[str, Any]) -> dict[str, bytes]:
-    """Fields of a rollout as the store keeps them; None means absent and is left out."""
+    """Fields of a rollout as the store keeps them; None means absent and is left out.
+
+    `max_steps` is told to the store as `places` too, which gives them out to calls.
+    """
+    values = {**values, "places": (values.get("limits") or {}).get("max_steps")}
     return {name: orjson.dumps(value) for name, value in values.items() if value is not None}
 
 

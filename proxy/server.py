@@ -21,6 +21,7 @@ from proxy.config import EndpointSettings, ListenTlsSettings, Settings
 from proxy.logs import WIRE_LOG
 from proxy.simulator.options import Options
 from proxy.simulator.server import make_engine
+from proxy.totals import Crew
 from storage.store import Store
 
 _CONTROL_DRAIN_S = 5  # the control face is asked until the last call has ended; what waits there then is told to go
@@ -37,27 +38,35 @@ class Served:
 
 
 @asynccontextmanager
-async def running(settings: Settings, store: Store | None = None, clock: Clock | None = None) -> AsyncIterator[Served]:
-    """The proxy, listening. A port of 0 takes a free one. Raises OSError, ValueError or StorageError if it cannot."""
+async def running(
+    settings: Settings, store: Store | None = None, clock: Clock | None = None, crew: Crew | None = None
+) -> AsyncIterator[Served]:
+    """The proxy, listening. A port of 0 takes a free one. Raises OSError, ValueError or StorageError if it cannot.
+
+    With a `crew`, it is one of several processes that share the port.
+    """
     async with AsyncExitStack() as stack:
-        app = make_app(settings, store, clock)
+        app = make_app(settings, store, clock, crew)
         tls = _tls(settings.listen_tls)
+        shared = crew is not None
         control_urls: list[str] = []
         if settings.control.listen is not None:
-            app.cleanup_ctx.append(_control_face(settings, settings.control.listen, tls, control_urls))
-        url = await _listen(stack, app, settings.listen, tls, settings.agents.idle_s, drain_s=settings.drain_s)
+            app.cleanup_ctx.append(_control_face(settings, settings.control.listen, tls, control_urls, shared=shared))
+        idle_s, drain_s = settings.agents.idle_s, settings.drain_s
+        url = await _listen(stack, app, settings.listen, tls, idle_s, drain_s=drain_s, shared=shared)
         yield Served(url, control_urls[0] if control_urls else url)
 
 
 def _control_face(
-    settings: Settings, listen: str, tls: ssl.SSLContext | None, urls: list[str]
+    settings: Settings, listen: str, tls: ssl.SSLContext | None, urls: list[str], *, shared: bool
 ) -> Callable[[web.Application], AsyncIterator[None]]:
     """The control face on its own port: there until the calls in flight have ended, so that /ready says what goes on."""
 
     async def control_face(app: web.Application) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             control, idle_s = make_control_app(settings, app), settings.agents.idle_s
-            urls.append(await _listen(stack, control, listen, tls, idle_s, drain_s=_CONTROL_DRAIN_S))
+            url = await _listen(stack, control, listen, tls, idle_s, drain_s=_CONTROL_DRAIN_S, shared=shared)
+            urls.append(url)
             yield
 
     return control_face
@@ -82,18 +91,23 @@ async def with_an_engine(settings: Settings) -> AsyncIterator[tuple[Settings, bo
         yield settings.model_copy(update={"engines": engines}), True
 
 
+def collect_seldom() -> None:
+    """Look for garbage less often than Python does: what was made up to now stays, and is looked through no more."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_COLLECT_EVERY)
+
+
 async def until_stopped() -> None:
     """Return at SIGTERM or SIGINT; a second one ends the process at once.
 
     By the kernel's hand, and not by an exception: Python's own answer to a second SIGINT would wait for the cleaning up.
     """
-    gc.collect()
-    gc.freeze()  # what was made up to now stays: it is not looked through again
-    gc.set_threshold(_COLLECT_EVERY)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
+    collect_seldom()
     await stop.wait()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.remove_signal_handler(name)
@@ -120,8 +134,12 @@ async def _listen(
     idle_s: float = 75,
     *,
     drain_s: float,
+    shared: bool = False,
 ) -> str:
-    """Start an application on an address, stopped by the stack, which waits `drain_s` for its calls; its URL."""
+    """Start an application on an address, stopped by the stack, which waits `drain_s` for its calls; its URL.
+
+    If `shared`, other processes listen there too, and the kernel deals connections out among them.
+    """
     host, port = split_listen(listen)
     # handler_cancellation: a client that leaves cancels its call at once, also while we wait for the engine.
     # keepalive_timeout: aiohttp (3.14) applies it to the head of the first request as well, however slowly it comes.
@@ -136,7 +154,7 @@ async def _listen(
     )
     stack.push_async_callback(runner.cleanup)
     await runner.setup()
-    site = web.TCPSite(runner, host, port, backlog=4096, ssl_context=tls)
+    site = web.TCPSite(runner, host, port, backlog=4096, ssl_context=tls, reuse_port=shared or None)
     await site.start()
     bound = runner.addresses[0][1]
     return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{bound}"

@@ -19,6 +19,7 @@ of those) and back through `faults` and `durability`.
 
 import sys
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 from storage.cluster import Cluster
 from storage.connections import Servers, Single, connections_to, connections_to_socket
@@ -28,7 +29,10 @@ from storage.redis_store import RedisStore
 from storage.server_facts import ask_facts, check_facts
 from storage.store import StorageError, Store
 
-__all__ = ["StoreOptions", "open_store"]
+if TYPE_CHECKING:
+    from storage.embedded import EmbeddedServer
+
+__all__ = ["StoreOptions", "open_store", "start_shared"]
 
 
 async def open_store(url: str, options: StoreOptions | None = None) -> Store:
@@ -42,24 +46,35 @@ async def open_store(url: str, options: StoreOptions | None = None) -> Store:
     if address.kind == "embedded":
         return await _open_embedded(address, options)
     if address.kind == "unix":
-        return await _open(Single(connections_to_socket(str(address.path), address, options, patient=False)), options)
+        return await _open(Single(connections_to_socket(str(address.path), address, options)), options)
     if address.kind == "single":
         return await _open(Single(connections_to(*address.hosts[0], address, options)), options)
     cluster = Cluster(address.hosts, lambda host, port: connections_to(host, port, address, options))
     return await _open(cluster, options)
 
 
+async def start_shared(url: str, options: StoreOptions) -> "EmbeddedServer | None":
+    """The server of an embedded store, for processes that open it by `unix:` and its socket; None for any other URL.
+
+    It is started here, and its starter's to stop. Raises as `open_store` does.
+    """
+    address = read_url(url)
+    return await _start(address, options) if address.kind == "embedded" else None
+
+
 async def _open_embedded(address: Address, options: StoreOptions) -> Store:
+    server = await _start(address, options)
+    return await _open(Single(connections_to_socket(server.socket, address, options)), options, server.stop)
+
+
+async def _start(address: Address, options: StoreOptions) -> "EmbeddedServer":
     if options.durability == "replicated":
         raise ValueError("an embedded store has no replicas: choose durability acknowledged or fsync, or another store")
     if sys.platform == "win32":
         raise StorageError("there is no embedded store on Windows: use a server of your own (redis://…)")
     from storage.embedded import start_embedded  # noqa: PLC0415 - needs fcntl, which Windows has not
 
-    server = await start_embedded(address.path, options.durability)
-    return await _open(
-        Single(connections_to_socket(server.socket, address, options, patient=True)), options, server.stop
-    )
+    return await start_embedded(address.path, options.durability)
 
 
 async def _open(

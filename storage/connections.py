@@ -162,10 +162,10 @@ def connections_to(host: str, port: int, address: Address, options: StoreOptions
     return Connections(lambda: kind(**kwargs), where, options)
 
 
-def connections_to_socket(path: str, address: Address, options: StoreOptions, *, patient: bool) -> Connections:
-    """Connections to a server on a unix socket."""
+def connections_to_socket(path: str, address: Address, options: StoreOptions) -> Connections:
+    """Connections to a server on a unix socket: one of this machine, whose owner starts it again when it ends."""
     kwargs = _common_kwargs(address, options) | {"path": path}
-    return Connections(lambda: UnixDomainSocketConnection(**kwargs), path, options, patient=patient)
+    return Connections(lambda: UnixDomainSocketConnection(**kwargs), path, options, patient=True)
 
 
 def _common_kwargs(address: Address, options: StoreOptions) -> dict[str, Any]:

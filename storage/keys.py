@@ -2,7 +2,7 @@
 
 Per rollout, where ID is its percent-encoded name and B one of the sixteen `BUCKETS`, chosen by a hash of ID:
 
-    {prefix}:{B}:rollout:ID     hash   birth, created_ms, touched_ms, f:<field> -> bytes, n:<count> -> integer
+    {prefix}:{B}:rollout:ID     hash   birth, created_ms, touched_ms, held, f:<field> -> bytes, n:<count> -> integer
     {prefix}:{B}:records:ID     list   the records, in the order they were appended
     {prefix}:{B}:positions:ID   hash   name of a record -> its position in the list
     {prefix}:{B}:blocks:ID      hash   name of a block -> bytes

@@ -6,8 +6,6 @@ be done twice, so a round trip whose answer was lost is repeated once; the price
 done may find its own work and raise `FieldsChanged`, which says how the rollout stands.
 """
 
-import asyncio
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from secrets import token_hex
 from typing import Final
@@ -19,29 +17,25 @@ from storage.connections import Servers
 from storage.durability import Barrier
 from storage.faults import checked
 from storage.keys import (
-    AGE_DIGITS,
     BATCHES,
-    BUCKETS,
     GROUPS,
     RolloutKeys,
-    bucket_keys,
     bucket_of,
     constants_key,
     keys_of,
-    name_of,
     notices_key,
 )
 from storage.line import Reply
 from storage.options import StoreOptions
+from storage.redis_listing import RedisListing
 from storage.redis_notices import RedisNotices
+from storage.redis_places import RedisPlaces
 from storage.redis_queue import RedisQueue
 from storage.replies import optional_pairs, pairs, read_rollout
 from storage.scripts import Command, Script
 from storage.server_facts import ask_facts, told_of
-from storage.store import Entry, FieldsChanged, MissingBlocks, Page, RolloutGone, StoredRollout
+from storage.store import Entry, FieldsChanged, MissingBlocks, Page, Place, RolloutGone, StoredRollout
 
-_CURSOR: Final = re.compile(rf"[0-9]{{{AGE_DIGITS}}}[A-Za-z0-9_.~%-]+")
-_NAMES_PAGE: Final = 1000
 _BATCH_TTL_S: Final = 7 * 86_400
 
 
@@ -62,21 +56,25 @@ class RedisStore:
         self._barrier = barrier
         self._stop = stop
         self._spaces: dict[str, RedisStore] = {}
+        self._listing = RedisListing(self._loosely, options.prefix)
         self.notices = RedisNotices(self._durably, options.prefix, run_fast=self._swiftly)
+        self.places = RedisPlaces(self._swiftly, options.prefix)
         self.queue = RedisQueue(self._durably, options.prefix, self._ttl_s)
 
     def __repr__(self) -> str:
         return f"<RedisStore {self._servers!r}>"
 
-    async def open(self, rollout: str, fields: Mapping[str, bytes], *, now_ms: int) -> StoredRollout:
+    async def open(
+        self, rollout: str, fields: Mapping[str, bytes], *, now_ms: int, place: Place | None = None
+    ) -> StoredRollout:
         """Give back the rollout of this name, making it with `fields` if there is none. One round trip."""
         birth = token_hex(8)
         pairs = (part for name, value in fields.items() for part in (f"f:{name}", value))
         keys = keys_of(self._prefix, rollout)
         every = (*keys.all(), notices_key(self._prefix, bucket_of(rollout)))
-        arguments = (keys.encoded, now_ms, self._ttl_s, birth, *pairs)
-        reply, notices = await self._durably(scripts.OPEN, every, arguments)
-        return read_rollout(rollout, reply, own_birth=birth, notices=notices)
+        arguments = (keys.encoded, now_ms, self._ttl_s, birth, *(place or ("", 0)), *pairs)
+        reply, notices, has_place = await self._durably(scripts.OPEN, every, arguments)
+        return read_rollout(rollout, reply, own_birth=birth, notices=notices, has_place=has_place)
 
     @property
     def groups(self) -> "RedisStore":
@@ -199,25 +197,11 @@ class RedisStore:
 
     async def list(self, *, cursor: str | None = None, limit: int = 100, since_ms: int | None = None) -> Page:
         """Rollout names, newest first. Raises `ValueError` for a cursor that is not one of ours."""
-        if cursor is not None and not _CURSOR.fullmatch(cursor):
-            raise ValueError(f"{cursor!r} is not a cursor of this listing; take it from the page before, unchanged")
-        newest = f"({cursor}" if cursor else "+"
-        oldest = "-" if since_ms is None else f"[{max(0, since_ms):0{AGE_DIGITS}}"
-        limit = max(1, limit)
-        members = await asyncio.gather(*(self._list(bucket, newest, oldest, limit + 1) for bucket in BUCKETS))
-        merged = sorted((member.decode() for part in members for member in part), reverse=True)
-        names = tuple(map(name_of, merged[:limit]))
-        return Page(names, merged[limit - 1] if len(merged) > limit else None)
+        return await self._listing.page(cursor, limit, since_ms)
 
-    async def names(self) -> AsyncIterator[str]:
+    def names(self) -> AsyncIterator[str]:
         """All rollout names, newest first, in constant memory."""
-        page = await self.list(limit=_NAMES_PAGE)
-        while True:
-            for name in page.names:
-                yield name
-            if page.cursor is None:
-                return
-            page = await self.list(cursor=page.cursor, limit=_NAMES_PAGE)
+        return self._listing.names()
 
     async def drop(self, rollout: str) -> bool:
         """Delete everything of a rollout; whether there was anything. Appends under its birth fail from then on."""
@@ -270,10 +254,8 @@ class RedisStore:
     async def _swiftly(self, script: Script, keys: Sequence[bytes], arguments: Sequence[bytes | str | int]) -> Reply:
         return await self._run(script, keys, arguments, Barrier(), shared=True)
 
-    async def _list(self, bucket: str, newest: str, oldest: str, limit: int) -> Sequence[bytes]:
-        keys = bucket_keys(self._prefix, bucket)
-        members: Sequence[bytes] = await self._run(scripts.LIST, keys, (newest, oldest, limit), Barrier())
-        return members
+    async def _loosely(self, script: Script, keys: Sequence[bytes], arguments: Sequence[bytes | str | int]) -> Reply:
+        return await self._run(script, keys, arguments, Barrier())
 
     async def _run(
         self,

@@ -9,7 +9,9 @@ from storage.line import Reply
 from storage.store import Notice, StoredRollout
 
 
-def read_rollout(name: str, reply: Reply, *, own_birth: str | None = None, notices: Reply = ()) -> StoredRollout:
+def read_rollout(
+    name: str, reply: Reply, *, own_birth: str | None = None, notices: Reply = (), has_place: int | None = None
+) -> StoredRollout:
     """The rollout that a reply of HGETALL tells of; `own_birth` is the one that the caller would have given it."""
     own: dict[bytes, bytes] = {}
     fields: dict[str, bytes] = {}
@@ -24,7 +26,8 @@ def read_rollout(name: str, reply: Reply, *, own_birth: str | None = None, notic
     birth = own[b"birth"].decode()
     created_ms, touched_ms = int(own[b"created_ms"]), int(own[b"touched_ms"])
     created = birth == own_birth
-    return StoredRollout(name, birth, created_ms, touched_ms, fields, counts, created, read_notices(notices))
+    given = None if has_place is None else bool(has_place)
+    return StoredRollout(name, birth, created_ms, touched_ms, fields, counts, created, read_notices(notices), given)
 
 
 def read_notices(reply: Reply) -> dict[str, Notice]:

@@ -73,18 +73,43 @@ end
 """
 )
 
+# Who holds a place, and until when, is one field of text: `name=until_ms ` for each. A lease that is over is not counted,
+# so that the places of a process that died come free.
+_PLACES: Final = """
+local function held_by_others(name)
+  local kept, now = {}, now_ms()
+  for holder, until_ms in string.gmatch(redis.call('HGET', KEYS[1], 'held') or '', '([^ =]+)=(%d+) ') do
+    if holder ~= name and tonumber(until_ms) > now then kept[#kept + 1] = holder .. '=' .. until_ms .. ' ' end
+  end
+  return kept
+end
+local function hold(kept, name, lease_ms)
+  if lease_ms > 0 then kept[#kept + 1] = name .. '=' .. string.format('%.0f', now_ms() + lease_ms) .. ' ' end
+  if #kept > 0 then redis.call('HSET', KEYS[1], 'held', table.concat(kept)) else redis.call('HDEL', KEYS[1], 'held') end
+end
+"""
+
 # Many callers open one name at once: one birth, one set of fields, one entry in the listing. What is announced is told
-# along. Keys: the seven, then the notices. Arguments: birth, then field, value, ….
+# along. A place is given while records and places held are fewer than the field `places` says: 1 or 0, or nothing where
+# there is no such field. Keys: the seven, then the notices. Arguments: birth, place ('': none is wanted), lease_ms, then
+# field, value, ….
 OPEN: Final = Script(
     _TOUCH
+    + _PLACES
     + """
 if redis.call('HSETNX', KEYS[1], 'birth', ARGV[4]) == 1 then
   redis.call('HSET', KEYS[1], 'created_ms', ARGV[2])
-  for i = 5, #ARGV, 2 do redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
+  for i = 7, #ARGV, 2 do redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
   redis.call('ZADD', KEYS[6], 0, member())
 end
 touch()
-return {redis.call('HGETALL', KEYS[1]), redis.call('HGETALL', KEYS[8])}
+local places, given = ARGV[5] ~= '' and redis.call('HGET', KEYS[1], 'f:places'), false
+if places then
+  local kept = held_by_others(ARGV[5])
+  given = redis.call('LLEN', KEYS[2]) + #kept < tonumber(places) and 1 or 0
+  if given == 1 then hold(kept, ARGV[5], tonumber(ARGV[6])) end
+end
+return {redis.call('HGETALL', KEYS[1]), redis.call('HGETALL', KEYS[8]), given}
 """
 )
 
@@ -183,13 +208,24 @@ return {1, redis.call('HGETALL', KEYS[1])}
 """
 )
 
+# A place is held for longer, or no more (lease_ms 0), by the life that was opened. Arguments: birth, place, lease_ms.
+HOLD: Final = Script(
+    _PRUNE
+    + _PLACES
+    + """
+if redis.call('HGET', KEYS[1], 'birth') == ARGV[4] then hold(held_by_others(ARGV[5]), ARGV[5], tonumber(ARGV[6])) end
+return 0
+"""
+)
+
 # A record, its blocks, its position and its counts are stored together or not at all, in the life that was opened, and
-# once. A repeated append writes too (touch): only a write of this connection's own makes WAIT and WAITAOF wait for what
-# the lost first call wrote. Answers the position, -1 for another life, or the missing blocks. Arguments: birth, name,
-# record, how many blocks leant on, how many new ones, the former's names, name and bytes of each of the latter, then
-# count, number, ….
+# once; a place that was held by its name is the record's now. A repeated append writes too (touch): only a write of this
+# connection's own makes WAIT and WAITAOF wait for what the lost first call wrote. Answers the position, -1 for another
+# life, or the missing blocks. Arguments: birth, name, record, how many blocks leant on, how many new ones, the former's
+# names, name and bytes of each of the latter, then count, number, ….
 APPEND: Final = Script(
     _TOUCH
+    + _PLACES
     + """
 if redis.call('HGET', KEYS[1], 'birth') ~= ARGV[4] then return -1 end
 local position = redis.call('HGET', KEYS[3], ARGV[5])
@@ -205,6 +241,7 @@ if not position then
   position = redis.call('RPUSH', KEYS[2], ARGV[6]) - 1
   redis.call('HSET', KEYS[3], ARGV[5], position)
   for i = first_count, #ARGV, 2 do redis.call('HINCRBY', KEYS[1], ARGV[i], ARGV[i + 1]) end
+  if redis.call('HEXISTS', KEYS[1], 'held') == 1 then hold(held_by_others(ARGV[5]), ARGV[5], 0) end
 end
 touch()
 return tonumber(position)

@@ -7,7 +7,7 @@ with fields, counts, an ordered list of named records, a set of named blocks tha
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from storage.queue import Queue
@@ -49,13 +49,20 @@ class Notice:
     number: int
 
 
+class Place(NamedTuple):
+    """A place for a record to come, held by the record's name for as long as the lease."""
+
+    name: str
+    lease_ms: int
+
+
 @dataclass(frozen=True, slots=True)
 class StoredRollout:
     """A rollout as the store knows it.
 
     `birth` tells two lives of one name apart (deleted and opened again); `created` is true only in the answer of the
     `open` that made it; `created_ms` and `touched_ms` are unix milliseconds. `notices` is what was announced, told by
-    `open` only.
+    `open` only. `has_place`: whether the place that `open` asked for was given; None if any number of records fits.
     """
 
     name: str
@@ -66,6 +73,7 @@ class StoredRollout:
     counts: Mapping[str, int]
     created: bool = False
     notices: Mapping[str, Notice] = field(default_factory=dict)
+    has_place: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +120,17 @@ class Notices(Protocol):
         ...
 
 
+class Places(Protocol):
+    """Places for records to come, of rollouts that take only so many: those with a field `places`, a number.
+
+    `Store.open` gives one, the record of its name takes it up, and it comes free when its lease is over.
+    """
+
+    async def hold(self, rollout: str, birth: str, place: Place) -> None:
+        """Hold a place for so long from now; 0: no more. Nothing happens if that life of the rollout is over."""
+        ...
+
+
 class Store(Protocol):
     """Rollouts kept durably. Every verb raises `StoreAway` when the store cannot be reached in time.
 
@@ -119,8 +138,18 @@ class Store(Protocol):
     the store gives it one; reading does not.
     """
 
-    async def open(self, rollout: str, fields: Mapping[str, bytes], *, now_ms: int) -> StoredRollout:
-        """Give back the rollout of this name, making it with `fields` if there is none. One round trip."""
+    async def open(
+        self, rollout: str, fields: Mapping[str, bytes], *, now_ms: int, place: Place | None = None
+    ) -> StoredRollout:
+        """Give back the rollout of this name, making it with `fields` if there is none. One round trip.
+
+        With a place, it is held for the record of that name, if the rollout has one left.
+        """
+        ...
+
+    @property
+    def places(self) -> "Places":
+        """The places that are held for records to come."""
         ...
 
     @property

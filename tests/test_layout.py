@@ -18,9 +18,9 @@ IO = {
 }  # fmt: skip
 SHELLS = {
     "admission", "app", "attempts", "audit", "callers", "calls", "check", "client", "clientside", "clock", "compat",
-    "config", "control", "download", "drifting", "fleet", "logs", "metrics", "parts", "passthrough", "pause", "pressure",
-    "probes", "push", "recorder", "relay", "remembered", "rollouts", "sections", "server", "simulator", "spool",
-    "standing", "token_replies", "tokenizers", "upstream",
+    "config", "control", "download", "drifting", "fleet", "logs", "metrics", "parts", "passthrough", "pause",
+    "places", "pressure", "probes", "push", "recorder", "relay", "remembered", "rollouts", "sections", "server",
+    "simulator", "spool", "standing", "token_replies", "tokenizers", "totals", "upstream", "worker", "workers",
 }  # fmt: skip
 
 # A file without a test file is a decision, and decisions are listed here, each with its reason.
@@ -33,7 +33,9 @@ UNTESTED = {
     "proxy/engines/base.py": "a protocol",
     "proxy/client/shapes.py": "types; tests/client/test_verbs.py asserts them against the proxy's answers",
     "storage/store.py": "a protocol; tests/storage/test_store.py is its contract suite",
+    "storage/redis_listing.py": "asserted by the contract suite, on every kind of server",
     "storage/redis_notices.py": "asserted by the contract suite, on every kind of server",
+    "storage/redis_places.py": "asserted by the contract suite, on every kind of server",
     "storage/queue_scripts.py": "each is one verb of the queue; tests/storage/test_redis_queue.py is its contract suite",
     "storage/queue.py": "a protocol; its contract suite is the same",
 }

@@ -1,44 +1,16 @@
 """The command line, run as people run it."""
 
-import os
-import re
 import signal
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from http.client import HTTPException
 from urllib.request import Request, urlopen
 
 import orjson
 import pytest
-
-TOKENTAPE = [sys.executable, "-m", "proxy"]
-
-
-def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*TOKENTAPE, *words], capture_output=True, text=True, timeout=40, check=False, env={**os.environ, **environment}
-    )
-
-
-@contextmanager
-def started(*words: str):
-    """A command that runs until it is told to stop: its process and the URL it prints."""
-    process = subprocess.Popen([*TOKENTAPE, *words], stderr=subprocess.PIPE, text=True)
-    try:
-        said = ""
-        while not (found := re.search(r"listening (http://\S+)", said)):
-            line = process.stderr.readline()
-            assert line, said
-            said += line
-        yield process, found[1], said
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
-        process.stderr.close()
+from commands import run, started
 
 
 def test_serve_starts_the_simulator_says_so_records_exports_and_stops_cleanly(tmp_path):

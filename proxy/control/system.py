@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from proxy.parts import PARTS, Parts
 from storage.store import StorageError
@@ -40,11 +40,10 @@ async def show_ready(request: web.Request) -> web.Response:
 
 
 async def show_metrics(request: web.Request) -> web.Response:
-    """`GET /metrics`: Prometheus. Endpoints that were removed at run time are in it no more."""
-    parts = request.app[PARTS]
-    if parts.fleet.number:
-        parts.metrics.keep_engines({endpoint.settings.label for endpoint in parts.upstream.endpoints})
-    return web.Response(body=generate_latest(parts.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    """`GET /metrics`: Prometheus, of all workers together."""
+    return web.Response(
+        body=await request.app[PARTS].totals.exposition(), headers={"Content-Type": CONTENT_TYPE_LATEST}
+    )
 
 
 async def _store(parts: Parts) -> str:

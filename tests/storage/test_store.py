@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from storage.store import Entry, FieldsChanged, MissingBlocks, Notice, RolloutGone
+from storage.store import Entry, FieldsChanged, MissingBlocks, Notice, Place, RolloutGone
 
 HOSTILE = (
     "a", "A", "a:b", "a:records:b", "{a}", "{a}{b}", "}{", "a\nb", "a\r\n$3\r\n", "../a", "a/b", "%41", "%", "*", "?", "[a-z]",
@@ -457,3 +457,68 @@ async def test_batches_are_a_space_of_their_own(store):
     assert await store.groups.look("b") is None
     assert await store.look("b") is None
     assert str(7 * 86_400) == (await store.batches.facts())["ttl_s"]
+
+
+async def with_place(store, name, rollout="r", lease_ms=60_000):
+    """A rollout of five places, opened with one of them; whether it was given."""
+    return (await store.open(rollout, {"places": b"5"}, now_ms=1, place=Place(name, lease_ms))).has_place
+
+
+async def test_as_many_places_are_given_as_the_rollout_has(store):
+    """However many ask at once; who asks again has its own still."""
+    given = await asyncio.gather(*(with_place(store, f"s{number}") for number in range(50)))
+    again = await asyncio.gather(*(with_place(store, f"s{number}") for number in range(50)))
+
+    assert 5 == sum(given)
+    assert given == again
+
+
+async def test_a_place_goes_to_the_record_of_its_name_and_comes_free_when_it_is_let_go(store):
+    """Records and places together are never more than the rollout takes."""
+    given = [await with_place(store, f"s{number}") for number in range(1, 7)]
+    entry = await opened_entry(store)
+    for _ in range(2):  # the second one's answer was lost
+        await store.append(entry, now_ms=2)
+    full = await with_place(store, "s7")
+    await store.places.hold("r", entry.birth, Place("s2", 0))
+    free = [await with_place(store, "s8"), await with_place(store, "s9")]
+
+    assert [True] * 5 + [False] == given
+    assert [False, True, False] == [full, *free]
+
+
+async def test_a_place_whose_lease_is_over_is_free_unless_it_is_held_again(store, until):
+    """What a process held that died comes free by itself."""
+    given = [await with_place(store, f"s{number}", lease_ms=20) for number in range(5)]
+    birth = (await store.look("r")).birth
+    await store.places.hold("r", birth, Place("s0", 60_000))
+
+    async def all_are_over():
+        return all([await with_place(store, f"t{number}", lease_ms=60_000) for number in range(4)])
+
+    await until(all_are_over)
+    assert [True] * 5 == given
+    assert not await with_place(store, "u")
+
+
+async def test_of_a_rollout_without_places_none_is_given_or_refused(store):
+    """Nor of one that is opened for no record."""
+    free = await store.open("free", {}, now_ms=1, place=Place("s", 60_000))
+    looked = await store.open("r", {"places": b"0"}, now_ms=1)
+
+    assert (None, None) == (free.has_place, looked.has_place)
+
+
+async def test_a_place_of_another_life_is_not_held(store):
+    """The rollout was deleted and opened anew: its places are all free."""
+    await with_place(store, "s0")
+    birth = (await store.look("r")).birth
+    await store.drop("r")
+    await store.places.hold("r", birth, Place("s0", 60_000))
+    made_nothing = await store.look("r")
+    given = [await with_place(store, f"t{number}") for number in range(5)]
+    await store.places.hold("r", birth, Place("t0", 0))
+
+    assert None is made_nothing
+    assert [True] * 5 == given
+    assert not await with_place(store, "u")
