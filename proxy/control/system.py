@@ -11,8 +11,9 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from proxy.dialects.base import DialectName
-from proxy.engines.losses import LOSSES, Circumstances, Streaming, choose_framing
+from proxy.engines.losses import LOSSES, Circumstances, choose_framing
 from proxy.parts import PARTS, Parts
+from proxy.sections import RecordSettings
 from proxy.upstream import Endpoint
 from storage.store import StorageError
 
@@ -48,8 +49,8 @@ async def show_engines(request: web.Request) -> web.Response:
     parts = request.app[PARTS]
     healthy = await healthy_engines(parts)
     await parts.upstream.learn()
-    streaming = parts.settings.record.streaming
-    return _json({"engines": [_engine(endpoint, healthy, streaming) for endpoint in parts.upstream.endpoints]})
+    record = parts.settings.record
+    return _json({"engines": [_engine(endpoint, healthy, record) for endpoint in parts.upstream.endpoints]})
 
 
 async def show_metrics(request: web.Request) -> web.Response:
@@ -85,7 +86,7 @@ async def _is_healthy(parts: Parts, endpoint: Endpoint) -> bool:
         return False
 
 
-def _engine(endpoint: Endpoint, healthy: dict[str, bool], streaming: Streaming) -> dict[str, Any]:
+def _engine(endpoint: Endpoint, healthy: dict[str, bool], record: RecordSettings) -> dict[str, Any]:
     traits = endpoint.known
     return {
         "name": endpoint.settings.label,
@@ -96,9 +97,9 @@ def _engine(endpoint: Endpoint, healthy: dict[str, bool], streaming: Streaming) 
         "parser": traits.has_parser,
         "streams": {
             name: choose_framing(
-                endpoint.settings.streaming or streaming,
+                endpoint.settings.streaming or record.streaming,
                 endpoint.engine.kind,
-                Circumstances(name, {"stream": True}, traits),
+                Circumstances(name, {"stream": True}, traits, wants_logprobs=record.logprobs != "off"),
                 bears_replay=True,
             )
             for name in _DIALECTS
