@@ -5,7 +5,13 @@ from collections.abc import Mapping, Sequence
 import matplotlib as mpl
 
 mpl.use("svg")  # before pyplot: there is no screen
-mpl.rcParams |= {"svg.hashsalt": "tokentape", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
+mpl.rcParams |= {
+    "svg.hashsalt": "tokentape",
+    "svg.fonttype": "none",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
 
 from matplotlib import pyplot as plt  # noqa: E402
 from matplotlib.axes import Axes  # noqa: E402
@@ -52,5 +58,5 @@ def bars(name: str, title: str, values: Mapping[str, float], *, mark: float | No
 def _save(figure: Figure, name: str) -> None:
     FOLDER.mkdir(exist_ok=True)
     figure.tight_layout()
-    figure.savefig(FOLDER / f"{name}.svg", metadata={"Date": None})
+    figure.savefig(FOLDER / f"{name}.svg", metadata={"Date": None}, bbox_inches="tight")
     plt.close(figure)

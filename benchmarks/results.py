@@ -1,13 +1,19 @@
-"""Where figures are kept: a Markdown file for each table under `benchmarks/results/`, with what it was measured on and how."""
+"""Where figures are kept: a file for each table under `benchmarks/results/`, and its place in docs/performance.md.
+
+Each says what it was measured on, by which command, at which commit. A place in the page is what stands between a comment
+with the table's name and the next comment.
+"""
 
 import datetime as dt
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 FOLDER = Path(__file__).parent / "results"
+PAGE = FOLDER.parent.parent / "docs" / "performance.md"
 
 
 def machine() -> str:
@@ -40,11 +46,19 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def write(name: str, title: str, command: str, *body: str) -> Path:
-    """The file of this name, anew."""
+    """The file of this name, anew, and its place in the page. `body` is what follows the line that says how."""
     FOLDER.mkdir(exist_ok=True)
     load = os.getloadavg()[2]
     measured = f"{dt.datetime.now(dt.UTC):%Y-%m-%d %H:%M} UTC, commit {commit()}, load {load:.1f}"
-    head = f"# {title}\n\n`{command}` on {machine()}; {measured} (15 minutes, this run included).\n"
+    told = "\n".join([f"`{command}` on {machine()}; {measured} (15 minutes, this run included).\n", *body])
     path = FOLDER / f"{name}.md"
-    path.write_text("\n".join([head, *body]))
+    path.write_text(f"# {title}\n\n{told}")
+    _place(name, told)
     return path
+
+
+def _place(name: str, told: str) -> None:
+    """Put a table into the page, where it has a place there. Pictures are one folder away."""
+    told = re.sub(r"\]\((\w[^/)]*\.svg)\)", r"](../benchmarks/results/\1)", told).replace("\n## ", "\n#### ")
+    place = re.compile(rf"(<!-- {re.escape(name)} -->\n).*?(?=<!--)", re.DOTALL)
+    PAGE.write_text(place.sub(lambda found: f"{found[1]}\n{told}\n", PAGE.read_text()))
