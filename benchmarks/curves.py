@@ -85,20 +85,13 @@ def prompts(places: Places) -> Curve:
 
 
 def in_flight(places: Places) -> Curve:
-    """Calls at once: of an engine that answers at once, and of one that takes its time."""
-    points = []
-    for clients in IN_FLIGHT:
-        places.tokentape.forget_peak()
-        refused: list[Exception] = []
-        rounds = ROUNDS if clients < 1_000 else 1
-        bare, ours, ratio = _rates(
-            places, "whole", clients=clients, calls=max(clients, 320), rounds=rounds, refused=refused
-        )
-        slow = [asyncio.run(load.at_once(place.port, "slow", clients)) for place in _both(places)]
-        columns = {"bare (calls/s)": bare, "TokenTape (calls/s)": ours, "calls/s, x bare": ratio}
-        columns |= {"refused": len(refused), "time of slow calls, x bare": slow[1][0] / slow[0][0]}
-        columns |= {"slow ones refused": clients - slow[1][1], "peak memory (MB)": places.tokentape.peak_bytes() / 1e6}
-        points.append((clients, columns))
+    """Calls at once: of an engine that answers at once, and of one that takes its time. A server of its own tells its memory."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        started("tokentape", places.direct.url, f"embedded:{folder}/store") as server,
+    ):
+        own = Places(places.direct, places.bare, server)
+        points = [(clients, _at_once(own, clients)) for clients in IN_FLIGHT]
     panels = {
         "x bare": ["calls/s, x bare", "time of slow calls, x bare"],
         "unstreamed calls a second": ["bare (calls/s)", "TokenTape (calls/s)"],
@@ -109,6 +102,17 @@ def in_flight(places: Places) -> Curve:
         f"answers at once (calls a second), and one call each of an engine that takes {SLOW_S:.0f} s (time until all are over)."
     )
     return Curve("in-flight", "Growth with calls in flight", "calls in flight", how, points, panels)
+
+
+def _at_once(places: Places, clients: int) -> dict[str, float]:
+    places.tokentape.forget_peak()
+    refused: list[Exception] = []
+    rounds, calls = ROUNDS if clients < 1_000 else 1, max(clients, 320)
+    bare, ours, ratio = _rates(places, "whole", clients=clients, calls=calls, rounds=rounds, refused=refused)
+    slow = [asyncio.run(load.at_once(place.port, "slow", clients)) for place in _both(places)]
+    columns = {"bare (calls/s)": bare, "TokenTape (calls/s)": ours, "calls/s, x bare": ratio, "refused": len(refused)}
+    columns |= {"time of slow calls, x bare": slow[1][0] / slow[0][0], "slow ones refused": clients - slow[1][1]}
+    return columns | {"peak memory (MB)": places.tokentape.peak_bytes() / 1e6}
 
 
 def steps(places: Places) -> Curve:
