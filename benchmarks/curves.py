@@ -85,7 +85,7 @@ def prompts(places: Places) -> Curve:
 
 
 def in_flight(places: Places) -> Curve:
-    """Calls at once: of an engine that answers at once, and of one that takes its time. A server of its own tells its memory."""
+    """Calls at once, of an engine that answers at once and of one that takes its time; a server of its own, for its memory."""
     with (
         tempfile.TemporaryDirectory() as folder,
         started("tokentape", places.direct.url, f"embedded:{folder}/store") as server,

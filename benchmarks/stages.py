@@ -15,6 +15,7 @@ import orjson
 from benchmarks import upstream
 from proxy.dialects import DIALECTS
 from proxy.engines import ENGINES
+from proxy.trajectory import fidelity
 from proxy.trajectory.record import encode
 from proxy.trajectory.step import EngineFacts, Step, Timing
 from proxy.wire.exchange import Exchange, pack_tokens
@@ -87,6 +88,7 @@ def costs(*, streamed: bool) -> Costs:
     show = plan.view.chunk if streamed else plan.view.whole
     shown = [told for chunk in chunks if (told := show(chunk)) is not None]
     response = _folded(plan, chunks) if streamed else chunks[0]
+    evidence = fidelity.Evidence(step.prompts, step.choices, step.usage, 1, ended=True, status="complete")
     stages: dict[str, Callable[[], object]] = {
         "cut: bytes into events": lambda: _cut(reads),
         "loads: events into objects": lambda: [read_json(payload) for payload in payloads],
@@ -94,6 +96,7 @@ def costs(*, streamed: bool) -> Costs:
         "view: what the client may see": lambda: [show(chunk) for chunk in chunks],
         "dumps: objects into bytes": lambda: [write_json(each, loosely=False) for each in shown],
         "pack: ids and logprobs as arrays": lambda: _packed(plan, response),
+        "check: whether the step is exact": lambda: fidelity.check(evidence),
         "encode: the step as a record": lambda: encode(step),
     }
     if not streamed:
