@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: all install run test test-faults test-engine cassettes fuzz bench lint types docs lock clean
+.PHONY: all install run test test-faults test-engine cassettes fuzz bench bench-growth lint types docs lock clean
 
 all: lint types test  ## what must hold before anything lands
 
@@ -39,6 +39,9 @@ fuzz: $(READY)  ## requests, streams and records that nobody would send, with fr
 
 bench: $(READY)  ## the table of performance targets, with the bare proxy in the same run
 	$(BIN)/python -m benchmarks
+
+bench-growth: $(READY)  ## how costs grow with prompts, calls, steps, rollouts and workers; CURVES="prompts steps costs" for some
+	$(BIN)/python -m benchmarks.growth $(CURVES)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -1,30 +1,43 @@
-"""Run every line of the table and print it."""
+"""Run every line of the table of targets; print it, and keep it under `benchmarks/results/`."""
 
 import tempfile
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.rows import Places, machine, rows
+from benchmarks import plots, results
+from benchmarks.rows import Places, Row, rows
 from benchmarks.servers import allow_many_sockets, started
+
+_HEADER = ("what", "target", "measured", "")
+_HOW = "Medians of rounds in turn, with the bare proxy in the same run; everything on this machine at once.\n"
 
 
 def main() -> None:
     """The table of performance targets, with the bare proxy in the same run."""
     allow_many_sockets()
-    console = Console(width=150)
-    console.print(f"{machine()}; medians of rounds in turn; everything on this machine at once")
-    table = Table("what", "target", "measured", "")
     with (
         tempfile.TemporaryDirectory() as folder,
         started("upstream") as upstream,
         started("bare", upstream.url) as bare,
         started("tokentape", upstream.url, f"embedded:{folder}/store") as tokentape,
     ):
-        for measure in rows(Places(upstream, bare, tokentape)):
-            for row in measure():
-                table.add_row(row.what, row.target, row.measured, "met" if row.is_met else "NOT MET")
-    console.print(table)
+        measured = [row for measure in rows(Places(upstream, bare, tokentape)) for row in measure()]
+    _keep(measured)
+
+
+def _keep(measured: list[Row]) -> None:
+    """Print the table, write it, and draw how much of each target is reached."""
+    lines = [(row.what, row.target, row.measured, "met" if row.is_met else "NOT MET") for row in measured]
+    shown = Table(*_HEADER)
+    for line in lines:
+        shown.add_row(*line)
+    console = Console(width=150)
+    console.print(f"{results.machine()}; {_HOW}", shown)
+    plots.bars("targets", "share of the target that is reached", {row.what: row.reached for row in measured}, mark=1)
+    picture = "![how much of each target is reached](targets.svg)\n"
+    path = results.write("latest", "Targets", "make bench", _HOW, results.table(_HEADER, lines), picture)
+    console.print(f"wrote {path}")
 
 
 if __name__ == "__main__":

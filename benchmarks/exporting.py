@@ -1,7 +1,7 @@
 """How much memory the real process takes while it exports ten thousand rollouts: filled through its store, asked by HTTP."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,14 +16,20 @@ from storage.store import Entry, Store
 AT_ONCE = 32
 
 
-async def fill(socket: Path, rollouts: int, steps: Sequence[Step]) -> None:
-    """Store so many rollouts of these steps."""
+def _numbered(number: int) -> str:
+    return f"r{number}"
+
+
+async def fill(
+    socket: Path, rollouts: int, steps: Sequence[Step], *, first: int = 0, names: Callable[[int], str] = _numbered
+) -> None:
+    """Store so many rollouts of these steps, called by their numbers from the first on: r0, r1."""
     store = await open_store(f"unix:{socket}")
-    numbers = iter(range(rollouts))
+    numbers = iter(range(first, first + rollouts))
 
     async def some() -> None:
         for number in numbers:
-            await _store(store, f"r{number}", steps)
+            await _store(store, names(number), steps)
 
     await asyncio.gather(*(some() for _ in range(AT_ONCE)))
     await store.close()

@@ -8,9 +8,10 @@ import orjson
 
 
 def request_for(mode: str, rollout: str = "bench") -> bytes:
-    """A chat call. `mode` tells the upstream what to answer."""
-    body: dict = {"model": f"mode-{mode}", "messages": [{"role": "user", "content": "word " * 200}]}
-    if mode in ("stream", "hang"):
+    """A chat call. `mode` tells the upstream what to answer; a number behind it, how many words the prompt has."""
+    kind, _, words = mode.partition("-")
+    body: dict = {"model": f"mode-{mode}", "messages": [{"role": "user", "content": "word " * int(words or 200)}]}
+    if kind in ("stream", "hang"):
         body["stream"] = True
     text = orjson.dumps(body)
     head = f"POST /rollouts/{rollout}/v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -69,21 +70,32 @@ async def connect(port: int) -> Client:
     return client
 
 
-async def throughput(port: int, mode: str, *, clients: int, calls: int) -> float:
-    """Calls a second of so many clients together; each has a rollout of its own."""
+async def throughput(
+    port: int, mode: str, *, clients: int, calls: int, refused: list[Exception] | None = None
+) -> float:
+    """Calls a second of so many clients together; each has a rollout of its own.
+
+    A call that fails ends the measurement, unless `refused` is there to gather it: then the others are counted.
+    """
     connections = [await connect(port) for _ in range(clients)]
 
     async def repeat(number: int, client: Client) -> None:
         request = request_for(mode, f"{mode}-{number}-{time.time_ns()}")
         for _ in range(calls // clients):
-            await client.call(request)
+            try:
+                await client.call(request)
+            except (RuntimeError, OSError) as failure:
+                if refused is None:
+                    raise
+                refused.append(failure)
 
+    before = len(refused or ())
     started = time.perf_counter()
     await asyncio.gather(*(repeat(number, client) for number, client in enumerate(connections)))
     elapsed = time.perf_counter() - started
     for client in connections:
         client.transport.close()
-    return calls / elapsed
+    return (calls // clients * clients - len(refused or ()) + before) / elapsed
 
 
 async def latency(port: int, mode: str, *, calls: int) -> tuple[float, float]:

@@ -1,7 +1,6 @@
 """One function per line of the table: what was measured, against its target."""
 
 import asyncio
-import os
 import random
 import tempfile
 import time
@@ -29,12 +28,21 @@ ROUNDS = 5
 
 @dataclass(frozen=True)
 class Row:
-    """One line: what, its target, what was measured, and whether that is enough."""
+    """One line: what, its target, what was measured, and how much of the target that is (1 or more meets it)."""
 
     what: str
     target: str
     measured: str
-    is_met: bool
+    reached: float
+
+    @property
+    def is_met(self) -> bool:
+        return self.reached >= 1
+
+
+def at_most(limit: float, measured: float) -> float:
+    """How much of a target is reached that is an upper bound. What cannot be measured for smallness is ten times enough."""
+    return limit / max(measured, limit / 10)
 
 
 @dataclass(frozen=True)
@@ -57,7 +65,7 @@ def throughput_row(places: Places, what: str, mode: str, target: float, calls: i
     ratio = median(ratios)
     spread = f"{min(ratios):.2f}-{max(ratios):.2f}"
     return Row(
-        what, f">= {target:.2f} x bare", f"{ratio:.2f} x ({spread}; {median(rates):.0f} calls/s)", ratio >= target
+        what, f">= {target:.2f} x bare", f"{ratio:.2f} x ({spread}; {median(rates):.0f} calls/s)", ratio / target
     )
 
 
@@ -73,8 +81,8 @@ def latency_rows(places: Places) -> list[Row]:
         first.append(ours - bare)
     one, two = median(whole) * 1000, median(first) * 1000
     return [
-        Row("added latency, one client, unstreamed, median", "<= 2 ms", f"{one:.2f} ms", one <= 2),
-        Row("added time to first token, one client, streamed, median", "<= 1 ms", f"{two:.2f} ms", two <= 1),
+        Row("added latency, one client, unstreamed, median", "<= 2 ms", f"{one:.2f} ms", at_most(2, one)),
+        Row("added time to first token, one client, streamed, median", "<= 1 ms", f"{two:.2f} ms", at_most(1, two)),
     ]
 
 
@@ -83,8 +91,8 @@ def at_once_row(places: Places, calls: int = 2_000) -> Row:
     direct, _ = asyncio.run(load.at_once(places.direct.port, "slow", calls))
     ours, succeeded = asyncio.run(load.at_once(places.tokentape.port, "slow", calls))
     measured = f"{succeeded} of {calls}, {ours / direct:.2f} x direct"
-    is_met = succeeded == calls and ours <= 1.2 * direct
-    return Row(f"{calls:,} calls of {upstream.SLOW_S:.0f} s each at once", "all, <= 1.2 x direct", measured, is_met)
+    reached = at_most(1.2, ours / direct) if succeeded == calls else 0.0
+    return Row(f"{calls:,} calls of {upstream.SLOW_S:.0f} s each at once", "all, <= 1.2 x direct", measured, reached)
 
 
 def memory_row(places: Places, streams: int = 1_000) -> Row:
@@ -104,7 +112,9 @@ def memory_row(places: Places, streams: int = 1_000) -> Row:
         return grown
 
     each = asyncio.run(open_streams()) / streams / 1000
-    return Row("resident memory per open streamed call", "<= 150 kB", f"{each:.0f} kB (over {streams:,})", each <= 150)
+    return Row(
+        "resident memory per open streamed call", "<= 150 kB", f"{each:.0f} kB (over {streams:,})", at_most(150, each)
+    )
 
 
 def conversation(turns: int, tokens: int, rollout: str) -> list[Step]:
@@ -172,7 +182,10 @@ def storage_row(rollouts: int = 8) -> Row:
 
     each = asyncio.run(stored())
     return Row(
-        "storage of a 50-turn rollout that grows to 32k tokens", "<= 16 B/token", f"{each:.1f} B/token", each <= 16
+        "storage of a 50-turn rollout that grows to 32k tokens",
+        "<= 16 B/token",
+        f"{each:.1f} B/token",
+        at_most(16, each),
     )
 
 
@@ -189,7 +202,7 @@ def export_row(rollouts: int = 1_000, tokens: int = 8_000) -> Row:
     writer.closing(None)
     rate = (rollouts // 10) * tokens / (time.process_time() - started) / 1e6
     what = f"export of {rollouts // 10:,} rollouts x 8k tokens (sequences, arrow)"
-    return Row(what, ">= 5 M tokens/s", f"{rate:.1f} M tokens/s", rate >= 5)
+    return Row(what, ">= 5 M tokens/s", f"{rate:.1f} M tokens/s", rate / 5)
 
 
 def export_memory_rows(places: Places, rollouts: int = 10_000) -> list[Row]:
@@ -202,7 +215,7 @@ def export_memory_rows(places: Places, rollouts: int = 10_000) -> list[Row]:
         measured = [(name, *asyncio.run(exporting.export(server, name))) for name in ("ndjson", "arrow", "parquet")]
     what = f"export of {rollouts:,} rollouts x 2k tokens, {{}}: resident memory at its peak"
     return [
-        Row(what.format(name), "<= 200 MB", f"{peak / 1e6:.0f} MB (of {length / 1e6:.0f} MB)", peak <= 200e6)
+        Row(what.format(name), "<= 200 MB", f"{peak / 1e6:.0f} MB (of {length / 1e6:.0f} MB)", at_most(200e6, peak))
         for name, length, peak in measured
     ]
 
@@ -219,18 +232,3 @@ def rows(places: Places) -> list[Callable[[], list[Row]]]:
         lambda: [export_row()],
         lambda: export_memory_rows(places),
     ]
-
-
-def machine() -> str:
-    """What it ran on."""
-    import platform
-
-    model = next(
-        (
-            line.partition(":")[2].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if "model name" in line
-        ),
-        "?",
-    )
-    return f"{os.cpu_count()} cores ({model}), Python {platform.python_version()}, {platform.system()} {platform.release()}"

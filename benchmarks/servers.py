@@ -3,8 +3,11 @@
 import asyncio
 import os
 import resource
+import socket
 import subprocess
 import sys
+import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +18,8 @@ from aiohttp import web
 
 from benchmarks.bare import make_bare
 from benchmarks.upstream import listen
+
+_PLAIN = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1"}  # help that is not cut or coloured
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,11 @@ class Server:
         """How much memory of its own it holds."""
         with open(f"/proc/{self.pid}/statm") as statm:  # noqa: PTH123
             return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def processor_s(self) -> float:
+        """How long processors worked for it so far, in its own code and in the kernel's."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def forget_peak(self) -> None:
         """From now on the peak is counted anew (proc(5), clear_refs)."""
@@ -55,6 +65,45 @@ def started(kind: str, *arguments: str) -> Iterator[Server]:
         process.terminate()
         process.wait(20)
         process.stdout.close()
+
+
+def knows_workers() -> bool:
+    """Whether `serve` can run several processes on one port."""
+    asked = [sys.executable, "-m", "proxy", "serve", "--help"]
+    return "--workers" in subprocess.run(asked, capture_output=True, text=True, check=True, env=_PLAIN).stdout
+
+
+@contextmanager
+def serving(engine: str, folder: str, workers: int) -> Iterator[Server]:
+    """`serve --workers N` as people start it, until the end of the block."""
+    port = _free_port()
+    command = [sys.executable, "-m", "proxy", "serve", "--engine", engine, "--listen", f"127.0.0.1:{port}"]
+    command += ["--store", f"embedded:{folder}/store", "--workers", str(workers)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=_PLAIN)
+    try:
+        _await_ready(process, port)
+        yield Server(port, process.pid)
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def _free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return int(listening.getsockname()[1])
+
+
+def _await_ready(process: "subprocess.Popen[bytes]", port: int) -> None:
+    """Wait until it says that it is ready. Raises RuntimeError if it does not within a minute."""
+    until = time.monotonic() + 60
+    while time.monotonic() < until and process.poll() is None:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=1):
+                return
+        except OSError:
+            time.sleep(0.1)
+    raise RuntimeError(f"serve was not ready on port {port} within a minute")
 
 
 def allow_many_sockets() -> None:

@@ -2,11 +2,14 @@
 
 import asyncio
 import random
+import re
+from functools import cache
 
 import orjson
 
 PROMPT_TOKENS, SAMPLED_TOKENS, EVENTS = 1_000, 200, 200
 SLOW_S = 5.0
+_MODE = re.compile(rb'"mode-([a-z]+)(?:-([0-9]+))?"')
 
 
 def _entry(number: int) -> dict:
@@ -14,7 +17,7 @@ def _entry(number: int) -> dict:
     return {"token": token, "logprob": -1 - number / 1024, "bytes": list(token.encode()), "top_logprobs": []}
 
 
-def whole() -> bytes:
+def whole(prompt_tokens: int = PROMPT_TOKENS) -> bytes:
     """An unstreamed chat response with ids and logprobs."""
     chance = random.Random(1)
     entries = [_entry(number) for number in range(SAMPLED_TOKENS)]
@@ -32,9 +35,9 @@ def whole() -> bytes:
         "token_ids": [chance.randrange(150_000) for _ in entries],
     }
     usage = {
-        "prompt_tokens": PROMPT_TOKENS,
+        "prompt_tokens": prompt_tokens,
         "completion_tokens": SAMPLED_TOKENS,
-        "total_tokens": PROMPT_TOKENS + SAMPLED_TOKENS,
+        "total_tokens": prompt_tokens + SAMPLED_TOKENS,
     }
     return orjson.dumps(
         {
@@ -44,12 +47,12 @@ def whole() -> bytes:
             "model": "m",
             "choices": [choice],
             "usage": usage,
-            "prompt_token_ids": [chance.randrange(150_000) for _ in range(PROMPT_TOKENS)],
+            "prompt_token_ids": [chance.randrange(150_000) for _ in range(prompt_tokens)],
         }
     )
 
 
-def events() -> list[bytes]:
+def events(prompt_tokens: int = PROMPT_TOKENS) -> list[bytes]:
     """The events of a streamed chat: role, one token each, the end."""
     head = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "m"}
 
@@ -60,7 +63,7 @@ def events() -> list[bytes]:
             choice["token_ids"] = [number * 37 % 150_000]
         return b"data: " + orjson.dumps({**head, "choices": [choice], **top}) + b"\n\n"
 
-    ids = [number * 31 % 150_000 for number in range(PROMPT_TOKENS)]
+    ids = [number * 31 % 150_000 for number in range(prompt_tokens)]
     first = chunk({"role": "assistant", "content": ""}, None, prompt_token_ids=ids)
     middle = [chunk({"content": f" word{number}"}, number) for number in range(EVENTS - 1)]
     return [first, *middle, chunk({"content": " end"}, EVENTS - 1, "length"), b"data: [DONE]\n\n"]
@@ -70,15 +73,28 @@ def _framed(event: bytes) -> bytes:
     return b"%x\r\n%s\r\n" % (len(event), event)
 
 
-WHOLE = whole()
-WHOLE_ANSWER = (b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(WHOLE)) + WHOLE
+@cache
+def whole_answer(prompt_tokens: int) -> bytes:
+    """The unstreamed answer, with its head."""
+    body = whole(prompt_tokens)
+    return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+
+
+@cache
+def stream_events(prompt_tokens: int) -> list[bytes]:
+    """The events of the streamed one, each in a frame."""
+    return [_framed(event) for event in events(prompt_tokens)]
+
+
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
-STREAM_EVENTS = [_framed(event) for event in events()]
 STREAM_END = b"0\r\n\r\n"
 
 
 class Engine(asyncio.Protocol):
-    """One connection. What is answered depends on a word in the request's body: whole, stream, slow, hang."""
+    """One connection. What is answered depends on a word in the request's body: whole, stream, slow, hang.
+
+    A number behind it is how many prompt tokens there are: `mode-stream-8000`.
+    """
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
@@ -103,17 +119,23 @@ class Engine(asyncio.Protocol):
             self.transport.write(
                 b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 20\r\n\r\n{"version":"0.32.0"}'
             )
-        elif b'"mode-slow"' in body:
-            asyncio.get_running_loop().call_later(SLOW_S, self.transport.write, WHOLE_ANSWER)
-        elif b'"mode-hang"' in body:
-            self.transport.write(STREAM_HEAD + b"".join(STREAM_EVENTS[: EVENTS // 2]))
-        elif b'"mode-stream"' in body:
+        else:
+            self._answer_call(body)
+
+    def _answer_call(self, body: bytes) -> None:
+        found = _MODE.search(body)
+        mode, tokens = (found[1], int(found[2] or PROMPT_TOKENS)) if found else (b"whole", PROMPT_TOKENS)
+        if mode == b"slow":
+            asyncio.get_running_loop().call_later(SLOW_S, self.transport.write, whole_answer(tokens))
+        elif mode == b"hang":
+            self.transport.write(STREAM_HEAD + b"".join(stream_events(tokens)[: EVENTS // 2]))
+        elif mode == b"stream":
             self.transport.write(STREAM_HEAD)
-            for event in STREAM_EVENTS:
+            for event in stream_events(tokens):
                 self.transport.write(event)
             self.transport.write(STREAM_END)
         else:
-            self.transport.write(WHOLE_ANSWER)
+            self.transport.write(whole_answer(tokens))
 
 
 async def listen() -> tuple[asyncio.Server, int]:

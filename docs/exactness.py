@@ -16,6 +16,15 @@ step that fails without a line here is flagged all the same, and logged and coun
 `record.streaming: auto` sends a stream upstream as a stream (*live*), unless a line below says that the engine's streams
 lose something: then the call is asked unstreamed and the answer is told as the engine's own events (*replay*), with
 comments as keep-alive meanwhile. `GET /engines` shows which engine was found, and which of the two its streams are.
+
+`record.logprobs` says which logprobs are asked for where the client asks for none; what a client asks itself it gets, and it is
+recorded. `full`, the default, and `sampled` give each sampled id its logprob: what an engine is asked differs only with
+SGLang's completions, where `sampled` leaves out the alternative beside the token's own. `off` asks for none, where the trainer
+computes them anew: ids are as complete, and the step is exact without them. Rows of the formats `sequences` and `steps` then
+have null for each; a format that has one for each sampled token refuses the rollout. Sessions of Atropos, its `/generate`
+and Osmosis' flat calls, whose answers have logprobs, get them all the same. llama.cpp's ids are among its logprobs in a
+live stream and with several choices, so they are asked for there; SGLang older than 0.5.23 tells ids with logprobs alone, if
+at all, so its steps are flagged `no_token_ids`.
 """
 
 

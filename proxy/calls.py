@@ -6,7 +6,7 @@ Holds what happens before anything is sent. Whatever is refused here is refused 
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -175,6 +175,8 @@ async def make_call(
         extra = {**attempt.extra, "attempts": list(failed)} if failed else attempt.extra
         fault = await parts.upstream.know(endpoint)
         terms = terms_of(parts, rollout, endpoint, asked.tokens)
+        if form is not None and form.tells_logprobs:
+            terms = replace(terms, logprobs="full")
         plan = make_plan(
             asked.body if form is None else form.native(terms.models, endpoint.kind if fault is None else None),
             terms=terms,
@@ -231,6 +233,7 @@ def terms_of(parts: Parts, rollout: Rollout, endpoint: Endpoint, tokens: TokenRe
         models={"*": rollout.model} if rollout.model else models,
         keep_reasoning=parts.settings.record.include_reasoning == "override",
         streaming=endpoint.settings.streaming or parts.settings.record.streaming,
+        logprobs=parts.settings.record.logprobs,
         tokens=tokens,
     )
 

@@ -49,6 +49,11 @@ class RecordSettings(Section):
         description="A client's include_reasoning: false costs vLLM's ids. override: ask for reasoning, and hide it; "
         "as_asked: leave it, and flag the step.",
     )
+    logprobs: Literal["full", "sampled", "off"] = Field(
+        "full",
+        description="The logprobs that engines are asked for where clients ask none: each sampled token's (full), those in "
+        "the cheapest form (sampled), or none (off); ids are always asked for (docs/exactness.md).",
+    )
     streaming: Literal["auto", "live", "replay"] = Field(
         "auto",
         description="How streamed calls go upstream: as streams (live), unstreamed and answered as a stream (replay), or "

@@ -35,18 +35,18 @@ def engines_at(url: str, options: Options) -> dict:
     return {"endpoints": [{"url": url, "version": "0.5.23" if options.shape == "sglang" else None}]}
 
 
-async def recorded(store, options: Options, *, stream: bool, **record):
+async def recorded(store, options: Options, *, stream: bool, rollout="r1", asks=None, **record):
     """A call directly and through the proxy: what both clients were told, and the step."""
     async with (
         simulating("127.0.0.1:0", options) as engine,
         proxying(None, store, record=record, engines=engines_at(engine, options)) as served,
     ):
         async with openai.AsyncOpenAI(base_url=f"{engine}/v1", api_key="none", max_retries=0) as direct:
-            expected = await told(direct, stream=stream)
-        base_url = f"{served.url}/rollouts/r1/v1"
+            expected = await told(direct, stream=stream, **(asks or {}))
+        base_url = f"{served.url}/rollouts/{rollout}/v1"
         async with openai.AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0) as client:
-            actual = await told(client, stream=stream)
-    (step,) = await steps_of(store, "r1")
+            actual = await told(client, stream=stream, **(asks or {}))
+    (step,) = await steps_of(store, rollout)
     return expected, actual, step
 
 
@@ -103,3 +103,49 @@ async def test_both_framings_and_both_ways_of_a_stream_record_the_same_tokens(st
         seen.add((tuple(step.choices[0].ids), tuple(step.choices[0].logprobs), step.choices[0].finish_reason))
 
     assert 1 == len(seen)
+
+
+async def test_a_client_that_asks_for_logprobs_has_them_recorded_whatever_is_configured(store):
+    """`record.logprobs` is of what nobody asked for."""
+    _, _, step = await recorded(store, Options(seed=7), stream=False, asks={"logprobs": True}, logprobs="off")
+
+    assert () == step.problems
+    assert len(step.choices[0].ids) == len(step.choices[0].logprobs) > 0
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("options", [Options(seed=7), SGLANG, BARE], ids=["vllm", "sglang", "bare"])
+async def test_without_logprobs_the_ids_are_the_same_and_the_step_is_exact(store, options, stream):
+    """record.logprobs: off asks for none, misses none, and goes live where logprobs alone would be lost."""
+    _, _, full = await recorded(store, options, stream=stream)
+    expected, actual, step = await recorded(store, options, stream=stream, rollout="r2", logprobs="off")
+
+    assert expected == actual
+    assert ((), True) == (step.problems, step.trainable)
+    assert "logprobs" not in step.sent["set"]
+    assert ("live" if stream else None) == step.extra.get("streaming")
+    assert full.choices[0].ids == step.choices[0].ids
+    assert (full.prompts, 0) == (step.prompts, len(step.choices[0].logprobs))
+
+
+async def test_rows_without_logprobs_are_exported_with_nulls_or_refused(store, http):
+    """The canonical formats say null; a format that has one for each token is refused, naming the setting."""
+    options = Options(seed=7)
+    async with (
+        simulating("127.0.0.1:0", options) as engine,
+        proxying(None, store, record={"logprobs": "off"}, engines=engines_at(engine, options)) as served,
+    ):
+        async with openai.AsyncOpenAI(base_url=f"{served.url}/rollouts/r1/v1", api_key="none") as client:
+            await told(client, stream=True)
+        answers = {}
+        for name in ("sequences", "steps", "tinker"):
+            async with http.get(f"{served.url}/rollouts/r1/export?format={name}&container=json") as answer:
+                answers[name] = answer.status, await answer.json()
+
+    (step,) = await steps_of(store, "r1")
+    (row,) = answers["sequences"][1]["rows"]
+    assert [None] * (len(step.prompts[0]) + step.sampled) == row["logprobs"]
+    assert step.sampled == sum(row["mask"])
+    assert [None] * step.sampled == answers["steps"][1]["rows"][0]["logprobs"]
+    assert 409 == answers["tinker"][0]
+    assert "record.logprobs: off" in answers["tinker"][1]["error"]["message"]

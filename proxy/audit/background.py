@@ -102,7 +102,7 @@ def is_scorable(step: Step) -> bool:
         and step.status == "complete"
         and step.engine.kind in SCORING_KINDS
         and step.dialect in {"chat", "completions"}
-        and bool(step.choices)
+        and any(choice.logprobs for choice in step.choices)
         and (step.sampling.get("logprobs_mode", _RAW) == _RAW or temperature == 1)
         and not _is_constrained(step.request)
     )

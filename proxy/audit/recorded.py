@@ -131,6 +131,8 @@ def _mask_offset(mask: Sequence[Any], logprobs: Sequence[float | None]) -> int:
     """By how many places the mask stands later than the logprobs."""
     masked = [bool(value) for value in mask]
     filled = [value is not None for value in logprobs]
+    if not any(filled):
+        return 0  # nobody asked for any (record.logprobs: off), or all are context
     for offset in (0, *OFFSETS):
         # What is moved over an end may come in again at the other (rotated) or be lost.
         moved = masked[offset:] + masked[:offset]

@@ -148,7 +148,7 @@ async def _audited(row: Any, scorer: Scorer, terms: Terms, journal: Journal) -> 
 def _empty(recorded: Recorded) -> str:
     if recorded.temperatures and any(value is not None for value in recorded.logprobs):
         return f"recorded after temperature {recorded.temperatures}: such values cannot be scored again"
-    return "it has no logprob to compare: nothing of it is trained"
+    return "it has no logprob to compare: nothing of it is trained, or none was asked for (record.logprobs: off)"
 
 
 def _key(recorded: Recorded, scorer: Scorer, terms: Terms) -> str:

@@ -206,6 +206,8 @@ class ManagedServer:
         """Whether nodes can be made of a step; False: placeholders are to be. Raises otherwise."""
         problems = set(step["fidelity"]["problems"])
         if step["fidelity"]["exact"]:
+            if any(choice["ids"] and not choice["logprobs"] for choice in step["choices"]):
+                raise NotImplementedError("a node needs logprobs, and the proxy asks for none (record.logprobs: off)")
             return True
         if not problems & TEXT_ONLY:
             raise InexactStep(step, reply)

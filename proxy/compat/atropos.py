@@ -17,7 +17,8 @@ from proxy.compat.atropos_models import CreateSession, SchemaFault, Setup, read_
 from proxy.compat.atropos_session import TERMS, error_body, is_session_id, nodes_of, session_id, terms_of
 from proxy.control.steps import aside, facts_of, read_steps
 from proxy.control.system import healthy_engines
-from proxy.errors import NotFound, ProxyError, StoreFault
+from proxy.errors import Conflict, NotFound, ProxyError, StoreFault
+from proxy.export import Inexpressible
 from proxy.parts import PARTS, SHOWN, Parts
 from proxy.rollouts import Rollout, read_rollout, write_fields
 from proxy.upstream import Endpoint, choose, own
@@ -174,7 +175,10 @@ class NoBaseUrl(ProxyError):
 async def _nodes(parts: Parts, rollout: Rollout, terms: Mapping[str, Any]) -> list[dict[str, Any]]:
     steps = await read_steps(parts, rollout, whole=False)
     as_tree = bool(terms.get("track_tree"))
-    return await aside(len(steps), lambda: nodes_of(facts_of(rollout), steps, as_tree=as_tree))
+    try:
+        return await aside(len(steps), lambda: nodes_of(facts_of(rollout), steps, as_tree=as_tree))
+    except Inexpressible as refusal:
+        raise Conflict(str(refusal)) from None
 
 
 async def _model(parts: Parts) -> str | None:

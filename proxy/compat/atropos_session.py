@@ -18,9 +18,10 @@ from proxy.compat.atropos_form import as_it_came, with_any_model
 from proxy.compat.atropos_models import SessionCall, read_as
 from proxy.dialects.base import is_on
 from proxy.errors import BadCall
-from proxy.export import FORMATS
+from proxy.export import FORMATS, Inexpressible
 from proxy.export.nodes import IGNORED, NOT_SAMPLED
 from proxy.rollouts import Rollout
+from proxy.trajectory.fidelity import is_unlogged
 from proxy.trajectory.rollout import RolloutFacts
 from proxy.trajectory.sequence import Options
 from proxy.trajectory.step import Step
@@ -59,6 +60,7 @@ class SessionChat:
     request: Mapping[str, Any]
     body: dict[str, Any]
     endpoint: str = _CHAT
+    tells_logprobs: bool = True  # its nodes do
 
     def native(self, models: Mapping[str, str], kind: str | None) -> dict[str, Any]:
         """The chat call. Most of its clients name no model."""
@@ -121,6 +123,11 @@ def nodes_of(facts: RolloutFacts, steps: Sequence[Step], *, as_tree: bool) -> li
     """
     if not as_tree:
         return FORMATS["nodes"].rows(facts, steps, Options()).rows
+    trained = [step for step in steps if step.trainable]
+    if any(map(is_unlogged, trained)):
+        raise Inexpressible(
+            "its nodes want the logprob of each sampled token, and none was asked for (record.logprobs: off)"
+        )
     return [
         {
             "full_text": None,
@@ -129,8 +136,7 @@ def nodes_of(facts: RolloutFacts, steps: Sequence[Step], *, as_tree: bool) -> li
             "logprobs": [*[NOT_SAMPLED] * len(step.prompts[choice.prompt]), *choice.logprobs],
             "metadata": {"finish_reason": choice.finish_reason},
         }
-        for step in steps
-        if step.trainable
+        for step in trained
         for choice in step.choices
     ]
 

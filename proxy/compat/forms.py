@@ -29,6 +29,11 @@ class Form(Protocol):
         """The call in the dialect of that endpoint."""
         ...
 
+    @property
+    def tells_logprobs(self) -> bool:
+        """Whether the client's answer has logprobs: then they are asked for, whatever is configured."""
+        ...
+
     def native(self, models: Mapping[str, str], kind: str | None) -> dict[str, Any]:
         """The body for an engine of this kind (None: unknown). Raises NotValid where such an engine cannot answer it."""
         ...

@@ -33,6 +33,7 @@ class FlatForm:
     body: dict[str, Any]
     mask: Sequence[int] | None
     claims: bool
+    tells_logprobs: bool = True
     before: Sequence[Step] = field(default=())
     endpoint: str = CHAT
 
@@ -85,7 +86,7 @@ def read_flat(endpoint: str, body: Mapping[str, Any]) -> FlatForm | None:
     call = validated(FlatCall, body)
     chat = {name: value for name, value in body.items() if value is not None and name != "response_mask"}
     chat["messages"] = [_without_nulls(message) for message in body["messages"]]
-    return FlatForm(body, chat, call.response_mask, "response_mask" in body)
+    return FlatForm(body, chat, call.response_mask, "response_mask" in body, call.logprobs)
 
 
 def added_since(prompt: Ids, before: Iterable[Step]) -> int | None:

@@ -11,9 +11,10 @@ from aiohttp import web
 from proxy.control.models import PutEngines, read_as
 from proxy.control.system import healthy_engines
 from proxy.dialects.base import DialectName
-from proxy.engines.losses import LOSSES, Circumstances, Streaming, choose_framing
+from proxy.engines.losses import LOSSES, Circumstances, choose_framing
 from proxy.errors import Forbidden
 from proxy.parts import PARTS, Parts
+from proxy.sections import RecordSettings
 from proxy.upstream import Endpoint, ejected_for
 
 _DIALECTS: tuple[DialectName, ...] = ("chat", "completions")  # those whose streams may be replayed
@@ -40,13 +41,13 @@ async def put_engines(request: web.Request) -> web.Response:
 async def _shown(parts: Parts) -> web.Response:
     healthy = await healthy_engines(parts)
     await parts.upstream.learn()
-    streaming, now = parts.settings.record.streaming, parts.clock.now()
-    shown = [_engine(endpoint, healthy, streaming, now) for endpoint in parts.upstream.endpoints]
+    record, now = parts.settings.record, parts.clock.now()
+    shown = [_engine(endpoint, healthy, record, now) for endpoint in parts.upstream.endpoints]
     told = {"engines": shown, "configured": not parts.fleet.is_put}
     return web.Response(body=orjson.dumps(told), content_type="application/json")
 
 
-def _engine(endpoint: Endpoint, healthy: dict[str, bool], streaming: Streaming, now: float) -> dict[str, Any]:
+def _engine(endpoint: Endpoint, healthy: dict[str, bool], record: RecordSettings, now: float) -> dict[str, Any]:
     traits = endpoint.known
     ejected_s = ejected_for(endpoint)
     return {
@@ -58,9 +59,9 @@ def _engine(endpoint: Endpoint, healthy: dict[str, bool], streaming: Streaming, 
         "parser": traits.has_parser,
         "streams": {
             name: choose_framing(
-                endpoint.settings.streaming or streaming,
+                endpoint.settings.streaming or record.streaming,
                 endpoint.engine.kind,
-                Circumstances(name, {"stream": True}, traits),
+                Circumstances(name, {"stream": True}, traits, wants_logprobs=record.logprobs != "off"),
                 bears_replay=True,
             )
             for name in _DIALECTS

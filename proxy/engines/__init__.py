@@ -3,13 +3,25 @@
 Beside them: `losses` (what each is known to lose, and when), and `recognition` (which one a server is).
 """
 
-from proxy.engines.base import Ask, Engine, Hidden, Lookup, Sampled, StreamShape, Tokens, Traits, Wish
+from proxy.engines.base import Ask, Engine, Hidden, LogprobsAsked, Lookup, Sampled, StreamShape, Tokens, Traits, Wish
 from proxy.engines.llamacpp import Llamacpp
 from proxy.engines.plain import Plain
 from proxy.engines.sglang import Sglang
 from proxy.engines.vllm import Vllm
 
-__all__ = ["ENGINES", "Ask", "Engine", "Hidden", "Lookup", "Sampled", "StreamShape", "Tokens", "Traits", "Wish"]
+__all__ = [
+    "ENGINES",
+    "Ask",
+    "Engine",
+    "Hidden",
+    "LogprobsAsked",
+    "Lookup",
+    "Sampled",
+    "StreamShape",
+    "Tokens",
+    "Traits",
+    "Wish",
+]
 
 # By kind, as configured. A new engine is one file and one line here.
 ENGINES: dict[str, Engine] = {

@@ -6,11 +6,15 @@ again, so that the client sees what it would see without us. Nothing here change
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from proxy.dialects.base import Asked, DialectName
 
 Json = dict[str, Any]
+
+# Which logprobs an engine is asked for, beyond what a client asks itself: each sampled id's, in the form that tells most
+# or in the one that costs least, or none. Ids are asked for in any case, and with logprobs where they come by those alone.
+LogprobsAsked = Literal["full", "sampled", "off"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +34,7 @@ class Wish:
     """A call as it is to be made, before an engine is asked for more than its client asked.
 
     `asked` is what the client itself wants to see, `headers` are the client's, by lowercase name. `keep_reasoning`:
-    whether a wish for no reasoning may be overridden where it would cost the ids.
+    whether a wish for no reasoning may be overridden where it would cost the ids. `logprobs`: which ones we want.
     """
 
     dialect: DialectName
@@ -38,6 +42,12 @@ class Wish:
     asked: Asked
     keep_reasoning: bool = True
     headers: Mapping[str, str] = field(default_factory=dict)
+    logprobs: LogprobsAsked = "full"
+
+    @property
+    def adds_logprobs(self) -> bool:
+        """Whether logprobs are to be asked that the client did not ask."""
+        return self.logprobs != "off" and not self.asked.logprobs
 
 
 @dataclass(frozen=True, slots=True)

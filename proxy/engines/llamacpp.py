@@ -9,6 +9,7 @@ Rule 1: a character split over several tokens has an entry for its last token on
 Rule 2: `top_logprobs: 1` goes with `logprobs`: without it come 20 alternatives a token, with 0 no logprobs at all.
 Rule 3: `logprobs` with `tools` in a stream is a 400, so it is not asked there.
 Rule 4: a chat stream has no entry for the EOS, and lists no tokens; a completions stream has both, as a whole answer does.
+        So the ids of a stream, and of several choices, are those of the entries: logprobs are asked there in any case.
 Rule 5: the prompt's ids never come. `__verbose.prompt` is the very text that was tokenized, and `/tokenize` tokenizes it
         again; the engine's count must agree.
 """
@@ -48,7 +49,8 @@ class Llamacpp:
         if not is_on(body.get("return_tokens")):
             fields["return_tokens"] = True
         keys = {_VERBOSE} if "verbose" in fields else set()
-        if not asked.logprobs and not _refuses_logprobs(dialect, body):
+        wanted = wish.adds_logprobs or (not asked.logprobs and _ids_are_in_logprobs(wish))
+        if wanted and not _refuses_logprobs(dialect, body):
             fields |= {"logprobs": True, "top_logprobs": 1} if dialect == "chat" else {"logprobs": 1}
             keys |= {"logprobs"} if dialect == "chat" else set()  # a plain chat answer has no such key
         hidden = Hidden(logprobs=dialect == "completions" and "logprobs" in fields, keys=frozenset(keys))
@@ -100,6 +102,11 @@ class Llamacpp:
             if holds
         ]
         return Tokens(prompt_ids, sampled, tuple(problems), notes)
+
+
+def _ids_are_in_logprobs(wish: Wish) -> bool:
+    """Whether `__verbose` lists not all tokens at the end, or not those of each choice."""
+    return wish.asked.choices != 1 or is_on(wish.body.get("stream"))
 
 
 def _refuses_logprobs(dialect: DialectName, body: Mapping[str, Any]) -> bool:

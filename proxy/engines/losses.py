@@ -21,12 +21,13 @@ Streaming = Literal["auto", "live", "replay"]
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """What decides whether a loss is met: the call's dialect and body, and what is known of the server."""
+    """What decides whether a loss is met: the call's dialect and body, what is known of the server, and what is wanted."""
 
     dialect: DialectName
     body: Mapping[str, Any]
     traits: Traits
     keep_reasoning: bool = True
+    wants_logprobs: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +47,8 @@ def _always(_at: Circumstances) -> bool:
     return True
 
 
-def _may_have_no_parser(at: Circumstances) -> bool:
-    return not at.traits.has_parser
+def _loses_logprobs_without_parser(at: Circumstances) -> bool:
+    return at.wants_logprobs and not at.traits.has_parser
 
 
 def _older_than_0_5_23(at: Circumstances) -> bool:
@@ -123,7 +124,7 @@ LOSSES: Final[tuple[Loss, ...]] = (
     ),
     Loss(
         "sglang", _CHAT, "streams", "No parser on the server: events without text lose their logprobs, the EOS always.",
-        ("logprob_count",), "run on 0.5.23; serving_chat.py:1054-1080", _may_have_no_parser,
+        ("logprob_count",), "run on 0.5.23; serving_chat.py:1054-1080", _loses_logprobs_without_parser,
     ),
     Loss(
         "sglang", _CHAT, "streams", "Ids in streams came in 2026; a server of unknown or older version may ignore the flags.",

@@ -62,8 +62,9 @@ class Sglang:
             flag for flag in wanted if not is_on(body.get(flag)) and not is_on(wish.headers.get(_HEADERS.get(flag, "")))
         ]
         fields: Json = dict.fromkeys(missing, True)
-        if not asked.logprobs:
-            fields["logprobs"] = True if dialect == "chat" else 1
+        if wish.adds_logprobs:
+            # In completions the number is that of alternatives, and 0 tells the sampled token's own (run on 0.5.23).
+            fields["logprobs"] = True if dialect == "chat" else 0 if wish.logprobs == "sampled" else 1
         kept = {key for flag, keys in _BROUGHT.items() if is_on(body.get(flag)) for key in keys}
         kept |= {"prompt_token_ids"} if is_on(body.get("return_prompt_token_ids")) else set()
         hidden = Hidden(

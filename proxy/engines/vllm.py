@@ -39,10 +39,10 @@ class Vllm:
     )
 
     def ask(self, wish: Wish) -> Ask:
-        """`return_token_ids` and `logprobs`, unless the call could not bear them."""
+        """`return_token_ids`, and `logprobs` where they are wanted, unless the call could not bear them."""
         dialect, body, asked = wish.dialect, wish.body, wish.asked
         if dialect == "generate":
-            return ask_generate(body, asked)
+            return ask_generate(wish)
         if _PROMPT[dialect] not in body:
             return Ask({}, Hidden())  # refused, by a message that tells how many fields the body has
         problems = tuple(_problems(dialect, body, keep_reasoning=wish.keep_reasoning))
@@ -52,7 +52,7 @@ class Vllm:
         fields: Json = {}
         if not asked.token_ids:
             fields["return_token_ids"] = True
-        if not asked.logprobs and _bears_logprobs(dialect, body):
+        if wish.adds_logprobs and _bears_logprobs(dialect, body):
             fields["logprobs"] = True if dialect == "chat" else 0
         withheld = dialect == "chat" and body.get("include_reasoning") is False and wish.keep_reasoning
         if withheld:

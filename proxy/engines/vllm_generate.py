@@ -9,26 +9,23 @@ Rule 2: neither the ids of the prompt nor logprobs add an event to a stream.
 Rule 3: a body that vLLM refuses must stay one that it refuses.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
-from proxy.dialects.base import Asked
-from proxy.engines.base import Ask, Hidden, Json, Sampled, Tokens
+from proxy.engines.base import Ask, Hidden, Json, Sampled, Tokens, Wish
 from proxy.engines.choices import index_of
 
 _OF_THE_PROMPT = ("prompt_token_ids", "mm_placeholders")  # both come by `return_token_ids`
 
 
-def ask_generate(body: Mapping[str, Any], asked: Asked) -> Ask:
+def ask_generate(wish: Wish) -> Ask:
     """The ids of the prompt, which placeholders of images may lengthen, and logprobs. Sampled ids always come."""
+    body = wish.body
     sampling = body.get("sampling_params")
     if "token_ids" not in body or not isinstance(sampling, dict):
         return Ask({}, Hidden())  # refused, by a message that shows the body
     fields: Json = {}
-    if not asked.token_ids:
+    if not wish.asked.token_ids:
         fields["return_token_ids"] = True
     # With `logprob_token_ids`, `logprobs` must be their number, and may then be more than the engine allows.
-    if not asked.logprobs and sampling.get("logprob_token_ids") is None:
+    if wish.adds_logprobs and sampling.get("logprob_token_ids") is None:
         fields["sampling_params"] = {**sampling, "logprobs": 0}
     forced = sampling.get("trace_decode_token_ids") is not None
     hidden = Hidden(token_ids="return_token_ids" in fields, logprobs="sampling_params" in fields)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from proxy.export.base import PLAIN, Fill, Listed, Rows, skipped_rows
 from proxy.export.columns import COUNT, FLAG, IDS, JSON, LOGPROB, LOGPROBS, REWARD, TEXT, Columns
+from proxy.trajectory.fidelity import is_unlogged
 from proxy.trajectory.packing import unpack_experts, unpack_mask
 from proxy.trajectory.rollout import RolloutFacts
 from proxy.trajectory.sequence import Options, select
@@ -59,7 +60,7 @@ def _row(facts: RolloutFacts, step: Step, choice: Choice) -> dict[str, Any]:
         "model": step.model_served,
         "prompt_ids": step.prompts[choice.prompt].tolist(),
         "ids": choice.ids.tolist(),
-        "logprobs": choice.logprobs.tolist(),
+        "logprobs": [None] * len(choice.ids) if is_unlogged(step) else choice.logprobs.tolist(),
         "status": step.status,
         "delivered": step.delivered,
         "finish_reason": choice.finish_reason,

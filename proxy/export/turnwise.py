@@ -11,6 +11,7 @@ from typing import Any
 
 from proxy.export.base import PLAIN, Fill, Rows, skipped_rows
 from proxy.export.views import Source, owned_turns
+from proxy.trajectory.fidelity import is_unlogged
 from proxy.trajectory.retokenize import RETOKENIZED
 from proxy.trajectory.rollout import RolloutFacts
 from proxy.trajectory.sequence import Options, Skipped, sequences, stop_token_sampled
@@ -90,9 +91,9 @@ def _cut(turn: Sampled, room: int) -> Sampled:
 
 
 def _sampled(step: Step, index: int, source: Source) -> Sampled:
-    if RETOKENIZED in step.problems:
-        raise source.refuse(f"the logprobs of step {step.step_id!r} are not known")
     choice = next(choice for choice in step.choices if choice.index == index)
+    if RETOKENIZED in step.problems or is_unlogged(step):
+        raise source.refuse_unlogged(f"step {step.step_id!r}")
     return Sampled(step, choice, step.prompts[choice.prompt].tolist(), choice.ids.tolist(), choice.logprobs.tolist())
 
 

@@ -29,6 +29,13 @@ class Source:
         """The refusal of this rollout, to be raised."""
         return Inexpressible(f"{self.name} cannot say rollout {self.facts.rollout_id!r}: {why}")
 
+    def refuse_unlogged(self, what: str) -> Inexpressible:
+        """The refusal of sampled tokens whose logprobs are not known."""
+        return self.refuse(
+            f"the logprobs of {what} are not known: nobody asked for them (record.logprobs: off), or nobody sampled its ids "
+            "(include=retokenized); formats `sequences` and `steps` say null there"
+        )
+
     def reward(self) -> float:
         """The rollout's reward."""
         if self.facts.reward is None:
@@ -85,7 +92,7 @@ def logprobs_of(row: Row, source: Source, fill: float = 0.0) -> list[float]:
     told: list[float] = []
     for mask, logprob in zip(row.mask, row.logprobs, strict=True):
         if mask and logprob is None:
-            raise source.refuse("the logprobs of some of its sampled tokens are not known")
+            raise source.refuse_unlogged("some of its sampled tokens")
         told.append(value if logprob is None else logprob)
     return told
 

@@ -10,7 +10,7 @@ from math import inf, isfinite
 from typing import Any, Final
 
 from proxy.trajectory.packing import to_little_endian
-from proxy.trajectory.step import Choice, Ids, Logprobs, Status
+from proxy.trajectory.step import Choice, Ids, Logprobs, Status, Step
 
 PROBLEMS: Final[dict[str, str]] = {
     "no_token_ids": "The engine gave no ids of the sampled tokens.",
@@ -53,8 +53,8 @@ class Evidence:
     """What the checks look at.
 
     `usage` is the engine's own count. `asked` is how many choices were asked for, over all prompts, if known.
-    `ended` says that the terminal event, or the whole body, came. `special` are codes that somebody else
-    found.
+    `ended` says that the terminal event, or the whole body, came. `wants_logprobs`: unset where nobody asked for any, and
+    none are missed. `special` are codes that somebody else found.
     """
 
     prompts: tuple[Ids, ...]
@@ -63,6 +63,7 @@ class Evidence:
     asked: int | None
     ended: bool
     status: Status
+    wants_logprobs: bool = True
     special: Collection[str] = ()
 
 
@@ -80,6 +81,11 @@ def check(evidence: Evidence) -> tuple[str, ...]:
 def describe(codes: Iterable[str]) -> list[str]:
     """A sentence for each code; a code of another version is said to be one."""
     return [PROBLEMS.get(code, f"{code}: a problem that this version does not know.") for code in codes]
+
+
+def is_unlogged(step: Step) -> bool:
+    """Whether it has no logprobs because nobody asked for any; those that an engine failed to give are a problem."""
+    return step.sampled > 0 and not any(each.logprobs for each in step.choices) and "no_logprobs" not in step.problems
 
 
 def _always(_evidence: Evidence) -> bool:
@@ -111,6 +117,8 @@ def _no_prompt_ids(evidence: Evidence) -> bool:
 
 
 def _no_logprobs(evidence: Evidence) -> bool:
+    if not evidence.wants_logprobs:
+        return False
     if _no_token_ids(evidence):
         return not any(choice.logprobs for choice in evidence.choices)
     return any(choice.ids and not choice.logprobs for choice in evidence.choices)

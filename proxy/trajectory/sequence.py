@@ -6,6 +6,7 @@ Rule 1: every decision whether steps join is the tree's; this file only reads it
 Rule 2: each sampled token is trained in exactly one of the exported rows: that of its oldest leaf. In others it is
         context, with mask 0.
 Rule 3: nothing is padded, shifted or filled: arrays are of one length, and a logprob that is not of a trained token is null.
+        So is each of a step whose logprobs nobody asked for (`record.logprobs: off`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, Literal
 
+from proxy.trajectory.fidelity import is_unlogged
 from proxy.trajectory.retokenize import RETOKENIZED
 from proxy.trajectory.rollout import RolloutFacts
 from proxy.trajectory.step import Choice, Span, Step
@@ -165,7 +167,8 @@ def _why_not(step: Step, choice: Choice, options: Options) -> str | None:
     if RETOKENIZED in step.problems:
         return None if options.include == RETOKENIZED else codes
     # A missing logprob is NaN, and so is then the sum. No trainer can do with one, and JSON cannot carry it.
-    if len(choice.ids) != len(choice.logprobs) or not isfinite(sum(choice.logprobs)):
+    aligned = is_unlogged(step) or len(choice.ids) == len(choice.logprobs)
+    if not aligned or not isfinite(sum(choice.logprobs)):
         return codes or "its tokens cannot be aligned with logprobs"
     if options.include != "exact" or step.trainable:
         return None
@@ -220,7 +223,7 @@ def _row(branch: _Branch, facts: RolloutFacts, number: int) -> Row:
         problems |= dict.fromkeys(_marks(node.step))
         if owned:
             mask[node.start : node.end] = [1] * len(node.choice.ids)
-            if RETOKENIZED not in node.step.problems:  # nobody sampled those
+            if RETOKENIZED not in node.step.problems and node.choice.logprobs:  # nobody sampled those, or asked for any
                 logprobs[node.start : node.end] = node.choice.logprobs.tolist()
     return Row(
         facts=facts,

@@ -106,6 +106,7 @@ class Exchange:
             asked=plan.asked.choices,
             ended=answer.ended,
             status=status,
+            wants_logprobs=plan.wants_logprobs,
             special={*plan.problems, *answer.problems, *packed.problems},
         )
         return Step(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from proxy.dialects.base import Asked, Dialect
-from proxy.engines.base import Engine, Json, Traits, Wish
+from proxy.engines.base import Engine, Json, LogprobsAsked, Traits, Wish
 from proxy.engines.losses import Circumstances, Framing, Streaming, choose_framing, met
 from proxy.errors import NotValid
 from proxy.trajectory.step import EngineFacts
@@ -53,6 +53,7 @@ class Terms:
     models: Mapping[str, str] = field(default_factory=dict)
     keep_reasoning: bool = True
     streaming: Streaming = "auto"
+    logprobs: LogprobsAsked = "full"
     tokens: TokenReply | None = None
 
 
@@ -61,6 +62,7 @@ class Plan:
     """One call, decided. `request` is the client's body, `body` what is sent, `sent` the difference on the top level.
 
     `framing` is how it goes upstream; `expected` are the problems that the engine is known to have with such a call.
+    `wants_logprobs`: somebody does, so that a step without any lacks them.
     """
 
     step_id: str
@@ -78,6 +80,7 @@ class Plan:
     model_served: str | None
     sampling: Json
     framing: Framing = "whole"
+    wants_logprobs: bool = True
     headers: Mapping[str, str] = field(default_factory=dict)
     policy_version: str | None = None
     problems: tuple[str, ...] = ()
@@ -151,11 +154,10 @@ def make_plan(  # noqa: PLR0913 - a plan is all of this, and every argument has 
     fields, unset = edit(body, terms, dialect)
     edited = {key: value for key, value in body.items() if key not in unset} | fields
     asked = _asked(dialect, body, edited)
-    at = Circumstances(dialect.name, edited, traits or Traits(engine.kind), terms.keep_reasoning)
+    at = Circumstances(dialect.name, edited, traits or Traits(engine.kind), terms.keep_reasoning, _wanted(terms, asked))
     framing = _framing(engine, terms, at)
-    taken = _STREAM if framing == "replay" else frozenset[str]()
-    edited = {key: value for key, value in edited.items() if key not in taken}
-    ask = engine.ask(Wish(dialect.name, edited, asked, terms.keep_reasoning, headers or {}))
+    edited, taken = _unstreamed(edited) if framing == "replay" else (edited, frozenset[str]())
+    ask = engine.ask(Wish(dialect.name, edited, asked, terms.keep_reasoning, headers or {}, terms.logprobs))
     sent_body = {**edited, **ask.fields}
     model_asked, model_served = _name(body.get("model")), _name(sent_body.get("model"))
     renamed = model_asked if model_asked != model_served else None
@@ -175,6 +177,7 @@ def make_plan(  # noqa: PLR0913 - a plan is all of this, and every argument has 
         model_served=model_served,
         sampling=_sampling(dialect.sampling(sent_body), logprobs_mode or engine.logprobs_mode),
         framing=framing,
+        wants_logprobs=at.wants_logprobs,
         headers=ask.headers,
         policy_version=policy_version,
         problems=ask.problems,
@@ -187,6 +190,16 @@ def _asked(dialect: Dialect, body: Json, edited: Json) -> Asked:
     """What may be seen is the client's own wish; how many choices come is decided by what is sent."""
     sent = dialect.asked(edited)
     return replace(dialect.asked(body), samples=sent.samples, choices=sent.choices)
+
+
+def _wanted(terms: Terms, asked: Asked) -> bool:
+    """Whether anybody wants logprobs: then a step without any lacks them."""
+    return terms.logprobs != "off" or asked.logprobs
+
+
+def _unstreamed(body: Json) -> tuple[Json, frozenset[str]]:
+    """The body of a call that is to be answered whole, and what that takes out of it."""
+    return {key: value for key, value in body.items() if key not in _STREAM}, _STREAM
 
 
 def _framing(engine: Engine, terms: Terms, at: Circumstances) -> Framing:

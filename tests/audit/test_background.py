@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from array import array
 
 import pytest
 from fakes import proxying
@@ -93,6 +94,7 @@ def test_a_step_is_scorable_as_it_was_recorded_or_not_at_all():
     assert is_scorable(make_step("S1", (1, 2), (3, 4), sampling={**after, "temperature": 1}))
     assert is_scorable(make_step("S1", (1, 2), (3, 4), request={"tool_choice": "auto", "tools": []}))
     assert not is_scorable(make_step("S1", (1, 2), (3, 4), sampling=after))
+    assert not is_scorable(make_step("S1", (1, 2), make_choice(0, (3, 4), logprobs=array("f"))))  # nobody asked for any
     for changes in (
         {"problems": ("no_token_ids",)},
         {"status": "partial"},

@@ -49,6 +49,11 @@ def test_what_is_no_row_is_told(changes, told):
         of_row([1])
 
 
+def test_a_row_without_any_logprob_has_nothing_to_compare():
+    """Nobody asked for them, so nothing stands in a wrong place."""
+    assert 0 == of_row(row(logprobs=[None] * 4)).mask_offset
+
+
 @pytest.mark.parametrize(
     ("mask", "offset"), [([0, 0, 1, 1], 1), ([1, 1, 0, 0], -1), ([1, 0, 0, 1], 2), ([0, 0, 0, 1], 2)]
 )

@@ -240,6 +240,21 @@ async def test_at_11_a_step_that_is_not_exact_gives_no_node(scripted, script):
     assert [] == [row async for row in scripted.export_rollout(rollout_id, "nodes")]
 
 
+async def test_a_proxy_that_asks_for_no_logprobs_gives_no_node(script, engine, store):
+    """The step is exact all the same; a node would not be."""
+    script.says("one two")
+    script.logprobs_short_by = 3
+    async with (
+        proxying(engine.url, store, record={"logprobs": "off"}) as served,
+        AsyncClient(served.url) as client,
+        client.managed_server(script.words) as managed,
+    ):
+        with pytest.raises(NotImplementedError, match="record.logprobs: off"):
+            await managed.chat_completion(messages=[USER])
+
+    assert {"nodes": []} == managed.get_state()
+
+
 async def test_at_12_a_reply_that_was_cut_says_so_with_tools_active(client):
     """`length` in the reply and in the node."""
     async with client.managed_server(Simulated(), tool_parser="hermes") as managed:

@@ -204,6 +204,22 @@ async def test_at_10_concurrent_calls_in_one_session_give_a_correct_node_each(st
     assert sorted(expected) == sorted(node["tokens"] for node in told["nodes"])
 
 
+@pytest.mark.parametrize("as_tree", [False, True])
+async def test_chats_of_a_session_have_logprobs_whatever_is_configured(store, as_tree):
+    """Its nodes want them. A completions call is not asked for any more than configured, and then there are no nodes."""
+    async with serving_sessions(store, record={"logprobs": "off"}) as proxy:
+        uuid = await proxy.create(track_tree=as_tree)
+        await proxy.ask("POST", f"/{uuid}/v1/chat/completions", {"messages": HELLO, "max_tokens": 8})
+        (node,) = (await proxy.ask("GET", f"/{uuid}/nodes"))[1]["nodes"]
+        await proxy.ask("POST", f"/{uuid}/v1/completions", {"model": "simulated", "prompt": "x", "max_tokens": 8})
+        status, told = await proxy.ask("GET", f"/{uuid}/nodes")
+
+    assert len(node["tokens"]) == len(node["logprobs"])
+    assert min(node["logprobs"]) < 0
+    assert 409 == status
+    assert "record.logprobs: off" in told["error"]["message"]
+
+
 async def test_at_7_a_deleted_session_is_gone(proxy, store):
     """With everything of it; a second time it is 404."""
     uuid = await proxy.create()

@@ -117,6 +117,21 @@ async def test_at_9_the_sglang_clients_probes_are_answered_and_never_exported(st
     assert await store.look("r1") is None
 
 
+@ENGINES
+@pytest.mark.parametrize("body", [VLLM, SGLANG])
+async def test_logprobs_that_the_client_asks_for_are_told_whatever_is_configured(store, engine_shape, body):
+    """And no others are asked for."""
+    silent = {key: value for key, value in body.items() if key not in {"logprobs", "return_logprob"}}
+    async with (
+        simulating("127.0.0.1:0", Options(shape=engine_shape)) as engine_url,
+        proxying(engine_url, store, record={"logprobs": "off"}) as served,
+    ):
+        statuses = [(await post(f"{served.url}/rollouts/r1/generate", asked))[0] for asked in (body, silent)]
+
+    assert [200, 200] == statuses
+    assert [True, False] == [len(step.choices[0].logprobs) > 0 for step in await steps_of(store, "r1")]
+
+
 async def test_logprobs_of_the_prompt_come_in_the_scripts_shape_and_its_one_token_is_not_trained(store):
     """`get_logprobs` of VLLMServer: one place per id of the prompt, each a map of ids to numbers; the first has none."""
     asked = {**VLLM, "prompt_logprobs": 2, "temperature": 0.0, "max_tokens": 1}

@@ -291,6 +291,16 @@ async def test_the_flat_answer_has_every_field_that_its_clients_require(proxy, s
     )  # fmt: skip
 
 
+async def test_a_flat_answer_has_logprobs_whatever_is_configured_unless_its_client_wants_none(simulator, store, runner):
+    """Its clients require them."""
+    async with dispatching(simulator, store, runner, record={"logprobs": "off"}) as proxy:
+        _, told = await proxy.post("/v1/completions", FLAT)
+        _, without = await proxy.post("/v1/completions", FLAT | {"logprobs": False, "seed": 2})
+
+    assert len(told["token_ids"]) == len(told["logprobs"]) > 0
+    assert (True, []) == (len(without["token_ids"]) > 0, without["logprobs"])
+
+
 async def test_a_flat_call_is_no_probe_however_small(store, engine, runner):
     """Passed on as one, it would be a completion without a prompt."""
     engine.plays(WHOLE)

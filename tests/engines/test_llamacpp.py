@@ -5,6 +5,7 @@ import pytest
 from recorded import Cassette, http_cassettes, load_http, plan_of, play
 
 from proxy.engines import ENGINES, Wish
+from proxy.wire.plan import Terms
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 OURS = ("verbose", "return_tokens", "logprobs", "top_logprobs")
@@ -12,8 +13,8 @@ VERBOSE = {"verbose": True, "return_tokens": True}
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 
 
-def plan(path: str, body: dict):
-    return plan_of(path, {"messages": [], "prompt": "x"} | body, kind="llamacpp")
+def plan(path: str, body: dict, logprobs: str = "full"):
+    return plan_of(path, {"messages": [], "prompt": "x"} | body, Terms(logprobs=logprobs), kind="llamacpp")
 
 
 def as_asked_by_nobody(name: str):
@@ -59,6 +60,35 @@ def exact(**verbose) -> dict:
 def test_what_is_missing_is_asked(path, body, fields):
     """One alternative only: without a number there would be twenty."""
     assert fields == plan(path, body).sent["set"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "fields"),
+    [
+        (CHAT, {}, VERBOSE),
+        (CHAT, {"stream": True}, VERBOSE),  # replayed
+        (COMPLETIONS, {}, VERBOSE),
+        (CHAT, {"n": 2}, VERBOSE | {"logprobs": True, "top_logprobs": 1}),
+        (COMPLETIONS, {"prompt": ["a", "b"]}, VERBOSE | {"logprobs": 1}),
+        (COMPLETIONS, {"stream": True}, VERBOSE | {"logprobs": 1}),
+        (CHAT, {"stream": True, "stream_options": {"odd": 1}}, VERBOSE | {"logprobs": True, "top_logprobs": 1}),
+    ],
+)
+def test_logprobs_that_nobody_wants_are_asked_only_where_ids_are_in_them(path, body, fields):
+    """In live streams, and of several choices, `__verbose` lists not all."""
+    assert fields == plan(path, body, "off").sent["set"]
+
+
+def test_a_whole_answer_without_logprobs_is_exact_where_none_are_wanted():
+    """Seen: `__verbose` lists the ids all the same."""
+    cassette = load_http("llamacpp", "cmpl_return_tokens")
+    body = {key: value for key, value in cassette.body.items() if key not in OURS}
+    made = plan_of(cassette.path, body, Terms(logprobs="off"), kind="llamacpp")
+    _, _, step = play(made, cassette, found={"tokens": list(range(12))})
+
+    assert cassette.body == made.body
+    assert () == step.problems
+    assert (12, 0) == (len(step.choices[0].ids), len(step.choices[0].logprobs))
 
 
 @pytest.mark.parametrize("body", [{}, {"tools": TOOLS}, {"stream_options": {"include_usage": True}}])

@@ -8,16 +8,17 @@ from recorded import http_cassettes, load_http, plan_of, play
 
 from proxy.engines import ENGINES, Traits
 from proxy.engines.base import Hidden
+from proxy.wire.plan import Terms
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 PARSED, BARE = Traits("sglang", "0.5.23", has_parser=True), Traits("sglang", "0.5.23", has_parser=False)
 OURS = ("return_token_ids", "return_meta_info", "return_input_ids_in_sglext", "return_output_ids_in_sglext", "logprobs")
 
 
-def plan(path: str, body: dict, traits: Traits = PARSED, headers: dict | None = None):
+def plan(path: str, body: dict, traits: Traits = PARSED, headers: dict | None = None, logprobs: str = "full"):
     body = {"messages": [], "prompt": "x"} | body
     before = orjson.dumps(body)
-    made = plan_of(path, body, kind="sglang", traits=traits, headers=headers)
+    made = plan_of(path, body, Terms(logprobs=logprobs), kind="sglang", traits=traits, headers=headers)
     assert before == orjson.dumps(body)
     return made
 
@@ -53,6 +54,39 @@ def normal(answer: bytes) -> bytes:
 def test_each_framing_has_flags_of_its_own(path, body, fields):
     """The flags that a chat stream refuses are never sent with one."""
     assert fields == plan(path, body).sent["set"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "logprobs", "added"),
+    [
+        (CHAT, {}, "sampled", {"logprobs": True}),
+        (COMPLETIONS, {}, "sampled", {"logprobs": 0}),  # no alternative beside the token's own
+        (CHAT, {}, "off", {}),
+        (CHAT, {"stream": True}, "off", {}),
+        (COMPLETIONS, {}, "off", {}),
+    ],
+)
+def test_logprobs_are_asked_for_as_configured(path, body, logprobs, added):
+    """The flags of the ids are the same."""
+    asked = {key: value for key, value in plan(path, body).sent["set"].items() if key != "logprobs"}
+
+    assert asked | added == plan(path, body, logprobs=logprobs).sent["set"]
+
+
+@pytest.mark.parametrize("name", ["cmpl_token_prompt", "chat_sglext_header"])
+def test_an_answer_without_logprobs_is_exact_where_none_are_wanted(name):
+    """Seen: ids come without them."""
+    cassette = load_http("sglang", name)
+    _, _, step = play(plan_of(cassette.path, cassette.body, Terms(logprobs="off"), kind="sglang"), cassette)
+
+    assert () == step.problems
+    assert (8, 0) == (len(step.choices[0].ids), len(step.choices[0].logprobs))
+
+
+def test_a_stream_is_not_replayed_for_logprobs_that_nobody_wants():
+    """Without a parser it loses those alone; a client that asks for them wants them."""
+    assert "live" == plan(CHAT, {"stream": True}, BARE, logprobs="off").framing
+    assert "replay" == plan(CHAT, {"stream": True, "logprobs": True}, BARE, logprobs="off").framing
 
 
 def test_a_body_without_its_prompt_is_left_alone():

@@ -7,6 +7,7 @@ from recorded import load, plan_of, play
 from proxy.dialects import DIALECTS
 from proxy.engines.base import Hidden, Wish
 from proxy.engines.vllm import Vllm
+from proxy.wire.plan import Terms
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 BOTH = {"return_token_ids": True, "logprobs": True}
@@ -47,6 +48,22 @@ def test_what_is_missing_is_asked_and_nothing_else(path, body, fields):
 
     assert fields == asked.fields
     assert ("return_token_ids" in fields, "logprobs" in fields) == (asked.hidden.token_ids, asked.hidden.logprobs)
+
+
+@pytest.mark.parametrize(
+    "name", ["chat_ids", "chat_ids_stream", "cmpl_ids", "cmpl_ids_stream", "tool_auto_ids_only_stream"]
+)
+def test_an_answer_without_logprobs_is_exact_where_none_are_wanted(name):
+    """Only the ids are asked for, and the client sees the answer without them."""
+    cassette = load(name)
+    asks = {key: value for key, value in cassette.body.items() if key != "return_token_ids"}
+    plan = plan_of(cassette.path, asks, Terms(logprobs="off"))
+    shown, end, step = play(plan, cassette)
+
+    assert {"return_token_ids": True} == plan.sent["set"]
+    assert ((), 0) == (step.problems, len(step.choices[0].logprobs))
+    assert step.sampled == step.usage["completion_tokens"] if step.usage else step.sampled > 0
+    assert b'"token_ids":[' not in shown + end
 
 
 @pytest.mark.parametrize(

@@ -7,17 +7,21 @@ import pytest
 from recorded import load
 
 from proxy.dialects.generate import Generate
-from proxy.engines.base import Hidden
+from proxy.engines.base import Hidden, Wish
 from proxy.engines.vllm_generate import ask_generate, hide_generate, hide_generate_chunk, tokens_of_generate
 
 ALL = Hidden(token_ids=True, logprobs=True)
 LP0 = {"seed": 1, "logprobs": 0}
 
 
-def ask(sampling, **more):
+def wish(body, logprobs="full"):
+    return Wish("generate", body, Generate().asked(body), logprobs=logprobs)
+
+
+def ask(sampling, logprobs="full", **more):
     body = {"token_ids": [1, 2], "sampling_params": sampling, **more}
     before = deepcopy(body)
-    asked = ask_generate(body, Generate().asked(body))
+    asked = ask_generate(wish(body, logprobs))
     assert before == body
     return asked
 
@@ -55,12 +59,21 @@ def test_what_is_missing_is_asked_and_nothing_else(sampling, more, fields):
     assert () == asked.problems
 
 
+@pytest.mark.parametrize(("logprobs", "added"), [("sampled", {"sampling_params": LP0}), ("off", {})])
+def test_logprobs_are_left_out_where_none_are_wanted(logprobs, added):
+    """Sampled ids come in any case, and those of the prompt are asked for."""
+    asked = ask({"seed": 1}, logprobs)
+
+    assert {"return_token_ids": True, **added} == asked.fields
+    assert bool(added) == asked.hidden.logprobs
+
+
 @pytest.mark.parametrize(
     "body", [{}, {"token_ids": [1]}, {"sampling_params": {}}, {"token_ids": [1], "sampling_params": 7}]
 )
 def test_a_body_that_will_be_refused_is_left_alone(body):
     """vLLM's refusal counts the body's fields."""
-    assert {} == ask_generate(body, Generate().asked(body)).fields
+    assert {} == ask_generate(wish(body)).fields
 
 
 def test_forced_tokens_are_known_not_to_be_sampled():

@@ -1,5 +1,7 @@
 """Turns as rows: which there are, and what is too long."""
 
+from array import array
+
 import pytest
 import worked
 from forests import make_choice, make_step, rollouts
@@ -40,6 +42,15 @@ def test_retokenized(name):
 
     with pytest.raises(Inexpressible, match="the logprobs of step 'a' are not known"):
         worked.rows(name, [step], options=Options(include="retokenized"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_unlogged(name):
+    """Logprobs that nobody asked for are not made up either; the refusal names the setting."""
+    step = make_step("a", [1], make_choice(0, [10], logprobs=array("f")))
+
+    with pytest.raises(Inexpressible, match=r"the logprobs of step 'a' are not known.*record\.logprobs: off"):
+        worked.rows(name, [step])
 
 
 @pytest.mark.parametrize("name", NAMES)

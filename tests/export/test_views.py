@@ -1,5 +1,6 @@
 """The checks that every view must pass: nothing is lost, nothing added, and the canonical row comes back out of it."""
 
+from array import array
 from dataclasses import replace
 
 import pytest
@@ -139,6 +140,15 @@ def test_unknown_logprobs(name):
 
     with pytest.raises(Inexpressible, match="the logprobs of some of its sampled tokens are not known"):
         worked.rows(name, [step], options=Options(include="retokenized"), fill=LENGTHS)
+
+
+@pytest.mark.parametrize("name", [name for name in BACK if name != "sequences"])
+def test_unlogged(name):
+    """Logprobs that nobody asked for are not made up either; the refusal names the setting."""
+    step = make_step("a", [1], make_choice(0, [10], logprobs=array("f")), policy_version="1")
+
+    with pytest.raises(Inexpressible, match=r"record\.logprobs: off"):
+        worked.rows(name, [step], fill=LENGTHS)
 
 
 def by_token(given, steps=worked.STEPS):

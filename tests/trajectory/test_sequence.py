@@ -34,6 +34,19 @@ def spans(*steps, options=None):
     return [[(span.step_id, span.choice, span.owned) for span in row.spans] for row in rows]
 
 
+def test_unlogged_tokens_are_trained_and_their_logprobs_null():
+    """A step whose logprobs nobody asked for makes a row; one whose engine failed to give any does not."""
+    unlogged = make_choice(0, [20, 21], logprobs=array("f"))
+    steps = [make_step("a", [1], [10]), make_step("b", [1, 10, 2], unlogged)]
+    lost = make_step("c", [5], make_choice(0, [6], logprobs=array("f")), problems=("no_logprobs",))
+    (row,) = sequences([*steps, lost], FACTS).rows
+
+    assert [1, 10, 2, 20, 21] == row.token_ids
+    assert [0, 1, 0, 1, 1] == row.mask
+    assert [None, -10 / 1024, None, None, None] == row.logprobs
+    assert [("c", "no_logprobs")] == skipped(*steps, lost, options=FLAGGED)
+
+
 def skipped(*steps, options=None):
     return [(left.step_id, left.why) for left in sequences(steps, FACTS, options).skipped]
 

@@ -1,0 +1,86 @@
+"""record.logprobs: off, before a real vLLM and a real llama.cpp: the same ids, the same answers, no logprobs."""
+
+import aiohttp
+import orjson
+import pytest
+
+from .through import through_proxy
+
+QUESTION = [{"role": "user", "content": "What is the capital of France? Answer briefly."}]
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+BODIES = {
+    "chat": (CHAT, {"messages": QUESTION, "max_tokens": 24, "temperature": 0, "seed": 7}),
+    "completions": (COMPLETIONS, {"prompt": "The capital of France is", "max_tokens": 24, "temperature": 0, "seed": 7}),
+}
+SHAPES = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+DIALECTS = pytest.mark.parametrize("case", BODIES)
+
+
+async def told_and_recorded(engine, folder, path, body, logprobs):
+    """The texts that a client is told, and the step."""
+    async with (
+        through_proxy(engine.url, folder / logprobs, record={"logprobs": logprobs}) as proxy,
+        aiohttp.ClientSession() as http,
+    ):
+        async with http.post(f"{proxy.url}/rollouts/r1{path}", json=body) as answer:
+            assert answer.status == 200, await answer.text()
+            text = await answer.read()
+        (step,) = await proxy.steps("r1")
+    return texts(text), step
+
+
+def texts(answer):
+    """The text of a whole answer, or of a stream's events, joined."""
+    lines = answer.split(b"\n")
+    payloads = [line[6:] for line in lines if line.startswith(b"data: {")] or [answer]
+    choices = [choice for payload in payloads for choice in orjson.loads(payload)["choices"]]
+    assert all(choice.get("logprobs") is None for choice in choices)
+    spoken = [choice.get("message") or choice.get("delta") or choice for choice in choices]
+    return "".join((each.get("content") or each.get("text") or "") for each in spoken)
+
+
+async def both(engine, folder, case, model, *, stream):
+    """What was told and recorded with logprobs, and without."""
+    path, body = BODIES[case]
+    body = {**body, "model": model, **({"stream": True} if stream else {})}
+    return [await told_and_recorded(engine, folder, path, body, logprobs) for logprobs in ("full", "off")]
+
+
+@SHAPES
+@DIALECTS
+async def test_vllm_samples_the_same_and_tells_no_logprobs(vllm, tmp_path, case, stream):
+    """It is asked for ids alone."""
+    (full_text, full), (text, step) = await both(vllm, tmp_path, case, "tiny", stream=stream)
+
+    assert full_text == text
+    assert (True, [], {"return_token_ids": True}) == (
+        step["fidelity"]["exact"], step["choices"][0]["logprobs"], step["sent"]["set"]
+    )  # fmt: skip
+    assert len(full["choices"][0]["logprobs"]) == len(full["choices"][0]["ids"]) > 0
+    assert (full["prompt_ids"], full["choices"][0]["ids"]) == (step["prompt_ids"], step["choices"][0]["ids"])
+
+
+@SHAPES
+@DIALECTS
+async def test_llamacpp_samples_the_same_and_tells_logprobs_only_where_its_ids_are_in_them(
+    llamacpp, tmp_path, case, stream
+):
+    """A live stream, which completions are."""
+    (full_text, full), (text, step) = await both(llamacpp, tmp_path, case, "smollm2", stream=stream)
+    in_them = stream and case == "completions"
+
+    assert full_text == text
+    assert (True, in_them) == (step["fidelity"]["exact"], bool(step["choices"][0]["logprobs"]))
+    assert (full["prompt_ids"], full["choices"][0]["ids"]) == (step["prompt_ids"], step["choices"][0]["ids"])
+
+
+async def test_llamacpps_split_characters_are_exact_where_nobody_wants_logprobs(llamacpp, tmp_path):
+    """Their ids are complete, and only logprobs would be missing."""
+    path, body = BODIES["chat"]
+    body = {**body, "model": "smollm2", "grammar": 'root ::= "a🦙🎉"'}
+    steps = [
+        (await told_and_recorded(llamacpp, tmp_path, path, body, logprobs))[1]["fidelity"]
+        for logprobs in ("full", "off")
+    ]
+
+    assert [False, True] == [fidelity["exact"] for fidelity in steps]
