@@ -10,14 +10,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from copy import copy
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
 
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 
 Reply: TypeAlias = Any  # bytes, int, None, a list of those, or a ResponseError
-_Asked = tuple[int, "asyncio.Future[list[Reply]]"]  # how many replies, and who waits for them
+_LOOKS: Final = 4  # within the time that an answer may take
 
 
 class Line:
@@ -31,18 +32,13 @@ class Line:
     async def ask(self, packed: Sequence[bytes]) -> list[Reply]:
         """Send packed commands; one reply for each.
 
-        Raises redis-py's ConnectionError if the line breaks first, and TimeoutError if the answer takes too long: then the
-        line is given up, since what was asked behind would wait as long.
+        Raises redis-py's ConnectionError if the line breaks first, and TimeoutError if nothing at all is answered for so
+        long: then the line is given up.
         """
         talk = self._talk
         if talk is None or talk.is_over:
-            talk = self._talk = _Talk(self._make())
-        answer = talk.ask(packed)
-        late = answer.get_loop().call_later(self._timeout_s, talk.give_up, answer)
-        try:
-            return await answer
-        finally:
-            late.cancel()
+            talk = self._talk = _Talk(self._make(), self._timeout_s / _LOOKS)
+        return await talk.ask(packed)
 
     async def close(self) -> None:
         """Break it off."""
@@ -50,14 +46,31 @@ class Line:
             await self._talk.close()
 
 
-class _Talk:
-    """The life of one connection: a task that writes, and one that reads."""
+@dataclass(slots=True)
+class _Asked:
+    """One who waits for so many replies, and after which look they asked."""
 
-    def __init__(self, connection: AbstractConnection) -> None:
+    count: int
+    look: int
+    answer: "asyncio.Future[list[Reply]]"
+
+
+class _Talk:
+    """The life of one connection: a task that writes, one that reads, and looks at whether anything is read.
+
+    Silence is counted in looks, not on the clock: while we stood still ourselves (thousands of calls at once), no answer
+    could be read.
+    """
+
+    def __init__(self, connection: AbstractConnection, look_every_s: float) -> None:
         self._connection = connection
+        self._look_every_s = look_every_s
         self._outbox: list[bytes] = []
         self._waiting: deque[_Asked] = deque()
         self._said = asyncio.Event()
+        self._looks = 0
+        self._silent = 0  # looks in a row before which nothing was read
+        self._looking: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._task = self._loop.create_task(self._live())
         self.is_over = False
@@ -65,20 +78,33 @@ class _Talk:
     def ask(self, packed: Sequence[bytes]) -> "asyncio.Future[list[Reply]]":
         answer: asyncio.Future[list[Reply]] = self._loop.create_future()
         self._outbox += packed
-        self._waiting.append((len(packed), answer))
+        self._waiting.append(_Asked(len(packed), self._looks, answer))
         self._said.set()
+        if self._looking is None:
+            self._silent = 0
+            self._looking = self._loop.call_later(self._look_every_s, self._look)
         return answer
-
-    def give_up(self, answer: "asyncio.Future[list[Reply]]") -> None:
-        if not answer.done():
-            answer.set_exception(TimeoutError())
-        self.is_over = True
-        self._task.cancel()
 
     async def close(self) -> None:
         self.is_over = True
         self._task.cancel()
         await asyncio.wait([self._task])
+
+    def _look(self) -> None:
+        """Give the line up after a whole time without an answer. Those who asked since the last look may ask another."""
+        self._looking = None
+        if not self._waiting:
+            return
+        self._looks += 1
+        self._silent += 1
+        if self._silent < _LOOKS:
+            self._looking = self._loop.call_later(self._look_every_s, self._look)
+            return
+        for asked in self._waiting:
+            if asked.look < self._looks - 1 and not asked.answer.done():
+                asked.answer.set_exception(TimeoutError())
+        self.is_over = True
+        self._task.cancel()
 
     async def _live(self) -> None:
         """Connect, then write and read until either fails; whoever waits then is told."""
@@ -92,13 +118,15 @@ class _Talk:
             error = failed
         finally:
             self.is_over = True
+            if self._looking is not None:
+                self._looking.cancel()
             if writing is not None:
                 writing.cancel()
             with suppress(RedisError, OSError):
                 await self._connection.disconnect(nowait=True)
-            for _, answer in self._waiting:
-                if not answer.done():
-                    answer.set_exception(copy(error))  # each is raised by a task of its own
+            for asked in self._waiting:
+                if not asked.answer.done():
+                    asked.answer.set_exception(copy(error))  # each is raised by a task of its own
 
     async def _write(self) -> None:
         """Send what was said since the last time. A failure is the reader's to notice: the connection is closed then."""
@@ -115,11 +143,12 @@ class _Talk:
             first = await read_reply(self._connection)
             if not self._waiting:
                 raise RedisConnectionError("it said something that nobody had asked for")
-            count, answer = self._waiting[0]
-            replies = [first, *[await read_reply(self._connection) for _ in range(count - 1)]]
+            asked = self._waiting[0]
+            replies = [first, *[await read_reply(self._connection) for _ in range(asked.count - 1)]]
             self._waiting.popleft()
-            if not answer.done():
-                answer.set_result(replies)
+            self._silent = 0
+            if not asked.answer.done():
+                asked.answer.set_result(replies)
 
 
 async def read_reply(connection: AbstractConnection) -> Reply:
