@@ -126,7 +126,8 @@ class Upstream:
     async def turn(self, endpoint: Endpoint, rollout_id: str, *, may_leave: bool) -> AsyncIterator[None]:
         """A call's turn at an endpoint, for as long as the context lasts.
 
-        Raises EngineBusy if there is none in time, and NoEngine for a call that `may_leave` when the endpoint is ejected or goes.
+        Raises EngineBusy if there is none in time, and NoEngine for a call that `may_leave` once the endpoint is ejected or
+        gone.
         """
         waits = nullcontext() if endpoint.turns.is_free else self._waiting(endpoint.settings.label)
         with waits:
