@@ -105,9 +105,8 @@ class Watch:
         while True:
             await self._rest(endpoint, pause_s)
             is_well = await self.check(endpoint)
-            pause_s = (
-                self._health_s if is_well else min(self._health_s, endpoint.health.eject_s)
-            )  # is it away, or was it?
+            # After a bad one soon again: an endpoint that is away is to be passed over before many calls have tried it.
+            pause_s = self._health_s if is_well else min(self._health_s, endpoint.health.eject_s)
 
     async def _rest(self, endpoint: Endpoint, pause_s: float) -> None:
         """Until the next check is due: at the end of an ejection, which may begin meanwhile."""
