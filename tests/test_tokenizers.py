@@ -63,6 +63,16 @@ async def test_an_endpoint_has_the_tokenizer_that_is_configured_for_it(folder):
     assert (True, False) == (bool(tokenizers), bool(Tokenizers([endpoint("b")])))
 
 
+async def test_other_endpoints_have_other_tokenizers(folder):
+    """Those that are put at run time; what was loaded stays loaded."""
+    tokenizers = Tokenizers([endpoint("a", folder)])
+    before = await tokenizers.of("a")
+    tokenizers.replace([endpoint("b", folder)])
+
+    assert await tokenizers.of("a") is None
+    assert before is await tokenizers.of("b")
+
+
 async def test_one_that_cannot_be_loaded_is_told(tmp_path):
     """With what it was; the next one who asks tries again."""
     tokenizers = Tokenizers([endpoint("a", tmp_path / "nothing")])

@@ -75,7 +75,7 @@ class Upstream:
     def replace(self, endpoints: Sequence[EndpointSettings]) -> None:
         """From now on these are the endpoints. One whose URL was there stays as it is known, and with its calls in flight.
 
-        Calls in flight at one that goes end there.
+        Calls in flight at one that goes end there; those that wait for it and may go elsewhere do.
         """
         before = {endpoint.settings.url: endpoint for endpoint in self.endpoints}
         self.endpoints = [before.get(one.url) or make_endpoint(one, self._settings) for one in endpoints]
@@ -86,6 +86,7 @@ class Upstream:
         for endpoint in before.values():
             if endpoint not in self.endpoints:
                 self.watch.leave(endpoint)
+                endpoint.turns.turn_away()
                 if endpoint.asking is not None:
                     endpoint.asking.cancel()
 
@@ -127,13 +128,14 @@ class Upstream:
     async def turn(self, endpoint: Endpoint, rollout_id: str, *, may_leave: bool) -> AsyncIterator[None]:
         """A call's turn at an endpoint, for as long as the context lasts.
 
-        Raises EngineBusy if there is none in time, and NoEngine for a call that `may_leave` when the endpoint is ejected.
+        Raises EngineBusy if there is none in time, and NoEngine for a call that `may_leave` once the endpoint is ejected or
+        gone.
         """
         waits = nullcontext() if endpoint.turns.is_free else self._waiting(endpoint.settings.label)
         with waits:
             has_turn = await endpoint.turns.take(rollout_id, may_leave=may_leave)
         if not has_turn:
-            raise NoEngine(f"the engine {endpoint.settings.label} cannot be reached: {endpoint.last_fault}")
+            raise NoEngine(f"the engine {endpoint.settings.label} has no turn: {endpoint.last_fault or 'it is gone'}")
         try:
             yield
         finally:

@@ -101,17 +101,20 @@ class Watch:
             LOG.info("%s is back", label)
 
     async def _keep_checking(self, endpoint: Endpoint) -> None:
+        pause_s = self._health_s
         while True:
-            await self._rest(endpoint)
-            await self.check(endpoint)
+            await self._rest(endpoint, pause_s)
+            is_well = await self.check(endpoint)
+            # After a bad one soon again: an endpoint that is away is to be passed over before many calls have tried it.
+            pause_s = self._health_s if is_well else min(self._health_s, endpoint.health.eject_s)
 
-    async def _rest(self, endpoint: Endpoint) -> None:
+    async def _rest(self, endpoint: Endpoint, pause_s: float) -> None:
         """Until the next check is due: at the end of an ejection, which may begin meanwhile."""
         ejected = self._ejected[endpoint]
         ejected.clear()
         if not endpoint.health.is_ejected:
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._health_s * uniform(1 - _JITTER, 1 + _JITTER)):  # noqa: S311 - no secret
+                async with asyncio.timeout(pause_s * uniform(1 - _JITTER, 1 + _JITTER)):  # noqa: S311 - no secret
                     await ejected.wait()
         if endpoint.health.ejected_until is not None:
             await asyncio.sleep(max(endpoint.health.ejected_until - _now(), 0))

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from fakes import fake_engine
+from recorded import load
 from sessions import HELLO, failing, serving_sessions
 from stored import rollout_of
 
@@ -105,6 +106,20 @@ async def test_at_7_a_session_defaults_to_the_hermes_parser(proxy):
     status, told = await proxy.ask("POST", "/sessions/create")
 
     assert (200, "hermes") == (status, told["tool_parser"])
+
+
+async def test_a_session_of_an_engine_that_is_away_can_be_created(store, engine):
+    """Its id is that engine's all the same, and its calls go elsewhere until it is back."""
+    engine.plays(load("chat_ids_lp"))
+    dead = "http://127.0.0.1:9"
+    engines = {"endpoints": [{"url": dead, "name": "dead"}, {"url": engine.url, "name": "live"}], "eject_after": 1}
+    async with serving_sessions(store, engine.url, engines=engines) as proxy:
+        while all(one["ejected_until"] is None for one in (await proxy.ask("GET", "/engines"))[1]["engines"]):
+            pass
+        uuid = await proxy.create(base_url=dead)
+        said = {"messages": [{"role": "user", "content": "hi"}]}
+        assert 200 == (await proxy.ask("POST", f"/{uuid}/v1/chat/completions", said))[0]
+        assert "messages" in engine.asked[-1]
 
 
 async def test_at_7_a_session_of_an_unknown_engine_is_404_listing_those_there_are(proxy):

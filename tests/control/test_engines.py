@@ -199,3 +199,15 @@ async def test_a_key_that_is_put_reaches_its_engine_after_a_restart_too(store, h
         await chat(http, served, "r1")
 
     assert "Bearer planted" == other.headers[-1]["authorization"]
+
+
+async def test_an_endpoint_that_is_put_brings_its_tokenizer(store, http, engines, tmp_path):
+    """As a configured one does: what it is missing is told of the new folder."""
+    configured, other, _ = engines
+    path = str(tmp_path / "nothing")
+    async with proxying(configured.url, store, **GUARDED) as served:
+        await put(http, served, {"url": other.url, "tokenizer": path})
+        headers = {"X-Reply-Tokens": "pieces"}
+        answer = await call(http, "POST", served.url + "/rollouts/r1/v1/chat/completions", BODY, headers)
+
+    assert (422, True) == (answer.status, path in answer.told["error"]["message"])

@@ -128,8 +128,9 @@ async def test_calls_of_no_rollout_have_their_turn_too(upstream_to, registry):
     assert 1.0 == registry.get_sample_value("tokentape_queue_seconds_count")
 
 
-async def test_a_call_that_waits_for_an_endpoint_that_dies_is_sent_to_the_next(upstream_to):
-    """It does not wait for calls that hang there."""
+@pytest.mark.parametrize("what", ["dies", "goes"])
+async def test_a_call_that_waits_for_an_endpoint_that_is_no_more_is_sent_to_the_next(upstream_to, what):
+    """It does not wait for calls that hang there; those end there."""
     async with fake_engine() as hung, fake_engine() as other:
         hung.hangs()
         upstream = upstream_to(hung.url, other.url, max_in_flight=1)
@@ -144,9 +145,12 @@ async def test_a_call_that_waits_for_an_endpoint_that_dies_is_sent_to_the_next(u
         waiting = asyncio.create_task(ask(first, second))
         while not first.turns.waiting:
             await asyncio.sleep(0)
-        while not first.health.is_ejected:
+        if what == "goes":
+            upstream.replace([second.settings])
+        while what == "dies" and not first.health.is_ejected:
             upstream.watch.failed(first, "the test says so")
         assert 500 == await waiting
+        assert (1, 0, False) == (first.turns.in_flight, first.turns.waiting, hanging.done())
         hanging.cancel()
         await asyncio.wait([hanging])
 

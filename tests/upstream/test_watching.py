@@ -40,6 +40,18 @@ async def test_an_engine_that_dies_is_passed_over_and_back_when_it_is(upstream_t
         assert "e0 is back" in caplog.text
 
 
+async def test_after_a_bad_check_the_next_one_is_soon(upstream_to):
+    """An engine that nobody calls is passed over long before it has missed so many checks at their usual pace."""
+    async with fake_engine() as engine:
+        engine.facts = {}
+        upstream = upstream_to(engine.url, engines={"health_s": 1, "eject_after": 10, "eject_s": 0.01})
+        (endpoint,) = upstream.endpoints
+        began = asyncio.get_running_loop().time()
+        await until(lambda: endpoint.health.is_ejected)
+
+    assert asyncio.get_running_loop().time() - began < 5
+
+
 @pytest.mark.parametrize(("status", "expected"), [(200, True), (404, True), (401, True), (500, False), (503, False)])
 async def test_an_engine_without_a_health_route_is_healthy_if_it_answers(upstream_to, status, expected):
     """A plain one may have no such route, or want a key for it."""
