@@ -51,8 +51,8 @@ def test_it_stops_at_a_signal_and_may_get_it_twice(worker):
     assert 0 == worker.wait(20)
 
 
-def test_what_it_is_told_stands_on_no_command_line():
-    """Whoever can list processes can read those: a secret goes by the pipe."""
+def test_the_settings_arrive_whole_with_their_secrets():
+    """By the pipe alone; what is printed of settings hides them."""
     settings = load(store={"url": "redis://127.0.0.1", "password": "planted"}, agents={"api_keys": ["sown"]})
     said = orjson.dumps(told(settings)).decode()
 

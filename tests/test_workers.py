@@ -15,7 +15,7 @@ import pytest
 from commands import children_of, is_alive, run, started
 
 from proxy.config import load
-from proxy.workers import refuse_left_journals, settings_of_worker
+from proxy.workers import Workers, refuse_left_journals, settings_of_worker
 
 CHAT = "/v1/chat/completions"
 BODY = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
@@ -216,6 +216,45 @@ async def test_the_control_face_may_have_a_port_of_its_own(tmp_path):
                      for at in (control, control, control, control, url)]  # fmt: skip
 
     assert [200, 200, 200, 200, 404] == shown
+
+
+def test_other_users_of_the_machine_read_no_secret_and_reach_no_worker(tmp_path):
+    """Settings go by a pipe; the sockets of the workers lie in a folder that only their user can enter."""
+    config = tmp_path / "config.yaml"
+    config.write_text("workers: 2\nagents: {api_keys: [planted-secret]}\nlisten: 127.0.0.1:0\n")
+    with started("serve", "--config", str(config), "--store", f"embedded:{tmp_path / 'store'}") as (process, _, _):
+        workers = children_of(process.pid, WORKER)
+        lines = [Path(f"/proc/{pid}/{what}").read_text() for pid in workers for what in ("cmdline", "environ")]
+        (folder,) = Path(tempfile.gettempdir()).glob(f"tokentape-{process.pid}-*")
+        mode = folder.stat().st_mode & 0o777
+
+    assert 4 == len(lines)
+    assert not any("planted-secret" in line for line in lines)
+    assert 0o700 == mode
+
+
+async def test_a_worker_that_keeps_ending_is_started_after_a_growing_pause(tmp_path, monkeypatch):
+    """At first at once; never more than five seconds, and for ever."""
+    pauses = []
+    ended = await asyncio.create_subprocess_exec("false")
+    await ended.wait()
+    workers = Workers(load(), tmp_path)
+    workers._processes[0] = ended
+
+    async def launch(number):
+        raise OSError("it ended before it listened")
+
+    async def sleep(pause_s):
+        pauses.append(pause_s)
+        if len(pauses) == 9:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(workers, "_launch", launch)
+    monkeypatch.setattr("proxy.workers.asyncio.sleep", sleep)
+    with pytest.raises(asyncio.CancelledError):
+        await workers._watch(0)
+
+    assert [0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5, 5] == pauses
 
 
 def test_each_worker_has_a_journal_of_its_own():
