@@ -7,7 +7,7 @@ import aiohttp
 import orjson
 import pytest
 from fakes import proxying
-from recorded import Cassette, load, play, plan_of
+from recorded import Cassette, load, plan_of, play
 from stored import some_steps, steps_of
 
 STREAMS = [
