@@ -1,6 +1,7 @@
 """The one writer of steps."""
 
 import asyncio
+import os
 from array import array
 
 import pytest
@@ -165,3 +166,21 @@ async def test_what_a_journal_holds_at_the_start_is_stored(store, birth, tmp_pat
     await second.close()
 
     assert "S001" == kept.step_id
+
+
+async def test_a_step_that_neither_store_nor_journal_takes_is_told_to_nobody(store, birth, tmp_path, monkeypatch):
+    """Its caller is told so; those that the journal took are there in order when the store is back."""
+    spool = Spool(tmp_path / "spool")
+    recorder = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), spool=spool)
+    store.failing |= {"append", "constant"}
+    await recorder.record(step(1), birth, body_bytes=10)
+    with monkeypatch.context() as full:
+        full.setattr(os, "fsync", lambda file: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        with pytest.raises(StoreFault, match="nor in the journal"):
+            await recorder.record(step(2), birth, body_bytes=10)
+    await recorder.record(step(3), birth, body_bytes=10)
+    store.failing.clear()
+    there = [kept.step_id for kept in await some_steps(store, "r1", 2)]
+    await recorder.close()
+
+    assert ["S001", "S003"] == there
