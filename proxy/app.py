@@ -115,6 +115,9 @@ async def _make_parts(
     registry = CollectorRegistry()
     metrics = make_metrics(registry)
     opened = store or _kept(stack, await open_store(settings.store.url, store_options(settings.store)))
+    secret = await opened.constant(
+        _SECRET, clock.entropy(32)
+    )  # first: so a start without a store ends before it is one
     upstream = _kept(stack, Upstream(settings.engines, metrics))
     audit = _kept(stack, BackgroundAudit(settings.audit.sample_rate, upstream, metrics, clock))
     audit.start()
@@ -138,7 +141,7 @@ async def _make_parts(
         attempts=Attempts(opened, clock),
         agent_keys=KeyRing(key.get_secret_value() for key in agents.api_keys),
         control_keys=KeyRing(key.get_secret_value() for key in settings.control.api_keys),
-        secret=await opened.constant(_SECRET, clock.entropy(32)),
+        secret=secret,
         sampling=Sampling(settings.sampling.override, settings.sampling.default, settings.sampling.cap),
         tokenizers=Tokenizers(settings.engines.endpoints),
         pause=pause,

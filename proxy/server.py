@@ -20,7 +20,8 @@ from proxy.config import EndpointSettings, ListenTlsSettings, Settings
 from proxy.logs import WIRE_LOG
 from proxy.simulator.options import Options
 from proxy.simulator.server import make_engine
-from storage.store import Store
+from proxy.standin import StandIn
+from storage.store import Store, StoreAway
 
 _CONTROL_DRAIN_S = 5  # the control face is asked until the last call has ended; what waits there then is told to go
 _LINGERING_S = 2  # how long the rest of a refused body is read, and inflated, so that its sender sees the refusal
@@ -36,7 +37,22 @@ class Served:
 
 @asynccontextmanager
 async def running(settings: Settings, store: Store | None = None, clock: Clock | None = None) -> AsyncIterator[Served]:
-    """The proxy, listening. A port of 0 takes a free one. Raises OSError, ValueError or StorageError if it cannot."""
+    """The proxy, listening. A port of 0 takes a free one. Raises OSError, ValueError or StorageError if it cannot.
+
+    While the store is away it waits, and a stand-in listens.
+    """
+    async with AsyncExitStack() as stack:
+        served: Served | None = None
+        while served is None:
+            try:
+                served = await stack.enter_async_context(_started(settings, store, clock))
+            except StoreAway as error:
+                await _until_there(settings, store, StandIn(str(error)))
+        yield served
+
+
+@asynccontextmanager
+async def _started(settings: Settings, store: Store | None, clock: Clock | None) -> AsyncIterator[Served]:
     async with AsyncExitStack() as stack:
         app = make_app(settings, store, clock)
         tls = _tls(settings.listen_tls)
@@ -45,6 +61,15 @@ async def running(settings: Settings, store: Store | None = None, clock: Clock |
             app.cleanup_ctx.append(_control_face(settings, settings.control.listen, tls, control_urls))
         url = await _listen(stack, app, settings.listen, tls, settings.agents.idle_s, drain_s=settings.drain_s)
         yield Served(url, control_urls[0] if control_urls else url)
+
+
+async def _until_there(settings: Settings, store: Store | None, stand_in: StandIn) -> None:
+    """Listen, and say that there is no store yet, until there is one."""
+    async with AsyncExitStack() as stack:
+        tls = _tls(settings.listen_tls)
+        for listen in filter(None, (settings.listen, settings.control.listen)):
+            await _listen(stack, stand_in.make_app(), listen, tls, settings.agents.idle_s, drain_s=_CONTROL_DRAIN_S)
+        await stand_in.until_there(settings.store, store)
 
 
 def _control_face(

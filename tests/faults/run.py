@@ -36,6 +36,18 @@ async def kill_store(system: System, dice: Random, away_s: float) -> None:
     await system.store_answers()
 
 
+async def start_without_store(system: System, dice: Random, away_s: float) -> None:
+    """Both are lost, and the proxy is first to come back: it waits, and needs no supervisor to go on."""
+    await system.store.end(signal.SIGKILL)
+    await system.proxy.end(signal.SIGKILL)
+    await system.is_alive()
+    started = system.proxy.process.pid
+    await asyncio.sleep(dice.random() * away_s)
+    await system.store.start()
+    await system.ready()
+    assert system.proxy.process.pid == started, "the proxy ended while it waited for its store"
+
+
 async def stop_store(system: System, dice: Random, away_s: float) -> None:
     await system.store.end(signal.SIGTERM)
     await asyncio.sleep(away_s)
@@ -111,8 +123,8 @@ def _longest_file(system: System) -> int:
 
 
 FAULTS: list[Fault] = [
-    kill_proxy, stop_proxy, kill_store, stop_store, freeze_store, fill_store, fill_disk, fill_disk_of_a_patient_store,
-    kill_engine, freeze_engine,
+    kill_proxy, stop_proxy, start_without_store, kill_store, stop_store, freeze_store, fill_store, fill_disk,
+    fill_disk_of_a_patient_store, kill_engine, freeze_engine,
 ]  # fmt: skip
 FAULTS_OF_A_JOURNAL = [*FAULTS, fill_journal]
 FAULTS_OF_REPLICAS: list[Fault] = [fail_over, fail_over, kill_proxy, kill_store, freeze_store, kill_engine]

@@ -164,6 +164,15 @@ class System:
                         return
                 await asyncio.sleep(0.02)
 
+    async def is_alive(self) -> None:
+        """Return once the proxy answers, ready or not."""
+        async with asyncio.timeout(30), aiohttp.ClientSession() as http:
+            while True:
+                with suppress(aiohttp.ClientError, OSError):
+                    async with http.get(self.url + "/health"):
+                        return
+                await asyncio.sleep(0.02)
+
     async def ready(self) -> None:
         """Return once the proxy is ready and no step waits in its journal, by itself and within half a minute."""
         async with asyncio.timeout(30), aiohttp.ClientSession() as http:
