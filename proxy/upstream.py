@@ -210,7 +210,7 @@ class Upstream:
         """Ask the questions, first those that only one kind of engine answers."""
         try:
             *own, common = QUESTIONS
-            answers = dict(zip(own, await asyncio.gather(*(self._seen(endpoint, path) for path in own)), strict=True))
+            answers = dict(zip(own, await self._all_seen(endpoint, own), strict=True))
             traits = recognise(answers)
             if traits.kind == "plain":
                 answers[common] = await self._seen(endpoint, common)
@@ -224,6 +224,16 @@ class Upstream:
             LOG.warning("%s is configured as %s and looks like %s", endpoint.settings.label, endpoint.kind, traits.kind)
         is_loading = traits.kind == "plain" and any(seen.status == 503 for seen in answers.values())
         endpoint.traits, endpoint.is_known = traits, not is_loading
+
+    async def _all_seen(self, endpoint: Endpoint, paths: Sequence[str]) -> list[Seen]:
+        """The answers to all questions, asked at once. Raises EngineFault with the first fault; none is left asked then."""
+        asking = [asyncio.get_running_loop().create_task(self._seen(endpoint, path)) for path in paths]
+        try:
+            return await asyncio.gather(*asking)
+        finally:
+            for task in asking:
+                task.cancel()
+            await asyncio.wait(asking)
 
     async def _seen(self, endpoint: Endpoint, path: str) -> Seen:
         async with self.send(endpoint, "GET", path, headers=(), body=None) as answer:

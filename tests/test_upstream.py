@@ -58,6 +58,29 @@ async def test_an_engine_is_asked_what_it_is(upstream_to):
         assert "e1 cannot be reached" in (await upstream.know(away)).message
 
 
+async def test_an_engine_that_breaks_off_one_question_is_left_with_none(upstream_to):
+    """Else the others would outlive the proxy's other parts, and leave their sockets to nobody."""
+
+    async def breaking(request):
+        if request.path == "/version":
+            request.transport.abort()
+        await asyncio.Event().wait()
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", breaking)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    upstream = upstream_to(f"http://127.0.0.1:{runner.addresses[0][1]}")
+    (endpoint,) = upstream.endpoints
+    fault = await upstream.know(endpoint)
+    in_flight = endpoint.in_flight
+    await runner.cleanup()
+
+    assert "cannot be reached" in fault.message
+    assert 0 == in_flight
+
+
 async def test_however_many_calls_wait_an_engine_is_asked_once(upstream_to):
     """A thousand calls at start are no thousand questions."""
     async with fake_engine() as engine:
