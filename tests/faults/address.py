@@ -23,7 +23,8 @@ class StableAddress:
             pipe.cancel()
 
     async def close(self) -> None:
-        self._server.close()
+        if self._server is not None:
+            self._server.close()
         self.lead_to(0)
         await asyncio.gather(*self._pipes, return_exceptions=True)
 

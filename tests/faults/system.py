@@ -111,10 +111,13 @@ class System:
         await self.ready()
 
     async def stop(self) -> None:
-        self._keeper.cancel()
+        if self._keeper is not None:
+            self._keeper.cancel()
         if self.address is not None:
             await self.address.close()
-        for part in filter(None, (self.proxy, self.store, self.replica, self.engine)):
+        for part in (self.proxy, self.store, self.replica, self.engine):
+            if part is None or part.process is None:
+                continue
             with suppress(ProcessLookupError):
                 part.process.kill()
             await part.process.wait()
