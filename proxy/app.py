@@ -127,6 +127,9 @@ async def _make_parts(
     totals = _kept(stack, Totals(registry, metrics, crew))
     await totals.start()
     opened = store or _kept(stack, await open_store(settings.store.url, store_options(settings.store)))
+    secret = await opened.constant(
+        _SECRET, clock.entropy(32)
+    )  # first: so a start without a store ends before it is one
     upstream = _kept(stack, Upstream(settings.engines, metrics))
     audit = _kept(stack, BackgroundAudit(settings.audit.sample_rate, upstream, metrics, clock))
     audit.start()
@@ -152,7 +155,7 @@ async def _make_parts(
         attempts=Attempts(opened, clock),
         agent_keys=KeyRing(key.get_secret_value() for key in agents.api_keys),
         control_keys=KeyRing(key.get_secret_value() for key in settings.control.api_keys),
-        secret=await opened.constant(_SECRET, clock.entropy(32)),
+        secret=secret,
         sampling=Sampling(settings.sampling.override, settings.sampling.default, settings.sampling.cap),
         tokenizers=tokenizers,
         pause=pause,

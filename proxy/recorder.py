@@ -116,17 +116,26 @@ class Recorder:
             await self._spool.replay(self._append_again)
 
     async def _append_again(self, entry: Entry) -> None:
+        now_ms = self._clock.now_ms()
         with suppress(RolloutGone):
-            await self._store.append(entry, now_ms=self._clock.now_ms())
+            if entry.record:
+                await self._store.append(entry, now_ms=now_ms)
+            else:  # no step is without a record: a mark
+                await self._store.mark(entry.rollout, entry.birth, {entry.name: b"1"}, now_ms=now_ms)
 
     async def _journal(self, step: Step, birth: str, body_bytes: int, spool: Spool) -> None:
         """Write a step into the journal, with every block it needs: what the store knows then, nobody knows now."""
         step, record = await _writable(step, set(), body_bytes)
         try:
-            await spool.write(_entry(step, birth, record))
+            await self._wait_in(spool, _entry(step, birth, record))
         except OSError as error:
             raise StoreFault(f"the step could be stored neither in the store nor in the journal: {error}") from error
         self._count(step)
+
+    async def _wait_in(self, spool: Spool, entry: Entry) -> None:
+        """Write an entry into the journal. Raises OSError."""
+        await spool.write(entry)
+        self.standing.look()  # the store may have come back, and all others been replayed, while this one was written
 
     def _owe(self, task: "asyncio.Task[None]", body_bytes: int) -> None:
         """Count what a step holds until it is written, now that its call does not."""
@@ -190,13 +199,20 @@ class Recorder:
             self._metrics.undelivered.inc()
 
     async def _mark(self, rollout_id: str, birth: str, mark: str) -> bool:
-        """Set a mark that nobody waits for; whether it is set."""
+        """Set a mark that nobody waits for; whether it is set, or will be."""
         try:
-            await self._store.mark(rollout_id, birth, {mark: b"1"}, now_ms=self._clock.now_ms())
+            try:
+                self.standing.check()
+                await self._store.mark(rollout_id, birth, {mark: b"1"}, now_ms=self._clock.now_ms())
+            except StoreAway as error:
+                self._metrics.store_failures.labels("mark").inc()
+                self.standing.failed(error)
+                if self._spool is None:
+                    raise
+                await self._wait_in(self._spool, Entry(rollout_id, birth, mark, b"", {}, (), {}))
         except RolloutGone:
             return False  # deleted meanwhile, the step with it
-        except StorageError as error:
-            self._metrics.store_failures.labels("mark").inc()
+        except (StorageError, OSError) as error:
             LOG.error("a step is not marked: %s", error, extra={"fields": {"rollout_id": rollout_id, "mark": mark}})
             return False
         return True

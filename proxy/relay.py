@@ -149,14 +149,18 @@ async def _move(call: Call) -> None:
 
 async def _carry(parts: Parts, call: Call, client: Client, exchange: Exchange, answer: Answer) -> None:
     """The loop: bytes of the engine in, bytes for the client out."""
-    async for read in answer.reads():
-        call.last_byte = parts.clock.monotonic()
-        call.first_byte = call.first_byte or call.last_byte
-        call.body_bytes += len(read)
-        shown = exchange.feed(read)
-        if shown:
-            await client.write(shown)
-            client.has_heard_only_comments = False
+    try:
+        async for read in answer.reads():
+            call.last_byte = parts.clock.monotonic()
+            call.first_byte = call.first_byte or call.last_byte
+            call.body_bytes += len(read)
+            shown = exchange.feed(read)
+            if shown:
+                await client.write(shown)
+                client.has_heard_only_comments = False
+    except EngineFault:
+        if not exchange.is_over:
+            raise
 
 
 async def _look_up(parts: Parts, call: Call, exchange: Exchange) -> None:

@@ -21,8 +21,9 @@ from proxy.config import EndpointSettings, ListenTlsSettings, Settings
 from proxy.logs import WIRE_LOG
 from proxy.simulator.options import Options
 from proxy.simulator.server import make_engine
+from proxy.standin import StandIn
 from proxy.totals import Crew
-from storage.store import Store
+from storage.store import Store, StoreAway
 
 _CONTROL_DRAIN_S = 5  # the control face is asked until the last call has ended; what waits there then is told to go
 _COLLECT_EVERY = 10_000  # containers more than were freed (Python: 700); of a call's, reference counts free nearly all
@@ -43,8 +44,23 @@ async def running(
 ) -> AsyncIterator[Served]:
     """The proxy, listening. A port of 0 takes a free one. Raises OSError, ValueError or StorageError if it cannot.
 
-    With a `crew`, it is one of several processes that share the port.
+    While the store is away it waits, and a stand-in listens. With a `crew`, it is one of several processes that share the
+    port.
     """
+    async with AsyncExitStack() as stack:
+        served: Served | None = None
+        while served is None:
+            try:
+                served = await stack.enter_async_context(_started(settings, store, clock, crew))
+            except StoreAway as error:
+                await _until_there(settings, store, StandIn(str(error)), shared=crew is not None)
+        yield served
+
+
+@asynccontextmanager
+async def _started(
+    settings: Settings, store: Store | None, clock: Clock | None, crew: Crew | None
+) -> AsyncIterator[Served]:
     async with AsyncExitStack() as stack:
         app = make_app(settings, store, clock, crew)
         tls = _tls(settings.listen_tls)
@@ -55,6 +71,16 @@ async def running(
         idle_s, drain_s = settings.agents.idle_s, settings.drain_s
         url = await _listen(stack, app, settings.listen, tls, idle_s, drain_s=drain_s, shared=shared)
         yield Served(url, control_urls[0] if control_urls else url)
+
+
+async def _until_there(settings: Settings, store: Store | None, stand_in: StandIn, *, shared: bool) -> None:
+    """Listen, and say that there is no store yet, until there is one."""
+    async with AsyncExitStack() as stack:
+        tls = _tls(settings.listen_tls)
+        for listen in filter(None, (settings.listen, settings.control.listen)):
+            app, idle_s = stand_in.make_app(), settings.agents.idle_s
+            await _listen(stack, app, listen, tls, idle_s, drain_s=_CONTROL_DRAIN_S, shared=shared)
+        await stand_in.until_there(settings.store, store)
 
 
 def _control_face(

@@ -14,7 +14,7 @@ from storage.store import StorageError, Store, StoreAway
 
 _PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0)  # between two looks; the last one again and again
 _LOOK_S = 2.0
-_PROBE = "probe"  # a constant of the store: what writes it, writes nothing new after the first time
+PROBE = "probe"  # a constant of the store: what writes it, writes nothing new after the first time
 
 
 class Standing:
@@ -60,7 +60,7 @@ class Standing:
             try:
                 async with asyncio.timeout(_LOOK_S):
                     await self._store.ping()
-                    await self._store.constant(_PROBE, b"1")
+                    await self._store.constant(PROBE, b"1")
                 if self.away is not None:
                     LOG.info("the store is back")
                 self.away = None

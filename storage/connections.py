@@ -49,7 +49,7 @@ class Connections:
 
     Commands whose connection breaks are sent once more on a fresh one, since a server that was restarted leaves a pool
     of dead ones behind: so they must be such that doing them twice is doing them once. If `patient`, they are sent until
-    `timeout_s` is over, for a server that is being started again.
+    `timeout_s` is over, for a server that was there and is being started again.
     """
 
     def __init__(
@@ -67,6 +67,7 @@ class Connections:
         self._idle: list[AbstractConnection] = []
         self._line = Line(make, options.timeout_s)
         self._patient = patient
+        self._has_met = False
         self._closed = False
 
     def __repr__(self) -> str:
@@ -90,15 +91,17 @@ class Connections:
         if self._closed:
             raise StoreAway("the store is closed")
         loop = asyncio.get_running_loop()
-        attempt, end = 1, loop.time() + self._timeout_s
+        attempt, end = 1, loop.time() + self._timeout_s - 2 * _PAUSE_S
         while True:
             try:
-                return await ask(packed)
+                replies = await ask(packed)
             except RedisConnectionError as error:
-                if isinstance(error, AuthenticationError) or (attempt > 1 and not self._patient):
+                is_awaited = self._patient and self._has_met and loop.time() < end
+                if isinstance(error, AuthenticationError) or (attempt > 1 and not is_awaited):
                     raise
-                if loop.time() > end:
-                    raise TimeoutError from error
+            else:
+                self._has_met = True
+                return replies
             await self._forget_idle()
             if attempt > 1:
                 await asyncio.sleep(_PAUSE_S)

@@ -5,10 +5,11 @@ Holds `EmbeddedServer`, one server process on a unix socket in a directory of it
 1. One owner: a lock on `PATH/lock`, which the kernel lets go of when its process ends, however it ends.
 2. No orphans: on Linux the server ends with its owner (see `launch`); everywhere, a server that is still on the socket
    when an owner comes is told to shut down first.
-3. Nothing acknowledged is lost when either process is killed: the server writes its append-only file before it answers.
-   That holds for `appendfsync no` and `always`, but not for `everysec`, which holds writes back for up to two seconds
-   while an fsync runs (flushAppendOnlyFile in aof.c). So for durability `acknowledged` it is `no`, and we fsync each
-   second: what a power cut may take is about that second. For `fsync` it is `always`.
+3. Nothing acknowledged is lost when either process is killed: the server writes its append-only file before it answers
+   (unless its disk has just become full, and it is killed before there is room: then only with `always`). That holds for
+   `appendfsync no` and `always`, but not for `everysec`, which holds writes back for up to two seconds while an fsync runs
+   (flushAppendOnlyFile in aof.c). So for durability `acknowledged` it is `no`, and we fsync each second: what a power cut
+   may take is about that second. For `fsync` it is `always`.
 4. A server that ends by itself is started again at once; one that keeps ending, after a growing pause.
 """
 

@@ -1,6 +1,8 @@
 """The one writer of steps."""
 
 import asyncio
+import os
+import threading
 from array import array
 
 import pytest
@@ -165,3 +167,75 @@ async def test_what_a_journal_holds_at_the_start_is_stored(store, birth, tmp_pat
     await second.close()
 
     assert "S001" == kept.step_id
+
+
+async def test_a_step_that_is_being_written_to_the_journal_while_the_store_returns_is_stored(
+    store, birth, tmp_path, monkeypatch
+):
+    """The journal was empty when it was replayed: it is replayed once more."""
+    spool, writing, written = Spool(tmp_path / "spool"), threading.Event(), threading.Event()
+    recorder = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), spool=spool)
+    store.failing |= {"append", "constant"}
+
+    def slow(file: int) -> None:
+        writing.set()
+        assert written.wait(10)
+
+    monkeypatch.setattr(os, "fsync", slow)
+    recording = asyncio.ensure_future(recorder.record(step(1), birth, body_bytes=10))
+    await asyncio.to_thread(writing.wait, 10)
+    store.failing.clear()
+    async with asyncio.timeout(10):
+        while recorder.standing.away is not None:
+            await asyncio.sleep(0.01)
+    written.set()
+    await recording
+    (kept,) = await some_steps(store, "r1")
+    await recorder.close()
+
+    assert "S001" == kept.step_id
+
+
+async def test_with_a_journal_what_is_undelivered_is_noted_while_the_store_is_away(store, birth, tmp_path):
+    """The mark waits in the journal behind its step."""
+    recorder = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), spool=Spool(tmp_path / "spool"))
+    store.failing |= {"append", "constant", "mark"}
+    await recorder.record(step(1), birth, body_bytes=10)
+    recorder.undelivered(step(1), birth)
+    async with asyncio.timeout(10):
+        while recorder.spooled != 2:
+            await asyncio.sleep(0.01)
+    store.failing.clear()
+
+    assert {"S001"} == await undelivered_of(store, "r1")
+    assert 1 == len(await steps_of(store, "r1"))
+    await recorder.close()
+
+
+async def test_without_a_journal_a_mark_that_cannot_be_set_takes_nothing_with_it(recorder, store, birth):
+    """It is lost, and the step stays."""
+    await recorder.record(step(1), birth, body_bytes=10)
+    store.failing |= {"mark"}
+    recorder.undelivered(step(1), birth)
+    await recorder.close()
+
+    assert 1 == len(await steps_of(store, "r1"))
+    assert {} == await store.marks("r1")
+
+
+async def test_a_step_that_neither_store_nor_journal_takes_is_told_to_nobody(store, birth, tmp_path, monkeypatch):
+    """Its caller is told so; those that the journal took are there in order when the store is back."""
+    spool = Spool(tmp_path / "spool")
+    recorder = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), spool=spool)
+    store.failing |= {"append", "constant"}
+    await recorder.record(step(1), birth, body_bytes=10)
+    with monkeypatch.context() as full:
+        full.setattr(os, "fsync", lambda file: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        with pytest.raises(StoreFault, match="nor in the journal"):
+            await recorder.record(step(2), birth, body_bytes=10)
+    await recorder.record(step(3), birth, body_bytes=10)
+    store.failing.clear()
+    there = [kept.step_id for kept in await some_steps(store, "r1", 2)]
+    await recorder.close()
+
+    assert ["S001", "S003"] == there

@@ -1,6 +1,7 @@
 """The journal of steps that the store could not take."""
 
 import os
+import resource
 
 import pytest
 from hypothesis import given
@@ -106,6 +107,29 @@ async def test_a_disk_that_takes_no_more_leaves_whole_entries(tmp_path, monkeypa
     again.close()
 
     assert ["S1", "S3"] == [one.name for one in taken]
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="needs Linux's limits")
+async def test_an_entry_that_fits_in_part_is_taken_back(tmp_path):
+    """A real short write: of the entry that the disk had no room for nothing stays, and a smaller one still fits."""
+    spool, taken, size = Spool(tmp_path / "spool"), [], 2**20
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8 * size, hard))  # larger than what else this process writes
+    try:
+        await spool.write(entry(1, bytes(5 * size)))
+        with pytest.raises(OSError, match="too large"):
+            await spool.write(entry(2, bytes(5 * size)))
+        length = (tmp_path / "spool").stat().st_size
+        await spool.write(entry(3, bytes(2 * size)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    spool.close()
+    again = Spool(tmp_path / "spool")
+    await again.replay(kept_by(taken))
+    again.close()
+
+    assert length == len(pack(entry(1, bytes(5 * size))))
+    assert (["S1", "S3"], 0) == ([one.name for one in taken], again.damaged)
 
 
 async def test_a_journal_has_one_owner(tmp_path):

@@ -198,10 +198,12 @@ def test_an_address_in_use_is_an_error_at_once(serve, tmp_path):
 
 def test_what_a_worker_cannot_start_with_is_said_once(tmp_path):
     """The first one says it, and the others are not started."""
-    done = run("serve", "--workers", "2", "--listen", "127.0.0.1:0", "--store", "redis://127.0.0.1:9")
+    config = tmp_path / "config.yaml"
+    config.write_text("workers: 2\nlisten: 127.0.0.1:0\nlisten_tls: {cert_file: no-cert.pem, key_file: no-key.pem}\n")
+    done = run("serve", "--config", str(config), "--store", f"embedded:{tmp_path / 'store'}")
 
     assert 1 == done.returncode
-    assert 1 == done.stderr.count("the store at 127.0.0.1:9 cannot be reached")
+    assert 1 == done.stderr.count("no-cert.pem and no-key.pem cannot be used")
     assert "Traceback" not in done.stderr
 
 

@@ -19,8 +19,8 @@
 >>> from proxy.client import Client
 >>> with Client("http://127.0.0.1:8400") as client:
 ...     opened = client.open_rollout(metadata={"task": "sum"})
-...     agent = OpenAI(base_url=opened["base_url"], api_key=opened["api_key"])
-...     reply = agent.chat.completions.create(model="policy", messages=[{"role": "user", "content": "2 + 2?"}])
+...     with OpenAI(base_url=opened["base_url"], api_key=opened["api_key"]) as agent:
+...         reply = agent.chat.completions.create(model="policy", messages=[{"role": "user", "content": "2 + 2?"}])
 ...     finished = client.finish_rollout(opened["rollout_id"], reward=1.0)
 ...     rows = list(client.export_rollout(opened["rollout_id"], format="sequences"))
 >>> finished["status"], finished["reward"], len(rows)

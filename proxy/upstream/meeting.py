@@ -4,7 +4,8 @@ Holds the order of the questions and what becomes known. How they are sent is gi
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 from proxy.engines.recognition import QUESTIONS, Seen, recognise
 from proxy.errors import EngineFault
@@ -12,11 +13,11 @@ from proxy.logs import LOG
 from proxy.upstream.endpoint import Endpoint
 
 
-async def meet(endpoint: Endpoint, ask: Callable[[Endpoint, str], Awaitable[Seen]]) -> None:
+async def meet(endpoint: Endpoint, ask: Callable[[Endpoint, str], Coroutine[Any, Any, Seen]]) -> None:
     """Ask the questions, first those that only one kind of engine answers. An engine that is away stays what it was."""
     try:
         *theirs, common = QUESTIONS
-        answers = dict(zip(theirs, await asyncio.gather(*(ask(endpoint, path) for path in theirs)), strict=True))
+        answers = dict(zip(theirs, await _all_seen(endpoint, theirs, ask), strict=True))
         traits = recognise(answers)
         if traits.kind == "plain":
             answers[common] = await ask(endpoint, common)
@@ -30,3 +31,16 @@ async def meet(endpoint: Endpoint, ask: Callable[[Endpoint, str], Awaitable[Seen
         LOG.warning("%s is configured as %s and looks like %s", endpoint.settings.label, endpoint.kind, traits.kind)
     is_loading = traits.kind == "plain" and any(seen.status == 503 for seen in answers.values())
     endpoint.traits, endpoint.is_known = traits, not is_loading
+
+
+async def _all_seen(
+    endpoint: Endpoint, paths: Sequence[str], ask: Callable[[Endpoint, str], Coroutine[Any, Any, Seen]]
+) -> list[Seen]:
+    """The answers to all questions, asked at once. Raises EngineFault with the first fault; none is left asked then."""
+    asking = [asyncio.get_running_loop().create_task(ask(endpoint, path)) for path in paths]
+    try:
+        return await asyncio.gather(*asking)
+    finally:
+        for task in asking:
+            task.cancel()
+        await asyncio.wait(asking)

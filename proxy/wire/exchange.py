@@ -21,7 +21,7 @@ from proxy.trajectory.packing import pack_experts, pack_ids, pack_logprobs, pack
 from proxy.trajectory.step import Choice, Ids, Span, Status, Step, Timing
 from proxy.wire import replay
 from proxy.wire.plan import Plan
-from proxy.wire.reply import Answer, ReplayReply, reply_for
+from proxy.wire.reply import Answer, ReplayReply, StreamReply, reply_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,11 @@ class Exchange:
         """What the client is told that it gets; None: what the engine said."""
         return replay.CONTENT_TYPE if isinstance(self._reply, ReplayReply) else None
 
+    @property
+    def is_over(self) -> bool:
+        """Whether a stream's terminal event came: whatever becomes of the connection then, the answer is whole."""
+        return isinstance(self._reply, StreamReply) and self._reply.ended
+
     def feed(self, read: bytes) -> bytes:
         """Take bytes of the engine; give the bytes that the client may see now."""
         return self._reply.feed(read)
@@ -78,8 +83,9 @@ class Exchange:
         """The call broke off: the client left (`delivered` false), or the engine was lost."""
         end, answer = self._concluded()
         error = answer.error if answer.response is not None else None  # a body cut short is no error of the engine
-        cut = Answer(answer.response, ended=False, error=error, problems=answer.problems)
-        return Outcome(end, self._step(cut, timing, policy_version, reason=reason, delivered=delivered), broken=True)
+        cut = Answer(answer.response, ended=self.is_over, error=error, problems=answer.problems)
+        told = None if self.is_over else reason
+        return Outcome(end, self._step(cut, timing, policy_version, reason=told, delivered=delivered), broken=True)
 
     def _concluded(self) -> tuple[bytes, Answer]:
         """The withheld end and what was understood: asked once of the reply."""

@@ -156,7 +156,7 @@ class StreamReply:
         self._fold = view.dialect.fold()
         self._held: list[bytes] = []
         self._holding = False
-        self._ended = False
+        self.ended = False  # its terminal event came
         self._error: str | None = None
         self._unparsed = False
         # Not knowing how many choices there are, the first that finishes may be the last.
@@ -178,9 +178,9 @@ class StreamReply:
         end = b"".join(self._held)
         problems = ("unparsed_event",) if self._unparsed else ()
         try:
-            return end, Answer(self._fold.finish(), self._ended, self._error, problems)
+            return end, Answer(self._fold.finish(), self.ended, self._error, problems)
         except (TypeError, KeyError, AttributeError):  # chunks that were like chunks, and do not add up to a response
-            return end, Answer(None, self._ended, self._error, ("unparsed_event",))
+            return end, Answer(None, self.ended, self._error, ("unparsed_event",))
 
     def _understand(self, event: Event) -> bytes:
         """Fold an event; give what the client sees of it."""
@@ -188,7 +188,7 @@ class StreamReply:
         if not payload:
             return event.raw
         if payload == b"[DONE]":
-            self._ended = self._holding = True
+            self.ended = self._holding = True
             return event.raw
         try:
             chunk, loosely = read_json(payload)

@@ -36,6 +36,18 @@ async def kill_store(system: System, dice: Random, away_s: float) -> None:
     await system.store_answers()
 
 
+async def start_without_store(system: System, dice: Random, away_s: float) -> None:
+    """Both are lost, and the proxy is first to come back: it waits, and needs no supervisor to go on."""
+    await system.store.end(signal.SIGKILL)
+    await system.proxy.end(signal.SIGKILL)
+    await system.is_alive()
+    started = system.proxy.process.pid
+    await asyncio.sleep(dice.random() * away_s)
+    await system.store.start()
+    await system.ready()
+    assert system.proxy.process.pid == started, "the proxy ended while it waited for its store"
+
+
 async def stop_store(system: System, dice: Random, away_s: float) -> None:
     await system.store.end(signal.SIGTERM)
     await asyncio.sleep(away_s)
@@ -67,8 +79,60 @@ async def freeze_engine(system: System, dice: Random, away_s: float) -> None:
     system.engine.send(signal.SIGCONT)
 
 
+async def fill_disk(system: System, dice: Random, away_s: float) -> None:
+    """Within an entry of its file; where every write is synced, the server ends itself rather than say what is not so."""
+    system.store.let_files_grow_to(_longest_file(system) + dice.randrange(4000))
+    await asyncio.wait_for(system.store.process.wait(), 30)
+    await asyncio.sleep(dice.random() * away_s)
+    await system.store.start()
+    await system.store_answers()
+
+
+async def fill_disk_of_a_patient_store(system: System, dice: Random, away_s: float) -> None:
+    """Where writes are synced later, the server refuses writes (MISCONF) until there is room."""
+    await system.ask_store("CONFIG", "SET", "appendfsync", "no")
+    system.store.let_files_grow_to(_longest_file(system) + dice.randrange(4000))
+    await system.store_says("aof_last_write_status:err")
+    await asyncio.sleep(away_s)
+    system.store.let_files_grow_to(None)
+    await system.store_says("aof_last_write_status:ok")
+    await system.ask_store("CONFIG", "SET", "appendfsync", "always")
+
+
+async def fill_journal(system: System, dice: Random, away_s: float) -> None:
+    """While the store is stopped: what has no place in either is told to nobody, and what has one is replayed."""
+    size = system.spool.stat().st_size + dice.randrange(20_000) if system.spool.exists() else 0
+    system.proxy.let_files_grow_to(size)
+    await stop_store(system, dice, away_s)
+    system.proxy.let_files_grow_to(None)
+
+
+async def fail_over(system: System, dice: Random, away_s: float) -> None:
+    """The primary is lost, at once or in silence; its replica takes over, and the lost one comes back as a replica."""
+    await system.followed()
+    system.store.send(dice.choice((signal.SIGKILL, signal.SIGSTOP)))
+    await asyncio.sleep(dice.random() * away_s)
+    await system.promote()
+    await asyncio.sleep(dice.random() * away_s)
+    await system.replica.end(signal.SIGKILL)
+    await system.follow()
+
+
+def _longest_file(system: System) -> int:
+    return max(path.stat().st_size for path in (system.folder / "store").rglob("*") if path.is_file())
+
+
 FAULTS: list[Fault] = [
-    kill_proxy, stop_proxy, kill_store, stop_store, freeze_store, fill_store, kill_engine, freeze_engine,
+    kill_proxy, stop_proxy, start_without_store, kill_store, stop_store, freeze_store, fill_store, fill_disk,
+    fill_disk_of_a_patient_store, kill_engine, freeze_engine,
+]  # fmt: skip
+FAULTS_OF_A_JOURNAL = [*FAULTS, fill_journal]
+FAULTS_OF_REPLICAS: list[Fault] = [fail_over, fail_over, kill_proxy, kill_store, freeze_store, kill_engine]
+
+
+KINDS = [
+    ("fail", FAULTS), ("spool", FAULTS_OF_A_JOURNAL), ("fail", FAULTS_OF_REPLICAS), ("spool", FAULTS_OF_A_JOURNAL),
+    ("fail", FAULTS), ("spool", FAULTS_OF_REPLICAS),
 ]  # fmt: skip
 
 
@@ -83,10 +147,11 @@ async def run(
     faults: Sequence[Fault] = FAULTS,
 ) -> dict[str, int]:
     """A run until every fault happened once and the time is over; what was counted. Raises AssertionError."""
-    dice, system, done = Random(seed), System(folder, on_failure), Counter()
+    dice, done = Random(seed), Counter()
+    system = System(folder, on_failure, replicated=fail_over in faults)
     over = time.monotonic() + seconds
-    await system.start()
     try:
+        await system.start()
         load = Agents(system.url, Random(seed + 1), agents)
         while not done or time.monotonic() < over:
             for fault in dice.sample(faults, len(faults)):
@@ -117,11 +182,13 @@ def main() -> None:
     said = options.parse_args()
     over, seed, total = time.monotonic() + said.seconds, said.seed, Counter()
     while time.monotonic() < over:
-        on_failure = ("fail", "spool")[seed % 2]
+        on_failure, faults = KINDS[seed % len(KINDS)]
         with tempfile.TemporaryDirectory() as folder:
-            away_s = 30 if seed == said.seed + 2 and said.seconds >= 400 else Random(seed).uniform(0.2, 4)
-            print(f"seed {seed}, {on_failure}, stores away for {away_s:.1f} s", flush=True)  # noqa: T201
-            counted = asyncio.run(run(Path(folder), seed, on_failure, away_s=away_s, seconds=5))
+            away_s = Random(seed).uniform(0.2, 4)
+            if seed == said.seed + 2 and said.seconds >= 400:
+                away_s, faults = 30, [stop_store]
+            print(f"seed {seed}, {on_failure}, {len(faults)} faults, stores away for {away_s:.1f} s", flush=True)  # noqa: T201
+            counted = asyncio.run(run(Path(folder), seed, on_failure, away_s=away_s, seconds=5, faults=faults))
         print("  nothing lost:", counted, flush=True)  # noqa: T201
         total.update(counted)
         total["runs"] += 1

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import signal
 import socket
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import aiohttp
 
 from storage.embedded import bundled_server
+from tests.faults.address import StableAddress
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -29,10 +31,16 @@ class Part:
         self.name, self.words, self.folder, self.environment = name, words, folder, environment
         self.process: asyncio.subprocess.Process | None = None
 
-    async def start(self) -> None:
+    async def start(self, *more_words: str) -> None:
         with (self.folder / f"{self.name}.log").open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
-                *self.words, cwd=ROOT, stdout=log, stderr=log, env={**os.environ, **self.environment}
+                *self.words,
+                *more_words,
+                cwd=ROOT,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **self.environment},
+                restore_signals=False,  # SIGXFSZ stays ignored, as Python has it: a write that is too long just fails
             )
 
     async def end(self, how: signal.Signals) -> int:
@@ -44,42 +52,72 @@ class Part:
     def send(self, how: signal.Signals) -> None:
         self.process.send_signal(how)
 
+    def let_files_grow_to(self, size: int | None) -> None:
+        """A full disk: no file of the process can become longer than this. None: as long as it likes."""
+        _, hard = resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE, (hard if size is None else size, hard))
+
+
+def valkey(folder: Path, name: str, port: int) -> Part:
+    """A server that has written to its file what it acknowledged."""
+    (folder / name).mkdir()
+    said = {
+        "port": str(port), "bind": "127.0.0.1", "dir": str(folder / name), "appendonly": "yes",
+        "appendfsync": "always", "save": "", "maxmemory-policy": "noeviction", "aof-load-truncated": "yes",
+        "repl-diskless-sync-delay": "0",
+    }  # fmt: skip
+    return Part(
+        name, [str(bundled_server()), *(part for pair in said.items() for part in (f"--{pair[0]}", pair[1]))], folder
+    )
+
 
 class System:
-    """Engine, store and proxy in a folder. `keeping` starts the proxy again whenever it has ended, as a supervisor would."""
+    """Engine, store and proxy in a folder. `keeping` starts the proxy again whenever it has ended, as a supervisor would.
 
-    def __init__(self, folder: Path, on_failure: str) -> None:
-        ports = self.ports = [free_port() for _ in range(3)]
-        self.url, self.store_url = f"http://127.0.0.1:{ports[0]}", f"redis://127.0.0.1:{ports[1]}"
+    `replicated`: the store has a replica, every write waits for it, and the proxy finds whichever is the primary behind
+    one address.
+    """
+
+    def __init__(self, folder: Path, on_failure: str, *, replicated: bool = False) -> None:
+        self.folder, ports = folder, [free_port() for _ in range(4)]
+        self.url, self.spool = f"http://127.0.0.1:{ports[0]}", folder / "spool"
         self.engine_log = folder / "engine.txt"
-        (folder / "store").mkdir()
-        valkey = {
-            "port": str(ports[1]), "bind": "127.0.0.1", "dir": str(folder / "store"), "appendonly": "yes",
-            "appendfsync": "always", "save": "", "maxmemory-policy": "noeviction", "aof-load-truncated": "yes",
-        }  # fmt: skip
-        words = [part for name, value in valkey.items() for part in (f"--{name}", value)]
-        self.store = Part("store", [str(bundled_server()), *words], folder)
+        self.store, self.store_port = valkey(folder, "store", ports[1]), ports[1]
+        self.replica, self.replica_port = (valkey(folder, "replica", ports[3]), ports[3]) if replicated else (None, 0)
+        self.address = StableAddress(ports[1]) if replicated else None
         self.engine = Part(
             "engine", [sys.executable, str(HERE / "engine.py"), str(ports[2]), str(self.engine_log)], folder
         )
-        settings = folder / "proxy.yaml"
-        settings.write_text(
-            f"listen: 127.0.0.1:{ports[0]}\ndrain_s: 5\nlog: {{level: warning}}\n"
-            f"engines: {{endpoints: [{{url: 'http://127.0.0.1:{ports[2]}', kind: vllm}}], read_timeout_s: 0.5}}\n"
-            f"store: {{url: '{self.store_url}', timeout_s: 2, on_failure: {on_failure}, spool_path: '{folder}/spool'}}\n"
-        )
-        self.proxy = Part("proxy", [sys.executable, "-m", "proxy", "serve", "--config", str(settings)], folder)
+        self.engine_url, self._on_failure = f"http://127.0.0.1:{ports[2]}", on_failure
+        self.store_url = f"redis://127.0.0.1:{ports[1]}"
+        self._listen = f"127.0.0.1:{ports[0]}"
+        self.proxy = Part("proxy", [sys.executable, "-m", "proxy", "serve", "--config", f"{folder}/proxy.yaml"], folder)
         self._keeper: asyncio.Task | None = None
 
     async def start(self) -> None:
         await asyncio.gather(self.store.start(), self.engine.start())
         await self.store_answers()
+        durability = "acknowledged"
+        if self.replica is not None:
+            await self.follow()
+            self.store_url, durability = f"redis://127.0.0.1:{await self.address.listen()}", "replicated"
+        (self.folder / "proxy.yaml").write_text(
+            f"listen: {self._listen}\ndrain_s: 5\nlog: {{level: warning}}\n"
+            f"engines: {{endpoints: [{{url: '{self.engine_url}', kind: vllm}}], read_timeout_s: 0.5}}\n"
+            f"store: {{url: '{self.store_url}', timeout_s: 2, durability: {durability}, "
+            f"on_failure: {self._on_failure}, spool_path: '{self.spool}'}}\n"
+        )
         self._keeper = asyncio.create_task(self._keep())
         await self.ready()
 
     async def stop(self) -> None:
-        self._keeper.cancel()
-        for part in (self.proxy, self.store, self.engine):
+        if self._keeper is not None:
+            self._keeper.cancel()
+        if self.address is not None:
+            await self.address.close()
+        for part in (self.proxy, self.store, self.replica, self.engine):
+            if part is None or part.process is None:
+                continue
             with suppress(ProcessLookupError):
                 part.process.kill()
             await part.process.wait()
@@ -90,18 +128,51 @@ class System:
             await self.proxy.process.wait()
             await asyncio.sleep(0.05)
 
+    async def follow(self) -> None:
+        """Start the replica anew, after the store that takes writes now."""
+        await self.replica.start("--replicaof", f"127.0.0.1 {self.store_port}")
+        await self.followed()
+
+    async def followed(self) -> None:
+        """Return once the replica has all that the store has: what takes over earlier would lack it."""
+        await self.store_says("connected_slaves:1", "state=online")
+
+    async def promote(self) -> None:
+        """The replica becomes the store, and the address leads to it; the old one is a replica that is not running."""
+        self.store, self.replica = self.replica, self.store
+        self.store_port, self.replica_port = self.replica_port, self.store_port
+        assert await self.ask_store("REPLICAOF", "NO", "ONE") == b"+OK\r\n"
+        self.address.lead_to(self.store_port)
+
     async def ask_store(self, *words: str) -> bytes:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.ports[1])
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.store_port)
         writer.write((" ".join(words) + "\r\n").encode())
-        reply = await asyncio.wait_for(reader.readline(), 5)
+        reply = await asyncio.wait_for(reader.read(2**16), 5)
         writer.close()
         return reply
+
+    async def store_says(self, *words: str) -> None:
+        """Return once its INFO has these words."""
+        async with asyncio.timeout(30):
+            said = b""
+            while not all(word.encode() in said for word in words):
+                await asyncio.sleep(0.02)
+                said = await self.ask_store("INFO")
 
     async def store_answers(self) -> None:
         async with asyncio.timeout(30):
             while True:
                 with suppress(OSError):
                     if await self.ask_store("PING") == b"+PONG\r\n":
+                        return
+                await asyncio.sleep(0.02)
+
+    async def is_alive(self) -> None:
+        """Return once the proxy answers, ready or not."""
+        async with asyncio.timeout(30), aiohttp.ClientSession() as http:
+            while True:
+                with suppress(aiohttp.ClientError, OSError):
+                    async with http.get(self.url + "/health"):
                         return
                 await asyncio.sleep(0.02)
 

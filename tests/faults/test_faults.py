@@ -2,12 +2,16 @@
 
 import pytest
 
-from tests.faults.run import FAULTS, kill_proxy, run, stop_store
+from tests.faults.run import FAULTS, fail_over, fill_journal, kill_proxy, run, stop_store
 
 
-@pytest.mark.parametrize(("on_failure", "faults"), [("fail", FAULTS), ("spool", [kill_proxy, stop_store])])
+@pytest.mark.parametrize(
+    ("on_failure", "faults"),
+    [("fail", FAULTS), ("spool", [kill_proxy, stop_store, fill_journal]), ("fail", [fail_over])],
+    ids=["store", "journal", "replica"],
+)
 async def test_every_call_whose_client_saw_its_end_is_stored_once_and_as_the_engine_said(on_failure, faults, tmp_path):
-    """Whatever is killed, stopped or filled; nothing is half-written or without an owner, and all goes on by itself."""
+    """Whatever is killed, stopped, filled or replaced; nothing is half-written or without an owner, and all goes on."""
     counted = await run(tmp_path, 1, on_failure, away_s=0.2, agents=3, faults=faults)
 
     assert counted["ended"] > 5

@@ -1,5 +1,7 @@
 """The meeting of an engine."""
 
+import asyncio
+
 from aiohttp import web
 from fakes import fake_engine
 
@@ -16,6 +18,38 @@ async def test_an_engine_is_asked_what_it_is(upstream_to):
         assert [True, False] == [await upstream.watch.check(endpoint) for endpoint in upstream.endpoints]
         assert await upstream.know(there) is None
         assert "e1 cannot be reached" in (await upstream.know(away)).message
+
+
+async def test_an_engine_that_breaks_off_one_question_is_left_with_none(upstream_to):
+    """Else the others would outlive the proxy's other parts, and leave their sockets to nobody."""
+    asked, left = [], []
+
+    async def breaking(request):
+        asked.append(request.path)
+        try:
+            while "/version" not in asked:
+                await asyncio.sleep(0)
+            if request.path == "/version":
+                request.transport.abort()
+            await asyncio.Event().wait()
+        finally:
+            left.append(request.path)
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", breaking)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    upstream = upstream_to(f"http://127.0.0.1:{runner.addresses[0][1]}")
+    (endpoint,) = upstream.endpoints
+    fault = await upstream.know(endpoint)
+    async with asyncio.timeout(5):
+        while len(left) < len(asked):
+            await asyncio.sleep(0)
+    await runner.cleanup()
+
+    assert "cannot be reached" in fault.message
+    assert "/version" in asked
 
 
 async def test_an_engine_that_is_still_loading_is_asked_again(upstream_to):

@@ -125,6 +125,19 @@ def test_an_engine_that_dies_leaves_a_partial_step():
     assert "stream_cut" in outcome.step.problems
 
 
+def test_a_connection_that_breaks_behind_the_terminal_event_costs_nothing():
+    """The turn had its end, so the step is complete; who left did not get it."""
+    cassette = load("chat_ids_lp_stream")
+    exchange = Exchange(plan_of(cassette.path, cassette.body), 200, cassette.content_type)
+    exchange.feed(cassette.answer.removesuffix(b"data: [DONE]\n\n"))
+    before = exchange.is_over
+    exchange.feed(b"data: [DONE]\n\n")
+    step = exchange.abort("the client left", Timing(received=1.0), delivered=False).step
+
+    assert (False, True) == (before, exchange.is_over)
+    assert ("complete", None, False, True) == (step.status, step.reason, step.delivered, step.exact)
+
+
 def test_a_stream_without_its_terminal_event_is_partial():
     """A clean end of the connection is no end of the turn."""
     cassette = load("chat_ids_lp_stream")

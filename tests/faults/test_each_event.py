@@ -1,0 +1,162 @@
+"""Both ends of a call break off at every place in turn: the engine around each of its events, the client at each stage."""
+
+import asyncio
+from urllib.parse import urlsplit
+
+import aiohttp
+import orjson
+import pytest
+from fakes import proxying
+from recorded import Cassette, load, plan_of, play
+from stored import some_steps, steps_of
+
+STREAMS = [
+    load(name) for name in ("chat_ids_lp_stream", "chat_n3_stream", "cmpl_ids_lp1_stream", "scale_out/generate_stream")
+]
+STREAM, WHOLE = STREAMS[0], load("chat_ids_lp")
+AT_ONCE = 24
+END = b"data: [DONE]\n\n"
+
+
+def events(stream: bytes) -> list[bytes]:
+    return [event + b"\n\n" for event in stream.split(b"\n\n") if event]
+
+
+def cuts(stream: bytes) -> dict[str, bytes]:
+    """Every way to lose the rest: before, in and after each event, by a name that says so."""
+    places, came = {"before": b""}, b""
+    for number, event in enumerate(events(stream)):
+        places[f"in-{number}"] = came + event[: len(event) // 2]
+        came += event
+        places[f"after-{number}"] = came
+    return places
+
+
+def asked(cassette: Cassette) -> dict:
+    return cassette.body | {"stream": True}
+
+
+def plays_parts(engine, parts: dict[str, bytes], *, then_hangs: bool) -> None:
+    """Which part of the answer a call gets is named by its X-Request-Id, which the engine is told."""
+
+    async def answering(request, body):
+        response = aiohttp.web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(parts[request.headers["X-Request-Id"]])
+        if then_hangs:
+            await asyncio.Event().wait()
+        request.transport.close()
+        return response
+
+    engine.answering = answering
+
+
+def is_a_part(step, whole) -> bool:
+    """Whether what was recorded is how each choice of the whole began."""
+    return all(
+        choice.ids.tolist() == whole.choices[choice.index].ids.tolist()[: len(choice.ids)] for choice in step.choices
+    )
+
+
+@pytest.mark.parametrize("cassette", STREAMS, ids=str)
+async def test_a_stream_that_its_engine_cuts_at_any_place_leaves_one_step_of_what_came(store, engine, http, cassette):
+    """The client got its whole end, and the step is complete; or it got no end, and the step is partial and says so."""
+    places, gate = cuts(cassette.answer), asyncio.Semaphore(AT_ONCE)
+    plays_parts(engine, places, then_hangs=False)
+
+    async def shown_of(url: str, place: str) -> tuple[bytes, bool]:
+        shown, named = b"", {"X-Request-Id": place}
+        path = f"{url}/rollouts/{place}{cassette.path}"
+        async with gate, http.post(path, json=asked(cassette), headers=named) as answer:
+            try:
+                async for read in answer.content.iter_any():
+                    shown += read
+            except aiohttp.ClientPayloadError:
+                return shown, False
+        return shown, answer.status == 200
+
+    async with proxying(engine.url, store) as served:
+        seen = dict(zip(places, await asyncio.gather(*(shown_of(served.url, place) for place in places)), strict=True))
+
+    *_, whole = play(plan_of(cassette.path, asked(cassette)), cassette)
+    for place, (shown, properly) in seen.items():
+        (step,) = await steps_of(store, place)
+        is_last = place == f"after-{len(events(cassette.answer)) - 1}"
+        assert (is_last, is_last) == (properly, shown.endswith(END)), place
+        assert ("complete" if is_last else "partial") == step.status, place
+        assert is_last or "stream_cut" in step.problems, place
+        assert is_a_part(step, whole), place
+        assert not is_last or whole.sampled == step.sampled
+
+
+async def test_a_client_that_leaves_after_any_event_leaves_one_step_of_what_came(store, engine):
+    """Its engine is told to stop; the step is partial, and says that nobody got it."""
+    came = {f"after-{number}": events(STREAM.answer)[:number] for number in range(1, len(events(STREAM.answer)))}
+    plays_parts(engine, {place: b"".join(read) for place, read in came.items()}, then_hangs=True)
+
+    async def leaves(url: str, place: str, shown_events: int) -> None:
+        named, path = {"X-Request-Id": place}, f"{url}/rollouts/{place}{STREAM.path}"
+        async with aiohttp.ClientSession() as http, http.post(path, json=asked(STREAM), headers=named) as answer:
+            for _ in range(shown_events):
+                await answer.content.readuntil(b"\n\n")
+            answer.close()
+
+    *_, whole = play(plan_of(STREAM.path, asked(STREAM)), STREAM)
+    async with proxying(engine.url, store) as served:
+        for place, read in came.items():
+            shown_events = sum(b'"finish_reason":"' not in event and b'"usage":{' not in event for event in read)
+            await leaves(served.url, place, shown_events)
+            await asyncio.wait_for(engine.aborted.wait(), 5)
+            engine.aborted.clear()
+            (step,) = await some_steps(store, place)
+            assert ("partial", "the client left", False) == (step.status, step.reason, step.delivered), place
+            assert is_a_part(step, whole), place
+            assert shown_events - 1 <= step.sampled <= len(read) - 1, place  # the first event has no token
+
+
+async def test_a_client_that_leaves_an_unstreamed_call_at_any_stage_leaves_one_step(store, engine, http):
+    """Before the engine answered, with its head, and at each part of its body: partial, and nobody got it."""
+    stages = {f"after-{size}": WHOLE.answer[:size] for size in range(0, len(WHOLE.answer), len(WHOLE.answer) // 8)}
+    fed = asyncio.Event()
+
+    async def answering(request, body):
+        fed.set()
+        response = aiohttp.web.StreamResponse(headers={"Content-Type": "application/json"})
+        await response.prepare(request)
+        await response.write(stages[request.headers["X-Request-Id"]])
+        await asyncio.Event().wait()
+
+    engine.answering = answering
+    async with proxying(engine.url, store) as served:
+        for stage in stages:
+            path, named = f"{served.url}/rollouts/{stage}{WHOLE.path}", {"X-Request-Id": stage}
+            calling = asyncio.ensure_future(http.post(path, json=WHOLE.body, headers=named))
+            await fed.wait()
+            calling.cancel()
+            await asyncio.wait_for(engine.aborted.wait(), 5)
+            fed.clear()
+            engine.aborted.clear()
+            (step,) = await some_steps(store, stage)
+            assert ("partial", False, ()) == (step.status, step.delivered, step.choices), stage
+
+
+async def test_a_client_that_leaves_within_its_request_was_never_there(store, engine, http):
+    """Cut at every byte of head and body: no engine is asked, no step is stored, and the next call goes on."""
+    body = orjson.dumps({"model": "tiny", "messages": []})
+    engine.plays(WHOLE)
+    async with proxying(engine.url, store) as served:
+        where = urlsplit(served.url)
+        head = f"POST /rollouts/r1{WHOLE.path} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        for size in range(len(head + body)):
+            reader, writer = await asyncio.open_connection(where.hostname, where.port)
+            writer.write((head + body)[:size])
+            writer.write_eof()
+            answer = await asyncio.wait_for(reader.read(), 10)  # a refusal at most, and the end
+            assert not answer.startswith(b"HTTP/1.1 200"), size
+            writer.close()
+            await writer.wait_closed()
+        asked_before = len(engine.asked)
+        async with http.post(f"{served.url}/rollouts/r1{WHOLE.path}", json=WHOLE.body) as whole:
+            assert 200 == whole.status
+
+    assert (0, 1) == (asked_before, len(await steps_of(store, "r1")))
