@@ -23,8 +23,9 @@ WORKER = "proxy.__main__"
 
 
 @pytest.fixture
-def serve(tmp_path):
+def serve(tmp_path, monkeypatch):
     """The words of a proxy with two workers."""
+    monkeypatch.setenv("TOKENTAPE_LOG__LEVEL", "warning")  # nobody reads the log here, and a full pipe would stop it
     return ("serve", "--workers", "2", "--listen", "127.0.0.1:0", "--store", f"embedded:{tmp_path / 'store'}")
 
 
