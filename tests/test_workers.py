@@ -23,8 +23,9 @@ WORKER = "proxy.__main__"
 
 
 @pytest.fixture
-def serve(tmp_path):
+def serve(tmp_path, monkeypatch):
     """The words of a proxy with two workers."""
+    monkeypatch.setenv("TOKENTAPE_LOG__LEVEL", "warning")  # nobody reads the log here, and a full pipe would stop it
     return ("serve", "--workers", "2", "--listen", "127.0.0.1:0", "--store", f"embedded:{tmp_path / 'store'}")
 
 
@@ -115,6 +116,25 @@ async def test_a_killed_worker_is_replaced_and_loses_no_step_that_a_client_was_t
     assert {*agents.told} <= {*names}
     assert 1 == len(counts)  # whoever answered
     assert heard < counts.pop() <= len(steps)  # what the dead one had not told before it was killed is not counted
+
+
+async def test_a_killed_embedded_store_is_started_again_and_the_workers_wait_for_it(serve):
+    """No call fails, and each step that a client was told of is there."""
+    with started(*serve) as (process, url, _):
+        async with aiohttp.ClientSession() as http:
+            (store,) = children_of(process.pid, "valkey-server")
+            agents = Agents(url, http, 4)
+            await until(lambda: len(agents.told) >= 20)
+            os.kill(store, signal.SIGKILL)
+            await until(lambda: {store} != {*children_of(process.pid, "valkey-server")} != set())
+            seen = len(agents.told)
+            await until(lambda: len(agents.told) >= seen + 40)
+            await agents.stop()
+            names = [step["step_id"] for step in await stored(url, http, 4)]
+
+    assert {200} == {*agents.statuses}
+    assert len(names) == len({*names})
+    assert {*agents.told} <= {*names}
 
 
 async def test_calls_are_spread_over_all_of_them_and_counted_together(serve):
