@@ -5,17 +5,19 @@ A frame is `TTSP`, its length (u32), a checksum of 16 bytes, and the entry: the 
 record, the blocks.
 
 Rule 1: what `write` returned from is on disk (fsync): a client may be told of it.
-Rule 2: entries are replayed in the order in which they were written, and the file is emptied only after the last: what was
-        replayed twice, because a process died in between, is in the store once, since the store knows steps by name.
+Rule 2: entries of a rollout are replayed in the order in which they were written; rollouts side by side, since those who write
+        meanwhile do so side by side as well, and would never be caught up with. The file is emptied only after the last: what
+        was replayed twice, because something failed in between, is in the store once, since the store knows steps by name.
 Rule 3: damage is passed over and counted. A tail that a crash cut short was told to nobody, and is cut off.
 """
 
 import asyncio
 import os
 import sys
-from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections import defaultdict, deque
+from collections.abc import Awaitable, Callable, Container, Iterable, Iterator
 from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +28,7 @@ from storage.store import Entry
 
 _MAGIC: Final = b"TTSP"
 _CHECKSUM_BYTES: Final = 16
+_AT_ONCE: Final = 64  # entries in memory while they are replayed
 _HEAD_BYTES: Final = len(_MAGIC) + 4 + _CHECKSUM_BYTES
 
 
@@ -66,26 +69,55 @@ class Spool:
             self._end += len(frame)
 
     async def replay(self, append: Callable[[Entry], Awaitable[None]]) -> None:
-        """Give every entry to `append`, in order; those written meanwhile too. Empties the file after the last."""
+        """Give every entry to `append`; those written meanwhile too. Empties the file after the last.
+
+        Raises what `append` raises; what it did not take stays.
+        """
         while self._frames:
-            offset, length = self._frames[0]
-            frame = await asyncio.to_thread(os.pread, self._file, length, offset)
-            try:
-                entry = unpack(frame)
-            except ValueError as error:
-                self.damaged += 1
-                LOG.error("a step of %s is lost: %s", self._path, error)
-            else:
-                await append(entry)
-            async with self._lock:
-                self._frames.popleft()
-                if not self._frames:
-                    self._end = 0
-                    os.ftruncate(self._file, 0)
+            frames = tuple(islice(self._frames, _AT_ONCE))
+            rollouts: defaultdict[str, list[tuple[int, Entry]]] = defaultdict(list)
+            gone: set[int] = set()
+            for offset, entry in await asyncio.to_thread(self._entries, frames):
+                if entry is None:
+                    self.damaged += 1
+                    gone.add(offset)
+                else:
+                    rollouts[entry.rollout].append((offset, entry))
+
+            async def in_order(entries: list[tuple[int, Entry]], gone: set[int] = gone) -> None:
+                for offset, entry in entries:
+                    await append(entry)
+                    gone.add(offset)
+
+            outcomes = await asyncio.gather(*map(in_order, rollouts.values()), return_exceptions=True)
+            await self._forget(gone)
+            for outcome in outcomes:
+                if outcome is not None:
+                    raise outcome
 
     def close(self) -> None:
         """Let go of the file; what is in it is replayed by whoever opens it next."""
         os.close(self._file)
+
+    def _entries(self, frames: Iterable[tuple[int, int]]) -> list[tuple[int, Entry | None]]:
+        """The offset and the entry of each frame; None for one that is damaged."""
+        read: list[tuple[int, Entry | None]] = []
+        for offset, length in frames:
+            try:
+                read.append((offset, unpack(os.pread(self._file, length, offset))))
+            except ValueError as error:
+                LOG.error("a step of %s is lost: %s", self._path, error)
+                read.append((offset, None))
+        return read
+
+    async def _forget(self, gone: Container[int]) -> None:
+        """Wait no more for the first entries, as far as they are gone."""
+        async with self._lock:
+            while self._frames and self._frames[0][0] in gone:
+                self._frames.popleft()
+            if not self._frames:
+                self._end = 0
+                os.ftruncate(self._file, 0)
 
     def _append(self, frame: bytes) -> None:
         try:

@@ -1,7 +1,9 @@
 """The journal of steps that the store could not take."""
 
+import asyncio
 import os
 import resource
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -63,6 +65,47 @@ async def test_a_replay_that_stops_goes_on_where_it_stopped(tmp_path):
     spool.close()
 
     assert ["S1", "S2", "S3"] == [one.name for one in taken]
+
+
+async def test_rollouts_are_replayed_side_by_side_each_in_its_order(tmp_path):
+    """Else a store that takes a while for each entry would never catch up with those who write meanwhile."""
+    spool, taken, both = Spool(tmp_path / "spool"), [], asyncio.Barrier(2)
+    for number in range(3):
+        for rollout in ("r1", "r2"):
+            await spool.write(replace(entry(number), rollout=rollout))
+
+    async def together(one: Entry) -> None:
+        await asyncio.wait_for(both.wait(), 5)
+        taken.append((one.rollout, one.name))
+
+    await spool.replay(together)
+    spool.close()
+
+    assert 0 == spool.pending
+    assert ["S0", "S1", "S2"] == [name for rollout, name in taken if rollout == "r1"]
+    assert ["S0", "S1", "S2"] == [name for rollout, name in taken if rollout == "r2"]
+
+
+async def test_a_rollout_that_the_store_refuses_holds_up_itself_and_those_behind_it(tmp_path):
+    """What others have behind it is given again with it: the store knows their names."""
+    spool, taken = Spool(tmp_path / "spool"), []
+    for number, rollout in enumerate(("r1", "r2", "r1")):
+        await spool.write(replace(entry(number), rollout=rollout))
+
+    async def refusing(one: Entry) -> None:
+        if one.rollout == "r1" and not taken:
+            raise StoreAway("away")
+        taken.append(one.name)
+
+    with pytest.raises(StoreAway):
+        await spool.replay(refusing)
+    waiting = spool.pending
+    taken.append("-")
+    await spool.replay(refusing)
+    spool.close()
+
+    assert 3 == waiting
+    assert (["S1"], ["S0", "S2"]) == (taken[: taken.index("-")], [name for name in taken[2:] if name != "S1"])
 
 
 async def test_a_tail_that_a_crash_cut_short_is_cut_off(tmp_path):

@@ -178,6 +178,8 @@ def read_generate(body: Mapping[str, Any]) -> GenerateForm:
     """The call that a body is. Raises NotValid for a body of neither shape, or one that could not be answered whole."""
     if is_on(body.get("stream")):
         raise NotValid("/generate is answered whole: leave out `stream`", param="stream")
+    if is_on(body.get("echo")):
+        raise NotValid("an engine that echoes its prompt tells no ids to trust: leave out `echo`", param="echo")
     prompt = body.get("prompt")
     if isinstance(prompt, Mapping) and "prompt_token_ids" in prompt:
         ids = _ids(prompt["prompt_token_ids"], "prompt.prompt_token_ids")

@@ -233,6 +233,7 @@ async def test_a_retry_with_a_key_is_answered_in_the_same_shape(store, engine):
         ({"input_ids": [1], "logprob_start_len": -1, "return_hidden_states": True}, "return_hidden_states"),
         ({"input_ids": [1], "top_logprobs_num": 3}, "top_logprobs_num"),
         ({**VLLM, "stream": True}, "stream"),
+        ({**VLLM, "echo": True}, "echo"),
     ],
 )
 def test_what_is_neither_shape_or_could_not_be_answered_is_refused(body, param):

@@ -178,11 +178,15 @@ class System:
 
     async def ready(self) -> None:
         """Return once the proxy is ready and no step waits in its journal, by itself and within half a minute."""
-        async with asyncio.timeout(30), aiohttp.ClientSession() as http:
-            while True:
-                with suppress(aiohttp.ClientError, OSError):
-                    async with http.get(self.url + "/ready") as answer:
-                        told = await answer.json()
-                        if answer.status == 200 and told["store"] == "ok" and not told.get("spooled"):
-                            return
-                await asyncio.sleep(0.02)
+        told: object = "nothing"
+        try:
+            async with asyncio.timeout(30), aiohttp.ClientSession() as http:
+                while True:
+                    with suppress(aiohttp.ClientError, OSError):
+                        async with http.get(self.url + "/ready") as answer:
+                            told = await answer.json()
+                            if answer.status == 200 and told["store"] == "ok" and not told.get("spooled"):
+                                return
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            raise AssertionError(f"not ready after half a minute; it says {told}") from None
