@@ -13,7 +13,7 @@ from statistics import median
 import redis
 
 from benchmarks import exporting, load, upstream
-from benchmarks.servers import Server, started
+from benchmarks.servers import Server, serving, started
 from proxy.export import FORMATS
 from proxy.export.containers import CONTAINERS
 from proxy.trajectory.record import encode
@@ -220,13 +220,38 @@ def export_memory_rows(places: Places, rollouts: int = 10_000) -> list[Row]:
     ]
 
 
+def rows_of_two(places: Places) -> list[Row]:
+    """The lines that more processes move, with one for each of two cores. Bare stays one process."""
+    two = ", --workers 2"
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        serving(places.direct.url, folder, 2) as server,
+    ):
+        shared = replace(places, tokentape=server)
+        return [
+            replace(row, what=row.what + two)
+            for row in (unstreamed_row(shared), streamed_row(shared), at_once_row(shared))
+        ]
+
+
+def unstreamed_row(places: Places) -> Row:
+    """The first target."""
+    return throughput_row(places, "unstreamed chat, 1,000 + 200 tokens, 16 clients", "whole", 0.50, 1600)
+
+
+def streamed_row(places: Places) -> Row:
+    """The second."""
+    return throughput_row(places, "streamed chat, 200 events, 16 clients", "stream", 0.40, 320)
+
+
 def rows(places: Places) -> list[Callable[[], list[Row]]]:
     """The lines of the table, in the order of the targets."""
     return [
-        lambda: [throughput_row(places, "unstreamed chat, 1,000 + 200 tokens, 16 clients", "whole", 0.50, 1600)],
-        lambda: [throughput_row(places, "streamed chat, 200 events, 16 clients", "stream", 0.40, 320)],
+        lambda: [unstreamed_row(places)],
+        lambda: [streamed_row(places)],
         lambda: latency_rows(places),
         lambda: [at_once_row(places)],
+        lambda: rows_of_two(places),
         lambda: [memory_row(places)],
         lambda: [storage_row()],
         lambda: [export_row()],

@@ -20,6 +20,7 @@ from benchmarks.bare import make_bare
 from benchmarks.upstream import listen
 
 _PLAIN = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1"}  # help that is not cut or coloured
+_QUIET = _PLAIN | {"TOKENTAPE_LOG__LEVEL": "warning"}
 
 
 @dataclass(frozen=True)
@@ -75,11 +76,11 @@ def knows_workers() -> bool:
 
 @contextmanager
 def serving(engine: str, folder: str, workers: int) -> Iterator[Server]:
-    """`serve --workers N` as people start it, until the end of the block."""
+    """`serve --workers N`, without a line in the log for each call, until the end of the block."""
     port = _free_port()
     command = [sys.executable, "-m", "proxy", "serve", "--engine", engine, "--listen", f"127.0.0.1:{port}"]
     command += ["--store", f"embedded:{folder}/store", "--workers", str(workers)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=_PLAIN)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=_QUIET)
     try:
         _await_ready(process, port)
         yield Server(port, process.pid)
