@@ -132,12 +132,14 @@ class _WithoutPandas:
 async def _tokentape(engine: str, store: str) -> None:
     sys.meta_path.insert(0, _WithoutPandas())
     from proxy.config import load
-    from proxy.server import running, until_stopped
+    from proxy.server import running
+    from proxy.stopping import stopped_by_signals
 
     settings = load(listen="127.0.0.1:0", engines={"endpoints": [{"url": engine}]}, store={"url": store})
-    async with running(settings) as served:
-        print(served.url.rpartition(":")[2], flush=True)
-        await until_stopped()
+    with stopped_by_signals() as stop:
+        async with running(settings) as served:
+            print(served.url.rpartition(":")[2], flush=True)
+            await stop.wait()
 
 
 async def _upstream() -> None:

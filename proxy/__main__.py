@@ -170,32 +170,36 @@ def check(
 
 async def _serve(settings: Settings) -> None:
     from proxy.logs import set_up  # noqa: PLC0415 - keeps `--help` quick
-    from proxy.server import running, until_stopped, with_an_engine  # noqa: PLC0415
+    from proxy.server import running, with_an_engine  # noqa: PLC0415
+    from proxy.stopping import stopped_by_signals  # noqa: PLC0415
     from proxy.workers import refuse_left_journals, working  # noqa: PLC0415
 
     set_up(settings.log.level, settings.log.format)
     refuse_left_journals(settings)
     serving = running if settings.workers == 1 else working
-    async with with_an_engine(settings) as (complete, is_simulated), serving(complete) as served:
-        if is_simulated:
-            notes.print("[bold yellow]No engine is configured: answers come from the built-in SIMULATOR.[/]")
-            notes.print("  Its words mean nothing. For a real engine: --engine http://127.0.0.1:8000")
-        for endpoint in complete.engines.endpoints:
-            notes.print(f"engine    {endpoint.url} ({endpoint.kind})", soft_wrap=True)
-        notes.print(f"store     {without_secrets(complete.store.url)}", soft_wrap=True)
-        if served.control_url != served.url:
-            notes.print(f"control   {served.control_url}", soft_wrap=True)
-        notes.print(f"[bold]listening {served.url}[/]   OPENAI_BASE_URL={served.url}/v1", soft_wrap=True)
-        await until_stopped()
-        notes.print("stopping: calls in flight end first")
+    with stopped_by_signals() as stop:
+        async with with_an_engine(settings) as (complete, is_simulated), serving(complete) as served:
+            if is_simulated:
+                notes.print("[bold yellow]No engine is configured: answers come from the built-in SIMULATOR.[/]")
+                notes.print("  Its words mean nothing. For a real engine: --engine http://127.0.0.1:8000")
+            for endpoint in complete.engines.endpoints:
+                notes.print(f"engine    {endpoint.url} ({endpoint.kind})", soft_wrap=True)
+            notes.print(f"store     {without_secrets(complete.store.url)}", soft_wrap=True)
+            if served.control_url != served.url:
+                notes.print(f"control   {served.control_url}", soft_wrap=True)
+            notes.print(f"[bold]listening {served.url}[/]   OPENAI_BASE_URL={served.url}/v1", soft_wrap=True)
+            await stop.wait()
+            notes.print("stopping: calls in flight end first")
 
 
 async def _simulate(listen: str, options: Any) -> None:
-    from proxy.server import simulating, until_stopped  # noqa: PLC0415 - keeps `--help` quick
+    from proxy.server import simulating  # noqa: PLC0415 - keeps `--help` quick
+    from proxy.stopping import stopped_by_signals  # noqa: PLC0415
 
-    async with simulating(listen, options) as url:
-        notes.print(f"[bold]simulator listening {url}[/]   it serves {options.model!r}", soft_wrap=True)
-        await until_stopped()
+    with stopped_by_signals() as stop:
+        async with simulating(listen, options) as url:
+            notes.print(f"[bold]simulator listening {url}[/]   it serves {options.model!r}", soft_wrap=True)
+            await stop.wait()
 
 
 def _settings(

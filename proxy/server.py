@@ -4,9 +4,6 @@ Holds the running of what `app` puts together. Rule: stopping stops accepting fi
 recorder write what it holds, and only then closes the store.
 """
 
-import asyncio
-import gc
-import signal
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -26,7 +23,6 @@ from proxy.totals import Crew
 from storage.store import Store, StoreAway
 
 _CONTROL_DRAIN_S = 5  # the control face is asked until the last call has ended; what waits there then is told to go
-_COLLECT_EVERY = 10_000  # containers more than were freed (Python: 700); of a call's, reference counts free nearly all
 _LINGERING_S = 2  # how long the rest of a refused body is read, and inflated, so that its sender sees the refusal
 
 
@@ -115,29 +111,6 @@ async def with_an_engine(settings: Settings) -> AsyncIterator[tuple[Settings, bo
         endpoint = EndpointSettings(url=url, name="simulator", kind="vllm")
         engines = settings.engines.model_copy(update={"endpoints": [endpoint]})
         yield settings.model_copy(update={"engines": engines}), True
-
-
-def collect_seldom() -> None:
-    """Look for garbage less often than Python does: what was made up to now stays, and is looked through no more."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(_COLLECT_EVERY)
-
-
-async def until_stopped() -> None:
-    """Return at SIGTERM or SIGINT; a second one ends the process at once.
-
-    By the kernel's hand, and not by an exception: Python's own answer to a second SIGINT would wait for the cleaning up.
-    """
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for name in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(name, stop.set)
-    collect_seldom()
-    await stop.wait()
-    for name in (signal.SIGTERM, signal.SIGINT):
-        loop.remove_signal_handler(name)
-        signal.signal(name, signal.SIG_DFL)
 
 
 def _tls(settings: ListenTlsSettings) -> ssl.SSLContext | None:

@@ -16,7 +16,8 @@ import orjson
 
 from proxy.config import Settings
 from proxy.logs import set_up
-from proxy.server import Served, collect_seldom, running
+from proxy.server import Served, running
+from proxy.stopping import Stop, stopping
 from proxy.totals import Crew
 
 _LONGEST_LINE = 2**26  # tools in sampling rules are JSON too
@@ -24,20 +25,21 @@ _LONGEST_LINE = 2**26  # tools in sampling rules are JSON too
 
 async def work() -> None:
     """Serve until told to stop. Raises what `running` raises."""
-    stopped = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for name in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(name, stopped.set)
-    pipe = await _pipe()
-    told = orjson.loads(await pipe.readline())
-    settings = Settings(**told["settings"])
-    set_up(settings.log.level, settings.log.format)
-    listening = loop.create_task(_obey(pipe, stopped))
-    async with running(settings, crew=Crew(told["number"], Path(told["folder"]))) as served:
-        _tell(served)
-        collect_seldom()
-        await stopped.wait()
-    listening.cancel()
+    with stopping() as stop:
+        loop = asyncio.get_running_loop()
+        for name in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(name, stop.tell)
+        pipe = await _pipe()
+        told = orjson.loads(await pipe.readline())
+        settings = Settings(**told["settings"])
+        set_up(settings.log.level, settings.log.format)
+        listening = loop.create_task(_obey(pipe, stop))
+        try:
+            async with running(settings, crew=Crew(told["number"], Path(told["folder"]))) as served:
+                _tell(served)
+                await stop.wait()
+        finally:
+            listening.cancel()
 
 
 async def _pipe() -> asyncio.StreamReader:
@@ -46,9 +48,9 @@ async def _pipe() -> asyncio.StreamReader:
     return reader
 
 
-async def _obey(pipe: asyncio.StreamReader, stopped: asyncio.Event) -> None:
+async def _obey(pipe: asyncio.StreamReader, stop: Stop) -> None:
     told = await pipe.readline()
-    stopped.set()
+    stop.tell()
     if told:
         await pipe.read()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

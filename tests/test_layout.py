@@ -20,7 +20,8 @@ SHELLS = {
     "admission", "app", "attempts", "audit", "callers", "calls", "check", "client", "clientside", "clock", "compat",
     "config", "control", "download", "drifting", "fleet", "logs", "metrics", "parts", "passthrough", "pause",
     "places", "pressure", "probes", "push", "recorder", "relay", "remembered", "rollouts", "sections", "server",
-    "simulator", "spool", "standin", "standing", "token_replies", "tokenizers", "totals", "upstream", "worker", "workers",
+    "simulator", "spool", "standin", "standing", "stopping", "token_replies", "tokenizers", "totals", "upstream",
+    "worker", "workers",
 }  # fmt: skip
 
 # A file without a test file is a decision, and decisions are listed here, each with its reason.

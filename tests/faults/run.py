@@ -5,6 +5,7 @@
 
 import argparse
 import asyncio
+import os
 import signal
 import tempfile
 import time
@@ -22,6 +23,16 @@ Fault = Callable[[System, Random, float], Awaitable[None]]
 
 async def kill_proxy(system: System, dice: Random, away_s: float) -> None:
     await system.proxy.end(signal.SIGKILL)
+
+
+async def kill_worker(system: System, dice: Random, away_s: float) -> None:
+    """One of several that share the port; another takes its place."""
+    pids = await system.all_workers()
+    lost = dice.choice(pids)
+    os.kill(lost, signal.SIGKILL)
+    async with asyncio.timeout(30):
+        while lost in await system.all_workers():
+            await asyncio.sleep(0.02)
 
 
 async def stop_proxy(system: System, dice: Random, away_s: float) -> None:
@@ -127,12 +138,15 @@ FAULTS: list[Fault] = [
     fill_disk_of_a_patient_store, kill_engine, freeze_engine,
 ]  # fmt: skip
 FAULTS_OF_A_JOURNAL = [*FAULTS, fill_journal]
+FAULTS_OF_WORKERS: list[Fault] = [
+    kill_worker, kill_worker, kill_proxy, stop_proxy, kill_store, stop_store, freeze_store, kill_engine,
+]  # fmt: skip
 FAULTS_OF_REPLICAS: list[Fault] = [fail_over, fail_over, kill_proxy, kill_store, freeze_store, kill_engine]
 
 
 KINDS = [
     ("fail", FAULTS), ("spool", FAULTS_OF_A_JOURNAL), ("fail", FAULTS_OF_REPLICAS), ("spool", FAULTS_OF_A_JOURNAL),
-    ("fail", FAULTS), ("spool", FAULTS_OF_REPLICAS),
+    ("fail", FAULTS_OF_WORKERS), ("spool", FAULTS_OF_REPLICAS), ("spool", FAULTS_OF_WORKERS),
 ]  # fmt: skip
 
 
@@ -148,7 +162,8 @@ async def run(
 ) -> dict[str, int]:
     """A run until every fault happened once and the time is over; what was counted. Raises AssertionError."""
     dice, done = Random(seed), Counter()
-    system = System(folder, on_failure, replicated=fail_over in faults)
+    workers = 2 if kill_worker in faults else 1
+    system = System(folder, on_failure, replicated=fail_over in faults, workers=workers)
     over = time.monotonic() + seconds
     try:
         await system.start()

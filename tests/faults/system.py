@@ -75,10 +75,11 @@ class System:
     """Engine, store and proxy in a folder. `keeping` starts the proxy again whenever it has ended, as a supervisor would.
 
     `replicated`: the store has a replica, every write waits for it, and the proxy finds whichever is the primary behind
-    one address.
+    one address. `workers`: so many processes of the proxy share its port.
     """
 
-    def __init__(self, folder: Path, on_failure: str, *, replicated: bool = False) -> None:
+    def __init__(self, folder: Path, on_failure: str, *, replicated: bool = False, workers: int = 1) -> None:
+        self.workers = workers
         self.folder, ports = folder, [free_port() for _ in range(4)]
         self.url, self.spool = f"http://127.0.0.1:{ports[0]}", folder / "spool"
         self.engine_log = folder / "engine.txt"
@@ -102,7 +103,7 @@ class System:
             await self.follow()
             self.store_url, durability = f"redis://127.0.0.1:{await self.address.listen()}", "replicated"
         (self.folder / "proxy.yaml").write_text(
-            f"listen: {self._listen}\ndrain_s: 5\nlog: {{level: warning}}\n"
+            f"listen: {self._listen}\nworkers: {self.workers}\ndrain_s: 5\nlog: {{level: warning}}\n"
             f"engines: {{endpoints: [{{url: '{self.engine_url}', kind: vllm}}], read_timeout_s: 0.5}}\n"
             f"store: {{url: '{self.store_url}', timeout_s: 2, durability: {durability}, "
             f"on_failure: {self._on_failure}, spool_path: '{self.spool}'}}\n"
@@ -185,8 +186,27 @@ class System:
                     with suppress(aiohttp.ClientError, OSError):
                         async with http.get(self.url + "/ready") as answer:
                             told = await answer.json()
-                            if answer.status == 200 and told["store"] == "ok" and not told.get("spooled"):
-                                return
+                            is_ready = answer.status == 200 and told["store"] == "ok"
+                        if is_ready and not await self._spooled(http):
+                            return
                     await asyncio.sleep(0.02)
         except TimeoutError:
             raise AssertionError(f"not ready after half a minute; it says {told}") from None
+
+    async def _spooled(self, http: aiohttp.ClientSession) -> float:
+        """How many steps wait, in the journals of all workers."""
+        async with http.get(self.url + "/metrics") as answer:
+            said = dict(line.rsplit(" ", 1) for line in (await answer.text()).splitlines() if line[0] != "#")
+        return float(said["tokentape_spooled_steps"])
+
+    def worker_pids(self) -> list[int]:
+        """The processes that the proxy's own has started and that are alive."""
+        of_threads = Path(f"/proc/{self.proxy.process.pid}/task").glob("*/children")
+        return [int(pid) for children in of_threads for pid in children.read_text().split()]
+
+    async def all_workers(self) -> list[int]:
+        """Their pids, once all are there."""
+        async with asyncio.timeout(30):
+            while len(pids := self.worker_pids()) < self.workers:
+                await asyncio.sleep(0.02)
+        return pids

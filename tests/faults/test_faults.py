@@ -2,13 +2,18 @@
 
 import pytest
 
-from tests.faults.run import FAULTS, fail_over, fill_journal, kill_proxy, run, stop_store
+from tests.faults.run import FAULTS, fail_over, fill_journal, kill_proxy, kill_worker, run, stop_store
 
 
 @pytest.mark.parametrize(
     ("on_failure", "faults"),
-    [("fail", FAULTS), ("spool", [kill_proxy, stop_store, fill_journal]), ("fail", [fail_over])],
-    ids=["store", "journal", "replica"],
+    [
+        ("fail", FAULTS),
+        ("spool", [kill_proxy, stop_store, fill_journal]),
+        ("fail", [fail_over]),
+        ("fail", [kill_worker, kill_proxy]),
+    ],
+    ids=["store", "journal", "replica", "workers"],
 )
 async def test_every_call_whose_client_saw_its_end_is_stored_once_and_as_the_engine_said(on_failure, faults, tmp_path):
     """Whatever is killed, stopped, filled or replaced; nothing is half-written or without an owner, and all goes on."""
