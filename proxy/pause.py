@@ -60,8 +60,9 @@ class Pause:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
-        with suppress(StorageError):  # it is forgotten when its life is over
-            await self._notices.beat(self._who, b"", life_ms=0)
+        with suppress(StorageError, TimeoutError):  # it is forgotten when its life is over
+            async with asyncio.timeout(_BEAT_S):
+                await self._notices.beat(self._who, b"", life_ms=0)
 
     def told(self, notices: Mapping[str, Notice]) -> None:
         """Take over what is newer: answers of the store may overtake each other."""

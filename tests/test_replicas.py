@@ -19,6 +19,7 @@ async def urls(engine, server, store, monkeypatch):
     """Three replicas over the store of the test, before its engine."""
     engine.plays(load("chat_ids_lp"))
     monkeypatch.setenv("TOKENTAPE_STORE__PREFIX", store._store._prefix)
+    monkeypatch.setenv("TOKENTAPE_LOG__LEVEL", "warning")  # nobody reads the log here, and a full pipe would stop it
     words = ("serve", "--listen", "127.0.0.1:0", "--store", f"unix:{server.socket}", "--engine", engine.url)
     with ExitStack() as stack:
         starts = [asyncio.to_thread(stack.enter_context, started(*words)) for _ in range(3)]
