@@ -34,7 +34,7 @@ from storage.redis_queue import RedisQueue
 from storage.replies import optional_pairs, pairs, read_rollout
 from storage.scripts import Command, Script
 from storage.server_facts import ask_facts, told_of
-from storage.store import Entry, FieldsChanged, MissingBlocks, Page, Place, RolloutGone, StoredRollout
+from storage.store import Entry, FieldsChanged, MissingBlocks, Page, Place, RolloutGone, StoredRollout, Whole
 
 _BATCH_TTL_S: Final = 7 * 86_400
 
@@ -178,6 +178,17 @@ class RedisStore:
         key = keys_of(self._prefix, rollout).records
         records: list[bytes] = await self._ask(key, ("LRANGE", key, start, start + limit - 1))
         return records
+
+    async def whole(self, rollout: str, limit: int) -> Whole | None:
+        """Up to `limit` records and all else of a rollout, in one round trip; None if there is no such rollout."""
+        keys = keys_of(self._prefix, rollout)
+        asked: list[Command] = [("LRANGE", keys.records, 0, max(1, limit) - 1)]
+        asked += [("HGETALL", key) for key in (keys.blocks, keys.marks, keys.rollout)]
+        records, blocks, marks, found = map(checked, await self._servers.ask(keys.rollout, asked))
+        if not found:
+            return None
+        named = {name.decode(): value for name, value in pairs(marks)}
+        return Whole(read_rollout(rollout, found), records, dict(pairs(blocks)), named)
 
     async def find(self, rollout: str, name: str) -> tuple[int, bytes] | None:
         """The index and the record of this name, or None."""

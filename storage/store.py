@@ -94,6 +94,16 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
+class Whole:
+    """All of a rollout: its records, then read its blocks and marks, then itself."""
+
+    rollout: StoredRollout
+    records: list[bytes]
+    blocks: dict[bytes, bytes]
+    marks: dict[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
 class Page:
     """One page of a listing: rollout names, newest first, and the cursor of the next page (None: this was the last)."""
 
@@ -228,6 +238,10 @@ class Store(Protocol):
 
     async def read(self, rollout: str, start: int, limit: int) -> list[bytes]:
         """Up to `limit` records from index `start` on, in the order they were appended."""
+        ...
+
+    async def whole(self, rollout: str, limit: int) -> Whole | None:
+        """Up to `limit` records and all else of a rollout, in one round trip; None if there is no such rollout."""
         ...
 
     async def find(self, rollout: str, name: str) -> tuple[int, bytes] | None:

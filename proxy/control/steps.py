@@ -45,8 +45,14 @@ async def read_steps(parts: Parts, rollout: Rollout, *, whole: bool) -> list[Ste
 
     Without `whole`, requests and responses stay unread: rows of ids need neither.
     """
+    if rollout.counts.get("steps", 0) < _PAGE:
+        told = await parts.store.whole(rollout.rollout_id, _PAGE)
+        if told is None or told.rollout.birth != rollout.birth:
+            raise no_rollout(rollout.rollout_id)
+        if len(told.records) < _PAGE:
+            return await _decode(told.records, 0, BlockReader(told.blocks), told.marks, whole=whole)
     records: list[bytes] = []
-    while page := await parts.store.read(rollout.rollout_id, len(records), _PAGE):
+    while len(records) % _PAGE == 0 and (page := await parts.store.read(rollout.rollout_id, len(records), _PAGE)):
         records += page
     return await _decoded(parts, rollout, records, 0, whole=whole)
 
@@ -77,10 +83,17 @@ async def _decoded(parts: Parts, rollout: Rollout, records: Sequence[bytes], sta
     """
     name = rollout.rollout_id
     reader = BlockReader(await parts.store.blocks(name))
-    undelivered = read_marks(await parts.store.marks(name)).undelivered
+    marks = await parts.store.marks(name)
     stored = await parts.store.look(name)
     if stored is None or stored.birth != rollout.birth:
         raise no_rollout(name)
+    return await _decode(records, start, reader, marks, whole=whole)
+
+
+async def _decode(
+    records: Sequence[bytes], start: int, reader: BlockReader, marks: Mapping[str, bytes], *, whole: bool
+) -> list[Step]:
+    undelivered = read_marks(marks).undelivered
 
     def decoded() -> list[Step]:
         return [_read(record, reader, start + at, undelivered, whole=whole) for at, record in enumerate(records)]

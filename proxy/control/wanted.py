@@ -17,7 +17,7 @@ from proxy.control.models import ClaimBatch
 from proxy.control.steps import aside, facts_of, read_steps
 from proxy.errors import BadCall, Conflict
 from proxy.export import FORMATS, Fill, Format, Inexpressible, Rows
-from proxy.export.containers import CONTAINERS, Container, Json, Ndjson, Writer, container_for
+from proxy.export.containers import CONTAINERS, Container, Writer, container_for
 from proxy.parts import Parts
 from proxy.rollouts import Rollout
 from proxy.trajectory.retokenize import RETOKENIZED, retokenize
@@ -41,11 +41,6 @@ class Wanted:
     fill: Fill
     advantage: str = "given"
     report: bool = False
-
-    @property
-    def is_slow(self) -> bool:
-        """Whether rows are gathered, so that one that fills a batch takes a thread."""
-        return not isinstance(self.container, Json | Ndjson)
 
     async def rows(self, parts: Parts, rollout: Rollout) -> Rows:
         """The rows of one rollout, with the advantages that it has.

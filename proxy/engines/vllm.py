@@ -137,7 +137,7 @@ def _without_prompt_ids(response: Json, hidden: Hidden) -> Json:
 
 def _hide_choice(choice: Json, hidden: Hidden) -> Json:
     """A choice with what was injected null. Keys stay where they are: no key is added, the order is kept."""
-    shown = dict(choice)
+    shown = {**choice}
     if hidden.token_ids:
         for key in ("token_ids", "prompt_token_ids"):
             if key in shown:

@@ -83,13 +83,17 @@ class _Batches:
 
     def row(self, row: Any) -> bytes:
         """What can be written once this row is there; mostly nothing."""
+        is_full = self.fills(row)
         # A row without names is an array: the position is the name.
-        named = row if isinstance(row, Mapping) else dict(zip(self.columns, row, strict=True))
-        self._rows.append(named)
-        self._values += sum(_size(value) for value in named.values() if isinstance(value, list))
-        if len(self._rows) >= BATCH_ROWS or self._values >= BATCH_VALUES:
+        self._rows.append(row if isinstance(row, Mapping) else dict(zip(self.columns, row, strict=True)))
+        self._values += _values(row)
+        if is_full:
             self.flush()
         return self.sink.drain()
+
+    def fills(self, row: Any) -> bool:
+        """Whether a batch of rows is written with this one, which takes milliseconds."""
+        return len(self._rows) + 1 >= BATCH_ROWS or self._values + _values(row) >= BATCH_VALUES
 
     def flush(self) -> None:
         """Write what was gathered."""
@@ -166,6 +170,12 @@ def _type(arrow: Any, column: Column) -> Any:
     if isinstance(column, dict):
         return arrow.struct([(name, _type(arrow, inner)) for name, inner in column.items()])
     return arrow.string() if column == JSON else getattr(arrow, _SCALARS.get(column, column))()
+
+
+def _values(row: Any) -> int:
+    """About how many values the lists of a row hold."""
+    values = row.values() if isinstance(row, Mapping) else row
+    return sum(_size(value) for value in values if isinstance(value, list))
 
 
 def _size(values: list[Any]) -> int:

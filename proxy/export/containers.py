@@ -24,6 +24,10 @@ class Writer(Protocol):
         """What can be said with this row; nothing where rows are gathered first."""
         ...
 
+    def fills(self, row: Any) -> bool:
+        """Whether a batch of rows is written with this one, which takes milliseconds."""
+        ...
+
     def closing(self, report: Mapping[str, Any] | None) -> bytes:
         """What comes after the last row, with a report of what was left out if one is wanted."""
         ...
@@ -61,6 +65,9 @@ class _JsonWriter:
         between, self._between = self._between, b","
         return between + orjson.dumps(row)
 
+    def fills(self, row: Any) -> bool:
+        return False
+
     def closing(self, report: Mapping[str, Any] | None) -> bytes:
         return b"]}" if report is None else b'],"report":' + orjson.dumps(report) + b"}"
 
@@ -81,6 +88,10 @@ class Ndjson:
     def row(self, row: Any) -> bytes:
         """One line."""
         return orjson.dumps(row) + b"\n"
+
+    def fills(self, row: Any) -> bool:
+        """Never: rows are not gathered."""
+        return False
 
     def closing(self, report: Mapping[str, Any] | None) -> bytes:
         """The report, if one is wanted."""
@@ -111,6 +122,9 @@ class _MsgpackWriter:
 
     def row(self, row: Any) -> bytes:
         return bytes(self._encoder.encode(row))
+
+    def fills(self, row: Any) -> bool:
+        return False
 
     def closing(self, report: Mapping[str, Any] | None) -> bytes:
         return b"" if report is None else self.row({"report": report})

@@ -42,7 +42,7 @@ class TokenReply:
         return {**shown, "choices": choices}
 
     def _choice(self, choice: Json, sampled: Sampled, tokens: Tokens) -> Json:
-        told = dict(choice)
+        told = {**choice}
         prompt = tokens.prompt_ids if sampled.prompt_ids is None else sampled.prompt_ids
         if self.ids and prompt is not None and sampled.ids is not None:
             told |= {"prompt_token_ids": prompt, "response_token_ids": sampled.ids}

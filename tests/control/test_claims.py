@@ -183,7 +183,7 @@ async def test_a_store_that_fails_while_groups_are_rendered_leaves_none_held(pro
     """503, and the next claim gets them."""
     await proxy.group("g1", 1)
     await proxy.group("g2", 1)
-    store.failing.add("read")
+    store.failing.add("whole")
     answer = await proxy.post("/batches/claim", {"consumer": "trainer", "groups": 2})
     store.failing.clear()
 

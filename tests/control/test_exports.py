@@ -126,11 +126,11 @@ async def test_a_rollout_deleted_while_many_are_exported_is_left_out(proxy, stor
     """The others are not lost over it."""
     await proxy.chat("r1")
     await proxy.chat("r2")
-    store.waiting["marks"], store.reached["marks"] = asyncio.Event(), asyncio.Event()
+    store.waiting["whole"], store.reached["whole"] = asyncio.Event(), asyncio.Event()
     exporting = asyncio.ensure_future(proxy.get("/export"))
-    await store.reached["marks"].wait()
+    await store.reached["whole"].wait()
     await proxy.delete("/rollouts/r1")
-    store.waiting.pop("marks").set()
+    store.waiting.pop("whole").set()
     rows = (await exporting).json["rows"]
 
     assert ["r2"] == [row["rollout_id"] for row in rows]

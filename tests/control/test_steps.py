@@ -68,9 +68,22 @@ async def test_a_page_that_is_none_is_400(proxy, query):
     assert 400 == (await proxy.get(f"/rollouts/r1/steps?{query}")).status
 
 
-@pytest.mark.parametrize("verb", ["read", "blocks"])
-@pytest.mark.parametrize("path", ["/steps", "/tree", "/export"])
-async def test_a_step_stored_while_others_are_read_harms_nothing(proxy, store, path, verb):
+@pytest.fixture(params=["short", "long"])
+def length(request, monkeypatch):
+    """A short rollout is read in one round trip, a long one page by page: here, by pages of one record."""
+    if request.param == "long":
+        monkeypatch.setattr("proxy.control.steps._PAGE", 1)
+    return request.param
+
+
+READING = [
+    ("/steps", "short", "read"), ("/steps", "short", "blocks"), ("/tree", "short", "whole"), ("/export", "short", "whole"),
+    ("/tree", "long", "read"), ("/tree", "long", "blocks"), ("/export", "long", "read"), ("/export", "long", "blocks"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "length", "verb"), READING, indirect=["length"])
+async def test_a_step_stored_while_others_are_read_harms_nothing(proxy, store, path, verb, length):
     """It is read whole or not yet: what it leans on is never missing."""
     await proxy.chat("r1")
     store.waiting[verb], store.reached[verb] = asyncio.Event(), asyncio.Event()
@@ -84,16 +97,17 @@ async def test_a_step_stored_while_others_are_read_harms_nothing(proxy, store, p
 
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("path", ["/steps", "/steps/{step}", "/tree", "/export"])
-async def test_a_rollout_deleted_while_it_is_read_is_404(proxy, store, path, again):
+async def test_a_rollout_deleted_while_it_is_read_is_404(proxy, store, path, again, length):
     """Also if it is there again: halves of two lives are no rollout."""
     (step,) = await proxy.turns("r1", 1)
-    store.waiting["marks"], store.reached["marks"] = asyncio.Event(), asyncio.Event()
+    verb = "whole" if length == "short" and path in {"/tree", "/export"} else "marks"
+    store.waiting[verb], store.reached[verb] = asyncio.Event(), asyncio.Event()
     reading = asyncio.ensure_future(proxy.get(f"/rollouts/r1{path.format(step=step)}"))
-    await store.reached["marks"].wait()
+    await store.reached[verb].wait()
     await proxy.delete("/rollouts/r1")
     if again:
         await proxy.chat("r1")
-    store.waiting.pop("marks").set()
+    store.waiting.pop(verb).set()
 
     assert 404 == (await reading).status
 

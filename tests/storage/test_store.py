@@ -238,6 +238,25 @@ async def test_find_gives_a_record_by_name(store):
     assert None is await store.find("other", "s2")
 
 
+async def test_a_whole_rollout_is_one_answer(store):
+    """`whole` gives records, blocks, marks and the rollout as the verbs for each do; None for one that is not there."""
+    assert None is await store.whole("r", 10)
+    entry = await opened_entry(store, blocks={b"b": b"1"}, counts={"steps": 1})
+    await store.append(entry, now_ms=2)
+    await store.append(replace(entry, name="s2", record=b"second"), now_ms=3)
+    await store.mark("r", entry.birth, {"m": b"1"}, now_ms=4)
+
+    told = await store.whole("r", 10)
+
+    assert (await store.read("r", 0, 10), await store.blocks("r"), await store.marks("r")) == (
+        told.records,
+        told.blocks,
+        told.marks,
+    )
+    assert await store.look("r") == told.rollout
+    assert [b"record"] == (await store.whole("r", 1)).records
+
+
 async def test_blocks_are_found_by_name(store):
     """`blocks` gives those of the names asked for that exist; of no names, none."""
     entry = await opened_entry(store, blocks={b"a": b"1", b"b": b"2", b"c": b"3"})
