@@ -48,6 +48,8 @@ def own(endpoints: Sequence[Endpoint], rollout_id: str) -> Endpoint:
 def _by_name(endpoints: Sequence[Endpoint], rollout_id: str) -> list[Endpoint]:
     if not endpoints:
         raise NoEngine("no engine is configured; set engines.endpoints or start with --engine URL")
+    if len(endpoints) == 1:
+        return list(endpoints)
     name = rollout_id.encode()
 
     def weight(endpoint: Endpoint) -> bytes:
