@@ -2,7 +2,7 @@
 
 Holds the calls in flight, the bound on their bytes, and the one task that cuts stalled clients. A client that is slow is none:
 its engine is read no faster than it reads (a few hundred kB lie between), so its call holds what its step will. Rule: nothing
-is counted per event; the calls are summed up when another one comes.
+is counted per event; the calls are summed up when another one comes, at most ten times a second if they are many.
 """
 
 import asyncio
@@ -16,6 +16,8 @@ from proxy.errors import Overloaded
 from proxy.logs import LOG
 from proxy.metrics import Metrics
 
+_MANY = 64
+_COUNT_EVERY_S = 0.1
 _LOOKS = 4  # at each client within the time that it may stall
 
 
@@ -35,7 +37,10 @@ class Pressure:
         self._metrics = metrics
         self._kept = kept
         self._asked_bytes = 0
-        self._watching = asyncio.get_running_loop().create_task(self._watch())
+        self._answered_bytes = 0  # as they were counted last
+        self._counted_at = -_COUNT_EVERY_S
+        self._loop = asyncio.get_running_loop()
+        self._watching = self._loop.create_task(self._watch())
         self.calls: set[Held] = set()
         metrics.held_bytes.set_function(self.held_bytes)
 
@@ -44,7 +49,9 @@ class Pressure:
 
     def held_bytes(self) -> int:
         """The bytes of all that is in flight: bodies that came, what was sent of them and its answer, steps on their way."""
-        return self._asked_bytes + sum(call.body_bytes for call in self.calls) + self._kept()
+        self._answered_bytes = sum(call.body_bytes for call in self.calls)
+        self._counted_at = self._loop.time()
+        return self._asked_bytes + self._answered_bytes + self._kept()
 
     @contextmanager
     def admitted(self, body_bytes: int | None) -> Iterator[None]:
@@ -52,7 +59,7 @@ class Pressure:
 
         A call that finds nothing in flight is let in, however long it is.
         """
-        held, most = self.held_bytes(), self._most_bytes
+        held, most = self._held_lately(), self._most_bytes
         if held and held + (body_bytes or 0) > most:
             raise Overloaded(
                 f"calls in flight hold {held} bytes, and this one would go over the bound of {most} "
@@ -63,6 +70,12 @@ class Pressure:
             yield
         finally:
             self._asked_bytes -= body_bytes or 0
+
+    def _held_lately(self) -> int:
+        """The bytes held; of many calls, as they were a moment ago: else each new call would look at thousands."""
+        if len(self.calls) < _MANY or self._loop.time() - self._counted_at > _COUNT_EVERY_S:
+            return self.held_bytes()
+        return self._asked_bytes + self._answered_bytes + self._kept()
 
     async def close(self) -> None:
         """Watch no more."""

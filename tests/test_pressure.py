@@ -8,9 +8,12 @@ import orjson
 import pytest
 from aiohttp import web
 from fakes import proxying, settings_for
+from prometheus_client import CollectorRegistry
 from recorded import load
 from stored import some_steps, steps_of
 
+from proxy.metrics import make_metrics
+from proxy.pressure import Pressure
 from proxy.server import running
 
 WHOLE, STREAM = load("chat_ids_lp"), load("chat_ids_lp_stream")
@@ -150,3 +153,31 @@ async def test_a_slow_client_is_not_cut(store, engine, http):
         client.close()
 
     assert ["complete"] == [step.status for step in await steps_of(store, "r1")]
+
+
+async def test_a_new_call_does_not_look_at_thousands(pressured):
+    """Of many calls in flight the bytes are counted ten times a second, not with each new one."""
+    looks = []
+
+    class Held:
+        @property
+        def body_bytes(self):
+            looks.append(1)
+            return 10
+
+    pressured.calls |= {Held() for _ in range(1000)}
+    for _ in range(1000):
+        with pressured.admitted(1):
+            pass
+
+    assert len(looks) < 20_000
+    assert 10_000 == pressured.held_bytes()
+
+
+@pytest.fixture
+async def pressured():
+    """A pressure of its own."""
+    made = Pressure(10**6, 60, make_metrics(CollectorRegistry()), lambda: 0)
+    yield made
+    made.calls.clear()
+    await made.close()
