@@ -150,7 +150,8 @@ SAMPLED = [
 @given(st.lists(st.sampled_from(SAMPLED), min_size=1, max_size=8), st.sampled_from(["exact", "flagged"]))
 def test_once_and_ids(steps, include):
     """Over all rows each sampled token is trained once; a row's tokens, cut at its spans, are the recorded ids in order."""
-    steps = [replace(step, step_id=f"{place}", extra={}) for place, step in enumerate(steps)]
+    # Each a call of its own: of two that ask the same, one may be a retry of the other, and only one of those is trained.
+    steps = [replace(step, step_id=f"{n}", extra={"request_key": f"{n}"}) for n, step in enumerate(steps)]
     recorded = {(step.step_id, choice.index): (step, choice) for step in steps for choice in step.choices}
     trained = dict.fromkeys(recorded, 0)
     rows = sequences(steps, FACTS, Options(include=include)).rows
