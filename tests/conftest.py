@@ -32,6 +32,14 @@ if sys.version_info < (3, 12):
     base_events.Server._attach = attach
 
 
+_PROCESSES = ("tests/test_workers.py", "tests/faults/", "tests/test_main.py", "tests/test_replicas.py", "tests/audit/")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files whose tests take seconds go first, so that no core is left with one of them at the end."""
+    items.sort(key=lambda item: not item.nodeid.startswith(_PROCESSES))
+
+
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def server(tmp_path_factory):
     """One Valkey for all tests: its start would be most of a test's time."""

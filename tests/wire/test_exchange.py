@@ -292,7 +292,7 @@ ANSWER = JSON | st.lists(CHOICE, max_size=3).flatmap(
 )
 
 
-@settings(max_examples=1000)
+@settings(max_examples=500)
 @given(
     st.sampled_from(["vllm", "sglang", "llamacpp", "plain"]),
     st.lists(ANSWER, max_size=5),
