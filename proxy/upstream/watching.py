@@ -7,7 +7,7 @@ Holds one task for each endpoint that is followed, and tells of what changes (lo
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from random import uniform
+from random import Random
 from typing import Final
 
 from proxy.errors import EngineFault
@@ -26,6 +26,7 @@ class Watch:
         self._health_s = health_s
         self._metrics = metrics
         self._status_of = status_of
+        self._dice = Random()  # noqa: S311 - no secret; its own: nobody else's random numbers depend on when we check
         self._ejected: dict[Endpoint, asyncio.Event] = {}
         self._tasks: dict[Endpoint, asyncio.Task[None]] = {}
 
@@ -114,7 +115,7 @@ class Watch:
         ejected.clear()
         if not endpoint.health.is_ejected:
             with suppress(TimeoutError):
-                async with asyncio.timeout(pause_s * uniform(1 - _JITTER, 1 + _JITTER)):  # noqa: S311 - no secret
+                async with asyncio.timeout(pause_s * self._dice.uniform(1 - _JITTER, 1 + _JITTER)):
                     await ejected.wait()
         if endpoint.health.ejected_until is not None:
             await asyncio.sleep(max(endpoint.health.ejected_until - _now(), 0))
