@@ -58,9 +58,12 @@ class Dialect(Protocol):
         ...
 
 
+_SPELT_FALSE = frozenset({"0", "off", "f", "false", "n", "no"})  # to pydantic 2, by which vLLM and SGLang read bodies
+
+
 def is_on(value: Any) -> bool:
     """Whether a flag of a body is on. What is neither absent, null nor false is the engine's to judge: taken as on."""
-    return value not in (None, False)
+    return value.lower() not in _SPELT_FALSE if isinstance(value, str) else value not in (None, False)
 
 
 def samples_of(body: Mapping[str, Any]) -> int | None:

@@ -2,17 +2,26 @@
 
 import orjson
 import pytest
+from pydantic import TypeAdapter
 
 from proxy.dialects.base import is_on, openai_error, samples_of, wants_usage
 from proxy.errors import BadCall
 
 
 @pytest.mark.parametrize(
-    ("value", "expected"), [(None, False), (False, False), (0, False), (True, True), (1, True), ("no", True)]
+    ("value", "expected"), [(None, False), (False, False), (0, False), (True, True), (1, True), ("maybe", True)]
 )
 def test_a_flag_is_on_unless_it_is_absent_null_or_false(value, expected):
     """What else there is, the engine judges."""
     assert expected is is_on(value)
+
+
+@pytest.mark.parametrize(
+    "text", ["0", "off", "f", "false", "n", "no", "No", "FALSE", "1", "on", "t", "true", "y", "yes"]
+)
+def test_a_flag_in_words_is_read_as_the_engines_read_it(text):
+    """By pydantic: else we would take ids for asked that the engine does not give."""
+    assert TypeAdapter(bool).validate_python(text) is is_on(text)
 
 
 @pytest.mark.parametrize(

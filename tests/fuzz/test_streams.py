@@ -81,7 +81,8 @@ async def test_a_spoilt_stream_leaves_a_step_that_claims_no_more_than_came(fuzz)
         plan = plan_of(cassette.path, cassette.body)
         exchanged = play(plan, cassette, reads)
         check_step(exchanged[2], answer)
-        assert len(exchanged[0]) + len(exchanged[1]) <= len(answer) + 2
+        # An event that is told in other words has a space after "data:", also where the engine's has none.
+        assert len(exchanged[0]) + len(exchanged[1]) <= len(answer) + 2 + answer.count(b"data:")
 
     await fuzz(0.24, spoilt(STREAMS), check)
 
