@@ -3,13 +3,16 @@
     __main__    the command line
     config      the settings; errors, metrics, logs, clock: what they say
     app         puts everything together
-    calls       a call is accepted: named, read, guarded, planned
+    server      the process that listens; stopping: how it is told to end; standin: what listens while its store is away
+    workers     several processes on one port; worker: one of them; totals: the metrics of all
+    calls       a call is accepted: named, read, planned
+    admission   and let in: its rollout opened, its place taken (places), a pause waited for (pause), guarded (guards)
     relay       a call is relayed: sent, shown, recorded, ended
     passthrough what is passed on unrecorded
     control/    the control face, one file a noun
     compat/     other systems' protocols, served over ours
-    upstream    the engines' endpoints
-    recorder    the one writer of steps
+    upstream/   the engines' endpoints: chosen, checked, waited for, sent to; fleet: which ones there are
+    recorder    the one writer of steps; standing: whether the store is there; spool: the journal for when it is not
     wire/       [pure] bytes -> events -> response; the exchange
     dialects/   [pure] what clients speak
     engines/    [pure] what engines speak

@@ -4,9 +4,10 @@
     options       what people say about a store: URL and options
     keys          every key, its type and its lifetime
     scripts       what must be atomic, in Lua
-    redis_store   the one implementation of the verbs
+    redis_store   the one implementation of the verbs; redis_listing, _notices, _places, _queue: those of one noun each
     durability    when a write counts as done
     connections   the pool, and the one round trip to a server
+    line          the connection that short verbs share
     cluster       which server of a cluster holds what
     server_facts  what a server says of itself
     faults        foreign errors, named once

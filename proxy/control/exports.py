@@ -1,6 +1,6 @@
 """Exports: rows for trainers, of one rollout or of many.
 
-Holds the streaming of rows: one rollout at a time, so that memory does not grow with how many there are.
+Holds the streaming of rows: one rollout at a time, and a few read ahead, so that memory does not grow with how many there are.
 """
 
 import asyncio
