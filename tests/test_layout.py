@@ -148,10 +148,10 @@ def test_there_is_no_import_cycle():
 
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)
 def test_files_and_functions_are_short(path):
-    """At most 300 lines a file and 50 a function."""
+    """A file has at most 400 lines and a function at most 50."""
     functions = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
 
-    assert len(path.read_text().splitlines()) <= 300
+    assert len(path.read_text().splitlines()) <= 400
     assert [] == [node.name for node in functions if node.end_lineno - node.lineno >= 50]
 
 
