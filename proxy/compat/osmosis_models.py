@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, ValidationError
 
 from proxy.errors import NotValid
+from proxy.signals import Signal
 
 _TOLD = 5  # faults that a refusal names: a long list may have one at every place
 
@@ -62,7 +63,7 @@ class RolloutResult(BaseModel):
     error_message: str | None = None
     metrics: dict[str, Any] | None = None
     extra_fields: dict[str, Any] | None = None
-    reward: FiniteFloat | None = None
+    reward: Signal | None = None
 
 
 class InitAnswer(BaseModel):
