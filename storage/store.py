@@ -80,6 +80,14 @@ class StoredRollout:
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """What a rollout that expired is restored with: when it was created, and its fields."""
+
+    created_ms: int
+    fields: Mapping[str, bytes] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Entry:
     """One record to append, with all that must be stored together with it.
 

@@ -18,7 +18,7 @@ from proxy.drifting import find_drift
 from proxy.errors import NotFound, NotValid, ProxyError
 from proxy.export.containers import Ndjson, container_for
 from proxy.parts import PARTS, Parts
-from proxy.rollouts import Rollout, read_marks, read_rollout
+from proxy.rollouts import Rollout, own_metadata, read_marks, read_rollout
 from proxy.trajectory import fidelity
 from proxy.trajectory.blocks import BlockReader
 from proxy.trajectory.outline import outline
@@ -71,7 +71,7 @@ def facts_of(rollout: Rollout) -> RolloutFacts:
         reward=rollout.reward,
         step_rewards=rollout.step_rewards,
         advantages=rollout.advantages,
-        metadata=rollout.metadata,
+        metadata=own_metadata(rollout.metadata),
     )
 
 
