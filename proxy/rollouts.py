@@ -13,7 +13,7 @@ import orjson
 from proxy.policy import read_policy
 from proxy.recorder import DELIVERED_MARK, UNDELIVERED_MARK
 from proxy.wire.plan import Sampling
-from storage.store import Origin, StoredRollout
+from storage.store import LATE_MARK, Origin, StoredRollout
 
 RESULT: Final = "osmosis"  # in the metadata: what a rollout server reported, or an agent claims it did
 DRIFT_MARK: Final = "drift"  # by kind, counted when the rollout was finished
@@ -75,9 +75,13 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What was learnt of a rollout's steps after they were stored. `drift` by kind; None while nobody counted it."""
+    """What was learnt of a rollout's steps after they were stored, or with it: the ids of steps.
+
+    `late`: stored after the rollout was finished. `drift` by kind; None while nobody counted it.
+    """
 
     undelivered: frozenset[str]
+    late: frozenset[str] = frozenset()
     drift: Mapping[str, int] | None = None
 
 
@@ -130,6 +134,7 @@ def read_marks(marks: Mapping[str, bytes]) -> Marks:
     """What the marks of a rollout say, by step id."""
     return Marks(
         undelivered=_named(marks, UNDELIVERED_MARK) - _named(marks, DELIVERED_MARK),
+        late=_named(marks, LATE_MARK),
         drift=orjson.loads(marks[DRIFT_MARK]) if DRIFT_MARK in marks else None,
     )
 

@@ -235,7 +235,7 @@ async def _shown(request: web.Request, parts: Parts, rollout: Rollout) -> dict[s
 
 
 _DISPATCH = ("server", "protocol", "state")
-_COUNTS = ("steps", "exact", "flagged", "error", "sampled_tokens", "prompt_tokens", "mask_mismatches")
+_COUNTS = ("steps", "exact", "flagged", "error", "late", "sampled_tokens", "prompt_tokens", "mask_mismatches")
 
 
 def _terms(request: web.Request, parts: Parts, rollout: Rollout) -> dict[str, Any]:
