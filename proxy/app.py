@@ -131,9 +131,7 @@ async def _make_parts(
     totals = _kept(stack, Totals(registry, metrics, crew))
     await totals.start()
     opened = store or _kept(stack, await open_store(settings.store.url, store_options(settings.store)))
-    secret = await opened.constant(
-        _SECRET, clock.entropy(32)
-    )  # first: so a start without a store ends before it is one
+    secret = await opened.constant(_SECRET, clock.entropy(32))  # first: a start without a store ends here
     upstream = _kept(stack, Upstream(settings.engines, metrics))
     audit = _kept(stack, BackgroundAudit(settings.audit.sample_rate, upstream, metrics, clock))
     audit.start()
@@ -142,11 +140,16 @@ async def _make_parts(
     recorder = _kept(stack, Recorder(opened, metrics, clock, audit.offer, spool, lifetimes.origin))
     agents = settings.agents
     pressure = Pressure(agents.max_bytes_in_flight, agents.stall_s, metrics, lambda: recorder.kept_bytes)
-    most, longest = agents.most_paused, agents.longest_pause_s
     tokenizers = Tokenizers(settings.engines.endpoints)
     follow = [upstream.replace, tokenizers.replace, lambda said: metrics.keep_engines({one.label for one in said})]
     fleet = Fleet(opened.notices, settings.engines.endpoints, follow)
-    pause = Pause(opened.notices, new_id(clock), most_waiting=most, longest_s=longest, tell=fleet.told)
+    pause = Pause(
+        opened.notices,
+        new_id(clock),
+        most_waiting=agents.most_paused,
+        longest_s=agents.longest_pause_s,
+        tell=fleet.told,
+    )
     app[ROLLOUT_SERVERS] = _kept(stack, RolloutServers(settings.osmosis))  # closed before the recorder: it notes cuts
     await _kept(stack, pause).start()
     return Parts(

@@ -78,7 +78,7 @@ def headline(step: Mapping[str, Any]) -> Text:
         of_policy,
         reward,
     )
-    undelivered = ("" if told["delivered"] else "  not delivered") + ("  late" if told["late"] else "")
+    undelivered = ("" if told["delivered"] else "  not delivered") + ("  late" if told.get("late") else "")
     said = "  ".join(visible(part) for part in parts if part)
     is_flagged = told["status"] != "error" and not told["exact"]
     verdict = Text("flagged", "yellow") if is_flagged else verdict_of(told)  # `troubles` say why
