@@ -140,16 +140,11 @@ async def _make_parts(
     recorder = _kept(stack, Recorder(opened, metrics, clock, audit.offer, spool, lifetimes.origin))
     agents = settings.agents
     pressure = Pressure(agents.max_bytes_in_flight, agents.stall_s, metrics, lambda: recorder.kept_bytes)
+    most, longest = agents.most_paused, agents.longest_pause_s
     tokenizers = Tokenizers(settings.engines.endpoints)
     follow = [upstream.replace, tokenizers.replace, lambda said: metrics.keep_engines({one.label for one in said})]
     fleet = Fleet(opened.notices, settings.engines.endpoints, follow)
-    pause = Pause(
-        opened.notices,
-        new_id(clock),
-        most_waiting=agents.most_paused,
-        longest_s=agents.longest_pause_s,
-        tell=fleet.told,
-    )
+    pause = Pause(opened.notices, new_id(clock), most_waiting=most, longest_s=longest, tell=fleet.told)
     app[ROLLOUT_SERVERS] = _kept(stack, RolloutServers(settings.osmosis))  # closed before the recorder: it notes cuts
     await _kept(stack, pause).start()
     return Parts(

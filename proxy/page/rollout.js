@@ -84,7 +84,13 @@ function factsOf(rollout) {
   return [
     ["Status", status(rollout.status)],
     ["Reward", decimal(rollout.reward)],
-    ["Steps", count(counts.steps) + also(counts.error, "failed") + also(counts.undelivered, "undelivered") + also(counts.late, "late")],
+    [
+      "Steps",
+      count(counts.steps) +
+        also(counts.error, "failed") +
+        also(counts.undelivered, "undelivered") +
+        also(counts.late, "late"),
+    ],
     ["Exact / flagged", fidelity(counts.exact, counts.flagged)],
     ["Tokens", `${count(counts.sampled_tokens)} sampled, ${count(counts.prompt_tokens)} given`],
     [
