@@ -21,6 +21,17 @@ async def test_acknowledged_waits_for_the_reply_only(on_redis):
     assert 0 == await appended(on_redis)
 
 
+async def test_a_server_that_never_syncs_confirms_its_writes(tmp_path, start, opened):
+    """Where a server writes its file before it replies and never syncs, each write is shown to be in the file."""
+    for url in (f"embedded:{tmp_path / 'store'}", start("--appendonly", "yes", "--appendfsync", "no").url):
+        store = await opened(url)
+        assert Barrier(confirmed=True) == store._barrier
+        assert 0 == await appended(store)
+
+    store = await opened(start("--appendonly", "yes", "--appendfsync", "everysec").url)
+    assert Barrier() == store._barrier
+
+
 async def test_fsync_of_the_embedded_server(tmp_path, opened, command):
     """With durability fsync, the embedded server answers only when its file is on disk."""
     store = await opened(f"embedded:{tmp_path / 'store'}", durability="fsync")

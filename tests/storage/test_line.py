@@ -139,6 +139,44 @@ async def test_when_the_server_hangs_up_all_ask_once_more(connect, stub):
     assert [[b"PONG"]] * 3 == answers
 
 
+@pytest.mark.parametrize("shared", [True, False])
+async def test_a_reply_without_its_confirmation_is_none(connect, stub, shared):
+    """Where the connection breaks before the confirmation, both are repeated on the next one."""
+    with pytest.raises(StoreAway, match="cannot be reached"):
+        await connect(await stub(answered=1, last=None)).ask([("PING",)], shared=shared, confirmed=True)
+
+    answered = await connect(await stub(answered=2, last=None)).ask([("PING",)], shared=shared, confirmed=True)
+    assert [b"PONG", b"PONG"] == answered
+
+
+async def test_callers_of_one_turn_share_a_confirmation(connect, start):
+    """What many send in one turn of the event loop is confirmed by few PINGs, and each caller has its own reply."""
+    server = start()
+    connections = connect(server.port)
+    with server.client as client:
+        before = client.info("commandstats").get("cmdstat_ping", {"calls": 0})["calls"]
+
+        asks = (connections.ask([("ECHO", i)], shared=True, confirmed=True) for i in range(1000))
+        answers = await asyncio.gather(*asks)
+
+        assert [[b"%d" % i, b"PONG"] for i in range(1000)] == answers
+        assert client.info("commandstats")["cmdstat_ping"]["calls"] - before < 500
+
+
+async def test_a_caller_that_leaves_before_its_confirmation_delays_nobody(connect, start):
+    """Others whose replies came in the same turn get theirs."""
+    connections = connect(start().port)
+    asking = [asyncio.ensure_future(connections.ask([("ECHO", i)], shared=True, confirmed=True)) for i in range(3)]
+    while not connections._line._talk or not connections._line._talk._unconfirmed:
+        await asyncio.sleep(0)
+    asking[1].cancel()
+
+    first, second, third = await asyncio.gather(*asking, return_exceptions=True)
+
+    assert [[b"0", b"PONG"], [b"2", b"PONG"]] == [first, third]
+    assert isinstance(second, asyncio.CancelledError)
+
+
 async def test_what_nobody_asked_for_breaks_the_line(connect, stub):
     """An answer too many would become another caller's: the connection is given up, and the next call has a new one."""
     port = await stub(answered=1, last=b"+STALE\r\n")
