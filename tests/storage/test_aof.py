@@ -22,12 +22,12 @@ def transaction(*commands):
     return packed(b"MULTI") + b"".join(commands) + packed(b"EXEC")
 
 
-def files(path, *incr, base=b"REDIS", kinds="i"):
-    """The files of a store: a base and incremental files, of the kinds given or 'i'."""
+def files(path, *incr):
+    """The files of a store that consist of commands, beside a base and a manifest."""
     folder = path / "appendonlydir"
     folder.mkdir(parents=True)
     names = [f"appendonly.aof.{number}.incr.aof" for number in range(1, len(incr) + 1)]
-    (folder / "appendonly.aof.1.base.rdb").write_bytes(base)
+    (folder / "appendonly.aof.1.base.rdb").write_bytes(b"REDIS")
     lines = ["file appendonly.aof.1.base.rdb seq 1 type b\n"]
     for number, (name, data) in enumerate(zip(names, incr, strict=True), 1):
         (folder / name).write_bytes(data)
@@ -77,8 +77,11 @@ def test_an_end_that_is_not_whole_is_cut_off_and_saved(tmp_path_factory, units, 
         packed(b"RPUSH", b"l", b"1") + packed(b"EXEC") + transaction(packed(b"SET", b"a", b"1")),
         transaction(packed(b"SET", b"a", b"1")) + b"*3\r\n$3\r\nSE",
     ],
+    ids=["a transaction", "a command", "the rest of one and a transaction", "a transaction and half a command"],
 )
-@pytest.mark.parametrize("damage", [bytes(4096), b"*2\r\n$3\r\nSET\r\n$999999\r\nab\r\n", b"garbage\r\n"])
+@pytest.mark.parametrize(
+    "damage", [bytes(4096), b"*2\r\n$3\r\nSET\r\n$999999\r\nab\r\n", b"garbage\r\n"], ids=["zeros", "length", "garbage"]
+)
 def test_damage_with_whole_commands_behind_it_is_for_a_person(tmp_path, damage, after):
     """The file stays as it is; the error names the offsets, and the commands that start without what follows."""
     first = transaction(packed(b"SET", b"k", b"v"))
@@ -219,7 +222,9 @@ async def test_a_store_with_damage_in_the_middle_does_not_start(stored):
     await (await open_store(f"embedded:{stored}")).close()
 
 
-@pytest.mark.parametrize("damage", [lambda data: data[:-20], lambda data: data[:30] + bytes(10) + data[40:]])
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[:-20], lambda data: data[:30] + bytes(10) + data[40:]], ids=["cut short", "zeros"]
+)
 async def test_a_damaged_base_is_named(stored, damage):
     """A snapshot cannot be repaired; the error names it and what to do."""
     base = next((stored / "appendonlydir").glob("*.base.rdb"))
