@@ -30,7 +30,7 @@ def serve(tmp_path, monkeypatch):
 
 
 async def until(condition):
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(50):
         while not condition():
             await asyncio.sleep(0.02)
 

@@ -79,7 +79,7 @@ async def replicated(start, opened, until):
     """A primary, its replica, and a store that wants every write on both."""
     primary = start("--repl-diskless-sync-delay", "0")
     replica = start("--replicaof", "127.0.0.1", str(primary.port))
-    store = await opened(primary.url, durability="replicated", timeout_s=0.5)
+    store = await opened(primary.url, durability="replicated", timeout_s=2)
     with replica.client as client:
 
         async def is_linked():
@@ -127,7 +127,7 @@ async def test_a_replica_takes_no_writes(replicated, opened):
 
 async def test_replicated_in_a_cluster_waits_on_the_same_server(url_of, opened):
     """In a cluster too, a write without its replicas raises `StoreAway`, from the server that has it."""
-    store = await opened(url_of("cluster"), durability="replicated", timeout_s=0.5)
+    store = await opened(url_of("cluster"), durability="replicated", timeout_s=2)
 
     with pytest.raises(StoreAway, match="reached 0 of 1 replicas"):
         await appended(store)

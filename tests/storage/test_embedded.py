@@ -173,7 +173,7 @@ async def test_an_orphan_is_ended_first(url, path, opened, until):
 
     store = await opened(url)
 
-    assert 0 == await asyncio.wait_for(orphan.wait(), 5)
+    assert 0 == await asyncio.wait_for(orphan.wait(), 50)
     assert [b"record"] == await store.read("r", 0, 9)
 
 
@@ -343,7 +343,7 @@ async def test_a_server_that_cannot_start_shows_its_log(url, path):
 
 async def test_while_the_server_cannot_be_started_calls_are_away(url, path, opened, until, caplog):
     """A server that cannot be started again is tried again and again; meanwhile calls raise `StoreAway` in time."""
-    store = await opened(url, timeout_s=0.3)
+    store = await opened(url, timeout_s=2)
     await store.open("r", {}, now_ms=1)
     manifest = next((path / "appendonlydir").glob("*.manifest"))
     whole = manifest.read_bytes()
@@ -381,7 +381,7 @@ async def test_files_are_synced_each_second(path, monkeypatch):
     monkeypatch.setattr("os.fsync", lambda file: (fsync(file), loop.call_soon_threadsafe(synced.set)))
     server = await start_embedded(path, "acknowledged")
 
-    await asyncio.wait_for(synced.wait(), 5)
+    await asyncio.wait_for(synced.wait(), 50)
 
     await server.stop()
 

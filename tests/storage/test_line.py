@@ -120,12 +120,12 @@ async def test_when_the_line_falls_silent_it_is_given_up(connect, stub):
 
 async def test_while_we_stand_still_nobody_else_is_silent(connect, redis_server):
     """An event loop that is busy for longer than the timeout does not make the store one that is away."""
-    connections = connect(redis_server.port, timeout_s=0.1)
+    connections = connect(redis_server.port, timeout_s=0.5)
     await connections.ask([("PING",)], shared=True)
 
     asking = asyncio.ensure_future(connections.ask([("PING",)], shared=True))
     await asyncio.sleep(0)
-    time.sleep(0.3)  # noqa: ASYNC251 - the very thing
+    time.sleep(1.5)  # noqa: ASYNC251 - the very thing
 
     assert [b"PONG"] == await asking
 
