@@ -179,11 +179,11 @@ async def test_a_step_that_is_being_written_to_the_journal_while_the_store_retur
 
     def slow(file: int) -> None:
         writing.set()
-        assert written.wait(10)
+        assert written.wait(50)
 
     monkeypatch.setattr(os, "fsync", slow)
     recording = asyncio.ensure_future(recorder.record(step(1), birth, body_bytes=10))
-    await asyncio.to_thread(writing.wait, 10)
+    await asyncio.to_thread(writing.wait, 50)
     store.failing.clear()
     async with asyncio.timeout(50):
         while recorder.standing.away is not None:
