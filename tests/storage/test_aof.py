@@ -1,7 +1,9 @@
 """The files of the embedded server after a crash: what is whole is kept, what is cut off is saved, and nothing is guessed."""
 
 import logging
+import re
 import shutil
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -294,3 +296,15 @@ async def test_a_copy_of_the_data_is_a_store(stored, tmp_path, opened):
     shutil.copytree(stored / "appendonlydir", tmp_path / "copy" / "appendonlydir")
 
     assert [b"0", b"1", b"2"] == await (await opened(f"embedded:{tmp_path / 'copy'}")).read("r", 0, 9)
+
+
+async def test_a_lost_manifest_can_be_written_by_hand(stored, opened):
+    """As the page on reliability has it, where there is one base and one file of commands: as the server wrote it."""
+    manifest = stored / "appendonlydir" / "appendonly.aof.manifest"
+    lost = manifest.read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reliability.md").read_text()
+    lines = re.findall(r"`(file appendonly\.aof\.N\.\S+ seq N type [bi])`", page)
+    manifest.write_text("".join(line.replace("N", "1") + "\n" for line in lines))
+
+    assert lost == manifest.read_text()
+    assert [b"0", b"1", b"2"] == await (await opened(f"embedded:{stored}")).read("r", 0, 9)
