@@ -38,6 +38,7 @@ _POLL_S: Final = 0.02
 _LONGEST_PAUSE_S: Final = 5.0
 _STEADY_S: Final = 30.0  # a server that lived so long is started again at once
 _FSYNC_EVERY_S: Final = 1.0
+_SERVING: Final = (b"+PONG", b"-MISCONF")  # the latter with a full disk, when clients were quicker than we with a write
 
 
 class _NotStarted(StorageError):
@@ -161,10 +162,10 @@ class EmbeddedServer:
             )  # fmt: skip
         try:
             async with asyncio.timeout(_ANSWER_TIMEOUT_S) as patience:
-                while (answer := await self._tell(b"PING")) != b"+PONG":
+                while not (answer := await self._tell(b"PING") or b"").startswith(_SERVING):
                     if self._process.returncode is not None:
                         raise self._not_started(self._process.returncode, log, log_from)
-                    if answer and answer.startswith(b"-LOADING"):  # however long it loads, it says so
+                    if answer.startswith(b"-LOADING"):  # however long it loads, it says so
                         patience.reschedule(asyncio.get_running_loop().time() + _ANSWER_TIMEOUT_S)
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:

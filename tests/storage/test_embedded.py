@@ -304,6 +304,22 @@ async def test_a_full_disk_loses_nothing_acknowledged(small_disk, opened):
     await assert_all_stored(store, names)
 
 
+async def test_a_server_whose_disk_is_full_is_one_that_serves(path, monkeypatch):
+    """It refuses PING as soon as a client's write has failed, and has loaded all the same."""
+    tell = embedded.EmbeddedServer._tell
+
+    async def full(server, command):
+        said = await tell(server, command)
+        return b"-MISCONF Errors writing to the AOF file" if said == b"+PONG" else said
+
+    monkeypatch.setattr(embedded.EmbeddedServer, "_tell", full)
+    monkeypatch.setattr(embedded, "_ANSWER_TIMEOUT_S", 5)
+    server = await start_embedded(path, "acknowledged")
+
+    assert is_alive(server_pid(path))
+    await server.stop()
+
+
 async def test_a_path_too_long_for_a_socket_works(tmp_path, opened):
     """A path longer than a socket's address may be is no obstacle."""
     store = await opened(f"embedded:{tmp_path / ('x' * 120) / 'é'}")

@@ -126,11 +126,11 @@ async def test_a_lost_answer_does_no_harm(on_redis):
     """A round trip that is made twice because its answer was lost leaves what one would have left."""
     ask, lost = on_redis._servers.ask, 0
 
-    async def ask_twice(key, commands, *, shared=False):
+    async def ask_twice(key, commands, **how):
         nonlocal lost
         lost += 1
-        await ask(key, commands, shared=shared)
-        return await ask(key, commands, shared=shared)
+        await ask(key, commands, **how)
+        return await ask(key, commands, **how)
 
     on_redis._servers.ask = ask_twice
     made = await on_redis.open("r", {"a": b"1"}, now_ms=1)
