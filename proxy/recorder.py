@@ -293,13 +293,17 @@ class Recorder:
 
 
 async def _writable(step: Step, known: set[bytes], body_bytes: int) -> tuple[Step, Record]:
-    """The step and its record. A response that no JSON can carry is left out, and the step says that it was odd."""
-    try:
-        return step, await _encoded(step, known, body_bytes)
-    except TypeError:
-        problems = tuple(dict.fromkeys((*step.problems, "unparsed_event")))
-        step = replace(step, response=None, problems=problems)
-        return step, await _encoded(step, known, body_bytes)
+    """The step and its record.
+
+    A response that no JSON can carry is left out, and then whatever else of other people's JSON: the tokens are kept in any
+    case. The step says that it was odd.
+    """
+    odd = replace(step, response=None, problems=tuple(dict.fromkeys((*step.problems, "unparsed_event"))))
+    for lighter in (step, odd):
+        with suppress(TypeError):
+            return lighter, await _encoded(lighter, known, body_bytes)
+    bare = replace(odd, request={}, sent={}, usage=None, sampling={}, extra={})
+    return bare, await _encoded(bare, known, body_bytes)
 
 
 async def _encoded(step: Step, known: set[bytes], body_bytes: int) -> Record:
