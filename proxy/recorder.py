@@ -28,7 +28,7 @@ from proxy.metrics import Metrics
 from proxy.spool import Spool
 from proxy.standing import Standing
 from proxy.trajectory.blocks import BlockReader
-from proxy.trajectory.record import Record, UnreadableRecord, decode, encode
+from proxy.trajectory.record import Record, UnreadableRecord, decode, encode_leniently
 from proxy.trajectory.step import Step
 from storage.store import (
     Appended,
@@ -152,7 +152,7 @@ class Recorder:
 
     async def _journal(self, step: Step, birth: str, body_bytes: int, spool: Spool, origin: Origin) -> None:
         """Write a step into the journal, with every block it needs: what the store knows then, nobody knows now."""
-        step, record = await _writable(step, set(), body_bytes)
+        step, record = await _encoded(step, set(), body_bytes)
         try:
             await self._wait_in(spool, _entry(step, birth, record, origin))
         except OSError as error:
@@ -184,7 +184,7 @@ class Recorder:
             await self._journal(step, birth, body_bytes, self._spool, origin)  # behind those that wait: order holds
             return
         known = self._known_of(step.rollout_id, birth)
-        step, record = await _writable(step, known, body_bytes)
+        step, record = await _encoded(step, known, body_bytes)
         started = self._clock.monotonic()
         try:
             entry = _entry(step, birth, record)
@@ -192,7 +192,7 @@ class Recorder:
                 appended = await self._store.append(entry, now_ms=self._clock.now_ms())
             except (MissingBlocks, RolloutExpired):
                 # The rollout has expired, and its blocks with it; or the store lost blocks that are known here.
-                record = await _encoded(step, set(), body_bytes)
+                step, record = await _encoded(step, set(), body_bytes)
                 entry = _entry(step, birth, record, origin)
                 appended = await self._store.append(entry, now_ms=self._clock.now_ms())
         except RolloutGone:
@@ -292,24 +292,11 @@ class Recorder:
             metrics.problems.labels(code).inc()
 
 
-async def _writable(step: Step, known: set[bytes], body_bytes: int) -> tuple[Step, Record]:
-    """The step and its record.
-
-    A response that no JSON can carry is left out, and then whatever else of other people's JSON: the tokens are kept in any
-    case. The step says that it was odd.
-    """
-    odd = replace(step, response=None, problems=tuple(dict.fromkeys((*step.problems, "unparsed_event"))))
-    for lighter in (step, odd):
-        with suppress(TypeError):
-            return lighter, await _encoded(lighter, known, body_bytes)
-    bare = replace(odd, request={}, sent={}, usage=None, sampling={}, extra={})
-    return bare, await _encoded(bare, known, body_bytes)
-
-
-async def _encoded(step: Step, known: set[bytes], body_bytes: int) -> Record:
+async def _encoded(step: Step, known: set[bytes], body_bytes: int) -> tuple[Step, Record]:
+    """The step as it is stored, and its record."""
     if body_bytes < _ENCODE_IN_THREAD_FROM_BYTES:
-        return encode(step, known)
-    return await asyncio.to_thread(encode, step, known)
+        return encode_leniently(step, known)
+    return await asyncio.to_thread(encode_leniently, step, known)
 
 
 def _entry(step: Step, birth: str, record: Record, origin: Origin | None = None) -> Entry:

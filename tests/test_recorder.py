@@ -141,6 +141,16 @@ async def test_a_response_that_cannot_be_written_costs_the_response_and_not_the_
     assert array("i", [7, 8]) == kept.choices[0].ids
 
 
+@pytest.mark.parametrize("field", ["request", "sent", "usage", "sampling", "extra"])
+async def test_a_step_keeps_its_tokens_whatever_of_it_cannot_be_written(recorder, store, birth, field):
+    """All of other people's JSON goes before an id does."""
+    await recorder.record(step(**{field: {"set": {"x": object()}}}), birth, body_bytes=10)
+
+    (kept,) = await steps_of(store, "r1")
+    assert "unparsed_event" in kept.problems
+    assert (array("i", [7, 8]), array("i", [1, 2, 3])) == (kept.choices[0].ids, kept.prompts[0])
+
+
 async def test_with_a_journal_steps_wait_in_it_while_the_store_is_away(store, birth, tmp_path):
     """Each is durable when record returns; when the store is back, all are there, in order, once."""
     spool = Spool(tmp_path / "spool")

@@ -195,6 +195,10 @@ class Engine(Protocol):
         """A streamed chunk likewise; the same dict if nothing in it is to be hidden, None if it is not to be shown."""
         ...
 
+    def must_send_usage(self, dialect: DialectName, finish: Json) -> bool:
+        """Whether a stream with this finish event has a usage event, if one was requested: without it, it was lost."""
+        ...
+
     def lookup(self, dialect: DialectName, body: Mapping[str, Any], response: Json) -> Lookup | None:
         """What is to be asked after an unstreamed (or folded) response, if its tokens are not all in it."""
         ...

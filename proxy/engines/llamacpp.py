@@ -76,6 +76,10 @@ class Llamacpp:
         """Likewise: no event exists only because of the flags."""
         return self.hide(dialect, chunk, hidden)
 
+    def must_send_usage(self, dialect: DialectName, finish: Json) -> bool:
+        """Never: the finish of a completions stream has the usage."""
+        return False
+
     def lookup(self, dialect: DialectName, body: Mapping[str, Any], response: Json) -> Lookup | None:
         """The ids of the prompt, by its text: of chat, or of a text; of several prompts only the first one's comes."""
         prompt = (response.get(_VERBOSE) or {}).get("prompt")

@@ -42,6 +42,10 @@ class Plain:
         """Nothing was asked."""
         return chunk
 
+    def must_send_usage(self, dialect: DialectName, finish: Json) -> bool:
+        """Nobody knows."""
+        return False
+
     def lookup(self, dialect: DialectName, body: Mapping[str, Any], response: Json) -> Lookup | None:
         """Nothing: there is nobody to ask."""
         return None

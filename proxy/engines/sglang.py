@@ -61,6 +61,8 @@ class Sglang:
         problems = tuple(_problems(dialect, body))
         if "echo" in problems:
             return Ask({}, Hidden(), problems)
+        if dialect == "completions" and is_on(body.get("stream")) and asked.choices != 1:
+            problems = (*problems, "uncounted")  # usage is their sum: what one lost another may have repeated
         streamed = dialect == "chat" and is_on(body.get("stream"))
         wanted = (_INPUT, _OUTPUT) if streamed else (_IDS_BOTH, _META) if dialect == "chat" else (_IDS_BOTH,)
         missing = [
@@ -116,6 +118,10 @@ class Sglang:
         # What else the client asked of sglext stays; a chunk that says nothing more would only confuse it.
         return rest if "sglext" in rest or rest.get("usage") else None
 
+    def must_send_usage(self, dialect: DialectName, finish: Json) -> bool:
+        """Completions: nothing else counts their tokens. A chat stream has its ids in one list for each choice."""
+        return dialect == "completions"
+
     def lookup(self, dialect: DialectName, body: Mapping[str, Any], response: Json) -> Lookup | None:
         """Nothing: all tokens are in the answer."""
         return None
@@ -126,12 +132,17 @@ class Sglang:
         choices = response.get("choices") or ()
         outputs = extension.get("output_ids")
         sampled, problems, retractions = [], [], 0
+        if isinstance(outputs, list) and len(outputs) != len(choices):
+            problems.append("choice_count")
         versions = (response.get("metadata") or {}).get("weight_versions") if len(choices) == 1 else None
         for choice in choices:
             meta = choice.get("meta_info") or {}
             one = _sampled(choice, meta, outputs, versions)
             sampled.append(one)
             retractions += meta.get("num_retractions") or 0
+            prompt = extension.get("input_ids") if one.prompt_ids is None else one.prompt_ids
+            if prompt is not None and meta.get("prompt_tokens", len(prompt)) != len(prompt):
+                problems.append("prompt_count")
             if _disagree(one, choice, meta, outputs) or names_other_ids(choice, one.ids):
                 problems.append("ids_disagree")
         # Retracted: recomputed, maybe under new weights.

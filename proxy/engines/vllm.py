@@ -109,6 +109,10 @@ class Vllm:
             shown["prompt_token_ids"] = None
         return shown
 
+    def must_send_usage(self, dialect: DialectName, finish: Json) -> bool:
+        """A finish without the fingerprint: it is on the usage event then. Streams of generate have none to tell by."""
+        return dialect != "generate" and "system_fingerprint" not in finish
+
     def lookup(self, dialect: DialectName, body: Mapping[str, Any], response: Json) -> Lookup | None:
         """Nothing: all tokens are in the answer."""
         return None

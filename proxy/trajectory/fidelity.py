@@ -34,6 +34,7 @@ PROBLEMS: Final[dict[str, str]] = {
     "phantom_token": "The engine reports a sampled token that nobody asked for.",
     "reasoning_withheld": "The client asked for no reasoning; the engine gives no ids then.",
     "mixed_prompts": "Choices of one prompt came with different prompt ids, or a prompt without choices.",
+    "other_prompt": "The engine gave other prompt ids than the request did.",
     "unparsed_event": "A part of the answer is not what this engine's answers are made of.",
     "no_message": "A choice has no message or text.",
     "unknown_finish_reason": "A finish reason is not one that engines are known to give.",

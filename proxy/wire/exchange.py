@@ -207,7 +207,8 @@ class Exchange:
         try:
             problems = check_messages(plan.dialect.name, response)
             tokens = plan.engine.tokens(plan.dialect.name, plan.body, response, self.found)
-            packed = pack_tokens(tokens, plan.asked.samples, plan.policy_version)
+            given = plan.dialect.prompt_ids(plan.body)
+            packed = pack_tokens(tokens, plan.asked.samples, plan.policy_version, given)
         except (OverflowError, *ODD):
             return Packed(problems=frozenset({"unparsed_event"}))
         return replace(packed, problems=packed.problems | problems) if problems else packed

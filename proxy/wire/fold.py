@@ -14,7 +14,7 @@ Json: TypeAlias = dict[str, Any]
 
 # Fields that have one value for the whole stream (vLLM 0.32.0, SGLang 0.5.23, llama.cpp 2026.10). `created` is not among
 # them: SGLang writes the time of each chunk.
-_CONSTANT: Final = frozenset({"id", "request_id", "model", "prompt_token_ids"})
+_CONSTANT: Final = frozenset({"id", "request_id", "model", "prompt_token_ids", "sglext"})
 
 
 class Fold(Protocol):
@@ -107,6 +107,8 @@ class Chunks:
                 continue
             if key not in head:
                 head[key] = value
+            elif key == "usage":  # 1 and true are equal, and must not be
+                head[key] = head[key] if value is None else value
             elif value is not None and value != (known := head[key]):
                 if known is not None and key in _CONSTANT:
                     self.problems.add("changed_midstream")
@@ -231,7 +233,7 @@ class _MessageFold:
             if value is None:
                 continue
             if key == "tool_calls":
-                for call in value:
+                for call in extended(None, value):
                     self._feed_call(call)
             elif isinstance(value, str) and key != "role":
                 self.texts.setdefault(key, []).append(value)

@@ -11,7 +11,7 @@ Rule 3: what we do not understand is passed on, and said to be a problem.
 """
 
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from proxy.dialects.base import Dialect
 from proxy.dialects.translated import Telling, Translation
@@ -55,15 +55,6 @@ class View:
     tokens: TokenReply | None = None
     translation: Translation | None = None
     telling: Telling | None = None
-
-    @property
-    def expects_usage(self) -> bool:
-        """Whether a stream of it without a usage event has lost one.
-
-        Only where the finish shows whether the engine sends one: its `shape.last` is on the finish, or on that event.
-        """
-        wanted = self.usage or self.hidden.usage
-        return wanted and bool(self.engine.shape.last) and self.dialect.name != "generate"
 
     def whole(self, response: Json) -> Json:
         """What to show of an unstreamed response; the same dict if all of it."""
@@ -300,6 +291,7 @@ class StreamReply:
         if payload == b"[DONE]":
             self.ended = self._holding = True
             return self._as_it_came(event)
+        chunk: Any = None
         try:
             chunk, loosely = read_json(payload)
             if chunk.get("error") is not None:
@@ -309,6 +301,8 @@ class StreamReply:
             return self._accumulate(event, chunk, loosely=loosely)
         except ODD:  # NotJson among them
             self._problems.add("unparsed_event")
+            if isinstance(chunk, dict) and chunk.get("choices"):
+                self._holding = True  # it may say that a choice is over
             return self._as_it_came(event)
 
     def _accumulate(self, event: Event, chunk: Json, *, loosely: bool) -> bytes | _Finish:
@@ -322,7 +316,8 @@ class StreamReply:
         view = self._view
         shown = view.chunk(chunk)
         if fold.finished > finished:
-            self._lacks_usage = view.expects_usage and not any(key in chunk for key in view.engine.shape.last)
+            wanted = view.usage or view.hidden.usage
+            self._lacks_usage = wanted and view.engine.must_send_usage(view.dialect.name, chunk)
             if view.hidden.usage and shown is not None and view.telling is None:
                 return _Finish(event, shown, loosely, shown is chunk)
         if view.telling is not None:

@@ -5,7 +5,7 @@ indexes, finish reasons, policy versions, messages) is checked here, once. What 
 reaches no reader.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -34,11 +34,13 @@ class Packed:
     has_versions: bool = False
 
 
-def pack_tokens(tokens: Tokens, samples: int | None, policy_version: str | None) -> Packed:
+def pack_tokens(
+    tokens: Tokens, samples: int | None, policy_version: str | None, given: Sequence[list[int]] | None = None
+) -> Packed:
     """Pack the engine's lists.
 
-    Choice index = prompt index times `samples` plus sample index, where each choice has a prompt of its own. Raises
-    ValueError, TypeError or OverflowError for what are no ids.
+    Choice index = prompt index times `samples` plus sample index, where each choice has a prompt of its own. `given` are the
+    prompts of the request, where it has ids. Raises ValueError, TypeError or OverflowError for what are no ids.
     """
     problems = set(tokens.problems)
     prompts: dict[int, list[int]] = {} if tokens.prompt_ids is None else {0: tokens.prompt_ids}
@@ -48,6 +50,8 @@ def pack_tokens(tokens: Tokens, samples: int | None, policy_version: str | None)
         if sampled.prompt_ids is not None and prompts.setdefault(prompt, sampled.prompt_ids) != sampled.prompt_ids:
             problems.add("mixed_prompts")
         choices.append(_choice(sampled, prompt, policy_version, problems))
+    if given is not None and prompts and [prompts[place] for place in sorted(prompts)] != given:
+        problems.add("other_prompt")
     packed: tuple[Ids, ...] = ()
     if "mixed_prompts" in problems or list(prompts) != list(range(len(prompts))):
         problems.add("mixed_prompts")  # an index would point to the wrong prompt
@@ -110,6 +114,8 @@ def _spans(sampled: Sampled, count: int, policy_version: str | None) -> tuple[Sp
         named = str(version) if type(version) is int else version
         if type(start) is not int or type(end) is not int or not (named is None or isinstance(named, str)):
             return None
+        if start > end:
+            return None
         if start < end:
             spans.append(Span(start, end, named))
     bounds = [0, *(span.end for span in spans)]
@@ -118,13 +124,16 @@ def _spans(sampled: Sampled, count: int, policy_version: str | None) -> tuple[Sp
 
 
 def check_usage(usage: Any) -> tuple[Json | None, bool]:
-    """The usage of an answer as it is recorded, and whether it is sound: counts are whole numbers from 0 on."""
+    """The usage of an answer as it is recorded, and whether it is sound: whole numbers from 0 on, and their sum."""
     if usage is None:
         return None, True
     if not isinstance(usage, dict) or not _is_flat(usage, _USAGE_DEPTH):
         return None, False
     counts = [usage.get(name) for name in ("prompt_tokens", "completion_tokens", "total_tokens")]
-    return usage, all(count is None or (type(count) is int and count >= 0) for count in counts)
+    known = [count for count in counts if count is not None]
+    if not all(type(count) is int and count >= 0 for count in known):
+        return usage, False
+    return usage, len(known) < 3 or 2 * known[2] == sum(known)
 
 
 def _is_flat(value: Any, depth: int) -> bool:
