@@ -1,22 +1,76 @@
 """Engines that err: an exact step has the ids and logprobs that were sampled, whatever the engine does to its answer."""
 
 from contextlib import suppress
+from dataclasses import replace
 from random import Random
 from secrets import token_hex
 
 import aiohttp
+import orjson
 import pytest
 from all_readers import Failed, Readers
 from faulty_calls import FaultyCall, drawn, least, told
-from faulty_oracle import LONGEST_S, complaint
+from faulty_oracle import LONGEST_S, complaint, recorded, right
 from faulty_sessions import Agent
 from hypothesis import strategies as st
 from loop_watch import watched_proxy
 from raw_engine import raw_engine
+from recorded import dialect_cassettes, http_cassettes
+
+from proxy.wire.sse import EventCutter
 
 pytestmark = [pytest.mark.timeout(3600), pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisWarning")]
 SEEDS = st.integers(0, 2**24 - 1)
 LISTED_EVERY = 10
+
+
+async def test_a_right_answer_is_exact(fuzz):
+    """The model of engines writes what TokenTape takes for right: so what is flagged below is flagged for its fault."""
+
+    def check(seed):
+        call = replace(drawn(seed), faults=(), cut=None, over=False)
+        step = recorded(call, call.plan())
+        uncounted = call.kind == "llamacpp" and len(call.truth.choices) > 1
+        assert right(step, call) or uncounted, told(call, call.plan())
+        assert step.exact or uncounted, (step.problems, told(call, call.plan()))
+
+    await fuzz(0.05, SEEDS.filter(lambda seed: not drawn(seed).over), check)
+
+
+def keys_of(value, path=()) -> set[tuple]:
+    """The paths of all keys of objects within a value, whatever the place in a list."""
+    if isinstance(value, list):
+        return set().union(*(keys_of(inner, path) for inner in value))
+    if not isinstance(value, dict):
+        return set()
+    return set().union(*({(*path, key)} | keys_of(inner, (*path, key)) for key, inner in value.items()))
+
+
+def keys_of_answer(text: bytes, *, is_stream: bool) -> set[tuple]:
+    if not is_stream:
+        return keys_of(orjson.loads(text))
+    payloads = [event.payload for event in EventCutter().feed(text)]
+    return set().union(*(keys_of(orjson.loads(payload)) for payload in payloads if payload[:1] == b"{"))
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang", "llamacpp"])
+def test_the_model_writes_what_engines_were_seen_to_write(kind):
+    """Each key of its answers is, in its place, in an answer that was recorded."""
+    seen: dict[tuple, set] = {}
+    cassettes = dialect_cassettes() if kind == "vllm" else http_cassettes(kind)
+    for cassette in cassettes:
+        if cassette.status == 200 and not (cassette.is_stream and b'"error"' in cassette.answer):
+            place = (cassette.path, cassette.is_stream)
+            seen.setdefault(place, set()).update(keys_of_answer(cassette.answer, is_stream=cassette.is_stream))
+    for seed in range(600):
+        call = replace(drawn(seed), faults=(), cut=None, end=b"\n\n")
+        text, content_type = call.answer_to(call.plan().body)
+        is_stream = content_type.startswith("text/event-stream")
+        if call.kind == kind and (call.path, is_stream) in seen:
+            written = keys_of_answer(text, is_stream=is_stream) - seen[call.path, is_stream]
+            written -= {path for path in written if path[-1].startswith((" t", "token_id:"))}  # tokens, not names of fields
+            written -= {path for path in seen[call.path, False] if path[0] == "usage"}  # no stream of generate was asked for it
+            assert [] == sorted(written), (call.path, is_stream)
 
 
 async def test_no_exact_step_differs_from_what_was_sampled(fuzz):

@@ -94,6 +94,18 @@ def drawn(seed: int, most_faults: int = 3) -> FaultyCall:
     )  # fmt: skip
 
 
+def drawn_truth(random: Random, body: Json, dialect: str) -> Truth:
+    """What a healthy engine samples for any body."""
+    sampling = body["sampling_params"] if dialect == "generate" else body
+    samples = sampling.get("n") if sampling.get("n") in (1, 2, 3) else 1
+    prompt = body.get("prompt") if dialect == "completions" else body.get("token_ids")
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], list):
+        prompts = prompt
+    else:
+        prompts = [prompt if isinstance(prompt, list) and prompt else _ids(random, 1, 5)]
+    return Truth(prompts, [_choice(random, at, at // samples, dialect) for at in range(samples * len(prompts))])
+
+
 def serialized(written: Written, end: bytes = b"\n\n") -> bytes:
     """The bytes of an answer. `end` is how its events end."""
     if not written.is_stream:

@@ -108,6 +108,7 @@ class _Engine:
     """What engines share: texts of tokens, entries of logprobs, the order of chunks."""
 
     head: Json
+    thoughts: Json = {"reasoning": None}
 
     def __init__(self, asked: Asked, truth: Truth, random: Random) -> None:
         self.asked, self.truth, self.random = asked, truth, random
@@ -145,7 +146,7 @@ class _Engine:
         content, calls = self.text(choice.ids), []
         if choice.finish == "tool_calls":
             content, calls = None, [{"id": "call-1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
-        return {"role": "assistant", "content": content, "reasoning": None, **({"tool_calls": calls} if calls else {})}
+        return {"role": "assistant", "content": content, **self.thoughts, **({"tool_calls": calls} if calls else {})}
 
     def delta(self, choice: Drawn, ids: list[int], *, first: bool) -> Json:
         if choice.finish == "tool_calls":
@@ -194,8 +195,9 @@ class _Vllm(_Engine):
         if is_generate:
             events[0].value = self.with_prompt(events[0].value)
         if self.asked.usage_option("include_usage"):
-            head = {"request_id": "g-1", "output_mode": "tokens"} if is_generate else self.head
-            events.append(Event({**head, "choices": [], "usage": self.truth.usage(), "system_fingerprint": FINGERPRINT}))
+            head = {**self.head, "system_fingerprint": FINGERPRINT}
+            head = {"request_id": "g-1", "output_mode": "tokens"} if is_generate else head
+            events.append(Event({**head, "choices": [], "usage": self.truth.usage()}))
         elif not is_generate:
             events[-1].value["system_fingerprint"] = FINGERPRINT
         return events
@@ -283,6 +285,8 @@ class _Vllm(_Engine):
 class _Sglang(_Engine):
     """SGLang 0.5.23: chat unstreamed, chat in framed streams (with a parser), completions."""
 
+    thoughts: Json = {"reasoning_content": None}
+
     def meta(self, choice: Drawn) -> Json:
         pairs = [[p, i, f" t{i}"] for i, p in zip(choice.ids, choice.logprobs, strict=True)]
         spans = [{"version": self.truth.versions[0], "start": 0, "end": len(choice.ids)}]
@@ -347,6 +351,9 @@ class _Llamacpp(_Engine):
 
     def logprobs(self, ids: list[int], logprobs: list[float]) -> Json | None:
         return {"content": self.entries(ids, logprobs)} if self.asked.wants_logprobs and ids else None
+
+    def message(self, choice: Drawn) -> Json:
+        return {"role": "assistant", "content": self.text(choice.ids)}
 
     def verbose(self, tokens: list[int]) -> Json:
         first = self.truth.choices[0]
