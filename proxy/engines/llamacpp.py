@@ -30,6 +30,8 @@ class Llamacpp:
 
     kind = "llamacpp"
     logprobs_mode: str | None = "raw_logprobs"  # the same number at temperature 0 and 0.8
+    unbounded: frozenset[str] = frozenset()
+    always_sends_usage = True
     shape = StreamShape(
         head=frozenset({"created", "id", "model", "system_fingerprint", "object"}),
         role={"role": "assistant", "content": None},

@@ -17,6 +17,8 @@ class Plain:
 
     kind = "plain"
     logprobs_mode: str | None = None  # nobody says what a server like this means by them
+    unbounded: frozenset[str] = frozenset()
+    always_sends_usage = False
     shape = StreamShape(
         head=frozenset({"id", "object", "created", "model", "system_fingerprint"}),
         role={"role": "assistant", "content": ""},

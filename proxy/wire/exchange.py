@@ -12,16 +12,19 @@ sockets, clocks and the store are its callers' business.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
-from proxy.engines.base import Json, Lookup, Sampled, Tokens
+from proxy.engines.base import Json, Lookup
 from proxy.trajectory import fidelity
-from proxy.trajectory.packing import pack_experts, pack_ids, pack_logprobs, pack_mask
-from proxy.trajectory.step import Choice, Ids, Span, Status, Step, Timing
+from proxy.trajectory.step import Choice, Status, Step, Timing
 from proxy.wire import replay
 from proxy.wire.plan import Plan
-from proxy.wire.reply import Answer, ReplayReply, StreamReply, reply_for
+from proxy.wire.reply import ODD, Answer, ReplayReply, StreamReply, reply_for
+from proxy.wire.validation import Packed, check_messages, check_usage, pack_tokens
+
+# A response with one of these is not what readers expect: it is recorded apart from those they read.
+_UNREADABLE: Final = frozenset({"unparsed_event", "no_message", "unknown_finish_reason"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,7 @@ class Exchange:
             return None
         try:
             return self._plan.engine.lookup(self._plan.dialect.name, self._plan.body, answer.response)
-        except (TypeError, KeyError, AttributeError):
+        except ODD:
             return None  # `tokens` will say what is wrong with it
 
     def finish(self, timing: Timing, policy_version: str | None = None) -> Outcome:
@@ -104,8 +107,8 @@ class Exchange:
         status: Status = "error" if answer.error is not None else "complete" if answer.ended else "partial"
         packed = self._tokens(answer.response)
         prompts, choices = packed.prompts, packed.choices
-        usage = None if answer.response is None else answer.response.get("usage")
-        usage = usage if isinstance(usage, dict) else None
+        usage, is_sound = check_usage(None if answer.response is None else answer.response.get("usage"))
+        special = {*plan.problems, *answer.problems, *packed.problems, *(() if is_sound else ("bad_usage",))}
         first, last = _versions(choices, plan.policy_version)
         if version_now is not None and not packed.has_versions:
             last = version_now  # which of its tokens the new weights sampled, the engine does not say
@@ -117,7 +120,10 @@ class Exchange:
             ended=answer.ended,
             status=status,
             wants_logprobs=plan.wants_logprobs,
-            special={*plan.problems, *answer.problems, *packed.problems},
+            max_tokens=_bound(plan.sampling),
+            unbounded=plan.engine.unbounded,
+            counts_tokens=plan.engine.always_sends_usage,
+            special=special,
         )
         return Step(
             step_id=plan.step_id,
@@ -129,7 +135,7 @@ class Exchange:
             model_served=plan.model_served,
             request=plan.request,
             sent=plan.sent,
-            response=self._recorded(answer),
+            response=self._recorded(answer, special),
             prompts=prompts,
             choices=choices,
             usage=usage,
@@ -144,91 +150,46 @@ class Exchange:
             extra={**plan.extra, **packed.notes},
         )
 
-    def _recorded(self, answer: Answer) -> Json | None:
-        """The response as the client was to see it; of an error, its status and body."""
-        shown = None if answer.response is None else self._plan.view.whole(answer.response)
+    def _recorded(self, answer: Answer, problems: set[str]) -> Json | None:
+        """The response as the client was to see it; of an error, its status and body.
+
+        A response that readers cannot rely on is kept under `unparsed`.
+        """
+        shown = None if answer.response is None else self._shown(answer.response)
+        if shown is not None and problems & _UNREADABLE:
+            shown = {"unparsed": shown}
         if answer.error is None:
             return shown
         error = {"status": self._status, "content_type": self._content_type, "body": answer.error}
         return error if shown is None or not shown.get("choices") else {**shown, "error": error}
 
-    def _tokens(self, response: Json | None) -> "Packed":
+    def _shown(self, response: Json) -> Json:
+        try:
+            return self._plan.view.whole(response)
+        except ODD:
+            return response
+
+    def _tokens(self, response: Json | None) -> Packed:
         """The tokens of a response, packed; a response of an unknown shape has none, and says so."""
         if response is None:
             return Packed()
         plan = self._plan
         try:
+            problems = check_messages(plan.dialect.name, response)
             tokens = plan.engine.tokens(plan.dialect.name, plan.body, response, self.found)
-            return pack_tokens(tokens, plan.asked.samples, plan.policy_version)
-        except (TypeError, KeyError, AttributeError, ValueError, OverflowError, IndexError):
+            packed = pack_tokens(tokens, plan.asked.samples, plan.policy_version)
+        except (OverflowError, *ODD):
             return Packed(problems=frozenset({"unparsed_event"}))
+        return replace(packed, problems=packed.problems | problems) if problems else packed
 
 
-@dataclass(frozen=True, slots=True)
-class Packed:
-    """The engine's lists as arrays: the prompts, the choices, the problems met on the way, and what is worth a note.
+def _bound(sampling: Mapping[str, Any]) -> int | None:
+    """The most tokens that a choice may have; None if the body does not bound them.
 
-    `has_versions`: the engine itself said which weights sampled the tokens.
+    Of two bounds the higher one: which of them an engine takes differs.
     """
-
-    prompts: tuple[Ids, ...] = ()
-    choices: tuple[Choice, ...] = ()
-    problems: frozenset[str] = frozenset()
-    notes: Mapping[str, Any] = field(default_factory=dict)
-    has_versions: bool = False
-
-
-def pack_tokens(tokens: Tokens, samples: int | None, policy_version: str | None) -> Packed:
-    """Pack the engine's lists.
-
-    Choice index = prompt index times samples plus sample index, where each choice has a prompt of its own. Raises
-    ValueError, TypeError or OverflowError for what are no ids or logprobs.
-    """
-    problems = set(tokens.problems)
-    prompts: dict[int, list[int]] = {} if tokens.prompt_ids is None else {0: tokens.prompt_ids}
-    choices = []
-    for sampled in tokens.choices:
-        prompt = sampled.index // (samples or 1) if tokens.prompt_ids is None else 0
-        if sampled.prompt_ids is not None and prompts.setdefault(prompt, sampled.prompt_ids) != sampled.prompt_ids:
-            problems.add("mixed_prompts")
-        ids = pack_ids(sampled.ids or [])
-        if ids and sampled.counted not in {None, len(ids)}:
-            problems.add("completion_count")
-        if sampled.sampling_mask is not None and len(sampled.sampling_mask) != len(ids):
-            problems.add("mask_count")
-        spans = _spans(sampled, len(ids), policy_version)
-        if spans is None:
-            problems.add("version_spans")
-        choices.append(
-            Choice(
-                index=sampled.index,
-                ids=ids,
-                logprobs=pack_logprobs(sampled.logprobs or []),
-                finish_reason=sampled.finish_reason,
-                stop_reason=sampled.stop_reason,
-                prompt=prompt,
-                spans=spans or (),
-                routed_experts=None if sampled.routed_experts is None else pack_experts(sampled.routed_experts),
-                sampling_mask=None if sampled.sampling_mask is None else pack_mask(sampled.sampling_mask),
-            )
-        )
-    packed: tuple[Ids, ...] = ()
-    if "mixed_prompts" in problems or list(prompts) != list(range(len(prompts))):
-        problems.add("mixed_prompts")  # an index would point to the wrong prompt
-    else:
-        packed = tuple(pack_ids(ids) for ids in prompts.values())
-    has_versions = any(sampled.spans is not None for sampled in tokens.choices)
-    return Packed(packed, tuple(choices), frozenset(problems), tokens.notes, has_versions)
-
-
-def _spans(sampled: Sampled, count: int, policy_version: str | None) -> tuple[Span, ...] | None:
-    """The spans of policy versions: the engine's own, else one for all. None: the engine's do not cover the ids."""
-    if sampled.spans is None or not count:
-        return (Span(0, count, policy_version),) if count else ()
-    spans = tuple(Span(start, end, version) for start, end, version in sampled.spans if start < end)
-    bounds = [0, *(span.end for span in spans)]
-    joined = all(span.start == bound for span, bound in zip(spans, bounds, strict=False))
-    return spans if joined and bounds[-1] == count else None
+    bounds = [sampling.get(name) for name in ("max_tokens", "max_completion_tokens")]
+    return max((bound for bound in bounds if type(bound) is int and bound > 0), default=None)
 
 
 def _versions(choices: tuple[Choice, ...], policy_version: str | None) -> tuple[str | None, str | None]:

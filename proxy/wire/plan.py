@@ -204,7 +204,10 @@ def make_plan(  # noqa: PLR0913 - a plan is all of this, and every argument has 
     at = Circumstances(dialect.name, edited, traits or Traits(engine.kind), terms.keep_reasoning, _wanted(terms, asked))
     framing = _framing(engine, terms, at)
     edited, taken = _unstreamed(edited) if framing == "replay" else (edited, frozenset[str]())
-    ask = engine.ask(Wish(dialect.name, edited, asked, terms.keep_reasoning, headers or {}, terms.logprobs))
+    wish = Wish(
+        dialect.name, edited, asked, terms.keep_reasoning, headers or {}, terms.logprobs, at.traits.forces_usage
+    )
+    ask = engine.ask(wish)
     sent_body = {**edited, **ask.fields}
     model_asked, model_served = _name(body.get("model")), _name(sent_body.get("model"))
     renamed = model_asked if model_asked != model_served else None
