@@ -194,6 +194,21 @@ def usage_missing(written: Written, asked: Asked, random: Random) -> bool:
     return True
 
 
+@fault("usage is not counted though it was asked for", channel="usage")
+def usage_ignored(written: Written, asked: Asked, random: Random) -> bool:
+    """As a server does that does not know `stream_options`: vLLM's fingerprint is then on the finish."""
+    if not written.is_stream or not usages(written):
+        return False
+    usage = next(event for event in reversed(written.events) if event.value.get("usage"))
+    if not usage.value.get("choices"):
+        _remove(written, usage)
+    for event in chunks(written):
+        event.value.pop("usage", None)
+    if "system_fingerprint" in usage.value:
+        written.events[-1].value["system_fingerprint"] = usage.value["system_fingerprint"]
+    return True
+
+
 @fault("a logprob that is none", flagged=True)
 def bad_logprob(written: Written, asked: Asked, random: Random) -> bool:
     found = logprob_places(written)
@@ -268,7 +283,7 @@ def no_message(written: Written, asked: Asked, random: Random) -> bool:
         return False
     name = "message" if asked.dialect == "chat" else "text"
     found = random.choice(choices(written))
-    found[name] = odd_type(random, dict if name == "message" else str)
+    found[name] = odd_type(random, dict) if name == "message" else odd_type(random, str, int)
     if random.random() < 0.5:
         del found[name]
     return True
@@ -293,7 +308,7 @@ def odd_versions(written: Written, asked: Asked, random: Random) -> bool:
         return False
     span = random.choice(found)
     name = random.choice(("version", "start", "end"))
-    span[name] = odd_type(random, str, type(None)) if name == "version" else odd_type(random, int)
+    span[name] = odd_type(random, str, int, type(None)) if name == "version" else odd_type(random, int)
     return True
 
 

@@ -101,7 +101,7 @@ class Agent:
         prompts = step.get("prompts") or [step["prompt_ids"]]
         if prompts != call.truth.prompts or sorted(found) != truth:
             raise Failed(f"an exact step is not what was sampled, after {call.used}: {prompts} {found}")
-        if must_be_flagged(call):
+        if must_be_flagged(call, self.body):
             raise Failed(f"nothing is flagged after {call.used}")
 
 
