@@ -3,6 +3,7 @@
 Holds `make_app`, the opening and closing of the long-lived parts, and the one place where failures become answers.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Protocol, TypeVar
@@ -44,6 +45,7 @@ from proxy.wire.plan import Sampling
 from storage import StoreOptions, open_store
 from storage.store import StorageError, Store
 
+_CUT_BEFORE_S = 0.05
 _SECRET = "minting-secret"  # noqa: S105 - the name of a constant in the store
 
 
@@ -182,7 +184,15 @@ def _kept(stack: AsyncExitStack, thing: _Kept) -> _Kept:
 
 async def _say_so(app: web.Application) -> None:
     """Called when nothing is accepted any more, and calls in flight are still being answered."""
-    app[PARTS].stopping.set()
+    parts = app[PARTS]
+    parts.stopping.set()
+
+    def cut() -> None:
+        for call in tuple(parts.pressure.calls):
+            call.stop("the proxy was stopped")
+
+    # Just before aiohttp cancels what is left: a step is to say who ended its call.
+    asyncio.get_running_loop().call_later(max(parts.settings.drain_s - _CUT_BEFORE_S, 0), cut)
 
 
 @web.middleware

@@ -22,6 +22,7 @@ Holds the error tree and nothing else: no formatting for a dialect (dialects do 
     │   ├── EngineBroke    502  it broke off, or answered what nobody can read
     │   ├── EngineSilent   504  it did not answer in time
     │   └── NoEngine       503  it cannot be reached
+    ├── InternalError      500  a defect of ours; the log has it
     └── StoreFault         503  the store cannot be reached, so the end of the turn cannot be shown
 """
 
@@ -191,6 +192,14 @@ class NoEngine(EngineFault):
     code = "engine_unreachable"
     fault = "unreachable"
     retry_after_s = 1
+
+
+class InternalError(ProxyError):
+    """A defect of the proxy: an exception that has no name here. `error_id` is in the log."""
+
+    def __init__(self, error_id: str) -> None:
+        super().__init__(f"internal error {error_id}: the log of the proxy has the details")
+        self.error_id = error_id
 
 
 class StoreFault(ProxyError):

@@ -3,6 +3,7 @@
 Holds pure choices over header names. Bodies are re-framed on both sides, so whatever describes the framing is dropped.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 
 # Of one connection, not of the message (RFC 9110, 7.6.1).
@@ -18,6 +19,10 @@ _NOT_UPSTREAM = _HOP_BY_HOP | {
 _NOT_DOWNSTREAM = _HOP_BY_HOP | {"content-length", "content-encoding", "date"}
 
 
+# No header may hold these (RFC 9110, 5.5); aiohttp's server refuses to write one that does.
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+
+
 def upstream(headers: Iterable[tuple[str, str]], *, api_key: str | None) -> list[tuple[str, str]]:
     """The client's headers as the engine gets them, with the engine's own key."""
     sent = _passing(headers, _NOT_UPSTREAM)
@@ -29,7 +34,8 @@ def upstream(headers: Iterable[tuple[str, str]], *, api_key: str | None) -> list
 def downstream(headers: Mapping[str, str], *, rollout_id: str | None, step_id: str | None) -> list[tuple[str, str]]:
     """The engine's headers as the client gets them, with the names of what was recorded."""
     ours = (("X-Rollout-Id", rollout_id), ("X-Step-Id", step_id))
-    shown = _passing(headers.items(), _NOT_DOWNSTREAM | {"x-rollout-id", "x-step-id"})
+    sent = [(name, value) for name, value in headers.items() if not _CONTROL.search(name + value)]
+    shown = _passing(sent, _NOT_DOWNSTREAM | {"x-rollout-id", "x-step-id"})
     return [*shown, *((name, value) for name, value in ours if value is not None)]
 
 

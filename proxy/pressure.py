@@ -28,6 +28,10 @@ class Held(Protocol):
     started: float
     body_bytes: int
 
+    def stop(self, reason: str) -> None:
+        """End the call for this reason."""
+        ...
+
 
 class Pressure:
     """The calls in flight of one process. `kept` tells the bytes of steps that nobody waits for and are not stored yet."""

@@ -98,7 +98,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One choice as the engine gave it: lists of the response itself, not copies. None: not given.
+    """One choice as the engine gave it: lists of the response itself, not copies, and values of any type. None: not given.
 
     `counted` is how many tokens the engine says it sampled for this choice alone. `spans` are (start, end, version of
     the weights) over its sampled ids. `routed_experts` and `sampling_mask` are as the engine wrote them.
@@ -108,10 +108,10 @@ class Sampled:
     prompt_ids: list[int] | None
     ids: list[int] | None
     logprobs: list[float | None] | None
-    finish_reason: str | None
-    stop_reason: int | str | None
-    counted: int | None = None
-    spans: tuple[tuple[int, int, str | None], ...] | None = None
+    finish_reason: Any
+    stop_reason: Any
+    counted: Any = None
+    spans: tuple[tuple[Any, Any, Any], ...] | None = None
     routed_experts: Any = None
     sampling_mask: list[list[int]] | None = None
 

@@ -69,8 +69,8 @@ class Evidence:
 
     `usage` is the engine's own count. `asked` is how many choices were asked for, over all prompts, if known.
     `ended` says that the terminal event, or the whole body, came. `wants_logprobs`: unset where nobody asked for any, and
-    none are missed. `max_tokens` bounds the sampled ids of a choice, unless its finish reason is one of `unbounded`. `counts_tokens`: unset where usage cannot be compared
-    with ids. `special` are codes that somebody else found.
+    none are missed. `max_tokens` bounds the sampled ids of a choice, unless its finish reason is one of `unbounded`.
+    `counts_tokens`: unset where usage cannot be compared with ids. `special` are codes that somebody else found.
     """
 
     prompts: tuple[Ids, ...]

@@ -18,7 +18,8 @@ class Endpoint:
     """One engine: its settings, and what is known of it now.
 
     `traits` are None until the server has been met; `is_known` is false again once it broke off, since it may come back
-    as another. `window` is its model's, in tokens, once somebody had to know. `forces_usage`: see `Traits`; its streams show it.
+    as another. `window` is its model's, in tokens, once somebody had to know. `models` are those that it
+    lists, once an answer named another than the request. `forces_usage`: see `Traits`; its streams show it.
     """
 
     settings: EndpointSettings
@@ -29,6 +30,7 @@ class Endpoint:
     faults: int = 0
     last_fault: str | None = None
     window: int | None = None
+    models: frozenset[str] | None = None
     forces_usage: bool = False
     asking: "asyncio.Task[None] | None" = field(default=None, repr=False)
 

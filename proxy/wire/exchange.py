@@ -11,7 +11,7 @@ sockets, clocks and the store are its callers' business.
     client.write(outcome.end)
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -51,6 +51,7 @@ class Exchange:
         self._reply = reply_for(status, content_type, plan.view)
         self._conclusion: tuple[bytes, Answer] | None = None
         self.found: Any = None
+        self.served: Collection[str] | None = None  # the models that the engine lists, where that had to be known
 
     @property
     def content_type(self) -> str | None:
@@ -65,9 +66,20 @@ class Exchange:
         """Whether a stream's terminal event came: whatever becomes of the connection then, the answer is whole."""
         return isinstance(self._reply, StreamReply) and self._reply.ended
 
+    @property
+    def forces_usage(self) -> bool:
+        """Whether a stream showed that its server writes usage on each event, whatever is requested."""
+        return isinstance(self._reply, StreamReply) and self._reply.forces_usage
+
     def feed(self, read: bytes) -> bytes:
         """Take bytes of the engine; give the bytes that the client may see now."""
         return self._reply.feed(read)
+
+    def other_model(self) -> str | None:
+        """The model that the answer names, if it is not the one of the request. Call it when no more bytes come."""
+        _, answer = self._concluded()
+        name = None if answer.response is None else answer.response.get("model")
+        return name if isinstance(name, str) and name != self._plan.model_served else None
 
     def lookup(self) -> Lookup | None:
         """What is to be asked of the engine once more, now that no more bytes come; its answer goes into `found`."""
@@ -94,6 +106,16 @@ class Exchange:
         told = None if self.is_over else reason
         return Outcome(end, self._step(cut, timing, policy_version, reason=told, delivered=delivered), broken=True)
 
+    def fail(self, reason: str, timing: Timing) -> Step:
+        """The proxy itself failed: a partial step of what was understood, or of nothing where that is what failed."""
+        try:
+            _, answer = self._concluded()
+            cut = Answer(answer.response, ended=False, problems=answer.problems)
+            return self._step(cut, timing, None, reason=reason, delivered=False)
+        except (OverflowError, *ODD):
+            bare = Answer(None, ended=False, problems=("unparsed_event",))
+            return self._step(bare, timing, None, reason=reason, delivered=False)
+
     def _concluded(self) -> tuple[bytes, Answer]:
         """The withheld end and what was understood: asked once of the reply."""
         if self._conclusion is None:
@@ -109,22 +131,12 @@ class Exchange:
         prompts, choices = packed.prompts, packed.choices
         usage, is_sound = check_usage(None if answer.response is None else answer.response.get("usage"))
         special = {*plan.problems, *answer.problems, *packed.problems, *(() if is_sound else ("bad_usage",))}
+        if self.served is not None and answer.response is not None and self.other_model() not in (None, *self.served):
+            special.add("other_model")
+        evidence = self._evidence(packed, usage, status, special, ended=answer.ended)
         first, last = _versions(choices, plan.policy_version)
         if version_now is not None and not packed.has_versions:
             last = version_now  # which of its tokens the new weights sampled, the engine does not say
-        evidence = fidelity.Evidence(
-            prompts=prompts,
-            choices=choices,
-            usage=usage,
-            asked=plan.asked.choices,
-            ended=answer.ended,
-            status=status,
-            wants_logprobs=plan.wants_logprobs,
-            max_tokens=_bound(plan.sampling),
-            unbounded=plan.engine.unbounded,
-            counts_tokens=plan.engine.always_sends_usage,
-            special=special,
-        )
         return Step(
             step_id=plan.step_id,
             rollout_id=plan.rollout_id,
@@ -148,6 +160,24 @@ class Exchange:
             policy_version_end=last if last != first else None,
             problems=fidelity.check(evidence),
             extra={**plan.extra, **packed.notes},
+        )
+
+    def _evidence(
+        self, packed: Packed, usage: Json | None, status: Status, special: set[str], *, ended: bool
+    ) -> fidelity.Evidence:
+        plan = self._plan
+        return fidelity.Evidence(
+            prompts=packed.prompts,
+            choices=packed.choices,
+            usage=usage,
+            asked=plan.asked.choices,
+            ended=ended,
+            status=status,
+            wants_logprobs=plan.wants_logprobs,
+            max_tokens=_bound(plan.sampling),
+            unbounded=plan.engine.unbounded,
+            counts_tokens=plan.engine.always_sends_usage,
+            special=special,
         )
 
     def _recorded(self, answer: Answer, problems: set[str]) -> Json | None:

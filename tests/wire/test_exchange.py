@@ -9,12 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recorded import CASSETTES, Cassette, dialect_cassettes, http_cassettes, load, names, plan_of, play
 
-from proxy.engines.base import Sampled, Tokens, Traits
+from proxy.engines.base import Traits
 from proxy.trajectory.record import encode
 from proxy.trajectory.step import Timing
 from proxy.wire.exchange import Exchange
 from proxy.wire.plan import Terms
-from proxy.wire.validation import pack_tokens
 
 PAIRS = sorted(
     name.removesuffix("_plain")
@@ -69,6 +68,20 @@ def test_hiding_gives_back_what_a_plain_run_without_usage_answers(pair):
     expected, actual = (re.sub(rb"chatcmpl-tool-\w+", b"", normal(answer)) for answer in (plain.answer, shown + end))
     assert expected == actual
     assert step.exact or "engine_error" in step.problems
+
+
+@pytest.mark.parametrize("name", ["forced_usage/si3_utf8_stream", "forced_usage/si5_tool_stream"])
+def test_usage_that_a_server_always_sends_is_shown(name):
+    """--enable-force-include-usage: a plain stream of it has usage on each event, and so has ours."""
+    cassette = load(name)
+    plan = plan_of(cassette.path, {key: value for key, value in cassette.body.items() if key != "stream_options"})
+    exchange = Exchange(plan, 200, cassette.content_type)
+    shown = exchange.feed(cassette.answer)
+    outcome = exchange.finish(Timing(received=1.0))
+
+    assert plan.view.hidden.usage
+    assert cassette.answer == shown + outcome.end
+    assert (True, ()) == (exchange.forces_usage, outcome.step.problems)
 
 
 FLAGS = orjson.loads((CASSETTES / "flags.json").read_bytes())
@@ -260,51 +273,6 @@ def test_nan_logprobs_are_kept_flagged_and_shown_as_they_came():
 
     assert odd == shown + end
     assert ("bad_logprob",) == step.problems
-
-
-def test_a_choice_without_its_own_prompt_is_never_given_anothers():
-    """Of two prompts one is missing: its choice points to nothing, and the step is flagged."""
-    one, two = Sampled(0, [1], [7], [-1.0], "stop", None), Sampled(1, None, [8], [-1.0], "stop", None)
-    packed = pack_tokens(Tokens(None, (one, two)), 1, None)
-    prompts, choices = packed.prompts, packed.choices
-
-    assert (1, [0, 1]) == (len(prompts), [choice.prompt for choice in choices])
-
-
-def test_prompts_that_do_not_fit_their_places_are_flagged():
-    """A choice's prompt is never guessed: if the places do not add up, there are no prompts."""
-    one, two = (Sampled(i, [i], [7], [-1.0], "stop", None) for i in (0, 1))
-
-    packed = pack_tokens(Tokens(None, (one, two)), 2, None)
-
-    assert ((), {"mixed_prompts"}) == (packed.prompts, packed.problems)
-
-
-@pytest.mark.parametrize(
-    ("said", "problem"),
-    [
-        ({"counted": 3}, "completion_count"),
-        ({"sampling_mask": [[7]]}, "mask_count"),
-        ({"spans": ((0, 1, "a"),)}, "version_spans"),
-        ({"spans": ((0, 1, "a"), (0, 2, "b"))}, "version_spans"),
-        ({"spans": ((1, 2, "a"),)}, "version_spans"),
-    ],
-)
-def test_what_does_not_fit_the_sampled_ids_is_flagged(said, problem):
-    """A count, a mask, or spans of policy versions that are not those of the ids."""
-    packed = pack_tokens(Tokens([1], (Sampled(0, None, [7, 8], [-1.0, -1.0], "stop", None, **said),)), 1, "v")
-
-    assert {problem} == packed.problems
-
-
-def test_spans_that_cover_the_ids_are_kept():
-    """Empty ones say nothing."""
-    spans = ((0, 1, "a"), (1, 1, "b"), (1, 2, "c"))
-    packed = pack_tokens(Tokens([1], (Sampled(0, None, [7, 8], [-1.0, -1.0], "stop", None, spans=spans),)), 1, "v")
-
-    assert [(0, 1, "a"), (1, 2, "c")] == [
-        (span.start, span.end, span.policy_version) for span in packed.choices[0].spans
-    ]
 
 
 @pytest.mark.parametrize("name", ["cmpl_multi_prompt_stream", "cmpl_multi_prompt", "cmpl_n3", "cmpl_n3_stream"])
