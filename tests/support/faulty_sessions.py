@@ -69,7 +69,8 @@ class Agent:
     def _sent(self, call: FaultyCall, body: dict, random: Random) -> Sent:
         text, content_type = call.answer_to(body)
         sent = Sent([read for read in call.in_reads(text) if read], content_type)
-        if b"data: [DONE]" in text and random.random() < 0.1:
+        # Behind a lone CR, a LF of the same line end may still come: such a stream is not known to be over.
+        if text.endswith(b"data: [DONE]" + call.end) and not call.end.endswith(b"\r") and random.random() < 0.1:
             sent.then = "hang"
         if random.random() < 0.1:
             self.faulty_http = True

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 import orjson
 
+from proxy.engines.recognition import QUESTIONS
+
 
 @dataclass
 class Sent:
@@ -76,7 +78,9 @@ class RawEngine:
             known = {"object": "list", "data": [{"id": "tiny", "object": "model", "root": "tiny"}]}
         if known is not None:
             return Sent([orjson.dumps(known)])
-        return Sent([b"{}"], status=b"404 Not Found") if path.count("/") == 1 and path.endswith("_info") or path == "/props" else None
+        if path in QUESTIONS or self.answering is None:
+            return Sent([b"{}"], status=b"404 Not Found")
+        return None
 
 
 @asynccontextmanager
