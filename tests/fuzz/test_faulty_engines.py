@@ -68,7 +68,9 @@ def test_the_model_writes_what_engines_were_seen_to_write(kind):
         is_stream = content_type.startswith("text/event-stream")
         if call.kind == kind and (call.path, is_stream) in seen:
             written = keys_of_answer(text, is_stream=is_stream) - seen[call.path, is_stream]
-            written -= {path for path in written if path[-1].startswith((" t", "token_id:"))}  # tokens, not names of fields
+            written -= {
+                path for path in written if path[-1].startswith((" t", "token_id:"))
+            }  # tokens, not names of fields
             # Not every stream was asked for these when it was recorded.
             written -= {path for path in seen[call.path, False] if path[0] in ("usage", "__verbose")}
             assert [] == sorted(written), (call.path, is_stream)
@@ -133,7 +135,11 @@ async def session(readers: Readers, agent: Agent, calls: list[FaultyCall], rando
     for body in opened:
         await readers.ask("POST", "/rollouts", body)
     for call in calls:
-        others = (None, None, "messages", "responses") if call.dialect == "chat" and len(call.truth.choices) == 1 else (None,)
+        others = (
+            (None, None, "messages", "responses")
+            if call.dialect == "chat" and len(call.truth.choices) == 1
+            else (None,)
+        )
         step_id = await agent.call(members[0], call, random, dialect=random.choice(others))
         await agent.judge(readers, members[0], step_id, call)
     await readers.rollout(members[0], random)

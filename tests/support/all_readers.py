@@ -78,7 +78,8 @@ class Readers:
 
     async def claim(self, random: Random) -> dict:
         """Claim what is complete, and settle it."""
-        wanted = {"consumer": "c", "groups": 3, "format": random.choice(tuple(FORMATS)), "include": random.choice(("exact", "flagged")),
+        wanted = {"consumer": "c", "groups": 3, "format": random.choice(tuple(FORMATS)),
+                  "include": random.choice(("exact", "flagged")),
                   "advantage": random.choice(ADVANTAGES), "prompt_length": 64, "response_length": 64}  # fmt: skip
         _, text = await self.ask("POST", "/batches/claim", wanted)
         claimed = orjson.loads(text)

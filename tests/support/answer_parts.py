@@ -29,7 +29,9 @@ def usages(written: Written) -> list[Json]:
 
 def running(written: Written) -> list[Json]:
     """The running counts of a stream, in order, but for the first of each choice."""
-    found = [event.value["usage"] for event in chunks(written) if written.is_stream and is_object(event.value.get("usage"))]
+    found = [
+        event.value["usage"] for event in chunks(written) if written.is_stream and is_object(event.value.get("usage"))
+    ]
     return [usage for usage in found if usage.get("completion_tokens")]
 
 

@@ -1,7 +1,7 @@
-"""What a faulty engine may do to an answer: one function a fault, each with a name, and what is expected of the step.
+"""Faults of engines: each function changes an answer that is about to be sent, and returns whether it found something to change.
 
-A fault changes a `Written` in place and says whether it found something to change. `FLAGGED` are those after which a step may not
-be exact, even where its ids happen to be right; after any other one, an exact step has the ids and logprobs of the truth.
+After a fault that is `flagged` no step may be exact, even where its ids happen to be right. After any other fault an exact step
+has the ids and logprobs of the truth.
 """
 
 from collections.abc import Callable
@@ -126,7 +126,9 @@ def changed_head(written: Written, asked: Asked, random: Random) -> bool:
 
 @fault("content after a finish reason", channel="ids", flagged=True)
 def after_finish(written: Written, asked: Asked, random: Random) -> bool:
-    finishing = [event for event in chunks(written) if written.is_stream and event.value["choices"][0].get("finish_reason")]
+    finishing = [
+        event for event in chunks(written) if written.is_stream and event.value["choices"][0].get("finish_reason")
+    ]
     carrying = sampled(written)
     if not finishing or not carrying:
         return False
@@ -142,7 +144,9 @@ def after_finish(written: Written, asked: Asked, random: Random) -> bool:
 
 @fault("two finish reasons", flagged=True)
 def two_finishes(written: Written, asked: Asked, random: Random) -> bool:
-    finishing = [event for event in chunks(written) if written.is_stream and event.value["choices"][0].get("finish_reason")]
+    finishing = [
+        event for event in chunks(written) if written.is_stream and event.value["choices"][0].get("finish_reason")
+    ]
     if not finishing:
         return False
     again = deepcopy(last := random.choice(finishing))
@@ -215,7 +219,18 @@ def bad_logprob(written: Written, asked: Asked, random: Random) -> bool:
     if not found:
         return False
     container, key = random.choice(found)
-    fixed = (False, True, None, 0.5, 1, "x", "-0.5", orjson.Fragment(b"NaN"), orjson.Fragment(b"1e400"), orjson.Fragment(b"-1e400"))
+    fixed = (
+        False,
+        True,
+        None,
+        0.5,
+        1,
+        "x",
+        "-0.5",
+        orjson.Fragment(b"NaN"),
+        orjson.Fragment(b"1e400"),
+        orjson.Fragment(b"-1e400"),
+    )
     container[key] = random.choice((*fixed, odd_type(random, int, float, type(None))))
     return True
 
@@ -346,7 +361,9 @@ def missing_field(written: Written, asked: Asked, random: Random) -> bool:
 
 @fault("an odd event")
 def odd_event(written: Written, asked: Asked, random: Random) -> bool:
-    value = orjson.Fragment(nested(random, random.choice((254, 1_023, DEEPEST))) if random.random() < 0.3 else odd_text(random))
+    value = orjson.Fragment(
+        nested(random, random.choice((254, 1_023, DEEPEST))) if random.random() < 0.3 else odd_text(random)
+    )
     if not written.is_stream:
         written.events[0] = Event(value)
     else:

@@ -1,7 +1,7 @@
-"""Calls to faulty engines, drawn from a seed: what an agent sends, what is sampled for it, what becomes of the answer.
+"""Calls to faulty engines, drawn from a seed: the request, the sampled tokens, and the faults of the answer.
 
-`drawn(seed)` gives a `FaultyCall`. Every part of it comes from the seed, and each fault from a seed of its own: a call with fewer
-faults is otherwise the same, which is how `least` finds the faults that matter.
+`drawn(seed)` returns a `FaultyCall`. Each fault has a seed of its own, so a call with fewer faults is otherwise the same: that is
+how `least` finds the faults that matter.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -126,7 +126,9 @@ def least(call: FaultyCall, fails: Callable[[FaultyCall], bool]) -> FaultyCall:
         *(replace(call, faults=call.faults[:at] + call.faults[at + 1 :]) for at in range(len(call.faults))),
     )
     for each in smaller:
-        if (each.reads, each.cut, each.faults, each.end) != (call.reads, call.cut, call.faults, call.end) and fails(each):
+        if (each.reads, each.cut, each.faults, each.end) != (call.reads, call.cut, call.faults, call.end) and fails(
+            each
+        ):
             return least(each, fails)
     return call
 

@@ -1,7 +1,7 @@
-"""A model of engines that answers what it is asked, as they do: from a truth (what was sampled) to an answer in any shape.
+"""A model of engines: from a truth (the tokens that were sampled) and a request to the answer of each engine, whole or streamed.
 
-The shapes are those recorded under tests/cassettes (vLLM 0.32.0, SGLang 0.5.23, llama.cpp 2026.10). What a body does not ask for
-is not in the answer. `engine_faults` changes such an answer; `faulty_calls` draws calls and truths, and writes the bytes.
+The shapes are those recorded under tests/cassettes (vLLM 0.32.0, SGLang 0.5.23, llama.cpp 2026.10). Fields that a request does not
+enable are absent or null, as there. `engine_faults` changes an answer; `faulty_calls` draws requests and writes the bytes.
 """
 
 from dataclasses import dataclass, field
@@ -115,7 +115,12 @@ class _Engine:
         self.is_chat = asked.dialect == "chat"
         kind = "chat.completion" if self.is_chat else "text_completion"
         kind += ".chunk" if self.is_chat and asked.streams else ""
-        self.head = {"id": f"chatcmpl-{random.getrandbits(64):016x}", "object": kind, "created": CREATED, "model": MODEL}
+        self.head = {
+            "id": f"chatcmpl-{random.getrandbits(64):016x}",
+            "object": kind,
+            "created": CREATED,
+            "model": MODEL,
+        }
 
     def text(self, ids: list[int]) -> str:
         return "".join(f" t{token}" for token in ids)
@@ -177,7 +182,11 @@ class _Vllm(_Engine):
         choices = []
         for choice in self.truth.choices:
             said = {"message": self.message(choice)} if self.is_chat else {"text": self.text(choice.ids)}
-            prompt = {} if self.is_chat else {"prompt_logprobs": None, "prompt_token_ids": self.prompt_of(choice) if with_ids else None}
+            prompt = (
+                {}
+                if self.is_chat
+                else {"prompt_logprobs": None, "prompt_token_ids": self.prompt_of(choice) if with_ids else None}
+            )
             choices.append(
                 {"index": choice.index, **said, "logprobs": self.logprobs(choice.ids, choice.logprobs),
                  "finish_reason": choice.finish, "stop_reason": None, "token_ids": list(choice.ids) if with_ids else None,
@@ -220,7 +229,8 @@ class _Vllm(_Engine):
         for at, (ids, logprobs) in enumerate(choice.pieces()):
             sampled += len(ids)
             is_last = at == len(choice.sizes) - 1
-            said = {"index": choice.index, "delta": self.delta(choice, ids, first=at == 0), "logprobs": self.logprobs(ids, logprobs),
+            delta = self.delta(choice, ids, first=at == 0)
+            said = {"index": choice.index, "delta": delta, "logprobs": self.logprobs(ids, logprobs),
                     "finish_reason": choice.finish if is_last else None}  # fmt: skip
             said |= {"stop_reason": None} if is_last else {}
             said |= {"token_ids": list(ids)} if self.asked.body.get("return_token_ids") else {}
@@ -244,7 +254,12 @@ class _Vllm(_Engine):
         if not self.asked.wants_logprobs:
             return None
         pairs = zip(ids, logprobs, strict=True)
-        return {"content": [{"token_id": i, "logprob": p, "rank": 3, "top_logprobs": [{"token_id": i, "logprob": p}]} for i, p in pairs]}
+        return {
+            "content": [
+                {"token_id": i, "logprob": p, "rank": 3, "top_logprobs": [{"token_id": i, "logprob": p}]}
+                for i, p in pairs
+            ]
+        }
 
     def versions(self, choice: Drawn) -> list[Json]:
         """Spans of weight versions over a choice's ids."""
@@ -290,7 +305,8 @@ class _Sglang(_Engine):
     def meta(self, choice: Drawn) -> Json:
         pairs = [[p, i, f" t{i}"] for i, p in zip(choice.ids, choice.logprobs, strict=True)]
         spans = [{"version": self.truth.versions[0], "start": 0, "end": len(choice.ids)}]
-        return {"id": self.head["id"], "finish_reason": {"type": choice.finish}, "prompt_tokens": len(self.truth.prompts[choice.prompt]),
+        prompt = len(self.truth.prompts[choice.prompt])
+        return {"id": self.head["id"], "finish_reason": {"type": choice.finish}, "prompt_tokens": prompt,
                 "num_retractions": 0, "completion_tokens": len(choice.ids), "weight_versions": spans,
                 "output_token_logprobs": pairs}  # fmt: skip
 

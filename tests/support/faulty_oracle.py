@@ -83,8 +83,8 @@ EXCUSED = (
     ),
     Excuse(
         "several faults in the ids of one answer",
-        "A chunk lost and one of the same length repeated leave every count as it was; where each event has a running count, a lost "
-        "chunk and cumulative ones may still add up.",
+        "A lost chunk and a repeated one of the same length leave every count as it was; where each event has a running "
+        "count, a lost chunk and cumulative ones may still add up.",
         _several_of_ids,
     ),
     Excuse(
@@ -140,7 +140,7 @@ def complaint(call: FaultyCall) -> str | None:
     try:
         plan = call.plan()
         text, content_type = call.answer_to(plan.body)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - whatever is raised is what is looked for
         return f"the test itself failed: {error!r}"
     exchange = Exchange(plan, 200, content_type)
     try:
@@ -154,7 +154,7 @@ def complaint(call: FaultyCall) -> str | None:
             exchange.found = {"tokens": call.truth.prompts[0]}
         outcome = exchange.finish(Timing(received=1.0))
         longest = max(longest, thread_time() - before)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - whatever is raised is what is looked for
         return f"the exchange raised {error!r}"
     if longest > LONGEST_S:
         return f"{longest:.3f} s of CPU at once"
@@ -183,7 +183,11 @@ def _wrong(step: Step, call: FaultyCall, plan: Plan) -> str | None:
         return None
     if not right(step, call):
         return f"an exact step is not what was sampled, after {call.used}: {_ids(step)}"
-    return f"nothing is flagged after {call.used or 'more tokens than max_tokens'}" if must_be_flagged(call, plan.body) else None
+    return (
+        f"nothing is flagged after {call.used or 'more tokens than max_tokens'}"
+        if must_be_flagged(call, plan.body)
+        else None
+    )
 
 
 def _shown_early(shown: bytes, plan: Plan) -> str | None:
@@ -235,6 +239,6 @@ def _unreadable(step: Step, seed: int) -> str | None:
         with suppress(Inexpressible):
             form = FORMATS[name]
             orjson.dumps(form.rows(FACTS, [read], Options()).rows, option=orjson.OPT_SERIALIZE_NUMPY)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - whatever is raised is what is looked for
         return f"a reader raised {error!r} for a step that is {'exact' if step.exact else step.problems}"
     return None

@@ -15,9 +15,19 @@ from raw_engine import RawEngine, Sent
 
 PATIENCE_S = 30
 ALLOWED = {200, 502, 503, 504}
-ODD_HEADERS = (b"X-Odd: a\x01b", b"X-Odd: \xff\xfe", b"X-Odd: " + b"x" * 3_000, b"X-Step-Id: mine", b"X-Rollout-Id: other", b"X-Odd:",
-               b"Content-Encoding: bogus", b"Set-Cookie: a=b", b"X-\x7f: a")  # fmt: skip
-STATUSES = (b"204 No Content", b"400 Bad Request", b"500 Internal Server Error", b"099 Odd", b"999 Odd", b"101 Switching Protocols", b"429 Too Many Requests")
+ODD_HEADERS = (
+    b"X-Odd: a\x01b", b"X-Odd: \xff\xfe", b"X-Odd: " + b"x" * 3_000, b"X-Step-Id: mine", b"X-Rollout-Id: other", b"X-Odd:",
+    b"Content-Encoding: bogus", b"Set-Cookie: a=b", b"X-\x7f: a",
+)  # fmt: skip
+STATUSES = (
+    b"204 No Content",
+    b"400 Bad Request",
+    b"500 Internal Server Error",
+    b"099 Odd",
+    b"999 Odd",
+    b"101 Switching Protocols",
+    b"429 Too Many Requests",
+)
 
 
 class Agent:
@@ -29,7 +39,7 @@ class Agent:
         self.faulty_http = False
 
     async def call(self, rollout: str, call: FaultyCall, random: Random, *, dialect: str | None = None) -> str | None:
-        """Make the call, perhaps in another dialect than the engine's; gives the id of its step, if it is told. Raises Failed."""
+        """Make the call, in `dialect` if that is not the engine's. Return the id of its step, if it got one. Raises Failed."""
         self.faulty_http = False
 
         async def answering(path: str, body: dict) -> Sent:
@@ -73,14 +83,16 @@ class Agent:
         if text.endswith(b"data: [DONE]" + call.end) and not call.end.endswith(b"\r") and random.random() < 0.1:
             sent.then = "hang"
         if random.random() < 0.1:
-            self.faulty_http = True
+            self.faulty_http, sent.then = True, "end"
             match random.randrange(5):
                 case 0:
                     sent.headers = (random.choice(ODD_HEADERS),)
                 case 1:
                     sent.status = random.choice(STATUSES)
                 case 2:
-                    sent.content_type = random.choice(("text/plain", "", "application/json; charset=x", "text/event-stream", "*/*"))
+                    sent.content_type = random.choice(
+                        ("text/plain", "", "application/json; charset=x", "text/event-stream", "*/*")
+                    )
                 case 3:
                     sent.length = max(len(text) + random.choice((-5, 5)), 0)
                 case _:
@@ -112,12 +124,16 @@ def _in_dialect(call: FaultyCall, dialect: str | None) -> tuple[str, dict]:
         return call.path, call.body
     body: dict[str, Any] = {"model": "tiny", "stream": call.body.get("stream", False)}
     if dialect == "messages":
-        return "/v1/messages", {**body, "messages": [{"role": "user", "content": "hi"}], "max_tokens": call.body["max_tokens"]}
+        return "/v1/messages", {
+            **body,
+            "messages": [{"role": "user", "content": "hi"}],
+            "max_tokens": call.body["max_tokens"],
+        }
     return "/v1/responses", {**body, "input": "hi", "max_output_tokens": max(call.body["max_tokens"], 16)}
 
 
 def _shaped(dialect: str, status: int, content_type: str, text: bytes) -> bool:
-    """Whether a whole answer is one of this dialect's: an error in its shape, JSON, or a stream. Engines' own junk is passed on."""
+    """Whether a whole answer is in the shape of this dialect. In an engine's own dialect its junk is passed on."""
     if status != 200:
         with suppress(orjson.JSONDecodeError):
             told = orjson.loads(text)
@@ -126,7 +142,11 @@ def _shaped(dialect: str, status: int, content_type: str, text: bytes) -> bool:
     if dialect in ("chat", "completions", "generate"):
         return True
     if content_type == "text/event-stream":
-        ends = ("message_stop", "error") if dialect == "messages" else ("response.completed", "response.incomplete", "response.failed", "error")
+        ends = (
+            ("message_stop", "error")
+            if dialect == "messages"
+            else ("response.completed", "response.incomplete", "response.failed", "error")
+        )
         return any(b"event: " + end.encode() in text for end in ends)
     told = orjson.loads(text)
     return told.get("type") == "message" if dialect == "messages" else told.get("object") == "response"

@@ -17,11 +17,17 @@ from odd_values import nested, odd, odd_text, places, put
 from responses_drawn import RICH
 
 Json = dict[str, Any]
-TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}}}
+TOOL = {
+    "type": "function",
+    "function": {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}},
+}
 CALL = {"id": "call-1", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
 CHAT_MESSAGES = [
     {"role": "system", "content": "Be brief."},
-    {"role": "user", "content": [{"type": "text", "text": "hi"}, {"type": "image_url", "image_url": {"url": "data:,"}}]},
+    {
+        "role": "user",
+        "content": [{"type": "text", "text": "hi"}, {"type": "image_url", "image_url": {"url": "data:,"}}],
+    },
     {"role": "assistant", "content": None, "reasoning": "hm", "tool_calls": [CALL]},
     {"role": "tool", "tool_call_id": "call-1", "content": "4"},
 ]
@@ -38,7 +44,7 @@ BLOCKS = [
 MESSAGES = {
     "model": "tiny", "max_tokens": 64, "system": [{"type": "text", "text": "Be brief."}], "stream": False,
     "messages": [
-        {"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "http://x/y"}}, {"type": "text", "text": "a"}]},
+        {"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "u"}}, {"type": "text", "text": "a"}]},
         {"role": "assistant", "content": BLOCKS},
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": "4", "is_error": False}]},
     ],
@@ -52,7 +58,7 @@ GOOD: tuple[tuple[str, Json], ...] = (
     ("/v1/completions", {"model": "tiny", "prompt": "hi", "max_tokens": 64, "logprobs": 1, "echo": False, "stream": False}),
     ("/v1/completions", {"model": "tiny", "prompt": [[5, 6], [7]], "max_tokens": 64, "n": 2}),
     ("/v1/completions", {"model": "default", "messages": PLAIN, "response_mask": [1, 0], "max_tokens": 64, "stop": ["x"]}),
-    ("/inference/v1/generate", {"token_ids": [5, 6], "sampling_params": {"max_tokens": 64, "n": 1, "logprobs": 0}, "stream": False}),
+    ("/inference/v1/generate", {"token_ids": [5, 6], "sampling_params": {"max_tokens": 64, "n": 1, "logprobs": 0}}),
     ("/generate", {"prompt": {"prompt_token_ids": [5, 6]}, "max_tokens": 64, "n": 1, "temperature": 1.0}),
     ("/v1/responses", RICH),
     ("/v1/responses", {"model": "tiny", "input": "hi", "max_output_tokens": 64, "stream": False}),
@@ -61,17 +67,19 @@ GOOD: tuple[tuple[str, Json], ...] = (
     ("/v1/messages/count_tokens", MESSAGES),
     ("/v1/rollout/completed", {"rollout_id": "r", "status": "COMPLETED", "reward": 1.0, "final_messages": PLAIN}),
 )  # fmt: skip
+# Not among them: Content-Length and Transfer-Encoding, after which the server rightly waits for more.
 HEADERS = (
     b"Idempotency-Key", b"X-Rollout-Id", b"X-Rollout-Group", b"X-Stainless-Retry-Count", b"X-Reply-Ids", b"X-Reply-Tokens",
     b"X-Request-Id", b"Authorization", b"X-Api-Key", b"Content-Type", b"Accept", b"User-Agent", b"Content-Encoding", b"Expect",
     b"anthropic-version", b"anthropic-beta", b"X-Odd", b"Cookie", b"Date", b"Range",
 )  # fmt: skip
 VALUES = (
-    b"", b"\xff", b"\xc3\xa9", b"a\x00b", b"a\x01\x1b[2J", b"x" * 300, b"x" * 9_000, b"choices", b"marin", b"../..", b"%00%2f", b"a b",
-    b"{}", b"-1", b"1e400", b"99999999999999999999", b"None", b"application/json", b"text/html", b"gzip", b"br", b"bogus", b"*/*",
-    b"Bearer \xff", b"Bearer tt_x", b"Basic ===", b"\xf0\x9f\x98\x80", b"deflate", b"application/json; charset=utf-16", b"100-continue",
+    b"", b"\xff", b"\xc3\xa9", b"a\x00b", b"a\x01\x1b[2J", b"x" * 300, b"x" * 9_000, b"choices",
+    b"marin", b"../..", b"%00%2f", b"a b",
+    b"{}", b"-1", b"1e400", b"99999999999999999999", b"None", b"application/json", b"text/html", b"gzip", b"br", b"bogus",
+    b"*/*", b"Bearer \xff", b"Bearer tt_x", b"Basic ===", b"\xf0\x9f\x98\x80", b"deflate", b"application/json; charset=utf-16",
+    b"100-continue",
 )  # fmt: skip
-# Not among them: Content-Length and Transfer-Encoding, with which the other side rightly waits for more.
 REFUSALS = {400, 401, 403, 404, 405, 408, 409, 413, 415, 417, 422, 429, 431, 501, 502, 503, 504}
 
 
@@ -103,7 +111,9 @@ def drawn_request(random: Random, rollout: str, messages: list | None = None) ->
         body["stream"] = True
     text = orjson.dumps(body, option=orjson.OPT_NON_STR_KEYS)
     if random.random() < 0.04:
-        text = random.choice((odd_text(random), nested(random, 199), b"", text[: random.randrange(len(text))], b"\xef\xbb\xbf" + text))
+        text = random.choice(
+            (odd_text(random), nested(random, 199), b"", text[: random.randrange(len(text))], b"\xef\xbb\xbf" + text)
+        )
     headers: list[tuple[bytes, bytes]] = []
     if random.random() < 0.25:
         headers.append((random.choice(HEADERS), random.choice(VALUES)))
@@ -119,9 +129,18 @@ async def ask_raw(url: str, request: Request) -> Answer:
     at = urlsplit(url)
     reader, writer = await asyncio.open_connection(at.hostname, at.port)
     given = {name.lower() for name, _ in request.headers}
-    usual = ((b"Host", b"proxy"), (b"Content-Type", b"application/json"), (b"Content-Length", b"%d" % len(request.body)))
+    usual = (
+        (b"Host", b"proxy"),
+        (b"Content-Type", b"application/json"),
+        (b"Content-Length", b"%d" % len(request.body)),
+    )
     lines = [*(pair for pair in usual if pair[0].lower() not in given), *request.headers, (b"Connection", b"close")]
-    head = b"POST " + request.path.encode() + b" HTTP/1.1\r\n" + b"".join(name + b": " + value + b"\r\n" for name, value in lines)
+    head = (
+        b"POST "
+        + request.path.encode()
+        + b" HTTP/1.1\r\n"
+        + b"".join(name + b": " + value + b"\r\n" for name, value in lines)
+    )
     try:
         writer.write(head + b"\r\n" + request.body)
         text = await reader.read()

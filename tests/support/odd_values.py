@@ -12,7 +12,8 @@ SCALARS = (
 )  # fmt: skip
 STRINGS = (
     b'"\\ud800"', b'"\\udfff\\ud800"', b'"\\u0000"', b'"\\u0001\\u001b[2J\\u007f\\u009f"', b'"\\ufeff\\u202e"',
-    b'"a\\r\\ndata: [DONE]\\r\\n\\r\\n"', '"\U0001f600\u00e9"'.encode(), b'"=HYPERLINK(1)"', b'"__proto__"', b'"' + b"x" * 70_000 + b'"',
+    b'"a\\r\\ndata: [DONE]\\r\\n\\r\\n"', '"\U0001f600\u00e9"'.encode(), b'"=HYPERLINK(1)"', b'"__proto__"',
+    b'"' + b"x" * 70_000 + b'"',
 )  # fmt: skip
 CONTAINERS = (
     b"[]", b"{}", b"[[]]", b"[null]", b"[{}]", b'{"":{}}', b"[true]", b'["a"]', b'{"a":1}', b'{"type":5}', b'{"type":"x"}',

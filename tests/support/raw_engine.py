@@ -62,7 +62,9 @@ class RawEngine:
         length = b"Content-Length: %d\r\n" % sent.length if sent.length is not None else b""
         more = b"".join(line + b"\r\n" for line in sent.headers)
         kind = b"Content-Type: " + sent.content_type.encode() + b"\r\n"
-        writer.write(b"HTTP/1.1 " + sent.status + b"\r\n" + server + kind + length + more + b"Connection: close\r\n\r\n")
+        writer.write(
+            b"HTTP/1.1 " + sent.status + b"\r\n" + server + kind + length + more + b"Connection: close\r\n\r\n"
+        )
         for read in sent.reads:
             writer.write(read)
             await writer.drain()
