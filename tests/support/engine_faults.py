@@ -1,4 +1,4 @@
-"""Faults of engines: each function changes an answer that is about to be sent, and returns whether it found something to change.
+"""Faults of engines. Each function changes an answer before it is sent, and returns whether it found something to change.
 
 After a fault that is `flagged` no step may be exact, even where its ids happen to be right. After any other fault an exact step
 has the ids and logprobs of the truth.

@@ -1,7 +1,7 @@
 """Calls to faulty engines, drawn from a seed: the request, the sampled tokens, and the faults of the answer.
 
-`drawn(seed)` returns a `FaultyCall`. Each fault has a seed of its own, so a call with fewer faults is otherwise the same: that is
-how `least` finds the faults that matter.
+`drawn(seed)` returns a `FaultyCall`. Each fault has a seed of its own, so a call with fewer faults is otherwise the same: this
+is how `least` finds the faults that matter.
 """
 
 from collections.abc import Callable, Iterable, Sequence
