@@ -102,13 +102,16 @@ async def test_a_faulty_engine_fails_no_reader(fuzz, server, kind):
         watched_proxy(engine.url, f"unix:{server.socket}", store={"prefix": prefix}) as proxy,
         aiohttp.ClientSession() as http,
     ):
-        readers, agent, number = Readers(http, proxy.url), Agent(http, proxy.url, engine), 0
+        readers, agent = Readers(http, proxy.url), Agent(http, proxy.url, engine)
+        number, failures = 0, []
         await session(readers, agent, [call_of(0, kind)], Random(0), group="warm")  # imports take long, once
         await readers.all_formats("warm-0")
         await proxy.reset()
 
         async def check(seed):
             nonlocal number
+            if failures:  # a proxy that holds earlier cases would not fail the same way again
+                return
             number += 1
             random = Random(seed)
             calls = [call_of(seed, kind)] + [call_of(seed + 1, kind)] * (random.random() < 0.3)
@@ -122,9 +125,10 @@ async def test_a_faulty_engine_fails_no_reader(fuzz, server, kind):
                     raise Failed(f"a callback of {longest.longest_s:.3f} s of CPU: {longest.longest}")
             except Failed as failed:
                 asked = "\n".join(f"{told(call, call.plan())}" for call in calls)
-                pytest.fail(f"seed {seed} of {kind}, group g{number}: {failed}\n{asked}")
+                failures.append(f"seed {seed} of {kind}, group g{number}: {failed}\n{asked}")
 
         await fuzz(0.004, SEEDS, check)
+        assert [] == failures, failures[0]
         await readers.lists(Random(0))
 
 

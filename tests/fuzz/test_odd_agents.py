@@ -79,7 +79,7 @@ async def test_no_request_of_an_agent_fails_us(fuzz, server):
         watched_proxy(engine.url, f"unix:{server.socket}", store={"prefix": token_hex(8)}) as proxy,
         aiohttp.ClientSession() as http,
     ):
-        readers, number = Readers(http, proxy.url), 0
+        readers, number, failures = Readers(http, proxy.url), 0, []
         engine.answering = answering(Random(0))
         await converse(proxy.url, "warm", Random(0))
         await readers.all_formats("warm")
@@ -87,6 +87,8 @@ async def test_no_request_of_an_agent_fails_us(fuzz, server):
 
         async def check(seed):
             nonlocal number
+            if failures:  # a proxy that holds earlier cases would not fail the same way again
+                return
             number += 1
             random, rollout = Random(seed), f"r{number}"
             engine.answering = answering(random)
@@ -107,6 +109,7 @@ async def test_no_request_of_an_agent_fails_us(fuzz, server):
                     await proxy.reset()
                     raise Failed(f"a callback of {longest.longest_s:.3f} s of CPU: {longest.longest}")
             except Failed as failed:
-                pytest.fail(f"seed {seed}: {failed}")
+                failures.append(f"seed {seed}: {failed}")
 
         await fuzz(0.01, SEEDS, check)
+        assert [] == failures, failures[0]

@@ -1,7 +1,8 @@
 """A model of engines: from a truth (the tokens that were sampled) and a request to each engine's answer, whole or streamed.
 
 The shapes are those recorded under tests/cassettes (vLLM 0.32.0, SGLang 0.5.23, llama.cpp 2026.10). Fields that a request
-does not enable are absent or null, as there. `engine_faults` changes an answer; `faulty_calls` draws requests and writes the bytes.
+does not enable are absent or null, as there. `engine_faults` changes an answer; `faulty_calls` draws requests and writes the
+bytes.
 """
 
 from dataclasses import dataclass, field
