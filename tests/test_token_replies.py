@@ -8,7 +8,7 @@ from simulated_tokenizer import make_simulated_tokenizer
 from stored import steps_of
 
 CHAT = "/rollouts/r1/v1/chat/completions"
-BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "logprobs": True, "max_tokens": 4}
+BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "logprobs": True, "max_tokens": 24}
 IDS, PIECES = {"X-Reply-Ids": "choices"}, {"X-Reply-Tokens": "pieces"}
 WHOLE = load("chat_ids_lp")
 RECORDED = orjson.loads(WHOLE.answer)

@@ -15,8 +15,8 @@ from proxy.server import simulating
 from proxy.simulator.options import Options
 
 WHOLE = load("chat_ids_lp")
-FLAT = {"model": "default", "messages": QUESTION, "rollout_id": "r1", "max_tokens": 16, "response_mask": None}
-CHAT = {"model": "default", "messages": QUESTION, "rollout_id": "r1", "max_tokens": 16}
+FLAT = {"model": "default", "messages": QUESTION, "rollout_id": "r1", "max_tokens": 24, "response_mask": None}
+CHAT = {"model": "default", "messages": QUESTION, "rollout_id": "r1", "max_tokens": 24}
 DISPATCH = {"server": "calculator", "messages": QUESTION, "wait": True}
 
 
