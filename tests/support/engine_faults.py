@@ -124,6 +124,41 @@ def changed_head(written: Written, asked: Asked, random: Random) -> bool:
     return True
 
 
+@fault("other prompt ids than were sent", channel="ids")
+def other_prompt(written: Written, asked: Asked, random: Random) -> bool:
+    """Where the request itself gives the ids of the prompt."""
+    given = asked.body.get("token_ids") or asked.body.get("prompt")
+    if not isinstance(given, list):
+        return False
+    objects = [event.value for event in written.events] + choices(written)
+    found = [each for each in objects if is_object(each) and each.get("prompt_token_ids")]
+    for each in found:
+        each["prompt_token_ids"] = [*each["prompt_token_ids"][:-1], 4_077]
+    return bool(found)
+
+
+@fault("a second event of ids", channel="ids")
+def second_ids(written: Written, asked: Asked, random: Random) -> bool:
+    """SGLang's event of ids again, with those of another call."""
+    found = [event for event in written.events if written.is_stream and event.value.get("sglext")]
+    if not found:
+        return False
+    again = deepcopy(found[0])
+    again.value["sglext"]["output_ids"][0][-1] = 4_077
+    return _insert_after(written, found[0], again)
+
+
+@fault("a chunk under another choice's index", channel="ids")
+def other_index(written: Written, asked: Asked, random: Random) -> bool:
+    found = sampled(written)
+    indexes = sorted({event.value["choices"][0]["index"] for event in found})
+    if len(indexes) < 2:
+        return False
+    choice = random.choice(found).value["choices"][0]
+    choice["index"] = random.choice([index for index in indexes if index != choice["index"]])
+    return True
+
+
 @fault("content after a finish reason", channel="ids", flagged=True)
 def after_finish(written: Written, asked: Asked, random: Random) -> bool:
     finishing = [

@@ -75,7 +75,25 @@ def _only_name(call: FaultyCall, body: Json) -> bool:
     return call.kind == "llamacpp" and body.get("stream") is True and "a logprob of another token" in call.used
 
 
+def _not_compared(call: FaultyCall, body: Json) -> bool:
+    return bool({"other prompt ids than were sent", "a second event of ids"} & {*call.used})
+
+
+def _sum_alone(call: FaultyCall, body: Json) -> bool:
+    return "a chunk under another choice's index" in call.used and not _counts_running(call, body)
+
+
 EXCUSED = (
+    Excuse(
+        "prompt ids against the request's own, and SGLang's ids twice",
+        "Nothing compares them yet.",
+        _not_compared,
+    ),
+    Excuse(
+        "a chunk of another choice, without running counts",
+        "The engine counts the tokens of all choices together.",
+        _sum_alone,
+    ),
     Excuse(
         "chunks out of order, without running counts",
         "Each chunk is right, and so are their number and their sum: nothing in them says which comes first.",
