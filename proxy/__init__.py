@@ -7,6 +7,7 @@
     workers     several processes on one port; worker: one of them; totals: the metrics of all
     calls       a call is accepted: named, read, planned
     admission   and let in: its rollout opened, its place taken (places), a pause waited for (pause), guarded (guards)
+    lifetimes   rollouts with calls in flight do not expire
     relay       a call is relayed: sent, shown, recorded, ended
     passthrough what is passed on unrecorded
     control/    the control face, one file a noun

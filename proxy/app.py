@@ -28,6 +28,7 @@ from proxy.dialects.base import openai_error
 from proxy.errors import BadCall, NotFound, ProxyError, StoreFault, TooLarge
 from proxy.fleet import Fleet
 from proxy.keys import KeyRing
+from proxy.lifetimes import Lifetimes
 from proxy.logs import LOG
 from proxy.metrics import make_metrics
 from proxy.page.serving import PAGE_ROUTES
@@ -132,14 +133,13 @@ async def _make_parts(
     totals = _kept(stack, Totals(registry, metrics, crew))
     await totals.start()
     opened = store or _kept(stack, await open_store(settings.store.url, store_options(settings.store)))
-    secret = await opened.constant(
-        _SECRET, clock.entropy(32)
-    )  # first: so a start without a store ends before it is one
+    secret = await opened.constant(_SECRET, clock.entropy(32))  # first: a start without a store ends here
     upstream = _kept(stack, Upstream(settings.engines, metrics))
     audit = _kept(stack, BackgroundAudit(settings.audit.sample_rate, upstream, metrics, clock))
     audit.start()
     spool = Spool(settings.store.spool_path) if settings.store.on_failure == "spool" else None
-    recorder = _kept(stack, Recorder(opened, metrics, clock, stored=audit.offer, spool=spool))
+    lifetimes = await _kept(stack, Lifetimes(opened, metrics)).start()
+    recorder = _kept(stack, Recorder(opened, metrics, clock, audit.offer, spool, lifetimes.origin))
     agents = settings.agents
     pressure = Pressure(agents.max_bytes_in_flight, agents.stall_s, metrics, lambda: recorder.kept_bytes)
     most, longest = agents.most_paused, agents.longest_pause_s
@@ -167,6 +167,7 @@ async def _make_parts(
         fleet=fleet,
         totals=totals,
         places=Places(opened, recorder.hold),
+        lifetimes=lifetimes,
     )
 
 

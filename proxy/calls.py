@@ -19,12 +19,12 @@ from proxy.admission import admitted, guard
 from proxy.attempts import Attempt, GivenAnswer
 from proxy.bodies import read_body
 from proxy.by_chat import ByChat, spoken_at
-from proxy.callers import Caller, check_minted, identify
+from proxy.callers import Caller, check_minted, identify, may_report
 from proxy.clientside import CLIENT_LEFT, Call
 from proxy.clock import new_id
 from proxy.compat.forms import Form, ReadForm, dialect_of, read_form
 from proxy.compat.osmosis import COMPLETED, complete, naming_retries, with_steps_before, with_tools
-from proxy.compat.osmosis_models import RolloutResult, validated
+from proxy.compat.osmosis_models import read_result
 from proxy.control.system import show_health
 from proxy.counting import COUNT, count_tokens
 from proxy.dialects import DIALECTS, Dialect, Spoken
@@ -73,7 +73,7 @@ async def answer(request: web.Request) -> web.StreamResponse:
     dialect = dialect_of(target.endpoint)
     if (spoken := dialect or spoken_at(target.endpoint, request.headers)) is not None:
         request[SPOKEN] = spoken
-    caller = await identify(request, parts)
+    caller = await identify(request, parts, takes_control_keys=target.endpoint == COMPLETED)
     check_minted(caller.minted, target.rollout_id)
     if dialect is not None and request.method == "POST":
         with parts.pressure.admitted(request.content_length):
@@ -158,11 +158,16 @@ async def _answer_in(request: web.Request, parts: Parts, rollout_id: str, asked:
 
 
 async def take_result(request: web.Request, parts: Parts, target: naming.Target, caller: Caller) -> web.StreamResponse:
-    """A rollout server says what a rollout came to."""
-    result = validated(RolloutResult, read_body(await read_bytes(request)))
+    """A rollout server reports the result of a rollout."""
+    result = read_result(await read_bytes(request))
     rollout_id = target.rollout_id or naming.checked_id(result.rollout_id)
     check_minted(caller.minted, rollout_id)
-    return await complete(parts, rollout_id, result)
+    if result.rollout_id != rollout_id:
+        raise BadCall(
+            f"the body reports the result of {result.rollout_id!r}, and the path names {rollout_id!r}",
+            param="rollout_id",
+        )
+    return await complete(parts, rollout_id, result, is_claim=not may_report(caller, parts))
 
 
 async def give_again(

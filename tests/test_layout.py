@@ -17,11 +17,12 @@ IO = {
     "aiohttp", "asyncio", "os", "redis", "rich", "socket", "storage", "subprocess", "threading", "time", "typer", "valkey",
 }  # fmt: skip
 SHELLS = {
-    "admission", "app", "attempts", "audit", "by_chat", "callers", "calls", "check", "client", "clientside", "clock", "compat",
-    "config", "control", "counting", "download", "drifting", "earlier", "fleet", "logs", "metrics", "page", "parts",
-    "passthrough", "pause", "places", "pressure", "probes", "push", "recorder", "relay", "remembered", "rollouts",
-    "sections", "server", "simulator", "spool", "standin", "standing", "stopping", "stored_responses", "terminal",
-    "token_replies", "token_texts", "tokenizers", "totals", "upstream", "window", "worker", "workers",
+    "admission", "app", "attempts", "audit", "by_chat", "callers", "calls", "check", "client", "clientside", "clock",
+    "compat", "config", "control", "counting", "download", "drifting", "earlier", "fleet", "lifetimes", "logs",
+    "metrics", "page", "parts", "passthrough", "pause", "places", "pressure", "probes", "push", "recorder", "relay",
+    "remembered", "rollouts", "sections", "server", "signals", "simulator", "spool", "standin", "standing", "stopping",
+    "stored_responses", "terminal", "token_replies", "token_texts", "tokenizers", "totals", "upstream", "window",
+    "worker", "workers",
 }  # fmt: skip
 
 # A file without a test file is a decision, and decisions are listed here, each with its reason.

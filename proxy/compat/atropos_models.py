@@ -4,9 +4,9 @@ Holds the pydantic models of its bodies. Keys that it does not know are let thro
 """
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from proxy.errors import NotValid
 
@@ -38,7 +38,7 @@ class Setup(BaseModel):
 class CreateSession(BaseModel):
     """`POST /sessions/create`."""
 
-    tool_parser: str = "hermes"
+    tool_parser: Annotated[str, Field(max_length=256)] = "hermes"  # kept in the metadata of its rollout
     track_tree: bool = False
     base_url: str | None = None
 

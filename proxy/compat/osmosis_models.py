@@ -5,12 +5,15 @@ know are let through, as its own schemas do.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
+import orjson
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, ValidationError
 
-from proxy.errors import NotValid
+from proxy.errors import NotValid, TooLarge
+from proxy.signals import Signal, read_object
 
+MOST_BYTES: Final = 64_000  # of a result in a rollout's metadata
 _TOLD = 5  # faults that a refusal names: a long list may have one at every place
 
 
@@ -62,7 +65,28 @@ class RolloutResult(BaseModel):
     error_message: str | None = None
     metrics: dict[str, Any] | None = None
     extra_fields: dict[str, Any] | None = None
-    reward: FiniteFloat | None = None
+    reward: Signal | None = None
+
+
+def read_result(text: bytes) -> RolloutResult:
+    """Return the result in the body of a completed callback. Raises BadCall, NotValid or TooLarge."""
+    result = validated(RolloutResult, read_object(text))
+    kept_result(result)
+    return result
+
+
+def kept_result(result: RolloutResult) -> dict[str, Any]:
+    """Return the fields of a result as a rollout keeps them: at most 64 kB of JSON.
+
+    Messages are what makes results long, and the rollout's steps have them: without room for all fields, they are left out,
+    and `left_out` names them. Raises TooLarge for other fields that are too long.
+    """
+    fields = result.model_dump(exclude_none=True, exclude={"rollout_id"})
+    if len(orjson.dumps(fields)) > MOST_BYTES and fields.pop("final_messages", None) is not None:
+        fields["left_out"] = ["final_messages"]
+    if len(orjson.dumps(fields)) > MOST_BYTES:
+        raise TooLarge(f"the fields of a result, without its messages, are at most {MOST_BYTES} bytes of JSON")
+    return fields
 
 
 class InitAnswer(BaseModel):

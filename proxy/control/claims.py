@@ -153,6 +153,7 @@ def _told(group: Group, rollouts: list[Rollout], advantage: str) -> dict[str, An
         "rollouts": [rollout.rollout_id for rollout in rollouts],
         "rewards": [rollout.reward for rollout in rollouts],
         "advantages": [rollout.advantages for rollout in compared] or None,
+        "late": {one.rollout_id: late for one in rollouts if (late := one.counts.get("late", 0))},
     }
 
 

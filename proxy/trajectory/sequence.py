@@ -123,7 +123,8 @@ def sequences(steps: Iterable[Step], facts: RolloutFacts, options: Options | Non
     options = options or Options()
     steps = list(steps)
     chosen, skipped = select(steps, options)
-    whole = grow(steps)
+    # Where a late step is no row itself, it may not supersede an earlier one: the export would change after the finish.
+    whole = grow(steps if options.include != "exact" else [step for step in steps if not step.late])
     replaced = {whole.nodes[place].key for place in whole.superseded()}
     kept = [(step, choice) for step, choice in chosen if (step.step_id, choice.index) not in replaced]
     skipped += [
@@ -172,6 +173,8 @@ def _why_not(step: Step, choice: Choice, options: Options) -> str | None:
         return codes or "its tokens cannot be aligned with logprobs"
     if options.include != "exact" or step.trainable:
         return None
+    if step.late:
+        return codes or "it ended after the rollout was finished"
     return codes or (f"its status is {step.status}" if step.status != "complete" else "it was not delivered")
 
 
@@ -247,6 +250,8 @@ def _marks(step: Step) -> Iterator[str]:
         yield step.status
     if not step.delivered:
         yield "undelivered"
+    if step.late:
+        yield "late"
 
 
 def _spans(node: Node, *, owned: bool) -> list[SequenceSpan]:

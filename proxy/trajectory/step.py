@@ -97,7 +97,7 @@ class Step:
     status "error", `{"status": int, "body": str}`). Dialects by way of chat have chat's response, and what their clients
     saw of it is told from that. `prompts` holds one array of ids, or one per prompt of a
     completions call with a list of prompts; it is empty when the engine gave no ids. `problems` are codes of
-    `fidelity.PROBLEMS`; a step without any is exact.
+    `fidelity.PROBLEMS`; a step without any is exact. `late`: it was stored after its rollout was finished.
     """
 
     step_id: str
@@ -122,6 +122,7 @@ class Step:
     policy_version_end: str | None = None
     problems: tuple[str, ...] = ()
     index: int | None = None
+    late: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -146,7 +147,7 @@ class Step:
     @property
     def trainable(self) -> bool:
         """Whether its sampled tokens may be trained without anybody asking for flagged ones."""
-        return self.exact and self.delivered and self.status == "complete"
+        return self.exact and self.delivered and not self.late and self.status == "complete"
 
     @property
     def sampled(self) -> int:

@@ -56,7 +56,7 @@ async def test_a_wrong_map_is_put_right(store):
 
     birth = (await store.open("r", {}, now_ms=1)).birth
 
-    assert 0 == await store.append(Entry("r", birth, "s", b"1"), now_ms=2)
+    assert 0 == (await store.append(Entry("r", birth, "s", b"1"), now_ms=2)).position
     assert ("r",) == (await store.list()).names
 
 

@@ -12,7 +12,7 @@ from storage.store import Entry, StorageError, StoreAway
 async def appended(store, name="s", now_ms=2):
     """The index of a record appended to a rollout."""
     birth = (await store.open("r", {}, now_ms=1)).birth
-    return await store.append(Entry("r", birth, name, b"1"), now_ms=now_ms)
+    return (await store.append(Entry("r", birth, name, b"1"), now_ms=now_ms)).position
 
 
 async def test_acknowledged_waits_for_the_reply_only(on_redis):
@@ -101,7 +101,7 @@ async def test_a_replica_that_does_not_answer_is_said(replicated):
     finally:
         os.kill(replica.process.pid, signal.SIGCONT)
 
-    assert 1 == await store.append(entry, now_ms=3)
+    assert 1 == (await store.append(entry, now_ms=3)).position
     assert [b"1", b"1"] == await store.read("r", 0, 9)
 
 

@@ -24,7 +24,7 @@ async def main():
     birth = (await store.open("r", {}, now_ms=1)).birth
     number = 0
     while True:
-        print(await store.append(Entry("r", birth, f"s{number}", b"%d" % number), now_ms=1), flush=True)
+        print((await store.append(Entry("r", birth, f"s{number}", b"%d" % number), now_ms=1)).position, flush=True)
         number += 1
 
 asyncio.run(main())
@@ -117,7 +117,7 @@ async def test_a_killed_server_loses_nothing_acknowledged(url, path, opened, dur
         for number in range(40):
             record = b"%d-%d" % (writer, number)
             one = Entry("r", first.birth, record.decode(), record, counts={"steps": 1})
-            stored.append((await store.append(one, now_ms=2), record))
+            stored.append(((await store.append(one, now_ms=2)).position, record))
             if len(stored) == 100:
                 os.kill(pid, signal.SIGKILL)
 
@@ -217,7 +217,7 @@ async def test_a_half_written_end_is_left_out(url, path, opened):
     store = await opened(url)
 
     assert [b"record"] == await store.read("r", 0, 9)
-    assert 1 == await store.append(Entry("r", first.birth, "s1", b"next"), now_ms=3)
+    assert 1 == (await store.append(Entry("r", first.birth, "s1", b"next"), now_ms=3)).position
 
 
 async def test_a_path_too_long_for_a_socket_works(tmp_path, opened):

@@ -134,7 +134,7 @@ async def test_a_lost_answer_does_no_harm(on_redis):
 
     on_redis._servers.ask = ask_twice
     made = await on_redis.open("r", {"a": b"1"}, now_ms=1)
-    index = await on_redis.append(Entry("r", made.birth, "s", b"1", {b"b": b"1"}, (), {"steps": 1}), now_ms=2)
+    index, *_ = await on_redis.append(Entry("r", made.birth, "s", b"1", {b"b": b"1"}, (), {"steps": 1}), now_ms=2)
     await on_redis.mark("r", made.birth, {"m": b"1"}, now_ms=3)
 
     assert 3 == lost
