@@ -7,6 +7,7 @@ done may find its own work and raise `FieldsChanged`, which says how the rollout
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from secrets import token_hex
 from typing import Final
 
@@ -255,7 +256,7 @@ class RedisStore:
         """Set a constant of the whole store if it is not set yet; give back what holds."""
         key = constants_key(self._prefix)
         commands = [("HSETNX", key, name, value), ("HGET", key, name), *self._barrier.commands]
-        replies = await self._servers.ask(key, commands)
+        replies = await self._servers.ask(key, commands, confirmed=self._barrier.confirmed)
         checked(replies[0])
         holds: bytes = checked(replies[1])
         self._barrier.check(replies[2:])
@@ -320,11 +321,12 @@ class RedisStore:
         *,
         shared: bool = False,
     ) -> Reply:
-        """Run a script, and wait for the barrier behind it on the same connection, in one round trip."""
+        """Run a script, and wait for the barrier behind it on the same connection."""
         command = script.call(keys, arguments)
-        reply, *said = await self._servers.ask(keys[0], [command, *barrier.commands], shared=shared)
+        ask = partial(self._servers.ask, keys[0], shared=shared, confirmed=barrier.confirmed)
+        reply, *said = await ask([command, *barrier.commands])
         if isinstance(reply, NoScriptError):
-            reply, *said = await self._servers.ask(keys[0], [script.teach(command), *barrier.commands], shared=shared)
+            reply, *said = await ask([script.teach(command), *barrier.commands])
         reply = checked(reply)
         barrier.check(said)
         return reply

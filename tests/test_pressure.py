@@ -129,7 +129,7 @@ async def test_a_stalled_client_is_cut_and_its_step_is_kept(store, engine, endle
     async with running(settings_for(engine.url, agents={"stall_s": 0.2}), store) as served:
         client = await reading_nothing(served.url)
         (step,) = await some_steps(store, "r1")
-        await asyncio.wait_for(engine.aborted.wait(), 10)
+        await asyncio.wait_for(engine.aborted.wait(), 50)
         async with http.get(served.url + "/metrics") as answer:
             metrics = await answer.text()
         client.close()

@@ -151,7 +151,7 @@ async def test_with_a_journal_steps_wait_in_it_while_the_store_is_away(store, bi
         await recorder.record(step(number, range(1000)), birth, body_bytes=10)
     waiting, there = spool.pending, await steps_of(store, "r1")
     store.failing.clear()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(50):
         while spool.pending:
             await asyncio.sleep(0.01)
     await recorder.record(step(5), birth, body_bytes=10)
@@ -185,13 +185,13 @@ async def test_a_step_that_is_being_written_to_the_journal_while_the_store_retur
 
     def slow(file: int) -> None:
         writing.set()
-        assert written.wait(10)
+        assert written.wait(50)
 
     monkeypatch.setattr(os, "fsync", slow)
     recording = asyncio.ensure_future(recorder.record(step(1), birth, body_bytes=10))
-    await asyncio.to_thread(writing.wait, 10)
+    await asyncio.to_thread(writing.wait, 50)
     store.failing.clear()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(50):
         while recorder.standing.away is not None:
             await asyncio.sleep(0.01)
     written.set()
@@ -208,7 +208,7 @@ async def test_with_a_journal_what_is_undelivered_is_noted_while_the_store_is_aw
     store.failing |= {"append", "constant", "mark"}
     await recorder.record(step(1), birth, body_bytes=10)
     recorder.undelivered(step(1), birth)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(50):
         while recorder.spooled != 2:
             await asyncio.sleep(0.01)
     store.failing.clear()

@@ -91,7 +91,7 @@ async def test_rollouts_are_replayed_side_by_side_each_in_its_order(tmp_path):
             await spool.write(replace(entry(number), rollout=rollout))
 
     async def together(one: Entry) -> None:
-        await asyncio.wait_for(both.wait(), 5)
+        await asyncio.wait_for(both.wait(), 50)
         taken.append((one.rollout, one.name))
 
     await spool.replay(together)

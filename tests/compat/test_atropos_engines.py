@@ -3,7 +3,6 @@
 from aiohttp import web
 from sessions import HELLO, serving_sessions
 
-
 USAGE = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
 
 

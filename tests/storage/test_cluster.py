@@ -107,7 +107,7 @@ async def test_a_dead_primary_takes_only_its_own_rollouts_away(store, cluster_se
     await store.open(kept, {}, now_ms=1)
     victim.stop()
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(50):
             with pytest.raises(StoreAway):
                 await store.open(lost, {}, now_ms=1)
             with pytest.raises(StoreAway):

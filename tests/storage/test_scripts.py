@@ -12,9 +12,9 @@ class Counted:
         self.servers = servers
         self.asked = 0
 
-    async def ask(self, key, commands, *, shared=False):
+    async def ask(self, key, commands, **how):
         self.asked += 1
-        return await self.servers.ask(key, commands, shared=shared)
+        return await self.servers.ask(key, commands, **how)
 
     def __getattr__(self, name):
         return getattr(self.servers, name)
