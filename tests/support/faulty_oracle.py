@@ -18,7 +18,7 @@ from proxy.export import FORMATS, Inexpressible
 from proxy.trajectory import fidelity
 from proxy.trajectory.blocks import BlockReader
 from proxy.trajectory.outline import outline
-from proxy.trajectory.record import decode, encode
+from proxy.trajectory.record import Record, decode, encode_leniently
 from proxy.trajectory.rollout import RolloutFacts
 from proxy.trajectory.sequence import Options
 from proxy.trajectory.step import Step, Timing
@@ -75,25 +75,7 @@ def _only_name(call: FaultyCall, body: Json) -> bool:
     return call.kind == "llamacpp" and body.get("stream") is True and "a logprob of another token" in call.used
 
 
-def _not_compared(call: FaultyCall, body: Json) -> bool:
-    return bool({"other prompt ids than were sent", "a second event of ids"} & {*call.used})
-
-
-def _sum_alone(call: FaultyCall, body: Json) -> bool:
-    return "a chunk under another choice's index" in call.used and not _counts_running(call, body)
-
-
 EXCUSED = (
-    Excuse(
-        "prompt ids against the request's own, and SGLang's ids twice",
-        "Nothing compares them yet.",
-        _not_compared,
-    ),
-    Excuse(
-        "a chunk of another choice, without running counts",
-        "The engine counts the tokens of all choices together.",
-        _sum_alone,
-    ),
     Excuse(
         "chunks out of order, without running counts",
         "Each chunk is right, and so are their number and their sum: nothing in them says which comes first.",
@@ -176,12 +158,13 @@ def complaint(call: FaultyCall) -> str | None:
         return f"the exchange raised {error!r}"
     if longest > LONGEST_S:
         return f"{longest:.3f} s of CPU at once"
+    step, record = encode_leniently(outcome.step)
     return (
         _shown_early(b"".join(shown), plan)
         or _not_json(b"".join(shown) + outcome.end, text)
-        or _mistyped(outcome.step)
-        or _unreadable(outcome.step, call.seed)
-        or _wrong(outcome.step, call, plan)
+        or _mistyped(step)
+        or _unreadable(step, record, call.seed)
+        or _wrong(step, call, plan)
     )
 
 
@@ -247,10 +230,9 @@ def _mistyped(step: Step) -> str | None:
     return f"unknown problems {unknown}" if unknown else None
 
 
-def _unreadable(step: Step, seed: int) -> str | None:
+def _unreadable(step: Step, written: Record, seed: int) -> str | None:
     """Readers bear whatever was stored."""
     try:
-        written = encode(step)
         read = decode(written.record, BlockReader(written.blocks))
         orjson.dumps(outline([read], FACTS))
         name = Random(seed).choice(tuple(FORMATS))
