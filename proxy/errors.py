@@ -20,6 +20,7 @@ Holds the error tree and nothing else: no formatting for a dialect (dialects do 
     │   └── Paused         429  calls are held while the weights change
     ├── EngineFault             the engine's fault
     │   ├── EngineBroke    502  it broke off, or answered what nobody can read
+    │   │   └── EventTooLong    an event of its stream is longer than `engines.max_event_bytes`
     │   ├── EngineSilent   504  it did not answer in time
     │   └── NoEngine       503  it cannot be reached
     └── StoreFault         503  the store cannot be reached, so the end of the turn cannot be shown
@@ -174,6 +175,12 @@ class EngineBroke(EngineFault):
     """The engine broke off, or answered what nobody can read."""
 
     code = "engine_broke_off"
+
+
+class EventTooLong(EngineBroke):
+    """An event of the engine's stream is longer than `engines.max_event_bytes`."""
+
+    code = "engine_event_too_long"
 
 
 class EngineSilent(EngineFault):
