@@ -112,19 +112,22 @@ async def _in_turn(parts: Parts, call: Call, client: Client) -> AsyncIterator[An
     plan = call.plan
     try:
         async with parts.upstream.turn(call.endpoint, plan.rollout_id, may_leave=bool(call.elsewhere)):
+            body = await _aside(call, lambda: orjson.dumps(plan.body))
             call.sent = parts.clock.monotonic()
             sending = parts.upstream.send(
                 call.endpoint,
                 "POST",
                 plan.endpoint,
                 headers=[*call.request.headers.items(), *plan.headers.items()],
-                body=orjson.dumps(plan.body),
+                body=body,
             )
             async with sending as answer:
                 yield answer
     except EngineBusy as busy:
         if call.failed or client.has_heard_only_comments:
-            raise NoEngine(f"the engine {call.endpoint.settings.label} cannot be called: {busy.message}") from busy
+            public = f"the engine cannot be called: {busy.message}"
+            label = call.endpoint.settings.label
+            raise NoEngine(f"the engine {label} cannot be called: {busy.message}", public=public) from busy
         raise
 
 
@@ -191,7 +194,8 @@ def _broken(call: Call, client: Client, exchange: Exchange | None, fault: Engine
     dialect is the engine's.
     """
     plan = call.plan
-    error = plan.spoken.error(fault)
+    LOG.warning("the engine failed: %s", fault.message, extra={"fields": {"step_id": plan.step_id}})
+    error = plan.spoken.error(fault.for_agents(f"step {plan.step_id}"))
     aborted = None if exchange is None else exchange.abort(fault.message, call.timing(), delivered=True)
     outcome = aborted or _unanswered(call, fault)
     if client.has_heard_only_comments:

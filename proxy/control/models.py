@@ -5,9 +5,17 @@ Holds the pydantic models of request bodies and their reading: a misspelt field 
 
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    ValidationError,
+    model_validator,
+)
 
-from proxy.bodies import read_body
+from proxy.bodies import FIRST_FAULT, faults_of, read_body
 from proxy.config import EndpointList
 from proxy.errors import BadCall, NotValid
 from proxy.naming import checked_id
@@ -58,7 +66,7 @@ class Terms(_Body):
     metadata: dict[str, Any] = {}
     model: str | None = None
     sampling: SamplingRules | None = None
-    tools: list[dict[str, Any]] = []
+    tools: Annotated[list[dict[str, Any]], FIRST_FAULT] = []
     limits: RolloutLimits | None = None
     reply: ReplyTokens | None = None
 
@@ -142,8 +150,8 @@ class PatchRollout(_Body):
     """`PATCH /rollouts/{id}`: what is given is set. `step_rewards` are by step id: a number, or one for each sampled token."""
 
     reward: FiniteFloat | None = None
-    step_rewards: dict[str, FiniteFloat | list[FiniteFloat]] = {}
-    advantages: FiniteFloat | list[FiniteFloat] | dict[str, Any] | None = None
+    step_rewards: dict[str, FiniteFloat | Annotated[list[FiniteFloat], FIRST_FAULT]] = {}
+    advantages: FiniteFloat | Annotated[list[FiniteFloat], FIRST_FAULT] | dict[str, Any] | None = None
     metadata: dict[str, Any] | None = None
 
 
@@ -163,7 +171,7 @@ class DispatchRollout(_Body):
 
     server: str
     protocol: Literal["sync", "async"] = "sync"
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1), FIRST_FAULT]
     sampling_params: dict[str, Any] | None = None
     completion_params: dict[str, Any] | None = None
     max_turns: Annotated[int, Field(ge=1, le=100)] = 10
@@ -195,6 +203,7 @@ def read_as(model: type[Read], text: bytes) -> Read:
     try:
         return model.model_validate(body)
     except ValidationError as error:
-        told = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'body'}: {one['msg']}" for one in error.errors())
-        first = error.errors()[0]["loc"]
-        raise NotValid(told, param=str(first[0]) if first else None) from None
+        faults = faults_of(error)
+        first = faults[0]["loc"]
+        message = "; ".join(f"{'.'.join(map(str, fault['loc'])) or 'body'}: {fault['msg']}" for fault in faults)
+        raise NotValid(message, param=str(first[0]) if first else None) from None
