@@ -24,19 +24,19 @@ from proxy.config import Settings
 from proxy.control import CONTROL_ROUTES
 from proxy.control.access import require_control_key
 from proxy.control.completion import settle_groups
-from proxy.dialects.base import openai_error
-from proxy.errors import BadCall, NotFound, ProxyError, StoreFault, TooLarge
+from proxy.errors import BadCall, NotFound, ProxyError, StoreFault
 from proxy.fleet import Fleet
 from proxy.keys import KeyRing
 from proxy.lifetimes import Lifetimes
-from proxy.logs import LOG
 from proxy.metrics import make_metrics
 from proxy.page.serving import PAGE_ROUTES
 from proxy.parts import PARTS, SHOWN, Parts
 from proxy.pause import Pause
 from proxy.places import Places
 from proxy.pressure import Pressure
+from proxy.reading import release
 from proxy.recorder import Recorder
+from proxy.refusals import error_answer, internal_error
 from proxy.sections import StoreSettings
 from proxy.spool import Spool
 from proxy.tokenizers import Tokenizers
@@ -58,7 +58,7 @@ def make_app(
     A store that is given stays its giver's to close. Opening happens at start-up; StorageError and ValueError say why
     it failed.
     """
-    app = _new_app(settings)
+    app = _new_app()
     app.cleanup_ctx.append(_parts_of(settings, store, clock or SystemClock(), crew))
     if settings.control.listen is None:
         app.add_routes(_control_routes(settings))
@@ -70,7 +70,7 @@ def make_app(
 
 def make_control_app(settings: Settings, app: web.Application) -> web.Application:
     """The control face alone, sharing the parts of a started application."""
-    control = _new_app(settings)
+    control = _new_app()
     control[PARTS] = app[PARTS]
     control[ROLLOUT_SERVERS] = app[ROLLOUT_SERVERS]
     control.add_routes(_control_routes(settings))
@@ -96,10 +96,8 @@ def _control_routes(settings: Settings) -> list[web.RouteDef]:
     return [*(SESSION_ROUTES if settings.atropos.enabled else ()), *CONTROL_ROUTES, *COMPAT_ROUTES, *PAGE_ROUTES]
 
 
-def _new_app(settings: Settings) -> web.Application:
-    return web.Application(
-        client_max_size=settings.agents.max_body_bytes, middlewares=[answer_failures, require_control_key]
-    )
+def _new_app() -> web.Application:
+    return web.Application(middlewares=[answer_failures, require_control_key])
 
 
 def _parts_of(
@@ -200,7 +198,7 @@ async def _say_so(app: web.Application) -> None:
 async def answer_failures(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Every failure becomes an answer in the shape of the face that was called."""
+    """Answer every failure in the shape of the face that was called; release what the request's body reserved."""
     try:
         return await handler(request)
     except ProxyError as error:
@@ -210,36 +208,23 @@ async def answer_failures(
     except web.HTTPMethodNotAllowed as error:
         allowed = ", ".join(sorted(error.allowed_methods))
         return _failed(request, NotFound(f"{request.path} takes {allowed}, not {request.method}"))
-    except web.HTTPRequestEntityTooLarge as error:
-        return _failed(request, TooLarge(f"the body is too long: {error.text}"))
     except web.HTTPNotFound:
         return _failed(request, NotFound(f"there is no {request.path!r} here"))
-    except (web.HTTPException, web.RequestPayloadError) as error:
-        return _failed(request, BadCall(f"the request cannot be read: {error}"))
-    except Exception:  # noqa: BLE001 - the outermost place: a failure nobody named is logged, and told as our own
-        LOG.exception("a call failed in a way nobody named", extra={"fields": {"path": request.path}})
-        return _failed(request, UnnamedFailure("the proxy failed; its log says how"))
-
-
-class UnnamedFailure(ProxyError):
-    """A failure that has no name yet: a defect of ours."""
+    except web.HTTPException as error:
+        return _failed(request, BadCall(f"the request cannot be answered: {error.reason}"))
+    except Exception as failure:  # noqa: BLE001 - the outermost place: what nothing expected is logged, and answered as ours
+        return _failed(request, internal_error(failure, path=request.path))
+    finally:
+        release(request)
 
 
 def _failed(request: web.Request, error: ProxyError) -> web.Response:
-    """The answer to a failure: the dialect's shape on the model face, ours on the control face.
+    """The answer to a failure.
 
     Where a part of another answer was written already, the connection ends instead: half an answer must not look whole.
     """
     if request.get(SHOWN) and request.transport is not None:
         request.transport.close()
-    spoken = request.get(calls.SPOKEN)
-    body = spoken.error(error) if spoken else openai_error(error)
-    if PARTS in request.app:  # no stand-in's
+    if PARTS in request.app:  # a stand-in has none
         request.app[PARTS].metrics.errors.labels(error.code).inc()
-    headers = {"Content-Type": "application/json"}
-    if error.retry_after_s is not None:
-        headers["Retry-After"] = str(error.retry_after_s)
-    if error.kind in {"rollout_limit", "rollout_closed"}:
-        headers["X-Should-Retry"] = "false"  # OpenAI's clients would wait and try again, which cannot help
-    status = spoken.status(error) if spoken else error.status
-    return web.Response(status=status, headers=headers, body=body)
+    return error_answer(request, error)

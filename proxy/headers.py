@@ -16,6 +16,7 @@ _NOT_UPSTREAM = _HOP_BY_HOP | {
     "authorization", "x-api-key", "host", "content-length", "content-encoding", "accept-encoding", "expect",
     "x-rollout-id", "x-rollout-group", "x-reply-tokens", "x-reply-ids",
 }  # fmt: skip
+_CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f]")
 _NOT_DOWNSTREAM = _HOP_BY_HOP | {"content-length", "content-encoding", "date"}
 
 
@@ -40,8 +41,11 @@ def downstream(headers: Mapping[str, str], *, rollout_id: str | None, step_id: s
 
 
 def _passing(headers: Iterable[tuple[str, str]], dropped: frozenset[str]) -> list[tuple[str, str]]:
-    """What is neither dropped by name nor named by a `Connection` header."""
-    headers = list(headers)
+    """What is neither dropped by name nor named by a `Connection` header, and can be written.
+
+    aiohttp reads control characters in the values of an engine's headers, and refuses to write them.
+    """
+    headers = [pair for pair in headers if pair[1].isprintable() or not _CONTROL.search(pair[1])]
     named = {
         token.strip().lower() for name, value in headers if name.lower() == "connection" for token in value.split(",")
     }

@@ -17,7 +17,6 @@ from aiohttp import web
 from aiohttp.client_exceptions import ClientConnectionResetError
 
 from proxy.clientside import CLIENT_LEFT, Call, Client, keeping_alive
-from proxy.clock import new_id
 from proxy.earlier import keep_calls
 from proxy.engines.losses import LOST
 from proxy.errors import (
@@ -25,7 +24,6 @@ from proxy.errors import (
     EngineBusy,
     EngineFault,
     EngineSilent,
-    InternalError,
     NoEngine,
     NotValid,
     ProxyError,
@@ -33,6 +31,7 @@ from proxy.errors import (
 )
 from proxy.logs import LOG
 from proxy.parts import Parts
+from proxy.refusals import internal_error
 from proxy.upstream import AWAY, Answer
 from proxy.wire.exchange import Exchange, Outcome
 from proxy.wire.reply import ODD
@@ -89,7 +88,7 @@ async def _outcome(parts: Parts, call: Call, client: Client) -> Outcome:
     except Exception as error:
         if call.sent is None:
             raise
-        return _failed(parts, call, client, error)
+        return _failed(call, client, error)
 
 
 async def _at_endpoint(parts: Parts, call: Call, client: Client) -> Outcome | None:
@@ -105,11 +104,16 @@ async def _at_endpoint(parts: Parts, call: Call, client: Client) -> Outcome | No
             async with _in_turn(parts, call, client) as answer:
                 if answer.status in AWAY and call.elsewhere:
                     raise EngineBroke(f"the engine {call.endpoint.settings.label} answered {answer.status}")
-                exchange = call.exchange = Exchange(plan, answer.status, answer.content_type)
+                exchange = call.exchange = Exchange(
+                    plan,
+                    answer.status,
+                    answer.content_type,
+                    max_event_bytes=parts.settings.engines.max_event_bytes,
+                )
                 client.set_head(answer.status, answer.headers, content_type=exchange.content_type)
                 await _carry(parts, call, client, exchange, answer)
             await _look_up(parts, call, exchange)
-        return await _aside(call, partial(exchange.finish, call.timing(), parts.policy.version))
+        return await _aside(call.body_bytes, partial(exchange.finish, call.timing(), parts.policy.version))
     except EngineFault as fault:
         # Silence is no fault of the connection: the engine may be at work on it still.
         if call.elsewhere and not client.has_seen_answer and not isinstance(fault, EngineSilent):
@@ -134,19 +138,22 @@ async def _in_turn(parts: Parts, call: Call, client: Client) -> AsyncIterator[An
     plan = call.plan
     try:
         async with parts.upstream.turn(call.endpoint, plan.rollout_id, may_leave=bool(call.elsewhere)):
+            body = await _aside(call.body_bytes, lambda: orjson.dumps(plan.body))
             call.sent = parts.clock.monotonic()
             sending = parts.upstream.send(
                 call.endpoint,
                 "POST",
                 plan.endpoint,
                 headers=[*call.request.headers.items(), *plan.headers.items()],
-                body=orjson.dumps(plan.body),
+                body=body,
             )
             async with sending as answer:
                 yield answer
     except EngineBusy as busy:
         if call.failed or client.has_heard_only_comments:
-            raise NoEngine(f"the engine {call.endpoint.settings.label} cannot be called: {busy.message}") from busy
+            public = f"the engine cannot be called: {busy.message}"
+            label = call.endpoint.settings.label
+            raise NoEngine(f"the engine {label} cannot be called: {busy.message}", public=public) from busy
         raise
 
 
@@ -178,7 +185,10 @@ async def _carry(parts: Parts, call: Call, client: Client, exchange: Exchange, a
             call.last_byte = parts.clock.monotonic()
             call.first_byte = call.first_byte or call.last_byte
             call.body_bytes += len(read)
-            shown = exchange.feed(read)
+            size = exchange.pending + len(read)
+            shown = (
+                exchange.feed(read) if size < _ASIDE_FROM_BYTES else await _aside(size, partial(exchange.feed, read))
+            )
             if shown:
                 await client.write(shown)
                 client.has_heard_only_comments = False
@@ -203,9 +213,9 @@ async def _look_up(parts: Parts, call: Call, exchange: Exchange) -> None:
     """Ask the engine what its answer left out. What cannot be found out stays unknown, and the step is flagged."""
     if exchange.forces_usage:
         call.endpoint.forces_usage = True
-    if (model := await _aside(call, exchange.other_model)) is not None:
+    if (model := await _aside(call.body_bytes, exchange.other_model)) is not None:
         exchange.served = await parts.upstream.served_models(call.endpoint, model)
-    lookup = await _aside(call, exchange.lookup)
+    lookup = await _aside(call.body_bytes, exchange.lookup)
     if lookup is None:
         return
     headers, body = (("Content-Type", "application/json"),), orjson.dumps(lookup.body)
@@ -218,12 +228,12 @@ async def _look_up(parts: Parts, call: Call, exchange: Exchange) -> None:
         LOG.warning("%s could not be asked for %s: %s", call.endpoint.settings.label, lookup.path, error)
 
 
-async def _aside(call: Call, work: Callable[[], T]) -> T:
-    """Work on a long answer is done in a thread, so that other calls go on meanwhile.
+async def _aside(size: int, work: Callable[[], T]) -> T:
+    """Do work on so many bytes: in a thread if they are many, so that other calls go on meanwhile.
 
     Whoever is cancelled waits for the thread: nobody else may work on the exchange before it is done.
     """
-    if call.body_bytes <= _ASIDE_FROM_BYTES:
+    if size <= _ASIDE_FROM_BYTES:
         return work()
     working = asyncio.get_running_loop().create_task(asyncio.to_thread(work))
     try:
@@ -233,13 +243,10 @@ async def _aside(call: Call, work: Callable[[], T]) -> T:
         raise
 
 
-def _failed(parts: Parts, call: Call, client: Client, error: Exception) -> Outcome:
+def _failed(call: Call, client: Client, error: Exception) -> Outcome:
     """The proxy failed. The step has what came and where to look in the log; the client gets an error of its dialect."""
     plan = call.plan
-    fault = InternalError(new_id(parts.clock))
-    LOG.error(
-        "%s", fault.message, exc_info=error, extra={"fields": {"step_id": plan.step_id, "error_id": fault.error_id}}
-    )
+    fault = internal_error(error, step_id=plan.step_id)
     exchange = call.exchange or Exchange(plan, 0, "")
     step = exchange.fail(f"internal error {fault.error_id}", call.timing())
     body = plan.spoken.error(fault)
@@ -261,7 +268,8 @@ def _broken(call: Call, client: Client, exchange: Exchange | None, fault: Engine
     dialect is the engine's.
     """
     plan = call.plan
-    error = plan.spoken.error(fault)
+    LOG.warning("the engine failed: %s", fault.message, extra={"fields": {"step_id": plan.step_id}})
+    error = plan.spoken.error(fault.for_agents(f"step {plan.step_id}"))
     aborted = None if exchange is None else exchange.abort(fault.message, call.timing(), delivered=True)
     outcome = aborted or _unanswered(call, fault)
     if client.has_heard_only_comments:

@@ -21,6 +21,7 @@ from proxy.errors import Conflict, NotValid, ProxyError, TooLarge
 from proxy.keys import mint
 from proxy.logs import LOG
 from proxy.parts import PARTS, Parts
+from proxy.reading import off_loop, read_bytes
 from proxy.rollouts import Rollout, read_rollout, write_fields
 from storage.store import FieldsChanged, StorageError
 
@@ -34,11 +35,11 @@ async def dispatch_rollout(request: web.Request) -> web.Response:
     The same again starts nothing and is 202; another dispatch of the rollout is 409.
     """
     parts, servers = request.app[PARTS], request.app[ROLLOUT_SERVERS]
-    text = await request.read()
-    asked = read_as(DispatchRollout, text)
+    text = await read_bytes(request)
+    asked = await off_loop(len(text), read_as, DispatchRollout, text)
+    digest = (await off_loop(len(text), blake2b, text, digest_size=16)).hexdigest()
     servers.named(asked.server)
     rollout = await rollout_of(request)
-    digest = blake2b(text, digest_size=16).hexdigest()
     state = "starting" if asked.protocol == "async" else "started"
     kept = write_fields({"osmosis": ticket(asked.server, asked.protocol, digest, state)})
     try:

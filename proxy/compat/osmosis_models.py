@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 import orjson
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, ValidationError
 
+from proxy.bodies import FIRST_FAULT, faults_of
 from proxy.errors import NotValid, TooLarge
 from proxy.signals import Signal, read_object
 
@@ -31,8 +32,8 @@ class _Message(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
 
     role: Literal["system", "user", "assistant", "tool", "function"]
-    content: str | list[dict[str, Any]] | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    content: str | Annotated[list[dict[str, Any]], FIRST_FAULT] | None = None
+    tool_calls: Annotated[list[dict[str, Any]], FIRST_FAULT] | None = None
     tool_call_id: Annotated[str, Field(max_length=256)] | None = None
 
 
@@ -41,14 +42,14 @@ class FlatCall(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True)
 
-    messages: Annotated[list[_Message], Field(min_length=1)]
+    messages: Annotated[list[_Message], Field(min_length=1), FIRST_FAULT]
     model: str = "default"
     temperature: Annotated[FiniteFloat, Field(ge=0, le=2)] = 1.0
     top_p: Annotated[FiniteFloat, Field(ge=0, le=1)] = 1.0
     max_tokens: Annotated[int, Field(ge=1, le=32768)] = 512
-    stop: list[str] | None = None
+    stop: Annotated[list[str], FIRST_FAULT] | None = None
     logprobs: bool = True
-    response_mask: Annotated[list[int] | None, BeforeValidator(_bits)] = None
+    response_mask: Annotated[Annotated[list[int], FIRST_FAULT] | None, BeforeValidator(_bits)] = None
     n: Literal[1] | None = None
     stream: Literal[False] | None = None
 
@@ -60,7 +61,7 @@ class RolloutResult(BaseModel):
 
     rollout_id: Name
     status: Literal["COMPLETED", "ERROR"]
-    final_messages: list[dict[str, Any]] | None = None
+    final_messages: Annotated[list[dict[str, Any]], FIRST_FAULT] | None = None
     finish_reason: str | None = None
     error_message: str | None = None
     metrics: dict[str, Any] | None = None
@@ -104,7 +105,7 @@ def validated(model: type[Read], body: Mapping[str, Any]) -> Read:
     try:
         return model.model_validate(body)
     except ValidationError as error:
-        faults = error.errors()
+        faults = faults_of(error)
         told = [f"{'.'.join(map(str, one['loc'])) or 'body'}: {one['msg']}" for one in faults[:_TOLD]]
         more = [f"and {len(faults) - _TOLD} more"] if len(faults) > _TOLD else []
         first = faults[0]["loc"]

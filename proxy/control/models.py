@@ -5,8 +5,17 @@ Holds the pydantic models of request bodies and their reading: a misspelt field 
 
 from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    ValidationError,
+    model_validator,
+)
 
+from proxy.bodies import FIRST_FAULT, faults_of
 from proxy.config import EndpointList
 from proxy.errors import BadCall, NotValid
 from proxy.naming import checked_id
@@ -61,7 +70,7 @@ class Terms(_Body):
     metadata: dict[str, Any] = {}
     model: str | None = None
     sampling: SamplingRules | None = None
-    tools: list[dict[str, Any]] = []
+    tools: Annotated[list[dict[str, Any]], FIRST_FAULT] = []
     limits: RolloutLimits | None = None
     reply: ReplyTokens | None = None
 
@@ -145,8 +154,8 @@ class PatchRollout(_Body):
     """`PATCH /rollouts/{id}`: what is given is set. `step_rewards` are by step id: a number, or one for each sampled token."""
 
     reward: Signal | None = None
-    step_rewards: dict[str, Signal | list[Signal]] = {}
-    advantages: Signal | list[Signal] | Signals | None = None
+    step_rewards: dict[str, Signal | Annotated[list[Signal], FIRST_FAULT]] = {}
+    advantages: Signal | Annotated[list[Signal], FIRST_FAULT] | Signals | None = None
     metadata: dict[str, Any] | None = None
 
 
@@ -166,7 +175,7 @@ class DispatchRollout(_Body):
 
     server: str
     protocol: Literal["sync", "async"] = "sync"
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1), FIRST_FAULT]
     sampling_params: dict[str, Any] | None = None
     completion_params: dict[str, Any] | None = None
     max_turns: Annotated[int, Field(ge=1, le=100)] = 10
@@ -203,7 +212,7 @@ def read_as(model: type[Read], text: bytes) -> Read:
     try:
         return model.model_validate(body)
     except ValidationError as error:
-        faults = error.errors(include_url=False, include_context=False, include_input=False)
+        faults = faults_of(error)
         named = [f"{'.'.join(map(str, one['loc'])) or 'body'}: {one['msg']}" for one in faults[:_NAMED_FAULTS]]
         more = [f"and {len(faults) - _NAMED_FAULTS} more"] if len(faults) > _NAMED_FAULTS else []
         first = faults[0]["loc"]

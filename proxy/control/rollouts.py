@@ -15,9 +15,9 @@ from yarl import URL
 
 from proxy.addresses import split_listen
 from proxy.clock import new_id
-from proxy.control.access import choice_of, no_rollout, number_of, only_known, rollout_id_of, rollout_of
+from proxy.control.access import body_of, choice_of, no_rollout, number_of, only_known, rollout_id_of, rollout_of
 from proxy.control.completion import member_finished
-from proxy.control.models import FinishRollout, OpenRollout, PatchRollout, read_as
+from proxy.control.models import FinishRollout, OpenRollout, PatchRollout
 from proxy.control.steps import check_step_rewards, read_steps
 from proxy.drifting import count_drift
 from proxy.errors import BadCall, Conflict, ProxyError
@@ -38,7 +38,7 @@ _FIELDS_OF_OPENING = ("group_id", "metadata", "model", "sampling", "tools", "lim
 async def open_rollout(request: web.Request) -> web.Response:
     """`POST /rollouts`: 201; 200 and the same answer for the same body again; 409 for another body."""
     parts = request.app[PARTS]
-    opening = read_as(OpenRollout, await request.read())
+    opening = await body_of(request, OpenRollout)
     name = opening.rollout_id or new_id(parts.clock)
     said = opening.model_dump(exclude_none=True, exclude_defaults=True)
     fields = write_fields({key: said.get(key) for key in _FIELDS_OF_OPENING})
@@ -108,7 +108,7 @@ async def patch_rollout(request: web.Request) -> web.Response:
     """
     parts = request.app[PARTS]
     rollout = await rollout_of(request)
-    patch = read_as(PatchRollout, await request.read())
+    patch = await body_of(request, PatchRollout)
     await check_step_rewards(parts, rollout, patch.step_rewards)
     given = patch.model_dump(include={"reward", "advantages", "metadata"} & patch.model_fields_set)
     while True:
@@ -145,7 +145,7 @@ def _changes(rollout: Rollout, given: Mapping[str, Any], step_rewards: Mapping[s
 async def finish_rollout(request: web.Request) -> web.Response:
     """`POST /rollouts/{id}/finish`: once; the same again changes nothing, another status is 409."""
     parts = request.app[PARTS]
-    said = read_as(FinishRollout, await request.read())
+    said = await body_of(request, FinishRollout)
     return _json(await _shown(request, parts, await finish(parts, await rollout_of(request), said)))
 
 

@@ -57,6 +57,9 @@ class Record:
     names: tuple[bytes, ...]
 
 
+_SHORT_BYTES: Final = 2**12
+
+
 def encode(step: Step, known: Container[bytes] = frozenset()) -> Record:
     """The step as a record and the blocks it needs that are not `known` to be stored.
 
@@ -166,9 +169,15 @@ def _chain_fields(
     return left, chains
 
 
+def _json(value: Any) -> bytes:
+    """The JSON of a value, in as many bytes as it has: what orjson 3.13 returns keeps a buffer of 4 kB, however short it is."""
+    text = orjson.dumps(value)
+    return bytes(memoryview(text)) if len(text) < _SHORT_BYTES else text
+
+
 def _chain_value(name: str, value: Any, prompts: tuple[Ids, ...], writer: BlockWriter) -> list[str] | None:
     if name == "messages" and isinstance(value, list):
-        return ["messages", writer.write(blocks.MESSAGES, map(orjson.dumps, value)).hex()]
+        return ["messages", writer.write(blocks.MESSAGES, map(_json, value)).hex()]
     text = orjson.dumps(value)
     if name == "prompt" and prompts and isinstance(value, list):
         # Compared as JSON, for which 1, 1.0 and true are three things.

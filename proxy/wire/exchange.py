@@ -44,11 +44,11 @@ class Outcome:
 class Exchange:
     """One call, from the engine's first byte to the step."""
 
-    def __init__(self, plan: Plan, status: int, content_type: str) -> None:
+    def __init__(self, plan: Plan, status: int, content_type: str, *, max_event_bytes: int | None = None) -> None:
         self._plan = plan
         self._status = status
         self._content_type = content_type
-        self._reply = reply_for(status, content_type, plan.view)
+        self._reply = reply_for(status, content_type, plan.view, max_event_bytes)
         self._conclusion: tuple[bytes, Answer] | None = None
         self.found: Any = None
         self.served: Collection[str] | None = None  # the models that the engine lists, where that had to be known
@@ -71,8 +71,13 @@ class Exchange:
         """Whether a stream showed that its server writes usage on each event, whatever is requested."""
         return isinstance(self._reply, StreamReply) and self._reply.forces_usage
 
+    @property
+    def pending(self) -> int:
+        """The bytes of an event that is not whole yet: feeding its end parses all of them."""
+        return self._reply.pending if isinstance(self._reply, StreamReply) else 0
+
     def feed(self, read: bytes) -> bytes:
-        """Take bytes of the engine; give the bytes that the client may see now."""
+        """Take bytes of the engine; give the bytes that the client may see now. Raises EventTooLong."""
         return self._reply.feed(read)
 
     def other_model(self) -> str | None:

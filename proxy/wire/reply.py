@@ -225,9 +225,9 @@ class StreamReply:
     event with a finish reason. Where we injected it, these events wait for the usage event and get the field back.
     """
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: View, max_event_bytes: int | None = None) -> None:
         self._view = view
-        self._cutter = EventCutter()
+        self._cutter = EventCutter() if max_event_bytes is None else EventCutter(max_event_bytes)
         self._fold = view.dialect.fold()
         self._held: list[bytes | _Finish] = []
         self._holding = False
@@ -240,6 +240,11 @@ class StreamReply:
         self._has_usage = False
         self.forces_usage = False  # usage came beside a choice, and nobody requested it there
         self._lacks_usage = False
+
+    @property
+    def pending(self) -> int:
+        """The bytes of an event that is not whole yet."""
+        return self._cutter.pending
 
     def feed(self, read: bytes) -> bytes:
         """Show the events that are whole, until the end of the turn begins."""
@@ -359,9 +364,11 @@ REPLIES: dict[str, type[WholeReply] | type[StreamReply]] = {
 }
 
 
-def reply_for(status: int, content_type: str, view: View) -> Reply:
+def reply_for(status: int, content_type: str, view: View, max_event_bytes: int | None = None) -> Reply:
     """The reply for an answer of this status and content type."""
     framing = REPLIES.get(content_type.partition(";")[0].strip().lower())
     if framing is None or status != 200:
         return RawReply(view, status if status != 200 else _UNREADABLE)
-    return ReplayReply(view) if view.replay and framing is WholeReply else framing(view)
+    if framing is StreamReply:
+        return StreamReply(view, max_event_bytes)
+    return ReplayReply(view) if view.replay else WholeReply(view)
