@@ -28,6 +28,7 @@ from proxy.wire.sse import EventCutter
 
 Json = dict[str, Any]
 LONGEST_S = 0.1
+TOO_LONG = " s of CPU at once"
 FACTS = RolloutFacts("r1", "g1", status="completed", reward=1.0, advantages=0.5)
 
 
@@ -136,7 +137,15 @@ def recorded(call: FaultyCall, plan: Plan) -> Step:
 
 
 def complaint(call: FaultyCall) -> str | None:
-    """What is wrong with the exchange of this call; None if nothing is."""
+    """What is wrong with the exchange of this call; None if nothing is.
+
+    What takes long must take long twice: the garbage of earlier cases may be collected in any of them.
+    """
+    found = _complaint(call)
+    return _complaint(call) if found is not None and found.endswith(TOO_LONG) else found
+
+
+def _complaint(call: FaultyCall) -> str | None:
     try:
         plan = call.plan()
         text, content_type = call.answer_to(plan.body)
@@ -157,7 +166,7 @@ def complaint(call: FaultyCall) -> str | None:
     except Exception as error:  # noqa: BLE001 - whatever is raised is what is looked for
         return f"the exchange raised {error!r}"
     if longest > LONGEST_S:
-        return f"{longest:.3f} s of CPU at once"
+        return f"{longest:.3f}{TOO_LONG}"
     step, record = encode_leniently(outcome.step)
     return (
         _shown_early(b"".join(shown), plan)
