@@ -97,7 +97,7 @@ async def ask_engine(parts: Parts, endpoint: Endpoint, ids: Sequence[int]) -> st
     headers, body = (("Content-Type", "application/json"),), orjson.dumps(lookup.body)
     try:
         async with parts.upstream.send(endpoint, "POST", lookup.path, headers=headers, body=body) as answer:
-            text = b"".join([read async for read in answer.reads()])
+            text = await answer.whole()
         return read_text(endpoint.kind, orjson.loads(text)) if answer.status == 200 else None
     except (EngineFault, orjson.JSONDecodeError):
         return None

@@ -27,7 +27,6 @@ T = TypeVar("T")
 RESERVED: Final = web.RequestKey("reserved", Reservation)
 OFF_LOOP_FROM_BYTES: Final = 2**16  # parsing and checking so much JSON takes milliseconds, 30 at worst
 
-MOST_ANSWER_BYTES: Final = 2**25  # the ids of a prompt that fills any window, a list of all models
 _MOST_RATIO: Final = 100  # text of agents compresses 3 to 20 times, long repetitions 50 times
 _ANY_RATIO_BYTES: Final = 2**20
 _FIRST_PIECE_BYTES: Final = 2**16  # inflated on the loop, in a fraction of a millisecond
@@ -70,22 +69,12 @@ async def read_bytes(request: web.Request, *, most: int | None = None) -> bytes:
         raise BadCall(f"the body cannot be decompressed (Content-Encoding: {coding})") from None
 
 
-async def read_answer(answer: Answer) -> bytearray:
-    """Return the body of an engine's answer beside a call (models, counts of tokens). Raises EngineFault."""
-    body = bytearray()
-    async for read in answer.reads():
-        body += read
-        if len(body) > MOST_ANSWER_BYTES:
-            raise EngineBroke(f"the engine answered more than {MOST_ANSWER_BYTES} bytes")
-    return body
-
-
 async def read_json(answer: Answer) -> Any:
     """Return the JSON of an engine's answer beside a call. Raises EngineFault.
 
     It may be anything: the caller checks what it needs.
     """
-    body = await read_answer(answer)
+    body = await answer.whole()
     try:
         return await off_loop(len(body), orjson.loads, body)
     except orjson.JSONDecodeError as error:

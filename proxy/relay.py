@@ -222,7 +222,7 @@ async def _look_up(parts: Parts, call: Call, exchange: Exchange) -> None:
     sending = parts.upstream.send(call.endpoint, "POST", lookup.path, headers=headers, body=body, alone=True)
     try:
         async with sending as answer:
-            text = b"".join([read async for read in answer.reads()])
+            text = await answer.whole()
         exchange.found = orjson.loads(text) if answer.status == 200 else None
     except (EngineFault, orjson.JSONDecodeError) as error:
         LOG.warning("%s could not be asked for %s: %s", call.endpoint.settings.label, lookup.path, error)

@@ -133,7 +133,7 @@ async def _check_flags(upstream: Upstream, endpoint: Endpoint, subject: str, mod
 async def _said(upstream: Upstream, endpoint: Endpoint, method: str, path: str, body: Any) -> Said:
     text = None if body is None else orjson.dumps(body)
     async with upstream.send(endpoint, method, path, headers=_JSON if text else (), body=text) as answer:
-        read = b"".join([read async for read in answer.reads()])
+        read = bytes(await answer.whole())
     return Said(answer.status, _parsed(read), read_date(answer.headers.get("Date")))
 
 

@@ -12,7 +12,7 @@ import orjson
 from proxy.addresses import base_url
 from proxy.errors import BadCall, EngineFault, NotFound
 from proxy.parts import Parts
-from proxy.reading import read_answer, read_json
+from proxy.reading import read_json
 from proxy.upstream import Endpoint
 
 _WITHIN_S: Final = 2
@@ -99,5 +99,5 @@ async def _told(parts: Parts, endpoint: Endpoint, method: str, path: str, body: 
     async with parts.upstream.send(endpoint, method, path, headers=headers, body=text) as answer:
         if answer.status == 200:
             return await read_json(answer)
-        said = (await read_answer(answer))[:300].decode("utf-8", "replace")
+        said = (await answer.whole())[:300].decode("utf-8", "replace")
     raise NotRendered(f"{endpoint.settings.name or 'the engine'} answered {answer.status}: {said}")

@@ -32,6 +32,7 @@ _KEEPALIVE_S = 3
 _IN_ONE_PIECE_BYTES = 2**16
 _READ_BUFFER_BYTES = 2**18
 _KNOW_WITHIN_S = 5  # a call waits so long to learn what its engine is
+MOST_ANSWER_BYTES: Final = 2**25
 AWAY: Final = frozenset(
     {502, 503, 504}
 )  # what a gateway says, or an engine that loads or drains: another one may answer
@@ -55,6 +56,18 @@ class Answer:
                 yield read
         if self.status not in AWAY:
             self._upstream.watch.answered(self._endpoint)
+
+    async def whole(self) -> bytearray:
+        """The body of an answer beside a call (models, texts, counts of tokens). Raises EngineFault.
+
+        It is bounded: no such answer is longer than one that has the ids of a prompt that fills any window.
+        """
+        body = bytearray()
+        async for read in self.reads():
+            body += read
+            if len(body) > MOST_ANSWER_BYTES:
+                raise EngineBroke(f"the engine answered more than {MOST_ANSWER_BYTES} bytes")
+        return body
 
 
 class Upstream:
@@ -237,7 +250,7 @@ class Upstream:
 
     async def _seen(self, endpoint: Endpoint, path: str, *, alone: bool = False) -> Seen:
         async with self.send(endpoint, "GET", path, headers=(), body=None, alone=alone) as answer:
-            text = b"".join([read async for read in answer.reads()])
+            text = await answer.whole()
         try:
             body = orjson.loads(text) if answer.status == 200 else None
         except orjson.JSONDecodeError:

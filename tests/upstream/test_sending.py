@@ -155,3 +155,43 @@ async def test_a_call_that_waits_for_an_endpoint_that_is_no_more_is_sent_to_the_
         await asyncio.wait([hanging])
 
     assert [1, 1] == [len(hung.asked), len(other.asked)]
+
+
+async def test_an_answer_beside_a_call_is_bounded(upstream_to, monkeypatch):
+    """A list of models, or the text of tokens, cannot fill the memory."""
+    monkeypatch.setattr("proxy.upstream.sending.MOST_ANSWER_BYTES", 1000)
+    async with fake_engine() as engine:
+
+        async def answering(request, body):
+            return web.Response(body=b"x" * len(body["prompt"]))
+
+        engine.answering = answering
+        upstream = upstream_to(engine.url)
+        (endpoint,) = upstream.endpoints
+        found = []
+        for size in (1000, 1001):
+            body = b'{"prompt":"' + b"x" * size + b'"}'
+            async with upstream.send(endpoint, "POST", "/x", headers=(), body=body) as answer:
+                try:
+                    found.append(len(await answer.whole()))
+                except EngineBroke as error:
+                    found.append(error.message)
+
+    assert [1000, "the engine answered more than 1000 bytes"] == found
+
+
+@pytest.mark.parametrize("status", [600, 999])
+async def test_a_status_that_is_none_is_a_fault(upstream_to, status):
+    """No client could make anything of it."""
+
+    async def serve(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 %d Odd\r\nContent-Length: 0\r\n\r\n" % status)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        upstream = upstream_to(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        with pytest.raises(EngineBroke, match=f"the status {status}"):
+            async with upstream.send(upstream.endpoints[0], "GET", "/x", headers=(), body=None):
+                pass
