@@ -15,7 +15,7 @@ from aiohttp import web
 
 from proxy.control.access import choice_of, no_rollout, number_of, only_known, rollout_of
 from proxy.drifting import find_drift
-from proxy.errors import NotFound, NotValid, ProxyError
+from proxy.errors import Conflict, NotFound, NotValid
 from proxy.export.containers import Ndjson, container_for
 from proxy.parts import PARTS, Parts
 from proxy.rollouts import Rollout, read_marks, read_rollout
@@ -31,11 +31,12 @@ T = TypeVar("T")
 _PAGE = 200  # records read from the store at once
 _SHOWN = 100
 _MOST_SHOWN = 1000
-_IN_THREAD_FROM_STEPS = 32  # some milliseconds of decoding, joining and writing
+LONG = 32  # steps that take some milliseconds to decode, join and write
+_TOKENS_OF_A_STEP = 1024  # that many tokens take as long as a short step
 
 
-class DamagedStep(ProxyError):
-    """A stored step that cannot be read: never passed over in silence."""
+class DamagedStep(Conflict):
+    """A stored step that cannot be read. Only its rollout is affected: exports of several name it and leave it out."""
 
     code = "damaged_step"
 
@@ -50,16 +51,23 @@ async def read_steps(parts: Parts, rollout: Rollout, *, whole: bool) -> list[Ste
         if told is None or told.rollout.birth != rollout.birth:
             raise no_rollout(rollout.rollout_id)
         if len(told.records) < _PAGE:
-            return await _decode(told.records, 0, BlockReader(told.blocks), told.marks, whole=whole)
+            reader = BlockReader(told.blocks)
+            return await _decode(rollout.rollout_id, told.records, 0, reader, told.marks, whole=whole)
     records: list[bytes] = []
     while len(records) % _PAGE == 0 and (page := await parts.store.read(rollout.rollout_id, len(records), _PAGE)):
         records += page
     return await _decoded(parts, rollout, records, 0, whole=whole)
 
 
-async def aside(steps: int, work: Callable[[], T]) -> T:
-    """Work that many steps make long is done in a thread, so that calls of agents go on meanwhile."""
-    return work() if steps < _IN_THREAD_FROM_STEPS else await asyncio.to_thread(work)
+async def aside(weight: int, work: Callable[[], T]) -> T:
+    """Run work on many steps, or on long ones, in a thread, so that it does not block the event loop."""
+    return work() if weight < LONG else await asyncio.to_thread(work)
+
+
+def weight_of(steps: Sequence[Step]) -> int:
+    """Return how much work these steps are, for `aside`: their number, and more for those with many tokens."""
+    tokens = sum(step.sampled + sum(map(len, step.prompts)) for step in steps)
+    return len(steps) + tokens // _TOKENS_OF_A_STEP
 
 
 def facts_of(rollout: Rollout) -> RolloutFacts:
@@ -87,25 +95,27 @@ async def _decoded(parts: Parts, rollout: Rollout, records: Sequence[bytes], sta
     stored = await parts.store.look(name)
     if stored is None or stored.birth != rollout.birth:
         raise no_rollout(name)
-    return await _decode(records, start, reader, marks, whole=whole)
+    return await _decode(name, records, start, reader, marks, whole=whole)
 
 
 async def _decode(
-    records: Sequence[bytes], start: int, reader: BlockReader, marks: Mapping[str, bytes], *, whole: bool
+    name: str, records: Sequence[bytes], start: int, reader: BlockReader, marks: Mapping[str, bytes], *, whole: bool
 ) -> list[Step]:
     undelivered = read_marks(marks).undelivered
 
     def decoded() -> list[Step]:
-        return [_read(record, reader, start + at, undelivered, whole=whole) for at, record in enumerate(records)]
+        return [_read(name, record, reader, start + at, undelivered, whole=whole) for at, record in enumerate(records)]
 
     return await aside(len(records), decoded)
 
 
-def _read(record: bytes, reader: BlockReader, index: int, undelivered: Collection[str], *, whole: bool) -> Step:
+def _read(
+    name: str, record: bytes, reader: BlockReader, index: int, undelivered: Collection[str], *, whole: bool
+) -> Step:
     try:
         step = decode(record, reader, index, whole=whole)
     except UnreadableRecord as error:
-        raise DamagedStep(f"the step at index {index} cannot be read: {error}") from error
+        raise DamagedStep(f"the step at index {index} of rollout {name!r} cannot be read: {error}") from error
     return replace(step, delivered=False) if step.step_id in undelivered else step
 
 

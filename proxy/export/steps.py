@@ -7,7 +7,7 @@ where the engine gave any, problems where there are some.
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from proxy.export.base import PLAIN, Fill, Listed, Rows, skipped_rows
+from proxy.export.base import PLAIN, Fill, Listed, Plan, Planned, skipped_rows
 from proxy.export.columns import COUNT, FLAG, IDS, JSON, LOGPROB, LOGPROBS, REWARD, TEXT, Columns
 from proxy.trajectory.fidelity import is_unlogged
 from proxy.trajectory.packing import unpack_experts, unpack_mask
@@ -16,7 +16,7 @@ from proxy.trajectory.sequence import Options, select
 from proxy.trajectory.step import Choice, Step
 
 
-class StepsFormat(Listed):
+class StepsFormat(Listed, Planned):
     """One row per choice, oldest step first."""
 
     name = "steps"
@@ -44,10 +44,17 @@ class StepsFormat(Listed):
         "problems": [TEXT],
     }
 
-    def rows(self, facts: RolloutFacts, steps: Sequence[Step], options: Options, fill: Fill = PLAIN) -> Rows:
-        """`prompt_ids`, the sampled `ids` and their `logprobs`. `branches` and `max_len` are of joined rows only."""
+    def plan(self, facts: RolloutFacts, steps: Sequence[Step], options: Options, fill: Fill = PLAIN) -> Plan:
+        """Plan a row for each choice: `prompt_ids`, the sampled `ids` and their `logprobs`.
+
+        `branches` and `max_len` apply to joined rows only.
+        """
         chosen, skipped = select(steps, options)
-        return Rows([_row(facts, step, choice) for step, choice in chosen], skipped_rows(skipped))
+        return Plan(
+            [(step.step_id,) for step, _ in chosen],
+            skipped_rows(skipped),
+            lambda: (_row(facts, step, choice) for step, choice in chosen),
+        )
 
 
 def _row(facts: RolloutFacts, step: Step, choice: Choice) -> dict[str, Any]:

@@ -4,15 +4,13 @@ A step without ids is kept with `tokens` null, as its own parser does; the repor
 """
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
-from proxy.export.base import PLAIN, Fill, Listed, Rows
+from proxy.export.base import Listed
 from proxy.export.columns import BITS, COUNT, FLAG, IDS, JSON, LOGPROB, LOGPROBS, REWARD, TEXT, Columns
 from proxy.export.turnwise import Sampled, TurnView, step_reward
 from proxy.export.views import Source
-from proxy.trajectory.rollout import RolloutFacts
-from proxy.trajectory.sequence import Options
 from proxy.trajectory.step import Choice, Step
 from proxy.trajectory.tree import placeable
 
@@ -44,18 +42,18 @@ class VerifiersFormat(Listed, TurnView):
         "extras": {"step_id": TEXT, "choice": COUNT, "policy_version": TEXT},
     }
 
-    def rows(self, facts: RolloutFacts, steps: Sequence[Step], options: Options, fill: Fill = PLAIN) -> Rows:
-        """The steps with tokens, and those that an engine gave no ids of, in order of age. Raises `Inexpressible`."""
-        found = super().rows(facts, steps, options, fill)
-        source = Source(self.name, facts, {step.step_id: step for step in steps}, fill)
-        bare = [
-            _shown(step, choice, None, source)
+    def without_tokens(self, steps: Sequence[Step]) -> Iterable[tuple[Step, Choice]]:
+        """Return the choices of complete steps that an engine gave no ids of."""
+        return [
+            (step, choice)
             for step in steps
             for choice in step.choices or (_NONE,)
             if step.status == "complete" and not placeable(step, choice)
         ]
-        rows = sorted([*found.rows, *bare], key=lambda row: (row["extras"]["step_id"], row["extras"]["choice"]))
-        return Rows(rows, found.skipped)
+
+    def bare(self, step: Step, choice: Choice, source: Source) -> dict[str, Any]:
+        """Render the step without tokens."""
+        return _shown(step, choice, None, source)
 
     def turn(self, turn: Sampled, source: Source) -> dict[str, Any]:
         """The step with its tokens."""

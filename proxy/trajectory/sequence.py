@@ -97,17 +97,12 @@ class Skipped:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Sequences:
-    """The rows of a rollout, and what was left out."""
-
-    rows: tuple[Row, ...]
-    skipped: tuple[Skipped, ...]
-
-
 @dataclass(slots=True)
-class _Branch:
-    """A path on its way to becoming a row."""
+class Branch:
+    """A path of the tree that becomes a row. `owned` has the places of the nodes that are trained in this row.
+
+    `cut` marks a path that `max_len` shortened.
+    """
 
     path: list[Node]
     cut: bool = False
@@ -115,11 +110,44 @@ class _Branch:
 
     @property
     def end(self) -> int:
+        """The length of the row in tokens."""
         return self.path[-1].end
+
+    @property
+    def owned_nodes(self) -> list[Node]:
+        """The nodes that are trained in this row, in the order of their tokens."""
+        return [node for node in self.path if node.place in self.owned]
+
+    @property
+    def step_ids(self) -> tuple[str, ...]:
+        """The ids of the steps that are trained in this row."""
+        return tuple(dict.fromkeys(node.step.step_id for node in self.owned_nodes))
+
+
+@dataclass(frozen=True, slots=True)
+class Sequences:
+    """The branches that become the rows of a rollout, and what was left out.
+
+    Rows are built when they are read, one at a time: a row of 200,000 tokens takes 12 MB as Python lists.
+    """
+
+    facts: RolloutFacts
+    branches: tuple[Branch, ...]
+    skipped: tuple[Skipped, ...]
+
+    def each(self) -> Iterator[Row]:
+        """Build the rows one after the other, the oldest leaf's first."""
+        for number, branch in enumerate(self.branches):
+            yield _row(branch, self.facts, number)
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """All rows at once."""
+        return tuple(self.each())
 
 
 def sequences(steps: Iterable[Step], facts: RolloutFacts, options: Options | None = None) -> Sequences:
-    """The rows of a rollout, the oldest leaf's first."""
+    """Choose the branches of a rollout that become rows, the oldest leaf's first."""
     options = options or Options()
     steps = list(steps)
     chosen, skipped = select(steps, options)
@@ -132,13 +160,12 @@ def sequences(steps: Iterable[Step], facts: RolloutFacts, options: Options | Non
         if (step.step_id, choice.index) in replaced
     ]
     tree = whole if len(kept) == len(whole.nodes) else plant(kept)
-    wanted = [_Branch(tree.path(leaf)) for leaf in _wanted(tree.leaves, options)]
+    wanted = [Branch(tree.path(leaf)) for leaf in _wanted(tree.leaves, options)]
     branches = [fitting for branch in wanted if (fitting := _fit(branch, options)) is not None]
     _own(branches)
-    # A branch that was cut to what others train has nothing of its own.
-    rows = [_row(branch, facts, number) for number, branch in enumerate(branch for branch in branches if branch.owned)]
     skipped += _untrained(tree, wanted, branches, options)
-    return Sequences(tuple(rows), tuple(dict.fromkeys(skipped)))
+    # A branch that was cut to what others train has nothing of its own.
+    return Sequences(facts, tuple(branch for branch in branches if branch.owned), tuple(dict.fromkeys(skipped)))
 
 
 def select(steps: Iterable[Step], options: Options) -> tuple[list[tuple[Step, Choice]], list[Skipped]]:
@@ -183,15 +210,15 @@ def _wanted(leaves: list[Node], options: Options) -> list[Node]:
     return [max(leaves, key=lambda leaf: leaf.end)]  # of equals, max keeps the first: the oldest
 
 
-def _fit(branch: _Branch, options: Options) -> _Branch | None:
+def _fit(branch: Branch, options: Options) -> Branch | None:
     """The branch within `max_len`; None if it is to be dropped, or nothing sampled would be left of it."""
     if options.max_len is None or branch.end <= options.max_len or options.overlong == "keep":
         return branch
     fitting = [node for node in branch.path if node.end <= options.max_len]
-    return None if options.overlong == "drop" or not fitting else _Branch(fitting, cut=True)
+    return None if options.overlong == "drop" or not fitting else Branch(fitting, cut=True)
 
 
-def _own(branches: Sequence[_Branch]) -> None:
+def _own(branches: Sequence[Branch]) -> None:
     """Give each node to the first branch that holds it: branches are in the order of their leaves' age."""
     given: set[int] = set()
     for branch in branches:
@@ -199,7 +226,7 @@ def _own(branches: Sequence[_Branch]) -> None:
         given |= branch.owned
 
 
-def _untrained(tree: Tree, wanted: list[_Branch], branches: list[_Branch], options: Options) -> Iterator[Skipped]:
+def _untrained(tree: Tree, wanted: list[Branch], branches: list[Branch], options: Options) -> Iterator[Skipped]:
     """The nodes that no row trains, and why."""
     trained = {place for branch in branches for place in branch.owned}
     reached = {node.place for branch in wanted for node in branch.path}
@@ -210,7 +237,7 @@ def _untrained(tree: Tree, wanted: list[_Branch], branches: list[_Branch], optio
             yield Skipped(node.step.step_id, why)
 
 
-def _row(branch: _Branch, facts: RolloutFacts, number: int) -> Row:
+def _row(branch: Branch, facts: RolloutFacts, number: int) -> Row:
     leaf = branch.path[-1]
     token_ids = (leaf.prompt + leaf.choice.ids).tolist()
     mask = [0] * len(token_ids)
