@@ -14,7 +14,7 @@ from aiohttp import web
 from aiohttp.client_exceptions import ClientConnectionResetError
 
 from proxy.control.access import number_of, only_known, rollout_of
-from proxy.control.gathering import without_rows
+from proxy.control.gathering import GONE, without_rows
 from proxy.control.rollouts import RolloutFilter, filter_of
 from proxy.control.steps import LONG, DamagedStep, aside
 from proxy.control.wanted import EXPORT_OPTIONS, Planned, Wanted, wanted_by_query
@@ -153,7 +153,7 @@ async def _planned(parts: Parts, wanted: Wanted, rollout: Rollout) -> Planned:
             plan = planned.plan
             await asyncio.to_thread(lambda: deque(plan.render(), maxlen=0))
     except NotFound:
-        return _left_out("it was deleted, or has expired")
+        return _left_out(GONE)
     except DamagedStep as damage:
         LOG.error("a rollout is left out of an export", extra={"fields": {"why": damage.message}})
         return _left_out(damage.message)

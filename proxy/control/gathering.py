@@ -17,6 +17,7 @@ from proxy.rollouts import Rollout
 from proxy.trajectory.advantages import ESTIMATORS
 
 ADVANTAGES: Final = (*GIVEN, *ESTIMATORS)
+GONE: Final = "it was deleted, or has expired"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +98,13 @@ async def gather(
     found = {rollout.rollout_id: rollout for rollout in with_advantages(rollouts, wanted.advantage)}
     members, skipped = [], []
     for name in group.members:
+        if name not in found:
+            skipped.append({"rollout_id": name, "why": GONE})
+            continue
         try:
-            if name not in found:
-                raise NotFound("it was deleted")
             rows = await (await wanted.plan(parts, found[name])).rows()
         except NotFound:
-            skipped.append({"rollout_id": name, "why": "it was deleted, or has expired"})
+            skipped.append({"rollout_id": name, "why": GONE})
         except DamagedStep as damage:
             if whole:
                 raise

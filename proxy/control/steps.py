@@ -10,13 +10,13 @@ from math import isfinite
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
-import orjson
 from aiohttp import web
 
 from proxy.control.access import choice_of, no_rollout, number_of, only_known, rollout_of
 from proxy.drifting import find_drift
 from proxy.errors import Conflict, NotFound, NotValid
 from proxy.export.containers import Ndjson, container_for
+from proxy.export.writing import written
 from proxy.parts import PARTS, Parts
 from proxy.rollouts import Rollout, read_marks, read_rollout
 from proxy.trajectory import fidelity
@@ -149,12 +149,12 @@ async def list_steps(request: web.Request) -> web.Response:
     following = start + len(steps) - 1 if len(steps) == limit else None
     container = container_for(request.headers.get("Accept"), None)
 
-    def written() -> bytes:
+    def page() -> bytes:
         if isinstance(container, Ndjson):
-            return b"".join(orjson.dumps(step_json(step, rollout)) + b"\n" for step in steps)
-        return orjson.dumps({"steps": [step_json(step, rollout) for step in steps], "after": following})
+            return b"".join(written(step_json(step, rollout)) + b"\n" for step in steps)
+        return written({"steps": [step_json(step, rollout) for step in steps], "after": following})
 
-    return web.Response(body=await aside(len(steps), written), content_type=container.content_type)
+    return web.Response(body=await aside(weight_of(steps), page), content_type=container.content_type)
 
 
 async def read_step(parts: Parts, rollout_id: str, step_id: str) -> Step | None:
@@ -171,7 +171,7 @@ async def read_step(parts: Parts, rollout_id: str, step_id: str) -> Step | None:
 async def show_step(request: web.Request) -> web.Response:
     """`GET /rollouts/{id}/steps/{step_id}`."""
     step, rollout = await step_of(request)
-    return web.Response(body=orjson.dumps(step_json(step, rollout)), content_type="application/json")
+    return web.Response(body=written(step_json(step, rollout)), content_type="application/json")
 
 
 async def step_of(request: web.Request) -> tuple[Step, Rollout]:
@@ -195,7 +195,7 @@ async def show_tree(request: web.Request) -> web.Response:
     parts = request.app[PARTS]
     steps = await read_steps(parts, rollout, whole=True)
     drift = await find_drift(parts, steps, texts=texts)
-    body = await aside(len(steps), lambda: orjson.dumps(outline(steps, facts_of(rollout), drift)))
+    body = await aside(len(steps), lambda: written(outline(steps, facts_of(rollout), drift)))
     return web.Response(body=body, content_type="application/json")
 
 

@@ -11,6 +11,7 @@ from proxy.export.base import Inexpressible, Rows
 from proxy.export.columns import COUNT, FLAG, IDS, JSON, LOGPROBS, REWARD, TEXT, Columns
 from proxy.export.turnwise import Sampled, TurnView, step_reward
 from proxy.export.views import Source
+from proxy.trajectory import typed
 
 _UNKNOWN: Final = -1  # its own default
 # The trace of how it was sampled, by the names that requests have (RolloutDecodingTrace).
@@ -103,7 +104,7 @@ def _weight_step(turn: Sampled, source: Source) -> int:
 
 def _decoding(turn: Sampled) -> dict[str, Any] | None:
     sampling = turn.step.sampling
-    temperature, most = sampling.get("temperature"), sampling.get("max_tokens")
+    temperature, most = typed.number(sampling.get("temperature")), sampling.get("max_tokens")
     if temperature is None or most is None:
         return None
     stop = sampling.get("stop")

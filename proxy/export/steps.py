@@ -14,6 +14,7 @@ from proxy.trajectory.packing import unpack_experts, unpack_mask
 from proxy.trajectory.rollout import RolloutFacts
 from proxy.trajectory.sequence import Options, select
 from proxy.trajectory.step import Choice, Step
+from proxy.trajectory.typed import number
 
 
 class StepsFormat(Listed, Planned):
@@ -50,14 +51,15 @@ class StepsFormat(Listed, Planned):
         `branches` and `max_len` apply to joined rows only.
         """
         chosen, skipped = select(steps, options)
+        unlogged = {step.step_id for step in steps if is_unlogged(step)}
         return Plan(
             [(step.step_id,) for step, _ in chosen],
             skipped_rows(skipped),
-            lambda: (_row(facts, step, choice) for step, choice in chosen),
+            lambda: (_row(facts, step, choice, unlogged=step.step_id in unlogged) for step, choice in chosen),
         )
 
 
-def _row(facts: RolloutFacts, step: Step, choice: Choice) -> dict[str, Any]:
+def _row(facts: RolloutFacts, step: Step, choice: Choice, *, unlogged: bool) -> dict[str, Any]:
     row = {
         "rollout_id": facts.rollout_id,
         "group_id": facts.group_id,
@@ -67,13 +69,13 @@ def _row(facts: RolloutFacts, step: Step, choice: Choice) -> dict[str, Any]:
         "model": step.model_served,
         "prompt_ids": step.prompts[choice.prompt].tolist(),
         "ids": choice.ids.tolist(),
-        "logprobs": [None] * len(choice.ids) if is_unlogged(step) else choice.logprobs.tolist(),
+        "logprobs": [None] * len(choice.ids) if unlogged else choice.logprobs.tolist(),
         "status": step.status,
         "delivered": step.delivered,
         "finish_reason": choice.finish_reason,
         "stop_reason": choice.stop_reason,
         "policy_version": step.policy_version,
-        "temperature": step.sampling.get("temperature"),
+        "temperature": number(step.sampling.get("temperature")),
         "reward": _reward(step, facts),
         "metadata": dict(facts.metadata),
     }

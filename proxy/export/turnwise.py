@@ -86,12 +86,15 @@ class TurnView(Planned):
         source = Source(self.name, facts, {step.step_id: step for step in steps}, fill, len(found.branches) == 1)
         bare = [_Chosen(step, choice, has_tokens=False) for step, choice in self.without_tokens(steps)]
         last = turns[-1] if turns else None
+        bare_logprobs = {step.step_id for step in steps if RETOKENIZED in step.problems or is_unlogged(step)}
         all_rows = sorted([*turns, *bare], key=lambda each: each.key)
 
         def rendered() -> Iterator[Any]:
             for each in all_rows:
+                if each.has_tokens and each.step.step_id in bare_logprobs:
+                    raise source.refuse_unlogged(f"step {each.step.step_id!r}")
                 if each.has_tokens:
-                    yield self.turn(_sampled(each, source, is_last=each is last), source)
+                    yield self.turn(_sampled(each, is_last=each is last), source)
                 else:
                     yield self.bare(each.step, each.choice, source)
 
@@ -120,10 +123,8 @@ class TurnView(Planned):
         return None
 
 
-def _sampled(chosen: _Chosen, source: Source, *, is_last: bool) -> Sampled:
+def _sampled(chosen: _Chosen, *, is_last: bool) -> Sampled:
     step, choice = chosen.step, chosen.choice
-    if RETOKENIZED in step.problems or is_unlogged(step):
-        raise source.refuse_unlogged(f"step {step.step_id!r}")
     prompt = step.prompts[choice.prompt].tolist()
     turn = Sampled(step, choice, prompt, choice.ids.tolist(), choice.logprobs.tolist(), is_last)
     return turn if chosen.room is None else _cut(turn, chosen.room)

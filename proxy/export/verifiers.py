@@ -11,6 +11,7 @@ from proxy.export.base import Listed
 from proxy.export.columns import BITS, COUNT, FLAG, IDS, JSON, LOGPROB, LOGPROBS, REWARD, TEXT, Columns
 from proxy.export.turnwise import Sampled, TurnView, step_reward
 from proxy.export.views import Source
+from proxy.trajectory.answers import answers_of
 from proxy.trajectory.step import Choice, Step
 from proxy.trajectory.tree import placeable
 
@@ -72,7 +73,8 @@ class VerifiersFormat(Listed, TurnView):
 def _shown(step: Step, choice: Choice, tokens: dict[str, Any] | None, source: Source) -> dict[str, Any]:
     """The step. Its response has this choice only: there, a response with several is an error."""
     response = dict(step.response or {})
-    shown = [each for each in response.get("choices") or () if each.get("index", 0) == choice.index]
+    answer = answers_of(step).get(choice.index)
+    shown = [] if answer is None else [answer]
     completion = [each["message"] if "message" in each else each.get("text") for each in shown]
     asked = step.body.get("messages", step.body.get("prompt"))
     return {

@@ -19,6 +19,7 @@ from proxy.trajectory.retokenize import RETOKENIZED
 from proxy.trajectory.rollout import RolloutFacts
 from proxy.trajectory.step import Choice, Span, Step
 from proxy.trajectory.tree import Node, Tree, grow, plant
+from proxy.trajectory.typed import number
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +138,8 @@ class Sequences:
 
     def each(self) -> Iterator[Row]:
         """Build the rows one after the other, the oldest leaf's first."""
-        for number, branch in enumerate(self.branches):
-            yield _row(branch, self.facts, number)
+        for place, branch in enumerate(self.branches):
+            yield _row(branch, self.facts, place)
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -146,12 +147,14 @@ class Sequences:
         return tuple(self.each())
 
 
-def sequences(steps: Iterable[Step], facts: RolloutFacts, options: Options | None = None) -> Sequences:
-    """Choose the branches of a rollout that become rows, the oldest leaf's first."""
+def sequences(
+    steps: Iterable[Step], facts: RolloutFacts, options: Options | None = None, *, tree: Tree | None = None
+) -> Sequences:
+    """Choose the branches of a rollout that become rows, the oldest leaf's first; `tree` is that of all steps, if known."""
     options = options or Options()
     steps = list(steps)
     chosen, skipped = select(steps, options)
-    whole = grow(steps)
+    whole = grow(steps) if tree is None else tree
     replaced = {whole.nodes[place].key for place in whole.superseded()}
     kept = [(step, choice) for step, choice in chosen if (step.step_id, choice.index) not in replaced]
     skipped += [
@@ -159,11 +162,11 @@ def sequences(steps: Iterable[Step], facts: RolloutFacts, options: Options | Non
         for step, choice in chosen
         if (step.step_id, choice.index) in replaced
     ]
-    tree = whole if len(kept) == len(whole.nodes) else plant(kept)
-    wanted = [Branch(tree.path(leaf)) for leaf in _wanted(tree.leaves, options)]
+    planted = whole if len(kept) == len(whole.nodes) else plant(kept)
+    wanted = [Branch(planted.path(leaf)) for leaf in _wanted(planted.leaves, options)]
     branches = [fitting for branch in wanted if (fitting := _fit(branch, options)) is not None]
     _own(branches)
-    skipped += _untrained(tree, wanted, branches, options)
+    skipped += _untrained(planted, wanted, branches, options)
     # A branch that was cut to what others train has nothing of its own.
     return Sequences(facts, tuple(branch for branch in branches if branch.owned), tuple(dict.fromkeys(skipped)))
 
@@ -175,8 +178,9 @@ def select(steps: Iterable[Step], options: Options) -> tuple[list[tuple[Step, Ch
     for step in sorted(steps, key=lambda step: step.step_id):
         if not step.choices:
             skipped.append(Skipped(step.step_id, ",".join(step.problems) or "nothing was sampled"))
+        unlogged = is_unlogged(step)
         for choice in sorted(step.choices, key=lambda choice: choice.index):
-            why = _why_not(step, choice, options)
+            why = _why_not(step, choice, options, unlogged=unlogged)
             if why is None:
                 kept.append((step, choice))
             else:
@@ -184,17 +188,17 @@ def select(steps: Iterable[Step], options: Options) -> tuple[list[tuple[Step, Ch
     return kept, list(dict.fromkeys(skipped))
 
 
-def _why_not(step: Step, choice: Choice, options: Options) -> str | None:
+def _why_not(step: Step, choice: Choice, options: Options, *, unlogged: bool) -> str | None:
     """Why a choice may not be exported; None if it may. What cannot be aligned never is."""
     codes = ",".join(step.problems)
-    if choice.prompt >= len(step.prompts):
+    if not 0 <= choice.prompt < len(step.prompts):
         return codes or "the engine gave no prompt ids"
     if not choice.ids:
         return codes or "nothing was sampled"
     if RETOKENIZED in step.problems:
         return None if options.include == RETOKENIZED else codes
     # A missing logprob is NaN, and so is then the sum. No trainer can do with one, and JSON cannot carry it.
-    aligned = is_unlogged(step) or len(choice.ids) == len(choice.logprobs)
+    aligned = unlogged or len(choice.ids) == len(choice.logprobs)
     if not aligned or not isfinite(sum(choice.logprobs)):
         return codes or "its tokens cannot be aligned with logprobs"
     if options.include != "exact" or step.trainable:
@@ -237,7 +241,7 @@ def _untrained(tree: Tree, wanted: list[Branch], branches: list[Branch], options
             yield Skipped(node.step.step_id, why)
 
 
-def _row(branch: Branch, facts: RolloutFacts, number: int) -> Row:
+def _row(branch: Branch, facts: RolloutFacts, place: int) -> Row:
     leaf = branch.path[-1]
     token_ids = (leaf.prompt + leaf.choice.ids).tolist()
     mask = [0] * len(token_ids)
@@ -254,7 +258,7 @@ def _row(branch: Branch, facts: RolloutFacts, number: int) -> Row:
                 logprobs[node.start : node.end] = node.choice.logprobs.tolist()
     return Row(
         facts=facts,
-        branch=number,
+        branch=place,
         token_ids=token_ids,
         mask=mask,
         logprobs=logprobs,
@@ -278,7 +282,7 @@ def _marks(step: Step) -> Iterator[str]:
 
 def _spans(node: Node, *, owned: bool) -> list[SequenceSpan]:
     """The spans of a node: one for each version of the weights."""
-    temperature = node.step.sampling.get("temperature")
+    temperature = number(node.step.sampling.get("temperature"))
     return [
         SequenceSpan(
             start=node.start + span.start,
