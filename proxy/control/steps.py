@@ -65,9 +65,9 @@ async def aside(weight: int, work: Callable[[], T]) -> T:
 
 
 def weight_of(steps: Sequence[Step]) -> int:
-    """Return how much work these steps are, for `aside`: their number, and more for those with many tokens."""
+    """Return how much work these steps are, for `aside`: a unit for each choice, and more for those with many tokens."""
     tokens = sum(step.sampled + sum(map(len, step.prompts)) for step in steps)
-    return len(steps) + tokens // _TOKENS_OF_A_STEP
+    return sum(max(1, len(step.choices)) for step in steps) + tokens // _TOKENS_OF_A_STEP
 
 
 def facts_of(rollout: Rollout) -> RolloutFacts:
@@ -195,7 +195,7 @@ async def show_tree(request: web.Request) -> web.Response:
     parts = request.app[PARTS]
     steps = await read_steps(parts, rollout, whole=True)
     drift = await find_drift(parts, steps, texts=texts)
-    body = await aside(len(steps), lambda: written(outline(steps, facts_of(rollout), drift)))
+    body = await aside(weight_of(steps), lambda: written(outline(steps, facts_of(rollout), drift)))
     return web.Response(body=body, content_type="application/json")
 
 

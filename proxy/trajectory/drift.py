@@ -10,7 +10,7 @@ reply that the agent changed; or if they differ from them in one message alone.
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice, takewhile
+from itertools import islice
 from typing import Any, Final, Literal
 
 from proxy.trajectory.answers import answers_of, messages_of
@@ -87,7 +87,7 @@ def find_boundaries(tree: Tree) -> list[Boundary]:
         seen.add(node.step.step_id)
         messages = messages_of(node.step)
         earlier, changed = memory.earlier(messages)
-        if earlier and not _extends(tree, node, earlier):
+        if earlier and not any(place in earlier for place in tree.beginnings(node)):
             found.append(_boundary(tree, node, next(iter(earlier.values())), changed))
         memory.add(messages, list(_replies(tree, node.step)))
     return found
@@ -145,7 +145,10 @@ class _Memory:
         self._recent: deque[tuple[list[Any], Node]] = deque(maxlen=_LOOKED_BACK)
 
     def earlier(self, messages: list[Any]) -> tuple[Mapping[int, Node], Change | None]:
-        """Return the nodes that messages go on from, and what was changed of theirs; none if they go on from nothing."""
+        """Return the nodes that messages go on from, and what was changed of theirs; none if they go on from nothing.
+
+        Nodes are by `Tree.same`: of several with the same full ids the oldest stands for all.
+        """
         chain = self._digests.chain(messages)
         whole = next((place for place in reversed(range(len(chain))) if chain[place] in self._replied), -1)
         # A later reply that came back changed shows more than an earlier one that came back as it was.
@@ -155,11 +158,11 @@ class _Memory:
             changes = [(changed, node) for reply, node in youngest if (changed := change(reply, messages[place]))]
             if changes:
                 nearest = min(reversed(changes), key=lambda pair: pair[0] == "edited")
-                return {nearest[1].place: nearest[1]}, nearest[0]
+                return {self._tree.same(nearest[1]): nearest[1]}, nearest[0]
         if whole >= 0:
             return self._replied[chain[whole]], None
         node = self._one_message_apart(messages) if chain else None
-        return ({node.place: node}, "edited") if node is not None else ({}, None)
+        return ({self._tree.same(node): node}, "edited") if node is not None else ({}, None)
 
     def add(self, messages: list[Any], replies: Sequence[tuple[Any, Node]]) -> None:
         """Remember the messages of a step, and the replies to them."""
@@ -208,14 +211,6 @@ def _boundary(tree: Tree, node: Node, before: Node, changed: Change | None) -> B
         thought=thinks(message) and reply.start - _OPENING <= index,
         called=calls_tools(message),
     )
-
-
-def _extends(tree: Tree, node: Node, earlier: Mapping[int, Node]) -> bool:
-    """Whether a node's prompt begins with the full ids of one of these nodes, given by their places (see `Tree.same`)."""
-    places = {tree.same(before) for before in earlier.values()}
-    shortest = min(before.end for before in earlier.values())
-    found = takewhile(lambda place: tree.nodes[place].end >= shortest, tree.beginnings(node))
-    return any(place in places for place in found)
 
 
 def _first_difference(left: Ids, right: Ids) -> int:
