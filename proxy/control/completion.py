@@ -8,8 +8,8 @@ import asyncio
 
 import orjson
 
-from proxy.control.steps import DamagedStep, aside, read_steps
-from proxy.errors import NotFound, ProxyError
+from proxy.control.steps import aside, read_steps
+from proxy.errors import DamagedStep, NotFound, ProxyError
 from proxy.export.views import number_of
 from proxy.groups import Group
 from proxy.logs import LOG

@@ -16,9 +16,9 @@ from aiohttp.client_exceptions import ClientConnectionResetError
 from proxy.control.access import number_of, only_known, rollout_of
 from proxy.control.gathering import GONE, without_rows
 from proxy.control.rollouts import RolloutFilter, filter_of
-from proxy.control.steps import LONG, DamagedStep, aside
+from proxy.control.steps import LONG, aside
 from proxy.control.wanted import EXPORT_OPTIONS, Planned, Wanted, wanted_by_query
-from proxy.errors import Conflict, NotFound, ProxyError
+from proxy.errors import Conflict, DamagedStep, NotFound, ProxyError
 from proxy.export import Inexpressible, Plan
 from proxy.export.containers import Writer
 from proxy.logs import LOG
@@ -95,8 +95,8 @@ async def _pieces(parts: Parts, wanted: Wanted, rollouts: AsyncIterator[Rollout]
         async for rollout, planned in found:
             plan = planned.plan
             async with aclosing(_written(planned, writer)) as pieces:
-                async for written in pieces:
-                    piece, ahead = ahead + written, b""
+                async for text in pieces:
+                    piece, ahead = ahead + text, b""
                     if piece:
                         yield piece
             if wanted.report:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from proxy.control.steps import DamagedStep, aside
+from proxy.control.steps import aside
 from proxy.control.wanted import GIVEN, Wanted
-from proxy.errors import Conflict, NotFound
+from proxy.errors import Conflict, DamagedStep, NotFound
 from proxy.export import Inexpressible, Rows
 from proxy.groups import Group
 from proxy.parts import Parts

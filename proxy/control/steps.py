@@ -14,7 +14,7 @@ from aiohttp import web
 
 from proxy.control.access import choice_of, no_rollout, number_of, only_known, rollout_of
 from proxy.drifting import find_drift
-from proxy.errors import Conflict, NotFound, NotValid
+from proxy.errors import DamagedStep, NotFound, NotValid
 from proxy.export.containers import Ndjson, container_for
 from proxy.export.writing import written
 from proxy.parts import PARTS, Parts
@@ -33,12 +33,6 @@ _SHOWN = 100
 _MOST_SHOWN = 1000
 LONG = 32  # steps that take some milliseconds to decode, join and write
 _TOKENS_OF_A_STEP = 1024  # that many tokens take as long as a short step
-
-
-class DamagedStep(Conflict):
-    """A stored step that cannot be read. Only its rollout is affected: exports of several name it and leave it out."""
-
-    code = "damaged_step"
 
 
 async def read_steps(parts: Parts, rollout: Rollout, *, whole: bool) -> list[Step]:

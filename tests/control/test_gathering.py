@@ -16,9 +16,8 @@ from reading_rows import entries, trained_ids
 
 from proxy.control.access import no_rollout
 from proxy.control.gathering import ADVANTAGES, Worth, gather, with_advantages
-from proxy.control.steps import DamagedStep
 from proxy.control.wanted import Wanted
-from proxy.errors import Conflict
+from proxy.errors import Conflict, DamagedStep
 from proxy.export import FORMATS, Fill
 from proxy.export.containers import CONTAINERS
 from proxy.groups import Group

@@ -7,6 +7,7 @@ import random
 import sys
 from array import array
 from dataclasses import replace
+from pathlib import Path
 
 from forests import make_step
 
@@ -34,21 +35,20 @@ def stored(kind, steps, tokens):
 
 
 def resident_mb(name):
-    with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) for line in status if line.startswith(name)) / 1024
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name)) / 1024
 
 
 def main(kind, name, steps, tokens):
     records, blocks = stored(kind, int(steps), int(tokens))
-    with open("/proc/self/clear_refs", "w") as marks:
-        marks.write("5")  # the peak counts from here
+    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
     before = resident_mb("VmRSS")
     reader = BlockReader(blocks)
     read = [decode(record, reader, at, whole=False) for at, record in enumerate(records)]
     wanted = Wanted(FORMATS[name], CONTAINERS["json"], Options(), Fill())
     plan = wanted.form.plan(RolloutFacts("r1", reward=1.0), read, Options())
     pieces = list(wanted.pieces(plan.render(), {}))
-    print(round(resident_mb("VmHWM") - before, 1), sum(map(len, pieces)) / 2**20)
+    sys.stdout.write(f"{resident_mb('VmHWM') - before:.1f} {sum(map(len, pieces)) / 2**20:.1f}")
 
 
 if __name__ == "__main__":
