@@ -42,7 +42,7 @@ class SharedIds:
         return self._length
 
     def __repr__(self) -> str:
-        return f"<SharedIds: {self._length} ids>"
+        return repr(self.to_array())
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.to_array())
