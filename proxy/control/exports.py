@@ -49,6 +49,8 @@ async def export_rollout(request: web.Request) -> web.StreamResponse:
     response.content_length = sum(map(len, pieces))
     await response.prepare(request)
     request[SHOWN] = True
+    if request.method == "HEAD":
+        return response  # a body would be read as the next answer of the connection
     with suppress(ClientConnectionResetError):
         for piece in pieces:
             await response.write(piece)
@@ -71,6 +73,8 @@ async def export_many(request: web.Request) -> web.StreamResponse:
         first = await anext(pieces)  # what fails up to here still has a status of its own
         response = web.StreamResponse(headers={"Content-Type": wanted.container.content_type})
         await response.prepare(request)
+        if request.method == "HEAD":
+            return response  # as for one rollout
         request[SHOWN] = True  # from here on a failure cuts the connection: nobody takes the body for a whole one
         try:
             await response.write(first)

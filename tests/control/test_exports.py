@@ -111,6 +111,17 @@ async def test_an_export_that_fails_before_its_first_row_has_the_failure_for_an_
     assert 503 == many.status
 
 
+@pytest.mark.parametrize("path", ["/rollouts/r1/export", "/export"])
+async def test_a_head_request_has_the_headers_alone(proxy, path):
+    """A body would be read as the answer of the next request on the connection."""
+    await proxy.chat("r1")
+    head = await proxy.call("HEAD", path)
+    got = [await proxy.get(path) for _ in range(2)]
+
+    assert (200, b"", "application/json") == (head.status, head.text, head.headers["Content-Type"].partition(";")[0])
+    assert [200, 200] == [answer.status for answer in got]
+
+
 @pytest.mark.parametrize("container", ["json", "ndjson"])
 async def test_an_export_that_breaks_off_is_seen_to_be_cut(proxy, store, container):
     """Rows without their end are never taken for all rows."""

@@ -35,7 +35,7 @@ def members(draw):
     fresh = iter(range(100, 1_000_000))
     rewards = draw(st.sampled_from([st.floats(0, 1), st.none(), st.sampled_from([None, 1.0])]))
     group = []
-    for number in range(draw(st.integers(1, 4))):
+    for number in range(draw(st.sampled_from([1, 2, 2, 3, 4]))):
         rollout = Rollout(
             f"r{number}",
             "b",
@@ -55,23 +55,20 @@ def members(draw):
 def conversations(draw, name, fresh):
     """Up to five steps: calls that go on, that begin as another rollout's does, of several choices, or that give no row."""
     steps, histories = [], []
-    for number in range(draw(st.integers(0, 5))):
+    for number in range(draw(st.sampled_from([0, 1, 2, 3, 4, 5]))):
         prompt = list(PROMPTS[0]) if not steps else [*draw(st.sampled_from([*histories, *PROMPTS])), EOS]
         choices = [
-            make_choice(index, [next(fresh) for _ in range(draw(st.integers(0, 2)))])
+            make_choice(index, [next(fresh) for _ in range(draw(st.sampled_from([0, 1, 2, 2])))])
             for index in range(draw(st.sampled_from([1, 1, 1, 2])))
         ]
-        facts = draw(
-            st.sampled_from(
-                [{}] * 6 + [{"delivered": False}, {"problems": ("echo",)}, {"status": "error", "choices": ()}]
-            )
-        )
+        odd = [{"delivered": False}, {"problems": ("echo",)}, {"status": "error", "choices": ()}]
+        facts = draw(st.sampled_from([*[{}] * (6 if steps else 20), *odd]))
         response = {"choices": [{"index": choice.index, "message": {"content": "x"}} for choice in choices]}
         step = make_step(
             f"{name}-{number}", prompt, *choices, policy_version="3", rollout_id=name, response=response,
             request={"messages": []},
         )  # fmt: skip
-        if draw(st.integers(0, 9)) == 0:  # an engine that gave no ids
+        if steps and draw(st.integers(0, 9)) == 0:  # an engine that gave no ids
             step = replace(step, prompts=(), choices=tuple(make_choice(choice.index, []) for choice in choices))
         steps.append(replace(step, **facts))
         histories += [[*prompt, *choice.ids] for choice in choices if choice.ids]
