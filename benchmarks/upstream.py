@@ -53,7 +53,7 @@ def whole(prompt_tokens: int = PROMPT_TOKENS) -> bytes:
 
 
 def events(prompt_tokens: int = PROMPT_TOKENS) -> list[bytes]:
-    """The events of a streamed chat: role, one token each, the end."""
+    """The events of a streamed chat: role, one token each, usage, the end."""
     head = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "m"}
 
     def chunk(delta: dict, number: int | None, finish: str | None = None, **top: object) -> bytes:
@@ -66,7 +66,14 @@ def events(prompt_tokens: int = PROMPT_TOKENS) -> list[bytes]:
     ids = [number * 31 % 150_000 for number in range(prompt_tokens)]
     first = chunk({"role": "assistant", "content": ""}, None, prompt_token_ids=ids)
     middle = [chunk({"content": f" word{number}"}, number) for number in range(EVENTS - 1)]
-    return [first, *middle, chunk({"content": " end"}, EVENTS - 1, "length"), b"data: [DONE]\n\n"]
+    last = chunk({"content": " end"}, EVENTS - 1, "length")
+    counts = {"prompt_tokens": prompt_tokens, "completion_tokens": EVENTS, "total_tokens": prompt_tokens + EVENTS}
+    usage = (
+        b"data: "
+        + orjson.dumps({**head, "choices": [], "usage": counts, "system_fingerprint": "vllm-0.32.0"})
+        + b"\n\n"
+    )
+    return [first, *middle, last, usage, b"data: [DONE]\n\n"]
 
 
 def _framed(event: bytes) -> bytes:

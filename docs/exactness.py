@@ -27,6 +27,23 @@ live stream and with several choices, so they are asked for there; SGLang older 
 at all, so its steps are flagged `no_token_ids`.
 """
 
+_UNSEEN = """## What no check shows
+
+The checks compare what one answer contains. They cannot show:
+
+- A vLLM stream of **one choice** in which two events changed places. TCP keeps their order; only the engine itself could mix
+  them up. With several choices, or several prompts, each event also counts the tokens of its choice
+  (`continuous_usage_stats`), so there it shows. For one choice that costs more of a call than the check is worth.
+- A lost or repeated event in a stream whose engine ignores `stream_options.include_usage`: nothing counts its tokens. vLLM,
+  SGLang and llama.cpp all send the usage. A vLLM chat or completions stream that should have it and does not is flagged
+  `no_usage`.
+- An id that the engine reports wrongly everywhere, with counts and logprobs that fit. `tokentape audit` scores it again.
+
+Two kinds of servers send usage in streams unasked. A vLLM with `--enable-force-include-usage` is recognised by its first
+stream of one choice; until then a stream of several choices reaches its client without the usage. An SGLang with
+`stream_response_default_include_usage` looks like any other, so its clients see no usage unless they request it.
+
+"""
 _TRANSLATED = """## Dialects by way of chat
 
 Their steps are chat steps, and as exact. What such a dialect cannot carry to the agent and back is not in the next prompt as it
@@ -58,7 +75,7 @@ def exactness_page(made: str) -> str:
     """The page."""
     engines = "\n".join("\n".join(_engine(engine)) for engine in ENGINES.values())
     rows = "".join(f"| {' | '.join(row)} |\n" for row in _NOT_CARRIED)
-    return f"# Exactness\n\n{made}{_OPENING}\n{engines}\n{_TRANSLATED}{rows}"
+    return f"# Exactness\n\n{made}{_OPENING}\n{engines}\n{_UNSEEN}{_TRANSLATED}{rows}"
 
 
 def _engine(engine: Engine) -> Iterator[str]:

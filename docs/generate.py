@@ -115,7 +115,9 @@ def errors_page() -> str:
     rows = [f"| {kind.status} | `{kind.kind}` | `{kind.code}` | {kind.__doc__} |" for kind in kinds]
     return (
         "# Errors\n\n" + MADE + "Errors of the engine reach a client as they came. These are ours; the body has the "
-        "dialect's shape.\n\n| status | type | code | meaning |\n|---|---|---|---|\n" + "\n".join(rows) + "\n"
+        "dialect's shape. On the model face, errors of engines, of the store and of the proxy itself have no details: the "
+        "proxy's log has them, under the step id or error id in the message.\n\n| status | type | code | meaning |\n"
+        "|---|---|---|---|\n" + "\n".join(rows) + "\n"
     )
 
 

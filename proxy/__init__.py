@@ -5,8 +5,11 @@
     app         puts everything together
     server      the process that listens; stopping: how it is told to end; standin: what listens while its store is away
     workers     several processes on one port; worker: one of them; totals: the metrics of all
+    connections one connection of a client; reading: the bodies that come on it; bodies: what they may be
+    refusals    what clients read of failures
     calls       a call is accepted: named, read, planned
     admission   and let in: its rollout opened, its place taken (places), a pause waited for (pause), guarded (guards)
+    lifetimes   rollouts with calls in flight do not expire
     relay       a call is relayed: sent, shown, recorded, ended
     passthrough what is passed on unrecorded
     control/    the control face, one file a noun

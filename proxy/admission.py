@@ -21,12 +21,14 @@ async def admitted(parts: Parts, rollout_id: str, group_id: str | None, step_id:
     """Its rollout, once nothing holds a call, which is in flight then. Raises Paused."""
     while True:
         rollout = await open_rollout(parts, rollout_id, group_id, step_id)
+        lifetime = parts.lifetimes.kept(rollout.rollout_id, rollout.birth, rollout.group_id, rollout.origin)
         async with parts.places.kept(rollout, step_id):
-            if await parts.pause.passed():
-                continue  # opened anew: the policy is another one now
-            with parts.pause.counted():
-                yield rollout
-                return
+            with lifetime:
+                if await parts.pause.passed():
+                    continue  # opened anew: the policy is another one now
+                with parts.pause.counted():
+                    yield rollout
+                    return
 
 
 async def open_rollout(parts: Parts, rollout_id: str, group_id: str | None, step_id: str) -> Rollout:

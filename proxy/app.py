@@ -3,6 +3,7 @@
 Holds `make_app`, the opening and closing of the long-lived parts, and the one place where failures become answers.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Protocol, TypeVar
@@ -23,18 +24,19 @@ from proxy.config import Settings
 from proxy.control import CONTROL_ROUTES
 from proxy.control.access import require_control_key
 from proxy.control.completion import settle_groups
-from proxy.dialects.base import openai_error
-from proxy.errors import BadCall, NotFound, ProxyError, StoreFault, TooLarge
+from proxy.errors import BadCall, NotFound, ProxyError, StoreFault
 from proxy.fleet import Fleet
 from proxy.keys import KeyRing
-from proxy.logs import LOG
+from proxy.lifetimes import Lifetimes
 from proxy.metrics import make_metrics
 from proxy.page.serving import PAGE_ROUTES
 from proxy.parts import PARTS, SHOWN, Parts
 from proxy.pause import Pause
 from proxy.places import Places
 from proxy.pressure import Pressure
+from proxy.reading import release
 from proxy.recorder import Recorder
+from proxy.refusals import error_answer, internal_error
 from proxy.sections import StoreSettings
 from proxy.spool import Spool
 from proxy.tokenizers import Tokenizers
@@ -44,6 +46,7 @@ from proxy.wire.plan import Sampling
 from storage import StoreOptions, open_store
 from storage.store import StorageError, Store
 
+_CUT_BEFORE_S = 0.05
 _SECRET = "minting-secret"  # noqa: S105 - the name of a constant in the store
 
 
@@ -55,7 +58,7 @@ def make_app(
     A store that is given stays its giver's to close. Opening happens at start-up; StorageError and ValueError say why
     it failed.
     """
-    app = _new_app(settings)
+    app = _new_app()
     app.cleanup_ctx.append(_parts_of(settings, store, clock or SystemClock(), crew))
     if settings.control.listen is None:
         app.add_routes(_control_routes(settings))
@@ -67,7 +70,7 @@ def make_app(
 
 def make_control_app(settings: Settings, app: web.Application) -> web.Application:
     """The control face alone, sharing the parts of a started application."""
-    control = _new_app(settings)
+    control = _new_app()
     control[PARTS] = app[PARTS]
     control[ROLLOUT_SERVERS] = app[ROLLOUT_SERVERS]
     control.add_routes(_control_routes(settings))
@@ -93,10 +96,8 @@ def _control_routes(settings: Settings) -> list[web.RouteDef]:
     return [*(SESSION_ROUTES if settings.atropos.enabled else ()), *CONTROL_ROUTES, *COMPAT_ROUTES, *PAGE_ROUTES]
 
 
-def _new_app(settings: Settings) -> web.Application:
-    return web.Application(
-        client_max_size=settings.agents.max_body_bytes, middlewares=[answer_failures, require_control_key]
-    )
+def _new_app() -> web.Application:
+    return web.Application(middlewares=[answer_failures, require_control_key])
 
 
 def _parts_of(
@@ -130,14 +131,13 @@ async def _make_parts(
     totals = _kept(stack, Totals(registry, metrics, crew))
     await totals.start()
     opened = store or _kept(stack, await open_store(settings.store.url, store_options(settings.store)))
-    secret = await opened.constant(
-        _SECRET, clock.entropy(32)
-    )  # first: so a start without a store ends before it is one
+    secret = await opened.constant(_SECRET, clock.entropy(32))  # first: a start without a store ends here
     upstream = _kept(stack, Upstream(settings.engines, metrics))
     audit = _kept(stack, BackgroundAudit(settings.audit.sample_rate, upstream, metrics, clock))
     audit.start()
     spool = Spool(settings.store.spool_path) if settings.store.on_failure == "spool" else None
-    recorder = _kept(stack, Recorder(opened, metrics, clock, stored=audit.offer, spool=spool))
+    lifetimes = await _kept(stack, Lifetimes(opened, metrics)).start()
+    recorder = _kept(stack, Recorder(opened, metrics, clock, audit.offer, spool, lifetimes.origin))
     agents = settings.agents
     pressure = Pressure(agents.max_bytes_in_flight, agents.stall_s, metrics, lambda: recorder.kept_bytes)
     most, longest = agents.most_paused, agents.longest_pause_s
@@ -165,6 +165,7 @@ async def _make_parts(
         fleet=fleet,
         totals=totals,
         places=Places(opened, recorder.hold),
+        lifetimes=lifetimes,
     )
 
 
@@ -182,14 +183,22 @@ def _kept(stack: AsyncExitStack, thing: _Kept) -> _Kept:
 
 async def _say_so(app: web.Application) -> None:
     """Called when nothing is accepted any more, and calls in flight are still being answered."""
-    app[PARTS].stopping.set()
+    parts = app[PARTS]
+    parts.stopping.set()
+
+    def cut() -> None:
+        for call in tuple(parts.pressure.calls):
+            call.stop("the proxy was stopped")
+
+    # Just before aiohttp cancels what is left: a step is to say who ended its call.
+    asyncio.get_running_loop().call_later(max(parts.settings.drain_s - _CUT_BEFORE_S, 0), cut)
 
 
 @web.middleware
 async def answer_failures(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Every failure becomes an answer in the shape of the face that was called."""
+    """Answer every failure in the shape of the face that was called; release what the request's body reserved."""
     try:
         return await handler(request)
     except ProxyError as error:
@@ -199,36 +208,23 @@ async def answer_failures(
     except web.HTTPMethodNotAllowed as error:
         allowed = ", ".join(sorted(error.allowed_methods))
         return _failed(request, NotFound(f"{request.path} takes {allowed}, not {request.method}"))
-    except web.HTTPRequestEntityTooLarge as error:
-        return _failed(request, TooLarge(f"the body is too long: {error.text}"))
     except web.HTTPNotFound:
         return _failed(request, NotFound(f"there is no {request.path!r} here"))
-    except (web.HTTPException, web.RequestPayloadError) as error:
-        return _failed(request, BadCall(f"the request cannot be read: {error}"))
-    except Exception:  # noqa: BLE001 - the outermost place: a failure nobody named is logged, and told as our own
-        LOG.exception("a call failed in a way nobody named", extra={"fields": {"path": request.path}})
-        return _failed(request, UnnamedFailure("the proxy failed; its log says how"))
-
-
-class UnnamedFailure(ProxyError):
-    """A failure that has no name yet: a defect of ours."""
+    except web.HTTPException as error:
+        return _failed(request, BadCall(f"the request cannot be answered: {error.reason}"))
+    except Exception as failure:  # noqa: BLE001 - the outermost place: what nothing expected is logged, and answered as ours
+        return _failed(request, internal_error(failure, path=request.path))
+    finally:
+        release(request)
 
 
 def _failed(request: web.Request, error: ProxyError) -> web.Response:
-    """The answer to a failure: the dialect's shape on the model face, ours on the control face.
+    """The answer to a failure.
 
     Where a part of another answer was written already, the connection ends instead: half an answer must not look whole.
     """
     if request.get(SHOWN) and request.transport is not None:
         request.transport.close()
-    spoken = request.get(calls.SPOKEN)
-    body = spoken.error(error) if spoken else openai_error(error)
-    if PARTS in request.app:  # no stand-in's
+    if PARTS in request.app:  # a stand-in has none
         request.app[PARTS].metrics.errors.labels(error.code).inc()
-    headers = {"Content-Type": "application/json"}
-    if error.retry_after_s is not None:
-        headers["Retry-After"] = str(error.retry_after_s)
-    if error.kind in {"rollout_limit", "rollout_closed"}:
-        headers["X-Should-Retry"] = "false"  # OpenAI's clients would wait and try again, which cannot help
-    status = spoken.status(error) if spoken else error.status
-    return web.Response(status=status, headers=headers, body=body)
+    return error_answer(request, error)

@@ -93,7 +93,8 @@ class Attempts:
             extra = {"request_key": request_key, **({"attempt": count} if count else {})}
             yield Attempt(step_id, extra)
             return
-        name = (rollout.rollout_id, rollout.birth, blake2b(key.encode(), digest_size=16).hexdigest())
+        raw = key.encode("utf-8", "surrogateescape")  # the bytes as they came: a header may have any
+        name = (rollout.rollout_id, rollout.birth, blake2b(raw, digest_size=16).hexdigest())
         while (flight := self._in_flight.get(name)) is not None and not flight.over.is_set():
             _check_body(flight.request_key, request_key)
             await flight.over.wait()

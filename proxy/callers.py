@@ -5,41 +5,70 @@ Holds the checks of agents' keys, configured and minted. What a call may do beyo
 
 from dataclasses import dataclass
 
+import orjson
 from aiohttp import web
 
 from proxy.errors import Forbidden, StoreFault, Unauthorized
 from proxy.keys import MintedKey, bearer, proves, read_minted
+from proxy.naming import KEY_PREFIX
 from proxy.parts import Parts
 from storage.store import StorageError
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who calls: the key as it came, and the rollout a minted key proves."""
+    """Who calls: the key as it came, and the rollout a minted key proves.
+
+    `is_dispatched`: the key was minted for the rollout's dispatch, and not for its agent.
+    """
 
     key: str | None
     minted: MintedKey | None
+    is_dispatched: bool = False
 
 
-async def identify(request: web.Request, parts: Parts) -> Caller:
-    """Who calls. Raises Unauthorized for a missing or wrong key."""
+async def identify(request: web.Request, parts: Parts, *, takes_control_keys: bool = False) -> Caller:
+    """Return who calls. Raises Unauthorized for a missing or wrong key."""
     key = bearer(request.headers.get("Authorization")) or request.headers.get("X-Api-Key")
     minted = read_minted(key) if key else None
     if minted is not None:
-        await prove(parts, minted)
-    elif parts.agent_keys and (key is None or key not in parts.agent_keys):
+        return Caller(key, minted, await prove(parts, minted))
+    if takes_control_keys and key is not None and key in parts.control_keys:
+        return Caller(key, None)
+    if parts.agent_keys and (key is None or key not in parts.agent_keys):
         raise Unauthorized("the API key is missing or not one of ours" if key else "an API key is needed")
-    return Caller(key, minted)
+    return Caller(key, None)
 
 
-async def prove(parts: Parts, minted: MintedKey) -> None:
-    """Check a minted key against its rollout. Raises Unauthorized."""
+def may_report(caller: Caller, parts: Parts) -> bool:
+    """Whether a caller may report the result of a rollout, and so its reward and status.
+
+    With the key of the rollout's dispatch, or with a control key. Where no control key is configured, whoever reaches the
+    control face may set rewards there: so may a caller here, if both faces share a port and its key is not an agent's.
+    """
+    if caller.is_dispatched or (caller.key is not None and caller.key in parts.control_keys):
+        return True
+    is_agent = caller.minted is not None or (
+        caller.key is not None and (caller.key in parts.agent_keys or caller.key.startswith(KEY_PREFIX))
+    )
+    return not is_agent and not parts.control_keys and parts.settings.control.listen is None
+
+
+async def prove(parts: Parts, minted: MintedKey) -> bool:
+    """Check a minted key against its rollout; return whether it is the key of the rollout's dispatch.
+
+    Raises Unauthorized.
+    """
     try:
         stored = await parts.store.look(minted.rollout_id)
     except StorageError as error:
         raise StoreFault(f"the store cannot be reached: {error}") from error
-    if stored is None or not proves(minted, stored.birth, parts.secret):
+    if stored is not None and proves(minted, stored.birth, parts.secret):
+        return False
+    dispatch = None if stored is None else orjson.loads(stored.fields.get("osmosis", b"{}")).get("asked")
+    if stored is None or dispatch is None or not proves(minted, stored.birth, parts.secret, dispatch=dispatch):
         raise Unauthorized("the API key is of no rollout that is there (any more)")
+    return True
 
 
 def check_minted(minted: MintedKey | None, rollout_id: str | None) -> None:

@@ -3,9 +3,7 @@
 Holds what happens before anything is sent. Whatever is refused here is refused with nothing recorded and nothing sent.
 """
 
-import asyncio
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
@@ -19,21 +17,24 @@ from proxy.admission import admitted, guard
 from proxy.attempts import Attempt, GivenAnswer
 from proxy.bodies import read_body
 from proxy.by_chat import ByChat, spoken_at
-from proxy.callers import Caller, check_minted, identify
+from proxy.callers import Caller, check_minted, identify, may_report
 from proxy.clientside import CLIENT_LEFT, Call
 from proxy.clock import new_id
 from proxy.compat.forms import Form, ReadForm, dialect_of, read_form
 from proxy.compat.osmosis import COMPLETED, complete, naming_retries, with_steps_before, with_tools
-from proxy.compat.osmosis_models import RolloutResult, validated
+from proxy.compat.osmosis_models import read_result
 from proxy.control.system import show_health
 from proxy.counting import COUNT, count_tokens
-from proxy.dialects import DIALECTS, Dialect, Spoken
+from proxy.dialects import DIALECTS, Dialect
+from proxy.dialects.translated import Ways
 from proxy.earlier import followed_rollout, with_earlier
-from proxy.errors import BadCall, EngineFault, NotFound, TooLarge, TooSlow
+from proxy.errors import BadCall, EngineFault, NotFound
 from proxy.headers import downstream
 from proxy.parts import PARTS, Parts
 from proxy.passthrough import pass_on, show_models
 from proxy.probes import is_probe
+from proxy.reading import off_loop, read_bytes
+from proxy.refusals import SPOKEN
 from proxy.relay import relay
 from proxy.rollouts import Rollout
 from proxy.stored_responses import STORED, answer_stored
@@ -43,20 +44,19 @@ from proxy.window import room_left
 from proxy.wire.plan import Plan, Terms, edit, make_plan
 from proxy.wire.token_reply import TokenReply
 
-SPOKEN = web.RequestKey("spoken", Spoken)
-
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is asked, as it was read: where, how, when (wall time, then monotonic).
+    """A call as it was read: its endpoint and dialect, its body, when it came (wall time, then monotonic).
 
-    `tokens` is what of tokens is to be told; `form`, if it came in another than the dialect's; `names_rollout` is false for
-    a call that got a rollout of its own because it named none.
+    `digest` is equal for equal bytes of bodies. `tokens` is what the reply has of token ids and texts; `form` is None where
+    the body has the dialect's own form; `names_rollout` is false for a call that got a new rollout because it named none.
     """
 
     endpoint: str
     dialect: Dialect
-    text: bytes
+    digest: str
+    body_bytes: int
     body: dict[str, Any]
     received: float
     started: float
@@ -73,11 +73,10 @@ async def answer(request: web.Request) -> web.StreamResponse:
     dialect = dialect_of(target.endpoint)
     if (spoken := dialect or spoken_at(target.endpoint, request.headers)) is not None:
         request[SPOKEN] = spoken
-    caller = await identify(request, parts)
+    caller = await identify(request, parts, takes_control_keys=target.endpoint == COMPLETED)
     check_minted(caller.minted, target.rollout_id)
     if dialect is not None and request.method == "POST":
-        with parts.pressure.admitted(request.content_length):
-            return await answer_dialect(request, parts, target, caller)
+        return await answer_dialect(request, parts, target, caller)
     if target.endpoint.startswith(STORED):
         return await answer_stored(request, parts, target, caller)
     if request.method == "POST" and target.endpoint == COUNT:
@@ -103,13 +102,14 @@ async def answer_dialect(
     """A call that samples: recorded, unless the configuration lets calls without a rollout pass."""
     received, started = parts.clock.now(), parts.clock.monotonic()
     text = await read_bytes(request)
-    body = read_body(text)
-    form = read(target.endpoint, body, parts.ways)
+    body_bytes = len(text)
+    body, form, digest = await off_loop(body_bytes, _read, text, read, target.endpoint, parts.ways)
     endpoint = target.endpoint if form is None else form.endpoint
     dialect = DIALECTS[endpoint]
-    if form is None and is_probe(parts.settings.agents.probes, dialect, request.headers, body, body_bytes=len(text)):
+    if form is None and is_probe(parts.settings.agents.probes, dialect, request.headers, body, body_bytes=body_bytes):
         parts.metrics.probes.labels(dialect.name).inc()
-        return await pass_on(request, parts, target.endpoint, _for_engine(parts, dialect, body))
+        passed = await off_loop(body_bytes, _for_engine, parts, dialect, body)
+        return await pass_on(request, parts, target.endpoint, passed)
     rollout_id = _rollout_named(request, caller, target, body, form)
     if rollout_id is None and parts.settings.agents.unkeyed == "pass" and (form is None or isinstance(form, ByChat)):
         return await pass_on(request, parts, target.endpoint, text)
@@ -120,8 +120,16 @@ async def answer_dialect(
             param="rollout_id",
         )
     body = body if form is None else form.body
-    asked = Asked(endpoint, dialect, text, body, received, started, form=form, names_rollout=rollout_id is not None)
+    del text  # it is as long as the body, and no one needs it while the call is made
+    is_named = rollout_id is not None
+    asked = Asked(endpoint, dialect, digest, body_bytes, body, received, started, form=form, names_rollout=is_named)
     return await _answer_in(request, parts, rollout_id or new_id(parts.clock), asked)
+
+
+def _read(text: bytes, read: ReadForm, endpoint: str, ways: Ways) -> tuple[dict[str, Any], Form | None, str]:
+    """Parse a body, read its form, and compute its digest. Raises BadCall."""
+    body = read_body(text)
+    return body, read(endpoint, body, ways), blake2b(text, digest_size=16).hexdigest()
 
 
 def _rollout_named(
@@ -148,8 +156,8 @@ async def _answer_in(request: web.Request, parts: Parts, rollout_id: str, asked:
         if not isinstance(asked.form, ByChat):
             tokens = await read_token_reply(parts, rollout, request.headers, asked.dialect, asked.body)
             asked = replace(asked, tokens=tokens)
-        headers = naming_retries(request.headers, rollout, asked.form, _digest(asked.text))
-        async with parts.attempts.attempt(rollout, headers, _digest(asked.text), step_id) as attempt:
+        headers = naming_retries(request.headers, rollout, asked.form, asked.digest)
+        async with parts.attempts.attempt(rollout, headers, asked.digest, step_id) as attempt:
             if attempt.again is not None:
                 return await give_again(request, parts, rollout, asked, attempt.again)
             await guard(parts, rollout)
@@ -158,11 +166,17 @@ async def _answer_in(request: web.Request, parts: Parts, rollout_id: str, asked:
 
 
 async def take_result(request: web.Request, parts: Parts, target: naming.Target, caller: Caller) -> web.StreamResponse:
-    """A rollout server says what a rollout came to."""
-    result = validated(RolloutResult, read_body(await read_bytes(request)))
+    """A rollout server reports the result of a rollout."""
+    text = await read_bytes(request)
+    result = await off_loop(len(text), read_result, text)
     rollout_id = target.rollout_id or naming.checked_id(result.rollout_id)
     check_minted(caller.minted, rollout_id)
-    return await complete(parts, rollout_id, result)
+    if result.rollout_id != rollout_id:
+        raise BadCall(
+            f"the body reports the result of {result.rollout_id!r}, and the path names {rollout_id!r}",
+            param="rollout_id",
+        )
+    return await complete(parts, rollout_id, result, is_claim=not may_report(caller, parts))
 
 
 async def give_again(
@@ -200,9 +214,12 @@ async def make_call(
         terms = terms_of(parts, rollout, endpoint, asked.tokens)
         if form is not None and form.tells_logprobs:
             terms = replace(terms, logprobs="full")
-        body = asked.body if form is None else form.native(terms.models, endpoint.kind if fault is None else None)
-        left = await room_left(parts, endpoint, terms, asked.dialect, body, body_bytes=len(asked.text))
-        plan = make_plan(
+        kind = endpoint.kind if fault is None else None
+        body = asked.body if form is None else await off_loop(asked.body_bytes, form.native, terms.models, kind)
+        left = await room_left(parts, endpoint, terms, asked.dialect, body, body_bytes=asked.body_bytes)
+        plan = await off_loop(
+            asked.body_bytes,
+            make_plan,
             body,
             terms=terms if left is None else replace(terms, room_left=left),
             step_id=attempt.step_id,
@@ -217,7 +234,7 @@ async def make_call(
             policy_version=rollout.policy_version,
             extra=extra,
         )
-        return plan if form is None else form.recorded(plan), fault
+        return plan if form is None else await off_loop(asked.body_bytes, form.recorded, plan), fault
 
     # Chosen with no wait before its turn, so that calls which come at once are spread. Tokens are told by the tokenizer of
     # the rollout's own endpoint.
@@ -225,28 +242,12 @@ async def make_call(
     endpoint, *others = order(parts.upstream.endpoints, rollout.rollout_id)
     plan, fault = await plan_for(endpoint, ())
     call = Call(
-        request, plan, endpoint, rollout.birth, asked.received, asked.started, len(asked.text), fault, attempt.stored
+        request, plan, endpoint, rollout.birth, asked.received, asked.started, asked.body_bytes, fault, attempt.stored
     )
     call.reshape = None if form is None else form.reshape
     call.plan_for, call.elsewhere = plan_for, others[: parts.settings.engines.attempts - 1]
     parts.places.use(attempt.step_id)
     return await relay(parts, call)
-
-
-async def read_bytes(request: web.Request) -> bytes:
-    """The body, inflated. Raises TooLarge, TooSlow, or BadCall for one that cannot be inflated."""
-    agents = request.app[PARTS].settings.agents
-    is_here = request.content.is_eof()
-    try:
-        async with nullcontext() if is_here else asyncio.timeout(agents.body_timeout_s):
-            return await request.read()
-    except TimeoutError:
-        raise TooSlow(f"the body took longer than {agents.body_timeout_s:g} s (agents.body_timeout_s)") from None
-    except web.HTTPRequestEntityTooLarge:
-        raise TooLarge(f"the body is longer than {agents.max_body_bytes} bytes (agents.max_body_bytes)") from None
-    except web.RequestPayloadError as error:
-        coding = request.headers.get("Content-Encoding", "none")
-        raise BadCall(f"the body cannot be read (Content-Encoding: {coding}): {error}") from None
 
 
 def terms_of(parts: Parts, rollout: Rollout, endpoint: Endpoint, tokens: TokenReply | None = None) -> Terms:
@@ -267,11 +268,6 @@ def _for_engine(parts: Parts, dialect: Dialect, body: dict[str, Any]) -> bytes:
     """A body of no rollout, with the engine's own name of the model."""
     fields, unset = edit(body, Terms(models=parts.settings.models), dialect)
     return orjson.dumps({key: value for key, value in body.items() if key not in unset} | fields)
-
-
-def _digest(text: bytes) -> str:
-    """A name for a request: equal for equal bytes."""
-    return blake2b(text, digest_size=16).hexdigest()
 
 
 def _unknown(method: str, endpoint: str, *, known: bool) -> BadCall:

@@ -18,7 +18,7 @@ from proxy.headers import downstream
 from proxy.parts import SHOWN
 from proxy.trajectory.step import Step, Timing
 from proxy.upstream import Endpoint
-from proxy.wire.exchange import Outcome
+from proxy.wire.exchange import Exchange, Outcome
 from proxy.wire.plan import Plan
 from proxy.wire.replay import CONTENT_TYPE, KEEP_ALIVE
 
@@ -48,10 +48,19 @@ class Call:
     first_byte: float | None = None
     last_byte: float | None = None
     step: Step | None = None
+    exchange: Exchange | None = None  # of the endpoint that answers
+    task: "asyncio.Task[Any] | None" = None
+    cut: str | None = None  # why the proxy itself ended the call
     reshape: Callable[[Outcome], Outcome] | None = None  # for a client that reads its answer in another form
     plan_for: PlanFor | None = None
     elsewhere: list[Endpoint] = field(default_factory=list)  # where it may still be tried
     failed: list[Mapping[str, Any]] = field(default_factory=list)  # where it was, and the fault
+
+    def stop(self, reason: str) -> None:
+        """End the call: its step has what came until now, and this reason."""
+        if self.task is not None:
+            self.cut = reason
+            self.task.cancel()
 
     def timing(self) -> Timing:
         """The times as a step keeps them."""
@@ -77,6 +86,13 @@ class Client:
     def has_seen_answer(self) -> bool:
         """Whether a byte of the answer was written; comments are none."""
         return self.has_seen_something and not self.has_heard_only_comments
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the client reads events."""
+        if self._stream is None:
+            return self._is_stream
+        return self._stream.headers.get("Content-Type", "").startswith("text/event-stream")
 
     @property
     def has_seen_something(self) -> bool:

@@ -82,6 +82,11 @@ class EndpointSettings(Section):
         """Its name, or the host and port of its URL."""
         return self.name or urlsplit(self.url).netloc
 
+    @property
+    def public_label(self) -> str:
+        """What agents may know it by: its name, and nothing of its URL."""
+        return f"the engine {self.name}" if self.name else "the engine"
+
 
 def _distinct(endpoints: list[EndpointSettings]) -> list[EndpointSettings]:
     for what, all_of_them in (("URL", [one.url for one in endpoints]), ("name", [one.label for one in endpoints])):
@@ -111,6 +116,7 @@ class EnginesSettings(Section):
     longest_ejection_s: float = Field(30, gt=0, description="And at the most; then a good check brings it back.")
     most_queued: int = Field(10_000, ge=0, description="Calls that may wait for an endpoint of max_in_flight.")
     longest_queue_s: float = Field(600, gt=0, description="Longest wait of such a call; then it gets 429.")
+    max_event_bytes: int = Field(2**26, gt=0, description="Longest event in the stream of an engine.")
     passthrough: list[str] = Field(
         ["/v1/embeddings", "/tokenize", "/detokenize"],
         description="Paths passed on untouched and unrecorded; any other path is 404.",
@@ -137,7 +143,11 @@ class AgentsSettings(Section):
     unkeyed: Literal["new", "reject", "pass"] = Field(
         "new", description="A call that names no rollout: gets a new one, is refused, or passes unrecorded."
     )
-    max_body_bytes: int = Field(64 * 2**20, gt=0, description="Longest request body, inflated; over it 413.")
+    max_body_bytes: int = Field(
+        32 * 2**20,
+        gt=0,
+        description="Longest request body, inflated; over it 413. Raise it for agents that send many images.",
+    )
     body_timeout_s: float = Field(120, gt=0, description="Longest time for a request's body to arrive; over it 408.")
     idle_s: float = Field(
         75, gt=0, description="A connection is closed when the head of a request takes longer, the first or the next."

@@ -1,7 +1,7 @@
 """Drift, explained: the boundaries of a rollout's tree with the texts around them, and their totals.
 
-Holds the asking for texts (of the configured tokenizer, else of the engine that sampled), and the counting of drift once,
-when a rollout is finished. What a boundary is, and of which kind, is decided in `proxy.trajectory.drift`.
+Holds the look-up of texts (by the configured tokenizer, else by the engine that sampled), and the count of drift once a
+rollout is finished. What a boundary is, and of which kind, is decided in `proxy.trajectory.drift`.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from proxy.trajectory.tree import grow
 from proxy.upstream import Endpoint
 from storage.store import RolloutGone, StorageError
 
-_MOST_TOLD: Final = 100  # boundaries whose text is asked for; of the rest the ids are enough
+_MOST_LOOKED_UP: Final = 100  # boundaries of a rollout whose texts are looked up
 _AT_ONCE: Final = 8
 _TEXTS_WITHIN_S: Final = 5.0
 
@@ -30,13 +30,14 @@ Decode = Callable[[Sequence[int]], str]
 
 
 async def find_drift(parts: Parts, steps: Sequence[Step], *, texts: bool = True) -> list[Drift]:
-    """Every boundary of a rollout, explained. Steps are read whole; texts that cannot be had stay null.
+    """Every boundary of a rollout, explained, the oldest first. Needs steps that were read whole.
 
-    Without `texts` nobody is asked for any: the ids and the messages explain what they can.
+    Each says whether it has its texts, or why not. Without `texts` none are looked up: the ids and the messages explain what
+    they can.
     """
     boundaries = await asyncio.to_thread(lambda: find_boundaries(grow(steps)))
     if not texts:
-        return list(map(explain, boundaries))
+        return [explain(boundary, missing="not_requested") for boundary in boundaries]
     turn = asyncio.Semaphore(_AT_ONCE)
     deadline = asyncio.get_running_loop().time() + _TEXTS_WITHIN_S
 
@@ -47,16 +48,22 @@ async def find_drift(parts: Parts, steps: Sequence[Step], *, texts: bool = True)
                 expected = await _text(parts, engine, boundary.expected_ids)
                 found = None if expected is None else await _text(parts, engine, boundary.found_ids)
         except TimeoutError:
-            return explain(boundary)
+            return explain(boundary, missing="timeout")
         return explain(boundary, expected, found)
 
-    told = await asyncio.gather(*map(explained, boundaries[:_MOST_TOLD]))
-    return [*told, *map(explain, boundaries[_MOST_TOLD:])]
+    looked_up = await asyncio.gather(*map(explained, boundaries[:_MOST_LOOKED_UP]))
+    return [*looked_up, *(explain(boundary, missing="over_limit") for boundary in boundaries[_MOST_LOOKED_UP:])]
 
 
 async def count_drift(parts: Parts, rollout_id: str, birth: str, steps: Sequence[Step]) -> None:
     """Count a finished rollout's drift by kind: on the rollout, and in the metrics."""
     kinds = Counter(drift.kind for drift in await find_drift(parts, steps))
+    if kinds["unexplained"]:
+        LOG.warning(
+            "%d of %d places of drift are counted as unexplained: their texts were not looked up within %g s, or there are "
+            "more than %d", kinds["unexplained"], kinds.total(), _TEXTS_WITHIN_S, _MOST_LOOKED_UP,
+            extra={"fields": {"rollout_id": rollout_id}},
+        )  # fmt: skip
     try:
         marks = {DRIFT_MARK: orjson.dumps(kinds)}
         await parts.store.mark(rollout_id, birth, marks, now_ms=parts.clock.now_ms())

@@ -12,8 +12,8 @@ Holds the error tree and nothing else: no formatting for a dialect (dialects do 
     │   ├── RolloutClosed  409  the rollout takes no more calls
     │   ├── LeaseLost      409  the batch is held no more
     │   ├── DamagedStep    409  a stored step of the rollout cannot be read
-    │   ├── TooLarge       413  more bytes than we take
-    │   ├── Unsupported    415  a content encoding we do not read
+    │   ├── TooLarge       413  a body that is too large
+    │   ├── Unsupported    415  a content encoding that is not supported
     │   ├── NotValid       422  readable, but a value is not allowed
     │   ├── LimitReached   429  a limit of the rollout is used up
     │   ├── Overloaded     429  calls in flight hold as many bytes as they may
@@ -21,26 +21,42 @@ Holds the error tree and nothing else: no formatting for a dialect (dialects do 
     │   └── Paused         429  calls are held while the weights change
     ├── EngineFault             the engine's fault
     │   ├── EngineBroke    502  it broke off, or answered what nobody can read
+    │   │   └── EventTooLong    an event of its stream is longer than `engines.max_event_bytes`
     │   ├── EngineSilent   504  it did not answer in time
     │   └── NoEngine       503  it cannot be reached
-    └── StoreFault         503  the store cannot be reached, so the end of the turn cannot be shown
+    ├── StoreFault         503  the store cannot be reached, so the end of the turn cannot be shown
+    └── InternalError      500  a defect of the proxy; its log has the traceback, under the id in the message
+
+Agents must not learn addresses and paths: `for_agents` replaces the message of a failure that is not theirs.
 """
+
+from typing import Self
 
 
 class ProxyError(Exception):
-    """A failure we can name. `status` is what the client is told; `kind` its `type`, `code` its `code`."""
+    """A failure we can name. `status` is that of the answer; `kind` its `type`, `code` its `code`.
+
+    `public` is the message for agents where `message` has details of the installation (addresses, paths).
+    """
 
     status = 500
     kind = "server_error"
     code: str = "internal_error"
+    public: str | None = None
     retry_after_s: int | None = None
 
-    def __init__(self, message: str, *, param: str | None = None) -> None:
+    def __init__(self, message: str, *, param: str | None = None, public: str | None = None) -> None:
         if type(self) is ProxyError:
             raise TypeError("raise one of its kinds")
         super().__init__(message)
         self.message = message
         self.param = param
+        if public is not None:
+            self.public = public
+
+    def for_agents(self, reference: str) -> Self:
+        """Return the error as agents may see it. `reference` is an id under which the log has the full message."""
+        return self if self.public is None else type(self)(f"{self.public} ({reference})", param=self.param)
 
 
 class BadCall(ProxyError):
@@ -111,7 +127,7 @@ class DamagedStep(Conflict):
 
 
 class TooLarge(BadCall):
-    """More bytes than we are set to take."""
+    """A body of more bytes, or of more JSON values for its length, than the settings allow."""
 
     status = 413
     kind = "request_too_large"
@@ -119,7 +135,7 @@ class TooLarge(BadCall):
 
 
 class Unsupported(BadCall):
-    """A content encoding we do not read."""
+    """A content encoding that is not supported; gzip, deflate, zstd and identity are."""
 
     status = 415
     code = "unsupported_encoding"
@@ -169,18 +185,27 @@ class Paused(BadCall):
 
 
 class EngineFault(ProxyError):
-    """The engine's fault. `fault` is the label it is counted under."""
+    """The engine's fault, of no kind below. `fault` is the label of its metric."""
 
     status = 502
     kind = "upstream_error"
     code = "engine_fault"
+    public = "the engine failed"
     fault = "broke"
 
 
 class EngineBroke(EngineFault):
-    """The engine broke off, or answered what nobody can read."""
+    """The engine broke off, or its answer cannot be read."""
 
     code = "engine_broke_off"
+    public = "the engine broke off, or its answer cannot be read"
+
+
+class EventTooLong(EngineBroke):
+    """An event of the engine's stream is longer than `engines.max_event_bytes`."""
+
+    code = "engine_event_too_long"
+    public = "the engine sent an event that is too long"
 
 
 class EngineSilent(EngineFault):
@@ -188,6 +213,7 @@ class EngineSilent(EngineFault):
 
     status = 504
     code = "engine_timeout"
+    public = "the engine did not answer in time"
     fault = "timeout"
 
 
@@ -196,14 +222,22 @@ class NoEngine(EngineFault):
 
     status = 503
     code = "engine_unreachable"
+    public = "the engine cannot be reached"
     fault = "unreachable"
     retry_after_s = 1
 
 
 class StoreFault(ProxyError):
-    """The store cannot be reached, so nothing may be told to be over."""
+    """The store cannot be reached, so the call is not made, or its end is not shown."""
 
     status = 503
     kind = "store_unavailable"
     code = "store_unavailable"
+    public = "the store cannot be reached"
     retry_after_s = 1
+
+
+class InternalError(ProxyError):
+    """A defect of the proxy. The message has an error id; the proxy's log has the traceback under it."""
+
+    error_id = ""

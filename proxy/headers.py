@@ -3,6 +3,7 @@
 Holds pure choices over header names. Bodies are re-framed on both sides, so whatever describes the framing is dropped.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 
 # Of one connection, not of the message (RFC 9110, 7.6.1).
@@ -15,7 +16,12 @@ _NOT_UPSTREAM = _HOP_BY_HOP | {
     "authorization", "x-api-key", "host", "content-length", "content-encoding", "accept-encoding", "expect",
     "x-rollout-id", "x-rollout-group", "x-reply-tokens", "x-reply-ids",
 }  # fmt: skip
+_CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f]")
 _NOT_DOWNSTREAM = _HOP_BY_HOP | {"content-length", "content-encoding", "date"}
+
+
+# No header may hold these (RFC 9110, 5.5); aiohttp's server refuses to write one that does.
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 
 def upstream(headers: Iterable[tuple[str, str]], *, api_key: str | None) -> list[tuple[str, str]]:
@@ -29,13 +35,17 @@ def upstream(headers: Iterable[tuple[str, str]], *, api_key: str | None) -> list
 def downstream(headers: Mapping[str, str], *, rollout_id: str | None, step_id: str | None) -> list[tuple[str, str]]:
     """The engine's headers as the client gets them, with the names of what was recorded."""
     ours = (("X-Rollout-Id", rollout_id), ("X-Step-Id", step_id))
-    shown = _passing(headers.items(), _NOT_DOWNSTREAM | {"x-rollout-id", "x-step-id"})
+    sent = [(name, value) for name, value in headers.items() if not _CONTROL.search(name + value)]
+    shown = _passing(sent, _NOT_DOWNSTREAM | {"x-rollout-id", "x-step-id"})
     return [*shown, *((name, value) for name, value in ours if value is not None)]
 
 
 def _passing(headers: Iterable[tuple[str, str]], dropped: frozenset[str]) -> list[tuple[str, str]]:
-    """What is neither dropped by name nor named by a `Connection` header."""
-    headers = list(headers)
+    """What is neither dropped by name nor named by a `Connection` header, and can be written.
+
+    aiohttp reads control characters in the values of an engine's headers, and refuses to write them.
+    """
+    headers = [pair for pair in headers if pair[1].isprintable() or not _CONTROL.search(pair[1])]
     named = {
         token.strip().lower() for name, value in headers if name.lower() == "connection" for token in value.split(",")
     }

@@ -2,7 +2,8 @@
 
 Holds hashes of configured keys and the minting of a rollout's own key; never a key in clear. A minted key is a proof, not
 a record: an HMAC over the rollout's id and birth under the store's secret. So the same rollout always gives the same
-key, every replica can check it, nothing about it is stored, and deleting the rollout ends it.
+key, every replica can check it, nothing about it is stored, and deleting the rollout ends it. The key of a dispatch is
+another HMAC, over the dispatch as well: a rollout server can report a result with it, and an agent cannot with its own.
 
 Rule 1: keys are compared in constant time, by hash.
 Rule 2: a minted key names its rollout; anything else it asks for is refused.
@@ -46,10 +47,13 @@ class KeyRing:
         return found
 
 
-def mint(rollout_id: str, birth: str, secret: bytes) -> str:
-    """The key that may call models within this rollout and nothing else."""
+def mint(rollout_id: str, birth: str, secret: bytes, *, dispatch: str | None = None) -> str:
+    """Return the key that may call models within this rollout and nothing else.
+
+    `dispatch` is the digest of a dispatch of the rollout: its key may also report the rollout's result.
+    """
     name = base64.urlsafe_b64encode(rollout_id.encode()).rstrip(b"=").decode()
-    return f"{MINTED_PREFIX}{name}.{_proof(rollout_id, birth, secret)}"
+    return f"{MINTED_PREFIX}{name}.{_proof(rollout_id, birth, secret, dispatch)}"
 
 
 def read_minted(key: str) -> MintedKey | None:
@@ -63,9 +67,10 @@ def read_minted(key: str) -> MintedKey | None:
         return None
 
 
-def proves(key: MintedKey, birth: str, secret: bytes) -> bool:
-    """Whether the key was minted for this life of the rollout."""
-    return hmac.compare_digest(key.proof.encode("utf-8", "replace"), _proof(key.rollout_id, birth, secret).encode())
+def proves(key: MintedKey, birth: str, secret: bytes, *, dispatch: str | None = None) -> bool:
+    """Whether the key was minted for this life of the rollout, and for this dispatch of it if one is given."""
+    expected = _proof(key.rollout_id, birth, secret, dispatch).encode()
+    return hmac.compare_digest(key.proof.encode("utf-8", "replace"), expected)
 
 
 def bearer(authorization: str | None) -> str | None:
@@ -78,6 +83,7 @@ def _hash(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
 
 
-def _proof(rollout_id: str, birth: str, secret: bytes) -> str:
-    message = birth.encode() + b"\0" + rollout_id.encode()
+def _proof(rollout_id: str, birth: str, secret: bytes, dispatch: str | None) -> str:
+    parts = [birth, rollout_id] if dispatch is None else [birth, rollout_id, dispatch]
+    message = b"\0".join(part.encode() for part in parts)  # no id has a control character
     return base64.urlsafe_b64encode(hmac.digest(secret, message, "sha256")).rstrip(b"=").decode()

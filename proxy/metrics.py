@@ -40,6 +40,9 @@ class Metrics:
     steps: Counter
     problems: Counter
     undelivered: Counter
+    late: Counter
+    restored: Counter
+    deleted: Counter
     given_again: Counter
     probes: Counter
     store_latency: Histogram
@@ -109,6 +112,11 @@ _METRICS: dict[str, tuple[type[Counter] | type[Gauge] | tuple[float, ...], str, 
     "steps": (Counter, "steps", "Steps stored, by status and whether they are exact.", ("status", "fidelity")),
     "problems": (Counter, "fidelity_problems", "Steps flagged, by code (docs/fidelity.md).", ("code",)),
     "undelivered": (Counter, "undelivered", "Stored steps whose client left before the end was written.", ()),
+    "late": (Counter, "late", "Steps stored after their rollout was finished; in no export by default.", ()),
+    "restored": (
+        Counter, "restored_rollouts", "Rollouts that had expired (store.ttl_s) and were restored by a step.", ()
+    ),
+    "deleted": (Counter, "steps_of_deleted", "Steps not stored because their rollout was deleted meanwhile.", ()),
     "given_again": (
         Counter, "given_again", "Calls answered with a stored answer, for their Idempotency-Key.", ("dialect",)
     ),
@@ -151,7 +159,7 @@ _BEGINNINGS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
         *((status, fidelity) for status in ("complete", "partial") for fidelity in ("exact", "flagged")), ("error", "error")
     ),
     "problems": tuple((code,) for code in PROBLEMS),
-    "store_failures": (("open",), ("append",), ("mark",)),
+    "store_failures": (("open",), ("append",), ("mark",), ("renew",)),
     "drift": tuple((kind,) for kind in KINDS),
     "groups": (("complete",), ("claimed",), ("released",), ("done",), ("dropped",)),
 }  # fmt: skip

@@ -15,6 +15,7 @@ from proxy.config import Settings
 from proxy.dialects.translated import Ways
 from proxy.fleet import Fleet
 from proxy.keys import KeyRing
+from proxy.lifetimes import Lifetimes
 from proxy.metrics import Metrics
 from proxy.pause import Pause
 from proxy.places import Places
@@ -56,6 +57,7 @@ class Parts:
     fleet: Fleet
     totals: Totals
     places: Places
+    lifetimes: Lifetimes
     policy: Policy = field(default_factory=Policy)
     in_flight: Counter[str] = field(default_factory=Counter)
     remembered: Remembered = field(default_factory=Remembered)

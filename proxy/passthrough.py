@@ -5,7 +5,7 @@ Holds the relaying of calls that sample nothing. Whether a path may be passed on
 
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 from urllib.parse import unquote
 
 import orjson
@@ -13,10 +13,13 @@ from aiohttp import web
 from aiohttp.client_exceptions import ClientConnectionResetError
 
 from proxy.dialects.messages import listing
-from proxy.errors import NoEngine, NotFound
+from proxy.errors import EngineBroke, NotFound
 from proxy.headers import downstream
 from proxy.parts import SHOWN, Parts
-from proxy.upstream import least_loaded
+from proxy.reading import read_json
+from proxy.upstream import Answer, least_loaded
+
+_MOST_MODELS: Final = 10_000  # far more than any gateway lists
 
 
 async def pass_on(request: web.Request, parts: Parts, path: str, body: bytes) -> web.StreamResponse:
@@ -26,18 +29,23 @@ async def pass_on(request: web.Request, parts: Parts, path: str, body: bytes) ->
     headers = list(request.headers.items())
     target = path + mark + query
     async with parts.upstream.send_to_any(endpoints, request.method, target, headers=headers, body=body) as answer:
-        response = web.StreamResponse(
-            status=answer.status, headers=downstream(answer.headers, rollout_id=None, step_id=None)
-        )
-        request[SHOWN] = True
-        await response.prepare(request)
-        try:
-            async for read in answer.reads():
-                await response.write(read)
-            await response.write_eof()
-        except ClientConnectionResetError:
-            pass  # the client left; leaving the context closes the engine's connection as well
-        return response
+        return await _relayed(request, answer)
+
+
+async def _relayed(request: web.Request, answer: Answer) -> web.StreamResponse:
+    """The engine's answer, byte for byte."""
+    response = web.StreamResponse(
+        status=answer.status, headers=downstream(answer.headers, rollout_id=None, step_id=None)
+    )
+    request[SHOWN] = True
+    await response.prepare(request)
+    try:
+        async for read in answer.reads():
+            await response.write(read)
+        await response.write_eof()
+    except ClientConnectionResetError:
+        pass  # the client left; leaving the context closes the engine's connection as well
+    return response
 
 
 async def show_models(request: web.Request, parts: Parts, path: str) -> web.StreamResponse:
@@ -46,22 +54,19 @@ async def show_models(request: web.Request, parts: Parts, path: str) -> web.Stre
     name = path.removeprefix("/v1/models").removeprefix("/")
     if not names_a_model(name):
         raise NotFound(f"there is no model {name!r}")
-    if not parts.upstream.endpoints:
-        raise NoEngine("no engine is configured; set engines.endpoints or start with --engine URL")
     by_messages = "anthropic-version" in request.headers
     if not by_messages and (not aliases or (name and name not in aliases)):
         return await pass_on(request, parts, path, b"")
     endpoints = least_loaded(parts.upstream.endpoints, path)
     headers = list(request.headers.items())
     async with parts.upstream.send_to_any(endpoints, "GET", "/v1/models", headers=headers, body=None) as answer:
-        text = b"".join([read async for read in answer.reads()])
         shown = downstream(answer.headers, rollout_id=None, step_id=None)
-    if answer.status != 200:
-        return web.Response(status=answer.status, headers=shown, body=text)
-    models = orjson.loads(text)
-    listed = list(_with_aliases(models.get("data") or [], parts.settings.models))
+        if answer.status != 200:
+            return await _relayed(request, answer)
+        models = await read_json(answer)
+    listed = list(_with_aliases(_models_of(models), parts.settings.models))
     if name:
-        found = next((model for model in listed if model.get("id") == unquote(name)), None)
+        found = next((model for model in listed if model["id"] == unquote(name)), None)
         if found is None and name in aliases:
             raise NotFound(f"the model {name!r} is an alias of {parts.settings.models[name]!r}, which no engine serves")
         if found is None:
@@ -69,6 +74,16 @@ async def show_models(request: web.Request, parts: Parts, path: str) -> web.Stre
         return web.Response(headers=shown, body=orjson.dumps(listing.model(found) if by_messages else found))
     told = {**models, "data": listed}
     return web.Response(headers=shown, body=orjson.dumps(listing.models(told) if by_messages else told))
+
+
+def _models_of(listing_of_engine: Any) -> list[dict[str, Any]]:
+    """The models in an engine's answer. Raises EngineBroke for an answer of another shape."""
+    models = listing_of_engine.get("data") if isinstance(listing_of_engine, dict) else None
+    if not isinstance(models, list) or len(models) > _MOST_MODELS:
+        raise EngineBroke("the engine's answer to GET /v1/models is not a list of models")
+    if not all(isinstance(model, dict) and isinstance(model.get("id"), str) for model in models):
+        raise EngineBroke("the engine's answer to GET /v1/models has models without an id")
+    return models
 
 
 def names_a_model(segments: str) -> bool:
@@ -80,7 +95,7 @@ def names_a_model(segments: str) -> bool:
 def _with_aliases(served: list[dict[str, Any]], aliases: dict[str, str]) -> Iterator[dict[str, Any]]:
     """The engine's models, then each alias of one of them under its own name."""
     yield from served
-    known = {model.get("id"): model for model in served}
+    known = {model["id"]: model for model in served}
     for alias, name in aliases.items():
         if not alias.endswith("*") and name in known and alias not in known:
             yield {**known[name], "id": alias}

@@ -6,8 +6,7 @@ is counted per event; the calls are summed up when another one comes, at most te
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Protocol
 
 from aiohttp import web
@@ -27,6 +26,32 @@ class Held(Protocol):
     request: web.Request
     started: float
     body_bytes: int
+
+    def stop(self, reason: str) -> None:
+        """End the call for this reason."""
+        ...
+
+
+class Reservation:
+    """The bytes that one request holds: they grow as its body comes, and are given back once it is answered."""
+
+    __slots__ = ("_bytes", "_pressure")
+
+    def __init__(self, pressure: "Pressure") -> None:
+        self._pressure = pressure
+        self._bytes = 0
+
+    def __repr__(self) -> str:
+        return f"<Reservation of {self._bytes} bytes>"
+
+    def grow(self, more: int) -> None:
+        """Reserve more bytes before they are held, or give some back (negative). Raises Overloaded."""
+        self._pressure.take(more, own=self._bytes)
+        self._bytes += more
+
+    def release(self) -> None:
+        """Give all back."""
+        self.grow(-self._bytes)
 
 
 class Pressure:
@@ -59,23 +84,23 @@ class Pressure:
         """For how long the oldest call has been in flight; 0 if none is."""
         return max((now - call.started for call in self.calls), default=0.0)
 
-    @contextmanager
-    def admitted(self, body_bytes: int | None) -> Iterator[None]:
-        """While a call is answered, its body counts. Raises Overloaded if there is no room for one more.
+    def reserve(self) -> "Reservation":
+        """Return a reservation for the body of one request, empty at first. It must be released."""
+        return Reservation(self)
 
-        A call that finds nothing in flight is let in, however long it is.
+    def take(self, more: int, *, own: int) -> None:
+        """Count `more` bytes of a request that holds `own` bytes already. Raises Overloaded if they do not fit.
+
+        A request that finds nothing else in flight is let in, however long it is: the length of a body has its own limit.
         """
-        held, most = self._held_lately(), self._most_bytes
-        if held and held + (body_bytes or 0) > most:
-            raise Overloaded(
-                f"calls in flight hold {held} bytes, and this one would go over the bound of {most} "
-                "(agents.max_bytes_in_flight): try again when some have ended"
-            )
-        self._asked_bytes += body_bytes or 0
-        try:
-            yield
-        finally:
-            self._asked_bytes -= body_bytes or 0
+        if more > 0:
+            held, most = self._held_lately(), self._most_bytes
+            if held > own and held + more > most:
+                raise Overloaded(
+                    f"calls in flight hold {held} bytes, and this one would go over the limit of {most} "
+                    "(agents.max_bytes_in_flight): try again when some have ended"
+                )
+        self._asked_bytes += more
 
     def _held_lately(self) -> int:
         """The bytes held; of many calls, as they were a moment ago: else each new call would look at thousands."""

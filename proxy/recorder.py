@@ -8,6 +8,8 @@ Rule 1: the end of a turn is shown only after `record` returned.
 Rule 2: a step is appended once, whatever is asked again: the store knows its name.
         Where it cannot be told, a journal may have it instead (`spool`): then it is durable there, until the store is back.
 Rule 3: steps of one rollout are stored in the order in which they ended, since their callers wait for each.
+Rule 4: a step that is stored after its rollout was finished is late, by the write that stores it (decisions/031). One whose
+        rollout has expired restores it; one whose rollout was deleted is not stored. Each is counted.
 """
 
 import asyncio
@@ -17,21 +19,37 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import orjson
+
 from proxy.clock import Clock
 from proxy.errors import ProxyError, StoreFault
 from proxy.logs import LOG
 from proxy.metrics import Metrics
 from proxy.spool import Spool
 from proxy.standing import Standing
-from proxy.trajectory.record import Record, encode
+from proxy.trajectory.blocks import BlockReader
+from proxy.trajectory.record import Record, UnreadableRecord, decode, encode_leniently
 from proxy.trajectory.step import Step
-from storage.store import Entry, MissingBlocks, RolloutGone, StorageError, Store, StoreAway
+from storage.store import (
+    Appended,
+    Entry,
+    MissingBlocks,
+    Origin,
+    RolloutExpired,
+    RolloutGone,
+    StorageError,
+    Store,
+    StoreAway,
+    StoredRollout,
+)
 
 T = TypeVar("T")
 
 _ENCODE_IN_THREAD_FROM_BYTES = 2**18  # about a millisecond of hashing and compressing
 _KNOWN_BLOCKS = 2**18  # names of stored blocks kept in memory, over all rollouts: some 30 MB at most
 UNDELIVERED_MARK = "undelivered:"
+FINISHED_FIELD = "finished_ms"  # of a rollout: steps stored from then on are late
+CLAIMED_FIELD = "claimed_by"
 DELIVERED_MARK = "delivered:"  # its client asked again and got the answer then
 
 
@@ -45,8 +63,10 @@ class Recorder:
         clock: Clock,
         stored: Callable[[Step], None] | None = None,
         spool: Spool | None = None,
+        origin_of: Callable[[str, str], Origin | None] | None = None,
     ) -> None:
         self._stored = stored
+        self._origin_of = origin_of
         self._store = store
         self._metrics = metrics
         self._clock = clock
@@ -70,12 +90,12 @@ class Recorder:
         return None if self._spool is None else self._spool.pending
 
     async def record(self, step: Step, birth: str, *, body_bytes: int) -> None:
-        """Store a step. Raises StoreFault if it could not be stored; a deleted rollout's steps are let go.
+        """Store a step. Raises StoreFault if it could not be stored; a deleted rollout's steps are not stored, and counted.
 
         `body_bytes` is how long request and response were, roughly: big ones are encoded in a thread. If the caller is
         cancelled meanwhile, the step is stored all the same, and marked as not delivered.
         """
-        task = self.hold(self._append(step, birth, body_bytes))
+        task = self.hold(self._append(step, birth, body_bytes, self._origin(step, birth)))
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -85,7 +105,7 @@ class Recorder:
 
     def keep(self, step: Step, birth: str, *, body_bytes: int) -> None:
         """Store a step that nobody waits for: its client has left."""
-        self._owe(self.hold(self._append_unwatched(step, birth, body_bytes)), body_bytes)
+        self._owe(self.hold(self._append_unwatched(step, birth, body_bytes, self._origin(step, birth))), body_bytes)
 
     def undelivered(self, step: Step, birth: str) -> None:
         """Note that the client of a stored step was gone before the end was written."""
@@ -116,18 +136,25 @@ class Recorder:
             await self._spool.replay(self._append_again)
 
     async def _append_again(self, entry: Entry) -> None:
+        """Give the store an entry of the journal."""
         now_ms = self._clock.now_ms()
-        with suppress(RolloutGone):
-            if entry.record:
-                await self._store.append(entry, now_ms=now_ms)
-            else:  # no step is without a record: a mark
+        if not entry.record:  # no step is without a record: a mark
+            with suppress(RolloutGone):
                 await self._store.mark(entry.rollout, entry.birth, {entry.name: b"1"}, now_ms=now_ms)
-
-    async def _journal(self, step: Step, birth: str, body_bytes: int, spool: Spool) -> None:
-        """Write a step into the journal, with every block it needs: what the store knows then, nobody knows now."""
-        step, record = await _writable(step, set(), body_bytes)
+            return
+        stored = await self._store.look(entry.rollout)
+        late_if = await asyncio.to_thread(_late_if, entry, stored)
+        entry = replace(entry, late_if=late_if, origin=entry.origin or Origin(now_ms))
         try:
-            await self._wait_in(spool, _entry(step, birth, record))
+            self._note(entry, await self._store.append(entry, now_ms=now_ms))
+        except RolloutGone:
+            self._note_deleted(entry.name)
+
+    async def _journal(self, step: Step, birth: str, body_bytes: int, spool: Spool, origin: Origin) -> None:
+        """Write a step into the journal, with every block it needs: what the store knows then, nobody knows now."""
+        step, record = await _encoded(step, set(), body_bytes)
+        try:
+            await self._wait_in(spool, _entry(step, birth, record, origin))
         except OSError as error:
             raise StoreFault(f"the step could be stored neither in the store nor in the journal: {error}") from error
         self._count(step)
@@ -151,42 +178,64 @@ class Recorder:
         if not task.cancelled():
             task.exception()  # seen: whoever awaits it gets it too, and nobody else is told twice
 
-    async def _append(self, step: Step, birth: str, body_bytes: int) -> None:
+    async def _append(self, step: Step, birth: str, body_bytes: int, origin: Origin) -> None:
         step = replace(step, timing=replace(step.timing, stored=self._clock.now()))
         if self._spool is not None and (self._spool.pending or self.standing.away is not None):
-            await self._journal(step, birth, body_bytes, self._spool)  # behind those that wait: order holds
+            await self._journal(step, birth, body_bytes, self._spool, origin)  # behind those that wait: order holds
             return
         known = self._known_of(step.rollout_id, birth)
-        step, record = await _writable(step, known, body_bytes)
+        step, record = await _encoded(step, known, body_bytes)
         started = self._clock.monotonic()
         try:
+            entry = _entry(step, birth, record)
             try:
-                await self._store.append(_entry(step, birth, record), now_ms=self._clock.now_ms())
-            except MissingBlocks:
-                # Known here, and not there: the store lost them, or another life of the rollout had them.
-                record = await _encoded(step, set(), body_bytes)
-                await self._store.append(_entry(step, birth, record), now_ms=self._clock.now_ms())
+                appended = await self._store.append(entry, now_ms=self._clock.now_ms())
+            except (MissingBlocks, RolloutExpired):
+                # The rollout has expired, and its blocks with it; or the store lost blocks that are known here.
+                step, record = await _encoded(step, set(), body_bytes)
+                entry = _entry(step, birth, record, origin)
+                appended = await self._store.append(entry, now_ms=self._clock.now_ms())
         except RolloutGone:
-            LOG.info("step let go: its rollout was deleted", extra={"fields": {"step_id": step.step_id}})
+            self._note_deleted(step.step_id)
             return
         except StorageError as error:
             self._metrics.store_failures.labels("append").inc()
             self.standing.failed(error)
             if self._spool is not None and isinstance(error, StoreAway):
-                await self._journal(step, birth, body_bytes, self._spool)
+                await self._journal(step, birth, body_bytes, self._spool, origin)
                 return
             raise StoreFault(f"the step could not be stored, so its end is not shown: {error}") from error
         finally:
             self._metrics.store_latency.labels("append").observe(self._clock.monotonic() - started)
         if self._known.get((step.rollout_id, birth)) is known:  # not forgotten meanwhile
             self._learn(known, record)
+        self._note(entry, appended)
         self._count(step)
         if self._stored is not None:
             self._stored(step)
 
-    async def _append_unwatched(self, step: Step, birth: str, body_bytes: int) -> None:
+    def _origin(self, step: Step, birth: str) -> Origin:
+        """What its rollout is restored with, should it have expired: at least its age, so that no step is lost."""
+        known = None if self._origin_of is None else self._origin_of(step.rollout_id, birth)
+        return known or Origin(round(step.timing.received * 1000))
+
+    def _note(self, entry: Entry, appended: Appended) -> None:
+        """Count and log what was unusual about an append."""
+        fields = {"rollout_id": entry.rollout, "step_id": entry.name}
+        if appended.is_late:
+            self._metrics.late.inc()
+            LOG.info("a step ended after its rollout was finished", extra={"fields": fields})
+        if appended.is_restored:
+            self._metrics.restored.inc()
+            LOG.warning("a rollout had expired and is restored (store.ttl_s)", extra={"fields": fields})
+
+    def _note_deleted(self, step_id: str) -> None:
+        self._metrics.deleted.inc()
+        LOG.info("a step is not stored: its rollout was deleted", extra={"fields": {"step_id": step_id}})
+
+    async def _append_unwatched(self, step: Step, birth: str, body_bytes: int, origin: Origin) -> None:
         try:
-            await self._append(step, birth, body_bytes)
+            await self._append(step, birth, body_bytes, origin)
         except ProxyError as error:
             LOG.error("a partial step is lost: %s", error, extra={"fields": {"step_id": step.step_id}})
 
@@ -243,23 +292,14 @@ class Recorder:
             metrics.problems.labels(code).inc()
 
 
-async def _writable(step: Step, known: set[bytes], body_bytes: int) -> tuple[Step, Record]:
-    """The step and its record. A response that no JSON can carry is left out, and the step says that it was odd."""
-    try:
-        return step, await _encoded(step, known, body_bytes)
-    except TypeError:
-        problems = tuple(dict.fromkeys((*step.problems, "unparsed_event")))
-        step = replace(step, response=None, problems=problems)
-        return step, await _encoded(step, known, body_bytes)
-
-
-async def _encoded(step: Step, known: set[bytes], body_bytes: int) -> Record:
+async def _encoded(step: Step, known: set[bytes], body_bytes: int) -> tuple[Step, Record]:
+    """The step as it is stored, and its record."""
     if body_bytes < _ENCODE_IN_THREAD_FROM_BYTES:
-        return encode(step, known)
-    return await asyncio.to_thread(encode, step, known)
+        return encode_leniently(step, known)
+    return await asyncio.to_thread(encode_leniently, step, known)
 
 
-def _entry(step: Step, birth: str, record: Record) -> Entry:
+def _entry(step: Step, birth: str, record: Record, origin: Origin | None = None) -> Entry:
     counts = {
         "steps": 1,
         _fidelity(step): 1,
@@ -267,7 +307,33 @@ def _entry(step: Step, birth: str, record: Record) -> Entry:
         "prompt_tokens": sum(map(len, step.prompts)),
         **({"mask_mismatches": 1} if "mask_mismatch" in step.extra else {}),
     }
-    return Entry(step.rollout_id, birth, step.step_id, record.record, record.blocks, record.leans_on, counts)
+    return Entry(
+        step.rollout_id,
+        birth,
+        step.step_id,
+        record.record,
+        record.blocks,
+        record.leans_on,
+        counts,
+        late_if=FINISHED_FIELD,
+        origin=origin,
+    )
+
+
+def _late_if(entry: Entry, stored: StoredRollout | None) -> str:
+    """The field whose presence makes an entry of the journal late.
+
+    A step that the journal took before its rollout was finished is not late, unless the rollout was given out in a batch since.
+    By the wall clock, where it was finished by now; a step of which that cannot be known is taken to have ended later.
+    """
+    finished = None if stored is None else stored.fields.get(FINISHED_FIELD)
+    if finished is None:
+        return CLAIMED_FIELD
+    try:
+        taken = decode(entry.record, BlockReader(entry.blocks), whole=False).timing.stored
+    except UnreadableRecord:
+        taken = None
+    return CLAIMED_FIELD if taken is not None and taken * 1000 < orjson.loads(finished) else FINISHED_FIELD
 
 
 def _fidelity(step: Step) -> str:

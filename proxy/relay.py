@@ -7,8 +7,9 @@ nothing: the exchange does. Rule: the withheld end is written only after the rec
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 import orjson
@@ -18,27 +19,38 @@ from aiohttp.client_exceptions import ClientConnectionResetError
 from proxy.clientside import CLIENT_LEFT, Call, Client, keeping_alive
 from proxy.earlier import keep_calls
 from proxy.engines.losses import LOST
-from proxy.errors import EngineBroke, EngineBusy, EngineFault, EngineSilent, NoEngine, NotValid, StoreFault
+from proxy.errors import (
+    EngineBroke,
+    EngineBusy,
+    EngineFault,
+    EngineSilent,
+    NoEngine,
+    NotValid,
+    ProxyError,
+    StoreFault,
+)
 from proxy.logs import LOG
 from proxy.parts import Parts
+from proxy.refusals import internal_error
 from proxy.upstream import AWAY, Answer
 from proxy.wire.exchange import Exchange, Outcome
+from proxy.wire.reply import ODD
 
 T = TypeVar("T")
 
 _ASIDE_FROM_BYTES = 2**18  # parsing and writing so much JSON takes milliseconds
+_END_WITHIN_S = 0.2  # the body of an answer that is whole ends at once; uvicorn writes its end right behind [DONE]
 
 
 async def relay(parts: Parts, call: Call) -> web.StreamResponse:
     """Carry a call through, to its end on whichever side it ends first."""
     client = Client(call)
+    call.task = asyncio.current_task()
     parts.metrics.in_flight.inc()
     parts.in_flight[call.plan.rollout_id] += 1
     parts.pressure.calls.add(call)
     try:
-        outcome = await _exchange(parts, call, client)
-        if call.reshape is not None:
-            outcome = call.reshape(outcome)
+        outcome = await _outcome(parts, call, client)
         call.step = outcome.step
         try:
             await parts.recorder.record(outcome.step, call.birth, body_bytes=call.body_bytes)
@@ -62,11 +74,21 @@ async def relay(parts: Parts, call: Call) -> web.StreamResponse:
         _report(parts, call, client)
 
 
-async def _exchange(parts: Parts, call: Call, client: Client) -> Outcome:
-    """The engines' part: at one endpoint after the other, until one answers, the client saw something or none is left."""
-    while (outcome := await _at_endpoint(parts, call, client)) is None:
-        pass
-    return outcome
+async def _outcome(parts: Parts, call: Call, client: Client) -> Outcome:
+    """The engines' part: at one endpoint after the other, until one answers, the client saw something or none is left.
+
+    Once something was sent, an exception that nobody named costs no step: what came until then is recorded.
+    """
+    try:
+        while (outcome := await _at_endpoint(parts, call, client)) is None:
+            pass
+        return outcome if call.reshape is None else call.reshape(outcome)
+    except (ProxyError, ClientConnectionResetError):
+        raise
+    except Exception as error:
+        if call.sent is None:
+            raise
+        return _failed(call, client, error)
 
 
 async def _at_endpoint(parts: Parts, call: Call, client: Client) -> Outcome | None:
@@ -82,10 +104,16 @@ async def _at_endpoint(parts: Parts, call: Call, client: Client) -> Outcome | No
             async with _in_turn(parts, call, client) as answer:
                 if answer.status in AWAY and call.elsewhere:
                     raise EngineBroke(f"the engine {call.endpoint.settings.label} answered {answer.status}")
-                exchange = Exchange(plan, answer.status, answer.content_type)
+                exchange = call.exchange = Exchange(
+                    plan,
+                    answer.status,
+                    answer.content_type,
+                    max_event_bytes=parts.settings.engines.max_event_bytes,
+                )
                 client.set_head(answer.status, answer.headers, content_type=exchange.content_type)
                 await _carry(parts, call, client, exchange, answer)
             await _look_up(parts, call, exchange)
+        return await _aside(call.body_bytes, partial(exchange.finish, call.timing(), parts.policy.version))
     except EngineFault as fault:
         # Silence is no fault of the connection: the engine may be at work on it still.
         if call.elsewhere and not client.has_seen_answer and not isinstance(fault, EngineSilent):
@@ -98,12 +126,10 @@ async def _at_endpoint(parts: Parts, call: Call, client: Client) -> Outcome | No
         # The context above has closed the engine's connection: that is how the engine learns to stop.
         exchange = exchange or Exchange(call.plan, 0, "")
         call.step = exchange.abort(
-            "the client left", call.timing(), delivered=False, policy_version=parts.policy.version
+            call.cut or "the client left", call.timing(), delivered=False, policy_version=parts.policy.version
         ).step
         parts.recorder.keep(call.step, call.birth, body_bytes=call.body_bytes)
         raise
-    timing = call.timing()
-    return await _aside(call, lambda: exchange.finish(timing, parts.policy.version))
 
 
 @asynccontextmanager
@@ -112,19 +138,22 @@ async def _in_turn(parts: Parts, call: Call, client: Client) -> AsyncIterator[An
     plan = call.plan
     try:
         async with parts.upstream.turn(call.endpoint, plan.rollout_id, may_leave=bool(call.elsewhere)):
+            body = await _aside(call.body_bytes, lambda: orjson.dumps(plan.body))
             call.sent = parts.clock.monotonic()
             sending = parts.upstream.send(
                 call.endpoint,
                 "POST",
                 plan.endpoint,
                 headers=[*call.request.headers.items(), *plan.headers.items()],
-                body=orjson.dumps(plan.body),
+                body=body,
             )
             async with sending as answer:
                 yield answer
     except EngineBusy as busy:
         if call.failed or client.has_heard_only_comments:
-            raise NoEngine(f"the engine {call.endpoint.settings.label} cannot be called: {busy.message}") from busy
+            public = f"the engine cannot be called: {busy.message}"
+            label = call.endpoint.settings.label
+            raise NoEngine(f"the engine {label} cannot be called: {busy.message}", public=public) from busy
         raise
 
 
@@ -149,24 +178,44 @@ async def _move(call: Call) -> None:
 
 
 async def _carry(parts: Parts, call: Call, client: Client, exchange: Exchange, answer: Answer) -> None:
-    """The loop: bytes of the engine in, bytes for the client out."""
+    """The loop: bytes of the engine in, bytes for the client out, until the answer is whole."""
+    reads = answer.reads()
     try:
-        async for read in answer.reads():
+        async for read in reads:
             call.last_byte = parts.clock.monotonic()
             call.first_byte = call.first_byte or call.last_byte
             call.body_bytes += len(read)
-            shown = exchange.feed(read)
+            size = exchange.pending + len(read)
+            shown = (
+                exchange.feed(read) if size < _ASIDE_FROM_BYTES else await _aside(size, partial(exchange.feed, read))
+            )
             if shown:
                 await client.write(shown)
                 client.has_heard_only_comments = False
+            if exchange.is_over:
+                break
+        if exchange.is_over:
+            await _let_end(reads, exchange)
     except EngineFault:
         if not exchange.is_over:
             raise
 
 
+async def _let_end(reads: AsyncIterator[bytes], exchange: Exchange) -> None:
+    """Read to the end of the body, so that its connection can be used again; an engine that keeps it open is left."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_END_WITHIN_S):
+            async for read in reads:
+                exchange.feed(read)  # the exchange shows nothing more, and flags it
+
+
 async def _look_up(parts: Parts, call: Call, exchange: Exchange) -> None:
     """Ask the engine what its answer left out. What cannot be found out stays unknown, and the step is flagged."""
-    lookup = await _aside(call, exchange.lookup)
+    if exchange.forces_usage:
+        call.endpoint.forces_usage = True
+    if (model := await _aside(call.body_bytes, exchange.other_model)) is not None:
+        exchange.served = await parts.upstream.served_models(call.endpoint, model)
+    lookup = await _aside(call.body_bytes, exchange.lookup)
     if lookup is None:
         return
     headers, body = (("Content-Type", "application/json"),), orjson.dumps(lookup.body)
@@ -179,9 +228,37 @@ async def _look_up(parts: Parts, call: Call, exchange: Exchange) -> None:
         LOG.warning("%s could not be asked for %s: %s", call.endpoint.settings.label, lookup.path, error)
 
 
-async def _aside(call: Call, work: Callable[[], T]) -> T:
-    """Work on a long answer is done in a thread, so that other calls go on meanwhile."""
-    return await asyncio.to_thread(work) if call.body_bytes > _ASIDE_FROM_BYTES else work()
+async def _aside(size: int, work: Callable[[], T]) -> T:
+    """Do work on so many bytes: in a thread if they are many, so that other calls go on meanwhile.
+
+    Whoever is cancelled waits for the thread: nobody else may work on the exchange before it is done.
+    """
+    if size <= _ASIDE_FROM_BYTES:
+        return work()
+    working = asyncio.get_running_loop().create_task(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        await asyncio.wait([working])
+        raise
+
+
+def _failed(call: Call, client: Client, error: Exception) -> Outcome:
+    """The proxy failed. The step has what came and where to look in the log; the client gets an error of its dialect."""
+    plan = call.plan
+    fault = internal_error(error, step_id=plan.step_id)
+    exchange = call.exchange or Exchange(plan, 0, "")
+    step = exchange.fail(f"internal error {fault.error_id}", call.timing())
+    body = plan.spoken.error(fault)
+    if not client.has_seen_something:
+        client.set_head(plan.spoken.status(fault), {"Content-Type": "application/json"})
+        return Outcome(body, step, broken=False)
+    if not client.is_stream:
+        return Outcome(b"", step, broken=True)
+    try:
+        return Outcome(plan.error_events(body), step, broken=False)
+    except ODD:  # what failed may be how this dialect writes its stream
+        return Outcome(b"", step, broken=True)
 
 
 def _broken(call: Call, client: Client, exchange: Exchange | None, fault: EngineFault) -> Outcome:
@@ -191,7 +268,8 @@ def _broken(call: Call, client: Client, exchange: Exchange | None, fault: Engine
     dialect is the engine's.
     """
     plan = call.plan
-    error = plan.spoken.error(fault)
+    LOG.warning("the engine failed: %s", fault.message, extra={"fields": {"step_id": plan.step_id}})
+    error = plan.spoken.error(fault.for_agents(f"step {plan.step_id}"))
     aborted = None if exchange is None else exchange.abort(fault.message, call.timing(), delivered=True)
     outcome = aborted or _unanswered(call, fault)
     if client.has_heard_only_comments:
@@ -215,12 +293,15 @@ async def _end(parts: Parts, call: Call, client: Client, outcome: Outcome) -> we
     """Show the end. A client that has gone meanwhile did not get its turn, and the step says so."""
     if outcome.status is not None:
         client.status = outcome.status
+    is_shown = False
     try:
         await keep_calls(parts, call.plan, call.birth, outcome.step)  # the step is stored: nobody's leaving can lose it
-        return await client.end(outcome.end, broken=outcome.broken)
-    except (asyncio.CancelledError, ClientConnectionResetError):
-        parts.recorder.undelivered(outcome.step, call.birth)
-        raise
+        shown = await client.end(outcome.end, broken=outcome.broken)
+        is_shown = True
+        return shown
+    finally:
+        if not is_shown:
+            parts.recorder.undelivered(outcome.step, call.birth)
 
 
 def _report(parts: Parts, call: Call, client: Client) -> None:

@@ -13,8 +13,9 @@ import orjson
 from proxy.policy import read_policy
 from proxy.recorder import DELIVERED_MARK, UNDELIVERED_MARK
 from proxy.wire.plan import Sampling
-from storage.store import StoredRollout
+from storage.store import LATE_MARK, Origin, StoredRollout
 
+RESULT: Final = "osmosis"  # in the metadata: what a rollout server reported, or an agent claims it did
 DRIFT_MARK: Final = "drift"  # by kind, counted when the rollout was finished
 FINISHED: Final = ("completed", "failed", "aborted", "truncated")
 STATUSES: Final = ("open", "limited", *FINISHED)
@@ -55,9 +56,11 @@ class Rollout:
     tools: tuple[dict[str, Any], ...] = ()
     limits: Limits = field(default_factory=Limits)
     osmosis: Mapping[str, Any] = field(default_factory=dict)  # of its dispatch: server, protocol, state
+    result: Mapping[str, Any] | None = None  # that its rollout server reported: status, reward
     reply: Mapping[str, str] = field(default_factory=dict)  # what replies tell of tokens
     counts: Mapping[str, int] = field(default_factory=dict)
     has_place: bool | None = None  # whether a call of it has one; None where any number of steps fits
+    origin: Origin = field(default=Origin(0), repr=False, compare=False)  # what the store knew of it, as it was read
 
     @property
     def is_finished(self) -> bool:
@@ -72,9 +75,13 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What was learnt of a rollout's steps after they were stored. `drift` by kind; None while nobody counted it."""
+    """What was learnt of a rollout's steps after they were stored, or with it: the ids of steps.
+
+    `late`: stored after the rollout was finished. `drift` by kind; None while nobody counted it.
+    """
 
     undelivered: frozenset[str]
+    late: frozenset[str] = frozenset()
     drift: Mapping[str, int] | None = None
 
 
@@ -101,9 +108,11 @@ def read_rollout(stored: StoredRollout) -> Rollout:
         tools=tuple(fields.get("tools") or ()),
         limits=Limits(**(fields.get("limits") or {})),
         osmosis=fields.get("osmosis") or {},
+        result=fields.get("result"),
         reply=fields.get("reply") or {},
         counts=stored.counts,
         has_place=stored.has_place,
+        origin=Origin(stored.created_ms, stored.fields),
     )
 
 
@@ -116,10 +125,16 @@ def write_fields(values: Mapping[str, Any]) -> dict[str, bytes]:
     return {name: orjson.dumps(value) for name, value in values.items() if value is not None}
 
 
+def own_metadata(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the metadata without a reported result, for answers that have many rollouts: a result is up to 64 kB."""
+    return {name: value for name, value in metadata.items() if name != RESULT} if RESULT in metadata else metadata
+
+
 def read_marks(marks: Mapping[str, bytes]) -> Marks:
     """What the marks of a rollout say, by step id."""
     return Marks(
         undelivered=_named(marks, UNDELIVERED_MARK) - _named(marks, DELIVERED_MARK),
+        late=_named(marks, LATE_MARK),
         drift=orjson.loads(marks[DRIFT_MARK]) if DRIFT_MARK in marks else None,
     )
 

@@ -39,7 +39,7 @@ class StoreSettings(Section):
     password: SecretStr | None = Field(None, description="Password of the store; give it by environment.")
     ca_file: Path | None = Field(None, description="Certificate authority for rediss://; the system's if none.")
     prefix: str = Field("tt", min_length=1, description="First part of every key.")
-    ttl_s: int | None = Field(None, gt=0, description="Rollouts idle for so long vanish; never if none.")
+    ttl_s: int | None = Field(None, gt=0, description="Rollouts idle for so long expire; never if none.")
     durability: Literal["acknowledged", "fsync", "replicated"] = Field(
         "acknowledged", description="When a step counts as stored: at the reply, on disk, or on replicas."
     )

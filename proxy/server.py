@@ -16,6 +16,7 @@ from proxy.addresses import split_listen
 from proxy.app import make_app, make_control_app
 from proxy.clock import Clock
 from proxy.config import EndpointSettings, ListenTlsSettings, Settings
+from proxy.connections import Runner
 from proxy.logs import WIRE_LOG
 from proxy.parts import PARTS
 from proxy.simulator.options import Options
@@ -24,7 +25,7 @@ from proxy.totals import Crew
 from storage.store import Store, StoreAway
 
 _CONTROL_DRAIN_S = 5  # the control face is asked until the last call has ended; what waits there then is told to go
-_LINGERING_S = 2  # how long the rest of a refused body is read, and inflated, so that its sender sees the refusal
+_LINGERING_S = 2  # how long the rest of a refused body is read, so that its sender sees the refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,16 +147,16 @@ async def _listen(
     If `shared`, other processes listen there too, and the kernel deals connections out among them.
     """
     host, port = split_listen(listen)
-    # handler_cancellation: a client that leaves cancels its call at once, also while we wait for the engine.
     # keepalive_timeout: aiohttp (3.14) applies it to the head of the first request as well, however slowly it comes.
-    runner = web.AppRunner(
+    # auto_decompress: bodies are decompressed by `reading`, within its bounds.
+    runner = Runner(
         app,
-        handler_cancellation=True,
         access_log=None,
         logger=WIRE_LOG,
         shutdown_timeout=drain_s,
         keepalive_timeout=idle_s,
         lingering_time=_LINGERING_S,
+        auto_decompress=False,
     )
     stack.push_async_callback(runner.cleanup)
     await runner.setup()

@@ -19,12 +19,12 @@ from collections.abc import Awaitable, Callable, Container, Iterable, Iterator
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import orjson
 
 from proxy.logs import LOG
-from storage.store import Entry
+from storage.store import Entry, Origin
 
 _MAGIC: Final = b"TTSP"
 _CHECKSUM_BYTES: Final = 16
@@ -156,6 +156,8 @@ def pack(entry: Entry) -> bytes:
             "blocks": [(name.hex(), len(block)) for name, block in entry.blocks.items()],
             "leans_on": [name.hex() for name in entry.leans_on],
             "counts": dict(entry.counts),
+            "late_if": entry.late_if,
+            "origin": None if entry.origin is None else _origin_json(entry.origin),
         }
     )
     body = b"".join((len(head).to_bytes(4, "little"), head, entry.record, *entry.blocks.values()))
@@ -174,7 +176,26 @@ def unpack(frame: bytes) -> Entry:
     for name, size in head["blocks"]:
         blocks[bytes.fromhex(name)], at = body[at : at + size], at + size
     leans_on = tuple(map(bytes.fromhex, head["leans_on"]))
-    return Entry(head["rollout"], head["birth"], head["name"], record, blocks, leans_on, head["counts"])
+    given = head.get("origin")  # a journal of an earlier version has none
+    fields = {name: value.encode("latin-1") for name, value in (given or {}).get("fields", {}).items()}
+    origin = None if given is None else Origin(given["created_ms"], fields)
+    return Entry(
+        head["rollout"],
+        head["birth"],
+        head["name"],
+        record,
+        blocks,
+        leans_on,
+        head["counts"],
+        head.get("late_if"),
+        origin,
+    )
+
+
+def _origin_json(origin: Origin) -> dict[str, Any]:
+    """JSON has no bytes: each is a character."""
+    fields = {name: value.decode("latin-1") for name, value in origin.fields.items()}
+    return {"created_ms": origin.created_ms, "fields": fields}
 
 
 def _whole_frames(text: bytes) -> Iterator[tuple[int, int]]:

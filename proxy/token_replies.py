@@ -36,7 +36,7 @@ async def read_token_reply(
     if fault is None and endpoint.kind not in _TELL_ALL:
         raise NotValid(
             f"{TOKENS} and {IDS} need an engine whose replies have all ids ({' or '.join(_TELL_ALL)}), and "
-            f"{endpoint.settings.label} is {endpoint.kind}",
+            f"{endpoint.settings.public_label} is {endpoint.kind}",
             param=IDS if tokens is None else TOKENS,
         )
     if tokens is None:
@@ -45,7 +45,7 @@ async def read_token_reply(
     tokenizer = await parts.tokenizers.of(endpoint.settings.label)
     if tokenizer is None:
         raise NotValid(
-            f"{TOKENS} needs the tokenizer of the engine: set `tokenizer` of the endpoint {endpoint.settings.label} in the "
+            f"{TOKENS} needs a tokenizer for {endpoint.settings.public_label}: set `tokenizer` of its endpoint in the "
             "configuration to its folder or its name on the hub, and pip install 'tokentape[tokenizer]'",
             param=TOKENS,
         )

@@ -10,11 +10,11 @@ from typing import Any, Final
 import orjson
 
 from proxy.dialects import Dialect
-from proxy.engines.base import Lookup
 from proxy.engines.tokenizing import Counted, ask_count, read_count
 from proxy.errors import EngineFault
 from proxy.logs import LOG
 from proxy.parts import Parts
+from proxy.reading import off_loop, read_json
 from proxy.upstream import Endpoint
 from proxy.wire.plan import Terms, bound_of, edit
 
@@ -23,10 +23,21 @@ from proxy.wire.plan import Terms, bound_of, edit
 _OF_TEMPLATES: Final = 4096
 
 
-async def count_prompt(parts: Parts, endpoint: Endpoint, dialect: Dialect, body: Mapping[str, Any]) -> Counted | None:
-    """How many tokens the prompt of a call has, counted by its engine; None if that cannot tell."""
+async def count_prompt(
+    parts: Parts, endpoint: Endpoint, dialect: Dialect, body: Mapping[str, Any], *, body_bytes: int
+) -> Counted | None:
+    """Return the number of tokens in the prompt of a call, counted by its engine; None if the engine cannot count it."""
     lookup = ask_count(endpoint.kind, dialect.name, body)
-    return None if lookup is None else await _counted(parts, endpoint, lookup)
+    if lookup is None:
+        return None
+    text = await off_loop(body_bytes, orjson.dumps, lookup.body)
+    headers = (("Content-Type", "application/json"),)
+    try:
+        async with parts.upstream.send(endpoint, "POST", lookup.path, headers=headers, body=text) as answer:
+            return read_count(await read_json(answer)) if answer.status == 200 else None
+    except EngineFault as error:
+        LOG.warning("%s could not count a prompt: %s", endpoint.settings.label, error)
+        return None
 
 
 async def room_left(
@@ -44,20 +55,9 @@ async def room_left(
     bound = bound_of(dialect.sampling(edited))
     if bound is None or (endpoint.window is not None and bound + body_bytes + _OF_TEMPLATES <= endpoint.window):
         return None
-    counted = await count_prompt(parts, endpoint, dialect, edited)
+    counted = await count_prompt(parts, endpoint, dialect, edited, body_bytes=body_bytes)
     if counted is None:
         return None
     endpoint.window = counted.window
     left = counted.window - counted.tokens
     return left if left > 0 else None
-
-
-async def _counted(parts: Parts, endpoint: Endpoint, lookup: Lookup) -> Counted | None:
-    headers, body = (("Content-Type", "application/json"),), orjson.dumps(lookup.body)
-    try:
-        async with parts.upstream.send(endpoint, "POST", lookup.path, headers=headers, body=body) as answer:
-            text = b"".join([read async for read in answer.reads()])
-        return read_count(orjson.loads(text)) if answer.status == 200 else None
-    except (EngineFault, orjson.JSONDecodeError) as error:
-        LOG.warning("%s could not count a prompt: %s", endpoint.settings.label, error)
-        return None

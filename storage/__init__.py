@@ -13,6 +13,7 @@
     server_facts  what a server says of itself
     faults        foreign errors, named once
     embedded      starts, watches and stops the bundled valkey-server
+    aof           the files of that server: checked before it starts, repaired after a crash
     launch        what becomes that server: a program of its own
 
 A verb goes from `redis_store` through `keys` and `scripts` to `connections` (or `cluster`, which chooses among several

@@ -38,7 +38,9 @@ class Cluster:
     def __repr__(self) -> str:
         return f"<Cluster of {len(set(self._owners) - {None})} primaries>"
 
-    async def ask(self, key: bytes, commands: Sequence[Command], *, shared: bool = False) -> list[Reply]:
+    async def ask(
+        self, key: bytes, commands: Sequence[Command], *, shared: bool = False, confirmed: bool = False
+    ) -> list[Reply]:
         """Send commands to the primary that holds `key`, in one write on one connection; one reply for each.
 
         When it cannot be reached, who owns what is learnt anew, and if that is another one now, it is asked.
@@ -47,7 +49,7 @@ class Cluster:
         for _ in range(_REDIRECTS):
             owner = await self._owner(slot)
             try:
-                replies = await self._server(owner).ask(commands, shared=shared)
+                replies = await self._server(owner).ask(commands, shared=shared, confirmed=confirmed)
             except StoreAway:
                 await self._learn(self._lessons)
                 if await self._owner(slot) == owner:
@@ -59,7 +61,7 @@ class Cluster:
                 continue
             if isinstance(redirect, AskError):
                 _, *replies = await self._server((redirect.host, redirect.port)).ask(
-                    [("ASKING",), *commands], shared=shared
+                    [("ASKING",), *commands], shared=shared, confirmed=confirmed
                 )
             if not isinstance(replies[0], TryAgainError):
                 return replies

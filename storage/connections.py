@@ -9,6 +9,7 @@ connection of its write in a cluster.
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from inspect import signature
 from typing import Any, Final, Protocol
 
@@ -18,7 +19,7 @@ from redis.exceptions import AuthenticationError, RedisError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from storage.faults import checked, naming_faults
-from storage.line import Line, Reply, read_reply
+from storage.line import CONFIRM, Line, Reply, read_reply
 from storage.options import Address, StoreOptions
 from storage.scripts import Command
 from storage.store import StoreAway
@@ -36,8 +37,13 @@ _SHORT_BYTES: Final = 2**18  # longer ones would hold up those behind them on th
 class Servers(Protocol):
     """The servers of a store, each asked by the keys it holds."""
 
-    async def ask(self, key: bytes, commands: Sequence[Command], *, shared: bool = False) -> list[Reply]:
-        """Send commands to the server that holds `key`, in one write on one connection; one reply for each."""
+    async def ask(
+        self, key: bytes, commands: Sequence[Command], *, shared: bool = False, confirmed: bool = False
+    ) -> list[Reply]:
+        """Send commands to the server that holds `key`, in one write on one connection; one reply for each.
+
+        If `confirmed`, one reply more: see `Connections.ask`.
+        """
         ...
 
     async def all(self) -> "list[Connections]":
@@ -80,18 +86,19 @@ class Connections:
     def __repr__(self) -> str:
         return f"<Connections to {self.where}, {len(self._idle)} idle>"
 
-    async def ask(self, commands: Sequence[Command], *, shared: bool = False) -> list[Reply]:
+    async def ask(self, commands: Sequence[Command], *, shared: bool = False, confirmed: bool = False) -> list[Reply]:
         """Send commands in one write on one connection; one reply for each. A refusal is a reply too.
 
-        `shared`: on the line, unless they are long; they must not wait for anything, and be answered shortly. Raises
-        `StoreAway` when no answer came within `timeout_s`, all waiting included.
+        `shared`: on the line, unless they are long; they must not block. `confirmed`: a PING follows on the same connection
+        once they are answered, and its reply is the last one: an error if the server could not write its append-only file
+        (see `line`). Raises `StoreAway` when no answer came within `timeout_s`, all waiting included.
         """
         packed = [pack_command(command) for command in commands]  # type: ignore[arg-type] # stub says 1-tuple
         with naming_faults(self.where, self._timeout_s):
             if shared and sum(map(len, packed)) <= _SHORT_BYTES:
-                return await self._insist(self._line.ask, packed)
+                return await self._insist(partial(self._line.ask, confirmed=confirmed), packed)
             async with asyncio.timeout(self._timeout_s), self._free:
-                return await self._insist(self._exchange, packed)
+                return await self._insist(partial(self._exchange, confirmed=confirmed), packed)
 
     async def _insist(self, ask: Callable[[list[bytes]], Awaitable[list[Reply]]], packed: list[bytes]) -> list[Reply]:
         """Ask once more when the connection breaks; if patient, until the time is over."""
@@ -157,12 +164,15 @@ class Connections:
         await self._line.close()
         await self._forget_idle()
 
-    async def _exchange(self, packed: list[bytes]) -> list[Reply]:
+    async def _exchange(self, packed: list[bytes], *, confirmed: bool) -> list[Reply]:
         connection = self._idle.pop() if self._idle else self._make()
         try:
             await connection.connect()  # type: ignore[no-untyped-call]
             await connection.send_packed_command(packed, check_health=False)
             replies = [await read_reply(connection) for _ in packed]
+            if confirmed:
+                await connection.send_packed_command([CONFIRM], check_health=False)
+                replies.append(await read_reply(connection))
         except BaseException:
             # Also when cancelled: answers are still to come on it, which must not become another caller's.
             with suppress(RedisError, OSError):
@@ -190,9 +200,11 @@ class Single:
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
 
-    async def ask(self, key: bytes, commands: Sequence[Command], *, shared: bool = False) -> list[Reply]:
+    async def ask(
+        self, key: bytes, commands: Sequence[Command], *, shared: bool = False, confirmed: bool = False
+    ) -> list[Reply]:
         """Send commands in one write on one connection; one reply for each."""
-        return await self._connections.ask(commands, shared=shared)
+        return await self._connections.ask(commands, shared=shared, confirmed=confirmed)
 
     async def all(self) -> list[Connections]:
         """The server."""

@@ -5,12 +5,13 @@ Holds `EmbeddedServer`, one server process on a unix socket in a directory of it
 1. One owner: a lock on `PATH/lock`, which the kernel lets go of when its process ends, however it ends.
 2. No orphans: on Linux the server ends with its owner (see `launch`); everywhere, a server that is still on the socket
    when an owner comes is told to shut down first.
-3. Nothing acknowledged is lost when either process is killed: the server writes its append-only file before it answers
-   (unless its disk has just become full, and it is killed before there is room: then only with `always`). That holds for
-   `appendfsync no` and `always`, but not for `everysec`, which holds writes back for up to two seconds while an fsync runs
-   (flushAppendOnlyFile in aof.c). So for durability `acknowledged` it is `no`, and we fsync each second: what a power cut
-   may take is about that second. For `fsync` it is `always`.
+3. Nothing acknowledged is lost when either process is killed: the server writes its append-only file before it replies,
+   and a write counts as done when a PING shows that this succeeded (see `line`). That holds for `appendfsync no` and
+   `always`, but not for `everysec`, which delays writes for up to two seconds while an fsync runs (flushAppendOnlyFile in
+   aof.c). So for durability `acknowledged` it is `no`, and we fsync each second: what a power cut may take is about that
+   second. For `fsync` it is `always`.
 4. A server that ends by itself is started again at once; one that keeps ending, after a growing pause.
+5. It never starts without its data: files are checked before each start, and a damaged end is cut off (see `aof`).
 """
 
 import asyncio
@@ -24,6 +25,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from storage import aof
 from storage.options import Durability
 from storage.store import StorageError
 
@@ -36,6 +38,11 @@ _POLL_S: Final = 0.02
 _LONGEST_PAUSE_S: Final = 5.0
 _STEADY_S: Final = 30.0  # a server that lived so long is started again at once
 _FSYNC_EVERY_S: Final = 1.0
+_SERVING: Final = (b"+PONG", b"-MISCONF")  # the latter with a full disk, when clients were quicker than we with a write
+
+
+class _NotStarted(StorageError):
+    """The server ended before it served. Its log is in the message."""
 
 
 class EmbeddedServer:
@@ -60,6 +67,7 @@ class EmbeddedServer:
             self._shorten_socket()
             await self._end_orphan()
             await self._launch()
+            aof.mark_begun(self._path)
         except BaseException:
             await self.stop()
             raise
@@ -115,8 +123,33 @@ class EmbeddedServer:
             ) from None
 
     async def _launch(self) -> None:
-        """Start the server and return when it has loaded what is stored."""
+        """Start the server and return when it has loaded what is stored; first repair its files, where they need it."""
+        await asyncio.to_thread(aof.check_files, self._path)
+        if await asyncio.to_thread(aof.ends_badly, self._path):
+            await self._repair()
+        try:
+            await self._run()
+        except _NotStarted:
+            # The server reads all of its files in any case: so they are searched for damage only after it failed.
+            if not await self._repair():
+                raise
+            await self._run()
+
+    async def _repair(self) -> bool:
+        """Cut off the damaged end of the server's files; whether there was one."""
+        cut = await asyncio.to_thread(aof.repair, self._path)
+        if cut:
+            LOG.warning(
+                "%s ended in the middle of a write, as after a crash: its last %d bytes, from byte %d on, are cut off and "
+                "saved as %s; what was stored immediately before the crash may be missing",
+                cut.file, cut.size, cut.at, cut.saved,
+            )  # fmt: skip
+        return cut is not None
+
+    async def _run(self) -> None:
+        """Start the process and wait until it serves. Raises `_NotStarted` if it ends first."""
         log = self._path / "valkey.log"
+        log_from = log.stat().st_size if log.exists() else 0
         with log.open("ab") as output:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable, "-I", "-S", str(LAUNCH), str(os.getpid()),
@@ -129,18 +162,29 @@ class EmbeddedServer:
             )  # fmt: skip
         try:
             async with asyncio.timeout(_ANSWER_TIMEOUT_S) as patience:
-                while (answer := await self._tell(b"PING")) != b"+PONG":
+                while not (answer := await self._tell(b"PING") or b"").startswith(_SERVING):
                     if self._process.returncode is not None:
-                        raise StorageError(
-                            f"the valkey-server in {self._path} does not start; the end of its log:\n{_tail(log)}"
-                        )
-                    if answer and answer.startswith(b"-LOADING"):  # however long it loads, it says so
+                        raise self._not_started(self._process.returncode, log, log_from)
+                    if answer.startswith(b"-LOADING"):  # however long it loads, it says so
                         patience.reschedule(asyncio.get_running_loop().time() + _ANSWER_TIMEOUT_S)
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:
             raise StorageError(
                 f"the valkey-server in {self._path} started and does not answer; the end of its log:\n{_tail(log)}"
             ) from None
+
+    def _not_started(self, code: int, log: Path, log_from: int) -> StorageError:
+        """What to raise when the server ended instead of serving."""
+        with log.open("rb") as file:
+            file.seek(log_from)
+            said = file.read().decode("utf-8", "replace")
+        base = aof.failed_base(self._path, said) if code > 0 else None
+        if base is not None:
+            return StorageError(
+                f"{base} is damaged, and most of the store is in it: restore {self._path} from a backup, or move it away to "
+                f"begin an empty store; the end of the log of the valkey-server:\n{_tail(log)}"
+            )
+        return _NotStarted(f"the valkey-server in {self._path} does not start; the end of its log:\n{_tail(log)}")
 
     async def _tell(self, command: bytes) -> bytes | None:
         """The first line of the server's answer, empty if it hangs up; None if there is no server."""
@@ -178,7 +222,7 @@ class EmbeddedServer:
         while True:
             await asyncio.sleep(_FSYNC_EVERY_S)
             try:
-                await asyncio.to_thread(_fsync_appended, self._path)
+                await asyncio.to_thread(aof.fsync_appended, self._path)
             except OSError:
                 LOG.exception("cannot fsync the append-only file in %s", self._path)
 
@@ -209,6 +253,8 @@ def _lock(path: Path) -> int:
     try:
         descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, str(os.getpid()).encode())
     except BlockingIOError:
         owner = os.read(descriptor, 20).decode().strip() or "unknown"
         os.close(descriptor)
@@ -220,8 +266,6 @@ def _lock(path: Path) -> int:
         if descriptor >= 0:
             os.close(descriptor)
         raise StorageError(f"cannot use {path} for the embedded store: {error}; give another path") from error
-    os.ftruncate(descriptor, 0)
-    os.write(descriptor, str(os.getpid()).encode())
     return descriptor
 
 
@@ -233,7 +277,7 @@ def _command(durability: Durability) -> list[str]:
         "pidfile": "valkey.pid",
         "appendonly": "yes",
         "appendfsync": "always" if durability == "fsync" else "no",
-        "aof-load-truncated": "yes",  # a server killed in the middle of a write begins with all that was whole
+        "aof-load-truncated": "no",  # it would cut off what is not whole without a copy; see _launch
         "save": "",
         "maxmemory-policy": "noeviction",
     }
@@ -256,13 +300,3 @@ def _tail(log: Path) -> str:
     with suppress(OSError):
         return "\n".join(log.read_text("utf-8", "replace").splitlines()[-5:])
     return "(there is none)"
-
-
-def _fsync_appended(path: Path) -> None:
-    """Fsync the files that are being appended to: one, and during a rewrite two."""
-    for file in (path / "appendonlydir").glob("*.incr.aof"):
-        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

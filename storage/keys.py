@@ -13,6 +13,7 @@ Per bucket:
     {prefix}:{B}:queue          stream of groups only: those offered to holders, with a note each
     {prefix}:{B}:notices        hash   name -> bytes, the same in each bucket
     {prefix}:{B}:beats          hash   name -> when it is dead (unix ms, 15 digits) + bytes; of the first bucket only
+    {prefix}:{B}:deleted        zset   birth of a deleted rollout -> unix ms at which it is forgotten; with a ttl only
 Per store:
     {prefix}:constants          hash   name -> bytes
 Groups are kept like rollouts without records, under the prefix `{prefix}.groups`: a group and rollouts whose names fall into
@@ -21,7 +22,8 @@ its bucket lie in one slot, and are made in one atomic script. So are batches, u
 Lifetimes: without a ttl all of these live until they are deleted, and a sorted set without members is gone by itself.
 With one, every write to a rollout sets the expiry of all seven keys anew; so the sets of a bucket live as long as the
 youngest of its rollouts, and members that died earlier are taken out by later writes. Constants live for ever; beats
-are gone when nobody has beaten for their life.
+are gone when nobody has beaten for their life. With a ttl, a birth is kept as deleted for a day, or for the ttl where that is
+longer: so a late append can tell a rollout that was deleted from one that expired. Later deletions in its bucket remove it.
 
 Percent-encoding leaves of a name only letters, digits and `_.-~%`: so no name can touch another's key. The braces make
 a Redis cluster keep a bucket in one slot, so that a rollout is opened, listed and deleted in one atomic script there
@@ -97,6 +99,11 @@ def queue_key(prefix: str, bucket: str) -> bytes:
 def notices_key(prefix: str, bucket: str) -> bytes:
     """What is announced to a bucket."""
     return f"{prefix}:{{{bucket}}}:notices".encode()
+
+
+def deleted_key(prefix: str, bucket: str) -> bytes:
+    """The births of a bucket's deleted rollouts."""
+    return f"{prefix}:{{{bucket}}}:deleted".encode()
 
 
 def beats_key(prefix: str, bucket: str) -> bytes:

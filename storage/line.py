@@ -1,8 +1,12 @@
 """A connection that many callers share.
 
-Holds the `Line`: what callers ask in one turn of the event loop goes out in one write, and answers come back in order. It is
-for short questions: whoever asks for much, or for something to be waited for, holds up those behind. It must not know what
-is asked, and tries nothing twice.
+Holds the `Line`: commands that callers send in one turn of the event loop go out in one write, and replies come back in
+order. It is for short commands: a long or blocking one delays all that follow. It must not know what the commands mean,
+and retries nothing.
+
+A write may have to be confirmed. Valkey and Redis write the append-only file before they send replies, but send them also
+if that write failed, and only then refuse further writes, and PING (MISCONF; Valkey 9.1, processCommand in server.c). So a
+PING that is sent on the same connection after the reply, and answered with PONG, shows that the write is in the file.
 """
 
 import asyncio
@@ -11,13 +15,16 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeAlias
 
+from hiredis import pack_command
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 
 Reply: TypeAlias = Any  # bytes, int, None, a list of those, or a ResponseError
+CONFIRM: Final[bytes] = pack_command(("PING",))
 _LOOKS: Final = 4  # within the time that an answer may take
 
 
@@ -29,8 +36,8 @@ class Line:
         self._timeout_s = timeout_s
         self._talk: _Talk | None = None
 
-    async def ask(self, packed: Sequence[bytes]) -> list[Reply]:
-        """Send packed commands; one reply for each.
+    async def ask(self, packed: Sequence[bytes], *, confirmed: bool = False) -> list[Reply]:
+        """Send packed commands; one reply for each, and if `confirmed` one more: that of the PING which followed them.
 
         Raises redis-py's ConnectionError if the line breaks first, and TimeoutError if nothing at all is answered for so
         long: then the line is given up.
@@ -38,7 +45,7 @@ class Line:
         talk = self._talk
         if talk is None or talk.is_over:
             talk = self._talk = _Talk(self._make(), self._timeout_s / _LOOKS)
-        return await talk.ask(packed)
+        return await talk.ask(packed, confirmed=confirmed)
 
     async def close(self) -> None:
         """Break it off."""
@@ -48,9 +55,10 @@ class Line:
 
 @dataclass(slots=True)
 class _Asked:
-    """One who waits for so many replies, and after which look they asked."""
+    """A caller that waits for `count` replies (and a confirmation), and after which look its commands were sent."""
 
     count: int
+    confirmed: bool
     look: int
     answer: "asyncio.Future[list[Reply]]"
 
@@ -67,6 +75,7 @@ class _Talk:
         self._look_every_s = look_every_s
         self._outbox: list[bytes] = []
         self._waiting: deque[_Asked] = deque()
+        self._unconfirmed: list[tuple[asyncio.Future[list[Reply]], list[Reply]]] = []
         self._said = asyncio.Event()
         self._looks = 0
         self._silent = 0  # looks in a row before which nothing was read
@@ -75,10 +84,10 @@ class _Talk:
         self._task = self._loop.create_task(self._live())
         self.is_over = False
 
-    def ask(self, packed: Sequence[bytes]) -> "asyncio.Future[list[Reply]]":
+    def ask(self, packed: Sequence[bytes], *, confirmed: bool = False) -> "asyncio.Future[list[Reply]]":
         answer: asyncio.Future[list[Reply]] = self._loop.create_future()
         self._outbox += packed
-        self._waiting.append(_Asked(len(packed), self._looks, answer))
+        self._waiting.append(_Asked(len(packed), confirmed, self._looks, answer))
         self._said.set()
         if self._looking is None:
             self._silent = 0
@@ -147,8 +156,38 @@ class _Talk:
             replies = [first, *[await read_reply(self._connection) for _ in range(asked.count - 1)]]
             self._waiting.popleft()
             self._silent = 0
-            if not asked.answer.done():
+            if asked.answer.done():
+                continue
+            if asked.confirmed:
+                if not self._unconfirmed:
+                    self._loop.call_soon(self._confirm)
+                self._unconfirmed.append((asked.answer, replies))
+            else:
                 asked.answer.set_result(replies)
+
+    def _confirm(self) -> None:
+        """Send one PING for all callers whose replies were read in this turn of the event loop."""
+        unconfirmed, self._unconfirmed = self._unconfirmed, []
+        if self.is_over:  # what was sent now would never be answered
+            for answer, _ in unconfirmed:
+                if not answer.done():
+                    answer.set_exception(RedisConnectionError("the connection was given up"))
+        else:
+            self.ask([CONFIRM]).add_done_callback(partial(_settle, unconfirmed))
+
+
+def _settle(
+    unconfirmed: Sequence[tuple["asyncio.Future[list[Reply]]", list[Reply]]], said: "asyncio.Future[list[Reply]]"
+) -> None:
+    """Give callers their replies with the confirmation behind them, or the error that came instead of it."""
+    error = said.exception()
+    for answer, replies in unconfirmed:
+        if answer.done():
+            continue
+        if error is None:
+            answer.set_result([*replies, *said.result()])
+        else:
+            answer.set_exception(copy(error))
 
 
 async def read_reply(connection: AbstractConnection) -> Reply:

@@ -7,6 +7,7 @@ done may find its own work and raise `FieldsChanged`, which says how the rollout
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from secrets import token_hex
 from typing import Final
 
@@ -22,6 +23,7 @@ from storage.keys import (
     RolloutKeys,
     bucket_of,
     constants_key,
+    deleted_key,
     keys_of,
     notices_key,
 )
@@ -35,8 +37,20 @@ from storage.redis_queue import RedisQueue
 from storage.replies import optional_pairs, pairs, read_rollout
 from storage.scripts import Command, Script
 from storage.server_facts import Doubt, ask_facts, told_of
-from storage.store import Entry, FieldsChanged, MissingBlocks, Page, Place, RolloutGone, StoredRollout, Whole
+from storage.store import (
+    Appended,
+    Entry,
+    FieldsChanged,
+    MissingBlocks,
+    Page,
+    Place,
+    RolloutExpired,
+    RolloutGone,
+    StoredRollout,
+    Whole,
+)
 
+_DELETED, _EXPIRED, _MISSING = -1, -2, -3  # what an append found
 _BATCH_TTL_S: Final = 7 * 86_400
 
 
@@ -77,6 +91,11 @@ class RedisStore:
         arguments = (keys.encoded, now_ms, self._ttl_s, birth, *(place or ("", 0)), *pairs)
         reply, notices, has_place = await self._durably(scripts.OPEN, every, arguments)
         return read_rollout(rollout, reply, own_birth=birth, notices=notices, has_place=has_place)
+
+    @property
+    def ttl_s(self) -> int | None:
+        """For how long a rollout lives that nothing is written to."""
+        return self._ttl_s or None
 
     @property
     def groups(self) -> "RedisStore":
@@ -138,32 +157,45 @@ class RedisStore:
             raise FieldsChanged(read_rollout(rollout, stands))
         return read_rollout(rollout, stands)
 
-    async def append(self, entry: Entry, *, now_ms: int) -> int:
-        """Store a record with its blocks and counts, all or nothing, as durably as the store is set to; give its index."""
-        reply = await self._write(
+    async def append(self, entry: Entry, *, now_ms: int) -> Appended:
+        """Store a record with its blocks and counts, all or nothing, as durably as the store is set to."""
+        created_ms, fields = ("", {}) if entry.origin is None else (entry.origin.created_ms, entry.origin.fields)
+        reply = await self._write_knowing(
             scripts.APPEND,
-            keys_of(self._prefix, entry.rollout),
+            entry.rollout,
             now_ms,
             entry.birth,
             entry.name,
             entry.record,
             len(entry.leans_on),
             len(entry.blocks),
+            entry.late_if or "",
+            created_ms,
+            len(fields),
             *entry.leans_on,
             *(part for block in entry.blocks.items() for part in block),
+            *(part for name, value in fields.items() for part in (f"f:{name}", value)),
             *(part for name, number in entry.counts.items() for part in (f"n:{name}", number)),
         )
-        if isinstance(reply, list):
-            raise MissingBlocks(reply)
-        if reply < 0:
+        if reply[0] == _MISSING:
+            raise MissingBlocks(reply[1:])
+        if reply[0] == _EXPIRED:
+            raise RolloutExpired(f"rollout {entry.rollout!r} has expired since it was opened")
+        if reply[0] == _DELETED:
             raise _gone(entry.rollout)
-        return int(reply)
+        position, is_late, is_restored = reply
+        return Appended(position, bool(is_late), bool(is_restored))
 
     async def mark(self, rollout: str, birth: str, marks: Mapping[str, bytes], *, now_ms: int) -> None:
         """Set small facts learnt after a record was stored. Raises `RolloutGone`."""
         pairs = (part for mark in marks.items() for part in mark)
-        if await self._write(scripts.MARK, keys_of(self._prefix, rollout), now_ms, birth, *pairs) < 0:
+        if await self._write_knowing(scripts.MARK, rollout, now_ms, birth, *pairs) < 0:
             raise _gone(rollout)
+
+    async def renew(self, rollout: str, birth: str | None) -> bool:
+        """Begin the lifetime of a rollout anew; whether that life of it is there."""
+        keys = keys_of(self._prefix, rollout)
+        return bool(await self._swiftly(scripts.RENEW, keys.all(), (keys.encoded, 0, self._ttl_s, birth or "")))
 
     async def marks(self, rollout: str, names: Sequence[str] | None = None) -> dict[str, bytes]:
         """The marks of these names that exist; all marks of the rollout when `names` is None."""
@@ -218,13 +250,13 @@ class RedisStore:
 
     async def drop(self, rollout: str) -> bool:
         """Delete everything of a rollout; whether there was anything. Appends under its birth fail from then on."""
-        return bool(await self._write(scripts.DROP, keys_of(self._prefix, rollout), 0))
+        return bool(await self._write_knowing(scripts.DROP, rollout, 0))
 
     async def constant(self, name: str, value: bytes) -> bytes:
         """Set a constant of the whole store if it is not set yet; give back what holds."""
         key = constants_key(self._prefix)
         commands = [("HSETNX", key, name, value), ("HGET", key, name), *self._barrier.commands]
-        replies = await self._servers.ask(key, commands)
+        replies = await self._servers.ask(key, commands, confirmed=self._barrier.confirmed)
         checked(replies[0])
         holds: bytes = checked(replies[1])
         self._barrier.check(replies[2:])
@@ -258,6 +290,12 @@ class RedisStore:
     async def _write(self, script: Script, keys: RolloutKeys, now_ms: int, *arguments: bytes | str | int) -> Reply:
         return await self._durably(script, keys.all(), (keys.encoded, now_ms, self._ttl_s, *arguments))
 
+    async def _write_knowing(self, script: Script, rollout: str, now_ms: int, *arguments: bytes | str | int) -> Reply:
+        """Write as `_write` does, by a script that gets the births of deleted rollouts as well."""
+        keys = keys_of(self._prefix, rollout)
+        every = (*keys.all(), deleted_key(self._prefix, bucket_of(rollout)))
+        return await self._durably(script, every, (keys.encoded, now_ms, self._ttl_s, *arguments))
+
     def _space(self, name: str, ttl_s: int) -> "RedisStore":
         if name not in self._spaces:
             options = StoreOptions(self._prefix + name, ttl_s or None, self._durability)
@@ -283,15 +321,16 @@ class RedisStore:
         *,
         shared: bool = False,
     ) -> Reply:
-        """Run a script, and wait for the barrier behind it on the same connection, in one round trip."""
+        """Run a script, and wait for the barrier behind it on the same connection."""
         command = script.call(keys, arguments)
-        reply, *said = await self._servers.ask(keys[0], [command, *barrier.commands], shared=shared)
+        ask = partial(self._servers.ask, keys[0], shared=shared, confirmed=barrier.confirmed)
+        reply, *said = await ask([command, *barrier.commands])
         if isinstance(reply, NoScriptError):
-            reply, *said = await self._servers.ask(keys[0], [script.teach(command), *barrier.commands], shared=shared)
+            reply, *said = await ask([script.teach(command), *barrier.commands])
         reply = checked(reply)
         barrier.check(said)
         return reply
 
 
 def _gone(rollout: str) -> RolloutGone:
-    return RolloutGone(f"rollout {rollout!r} was deleted, or expired, since it was opened")
+    return RolloutGone(f"rollout {rollout!r} was deleted since it was opened")

@@ -62,14 +62,17 @@ _TOUCH: Final = (
 local function member()
   return string.format('%015d', redis.call('HGET', KEYS[1], 'created_ms')) .. ARGV[1]
 end
-local function touch()
-  redis.call('HSET', KEYS[1], 'touched_ms', ARGV[2])
+local function renew()
   local ttl_ms = ARGV[3] * 1000
   if ttl_ms > 0 then
     redis.call('ZADD', KEYS[7], now_ms() + ttl_ms, member())
     for i = 1, 7 do redis.call('PEXPIRE', KEYS[i], ttl_ms) end
     prune(KEYS[6], KEYS[7], 10)
   end
+end
+local function touch()
+  redis.call('HSET', KEYS[1], 'touched_ms', ARGV[2])
+  renew()
 end
 local function tell(record)
   redis.pcall('PUBLISH', KEYS[6], ARGV[1] .. record)
@@ -225,42 +228,73 @@ return 0
 """
 )
 
-# A record, its blocks, its position and its counts are stored together or not at all, in the life that was opened, and
-# once; a place that was held by its name is the record's now. A repeated append writes too (touch): only a write of this
-# connection's own makes WAIT and WAITAOF wait for what the lost first call wrote. Answers the position, -1 for another
-# life, or the missing blocks. Arguments: birth, name, record, how many blocks leant on, how many new ones, the former's
-# names, name and bytes of each of the latter, then count, number, ….
+# Whether a birth that is not the rollout's was deleted. It may have expired instead, if rollouts do. Key 8: the deleted.
+_DELETED: Final = """
+local function was_deleted(birth)
+  return tonumber(ARGV[3]) == 0 or redis.call('ZSCORE', KEYS[8], birth) ~= false
+end
+"""
+
+# A record, its blocks, its position and its counts are stored together or not at all, and once; a place that was held by its
+# name is the record's now. A repeated append writes too (touch): only a write of this connection's own makes WAIT and WAITAOF
+# wait for what the lost first call wrote. If the life that was opened has expired, the rollout is restored by its origin; if
+# another life was opened since, that one gets the record. Where the field `late_if` is there, the write that stores the record
+# marks it as late: so whoever reads the rollout after that field was set cannot take the record for one that came before.
+# Keys: the seven, then the deleted. Arguments: birth, name, record, how many blocks leant on, how many new ones, late_if ('':
+# none), created_ms of the origin ('': no origin is given), how many fields it has; then the names of the blocks leant on, name
+# and bytes of each new one, name and value of each field, and count, number, ….
+# Answers {position, is late, was restored}; {-1} for a deleted life; {-2} for one that expired; {-3, missing block, …}.
 APPEND: Final = Script(
     _TOUCH
     + _PLACES
+    + _DELETED
     + """
-if redis.call('HGET', KEYS[1], 'birth') ~= ARGV[4] then return -1 end
+local birth = redis.call('HGET', KEYS[1], 'birth')
+local is_restored = birth ~= ARGV[4] and 1 or 0
+if is_restored == 1 then
+  if was_deleted(ARGV[4]) then return {-1} end
+  if ARGV[10] == '' then return {-2} end
+end
 local position = redis.call('HGET', KEYS[3], ARGV[5])
 if not position then
-  local first_block = 9 + ARGV[7]
-  local first_count = first_block + 2 * ARGV[8]
-  local missing = {}
-  for i = 9, first_block - 1 do
+  local first_block = 12 + ARGV[7]
+  local first_field = first_block + 2 * ARGV[8]
+  local first_count = first_field + 2 * ARGV[11]
+  local missing = {-3}
+  for i = 12, first_block - 1 do
     if redis.call('HEXISTS', KEYS[4], ARGV[i]) == 0 then missing[#missing + 1] = ARGV[i] end
   end
-  if #missing > 0 then return missing end
-  for i = first_block, first_count - 1, 2 do redis.call('HSETNX', KEYS[4], ARGV[i], ARGV[i + 1]) end
+  if #missing > 1 then return missing end
+  if not birth then
+    redis.call('HSET', KEYS[1], 'birth', ARGV[4], 'created_ms', ARGV[10])
+    for i = first_field, first_count - 1, 2 do redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
+    redis.call('ZADD', KEYS[6], 0, member())
+    tell('')
+  end
+  for i = first_block, first_field - 1, 2 do redis.call('HSETNX', KEYS[4], ARGV[i], ARGV[i + 1]) end
   position = redis.call('RPUSH', KEYS[2], ARGV[6]) - 1
   redis.call('HSET', KEYS[3], ARGV[5], position)
   for i = first_count, #ARGV, 2 do redis.call('HINCRBY', KEYS[1], ARGV[i], ARGV[i + 1]) end
   if redis.call('HEXISTS', KEYS[1], 'held') == 1 then hold(held_by_others(ARGV[5]), ARGV[5], 0) end
+  if ARGV[9] ~= '' and redis.call('HEXISTS', KEYS[1], 'f:' .. ARGV[9]) == 1 then
+    redis.call('HSET', KEYS[5], 'late:' .. ARGV[5], '1')
+    redis.call('HINCRBY', KEYS[1], 'n:late', 1)
+  end
   tell(' ' .. position .. ' ' .. ARGV[5])
 end
 touch()
-return tonumber(position)
+return {tonumber(position), redis.call('HEXISTS', KEYS[5], 'late:' .. ARGV[5]), is_restored}
 """
 )
 
-# A mark belongs to the life that was opened, and must not outlive it. Arguments: birth, then mark, value, ….
+# A mark goes where the record that it is about went, and must not outlive it. Keys: the seven, then the deleted. Arguments:
+# birth, then mark, value, ….
 MARK: Final = Script(
     _TOUCH
+    + _DELETED
     + """
-if redis.call('HGET', KEYS[1], 'birth') ~= ARGV[4] then return -1 end
+local birth = redis.call('HGET', KEYS[1], 'birth')
+if not birth or (birth ~= ARGV[4] and was_deleted(ARGV[4])) then return -1 end
 for i = 5, #ARGV, 2 do redis.call('HSET', KEYS[5], ARGV[i], ARGV[i + 1]) end
 touch()
 tell('')
@@ -268,11 +302,30 @@ return 0
 """
 )
 
-# All keys and the entry in the listing go at once: nobody may append to, or list, half a rollout.
+# The lifetime begins anew, and nothing else changes. Argument: birth ('': of any life).
+RENEW: Final = Script(
+    _TOUCH
+    + """
+local birth = redis.call('HGET', KEYS[1], 'birth')
+if not birth or (ARGV[4] ~= '' and ARGV[4] ~= birth) then return 0 end
+renew()
+return 1
+"""
+)
+
+# All keys and the entry in the listing go at once: nobody may append to, or list, half a rollout. Where rollouts expire, the
+# birth is kept for a while: else a late append would restore the rollout. Keys: the seven, then the deleted.
 DROP: Final = Script(
     _TOUCH
     + """
 if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
+local kept_ms = ARGV[3] * 1000
+if kept_ms > 0 then
+  kept_ms = math.max(kept_ms, 86400000)
+  redis.call('ZREMRANGEBYSCORE', KEYS[8], '-inf', now_ms())
+  redis.call('ZADD', KEYS[8], now_ms() + kept_ms, redis.call('HGET', KEYS[1], 'birth'))
+  redis.call('PEXPIRE', KEYS[8], kept_ms)
+end
 redis.call('ZREM', KEYS[7], member())
 redis.call('ZREM', KEYS[6], member())
 redis.call('UNLINK', KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5])

@@ -7,13 +7,16 @@ with fields, counts, an ordered list of named records, a set of named blocks tha
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from storage.changes import Changes
 
 if TYPE_CHECKING:
     from storage.queue import Queue
     from storage.server_facts import Doubt
+
+
+LATE_MARK: Final = "late:"  # before the name of a record; the scripts spell the same
 
 
 class StorageError(Exception):
@@ -25,7 +28,11 @@ class StoreAway(StorageError):
 
 
 class RolloutGone(StorageError):
-    """The rollout was deleted, or expired, since it was opened (and maybe opened anew). Nothing was stored."""
+    """The rollout was deleted since it was opened (and maybe opened anew). Nothing was stored."""
+
+
+class RolloutExpired(StorageError):
+    """The rollout has expired since it was opened. Nothing was stored: append again, with its origin and all blocks."""
 
 
 class MissingBlocks(StorageError):
@@ -80,11 +87,28 @@ class StoredRollout:
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """What a rollout that expired is restored with: when it was created, and its fields."""
+
+    created_ms: int
+    fields: Mapping[str, bytes] = field(default_factory=dict)
+
+
+class Appended(NamedTuple):
+    """What became of a record: its position, whether it is late, and whether it restored its rollout, which had expired."""
+
+    position: int
+    is_late: bool
+    is_restored: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Entry:
     """One record to append, with all that must be stored together with it.
 
     `blocks` are new ones (name -> bytes); `leans_on` names blocks that must be in the store already; `counts` are
-    added to the rollout's counts.
+    added to the rollout's counts. `late_if` is the name of a field: if the rollout has it when the record is stored, the
+    record is late, by a mark `late:` and its name; the count `late` counts those. `origin` restores a rollout that expired.
     """
 
     rollout: str
@@ -94,6 +118,8 @@ class Entry:
     blocks: Mapping[bytes, bytes] = field(default_factory=dict)
     leans_on: Sequence[bytes] = ()
     counts: Mapping[str, int] = field(default_factory=dict)
+    late_if: str | None = None
+    origin: Origin | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,16 +254,34 @@ class Store(Protocol):
         """
         ...
 
-    async def append(self, entry: Entry, *, now_ms: int) -> int:
-        """Store a record with its blocks and counts, all or nothing, as durably as the store is set to; give its index.
+    async def append(self, entry: Entry, *, now_ms: int) -> Appended:
+        """Store a record with its blocks and counts, all or nothing, as durably as the store is set to.
 
         One round trip. Appending a name that is there already changes nothing but `touched_ms` and gives its first
-        index, so that a caller who lost the answer may simply ask again. Raises `RolloutGone` or `MissingBlocks`.
+        index, so that a caller who lost the answer may simply repeat it. A rollout that expired since it was opened is
+        restored, with the same birth, by an entry with an origin; if it was opened anew, that life gets the record.
+
+        Raises:
+            RolloutGone: the rollout was deleted.
+            RolloutExpired: it expired, and the entry has no origin.
+            MissingBlocks: blocks that the record leans on are not stored.
         """
         ...
 
+    async def renew(self, rollout: str, birth: str | None) -> bool:
+        """Begin the lifetime of a rollout anew, or of any life of it; whether it is there. No durability is waited for."""
+        ...
+
+    @property
+    def ttl_s(self) -> int | None:
+        """For how many seconds a rollout lives that nothing is written to; None: for ever."""
+        ...
+
     async def mark(self, rollout: str, birth: str, marks: Mapping[str, bytes], *, now_ms: int) -> None:
-        """Set small facts learnt after a record was stored (a reward, a lost client). Raises `RolloutGone`."""
+        """Set small facts learnt after a record was stored (a reward, a lost client).
+
+        Raises `RolloutGone` if the rollout was deleted, or has expired and was not opened again.
+        """
         ...
 
     async def marks(self, rollout: str, names: Sequence[str] | None = None) -> dict[str, bytes]:

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from asyncio import base_events
+from collections import Counter
 from contextlib import AsyncExitStack
 from pathlib import Path
 from secrets import token_hex
@@ -49,6 +50,18 @@ _PROCESSES = ("tests/test_workers.py", "tests/faults/", "tests/test_main.py", "t
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files whose tests take seconds go first, so that no core is left with one of them at the end."""
     items.sort(key=lambda item: not item.nodeid.startswith(_PROCESSES))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print what was not tested and why, whatever the verbosity: a skipped test must not look like one that passed."""
+    reasons = Counter(
+        report.longrepr[2].removeprefix("Skipped: ") if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        for report in terminalreporter.getreports("skipped")
+    )
+    if reasons:
+        terminalreporter.section("not tested", yellow=True)
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"{count} skipped: {reason}", yellow=True)
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -98,7 +111,7 @@ async def sdk():
 def certificate(tmp_path):
     """A certificate for 127.0.0.1 that signs itself, and its key."""
     if shutil.which("openssl") is None:
-        pytest.skip("openssl is not installed, so there is no certificate to test TLS with")
+        pytest.skip("openssl is not installed (Debian: apt-get install openssl), so TLS is not tested")
     certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",

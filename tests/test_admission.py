@@ -40,7 +40,7 @@ async def test_while_the_store_is_known_to_be_away_calls_are_refused_early(store
             told = await second.json()
         early = len(engine.asked) - asked
         store.failing.clear()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(50):
             while (await http.post(path, json=BODY)).status == 503:
                 await asyncio.sleep(0.01)
 

@@ -202,7 +202,7 @@ async def test_a_client_that_left_and_asks_again(store, engine, http):
         async with http.post(served.url + CHAT, data=orjson.dumps(body), headers=KEYED) as answer:
             await answer.content.readuntil(b"\n\n")
             answer.close()
-        await asyncio.wait_for(engine.aborted.wait(), 5)
+        await asyncio.wait_for(engine.aborted.wait(), 50)
         (lost,) = await some_steps(store, "r1")
         engine.plays(STREAM)
         status, _, _ = await post(http, served, body=body)

@@ -29,7 +29,7 @@ CHATS = [
 ]
 STREAMS = [cassette for cassette in CHATS if cassette.is_stream]
 SAID = {
-    "/v1/messages": {"model": "m", "max_tokens": 64, "messages": [{"role": "user", "content": "hi"}]},
+    "/v1/messages": {"model": "m", "max_tokens": 4096, "messages": [{"role": "user", "content": "hi"}]},
     "/v1/responses": {"model": "m", "input": "hi"},
 }
 ENDS = (b"message_delta", b"message_stop", b"response.completed", b"response.incomplete", b"response.failed")
@@ -51,7 +51,7 @@ def planned(path: str, cassette: Cassette) -> Plan:
 
 def by_chat(cassette: Cassette) -> Plan:
     """The plan of the same call in chat."""
-    body = {"model": "m", "max_tokens": 64, "messages": [{"role": "user", "content": "hi"}]}
+    body = {"model": "m", "max_tokens": 4096, "messages": [{"role": "user", "content": "hi"}]}
     stream = {"stream": True, "stream_options": {"include_usage": True}} if cassette.is_stream else {}
     return plan_of(CHAT, body | stream, LIVE, kind=cassette.kind)
 

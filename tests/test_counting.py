@@ -2,6 +2,7 @@
 
 import anthropic
 import pytest
+from aiohttp import web
 from fakes import proxying
 
 from proxy.server import simulating
@@ -31,6 +32,23 @@ async def test_an_engine_that_cannot_count_is_said(store, engine, sdk):
         client = sdk(anthropic.AsyncAnthropic, served.url)
         with pytest.raises(anthropic.BadRequestError, match="cannot count"):
             await client.messages.count_tokens(**SAID)
+
+
+@pytest.mark.parametrize(
+    "junk", [b"", b"no", b"null", b"[]", b'{"count": "1"}', b'{"count": null, "max_model_len": []}']
+)
+async def test_a_count_that_is_none_is_as_no_count(store, engine, http, junk):
+    """Whatever the engine answers: the client learns that it cannot count."""
+
+    async def answering(request, body):
+        return web.Response(body=junk, content_type="application/json")
+
+    engine.answering = answering
+    async with (
+        proxying(engine.url, store) as served,
+        http.post(served.url + "/v1/messages/count_tokens", json=SAID) as answer,
+    ):
+        assert (400, True) == (answer.status, "cannot count" in await answer.text())
 
 
 async def test_what_is_no_conversation_is_refused(store, engine, sdk):

@@ -26,6 +26,12 @@ def answer_of(prompt: list[int], ids: list[int], reply: dict) -> dict:
     }
 
 
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch):
+    """Texts may take as long as a busy machine needs."""
+    monkeypatch.setattr("proxy.drifting._TEXTS_WITHIN_S", 600.0)
+
+
 @pytest.fixture
 def drifting(engine):
     """An engine whose second prompt lacks a token that it sampled; `engine.texts` are what /detokenize tells."""
@@ -64,8 +70,8 @@ async def test_a_boundary_is_told_with_the_texts_of_the_engine(store, drifting, 
         await two_turns(http, served.url)
         (drift,) = (await tree(http, served.url))["drift"]
 
-    assert (8, "hello there</s>", "hello</s>", "other") == tuple(
-        drift[name] for name in ("index", "expected_text", "found_text", "kind")
+    assert (8, "hello there</s>", "hello</s>", "ok", "other") == tuple(
+        drift[name] for name in ("index", "expected_text", "found_text", "texts", "kind")
     )
     assert ([3, 6, 7, 2, 1, 4, 8, 9, 2], [3, 6, 7, 2, 1, 4, 8, 2, 1, 3]) == (
         drift["expected_ids"][-9:],
@@ -79,7 +85,46 @@ async def test_without_texts_the_ids_are_told(store, drifting, http):
         await two_turns(http, served.url)
         (drift,) = (await tree(http, served.url))["drift"]
 
-    assert (None, None, "other") == (drift["expected_text"], drift["found_text"], drift["kind"])
+    assert (None, None, "unavailable", "other") == tuple(
+        drift[name] for name in ("expected_text", "found_text", "texts", "kind")
+    )
+
+
+async def test_texts_that_take_too_long_are_named(store, drifting, http, monkeypatch, caplog):
+    """A tree without texts says that it is for the time, and does not guess a kind; neither does the count at the finish."""
+    monkeypatch.setattr("proxy.drifting._TEXTS_WITHIN_S", 0.01)
+    sampled, over = drifting.answering, asyncio.Event()
+
+    async def slow(request: web.Request, body: dict) -> web.StreamResponse:
+        if request.path == "/detokenize":
+            await over.wait()
+        return await sampled(request, body)
+
+    drifting.answering = slow
+    async with proxying(drifting.url, store) as served:
+        await two_turns(http, served.url)
+        (drift,) = (await tree(http, served.url))["drift"]
+        async with http.get(f"{served.url}/rollouts/r1/tree?texts=false") as shown:
+            (unasked,) = (await shown.json())["drift"]
+        counted = await finished_drift(http, served.url)
+        over.set()
+
+    assert ("timeout", None, None, "unexplained") == tuple(
+        drift[name] for name in ("texts", "expected_text", "found_text", "kind")
+    )
+    assert ("not_requested", "other") == (unasked["texts"], unasked["kind"])
+    assert {"unexplained": 1} == counted
+    assert "1 of 1 places of drift are counted as unexplained" in caplog.text
+
+
+async def test_only_so_many_texts_are_looked_up(store, drifting, http, monkeypatch):
+    """Those beyond the first ones say so, and are not given a kind that texts might contradict."""
+    monkeypatch.setattr("proxy.drifting._MOST_LOOKED_UP", 0)
+    async with proxying(drifting.url, store) as served:
+        await two_turns(http, served.url)
+        (drift,) = (await tree(http, served.url))["drift"]
+
+    assert ("over_limit", "unexplained") == (drift["texts"], drift["kind"])
 
 
 async def test_a_configured_tokenizer_tells_the_texts(store, drifting, http, tmp_path):
@@ -99,17 +144,22 @@ async def test_drift_is_counted_when_the_rollout_is_finished(store, drifting, ht
         await two_turns(http, served.url)
         async with http.get(f"{served.url}/rollouts/r1") as shown:
             assert (await shown.json())["drift"] is None
-        for _ in range(2):
-            async with http.post(f"{served.url}/rollouts/r1/finish", json={"status": "completed"}) as finished:
-                assert 200 == finished.status
-        async with asyncio.timeout(10):
-            while (counted := await drift_of(http, served.url)) is None:
-                await asyncio.sleep(0.005)
+        counted = await finished_drift(http, served.url)
         async with http.get(f"{served.url}/metrics") as shown:
             metrics = await shown.text()
 
     assert {"other": 1} == counted
     assert 'tokentape_drift_total{kind="other"} 1.0' in metrics
+
+
+async def finished_drift(http, url: str) -> dict:
+    """The drift of the rollout, which is finished twice and counted once."""
+    for _ in range(2):
+        async with http.post(f"{url}/rollouts/r1/finish", json={"status": "completed"}) as finished:
+            assert 200 == finished.status
+    while (counted := await drift_of(http, url)) is None:
+        await asyncio.sleep(0.005)
+    return counted
 
 
 async def drift_of(http, url: str):

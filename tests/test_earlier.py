@@ -158,7 +158,7 @@ async def test_a_client_that_leaves_while_calls_are_kept_loses_no_step(http, sto
     store.waiting["mark"] = asyncio.Event()
     async with simulating("127.0.0.1:0", Options(script=script)) as engine, proxying(engine, store) as served:
         asking = asyncio.create_task(http.post(f"{served.url}/rollouts/r1/v1/responses", json=body))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(50):
             while "mark" not in store.reached:
                 await asyncio.sleep(0.01)
         asking.cancel()

@@ -1,6 +1,16 @@
 """Which headers pass, in each direction."""
 
+import pytest
+
 from proxy import headers
+
+
+@pytest.mark.parametrize("value", ["a\rb", "a\nb", "a\x00b", "\x1b[31m", "a\x7f"])
+def test_what_cannot_be_written_does_not_pass(value):
+    """A control character in a header of an engine must not cost its answer; a tab and other letters may pass."""
+    shown = headers.downstream({"X-Odd": value, "X-Tab": "a\tb", "X-Other": "ü\udcff"}, rollout_id=None, step_id=None)
+
+    assert [("X-Tab", "a\tb"), ("X-Other", "ü\udcff")] == shown
 
 
 def test_what_is_of_one_connection_or_secret_does_not_go_upstream():

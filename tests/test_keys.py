@@ -22,6 +22,18 @@ def test_a_minted_key_proves_its_own_rollout(name, birth):
     )
 
 
+@given(NAMES, st.text(min_size=1, max_size=32))
+def test_the_key_of_a_dispatch_proves_that_dispatch(name, dispatch):
+    """It is not the rollout's own key, nor that of another dispatch, and neither of them is it."""
+    own, dispatched = (read_minted(mint(name, "birth", b"secret", dispatch=one)) for one in (None, dispatch))
+
+    assert name == dispatched.rollout_id
+    assert proves(dispatched, "birth", b"secret", dispatch=dispatch)
+    assert not proves(dispatched, "birth", b"secret")
+    assert not proves(dispatched, "birth", b"secret", dispatch=dispatch + "x")
+    assert not proves(own, "birth", b"secret", dispatch=dispatch)
+
+
 @given(st.text(max_size=40))
 def test_any_text_is_read_as_a_key(text):
     """Or as none; a forged one proves nothing."""

@@ -33,7 +33,7 @@ def test_serve_starts_the_simulator_says_so_records_exports_and_stops_cleanly(tm
         assert 0 == run("export", "--url", url, "--out", str(rows)).returncode
         refused = run("serve", "--listen", "127.0.0.1:0", "--store", store)
         process.send_signal(signal.SIGTERM)
-        assert 0 == process.wait(20)
+        assert 0 == process.wait(50)
 
     by_url = rows.read_bytes()
     by_store = run("export", "--store", store)
@@ -91,7 +91,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path):
         while "stopping" not in process.stderr.readline():
             pass
         process.send_signal(signal.SIGTERM)
-        code = process.wait(5)
+        code = process.wait(30)
         with pytest.raises((OSError, HTTPException)):
             call.result()
 
@@ -173,7 +173,7 @@ def test_a_recorded_rollout_is_listed_shown_and_followed(tmp_path):
         with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as tail:
             told = orjson.loads(tail.stdout.readline())
             tail.send_signal(signal.SIGINT)
-            ended = tail.wait(20)
+            ended = tail.wait(50)
 
     assert "\x1b" not in listed.stdout
     assert ["r1", "open", "1", "1"] == listed.stdout.splitlines()[1].split()[:4]

@@ -124,6 +124,50 @@ async def test_with_one_of_two_endpoints_dead_nothing_fails(store, engine, eject
     assert tried == 0 if eject_after == 1 else tried > 0
 
 
+JUNK = [
+    b"", b"no", b"\xff", b"null", b"7", b'"data"', b"[]", b"{}", b'{"data": null}', b'{"data": 5}', b'{"data": {"id": 1}}',
+    b'{"data": [null]}', b'{"data": ["policy"]}', b'{"data": [[]]}', b'{"data": [{}]}', b'{"data": [{"id": 7}]}',
+    b'{"data": [{"id": []}]}', b'{"data": [{"id": {}}]}', b'{"error": {"message": "no"}}', b"[" * 5000, b'{"data": [NaN]}',
+    b'{"data":[' + b'{"id":"x"},' * 20_000 + b"{}]}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("junk", JUNK, ids=lambda junk: junk[:30].decode("latin-1"))
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/alias"])
+@pytest.mark.parametrize("version", [None, "2023-06-01"])
+async def test_a_list_of_models_that_is_none_is_the_engines_fault(store, engine, http, junk, path, version):
+    """502 in the shape of the client's dialect, whatever the engine answers with status 200."""
+
+    async def answering(request, body):
+        return web.Response(body=junk, content_type="application/json")
+
+    engine.answering = answering
+    headers = {} if version is None else {"anthropic-version": version}
+    async with (
+        proxying(engine.url, store, models={"alias": "policy"}) as served,
+        http.get(served.url + path, headers=headers) as answer,
+    ):
+        said = await answer.json()
+
+    assert 502 == answer.status
+    assert "the engine broke off, or its answer cannot be read" in said["error"]["message"]
+    assert (version is not None) == ("code" not in said["error"])
+
+
+async def test_models_of_odd_fields_are_listed(store, engine, http):
+    """What is beside the id may be anything."""
+    odd = [{"id": "a", "created": "x", "max_model_len": []}, {"id": "b", "created": 10**30, "max_model_len": 1.5}]
+
+    async def answering(request, body):
+        return web.json_response({"data": odd})
+
+    engine.answering = answering
+    async with proxying(engine.url, store, models={"alias": "a"}) as served:
+        for headers in ({}, {"anthropic-version": "2023-06-01"}):
+            async with http.get(served.url + "/v1/models", headers=headers) as answer:
+                assert {"a", "b", "alias"} == {model["id"] for model in (await answer.json())["data"]}
+
+
 async def test_a_client_that_leaves_closes_the_engines_connection(store, engine):
     """Nothing goes on for nobody."""
     engine.streams([b"a" * 10], then="hang")

@@ -9,9 +9,15 @@ from proxy.pause import Pause
 
 
 @pytest.fixture
-async def pauses(store):
+def longest_s():
+    """How long a call may wait; a test may say otherwise."""
+    return 600.0
+
+
+@pytest.fixture
+async def pauses(store, longest_s):
     """Two processes' pauses over one store, each with room for one call that waits."""
-    both = [Pause(store.notices, who, most_waiting=1, longest_s=0.2) for who in "ab"]
+    both = [Pause(store.notices, who, most_waiting=1, longest_s=longest_s) for who in "ab"]
     for pause in both:
         await pause.start()
     yield both
@@ -34,8 +40,8 @@ async def test_a_process_counts_the_calls_of_all_and_who_does_not_know_yet(pause
     assert (0, 0) == await here.beat()
 
 
-async def test_past_the_bound_and_the_time_a_call_is_refused(pauses):
-    """Each refusal names its setting."""
+async def test_past_the_bound_a_call_is_refused(pauses):
+    """The refusal names the setting; the call that waits goes on waiting."""
     pause, _ = pauses
     assert not await pause.passed()
     await pause.announce("wait")
@@ -44,8 +50,18 @@ async def test_past_the_bound_and_the_time_a_call_is_refused(pauses):
 
     with pytest.raises(Paused, match="agents.most_paused"):
         await pause.passed()
+    assert not waiting.done()
+    waiting.cancel()
+
+
+@pytest.mark.parametrize("longest_s", [0.01])
+async def test_past_the_time_a_call_is_refused(pauses):
+    """The refusal names the setting."""
+    pause, _ = pauses
+    await pause.announce("wait")
+
     with pytest.raises(Paused, match="agents.longest_pause_s"):
-        await waiting
+        await pause.passed()
 
 
 async def test_a_wait_that_turns_into_a_refusal_refuses_who_waits(pauses):

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from recorded import load
 from stored import some_steps, steps_of
 
+from proxy.errors import Overloaded
 from proxy.metrics import make_metrics
 from proxy.pressure import Pressure
 from proxy.server import running
@@ -129,7 +130,7 @@ async def test_a_stalled_client_is_cut_and_its_step_is_kept(store, engine, endle
     async with running(settings_for(engine.url, agents={"stall_s": 0.2}), store) as served:
         client = await reading_nothing(served.url)
         (step,) = await some_steps(store, "r1")
-        await asyncio.wait_for(engine.aborted.wait(), 10)
+        await asyncio.wait_for(engine.aborted.wait(), 50)
         async with http.get(served.url + "/metrics") as answer:
             metrics = await answer.text()
         client.close()
@@ -167,11 +168,31 @@ async def test_a_new_call_does_not_look_at_thousands(pressured):
 
     pressured.calls |= {Held() for _ in range(1000)}
     for _ in range(1000):
-        with pressured.admitted(1):
-            pass
+        reserved = pressured.reserve()
+        reserved.grow(1)
+        reserved.release()
 
     assert len(looks) < 20_000
     assert 10_000 == pressured.held_bytes()
+
+
+async def test_a_request_holds_what_it_reserved_until_it_releases_it(pressured):
+    """It grows before its bytes are there; alone it may grow over the limit, beside another one it may not."""
+    first, second = pressured.reserve(), pressured.reserve()
+    first.grow(600_000)
+    first.grow(600_000)
+    with pytest.raises(Overloaded, match="1200000 bytes"):
+        second.grow(1)
+    first.grow(-900_000)
+    second.grow(700_000)
+    with pytest.raises(Overloaded):
+        first.grow(1)
+    held = pressured.held_bytes()
+    first.release()
+    second.release()
+    second.release()
+
+    assert (1_000_000, 0) == (held, pressured.held_bytes())
 
 
 async def test_the_oldest_call_tells_how_long_it_has_been(pressured):

@@ -4,8 +4,10 @@ import asyncio
 import os
 import threading
 from array import array
+from secrets import token_hex
 
 import pytest
+from fakes import FailingStore
 from forests import make_step
 from prometheus_client import CollectorRegistry
 from stored import rollout_of, some_steps, steps_of, undelivered_of
@@ -14,7 +16,11 @@ from proxy.clock import SystemClock
 from proxy.errors import StoreFault
 from proxy.metrics import make_metrics
 from proxy.recorder import Recorder
+from proxy.rollouts import read_marks, write_fields
 from proxy.spool import Spool
+from storage import StoreOptions, open_store
+from storage.keys import keys_of
+from storage.store import Entry, Origin
 
 
 @pytest.fixture
@@ -135,6 +141,16 @@ async def test_a_response_that_cannot_be_written_costs_the_response_and_not_the_
     assert array("i", [7, 8]) == kept.choices[0].ids
 
 
+@pytest.mark.parametrize("field", ["request", "sent", "usage", "sampling", "extra"])
+async def test_a_step_keeps_its_tokens_whatever_of_it_cannot_be_written(recorder, store, birth, field):
+    """All of other people's JSON goes before an id does."""
+    await recorder.record(step(**{field: {"set": {"x": object()}}}), birth, body_bytes=10)
+
+    (kept,) = await steps_of(store, "r1")
+    assert "unparsed_event" in kept.problems
+    assert (array("i", [7, 8]), array("i", [1, 2, 3])) == (kept.choices[0].ids, kept.prompts[0])
+
+
 async def test_with_a_journal_steps_wait_in_it_while_the_store_is_away(store, birth, tmp_path):
     """Each is durable when record returns; when the store is back, all are there, in order, once."""
     spool = Spool(tmp_path / "spool")
@@ -145,7 +161,7 @@ async def test_with_a_journal_steps_wait_in_it_while_the_store_is_away(store, bi
         await recorder.record(step(number, range(1000)), birth, body_bytes=10)
     waiting, there = spool.pending, await steps_of(store, "r1")
     store.failing.clear()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(50):
         while spool.pending:
             await asyncio.sleep(0.01)
     await recorder.record(step(5), birth, body_bytes=10)
@@ -179,13 +195,13 @@ async def test_a_step_that_is_being_written_to_the_journal_while_the_store_retur
 
     def slow(file: int) -> None:
         writing.set()
-        assert written.wait(10)
+        assert written.wait(50)
 
     monkeypatch.setattr(os, "fsync", slow)
     recording = asyncio.ensure_future(recorder.record(step(1), birth, body_bytes=10))
-    await asyncio.to_thread(writing.wait, 10)
+    await asyncio.to_thread(writing.wait, 50)
     store.failing.clear()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(50):
         while recorder.standing.away is not None:
             await asyncio.sleep(0.01)
     written.set()
@@ -202,7 +218,7 @@ async def test_with_a_journal_what_is_undelivered_is_noted_while_the_store_is_aw
     store.failing |= {"append", "constant", "mark"}
     await recorder.record(step(1), birth, body_bytes=10)
     recorder.undelivered(step(1), birth)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(50):
         while recorder.spooled != 2:
             await asyncio.sleep(0.01)
     store.failing.clear()
@@ -239,3 +255,149 @@ async def test_a_step_that_neither_store_nor_journal_takes_is_told_to_nobody(sto
     await recorder.close()
 
     assert ["S001", "S003"] == there
+
+
+async def finish(store, finished_ms, **more):
+    """A rollout is finished by whoever else uses the store."""
+    fields = write_fields({"status": "completed", "finished_ms": finished_ms, **more})
+    await store.amend("r1", fields, expect={}, now_ms=1)
+
+
+async def late_of(store):
+    return read_marks(await store.marks("r1")).late
+
+
+async def test_a_step_that_ends_after_its_rollout_was_finished_is_late(store, birth):
+    """It is stored, marked and counted; those before it are not late."""
+    metrics = make_metrics(CollectorRegistry())
+    recorder = Recorder(store, metrics, SystemClock())
+    await recorder.record(step(1), birth, body_bytes=10)
+    await finish(store, 5)
+    await recorder.record(step(2), birth, body_bytes=10)
+    recorder.keep(step(3, status="partial"), birth, body_bytes=10)
+    await recorder.close()
+
+    assert {"S002", "S003"} == await late_of(store)
+    assert (3, 2) == (len(await steps_of(store, "r1")), (await rollout_of(store, "r1")).counts["late"])
+    assert 2 == metrics.late._value.get()
+
+
+async def test_a_rollout_that_reached_a_limit_is_not_finished(recorder, store, birth):
+    """Its steps in flight are steps like others."""
+    await store.amend("r1", write_fields({"status": "limited"}), expect={}, now_ms=1)
+    await recorder.record(step(1), birth, body_bytes=10)
+
+    assert frozenset() == await late_of(store)
+
+
+async def journaled(store, birth, tmp_path, number=1):
+    """A recorder whose journal holds a step."""
+    recorder = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), spool=Spool(tmp_path / "spool"))
+    store.failing |= {"append", "constant"}
+    await recorder.record(step(number, range(1000)), birth, body_bytes=10)
+    return recorder
+
+
+async def replayed(recorder, store):
+    store.failing.clear()
+    async with asyncio.timeout(10):
+        while recorder.spooled:
+            await asyncio.sleep(0.005)
+    await recorder.close()
+
+
+@pytest.mark.parametrize("is_claimed", [False, True])
+@pytest.mark.parametrize("finished_after_s", [None, 100, -100])
+async def test_a_step_of_the_journal_is_late_by_when_the_journal_took_it(
+    store, birth, tmp_path, finished_after_s, is_claimed
+):
+    """Before the finish it is not, unless a batch was made of the rollout since: what was given out gets nothing new."""
+    recorder = await journaled(store, birth, tmp_path)
+    claim = {"claimed_by": "b1"} if is_claimed else {}
+    if finished_after_s is not None:
+        await finish(store, round((SystemClock().now() + finished_after_s) * 1000), **claim)
+    elif is_claimed:
+        await store.amend("r1", write_fields(claim), expect={}, now_ms=1)
+    await replayed(recorder, store)
+
+    assert (is_claimed or finished_after_s == -100) == ("S001" in await late_of(store))
+    assert 1 == len(await steps_of(store, "r1"))
+
+
+async def test_a_step_of_the_journal_that_cannot_be_read_is_late_if_its_rollout_is_finished(store, birth, tmp_path):
+    """When it ended cannot be known."""
+    recorder = await journaled(store, birth, tmp_path)
+    await recorder._spool.write(Entry("r1", birth, "odd", b"no record"))
+    await finish(store, round((SystemClock().now() + 100) * 1000))
+    await replayed(recorder, store)
+
+    assert {"odd"} == await late_of(store)
+
+
+async def expire(store, name="r1"):
+    real = store._store
+    for key in keys_of(real._prefix, name).all()[:5]:
+        await real._servers.ask(key, [("DEL", key)])
+
+
+@pytest.fixture
+async def mortal(server):
+    """An empty store whose rollouts expire."""
+    opened = await open_store(f"unix:{server.socket}", StoreOptions(prefix=token_hex(8), ttl_s=1000))
+    yield FailingStore(opened)
+    await opened.close()
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+async def test_a_step_of_an_expired_rollout_restores_it_with_all_blocks(mortal, is_known):
+    """Also those that were stored before and expired with it; with its origin where that is known, else by its own time."""
+    metrics, origin = make_metrics(CollectorRegistry()), Origin(5, write_fields({"group_id": "g1"}))
+    origin_of = (lambda rollout_id, birth: origin) if is_known else None
+    birth = (await mortal.open("r1", {}, now_ms=5)).birth
+    recorder = Recorder(mortal, metrics, SystemClock(), origin_of=origin_of)
+    await recorder.record(step(1, range(5_000)), birth, body_bytes=10)
+    await expire(mortal)
+    await recorder.record(step(2, range(5_000)), birth, body_bytes=10)
+    await recorder.record(step(3, range(5_000)), birth, body_bytes=10)
+    recorder.undelivered(step(3), birth)
+    await recorder.close()
+    rollout = await rollout_of(mortal, "r1")
+
+    assert ["S002", "S003"] == [kept.step_id for kept in await steps_of(mortal, "r1")]
+    assert (birth, 2, 1) == (rollout.birth, rollout.counts["steps"], metrics.restored._value.get())
+    assert ((5, "g1") if is_known else (round(step().timing.received * 1000), None)) == (
+        rollout.created_ms, rollout.group_id
+    )  # fmt: skip
+    assert {"S003"} == await undelivered_of(mortal, "r1")
+
+
+async def test_a_journal_restores_a_rollout_that_expired_while_the_store_was_away(mortal, tmp_path):
+    """By what the call knew, also if another process replays it."""
+    birth, origin = (await mortal.open("r1", {}, now_ms=5)).birth, Origin(5, write_fields({"group_id": "g1"}))
+    first = Recorder(
+        mortal, make_metrics(CollectorRegistry()), SystemClock(), None, Spool(tmp_path / "spool"), lambda *_: origin
+    )
+    mortal.failing |= {"append", "constant"}
+    await first.record(step(1, range(5_000)), birth, body_bytes=10)
+    await first.close()
+    await expire(mortal)
+    mortal.failing.clear()
+    metrics = make_metrics(CollectorRegistry())
+    second = Recorder(mortal, metrics, SystemClock(), spool=Spool(tmp_path / "spool"))
+    await some_steps(mortal, "r1")
+    await replayed(second, mortal)
+    rollout = await rollout_of(mortal, "r1")
+
+    assert (birth, 5, "g1", 1) == (
+        rollout.birth, rollout.created_ms, rollout.group_id, metrics.restored._value.get()
+    )  # fmt: skip
+
+
+async def test_a_step_of_the_journal_whose_rollout_was_deleted_is_not_stored(mortal, tmp_path):
+    """And counted."""
+    birth = (await mortal.open("r1", {}, now_ms=5)).birth
+    recorder = await journaled(mortal, birth, tmp_path)
+    await mortal.drop("r1")
+    await replayed(recorder, mortal)
+
+    assert (None, 1) == (await mortal.look("r1"), recorder._metrics.deleted._value.get())

@@ -4,6 +4,8 @@ import asyncio
 import re
 import socket
 import struct
+from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import aiohttp
 import orjson
@@ -15,6 +17,7 @@ from stored import some_steps, steps_of, undelivered_of
 
 from proxy.logs import LOG, JsonLines
 from proxy.relay import _end
+from proxy.wire.exchange import Exchange
 
 WHOLE, STREAM = load("chat_ids_lp"), load("chat_ids_lp_stream")
 CHAT = "/rollouts/r1/v1/chat/completions"
@@ -27,7 +30,7 @@ def events(stream: bytes) -> list[bytes]:
 
 async def no_call_in_flight(http, url: str) -> None:
     """Wait until the proxy has learnt from its socket that its client is gone."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(50):
         while True:
             async with http.get(url + "/metrics") as answer:
                 if "tokentape_calls_in_flight 0.0" in await answer.text():
@@ -110,7 +113,7 @@ async def test_a_client_that_leaves_a_stream_stops_the_engine_and_leaves_a_parti
         async with http.post(served.url + CHAT, json=BODY) as answer:
             await answer.content.readuntil(b"\n\n")
             answer.close()
-        await asyncio.wait_for(engine.aborted.wait(), 5)
+        await asyncio.wait_for(engine.aborted.wait(), 50)
         (step,) = await some_steps(store, "r1")
 
     assert ("partial", "the client left", False) == (step.status, step.reason, step.delivered)
@@ -124,7 +127,7 @@ async def test_a_client_that_leaves_an_unstreamed_call_stops_the_engine(store, e
         calling = asyncio.ensure_future(http.post(served.url + CHAT, json=BODY))
         await engine.reached.wait()
         calling.cancel()
-        await asyncio.wait_for(engine.aborted.wait(), 5)
+        await asyncio.wait_for(engine.aborted.wait(), 50)
         (step,) = await some_steps(store, "r1")
 
     assert ("partial", False, ()) == (step.status, step.delivered, step.choices)
@@ -323,17 +326,232 @@ async def test_rollouts_with_a_call_in_flight_are_counted(store, engine, http):
     assert ("2.0", "0.0") == (during, after)
 
 
-async def test_a_failure_nobody_named_amid_a_stream_ends_the_connection(store, engine, http, monkeypatch):
-    """Half an answer must not look whole, whatever failed."""
+def failing(times: int):
+    """A method that fails the given time, in a way nobody named, and does its work before."""
+
+    def fails(self, *given, real=Exchange.feed):
+        self.__dict__["calls"] = self.__dict__.get("calls", 0) + 1
+        if self.__dict__["calls"] > times:
+            raise ZeroDivisionError
+        return real(self, *given)
+
+    return fails
+
+
+async def test_a_failure_nobody_named_amid_a_stream_leaves_a_partial_step(store, engine, http, monkeypatch, caplog):
+    """What came is kept, the client gets the dialect's error as an event, and the log has the id that both name."""
+    shown = asyncio.Event()
+    first, *others = events(STREAM.answer)
+
+    async def answering(request, body):
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        await response.prepare(request)
+        await response.write(b"".join([first, *others[:4]]))
+        await shown.wait()
+        await response.write(b"".join(others[4:]))
+        return response
+
+    engine.answering = answering
+    monkeypatch.setattr("proxy.wire.exchange.Exchange.feed", failing(1))
+    async with proxying(engine.url, store) as served, http.post(served.url + CHAT, json=BODY) as answer:
+        await answer.content.readuntil(b"\n\n")
+        shown.set()
+        rest = await answer.read()
+    (step,) = await steps_of(store, "r1")
+    *_, error, done = events(rest)
+    told = orjson.loads(error.removeprefix(b"data: "))["error"]
+
+    assert b"data: [DONE]\n\n" == done
+    assert ("server_error", "internal_error") == (told["type"], told["code"])
+    assert ("partial", 4, False) == (step.status, step.sampled, step.delivered)
+    assert "stream_cut" in step.problems
+    error_id = step.reason.removeprefix("internal error ")
+    assert error_id in told["message"]
+    assert [error_id] == [record.fields["error_id"] for record in caplog.records if record.exc_info]
+
+
+@pytest.mark.parametrize("method", ["finish", "other_model"])
+async def test_a_failure_nobody_named_in_an_unstreamed_call_leaves_a_partial_step(
+    store, engine, http, monkeypatch, method
+):
+    """The client gets the dialect's error, and no half of an answer."""
 
     def broken(*args):
         raise ZeroDivisionError
 
-    engine.streams(events(STREAM.answer)[:3], then="end")
-    monkeypatch.setattr("proxy.wire.exchange.Exchange.finish", broken)
+    engine.plays(WHOLE)
+    monkeypatch.setattr(f"proxy.wire.exchange.Exchange.{method}", broken)
     async with proxying(engine.url, store) as served, http.post(served.url + CHAT, json=BODY) as answer:
-        with pytest.raises(aiohttp.ClientPayloadError):
-            await answer.read()
+        told = await answer.json()
+    (step,) = await steps_of(store, "r1")
+
+    assert (500, "internal_error") == (answer.status, told["error"]["code"])
+    assert ("partial", 24, True) == (step.status, step.sampled, step.reason.startswith("internal error "))
+
+
+async def test_a_failure_in_understanding_leaves_a_step_without_tokens(store, engine, http, monkeypatch):
+    """Where that is what fails, the step still says that there was a call, and why it has nothing."""
+
+    def broken(*args):
+        raise ValueError("odd")
+
+    engine.plays(WHOLE)
+    monkeypatch.setattr("proxy.wire.reply.WholeReply.finish", broken)
+    async with proxying(engine.url, store) as served, http.post(served.url + CHAT, json=BODY) as answer:
+        await answer.read()
+    (step,) = await steps_of(store, "r1")
+
+    assert (500, "partial", 0) == (answer.status, step.status, step.sampled)
+    assert step.reason.startswith("internal error ")
+
+
+@pytest.mark.parametrize("depth", [250, 254, 600, 1023, 5000])
+@pytest.mark.parametrize("field", ["delta", "usage", "x"])
+async def test_a_chunk_that_is_nested_deeply_costs_no_step(store, engine, http, depth, field):
+    """It is passed on as it came; the tokens before and after it are kept, and the step is flagged."""
+    nested = b"[" * depth + b"]" * depth
+    in_choice = b"," + b'"delta":{"a":' + nested + b"}" if field == "delta" else b""
+    beside = b"" if field == "delta" else b',"%s":' % field.encode() + nested
+    deep = b'data: {"id":"i","choices":[{"index":0' + in_choice + b"}]" + beside + b"}\n\n"
+    sent = events(STREAM.answer)
+    engine.streams([*sent[:3], deep, *sent[3:]], then="end")
+    async with proxying(engine.url, store) as served, http.post(served.url + CHAT, json=BODY) as answer:
+        shown = await answer.read()
+    (step,) = await steps_of(store, "r1")
+
+    assert shown.endswith(b"data: [DONE]\n\n")
+    assert (24, "complete", False) == (step.sampled, step.status, step.exact)
+
+
+@pytest.mark.parametrize("cassette", [WHOLE, STREAM], ids=str)
+async def test_a_header_with_control_characters_is_left_out(store, cassette):
+    """No server may write it on; the answer and the step are as without it."""
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: %s\r\nX-Odd: a\x07b\r\nX-Even: ab\r\nContent-Length: %d\r\n\r\n"
+    sent = head % (cassette.content_type.encode(), len(cassette.answer)) + cassette.answer
+    async with bare_engine(sent) as url, before_vllm(url, store) as served, posted(served) as answer:
+        await answer.read()
+    (step,) = await steps_of(store, "r1")
+
+    assert (200, "ab", False) == (answer.status, answer.headers["X-Even"], "X-Odd" in answer.headers)
+    assert (True, True) == (step.exact, step.delivered)
+
+
+def before_vllm(url: str, store):
+    """The proxy before an engine that need not say what it is."""
+    return proxying(None, store, engines={"endpoints": [{"url": url, "kind": "vllm", "name": "bare"}]})
+
+
+@asynccontextmanager
+async def posted(served):
+    async with aiohttp.ClientSession() as http, http.post(served.url + CHAT, json=BODY) as answer:
+        yield answer
+
+
+@asynccontextmanager
+async def bare_engine(answer: bytes, *, closes: bool = False):
+    """An engine that answers each POST with these bytes, whatever they are, and GETs with 404."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                length = re.search(rb"(?i)content-length: (\d+)", head)
+                await reader.readexactly(int(length[1]) if length else 0)
+                writer.write(answer if head.startswith(b"POST") else b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n")
+                if closes and head.startswith(b"POST"):
+                    return
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize("status", [b"099", b"101", b"199", b"600", b"999"])
+async def test_a_status_that_is_none_is_an_engine_that_broke(store, status):
+    """No client could make anything of it."""
+    sent = b"HTTP/1.1 %s Odd\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}" % status
+    async with bare_engine(sent, closes=True) as url, before_vllm(url, store) as served, posted(served) as answer:
+        told = await answer.json()
+    (step,) = await steps_of(store, "r1")
+
+    assert (502, "upstream_error", "error") == (answer.status, told["error"]["type"], step.status)
+
+
+async def test_an_answer_that_is_cut_short_is_an_error(store):
+    """An engine without a Content-Length that dies: its connection ends as if all had come."""
+    half = WHOLE.answer[: len(WHOLE.answer) // 2]
+    sent = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n" + half
+    async with bare_engine(sent, closes=True) as url, before_vllm(url, store) as served, posted(served) as answer:
+        told = await answer.json()
+    (step,) = await steps_of(store, "r1")
+
+    assert (502, "upstream_error") == (answer.status, told["error"]["type"])
+    assert ("error", False) == (step.status, step.exact)
+    assert step.response["body"].encode() == half
+
+
+async def test_a_stream_is_over_when_its_end_came(store, engine, http):
+    """An engine that keeps the connection open is not waited for."""
+    engine.streams([STREAM.answer], then="hang")
+    async with proxying(engine.url, store) as served, http.post(served.url + CHAT, json=BODY) as answer:
+        shown = await answer.read()
+        await engine.aborted.wait()
+    (step,) = await steps_of(store, "r1")
+
+    assert shown.endswith(b"data: [DONE]\n\n")
+    assert (True, "complete", True) == (step.exact, step.status, step.delivered)
+
+
+async def test_a_call_that_our_own_stop_ends_says_so(store, engine, http):
+    """Nobody left: the step does not blame its client."""
+    engine.streams(events(STREAM.answer)[:5], then="hang")
+    async with proxying(engine.url, store, drain_s=0.1) as served:
+        answer = await http.post(served.url + CHAT, json=BODY)
+        await answer.content.readuntil(b"\n\n")
+    with pytest.raises(aiohttp.ClientPayloadError):
+        await answer.read()
+    (step,) = await steps_of(store, "r1")
+
+    assert ("partial", "the proxy was stopped", False) == (step.status, step.reason, step.delivered)
+
+
+@pytest.mark.parametrize(
+    ("listed", "problems"),
+    [
+        ([{"id": "tiny"}], ("other_model",)),
+        ([{"id": "policy", "root": "/models/other"}], ()),
+        ([{"id": "a", "root": "policy"}], ()),
+        ([{"id": "a", "aliases": ["policy"]}], ()),
+        ([{"id": 7}, 8], ()),
+        (None, ()),
+    ],
+)
+async def test_an_answer_of_a_model_that_the_engine_does_not_serve_is_flagged(store, engine, http, listed, problems):
+    """Compared with the engine's own list, if it has one, and not with the name that the client used."""
+    if listed is not None:
+        engine.facts["/v1/models"] = {"object": "list", "data": listed}
+    engine.plays(replace(WHOLE, answer=WHOLE.answer.replace(b'"model":"tiny"', b'"model":"policy"')))
+    async with proxying(engine.url, store) as served, http.post(served.url + CHAT, json=BODY) as answer:
+        await answer.read()
+    (step,) = await steps_of(store, "r1")
+
+    assert problems == step.problems
+
+
+async def test_a_server_that_always_sends_usage_is_remembered(store, engine, http):
+    """A later stream of several choices is not asked for usage, and so none is hidden from its client."""
+    engine.plays(load("forced_usage/si3_utf8_stream"))
+    async with proxying(engine.url, store) as served:
+        for _ in range(2):
+            async with http.post(served.url + CHAT, json=BODY | {"stream": True}) as answer:
+                await answer.read()
+
+    assert [True, False] == ["stream_options" in body for body in engine.asked]
 
 
 async def test_every_stored_step_of_parallel_calls_is_there_once(store, engine, http):
@@ -391,7 +609,7 @@ async def test_a_client_whose_machine_went_away_did_not_get_its_turn(store, engi
         await engine.reached.wait()
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         writer.close()
-        await asyncio.wait_for(engine.aborted.wait(), 5)
+        await asyncio.wait_for(engine.aborted.wait(), 50)
         (step,) = await some_steps(store, "r1")
 
     assert ("partial", False, "the client left") == (step.status, step.delivered, step.reason)
@@ -507,23 +725,30 @@ async def shown_engine(http, url) -> dict:
 
 async def test_past_the_queue_a_call_is_refused_and_leaves_no_step(store, engine, http):
     """429 with Retry-After in the dialect's shape, by length and by time; nothing is sent."""
-    engine.hangs()
-    async with proxying(None, store, **one_at_once(engine.url, most_queued=1, longest_queue_s=0.2)) as served:
-        hanging = asyncio.ensure_future(http.post(served.url + CHAT, json=BODY))
-        await engine.reached.wait()
-        waiting = asyncio.ensure_future(http.post(served.url + "/rollouts/r2/v1/chat/completions", json=BODY))
-        while (await shown_engine(http, served.url))["queued"] != 1:
-            pass
-        refused = await http.post(served.url + "/rollouts/r3/v1/chat/completions", json=BODY)
-        for answer, setting in ((refused, "engines.most_queued"), (await waiting, "engines.longest_queue_s")):
-            error = (await answer.json())["error"]
+    for bound, waits in ({"most_queued": 1}, True), ({"longest_queue_s": 0.01}, False):
+        (setting,) = bound
+        engine.reached.clear()
+        engine.aborted.clear()
+        engine.asked.clear()
+        engine.hangs()
+        async with proxying(None, store, **one_at_once(engine.url, **bound)) as served:
+            calls = [asyncio.ensure_future(http.post(served.url + CHAT, json=BODY))]
+            await engine.reached.wait()
+            if waits:
+                path = "/rollouts/r2/v1/chat/completions"
+                calls.append(asyncio.ensure_future(http.post(served.url + path, json=BODY)))
+                while (await shown_engine(http, served.url))["queued"] != 1:
+                    pass
+            async with http.post(served.url + "/rollouts/r3/v1/chat/completions", json=BODY) as answer:
+                error = (await answer.json())["error"]
             assert (429, "1", "engine_busy") == (answer.status, answer.headers["Retry-After"], error["code"])
-            assert setting in error["message"]
-        async with http.get(served.url + "/metrics") as answer:
-            assert 'tokentape_calls_total{dialect="chat",engine="fake",status="429"} 2.0' in await answer.text()
-        hanging.cancel()
-        await engine.aborted.wait()
-        assert 1 == len(engine.asked)
+            assert f"engines.{setting}" in error["message"]
+            async with http.get(served.url + "/metrics") as shown:
+                assert 'tokentape_calls_total{dialect="chat",engine="fake",status="429"} 1.0' in await shown.text()
+            for call in reversed(calls):
+                call.cancel()
+            await engine.aborted.wait()
+            assert 1 == len(engine.asked)
 
     assert [[], []] == [await steps_of(store, name) for name in ("r2", "r3")]
 
@@ -588,8 +813,8 @@ async def test_a_turn_is_given_back_however_a_call_ends(store, engine, http):
 async def test_a_client_of_a_replayed_call_hears_while_it_waits_for_its_turn(store, engine, http):
     """Comments, so that no timeout bites; a refusal is then told as an event of its stream, and is a step."""
     engine.hangs()
-    settings = one_at_once(engine.url, longest_queue_s=0.3)
-    async with proxying(None, store, **settings, record={"keep_alive_s": 0.05, "streaming": "replay"}) as served:
+    settings = one_at_once(engine.url, longest_queue_s=1)
+    async with proxying(None, store, **settings, record={"keep_alive_s": 0.01, "streaming": "replay"}) as served:
         hanging = asyncio.ensure_future(http.post(served.url + CHAT, json=BODY))
         await engine.reached.wait()
         async with http.post(f"{served.url}/rollouts/k/v1/chat/completions", json={**BODY, "stream": True}) as answer:

@@ -64,7 +64,7 @@ async def test_the_policy_and_its_pause_hold_at_all_of_them(urls, store, engine,
     paused = await ask(http, "POST", f"{urls[0]}/policy/pause", json={"mode": "reject"})
     refused = [(await ask(http, "POST", f"{url}/rollouts/r1{CHAT}", json=BODY))[0] for url in urls]
     await ask(http, "POST", f"{urls[1]}/policy/resume")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(50):
         while (await ask(http, "POST", f"{urls[2]}/rollouts/r1{CHAT}", json=BODY))[0] != 200:
             pass
 

@@ -65,21 +65,34 @@ async def test_told_to_stop_it_is_not_ready_takes_no_call_and_ends_those_in_flig
     assert 1 == len(await steps_of(store, "r1"))
 
 
-async def test_balancers_have_time_to_learn_that_it_stops(store):
+async def test_balancers_have_time_to_learn_that_it_stops(store, monkeypatch):
     """For `notice_s` it is not ready and says why, and takes what is still sent to it; then its port is closed."""
+    noticed, over, sleep = [], asyncio.Event(), asyncio.sleep
+
+    async def until_over(seconds):
+        if seconds == 1234:
+            noticed.append(seconds)
+            await over.wait()
+        else:
+            await sleep(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", until_over)
     async with fake_engine() as engine, aiohttp.ClientSession() as http, AsyncExitStack() as stack:
         engine.plays(STREAM)
-        served = await stack.enter_async_context(running(settings_for(engine.url, notice_s=1), store))
+        served = await stack.enter_async_context(running(settings_for(engine.url, notice_s=1234), store))
         stopping = asyncio.ensure_future(stack.aclose())
         while (ready := await http.get(served.url + "/ready")).status == 200:
             pass
         told = await ready.json()
         answer = await http.post(served.url + CHAT, json=BODY)
         body = await answer.read()
+        assert not stopping.done()
+        over.set()
         await stopping
         with pytest.raises(aiohttp.ClientConnectorError):
             await http.get(served.url + "/ready")
 
+    assert [1234] == noticed
     assert "stopping" == told["status"]
     assert body.endswith(b"data: [DONE]\n\n")
     assert 1 == len(await steps_of(store, "r1"))

@@ -4,13 +4,15 @@ import asyncio
 import os
 import resource
 from dataclasses import replace
+from hashlib import blake2b
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.spool import Spool, pack, unpack
-from storage.store import Entry, StoreAway
+from storage.store import Entry, Origin, StoreAway
 
 
 def entry(number: int, record: bytes = b"record") -> Entry:
@@ -27,9 +29,23 @@ def kept_by(taken: list):
 @given(st.binary(), st.dictionaries(st.binary(min_size=1), st.binary()), st.text())
 def test_an_entry_comes_back_as_it_was(record, blocks, name):
     """Every byte of it."""
-    before = Entry("r/ö", "b", name, record, blocks, tuple(blocks), {"steps": 1, "exact": 1})
+    fields = {f"f{number}": block for number, block in enumerate(blocks.values())}
+    plain = Entry("r/ö", "b", name, record, blocks, tuple(blocks), {"steps": 1, "exact": 1})
+    for before in (plain, replace(plain, late_if="closed", origin=Origin(5, fields)), replace(plain, origin=Origin(0))):
+        assert before == unpack(pack(before))
 
-    assert before == unpack(pack(before))
+
+def test_an_entry_of_an_earlier_version_is_read():
+    """Its head has neither of what came later."""
+    before = entry(1)
+    frame = pack(before)
+    body = frame[24:]
+    length = int.from_bytes(body[:4], "little")
+    head = orjson.loads(body[4 : 4 + length])
+    old = orjson.dumps({name: value for name, value in head.items() if name not in ("late_if", "origin")})
+    body = len(old).to_bytes(4, "little") + old + body[4 + length :]
+
+    assert before == unpack(frame[:4] + len(body).to_bytes(4, "little") + blake2b(body, digest_size=16).digest() + body)
 
 
 async def test_what_was_written_is_replayed_in_order_by_whoever_opens_it_next(tmp_path):
@@ -75,7 +91,7 @@ async def test_rollouts_are_replayed_side_by_side_each_in_its_order(tmp_path):
             await spool.write(replace(entry(number), rollout=rollout))
 
     async def together(one: Entry) -> None:
-        await asyncio.wait_for(both.wait(), 5)
+        await asyncio.wait_for(both.wait(), 50)
         taken.append((one.rollout, one.name))
 
     await spool.replay(together)

@@ -46,7 +46,7 @@ async def starting(settings, store=None):
 
 async def answer_of(http, url: str, status: int) -> dict:
     """The first answer with this status of whatever listens there."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(50):
         while True:
             try:
                 async with http.get(url) as answer:

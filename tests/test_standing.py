@@ -42,7 +42,7 @@ async def test_a_store_that_failed_is_away_until_it_takes_a_write(standing, stor
     await pings.acquire()
     assert not back.is_set()
     store.failing.clear()
-    await asyncio.wait_for(back.wait(), 10)
+    await asyncio.wait_for(back.wait(), 50)
 
     standing.check()
 
@@ -66,7 +66,7 @@ async def test_work_at_its_return_that_finds_it_away_is_done_again(store):
 
     standing = Standing(store, make_metrics(CollectorRegistry()), is_back)
     standing.look()
-    await asyncio.wait_for(done.wait(), 10)
+    await asyncio.wait_for(done.wait(), 50)
     await standing.close()
 
     standing.check()

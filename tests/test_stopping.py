@@ -20,7 +20,7 @@ def test_told_to_stop_while_it_starts_it_ends_cleanly(workers):
             said = process.stderr.readline()
             children = children_of(process.pid)
             process.send_signal(signal.SIGTERM)
-            code = process.wait(20)
+            code = process.wait(50)
 
     assert "the store is away" in said
     assert 0 == code

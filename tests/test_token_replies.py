@@ -8,7 +8,7 @@ from simulated_tokenizer import make_simulated_tokenizer
 from stored import steps_of
 
 CHAT = "/rollouts/r1/v1/chat/completions"
-BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "logprobs": True, "max_tokens": 4}
+BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "logprobs": True, "max_tokens": 24}
 IDS, PIECES = {"X-Reply-Ids": "choices"}, {"X-Reply-Tokens": "pieces"}
 WHOLE = load("chat_ids_lp")
 RECORDED = orjson.loads(WHOLE.answer)
@@ -83,7 +83,7 @@ async def test_a_stream_that_cannot_be_made_so_is_refused(store, engine, http):
 @pytest.mark.parametrize(
     ("how", "why"),
     [
-        ({"headers": PIECES}, "set `tokenizer` of the endpoint fake"),
+        ({"headers": PIECES}, "set `tokenizer` of its endpoint"),
         ({"headers": {"X-Reply-Tokens": "words"}}, "X-Reply-Tokens is 'words', and can be 'pieces' only"),
         ({"headers": {"X-Reply-Ids": "top"}}, "X-Reply-Ids is 'top', and can be 'choices' only"),
         ({"headers": PIECES, "path": "/rollouts/r1/v1/completions", "prompt": "hi"}, "this is a call of completions"),

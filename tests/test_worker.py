@@ -31,14 +31,14 @@ def test_it_stops_when_it_is_told_to(worker):
     worker.stdin.write(b'"stop"\n')
     worker.stdin.flush()
 
-    assert 0 == worker.wait(20)
+    assert 0 == worker.wait(50)
 
 
 def test_it_stops_when_its_parent_is_gone(worker):
     """However that went: the kernel closes the pipe."""
     worker.stdin.close()
 
-    assert 0 == worker.wait(20)
+    assert 0 == worker.wait(50)
 
 
 def test_it_stops_at_a_signal_and_may_get_it_twice(worker):
@@ -48,7 +48,7 @@ def test_it_stops_at_a_signal_and_may_get_it_twice(worker):
     worker.stdin.write(b'"stop"\n')
     worker.stdin.flush()
 
-    assert 0 == worker.wait(20)
+    assert 0 == worker.wait(50)
 
 
 def test_the_settings_arrive_whole_with_their_secrets():

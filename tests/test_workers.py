@@ -30,7 +30,7 @@ def serve(tmp_path, monkeypatch):
 
 
 async def until(condition):
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(50):
         while not condition():
             await asyncio.sleep(0.02)
 
@@ -165,7 +165,7 @@ async def test_told_to_stop_all_of_them_end_their_calls_and_the_exit_is_clean(se
             answers = await asyncio.gather(*calls)
             process.send_signal(signal.SIGTERM)
             bodies = [await answer.read() for answer in answers]
-        code = await asyncio.to_thread(process.wait, 20)
+        code = await asyncio.to_thread(process.wait, 50)
 
     assert 0 == code
     assert all(body.endswith(b"data: [DONE]\n\n") for body in bodies)
@@ -186,7 +186,7 @@ async def test_a_second_signal_ends_all_of_them_at_once(serve):
             while await is_taking_calls(url, http):  # until both have been told
                 pass
             process.send_signal(signal.SIGTERM)
-            code = await asyncio.to_thread(process.wait, 5)
+            code = await asyncio.to_thread(process.wait, 30)
             with pytest.raises(aiohttp.ClientError):
                 await call
         await until(lambda: not any(map(is_alive, everybody)))

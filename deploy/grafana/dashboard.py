@@ -156,6 +156,9 @@ ROLLOUTS = Row("Rollouts", [
           (now("oldest_call_seconds", "instance", "max"), "{{instance}}")),
     graph("Groups", "What becomes of groups: complete, claimed by a trainer, and then done or released.", "suffix: /s",
           (rate("groups", "event"), "{{event}}")),
+    graph("Steps that ended late", "After their rollout was finished, deleted (not stored) or expired (which restores it).",
+          "suffix: /s", (rate("late"), "finished"), (rate("steps_of_deleted"), "deleted"),
+          (rate("restored_rollouts"), "expired"), width=24),
 ])  # fmt: skip
 
 PROCESS = Row("Process", [

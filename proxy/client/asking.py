@@ -25,7 +25,11 @@ class Ask:
 
 
 class ClientError(Exception):
-    """The proxy refused, or was not reached: then `status` is None and `type` is `connection_error`."""
+    """The proxy refused a request, or was not reached (`type` `connection_error`), or the request was not sent at all.
+
+    `status` is None without an answer. A request is not sent if a reward or advantage of it is not finite, or beyond the
+    range of float32 (`code` `not_valid`).
+    """
 
     def __init__(
         self,

@@ -90,6 +90,7 @@ class Step(TypedDict):
     status: str
     reason: str | None
     delivered: bool
+    late: bool
     reward: float | None
     policy_version: str | None
     policy_version_end: str | None

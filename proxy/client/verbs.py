@@ -8,8 +8,9 @@ from typing import Any, Final
 from urllib.parse import quote
 from uuid import uuid4
 
-from proxy.client.asking import Ask
+from proxy.client.asking import Ask, ClientError
 
+_LARGEST: Final = 3.4028234663852886e38  # of float32, as trainers keep rewards
 NDJSON: Final = {"Accept": "application/x-ndjson"}
 
 
@@ -24,12 +25,15 @@ def rollout(rollout_id: str, method: str = "GET") -> Ask:
 
 
 def patch_rollout(rollout_id: str, changes: Mapping[str, Any]) -> Ask:
-    """`PATCH /rollouts/{id}`."""
+    """`PATCH /rollouts/{id}`. Raises ClientError for a reward or advantage that the proxy would not keep."""
+    for name in ("reward", "step_rewards", "advantages"):
+        check_signal(name, changes.get(name))
     return Ask("PATCH", f"/rollouts/{named(rollout_id)}", said(changes))
 
 
 def finish_rollout(rollout_id: str, body: Mapping[str, Any]) -> Ask:
-    """`POST /rollouts/{id}/finish`."""
+    """`POST /rollouts/{id}/finish`. Raises ClientError for a reward that the proxy would not keep."""
+    check_signal("reward", body.get("reward"))
     return Ask("POST", f"/rollouts/{named(rollout_id)}/finish", said(body))
 
 
@@ -86,6 +90,23 @@ def put_policy(version: str | int) -> Ask:
 def pause(mode: str, drain_s: float) -> Ask:
     """`POST /policy/pause`, which may wait for `drain_s`."""
     return Ask("POST", "/policy/pause", {"mode": mode}, query(drain_s=drain_s or None), wait_s=drain_s)
+
+
+def check_signal(name: str, given: Any) -> None:
+    """Raise ClientError unless every number of a reward or advantage is finite and within the range of float32.
+
+    Checked before it is sent: where NaN is written to JSON as null, it would remove a reward.
+    """
+    pending = [given]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, Mapping):
+            pending.extend(value.values())
+        elif isinstance(value, list | tuple):
+            pending.extend(value)
+        elif isinstance(value, int | float) and not -_LARGEST <= value <= _LARGEST:
+            message = f"{name}: every number must be finite and within the range of float32 (±{_LARGEST:.8g})"
+            raise ClientError(message, type="invalid_request_error", code="not_valid", param=name)
 
 
 def named(name: str) -> str:

@@ -20,6 +20,8 @@ from proxy.control.system import healthy_engines
 from proxy.errors import Conflict, NotFound, ProxyError, StoreFault
 from proxy.export import Inexpressible
 from proxy.parts import PARTS, SHOWN, Parts
+from proxy.reading import off_loop, read_bytes
+from proxy.refusals import shown
 from proxy.rollouts import Rollout, read_rollout, write_fields
 from proxy.upstream import Endpoint, choose, own
 from storage.store import StorageError
@@ -43,6 +45,7 @@ def in_their_shape(route: Handler) -> Handler:
             )
         if isinstance(error, SchemaFault):
             return _json({"detail": error.detail}, status=422)
+        error = shown(request, error)
         headers = {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
         body = error_body(error.status, error.message)
         return web.Response(status=error.status, body=body, content_type="application/json", headers=headers)
@@ -77,7 +80,8 @@ async def show_health(request: web.Request) -> web.Response:
 async def set_up(request: web.Request) -> web.Response:
     """`POST /setup`: a check that the engines it names are those of the configuration, which alone decides who is asked."""
     parts = request.app[PARTS]
-    setup = read_as(Setup, read_body(await request.read()))
+    text = await read_bytes(request)
+    setup = await off_loop(len(text), lambda: read_as(Setup, read_body(text)))
     for server in setup.servers:
         if server.base_url is None:
             raise NoBaseUrl("base_url is missing in one of the servers")
@@ -100,7 +104,8 @@ async def list_servers(request: web.Request) -> web.Response:
 async def create_session(request: web.Request) -> web.Response:
     """`POST /sessions/create`: a rollout. With a `base_url`, its id is one that falls to that engine, wherever it is asked."""
     parts = request.app[PARTS]
-    asked = read_as(CreateSession, read_body(await request.read() or b"{}"))
+    text = await read_bytes(request)
+    asked = await off_loop(len(text), lambda: read_as(CreateSession, read_body(text or b"{}")))
     wanted = None if asked.base_url is None else endpoint_named(parts, asked.base_url)
     name = session_id(parts.clock.entropy(16))
     while wanted is not None and own(parts.upstream.endpoints, name).settings.url != wanted.settings.url:

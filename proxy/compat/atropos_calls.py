@@ -11,7 +11,7 @@ from aiohttp import web
 
 from proxy.bodies import read_body
 from proxy.callers import Caller, check_minted, identify
-from proxy.calls import answer_dialect, read_bytes
+from proxy.calls import answer_dialect
 from proxy.compat.atropos import Handler, in_their_shape, session_of
 from proxy.compat.atropos_engines import rendered
 from proxy.compat.atropos_session import read_session_chat
@@ -20,6 +20,7 @@ from proxy.control.access import SESSION_FACE
 from proxy.naming import Target
 from proxy.parts import PARTS
 from proxy.passthrough import show_models
+from proxy.reading import off_loop, read_bytes
 from proxy.rollouts import Rollout
 from proxy.upstream import choose
 
@@ -31,7 +32,8 @@ async def render(request: web.Request) -> web.Response:
     """`POST …/chat/completions/render`: the prompt that the call would have. It leaves no step."""
     rollout, _ = await _admitted(request)
     parts = request.app[PARTS]
-    form = read_session_chat(_CHAT, read_body(await read_bytes(request)), parts.ways)
+    body = await read_bytes(request)
+    form = await off_loop(len(body), lambda: read_session_chat(_CHAT, read_body(body), parts.ways))
     endpoint = choose(parts.upstream.endpoints, rollout.rollout_id)
     call = form.native(parts.settings.models, endpoint.kind)
     text, ids = await rendered(parts, endpoint, call)
@@ -52,8 +54,7 @@ def _calling(endpoint: str, read: ReadForm) -> Handler:
         rollout, caller = await _admitted(request)
         parts = request.app[PARTS]
         target = Target(endpoint, rollout.rollout_id)
-        with parts.pressure.admitted(request.content_length):
-            return await answer_dialect(request, parts, target, caller, read)
+        return await answer_dialect(request, parts, target, caller, read)
 
     return call
 

@@ -12,6 +12,7 @@ import orjson
 from proxy.addresses import base_url
 from proxy.errors import BadCall, EngineFault, NotFound
 from proxy.parts import Parts
+from proxy.reading import read_answer, read_json
 from proxy.upstream import Endpoint
 
 _WITHIN_S: Final = 2
@@ -57,13 +58,16 @@ async def rendered(parts: Parts, endpoint: Endpoint, call: Mapping[str, Any]) ->
     """
     await parts.upstream.know(endpoint)
     if endpoint.kind not in _RENDERS:
-        raise NotRendered(f"the engine {endpoint.settings.label} ({endpoint.kind}) has no /tokenize for messages")
+        raise NotRendered(f"{endpoint.settings.public_label} ({endpoint.kind}) has no /tokenize for messages")
     asked = {name: call[name] for name in ("model", *_OF_TEMPLATES) if name in call}
     try:
-        ids = (await _told(parts, endpoint, "POST", "/tokenize", asked))["tokens"]
-        return (await texts_of(parts, endpoint, [ids]))[0], ids
-    except (EngineFault, KeyError, TypeError) as error:
-        raise NotRendered(error) from error
+        told = await _told(parts, endpoint, "POST", "/tokenize", asked)
+    except EngineFault as fault:
+        raise NotRendered(fault.public) from fault
+    ids = told.get("tokens") if isinstance(told, dict) else None
+    if not isinstance(ids, list) or set(map(type, ids)) - {int}:
+        raise NotRendered("the engine's answer to POST /tokenize has no token ids")
+    return (await texts_of(parts, endpoint, [ids]))[0], ids
 
 
 async def texts_of(parts: Parts, endpoint: Endpoint, several: Sequence[Sequence[int]]) -> list[str | None]:
@@ -83,7 +87,8 @@ async def _detokenized(parts: Parts, endpoint: Endpoint, ids: Sequence[int]) -> 
         told = await _told(parts, endpoint, "POST", "/detokenize", {"tokens": list(ids), **said})
     except (EngineFault, NotRendered):
         return None
-    text = told.get("text") if endpoint.kind == "sglang" else told.get("prompt")
+    name = "text" if endpoint.kind == "sglang" else "prompt"
+    text = told.get(name) if isinstance(told, dict) else None
     return text if isinstance(text, str) else None
 
 
@@ -92,12 +97,7 @@ async def _told(parts: Parts, endpoint: Endpoint, method: str, path: str, body: 
     headers = () if body is None else (("Content-Type", "application/json"),)
     text = None if body is None else orjson.dumps(body)
     async with parts.upstream.send(endpoint, method, path, headers=headers, body=text) as answer:
-        read = b"".join([part async for part in answer.reads()])
-    if answer.status != 200:
-        raise NotRendered(
-            f"{endpoint.settings.label} answered {answer.status}: {read[:300].decode('utf-8', 'replace')}"
-        )
-    try:
-        return orjson.loads(read)
-    except orjson.JSONDecodeError:
-        raise NotRendered(f"{endpoint.settings.label} answered what is no JSON") from None
+        if answer.status == 200:
+            return await read_json(answer)
+        said = (await read_answer(answer))[:300].decode("utf-8", "replace")
+    raise NotRendered(f"{endpoint.settings.name or 'the engine'} answered {answer.status}: {said}")

@@ -4,10 +4,11 @@ Holds the pydantic models of its bodies. Keys that it does not know are let thro
 """
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from proxy.bodies import FIRST_FAULT, faults_of
 from proxy.errors import NotValid
 
 
@@ -32,13 +33,13 @@ class Setup(BaseModel):
 
     model_name: str | None = None
     tokenizer_name: str | None = None
-    servers: list[ServerNamed] = []
+    servers: Annotated[list[ServerNamed], FIRST_FAULT] = []
 
 
 class CreateSession(BaseModel):
     """`POST /sessions/create`."""
 
-    tool_parser: str = "hermes"
+    tool_parser: Annotated[str, Field(max_length=256)] = "hermes"  # kept in the metadata of its rollout
     track_tree: bool = False
     base_url: str | None = None
 
@@ -60,11 +61,11 @@ class SessionCall(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    messages: list[Message]
+    messages: Annotated[list[Message], FIRST_FAULT]
     max_tokens: int | None = 1024
     temperature: float | None = 1.0
     n: int | None = 1
-    stop: list[str] | str | None = None
+    stop: Annotated[list[str], FIRST_FAULT] | str | None = None
     tools: list[Any] | None = None
     tool_choice: Any = None
 
@@ -77,5 +78,4 @@ def read_as(model: type[Read], body: Mapping[str, Any]) -> Read:
     try:
         return model.model_validate(body)
     except ValidationError as error:
-        faults = error.errors(include_url=False, include_context=False)
-        raise SchemaFault([{**fault, "loc": ["body", *fault["loc"]]} for fault in faults]) from None
+        raise SchemaFault([{**fault, "loc": ["body", *fault["loc"]]} for fault in faults_of(error)]) from None

@@ -15,42 +15,100 @@ from aiohttp import web
 from proxy.attempts import KEY
 from proxy.compat.forms import Form
 from proxy.compat.osmosis_form import FlatForm
-from proxy.compat.osmosis_models import RolloutResult
+from proxy.compat.osmosis_models import RolloutResult, kept_result
 from proxy.control.access import no_rollout
-from proxy.control.models import FinishRollout
-from proxy.control.rollouts import finish
+from proxy.control.rollouts import after_finish
 from proxy.control.steps import read_steps
+from proxy.errors import Conflict
 from proxy.parts import Parts
-from proxy.rollouts import Rollout, read_rollout
+from proxy.rollouts import RESULT, Rollout, read_rollout, write_fields
+from storage.store import FieldsChanged
 
 COMPLETED: Final = "/v1/rollout/completed"
 _STATUS: Final[Mapping[str, Literal["completed", "failed"]]] = {"COMPLETED": "completed", "ERROR": "failed"}
+_DECIDING: Final = ("status", "reward", "metadata", "result")  # fields by which it is decided what a result changes
 _TOOLS_WITHIN_S: Final = 10
 _LOOK_EVERY_S: Final = 0.05
 
 
-async def complete(parts: Parts, rollout_id: str, result: RolloutResult) -> web.Response:
-    """`POST /v1/rollout/completed`: the same again is the same answer, since its clients retry.
+async def complete(parts: Parts, rollout_id: str, result: RolloutResult, *, is_claim: bool) -> web.Response:
+    """Answer `POST /v1/rollout/completed`. Its clients retry: the same result again changes nothing and is 200.
 
-    A rollout that failed before its first call comes into being here: that it failed is worth a record.
+    A claim, which is a result from a caller who may not report one, is kept and has no effect. A rollout that failed before
+    its first call is created here: that it failed is worth a record.
     """
     rollout = read_rollout(await parts.store.open(rollout_id, {}, now_ms=parts.clock.now_ms()))
-    await finish_as_told(parts, rollout, result)
+    if is_claim:
+        await keep_claim(parts, rollout, result)
+    else:
+        await take_result(parts, rollout, result)
     return web.Response(body=orjson.dumps({"status": "ok"}), content_type="application/json")
 
 
-async def finish_as_told(
+async def take_result(
     parts: Parts, rollout: Rollout, result: RolloutResult, *, status: Literal["aborted"] | None = None
-) -> Rollout:
-    """Finish a rollout by what its server said, which is kept in `metadata.osmosis`; `status` if we know better.
+) -> None:
+    """Finish a rollout by the result that its server reported; `status` replaces the reported one.
 
-    Raises Conflict if it was finished otherwise, NotFound if it was deleted.
+    The result is kept in `metadata.osmosis`. A reward or status that the rollout has already is not changed: the control
+    face set it.
+
+    Raises:
+        Conflict: a result with another status or reward was reported before.
+        NotFound: the rollout was deleted.
+        TooLarge: the result has too many bytes.
     """
-    told = result.model_dump(exclude_none=True, exclude={"rollout_id", "reward"})
-    said = FinishRollout(
-        status=status or _STATUS[result.status], reward=result.reward, metadata={**rollout.metadata, "osmosis": told}
-    )
-    return await finish(parts, rollout, said)
+    reported = kept_result(result)
+    decisive = {"status": result.status, "reward": result.reward}
+    while rollout.result is None:
+        was_finished = rollout.is_finished
+        fields: dict[str, Any] = {"result": decisive, "metadata": _with_reported(rollout, reported)}
+        if not was_finished:
+            fields |= {"status": status or _STATUS[result.status], "finished_ms": parts.clock.now_ms()}
+            fields |= {} if rollout.reward is not None else {"reward": result.reward}
+        changed, rollout = await _amended(parts, rollout, fields)
+        if changed:
+            await after_finish(parts, rollout, again=was_finished)
+            return
+    if rollout.result["status"] != result.status or result.reward not in (None, rollout.result["reward"]):
+        raise Conflict(f"another result of the rollout {rollout.rollout_id!r} was reported before", param="rollout_id")
+    await after_finish(parts, rollout, again=True)
+
+
+async def keep_claim(parts: Parts, rollout: Rollout, claim: RolloutResult) -> None:
+    """Keep a claim in `metadata.osmosis.claim`, until a result is reported. It changes no reward and no status.
+
+    Raises NotFound if the rollout was deleted, TooLarge for a claim with too many bytes.
+    """
+    claimed, changed = kept_result(claim), False
+    while not changed and rollout.result is None:
+        beside = rollout.metadata.get(RESULT, {})
+        if not isinstance(beside, Mapping) or beside.get("claim") == claimed:
+            return  # a trainer has another use for this name, or it is the same claim again
+        metadata = {**rollout.metadata, RESULT: {**beside, "claim": claimed}}
+        changed, rollout = await _amended(parts, rollout, {"metadata": metadata})
+
+
+def _with_reported(rollout: Rollout, reported: Mapping[str, Any]) -> dict[str, Any]:
+    """The metadata of a rollout with its result, beside which a claim stays what it is."""
+    beside = rollout.metadata.get(RESULT)
+    claim = {"claim": beside["claim"]} if isinstance(beside, Mapping) and "claim" in beside else {}
+    return {**rollout.metadata, RESULT: {**reported, **claim}}
+
+
+async def _amended(parts: Parts, rollout: Rollout, fields: Mapping[str, Any]) -> tuple[bool, Rollout]:
+    """Set fields of a rollout, unless one that decides on them has changed; return whether they are set, and the rollout.
+
+    Raises NotFound if it was deleted.
+    """
+    name, expect = rollout.rollout_id, {each: rollout.origin.fields.get(each) for each in _DECIDING}
+    try:
+        stored = await parts.store.amend(name, write_fields(fields), expect=expect, now_ms=parts.clock.now_ms())
+    except FieldsChanged as changed:
+        return False, read_rollout(changed.rollout)
+    if stored is None:
+        raise no_rollout(name)
+    return True, read_rollout(stored)
 
 
 async def with_tools(parts: Parts, rollout: Rollout) -> Rollout:

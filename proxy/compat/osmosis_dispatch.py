@@ -11,16 +11,17 @@ from typing import Any, Final
 import orjson
 from aiohttp import web
 
-from proxy.compat.osmosis import finish_as_told, ticket
-from proxy.compat.osmosis_models import InitAnswer, RolloutResult, validated
+from proxy.compat.osmosis import take_result, ticket
+from proxy.compat.osmosis_models import InitAnswer, RolloutResult, kept_result, validated
 from proxy.compat.osmosis_servers import RolloutServers, ServerFault
 from proxy.control.access import no_rollout, rollout_of
 from proxy.control.models import DispatchRollout, read_as
 from proxy.control.rollouts import model_url
-from proxy.errors import Conflict, NotValid, ProxyError
+from proxy.errors import Conflict, NotValid, ProxyError, TooLarge
 from proxy.keys import mint
 from proxy.logs import LOG
 from proxy.parts import PARTS, Parts
+from proxy.reading import off_loop, read_bytes
 from proxy.rollouts import Rollout, read_rollout, write_fields
 from storage.store import FieldsChanged, StorageError
 
@@ -34,11 +35,11 @@ async def dispatch_rollout(request: web.Request) -> web.Response:
     The same again starts nothing and is 202; another dispatch of the rollout is 409.
     """
     parts, servers = request.app[PARTS], request.app[ROLLOUT_SERVERS]
-    text = await request.read()
-    asked = read_as(DispatchRollout, text)
+    text = await read_bytes(request)
+    asked = await off_loop(len(text), read_as, DispatchRollout, text)
+    digest = (await off_loop(len(text), blake2b, text, digest_size=16)).hexdigest()
     servers.named(asked.server)
     rollout = await rollout_of(request)
-    digest = blake2b(text, digest_size=16).hexdigest()
     state = "starting" if asked.protocol == "async" else "started"
     kept = write_fields({"osmosis": ticket(asked.server, asked.protocol, digest, state)})
     try:
@@ -55,7 +56,7 @@ async def dispatch_rollout(request: web.Request) -> web.Response:
         raise no_rollout(rollout.rollout_id)
     rollout = read_rollout(stored)
     body = _request_of(asked, rollout, servers.server_url or model_url(request, parts))
-    key = mint(rollout.rollout_id, rollout.birth, parts.secret)
+    key = mint(rollout.rollout_id, rollout.birth, parts.secret, dispatch=digest)
     body["callback_api_key" if asked.protocol == "sync" else "api_key"] = key
     task = servers.hold(_run(parts, servers, rollout, asked, body))
     if not asked.wait:
@@ -84,7 +85,7 @@ async def _run(
         result = _result_of(rollout, await servers.ask(asked.server, "/rollout", body))
     except ServerFault as fault:
         result = _failed(rollout, fault.category, fault.message, fault.status)
-    except NotValid as fault:
+    except (NotValid, TooLarge) as fault:
         told = f"the rollout server {asked.server} answered what its protocol does not know: {fault.message}"
         result = _failed(rollout, "validation_error", told)
     except asyncio.CancelledError:
@@ -98,6 +99,7 @@ def _result_of(rollout: Rollout, told: dict[str, Any]) -> RolloutResult:
     result = validated(RolloutResult, told)
     if result.rollout_id != rollout.rollout_id:
         raise NotValid(f"rollout_id: the answer is of another rollout, {result.rollout_id!r}")
+    kept_result(result)
     return result
 
 
@@ -113,7 +115,7 @@ async def _begin(parts: Parts, rollout: Rollout, init: InitAnswer) -> None:
 async def _settle(parts: Parts, rollout: Rollout, result: RolloutResult, *, is_aborted: bool = False) -> None:
     """Finish the rollout; one that was finished or deleted meanwhile stays as it is."""
     try:
-        await finish_as_told(parts, rollout, result, status="aborted" if is_aborted else None)
+        await take_result(parts, rollout, result, status="aborted" if is_aborted else None)
     except (ProxyError, StorageError) as error:
         LOG.error(
             "a rollout server's result is not kept: %s", error, extra={"fields": {"rollout_id": rollout.rollout_id}}

@@ -5,12 +5,16 @@ know are let through, as its own schemas do.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
+import orjson
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, ValidationError
 
-from proxy.errors import NotValid
+from proxy.bodies import FIRST_FAULT, faults_of
+from proxy.errors import NotValid, TooLarge
+from proxy.signals import Signal, read_object
 
+MOST_BYTES: Final = 64_000  # of a result in a rollout's metadata
 _TOLD = 5  # faults that a refusal names: a long list may have one at every place
 
 
@@ -28,8 +32,8 @@ class _Message(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
 
     role: Literal["system", "user", "assistant", "tool", "function"]
-    content: str | list[dict[str, Any]] | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    content: str | Annotated[list[dict[str, Any]], FIRST_FAULT] | None = None
+    tool_calls: Annotated[list[dict[str, Any]], FIRST_FAULT] | None = None
     tool_call_id: Annotated[str, Field(max_length=256)] | None = None
 
 
@@ -38,14 +42,14 @@ class FlatCall(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True)
 
-    messages: Annotated[list[_Message], Field(min_length=1)]
+    messages: Annotated[list[_Message], Field(min_length=1), FIRST_FAULT]
     model: str = "default"
     temperature: Annotated[FiniteFloat, Field(ge=0, le=2)] = 1.0
     top_p: Annotated[FiniteFloat, Field(ge=0, le=1)] = 1.0
     max_tokens: Annotated[int, Field(ge=1, le=32768)] = 512
-    stop: list[str] | None = None
+    stop: Annotated[list[str], FIRST_FAULT] | None = None
     logprobs: bool = True
-    response_mask: Annotated[list[int] | None, BeforeValidator(_bits)] = None
+    response_mask: Annotated[Annotated[list[int], FIRST_FAULT] | None, BeforeValidator(_bits)] = None
     n: Literal[1] | None = None
     stream: Literal[False] | None = None
 
@@ -57,12 +61,33 @@ class RolloutResult(BaseModel):
 
     rollout_id: Name
     status: Literal["COMPLETED", "ERROR"]
-    final_messages: list[dict[str, Any]] | None = None
+    final_messages: Annotated[list[dict[str, Any]], FIRST_FAULT] | None = None
     finish_reason: str | None = None
     error_message: str | None = None
     metrics: dict[str, Any] | None = None
     extra_fields: dict[str, Any] | None = None
-    reward: FiniteFloat | None = None
+    reward: Signal | None = None
+
+
+def read_result(text: bytes) -> RolloutResult:
+    """Return the result in the body of a completed callback. Raises BadCall, NotValid or TooLarge."""
+    result = validated(RolloutResult, read_object(text))
+    kept_result(result)
+    return result
+
+
+def kept_result(result: RolloutResult) -> dict[str, Any]:
+    """Return the fields of a result as a rollout keeps them: at most 64 kB of JSON.
+
+    Messages are what makes results long, and the rollout's steps have them: without room for all fields, they are left out,
+    and `left_out` names them. Raises TooLarge for other fields that are too long.
+    """
+    fields = result.model_dump(exclude_none=True, exclude={"rollout_id"})
+    if len(orjson.dumps(fields)) > MOST_BYTES and fields.pop("final_messages", None) is not None:
+        fields["left_out"] = ["final_messages"]
+    if len(orjson.dumps(fields)) > MOST_BYTES:
+        raise TooLarge(f"the fields of a result, without its messages, are at most {MOST_BYTES} bytes of JSON")
+    return fields
 
 
 class InitAnswer(BaseModel):
@@ -80,7 +105,7 @@ def validated(model: type[Read], body: Mapping[str, Any]) -> Read:
     try:
         return model.model_validate(body)
     except ValidationError as error:
-        faults = error.errors()
+        faults = faults_of(error)
         told = [f"{'.'.join(map(str, one['loc'])) or 'body'}: {one['msg']}" for one in faults[:_TOLD]]
         more = [f"and {len(faults) - _TOLD} more"] if len(faults) > _TOLD else []
         first = faults[0]["loc"]

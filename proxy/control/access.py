@@ -8,16 +8,19 @@ from typing import Final
 
 from aiohttp import web
 
+from proxy.control.models import Read, read_as
 from proxy.errors import BadCall, Forbidden, NotFound, Unauthorized
 from proxy.keys import bearer, read_minted
 from proxy.naming import id_from_path
 from proxy.parts import PARTS, Parts
+from proxy.reading import off_loop, read_bytes
 from proxy.rollouts import Rollout, read_rollout
 
 MODEL_FACE: Final = "/{path}"  # the route that takes every path which is not the control face's
 SESSION_FACE: Final = "/{uuid}/v1"  # below it agents call, too: the sessions of Atropos' proxy
 # For load balancers, which have no keys; and the files of the page, which hold nothing and ask for one.
 _OPEN: Final = ("/health", "/ready", "/ui", "/ui/", "/ui/{file}")
+_MOST_BYTES: Final = 8 * 2**20  # of terms and metadata, which are written again for the store and the answer
 _GREATEST: Final = 10**12 - 1  # beyond any count, index or unix time in seconds, and no trouble to the store
 
 
@@ -59,6 +62,12 @@ async def rollout_of(request: web.Request) -> Rollout:
 def no_rollout(name: str) -> NotFound:
     """The error for a rollout that is not there."""
     return NotFound(f"there is no rollout {name!r}", param="rollout_id")
+
+
+async def body_of(request: web.Request, model: type[Read]) -> Read:
+    """Read the body as this model. Raises BadCall, NotValid, and what `read_bytes` raises."""
+    text = await read_bytes(request, most=_MOST_BYTES)
+    return await off_loop(len(text), read_as, model, text)
 
 
 def number_of(request: web.Request, name: str, default: int | None, *, least: int, most: int = _GREATEST) -> int | None:

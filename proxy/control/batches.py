@@ -13,10 +13,10 @@ from aiohttp import web
 from proxy.batches import Batch, Ending, read_batch, write_batch
 from proxy.clientside import CLIENT_LEFT
 from proxy.clock import new_id
-from proxy.control.access import rollout_id_of
+from proxy.control.access import body_of, rollout_id_of
 from proxy.control.claims import Claim, fill, give_back, held_fields, undo
 from proxy.control.groups import drop_group
-from proxy.control.models import AckBatch, ClaimBatch, ExtendBatch, ReleaseBatch, read_as
+from proxy.control.models import AckBatch, ClaimBatch, ExtendBatch, ReleaseBatch
 from proxy.control.wanted import wanted_by_claim
 from proxy.errors import Conflict, LeaseLost, NotFound
 from proxy.parts import PARTS, Parts
@@ -29,7 +29,7 @@ _LOOK_AGAIN_S: Final = 0.2
 async def claim_batch(request: web.Request) -> web.Response:
     """`POST /batches/claim`: up to so many complete groups that nobody else holds, waiting up to `wait_s` for the first."""
     parts = request.app[PARTS]
-    said = read_as(ClaimBatch, await request.read())
+    said = await body_of(request, ClaimBatch)
     claim = Claim(new_id(parts.clock), said, wanted_by_claim(said))
     until = parts.clock.monotonic() + said.wait_s
     try:
@@ -95,7 +95,7 @@ def _answer(claim: Claim, lease_ms: int | None) -> bytes:
 async def ack_batch(request: web.Request) -> web.Response:
     """`POST /batches/{id}/ack`: done with its groups, for good. 409 if all of them are somebody else's by now."""
     parts = request.app[PARTS]
-    ack = read_as(AckBatch, await request.read())
+    ack = await body_of(request, AckBatch)
     batch = await _batch_of(request, ending="acked")
     if batch.answer is not None:
         return _json(batch.answer)
@@ -125,7 +125,7 @@ async def _was_done(parts: Parts, batch: Batch, waiting: Waiting) -> bool:
 async def release_batch(request: web.Request) -> web.Response:
     """`POST /batches/{id}/release`: its groups wait again, in their old places."""
     parts = request.app[PARTS]
-    read_as(ReleaseBatch, await request.read())
+    await body_of(request, ReleaseBatch)
     batch = await _batch_of(request, ending="released")
     if batch.answer is not None:
         return _json(batch.answer)
@@ -138,7 +138,7 @@ async def release_batch(request: web.Request) -> web.Response:
 async def extend_batch(request: web.Request) -> web.Response:
     """`POST /batches/{id}/extend`: held for `lease_s` from now on. 409 if all of its groups are somebody else's by now."""
     parts = request.app[PARTS]
-    extend = read_as(ExtendBatch, await request.read())
+    extend = await body_of(request, ExtendBatch)
     batch = await _batch_of(request, ending=None)
     fields = held_fields(parts, batch.batch_id, batch.consumer, extend.lease_s)
     lease_ms, now_ms = max(1, round(extend.lease_s * 1000)), parts.clock.now_ms()

@@ -171,6 +171,7 @@ async def _render(parts: Parts, claim: Claim, held: Held) -> str | None:
         "complete_ms": group.complete_ms,
         "metadata": group.metadata,
         **gathered.described(wanted),
+        "late": {one.rollout_id: late for one in frozen if (late := one.counts.get("late", 0))},
     }
     held.rendered = await aside(gathered.count, lambda: written({**described, "data": whole}))
     return None

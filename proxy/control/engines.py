@@ -8,7 +8,8 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from proxy.control.models import PutEngines, read_as
+from proxy.control.access import body_of
+from proxy.control.models import PutEngines
 from proxy.control.system import healthy_engines
 from proxy.dialects.base import DialectName
 from proxy.engines.losses import LOSSES, Circumstances, choose_framing
@@ -34,7 +35,7 @@ async def put_engines(request: web.Request) -> web.Response:
     parts = request.app[PARTS]
     if not parts.control_keys:
         raise Forbidden("endpoints are changed with a control key only, and none is configured: set control.api_keys")
-    await parts.fleet.put(read_as(PutEngines, await request.read()).endpoints)
+    await parts.fleet.put((await body_of(request, PutEngines)).endpoints)
     return await _shown(parts)
 
 

@@ -11,11 +11,11 @@ import orjson
 from aiohttp import web
 
 from proxy.clock import new_id
-from proxy.control.access import choice_of, number_of, only_known, rollout_id_of
+from proxy.control.access import body_of, choice_of, number_of, only_known, rollout_id_of
 from proxy.control.completion import members_of, settle
 from proxy.control.exports import skipped_header
 from proxy.control.gathering import ADVANTAGES, Gathered, Worth, gather
-from proxy.control.models import OpenGroup, read_as
+from proxy.control.models import OpenGroup
 from proxy.control.rollouts import opened
 from proxy.control.steps import aside
 from proxy.control.wanted import EXPORT_OPTIONS, Wanted, wanted_by_query
@@ -36,7 +36,7 @@ _COUNTS: Final = ("steps", "exact", "flagged", "sampled_tokens")
 async def open_group(request: web.Request) -> web.Response:
     """`POST /groups`: the group and all its rollouts, or nothing: 201; 200 for the same body again; 409 for another."""
     parts = request.app[PARTS]
-    opening = read_as(OpenGroup, await request.read())
+    opening = await body_of(request, OpenGroup)
     name = opening.group_id or new_id(parts.clock)
     terms = opening.rollout.model_dump(exclude_none=True, exclude_defaults=True)
     said = {**opening.model_dump(exclude_none=True, exclude_defaults=True), "group_id": name, "rollout": terms}

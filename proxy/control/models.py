@@ -3,15 +3,24 @@
 Holds the pydantic models of request bodies and their reading: a misspelt field is refused, and the refusal names it.
 """
 
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    ValidationError,
+    model_validator,
+)
 
-from proxy.bodies import read_body
+from proxy.bodies import FIRST_FAULT, faults_of
 from proxy.config import EndpointList
 from proxy.errors import BadCall, NotValid
 from proxy.naming import checked_id
 from proxy.sections import Caps
+from proxy.signals import Signal, Signals, read_object
 from storage.queue import LONGEST_LEASE_MS
 
 
@@ -23,6 +32,9 @@ def _id(name: str) -> str:
 
 
 Id = Annotated[str, AfterValidator(_id)]
+
+
+_NAMED_FAULTS: Final = 5  # of a body: a long list may have one at every place
 
 
 class _Body(BaseModel):
@@ -58,7 +70,7 @@ class Terms(_Body):
     metadata: dict[str, Any] = {}
     model: str | None = None
     sampling: SamplingRules | None = None
-    tools: list[dict[str, Any]] = []
+    tools: Annotated[list[dict[str, Any]], FIRST_FAULT] = []
     limits: RolloutLimits | None = None
     reply: ReplyTokens | None = None
 
@@ -141,9 +153,9 @@ class PausePolicy(_Body):
 class PatchRollout(_Body):
     """`PATCH /rollouts/{id}`: what is given is set. `step_rewards` are by step id: a number, or one for each sampled token."""
 
-    reward: FiniteFloat | None = None
-    step_rewards: dict[str, FiniteFloat | list[FiniteFloat]] = {}
-    advantages: FiniteFloat | list[FiniteFloat] | dict[str, Any] | None = None
+    reward: Signal | None = None
+    step_rewards: dict[str, Signal | Annotated[list[Signal], FIRST_FAULT]] = {}
+    advantages: Signal | Annotated[list[Signal], FIRST_FAULT] | Signals | None = None
     metadata: dict[str, Any] | None = None
 
 
@@ -151,7 +163,7 @@ class FinishRollout(_Body):
     """`POST /rollouts/{id}/finish`."""
 
     status: Literal["completed", "failed", "aborted", "truncated"]
-    reward: FiniteFloat | None = None
+    reward: Signal | None = None
     metadata: dict[str, Any] | None = None
 
 
@@ -163,7 +175,7 @@ class DispatchRollout(_Body):
 
     server: str
     protocol: Literal["sync", "async"] = "sync"
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1), FIRST_FAULT]
     sampling_params: dict[str, Any] | None = None
     completion_params: dict[str, Any] | None = None
     max_turns: Annotated[int, Field(ge=1, le=100)] = 10
@@ -190,11 +202,18 @@ Read = TypeVar("Read", bound=_Body)
 
 
 def read_as(model: type[Read], text: bytes) -> Read:
-    """The body as this model; an empty one as `{}`. Raises BadCall (not JSON) or NotValid (names each field)."""
-    body = read_body(text or b"{}")
+    """Return the body as this model; an empty one as `{}`.
+
+    Raises:
+        BadCall: the body is not a JSON object.
+        NotValid: a value is not allowed; the message names the first faults.
+    """
+    body = read_object(text or b"{}")
     try:
         return model.model_validate(body)
     except ValidationError as error:
-        told = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'body'}: {one['msg']}" for one in error.errors())
-        first = error.errors()[0]["loc"]
-        raise NotValid(told, param=str(first[0]) if first else None) from None
+        faults = faults_of(error)
+        named = [f"{'.'.join(map(str, one['loc'])) or 'body'}: {one['msg']}" for one in faults[:_NAMED_FAULTS]]
+        more = [f"and {len(faults) - _NAMED_FAULTS} more"] if len(faults) > _NAMED_FAULTS else []
+        first = faults[0]["loc"]
+        raise NotValid("; ".join([*named, *more]), param=str(first[0]) if first else None) from None

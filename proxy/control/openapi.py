@@ -87,7 +87,7 @@ _B = "/batches/{batch_id}"
 _SETTLED = (200, 400, 404, 409, 422)
 _PREFIXES = ("", _R, "/sessions/{rollout_id}")
 _DRAIN = (("drain_s", {"type": "number", "minimum": 0, "description": "wait so long for none in flight"}),)
-_COMPLETED = "A rollout server says that a rollout is over."
+_COMPLETED = "A rollout server reports the result of a rollout."
 _DISPATCHED = (202, 200, 400, 404, 409, 422)
 _CALLS = [(path, f"A recorded call, in the {dialect.name} dialect.") for path, dialect in DIALECTS.items()]
 _CALLS += [(path, f"A recorded call, in the {one.name} dialect, by way of chat.") for path, one in TRANSLATIONS.items()]
@@ -165,7 +165,7 @@ ROUTES: tuple[Route, ...] = (
         for prefix in _PREFIXES
     ),
     *(
-        Route("post", f"{prefix}/v1/rollout/completed", _COMPLETED, statuses=(200, 400, 401, 403, 409, 422))
+        Route("post", f"{prefix}/v1/rollout/completed", _COMPLETED, statuses=(200, 400, 401, 403, 409, 413, 422))
         for prefix in _PREFIXES
     ),
     *(

@@ -9,7 +9,8 @@ from typing import Any, Final
 import orjson
 from aiohttp import web
 
-from proxy.control.models import PausePolicy, PutPolicy, read_as
+from proxy.control.access import body_of
+from proxy.control.models import PausePolicy, PutPolicy
 from proxy.errors import BadCall
 from proxy.parts import PARTS
 from proxy.policy import POLICY_NOTICE, read_policy
@@ -26,7 +27,7 @@ async def show_policy(request: web.Request) -> web.Response:
 
 async def put_policy(request: web.Request) -> web.Response:
     """`PUT /policy`: every call that begins after the answer, at any process that shares the store, is stamped with it."""
-    said = read_as(PutPolicy, await request.read())
+    said = await body_of(request, PutPolicy)
     version = str(said.version)
     parts = request.app[PARTS]
     parts.policy.told({POLICY_NOTICE: await parts.store.notices.announce(POLICY_NOTICE, orjson.dumps(version))})
@@ -39,7 +40,7 @@ async def pause_policy(request: web.Request) -> web.Response:
     `?drain_s=` waits until none is in flight, at the most for so long; `drained` says whether all processes agree.
     """
     drain_s = _seconds(request, "drain_s")
-    mode = read_as(PausePolicy, await request.read()).mode
+    mode = (await body_of(request, PausePolicy)).mode
     parts = request.app[PARTS]
     number = await parts.pause.announce(mode)
     began = parts.clock.monotonic()

@@ -15,9 +15,9 @@ from yarl import URL
 
 from proxy.addresses import split_listen
 from proxy.clock import new_id
-from proxy.control.access import choice_of, no_rollout, number_of, only_known, rollout_id_of, rollout_of
+from proxy.control.access import body_of, choice_of, no_rollout, number_of, only_known, rollout_id_of, rollout_of
 from proxy.control.completion import member_finished
-from proxy.control.models import FinishRollout, OpenRollout, PatchRollout, read_as
+from proxy.control.models import FinishRollout, OpenRollout, PatchRollout
 from proxy.control.steps import check_step_rewards, read_steps
 from proxy.drifting import count_drift
 from proxy.errors import BadCall, Conflict, ProxyError
@@ -25,7 +25,7 @@ from proxy.keys import mint
 from proxy.logs import LOG
 from proxy.membership import join
 from proxy.parts import PARTS, Parts
-from proxy.rollouts import STATUSES, Rollout, read_marks, read_rollout, write_fields
+from proxy.rollouts import STATUSES, Rollout, own_metadata, read_marks, read_rollout, write_fields
 from storage.store import FieldsChanged, StorageError, StoredRollout
 
 _LISTED = 100
@@ -38,7 +38,7 @@ _FIELDS_OF_OPENING = ("group_id", "metadata", "model", "sampling", "tools", "lim
 async def open_rollout(request: web.Request) -> web.Response:
     """`POST /rollouts`: 201; 200 and the same answer for the same body again; 409 for another body."""
     parts = request.app[PARTS]
-    opening = read_as(OpenRollout, await request.read())
+    opening = await body_of(request, OpenRollout)
     name = opening.rollout_id or new_id(parts.clock)
     said = opening.model_dump(exclude_none=True, exclude_defaults=True)
     fields = write_fields({key: said.get(key) for key in _FIELDS_OF_OPENING})
@@ -72,7 +72,8 @@ async def list_rollouts(request: web.Request) -> web.Response:
     found = await asyncio.gather(*map(parts.store.look, page.names))
     rollouts = [rollout for stored in found if stored is not None and wanted(rollout := read_rollout(stored))]
     shown = await asyncio.gather(*(_shown(request, parts, rollout) for rollout in rollouts))
-    return _json({"rollouts": shown, "cursor": page.cursor})
+    listed = [{**one, "metadata": own_metadata(one["metadata"])} for one in shown]
+    return _json({"rollouts": listed, "cursor": page.cursor})
 
 
 def filter_of(request: web.Request) -> "RolloutFilter":
@@ -107,7 +108,7 @@ async def patch_rollout(request: web.Request) -> web.Response:
     """
     parts = request.app[PARTS]
     rollout = await rollout_of(request)
-    patch = read_as(PatchRollout, await request.read())
+    patch = await body_of(request, PatchRollout)
     await check_step_rewards(parts, rollout, patch.step_rewards)
     given = patch.model_dump(include={"reward", "advantages", "metadata"} & patch.model_fields_set)
     while True:
@@ -144,7 +145,7 @@ def _changes(rollout: Rollout, given: Mapping[str, Any], step_rewards: Mapping[s
 async def finish_rollout(request: web.Request) -> web.Response:
     """`POST /rollouts/{id}/finish`: once; the same again changes nothing, another status is 409."""
     parts = request.app[PARTS]
-    said = read_as(FinishRollout, await request.read())
+    said = await body_of(request, FinishRollout)
     return _json(await _shown(request, parts, await finish(parts, await rollout_of(request), said)))
 
 
@@ -169,15 +170,24 @@ async def finish(parts: Parts, rollout: Rollout, said: FinishRollout) -> Rollout
         if stored is None:
             raise no_rollout(name)
         rollout = read_rollout(stored)
-        parts.recorder.hold(_count_drift(parts, rollout))
-        await member_finished(parts, rollout)
+        await after_finish(parts, rollout)
         return rollout
     if rollout.status != said.status:
         raise Conflict(f"the rollout {name!r} is {rollout.status} already, not {said.status}", param="status")
     if said.reward not in (None, rollout.reward):
         raise Conflict(f"the rollout {name!r} was finished with another reward; PATCH changes rewards", param="reward")
-    await member_finished(parts, rollout)  # the first finish may have died before it came so far
+    await after_finish(parts, rollout, again=True)
     return rollout
+
+
+async def after_finish(parts: Parts, rollout: Rollout, *, again: bool = False) -> None:
+    """Do what follows from the finish of a rollout: its drift is counted, and its group may be complete.
+
+    `again`: it was finished before, by a process that may have died before its group was updated.
+    """
+    if not again:
+        parts.recorder.hold(_count_drift(parts, rollout))
+    await member_finished(parts, rollout)
 
 
 async def _count_drift(parts: Parts, rollout: Rollout) -> None:
@@ -198,6 +208,7 @@ async def delete_rollout(request: web.Request) -> web.Response:
 def opened(request: web.Request, parts: Parts, stored: StoredRollout) -> dict[str, Any]:
     """What an opening answers: the rollout without what changes with time, so that it is the same answer again."""
     shown = _terms(request, parts, read_rollout(stored))
+    shown["metadata"] = own_metadata(shown["metadata"])
     key = mint(stored.name, stored.birth, parts.secret)
     return {**shown, "status": "open", "created_ms": stored.created_ms, "api_key": key}
 
@@ -224,7 +235,7 @@ async def _shown(request: web.Request, parts: Parts, rollout: Rollout) -> dict[s
 
 
 _DISPATCH = ("server", "protocol", "state")
-_COUNTS = ("steps", "exact", "flagged", "error", "sampled_tokens", "prompt_tokens", "mask_mismatches")
+_COUNTS = ("steps", "exact", "flagged", "error", "late", "sampled_tokens", "prompt_tokens", "mask_mismatches")
 
 
 def _terms(request: web.Request, parts: Parts, rollout: Rollout) -> dict[str, Any]:

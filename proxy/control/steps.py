@@ -4,7 +4,7 @@ Holds the reading of steps out of the store, with what was learnt of them since,
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from math import isfinite
 from typing import Any, TypeVar
@@ -18,7 +18,7 @@ from proxy.errors import DamagedStep, NotFound, NotValid
 from proxy.export.containers import Ndjson, container_for
 from proxy.export.writing import written
 from proxy.parts import PARTS, Parts
-from proxy.rollouts import Rollout, read_marks, read_rollout
+from proxy.rollouts import Marks, Rollout, own_metadata, read_marks, read_rollout
 from proxy.trajectory import fidelity
 from proxy.trajectory.blocks import BlockReader
 from proxy.trajectory.outline import outline
@@ -73,7 +73,7 @@ def facts_of(rollout: Rollout) -> RolloutFacts:
         reward=rollout.reward,
         step_rewards=rollout.step_rewards,
         advantages=rollout.advantages,
-        metadata=rollout.metadata,
+        metadata=own_metadata(rollout.metadata),
     )
 
 
@@ -95,22 +95,23 @@ async def _decoded(parts: Parts, rollout: Rollout, records: Sequence[bytes], sta
 async def _decode(
     name: str, records: Sequence[bytes], start: int, reader: BlockReader, marks: Mapping[str, bytes], *, whole: bool
 ) -> list[Step]:
-    undelivered = read_marks(marks).undelivered
+    read = read_marks(marks)
 
     def decoded() -> list[Step]:
-        return [_read(name, record, reader, start + at, undelivered, whole=whole) for at, record in enumerate(records)]
+        return [_read(name, record, reader, start + at, read, whole=whole) for at, record in enumerate(records)]
 
     return await aside(len(records), decoded)
 
 
-def _read(
-    name: str, record: bytes, reader: BlockReader, index: int, undelivered: Collection[str], *, whole: bool
-) -> Step:
+def _read(name: str, record: bytes, reader: BlockReader, index: int, marks: Marks, *, whole: bool) -> Step:
     try:
         step = decode(record, reader, index, whole=whole)
     except UnreadableRecord as error:
         raise DamagedStep(f"the step at index {index} of rollout {name!r} cannot be read: {error}") from error
-    return replace(step, delivered=False) if step.step_id in undelivered else step
+    if step.step_id in marks.undelivered or step.step_id in marks.late:
+        delivered = step.delivered and step.step_id not in marks.undelivered
+        return replace(step, delivered=delivered, late=step.step_id in marks.late)
+    return step
 
 
 async def check_step_rewards(parts: Parts, rollout: Rollout, rewards: Mapping[str, float | list[float]]) -> None:
@@ -216,6 +217,7 @@ def step_json(step: Step, rollout: Rollout) -> dict[str, Any]:
         "status": step.status,
         "reason": step.reason,
         "delivered": step.delivered,
+        "late": step.late,
         "reward": rollout.step_rewards.get(step.step_id),
         "policy_version": step.policy_version,
         "policy_version_end": step.policy_version_end,

@@ -55,6 +55,10 @@ class Dialect(Spoken, Protocol):
         """The part of a body that says how to sample."""
         ...
 
+    def prompt_ids(self, body: Mapping[str, Any]) -> list[list[int]] | None:
+        """The prompts that a body gives as token ids, which the engine's are then compared with; None: it gives text."""
+        ...
+
     def place_sampling(
         self, body: Mapping[str, Any], fields: Mapping[str, Any], unset: Collection[str]
     ) -> tuple[dict[str, Any], set[str]]:

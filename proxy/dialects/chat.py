@@ -28,6 +28,10 @@ class Chat:
         """On the body's top level."""
         return body
 
+    def prompt_ids(self, body: Mapping[str, Any]) -> list[list[int]] | None:
+        """Messages are text."""
+        return None
+
     def place_sampling(
         self, body: Mapping[str, Any], fields: Mapping[str, Any], unset: Collection[str]
     ) -> tuple[dict[str, Any], set[str]]:

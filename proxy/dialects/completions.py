@@ -29,6 +29,15 @@ class Completions:
         """On the body's top level."""
         return body
 
+    def prompt_ids(self, body: Mapping[str, Any]) -> list[list[int]] | None:
+        """One list of ids, or several; unless the engine is to cut them (vLLM's `truncate_prompt_tokens`)."""
+        prompt = body.get("prompt")
+        if not isinstance(prompt, list) or not prompt or body.get("truncate_prompt_tokens") is not None:
+            return None
+        if type(prompt[0]) is int:
+            return [prompt]
+        return prompt if all(isinstance(one, list) and one and type(one[0]) is int for one in prompt) else None
+
     def place_sampling(
         self, body: Mapping[str, Any], fields: Mapping[str, Any], unset: Collection[str]
     ) -> tuple[dict[str, Any], set[str]]:

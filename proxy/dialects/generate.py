@@ -41,6 +41,12 @@ class Generate:
         given = body.get("sampling_params")
         return {name: value for name, value in given.items() if name != _BOUND} if isinstance(given, dict) else {}
 
+    def prompt_ids(self, body: Mapping[str, Any]) -> list[list[int]] | None:
+        """Its ids; unless placeholders of images lengthen them (`features`), or the engine is to cut them."""
+        ids = body.get("token_ids")
+        is_changed = body.get("features") is not None or self.sampling(body).get("truncate_prompt_tokens") is not None
+        return [ids] if isinstance(ids, list) and not is_changed else None
+
     def place_sampling(
         self, body: Mapping[str, Any], fields: Mapping[str, Any], unset: Collection[str]
     ) -> tuple[dict[str, Any], set[str]]:

@@ -22,11 +22,13 @@ class Traits:
     """What was found out about the server at hand. None: not known.
 
     `has_parser`: a reasoning or tool parser is configured, which decides whether SGLang's chat streams lose logprobs.
+    `forces_usage`: its streams have usage on each event, whatever is requested (vLLM's --enable-force-include-usage).
     """
 
     kind: str
     version: str | None = None
     has_parser: bool | None = None
+    forces_usage: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,7 @@ class Wish:
 
     `asked` is what the client itself wants to see, `headers` are the client's, by lowercase name. `keep_reasoning`:
     whether a wish for no reasoning may be overridden where it would cost the ids. `logprobs`: which ones we want.
+    `forces_usage`: see `Traits`.
     """
 
     dialect: DialectName
@@ -43,6 +46,7 @@ class Wish:
     keep_reasoning: bool = True
     headers: Mapping[str, str] = field(default_factory=dict)
     logprobs: LogprobsAsked = "full"
+    forces_usage: bool = False
 
     @property
     def adds_logprobs(self) -> bool:
@@ -56,18 +60,26 @@ class Hidden:
 
     `token_ids`, `logprobs`: to be null again. `keys`: to be deleted, since a plain answer has no such keys.
     `empty_deltas`: drop stream events that exist only because ids or logprobs were asked. `reasoning`: the client
-    switched reasoning off, but the engine was asked for it because it would have withheld the ids as well.
+    switched reasoning off, but the engine was asked for it because it would have withheld the ids as well. `usage`: drop the
+    usage event of a stream; `running_usage`: remove usage from the other events.
     """
 
     token_ids: bool = False
     logprobs: bool = False
     empty_deltas: bool = False
     reasoning: bool = False
+    usage: bool = False
+    running_usage: bool = False
     keys: frozenset[str] = frozenset()
 
     @property
     def anything(self) -> bool:
         """Whether there is anything to hide at all."""
+        return self.of_choices or self.usage or self.running_usage
+
+    @property
+    def of_choices(self) -> bool:
+        """Whether anything of a response or a choice is to be hidden, usage aside."""
         return self.token_ids or self.logprobs or self.empty_deltas or self.reasoning or bool(self.keys)
 
 
@@ -86,7 +98,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One choice as the engine gave it: lists of the response itself, not copies. None: not given.
+    """One choice as the engine gave it: lists of the response itself, not copies, and values of any type. None: not given.
 
     `counted` is how many tokens the engine says it sampled for this choice alone. `spans` are (start, end, version of
     the weights) over its sampled ids. `routed_experts` and `sampling_mask` are as the engine wrote them.
@@ -96,10 +108,10 @@ class Sampled:
     prompt_ids: list[int] | None
     ids: list[int] | None
     logprobs: list[float | None] | None
-    finish_reason: str | None
-    stop_reason: int | str | None
-    counted: int | None = None
-    spans: tuple[tuple[int, int, str | None], ...] | None = None
+    finish_reason: Any
+    stop_reason: Any
+    counted: Any = None
+    spans: tuple[tuple[Any, Any, Any], ...] | None = None
     routed_experts: Any = None
     sampling_mask: list[list[int]] | None = None
 
@@ -154,10 +166,17 @@ class StreamShape:
 
 
 class Engine(Protocol):
-    """One kind of inference server. `logprobs_mode` is what its logprobs are of, where the configuration is silent."""
+    """One kind of inference server.
+
+    `logprobs_mode` is what its logprobs are of, where the configuration is silent. `always_sends_usage`: each unstreamed
+    answer has the counts of its tokens, so one without them is faulty. `unbounded`: finish reasons with which a choice may have
+    more tokens than `max_tokens`.
+    """
 
     kind: str
     logprobs_mode: str | None
+    always_sends_usage: bool
+    unbounded: frozenset[str]
     shape: StreamShape
 
     def ask(self, wish: Wish) -> Ask:
@@ -174,6 +193,10 @@ class Engine(Protocol):
 
     def hide_chunk(self, dialect: DialectName, chunk: Json, hidden: Hidden) -> Json | None:
         """A streamed chunk likewise; the same dict if nothing in it is to be hidden, None if it is not to be shown."""
+        ...
+
+    def must_send_usage(self, dialect: DialectName, finish: Json) -> bool:
+        """Whether a stream with this finish event has a usage event, if one was requested: without it, it was lost."""
         ...
 
     def lookup(self, dialect: DialectName, body: Mapping[str, Any], response: Json) -> Lookup | None:

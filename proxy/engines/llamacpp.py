@@ -30,6 +30,8 @@ class Llamacpp:
 
     kind = "llamacpp"
     logprobs_mode: str | None = "raw_logprobs"  # the same number at temperature 0 and 0.8
+    unbounded: frozenset[str] = frozenset()
+    always_sends_usage = True
     shape = StreamShape(
         head=frozenset({"created", "id", "model", "system_fingerprint", "object"}),
         role={"role": "assistant", "content": None},
@@ -73,6 +75,10 @@ class Llamacpp:
     def hide_chunk(self, dialect: DialectName, chunk: Json, hidden: Hidden) -> Json | None:
         """Likewise: no event exists only because of the flags."""
         return self.hide(dialect, chunk, hidden)
+
+    def must_send_usage(self, dialect: DialectName, finish: Json) -> bool:
+        """Never: the finish of a completions stream has the usage."""
+        return False
 
     def lookup(self, dialect: DialectName, body: Mapping[str, Any], response: Json) -> Lookup | None:
         """The ids of the prompt, by its text: of chat, or of a text; of several prompts only the first one's comes."""

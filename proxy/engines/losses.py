@@ -79,6 +79,13 @@ def _several(at: Circumstances) -> bool:
     return n is not None and n != 1
 
 
+def _several_in_all(at: Circumstances) -> bool:
+    """Whether the choices of a completions call, over all prompts, may be more than one."""
+    prompt = at.body.get("prompt")
+    prompts = len(prompt) if isinstance(prompt, list) and prompt and type(prompt[0]) is not int else 1
+    return _several(at) or prompts > 1
+
+
 def _no_tokens_wanted(at: Circumstances) -> bool:
     return at.body.get("max_tokens") == 0
 
@@ -133,6 +140,10 @@ LOSSES: Final[tuple[Loss, ...]] = (
     Loss(
         "sglang", _CHAT, "always", "Images and the like: the prompt's ids are those before they were put in.",
         ("prompt_count",), "read in 0.5.23; tokenizer_manager.py:948", _has_more_than_text,
+    ),
+    Loss(
+        "sglang", _COMPLETIONS, "streams", "Several choices or prompts: usage counts their sum, so another may have repeated "
+        "what one lost.", ("uncounted",), "run on 0.5.23; serving_completions.py", _several_in_all,
     ),
     Loss(
         "sglang", _BOTH, "always", "`echo` and beam search have another shape.", ("echo", "beam_search"),

@@ -17,6 +17,8 @@ class Plain:
 
     kind = "plain"
     logprobs_mode: str | None = None  # nobody says what a server like this means by them
+    unbounded: frozenset[str] = frozenset()
+    always_sends_usage = False
     shape = StreamShape(
         head=frozenset({"id", "object", "created", "model", "system_fingerprint"}),
         role={"role": "assistant", "content": ""},
@@ -39,6 +41,10 @@ class Plain:
     def hide_chunk(self, dialect: DialectName, chunk: Json, hidden: Hidden) -> Json | None:
         """Nothing was asked."""
         return chunk
+
+    def must_send_usage(self, dialect: DialectName, finish: Json) -> bool:
+        """Nobody knows."""
+        return False
 
     def lookup(self, dialect: DialectName, body: Mapping[str, Any], response: Json) -> Lookup | None:
         """Nothing: there is nobody to ask."""

@@ -44,6 +44,17 @@ def recognise(answers: Mapping[str, Seen]) -> Traits:
     return Traits("plain")
 
 
+def names_of_models(listed: Any) -> frozenset[str] | None:
+    """The names in an answer of `GET /v1/models`: id and root (vLLM 0.32), and aliases (llama.cpp); None if it lists none."""
+    models = listed.get("data") if isinstance(listed, dict) else None
+    found = [model for model in models if isinstance(model, dict)] if isinstance(models, list) else []
+    aliases = [model["aliases"] for model in found if isinstance(model.get("aliases"), list)]
+    names = [model.get(field) for model in found for field in ("id", "root")] + [
+        name for some in aliases for name in some
+    ]
+    return frozenset(name for name in names if isinstance(name, str)) or None
+
+
 def _has_parser(facts: Mapping[str, Any]) -> bool | None:
     """Whether a reasoning or a tool parser is configured; None if the server does not say."""
     names = ("reasoning_parser", "tool_call_parser")

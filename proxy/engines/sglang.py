@@ -8,6 +8,8 @@ Rule 1: the keys that our flags bring are absent from a plain answer, so hiding 
 Rule 2: `return_token_ids` and `return_meta_info` are never sent with a chat stream: they are a 400 there. Ids then come in
         a named event of their own (`x-sglext-ids-framed`), after the finish.
 Rule 3: older servers ignore all of these flags with 200: what came is judged, never what was asked.
+Rule 4: each stream is to count its tokens. The usage event is dropped again; a server that sends one by default
+        (stream_response_default_include_usage) loses it, since its streams look the same then.
 """
 
 from collections.abc import Mapping
@@ -15,7 +17,7 @@ from typing import Any
 
 from proxy.dialects.base import DialectName, is_on
 from proxy.engines.base import Ask, Hidden, Json, Lookup, Sampled, StreamShape, Tokens, Wish
-from proxy.engines.choices import index_of, logprobs_of, without
+from proxy.engines.choices import index_of, logprobs_of, names_other_ids, usage_options, without
 
 _PROMPT: dict[DialectName, str] = {"chat": "messages", "completions": "prompt"}
 _IDS_BOTH, _META = "return_token_ids", "return_meta_info"
@@ -38,6 +40,9 @@ class Sglang:
     kind = "sglang"
     # log_softmax of logits / temperature, after penalties and bias, before top-k and top-p (layers/sampler.py:208-331).
     logprobs_mode: str | None = "after_temperature_logprobs"
+    always_sends_usage = True
+    # Its serving code passes 31 tokens on where 24 were the most (a faked scheduler's); no running server was seen.
+    unbounded = frozenset({"tool_calls"})
     shape = StreamShape(
         head=frozenset({"id", "object", "created", "model"}),
         role={"reasoning_content": None, "role": "assistant", "content": ""},
@@ -56,6 +61,8 @@ class Sglang:
         problems = tuple(_problems(dialect, body))
         if "echo" in problems:
             return Ask({}, Hidden(), problems)
+        if dialect == "completions" and is_on(body.get("stream")) and asked.choices != 1:
+            problems = (*problems, "uncounted")  # usage is their sum: what one lost another may have repeated
         streamed = dialect == "chat" and is_on(body.get("stream"))
         wanted = (_INPUT, _OUTPUT) if streamed else (_IDS_BOTH, _META) if dialect == "chat" else (_IDS_BOTH,)
         missing = [
@@ -65,11 +72,14 @@ class Sglang:
         if wish.adds_logprobs:
             # In completions the number is that of alternatives, and 0 tells the sampled token's own (run on 0.5.23).
             fields["logprobs"] = True if dialect == "chat" else 0 if wish.logprobs == "sampled" else 1
+        if options := usage_options(wish, running=False):
+            fields["stream_options"] = options
         kept = {key for flag, keys in _BROUGHT.items() if is_on(body.get(flag)) for key in keys}
         kept |= {"prompt_token_ids"} if is_on(body.get("return_prompt_token_ids")) else set()
         hidden = Hidden(
             logprobs="logprobs" in fields,
             empty_deltas=streamed and not asked.logprobs,
+            usage=bool(options) and not asked.usage,
             keys=frozenset(key for flag in missing for key in _BROUGHT[flag]) - kept,
         )
         # Framed, ids come in an event of their own, which can be dropped whole. Not if the client reads it itself.
@@ -100,11 +110,17 @@ class Sglang:
             if hidden.empty_deltas and all(map(_only_carries_logprobs, choices)):
                 return None
             return {**_without_ids(chunk, hidden), "choices": shown}
+        if hidden.usage and chunk.get("usage") is not None and chunk.get("sglext") is None:
+            return None
         if "sglext" not in chunk:
             return chunk
         rest = _without_ids(chunk, hidden)
         # What else the client asked of sglext stays; a chunk that says nothing more would only confuse it.
         return rest if "sglext" in rest or rest.get("usage") else None
+
+    def must_send_usage(self, dialect: DialectName, finish: Json) -> bool:
+        """Completions: nothing else counts their tokens. A chat stream has its ids in one list for each choice."""
+        return dialect == "completions"
 
     def lookup(self, dialect: DialectName, body: Mapping[str, Any], response: Json) -> Lookup | None:
         """Nothing: all tokens are in the answer."""
@@ -116,13 +132,18 @@ class Sglang:
         choices = response.get("choices") or ()
         outputs = extension.get("output_ids")
         sampled, problems, retractions = [], [], 0
+        if isinstance(outputs, list) and len(outputs) != len(choices):
+            problems.append("choice_count")
         versions = (response.get("metadata") or {}).get("weight_versions") if len(choices) == 1 else None
         for choice in choices:
             meta = choice.get("meta_info") or {}
             one = _sampled(choice, meta, outputs, versions)
             sampled.append(one)
             retractions += meta.get("num_retractions") or 0
-            if _disagree(one.ids, meta.get("output_token_logprobs")):
+            prompt = extension.get("input_ids") if one.prompt_ids is None else one.prompt_ids
+            if prompt is not None and meta.get("prompt_tokens", len(prompt)) != len(prompt):
+                problems.append("prompt_count")
+            if _disagree(one, choice, meta, outputs) or names_other_ids(choice, one.ids):
                 problems.append("ids_disagree")
         # Retracted: recomputed, maybe under new weights.
         notes = {"retractions": retractions} if retractions else {}
@@ -180,8 +201,13 @@ def _sampled(choice: Json, meta: Json, outputs: Any, versions: Any) -> Sampled:
     )
 
 
-def _disagree(ids: list[int] | None, pairs: Any) -> bool:
-    return bool(pairs) and ids is not None and ids != [pair[1] for pair in pairs]
+def _disagree(one: Sampled, choice: Json, meta: Json, outputs: Any) -> bool:
+    """Whether the ids came more than once, and differ."""
+    given = [choice.get("response_token_ids"), choice.get("token_ids")]
+    given += [outputs[one.index]] if isinstance(outputs, list) and one.index < len(outputs) else []
+    pairs = meta.get("output_token_logprobs")
+    given += [[pair[1] for pair in pairs]] if pairs else []
+    return any(ids is not None and ids != one.ids for ids in given)
 
 
 def _spans(versions: Any) -> tuple[tuple[int, int, str | None], ...] | None:

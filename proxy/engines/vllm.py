@@ -5,7 +5,9 @@ Holds what is true of vLLM's chat and completions endpoints and of no other engi
 
 Rule 1: injection never adds or removes a key of an answer; it turns null into a value and adds stream events. So hiding
         sets null again where the key is, and drops the added events.
-Rule 2: `stream_options.include_usage` is never injected: it would add an event and move `system_fingerprint`.
+Rule 2: each stream is to count its tokens: ids alone cannot show a lost or repeated event. `include_usage` adds an event and
+        moves `system_fingerprint` to it from the finish; both are undone. Of several choices each is counted in each event
+        (`continuous_usage_stats`), since a sum cannot show what one choice lost and another repeated.
 Rule 3: a body that vLLM refuses must stay one that it refuses.
 """
 
@@ -14,7 +16,7 @@ from typing import Any
 
 from proxy.dialects.base import DialectName, is_on
 from proxy.engines.base import Ask, Hidden, Json, Lookup, Sampled, StreamShape, Tokens, Wish
-from proxy.engines.choices import index_of, logprobs_of
+from proxy.engines.choices import has_running_usage, index_of, logprobs_of, names_other_ids, usage_options
 from proxy.engines.vllm_generate import ask_generate, hide_generate, hide_generate_chunk, tokens_of_generate
 
 _PROMPT: dict[DialectName, str] = {"chat": "messages", "completions": "prompt"}
@@ -25,6 +27,8 @@ class Vllm:
 
     kind = "vllm"
     logprobs_mode: str | None = "raw_logprobs"
+    unbounded: frozenset[str] = frozenset()
+    always_sends_usage = True
     shape = StreamShape(
         head=frozenset({"id", "object", "created", "model"}),
         role={"role": "assistant", "content": ""},
@@ -57,12 +61,16 @@ class Vllm:
         withheld = dialect == "chat" and body.get("include_reasoning") is False and wish.keep_reasoning
         if withheld:
             fields["include_reasoning"] = True
+        if options := usage_options(wish, running=asked.choices != 1):
+            fields["stream_options"] = options
         hidden = Hidden(
             token_ids="return_token_ids" in fields,
             logprobs="logprobs" in fields,
             # With either asked by the client, vLLM itself sends the events whose delta is empty.
             empty_deltas=dialect == "chat" and not asked.token_ids and not asked.logprobs,
             reasoning=withheld,
+            usage=bool(options) and not asked.usage,
+            running_usage=is_on(options.get("continuous_usage_stats")) and not has_running_usage(body),
         )
         return Ask(fields, hidden, problems)
 
@@ -74,7 +82,7 @@ class Vllm:
         """Null again what was null."""
         if dialect == "generate":
             return hide_generate(response, hidden)
-        if not hidden.anything:
+        if not hidden.of_choices:
             return response
         shown = _without_prompt_ids(response, hidden)
         choices = response.get("choices")
@@ -87,7 +95,11 @@ class Vllm:
         if dialect == "generate":
             return hide_generate_chunk(chunk, hidden)
         choices = chunk.get("choices")
-        if not choices or not hidden.anything:
+        if not choices:
+            return None if hidden.usage and chunk.get("usage") is not None else chunk
+        if hidden.running_usage and "usage" in chunk:
+            chunk = {key: value for key, value in chunk.items() if key != "usage"}
+        if not hidden.of_choices:
             return chunk
         hid = [_hide_choice(choice, hidden) for choice in choices]
         if hidden.empty_deltas and not hid[0].get("delta") and all(map(_is_flag_caused, hid)):
@@ -96,6 +108,10 @@ class Vllm:
         if hidden.token_ids and shown.get("prompt_token_ids") is not None:
             shown["prompt_token_ids"] = None
         return shown
+
+    def must_send_usage(self, dialect: DialectName, finish: Json) -> bool:
+        """A finish without the fingerprint: it is on the usage event then. Streams of generate have none to tell by."""
+        return dialect != "generate" and "system_fingerprint" not in finish
 
     def lookup(self, dialect: DialectName, body: Mapping[str, Any], response: Json) -> Lookup | None:
         """Nothing: all tokens are in the answer."""
@@ -106,7 +122,9 @@ class Vllm:
         if dialect == "generate":
             return tokens_of_generate(response)
         choices = response.get("choices") or ()
-        return Tokens(response.get("prompt_token_ids"), tuple(_sampled(choice) for choice in choices))
+        sampled = tuple(_sampled(choice) for choice in choices)
+        disagree = any(names_other_ids(choice, one.ids) for choice, one in zip(choices, sampled, strict=True))
+        return Tokens(response.get("prompt_token_ids"), sampled, ("ids_disagree",) if disagree else ())
 
 
 def _problems(dialect: DialectName, body: Mapping[str, Any], *, keep_reasoning: bool) -> list[str]:

@@ -84,7 +84,13 @@ function factsOf(rollout) {
   return [
     ["Status", status(rollout.status)],
     ["Reward", decimal(rollout.reward)],
-    ["Steps", count(counts.steps) + also(counts.error, "failed") + also(counts.undelivered, "undelivered")],
+    [
+      "Steps",
+      count(counts.steps) +
+        also(counts.error, "failed") +
+        also(counts.undelivered, "undelivered") +
+        also(counts.late, "late"),
+    ],
     ["Exact / flagged", fidelity(counts.exact, counts.flagged)],
     ["Tokens", `${count(counts.sampled_tokens)} sampled, ${count(counts.prompt_tokens)} given`],
     [
@@ -214,6 +220,7 @@ function marks(row) {
     );
   if (row.delivered === false)
     found.push(el("span", { class: "flagged", title: "the client did not get it" }, "undelivered"));
+  if (row.late) found.push(el("span", { class: "flagged", title: "it ended after the rollout was finished" }, "late"));
   if (row.superseded) found.push(el("span", { class: "dim", title: "a retry stands in its place" }, "superseded"));
   return found;
 }

@@ -112,7 +112,9 @@ export function sequences(rolloutId, fail) {
 /** The steps whose tokens are in rows only because flagged ones were asked for. */
 function untrained(nodes) {
   return new Set(
-    nodes.filter((one) => !one.exact || !one.delivered || one.status !== "complete").map((one) => one.step_id),
+    nodes
+      .filter((one) => !one.exact || !one.delivered || one.late || one.status !== "complete")
+      .map((one) => one.step_id),
   );
 }
 

@@ -108,7 +108,7 @@ function rowOf(step, choice, places) {
   const prompt = step.prompts ? step.prompts[choice.prompt] : (step.prompt_ids ?? []);
   const ids = [...prompt, ...choice.ids];
   const from = prompt.length;
-  const isFlagged = !step.fidelity.exact || !step.delivered || step.status !== "complete";
+  const isFlagged = !step.fidelity.exact || !step.delivered || step.late || step.status !== "complete";
   const spans = choice.spans.length
     ? choice.spans
     : [{ start: 0, end: choice.ids.length, policy_version: step.policy_version }];
@@ -154,6 +154,7 @@ function facts(step) {
           ),
     ],
     ["Delivered", step.delivered ? "yes" : el("span", { class: "flagged" }, "no")],
+    ...(step.late ? [["Late", el("span", { class: "flagged" }, "it ended after the rollout was finished")]] : []),
     ["Tokens", `${count(prompts.reduce((sum, one) => sum + one.length, 0))} given, ${count(sampled)} sampled`],
     ["Took", `${duration(took("last_byte"))}, first byte after ${duration(took("first_byte"))}`],
     ["Speed", took("last_byte") ? `${decimal((1000 * sampled) / took("last_byte"), 1)} tokens/s` : "–"],

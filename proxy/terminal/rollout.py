@@ -161,6 +161,8 @@ def _of(rollout: Mapping[str, Any]) -> str:
 def _drifted(boundary: Mapping[str, Any], earlier: Mapping[str, Any] | None) -> Iterator[Text]:
     came_from = "an earlier step" if earlier is None else f"step {earlier['index']}"
     said = f"drift ({visible(boundary['kind'])}) from {came_from}, at token {boundary['index']}"
+    if boundary["texts"] == "timeout":
+        said += "; its texts were not looked up in time"
     yield Text.assemble(("~ ", "bold magenta"), (said, "magenta"))
     for name in ("expected", "found"):
         text = boundary[f"{name}_text"]

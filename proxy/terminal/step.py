@@ -35,6 +35,7 @@ def summary(step: Mapping[str, Any]) -> dict[str, Any]:
         "latency_s": None if ended is None else ended - timing["received"],
         "status": step["status"],
         "delivered": step["delivered"],
+        "late": step.get("late", False),
         "policy_version": step["policy_version"],
         "exact": step["fidelity"]["exact"],
         "problems": step["fidelity"]["problems"],
@@ -77,7 +78,7 @@ def headline(step: Mapping[str, Any]) -> Text:
         of_policy,
         reward,
     )
-    undelivered = "" if told["delivered"] else "  not delivered"
+    undelivered = ("" if told["delivered"] else "  not delivered") + ("  late" if told.get("late") else "")
     said = "  ".join(visible(part) for part in parts if part)
     is_flagged = told["status"] != "error" and not told["exact"]
     verdict = Text("flagged", "yellow") if is_flagged else verdict_of(told)  # `troubles` say why

@@ -67,7 +67,7 @@ def line(told: dict[str, Any], *, with_rollout: bool) -> Text:
         f"  {visible(told['dialect']):<11}  {visible(told['model'] or '?')}",
         f"  {counts_of(told):<24}  {latency_of(told):>7}{of_policy}  ",
         verdict_of(told),
-        "" if told["delivered"] else "  not delivered",
+        ("" if told["delivered"] else "  not delivered") + ("  late" if told.get("late") else ""),
     )
 
 

@@ -18,7 +18,10 @@ from proxy.trajectory.conversation import Change, Digests, calls_tools, change, 
 from proxy.trajectory.step import Ids, Step
 from proxy.trajectory.tree import Node, Tree
 
-Kind = Literal["reasoning_stripped", "tool_call_rewritten", "retokenized", "whitespace", "template", "edited", "other"]
+Kind = Literal[
+    "reasoning_stripped", "tool_call_rewritten", "retokenized", "whitespace", "template", "edited", "other", "unexplained"
+]  # fmt: skip
+Texts = Literal["ok", "unavailable", "timeout", "over_limit", "not_requested"]
 
 KINDS: Final[dict[Kind, str]] = {
     "reasoning_stripped": "Reasoning of an earlier reply is not in the prompt any more.",
@@ -28,6 +31,7 @@ KINDS: Final[dict[Kind, str]] = {
     "template": "The chat template wrote an earlier turn, or what stands around it, otherwise than before.",
     "edited": "The agent changed a message.",
     "other": "None of these could be shown.",
+    "unexplained": "The texts that decide were not looked up: the time or the number of look-ups was used up.",
 }
 
 _AROUND: Final = 8  # ids shown on either side of the boundary
@@ -60,8 +64,9 @@ class Boundary:
 class Drift:
     """One boundary, explained: the step, the earlier node, and where their ids part.
 
-    `index` is the first differing position in the full ids; the ids around it start at `around_from`. Texts are null
-    where no tokenizer was at hand. `kind` is one of `KINDS`.
+    `index` is the first differing position in the full ids; the ids around it start at `around_from`. `texts` is `ok` where
+    there are both texts, else why there are none: neither a tokenizer nor the engine gives them (`unavailable`), the time
+    limit passed (`timeout`), too many boundaries came before (`over_limit`), or nobody wanted them. `kind` is one of `KINDS`.
     """
 
     step_id: str
@@ -73,6 +78,7 @@ class Drift:
     found_ids: tuple[int, ...]
     expected_text: str | None = None
     found_text: str | None = None
+    texts: Texts = "unavailable"
     kind: Kind = "other"
 
 
@@ -93,8 +99,15 @@ def find_boundaries(tree: Tree) -> list[Boundary]:
     return found
 
 
-def explain(boundary: Boundary, expected_text: str | None = None, found_text: str | None = None) -> Drift:
-    """The boundary with its kind, by the texts of its ids if there are any."""
+def explain(
+    boundary: Boundary,
+    expected_text: str | None = None,
+    found_text: str | None = None,
+    *,
+    missing: Texts = "unavailable",
+) -> Drift:
+    """The boundary with its kind, by the texts of its ids; `missing` says why there are none, if there are none."""
+    texts: Texts = missing if expected_text is None or found_text is None else "ok"
     return Drift(
         step_id=boundary.step_id,
         earlier_step_id=boundary.earlier.step.step_id,
@@ -105,11 +118,12 @@ def explain(boundary: Boundary, expected_text: str | None = None, found_text: st
         found_ids=boundary.found_ids,
         expected_text=expected_text,
         found_text=found_text,
-        kind=_kind(boundary, expected_text, found_text),
+        texts=texts,
+        kind=_kind(boundary, expected_text, found_text, texts),
     )
 
 
-def _kind(boundary: Boundary, expected: str | None, found: str | None) -> Kind:
+def _kind(boundary: Boundary, expected: str | None, found: str | None, texts: Texts) -> Kind:
     """Why the ids part. What the messages show comes first, then the texts, then where it is."""
     if boundary.changed is not None:
         return boundary.changed
@@ -122,6 +136,8 @@ def _kind(boundary: Boundary, expected: str | None, found: str | None) -> Kind:
             return "retokenized"
         if _agree("".join(expected.split()), "".join(found.split())):
             return "whitespace"
+    if texts in ("timeout", "over_limit"):
+        return "unexplained"
     if not boundary.in_reply:
         return "template"
     return "tool_call_rewritten" if boundary.called else "other"

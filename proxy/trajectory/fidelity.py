@@ -34,7 +34,18 @@ PROBLEMS: Final[dict[str, str]] = {
     "phantom_token": "The engine reports a sampled token that nobody asked for.",
     "reasoning_withheld": "The client asked for no reasoning; the engine gives no ids then.",
     "mixed_prompts": "Choices of one prompt came with different prompt ids, or a prompt without choices.",
-    "unparsed_event": "An event of the stream could not be understood.",
+    "other_prompt": "The engine gave other prompt ids than the request did.",
+    "unparsed_event": "A part of the answer is not what this engine's answers are made of.",
+    "no_message": "A choice has no message or text.",
+    "unknown_finish_reason": "A finish reason is not one that engines are known to give.",
+    "two_finish_reasons": "A choice has more than one finish reason.",
+    "content_after_end": "Content came after a choice's finish reason, or after the end of the stream.",
+    "changed_midstream": "The id, the model or the prompt ids changed within the stream.",
+    "running_count": "A running count of the stream's tokens goes back, repeats, or does not fit the ids beside it.",
+    "no_usage": "The answer lacks the token counts that this engine always gives.",
+    "bad_usage": "A token count is not a whole number.",
+    "too_many_tokens": "A choice has more sampled ids than max_tokens allows.",
+    "other_model": "The answer names a model that the engine does not serve.",
     "ids_disagree": "The engine gave the sampled ids twice, and they differ.",
     "uncounted": "Nothing counts the sampled tokens of each choice, so one could be missing unseen.",
     "retokenized": "Its ids were made from text by a configured tokenizer: nobody sampled them.",
@@ -43,6 +54,11 @@ PROBLEMS: Final[dict[str, str]] = {
 }
 
 _ORDER: Final = {code: place for place, code in enumerate(PROBLEMS)}
+
+# What ends a choice: OpenAI's reasons, vLLM 0.32's (abort, error, repetition) and SGLang 0.5.23's native ones.
+FINISH_REASONS: Final = frozenset(
+    {"stop", "length", "tool_calls", "function_call", "content_filter", "abort", "error", "repetition"}
+)
 
 LOGPROB_CEILING: Final = 1e-6  # rounding lifts a logprob of 0 that much
 LOGPROB_CLAMP: Final = -9999.0  # vLLM 0.32 writes this for lower and for missing ones
@@ -54,7 +70,8 @@ class Evidence:
 
     `usage` is the engine's own count. `asked` is how many choices were asked for, over all prompts, if known.
     `ended` says that the terminal event, or the whole body, came. `wants_logprobs`: unset where nobody asked for any, and
-    none are missed. `special` are codes that somebody else found.
+    none are missed. `max_tokens` bounds the sampled ids of a choice, unless its finish reason is one of `unbounded`.
+    `counts_tokens`: unset where usage cannot be compared with ids. `special` are codes that somebody else found.
     """
 
     prompts: tuple[Ids, ...]
@@ -64,6 +81,9 @@ class Evidence:
     ended: bool
     status: Status
     wants_logprobs: bool = True
+    max_tokens: int | None = None
+    unbounded: Collection[str] = ()
+    counts_tokens: bool = True
     special: Collection[str] = ()
 
 
@@ -129,11 +149,11 @@ def _logprob_count(evidence: Evidence) -> bool:
 
 
 def _completion_count(evidence: Evidence) -> bool:
-    return _counted(evidence, "completion_tokens") not in (None, _sampled(evidence))
+    return evidence.counts_tokens and _counted(evidence, "completion_tokens") not in (None, _sampled(evidence))
 
 
 def _prompt_count(evidence: Evidence) -> bool:
-    return _counted(evidence, "prompt_tokens") not in (None, sum(map(len, evidence.prompts)))
+    return evidence.counts_tokens and _counted(evidence, "prompt_tokens") not in (None, sum(map(len, evidence.prompts)))
 
 
 def _bad_token_id(evidence: Evidence) -> bool:
@@ -184,6 +204,12 @@ def _empty_completion(evidence: Evidence) -> bool:
     return empty and _counted(evidence, "completion_tokens") != _sampled(evidence)
 
 
+def _too_many_tokens(evidence: Evidence) -> bool:
+    most = evidence.max_tokens
+    bounded = (choice for choice in evidence.choices if choice.finish_reason not in evidence.unbounded)
+    return most is not None and any(len(choice.ids) > most for choice in bounded)
+
+
 def _aborted(evidence: Evidence) -> bool:
     return any(choice.finish_reason == "abort" for choice in evidence.choices)
 
@@ -206,6 +232,7 @@ _CHECKS: Final[dict[str, Callable[[Evidence], bool]]] = {
     "choice_count": _choice_count,
     "no_finish_reason": _no_finish_reason,
     "empty_completion": _empty_completion,
+    "too_many_tokens": _too_many_tokens,
     "aborted": _aborted,
     "engine_error": _engine_error,
 }

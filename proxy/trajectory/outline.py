@@ -82,6 +82,7 @@ def _call(step: Step) -> dict[str, Any]:
         "policy_version": step.policy_version,
         "status": step.status,
         "delivered": step.delivered,
+        "late": step.late,
         "exact": step.exact,
         "problems": list(step.problems),
     }

@@ -38,16 +38,10 @@ def pack_ids(values: Sequence[int]) -> Ids:
 
 
 def pack_logprobs(values: Sequence[float | None]) -> Logprobs:
-    """Logprobs as float32 if that loses nothing of any, else as float64; a missing one (None) is NaN.
-
-    Raises `TypeError` for what is no number.
-    """
-    if None in values:
-        values = [nan if value is None else value for value in values]
-    try:
-        wide = struct.pack(f"{len(values)}d", *values)
-    except struct.error:
-        raise TypeError("a logprob must be a number or null") from None
+    """Logprobs as float32 if that loses nothing of any, else as float64. What is no number (None, a boolean) is NaN."""
+    if not set(map(type, values)) <= {float}:
+        values = [_number(value) for value in values]
+    wide = struct.pack(f"{len(values)}d", *values)
     try:
         narrow = struct.pack(f"{len(values)}f", *values)
     except OverflowError:  # beyond what 32 bits can say
@@ -55,6 +49,13 @@ def pack_logprobs(values: Sequence[float | None]) -> Logprobs:
     # Compared as bytes: NaN equals nothing, and -0.0 equals 0.0.
     widened = struct.pack(f"{len(values)}d", *struct.unpack(f"{len(values)}f", narrow))
     return array("f", narrow) if widened == wide else array("d", wide)
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value) if type(value) in (float, int) else nan
+    except OverflowError:
+        return nan
 
 
 def pack_mask(positions: Sequence[Sequence[int]]) -> Mask:

@@ -12,7 +12,8 @@ again are left null; the head's `chains` says where they are. So are experts and
 """
 
 from collections.abc import Container, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
 from io import BytesIO
@@ -31,6 +32,7 @@ from proxy.trajectory.typed import index as typed_index
 SCHEMA: Final = 2
 
 _MAGIC: Final = b"TT"
+_WRAPPINGS: Final = 24  # levels that a page may wrap a response in; orjson writes 254 in all
 _HEADER: Final = 11  # magic, schema, checksum
 _FACTS: Final = (  # what goes into the head as it is
     "step_id", "rollout_id", "dialect", "endpoint", "engine", "model_asked", "model_served", "usage",
@@ -56,6 +58,9 @@ class Record:
     blocks: Mapping[bytes, bytes]
     leans_on: tuple[bytes, ...]
     names: tuple[bytes, ...]
+
+
+_SHORT_BYTES: Final = 2**12
 
 
 def encode(step: Step, known: Container[bytes] = frozenset()) -> Record:
@@ -87,10 +92,24 @@ def encode(step: Step, known: Container[bytes] = frozenset()) -> Record:
         "chains": chains,
         "again": again,
     }
-    texts = [orjson.dumps(part) for part in (head, request, sent, response)]
+    texts = [*map(orjson.dumps, (head, request, sent)), _bounded(response)]
     packed = writer.compress(b"".join([*(len(text).to_bytes(4, "little") for text in texts), *texts, *arrays]))
     frame = b"".join((_MAGIC, bytes([SCHEMA]), _checksum(SCHEMA, packed), packed))
     return Record(frame, writer.blocks, tuple(writer.leans_on), tuple(writer.ends))
+
+
+def encode_leniently(step: Step, known: Container[bytes] = frozenset()) -> tuple[Step, Record]:
+    """The step as it is stored, and its record: the tokens are kept in any case.
+
+    A response that no JSON can carry is left out, and then whatever else of other people's JSON; the step is then flagged
+    `unparsed_event`.
+    """
+    odd = replace(step, response=None, problems=tuple(dict.fromkeys((*step.problems, "unparsed_event"))))
+    for lighter in (step, odd):
+        with suppress(TypeError):
+            return lighter, encode(lighter, known)
+    bare = replace(odd, request={}, sent={}, usage=None, sampling={}, extra={})
+    return bare, encode(bare, known)
 
 
 def decode(record: bytes, reader: BlockReader, index: int | None = None, *, whole: bool = True) -> Step:
@@ -115,6 +134,13 @@ def decode(record: bytes, reader: BlockReader, index: int | None = None, *, whol
         raise UnreadableRecord(f"the record cannot be read: {error}") from error
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise UnreadableRecord(f"the record does not follow schema {schema}: {error!r}") from error
+
+
+def _bounded(response: Any) -> bytes:
+    """The response as JSON. Raises TypeError for one that could not be written within the answers of our own pages."""
+    for _ in range(_WRAPPINGS):
+        response = [response]
+    return orjson.dumps(response)[_WRAPPINGS:-_WRAPPINGS]
 
 
 def _checksum(schema: int, packed: bytes) -> bytes:
@@ -146,9 +172,15 @@ def _chain_fields(
     return left, chains
 
 
+def _json(value: Any) -> bytes:
+    """The JSON of a value, in as many bytes as it has: what orjson 3.13 returns keeps a buffer of 4 kB, however short it is."""
+    text = orjson.dumps(value)
+    return bytes(memoryview(text)) if len(text) < _SHORT_BYTES else text
+
+
 def _chain_value(name: str, value: Any, prompts: tuple[Prompt, ...], writer: BlockWriter) -> list[str] | None:
     if name == "messages" and isinstance(value, list):
-        return ["messages", writer.write(blocks.MESSAGES, map(orjson.dumps, value)).hex()]
+        return ["messages", writer.write(blocks.MESSAGES, map(_json, value)).hex()]
     text = orjson.dumps(value)
     if name == "prompt" and prompts and isinstance(value, list):
         # Compared as JSON, for which 1, 1.0 and true are three things.

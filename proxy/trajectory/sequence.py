@@ -154,6 +154,9 @@ def sequences(
     options = options or Options()
     steps = list(steps)
     chosen, skipped = select(steps, options)
+    if options.include == "exact" and any(step.late for step in steps):
+        # Where a late step is no row itself, it may not supersede an earlier one: the export would change after the finish.
+        tree = grow([step for step in steps if not step.late])
     whole = grow(steps) if tree is None else tree
     replaced = {whole.nodes[place].key for place in whole.superseded()}
     kept = [(step, choice) for step, choice in chosen if (step.step_id, choice.index) not in replaced]
@@ -203,6 +206,8 @@ def _why_not(step: Step, choice: Choice, options: Options, *, unlogged: bool) ->
         return codes or "its tokens cannot be aligned with logprobs"
     if options.include != "exact" or step.trainable:
         return None
+    if step.late:
+        return codes or "it ended after the rollout was finished"
     return codes or (f"its status is {step.status}" if step.status != "complete" else "it was not delivered")
 
 
@@ -278,6 +283,8 @@ def _marks(step: Step) -> Iterator[str]:
         yield step.status
     if not step.delivered:
         yield "undelivered"
+    if step.late:
+        yield "late"
 
 
 def _spans(node: Node, *, owned: bool) -> list[SequenceSpan]:

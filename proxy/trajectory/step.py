@@ -100,8 +100,8 @@ class Step:
     status "error", `{"status": int, "body": str}`). Dialects by way of chat have chat's response, and what their clients
     saw of it is told from that. `prompts` holds the ids of one prompt, or of each prompt of a
     completions call with a list of prompts: an array, or `SharedIds` in a step read from the store. It is empty when the
-    engine gave no ids. `problems` are codes of
-    `fidelity.PROBLEMS`; a step without any is exact.
+    engine gave no ids. `problems` are codes of `fidelity.PROBLEMS`; a step without any is exact. `late`: it was stored
+    after its rollout was finished.
     """
 
     step_id: str
@@ -126,6 +126,7 @@ class Step:
     policy_version_end: str | None = None
     problems: tuple[str, ...] = ()
     index: int | None = None
+    late: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -150,7 +151,7 @@ class Step:
     @property
     def trainable(self) -> bool:
         """Whether its sampled tokens may be trained without anybody asking for flagged ones."""
-        return self.exact and self.delivered and self.status == "complete"
+        return self.exact and self.delivered and not self.late and self.status == "complete"
 
     @property
     def sampled(self) -> int:

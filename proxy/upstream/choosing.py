@@ -5,9 +5,12 @@ Holds pure functions of endpoints and of the name of a rollout. It must not send
 
 from collections.abc import Sequence
 from hashlib import blake2b
+from typing import Final
 
 from proxy.errors import NoEngine
 from proxy.upstream.endpoint import Endpoint
+
+NONE_CONFIGURED: Final = "no engine is configured; set engines.endpoints or start with --engine URL"
 
 
 def ranked(endpoints: Sequence[Endpoint], rollout_id: str) -> list[Endpoint]:
@@ -47,7 +50,7 @@ def own(endpoints: Sequence[Endpoint], rollout_id: str) -> Endpoint:
 
 def _by_name(endpoints: Sequence[Endpoint], rollout_id: str) -> list[Endpoint]:
     if not endpoints:
-        raise NoEngine("no engine is configured; set engines.endpoints or start with --engine URL")
+        raise NoEngine(NONE_CONFIGURED, public=NONE_CONFIGURED)
     if len(endpoints) == 1:
         return list(endpoints)
     name = rollout_id.encode()

@@ -18,7 +18,8 @@ class Endpoint:
     """One engine: its settings, and what is known of it now.
 
     `traits` are None until the server has been met; `is_known` is false again once it broke off, since it may come back
-    as another. `window` is its model's, in tokens, once somebody had to know.
+    as another. `window` is its model's, in tokens, once somebody had to know. `models` are those that it
+    lists, once an answer named another than the request. `forces_usage`: see `Traits`; its streams show it.
     """
 
     settings: EndpointSettings
@@ -29,6 +30,8 @@ class Endpoint:
     faults: int = 0
     last_fault: str | None = None
     window: int | None = None
+    models: frozenset[str] | None = None
+    forces_usage: bool = False
     asking: "asyncio.Task[None] | None" = field(default=None, repr=False)
 
     def change(self, settings: EndpointSettings) -> None:
@@ -62,7 +65,8 @@ class Endpoint:
     @property
     def known(self) -> Traits:
         """What is known of the server: found out, or configured, which wins."""
-        return Traits(self.engine.kind, self.version, self.traits.has_parser if self.traits else None)
+        has_parser = self.traits.has_parser if self.traits else None
+        return Traits(self.engine.kind, self.version, has_parser, self.forces_usage)
 
     @property
     def facts(self) -> EngineFacts:

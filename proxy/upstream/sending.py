@@ -7,7 +7,7 @@ a body.
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from io import BytesIO
@@ -18,7 +18,7 @@ import orjson
 from yarl import URL
 
 from proxy.config import EndpointSettings, EnginesSettings
-from proxy.engines.recognition import Seen
+from proxy.engines.recognition import Seen, names_of_models
 from proxy.errors import EngineBroke, EngineFault, EngineSilent, NoEngine
 from proxy.headers import upstream as upstream_headers
 from proxy.metrics import Metrics
@@ -116,6 +116,9 @@ class Upstream:
                 headers=upstream_headers(headers, api_key=endpoint.api_key),
                 allow_redirects=False,
             )
+        if not 200 <= response.status <= 599:
+            response.close()
+            raise EngineBroke(f"the engine {endpoint.settings.label} answered with the status {response.status}")
         if response.status in AWAY:
             self.watch.failed(endpoint, f"the engine {endpoint.settings.label} answered {response.status}")
         try:
@@ -215,14 +218,25 @@ class Upstream:
             f"the engine {endpoint.settings.label} cannot be reached: {endpoint.last_fault or 'it is silent'}"
         )
 
+    async def served_models(self, endpoint: Endpoint, name: str) -> frozenset[str] | None:
+        """The models that an endpoint lists, by id, root and alias; None if it lists none.
+
+        An unknown name makes it list them anew: adapters are loaded at run time.
+        """
+        if endpoint.models is None or name not in endpoint.models:
+            with suppress(EngineFault, TimeoutError):
+                async with asyncio.timeout(_KNOW_WITHIN_S):
+                    endpoint.models = names_of_models((await self._seen(endpoint, "/v1/models", alone=True)).body)
+        return endpoint.models
+
     def _ask(self, endpoint: Endpoint) -> "asyncio.Task[None] | None":
         """Find out what an engine is: the task that does, None if that is known."""
         if not endpoint.is_known and endpoint.asking is None:
             endpoint.asking = asyncio.get_running_loop().create_task(meet(endpoint, self._seen))
         return endpoint.asking
 
-    async def _seen(self, endpoint: Endpoint, path: str) -> Seen:
-        async with self.send(endpoint, "GET", path, headers=(), body=None) as answer:
+    async def _seen(self, endpoint: Endpoint, path: str, *, alone: bool = False) -> Seen:
+        async with self.send(endpoint, "GET", path, headers=(), body=None, alone=alone) as answer:
             text = b"".join([read async for read in answer.reads()])
         try:
             body = orjson.loads(text) if answer.status == 200 else None

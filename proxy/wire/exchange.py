@@ -11,17 +11,20 @@ sockets, clocks and the store are its callers' business.
     client.write(outcome.end)
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
-from proxy.engines.base import Json, Lookup, Sampled, Tokens
+from proxy.engines.base import Json, Lookup
 from proxy.trajectory import fidelity
-from proxy.trajectory.packing import pack_experts, pack_ids, pack_logprobs, pack_mask
-from proxy.trajectory.step import Choice, Ids, Span, Status, Step, Timing
+from proxy.trajectory.step import Choice, Status, Step, Timing
 from proxy.wire import replay
 from proxy.wire.plan import Plan
-from proxy.wire.reply import Answer, ReplayReply, StreamReply, reply_for
+from proxy.wire.reply import ODD, Answer, ReplayReply, StreamReply, reply_for
+from proxy.wire.validation import Packed, check_messages, check_usage, pack_tokens
+
+# A response with one of these is not what readers expect: it is recorded apart from those they read.
+_UNREADABLE: Final = frozenset({"unparsed_event", "no_message", "unknown_finish_reason"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +44,14 @@ class Outcome:
 class Exchange:
     """One call, from the engine's first byte to the step."""
 
-    def __init__(self, plan: Plan, status: int, content_type: str) -> None:
+    def __init__(self, plan: Plan, status: int, content_type: str, *, max_event_bytes: int | None = None) -> None:
         self._plan = plan
         self._status = status
         self._content_type = content_type
-        self._reply = reply_for(status, content_type, plan.view)
+        self._reply = reply_for(status, content_type, plan.view, max_event_bytes)
         self._conclusion: tuple[bytes, Answer] | None = None
         self.found: Any = None
+        self.served: Collection[str] | None = None  # the models that the engine lists, where that had to be known
 
     @property
     def content_type(self) -> str | None:
@@ -62,9 +66,25 @@ class Exchange:
         """Whether a stream's terminal event came: whatever becomes of the connection then, the answer is whole."""
         return isinstance(self._reply, StreamReply) and self._reply.ended
 
+    @property
+    def forces_usage(self) -> bool:
+        """Whether a stream showed that its server writes usage on each event, whatever is requested."""
+        return isinstance(self._reply, StreamReply) and self._reply.forces_usage
+
+    @property
+    def pending(self) -> int:
+        """The bytes of an event that is not whole yet: feeding its end parses all of them."""
+        return self._reply.pending if isinstance(self._reply, StreamReply) else 0
+
     def feed(self, read: bytes) -> bytes:
-        """Take bytes of the engine; give the bytes that the client may see now."""
+        """Take bytes of the engine; give the bytes that the client may see now. Raises EventTooLong."""
         return self._reply.feed(read)
+
+    def other_model(self) -> str | None:
+        """The model that the answer names, if it is not the one of the request. Call it when no more bytes come."""
+        _, answer = self._concluded()
+        name = None if answer.response is None else answer.response.get("model")
+        return name if isinstance(name, str) and name != self._plan.model_served else None
 
     def lookup(self) -> Lookup | None:
         """What is to be asked of the engine once more, now that no more bytes come; its answer goes into `found`."""
@@ -73,7 +93,7 @@ class Exchange:
             return None
         try:
             return self._plan.engine.lookup(self._plan.dialect.name, self._plan.body, answer.response)
-        except (TypeError, KeyError, AttributeError):
+        except ODD:
             return None  # `tokens` will say what is wrong with it
 
     def finish(self, timing: Timing, policy_version: str | None = None) -> Outcome:
@@ -91,6 +111,16 @@ class Exchange:
         told = None if self.is_over else reason
         return Outcome(end, self._step(cut, timing, policy_version, reason=told, delivered=delivered), broken=True)
 
+    def fail(self, reason: str, timing: Timing) -> Step:
+        """The proxy itself failed: a partial step of what was understood, or of nothing where that is what failed."""
+        try:
+            _, answer = self._concluded()
+            cut = Answer(answer.response, ended=False, problems=answer.problems)
+            return self._step(cut, timing, None, reason=reason, delivered=False)
+        except (OverflowError, *ODD):
+            bare = Answer(None, ended=False, problems=("unparsed_event",))
+            return self._step(bare, timing, None, reason=reason, delivered=False)
+
     def _concluded(self) -> tuple[bytes, Answer]:
         """The withheld end and what was understood: asked once of the reply."""
         if self._conclusion is None:
@@ -104,21 +134,14 @@ class Exchange:
         status: Status = "error" if answer.error is not None else "complete" if answer.ended else "partial"
         packed = self._tokens(answer.response)
         prompts, choices = packed.prompts, packed.choices
-        usage = None if answer.response is None else answer.response.get("usage")
-        usage = usage if isinstance(usage, dict) else None
+        usage, is_sound = check_usage(None if answer.response is None else answer.response.get("usage"))
+        special = {*plan.problems, *answer.problems, *packed.problems, *(() if is_sound else ("bad_usage",))}
+        if self.served is not None and answer.response is not None and self.other_model() not in (None, *self.served):
+            special.add("other_model")
+        evidence = self._evidence(packed, usage, status, special, ended=answer.ended)
         first, last = _versions(choices, plan.policy_version)
         if version_now is not None and not packed.has_versions:
             last = version_now  # which of its tokens the new weights sampled, the engine does not say
-        evidence = fidelity.Evidence(
-            prompts=prompts,
-            choices=choices,
-            usage=usage,
-            asked=plan.asked.choices,
-            ended=answer.ended,
-            status=status,
-            wants_logprobs=plan.wants_logprobs,
-            special={*plan.problems, *answer.problems, *packed.problems},
-        )
         return Step(
             step_id=plan.step_id,
             rollout_id=plan.rollout_id,
@@ -129,7 +152,7 @@ class Exchange:
             model_served=plan.model_served,
             request=plan.request,
             sent=plan.sent,
-            response=self._recorded(answer),
+            response=self._recorded(answer, special),
             prompts=prompts,
             choices=choices,
             usage=usage,
@@ -144,91 +167,65 @@ class Exchange:
             extra={**plan.extra, **packed.notes},
         )
 
-    def _recorded(self, answer: Answer) -> Json | None:
-        """The response as the client was to see it; of an error, its status and body."""
-        shown = None if answer.response is None else self._plan.view.whole(answer.response)
+    def _evidence(
+        self, packed: Packed, usage: Json | None, status: Status, special: set[str], *, ended: bool
+    ) -> fidelity.Evidence:
+        plan = self._plan
+        return fidelity.Evidence(
+            prompts=packed.prompts,
+            choices=packed.choices,
+            usage=usage,
+            asked=plan.asked.choices,
+            ended=ended,
+            status=status,
+            wants_logprobs=plan.wants_logprobs,
+            max_tokens=_bound(plan.sampling),
+            unbounded=plan.engine.unbounded,
+            counts_tokens=plan.engine.always_sends_usage,
+            special=special,
+        )
+
+    def _recorded(self, answer: Answer, problems: set[str]) -> Json | None:
+        """The response as the client was to see it; of an error, its status and body.
+
+        A response that readers cannot rely on is kept under `unparsed`.
+        """
+        shown = None if answer.response is None else self._shown(answer.response)
+        if shown is not None and problems & _UNREADABLE:
+            shown = {"unparsed": shown}
         if answer.error is None:
             return shown
         error = {"status": self._status, "content_type": self._content_type, "body": answer.error}
         return error if shown is None or not shown.get("choices") else {**shown, "error": error}
 
-    def _tokens(self, response: Json | None) -> "Packed":
+    def _shown(self, response: Json) -> Json:
+        try:
+            return self._plan.view.whole(response)
+        except ODD:
+            return response
+
+    def _tokens(self, response: Json | None) -> Packed:
         """The tokens of a response, packed; a response of an unknown shape has none, and says so."""
         if response is None:
             return Packed()
         plan = self._plan
         try:
+            problems = check_messages(plan.dialect.name, response)
             tokens = plan.engine.tokens(plan.dialect.name, plan.body, response, self.found)
-            return pack_tokens(tokens, plan.asked.samples, plan.policy_version)
-        except (TypeError, KeyError, AttributeError, ValueError, OverflowError, IndexError):
+            given = plan.dialect.prompt_ids(plan.body)
+            packed = pack_tokens(tokens, plan.asked.samples, plan.policy_version, given)
+        except (OverflowError, *ODD):
             return Packed(problems=frozenset({"unparsed_event"}))
+        return replace(packed, problems=packed.problems | problems) if problems else packed
 
 
-@dataclass(frozen=True, slots=True)
-class Packed:
-    """The engine's lists as arrays: the prompts, the choices, the problems met on the way, and what is worth a note.
+def _bound(sampling: Mapping[str, Any]) -> int | None:
+    """The most tokens that a choice may have; None if the body does not bound them.
 
-    `has_versions`: the engine itself said which weights sampled the tokens.
+    Of two bounds the higher one: which of them an engine takes differs.
     """
-
-    prompts: tuple[Ids, ...] = ()
-    choices: tuple[Choice, ...] = ()
-    problems: frozenset[str] = frozenset()
-    notes: Mapping[str, Any] = field(default_factory=dict)
-    has_versions: bool = False
-
-
-def pack_tokens(tokens: Tokens, samples: int | None, policy_version: str | None) -> Packed:
-    """Pack the engine's lists.
-
-    Choice index = prompt index times samples plus sample index, where each choice has a prompt of its own. Raises
-    ValueError, TypeError or OverflowError for what are no ids or logprobs.
-    """
-    problems = set(tokens.problems)
-    prompts: dict[int, list[int]] = {} if tokens.prompt_ids is None else {0: tokens.prompt_ids}
-    choices = []
-    for sampled in tokens.choices:
-        prompt = sampled.index // (samples or 1) if tokens.prompt_ids is None else 0
-        if sampled.prompt_ids is not None and prompts.setdefault(prompt, sampled.prompt_ids) != sampled.prompt_ids:
-            problems.add("mixed_prompts")
-        ids = pack_ids(sampled.ids or [])
-        if ids and sampled.counted not in {None, len(ids)}:
-            problems.add("completion_count")
-        if sampled.sampling_mask is not None and len(sampled.sampling_mask) != len(ids):
-            problems.add("mask_count")
-        spans = _spans(sampled, len(ids), policy_version)
-        if spans is None:
-            problems.add("version_spans")
-        choices.append(
-            Choice(
-                index=sampled.index,
-                ids=ids,
-                logprobs=pack_logprobs(sampled.logprobs or []),
-                finish_reason=sampled.finish_reason,
-                stop_reason=sampled.stop_reason,
-                prompt=prompt,
-                spans=spans or (),
-                routed_experts=None if sampled.routed_experts is None else pack_experts(sampled.routed_experts),
-                sampling_mask=None if sampled.sampling_mask is None else pack_mask(sampled.sampling_mask),
-            )
-        )
-    packed: tuple[Ids, ...] = ()
-    if "mixed_prompts" in problems or list(prompts) != list(range(len(prompts))):
-        problems.add("mixed_prompts")  # an index would point to the wrong prompt
-    else:
-        packed = tuple(pack_ids(ids) for ids in prompts.values())
-    has_versions = any(sampled.spans is not None for sampled in tokens.choices)
-    return Packed(packed, tuple(choices), frozenset(problems), tokens.notes, has_versions)
-
-
-def _spans(sampled: Sampled, count: int, policy_version: str | None) -> tuple[Span, ...] | None:
-    """The spans of policy versions: the engine's own, else one for all. None: the engine's do not cover the ids."""
-    if sampled.spans is None or not count:
-        return (Span(0, count, policy_version),) if count else ()
-    spans = tuple(Span(start, end, version) for start, end, version in sampled.spans if start < end)
-    bounds = [0, *(span.end for span in spans)]
-    joined = all(span.start == bound for span, bound in zip(spans, bounds, strict=False))
-    return spans if joined and bounds[-1] == count else None
+    bounds = [sampling.get(name) for name in ("max_tokens", "max_completion_tokens")]
+    return max((bound for bound in bounds if type(bound) is int and bound > 0), default=None)
 
 
 def _versions(choices: tuple[Choice, ...], policy_version: str | None) -> tuple[str | None, str | None]:

@@ -1,38 +1,66 @@
-"""Reading an engine's JSON, the strict way first.
+"""Reading and writing an engine's JSON, strictly first.
 
-Holds the one place where JSON that orjson refuses is still read: Python engines may write NaN, Infinity or lone
-surrogates. Clients' bodies are not read here: they must be JSON.
+Python engines may write NaN, Infinity, lone surrogates or numbers beyond a double. orjson refuses these; they are read
+here and written again as they came. Clients' bodies are not read here: they must be JSON.
 """
 
 import json
-from typing import Any
+import re
+from math import isfinite
+from typing import Any, Final
 
 import orjson
 
+# A number beyond a double is kept as this and its literal, in a string: as a float it would be written as `Infinity`.
+_OVERFLOW: Final = "\ue000overflow:"
+_WRITTEN_OVERFLOW: Final = re.compile(f'"{_OVERFLOW}([-+.0-9eE]+)"')
+
 
 class NotJson(ValueError):
-    """The bytes are no JSON, not even loosely."""
+    """The bytes are no JSON, not even as Python writes it."""
 
 
 def read_json(text: bytes) -> tuple[Any, bool]:
-    """The value, and whether it was read loosely (it held NaN, an infinity or a lone surrogate).
+    """Return the value, and whether it is loose: it has NaN, an infinity, a lone surrogate or a number beyond a double.
 
-    A lone surrogate becomes "?", so that the value can be written again.
+    A lone surrogate becomes "?". A number beyond a double becomes a string, which no reader takes for a number; `write_json`
+    writes its literal. Raises NotJson.
     """
     try:
         return orjson.loads(text), False
     except orjson.JSONDecodeError:
         pass
     try:
-        value = json.loads(text)  # noqa: TID251 - the loose reading that orjson does not offer
-        spelled = json.dumps(value, ensure_ascii=False)  # noqa: TID251
-        return json.loads(spelled.encode("utf-8", "replace")), True  # noqa: TID251
+        spelled = json.dumps(_loads(text), ensure_ascii=False)  # noqa: TID251
+        return _loads(spelled.encode("utf-8", "replace")), True
     except (ValueError, RecursionError) as error:
         raise NotJson(str(error)) from None
 
 
 def write_json(value: Any, *, loosely: bool) -> bytes:
-    """Compact JSON, as vLLM and SGLang write it; `loosely` keeps NaN and the infinities as Python spells them."""
-    if loosely:
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()  # noqa: TID251
-    return orjson.dumps(value)
+    """Compact JSON, as vLLM and SGLang write it; `loosely` for a value that was read so.
+
+    Raises TypeError or RecursionError for a value that is nested too deeply (orjson: more than 254 levels).
+    """
+    if not loosely:
+        return orjson.dumps(value)
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))  # noqa: TID251
+    return (_WRITTEN_OVERFLOW.sub(r"\1", text) if _OVERFLOW in text else text).encode()
+
+
+def _loads(text: bytes) -> Any:
+    return json.loads(text, parse_float=_number, parse_int=_integer)  # noqa: TID251 - what orjson does not read
+
+
+def _number(literal: str) -> float | str:
+    value = float(literal)
+    return value if isfinite(value) else _OVERFLOW + literal
+
+
+def _integer(literal: str) -> float | int | str:
+    """As orjson reads it: an integer of 64 bits, else a float."""
+    value = _number(literal)
+    if isinstance(value, str) or abs(value) >= 2.0**64:
+        return value
+    exact = int(literal)
+    return exact if -(2**63) <= exact < 2**64 else value

@@ -204,7 +204,7 @@ def make_plan(  # noqa: PLR0913 - a plan is all of this, and every argument has 
     at = Circumstances(dialect.name, edited, traits or Traits(engine.kind), terms.keep_reasoning, _wanted(terms, asked))
     framing = _framing(engine, terms, at)
     edited, taken = _unstreamed(edited) if framing == "replay" else (edited, frozenset[str]())
-    ask = engine.ask(Wish(dialect.name, edited, asked, terms.keep_reasoning, headers or {}, terms.logprobs))
+    ask = engine.ask(_wish(at, edited, asked, terms, headers or {}))
     sent_body = {**edited, **ask.fields}
     model_asked, model_served = _name(body.get("model")), _name(sent_body.get("model"))
     renamed = model_asked if model_asked != model_served else None
@@ -231,6 +231,11 @@ def make_plan(  # noqa: PLR0913 - a plan is all of this, and every argument has 
         expected=frozenset(code for loss in met(engine.kind, at, live=framing == "live") for code in loss.codes),
         extra={**(extra or {}), **({} if framing == "whole" else {"streaming": framing})},
     )
+
+
+def _wish(at: Circumstances, body: Json, asked: Asked, terms: Terms, headers: Mapping[str, str]) -> Wish:
+    """The call as it is to be made, for the engine to add to."""
+    return Wish(at.dialect, body, asked, terms.keep_reasoning, headers, terms.logprobs, at.traits.forces_usage)
 
 
 def _asked(dialect: Dialect, body: Json, edited: Json) -> Asked:

@@ -11,11 +11,12 @@ Rule 3: what we do not understand is passed on, and said to be a problem.
 """
 
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from proxy.dialects.base import Dialect
 from proxy.dialects.translated import Telling, Translation
 from proxy.engines.base import Engine, Hidden, Json
+from proxy.errors import EngineBroke
 from proxy.wire import replay
 from proxy.wire.jsontext import NotJson, read_json, write_json
 from proxy.wire.sse import Event, EventCutter
@@ -29,6 +30,7 @@ ODD: Final = (
     AttributeError,
     IndexError,
     ValueError,
+    RecursionError,
 )  # what other people's JSON of an odd shape raises
 _CUT: Final = "the engine's answer ended without its terminal event"
 
@@ -137,24 +139,41 @@ class WholeReply:
         try:
             response, loosely = read_json(body)
         except NotJson:
-            return self._failed(body, ended=False)
+            return self._unreadable(body)
         if not isinstance(response, dict) or not isinstance(response.get("choices"), list):
-            return self._failed(body, ended=True)
+            return self._failed(body)
         try:
             shown = self._view.whole(response)
             return self._told(body, response, shown, loosely=loosely)
         except ODD:
-            return self._failed(body, ended=True)
+            return self._failed(body)
 
-    def _failed(self, body: bytes, *, ended: bool) -> tuple[bytes, Answer]:
-        answer = Answer(None, ended=ended, error=body.decode("utf-8", "replace"), problems=("unparsed_event",))
+    def _unreadable(self, body: bytes) -> tuple[bytes, Answer]:
+        """A body that is no JSON passes on as it came; one that breaks off is an error: half of it must not look whole."""
+        answer = Answer(None, ended=False, error=body.decode("utf-8", "replace"), problems=("unparsed_event",))
+        if self._view.translation is not None or body[:64].lstrip()[:1] not in (b"{", b"["):
+            return failed(self._view, _UNREADABLE, body, answer)
+        error = self._view.dialect.error(EngineBroke("the engine's answer is not valid JSON: it may have been cut off"))
+        return error, replace(answer, status=_UNREADABLE)
+
+    def _failed(self, body: bytes) -> tuple[bytes, Answer]:
+        answer = Answer(None, ended=True, error=body.decode("utf-8", "replace"), problems=("unparsed_event",))
         return failed(self._view, _UNREADABLE, body, answer)
 
     def _told(self, body: bytes, response: Json, shown: Json, *, loosely: bool) -> tuple[bytes, Answer]:
         if self._view.telling is not None:
             shown = self._view.telling.whole(shown)
         end = body if shown is response else write_json(shown, loosely=loosely)
-        return end, Answer(response, ended=True)
+        return end, self._answer(response)
+
+    def _answer(self, response: Json, *problems: str) -> Answer:
+        """The response, and what it contradicts itself in."""
+        found = list(problems)
+        if response.get("usage") is None and self._view.engine.always_sends_usage:
+            found.append("no_usage")
+        if response.get("error") is not None:
+            found.append("engine_error")
+        return Answer(response, ended=True, problems=tuple(found))
 
 
 class ReplayReply(WholeReply):
@@ -163,15 +182,15 @@ class ReplayReply(WholeReply):
     def _told(self, body: bytes, response: Json, shown: Json, *, loosely: bool) -> tuple[bytes, Answer]:
         view = self._view
         if view.telling is not None:
-            return told_as_stream(view.engine, view.telling, shown), Answer(response, ended=True)
+            return told_as_stream(view.engine, view.telling, shown), self._answer(response)
         try:
             events = replay.replay_events(
                 view.engine.shape, view.dialect.name, shown, usage=view.usage, loosely=loosely
             )
         except (TypeError, KeyError, AttributeError):  # like a response, and no events can be made of it
             events = b"data: " + write_json(shown, loosely=loosely) + b"\n\n" + replay.DONE
-            return events, Answer(response, ended=True, problems=("unparsed_event",))
-        return events, Answer(response, ended=True)
+            return events, self._answer(response, "unparsed_event")
+        return events, self._answer(response)
 
 
 def told_as_stream(engine: Engine, telling: Telling, shown: Json) -> bytes:
@@ -189,27 +208,53 @@ def failed(view: View, status: int, body: bytes, answer: Answer) -> tuple[bytes,
     return told, replace(answer, status=status)
 
 
-class StreamReply:
-    """A stream of events, shown one by one as they come, up to the end of the turn."""
+@dataclass(frozen=True, slots=True)
+class _Finish:
+    """An event with a finish reason, withheld until it is known what the usage event has of it."""
 
-    def __init__(self, view: View) -> None:
+    event: Event
+    shown: Json
+    loosely: bool
+    is_unchanged: bool
+
+
+class StreamReply:
+    """A stream of events, shown one by one as they come, up to the end of the turn.
+
+    With `stream_options.include_usage` vLLM (0.32.0) writes `system_fingerprint` on the usage event, and without it on each
+    event with a finish reason. Where we injected it, these events wait for the usage event and get the field back.
+    """
+
+    def __init__(self, view: View, max_event_bytes: int | None = None) -> None:
         self._view = view
-        self._cutter = EventCutter()
+        self._cutter = EventCutter() if max_event_bytes is None else EventCutter(max_event_bytes)
         self._fold = view.dialect.fold()
-        self._held: list[bytes] = []
+        self._held: list[bytes | _Finish] = []
         self._holding = False
         self.ended = False  # its terminal event came
         self._error: str | None = None
-        self._unparsed = False
+        self._problems = self._fold.problems
         # Not knowing how many choices there are, the first that finishes may be the last.
         self._enough = view.choices or 1
+        self._moved: Json = {}  # what the usage event has of the finish
+        self._has_usage = False
+        self.forces_usage = False  # usage came beside a choice, and nobody requested it there
+        self._lacks_usage = False
+
+    @property
+    def pending(self) -> int:
+        """The bytes of an event that is not whole yet."""
+        return self._cutter.pending
 
     def feed(self, read: bytes) -> bytes:
         """Show the events that are whole, until the end of the turn begins."""
         shown: list[bytes] = []
         for event in self._cutter.feed(read):
             text = self._understand(event)
-            (self._held if self._holding else shown).append(text)
+            if self._holding or isinstance(text, _Finish):
+                self._held.append(text)
+            else:
+                shown.append(text)
         return b"".join(shown)
 
     def finish(self) -> tuple[bytes, Answer]:
@@ -217,12 +262,15 @@ class StreamReply:
         rest = self._cutter.finish()
         if rest is not None:
             self._held.append(self._understand(rest))
-        end = b"".join(self._held)
-        problems = ("unparsed_event",) if self._unparsed else ()
+        end = b"".join(self._written(held) if isinstance(held, _Finish) else held for held in self._held)
+        if self.ended and self._lacks_usage and not self._has_usage:
+            self._problems.add("no_usage")
         try:
-            answer = Answer(self._fold.finish(), self.ended, self._error, problems)
-        except (TypeError, KeyError, AttributeError):  # chunks that were like chunks, and do not add up to a response
-            answer = Answer(None, self.ended, self._error, ("unparsed_event",))
+            response: Json | None = self._fold.finish()
+        except ODD:  # chunks that were like chunks, and do not add up to a response
+            self._problems.add("unparsed_event")
+            response = None
+        answer = Answer(response, self.ended, self._error, tuple(sorted(self._problems)))
         return end + self._told_end(answer), answer
 
     def _told_end(self, answer: Answer) -> bytes:
@@ -237,32 +285,73 @@ class StreamReply:
         except ODD:  # chunks that add up to a response which this dialect has no words for
             return telling.finish(None, error or _UNTELLABLE)
 
-    def _understand(self, event: Event) -> bytes:
-        """Fold an event; give what the client sees of it."""
+    def _understand(self, event: Event) -> bytes | _Finish:
+        """Accumulate an event; return what the client sees of it."""
         payload = event.payload
         if not payload:
             return event.raw
+        if self.ended:
+            self._problems.add("content_after_end")
+            return self._as_it_came(event)
         if payload == b"[DONE]":
             self.ended = self._holding = True
             return self._as_it_came(event)
+        chunk: Any = None
         try:
             chunk, loosely = read_json(payload)
             if chunk.get("error") is not None:
                 self._holding = True
                 self._error = self._error or payload.decode("utf-8", "replace")
                 return self._as_it_came(event)  # vLLM writes these with spaces: never spelt again
-            self._fold.feed(chunk)
-            if self._fold.finished >= self._enough:
-                self._holding = True
-            shown = self._view.chunk(chunk)
-            if self._view.telling is not None:
-                return b"" if shown is None else self._view.telling.feed(shown)
-        except (NotJson, *ODD):
-            self._unparsed = True
+            return self._accumulate(event, chunk, loosely=loosely)
+        except ODD:  # NotJson among them
+            self._problems.add("unparsed_event")
+            if isinstance(chunk, dict) and chunk.get("choices"):
+                self._holding = True  # it may say that a choice is over
             return self._as_it_came(event)
+
+    def _accumulate(self, event: Event, chunk: Json, *, loosely: bool) -> bytes | _Finish:
+        fold = self._fold
+        finished = fold.finished
+        fold.feed(chunk)
+        if fold.finished >= self._enough:
+            self._holding = True
+        if chunk.get("usage") is not None:
+            self._see_usage(chunk)
+        view = self._view
+        shown = view.chunk(chunk)
+        if fold.finished > finished:
+            wanted = view.usage or view.hidden.usage
+            self._lacks_usage = wanted and view.engine.must_send_usage(view.dialect.name, chunk)
+            if view.hidden.usage and shown is not None and view.telling is None:
+                return _Finish(event, shown, loosely, shown is chunk)
+        if view.telling is not None:
+            return b"" if shown is None else view.telling.feed(shown)
         if shown is chunk:
             return event.raw
         return b"" if shown is None else event.with_payload(write_json(shown, loosely=loosely))
+
+    def _see_usage(self, chunk: Json) -> None:
+        """Note the usage event. Usage beside a choice, unasked for, is the server's own way (--enable-force-include-usage)."""
+        view = self._view
+        if not chunk.get("choices"):
+            self._has_usage = True
+            if view.hidden.usage:
+                self._moved = {key: chunk[key] for key in view.engine.shape.last if key in chunk}
+        elif view.hidden.usage and not view.hidden.running_usage:
+            self.forces_usage = True
+            self._view = replace(view, hidden=replace(view.hidden, usage=False))
+
+    def _written(self, finish: _Finish) -> bytes:
+        shown = finish.shown
+        missing = {key: value for key, value in self._moved.items() if key not in shown}
+        if finish.is_unchanged and not missing:
+            return finish.event.raw
+        try:
+            return finish.event.with_payload(write_json({**shown, **missing}, loosely=finish.loosely))
+        except ODD:  # nested too deeply to be written
+            self._problems.add("unparsed_event")
+            return finish.event.raw
 
     def _as_it_came(self, event: Event) -> bytes:
         """An event that is passed on; a client of another dialect could not read it."""
@@ -275,9 +364,11 @@ REPLIES: dict[str, type[WholeReply] | type[StreamReply]] = {
 }
 
 
-def reply_for(status: int, content_type: str, view: View) -> Reply:
+def reply_for(status: int, content_type: str, view: View, max_event_bytes: int | None = None) -> Reply:
     """The reply for an answer of this status and content type."""
     framing = REPLIES.get(content_type.partition(";")[0].strip().lower())
     if framing is None or status != 200:
         return RawReply(view, status if status != 200 else _UNREADABLE)
-    return ReplayReply(view) if view.replay and framing is WholeReply else framing(view)
+    if framing is StreamReply:
+        return StreamReply(view, max_event_bytes)
+    return ReplayReply(view) if view.replay else WholeReply(view)

@@ -1,19 +1,22 @@
-"""Server-sent events: bytes in, whole events out, however the bytes were cut.
+"""Server-sent events: split a byte stream into events, however the bytes were cut into reads.
 
-Holds the cutting of a byte stream into events and nothing of what an event means. An event keeps its raw bytes, so that
-what is passed on unchanged is passed on byte for byte.
+It does not interpret events. An event keeps its raw bytes, so that what is passed on unchanged is passed on byte for byte.
 
 Rule 1: an event ends with a blank line; lines end in LF, CRLF or CR (the HTML standard, section 9.2.6).
 Rule 2: the raw bytes of all events, joined, are the bytes that were fed; nothing is lost, added or reordered.
+Rule 3: no byte is searched or copied more often than a few times, however long an event is; its length has a limit.
 """
 
 import re
 from functools import partial
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+from proxy.errors import EventTooLong
 
 _LINE_END = rb"(?:\r\n|\n|\r(?!\n))"
 _BLANK_LINE = re.compile(_LINE_END + _LINE_END)
-_LINES = re.compile(_LINE_END)
+_FIELDS = re.compile(rb"(?:(?<=[\r\n])|\A)(data|event)(?::[ ]?([^\r\n]*))?(?=[\r\n]|\Z)")
+MAX_EVENT_BYTES: Final = 2**26  # all prompt ids and top logprobs of the longest answers, in one event
 _LF = 10
 
 
@@ -50,36 +53,63 @@ def read_event(raw: bytes) -> Event:
         return Event(raw, raw[6:-2])
     payload: list[bytes] = []
     name = b""
-    for line in _LINES.split(raw):
-        field, _, value = line.partition(b":")
-        value = value.removeprefix(b" ")
+    for field, value in _FIELDS.findall(raw):
         if field == b"data":
             payload.append(value)
-        elif field == b"event":
+        else:
             name = value
     return Event(raw, b"\n".join(payload), name)
 
 
 class EventCutter:
-    """Cuts bytes into events. Feed it as they come; ask for the rest when no more come."""
+    """Cut bytes into events: feed it each read, then `finish`.
 
-    __slots__ = ("_rest", "_scanned")
+    The work is linear in the bytes that are fed, however they are cut into reads. `limit` bounds the bytes of one event.
+    """
 
-    def __init__(self) -> None:
-        self._rest = b""
-        self._scanned = (
-            0  # how far `_rest` is known to hold no blank line: long events are not searched again and again
-        )
+    __slots__ = ("_limit", "_rest")
+
+    def __init__(self, limit: int = MAX_EVENT_BYTES) -> None:
+        self._limit = limit
+        self._rest = bytearray()  # the event that is not complete yet
+
+    @property
+    def pending(self) -> int:
+        """The bytes of the event that is not complete yet: what the next read may have to be joined with."""
+        return len(self._rest)
 
     def feed(self, read: bytes) -> list[Event]:
-        """The events that are whole now."""
-        rest = self._rest + read if self._rest else read
-        if _is_one_data_line(rest):  # what engines send, in the reads that they come in
-            self._rest, self._scanned = b"", 0
-            return [_event((rest, rest[6:-2], b""))]
-        if b"\r" not in rest:  # what engines send: found without the search for three kinds of line ends
-            *whole, self._rest = rest.split(b"\n\n")
-            self._scanned = len(self._rest)
+        """Return the events that this read completes. Raises EventTooLong; the cutter is of no use afterwards."""
+        rest = self._rest
+        if not rest:
+            if _is_one_data_line(read):  # what engines send, in the reads that they come in
+                return [_event((read, read[6:-2], b""))]
+            return self._cut(read, 0)
+        # A line end has at most two bytes, so three of what is pending can belong to a blank line that ends in this read.
+        scanned = max(len(rest) - 3, 0)
+        is_whole = _ends_an_event(bytes(rest[scanned:]) + read)
+        rest += read
+        if not is_whole:
+            if len(rest) > self._limit:
+                raise EventTooLong(
+                    f"the engine sent an event of more than {self._limit} bytes (engines.max_event_bytes)"
+                )
+            return []
+        whole = bytes(rest)
+        rest.clear()
+        return self._cut(whole, scanned)
+
+    def finish(self) -> Event | None:
+        """Return the bytes after the last blank line as an event that was cut off; None if there are none."""
+        rest = bytes(self._rest)
+        self._rest.clear()
+        return read_event(rest) if rest else None
+
+    def _cut(self, text: bytes, scanned: int) -> list[Event]:
+        """The events of a text whose first `scanned` bytes contain no blank line; what follows the last one is kept."""
+        if b"\r" not in text:  # what engines send: found without the search for three kinds of line ends
+            *whole, last = text.split(b"\n\n")
+            self._rest += last
             return [
                 _event((raw + b"\n\n", raw[6:], b""))
                 if raw.startswith(b"data: ") and b"\n" not in raw
@@ -88,19 +118,19 @@ class EventCutter:
             ]
         events: list[Event] = []
         start = 0
-        position = max(self._scanned - 3, 0)
-        while (found := _BLANK_LINE.search(rest, position)) is not None:
+        while (found := _BLANK_LINE.search(text, scanned)) is not None:
             end = found.end()
-            if end == len(rest) and rest.endswith(b"\r"):
+            if end == len(text) and text.endswith(b"\r"):
                 break  # a LF that belongs to this CR may be in the next read
-            events.append(read_event(rest[start:end]))
-            start = position = end
-        self._rest = rest[start:]
-        self._scanned = len(self._rest)
+            events.append(read_event(text[start:end]))
+            start = scanned = end
+        self._rest += text[start:]
         return events
 
-    def finish(self) -> Event | None:
-        """What came after the last blank line, if anything: an event that was cut off."""
-        rest, self._rest = self._rest, b""
-        self._scanned = 0
-        return read_event(rest) if rest else None
+
+def _ends_an_event(text: bytes) -> bool:
+    """Whether a blank line ends in these bytes, and is sure to end there."""
+    if b"\r" not in text:
+        return b"\n\n" in text
+    found = _BLANK_LINE.search(text)
+    return found is not None and not (found.end() == len(text) and text.endswith(b"\r"))

@@ -35,7 +35,7 @@ async def test_steps_are_scored_again_and_counted(store, http, rate, audited):
         if not audited:
             assert 0 == await metric(http, served.url, 'tokentape_audits_total{engine="fake",verdict="aligned"}')
             return
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(50):
             while sampled != await metric(http, served.url, 'tokentape_audit_difference_count{engine="fake"}'):
                 await asyncio.sleep(0.01)
         assert 1 == await metric(http, served.url, 'tokentape_audits_total{engine="fake",verdict="aligned"}')
@@ -56,7 +56,7 @@ async def test_no_call_waits_for_an_audit_and_closing_waits_for_none(engine, sto
                 return web.Response(body=await answer.read(), content_type="application/json")
 
         engine.answering = answering
-        async with asyncio.timeout(20), proxying(engine.url, store, audit={"sample_rate": 1}) as served:
+        async with asyncio.timeout(50), proxying(engine.url, store, audit={"sample_rate": 1}) as served:
             for _ in range(5):
                 async with http.post(f"{served.url}/rollouts/r1/v1/chat/completions", json=BODY) as answer:
                     assert 200 == answer.status
@@ -79,7 +79,7 @@ async def test_an_engine_that_cannot_score_is_counted_and_the_next_step_is_tried
             for count in (1, 2):
                 async with http.post(f"{served.url}/rollouts/r1/v1/chat/completions", json=BODY) as answer:
                     assert 200 == answer.status
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(50):
                     name = 'tokentape_audits_total{engine="fake",verdict="not scored"}'
                     while count != await metric(http, served.url, name):
                         await asyncio.sleep(0.01)

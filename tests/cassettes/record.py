@@ -28,7 +28,7 @@ SUFFIXES = {"application/json": ".json", "text/event-stream": ".sse"}
 TELLING = ("content-type", "server", "x-request-id", "retry-after")
 TIMEOUT_S = 300.0
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/inference/v1/generate"
 TOOL = {
     "type": "function",
     "function": {
@@ -57,6 +57,7 @@ _CHAT = {
 }
 _TEXT = {"prompt": "The capital of France is", "max_tokens": 16, "temperature": 0, "seed": 7}
 _SAMPLED = {"temperature": 0.9, "seed": 21}
+_IDS = {"token_ids": [504, 3575, 282], "sampling_params": {"max_tokens": 16} | _SAMPLED}
 
 # name -> (path, body); `stream` and the model are set when it is played.
 TABLE: dict[str, tuple[str, dict[str, Any]]] = {
@@ -93,6 +94,8 @@ TABLE: dict[str, tuple[str, dict[str, Any]]] = {
     "cmpl_usage": (COMPLETIONS, _TEXT | {"stream_options": {"include_usage": True}}),
     "cmpl_logprobs": (COMPLETIONS, _TEXT | {"logprobs": 2}),
     "cmpl_echo": (COMPLETIONS, _TEXT | {"echo": True}),
+    "gen_sampled": (GENERATE, _IDS),
+    "gen_n2": (GENERATE, _IDS | {"sampling_params": _IDS["sampling_params"] | {"n": 2}}),
     "err_temperature": (CHAT, _CHAT | {"temperature": "warm"}),
     "err_messages": (CHAT, {"max_tokens": 4}),
     "err_top_logprobs": (CHAT, _CHAT | {"top_logprobs": 2}),

@@ -1,5 +1,6 @@
 """Each route of the control face through either client, before a real proxy."""
 
+from math import inf, nan
 from typing import get_type_hints
 
 import pytest
@@ -178,3 +179,27 @@ def test_an_opening_names_what_it_opens_before_it_asks():
 def test_a_query_says_true_as_the_route_reads_it():
     """Booleans in small letters; what is None is not said."""
     assert {"report": "true", "limit": "3"} == query(report=True, limit=3, status=None)
+
+
+@pytest.mark.parametrize("number", [nan, inf, -inf, 1e39, 10**400])
+async def test_a_reward_that_is_no_float32_is_not_sent(client, agent, number):
+    """JSON would say null, which removes a reward; the error names the field, and the proxy is not called."""
+    opened = await client.open_rollout("r1")
+    (step_id,) = await agent.talk(opened, "hi")
+    await client.patch_rollout("r1", reward=0.5)
+    changes = [
+        {"reward": number},
+        {"step_rewards": {step_id: number}},
+        {"step_rewards": {step_id: [number]}},
+        {"advantages": number},
+        {"advantages": [1.0, number]},
+        {"advantages": {step_id: (number,)}},
+    ]
+    for change in changes:
+        with pytest.raises(ClientError, match="finite") as refused:
+            await client.patch_rollout("r1", **change)
+        assert (None, [*change]) == (refused.value.status, [refused.value.param])
+    with pytest.raises(ClientError, match="finite"):
+        await client.finish_rollout("r1", reward=number)
+
+    assert ("open", 0.5) == ((rollout := await client.rollout("r1"))["status"], rollout["reward"])

@@ -128,6 +128,26 @@ async def test_at_7_a_prompt_that_cannot_be_rendered_is_400(store, engine):
     assert failing(400, 'Failed to render prompt: fake answered 400: {"message": "no template"}') == answered
 
 
+@pytest.mark.parametrize("junk", [
+    b"", b"no", b"null", b"7", b"[]", b"{}", b'{"tokens": null}', b'{"tokens": "12"}', b'{"tokens": [[1]]}',
+    b'{"tokens": [1, null]}', b'{"tokens": [true]}', b'{"tokens": {"1": 2}}',
+])  # fmt: skip
+async def test_a_rendered_prompt_that_is_none_is_400(store, engine, junk):
+    """Whatever the engine answers; its address is not said."""
+
+    async def answering(request, body):
+        return web.Response(body=junk, content_type="application/json")
+
+    engine.answering = answering
+    async with serving_sessions(store, engine.url) as proxy:
+        uuid = await proxy.create()
+        status, told = await proxy.ask("POST", f"/{uuid}{CHAT}/render", {"messages": HELLO})
+
+    assert 400 == status
+    assert "Failed to render prompt: the engine" in str(told)
+    assert "127.0.0.1" not in str(told)
+
+
 async def test_completions_of_a_session_are_recorded_and_told_as_the_engine_tells_them(proxy, store):
     """Its proxy has none; a prompt of ids is as good as a text."""
     uuid = await proxy.create()

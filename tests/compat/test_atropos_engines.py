@@ -3,6 +3,8 @@
 from aiohttp import web
 from sessions import HELLO, serving_sessions
 
+USAGE = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+
 
 async def test_without_a_tokenizer_an_engine_that_makes_no_texts_leaves_them_null(store, engine):
     """A node's text is not made up; its tokens are there."""
@@ -20,7 +22,7 @@ async def test_without_a_tokenizer_an_engine_that_makes_no_texts_leaves_them_nul
             "logprobs": logprobs,
         }
         return web.json_response(
-            {"id": "c", "object": "text_completion", "created": 1, "model": "m", "choices": [told]}
+            {"id": "c", "object": "text_completion", "created": 1, "model": "m", "choices": [told], "usage": USAGE}
         )
 
     engine.answering = answering

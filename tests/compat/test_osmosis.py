@@ -10,13 +10,14 @@ from rollout_servers import ADD, QUESTION, dispatching, post, rollout_server
 from stored import TIMEOUT_S, rollout_of, some_steps, steps_of
 
 from proxy.compat.osmosis import ticket
+from proxy.keys import mint
 from proxy.rollouts import write_fields
 from proxy.server import simulating
 from proxy.simulator.options import Options
 
 WHOLE = load("chat_ids_lp")
-FLAT = {"model": "default", "messages": QUESTION, "rollout_id": "r1", "max_tokens": 16, "response_mask": None}
-CHAT = {"model": "default", "messages": QUESTION, "rollout_id": "r1", "max_tokens": 16}
+FLAT = {"model": "default", "messages": QUESTION, "rollout_id": "r1", "max_tokens": 24, "response_mask": None}
+CHAT = {"model": "default", "messages": QUESTION, "rollout_id": "r1", "max_tokens": 24}
 DISPATCH = {"server": "calculator", "messages": QUESTION, "wait": True}
 
 
@@ -172,7 +173,7 @@ async def test_os_7_the_callback_key_is_ours_to_check_and_never_the_engines(stor
 
     assert ([401, 403, 401, 403, 403], 200) == (refused, taken)
     assert "Bearer server-key" == runner.headers[0]["authorization"]
-    assert [False] == ["authorization" in headers for headers in engine.headers]
+    assert not any("authorization" in headers for headers in engine.headers)
     assert 1 == len(await steps_of(store, "r1"))
 
 
@@ -338,7 +339,7 @@ async def test_a_result_of_a_rollout_without_a_call_is_kept(proxy, store):
 async def test_metadata_of_the_rollout_stays(proxy, store):
     """The server's words stand beside it."""
     await proxy.post("/rollouts", {"rollout_id": "r1", "metadata": {"task": 7}})
-    await post(proxy.http, f"{proxy.url}/rollouts/r1/v1/rollout/completed", {"rollout_id": "x", "status": "COMPLETED"})
+    await post(proxy.http, f"{proxy.url}/rollouts/r1/v1/rollout/completed", {"rollout_id": "r1", "status": "COMPLETED"})
 
     assert {"task", "osmosis"} == (await rollout_of(store, "r1")).metadata.keys()
 
@@ -350,3 +351,259 @@ async def test_an_unnamed_flat_call_is_never_passed_on(store, engine, runner):
         status, told = await proxy.post("/v1/completions", body)
 
     assert (400, "rollout_id", []) == (status, told["error"]["param"], engine.asked)
+
+
+KEYS = {"agents": {"api_keys": ["agent"]}, "control": {"api_keys": ["boss"]}}
+BOSS = {"Authorization": "Bearer boss"}
+RESULT = {"rollout_id": "r1", "status": "COMPLETED", "finish_reason": "stop", "reward": 0.25}
+COMPLETED = "/rollouts/r1/v1/rollout/completed"
+
+
+def keyed(key):
+    return {"Authorization": f"Bearer {key}"}
+
+
+@pytest.fixture
+async def guarded(store, engine, runner):
+    """A proxy with keys, and the minted key of its rollout r1, which has a call and the trainer's own reward."""
+    engine.plays(WHOLE)
+    async with dispatching(engine.url, store, runner, **KEYS) as proxy:
+        _, opened = await proxy.post("/rollouts", {"rollout_id": "r1", "metadata": {"task": 7}}, BOSS)
+        await proxy.post("/rollouts/r1/v1/chat/completions", CHAT, keyed(opened["api_key"]))
+        proxy.minted = opened["api_key"]
+        yield proxy
+
+
+async def dispatched(proxy, runner):
+    """The key that the rollout server of r1 was given; the server has not answered."""
+    await proxy.post("/rollouts/r1/dispatch", DISPATCH | {"protocol": "async", "wait": False}, BOSS)
+    async with asyncio.timeout(TIMEOUT_S):
+        while not runner.asked:
+            await asyncio.sleep(0.005)
+    return runner.asked[0]["api_key"]
+
+
+@pytest.mark.parametrize("is_dispatched", [False, True])
+@pytest.mark.parametrize("key", ["minted", "agent"])
+async def test_an_agent_cannot_report_its_own_result(guarded, runner, store, key, is_dispatched):
+    """Its result is kept as a claim: the reward of the trainer stays, and so does the status; its group is not complete."""
+    if is_dispatched:
+        runner.chat = lambda asked: asyncio.sleep(0)
+        await dispatched(guarded, runner)
+    await guarded.http.patch(f"{guarded.url}/rollouts/r1", json={"reward": -1.0}, headers=BOSS)
+    caller = keyed(guarded.minted if key == "minted" else "agent")
+    answers = [await guarded.post(COMPLETED, RESULT | {"reward": reward}, caller) for reward in (3e38, 1.0, 1.0)]
+    rollout = await rollout_of(store, "r1")
+
+    assert [(200, {"status": "ok"})] * 3 == answers
+    assert ("open", -1.0, None) == (rollout.status, rollout.reward, rollout.finished_ms)
+    claim = {"status": "COMPLETED", "finish_reason": "stop", "reward": 1.0}
+    assert {"task": 7, "osmosis": {"claim": claim}} == rollout.metadata
+
+
+async def test_the_key_of_a_dispatch_reports_its_result(guarded, runner, store):
+    """Once, whatever is reported again; a claim that came before stays beside it, and one that comes later changes nothing."""
+    runner.chat = lambda asked: asyncio.sleep(0)
+    key = await dispatched(guarded, runner)
+    await guarded.post(COMPLETED, RESULT | {"reward": 1.0}, keyed(guarded.minted))
+    answers = [await guarded.post(COMPLETED, RESULT, keyed(key)) for _ in range(2)]
+    reported = await rollout_of(store, "r1")
+    answers.append(await guarded.post(COMPLETED, RESULT | {"reward": 2.0}, keyed(guarded.minted)))
+    answers.append(await guarded.post("/v1/chat/completions", CHAT, keyed(key)))
+    other = await guarded.post(COMPLETED, RESULT | {"reward": 2.0}, keyed(key))
+
+    assert [200, 200, 200] == [status for status, _ in answers[:3]]
+    assert ("completed", 0.25) == (reported.status, reported.reward)
+    assert ("COMPLETED", 1.0) == (
+        reported.metadata["osmosis"]["status"], reported.metadata["osmosis"]["claim"]["reward"]
+    )  # fmt: skip
+    assert 409 == other[0]
+    assert reported.metadata == (await rollout_of(store, "r1")).metadata
+
+
+async def test_the_key_of_a_dispatch_serves_the_calls_of_its_rollout(guarded, runner, store):
+    """And of no other; with another store's secret, or of another dispatch, it is none."""
+    runner.chat = lambda asked: asyncio.sleep(0)
+    key = await dispatched(guarded, runner)
+    await guarded.post("/rollouts", {"rollout_id": "r2"}, BOSS)
+    birth = (await store.look("r1")).birth
+    forged = mint("r1", birth, b"secret", dispatch="x")
+    statuses = [
+        (await guarded.post(f"/rollouts/{name}/v1/chat/completions", CHAT, keyed(one)))[0]
+        for name, one in (("r1", key), ("r2", key), ("r1", forged))
+    ]
+    on_control = (await guarded.get("/rollouts/r1", keyed(key)))[0]
+
+    assert ([200, 403, 401], 403) == (statuses, on_control)
+    assert guarded.minted != key
+
+
+async def test_a_control_key_reports_a_result(guarded, store):
+    """Also of a rollout that has no call and was never opened."""
+    statuses = [
+        (await guarded.post("/v1/rollout/completed", RESULT | {"rollout_id": name, "status": status}, BOSS))[0]
+        for name, status in (("r1", "COMPLETED"), ("r1", "COMPLETED"), ("r9", "ERROR"))
+    ]
+
+    assert [200] * 3 == statuses
+    assert ("completed", "failed") == ((await rollout_of(store, "r1")).status, (await rollout_of(store, "r9")).status)
+    assert 401 == (await guarded.post("/v1/chat/completions", CHAT, BOSS))[0]
+
+
+@pytest.mark.parametrize("before", [{"reward": -1.0}, {"status": "aborted"}, {"status": "failed", "reward": -1.0}])
+@pytest.mark.parametrize("is_between", [False, True])
+async def test_a_result_changes_nothing_that_the_control_face_set(guarded, runner, store, before, is_between):
+    """Neither what was set before it came, nor what was set between its reading of the rollout and its writing."""
+    runner.chat = lambda asked: asyncio.sleep(0)
+    key = await dispatched(guarded, runner)
+    verb, path = ("post", "/rollouts/r1/finish") if "status" in before else ("patch", "/rollouts/r1")
+
+    async def set_it():
+        async with getattr(guarded.http, verb)(guarded.url + path, json=before, headers=BOSS) as answer:
+            assert 200 == answer.status
+
+    if is_between:
+        amend, store.amend = store.amend, None
+
+        async def late(*args, **named):
+            store.amend = amend
+            await set_it()
+            return await amend(*args, **named)
+
+        store.amend = late
+    else:
+        await set_it()
+    status, _ = await guarded.post(COMPLETED, RESULT, keyed(key))
+    rollout = await rollout_of(store, "r1")
+
+    assert 200 == status
+    assert before.get("status", "completed") == rollout.status
+    assert before.get("reward", rollout.reward) == rollout.reward
+    assert (None if "status" in before and "reward" not in before else -1.0) == rollout.reward
+    assert "COMPLETED" == rollout.metadata["osmosis"]["status"]
+
+
+async def test_a_claim_does_not_undo_what_a_trainer_writes_meanwhile(guarded, store):
+    """Metadata are one field: a claim is put beside what stands there when it is written."""
+    amend = store.amend
+
+    async def late(*args, **named):
+        store.amend = amend
+        await guarded.http.patch(f"{guarded.url}/rollouts/r1", json={"metadata": {"task": 8}}, headers=BOSS)
+        return await amend(*args, **named)
+
+    store.amend = late
+    await guarded.post(COMPLETED, RESULT, keyed(guarded.minted))
+
+    assert {"task": 8, "osmosis": {"claim": {"status": "COMPLETED", "finish_reason": "stop", "reward": 0.25}}} == (
+        await rollout_of(store, "r1")
+    ).metadata
+
+
+@pytest.mark.parametrize("own", ["mine", {"env": "calculator"}])
+async def test_a_claim_leaves_a_trainers_own_use_of_its_name_alone(guarded, store, own):
+    """It is put beside it, where there is a beside."""
+    await guarded.http.patch(f"{guarded.url}/rollouts/r1", json={"metadata": {"osmosis": own}}, headers=BOSS)
+    status, _ = await guarded.post(COMPLETED, RESULT, keyed(guarded.minted))
+    kept = (await rollout_of(store, "r1")).metadata["osmosis"]
+
+    assert (200, own) == (status, kept if isinstance(own, str) else {"env": kept["env"]})
+    assert isinstance(own, str) or "claim" in kept
+
+
+async def test_without_control_keys_only_what_is_no_agents_key_reports(store, engine, runner):
+    """Whoever reaches the control face may set rewards there; an agent's key says that its caller is one."""
+    engine.plays(WHOLE)
+    async with dispatching(engine.url, store, runner) as proxy:
+        _, opened = await proxy.post("/rollouts", {"rollout_id": "r1"})
+        for caller in (keyed(opened["api_key"]), keyed("rollout:r1")):
+            assert 200 == (await proxy.post(COMPLETED, RESULT, caller))[0]
+        claimed = await rollout_of(store, "r1")
+        await proxy.post(COMPLETED, RESULT, keyed("none"))
+
+    assert ("open", None) == (claimed.status, claimed.reward)
+    assert ("completed", 0.25) == ((await rollout_of(store, "r1")).status, (await rollout_of(store, "r1")).reward)
+
+
+async def test_where_the_control_face_has_its_own_port_no_unkeyed_caller_reports(store, engine, runner):
+    """Agents reach the other port only."""
+    async with dispatching(engine.url, store, runner, control={"listen": "127.0.0.1:0"}) as proxy:
+        status, _ = await proxy.post("/v1/rollout/completed", RESULT)
+
+    assert (200, "open", None) == (status, (rollout := await rollout_of(store, "r1")).status, rollout.reward)
+
+
+@pytest.mark.parametrize("prefix", ["/rollouts/r1", "/sessions/r1"])
+async def test_a_result_that_names_another_rollout_than_its_path_is_400(proxy, store, prefix):
+    """Nothing of either is changed."""
+    status, told = await proxy.post(f"{prefix}/v1/rollout/completed", RESULT | {"rollout_id": "r2"})
+
+    assert (400, "rollout_id") == (status, told["error"]["param"])
+    assert (None, None) == (await store.look("r1"), await store.look("r2"))
+
+
+@pytest.mark.parametrize("caller", ["boss", "minted"])
+async def test_the_fields_of_a_result_are_bounded(guarded, store, caller):
+    """Over 64 kB its messages are left out; if other fields are as long, it is 413 and nothing is kept of it."""
+    caller = keyed(guarded.minted if caller == "minted" else caller)
+    long = {"metrics": {"x": ["y" * 100] * 1000}}
+    refused, _ = await guarded.post(COMPLETED, RESULT | long, caller)
+    before = await rollout_of(store, "r1")
+    messages = [{"role": "user", "content": "z" * 1000}] * 100
+    taken, _ = await guarded.post(COMPLETED, RESULT | {"final_messages": messages}, caller)
+    kept = (await rollout_of(store, "r1")).metadata["osmosis"]
+    kept = kept.get("claim", kept)
+
+    assert (413, {"task": 7}, "open") == (refused, before.metadata, before.status)
+    assert (200, ["final_messages"], 0.25) == (taken, kept["left_out"], kept["reward"])
+
+
+async def test_results_are_in_no_list(guarded, store):
+    """Nor in what opening a rollout again answers, nor in exported rows; the rollout itself shows them."""
+    for caller in (BOSS, keyed(guarded.minted)):
+        for _ in range(2):
+            await guarded.post(COMPLETED, RESULT, caller)
+    _, listed = await guarded.get("/rollouts", BOSS)
+    _, again = await guarded.post("/rollouts", {"rollout_id": "r1", "metadata": {"task": 7}}, BOSS)
+    _, rows = await guarded.get("/rollouts/r1/export?format=sequences&container=json", BOSS)
+    _, shown = await guarded.get("/rollouts/r1", BOSS)
+    rows = rows["rows"] if isinstance(rows, dict) else rows
+
+    assert [{"task": 7}] == [one["metadata"] for one in listed["rollouts"]]
+    assert {"task": 7} == again["metadata"]
+    assert [{"task": 7}] == [row["metadata"] for row in rows]
+    assert {"task", "osmosis"} == shown["metadata"].keys()
+
+
+@pytest.mark.parametrize("reward", ["NaN", "1e400", "1e39", "-Infinity"])
+async def test_a_result_with_a_reward_that_is_no_float32_is_422(proxy, store, reward):
+    """As on the control face."""
+    body = f'{{"rollout_id": "r1", "status": "COMPLETED", "reward": {reward}}}'
+    async with proxy.http.post(f"{proxy.url}/v1/rollout/completed", data=body) as answer:
+        assert 422 == answer.status
+
+    assert await store.look("r1") is None
+
+
+async def test_a_dispatchs_answer_with_such_a_reward_fails_the_rollout(proxy, runner, store):
+    """Its server did not keep to the protocol."""
+    await proxy.post("/rollouts", {"rollout_id": "r1"})
+    runner.told = {"rollout_id": "r1", "status": "COMPLETED", "reward": 1e39}
+    await proxy.post("/rollouts/r1/dispatch", DISPATCH)
+    rollout = await rollout_of(store, "r1")
+
+    assert ("failed", None) == (rollout.status, rollout.reward)
+    assert "validation_error" == rollout.metadata["osmosis"]["extra_fields"]["error_category"]
+
+
+async def test_a_dispatchs_answer_that_is_too_long_fails_the_rollout(proxy, runner, store):
+    """Long messages alone do not."""
+    fields = {"status": "COMPLETED", "reward": 1.0}
+    for name, more in (("r1", {"metrics": {"x": "y" * 70_000}}), ("r2", {"final_messages": [{"x": "y" * 70_000}]})):
+        await proxy.post("/rollouts", {"rollout_id": name})
+        runner.told = {"rollout_id": name, **fields, **more}
+        await proxy.post(f"/rollouts/{name}/dispatch", DISPATCH)
+    long, kept = await rollout_of(store, "r1"), await rollout_of(store, "r2")
+
+    assert ("failed", None, "completed", 1.0) == (long.status, long.reward, kept.status, kept.reward)
+    assert ["final_messages"] == kept.metadata["osmosis"]["left_out"]

@@ -14,7 +14,7 @@ from proxy.simulator.options import Options
 WHOLE = load("chat_ids_lp")
 SYNC = {"server": "calculator", "messages": QUESTION}
 ASYNC = {"server": "calculator", "protocol": "async", "messages": QUESTION}
-TIMEOUT_S = 10
+TIMEOUT_S = 50
 
 
 @pytest.fixture

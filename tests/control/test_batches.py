@@ -119,12 +119,12 @@ async def test_a_batch_may_be_lost_in_part(proxy):
 async def test_a_lease_is_extended(proxy):
     """It counts from then on."""
     await proxy.group("g", 1)
-    batch = await proxy.claim(lease_s=0.3)
+    batch = await proxy.claim(lease_s=2)
     extended = await settle(proxy, batch, "extend", lease_s=1000)
 
     assert (200, ["g"]) == (extended.status, extended.json["held"])
     assert extended.json["lease_ms"] > batch["lease_ms"]
-    assert [] == (await proxy.claim(wait_s=0.5))["groups"]
+    assert [] == (await proxy.claim(wait_s=2.1))["groups"]
 
 
 async def test_an_acknowledgement_may_delete(proxy):

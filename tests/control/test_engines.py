@@ -92,7 +92,7 @@ async def test_every_process_learns_of_it_and_so_does_one_that_starts_later(stor
         assert [0, 1] == [len(configured.asked), len(first.asked)]
 
         await put(http, here, {"url": second.url})
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(50):
             while (await call(http, "GET", there.url + "/engines")).told["engines"][0]["url"] != second.url:
                 await asyncio.sleep(0.05)
     async with proxying(configured.url, store, **GUARDED) as later:

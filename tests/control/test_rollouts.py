@@ -322,3 +322,58 @@ async def test_rewards_of_steps_given_at_once_are_all_kept(proxy):
     await asyncio.gather(*(proxy.patch("/rollouts/r1", {"step_rewards": {step: 1}}) for step in steps))
 
     assert dict.fromkeys(steps, 1.0) == (await proxy.get("/rollouts/r1")).json["step_rewards"]
+
+
+ABSURD = ["NaN", "-Infinity", "1e400", "1e39", "-3.5e38"]
+
+
+@pytest.mark.parametrize("number", ABSURD)
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"reward": %s}',
+        '{"step_rewards": {"STEP": %s}}',
+        '{"step_rewards": {"STEP": [%s]}}',
+        '{"advantages": %s}',
+        '{"advantages": [0.5, %s]}',
+        '{"advantages": {"STEP": %s}}',
+        '{"advantages": {"STEP": [0.5, %s]}}',
+        '{"advantages": {"STEP": {"deeper": [%s]}}}',
+    ],
+)
+async def test_a_reward_or_advantage_that_is_no_float32_is_422(proxy, body, number):
+    """NaN, the infinities and what is beyond float32, by each field of PATCH; nothing is changed."""
+    step_id = (await proxy.chat("r1")).step_id
+    before = (await proxy.get("/rollouts/r1")).json
+    refused = await proxy.call("PATCH", "/rollouts/r1", data=(body % number).replace("STEP", step_id))
+    after = (await proxy.get("/rollouts/r1")).json
+
+    assert (422, before) == (refused.status, after), refused.text
+
+
+@pytest.mark.parametrize("number", ABSURD)
+async def test_a_rollout_is_not_finished_with_a_reward_that_is_no_float32(proxy, number):
+    """Nor is it finished without."""
+    await proxy.chat("r1")
+    refused = await proxy.call("POST", "/rollouts/r1/finish", data=f'{{"status": "completed", "reward": {number}}}')
+
+    assert (422, "open") == (refused.status, (await proxy.get("/rollouts/r1")).json["status"])
+
+
+@pytest.mark.parametrize("number", [3.4028234663852886e38, -3.4028234663852886e38, 0, 2**63, 1e-310])
+async def test_a_reward_within_float32_is_kept(proxy, number):
+    """To the last of them."""
+    await proxy.chat("r1")
+    patched = await proxy.patch("/rollouts/r1", {"reward": number, "advantages": {"s": [number]}})
+
+    assert (200, number, [number]) == (patched.status, patched.json["reward"], patched.json["advantages"]["s"])
+
+
+async def test_a_refusal_of_many_rewards_is_short(proxy):
+    """It names some of the faults, however many there are."""
+    refused = await proxy.call("PATCH", "/rollouts/r1", data='{"advantages": [' + ", ".join(["1e39"] * 10_000) + "]}")
+    await proxy.chat("r1")
+    again = await proxy.call("PATCH", "/rollouts/r1", data='{"advantages": [' + ", ".join(["1e39"] * 10_000) + "]}")
+
+    assert (404, 422) == (refused.status, again.status)
+    assert len(again.text) < 2_000

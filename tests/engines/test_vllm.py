@@ -11,6 +11,8 @@ from proxy.wire.plan import Terms
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 BOTH = {"return_token_ids": True, "logprobs": True}
+COUNTED = {"stream_options": {"include_usage": True}}
+COUNTED_EACH = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 
 
 def ask(path: str, body: dict, *, keep_reasoning: bool = True):
@@ -26,7 +28,29 @@ def ask(path: str, body: dict, *, keep_reasoning: bool = True):
     ("path", "body", "fields"),
     [
         (CHAT, {}, BOTH),
-        (CHAT, {"stream": True}, BOTH),
+        (CHAT, {"stream": True}, BOTH | COUNTED),
+        (CHAT, {"stream": True, "stream_options": None}, BOTH | COUNTED),
+        (
+            CHAT,
+            {"stream": True, "stream_options": {"x": 1}},
+            BOTH | {"stream_options": {"x": 1, "include_usage": True}},
+        ),
+        (CHAT, {"stream": True, "stream_options": {"include_usage": "yes"}}, BOTH),
+        (CHAT, {"stream": True, "stream_options": {"include_usage": False}}, BOTH | COUNTED),
+        # Without include_usage the second option counts for nothing, and must not begin to.
+        (
+            CHAT,
+            {"stream": True, "stream_options": {"continuous_usage_stats": True}},
+            BOTH | {"stream_options": {"include_usage": True, "continuous_usage_stats": False}},
+        ),
+        (CHAT, {"stream": True, "n": 2}, BOTH | COUNTED_EACH),
+        (CHAT, {"stream": True, "n": 2, "stream_options": {"include_usage": True}}, BOTH | COUNTED_EACH),
+        (COMPLETIONS, {"stream": True, "prompt": ["a", "b"]}, {"return_token_ids": True, "logprobs": 0} | COUNTED_EACH),
+        # Refusals of vLLM's that must stay refusals.
+        (CHAT, {"stream": True, "stream_options": "all"}, BOTH),
+        (CHAT, {"stream": True, "stream_options": {"include_usage": "perhaps"}}, BOTH),
+        (CHAT, {"stream": True, "n": 2, "stream_options": {"continuous_usage_stats": 7}}, BOTH),
+        (CHAT, {"stream_options": {"include_usage": True}}, BOTH),
         (CHAT, {"return_token_ids": False, "logprobs": None}, BOTH),
         (CHAT, {"return_token_ids": True}, {"logprobs": True}),
         (CHAT, {"logprobs": True}, {"return_token_ids": True}),
@@ -43,7 +67,7 @@ def ask(path: str, body: dict, *, keep_reasoning: bool = True):
     ],
 )
 def test_what_is_missing_is_asked_and_nothing_else(path, body, fields):
-    """Never include_usage, prompt logprobs or token strings: those change what the client sees."""
+    """Never prompt logprobs or token strings: those change what the client sees and cannot be hidden."""
     asked = ask(path, body)
 
     assert fields == asked.fields

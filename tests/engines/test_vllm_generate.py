@@ -39,7 +39,16 @@ def chunks(name):
     ("sampling", "more", "fields"),
     [
         ({"seed": 1}, {}, {"return_token_ids": True, "sampling_params": LP0}),
-        ({"seed": 1}, {"stream": True, "output_mode": "text"}, {"return_token_ids": True, "sampling_params": LP0}),
+        (
+            {"seed": 1},
+            {"stream": True, "output_mode": "text"},
+            {"return_token_ids": True, "sampling_params": LP0, "stream_options": {"include_usage": True}},
+        ),
+        (
+            {"seed": 1, "n": 2, "logprobs": 0},
+            {"stream": True},
+            {"return_token_ids": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+        ),
         ({"seed": 1, "logprobs": None}, {}, {"return_token_ids": True, "sampling_params": LP0}),
         ({"seed": 1}, {"return_token_ids": True}, {"sampling_params": LP0}),
         ({"logprobs": 0}, {}, {"return_token_ids": True}),

@@ -36,6 +36,7 @@ def test_row():
         "logprobs": [-1.0, -2.0],
         "status": "complete",
         "delivered": True,
+        "late": False,
         "finish_reason": "stop",
         "stop_reason": 7,
         "policy_version": "9",

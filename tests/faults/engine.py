@@ -48,6 +48,8 @@ def events(uid: str) -> list[bytes]:
         choice = {"index": 0, "delta": {"content": f"t{token} "}, "logprobs": logprobs_of([(token, logprob)])}
         finish = "length" if at == SAMPLED - 1 else None
         told.append(head | {"choices": [choice | {"finish_reason": finish, "token_ids": [token]}]})
+    usage = {"prompt_tokens": len(PROMPT), "completion_tokens": SAMPLED, "total_tokens": len(PROMPT) + SAMPLED}
+    told.append(head | {"choices": [], "usage": usage})  # as the proxy always requests it
     return [b"data: " + orjson.dumps(event) + b"\n\n" for event in told] + [b"data: [DONE]\n\n"]
 
 

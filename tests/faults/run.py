@@ -175,7 +175,7 @@ async def run(
                 done[fault.__name__] += 1
                 await system.ready()
         ended = len(load.ended)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while len(load.ended) < ended + agents:  # it goes on by itself
                 await asyncio.sleep(0.02)
         await load.stop()

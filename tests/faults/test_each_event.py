@@ -106,7 +106,7 @@ async def test_a_client_that_leaves_after_any_event_leaves_one_step_of_what_came
         for place, read in came.items():
             shown_events = sum(b'"finish_reason":"' not in event and b'"usage":{' not in event for event in read)
             await leaves(served.url, place, shown_events)
-            await asyncio.wait_for(engine.aborted.wait(), 5)
+            await asyncio.wait_for(engine.aborted.wait(), 50)
             engine.aborted.clear()
             (step,) = await some_steps(store, place)
             assert ("partial", "the client left", False) == (step.status, step.reason, step.delivered), place
@@ -133,7 +133,7 @@ async def test_a_client_that_leaves_an_unstreamed_call_at_any_stage_leaves_one_s
             calling = asyncio.ensure_future(http.post(path, json=WHOLE.body, headers=named))
             await fed.wait()
             calling.cancel()
-            await asyncio.wait_for(engine.aborted.wait(), 5)
+            await asyncio.wait_for(engine.aborted.wait(), 50)
             fed.clear()
             engine.aborted.clear()
             (step,) = await some_steps(store, stage)
@@ -151,7 +151,7 @@ async def test_a_client_that_leaves_within_its_request_was_never_there(store, en
             reader, writer = await asyncio.open_connection(where.hostname, where.port)
             writer.write((head + body)[:size])
             writer.write_eof()
-            answer = await asyncio.wait_for(reader.read(), 10)  # a refusal at most, and the end
+            answer = await asyncio.wait_for(reader.read(), 50)  # a refusal at most, and the end
             assert not answer.startswith(b"HTTP/1.1 200"), size
             writer.close()
             await writer.wait_closed()

@@ -5,6 +5,7 @@ import pytest
 from tests.faults.run import FAULTS, fail_over, fill_journal, kill_proxy, kill_worker, run, stop_store
 
 
+@pytest.mark.timeout(300)  # each wait within is bounded by itself
 @pytest.mark.parametrize(
     ("on_failure", "faults"),
     [

@@ -14,7 +14,7 @@ from proxy.server import running, simulating
 from proxy.simulator.options import Options
 
 CONTROL, AGENT = "control-key", "agent-key"
-TIMEOUT_S = 20
+TIMEOUT_S = 50
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from storage.embedded import LAUNCH, bundled_server
 
 REDIS = shutil.which("redis-server")
 NO_REDIS = "redis-server is not installed (Debian: apt-get install redis-server), so plain Redis is not tested here"
-START_TIMEOUT_S = 20
+START_TIMEOUT_S = 50
 
 
 @contextmanager
@@ -212,7 +212,7 @@ def key_count(command):
 def until():
     """Waits until a condition holds."""
 
-    async def until(condition, timeout_s=10):
+    async def until(condition, timeout_s=50):
         async with asyncio.timeout(timeout_s):
             while True:
                 if await condition():

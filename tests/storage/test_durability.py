@@ -12,13 +12,24 @@ from storage.store import Entry, StorageError, StoreAway
 async def appended(store, name="s", now_ms=2):
     """The index of a record appended to a rollout."""
     birth = (await store.open("r", {}, now_ms=1)).birth
-    return await store.append(Entry("r", birth, name, b"1"), now_ms=now_ms)
+    return (await store.append(Entry("r", birth, name, b"1"), now_ms=now_ms)).position
 
 
 async def test_acknowledged_waits_for_the_reply_only(on_redis):
     """By default a write is done when the server says so: nothing else is sent."""
     assert Barrier() == on_redis._barrier
     assert 0 == await appended(on_redis)
+
+
+async def test_a_server_that_never_syncs_confirms_its_writes(tmp_path, start, opened):
+    """Where a server writes its file before it replies and never syncs, each write is shown to be in the file."""
+    for url in (f"embedded:{tmp_path / 'store'}", start("--appendonly", "yes", "--appendfsync", "no").url):
+        store = await opened(url)
+        assert Barrier(confirmed=True) == store._barrier
+        assert 0 == await appended(store)
+
+    store = await opened(start("--appendonly", "yes", "--appendfsync", "everysec").url)
+    assert Barrier() == store._barrier
 
 
 async def test_fsync_of_the_embedded_server(tmp_path, opened, command):
@@ -68,7 +79,7 @@ async def replicated(start, opened, until):
     """A primary, its replica, and a store that wants every write on both."""
     primary = start("--repl-diskless-sync-delay", "0")
     replica = start("--replicaof", "127.0.0.1", str(primary.port))
-    store = await opened(primary.url, durability="replicated", timeout_s=0.5)
+    store = await opened(primary.url, durability="replicated", timeout_s=2)
     with replica.client as client:
 
         async def is_linked():
@@ -101,7 +112,7 @@ async def test_a_replica_that_does_not_answer_is_said(replicated):
     finally:
         os.kill(replica.process.pid, signal.SIGCONT)
 
-    assert 1 == await store.append(entry, now_ms=3)
+    assert 1 == (await store.append(entry, now_ms=3)).position
     assert [b"1", b"1"] == await store.read("r", 0, 9)
 
 
@@ -116,7 +127,7 @@ async def test_a_replica_takes_no_writes(replicated, opened):
 
 async def test_replicated_in_a_cluster_waits_on_the_same_server(url_of, opened):
     """In a cluster too, a write without its replicas raises `StoreAway`, from the server that has it."""
-    store = await opened(url_of("cluster"), durability="replicated", timeout_s=0.5)
+    store = await opened(url_of("cluster"), durability="replicated", timeout_s=2)
 
     with pytest.raises(StoreAway, match="reached 0 of 1 replicas"):
         await appended(store)

@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+import resource
 import signal
+import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -24,7 +26,7 @@ async def main():
     birth = (await store.open("r", {}, now_ms=1)).birth
     number = 0
     while True:
-        print(await store.append(Entry("r", birth, f"s{number}", b"%d" % number), now_ms=1), flush=True)
+        print((await store.append(Entry("r", birth, f"s{number}", b"%d" % number), now_ms=1)).position, flush=True)
         number += 1
 
 asyncio.run(main())
@@ -117,7 +119,7 @@ async def test_a_killed_server_loses_nothing_acknowledged(url, path, opened, dur
         for number in range(40):
             record = b"%d-%d" % (writer, number)
             one = Entry("r", first.birth, record.decode(), record, counts={"steps": 1})
-            stored.append((await store.append(one, now_ms=2), record))
+            stored.append(((await store.append(one, now_ms=2)).position, record))
             if len(stored) == 100:
                 os.kill(pid, signal.SIGKILL)
 
@@ -171,7 +173,7 @@ async def test_an_orphan_is_ended_first(url, path, opened, until):
 
     store = await opened(url)
 
-    assert 0 == await asyncio.wait_for(orphan.wait(), 5)
+    assert 0 == await asyncio.wait_for(orphan.wait(), 50)
     assert [b"record"] == await store.read("r", 0, 9)
 
 
@@ -217,7 +219,105 @@ async def test_a_half_written_end_is_left_out(url, path, opened):
     store = await opened(url)
 
     assert [b"record"] == await store.read("r", 0, 9)
-    assert 1 == await store.append(Entry("r", first.birth, "s1", b"next"), now_ms=3)
+    assert 1 == (await store.append(Entry("r", first.birth, "s1", b"next"), now_ms=3)).position
+
+
+async def append_until_refused(store, size=5000):
+    """Append records until the store refuses one; the names of those whose append returned."""
+    birth = (await store.open("r", {}, now_ms=1)).birth
+    names = []
+    with pytest.raises(StoreAway, match="MISCONF"):
+        while True:
+            one = Entry("r", birth, f"s{len(names)}", b"%d-" % len(names) + os.urandom(size))
+            await store.append(one, now_ms=2)
+            names.append(one.name)
+    return names
+
+
+async def assert_all_stored(store, names):
+    for number, name in enumerate(names):
+        found = await store.find("r", name)
+        assert found, f"{name} of {len(names)} was acknowledged and is not stored"
+        assert number == found[0]
+        assert found[1].startswith(b"%d-" % number)
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="the limit of another process can be set on Linux only")
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+async def test_a_server_that_cannot_write_its_file_acknowledges_nothing(url, path, opened, how):
+    """The write at which the file cannot grow any further is refused too: what was acknowledged outlives the server."""
+    store = await opened(url)
+    pid = server_pid(path)
+    await store.append(await entry(store, "first"), now_ms=1)
+    (file,) = (path / "appendonlydir").glob("*.incr.aof")
+    _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    longest = file.stat().st_size + 40_000  # for this process: the one that is started after it has no such limit
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (longest, hard))
+    birth = (await store.open("r", {}, now_ms=1)).birth
+    stored = ["first"]
+
+    async def write(writer):
+        with pytest.raises(StoreAway, match="MISCONF"):
+            for number in range(100):
+                await store.append(Entry("r", birth, f"{writer}-{number}", os.urandom(1000)), now_ms=2)
+                stored.append(f"{writer}-{number}")
+
+    await asyncio.gather(*map(write, range(4)))
+    assert len(stored) > 4
+    if how is signal.SIGTERM:
+        await store.close()
+        store = await opened(url)
+    else:
+        os.kill(pid, how)
+
+    for name in stored:
+        assert await store.find("r", name), f"{name} was acknowledged and is not stored"
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 8 MB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(disk)], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("only root can mount a small file system, so a full one is imitated only, by a limit on file sizes")
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+async def test_a_full_disk_loses_nothing_acknowledged(small_disk, opened):
+    """A store that was stopped with its disk full has, once there is room, all that it acknowledged."""
+    url = f"embedded:{small_disk / 'store'}"
+    store = await open_store(url)
+    await store.open("r", {}, now_ms=1)
+    (small_disk / "other").write_bytes(b"x" * 7_000_000)
+    names = await append_until_refused(store)
+    assert names
+    await store.close()
+    (small_disk / "other").unlink()
+
+    store = await opened(url)
+
+    await assert_all_stored(store, names)
+
+
+async def test_a_server_whose_disk_is_full_is_one_that_serves(path, monkeypatch):
+    """It refuses PING as soon as a client's write has failed, and has loaded all the same."""
+    tell = embedded.EmbeddedServer._tell
+
+    async def full(server, command):
+        said = await tell(server, command)
+        return b"-MISCONF Errors writing to the AOF file" if said == b"+PONG" else said
+
+    monkeypatch.setattr(embedded.EmbeddedServer, "_tell", full)
+    monkeypatch.setattr(embedded, "_ANSWER_TIMEOUT_S", 5)
+    server = await start_embedded(path, "acknowledged")
+
+    assert is_alive(server_pid(path))
+    await server.stop()
 
 
 async def test_a_path_too_long_for_a_socket_works(tmp_path, opened):
@@ -259,7 +359,7 @@ async def test_a_server_that_cannot_start_shows_its_log(url, path):
 
 async def test_while_the_server_cannot_be_started_calls_are_away(url, path, opened, until, caplog):
     """A server that cannot be started again is tried again and again; meanwhile calls raise `StoreAway` in time."""
-    store = await opened(url, timeout_s=0.3)
+    store = await opened(url, timeout_s=2)
     await store.open("r", {}, now_ms=1)
     manifest = next((path / "appendonlydir").glob("*.manifest"))
     whole = manifest.read_bytes()
@@ -297,7 +397,7 @@ async def test_files_are_synced_each_second(path, monkeypatch):
     monkeypatch.setattr("os.fsync", lambda file: (fsync(file), loop.call_soon_threadsafe(synced.set)))
     server = await start_embedded(path, "acknowledged")
 
-    await asyncio.wait_for(synced.wait(), 5)
+    await asyncio.wait_for(synced.wait(), 50)
 
     await server.stop()
 

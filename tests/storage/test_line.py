@@ -120,12 +120,12 @@ async def test_when_the_line_falls_silent_it_is_given_up(connect, stub):
 
 async def test_while_we_stand_still_nobody_else_is_silent(connect, redis_server):
     """An event loop that is busy for longer than the timeout does not make the store one that is away."""
-    connections = connect(redis_server.port, timeout_s=0.1)
+    connections = connect(redis_server.port, timeout_s=0.5)
     await connections.ask([("PING",)], shared=True)
 
     asking = asyncio.ensure_future(connections.ask([("PING",)], shared=True))
     await asyncio.sleep(0)
-    time.sleep(0.3)  # noqa: ASYNC251 - the very thing
+    time.sleep(1.5)  # noqa: ASYNC251 - the very thing
 
     assert [b"PONG"] == await asking
 
@@ -137,6 +137,44 @@ async def test_when_the_server_hangs_up_all_ask_once_more(connect, stub):
     answers = await asyncio.gather(*(connections.ask([("PING",)], shared=True) for _ in range(3)))
 
     assert [[b"PONG"]] * 3 == answers
+
+
+@pytest.mark.parametrize("shared", [True, False])
+async def test_a_reply_without_its_confirmation_is_none(connect, stub, shared):
+    """Where the connection breaks before the confirmation, both are repeated on the next one."""
+    with pytest.raises(StoreAway, match="cannot be reached"):
+        await connect(await stub(answered=1, last=None)).ask([("PING",)], shared=shared, confirmed=True)
+
+    answered = await connect(await stub(answered=2, last=None)).ask([("PING",)], shared=shared, confirmed=True)
+    assert [b"PONG", b"PONG"] == answered
+
+
+async def test_callers_of_one_turn_share_a_confirmation(connect, start):
+    """What many send in one turn of the event loop is confirmed by few PINGs, and each caller has its own reply."""
+    server = start()
+    connections = connect(server.port)
+    with server.client as client:
+        before = client.info("commandstats").get("cmdstat_ping", {"calls": 0})["calls"]
+
+        asks = (connections.ask([("ECHO", i)], shared=True, confirmed=True) for i in range(1000))
+        answers = await asyncio.gather(*asks)
+
+        assert [[b"%d" % i, b"PONG"] for i in range(1000)] == answers
+        assert client.info("commandstats")["cmdstat_ping"]["calls"] - before < 500
+
+
+async def test_a_caller_that_leaves_before_its_confirmation_delays_nobody(connect, start):
+    """Others whose replies came in the same turn get theirs."""
+    connections = connect(start().port)
+    asking = [asyncio.ensure_future(connections.ask([("ECHO", i)], shared=True, confirmed=True)) for i in range(3)]
+    while not connections._line._talk or not connections._line._talk._unconfirmed:
+        await asyncio.sleep(0)
+    asking[1].cancel()
+
+    first, second, third = await asyncio.gather(*asking, return_exceptions=True)
+
+    assert [[b"0", b"PONG"], [b"2", b"PONG"]] == [first, third]
+    assert isinstance(second, asyncio.CancelledError)
 
 
 async def test_what_nobody_asked_for_breaks_the_line(connect, stub):

@@ -32,13 +32,13 @@ async def on_key(store, verb, key, *more):
 @pytest.mark.parametrize("kind", ["embedded", "redis", "cluster"])
 async def test_an_idle_rollout_expires_and_leaves_no_key(url_of, opened, key_count, until, kind):
     """With a ttl, a rollout that nothing is written to vanishes, and leaves no key behind."""
-    store = await opened(url_of(kind), ttl_s=1)
+    store = await opened(url_of(kind), ttl_s=2)
     birth = await filled(store)
 
     async def is_empty():
         return 0 == await key_count(store)
 
-    await until(is_empty, timeout_s=5)
+    await until(is_empty)
 
     assert None is await store.look("r")
     assert () == (await store.list()).names
@@ -126,15 +126,15 @@ async def test_a_lost_answer_does_no_harm(on_redis):
     """A round trip that is made twice because its answer was lost leaves what one would have left."""
     ask, lost = on_redis._servers.ask, 0
 
-    async def ask_twice(key, commands, *, shared=False):
+    async def ask_twice(key, commands, **how):
         nonlocal lost
         lost += 1
-        await ask(key, commands, shared=shared)
-        return await ask(key, commands, shared=shared)
+        await ask(key, commands, **how)
+        return await ask(key, commands, **how)
 
     on_redis._servers.ask = ask_twice
     made = await on_redis.open("r", {"a": b"1"}, now_ms=1)
-    index = await on_redis.append(Entry("r", made.birth, "s", b"1", {b"b": b"1"}, (), {"steps": 1}), now_ms=2)
+    index, *_ = await on_redis.append(Entry("r", made.birth, "s", b"1", {b"b": b"1"}, (), {"steps": 1}), now_ms=2)
     await on_redis.mark("r", made.birth, {"m": b"1"}, now_ms=3)
 
     assert 3 == lost

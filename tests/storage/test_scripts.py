@@ -12,9 +12,9 @@ class Counted:
         self.servers = servers
         self.asked = 0
 
-    async def ask(self, key, commands, *, shared=False):
+    async def ask(self, key, commands, **how):
         self.asked += 1
-        return await self.servers.ask(key, commands, shared=shared)
+        return await self.servers.ask(key, commands, **how)
 
     def __getattr__(self, name):
         return getattr(self.servers, name)
@@ -43,7 +43,7 @@ async def test_a_server_that_forgot_a_script_is_told_again(on_redis, command):
     birth = (await on_redis.open("r", {}, now_ms=1)).birth
     await command(on_redis, "SCRIPT", "FLUSH")
 
-    assert 0 == await on_redis.append(Entry("r", birth, "s", b"1"), now_ms=2)
+    assert 0 == (await on_redis.append(Entry("r", birth, "s", b"1"), now_ms=2)).position
     assert (0, b"1") == await on_redis.find("r", "s")
 
 
@@ -62,4 +62,4 @@ async def test_a_full_server_writes_nothing(on_redis, command):
         await command(on_redis, "CONFIG", "SET", "maxmemory", 0)
 
     assert {} == await on_redis.blocks("r")
-    assert 0 == await on_redis.append(entry, now_ms=3)
+    assert 0 == (await on_redis.append(entry, now_ms=3)).position

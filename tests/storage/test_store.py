@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from storage.store import Entry, FieldsChanged, MissingBlocks, Notice, Place, RolloutGone
+from storage.keys import keys_of
+from storage.store import Entry, FieldsChanged, MissingBlocks, Notice, Origin, Place, RolloutExpired, RolloutGone
 
 HOSTILE = (
     "a", "A", "a:b", "a:records:b", "{a}", "{a}{b}", "}{", "a\nb", "a\r\n$3\r\n", "../a", "a/b", "%41", "%", "*", "?", "[a-z]",
@@ -103,7 +104,7 @@ async def test_append_keeps_records_in_order_with_their_blocks_and_counts(store)
     entry = await opened_entry(store, blocks={b"\x00b1": b"\r\n", b"b2": b""}, counts={"steps": 1, "tokens": 7})
     second = replace(entry, name="s2", record=b"", blocks={}, leans_on=(b"\x00b1", b"b2"), counts={"steps": 1})
 
-    indices = [await store.append(entry, now_ms=5), await store.append(second, now_ms=6)]
+    indices = [(await store.append(one, now_ms=5 + place)).position for place, one in enumerate((entry, second))]
 
     assert [0, 1] == indices
     assert [b"record", b""] == await store.read("r", 0, 10)
@@ -121,7 +122,7 @@ async def test_append_of_a_name_that_is_there_changes_nothing(store):
 
     again = replace(entry, record=b"other", blocks={b"c": b"2"}, leans_on=(b"nowhere",))
 
-    assert 0 == await store.append(again, now_ms=4)
+    assert (0, False, False) == await store.append(again, now_ms=4)
     assert [b"record", b"record"] == await store.read("r", 0, 10)
     assert {b"b": b"1"} == await store.blocks("r")
     assert {"steps": 2} == (await store.look("r")).counts
@@ -178,7 +179,7 @@ async def test_appends_at_once_are_all_kept(store):
     entry = await opened_entry(store, counts={"steps": 1})
     entries = [replace(entry, name=f"s{i % 100}", record=b"%d" % (i % 100)) for i in range(200)]
 
-    indices = await asyncio.gather(*(store.append(one, now_ms=2) for one in entries))
+    indices = [one.position for one in await asyncio.gather(*(store.append(one, now_ms=2) for one in entries))]
 
     assert indices[:100] == indices[100:]
     assert list(range(100)) == sorted(indices[:100])
@@ -541,3 +542,186 @@ async def test_a_place_of_another_life_is_not_held(store):
     assert None is made_nothing
     assert [True] * 5 == given
     assert not await with_place(store, "u")
+
+
+async def test_a_record_is_late_if_a_field_is_there_when_it_is_stored(store):
+    """It has a mark and is counted, by the same write; asked again it stays what it is, whatever was set meanwhile."""
+    entry = replace(await opened_entry(store, counts={"steps": 1}), late_if="closed")
+    early = await store.append(entry, now_ms=2)
+    await store.amend("r", {"closed": b"1"}, expect={}, now_ms=3)
+    again = await store.append(entry, now_ms=4)
+    late = [await store.append(replace(entry, name="s2"), now_ms=5) for _ in range(2)]
+    other = await store.append(replace(entry, name="s3", late_if="elsewhere"), now_ms=6)
+    plain = await store.append(replace(entry, name="s4", late_if=None), now_ms=6)
+
+    assert [(0, False), (0, False), (1, True), (1, True), (2, False), (3, False)] == [
+        (one.position, one.is_late) for one in (early, again, *late, other, plain)
+    ]
+    assert {"late:s2": b"1"} == await store.marks("r")
+    assert {"steps": 4, "late": 1} == (await store.look("r")).counts
+
+
+async def test_of_appends_and_a_closing_at_once_each_is_before_it_or_late(store):
+    """Who reads the rollout after it was closed sees every record that will ever be in it unmarked."""
+    entry = replace(await opened_entry(store), late_if="closed")
+
+    async def unmarked() -> set[bytes]:
+        """Records first: the mark of each one that was read is there by then."""
+        records = set(await store.read("r", 0, 1000))
+        return records - {mark.removeprefix("late:").encode() for mark in await store.marks("r")}
+
+    async def closed() -> set[bytes]:
+        await store.amend("r", {"closed": b"1"}, expect={}, now_ms=3)
+        return await unmarked()
+
+    names = [f"s{number}" for number in range(60)]
+    appended = [store.append(replace(entry, name=name, record=name.encode()), now_ms=2) for name in names]
+    seen, *_ = await asyncio.gather(closed(), *appended)
+
+    assert await unmarked() == seen
+
+
+@pytest.fixture(params=["embedded", "redis", "cluster"])
+async def mortal(request, url_of, opened):
+    """An empty store whose rollouts expire."""
+    return await opened(url_of(request.param), ttl_s=1000)
+
+
+async def expire(store, name="r"):
+    """What happens to a rollout when its time has come."""
+    keys = keys_of(store._prefix, name)
+    for key in keys.all()[:5]:
+        await store._servers.ask(key, [("DEL", key)])
+
+
+async def ttl_of(store, key):
+    (reply,) = await store._servers.ask(key, [("PTTL", key)])
+    return reply
+
+
+async def test_an_append_restores_a_rollout_that_expired(mortal):
+    """With its birth, its age, its fields and the record; it is listed, lives on, and takes the next append."""
+    await mortal.open("older", {}, now_ms=1)
+    made = await mortal.open("r", {"a": b"1", "b": b"\xff"}, now_ms=5)
+    await mortal.open("newer", {}, now_ms=9)
+    entry = Entry("r", made.birth, "s1", b"record", {b"b": b"1"}, (), {"steps": 1})
+    await expire(mortal)
+
+    with pytest.raises(RolloutExpired, match="'r' has expired"):
+        await mortal.append(entry, now_ms=10)
+    assert await mortal.look("r") is None
+    restored = await mortal.append(replace(entry, origin=Origin(made.created_ms, made.fields)), now_ms=11)
+    following = await mortal.append(replace(entry, name="s2", blocks={}, leans_on=(b"b",)), now_ms=12)
+    await mortal.mark("r", made.birth, {"m": b"1"}, now_ms=13)
+
+    assert ((0, False, True), (1, False, False)) == (restored, following)
+    assert replace(made, created=False, touched_ms=13, counts={"steps": 2}) == await mortal.look("r")
+    assert ("newer", "r", "older") == (await mortal.list()).names
+    assert [b"record"] * 2 == await mortal.read("r", 0, 9)
+    for key in keys_of(mortal._prefix, "r").all():
+        assert 900_000 < await ttl_of(mortal, key)
+
+
+async def test_a_restoring_append_that_misses_blocks_restores_nothing(mortal, key_count):
+    """They expired with the rollout: send them along."""
+    birth = (await mortal.open("r", {}, now_ms=1)).birth
+    await expire(mortal)
+    before = await key_count(mortal)
+
+    with pytest.raises(MissingBlocks):
+        await mortal.append(Entry("r", birth, "s1", b"1", {}, (b"b",), {}, None, Origin(1)), now_ms=2)
+    assert (None, before) == (await mortal.look("r"), await key_count(mortal))
+
+
+async def test_of_many_restoring_appends_at_once_all_are_kept(mortal):
+    """In one life, the one that expired."""
+    birth = (await mortal.open("r", {}, now_ms=1)).birth
+    await expire(mortal)
+    entries = [Entry("r", birth, f"s{number}", b"1", {}, (), {"steps": 1}, None, Origin(1)) for number in range(30)]
+
+    appended = await asyncio.gather(*(mortal.append(entry, now_ms=2) for entry in entries))
+
+    assert (1, [*range(30)]) == (sum(one.is_restored for one in appended), sorted(one.position for one in appended))
+    assert (birth, {"steps": 30}) == ((await mortal.look("r")).birth, (await mortal.look("r")).counts)
+
+
+async def test_a_record_of_a_rollout_that_expired_and_was_opened_again_goes_to_the_new_life(mortal):
+    """The same rollout to all who name it; so do its marks. The new life keeps its birth and its fields."""
+    old = await mortal.open("r", {"a": b"1"}, now_ms=1)
+    await expire(mortal)
+    new = await mortal.open("r", {"b": b"1"}, now_ms=2)
+    entry = Entry("r", old.birth, "s1", b"1", {}, (), {"steps": 1}, "b")
+
+    with pytest.raises(RolloutExpired):
+        await mortal.append(entry, now_ms=3)
+    appended = await mortal.append(replace(entry, origin=Origin(1, old.fields)), now_ms=3)
+    await mortal.mark("r", old.birth, {"m": b"1"}, now_ms=4)
+
+    assert (0, True, True) == appended
+    assert (new.birth, {"b": b"1"}) == ((await mortal.look("r")).birth, (await mortal.look("r")).fields)
+    assert {"late:s1": b"1", "m": b"1"} == await mortal.marks("r")
+
+
+async def test_a_rollout_that_was_deleted_stays_deleted(mortal):
+    """Whatever comes of the life that was: nothing is restored, and nothing enters a later life of the name."""
+    old = await mortal.open("r", {}, now_ms=1)
+    await mortal.drop("r")
+    entry = Entry("r", old.birth, "s1", b"1", {}, (), {}, None, Origin(1))
+
+    for opened in (False, True, True):
+        if opened:
+            new = await mortal.open("r", {}, now_ms=2)
+        with pytest.raises(RolloutGone):
+            await mortal.append(entry, now_ms=3)
+        with pytest.raises(RolloutGone):
+            await mortal.mark("r", old.birth, {"m": b"1"}, now_ms=3)
+    await expire(mortal)  # the new life, which nobody deleted
+    with pytest.raises(RolloutGone):
+        await mortal.append(entry, now_ms=4)
+    assert await mortal.look("r") is None
+    assert (await mortal.append(replace(entry, birth=new.birth), now_ms=5)).is_restored
+
+
+async def test_what_is_kept_of_deleted_rollouts_is_forgotten(mortal, command):
+    """After a day, or the ttl where that is longer: by itself, and by later deletions."""
+    (key,) = [keys_of(mortal._prefix, "r").listing.replace(b"listing", b"deleted")]
+    for _ in range(3):
+        await mortal.open("r", {}, now_ms=1)
+        await mortal.drop("r")
+    (births,) = await mortal._servers.ask(key, [("ZRANGE", key, 0, -1)])
+    lifetime_ms = await ttl_of(mortal, key)
+    await mortal._servers.ask(key, [("ZADD", key, 1, births[0])])
+    last = await mortal.open("r", {}, now_ms=1)
+    await mortal.drop("r")
+    (left,) = await mortal._servers.ask(key, [("ZRANGE", key, 0, -1)])
+
+    assert 3 == len(births)
+    assert 86_000_000 < lifetime_ms <= 86_400_000
+    assert {*births[1:], last.birth.encode()} == {*left}
+
+
+async def test_renewing_begins_a_lifetime_anew_and_changes_nothing_else(mortal):
+    """Of the life that is named, or of any; a rollout that is not there is not made."""
+    made = await mortal.open("r", {"a": b"1"}, now_ms=1)
+    await mortal.append(Entry("r", made.birth, "s1", b"1", {b"b": b"1"}), now_ms=1)
+    await mortal.mark("r", made.birth, {"m": b"1"}, now_ms=1)
+    before, keys = await mortal.look("r"), keys_of(mortal._prefix, "r").all()
+    for birth, is_there in ((made.birth, True), (None, True), ("another", False)):
+        for key in keys:
+            await mortal._servers.ask(key, [("PEXPIRE", key, 5_000)])
+        assert is_there == await mortal.renew("r", birth)
+        assert [is_there] * 7 == [await ttl_of(mortal, key) > 900_000 for key in keys]
+    assert before == await mortal.look("r")
+    assert not await mortal.renew("nobody", None)
+    assert await mortal.look("nobody") is None
+
+
+async def test_without_a_ttl_every_other_life_was_deleted(store, key_count):
+    """Nothing expires, so nothing is kept of what was deleted, and nothing is restored."""
+    birth = (await store.open("r", {}, now_ms=1)).birth
+    await store.drop("r")
+
+    assert 0 == await key_count(store)
+    with pytest.raises(RolloutGone):
+        await store.append(Entry("r", birth, "s1", b"1", {}, (), {}, None, Origin(1)), now_ms=2)
+    assert store.ttl_s is None

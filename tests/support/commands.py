@@ -12,7 +12,12 @@ TOKENTAPE = [sys.executable, "-m", "proxy"]
 
 def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*TOKENTAPE, *words], capture_output=True, text=True, timeout=40, check=False, env={**os.environ, **environment}
+        [*TOKENTAPE, *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, **environment},
     )
 
 

@@ -128,7 +128,7 @@ def _run_bash(script: str, reader: Reader) -> str:
     (reader.folder / ".curlrc").write_text("fail-with-body\nmax-time = 20\n")
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", script],
-        capture_output=True, text=True, timeout=60, check=False, cwd=reader.folder,
+        capture_output=True, text=True, timeout=120, check=False, cwd=reader.folder,
         env={"PATH": "/usr/local/bin:/usr/bin:/bin", "CURL_HOME": str(reader.folder), "HOME": str(reader.folder)},
     )  # fmt: skip
     assert 0 == done.returncode, f"{script}\n{done.stdout}{done.stderr}"

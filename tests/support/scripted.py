@@ -48,17 +48,21 @@ class ScriptedEngine:
         self.texts, self.finish_reason = list(texts), finish_reason
 
     async def answer(self, request: web.Request, body: dict) -> web.StreamResponse:
+        if request.method == "GET":
+            return web.json_response({"detail": "Not Found"}, status=404)
         is_chat = request.path.endswith("/chat/completions")
         prompt = self._prompt(body, is_chat)
+        self.sampled: list[list[int]] = []
         choices = [self._choice(index, is_chat, prompt) for index in range(body.get("n") or 1)]
         head = {
             "id": "x",
             "created": 1,
-            "model": "policy",
+            "model": body.get("model", "policy"),
             "object": "chat.completion" if is_chat else "text_completion",
         }
         ids = {"prompt_token_ids": prompt} if is_chat and self.tells_ids else {}
-        return web.json_response({**head, "choices": choices, **ids})
+        usage = {"prompt_tokens": len(prompt), "completion_tokens": sum(map(len, self.sampled))}
+        return web.json_response({**head, "choices": choices, **ids, "usage": usage})
 
     def _prompt(self, body: dict, is_chat: bool) -> list[int]:
         if is_chat:
@@ -70,6 +74,7 @@ class ScriptedEngine:
     def _choice(self, index: int, is_chat: bool, prompt: list[int]) -> dict:
         text = self.texts.pop(0)
         ids = self.words.encode(text + (EOS if self.finish_reason == "stop" else ""), add_special_tokens=False)
+        self.sampled.append(ids)
         logprobs = [-token / 8 for token in ids][self.logprobs_short_by :]
         choice = {"index": index, "finish_reason": self.finish_reason}
         if is_chat:

@@ -7,7 +7,7 @@ from proxy.trajectory.blocks import BlockReader
 from proxy.trajectory.record import decode
 from proxy.trajectory.step import Step
 
-TIMEOUT_S = 10
+TIMEOUT_S = 50
 
 
 async def steps_of(store, rollout_id: str) -> list[Step]:

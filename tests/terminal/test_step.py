@@ -70,6 +70,7 @@ def test_the_line_of_a_step_tells_its_reward_and_policy_and_that_nobody_got_it()
     assert "step 4  S1  chat  m  3+2 tokens  stop  250 ms  exact" == one.headline(step()).plain
     line = one.headline(step(policy_version="v\x1b", reward=0.5, delivered=False)).plain
     assert "policy v\\x1b  reward 0.5  not delivered" in line
+    assert "not delivered  late" in one.headline(step(delivered=False) | {"late": True}).plain
 
 
 def test_what_is_wrong_with_a_step_is_said_in_sentences():

@@ -3,7 +3,7 @@
 from array import array
 from math import inf, nan
 from pathlib import Path
-from time import perf_counter
+from time import thread_time
 
 import orjson
 import pytest
@@ -117,9 +117,9 @@ def test_long_answers_are_checked_quickly():
     prompts = (array("i", range(200_000)),)
     usage = {"prompt_tokens": 200_000, "completion_tokens": many}
     sound = evidence(long, prompts=prompts, usage=usage)
-    started = perf_counter()
+    started = thread_time()
     found = check(sound)
-    taken_s = perf_counter() - started
+    taken_s = thread_time() - started
 
     assert () == found
     assert taken_s < 0.1  # measured: 3 ms

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from proxy.trajectory.blocks import BlockReader
 from proxy.trajectory.packing import pack_experts, pack_ids, pack_logprobs, pack_mask
-from proxy.trajectory.record import SCHEMA, UnreadableRecord, decode, encode
+from proxy.trajectory.record import SCHEMA, UnreadableRecord, decode, encode, encode_leniently
 from proxy.trajectory.step import Choice, EngineFacts, Span, Step, Timing
 
 CASSETTES = Path(__file__).parent.parent / "cassettes" / "vllm-0.32"
@@ -321,3 +321,16 @@ def kept(name):
     lines = Path(__file__).with_name(name).read_bytes().split()
     record, *blocks = map(b85decode, lines)
     return decode(record, BlockReader({block[:16]: block[16:] for block in blocks}))
+
+
+@pytest.mark.parametrize(("depth", "is_kept"), [(200, True), (225, True), (240, False), (900, False)])
+def test_a_response_that_pages_could_not_write_is_left_out(depth, is_kept):
+    """A page wraps it in a few levels, and JSON of ours has 254 in all; the step is flagged."""
+    deep: list = []
+    for _ in range(depth):
+        deep = [deep]
+    step = replace(a_step(), response={"choices": deep}, problems=())
+    kept, record = encode_leniently(step)
+
+    assert (is_kept, is_kept) == (kept.response is not None, kept.exact)
+    assert kept.choices[0].ids == decode(record.record, BlockReader(record.blocks)).choices[0].ids

@@ -208,19 +208,45 @@ def test_branch_that_is_continued_late():
         ({"problems": ("echo", "prompt_count")}, "echo,prompt_count"),
         ({"status": "partial"}, "its status is partial"),
         ({"delivered": False}, "it was not delivered"),
+        ({"late": True}, "it ended after the rollout was finished"),
     ],
 )
 def test_flagged(facts, why):
     """What is not exact, whole and delivered is left out with the reason, and marked where it is asked for."""
     step = make_step("a", [1], [10], **facts)
     (row,) = sequences([step], FACTS, FLAGGED).rows
-    marks = {"echo,prompt_count": ["echo", "prompt_count"], "its status is partial": ["partial"]}.get(
-        why, ["undelivered"]
-    )
+    marks = {
+        "echo,prompt_count": ["echo", "prompt_count"],
+        "its status is partial": ["partial"],
+        "it was not delivered": ["undelivered"],
+        "it ended after the rollout was finished": ["late"],
+    }[why]
 
     assert [("a", why)] == skipped(step)
     assert [] == spans(step)
     assert marks == row.as_row()["problems"]
+
+
+@given(rollouts(), st.data())
+def test_late_steps_change_nothing_of_the_default_rows(steps, data):
+    """Whatever they are: retries of earlier steps, what goes on from them, twins."""
+    late = (
+        data.draw(st.sets(st.sampled_from([step.step_id for step in steps]), max_size=len(steps))) if steps else set()
+    )
+    early = [step for step in steps if step.step_id not in late]
+    marked = [replace(step, late=step.step_id in late) for step in steps]
+
+    assert sequences(early, FACTS).rows == sequences(marked, FACTS).rows
+
+
+def test_a_late_retry_does_not_supersede_what_was_given_out():
+    """It does where it is asked for."""
+    first = make_step("a", [1], [10])
+    retry = make_step("b", [1], [20], late=True, extra={"retry_of": "a"})
+
+    assert [[("a", 0, True)]] == spans(first, retry)
+    assert [("b", "it ended after the rollout was finished")] == skipped(first, retry)
+    assert [[("b", 0, True)]] == spans(first, retry, options=FLAGGED)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ QUICK = {"health_s": 0.02, "eject_s": 0.02, "longest_ejection_s": 0.1}
 
 
 async def until(condition):
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(50):
         while not condition():
             await asyncio.sleep(0.01)
 
@@ -44,12 +44,9 @@ async def test_after_a_bad_check_the_next_one_is_soon(upstream_to):
     """An engine that nobody calls is passed over long before it has missed so many checks at their usual pace."""
     async with fake_engine() as engine:
         engine.facts = {}
-        upstream = upstream_to(engine.url, engines={"health_s": 1, "eject_after": 10, "eject_s": 0.01})
+        upstream = upstream_to(engine.url, engines={"health_s": 20, "eject_after": 10, "eject_s": 0.01})
         (endpoint,) = upstream.endpoints
-        began = asyncio.get_running_loop().time()
-        await until(lambda: endpoint.health.is_ejected)
-
-    assert asyncio.get_running_loop().time() - began < 5
+        await until(lambda: endpoint.health.is_ejected)  # ten checks 20 s apart would take longer than this waits
 
 
 @pytest.mark.parametrize(("status", "expected"), [(200, True), (404, True), (401, True), (500, False), (503, False)])

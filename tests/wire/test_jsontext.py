@@ -33,6 +33,16 @@ def test_nan_and_infinities_are_read_and_written_as_python_spells_them():
     assert b'{"a":NaN,"b":-Infinity}' == write_json(value, loosely=True)
 
 
+@pytest.mark.parametrize("literal", [b"1e400", b"-1e400", b"9" * 5000, b"1.5E+999"])
+def test_a_number_beyond_a_double_is_written_as_it_came(literal):
+    """`Infinity` would be no JSON; readers find a string, which is no number to them."""
+    text = b'{"a":[' + literal + b',1.5,7],"b":"\xee\x80\x80overflow:x"}'
+    value, loosely = read_json(text)
+
+    assert (True, str, [1.5, 7]) == (loosely, type(value["a"][0]), value["a"][1:])
+    assert text == write_json(value, loosely=loosely)
+
+
 def test_a_lone_surrogate_becomes_a_question_mark():
     """So that the value can be written again."""
     assert ({"a": "?"}, True) == read_json(b'{"a":"\\ud800"}')

@@ -157,4 +157,4 @@ def test_no_field_of_the_client_is_lost_reordered_or_coerced(fields, path):
 
     assert [key for key in body if key not in ours] == list(theirs)
     assert orjson.dumps({key: value for key, value in body.items() if key not in ours}) == orjson.dumps(theirs)
-    assert ours.keys() <= {"return_token_ids", "logprobs", "include_reasoning"}
+    assert ours.keys() <= {"return_token_ids", "logprobs", "include_reasoning", "stream_options"}

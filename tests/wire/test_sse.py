@@ -1,9 +1,14 @@
 """Cutting a byte stream into events."""
 
+import re
+import time
+import tracemalloc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.errors import EventTooLong
 from proxy.wire.sse import Event, EventCutter, read_event
 
 
@@ -87,10 +92,65 @@ def test_another_payload_keeps_the_framing(raw, expected):
     assert expected == read_event(raw).with_payload(b"9")
 
 
-def test_a_long_event_is_not_searched_again_for_each_read():
-    """An event that comes in many reads costs time in proportion to its length."""
-    cutter = EventCutter()
-    for _ in range(2_000):
-        assert [] == cutter.feed(b"x" * 500)
+@pytest.mark.parametrize("filler", [b"x", b"\r", b"x\n", b"data: \r\n"])
+def test_the_time_of_a_long_event_is_linear(filler):
+    """A four times longer event takes about four times the CPU time, not sixteen times; with CRs in it as well."""
+    piece = b"data: " + filler * (8_192 // len(filler)) if filler != b"\r" else (b"x" * 4_095 + b"\r") * 2
 
-    assert 1 == len(cutter.feed(b"\n\n"))
+    def cpu_s(reads: int) -> float:
+        cutter, before = EventCutter(limit=2**30), time.thread_time()
+        for _ in range(reads):
+            assert [] == cutter.feed(piece)
+        assert cutter.pending == reads * len(piece)
+        assert 1 == len(cutter.feed(b"x\n\n"))
+        return time.thread_time() - before
+
+    short, long = (min(cpu_s(reads) for _ in range(3)) for reads in (512, 2048))
+
+    assert long < 9 * short
+
+
+def test_a_long_event_costs_a_few_times_its_bytes_in_memory():
+    """32 MB of it in reads of 64 kB: the bytes pending, the joined event and its payload."""
+    piece = b"x" * 2**16
+    tracemalloc.start()
+    try:
+        cutter = EventCutter()
+        for _ in range(512):
+            cutter.feed(piece)
+        assert 1 == len(cutter.feed(b"\n\n"))
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert most < 5 * 2**25
+
+
+def test_one_event_has_a_limit():
+    """Over it the engine is at fault; bytes of other events do not count."""
+    cutter = EventCutter(limit=1000)
+    for _ in range(5):
+        assert 9 == len(cutter.feed(b"data: x\n\n" * 9 + b"x" * 900))
+        assert 900 == cutter.pending
+        assert 1 == len(cutter.feed(b"\n\n"))
+    cutter.feed(b"x" * 1000)
+    with pytest.raises(EventTooLong, match="1000"):
+        cutter.feed(b"x")
+
+
+@given(
+    st.lists(st.sampled_from([b"data", b"data:", b": ", b" ", b"event:", b"x", b"\n", b"\r\n", b"\r", b"adata:"])).map(
+        b"".join
+    )
+)
+def test_fields_are_read_as_the_standard_reads_lines(raw):
+    """A line is a field name, a colon, one space that is left out, and a value; other fields mean nothing."""
+    payload, name = [], b""
+    for line in re.split(rb"\r\n|\n|\r", raw):
+        field, _, value = line.partition(b":")
+        if field == b"data":
+            payload.append(value.removeprefix(b" "))
+        elif field == b"event":
+            name = value.removeprefix(b" ")
+
+    assert (b"\n".join(payload), name) == read_event(raw)[1:]

@@ -1,0 +1,83 @@
+"""Connections of clients: aiohttp's own server, with our answer to what is not HTTP.
+
+aiohttp answers requests that it cannot parse by itself, in plain text with Python's representation of the bytes. Here they
+get a JSON error. It has no public hook for that, nor for its protocol class, so two of its methods are overridden.
+"""
+
+import asyncio
+from typing import Any, Final
+
+from aiohttp import http_exceptions, web
+
+from proxy.dialects.base import openai_error
+from proxy.errors import BadCall, ProxyError
+from proxy.logs import WIRE_LOG
+from proxy.refusals import internal_error
+
+# By class, the first that fits. The status of each is 400 in aiohttp, whatever the fault.
+_REASONS: Final[tuple[tuple[type[Exception], str], ...]] = (
+    (http_exceptions.LineTooLong, "the request line or a header is too long"),
+    (http_exceptions.InvalidHeader, "a header is not valid"),
+    (http_exceptions.InvalidURLError, "the path is not valid"),
+    (http_exceptions.BadHttpMethod, "the method is not valid"),
+    (http_exceptions.PayloadEncodingError, "the body does not have the form or the length that the headers announce"),
+    (http_exceptions.HttpProcessingError, "the request is not valid HTTP/1.1"),
+)
+
+
+class Runner(web.AppRunner):
+    """Runs an application; `options` are those of aiohttp's `RequestHandler`."""
+
+    def __init__(self, app: web.Application, *, shutdown_timeout: float, **options: Any) -> None:
+        # handler_cancellation: a client that leaves cancels its call at once, also while we wait for the engine.
+        super().__init__(app, handler_cancellation=True, shutdown_timeout=shutdown_timeout, **options)
+        self._options = options
+
+    async def _make_server(self) -> web.Server:
+        return _Server(await super()._make_server(), self._options)
+
+
+class _Server(web.Server):
+    """An application's server whose connections are ours."""
+
+    def __init__(self, server: web.Server, options: dict[str, Any]) -> None:
+        super().__init__(
+            server.request_handler,
+            request_factory=server.request_factory,
+            handler_cancellation=server.handler_cancellation,
+        )
+        self._options = options
+
+    def __call__(self) -> web.RequestHandler:
+        return _Connection(self, loop=asyncio.get_running_loop(), **self._options)
+
+
+class _Connection(web.RequestHandler):
+    """One connection."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """The answer to a request that aiohttp could not parse, or whose handler failed outside of our middleware."""
+        if request.writer.output_size > 0:
+            raise ConnectionError("a part of an answer was sent: the connection ends instead of another answer")
+        answer = _answer(exc)
+        answer.force_close()
+        return answer
+
+
+def _answer(failure: BaseException | None) -> web.Response:
+    error: ProxyError
+    reason = next((reason for kind, reason in _REASONS if isinstance(failure, kind)), None)
+    if reason is not None:
+        WIRE_LOG.info("a request could not be read: %s", reason)
+        error = BadCall(reason)
+    else:
+        error = internal_error(failure or TimeoutError())
+    return web.Response(status=error.status, body=openai_error(error), content_type="application/json")

@@ -1,0 +1,133 @@
+"""What one request may cost: CPU time of the event loop, and memory; measured at a proxy in a process of its own.
+
+Target: no callback of the event loop takes more than 100 ms of CPU time, and no request more than ten times its inflated size
+in memory (small ones: `SMALL_BYTES`, which bodies of very many values may take).
+"""
+
+import gzip
+import zlib
+from io import BytesIO
+
+import pytest
+from fakes import proxying
+from loop_watch import watched_proxy
+from recorded import load
+
+WHOLE = load("chat_ids_lp")
+MOST = 32 * 2**20
+SMALL_BYTES = 64 * 2**20
+LONGEST_S = 0.1
+CHAT, ROLLOUTS = "/rollouts/r1/v1/chat/completions", "/rollouts"
+
+
+def chat(text: bytes, *, fields: bytes = b"") -> bytes:
+    """A chat of the greatest size: fields, and one message that has this text again and again."""
+    head, tail = b'{"model":"m",%s"messages":[{"role":"user","content":"' % fields, b'"}]}'
+    return head + text * ((MOST - len(head) - len(tail)) // len(text)) + tail
+
+
+def listed(value: bytes, count: int, *, size: int) -> bytes:
+    """A chat with a list of a value so many times, and as much text beside it as is needed for a size."""
+    start = b'{"model":"m","messages":[],"a":[%s]' % b",".join([value] * count)
+    return start + b',"b":"' + b"x" * max(size - len(start) - 8, 0) + b'"}'
+
+
+# As many as are taken, alone and with a long text: one tenth more is 413 (`test_one_tenth_more_is_refused`).
+VALUES = {
+    "objects": (b"{}", 80_000, 288_000),
+    "lists": (b"[]", 173_000, 608_000),
+    "pairs": (b'{"a":1}', 65_000, 228_000),
+    "ids": (b"123456", 570_000, 1_560_000),
+    "floats": (b"0.5", 498_000, 1_560_000),
+    "strings": (b'"ab"', 190_000, 644_000),
+    "nested lists": (b"[[[[]]]]", 61_000, 215_000),
+}
+LONG_NUMBERS = b"1234567890123456789 " * 100 + b"x" * 40_000
+BODIES = {
+    "an emoji in a long text": chat(b"x", fields='"user":"\N{GRINNING FACE}'.encode() + b"x" * 2**20 + b'",'),
+    "accents": chat("\N{LATIN SMALL LETTER E WITH ACUTE}".encode()),
+    "newlines": chat(b"\\n"),
+    "quotes": chat(b'\\"'),
+    "wide letters": chat(b"x" * 2**20 + "\N{GRINNING FACE}".encode()),
+    "a float beyond 64 bits, and long numbers in a text": chat(LONG_NUMBERS, fields=b'"f":1e300,'),
+    "depth": chat(b"x", fields=b'"a":' + b"[" * 190 + b"]" * 190 + b","),
+    "a long number": b'{"messages":[],"a":1.' + b"7" * (MOST - 100) + b"}",
+    "keys": b'{"messages":[],"a":{"":1' + b"".join(b',"%07x":1' % n for n in range(200_000)) + b"}}",
+    "messages": b'{"messages":[%s]}' % b",".join([b'{"role":"user","content":"h"}'] * 38_000),
+    **{name: listed(value, count, size=0) for name, (value, count, _) in VALUES.items()},
+    **{f"{name} beside a long text": listed(value, count, size=MOST) for name, (value, _, count) in VALUES.items()},
+}
+
+
+async def measured(proxy, http, path: str, data: bytes, coding: str = "identity"):
+    """The status of a request, its longest callback in seconds, and the growth of memory."""
+    await proxy.reset()
+    headers = {"Content-Encoding": coding, "Content-Type": "application/json"}
+    async with http.post(proxy.url + path, data=BytesIO(data), headers=headers) as answer:
+        await answer.read()
+    found = await proxy.measured()
+    return answer.status, found, await proxy.grown_bytes()
+
+
+@pytest.fixture
+async def proxy(server, engine):
+    engine.plays(WHOLE)
+    async with watched_proxy(engine.url, f"unix:{server.socket}") as proxy:
+        yield proxy
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("name", BODIES)
+async def test_no_body_of_an_allowed_size_stops_the_loop_or_fills_the_memory(proxy, http, name):
+    """On the model face, and on the control face."""
+    body = BODIES[name]
+    assert len(body) <= MOST
+    for path, expected in ((CHAT, 200), (ROLLOUTS, 413 if len(body) > 2**23 else 422)):
+        status, found, grown = await measured(proxy, http, path, body)
+
+        assert expected == status
+        assert found.longest_s < LONGEST_S, found.longest
+        assert grown < max(10 * len(body), SMALL_BYTES), f"{grown / len(body):.1f} times its size"
+
+
+WRONG = {
+    "/v1/completions": b'{"messages":[%s]}' % b",".join([b"{}"] * 70_000),
+    "/v1/messages": b'{"max_tokens":5,"messages":[%s]}' % b",".join([b'{"role":"user","content":"h"}'] * 38_000),
+    "/v1/responses": b'{"input":[%s]}' % b",".join([b'{"type":"item_reference","id":"msg_1"}'] * 30_000),
+    "/rollouts": b'{"tools":[%s],"x":1}' % b",".join([b"1"] * 400_000),
+    "/groups": b'{"metadata":"%s"}' % (b"x" * (2**23 - 100)),
+}
+
+
+@pytest.mark.parametrize("path", WRONG)
+async def test_long_lists_are_checked_off_the_loop(proxy, http, path):
+    """In every form and dialect that looks at their items, of the right shape or the wrong one."""
+    status, found, grown = await measured(proxy, http, path, WRONG[path])
+
+    assert status in (200, 413, 422)
+    assert found.longest_s < LONGEST_S, found.longest
+    assert grown < max(10 * len(WRONG[path]), SMALL_BYTES)
+
+
+@pytest.mark.parametrize("name", VALUES)
+async def test_one_tenth_more_is_refused(store, engine, http, name):
+    """The bodies above are the worst of those that are taken."""
+    value, alone, beside = VALUES[name]
+    async with proxying(engine.url, store) as served:
+        for count, size in ((alone, 0), (beside, MOST)):
+            data = BytesIO(listed(value, count * 11 // 10, size=size))
+            async with http.post(served.url + CHAT, data=data) as answer:
+                assert 413 == answer.status
+
+
+@pytest.mark.parametrize(("coding", "packed"), [
+    ("gzip", gzip.compress(chat(b"x"))), ("gzip", gzip.compress(bytes(2**28))),
+    ("gzip", gzip.compress(b"") * 1_000_000), ("deflate", zlib.compress(bytes(2**28))),
+], ids=["32 MB", "a quarter of a gigabyte", "empty members", "deflate"])  # fmt: skip
+async def test_little_on_the_wire_is_refused_before_it_is_much(proxy, http, coding, packed):
+    """More than a hundred times its bytes, or more members than anybody has."""
+    status, found, grown = await measured(proxy, http, CHAT, packed, coding)
+
+    assert status in (400, 413)
+    assert found.longest_s < LONGEST_S, found.longest
+    assert grown < SMALL_BYTES

@@ -1,0 +1,92 @@
+"""Everything that reads what was recorded, over HTTP: none of it may answer 500, whatever an engine or an agent has sent."""
+
+from contextlib import suppress
+from random import Random
+from typing import Any
+
+import aiohttp
+import orjson
+
+from proxy.audit.recorded import name_of, of_row
+from proxy.audit.source import rows_of_proxy
+from proxy.download import Wanted
+from proxy.export import FORMATS
+from proxy.export.containers import CONTAINERS
+
+ADVANTAGES = ("none", "given", "grpo", "rloo")
+LENGTHS = "&prompt_length=64&response_length=64"
+
+
+class Failed(AssertionError):
+    """An answer that no reader may get."""
+
+
+class Readers:
+    """The readers of a proxy."""
+
+    def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
+        self.http, self.url = http, url
+
+    async def ask(self, method: str, path: str, body: Any = None) -> tuple[int, bytes]:
+        """Raises Failed for a status of 500 or more."""
+        try:
+            async with self.http.request(method, self.url + path, json=body) as answer:
+                text = await answer.read()
+        except aiohttp.ClientError as error:
+            raise Failed(f"{method} {path} {body or ''} broke off: {error!r}") from error
+        if answer.status >= 500:
+            raise Failed(f"{method} {path} {body or ''} is {answer.status}: {text[:500]!r}")
+        return answer.status, text
+
+    async def steps(self, rollout: str) -> list[dict]:
+        """The steps of a rollout."""
+        status, text = await self.ask("GET", f"/rollouts/{rollout}/steps")
+        return orjson.loads(text)["steps"] if status == 200 else []
+
+    async def rollout(self, rollout: str, random: Random) -> None:
+        """Read one rollout in every way, its rows in some formats and containers."""
+        for path in ("", "/steps?limit=1", "/tree", "/tree?texts=true"):
+            await self.ask("GET", f"/rollouts/{rollout}{path}")
+        for include in ("exact", "flagged"):
+            await self.ask("GET", f"/rollouts/{rollout}/export?include={include}&{self.drawn(random)}")
+
+    async def all_formats(self, rollout: str) -> None:
+        """Read one rollout in every format and container."""
+        for form in FORMATS:
+            for container in CONTAINERS:
+                query = f"format={form}&container={container}&include=flagged{LENGTHS}"
+                await self.ask("GET", f"/rollouts/{rollout}/export?{query}")
+
+    async def group(self, group: str, random: Random) -> None:
+        """Read one group."""
+        await self.ask("GET", f"/groups/{group}")
+        query = f"{self.drawn(random)}&advantage={random.choice(ADVANTAGES)}"
+        await self.ask("GET", f"/groups/{group}/export?{query}")
+
+    async def lists(self, random: Random) -> None:
+        """Read everything there is: the lists, the export of the whole store, and what an audit reads of it."""
+        for path in ("/rollouts", "/groups", f"/export?report=true&include=flagged&limit=50&{self.drawn(random)}"):
+            await self.ask("GET", path)
+        wanted = Wanted("sequences", (), None, "flagged", "ndjson", (("limit", "50"),))
+        try:
+            async for row in rows_of_proxy(self.http, self.url, wanted):
+                name_of(row)
+                with suppress(ValueError):
+                    of_row(row)
+        except OSError as error:
+            raise Failed(f"an audit cannot read the rows: {error}") from error
+
+    async def claim(self, random: Random) -> dict:
+        """Claim what is complete, and settle it."""
+        wanted = {"consumer": "c", "groups": 3, "format": random.choice(tuple(FORMATS)),
+                  "include": random.choice(("exact", "flagged")),
+                  "advantage": random.choice(ADVANTAGES), "prompt_length": 64, "response_length": 64}  # fmt: skip
+        _, text = await self.ask("POST", "/batches/claim", wanted)
+        claimed = orjson.loads(text)
+        if claimed.get("batch_id"):
+            verb = random.choice(("ack", "release"))
+            await self.ask("POST", f"/batches/{claimed['batch_id']}/{verb}", {})
+        return claimed
+
+    def drawn(self, random: Random) -> str:
+        return f"format={random.choice(tuple(FORMATS))}&container={random.choice(tuple(CONTAINERS))}{LENGTHS}"

@@ -1,0 +1,253 @@
+"""What must hold of an exchange with a faulty engine, checked in this process: `complaint(call)` is what does not, or None.
+
+`EXCUSED` lists by name what no check can see: the engine's answer is then as consistent as a right one.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from random import Random
+from time import thread_time
+from typing import Any
+
+import orjson
+from engine_faults import FAULTS
+from faulty_calls import FaultyCall
+
+from proxy.export import FORMATS, Inexpressible
+from proxy.trajectory import fidelity
+from proxy.trajectory.blocks import BlockReader
+from proxy.trajectory.outline import outline
+from proxy.trajectory.record import Record, decode, encode_leniently
+from proxy.trajectory.rollout import RolloutFacts
+from proxy.trajectory.sequence import Options
+from proxy.trajectory.step import Step, Timing
+from proxy.wire.exchange import Exchange
+from proxy.wire.plan import Plan
+from proxy.wire.sse import EventCutter
+
+Json = dict[str, Any]
+LONGEST_S = 0.1
+TOO_LONG = " s of CPU at once"
+FACTS = RolloutFacts("r1", "g1", status="completed", reward=1.0, advantages=0.5)
+
+
+@dataclass(frozen=True)
+class Excuse:
+    """Something that no check can see."""
+
+    name: str
+    reason: str
+    applies: Callable[[FaultyCall, Json], bool]
+
+
+def _counts_running(call: FaultyCall, body: Json) -> bool:
+    options = body.get("stream_options")
+    asked = isinstance(options, dict) and options.get("include_usage") and options.get("continuous_usage_stats")
+    return call.kind == "vllm" and bool(asked)
+
+
+def _channels(call: FaultyCall) -> list[str]:
+    return [FAULTS[name].channel for name in call.used]
+
+
+def _swapped(call: FaultyCall, body: Json) -> bool:
+    return "swapped chunks" in call.used and not _counts_running(call, body)
+
+
+def _several_of_ids(call: FaultyCall, body: Json) -> bool:
+    several = sum(channel in ("ids", "both") for channel in _channels(call)) > 1
+    return several and ("cumulative chunks" in call.used or not _counts_running(call, body))
+
+
+def _ids_and_counts(call: FaultyCall, body: Json) -> bool:
+    channels = _channels(call)
+    both = bool({"ids", "both"} & {*channels}) and bool({"counted", "both"} & {*channels})
+    return len(channels) > 1 and both and not _counts_running(call, body)
+
+
+def _uncounted(call: FaultyCall, body: Json) -> bool:
+    told_by_finish = call.kind == "vllm" and call.dialect != "generate"
+    ignored = "usage is not counted though it was asked for" in call.used
+    return body.get("stream") is True and (ignored or (not told_by_finish and "no usage" in call.used))
+
+
+def _only_name(call: FaultyCall, body: Json) -> bool:
+    return call.kind == "llamacpp" and body.get("stream") is True and "a logprob of another token" in call.used
+
+
+EXCUSED = (
+    Excuse(
+        "chunks out of order, without running counts",
+        "Each chunk is right, and so are their number and their sum: nothing in them says which comes first.",
+        _swapped,
+    ),
+    Excuse(
+        "several faults in the ids of one answer",
+        "A lost chunk and a repeated one of the same length leave every count as it was; where each event has a running "
+        "count, a lost chunk and cumulative ones may still add up.",
+        _several_of_ids,
+    ),
+    Excuse(
+        "a fault in the ids and one in the counts",
+        "The count may err by just as many tokens as the ids.",
+        _ids_and_counts,
+    ),
+    Excuse(
+        "a stream without counts, where nothing shows that the engine can count",
+        "Servers that do not know `stream_options` answer without usage, and rightly so: what they lose cannot be seen.",
+        _uncounted,
+    ),
+    Excuse(
+        "another id in the logprobs of a llama.cpp stream",
+        "Its streams give ids in the entries of logprobs alone: there is nothing to compare them with.",
+        _only_name,
+    ),
+)
+
+
+def excuse(call: FaultyCall, body: Json) -> Excuse | None:
+    """Why nothing can be seen of this call's faults; None if something must be."""
+    return next((each for each in EXCUSED if each.applies(call, body)), None)
+
+
+def must_be_flagged(call: FaultyCall, body: Json) -> bool:
+    """Whether the step may not be exact even with the right ids. Of several faults one may undo another."""
+    if call.cut is not None:
+        return False
+    if call.over and not call.faults:
+        # A parsed tool call of SGLang's may have more tokens than were asked for (run on its own serving code).
+        return call.kind != "sglang" or all(choice.finish != "tool_calls" for choice in call.truth.choices)
+    name = call.used[0] if len(call.faults) == 1 and call.used else None
+    if excuse(call, body):
+        return False
+    if name == "content after the end" and (call.reads or call.end != b"\n\n"):
+        return False  # nobody reads on once the answer is whole
+    return name is not None and FAULTS[name].flagged
+
+
+def recorded(call: FaultyCall, plan: Plan) -> Step:
+    """The step of a call, whose engine's answer comes in one read."""
+    text, content_type = call.answer_to(plan.body)
+    exchange = Exchange(plan, 200, content_type)
+    exchange.feed(text)
+    if exchange.lookup() is not None:
+        exchange.found = {"tokens": call.truth.prompts[0]}
+    return exchange.finish(Timing(received=1.0)).step
+
+
+def complaint(call: FaultyCall) -> str | None:
+    """What is wrong with the exchange of this call; None if nothing is.
+
+    What takes long must take long twice: the garbage of earlier cases may be collected in any of them.
+    """
+    found = _complaint(call)
+    return _complaint(call) if found is not None and found.endswith(TOO_LONG) else found
+
+
+def _complaint(call: FaultyCall) -> str | None:
+    try:
+        plan = call.plan()
+        text, content_type = call.answer_to(plan.body)
+    except Exception as error:  # noqa: BLE001 - whatever is raised is what is looked for
+        return f"the test itself failed: {error!r}"
+    exchange = Exchange(plan, 200, content_type)
+    try:
+        longest, shown = 0.0, []
+        for read in call.in_reads(text):
+            before = thread_time()
+            shown.append(exchange.feed(read))
+            longest = max(longest, thread_time() - before)
+        before = thread_time()
+        if exchange.lookup() is not None:
+            exchange.found = {"tokens": call.truth.prompts[0]}
+        outcome = exchange.finish(Timing(received=1.0))
+        longest = max(longest, thread_time() - before)
+    except Exception as error:  # noqa: BLE001 - whatever is raised is what is looked for
+        return f"the exchange raised {error!r}"
+    if longest > LONGEST_S:
+        return f"{longest:.3f}{TOO_LONG}"
+    step, record = encode_leniently(outcome.step)
+    return (
+        _shown_early(b"".join(shown), plan)
+        or _not_json(b"".join(shown) + outcome.end, text)
+        or _mistyped(step)
+        or _unreadable(step, record, call.seed)
+        or _wrong(step, call, plan)
+    )
+
+
+def right(step: Step, call: FaultyCall) -> bool:
+    """Whether a step has the prompts, ids and logprobs of the truth."""
+    found = [(choice.index, choice.prompt, choice.ids.tolist(), choice.logprobs.tolist()) for choice in step.choices]
+    truth = [(choice.index, choice.prompt, choice.ids, choice.logprobs) for choice in call.truth.choices]
+    return [ids.tolist() for ids in step.prompts] == call.truth.prompts and sorted(found) == truth
+
+
+def _ids(step: Step) -> str:
+    return f"{step.prompts} {[(choice.index, choice.ids, choice.logprobs) for choice in step.choices]}"
+
+
+def _wrong(step: Step, call: FaultyCall, plan: Plan) -> str | None:
+    if not step.exact or excuse(call, plan.body):
+        return None
+    if not right(step, call):
+        return f"an exact step is not what was sampled, after {call.used}: {_ids(step)}"
+    return (
+        f"nothing is flagged after {call.used or 'more tokens than max_tokens'}"
+        if must_be_flagged(call, plan.body)
+        else None
+    )
+
+
+def _shown_early(shown: bytes, plan: Plan) -> str | None:
+    """The end of the turn is shown after the step is stored, never before."""
+    cutter, finished = EventCutter(), set()
+    for event in cutter.feed(shown):
+        if event.payload == b"[DONE]":
+            return "the terminal event was shown before the end"
+        with suppress(orjson.JSONDecodeError, AttributeError, TypeError, KeyError, IndexError):
+            for choice in orjson.loads(event.payload)["choices"]:
+                if isinstance(choice["finish_reason"], str) and type(choice["index"]) is int:
+                    finished.add(choice["index"])
+    if len(finished) >= (plan.asked.choices or 1):
+        return f"the last finish reason was shown before the end: {shown[-1_000:]!r}"
+    return None
+
+
+def _not_json(shown: bytes, sent: bytes) -> str | None:
+    """What JSON has no words for is never added to an answer."""
+    for word in (b"Infinity", b"NaN"):
+        if word in shown and word not in sent:
+            return f"the client is shown {word.decode()}, which the engine did not send"
+    return None
+
+
+def _mistyped(step: Step) -> str | None:
+    """Values of an odd type do not get into steps."""
+    for choice in step.choices:
+        typed = {
+            "index": type(choice.index) is int and choice.index >= 0,
+            "finish_reason": isinstance(choice.finish_reason, str | None),
+            "stop_reason": type(choice.stop_reason) in (str, int, type(None)),
+            "spans": all(isinstance(span.policy_version, str | None) for span in choice.spans),
+        }
+        if not all(typed.values()):
+            odd = ", ".join(name for name, holds in typed.items() if not holds)
+            return f"an odd type in a choice's {odd}; the step is {'exact' if step.exact else step.problems}"
+    unknown = [code for code in step.problems if code not in fidelity.PROBLEMS]
+    return f"unknown problems {unknown}" if unknown else None
+
+
+def _unreadable(step: Step, written: Record, seed: int) -> str | None:
+    """Readers bear whatever was stored."""
+    try:
+        read = decode(written.record, BlockReader(written.blocks))
+        orjson.dumps(outline([read], FACTS))
+        name = Random(seed).choice(tuple(FORMATS))
+        with suppress(Inexpressible):
+            form = FORMATS[name]
+            orjson.dumps(form.rows(FACTS, [read], Options()).rows, option=orjson.OPT_SERIALIZE_NUMPY)
+    except Exception as error:  # noqa: BLE001 - whatever is raised is what is looked for
+        return f"a reader raised {error!r} for a step that is {'exact' if step.exact else step.problems}"
+    return None

@@ -1,0 +1,92 @@
+"""JSON values that no engine and no agent is expected to send, as text: odd types, huge numbers, deep nesting, odd strings."""
+
+from random import Random
+
+import orjson
+
+DEEPEST = 1_100
+FALSY = (b"null", b"false", b'""', b"[]", b"{}", b"0", b"0.0")
+SCALARS = (
+    b"null", b"true", b"false", b"-1", b"1.5", b"-0.0", b"2147483648", b"9223372036854775808", b"18446744073709551616",
+    b"1e400", b"-1e400", b"1e308", b"NaN", b"Infinity", b"-Infinity", b"9" * 400, b"9" * 5_000, b'""', b'"7"', b'"NaN"',
+)  # fmt: skip
+STRINGS = (
+    b'"\\ud800"', b'"\\udfff\\ud800"', b'"\\u0000"', b'"\\u0001\\u001b[2J\\u007f\\u009f"', b'"\\ufeff\\u202e"',
+    b'"a\\r\\ndata: [DONE]\\r\\n\\r\\n"', '"\U0001f600\u00e9"'.encode(), b'"=HYPERLINK(1)"', b'"__proto__"',
+    b'"' + b"x" * 70_000 + b'"',
+)  # fmt: skip
+CONTAINERS = (
+    b"[]", b"{}", b"[[]]", b"[null]", b"[{}]", b'{"":{}}', b"[true]", b'["a"]', b'{"a":1}', b'{"type":5}', b'{"type":"x"}',
+    b'{"id":5}', b"[[1,[2]]]", b"[1.5,null]", b"[[null,7,null]]", b'[{"index":0}]', b'[{"index":[],"function":5}]',
+    b'[{"function":{"name":5,"arguments":[]}}]', b'{"content":5}', b'{"content":[5]}', b'{"content":[{"logprob":"a"}]}',
+)  # fmt: skip
+
+
+def nested(random: Random, depth: int | None = None) -> bytes:
+    """Lists or objects in each other, most often around the limits of readers (128, 254, 1,000, 1,024)."""
+    if depth is None:
+        depth = random.choice((5, 60, 127, 128, 253, 254, 255, 500, 990, 999, 1_000, 1_023, 1_024, DEEPEST))
+    opening, closing = random.choice(((b"[", b"]"), (b'{"a":', b"}"), (b'[{"a":', b"}]")))
+    return opening * depth + random.choice((b"1", b"[]", b"null")) + closing * depth
+
+
+def odd_text(random: Random) -> bytes:
+    """One odd value as JSON text."""
+    match random.randrange(10):
+        case 0 | 1 | 2 | 3:
+            return random.choice(SCALARS)
+        case 4 | 5:
+            return random.choice(STRINGS)
+        case 6 | 7 | 8:
+            return random.choice(CONTAINERS)
+        case _:
+            return nested(random)
+
+
+def odd(random: Random) -> orjson.Fragment:
+    """One odd value, to be put into a value that orjson writes."""
+    return orjson.Fragment(odd_text(random))
+
+
+def odd_type(random: Random, *allowed: type) -> orjson.Fragment:
+    """An odd value of another type than these; an int is no float here, and neither is a bool."""
+    while True:
+        text = odd_text(random)
+        if not isinstance(_read(text), allowed) or (text in (b"true", b"false") and bool not in allowed):
+            return orjson.Fragment(text)
+
+
+def places(value: object, path: tuple = ()) -> list[tuple]:
+    """The paths of all values within a value, without itself."""
+    found = []
+    if isinstance(value, dict):
+        inner = value.items()
+    elif isinstance(value, list):
+        inner = enumerate(value)
+    else:
+        return found
+    for key, held in inner:
+        found.append((*path, key))
+        found += places(held, (*path, key))
+    return found
+
+
+def put(value: object, path: tuple, new: object) -> object:
+    """Replace what is at a path in a value, in place; gives what was there."""
+    for key in path[:-1]:
+        value = value[key]
+    old, value[path[-1]] = value[path[-1]], new
+    return old
+
+
+def _read(text: bytes) -> object:
+    """The value of an odd text, as far as its type goes."""
+    if text[:1] in b"[{":
+        return [] if text[:1] == b"[" else {}
+    if text[:1] == b'"':
+        return ""
+    if text in (b"null", b"true", b"false"):
+        return {b"null": None, b"true": True, b"false": False}[text]
+    if len(text) > 100 or b"e400" in text:
+        return ""  # a number beyond a double is read as a string
+    return int(text) if text.lstrip(b"-").isdigit() else float(text)

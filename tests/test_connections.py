@@ -1,0 +1,77 @@
+"""What is not HTTP: answered in JSON, without Python's view of it."""
+
+import asyncio
+from urllib.parse import urlsplit
+
+import aiohttp
+import orjson
+import pytest
+from fakes import proxying
+
+CHUNKED = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+REQUESTS = {
+    "no HTTP": b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n",
+    "method": b"P\xffST / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "version": b"GET / HTTP/9.9\r\nHost: x\r\n\r\n",
+    "no host": b"GET /v1/models HTTP/1.1\r\n\r\n",
+    "line": b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+    "header": b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 100_000 + b"\r\n\r\n",
+    "headers": b"GET / HTTP/1.1\r\nHost: x\r\n" + b"X: y\r\n" * 10_000 + b"\r\n",
+    "null": b"GET / HTTP/1.1\r\nHost: x\r\nX: a\x00b\r\n\r\n",
+    "name": b"GET / HTTP/1.1\r\nHost: x\r\nX y: z\r\n\r\n",
+    "url": b"GET http://[::1 HTTP/1.1\r\nHost: x\r\n\r\n",
+    "length": b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: +1\r\n\r\n",
+    "chunk": CHUNKED + b"zz\r\n",
+    "chunk that comes late": (CHUNKED + b"2\r\n{}\r\n", b"zz\r\n"),
+}
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+async def test_what_is_no_request_is_a_json_error(store, engine, connected, name):
+    """400, with a sentence; no reprs, no bytes, no names of classes; the connection ends."""
+    sent = REQUESTS[name]
+    async with proxying(engine.url, store) as served:
+        reader, writer = await connected(served.url)
+        for part in sent if isinstance(sent, tuple) else (sent,):
+            writer.write(part)
+            await writer.drain()
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+
+    assert head.startswith((b"HTTP/1.1 400", b"HTTP/1.0 400")), head
+    assert b"application/json" in head
+    error = orjson.loads(body)["error"]
+    assert ("invalid_request_error", "bad_request") == (error["type"], error["code"])
+    assert not [word for word in ("b'", "\\x", "^", "\n", "Error", "aaa", "llhttp") if word in error["message"]]
+    assert [] == engine.asked
+
+
+async def test_a_request_that_fails_within_aiohttp_is_an_internal_error(store, engine, monkeypatch):
+    """Outside of our middleware too: JSON, with the id of the log."""
+
+    def broken(*_):
+        raise ZeroDivisionError("/srv/secret")
+
+    async with proxying(engine.url, store) as served, aiohttp.ClientSession() as http:
+        monkeypatch.setattr("aiohttp.web_urldispatcher.UrlDispatcher.resolve", broken)
+        async with http.get(served.url + "/health") as answer:
+            error = (await answer.json())["error"]
+
+    assert (500, "internal_error") == (answer.status, error["code"])
+    assert "error id" in error["message"]
+    assert "secret" not in error["message"]
+
+
+@pytest.fixture
+async def connected():
+    """Opens raw connections, which are closed with the test."""
+    writers = []
+
+    async def connect(url):
+        address = urlsplit(url)
+        reader, writer = await asyncio.open_connection(address.hostname, address.port)
+        writers.append(writer)
+        return reader, writer
+
+    yield connect
+    for writer in writers:
+        writer.close()

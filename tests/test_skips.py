@@ -1,0 +1,37 @@
+"""What was not tested is printed: how many tests, why, and how to have them run."""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+LINE = "tests/storage/test_line.py::"
+SKIPPED = [LINE + "test_all_share_one_connection", LINE + "test_what_is_long_does_not_hold_up_the_line"]
+SELF_CONTAINED = LINE + "test_what_nobody_asked_for_breaks_the_line"
+
+
+async def printed(*words: str) -> str:
+    """What pytest prints where nothing is installed but this environment."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *words,
+        cwd=ROOT, env={**os.environ, "PATH": str(Path(sys.executable).parent)}, stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    said, _ = await process.communicate()
+    assert 0 == process.returncode, said.decode()
+    return said.decode()
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+async def test_skipped_tests_are_counted_with_their_reason(workers):
+    """Also quietly, and where tests run in several processes."""
+    text = await printed("-n", workers, "-qq", *SKIPPED, SELF_CONTAINED)
+
+    assert "2 skipped: redis-server is not installed (Debian: apt-get install redis-server)" in text
+
+
+async def test_where_nothing_was_skipped_nothing_is_said():
+    """The summary is about what is missing."""
+    assert "not tested" not in await printed("-n", "0", SELF_CONTAINED)

@@ -1,0 +1,255 @@
+"""Engines that contradict themselves: each kind of fault, in an answer recorded from a real engine, flags the step."""
+
+from collections.abc import Callable
+from copy import deepcopy
+
+import orjson
+import pytest
+from recorded import Cassette, load, load_http, plan_of, play
+
+from proxy.trajectory.fidelity import FINISH_REASONS, PROBLEMS
+
+STREAM, WHOLE = "chat_ids_lp_stream", "chat_ids_lp"
+TEXT_STREAM, TEXT = "cmpl_ids_lp0_stream", "cmpl_ids_lp0"
+SEVERAL, COUNTED = "chat_n3_stream", "chat_cont_usage_stream"
+
+Change = Callable[[list[dict]], object]
+
+
+def problems(cassette: Cassette, answer: bytes) -> tuple[str, ...]:
+    body = cassette.body
+    return play(plan_of(cassette.path, body, kind=cassette.kind), cassette, [answer])[2].problems
+
+
+def events(cassette: Cassette) -> list[dict]:
+    payloads = [event.removeprefix(b"data: ") for event in cassette.answer.split(b"\n\n")]
+    return [orjson.loads(payload) for payload in payloads if payload.startswith(b"{")]
+
+
+def streamed(chunks: list[dict]) -> bytes:
+    return b"".join(b"data: " + orjson.dumps(chunk) + b"\n\n" for chunk in chunks) + b"data: [DONE]\n\n"
+
+
+def repeat(place: int) -> Change:
+    return lambda chunks: chunks.insert(place, deepcopy(chunks[place]))
+
+
+def lose(place: int) -> Change:
+    return lambda chunks: chunks.pop(place)
+
+
+def swap(place: int) -> Change:
+    return lambda chunks: chunks.insert(place, chunks.pop(place + 1))
+
+
+def put(place: int, **fields: object) -> Change:
+    return lambda chunks: chunks[place].update(fields)
+
+
+def choice(place: int, **fields: object) -> Change:
+    return lambda chunks: chunks[place]["choices"][0].update(fields)
+
+
+def usage(**fields: object) -> Change:
+    return lambda chunks: chunks[-1]["usage"].update(fields)
+
+
+def cumulative(chunks: list[dict]) -> None:
+    """Ids from the beginning in each event, where they should be the event's own."""
+    seen: list[int] = []
+    for chunk in chunks:
+        for one in chunk["choices"]:
+            if one.get("token_ids"):
+                seen = [*seen, *one["token_ids"]]
+                one["token_ids"] = seen
+
+
+def after_the_finish(**fields: object) -> Change:
+    def change(chunks: list[dict]) -> None:
+        late = deepcopy(chunks[-2])
+        late["choices"][0].update({"finish_reason": None, "token_ids": [], "logprobs": None, "delta": {}} | fields)
+        chunks.insert(-1, late)
+
+    return change
+
+
+STREAMS: list[tuple[str, str, Change]] = [
+    (STREAM, "completion_count", repeat(3)),
+    (STREAM, "completion_count", lose(3)),
+    (STREAM, "completion_count", cumulative),
+    (TEXT_STREAM, "completion_count", repeat(3)),
+    (TEXT_STREAM, "completion_count", lose(3)),
+    (SEVERAL, "completion_count", lose(9)),
+    (COUNTED, "running_count", repeat(3)),
+    (COUNTED, "running_count", lose(3)),
+    (COUNTED, "running_count", swap(3)),
+    (COUNTED, "running_count", lambda chunks: chunks[5]["usage"].update(completion_tokens=1)),
+    (COUNTED, "bad_usage", lambda chunks: chunks[5]["usage"].update(completion_tokens="5")),
+    (STREAM, "changed_midstream", put(4, id="chatcmpl-another")),
+    (STREAM, "changed_midstream", put(4, model="another")),
+    (STREAM, "changed_midstream", put(4, prompt_token_ids=[1, 2, 3])),
+    (SEVERAL, "changed_midstream", put(1, prompt_token_ids=[1, 2, 3])),
+    (TEXT_STREAM, "changed_midstream", choice(4, prompt_token_ids=[1, 2, 3])),
+    (STREAM, "content_after_end", after_the_finish(delta={"content": "more"})),
+    (STREAM, "content_after_end", after_the_finish(delta={"reasoning": "more"})),
+    (STREAM, "content_after_end", after_the_finish(token_ids=[7])),
+    (TEXT_STREAM, "content_after_end", after_the_finish(text="more")),
+    (STREAM, "two_finish_reasons", after_the_finish(finish_reason="stop")),
+    (STREAM, "two_finish_reasons", after_the_finish(finish_reason="length")),
+    (STREAM, "completion_count", usage(completion_tokens=23)),
+    (STREAM, "prompt_count", usage(prompt_tokens=32)),
+    (STREAM, "bad_usage", usage(completion_tokens="24")),
+    (STREAM, "bad_usage", usage(completion_tokens=24.0)),
+    (STREAM, "bad_usage", usage(prompt_tokens=True)),
+    (STREAM, "bad_usage", put(-1, usage=[24])),
+    (STREAM, "no_usage", lose(-1)),
+    (TEXT_STREAM, "no_usage", lose(-1)),
+    (STREAM, "unknown_finish_reason", choice(-2, finish_reason="because")),
+    (STREAM, "unknown_finish_reason", choice(-2, finish_reason=7)),
+    (STREAM, "unparsed_event", choice(-2, index=-1)),
+    (STREAM, "unparsed_event", choice(3, index=True)),
+    (STREAM, "unparsed_event", choice(-2, stop_reason={"no": "reason"})),
+    (STREAM, "unparsed_event", choice(3, token_ids={"7": 8})),
+    (STREAM, "engine_error", put(3, error={"message": "beside choices"})),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "change"), STREAMS, ids=[f"{code}-{at}" for at, (_, code, _) in enumerate(STREAMS)]
+)
+def test_a_stream_that_contradicts_itself_is_flagged(name, code, change):
+    """The same stream without the fault is exact."""
+    cassette = load(name)
+    chunks = events(cassette)
+    assert () == problems(cassette, streamed(chunks))
+
+    change(chunks)
+
+    assert code in problems(cassette, streamed(chunks))
+
+
+def of_message(**fields: object) -> Callable[[dict], object]:
+    return lambda answer: answer["choices"][0]["message"].update(fields)
+
+
+def of_choice(**fields: object) -> Callable[[dict], object]:
+    return lambda answer: answer["choices"][0].update(fields)
+
+
+def of_logprob(**fields: object) -> Callable[[dict], object]:
+    return lambda answer: answer["choices"][0]["logprobs"]["content"][2].update(fields)
+
+
+WHOLES: list[tuple[str, str, Callable[[dict], object]]] = [
+    (WHOLE, "no_usage", lambda answer: answer.pop("usage")),
+    (TEXT, "no_usage", lambda answer: answer.update(usage=None)),
+    (WHOLE, "bad_usage", lambda answer: answer["usage"].update(completion_tokens=False)),
+    (WHOLE, "bad_usage", lambda answer: answer["usage"].update(prompt_tokens_details={"a": {"b": {"c": 1}}})),
+    (WHOLE, "completion_count", lambda answer: answer["usage"].update(completion_tokens=-24)),
+    (WHOLE, "bad_logprob", of_logprob(logprob=False)),
+    (WHOLE, "bad_logprob", of_logprob(logprob="-1.5")),
+    (TEXT, "bad_logprob", lambda answer: answer["choices"][0]["logprobs"]["token_logprobs"].__setitem__(2, True)),
+    (WHOLE, "ids_disagree", of_logprob(token="token_id:1")),
+    (TEXT, "ids_disagree", lambda answer: answer["choices"][0]["logprobs"]["tokens"].__setitem__(2, "token_id:1")),
+    (WHOLE, "unknown_finish_reason", of_choice(finish_reason=["stop"])),
+    (WHOLE, "unknown_finish_reason", of_choice(finish_reason={"type": 7})),
+    (WHOLE, "unknown_finish_reason", of_choice(finish_reason="because")),
+    (TEXT, "unparsed_event", of_choice(index=-1)),
+    (TEXT, "unparsed_event", of_choice(index=2**40)),
+    (WHOLE, "engine_error", lambda answer: answer.update(error={"message": "beside choices"})),
+    (WHOLE, "no_message", lambda answer: answer["choices"][0].pop("message")),
+    (WHOLE, "no_message", of_choice(message="text")),
+    (TEXT, "no_message", of_choice(text=None)),
+    (WHOLE, "unparsed_event", of_message(tool_calls=5)),
+    (WHOLE, "unparsed_event", of_message(tool_calls=[5])),
+    (WHOLE, "unparsed_event", of_message(content={"no": "text"})),
+    (WHOLE, "unparsed_event", of_message(role=5)),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "change"), WHOLES, ids=[f"{code}-{at}" for at, (_, code, _) in enumerate(WHOLES)]
+)
+def test_an_unstreamed_answer_that_contradicts_itself_is_flagged(name, code, change):
+    """The same answer without the fault is exact."""
+    cassette = load(name)
+    assert () == problems(cassette, cassette.answer)
+    answer = orjson.loads(cassette.answer)
+
+    change(answer)
+
+    assert code in problems(cassette, orjson.dumps(answer))
+
+
+@pytest.mark.parametrize("bound", ["max_tokens", "max_completion_tokens"])
+def test_more_tokens_than_were_allowed_are_flagged(bound):
+    """Whichever way the client bounds them; of two bounds the higher one counts, since engines differ in which they take."""
+    cassette = load(WHOLE)
+    body = {key: value for key, value in cassette.body.items() if key != "max_tokens"}
+
+    def of(**bounds: object) -> tuple[str, ...]:
+        return play(plan_of(cassette.path, body | bounds), cassette)[2].problems
+
+    assert ("too_many_tokens",) == of(**{bound: 23})
+    assert () == of(**{bound: 24})
+    assert () == of(max_tokens=23, max_completion_tokens=24)
+    assert () == of(**{bound: 0.5})
+
+
+def test_an_event_after_the_end_of_the_stream_is_flagged_and_not_recorded():
+    """What follows [DONE] in one read; behind it nothing is read."""
+    cassette = load(STREAM)
+    late = b'data: {"choices":[{"index":0,"delta":{"content":"x"},"finish_reason":null,"token_ids":[7]}]}\n\n'
+    _, end, step = play(plan_of(cassette.path, cassette.body), cassette, [cassette.answer + late])
+
+    assert (("content_after_end",), 24, True) == (step.problems, step.sampled, end.endswith(late))
+
+
+def test_sglangs_native_finish_reason_is_known_by_its_type():
+    """An object, as its own endpoints have it."""
+    cassette = load_http("sglang", "chat_return_meta_info")
+    native = cassette.answer.replace(b'"finish_reason":"stop"', b'"finish_reason":{"type":"stop","matched":2}', 1)
+    assert native != cassette.answer
+    step = play(plan_of(cassette.path, cassette.body, kind="sglang"), cassette, [native])[2]
+
+    assert ("stop", ()) == (step.choices[0].finish_reason, step.problems)
+
+
+@pytest.mark.parametrize("field", ["response_token_ids", "token_ids"])
+def test_ids_that_sglang_gives_twice_must_agree(field):
+    """As lists of the choice, as pairs with logprobs, or in `sglext`."""
+    cassette = load_http("sglang", "chat_return_meta_info")
+    answer = orjson.loads(cassette.answer)
+    one = answer["choices"][0]
+    one[field] = [*one["response_token_ids"][:-1], 999]
+
+    step = play(plan_of(cassette.path, cassette.body, kind="sglang"), cassette, [orjson.dumps(answer)])[2]
+
+    assert "ids_disagree" in step.problems
+
+
+@pytest.mark.parametrize("reason", sorted(FINISH_REASONS - {"abort", "error"}))
+def test_the_finish_reasons_of_engines_are_known(reason):
+    """None of these flags a step."""
+    cassette = load(WHOLE)
+    answer = orjson.loads(cassette.answer)
+    answer["choices"][0]["finish_reason"] = reason
+
+    assert () == problems(cassette, orjson.dumps(answer))
+
+
+def test_what_readers_cannot_rely_on_is_recorded_apart():
+    """A person sees it in the step; exports, drift and the tree do not take it for a response."""
+    cassette = load(WHOLE)
+    answer = orjson.loads(cassette.answer)
+    answer["choices"][0]["message"]["tool_calls"] = 5
+    step = play(plan_of(cassette.path, cassette.body), cassette, [orjson.dumps(answer)])[2]
+
+    assert {"unparsed"} == step.response.keys()
+    assert 5 == step.response["unparsed"]["choices"][0]["message"]["tool_calls"]
+    assert 24 == step.sampled
+
+
+def test_each_code_of_these_faults_has_a_sentence():
+    """The table is what docs/fidelity.md prints."""
+    assert {code for _, code, _ in (*STREAMS, *WHOLES)} <= PROBLEMS.keys()
