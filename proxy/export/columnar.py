@@ -183,7 +183,8 @@ def _values(row: Any) -> int:
 
 def _size(values: list[Any]) -> int:
     """About how many values a list holds."""
-    return sum(map(len, values)) if values and isinstance(values[0], list) else len(values)
+    inner = values and isinstance(values[0], list)
+    return sum(len(value) if isinstance(value, list) else 1 for value in values) if inner else len(values)
 
 
 def _batch(arrow: Any, schema: Any, columns: Columns, rows: Sequence[Mapping[str, Any]]) -> Any:
