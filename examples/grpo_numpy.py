@@ -21,7 +21,7 @@ import numpy.typing as npt
 from bigram_engine import VOCABULARY, Table, log_softmax
 from openai import AsyncOpenAI
 
-from proxy.client import AsyncClient
+from proxy.client import AsyncClient, ClaimedGroup
 
 Floats = npt.NDArray[np.float32]
 Line = tuple[int, float, float, float, float, int, str]  # of the table that is printed
@@ -56,7 +56,7 @@ async def play(client: AsyncClient, agents: AsyncOpenAI, rollout: dict[str, Any]
 class Sampled:
     """What was sampled in a batch, one entry a token: the only tokens that are trained."""
 
-    def __init__(self, groups: Sequence[dict[str, Any]]) -> None:
+    def __init__(self, groups: Sequence[ClaimedGroup]) -> None:
         rows = [row for group in groups for row in group["data"]]
         masks = [np.array(row["mask"], dtype=bool) for row in rows]
         ids = [np.array(row["token_ids"]) for row in rows]
@@ -92,13 +92,13 @@ async def push(client: AsyncClient, engine: str, logits: Table, version: int) ->
         await client.resume()
 
 
-async def collect(client: AsyncClient, groups: int, size: int) -> tuple[list[dict[str, Any]], list[float], str]:
+async def collect(client: AsyncClient, groups: int, size: int) -> tuple[list[ClaimedGroup], list[float], str]:
     """As many groups, played at once and claimed as one batch; with all rewards, and what the best one said."""
     opened = await asyncio.gather(*(client.open_group(size) for _ in range(groups)))
     rollouts = [rollout for group in opened for rollout in group["rollouts"]]
     async with AsyncOpenAI(base_url=client.url, api_key="each has its own") as agents:  # whose connections all share
         played = await asyncio.gather(*(play(client, agents, rollout) for rollout in rollouts))
-    taken: list[dict[str, Any]] = []
+    taken: list[ClaimedGroup] = []
     async with aclosing(
         client.batches(consumer="grpo_numpy", groups=groups, format="sequences", advantage="grpo")
     ) as batches:

@@ -8,18 +8,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-import orjson
-
 from proxy.dialects import TRANSLATIONS
 from proxy.dialects.base import is_on
 from proxy.dialects.translated import Earlier, Telling, Told, Translation, Ways
 from proxy.engines import ENGINES
+from proxy.errors import NotValid
+from proxy.export.writing import written
 from proxy.trajectory.step import Step
 from proxy.wire.exchange import Outcome
 from proxy.wire.plan import Plan
 from proxy.wire.reply import told_as_stream
 
 CHAT: Final = "/v1/chat/completions"
+
+# What reading a stored response that is not of chat's shape raises: such an answer cannot be given a second time.
+_ODD_SHAPE: Final = (TypeError, KeyError, AttributeError, ValueError, IndexError, NotValid)
 
 # Where reasoning stands in messages: vLLM 0.32.0; SGLang 0.5.23 and llama.cpp 2026.10 have DeepSeek's name for it.
 _THOUGHT: Final = {"vllm": "reasoning", "sglang": "reasoning_content", "llamacpp": "reasoning_content"}
@@ -93,20 +96,27 @@ def telling_of(step: Step) -> Telling:
 
 
 def whole_answer(step: Step) -> dict[str, Any] | None:
-    """The unstreamed answer of a step by way of chat; None if it has none that is whole."""
+    """Return the unstreamed answer of a step by way of chat; None if it has none that is whole and of chat's shape."""
     if step.status != "complete" or step.response is None:
         return None
-    return telling_of(step).whole(dict(step.response))
+    try:
+        return telling_of(step).whole(dict(step.response))
+    except _ODD_SHAPE:
+        return None
 
 
 def answered(step: Step) -> bytes | None:
-    """What its client was answered: a JSON body, or a stream, maybe in fewer events."""
+    """Return what its client was answered: a JSON body, or a stream, maybe in fewer events; None as in `whole_answer`."""
     engine = ENGINES.get(step.engine.kind)
     if step.status != "complete" or step.response is None or engine is None:
         return None
     if is_on(step.request.get("stream")):
-        return told_as_stream(engine, telling_of(step), dict(step.response))
-    return orjson.dumps(telling_of(step).whole(dict(step.response)))
+        try:
+            return told_as_stream(engine, telling_of(step), dict(step.response))
+        except _ODD_SHAPE:
+            return None
+    whole = whole_answer(step)
+    return None if whole is None else written(whole)
 
 
 def told_of(step_id: str, rollout_id: str, received: float, model: str | None) -> Told:

@@ -133,14 +133,18 @@ async def _write(session: aiohttp.ClientSession, url: str, wanted: Wanted, file:
 
 async def _rows(told: AsyncIterator[bytes], skipped: list[str]) -> AsyncIterator[bytes]:
     """What is told, but for its last line: that says why rollouts and steps were left out."""
-    held = b""
+    held: list[bytes] = []  # pieces of the last line so far, joined once: it may have an entry for each row
     async for read in told:
-        held += read
-        cut = held.rfind(b"\n", 0, -1) + 1
+        # A line end at the very end of what has come may be that of the last line: it stays.
+        if held and held[-1].endswith(b"\n"):
+            yield b"".join(held)
+            held.clear()
+        cut = read.rfind(b"\n", 0, -1) + 1
         if cut:
-            yield held[:cut]
-            held = held[cut:]
-    why = Counter(each["why"] for each in orjson.loads(held)["report"]["skipped"])
+            yield b"".join((*held, read[:cut]))
+            held.clear()
+        held.append(read[cut:])
+    why = Counter(each["why"] for each in orjson.loads(b"".join(held))["report"]["skipped"])
     skipped += [each if count == 1 else f"{each} ({count})" for each, count in why.items()]
 
 

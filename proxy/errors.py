@@ -11,6 +11,7 @@ Holds the error tree and nothing else: no formatting for a dialect (dialects do 
     │   ├── Conflict       409  it stands differently already
     │   ├── RolloutClosed  409  the rollout takes no more calls
     │   ├── LeaseLost      409  the batch is held no more
+    │   ├── DamagedStep    409  a stored step of the rollout cannot be read
     │   ├── TooLarge       413  a body that is too large
     │   ├── Unsupported    415  a content encoding that is not supported
     │   ├── NotValid       422  readable, but a value is not allowed
@@ -117,6 +118,12 @@ class LeaseLost(Conflict):
 
     kind = "lease_lost"
     code = "lease_lost"
+
+
+class DamagedStep(Conflict):
+    """A stored step of the rollout cannot be read. Exports of several rollouts leave the rollout out, and name it."""
+
+    code = "damaged_step"
 
 
 class TooLarge(BadCall):

@@ -34,6 +34,7 @@ from proxy.client.asking import ClientError
 from proxy.client.awaiting import AsyncClient
 from proxy.client.batches import Batch
 from proxy.client.blocking import Client
+from proxy.client.shapes import ClaimedGroup
 
 if TYPE_CHECKING:
     from proxy.client.adapter import ManagedServerAdapter
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AsyncClient",
     "Batch",
+    "ClaimedGroup",
     "Client",
     "ClientError",
     "ManagedServer",

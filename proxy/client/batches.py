@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from proxy.client.asking import ClientError
+from proxy.client.shapes import ClaimedGroup
 
 if TYPE_CHECKING:
     from proxy.client.awaiting import AsyncClient
@@ -22,15 +23,15 @@ _LOST: Final = (404, 409)
 class Batch:
     """Groups that only this consumer holds, as `async with` keeps them: acknowledged at its end, released on an exception.
 
-    `claimed` is the whole answer of the claim, `groups` those in it: `group_id`, `policy_version`, and what the group's export
-    gives in that format. `is_lost` says that the lease ran out in spite of everything, of all groups or some: somebody else
-    holds those now, and `ack` will raise.
+    `claimed` is the whole answer of the claim, `groups` its groups (`shapes.ClaimedGroup`): `data` is the group in the
+    format that was claimed, and `rows[i]` describes row i of it: rollout, steps, reward, advantage. `is_lost` is set once
+    the lease of some or all groups has run out in spite of the heartbeat: another consumer has those now, and `ack` raises.
     """
 
     def __init__(self, client: "AsyncClient", claimed: dict[str, Any], lease_s: float) -> None:
         self.claimed = claimed
         self.batch_id: str = claimed["batch_id"]
-        self.groups: list[dict[str, Any]] = claimed["groups"]
+        self.groups: list[ClaimedGroup] = claimed["groups"]
         self.is_lost = False
         self._client = client
         self._lease_s = lease_s

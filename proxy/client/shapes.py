@@ -98,6 +98,40 @@ class Step(TypedDict):
     extra: dict[str, Any]
 
 
+class RowFacts(TypedDict):
+    """What a row of a batch or an export is made of.
+
+    `step_ids` are the steps whose sampled tokens are trained in the row. `reward` is the rollout's; `advantage` is null
+    unless the rollout has exactly one (not one for each step or token).
+    """
+
+    rollout_id: str
+    step_ids: list[str]
+    reward: float | None
+    advantage: float | None
+
+
+class ClaimedGroup(TypedDict):
+    """A group of a batch.
+
+    `data` is the group in the format that was claimed, and `rows` has an entry for each row in it, in the same order: for
+    each item of a list, for each entry of the lists of an object, for each rollout within Marin's groups. `rollouts`,
+    `rewards` and `advantages` have an entry for each rollout that has rows. `skipped` names the other members by their
+    `rollout_id`, with the reason (`why`), and the steps that no row trains by their `step_id`.
+    """
+
+    group_id: str
+    policy_version: str | None
+    complete_ms: int | None
+    metadata: dict[str, Any]
+    rollouts: list[str]
+    rewards: list[float | None]
+    advantages: list[Any] | None
+    rows: list[RowFacts]
+    skipped: list[dict[str, str]]
+    data: Any
+
+
 class Settled(TypedDict):
     """What became of a batch's groups; `lost` are those whose lease ran out and that somebody else holds."""
 

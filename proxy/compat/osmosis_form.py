@@ -15,7 +15,7 @@ from typing import Any, Final
 import orjson
 
 from proxy.compat.osmosis_models import FlatCall, validated
-from proxy.trajectory.step import Choice, Ids, Step
+from proxy.trajectory.step import Choice, Ids, Prompt, Step
 from proxy.wire.exchange import Outcome
 from proxy.wire.plan import Plan, served_as
 
@@ -89,7 +89,7 @@ def read_flat(endpoint: str, body: Mapping[str, Any]) -> FlatForm | None:
     return FlatForm(body, chat, call.response_mask, "response_mask" in body, call.logprobs)
 
 
-def added_since(prompt: Ids, before: Iterable[Step]) -> int | None:
+def added_since(prompt: Prompt, before: Iterable[Step]) -> int | None:
     """How many ids a prompt has more than the latest step that it goes on from; None if it goes on from none."""
     latest = None
     for step in before:
@@ -130,7 +130,7 @@ def _numbers(sampled: Choice | None) -> list[float]:
     return [value if isfinite(value) else _NO_LOGPROB for value in sampled.logprobs] if sampled else []
 
 
-def _begins_with(prompt: Ids, earlier: Ids, sampled: Ids) -> bool:
+def _begins_with(prompt: Prompt, earlier: Prompt, sampled: Ids) -> bool:
     end = len(earlier) + len(sampled)
     return len(sampled) > 0 and prompt[: len(earlier)] == earlier and prompt[len(earlier) : end] == sampled
 

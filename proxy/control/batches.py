@@ -14,7 +14,7 @@ from proxy.batches import Batch, Ending, read_batch, write_batch
 from proxy.clientside import CLIENT_LEFT
 from proxy.clock import new_id
 from proxy.control.access import body_of, rollout_id_of
-from proxy.control.claims import Claim, fill, give_back, held_fields
+from proxy.control.claims import Claim, fill, give_back, held_fields, undo
 from proxy.control.groups import drop_group
 from proxy.control.models import AckBatch, ClaimBatch, ExtendBatch, ReleaseBatch
 from proxy.control.wanted import wanted_by_claim
@@ -36,19 +36,13 @@ async def claim_batch(request: web.Request) -> web.Response:
         await _fill_in_time(request, parts, claim, until)
         lease_ms = await _record(parts, claim)
     except BaseException:
-        await _let_go(parts, claim)
+        await undo(parts, claim, claim.held)
         raise
     if _has_left(request):
-        await _let_go(parts, claim)
+        await undo(parts, claim, claim.held)
         return web.Response(status=CLIENT_LEFT)
     parts.metrics.groups.labels("claimed").inc(len(claim.held))
     return web.Response(body=_answer(claim, lease_ms), content_type="application/json")
-
-
-async def _let_go(parts: Parts, claim: Claim) -> None:
-    """Give back what nobody was told of. What cannot be given back now waits again when its lease runs out."""
-    for waiting, _ in claim.held:
-        await give_back(parts, claim.batch_id, waiting)
 
 
 async def _fill_in_time(request: web.Request, parts: Parts, claim: Claim, until: float) -> None:
@@ -66,20 +60,20 @@ def _has_left(request: web.Request) -> bool:
 
 
 async def _record(parts: Parts, claim: Claim) -> int | None:
-    """Keep which groups the batch has, so that it can be settled by its id; give back until when it holds them.
+    """Store which groups the batch has, so that it can be settled by its id; return when its lease ends.
 
-    Rendering took its time: the lease counts from now. Whatever somebody else took in between is let go.
+    The lease counts from now, after rendering. A group that somebody else took meanwhile is not part of the batch.
     """
     now_ms, lease_ms = parts.clock.now_ms(), max(1, round(claim.said.lease_s * 1000))
     fields = held_fields(parts, claim.batch_id, claim.said.consumer, claim.said.lease_s)
     claim.held = [
-        (waiting, rendered)
-        for waiting, rendered in claim.held
-        if await parts.store.queue.extend(waiting, claim.batch_id, fields, lease_ms=lease_ms, now_ms=now_ms)
+        one
+        for one in claim.held
+        if await parts.store.queue.extend(one.waiting, claim.batch_id, fields, lease_ms=lease_ms, now_ms=now_ms)
     ]
     if not claim.held:
         return None
-    held = [waiting for waiting, _ in claim.held]
+    held = [one.waiting for one in claim.held]
     await parts.store.batches.open(claim.batch_id, write_batch(claim.said.consumer, held), now_ms=now_ms)
     return now_ms + lease_ms
 
@@ -95,7 +89,7 @@ def _answer(claim: Claim, lease_ms: int | None) -> bytes:
         "dropped": claim.dropped,
         "refused": [{"group_id": group, "why": why} for group, why in claim.refused.items()],
     }
-    return orjson.dumps(told)[:-1] + b',"groups":[' + b",".join(rendered for _, rendered in claim.held) + b"]}"
+    return orjson.dumps(told)[:-1] + b',"groups":[' + b",".join(one.rendered for one in claim.held) + b"]}"
 
 
 async def ack_batch(request: web.Request) -> web.Response:

@@ -1,30 +1,33 @@
-"""Claims: complete groups that nobody else holds, held for a consumer and rendered.
+"""Claims: complete groups that nobody else holds, leased to a consumer and rendered.
 
-Holds the choice among the groups that wait, and what becomes of each: held, left, given back, or dropped for a reason that is
-told. A group's rollouts are marked as claimed before their rewards are read: what is given out is what stays.
+Contains the choice among the waiting groups, and the outcome of each: leased, refused, or dropped, with the reason. The
+rewards of a group are frozen before they are read, so that they are the same in the batch and afterwards. Whatever interrupts
+a claim, the groups it leased are given back and the rewards it froze can be changed again.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import orjson
 
 from proxy.control.completion import members_of
-from proxy.control.gathering import Worth, gather, with_advantages
+from proxy.control.gathering import Worth, gather
 from proxy.control.models import ClaimBatch
 from proxy.control.steps import aside
 from proxy.control.wanted import Wanted
-from proxy.errors import Conflict, ProxyError
+from proxy.errors import Conflict
 from proxy.export.views import number_of
-from proxy.groups import Group
+from proxy.export.writing import written
+from proxy.logs import LOG
 from proxy.membership import find_group
 from proxy.parts import Parts
 from proxy.policy import read_policy
 from proxy.rollouts import Rollout, read_rollout, write_fields
 from storage.queue import Waiting
-from storage.store import StorageError
+from storage.store import FieldsChanged, StorageError
 
 _LOOKED_AT: Final = 1000  # of each bucket, the longest waiting
 _UNHELD: Final = ("batch_id", "consumer", "lease_ms")
@@ -32,14 +35,23 @@ _UNKNOWN: Final = -1  # a policy version that is no number is taken for older th
 
 
 @dataclass(slots=True)
+class Held:
+    """A leased group: its entry in the queue, the rollouts whose rewards the claim froze, and its JSON once rendered."""
+
+    waiting: Waiting
+    frozen: tuple[str, ...] = ()
+    rendered: bytes = b""
+
+
+@dataclass(slots=True)
 class Claim:
-    """One claim as it goes: the groups that it holds, each with its JSON, and what it met."""
+    """The state of one claim: the groups that it leased, and those that it dropped or refused, with the reasons."""
 
     batch_id: str
     said: ClaimBatch
     wanted: Wanted
     policy_version: str | None = None
-    held: list[tuple[Waiting, bytes]] = field(default_factory=list)
+    held: list[Held] = field(default_factory=list)
     dropped: list[dict[str, str]] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
 
@@ -61,9 +73,24 @@ async def fill(parts: Parts, claim: Claim) -> None:
 
 
 async def give_back(parts: Parts, batch_id: str, waiting: Waiting) -> bool:
-    """Let a held group wait again; whether it was held."""
+    """Let a leased group wait again; return whether it was leased."""
     fields = {**dict.fromkeys(_UNHELD), **write_fields({"status": "complete"})}
     return await parts.store.queue.give_back(waiting, batch_id, fields, now_ms=parts.clock.now_ms())
+
+
+async def undo(parts: Parts, claim: Claim, held: Iterable[Held]) -> None:
+    """Give back groups that were not handed out, and unfreeze their rewards. Runs to its end even if it is cancelled."""
+
+    async def undone() -> None:
+        for one in held:
+            try:
+                await _thaw(parts, claim, one)
+                await give_back(parts, claim.batch_id, one.waiting)
+            except StorageError as error:  # the group waits again when its lease runs out
+                fields = {"group_id": one.waiting.group, "why": str(error)}
+                LOG.error("a claimed group is not given back before its lease ends", extra={"fields": fields})
+
+    await asyncio.shield(parts.recorder.hold(undone()))
 
 
 def held_fields(parts: Parts, batch_id: str, consumer: str, lease_s: float) -> dict[str, bytes]:
@@ -84,7 +111,7 @@ def _version(waiting: Waiting) -> int:
 
 
 async def _consider(parts: Parts, claim: Claim, waiting: Waiting) -> None:
-    """Hold one group and render it, if it is what the claim wants."""
+    """Lease one group and render it, if it meets the conditions of the claim."""
     too_stale = why_stale(claim, waiting)
     if too_stale is not None and claim.said.stale == "keep":
         claim.refused[waiting.group] = too_stale
@@ -93,16 +120,18 @@ async def _consider(parts: Parts, claim: Claim, waiting: Waiting) -> None:
     fields = held_fields(parts, claim.batch_id, claim.said.consumer, claim.said.lease_s)
     if not await parts.store.queue.take(waiting, claim.batch_id, fields, lease_ms=lease_ms, now_ms=now_ms):
         return  # somebody was quicker, or it was deleted
-    if too_stale is not None:
-        await _drop(parts, claim, waiting, too_stale)
-        return
+    held = Held(waiting)
     try:
-        await _render(parts, claim, waiting)
+        dropped = too_stale or await _render(parts, claim, held)
+        if dropped is not None:
+            await _drop(parts, claim, held, dropped)
+        elif held.rendered:
+            claim.held.append(held)
     except Conflict as refusal:
         claim.refused[waiting.group] = refusal.message
-        await give_back(parts, claim.batch_id, waiting)
+        await undo(parts, claim, [held])
     except BaseException:
-        await give_back(parts, claim.batch_id, waiting)
+        await undo(parts, claim, [held])
         raise
 
 
@@ -118,69 +147,74 @@ def why_stale(claim: Claim, waiting: Waiting) -> str | None:
     return f"its oldest token is {behind} policy versions behind, and max_staleness={most}" if behind > most else None
 
 
-async def _render(parts: Parts, claim: Claim, waiting: Waiting) -> None:
-    """Render a group that is held. Raises Conflict where it cannot be given out as it is."""
-    group = await find_group(parts.store, waiting.group)
+async def _render(parts: Parts, claim: Claim, held: Held) -> str | None:
+    """Render a leased group; return why it is not worth training, None if it is.
+
+    Raises Conflict where it cannot be handed out as it is. A group that was deleted this moment is not rendered.
+    """
+    group = await find_group(parts.store, held.waiting.group)
     if group is None:
-        return  # deleted this moment: its entry goes with its next taking
-    said = claim.said
+        return None  # its entry in the queue is removed when it is next taken
+    said, wanted = claim.said, claim.wanted
     rollouts = await members_of(parts, group)
     if said.rewarded and any(rollout.reward is None for rollout in rollouts):
         raise Conflict("some of its rollouts have no reward yet")
+    held.frozen = tuple(rollout.rollout_id for rollout in rollouts if rollout.claimed_by is None)
     frozen = await _freeze(parts, rollouts, claim.batch_id)
-    try:
-        gathered = await gather(parts, claim.wanted, frozen, Worth(said.min_group, said.only_mixed))
-        if gathered.why is not None:
-            await _drop(parts, claim, waiting, gathered.why)
-            return
-        whole = await gathered.whole(claim.wanted, len(claim.held))
-    except (ProxyError, StorageError):
-        await _thaw(parts, frozen, claim.batch_id)
-        raise
-    told = {**_told(group, frozen, claim.wanted.advantage), "skipped": gathered.skipped}
-    count = sum(len(member.rows) for member in gathered.members)
-    claim.held.append((waiting, await aside(count, lambda: orjson.dumps({**told, "data": whole}))))
-
-
-def _told(group: Group, rollouts: list[Rollout], advantage: str) -> dict[str, Any]:
-    """What a consumer needs to know beside the rows, which may have no place for it. Lists are by rollout."""
-    compared = [] if advantage == "none" else with_advantages(rollouts, advantage)
-    return {
+    gathered = await gather(parts, wanted, group, frozen, Worth(said.min_group, said.only_mixed), whole=True)
+    if gathered.why is not None:
+        return gathered.why
+    whole = await gathered.whole(wanted, len(claim.held))
+    described = {
         "group_id": group.group_id,
         "policy_version": group.oldest,
         "complete_ms": group.complete_ms,
         "metadata": group.metadata,
-        "rollouts": [rollout.rollout_id for rollout in rollouts],
-        "rewards": [rollout.reward for rollout in rollouts],
-        "advantages": [rollout.advantages for rollout in compared] or None,
-        "late": {one.rollout_id: late for one in rollouts if (late := one.counts.get("late", 0))},
+        **gathered.described(wanted),
+        "late": {one.rollout_id: late for one in frozen if (late := one.counts.get("late", 0))},
     }
+    held.rendered = await aside(gathered.count, lambda: written({**described, "data": whole}))
+    return None
 
 
 async def _freeze(parts: Parts, rollouts: list[Rollout], batch_id: str) -> list[Rollout]:
-    """The rollouts as they stand from now on: their rewards can no longer change."""
+    """Freeze the rewards of rollouts, and return the rollouts as they are from now on."""
     fields = write_fields({"claimed_by": batch_id})
     now_ms = parts.clock.now_ms()
     stored = await asyncio.gather(
         *(
             parts.store.amend(rollout.rollout_id, {} if rollout.claimed_by else fields, expect={}, now_ms=now_ms)
             for rollout in rollouts
-        )
+        ),
+        return_exceptions=True,  # all of them are done before any is undone
     )
-    return [read_rollout(one) for one in stored if one is not None]
+    for one in stored:
+        if isinstance(one, BaseException):
+            raise one
+    return [read_rollout(one) for one in stored if one is not None and not isinstance(one, BaseException)]
 
 
-async def _thaw(parts: Parts, rollouts: list[Rollout], batch_id: str) -> None:
-    """Take the mark of this batch away: it was not given out after all."""
-    now_ms = parts.clock.now_ms()
-    for rollout in rollouts:
-        if rollout.claimed_by == batch_id:
-            await parts.store.amend(rollout.rollout_id, {"claimed_by": None}, expect={}, now_ms=now_ms)
+async def _thaw(parts: Parts, claim: Claim, held: Held) -> None:
+    """Let the rewards that this claim froze be changed again.
+
+    Not if the lease has run out and somebody else has the group: that claim relies on the same marks.
+    """
+    fields = held_fields(parts, claim.batch_id, claim.said.consumer, claim.said.lease_s)
+    lease_ms, now_ms = max(1, round(claim.said.lease_s * 1000)), parts.clock.now_ms()
+    if not held.frozen or not await parts.store.queue.extend(
+        held.waiting, claim.batch_id, fields, lease_ms=lease_ms, now_ms=now_ms
+    ):
+        return
+    expect = write_fields({"claimed_by": claim.batch_id})
+    for rollout_id in held.frozen:
+        with suppress(FieldsChanged):
+            await parts.store.amend(rollout_id, {"claimed_by": None}, expect=expect, now_ms=now_ms)
 
 
-async def _drop(parts: Parts, claim: Claim, waiting: Waiting, why: str) -> None:
-    """Take a group out of the queue for good: it can still be looked at and exported."""
+async def _drop(parts: Parts, claim: Claim, held: Held, why: str) -> None:
+    """Take a group out of the queue for good: it can still be read and exported."""
+    await _thaw(parts, claim, held)
     fields: Mapping[str, bytes | None] = {**dict.fromkeys(_UNHELD), **write_fields({"status": "dropped", "why": why})}
-    await parts.store.queue.remove(waiting, claim.batch_id, fields, now_ms=parts.clock.now_ms())
-    claim.dropped.append({"group_id": waiting.group, "why": why})
+    await parts.store.queue.remove(held.waiting, claim.batch_id, fields, now_ms=parts.clock.now_ms())
+    claim.dropped.append({"group_id": held.waiting.group, "why": why})
     parts.metrics.groups.labels("dropped").inc()

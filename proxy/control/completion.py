@@ -9,7 +9,7 @@ import asyncio
 import orjson
 
 from proxy.control.steps import aside, read_steps
-from proxy.errors import NotFound, ProxyError
+from proxy.errors import DamagedStep, NotFound, ProxyError
 from proxy.export.views import number_of
 from proxy.groups import Group
 from proxy.logs import LOG
@@ -80,14 +80,17 @@ async def members_of(parts: Parts, group: Group) -> list[Rollout]:
 
 
 async def _oldest_version(parts: Parts, group: Group) -> str | None:
-    """The oldest policy version that sampled a token of the group; None if one of them is not known as a number."""
+    """Return the oldest policy version that sampled a token of the group; None if one of them is not known as a number."""
     oldest: int | None = None
     for rollout in await members_of(parts, group):
         try:
             steps = await read_steps(parts, rollout, whole=False)
         except NotFound:
             continue  # deleted meanwhile
-        for version in await aside(len(steps), lambda steps=steps: _versions(steps)):  # type: ignore[misc]
+        except DamagedStep as damage:
+            LOG.error("a group has no oldest policy version", extra={"fields": {"why": damage.message}})
+            return None
+        for version in await aside(len(steps), lambda steps=steps: versions_of(steps)):  # type: ignore[misc]
             number = number_of(version)
             if number is None:
                 return None
@@ -95,6 +98,6 @@ async def _oldest_version(parts: Parts, group: Group) -> str | None:
     return None if oldest is None else str(oldest)
 
 
-def _versions(steps: list[Step]) -> set[str | None]:
-    """The policy versions that sampled tokens of these steps; None for those of whom nobody knows."""
+def versions_of(steps: list[Step]) -> set[str | None]:
+    """Return the policy versions that sampled tokens of these steps, with None if one of them is not known."""
     return {span.policy_version for step in steps for choice in step.choices for span in choice.spans}

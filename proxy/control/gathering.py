@@ -1,6 +1,6 @@
-"""Gathering: the rows of a group's rollouts, with their advantages, put together as the trainer takes them.
+"""Gathering: the rows of a group's rollouts, with their advantages, combined as the trainer takes them.
 
-Holds what a group gives and why it may give nothing. It neither claims nor changes a group.
+Contains what a group gives, what it leaves out and why it may give nothing. It neither claims nor changes a group.
 """
 
 from collections.abc import Sequence
@@ -9,13 +9,15 @@ from typing import Any, Final
 
 from proxy.control.steps import aside
 from proxy.control.wanted import GIVEN, Wanted
-from proxy.errors import Conflict, NotFound
+from proxy.errors import Conflict, DamagedStep, NotFound
 from proxy.export import Inexpressible, Rows
+from proxy.groups import Group
 from proxy.parts import Parts
 from proxy.rollouts import Rollout
 from proxy.trajectory.advantages import ESTIMATORS
 
 ADVANTAGES: Final = (*GIVEN, *ESTIMATORS)
+GONE: Final = "it was deleted, or has expired"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,45 +29,108 @@ class Worth:
 
 
 @dataclass(frozen=True, slots=True)
-class Gathered:
-    """The rows of each rollout of a group, in its order; or none, and `why`."""
+class Member:
+    """A rollout of a group that has rows; its advantages are the estimated ones if an estimate was requested."""
 
-    members: list[Rows]
+    rollout: Rollout
+    rows: Rows
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """The members of a group that have rows, in the group's order; or none, and `why`.
+
+    `skipped` names every other member of the group by its `rollout_id`, with the reason, and the steps that no row trains.
+    """
+
+    members: list[Member]
     skipped: list[dict[str, str]]
     why: str | None = None
 
+    @property
+    def count(self) -> int:
+        """The number of rows."""
+        return sum(len(member.rows.rows) for member in self.members)
+
     async def whole(self, wanted: Wanted, place: int = 0) -> Any:
-        """The group as the trainer takes it. Raises Conflict for members that cannot stand in one group."""
+        """Combine the rows as the trainer takes them. Raises Conflict for members that cannot be combined."""
         try:
-            return await aside(
-                sum(len(member.rows) for member in self.members), lambda: wanted.form.gather(self.members, place)
-            )
+            return await aside(self.count, lambda: wanted.form.gather(self._rows(), place))
         except Inexpressible as refusal:
             raise Conflict(str(refusal), param="format") from None
 
+    def described(self, wanted: Wanted) -> dict[str, Any]:
+        """Return what a consumer needs beside `whole`.
 
-async def gather(parts: Parts, wanted: Wanted, rollouts: Sequence[Rollout], worth: Worth) -> Gathered:
-    """The rows of these rollouts, the members of one group. Raises Conflict if the format cannot say one of them."""
+        `rollouts`, `rewards` and `advantages` have an entry for each member with rows; `rows` one for each row, in the
+        order of `whole`: of its items, of the entries of its lists, or of the rows within its items.
+        """
+        rollouts = [member.rollout for member in self.members]
+        advantages = None if wanted.advantage == "none" else [rollout.advantages for rollout in rollouts]
+        return {
+            "rollouts": [rollout.rollout_id for rollout in rollouts],
+            "rewards": [rollout.reward for rollout in rollouts],
+            "advantages": advantages,
+            "rows": self.about(wanted),
+            "skipped": self.skipped,
+        }
+
+    def about(self, wanted: Wanted) -> list[dict[str, Any]]:
+        """Describe each row, in the order in which `whole` has them."""
+        described = [wanted.about(member.rollout, member.rows.trained) for member in self.members]
+        return [described[member][row] for member, row in wanted.form.order(self._rows())]
+
+    def _rows(self) -> list[Rows]:
+        return [member.rows for member in self.members]
+
+
+async def gather(
+    parts: Parts, wanted: Wanted, group: Group, rollouts: Sequence[Rollout], worth: Worth, *, whole: bool = False
+) -> Gathered:
+    """Render the rows of a group; `rollouts` are those of its members that exist.
+
+    Raises Conflict if the format cannot express one of them. A member that cannot be read is skipped; where a group must be
+    `whole`, it raises DamagedStep.
+    """
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
     if worth.only_mixed and len(set(rewards)) < 2:
         return Gathered([], [], f"the rewards of its {len(rollouts)} rollouts are all equal")
+    found = {rollout.rollout_id: rollout for rollout in with_advantages(rollouts, wanted.advantage)}
     members, skipped = [], []
-    for rollout in with_advantages(rollouts, wanted.advantage):
+    for name in group.members:
+        if name not in found:
+            skipped.append({"rollout_id": name, "why": GONE})
+            continue
         try:
-            rows = await wanted.rows(parts, rollout)
+            rows = await (await wanted.plan(parts, found[name])).rows()
         except NotFound:
-            skipped.append({"rollout_id": rollout.rollout_id, "why": "it was deleted"})
-            rows = Rows([], [])
-        members.append(rows)
-        skipped += [{"rollout_id": rollout.rollout_id, **left} for left in rows.skipped]
-    with_rows = sum(bool(member.rows) for member in members)
-    if with_rows < worth.min_group:
-        return Gathered([], skipped, f"{with_rows} of its rollouts have rows, and min_group={worth.min_group}")
+            skipped.append({"rollout_id": name, "why": GONE})
+        except DamagedStep as damage:
+            if whole:
+                raise
+            skipped.append({"rollout_id": name, "why": damage.message})
+        else:
+            skipped += [{"rollout_id": name, **left} for left in rows.skipped]
+            if rows.rows:
+                members.append(Member(found[name], rows))
+            else:
+                skipped.append({"rollout_id": name, "why": without_rows(rows.skipped)})
+    if len(members) < worth.min_group:
+        return Gathered([], skipped, f"{len(members)} of its rollouts have rows, and min_group={worth.min_group}")
     return Gathered(members, skipped)
 
 
+def without_rows(skipped: Sequence[object]) -> str:
+    """Return why a rollout has no rows; its skipped steps are named by themselves."""
+    return "none of its steps gave a row" if skipped else "it has no steps"
+
+
 def with_advantages(rollouts: Sequence[Rollout], how: str) -> list[Rollout]:
-    """The rollouts with estimated advantages; as they are where these are given. One without a reward gets none."""
+    """Return the rollouts with estimated advantages, or unchanged where no estimate was requested.
+
+    The baseline is over all rollouts with a reward, also over those that turn out to have no rows: each is a sample of the
+    policy's return. A rollout without a reward gets no advantage.
+    """
     if how not in ESTIMATORS:
         return list(rollouts)
     rewarded = [rollout for rollout in rollouts if rollout.reward is not None]

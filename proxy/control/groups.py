@@ -21,6 +21,7 @@ from proxy.control.steps import aside
 from proxy.control.wanted import EXPORT_OPTIONS, Wanted, wanted_by_query
 from proxy.errors import BadCall, Conflict, NotFound
 from proxy.export.containers import Json
+from proxy.export.writing import written
 from proxy.groups import STATUSES, Group, read_group
 from proxy.membership import find_group
 from proxy.parts import PARTS, Parts
@@ -124,27 +125,31 @@ async def export_group(request: web.Request) -> web.Response:
         only_mixed=choice_of(request, "only_mixed", ("true", "false"), "false") == "true",
     )
     group = await group_of(request)
-    gathered = await gather(parts, wanted, await members_of(parts, group), worth)
+    gathered = await gather(parts, wanted, group, await members_of(parts, group), worth)
     skipped = [{"why": gathered.why}] if gathered.why else gathered.skipped
-    is_empty = not any(member.rows for member in gathered.members)
     body = await _rendered(wanted, gathered)
     return web.Response(
         body=body,
         content_type=wanted.container.content_type,
-        headers=skipped_header(skipped, is_empty=is_empty),
+        headers=skipped_header(skipped, is_empty=not gathered.members),
     )
 
 
 async def _rendered(wanted: Wanted, gathered: Gathered) -> bytes:
-    """A group in its container: one JSON value, with a report around it if one is wanted; or rows, one after the other."""
+    """Write a group in its container: one JSON value, in an object beside a report if one is requested; or its rows.
+
+    The `rows` of the report are parallel to the rows, or to the entries of the lists of a format that is one object.
+    """
     whole = await gathered.whole(wanted)
-    count = sum(len(member.rows) for member in gathered.members)
-    report = {"skipped": gathered.skipped, "why": gathered.why}
+    report = {"skipped": gathered.skipped, "why": gathered.why, "rows": gathered.about(wanted)}
     if isinstance(wanted.container, Json):
-        told = {"group": whole, "report": report} if wanted.report else whole
-        return await aside(count, lambda: orjson.dumps(told))
-    rows = whole if isinstance(whole, list) else [whole] if count else []
-    return await aside(count, lambda: wanted.render(rows, gathered.skipped))
+        shown = {"group": whole, "report": report} if wanted.report else whole
+        return await aside(gathered.count, lambda: written(shown))
+    if isinstance(whole, list):
+        rows = whole if wanted.container.nests else [row for each in whole for row in wanted.form.flat(each)]
+    else:
+        rows = [whole] if gathered.count else []
+    return await aside(gathered.count, lambda: b"".join(wanted.pieces(rows, report)))
 
 
 async def drop_group(parts: Parts, group_id: str) -> None:

@@ -10,13 +10,13 @@ from math import isfinite
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
-import orjson
 from aiohttp import web
 
 from proxy.control.access import choice_of, no_rollout, number_of, only_known, rollout_of
 from proxy.drifting import find_drift
-from proxy.errors import NotFound, NotValid, ProxyError
+from proxy.errors import DamagedStep, NotFound, NotValid
 from proxy.export.containers import Ndjson, container_for
+from proxy.export.writing import written
 from proxy.parts import PARTS, Parts
 from proxy.rollouts import Marks, Rollout, own_metadata, read_marks, read_rollout
 from proxy.trajectory import fidelity
@@ -31,13 +31,8 @@ T = TypeVar("T")
 _PAGE = 200  # records read from the store at once
 _SHOWN = 100
 _MOST_SHOWN = 1000
-_IN_THREAD_FROM_STEPS = 32  # some milliseconds of decoding, joining and writing
-
-
-class DamagedStep(ProxyError):
-    """A stored step that cannot be read: never passed over in silence."""
-
-    code = "damaged_step"
+LONG = 32  # steps that take some milliseconds to decode, join and write
+_TOKENS_OF_A_STEP = 1024  # that many tokens take as long as a short step
 
 
 async def read_steps(parts: Parts, rollout: Rollout, *, whole: bool) -> list[Step]:
@@ -50,16 +45,23 @@ async def read_steps(parts: Parts, rollout: Rollout, *, whole: bool) -> list[Ste
         if told is None or told.rollout.birth != rollout.birth:
             raise no_rollout(rollout.rollout_id)
         if len(told.records) < _PAGE:
-            return await _decode(told.records, 0, BlockReader(told.blocks), told.marks, whole=whole)
+            reader = BlockReader(told.blocks)
+            return await _decode(rollout.rollout_id, told.records, 0, reader, told.marks, whole=whole)
     records: list[bytes] = []
     while len(records) % _PAGE == 0 and (page := await parts.store.read(rollout.rollout_id, len(records), _PAGE)):
         records += page
     return await _decoded(parts, rollout, records, 0, whole=whole)
 
 
-async def aside(steps: int, work: Callable[[], T]) -> T:
-    """Work that many steps make long is done in a thread, so that calls of agents go on meanwhile."""
-    return work() if steps < _IN_THREAD_FROM_STEPS else await asyncio.to_thread(work)
+async def aside(weight: int, work: Callable[[], T]) -> T:
+    """Run work on many steps, or on long ones, in a thread, so that it does not block the event loop."""
+    return work() if weight < LONG else await asyncio.to_thread(work)
+
+
+def weight_of(steps: Sequence[Step]) -> int:
+    """Return how much work these steps are, for `aside`: a unit for each choice, and more for those with many tokens."""
+    tokens = sum(step.sampled + sum(map(len, step.prompts)) for step in steps)
+    return sum(max(1, len(step.choices)) for step in steps) + tokens // _TOKENS_OF_A_STEP
 
 
 def facts_of(rollout: Rollout) -> RolloutFacts:
@@ -87,25 +89,25 @@ async def _decoded(parts: Parts, rollout: Rollout, records: Sequence[bytes], sta
     stored = await parts.store.look(name)
     if stored is None or stored.birth != rollout.birth:
         raise no_rollout(name)
-    return await _decode(records, start, reader, marks, whole=whole)
+    return await _decode(name, records, start, reader, marks, whole=whole)
 
 
 async def _decode(
-    records: Sequence[bytes], start: int, reader: BlockReader, marks: Mapping[str, bytes], *, whole: bool
+    name: str, records: Sequence[bytes], start: int, reader: BlockReader, marks: Mapping[str, bytes], *, whole: bool
 ) -> list[Step]:
     read = read_marks(marks)
 
     def decoded() -> list[Step]:
-        return [_read(record, reader, start + at, read, whole=whole) for at, record in enumerate(records)]
+        return [_read(name, record, reader, start + at, read, whole=whole) for at, record in enumerate(records)]
 
     return await aside(len(records), decoded)
 
 
-def _read(record: bytes, reader: BlockReader, index: int, marks: Marks, *, whole: bool) -> Step:
+def _read(name: str, record: bytes, reader: BlockReader, index: int, marks: Marks, *, whole: bool) -> Step:
     try:
         step = decode(record, reader, index, whole=whole)
     except UnreadableRecord as error:
-        raise DamagedStep(f"the step at index {index} cannot be read: {error}") from error
+        raise DamagedStep(f"the step at index {index} of rollout {name!r} cannot be read: {error}") from error
     if step.step_id in marks.undelivered or step.step_id in marks.late:
         delivered = step.delivered and step.step_id not in marks.undelivered
         return replace(step, delivered=delivered, late=step.step_id in marks.late)
@@ -142,12 +144,12 @@ async def list_steps(request: web.Request) -> web.Response:
     following = start + len(steps) - 1 if len(steps) == limit else None
     container = container_for(request.headers.get("Accept"), None)
 
-    def written() -> bytes:
+    def page() -> bytes:
         if isinstance(container, Ndjson):
-            return b"".join(orjson.dumps(step_json(step, rollout)) + b"\n" for step in steps)
-        return orjson.dumps({"steps": [step_json(step, rollout) for step in steps], "after": following})
+            return b"".join(written(step_json(step, rollout)) + b"\n" for step in steps)
+        return written({"steps": [step_json(step, rollout) for step in steps], "after": following})
 
-    return web.Response(body=await aside(len(steps), written), content_type=container.content_type)
+    return web.Response(body=await aside(weight_of(steps), page), content_type=container.content_type)
 
 
 async def read_step(parts: Parts, rollout_id: str, step_id: str) -> Step | None:
@@ -164,7 +166,7 @@ async def read_step(parts: Parts, rollout_id: str, step_id: str) -> Step | None:
 async def show_step(request: web.Request) -> web.Response:
     """`GET /rollouts/{id}/steps/{step_id}`."""
     step, rollout = await step_of(request)
-    return web.Response(body=orjson.dumps(step_json(step, rollout)), content_type="application/json")
+    return web.Response(body=written(step_json(step, rollout)), content_type="application/json")
 
 
 async def step_of(request: web.Request) -> tuple[Step, Rollout]:
@@ -188,7 +190,7 @@ async def show_tree(request: web.Request) -> web.Response:
     parts = request.app[PARTS]
     steps = await read_steps(parts, rollout, whole=True)
     drift = await find_drift(parts, steps, texts=texts)
-    body = await aside(len(steps), lambda: orjson.dumps(outline(steps, facts_of(rollout), drift)))
+    body = await aside(weight_of(steps), lambda: written(outline(steps, facts_of(rollout), drift)))
     return web.Response(body=body, content_type="application/json")
 
 

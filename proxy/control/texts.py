@@ -44,7 +44,7 @@ async def show_texts(request: web.Request) -> web.Response:
     choice = next((one for one in step.choices if one.index == index), None)
     if choice is None:
         raise BadCall(f"the step has no choice {index}", param="choice")
-    prompt = step.prompts[choice.prompt] if choice.prompt < len(step.prompts) else array("i")
+    prompt = step.prompts[choice.prompt][:] if choice.prompt < len(step.prompts) else array("i")
     ids = (prompt + choice.ids)[start : start + limit]
     given = ids[: max(0, len(prompt) - start)]
     written = recorded(step, choice, max(0, start - len(prompt)), len(ids) - len(given))

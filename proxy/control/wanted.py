@@ -1,11 +1,11 @@
-"""What an export is asked for, and the rows that it is given.
+"""The options of an export, and the rows of one rollout.
 
-Holds the reading of options, out of a query or out of a claim, and the making of one rollout's rows. How rows of many are
-sent is `exports`', how groups are put together `groups`'.
+Contains the parsing of options, from a query or from a claim, and the rendering of one rollout's rows. `exports` streams
+the rows of many rollouts, `gathering` combines those of a group.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite, nan
 from typing import Any, Final, cast
@@ -14,9 +14,9 @@ from aiohttp import web
 
 from proxy.control.access import choice_of, number_of
 from proxy.control.models import ClaimBatch
-from proxy.control.steps import aside, facts_of, read_steps
+from proxy.control.steps import aside, facts_of, read_steps, weight_of
 from proxy.errors import BadCall, Conflict
-from proxy.export import FORMATS, Fill, Format, Inexpressible, Rows
+from proxy.export import FORMATS, Fill, Format, Inexpressible, Plan, Rows
 from proxy.export.containers import CONTAINERS, Container, Writer, container_for
 from proxy.parts import Parts
 from proxy.rollouts import Rollout
@@ -32,8 +32,24 @@ GIVEN: Final = ("given", "none")  # advantages that need no group
 
 
 @dataclass(frozen=True, slots=True)
+class Planned:
+    """The planned rows of one rollout, and how much work rendering is, in the unit of `aside`."""
+
+    plan: Plan
+    weight: int
+
+    async def rows(self) -> Rows:
+        """Render all rows at once. Raises Conflict if the format cannot express one of them."""
+        with_all = self.plan
+        try:
+            return await aside(self.weight, lambda: Rows(list(with_all.render()), with_all.skipped, with_all.trained))
+        except Inexpressible as refusal:
+            raise Conflict(str(refusal), param="format") from None
+
+
+@dataclass(frozen=True, slots=True)
 class Wanted:
-    """What an export is asked for. `advantage` is none, given, or how to estimate them from the group's rewards."""
+    """The options of an export. `advantage` is none, given, or the estimator to use on the group's rewards."""
 
     form: Format
     container: Container
@@ -42,36 +58,49 @@ class Wanted:
     advantage: str = "given"
     report: bool = False
 
-    async def rows(self, parts: Parts, rollout: Rollout) -> Rows:
-        """The rows of one rollout, with the advantages that it has.
+    async def plan(self, parts: Parts, rollout: Rollout) -> Planned:
+        """Plan the rows of one rollout, with the advantages that it has.
 
-        Raises Conflict if the format cannot say it, NotFound if it was deleted meanwhile, DamagedStep, or StorageError.
+        Raises Conflict if the format cannot express it, DamagedStep if a step cannot be read, NotFound if the rollout was
+        deleted meanwhile, or StorageError.
         """
         retokenized = self.options.include == RETOKENIZED
         steps = await read_steps(parts, rollout, whole=retokenized or self.form.whole)
         if retokenized:
             steps = await _retokenized(parts, steps)
-        # Loading a tokenizer takes seconds and may fail: only where a text is told.
+        # Loading a tokenizer takes seconds and may fail: only for formats that have text.
         decode = await _decode(parts, steps) if "full_text" in self.form.columns else None
         fill = replace(self.fill, decode=decode)
         facts = facts_of(replace(rollout, advantages=None) if self.advantage == "none" else rollout)
+        weight = weight_of(steps)
         try:
-            return await aside(len(steps), lambda: self.form.rows(facts, steps, self.options, fill))
+            return Planned(await aside(weight, lambda: self.form.plan(facts, steps, self.options, fill)), weight)
         except Inexpressible as refusal:
             raise Conflict(str(refusal), param="format") from None
 
+    def about(self, rollout: Rollout, trained: Iterable[Sequence[str]]) -> list[dict[str, Any]]:
+        """Describe rows of a rollout, in their order; `trained` has the ids of the steps that each of them trains.
+
+        `advantage` is null unless the rollout has exactly one.
+        """
+        given = None if self.advantage == "none" else rollout.advantages
+        is_one = isinstance(given, int | float) and not isinstance(given, bool)
+        facts = {"reward": rollout.reward, "advantage": given if is_one else None}
+        return [{"rollout_id": rollout.rollout_id, "step_ids": list(step_ids), **facts} for step_ids in trained]
+
     def writer(self) -> Writer:
-        """A writer for one export. Raises BadCall where what it needs is not installed."""
+        """Return a writer for one export. Raises BadCall where what it needs is not installed."""
         try:
             return self.container.writer(self.form)
         except ValueError as error:
             raise BadCall(str(error), param="container") from None
 
-    def render(self, rows: Sequence[Any], skipped: Sequence[Mapping[str, Any]]) -> bytes:
-        """All rows in their container."""
+    def pieces(self, rows: Iterable[Any], report: Mapping[str, Any]) -> Iterator[bytes]:
+        """Write rows into their container one by one, and the report after them if it was requested."""
         writer = self.writer()
-        report: Mapping[str, Any] | None = {"skipped": skipped} if self.report else None
-        return b"".join([writer.opening(), *map(writer.row, rows), writer.closing(report)])
+        yield writer.opening()
+        yield from map(writer.row, rows)
+        yield writer.closing(report if self.report else None)
 
 
 def wanted_by_query(request: web.Request, advantages: Sequence[str] = GIVEN) -> Wanted:

@@ -1,7 +1,7 @@
 """What a rollout is exported as: one file per format, and the containers rows come in."""
 
 from proxy.export.areal import ArealFormat
-from proxy.export.base import Fill, Format, Inexpressible, Rows
+from proxy.export.base import Fill, Format, Inexpressible, Plan, Rows
 from proxy.export.marin import MarinFormat
 from proxy.export.nodes import NodesFormat
 from proxy.export.openrlhf import OpenRlhfExperienceFormat, OpenRlhfFormat
@@ -19,7 +19,7 @@ from proxy.export.trl_async import TrlAsyncFormat
 from proxy.export.verifiers import VerifiersFormat
 from proxy.export.verl import VerlDataProtoFormat, VerlFormat
 
-__all__ = ["FORMATS", "Fill", "Format", "Inexpressible", "Rows"]
+__all__ = ["FORMATS", "Fill", "Format", "Inexpressible", "Plan", "Rows"]
 
 # A new format is one file and one line here.
 _ALL: tuple[Format, ...] = (

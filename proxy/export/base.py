@@ -1,10 +1,11 @@
-"""What every export format answers.
+"""The interface of export formats.
 
-Holds the `Format` protocol, what it gives, and the two ways in which the rows of a group are put together. A format is a
-pure view: the same rollout gives the same rows.
+Contains the `Format` protocol, its results, and the two ways to combine the rows of a group. A format is a pure view: the
+same rollout gives the same rows.
 """
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Protocol
 
@@ -19,11 +20,29 @@ class Inexpressible(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class Plan:
+    """The rows that a rollout will have, before they are rendered.
+
+    `trained` has an entry for each row: the ids of the steps whose sampled tokens are trained in that row (none for a row
+    that trains nothing). `skipped` names the steps that are trained in no row. `render` makes the rows one at a time, in
+    the same order, so that only one of them is in memory; it raises `Inexpressible` at a row that the format cannot express.
+    """
+
+    trained: Sequence[tuple[str, ...]]
+    skipped: list[dict[str, str]]
+    render: Callable[[], Iterator[Any]]
+
+
+@dataclass(frozen=True, slots=True)
 class Rows:
-    """JSON-ready rows of one rollout, and what no row came of. A row is an object; `prime_rl`'s is an array."""
+    """JSON-ready rows of one rollout; `trained` and `skipped` are those of its `Plan`.
+
+    A row is an object; `prime_rl`'s is an array.
+    """
 
     rows: list[Any]
     skipped: list[dict[str, str]]
+    trained: Sequence[tuple[str, ...]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +74,43 @@ class Format(Protocol):
     whole: bool
     columns: ClassVar[Columns]
 
+    def plan(self, facts: RolloutFacts, steps: Sequence[Step], options: Options, fill: Fill = PLAIN) -> Plan:
+        """Choose the rows of one rollout. Raises `Inexpressible` for a rollout that the format cannot express."""
+        ...
+
     def rows(self, facts: RolloutFacts, steps: Sequence[Step], options: Options, fill: Fill = PLAIN) -> Rows:
-        """The rows of one rollout. Raises `Inexpressible` for a rollout that the format cannot say."""
+        """Render all rows of one rollout. Raises `Inexpressible` for a rollout that the format cannot express."""
+        ...
+
+    def order(self, members: Sequence[Rows]) -> list[tuple[int, int]]:
+        """Return (member, row of that member) for each entry of what `gather` makes of these members, in its order."""
         ...
 
     def gather(self, members: Sequence[Rows], place: int = 0) -> Any:
-        """A whole group as the one JSON-ready object that the trainer takes.
+        """Combine a whole group into the one JSON-ready value that the trainer takes.
 
-        `members` are what `rows` gave for each rollout of the group, in the group's order; `place` is that of the group
-        among the groups of a batch. Numbers of a rollout within its group and of the group are written here. Changes no
-        row that it is given. Raises `Inexpressible` for members that cannot stand in one group.
+        `members` are the results of `rows` for each rollout of the group, in the group's order; `place` is that of the
+        group among the groups of a batch. The numbers of a rollout within its group and of the group are written here.
+        Changes no row that it is given. Raises `Inexpressible` for members that cannot be combined.
         """
         ...
+
+    def flat(self, entry: Any) -> list[Any]:
+        """Return the rows in one entry of the list that `gather` made, for containers that hold rows only."""
+        ...
+
+
+class Planned(ABC):
+    """A format that renders its rows one at a time, from a plan."""
+
+    @abstractmethod
+    def plan(self, facts: RolloutFacts, steps: Sequence[Step], options: Options, fill: Fill = PLAIN) -> Plan:
+        """Choose the rows of one rollout. Raises `Inexpressible` for a rollout that the format cannot express."""
+
+    def rows(self, facts: RolloutFacts, steps: Sequence[Step], options: Options, fill: Fill = PLAIN) -> Rows:
+        """Render all rows of one rollout. Raises `Inexpressible` for a rollout that the format cannot express."""
+        plan = self.plan(facts, steps, options, fill)
+        return Rows(list(plan.render()), plan.skipped, plan.trained)
 
 
 class Listed:
@@ -74,24 +118,31 @@ class Listed:
 
     whole = False
 
+    def order(self, members: Sequence[Rows]) -> list[tuple[int, int]]:
+        """Return (member, row of that member) for each entry of what `gather` makes of these members, in its order."""
+        return [(number, at) for number, member in enumerate(members) for at in range(len(member.rows))]
+
     def gather(self, members: Sequence[Rows], place: int = 0) -> Any:
-        """All rows, member by member."""
-        return [self.numbered(row, number, place) for number, member in enumerate(members) for row in member.rows]
+        """List all rows, member by member."""
+        return [self.numbered(members[number].rows[at], number, place) for number, at in self.order(members)]
+
+    def flat(self, entry: Any) -> list[Any]:
+        """Return the entry, which is a row."""
+        return [entry]
 
     def numbered(self, row: Any, member: int, place: int) -> Any:
-        """The row, told that it is of this member of the group at this place."""
+        """Return the row with the number of its member within the group, and the place of the group."""
         return row
 
 
-class Batched:
+class Batched(Listed):
     """A format whose rows are batches of one: an object of lists, with one entry in each."""
 
-    whole = False
     name: str
 
     def gather(self, members: Sequence[Rows], place: int = 0) -> Any:
-        """One batch: each list is the lists of all rows, one after the other."""
-        rows = [self.numbered(row, number, place) for number, member in enumerate(members) for row in member.rows]
+        """Make one batch: each list is the lists of all rows, one after the other."""
+        rows = super().gather(members, place)
         if len({frozenset(key for key in row if row[key] is not None) for row in rows}) > 1:
             odd = sorted({key for row in rows for key in row if any(other.get(key) is None for other in rows)})
             raise Inexpressible(f"{self.name} wants the same of all rows, and some have no {' and no '.join(odd)}")
@@ -101,10 +152,6 @@ class Batched:
             key: None if value is None else [entry for row in rows for entry in row[key]]
             for key, value in rows[0].items()
         }
-
-    def numbered(self, row: dict[str, Any], member: int, place: int) -> dict[str, Any]:
-        """The row, told that it is of this member of the group at this place."""
-        return row
 
 
 def skipped_rows(skipped: Sequence[Skipped]) -> list[dict[str, str]]:

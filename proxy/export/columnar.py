@@ -15,6 +15,7 @@ import orjson
 
 from proxy.export.base import Format
 from proxy.export.columns import BITS, IDS, JSON, Column, Columns
+from proxy.export.writing import written
 
 BATCH_ROWS: Final = 1024
 BATCH_VALUES: Final = 250_000  # numbers in lists: about 1 MB in a batch, and ten times that as rows; more is no faster
@@ -27,6 +28,7 @@ class Arrow:
     """An IPC stream. A report is the metadata of a last, empty batch."""
 
     content_type = "application/vnd.apache.arrow.stream"
+    nests = False
 
     def writer(self, form: Format) -> "ArrowWriter":
         """A writer of one stream. Raises ValueError where pyarrow is not installed."""
@@ -37,6 +39,7 @@ class Parquet:
     """A file with one row group for each batch. A report is in the file's metadata."""
 
     content_type = "application/vnd.apache.parquet"
+    nests = False
 
     def writer(self, form: Format) -> "ParquetWriter":
         """A writer of one file. Raises ValueError where pyarrow is not installed."""
@@ -180,7 +183,8 @@ def _values(row: Any) -> int:
 
 def _size(values: list[Any]) -> int:
     """About how many values a list holds."""
-    return sum(map(len, values)) if values and isinstance(values[0], list) else len(values)
+    inner = values and isinstance(values[0], list)
+    return sum(len(value) if isinstance(value, list) else 1 for value in values) if inner else len(values)
 
 
 def _batch(arrow: Any, schema: Any, columns: Columns, rows: Sequence[Mapping[str, Any]]) -> Any:
@@ -193,7 +197,7 @@ def _batch(arrow: Any, schema: Any, columns: Columns, rows: Sequence[Mapping[str
 
 def _array(arrow: Any, kind: Any, column: Column, values: list[Any]) -> Any:
     if column == JSON:
-        return arrow.array([None if value is None else orjson.dumps(value).decode() for value in values], kind)
+        return arrow.array([None if value is None else written(value).decode() for value in values], kind)
     pack = next((pack for packed, pack in _PACKED if column == packed), None)
     if pack is None or None in values:
         return arrow.array(values, kind)

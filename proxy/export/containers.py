@@ -11,6 +11,7 @@ import orjson
 
 from proxy.export.base import Format
 from proxy.export.columnar import Arrow, Parquet
+from proxy.export.writing import written
 
 
 class Writer(Protocol):
@@ -34,9 +35,10 @@ class Writer(Protocol):
 
 
 class Container(Protocol):
-    """One kind of container."""
+    """One kind of container. `nests`: a row may be any JSON value; else it has the columns of its format."""
 
     content_type: str
+    nests: bool
 
     def writer(self, form: Format) -> Writer:
         """A writer for one export of this format. Raises ValueError where a library for it is not installed."""
@@ -47,6 +49,7 @@ class Json:
     """One object: `{"format": …, "rows": […], "report": …}`."""
 
     content_type = "application/json"
+    nests = True
 
     def writer(self, form: Format) -> Writer:
         """A writer of one object."""
@@ -63,7 +66,7 @@ class _JsonWriter:
 
     def row(self, row: Any) -> bytes:
         between, self._between = self._between, b","
-        return between + orjson.dumps(row)
+        return between + written(row)
 
     def fills(self, row: Any) -> bool:
         return False
@@ -76,6 +79,7 @@ class Ndjson:
     """One row a line; a report is a last line `{"report": …}`."""
 
     content_type = "application/x-ndjson"
+    nests = True
 
     def writer(self, form: Format) -> Writer:
         """A writer of lines."""
@@ -87,7 +91,7 @@ class Ndjson:
 
     def row(self, row: Any) -> bytes:
         """One line."""
-        return orjson.dumps(row) + b"\n"
+        return written(row) + b"\n"
 
     def fills(self, row: Any) -> bool:
         """Never: rows are not gathered."""
@@ -102,6 +106,7 @@ class Msgpack:
     """One message a row, one after the other; a report is a last message `{"report": …}`."""
 
     content_type = "application/vnd.msgpack"
+    nests = True
 
     def writer(self, form: Format) -> Writer:
         """A writer of messages. Raises ValueError where msgspec is not installed."""

@@ -11,6 +11,7 @@ from proxy.export.base import Inexpressible, Rows
 from proxy.export.columns import COUNT, FLAG, IDS, JSON, LOGPROBS, REWARD, TEXT, Columns
 from proxy.export.turnwise import Sampled, TurnView, step_reward
 from proxy.export.views import Source
+from proxy.trajectory import typed
 
 _UNKNOWN: Final = -1  # its own default
 # The trace of how it was sampled, by the names that requests have (RolloutDecodingTrace).
@@ -68,16 +69,29 @@ class MarinFormat(TurnView):
         decoding = _decoding(turn)
         return {**told, "decoding": decoding} if decoding else told
 
+    def order(self, members: Sequence[Rows]) -> list[tuple[int, int]]:
+        """Return (member, row of that member) for each row, in the order of the RolloutGroups."""
+        return [entry for group in _grouped(members) for entry in group]
+
     def gather(self, members: Sequence[Rows], place: int = 0) -> Any:
-        """The RolloutGroups: one of first steps, then one for each prompt that later steps were sampled after."""
+        """Make the RolloutGroups: one of first steps, then one for each prompt that later steps were sampled after."""
         firsts = [member.rows[0]["prompt_tokens"] for member in members if member.rows]
         if any(prompt != firsts[0] for prompt in firsts):
-            raise Inexpressible("marin cannot say this group: its rollouts begin with different prompts")
-        groups: dict[tuple[int, ...], list[dict[str, Any]]] = {}
-        for member in members:
-            for row in member.rows:
-                groups.setdefault(tuple(row["prompt_tokens"]), []).append(row)
-        return [{"rollouts": rows} for rows in groups.values()]
+            raise Inexpressible("marin cannot express this group: its rollouts begin with different prompts")
+        return [{"rollouts": [members[number].rows[at] for number, at in group]} for group in _grouped(members)]
+
+    def flat(self, entry: Any) -> list[Any]:
+        """Return the rollouts of a RolloutGroup."""
+        return list(entry["rollouts"])
+
+
+def _grouped(members: Sequence[Rows]) -> list[list[tuple[int, int]]]:
+    """Group the rows by their prompt: (member, row of that member) for each."""
+    groups: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+    for number, member in enumerate(members):
+        for at, row in enumerate(member.rows):
+            groups.setdefault(tuple(row["prompt_tokens"]), []).append((number, at))
+    return list(groups.values())
 
 
 def _weight_step(turn: Sampled, source: Source) -> int:
@@ -90,7 +104,7 @@ def _weight_step(turn: Sampled, source: Source) -> int:
 
 def _decoding(turn: Sampled) -> dict[str, Any] | None:
     sampling = turn.step.sampling
-    temperature, most = sampling.get("temperature"), sampling.get("max_tokens")
+    temperature, most = typed.number(sampling.get("temperature")), sampling.get("max_tokens")
     if temperature is None or most is None:
         return None
     stop = sampling.get("stop")

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from proxy.export.base import PLAIN, Fill, Listed, Rows, skipped_rows
+from proxy.export.base import PLAIN, Fill, Listed, Plan, Planned, skipped_rows
 from proxy.export.columns import BITS, COUNT, FLAG, IDS, JSON, LOGPROB, LOGPROBS, REWARD, TEXT, Columns
 from proxy.trajectory.rollout import RolloutFacts
 from proxy.trajectory.sequence import Options, Row, sequences
 from proxy.trajectory.step import Step
 
 
-class SequencesFormat(Listed):
+class SequencesFormat(Listed, Planned):
     """One row per branch of the rollout."""
 
     name = "sequences"
@@ -44,10 +44,14 @@ class SequencesFormat(Listed):
         "problems": [TEXT],
     }
 
-    def rows(self, facts: RolloutFacts, steps: Sequence[Step], options: Options, fill: Fill = PLAIN) -> Rows:
-        """The canonical rows, the oldest leaf's first. Only a `fill` that was asked for stands where nothing was sampled."""
+    def plan(self, facts: RolloutFacts, steps: Sequence[Step], options: Options, fill: Fill = PLAIN) -> Plan:
+        """Plan the canonical rows, the oldest leaf's first. Only an explicit `fill` replaces null where nothing was sampled."""
         found = sequences(steps, facts, options)
-        return Rows([_filled(row, fill.prompt_logprob) for row in found.rows], skipped_rows(found.skipped))
+        return Plan(
+            [branch.step_ids for branch in found.branches],
+            skipped_rows(found.skipped),
+            lambda: (_filled(row, fill.prompt_logprob) for row in found.each()),
+        )
 
 
 def _filled(row: Row, value: float | None) -> dict[str, Any]:

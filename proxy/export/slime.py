@@ -47,11 +47,10 @@ class SlimeFormat(Listed, SequenceView):
         }
 
     def gather(self, members: Sequence[Rows], place: int = 0) -> Any:
-        """All samples, numbered through."""
-        told = [(number, row) for number, member in enumerate(members) for row in member.rows]
+        """List all samples, numbered through."""
         return [
-            {**row, "group_index": place, "index": index, "rollout_id": number}
-            for index, (number, row) in enumerate(told)
+            {**members[number].rows[at], "group_index": place, "index": index, "rollout_id": number}
+            for index, (number, at) in enumerate(self.order(members))
         ]
 
 

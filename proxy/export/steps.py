@@ -7,16 +7,17 @@ where the engine gave any, problems where there are some.
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from proxy.export.base import PLAIN, Fill, Listed, Rows, skipped_rows
+from proxy.export.base import PLAIN, Fill, Listed, Plan, Planned, skipped_rows
 from proxy.export.columns import COUNT, FLAG, IDS, JSON, LOGPROB, LOGPROBS, REWARD, TEXT, Columns
 from proxy.trajectory.fidelity import is_unlogged
 from proxy.trajectory.packing import unpack_experts, unpack_mask
 from proxy.trajectory.rollout import RolloutFacts
 from proxy.trajectory.sequence import Options, select
 from proxy.trajectory.step import Choice, Step
+from proxy.trajectory.typed import number
 
 
-class StepsFormat(Listed):
+class StepsFormat(Listed, Planned):
     """One row per choice, oldest step first."""
 
     name = "steps"
@@ -45,13 +46,21 @@ class StepsFormat(Listed):
         "problems": [TEXT],
     }
 
-    def rows(self, facts: RolloutFacts, steps: Sequence[Step], options: Options, fill: Fill = PLAIN) -> Rows:
-        """`prompt_ids`, the sampled `ids` and their `logprobs`. `branches` and `max_len` are of joined rows only."""
+    def plan(self, facts: RolloutFacts, steps: Sequence[Step], options: Options, fill: Fill = PLAIN) -> Plan:
+        """Plan a row for each choice: `prompt_ids`, the sampled `ids` and their `logprobs`.
+
+        `branches` and `max_len` apply to joined rows only.
+        """
         chosen, skipped = select(steps, options)
-        return Rows([_row(facts, step, choice) for step, choice in chosen], skipped_rows(skipped))
+        unlogged = {step.step_id for step in steps if is_unlogged(step)}
+        return Plan(
+            [(step.step_id,) for step, _ in chosen],
+            skipped_rows(skipped),
+            lambda: (_row(facts, step, choice, unlogged=step.step_id in unlogged) for step, choice in chosen),
+        )
 
 
-def _row(facts: RolloutFacts, step: Step, choice: Choice) -> dict[str, Any]:
+def _row(facts: RolloutFacts, step: Step, choice: Choice, *, unlogged: bool) -> dict[str, Any]:
     row = {
         "rollout_id": facts.rollout_id,
         "group_id": facts.group_id,
@@ -61,14 +70,14 @@ def _row(facts: RolloutFacts, step: Step, choice: Choice) -> dict[str, Any]:
         "model": step.model_served,
         "prompt_ids": step.prompts[choice.prompt].tolist(),
         "ids": choice.ids.tolist(),
-        "logprobs": [None] * len(choice.ids) if is_unlogged(step) else choice.logprobs.tolist(),
+        "logprobs": [None] * len(choice.ids) if unlogged else choice.logprobs.tolist(),
         "status": step.status,
         "delivered": step.delivered,
         "late": step.late,
         "finish_reason": choice.finish_reason,
         "stop_reason": choice.stop_reason,
         "policy_version": step.policy_version,
-        "temperature": step.sampling.get("temperature"),
+        "temperature": number(step.sampling.get("temperature")),
         "reward": _reward(step, facts),
         "metadata": dict(facts.metadata),
     }

@@ -4,15 +4,14 @@ A step without ids is kept with `tokens` null, as its own parser does; the repor
 """
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
-from proxy.export.base import PLAIN, Fill, Listed, Rows
+from proxy.export.base import Listed
 from proxy.export.columns import BITS, COUNT, FLAG, IDS, JSON, LOGPROB, LOGPROBS, REWARD, TEXT, Columns
 from proxy.export.turnwise import Sampled, TurnView, step_reward
 from proxy.export.views import Source
-from proxy.trajectory.rollout import RolloutFacts
-from proxy.trajectory.sequence import Options
+from proxy.trajectory.answers import answers_of
 from proxy.trajectory.step import Choice, Step
 from proxy.trajectory.tree import placeable
 
@@ -44,18 +43,18 @@ class VerifiersFormat(Listed, TurnView):
         "extras": {"step_id": TEXT, "choice": COUNT, "policy_version": TEXT},
     }
 
-    def rows(self, facts: RolloutFacts, steps: Sequence[Step], options: Options, fill: Fill = PLAIN) -> Rows:
-        """The steps with tokens, and those that an engine gave no ids of, in order of age. Raises `Inexpressible`."""
-        found = super().rows(facts, steps, options, fill)
-        source = Source(self.name, facts, {step.step_id: step for step in steps}, fill)
-        bare = [
-            _shown(step, choice, None, source)
+    def without_tokens(self, steps: Sequence[Step]) -> Iterable[tuple[Step, Choice]]:
+        """Return the choices of complete steps that an engine gave no ids of."""
+        return [
+            (step, choice)
             for step in steps
             for choice in step.choices or (_NONE,)
             if step.status == "complete" and not placeable(step, choice)
         ]
-        rows = sorted([*found.rows, *bare], key=lambda row: (row["extras"]["step_id"], row["extras"]["choice"]))
-        return Rows(rows, found.skipped)
+
+    def bare(self, step: Step, choice: Choice, source: Source) -> dict[str, Any]:
+        """Render the step without tokens."""
+        return _shown(step, choice, None, source)
 
     def turn(self, turn: Sampled, source: Source) -> dict[str, Any]:
         """The step with its tokens."""
@@ -74,7 +73,8 @@ class VerifiersFormat(Listed, TurnView):
 def _shown(step: Step, choice: Choice, tokens: dict[str, Any] | None, source: Source) -> dict[str, Any]:
     """The step. Its response has this choice only: there, a response with several is an error."""
     response = dict(step.response or {})
-    shown = [each for each in response.get("choices") or () if each.get("index", 0) == choice.index]
+    answer = answers_of(step).get(choice.index)
+    shown = [] if answer is None else [answer]
     completion = [each["message"] if "message" in each else each.get("text") for each in shown]
     asked = step.body.get("messages", step.body.get("prompt"))
     return {

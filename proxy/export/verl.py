@@ -5,6 +5,7 @@ cut. `position_ids` are the running sum of the attention mask less one, so that 
 formula there wins over its comment.
 """
 
+from collections.abc import Mapping
 from itertools import accumulate
 from typing import Any, ClassVar
 
@@ -104,7 +105,8 @@ def _messages(row: Row, source: Source) -> int:
     messages = source.steps[calls[-1].step_id].body.get("messages")
     if not isinstance(messages, list):
         return len(calls)
-    return 1 + sum(message.get("role") in {"user", "assistant", "tool"} for message in messages)
+    roles = [message.get("role") for message in messages if isinstance(message, Mapping)]
+    return 1 + sum(role in ("user", "assistant", "tool") for role in roles)
 
 
 def _versions(row: Row, source: Source) -> dict[str, int]:

@@ -4,15 +4,17 @@ Holds how a rollout's rows become a format's rows, and the readings that several
 advantages, versions of the weights as numbers. What cannot be read so is refused with the reason: nothing is made up.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-from proxy.export.base import PLAIN, Fill, Inexpressible, Rows, skipped_rows
+from proxy.export.base import PLAIN, Fill, Inexpressible, Plan, Planned, skipped_rows
 from proxy.trajectory.rollout import RolloutFacts
 from proxy.trajectory.sequence import Options, Row, SequenceSpan, sequences
 from proxy.trajectory.step import Step
+
+_DIGITS: Final = 18  # of a policy version: columns of counts have 64 bits, and int() refuses thousands of digits
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ class Source:
         return found
 
 
-class SequenceView(ABC):
+class SequenceView(Planned):
     """A format with one row for each canonical row.
 
     `single` is set where the trainer takes one row of a rollout, `keeps_first` is unset where it drops the first position.
@@ -67,19 +69,23 @@ class SequenceView(ABC):
     single = False
     keeps_first = True
 
-    def rows(self, facts: RolloutFacts, steps: Sequence[Step], options: Options, fill: Fill = PLAIN) -> Rows:
-        """A view of each canonical row, the oldest leaf's first. Raises `Inexpressible`."""
+    def plan(self, facts: RolloutFacts, steps: Sequence[Step], options: Options, fill: Fill = PLAIN) -> Plan:
+        """Plan a view of each canonical row, the oldest leaf's first. Raises `Inexpressible`."""
         found = sequences(steps, facts, options)
         by_id = {step.step_id: step for step in steps}
-        source = Source(self.name, facts, by_id, fill, alone=len(found.rows) == 1)
-        if self.single and len(found.rows) > 1:
+        source = Source(self.name, facts, by_id, fill, alone=len(found.branches) == 1)
+        if self.single and len(found.branches) > 1:
             raise source.refuse(
-                f"it has {len(found.rows)} sequences, and the format one for each rollout; "
+                f"it has {len(found.branches)} sequences, and the format one for each rollout; "
                 "ask for branches=longest or branches=last, or for a format that has several"
             )
-        if not self.keeps_first and any(row.mask[0] for row in found.rows):
+        if not self.keeps_first and any(node.start == 0 for branch in found.branches for node in branch.owned_nodes):
             raise source.refuse("its first token was sampled, and the format drops the first position")
-        return Rows([self.view(row, source) for row in found.rows], skipped_rows(found.skipped))
+        return Plan(
+            [branch.step_ids for branch in found.branches],
+            skipped_rows(found.skipped),
+            lambda: (self.view(row, source) for row in found.each()),
+        )
 
     @abstractmethod
     def view(self, row: Row, source: Source) -> Any:
@@ -160,8 +166,8 @@ def owned_turns(row: Row) -> list[Turn]:
 
 
 def number_of(version: str | None) -> int | None:
-    """A version of the weights as a number; None if it is not spelt as one."""
-    if version is None or not version.isascii() or not version.isdigit():
+    """Return a version of the weights as a number; None unless it is a decimal number that fits into 64 bits."""
+    if version is None or len(version) > _DIGITS or not version.isascii() or not version.isdigit():
         return None
     return int(version)
 

@@ -17,6 +17,8 @@ from typing import Any, Final
 import orjson
 import zstandard
 
+from proxy.trajectory.shared import Link
+
 ROOT: Final = bytes(16)
 IDS: Final = b"ids"
 MESSAGES: Final = b"messages"
@@ -101,13 +103,14 @@ class BlockReader:
     Pieces are shared by all who read them: parsed messages must not be changed. A reader serves one thread.
     """
 
-    __slots__ = ("_blocks", "_opened", "_recent", "_zstd")
+    __slots__ = ("_blocks", "_links", "_opened", "_recent", "_zstd")
 
     def __init__(self, blocks: Mapping[bytes, bytes]) -> None:
         self._blocks = blocks
         self._zstd = zstandard.ZstdDecompressor()
         self._opened: dict[bytes, tuple[bytes, Any]] = {}
         self._recent: dict[bytes, tuple[Any, ...]] = {}
+        self._links: dict[bytes, Link | None] = {ROOT: None}
 
     def read(self, kind: bytes, end: bytes) -> tuple[Any, ...]:
         """The pieces of the chain of this name: bytes, or parsed messages. Raises `BrokenChain`."""
@@ -122,6 +125,22 @@ class BlockReader:
             del self._recent[next(iter(self._recent))]
         return pieces
 
+    def link(self, end: bytes) -> Link | None:
+        """Return the last link of the chain of ids of this name: chains that begin alike share their links.
+
+        Raises `BrokenChain`.
+        """
+        fresh = []
+        name = end
+        while name not in self._links:
+            parent, piece = self._open(IDS, name, keep=False)
+            fresh.append((name, piece))
+            name = parent
+        link = self._links[name]
+        for fresh_name, piece in reversed(fresh):
+            link = self._links[fresh_name] = Link(link, piece)
+        return link
+
     def expand(self, packed: bytes) -> bytes:
         """What `BlockWriter.compress` was given. Raises `ValueError`."""
         try:
@@ -129,7 +148,7 @@ class BlockReader:
         except (zstandard.ZstdError, MemoryError) as error:  # a damaged header may claim any size
             raise ValueError("compressed bytes are damaged") from error
 
-    def _open(self, kind: bytes, name: bytes) -> tuple[bytes, Any]:
+    def _open(self, kind: bytes, name: bytes, *, keep: bool = True) -> tuple[bytes, Any]:
         block = self._blocks.get(name)
         if block is None:
             raise BrokenChain(f"the block {name.hex()} is missing")
@@ -142,5 +161,7 @@ class BlockReader:
             sound = False
         if not sound:
             raise BrokenChain(f"the block {name.hex()} is damaged")
-        opened = self._opened[name] = (parent, _VALUES[kind](piece))
+        opened = (parent, _VALUES[kind](piece))
+        if keep:
+            self._opened[name] = opened
         return opened

@@ -46,22 +46,25 @@ class Digests:
         """The digest of one message."""
         known = self._of.get(id(message))
         if known is None:
-            known = self._of[id(message)] = (
-                message,
-                blake2b(orjson.dumps(_essence(message)), digest_size=16).digest(),
-            )
+            known = self._of[id(message)] = (message, blake2b(_essence(message), digest_size=16).digest())
         return known[1]
 
 
-def _essence(message: Any) -> Any:
-    """What an agent carries of a message."""
+def _essence(message: Any) -> bytes:
+    """Return what an agent carries of a message, as JSON.
+
+    Each part is written by itself: inside anything else, a message as deep as a record holds is too deep for orjson.
+    """
     if not isinstance(message, Mapping):
-        return message
-    return [message.get("role"), message.get("content") or "", _calls(message), message.get("tool_call_id")]
+        return orjson.dumps(message)
+    parts = [message.get("role"), message.get("content") or "", _calls(message), message.get("tool_call_id")]
+    return b"\n".join(map(orjson.dumps, parts))
 
 
 def _calls(message: Mapping[str, Any]) -> list[list[Any]]:
-    calls = message.get("tool_calls") or []
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):
+        return []
     functions = [call.get("function") or {} for call in calls if isinstance(call, Mapping)]
     return [
         [function.get("name"), function.get("arguments")] for function in functions if isinstance(function, Mapping)

@@ -7,10 +7,13 @@ A step goes on from an earlier one if its messages begin with that one's message
 reply that the agent changed; or if they differ from them in one message alone.
 """
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final, Literal
 
+from proxy.trajectory.answers import answers_of, messages_of
 from proxy.trajectory.conversation import Change, Digests, calls_tools, change, thinks
 from proxy.trajectory.step import Ids, Step
 from proxy.trajectory.tree import Node, Tree
@@ -33,7 +36,8 @@ KINDS: Final[dict[Kind, str]] = {
 
 _AROUND: Final = 8  # ids shown on either side of the boundary
 _OPENING: Final = 8  # a reply's thoughts may be opened by the prompt, that many ids before
-_LOOKED_BACK: Final = 4  # steps among which one is sought that differs in one message
+_LOOKED_BACK: Final = 4  # replies among which one is sought that differs in one message
+_COMPARED: Final = 64  # replies to the same messages that a changed one is compared with, the youngest
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +84,18 @@ class Drift:
 
 def find_boundaries(tree: Tree) -> list[Boundary]:
     """Every boundary of a tree, the oldest first. Steps need their requests and responses."""
-    memory = _Memory()
+    memory = _Memory(tree)
     found: list[Boundary] = []
     seen: set[str] = set()
     for node in tree.nodes:
         if not node.step.is_chat or node.step.step_id in seen:
             continue
         seen.add(node.step.step_id)
-        earlier, changed = memory.earlier(node.step.body.get("messages"))
-        if earlier and not any(_extends(node.prompt, before) for before in earlier):
-            found.append(_boundary(tree, node, earlier[0], changed))
-        memory.add(node.step, list(_replies(tree, node.step)))
+        messages = messages_of(node.step)
+        earlier, changed = memory.earlier(messages)
+        if earlier and not any(place in earlier for place in tree.beginnings(node)):
+            found.append(_boundary(tree, node, next(iter(earlier.values())), changed))
+        memory.add(messages, list(_replies(tree, node.step)))
     return found
 
 
@@ -147,42 +152,50 @@ def _agree(one: str, other: str) -> bool:
 class _Memory:
     """The conversations of earlier steps."""
 
-    def __init__(self) -> None:
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
         self._digests = Digests()
-        self._said: dict[bytes, list[Node]] = {}  # by messages and reply
-        self._asked: dict[bytes, list[tuple[Any, Node]]] = {}  # by messages alone: the replies to them
-        self._lately: list[tuple[list[Any], Node]] = []
+        # The nodes after messages and reply, and after messages alone with their replies: one of each full ids, the oldest.
+        self._replied: dict[bytes, dict[int, Node]] = {}
+        self._requested: dict[bytes, dict[int, tuple[Any, Node]]] = {}
+        self._recent: deque[tuple[list[Any], Node]] = deque(maxlen=_LOOKED_BACK)
 
-    def earlier(self, messages: Any) -> tuple[list[Node], Change | None]:
-        """The nodes that messages go on from, and what was changed of theirs; none if they go on from nothing."""
+    def earlier(self, messages: list[Any]) -> tuple[Mapping[int, Node], Change | None]:
+        """Return the nodes that messages go on from, and what was changed of theirs; none if they go on from nothing.
+
+        Nodes are by `Tree.same`: of several with the same full ids the oldest stands for all.
+        """
         chain = self._digests.chain(messages)
-        whole = next((place for place in reversed(range(len(chain))) if chain[place] in self._said), -1)
-        # A later reply that came back changed tells more than an earlier one that came back as it was.
+        whole = next((place for place in reversed(range(len(chain))) if chain[place] in self._replied), -1)
+        # A later reply that came back changed shows more than an earlier one that came back as it was.
         for place in reversed(range(max(whole + 1, 1), len(chain))):
-            replies = self._asked.get(chain[place - 1], ()) if _is_reply(messages[place]) else ()
-            changes = [(changed, node) for reply, node in replies if (changed := change(reply, messages[place]))]
+            replies = self._requested.get(chain[place - 1], {}) if _is_reply(messages[place]) else {}
+            youngest = islice(reversed(replies.values()), _COMPARED)
+            changes = [(changed, node) for reply, node in youngest if (changed := change(reply, messages[place]))]
             if changes:
-                nearest = min(changes, key=lambda pair: pair[0] == "edited")
-                return [nearest[1]], nearest[0]
+                nearest = min(reversed(changes), key=lambda pair: pair[0] == "edited")
+                return {self._tree.same(nearest[1]): nearest[1]}, nearest[0]
         if whole >= 0:
-            return self._said[chain[whole]], None
+            return self._replied[chain[whole]], None
         node = self._one_message_apart(messages) if chain else None
-        return ([node], "edited") if node is not None else ([], None)
+        return ({self._tree.same(node): node}, "edited") if node is not None else ({}, None)
 
-    def add(self, step: Step, replies: Sequence[tuple[Any, Node]]) -> None:
-        """Remember a step."""
-        messages: list[Any] = step.body.get("messages") or []
+    def add(self, messages: list[Any], replies: Sequence[tuple[Any, Node]]) -> None:
+        """Remember the messages of a step, and the replies to them."""
         chain = self._digests.chain(messages)
         if not chain:
             return
         for message, node in replies:
-            self._said.setdefault(self._digests.link(chain[-1], message), []).append(node)
-            self._asked.setdefault(chain[-1], []).append((message, node))
-            self._lately = [*self._lately[-_LOOKED_BACK + 1 :], ([*messages, message], node)]
+            place = self._tree.same(node)
+            self._replied.setdefault(self._digests.link(chain[-1], message), {}).setdefault(place, node)
+            self._requested.setdefault(chain[-1], {}).setdefault(place, (message, node))
+        for message, node in replies[-_LOOKED_BACK:]:
+            self._recent.append(([*messages, message], node))
 
     def _one_message_apart(self, messages: list[Any]) -> Node | None:
-        """The youngest node whose messages and reply these begin with, but for one message of several."""
-        for before, node in self._lately[::-1]:
+        """Return the youngest node whose messages and reply these begin with, but for one message of several."""
+        node: Node
+        for before, node in reversed(self._recent):
             if 2 < len(before) <= len(messages):
                 pairs = zip(before, messages, strict=False)
                 if sum(self._digests.of(one) != self._digests.of(other) for one, other in pairs) == 1:
@@ -196,10 +209,11 @@ def _is_reply(message: Any) -> bool:
 
 def _boundary(tree: Tree, node: Node, before: Node, changed: Change | None) -> Boundary:
     full = before.prompt + before.choice.ids
-    index = _first_difference(full, node.prompt)
+    prompt = node.prompt[:]
+    index = _first_difference(full, prompt)
     start = max(index - _AROUND, 0)
     reply = next((turn for turn in tree.path(before) if index < turn.end), before)
-    message = dict(_messages(reply.step)).get(reply.choice.index)
+    message = answers_of(reply.step).get(reply.choice.index, {}).get("message")
     in_reply = reply.start <= index
     return Boundary(
         step_id=node.step.step_id,
@@ -207,7 +221,7 @@ def _boundary(tree: Tree, node: Node, before: Node, changed: Change | None) -> B
         index=index,
         around_from=start,
         expected_ids=tuple(full[start : index + _AROUND]),
-        found_ids=tuple(node.prompt[start : index + _AROUND]),
+        found_ids=tuple(prompt[start : index + _AROUND]),
         changed=changed,
         in_reply=in_reply,
         thought=thinks(message) and reply.start - _OPENING <= index,
@@ -215,12 +229,8 @@ def _boundary(tree: Tree, node: Node, before: Node, changed: Change | None) -> B
     )
 
 
-def _extends(prompt: Ids, before: Node) -> bool:
-    return prompt[: before.start] == before.prompt and prompt[before.start : before.end] == before.choice.ids
-
-
 def _first_difference(left: Ids, right: Ids) -> int:
-    """The first index at which they differ, or the shorter one's length; by halves, since slices compare fast."""
+    """Return the first index at which they differ, or the shorter one's length; by halves, since slices compare fast."""
     low, high = 0, min(len(left), len(right))
     while low < high:
         middle = (low + high + 1) // 2
@@ -232,15 +242,9 @@ def _first_difference(left: Ids, right: Ids) -> int:
 
 
 def _replies(tree: Tree, step: Step) -> Iterator[tuple[Any, Node]]:
-    """The message of each choice of a step, with its node."""
-    messages = dict(_messages(step))
+    """Return the message of each choice of a step, with its node."""
+    answers = answers_of(step)
     for node in tree.nodes_of(step):
-        if isinstance(messages.get(node.choice.index), dict):
-            yield messages[node.choice.index], node
-
-
-def _messages(step: Step) -> Iterator[tuple[Any, Any]]:
-    """The index and the message of each choice of a response."""
-    for choice in (step.response or {}).get("choices") or []:
-        if isinstance(choice, dict):
-            yield choice.get("index"), choice.get("message")
+        message = answers.get(node.choice.index, {}).get("message")
+        if isinstance(message, dict):
+            yield message, node

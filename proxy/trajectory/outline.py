@@ -4,11 +4,12 @@ Holds the JSON-ready picture of nodes, branches, drift and what has no place. It
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from math import isfinite
 from typing import Any, Final
 
+from proxy.trajectory.answers import answers_of
 from proxy.trajectory.drift import Drift
 from proxy.trajectory.rollout import RolloutFacts
 from proxy.trajectory.sequence import sequences
@@ -26,22 +27,21 @@ def outline(steps: Sequence[Step], facts: RolloutFacts, drift: Sequence[Drift] =
     `branches` and `owner` are those of the default export of sequences.
     """
     tree = grow(steps)
-    exported = sequences(steps, facts)
+    exported = sequences(steps, facts, tree=tree)
     branches: dict[tuple[str, int], list[int]] = {}
     owners: dict[tuple[str, int], int] = {}
-    for row in exported.rows:
-        for span in row.spans:
-            name = (span.step_id, span.choice)
-            if row.branch not in branches.setdefault(name, []):
-                branches[name].append(row.branch)
-            if span.owned:
-                owners[name] = row.branch
+    for number, branch in enumerate(exported.branches):
+        for node in branch.path:
+            branches.setdefault(node.key, []).append(number)
+            if node.place in branch.owned:
+                owners[node.key] = number
     superseded = tree.superseded()
+    calls = {step.step_id: (_call(step), answers_of(step)) for step in steps}
     return {
         "rollout_id": facts.rollout_id,
         "nodes": [
             {
-                **_node(node),
+                **_node(node, *calls[node.step.step_id]),
                 "superseded": node.place in superseded,
                 "branches": branches.get(node.key, []),
                 "owner": owners.get(node.key),
@@ -50,22 +50,21 @@ def outline(steps: Sequence[Step], facts: RolloutFacts, drift: Sequence[Drift] =
         ],
         "logprobs": histogram(node.choice for node in tree.nodes),
         "drift": [asdict(boundary) for boundary in drift],
-        "unplaced": [{**_call(step), "why": why} for step, why in tree.unplaced],
-        "counts": _counts(steps, tree, len(exported.rows), len(drift)),
+        "unplaced": [{**calls[step.step_id][0], "why": why} for step, why in tree.unplaced],
+        "counts": _counts(steps, tree, len(exported.branches), len(drift)),
     }
 
 
-def _node(node: Node) -> dict[str, Any]:
-    step = node.step
+def _node(node: Node, call: Mapping[str, Any], answers: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "node": node.place,
-        **_call(step),
+        **call,
         "choice": node.choice.index,
         "parent": node.parent,
         "start": node.start,
         "end": node.end,
         "finish_reason": node.choice.finish_reason,
-        "opening": _opening(step, node.choice),
+        "opening": _opening(answers.get(node.choice.index, {})),
     }
 
 
@@ -89,15 +88,11 @@ def _call(step: Step) -> dict[str, Any]:
     }
 
 
-def _opening(step: Step, choice: Choice) -> str | None:
-    """How a choice's reply begins; None where its text cannot be found."""
-    answers = (step.response or {}).get("choices")
-    for answer in answers if isinstance(answers, list) else ():
-        if isinstance(answer, dict) and answer.get("index", 0) == choice.index:
-            message = answer.get("message")
-            text = message.get("content") if isinstance(message, dict) else answer.get("text")
-            return text[:_OPENING] if isinstance(text, str) else None
-    return None
+def _opening(answer: Mapping[str, Any]) -> str | None:
+    """Return how a choice's reply begins; None where it has no text."""
+    message = answer.get("message")
+    text = message.get("content") if isinstance(message, dict) else answer.get("text")
+    return text[:_OPENING] if isinstance(text, str) else None
 
 
 def histogram(choices: Iterable[Choice]) -> dict[str, Any]:

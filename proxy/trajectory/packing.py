@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 
 import orjson
 
-from proxy.trajectory.step import Experts, Ids, Logprobs, Mask
+from proxy.trajectory.step import Experts, Ids, Logprobs, Mask, Prompt
 
 _NPY: Final = b"\x93NUMPY"
 
@@ -94,7 +94,7 @@ def _from_base64(text: str) -> bytes | None:
     return raw if b64encode(raw).decode() == text else None
 
 
-def to_little_endian(values: "Ids | Logprobs", byteorder: str = sys.byteorder) -> bytes:
+def to_little_endian(values: "Prompt | Logprobs", byteorder: str = sys.byteorder) -> bytes:
     """The numbers as little-endian bytes; `byteorder` is that of this machine."""
     if byteorder == "little":
         return values.tobytes()

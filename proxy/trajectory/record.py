@@ -24,7 +24,10 @@ import orjson
 from proxy.trajectory import blocks, extras
 from proxy.trajectory.blocks import BlockReader, BlockWriter
 from proxy.trajectory.packing import ids_from_little_endian, logprobs_from_little_endian, to_little_endian
-from proxy.trajectory.step import Choice, EngineFacts, Ids, Span, Step, Timing
+from proxy.trajectory.shared import SharedIds
+from proxy.trajectory.step import Choice, Ids, Prompt, Step
+from proxy.trajectory.typed import Typed, object_of, sent_of
+from proxy.trajectory.typed import index as typed_index
 
 SCHEMA: Final = 2
 
@@ -159,7 +162,7 @@ def _choice_head(choice: Choice) -> dict[str, Any]:
 
 
 def _chain_fields(
-    fields: Mapping[str, Any], prompts: tuple[Ids, ...], writer: BlockWriter
+    fields: Mapping[str, Any], prompts: tuple[Prompt, ...], writer: BlockWriter
 ) -> tuple[dict[str, Any], dict[str, list[str]]]:
     """The fields with the values that are chained or known left null, and for each of those where it is."""
     left, chains = dict(fields), {}
@@ -175,7 +178,7 @@ def _json(value: Any) -> bytes:
     return bytes(memoryview(text)) if len(text) < _SHORT_BYTES else text
 
 
-def _chain_value(name: str, value: Any, prompts: tuple[Ids, ...], writer: BlockWriter) -> list[str] | None:
+def _chain_value(name: str, value: Any, prompts: tuple[Prompt, ...], writer: BlockWriter) -> list[str] | None:
     if name == "messages" and isinstance(value, list):
         return ["messages", writer.write(blocks.MESSAGES, map(_json, value)).hex()]
     text = orjson.dumps(value)
@@ -193,7 +196,7 @@ def _chain_value(name: str, value: Any, prompts: tuple[Ids, ...], writer: BlockW
 
 
 def _join_fields(
-    left: dict[str, Any], chains: dict[str, list[str]], prompts: tuple[Ids, ...], reader: BlockReader
+    left: dict[str, Any], chains: dict[str, list[str]], prompts: tuple[Prompt, ...], reader: BlockReader
 ) -> dict[str, Any]:
     """What `_chain_fields` was given."""
     for name, (kind, *where) in chains.items():
@@ -216,13 +219,15 @@ def _decode(packed: bytes, reader: BlockReader, index: int | None, *, whole: boo
     head_text, request_text, sent_text, response_text = [_take(stream, length) for length in lengths]
     head = orjson.loads(head_text)
     prompts = tuple(
-        ids_from_little_endian(
-            b"".join((*reader.read(blocks.IDS, bytes.fromhex(prompt["end"])), _take(stream, prompt["tail"])))
-        )
+        SharedIds(reader.link(bytes.fromhex(prompt["end"])), _take(stream, prompt["tail"]))
         for prompt in head["prompts"]
     )
+    typed = Typed()
+    facts = typed.facts(head)
     sampled = [ids_from_little_endian(_take(stream, 4 * choice["ids"])) for choice in head["choices"]]
-    bare = [_choice(choice, ids, stream) for choice, ids in zip(head["choices"], sampled, strict=True)]
+    bare = [
+        _choice(choice, ids, stream, typed, len(prompts)) for choice, ids in zip(head["choices"], sampled, strict=True)
+    ]
     choices = tuple(
         extras.read(choice, said, partial(_take, stream)) for choice, said in zip(bare, head["choices"], strict=True)
     )
@@ -230,32 +235,34 @@ def _decode(packed: bytes, reader: BlockReader, index: int | None, *, whole: boo
         raise ValueError("bytes are left over")
     request: dict[str, Any] = {}
     sent: dict[str, Any] = {}
-    if whole:
-        request = _join_fields(orjson.loads(request_text), head["chains"]["request"], prompts, reader)
-        sent = orjson.loads(sent_text)
-        if "sent" in head["chains"]:
-            sent["set"] = _join_fields(sent["set"], head["chains"]["sent"], prompts, reader)
-    facts = {name: head[name] for name in _FACTS}
-    facts |= {"engine": EngineFacts(**head["engine"]), "timing": Timing(**head["timing"])}
-    facts |= {"problems": tuple(head["problems"])}
     response = None
     if whole:
-        response = orjson.loads(response_text)
+        request = _join_fields(_object(request_text), head["chains"]["request"], prompts, reader)
+        sent = sent_of(_object(sent_text))
+        if "sent" in head["chains"]:
+            sent["set"] = _join_fields(sent["set"], head["chains"]["sent"], prompts, reader)
+        response = typed.mapping(orjson.loads(response_text))
         extras.put_back(response, head.get("again", []), choices)
+    facts["problems"] += tuple(code for code in typed.problems if code not in facts["problems"])
     return Step(**facts, request=request, sent=sent, response=response, prompts=prompts, choices=choices, index=index)
 
 
-def _choice(head: dict[str, Any], ids: Ids, stream: BytesIO) -> Choice:
+def _choice(head: dict[str, Any], ids: Ids, stream: BytesIO, typed: Typed, prompts: int) -> Choice:
     size = 4 if head["code"] == "f" else 8
+    prompt = typed_index(head["prompt"])
     return Choice(
-        index=head["index"],
+        index=typed_index(head["index"]),
         ids=ids,
         logprobs=logprobs_from_little_endian(head["code"], _take(stream, size * head["logprobs"])),
-        finish_reason=head["finish_reason"],
-        stop_reason=head["stop_reason"],
-        prompt=head["prompt"],
-        spans=tuple(Span(**span) for span in head["spans"]),
+        finish_reason=typed.text(head["finish_reason"]),
+        stop_reason=typed.stop_reason(head["stop_reason"]),
+        prompt=prompt if prompt >= 0 else prompts,  # a negative one is of no prompt, and -1 must not be the last
+        spans=typed.spans(head["spans"], len(ids)),
     )
+
+
+def _object(text: bytes) -> dict[str, Any]:
+    return object_of(orjson.loads(text))
 
 
 def _take(stream: BytesIO, size: int) -> bytes:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from math import nan
 from typing import Any, Final, Protocol
 
+from proxy.trajectory.answers import answers_of
 from proxy.trajectory.step import Choice, Ids, Step
 
 RETOKENIZED: Final = "retokenized"
@@ -36,7 +37,7 @@ def retokenize(step: Step, tokenizer: Tokenizer) -> Step:
         return step
     try:
         made = _chat(step, tokenizer) if step.is_chat else _completions(step, tokenizer)
-    except (ValueError, KeyError, TypeError):  # a response of an odd shape, or messages that the template refuses
+    except (ValueError, KeyError, TypeError, AttributeError):  # an odd response, or messages that the template refuses
         return step
     if made is None:
         return step
@@ -76,8 +77,8 @@ def _completions(step: Step, tokenizer: Tokenizer) -> tuple[Ids, tuple[Choice, .
 
 def _told(step: Step) -> list[tuple[Choice, Mapping[str, Any]]]:
     """Each choice with what the response says of it."""
-    said = {choice["index"]: choice for choice in (step.response or {})["choices"]}
-    return [(choice, said[choice.index]) for choice in step.choices]
+    answers = answers_of(step)
+    return [(choice, answers[choice.index]) for choice in step.choices]
 
 
 def _made(choice: Choice, ids: list[int]) -> Choice:

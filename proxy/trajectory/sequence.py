@@ -19,6 +19,7 @@ from proxy.trajectory.retokenize import RETOKENIZED
 from proxy.trajectory.rollout import RolloutFacts
 from proxy.trajectory.step import Choice, Span, Step
 from proxy.trajectory.tree import Node, Tree, grow, plant
+from proxy.trajectory.typed import number
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,17 +98,12 @@ class Skipped:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Sequences:
-    """The rows of a rollout, and what was left out."""
-
-    rows: tuple[Row, ...]
-    skipped: tuple[Skipped, ...]
-
-
 @dataclass(slots=True)
-class _Branch:
-    """A path on its way to becoming a row."""
+class Branch:
+    """A path of the tree that becomes a row. `owned` has the places of the nodes that are trained in this row.
+
+    `cut` marks a path that `max_len` shortened.
+    """
 
     path: list[Node]
     cut: bool = False
@@ -115,16 +111,53 @@ class _Branch:
 
     @property
     def end(self) -> int:
+        """The length of the row in tokens."""
         return self.path[-1].end
 
+    @property
+    def owned_nodes(self) -> list[Node]:
+        """The nodes that are trained in this row, in the order of their tokens."""
+        return [node for node in self.path if node.place in self.owned]
 
-def sequences(steps: Iterable[Step], facts: RolloutFacts, options: Options | None = None) -> Sequences:
-    """The rows of a rollout, the oldest leaf's first."""
+    @property
+    def step_ids(self) -> tuple[str, ...]:
+        """The ids of the steps that are trained in this row."""
+        return tuple(dict.fromkeys(node.step.step_id for node in self.owned_nodes))
+
+
+@dataclass(frozen=True, slots=True)
+class Sequences:
+    """The branches that become the rows of a rollout, and what was left out.
+
+    Rows are built when they are read, one at a time: a row of 200,000 tokens takes 12 MB as Python lists.
+    """
+
+    facts: RolloutFacts
+    branches: tuple[Branch, ...]
+    skipped: tuple[Skipped, ...]
+
+    def each(self) -> Iterator[Row]:
+        """Build the rows one after the other, the oldest leaf's first."""
+        for place, branch in enumerate(self.branches):
+            yield _row(branch, self.facts, place)
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """All rows at once."""
+        return tuple(self.each())
+
+
+def sequences(
+    steps: Iterable[Step], facts: RolloutFacts, options: Options | None = None, *, tree: Tree | None = None
+) -> Sequences:
+    """Choose the branches of a rollout that become rows, the oldest leaf's first; `tree` is that of all steps, if known."""
     options = options or Options()
     steps = list(steps)
     chosen, skipped = select(steps, options)
-    # Where a late step is no row itself, it may not supersede an earlier one: the export would change after the finish.
-    whole = grow(steps if options.include != "exact" else [step for step in steps if not step.late])
+    if options.include == "exact" and any(step.late for step in steps):
+        # Where a late step is no row itself, it may not supersede an earlier one: the export would change after the finish.
+        tree = grow([step for step in steps if not step.late])
+    whole = grow(steps) if tree is None else tree
     replaced = {whole.nodes[place].key for place in whole.superseded()}
     kept = [(step, choice) for step, choice in chosen if (step.step_id, choice.index) not in replaced]
     skipped += [
@@ -132,14 +165,13 @@ def sequences(steps: Iterable[Step], facts: RolloutFacts, options: Options | Non
         for step, choice in chosen
         if (step.step_id, choice.index) in replaced
     ]
-    tree = whole if len(kept) == len(whole.nodes) else plant(kept)
-    wanted = [_Branch(tree.path(leaf)) for leaf in _wanted(tree.leaves, options)]
+    planted = whole if len(kept) == len(whole.nodes) else plant(kept)
+    wanted = [Branch(planted.path(leaf)) for leaf in _wanted(planted.leaves, options)]
     branches = [fitting for branch in wanted if (fitting := _fit(branch, options)) is not None]
     _own(branches)
+    skipped += _untrained(planted, wanted, branches, options)
     # A branch that was cut to what others train has nothing of its own.
-    rows = [_row(branch, facts, number) for number, branch in enumerate(branch for branch in branches if branch.owned)]
-    skipped += _untrained(tree, wanted, branches, options)
-    return Sequences(tuple(rows), tuple(dict.fromkeys(skipped)))
+    return Sequences(facts, tuple(branch for branch in branches if branch.owned), tuple(dict.fromkeys(skipped)))
 
 
 def select(steps: Iterable[Step], options: Options) -> tuple[list[tuple[Step, Choice]], list[Skipped]]:
@@ -149,8 +181,9 @@ def select(steps: Iterable[Step], options: Options) -> tuple[list[tuple[Step, Ch
     for step in sorted(steps, key=lambda step: step.step_id):
         if not step.choices:
             skipped.append(Skipped(step.step_id, ",".join(step.problems) or "nothing was sampled"))
+        unlogged = is_unlogged(step)
         for choice in sorted(step.choices, key=lambda choice: choice.index):
-            why = _why_not(step, choice, options)
+            why = _why_not(step, choice, options, unlogged=unlogged)
             if why is None:
                 kept.append((step, choice))
             else:
@@ -158,17 +191,17 @@ def select(steps: Iterable[Step], options: Options) -> tuple[list[tuple[Step, Ch
     return kept, list(dict.fromkeys(skipped))
 
 
-def _why_not(step: Step, choice: Choice, options: Options) -> str | None:
+def _why_not(step: Step, choice: Choice, options: Options, *, unlogged: bool) -> str | None:
     """Why a choice may not be exported; None if it may. What cannot be aligned never is."""
     codes = ",".join(step.problems)
-    if choice.prompt >= len(step.prompts):
+    if not 0 <= choice.prompt < len(step.prompts):
         return codes or "the engine gave no prompt ids"
     if not choice.ids:
         return codes or "nothing was sampled"
     if RETOKENIZED in step.problems:
         return None if options.include == RETOKENIZED else codes
     # A missing logprob is NaN, and so is then the sum. No trainer can do with one, and JSON cannot carry it.
-    aligned = is_unlogged(step) or len(choice.ids) == len(choice.logprobs)
+    aligned = unlogged or len(choice.ids) == len(choice.logprobs)
     if not aligned or not isfinite(sum(choice.logprobs)):
         return codes or "its tokens cannot be aligned with logprobs"
     if options.include != "exact" or step.trainable:
@@ -186,15 +219,15 @@ def _wanted(leaves: list[Node], options: Options) -> list[Node]:
     return [max(leaves, key=lambda leaf: leaf.end)]  # of equals, max keeps the first: the oldest
 
 
-def _fit(branch: _Branch, options: Options) -> _Branch | None:
+def _fit(branch: Branch, options: Options) -> Branch | None:
     """The branch within `max_len`; None if it is to be dropped, or nothing sampled would be left of it."""
     if options.max_len is None or branch.end <= options.max_len or options.overlong == "keep":
         return branch
     fitting = [node for node in branch.path if node.end <= options.max_len]
-    return None if options.overlong == "drop" or not fitting else _Branch(fitting, cut=True)
+    return None if options.overlong == "drop" or not fitting else Branch(fitting, cut=True)
 
 
-def _own(branches: Sequence[_Branch]) -> None:
+def _own(branches: Sequence[Branch]) -> None:
     """Give each node to the first branch that holds it: branches are in the order of their leaves' age."""
     given: set[int] = set()
     for branch in branches:
@@ -202,7 +235,7 @@ def _own(branches: Sequence[_Branch]) -> None:
         given |= branch.owned
 
 
-def _untrained(tree: Tree, wanted: list[_Branch], branches: list[_Branch], options: Options) -> Iterator[Skipped]:
+def _untrained(tree: Tree, wanted: list[Branch], branches: list[Branch], options: Options) -> Iterator[Skipped]:
     """The nodes that no row trains, and why."""
     trained = {place for branch in branches for place in branch.owned}
     reached = {node.place for branch in wanted for node in branch.path}
@@ -213,7 +246,7 @@ def _untrained(tree: Tree, wanted: list[_Branch], branches: list[_Branch], optio
             yield Skipped(node.step.step_id, why)
 
 
-def _row(branch: _Branch, facts: RolloutFacts, number: int) -> Row:
+def _row(branch: Branch, facts: RolloutFacts, place: int) -> Row:
     leaf = branch.path[-1]
     token_ids = (leaf.prompt + leaf.choice.ids).tolist()
     mask = [0] * len(token_ids)
@@ -230,7 +263,7 @@ def _row(branch: _Branch, facts: RolloutFacts, number: int) -> Row:
                 logprobs[node.start : node.end] = node.choice.logprobs.tolist()
     return Row(
         facts=facts,
-        branch=number,
+        branch=place,
         token_ids=token_ids,
         mask=mask,
         logprobs=logprobs,
@@ -256,7 +289,7 @@ def _marks(step: Step) -> Iterator[str]:
 
 def _spans(node: Node, *, owned: bool) -> list[SequenceSpan]:
     """The spans of a node: one for each version of the weights."""
-    temperature = node.step.sampling.get("temperature")
+    temperature = number(node.step.sampling.get("temperature"))
     return [
         SequenceSpan(
             start=node.start + span.start,

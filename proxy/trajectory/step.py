@@ -10,11 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from proxy.trajectory.shared import SharedIds
+
 Status = Literal["complete", "partial", "error"]
 Dialect = Literal["chat", "completions", "generate", "messages", "responses"]
 _BY_WAY_OF_CHAT = ("chat", "messages", "responses")
 
 Ids: TypeAlias = "array[int]"  # array itself takes no index before Python 3.12
+Prompt: TypeAlias = "Ids | SharedIds"
 Logprobs: TypeAlias = "array[float]"
 
 
@@ -95,9 +98,10 @@ class Step:
     `request` is the client's body as it came; `sent` is `{"set": {field: value}, "unset": [field]}`, what the proxy
     changed of it on its top level; `response` is what the engine answered, folded, without what was injected (for a
     status "error", `{"status": int, "body": str}`). Dialects by way of chat have chat's response, and what their clients
-    saw of it is told from that. `prompts` holds one array of ids, or one per prompt of a
-    completions call with a list of prompts; it is empty when the engine gave no ids. `problems` are codes of
-    `fidelity.PROBLEMS`; a step without any is exact. `late`: it was stored after its rollout was finished.
+    saw of it is told from that. `prompts` holds the ids of one prompt, or of each prompt of a
+    completions call with a list of prompts: an array, or `SharedIds` in a step read from the store. It is empty when the
+    engine gave no ids. `problems` are codes of `fidelity.PROBLEMS`; a step without any is exact. `late`: it was stored
+    after its rollout was finished.
     """
 
     step_id: str
@@ -110,7 +114,7 @@ class Step:
     request: Mapping[str, Any]
     sent: Mapping[str, Any]
     response: Mapping[str, Any] | None
-    prompts: tuple[Ids, ...]
+    prompts: tuple[Prompt, ...]
     choices: tuple[Choice, ...]
     usage: Mapping[str, Any] | None
     sampling: Mapping[str, Any]

@@ -7,17 +7,19 @@ Rule 1: a node is one choice of one step; its full ids are its prompt and what w
 Rule 2: a step hangs under the node whose full ids are the LONGEST prefix of its prompt. Ids decide, never text or
         messages; of nodes with the same ids, one that may be trained comes before others, then the oldest. So the tree
         does not depend on the order in which steps arrived.
-Rule 3: nothing recurses: a rollout may be thousands of steps deep.
+Rule 3: nothing recurses: a rollout may be thousands of steps deep. Nothing holds the full ids of all nodes: prompts that
+        grow would make that quadratic.
 """
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from typing import Any
 
+from proxy.trajectory.prefixes import Prefixes, Spot
 from proxy.trajectory.retries import arrived, earlier_attempts
-from proxy.trajectory.step import Choice, Ids, Step
+from proxy.trajectory.step import Choice, Prompt, Step
 
 Key = tuple[str, int]
 
@@ -37,7 +39,7 @@ class Node:
         return self.step.step_id, self.choice.index
 
     @property
-    def prompt(self) -> Ids:
+    def prompt(self) -> Prompt:
         """The ids it was sampled after."""
         return self.step.prompts[self.choice.prompt]
 
@@ -53,12 +55,22 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
+class _Index:
+    """Where the nodes' prompts end in the index of prefixes, and of each node the one of the same full ids known there."""
+
+    prefixes: Prefixes
+    spots: list[tuple[Spot, bytes]]
+    same: list[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Tree:
     """The nodes in order of age, the children of each, and the steps that have no node, with the reason."""
 
     nodes: tuple[Node, ...]
     children: tuple[tuple[int, ...], ...]
     unplaced: tuple[tuple[Step, str], ...]
+    _index: _Index = field(compare=False, repr=False)
 
     @property
     def leaves(self) -> list[Node]:
@@ -77,6 +89,14 @@ class Tree:
             path.append(self.nodes[parent])
         return path[::-1]
 
+    def same(self, node: Node) -> int:
+        """Return the place of the one node that stands for all nodes with the full ids of this one."""
+        return self._index.same[node.place]
+
+    def beginnings(self, node: Node) -> Iterator[int]:
+        """Return the places (see `same`) of all nodes whose full ids the node's prompt begins with, the longest first."""
+        return self._index.prefixes.beginnings(self._index.spots[node.place])
+
     def superseded(self) -> frozenset[int]:
         """The leaves that a retry replaced, and that nothing goes on from.
 
@@ -85,9 +105,8 @@ class Tree:
         that the other was delivered, whatever seemed to become of this one.
         """
         twins: dict[Any, list[Node]] = {}
-        for node in self.nodes:
-            # The parent and the length come first: they are cheap, and most nodes have no twin by these alone.
-            twins.setdefault((request_key(node.step), node.parent, node.start), []).append(node)
+        for node, (spot, rest) in zip(self.nodes, self._index.spots, strict=True):
+            twins.setdefault((request_key(node.step), id(spot), rest), []).append(node)
         found: set[int] = set()
         for similar in twins.values():
             if similar[0].step is not similar[-1].step:
@@ -110,18 +129,14 @@ class Tree:
                     replaced.add(step_id)
         yield from (node.place for node in self.nodes if node.step.step_id in replaced - continued)
 
-    def _replaced(self, similar: list[Node]) -> Iterator[int]:
-        """Which of some nodes, of the same request and in order of age, a twin replaced."""
-        twins: dict[bytes, list[Node]] = {}
-        for node in similar:
-            twins.setdefault(node.prompt.tobytes(), []).append(node)
-        for group in twins.values():
-            continued = {node.step.step_id for node in group if self.children[node.place]}
-            some_arrived = any(arrived(node.step) for node in group)
-            for node in group:
-                replaced = bool(continued) or (some_arrived and not arrived(node.step))
-                if replaced and node.step.step_id not in continued:
-                    yield node.place
+    def _replaced(self, group: list[Node]) -> Iterator[int]:
+        """Return which nodes a twin replaced, of some of the same request and the same prompt ids, in order of age."""
+        continued = {node.step.step_id for node in group if self.children[node.place]}
+        some_arrived = any(arrived(node.step) for node in group)
+        for node in group:
+            replaced = bool(continued) or (some_arrived and not arrived(node.step))
+            if replaced and node.step.step_id not in continued:
+                yield node.place
 
 
 def grow(steps: Iterable[Step]) -> Tree:
@@ -134,17 +149,31 @@ def grow(steps: Iterable[Step]) -> Tree:
 def plant(chosen: Iterable[tuple[Step, Choice]], unplaced: tuple[tuple[Step, str], ...] = ()) -> Tree:
     """The tree of these choices alone; each must be `placeable`. What is left out is context to those after it."""
     placed = sorted(chosen, key=lambda pair: (pair[0].step_id, pair[1].index))
-    nodes = tuple(Node(place, parent, *placed[place]) for place, parent in enumerate(_parents(placed)))
+    prefixes = Prefixes()
+    located: dict[int, tuple[Spot, bytes]] = {}  # by id(): the choices of a step share their prompts
+    spots = []
+    for step, choice in placed:
+        prompt = step.prompts[choice.prompt]
+        if id(prompt) not in located:
+            located[id(prompt)] = prefixes.locate(prompt)
+        spots.append(located[id(prompt)])
+    same = [0] * len(placed)
+    # Of nodes with the same ids, the first one that is added may be a parent (rule 2).
+    for place in sorted(range(len(placed)), key=lambda place: (not placed[place][0].trainable, place)):
+        same[place] = prefixes.add(spots[place], placed[place][1].ids, place)
+    nodes = tuple(
+        Node(place, next(prefixes.beginnings(spots[place]), None), *pair) for place, pair in enumerate(placed)
+    )
     children: list[list[int]] = [[] for _ in nodes]
     for node in nodes:
         if node.parent is not None:
             children[node.parent].append(node.place)
-    return Tree(nodes, tuple(map(tuple, children)), unplaced)
+    return Tree(nodes, tuple(map(tuple, children)), unplaced, _Index(prefixes, spots, same))
 
 
 def placeable(step: Step, choice: Choice) -> bool:
     """Whether a choice can be a node: it has sampled ids and a prompt."""
-    return len(choice.ids) > 0 and choice.prompt < len(step.prompts)
+    return len(choice.ids) > 0 and 0 <= choice.prompt < len(step.prompts)
 
 
 def request_key(step: Step) -> Any:
@@ -158,27 +187,3 @@ def _why_unplaced(step: Step) -> str | None:
     if step.status == "error":
         return "the engine answered with an error"
     return "nothing was sampled" if step.prompts else "the engine gave no prompt ids"
-
-
-def _parents(placed: Sequence[tuple[Step, Choice]]) -> list[int | None]:
-    """The parent of each node: one sort of their full ids and one sweep.
-
-    In byte order, all that begins with some ids follows them directly. So a stack of the full ids that the sweep is
-    inside of holds the prefixes of the ids at hand, the longest on top; the parent is the longest that ends within the
-    prompt. Ids are four bytes each, so a prefix in bytes, of whole ids, is a prefix in ids.
-    """
-    fulls = [b"".join((step.prompts[choice.prompt], choice.ids)) for step, choice in placed]
-    order = sorted(range(len(placed)), key=lambda place: (fulls[place], not placed[place][0].trainable, place))
-    parents: list[int | None] = [None] * len(placed)
-    inside: list[int] = []
-    for place in order:
-        full = fulls[place]
-        while inside and not full.startswith(fulls[inside[-1]]):
-            inside.pop()
-        sampled = placed[place][1].ids
-        room = len(full) - sampled.itemsize * len(sampled)
-        fitting = bisect_right(inside, room, key=lambda prefix: len(fulls[prefix]))
-        parents[place] = inside[fitting - 1] if fitting else None
-        if not inside or fulls[inside[-1]] != full:
-            inside.append(place)
-    return parents

@@ -34,7 +34,7 @@ class Face:
     async def call(self, method: str, path: str, *, headers=None, **named) -> SimpleNamespace:
         async with self.http.request(method, self.url + path, headers=headers, **named) as answer:
             text = await answer.read()
-            told = await answer.json() if answer.content_type == "application/json" else None
+            told = await answer.json() if text and answer.content_type == "application/json" else None
             return SimpleNamespace(status=answer.status, json=told, text=text, headers=answer.headers)
 
     async def get(self, path: str, **named):

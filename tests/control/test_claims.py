@@ -1,8 +1,13 @@
 """Which groups a claim gets, and what becomes of the others."""
 
 import asyncio
+import contextlib
 
+import aiohttp
 import pytest
+
+from proxy.control import claims
+from storage.store import Entry, StoreAway
 
 
 async def names(proxy, **said):
@@ -189,3 +194,142 @@ async def test_a_store_that_fails_while_groups_are_rendered_leaves_none_held(pro
 
     assert 503 == answer.status
     assert ["g1", "g2"] == sorted(await names(proxy))
+
+
+async def test_members_without_rows_are_named_and_in_no_list(proxy):
+    """`rollouts`, `rewards` and `advantages` are of those that have rows; `rows` is parallel to `data`."""
+    opened = await proxy.post("/groups", {"group_id": "g", "size": 4})
+    first, silent, flagged, last = (rollout["rollout_id"] for rollout in opened.json["rollouts"])
+    steps = [(await proxy.chat(member)).step_id for member in (first, last)]
+    await proxy.post(f"/rollouts/{flagged}/v1/completions", {"prompt": "hi", "echo": True, "max_tokens": 2})
+    for member, reward in ((first, 1), (silent, 0), (flagged, 0.5), (last, 0)):
+        await proxy.finish(member, reward=reward)
+    (group,) = (await proxy.claim(format="trl", advantage="rloo"))["groups"]
+
+    assert ([first, last], [1.0, 0.0]) == (group["rollouts"], group["rewards"])
+    assert group["data"]["reward"] == group["rewards"]
+    assert group["advantages"] == pytest.approx([1 - 0.5 / 3, -0.5])  # all four rewards count
+    assert [
+        {"rollout_id": member, "step_ids": [step], "reward": reward, "advantage": advantage}
+        for member, step, reward, advantage in zip((first, last), steps, (1.0, 0.0), group["advantages"], strict=True)
+    ] == group["rows"]
+    assert {silent: "it has no steps", flagged: "none of its steps gave a row"} == {
+        left["rollout_id"]: left["why"] for left in group["skipped"] if "step_id" not in left
+    }
+
+
+async def test_a_deleted_member_is_named(proxy):
+    """Also one that was gone before the claim began."""
+    gone, member = await proxy.group("g", 1, 0)
+    await proxy.delete(f"/rollouts/{gone}")
+    (group,) = (await proxy.claim())["groups"]
+
+    assert [member] == group["rollouts"]
+    assert [gone] == [left["rollout_id"] for left in group["skipped"]]
+
+
+async def test_a_group_with_a_step_that_cannot_be_read_is_refused_and_the_others_are_given(proxy, store):
+    """By the rollout's name; once that is deleted, the group is given without it."""
+    bad, good = await proxy.group("damaged", 1, 0)
+    await proxy.group("whole", 1, 0)
+    stored = await store.look(bad)
+    await store.append(Entry(bad, stored.birth, "broken", b"TT\x01 not a record"), now_ms=1)
+    claimed = await proxy.claim(groups=10)
+    exported = await proxy.get("/groups/damaged/export?report=true")
+    rewarded = await proxy.patch(f"/rollouts/{bad}", {"reward": 3})
+    await proxy.delete(f"/rollouts/{bad}")
+    later = await proxy.claim(groups=10)
+
+    assert ["whole"] == [group["group_id"] for group in claimed["groups"]]
+    assert [("damaged", True)] == [(one["group_id"], bad in one["why"]) for one in claimed["refused"]]
+    assert (200, [bad], [good]) == (
+        exported.status,
+        [left["rollout_id"] for left in exported.json["report"]["skipped"]],
+        [row["rollout_id"] for row in exported.json["group"]],
+    )
+    assert 200 == rewarded.status
+    assert [("damaged", [good])] == [(group["group_id"], group["rollouts"]) for group in later["groups"]]
+
+
+@pytest.mark.parametrize("verb", ["whole", "opened"])
+async def test_a_claim_that_fails_half_way_leaves_every_reward_as_it_was(proxy, store, verb):
+    """What it had taken waits again, and its rewards can be changed: those of groups that it had rendered, too."""
+    members = [member for name in ("g1", "g2") for member in await proxy.group(name, 1, 0)]
+    read, counted = store.whole, []
+
+    async def whole(name, limit):
+        counted.append(name)
+        if len(counted) == 4:
+            raise StoreAway("the test took the store away")
+        return await read(name, limit)
+
+    if verb == "whole":
+        store.whole = whole
+    else:
+        store.batches.open, opening = away, store.batches.open
+    failed = await proxy.post("/batches/claim", {"consumer": "trainer", "groups": 2})
+    store.whole = read
+    if verb == "opened":
+        store.batches.open = opening
+    claimed_by = [(await proxy.get(f"/rollouts/{member}")).json["claimed_by"] for member in members]
+    patched = [(await proxy.patch(f"/rollouts/{member}", {"reward": 5})).status for member in members]
+
+    assert 503 == failed.status
+    assert ([None] * 4, [200] * 4) == (claimed_by, patched)
+    assert ["g1", "g2"] == sorted(await names(proxy))
+
+
+async def away(*_, **__):
+    raise StoreAway("the test took the store away")
+
+
+@pytest.mark.parametrize("how", ["failed", "cancelled"])
+async def test_a_claim_that_ends_in_any_other_way_leaves_every_reward_as_it_was(proxy, store, monkeypatch, how):
+    """A fault of ours, or a process that is told to stop."""
+    members = await proxy.group("g", 1, 0)
+    gather = claims.gather
+
+    async def interrupted(*given, **named):
+        await gather(*given, **named)
+        raise RuntimeError if how == "failed" else asyncio.CancelledError
+
+    monkeypatch.setattr(claims, "gather", interrupted)
+    with contextlib.suppress(aiohttp.ClientError):
+        assert 500 == (await proxy.post("/batches/claim", {"consumer": "trainer"})).status
+    monkeypatch.setattr(claims, "gather", gather)
+    patched = [(await proxy.patch(f"/rollouts/{member}", {"reward": 5})).status for member in members]
+
+    assert [200, 200] == patched
+    assert ["g"] == await names(proxy)
+
+
+async def test_the_rewards_of_a_dropped_group_can_be_changed(proxy):
+    """Nobody was given them."""
+    members = await proxy.group("g", 1, 0)
+    await proxy.claim(min_group=3)
+
+    assert "dropped" == await proxy.status("g")
+    assert 200 == (await proxy.patch(f"/rollouts/{members[0]}", {"reward": 5})).status
+
+
+async def test_a_claim_that_lost_its_lease_leaves_the_rewards_of_whoever_has_the_group(proxy, store, monkeypatch):
+    """They are frozen for that one now."""
+    (member,) = await proxy.group("g", 1)
+    render, going, go_on = claims.gather, asyncio.Event(), asyncio.Event()
+
+    async def slow(*given, **named):
+        found = await render(*given, **named)
+        going.set()
+        await go_on.wait()
+        raise StoreAway("the test took the store away") if named else found
+
+    monkeypatch.setattr(claims, "gather", slow)
+    first = asyncio.ensure_future(proxy.post("/batches/claim", {"consumer": "slow", "lease_s": 0.001}))
+    await going.wait()
+    monkeypatch.setattr(claims, "gather", render)
+    second = await proxy.claim(wait_s=5)
+    go_on.set()
+
+    assert 503 == (await first).status
+    assert ["g"] == [group["group_id"] for group in second["groups"]]
+    assert 409 == (await proxy.patch(f"/rollouts/{member}", {"reward": 5})).status

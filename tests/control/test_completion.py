@@ -1,10 +1,16 @@
 """When a group is complete, also where a process died between two steps."""
 
 import asyncio
+from dataclasses import replace
 
+import pytest
 from fakes import settings_for
+from forests import make_choice, make_step
 
 from proxy.server import running
+from proxy.trajectory.record import encode
+from proxy.trajectory.step import Span
+from storage.store import Entry
 
 
 async def left_by_a_crash(proxy, store):
@@ -81,3 +87,35 @@ async def test_a_rollout_of_no_group_is_finished_all_the_same(proxy):
     await proxy.delete("/groups/h")
 
     assert [200, 404, 404] == [(await proxy.finish(name)).status for name in ("r1", member, "r2")]
+
+
+@pytest.mark.parametrize("odd", ["damaged", "versions", "reasons"])
+async def test_a_group_with_an_odd_rollout_is_finished_shown_and_complete(proxy, store, odd):
+    """Its oldest version is not known where a step cannot be read; the other groups are claimed."""
+    bad, good = await proxy.group("odd", 1, 0, finish=False)
+    await proxy.group("good", 1, 0)
+    stored = await store.look(bad)
+    step = make_step(
+        "0", [1], make_choice(0, [10], finish_reason={"type": "stop"}, spans=(Span(0, 1, 7),)), rollout_id=bad,
+        response={"choices": [{"index": -1, "message": {"tool_calls": 5}}]}, request={"messages": [5, {"tool_calls": 5}]},
+    )  # fmt: skip
+    if odd == "versions":
+        step = replace(step, choices=(replace(step.choices[0], finish_reason="stop"),))
+    record = encode(step)
+    entry = Entry(bad, stored.birth, "0", record.record, blocks=record.blocks)
+    if odd == "damaged":
+        entry = replace(entry, record=b"TT\x01 not a record")
+    await store.append(entry, now_ms=1)
+    finished = [(await proxy.finish(member, reward=1)).status for member in (bad, good)]
+    group = await proxy.get("/groups/odd")
+    shown = [
+        (await proxy.get(f"/rollouts/{bad}{path}")).status
+        for path in ("/steps", "/tree", "/export", "/export?format=steps")
+    ]
+    claimed = await proxy.claim(groups=10)
+    exported = await proxy.get("/export?container=parquet&include=flagged")
+
+    assert ([200, 200], 200, "complete") == (finished, group.status, group.json["status"])
+    assert (["good"] if odd == "damaged" else ["good", "odd"]) == sorted(one["group_id"] for one in claimed["groups"])
+    assert ([409] * 4 if odd == "damaged" else [200] * 4) == shown
+    assert 200 == exported.status

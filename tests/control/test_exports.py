@@ -4,10 +4,13 @@ import asyncio
 import io
 
 import aiohttp
+import msgspec
 import orjson
+import pyarrow.ipc
+import pyarrow.parquet
 import pytest
 
-from storage.store import Entry
+from storage.store import Entry, StoreAway
 
 
 async def break_a_step(store, rollout_id):
@@ -100,26 +103,110 @@ async def test_a_filter_that_is_none_is_400_before_anything_is_streamed(proxy, q
 async def test_an_export_that_fails_before_its_first_row_has_the_failure_for_an_answer(proxy, store):
     """Its status and its sentence."""
     await proxy.chat("r1")
-    await break_a_step(store, "r1")
-    damaged = await proxy.get("/export")
     store.failing.add("look")
     away = await proxy.get("/rollouts/r1/export")
+    many = await proxy.get("/export")
 
-    assert (500, "damaged_step") == (damaged.status, damaged.json["error"]["code"])
     assert (503, "store_unavailable") == (away.status, away.json["error"]["type"])
+    assert 503 == many.status
+
+
+@pytest.mark.parametrize("path", ["/rollouts/r1/export", "/export"])
+async def test_a_head_request_has_the_headers_alone(proxy, path):
+    """A body would be read as the answer of the next request on the connection."""
+    await proxy.chat("r1")
+    head = await proxy.call("HEAD", path)
+    got = [await proxy.get(path) for _ in range(2)]
+
+    assert (200, b"", "application/json") == (head.status, head.text, head.headers["Content-Type"].partition(";")[0])
+    assert [200, 200] == [answer.status for answer in got]
 
 
 @pytest.mark.parametrize("container", ["json", "ndjson"])
 async def test_an_export_that_breaks_off_is_seen_to_be_cut(proxy, store, container):
     """Rows without their end are never taken for all rows."""
     await proxy.chat("older")
-    await break_a_step(store, "older")
     await asyncio.sleep(0.002)  # rollouts of one millisecond have no order of age
     await proxy.chat("newer")
+    read = store.whole
 
+    async def whole(name, limit):
+        if name == "older":
+            raise StoreAway("the test took the store away")
+        return await read(name, limit)
+
+    store.whole = whole
     async with proxy.http.get(f"{proxy.url}/export?container={container}") as answer:
         with pytest.raises(aiohttp.ClientPayloadError):
             await answer.read()
+
+
+@pytest.mark.parametrize("format_name", ["sequences", "verifiers"])
+async def test_a_rollout_that_cannot_be_read_is_named_and_left_out_of_many(proxy, store, format_name):
+    """The others are exported; its own export is 409, with the index of the step."""
+    await proxy.chat("good")
+    await proxy.chat("bad")
+    for name in ("good", "bad"):
+        await proxy.finish(name, reward=1)
+    await break_a_step(store, "bad")
+    answer = await proxy.get(f"/export?report=true&format={format_name}")
+    own = await proxy.get("/rollouts/bad/export")
+
+    assert (200, 1) == (answer.status, len(answer.json["rows"]))
+    assert ["good"] == [row["rollout_id"] for row in answer.json["report"]["rows"]]
+    assert [("bad", True)] == [
+        (left["rollout_id"], "step at index 1" in left["why"]) for left in answer.json["report"]["skipped"]
+    ]
+    assert (409, "damaged_step") == (own.status, own.json["error"]["code"])
+
+
+def rows_in(container, text):
+    """How many rows there are in an export, and its report."""
+    match container:
+        case "json":
+            return len(orjson.loads(text)["rows"]), orjson.loads(text)["report"]
+        case "ndjson":
+            *rows, report = map(orjson.loads, text.splitlines())
+            return len(rows), report["report"]
+        case "msgpack":
+            rows, mark, report = text.rpartition(b"\x81\xa6report")
+            return rows.count(b"\xaarollout_id"), msgspec.msgpack.decode(mark + report)["report"]
+        case "parquet":
+            file = pyarrow.parquet.ParquetFile(io.BytesIO(text))
+            return file.metadata.num_rows, orjson.loads(file.metadata.metadata[b"report"])
+    reader = pyarrow.ipc.open_stream(text)
+    *batches, last = [reader.read_next_batch_with_custom_metadata() for _ in range(2)]
+    return sum(batch.batch.num_rows for batch in batches), orjson.loads(last.custom_metadata[b"report"])
+
+
+@pytest.mark.parametrize("path", ["/rollouts/{r}/export", "/groups/g/export", "/export"])
+@pytest.mark.parametrize("container", ["json", "ndjson", "msgpack", "parquet", "arrow"])
+async def test_a_report_has_an_entry_for_each_row(proxy, container, path):
+    """In every container: of which rollout and steps the row is, with its reward and its advantage."""
+    first, _ = await proxy.group("g", 1, 0)
+    await proxy.patch(f"/rollouts/{first}", {"advantages": 0.5})
+    answer = await proxy.get(f"{path.format(r=first)}?report=true&container={container}&format=steps")
+    if container == "json" and path.startswith("/groups"):
+        count, report = len(answer.json["group"]), answer.json["report"]
+    else:
+        count, report = rows_in(container, answer.text)
+    entries = {entry["rollout_id"]: entry for entry in report["rows"]}
+    steps = (await proxy.get(f"/rollouts/{first}/steps")).json["steps"]
+
+    assert count == len(report["rows"]) == (1 if path.startswith("/rollouts") else 2)
+    assert {
+        "rollout_id": first, "step_ids": [step["step_id"] for step in steps], "reward": 1.0, "advantage": 0.5
+    } == entries[first]  # fmt: skip
+
+
+async def test_a_group_of_marin_has_its_rollouts_in_typed_containers(proxy):
+    """Row by row: a column is a field of a rollout, not of the groups that they make."""
+    await proxy.group("g", 1, 0, metadata={"env_name": "demo"})
+    answer = await proxy.get("/groups/g/export?format=marin&container=parquet&report=true")
+    table = pyarrow.parquet.read_table(io.BytesIO(answer.text)).to_pylist()
+
+    assert ["demo", "demo"] == [row["env_name"] for row in table]
+    assert [1.0, 0.0] == [row["episode_reward"] for row in table]
 
 
 async def test_a_rollout_deleted_while_many_are_exported_is_left_out(proxy, store):

@@ -167,7 +167,7 @@ async def test_a_group_is_deleted_with_its_rollouts(proxy):
 
 async def test_a_group_is_exported_as_the_trainer_takes_it(proxy):
     """In JSON the format's own object for a group; in other containers its rows."""
-    await proxy.group("g", 1, 0)
+    members = await proxy.group("g", 1, 0)
     rows = (await proxy.get("/groups/g/export")).json
     scored = (await proxy.get("/groups/g/export?format=scored_data")).json
     lines = (await proxy.get("/groups/g/export?container=ndjson")).text.splitlines()
@@ -177,7 +177,8 @@ async def test_a_group_is_exported_as_the_trainer_takes_it(proxy):
     assert (2, [1.0, 0.0]) == (len(scored["tokens"]), scored["scores"])
     assert [row["token_ids"] for row in rows] == scored["tokens"]
     assert 2 == len(lines)
-    assert ({"skipped": [], "why": None}, rows) == (reported["report"], reported["group"])
+    assert ([], None, rows) == (reported["report"]["skipped"], reported["report"]["why"], reported["group"])
+    assert members == [row["rollout_id"] for row in reported["report"]["rows"]]
 
 
 @pytest.mark.parametrize(

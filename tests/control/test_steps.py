@@ -129,7 +129,7 @@ async def test_a_damaged_record_is_told_and_never_passed_over(proxy, store):
 
     for path in ("/steps", "/export", "/tree"):
         answer = await proxy.get(f"/rollouts/r1{path}")
-        assert (500, "damaged_step") == (answer.status, answer.json["error"]["code"])
+        assert (409, "damaged_step") == (answer.status, answer.json["error"]["code"])
         assert "index 1" in answer.json["error"]["message"]
 
 

@@ -147,3 +147,13 @@ def test_datasets(tmp_path):
     )
 
     assert [named("sequences", row) for row in rows] == list(loaded)
+
+
+@pytest.mark.parametrize("container", ["parquet", "arrow"])
+def test_messages_of_any_shape_are_counted(container):
+    """A column of JSON may be a list of lists and of anything else."""
+    form = FORMATS["verifiers"]
+    writer = CONTAINERS[container].writer(form)
+    row = {**dict.fromkeys(form.columns), "prompt": [["a"], 5, None, {}]}
+
+    assert writer.opening() + writer.row(row) + writer.closing(None)

@@ -6,7 +6,10 @@ from time import process_time
 import pytest
 from forests import full_ids, make_choice, make_step, rollouts
 from hypothesis import given
+from hypothesis import strategies as st
 
+from proxy.trajectory.blocks import BlockReader
+from proxy.trajectory.record import decode, encode
 from proxy.trajectory.tree import grow, plant
 
 TWIN = {"extra": {"request_key": "same"}}
@@ -191,3 +194,68 @@ def test_long_rollout():
 
     assert (1, 2000, frozenset()) == (len(tree.leaves), len(tree.path(tree.nodes[-1])), tree.superseded())
     assert spent_s < 2  # 0.1 s on a quiet machine
+
+
+def parents_by_comparing(placed):
+    """The parent of each node by its full ids, all of them at once: one sort and one sweep."""
+    fulls = [step.prompts[choice.prompt].tobytes() + choice.ids.tobytes() for step, choice in placed]
+    order = sorted(range(len(placed)), key=lambda place: (fulls[place], not placed[place][0].trainable, place))
+    parents = [None] * len(placed)
+    inside = []
+    for place in order:
+        full = fulls[place]
+        while inside and not full.startswith(fulls[inside[-1]]):
+            inside.pop()
+        room = len(full) - 4 * len(placed[place][1].ids)
+        fitting = [prefix for prefix in inside if len(fulls[prefix]) <= room]
+        parents[place] = fitting[-1] if fitting else None
+        if not inside or fulls[inside[-1]] != full:
+            inside.append(place)
+    return parents
+
+
+@st.composite
+def long_rollouts(draw):
+    """Steps whose prompts reach over several stored pieces, and end near the end of one."""
+    run = st.builds(
+        lambda token, count: [token] * count,
+        st.sampled_from([1, 256]),
+        st.sampled_from([1, 2, 254, 255, 256, 257, 512]),
+    )
+    steps, histories = [], [[]]
+    for number in range(draw(st.integers(1, 7))):
+        prompt = [*draw(st.sampled_from(histories)), *draw(st.just([]) | run)]
+        choices = [make_choice(index, draw(st.just([3]) | run)) for index in range(draw(st.integers(1, 2)))]
+        facts = draw(st.sampled_from([{}, {}, {"problems": ("echo",)}]))
+        steps.append(make_step(f"{number}", prompt, *choices, **facts))
+        histories += [[*prompt, *choice.ids] for choice in choices]
+    return draw(st.permutations(steps))
+
+
+def read_back(steps, readers):
+    """The steps as they are read from the store, by one reader or by one for each."""
+    one, read = {}, []
+    for step in steps:
+        record = encode(step)
+        one.update(record.blocks)
+        read.append(record.record)
+    reader = BlockReader(one)
+    return [decode(record, reader if readers == "one" else BlockReader(one)) for record in read]
+
+
+@pytest.mark.parametrize("kept", ["arrays", "one", "several"])
+@given(st.one_of(rollouts(), long_rollouts()))
+def test_parents_are_those_of_comparing_all_full_ids(kept, steps):
+    """Whether prompts are arrays, or on chains of one reader or of several."""
+    read = steps if kept == "arrays" else read_back(steps, kept)
+    tree = grow(read)
+    placed = [(node.step, node.choice) for node in tree.nodes]
+
+    assert parents_by_comparing(placed) == [node.parent for node in tree.nodes]
+    for node in tree.nodes:
+        full = [*node.prompt, *node.choice.ids]
+        beginnings = set(tree.beginnings(node))
+        assert full == [*tree.nodes[tree.same(node)].prompt, *tree.nodes[tree.same(node)].choice.ids]
+        for other in tree.nodes:
+            begins = [*node.prompt][: other.end] == [*other.prompt, *other.choice.ids]
+            assert begins == (tree.same(other) in beginnings)

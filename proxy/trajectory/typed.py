@@ -1,0 +1,145 @@
+"""The values of a decoded record, as the types that `step` declares.
+
+Earlier versions stored what an engine answered without checking its types. A value of another type is left out here, once,
+and the step is flagged, so that no reader of steps has to expect it. Raises `ValueError` for a value that a step cannot do
+without.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from typing import Any, Final, get_args
+
+from proxy.trajectory.step import Dialect, EngineFacts, Span, Status, Timing
+
+ODD: Final = "unparsed_event"
+ODD_SPANS: Final = "version_spans"
+
+_STATUSES: Final = get_args(Status)
+_DIALECTS: Final = get_args(Dialect)
+_LARGEST: Final = 2**63 - 1
+
+
+class Typed:
+    """Reads values of one record; `problems` are the codes of those that did not fit."""
+
+    def __init__(self) -> None:
+        self.problems: dict[str, None] = {}
+
+    def text(self, value: Any) -> str | None:
+        """Return a string or null; null instead of anything else."""
+        if value is None or isinstance(value, str):
+            return value
+        self.problems[ODD] = None
+        return None
+
+    def version(self, value: Any) -> str | None:
+        """Return a policy version; an integer as its digits."""
+        return str(value) if type(value) is int else self.text(value)
+
+    def stop_reason(self, value: Any) -> int | str | None:
+        """Return a stop reason: a token id or a string."""
+        return value if type(value) is int and abs(value) <= _LARGEST else self.text(value)
+
+    def mapping(self, value: Any) -> dict[str, Any] | None:
+        """Return an object or null; null instead of anything else."""
+        if value is None or isinstance(value, dict):
+            return value
+        self.problems[ODD] = None
+        return None
+
+    def spans(self, value: Any, ids: int) -> tuple[Span, ...]:
+        """Return the spans of a choice with so many ids; none if one of them lies outside."""
+        given = [span for span in value if isinstance(span, dict)] if isinstance(value, list) else []
+        spans = tuple(_span(span, self) for span in given)
+        if len(spans) == len(value or ()) and all(0 <= span.start <= span.end <= ids for span in spans):
+            return spans
+        self.problems[ODD_SPANS] = None
+        return ()
+
+    def facts(self, head: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of a step that a record's head has as they are; `problems` without those found here."""
+        return {
+            "step_id": _required(head["step_id"], str),
+            "rollout_id": _required(head["rollout_id"], str),
+            "dialect": _one_of(head["dialect"], _DIALECTS),
+            "endpoint": _required(head["endpoint"], str),
+            "engine": self._engine(head["engine"]),
+            "model_asked": self.text(head["model_asked"]),
+            "model_served": self.text(head["model_served"]),
+            "usage": self.mapping(head["usage"]),
+            "sampling": self.mapping(head["sampling"]) or {},
+            "timing": _timing(head["timing"]),
+            "status": _one_of(head["status"], _STATUSES),
+            "reason": self.text(head["reason"]),
+            "delivered": _required(head["delivered"], bool),
+            "policy_version": self.version(head["policy_version"]),
+            "policy_version_end": self.version(head["policy_version_end"]),
+            "problems": tuple(_required(code, str) for code in _required(head["problems"], list)),
+            "extra": _extra(self.mapping(head["extra"]) or {}),
+        }
+
+    def _engine(self, value: Any) -> EngineFacts:
+        return EngineFacts(
+            name=_required(value["name"], str),
+            kind=_required(value["kind"], str),
+            version=self.text(value["version"]),
+            url=_required(value["url"], str),
+        )
+
+
+def index(value: Any) -> int:
+    """Return an index as the integer that it must be."""
+    return int(_required(value, int))
+
+
+def object_of(value: Any) -> dict[str, Any]:
+    """Return a body as the object that it must be."""
+    return dict(_required(value, dict))
+
+
+def number(value: Any) -> float | None:
+    """Return a finite number; None for anything else, as of a temperature that a client spelled as a string."""
+    return value if type(value) in {int, float} and isfinite(value) else None
+
+
+def sent_of(value: Any) -> dict[str, Any]:
+    """Return what the proxy changed of a request: an object `set` and a list of names `unset`, where it has any."""
+    sent = object_of(value)
+    _required(sent.get("set") or {}, dict)
+    for name in _required(sent.get("unset") or [], list):
+        _required(name, str)
+    return sent
+
+
+def _required(value: Any, kind: type[Any]) -> Any:
+    """Return a value of this type. Raises `ValueError`; True is no integer."""
+    if type(value) is not kind:
+        raise ValueError(f"a value that must be {kind.__name__} is {type(value).__name__}")
+    return value
+
+
+def _one_of(value: Any, known: Sequence[str]) -> Any:
+    if value not in known:
+        raise ValueError(f"a value is none of {', '.join(known)}")
+    return value
+
+
+def _span(value: Mapping[str, Any], typed: Typed) -> Span:
+    start, end = value.get("start"), value.get("end")
+    if type(start) is not int or type(end) is not int:
+        return Span(-1, -1)  # outside of any choice
+    return Span(start, end, typed.version(value.get("policy_version")))
+
+
+def _timing(value: Mapping[str, Any]) -> Timing:
+    received = number(value["received"])
+    if received is None:
+        raise ValueError("the time of arrival is not a number")
+    others = {name: number(value.get(name)) for name in ("sent", "first_byte", "last_byte", "stored")}
+    return Timing(received, **others)
+
+
+def _extra(value: dict[str, Any]) -> dict[str, Any]:
+    """Return the extra facts, without those that readers use and that are of another type."""
+    kinds = {"request_key": str, "retry_of": str, "attempt": int, "mask_claim": int}
+    return {name: fact for name, fact in value.items() if name not in kinds or type(fact) is kinds[name]}
