@@ -49,11 +49,12 @@ async def both(engine, folder, case, model, *, stream):
 @SHAPES
 @DIALECTS
 async def test_vllm_samples_the_same_and_tells_no_logprobs(vllm, tmp_path, case, stream):
-    """It is asked for ids alone."""
+    """It is asked for ids alone; and a stream for its counts."""
     (full_text, full), (text, step) = await both(vllm, tmp_path, case, "tiny", stream=stream)
+    counts = {"stream_options": {"include_usage": True}} if stream else {}
 
     assert full_text == text
-    assert (True, [], {"return_token_ids": True}) == (
+    assert (True, [], {"return_token_ids": True} | counts) == (
         step["fidelity"]["exact"], step["choices"][0]["logprobs"], step["sent"]["set"]
     )  # fmt: skip
     assert len(full["choices"][0]["logprobs"]) == len(full["choices"][0]["ids"]) > 0
