@@ -35,6 +35,7 @@ async def export_rollout(request: web.Request) -> web.StreamResponse:
     """`GET /rollouts/{id}/export?format=…`: the rows; `X-Export-Skipped` has the number of steps without rows, and why."""
     only_known(request, EXPORT_OPTIONS)
     wanted = wanted_by_query(request)
+    await wanted.load()
     rollout = await rollout_of(request)
     planned = await wanted.plan(request.app[PARTS], rollout)
     plan = planned.plan
@@ -63,6 +64,7 @@ async def export_many(request: web.Request) -> web.StreamResponse:
     only_known(request, (*EXPORT_OPTIONS, "status", "group_id", "since", "limit"))
     parts = request.app[PARTS]
     wanted = wanted_by_query(request)
+    await wanted.load()
     rollouts = _rollouts(
         parts,
         filter_of(request),

@@ -19,7 +19,7 @@ from proxy.control.models import OpenGroup
 from proxy.control.rollouts import opened
 from proxy.control.steps import aside
 from proxy.control.wanted import EXPORT_OPTIONS, Wanted, wanted_by_query
-from proxy.errors import BadCall, Conflict, NotFound
+from proxy.errors import BadCall, Conflict, NotFound, TooLarge
 from proxy.export.containers import Json
 from proxy.export.writing import written
 from proxy.groups import STATUSES, Group, read_group
@@ -30,6 +30,7 @@ from storage.store import StoredRollout
 
 _LISTED: Final = 100
 _MOST_LISTED: Final = 1000
+_MOST_TERMS_BYTES: Final = 2**23  # written in one script, and read again for the answer
 _COUNTS: Final = ("steps", "exact", "flagged", "sampled_tokens")
 
 
@@ -44,6 +45,7 @@ async def open_group(request: web.Request) -> web.Response:
     fields = write_fields({"size": opening.size, "members": members, "metadata": opening.metadata or None})
     fields["opened_with"] = orjson.dumps(said, option=orjson.OPT_SORT_KEYS)
     of_each = write_fields({**terms, "group_id": name})
+    _check_size(opening.size, of_each)
     rollouts = dict.fromkeys(members, of_each)
     stored = await parts.store.open_group(name, fields, rollouts, now_ms=parts.clock.now_ms())
     if stored.fields.get("opened_with") != fields["opened_with"]:
@@ -55,6 +57,16 @@ async def open_group(request: web.Request) -> web.Response:
         )
     shown = await _opened(request, parts, stored)
     return _json(shown, status=201 if stored.created else 200)
+
+
+def _check_size(size: int, of_each: Mapping[str, bytes]) -> None:
+    """Raise TooLarge for rollouts whose terms, written for each of them, are too much for one request."""
+    each = sum(map(len, of_each.values()))
+    if size * each > _MOST_TERMS_BYTES:
+        raise TooLarge(
+            f"{size} rollouts with {each} bytes of terms each are more than {_MOST_TERMS_BYTES} bytes: put into `rollout` what "
+            "is small, and what they share into the group's `metadata`"
+        )
 
 
 def _beside(parts: Parts, group_id: str) -> str:
@@ -120,6 +132,7 @@ async def export_group(request: web.Request) -> web.Response:
     parts = request.app[PARTS]
     only_known(request, (*EXPORT_OPTIONS, "min_group", "only_mixed"))
     wanted = wanted_by_query(request, ADVANTAGES)
+    await wanted.load()
     worth = Worth(
         min_group=number_of(request, "min_group", 1, least=1) or 1,
         only_mixed=choice_of(request, "only_mixed", ("true", "false"), "false") == "true",

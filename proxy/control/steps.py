@@ -32,7 +32,9 @@ _PAGE = 200  # records read from the store at once
 _SHOWN = 100
 _MOST_SHOWN = 1000
 LONG = 32  # steps that take some milliseconds to decode, join and write
-_TOKENS_OF_A_STEP = 1024  # that many tokens take as long as a short step
+_TOKENS_OF_A_STEP = 1024  # that many tokens take as long as a short step,
+_MESSAGES_OF_A_STEP = 64  # and so do so many messages,
+_BLOCKS_OF_A_STEP = 16  # and blocks that are read
 
 
 async def read_steps(parts: Parts, rollout: Rollout, *, whole: bool) -> list[Step]:
@@ -59,9 +61,11 @@ async def aside(weight: int, work: Callable[[], T]) -> T:
 
 
 def weight_of(steps: Sequence[Step]) -> int:
-    """Return how much work these steps are, for `aside`: a unit for each choice, and more for those with many tokens."""
+    """Return how much work these steps are, for `aside`: a unit for each choice, and more for many tokens or messages."""
     tokens = sum(step.sampled + sum(map(len, step.prompts)) for step in steps)
-    return sum(max(1, len(step.choices)) for step in steps) + tokens // _TOKENS_OF_A_STEP
+    messages = sum(len(found) for step in steps if isinstance(found := step.request.get("messages"), list))
+    long = tokens // _TOKENS_OF_A_STEP + messages // _MESSAGES_OF_A_STEP
+    return sum(max(1, len(step.choices)) for step in steps) + long
 
 
 def facts_of(rollout: Rollout) -> RolloutFacts:
@@ -100,7 +104,7 @@ async def _decode(
     def decoded() -> list[Step]:
         return [_read(name, record, reader, start + at, read, whole=whole) for at, record in enumerate(records)]
 
-    return await aside(len(records), decoded)
+    return await aside(len(records) + reader.count // _BLOCKS_OF_A_STEP, decoded)
 
 
 def _read(name: str, record: bytes, reader: BlockReader, index: int, marks: Marks, *, whole: bool) -> Step:
@@ -149,7 +153,7 @@ async def list_steps(request: web.Request) -> web.Response:
             return b"".join(written(step_json(step, rollout)) + b"\n" for step in steps)
         return written({"steps": [step_json(step, rollout) for step in steps], "after": following})
 
-    return web.Response(body=await aside(weight_of(steps), page), content_type=container.content_type)
+    return web.Response(body=await asyncio.to_thread(page), content_type=container.content_type)
 
 
 async def read_step(parts: Parts, rollout_id: str, step_id: str) -> Step | None:
@@ -166,7 +170,8 @@ async def read_step(parts: Parts, rollout_id: str, step_id: str) -> Step | None:
 async def show_step(request: web.Request) -> web.Response:
     """`GET /rollouts/{id}/steps/{step_id}`."""
     step, rollout = await step_of(request)
-    return web.Response(body=written(step_json(step, rollout)), content_type="application/json")
+    body = await asyncio.to_thread(lambda: written(step_json(step, rollout)))
+    return web.Response(body=body, content_type="application/json")
 
 
 async def step_of(request: web.Request) -> tuple[Step, Rollout]:
@@ -190,7 +195,7 @@ async def show_tree(request: web.Request) -> web.Response:
     parts = request.app[PARTS]
     steps = await read_steps(parts, rollout, whole=True)
     drift = await find_drift(parts, steps, texts=texts)
-    body = await aside(weight_of(steps), lambda: written(outline(steps, facts_of(rollout), drift)))
+    body = await asyncio.to_thread(lambda: written(outline(steps, facts_of(rollout), drift)))
     return web.Response(body=body, content_type="application/json")
 
 

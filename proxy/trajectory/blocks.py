@@ -112,6 +112,11 @@ class BlockReader:
         self._recent: dict[bytes, tuple[Any, ...]] = {}
         self._links: dict[bytes, Link | None] = {ROOT: None}
 
+    @property
+    def count(self) -> int:
+        """The number of blocks that there are to read."""
+        return len(self._blocks)
+
     def read(self, kind: bytes, end: bytes) -> tuple[Any, ...]:
         """The pieces of the chain of this name: bytes, or parsed messages. Raises `BrokenChain`."""
         fresh = []
