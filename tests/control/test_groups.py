@@ -36,9 +36,9 @@ async def test_a_group_is_opened_with_all_its_rollouts(proxy):
 
 
 async def test_terms_that_are_too_much_for_all_rollouts_are_refused(proxy):
-    """One request writes them for each rollout: 64 times a megabyte would hold up everybody. Nothing is opened."""
-    refused = await proxy.post("/groups", {"size": 64, "rollout": {"metadata": {"x": "y" * 2**20}}})
-    taken = await proxy.post("/groups", {"size": 4, "rollout": {"metadata": {"x": "y" * 2**20}}})
+    """One request writes them for each rollout: many times a megabyte would hold up everybody. Nothing is opened."""
+    refused = await proxy.post("/groups", {"size": 64, "rollout": {"metadata": {"x": "y" * 2**17}}})
+    taken = await proxy.post("/groups", {"size": 4, "rollout": {"metadata": {"x": "y" * 2**17}}})
 
     assert (413, "request_too_large") == (refused.status, refused.json["error"]["code"])
     assert "64 rollouts" in refused.json["error"]["message"]
