@@ -81,7 +81,8 @@ class Policy:
             "token_ids": ids,
         }
         head = {"id": "chatcmpl-bigram", "object": "chat.completion", "created": 0, "model": "bigram"}
-        return {**head, "choices": [choice], "prompt_token_ids": prompt}
+        usage = {"prompt_tokens": len(prompt), "completion_tokens": len(ids), "total_tokens": len(prompt) + len(ids)}
+        return {**head, "choices": [choice], "prompt_token_ids": prompt, "usage": usage}
 
 
 class Exchange(BaseHTTPRequestHandler):

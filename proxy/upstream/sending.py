@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from io import BytesIO
 from typing import Final
 
 import aiohttp
 import orjson
+from aiohttp.abc import AbstractStreamWriter
 from yarl import URL
 
 from proxy.config import EndpointSettings, EnginesSettings
@@ -278,9 +278,28 @@ def _address(url: str) -> URL:
     return URL(url, encoded=True)  # as it came: not quoted a second time
 
 
-def _payload(body: bytes | None) -> bytes | BytesIO | None:
-    """A large body is written in pieces, and does not hold the loop up."""
-    return BytesIO(body) if body and len(body) > _IN_ONE_PIECE_BYTES else body or None
+class _Pieces(aiohttp.Payload):
+    """A large body, written in pieces without a copy of it: aiohttp's own payloads copy it on the event loop."""
+
+    _value: bytes
+
+    def __init__(self, body: bytes) -> None:
+        super().__init__(body)
+        self._size = len(body)
+
+    async def write(self, writer: AbstractStreamWriter) -> None:
+        """Write it, waiting for the engine to take it."""
+        view = memoryview(self._value)
+        for start in range(0, len(view), _IN_ONE_PIECE_BYTES):
+            await writer.write(view[start : start + _IN_ONE_PIECE_BYTES])
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        """The body as text."""
+        return self._value.decode(encoding, errors)
+
+
+def _payload(body: bytes | None) -> bytes | _Pieces | None:
+    return _Pieces(body) if body and len(body) > _IN_ONE_PIECE_BYTES else body or None
 
 
 def _session(settings: EnginesSettings, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
