@@ -5,12 +5,13 @@ get a JSON error. It has no public hook for that, nor for its protocol class, so
 """
 
 import asyncio
-from typing import Any, Final
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeAlias
 
 from aiohttp import http_exceptions, web
 
 from proxy.dialects.base import openai_error
-from proxy.errors import BadCall, ProxyError
+from proxy.errors import BadCall, ExpectationFailed, ProxyError
 from proxy.logs import WIRE_LOG
 from proxy.refusals import internal_error
 
@@ -42,7 +43,7 @@ class _Server(web.Server):
 
     def __init__(self, server: web.Server, options: dict[str, Any]) -> None:
         super().__init__(
-            server.request_handler,
+            _with_known_expectations(server.request_handler),
             request_factory=server.request_factory,
             handler_cancellation=server.handler_cancellation,
         )
@@ -50,6 +51,20 @@ class _Server(web.Server):
 
     def __call__(self) -> web.RequestHandler:
         return _Connection(self, loop=asyncio.get_running_loop(), **self._options)
+
+
+_Handler: TypeAlias = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+
+def _with_known_expectations(handle: _Handler) -> _Handler:
+    """Answer an `Expect` header that nobody knows, which aiohttp refuses before any middleware, in plain text."""
+
+    async def handled(request: web.BaseRequest) -> web.StreamResponse:
+        if request.headers.get("Expect", "100-continue").lower() != "100-continue":
+            return _refusal(ExpectationFailed("the only known value of the header Expect is 100-continue"))
+        return await handle(request)
+
+    return handled
 
 
 class _Connection(web.RequestHandler):
@@ -80,4 +95,8 @@ def _answer(failure: BaseException | None) -> web.Response:
         error = BadCall(reason)
     else:
         error = internal_error(failure or TimeoutError())
+    return _refusal(error)
+
+
+def _refusal(error: ProxyError) -> web.Response:
     return web.Response(status=error.status, body=openai_error(error), content_type="application/json")

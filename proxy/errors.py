@@ -14,6 +14,7 @@ Holds the error tree and nothing else: no formatting for a dialect (dialects do 
     │   ├── DamagedStep    409  a stored step of the rollout cannot be read
     │   ├── TooLarge       413  a body that is too large
     │   ├── Unsupported    415  a content encoding that is not supported
+    │   ├── ExpectationFailed  417  an `Expect` header that nobody knows
     │   ├── NotValid       422  readable, but a value is not allowed
     │   ├── LimitReached   429  a limit of the rollout is used up
     │   ├── Overloaded     429  calls in flight hold as many bytes as they may
@@ -139,6 +140,13 @@ class Unsupported(BadCall):
 
     status = 415
     code = "unsupported_encoding"
+
+
+class ExpectationFailed(BadCall):
+    """An `Expect` header other than 100-continue."""
+
+    status = 417
+    code = "expectation_failed"
 
 
 class NotValid(BadCall):

@@ -75,3 +75,28 @@ async def connected():
     yield connect
     for writer in writers:
         writer.close()
+
+
+@pytest.mark.parametrize("expected", [b"-1", b"\xff", b"100-continue, x"])
+@pytest.mark.parametrize("path", [b"/v1/chat/completions", b"/rollouts", b"/nothing"])
+async def test_an_expectation_that_nobody_knows_is_a_json_error(store, engine, connected, expected, path):
+    """417 on every path, and nothing of the header comes back."""
+    async with proxying(engine.url, store) as served:
+        reader, writer = await connected(served.url)
+        head = b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nConnection: close\r\nExpect: %s\r\n\r\n{}"
+        writer.write(head % (path, expected))
+        status, _, rest = (await reader.read()).partition(b"\r\n")
+
+    assert b"417" in status
+    assert "expectation_failed" == orjson.loads(rest.partition(b"\r\n\r\n")[2])["error"]["code"]
+
+
+async def test_a_client_that_waits_before_it_sends_its_body_is_told_to_go_on(store, engine, connected):
+    """`Expect: 100-continue`, in any case of letters."""
+    async with proxying(engine.url, store) as served:
+        reader, writer = await connected(served.url)
+        writer.write(b"POST /rollouts HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nExpect: 100-Continue\r\n\r\n")
+        assert b"HTTP/1.1 100 Continue\r\n" == await reader.readline()
+        writer.write(b"{}")
+        await reader.readline()
+        assert b"HTTP/1.1 201 Created\r\n" == await reader.readline()
