@@ -35,8 +35,8 @@ The checks compare what one answer contains. They cannot show:
   them up. With several choices, or several prompts, each event also counts the tokens of its choice
   (`continuous_usage_stats`), so there it shows. For one choice that costs more of a call than the check is worth.
 - A lost or repeated event in a stream whose engine ignores `stream_options.include_usage`: nothing counts its tokens. vLLM,
-  SGLang and llama.cpp all send the usage. A vLLM chat or completions stream that should have it and does not is flagged
-  `no_usage`.
+  SGLang and llama.cpp all send the usage. A stream of vLLM's chat or completions, or of SGLang's completions, that should
+  have it and does not is flagged `no_usage`.
 - An id that the engine reports wrongly everywhere, with counts and logprobs that fit. `tokentape audit` scores it again.
 
 Two kinds of servers send usage in streams unasked. A vLLM with `--enable-force-include-usage` is recognised by its first
