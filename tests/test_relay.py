@@ -543,6 +543,22 @@ async def test_an_answer_of_a_model_that_the_engine_does_not_serve_is_flagged(st
     assert problems == step.problems
 
 
+async def test_an_engine_that_names_an_unlisted_model_is_asked_for_its_list_once(store, engine, http):
+    """Not once for each call, nor by each of the calls that run at once."""
+    engine.plays(replace(WHOLE, answer=WHOLE.answer.replace(b'"model":"tiny"', b'"model":"policy"')))
+
+    async def call(served):
+        async with http.post(served.url + CHAT, json=BODY) as answer:
+            await answer.read()
+
+    async with proxying(engine.url, store) as served:
+        await call(served)
+        known = engine.questions
+        await asyncio.gather(*(call(served) for _ in range(20)))
+
+    assert known == engine.questions
+
+
 async def test_a_server_that_always_sends_usage_is_remembered(store, engine, http):
     """A later stream of several choices is not asked for usage, and so none is hidden from its client."""
     engine.plays(load("forced_usage/si3_utf8_stream"))

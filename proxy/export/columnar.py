@@ -75,9 +75,8 @@ class _Batches:
         self.arrow = _pyarrow("pyarrow")
         # pyarrow's own pool (mimalloc, 26.0) keeps 25 MB more than batches of this size need.
         self.arrow.set_memory_pool(self.arrow.system_memory_pool())
-        self.arrow.array(
-            [0]
-        )  # the first one imports pandas where it is installed: 0.2 s, here rather than amid an export
+        # The first array imports pandas where it is installed: 0.2 s, here rather than amid an export.
+        self.arrow.array([0])
         self.columns = form.columns
         self.schema = self.arrow.schema(
             [(name, _type(self.arrow, column)) for name, column in form.columns.items()],

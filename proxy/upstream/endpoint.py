@@ -10,6 +10,7 @@ from proxy.config import EndpointSettings, EnginesSettings
 from proxy.engines import ENGINES, Engine, Traits
 from proxy.trajectory.step import EngineFacts
 from proxy.upstream.health import Health
+from proxy.upstream.listing import ModelList
 from proxy.upstream.turns import Turns
 
 
@@ -30,7 +31,7 @@ class Endpoint:
     faults: int = 0
     last_fault: str | None = None
     window: int | None = None
-    models: frozenset[str] | None = None
+    models: ModelList = field(default_factory=ModelList)
     forces_usage: bool = False
     asking: "asyncio.Task[None] | None" = field(default=None, repr=False)
 

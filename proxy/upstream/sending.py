@@ -234,13 +234,16 @@ class Upstream:
     async def served_models(self, endpoint: Endpoint, name: str) -> frozenset[str] | None:
         """The models that an endpoint lists, by id, root and alias; None if it lists none.
 
-        An unknown name makes it list them anew: adapters are loaded at run time.
+        A name that is not listed is looked up again now and then: adapters are loaded at run time.
         """
-        if endpoint.models is None or name not in endpoint.models:
+
+        async def fetch() -> frozenset[str] | None:
             with suppress(EngineFault, TimeoutError):
                 async with asyncio.timeout(_KNOW_WITHIN_S):
-                    endpoint.models = names_of_models((await self._seen(endpoint, "/v1/models", alone=True)).body)
-        return endpoint.models
+                    return names_of_models((await self._seen(endpoint, "/v1/models", alone=True)).body)
+            return endpoint.models.names
+
+        return await endpoint.models.updated_for(name, fetch)
 
     def _ask(self, endpoint: Endpoint) -> "asyncio.Task[None] | None":
         """Find out what an engine is: the task that does, None if that is known."""
