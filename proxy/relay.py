@@ -89,6 +89,8 @@ async def _outcome(parts: Parts, call: Call, client: Client) -> Outcome:
         if call.sent is None:
             raise
         return _failed(call, client, error)
+    finally:
+        call.exchange = None  # its parsed answer need not stay in memory while the step is stored
 
 
 async def _at_endpoint(parts: Parts, call: Call, client: Client) -> Outcome | None:

@@ -4,6 +4,7 @@ Holds what is the same wherever choices have an index and logprobs. What one eng
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from proxy.dialects.base import is_on
@@ -47,6 +48,9 @@ def names_other_ids(choice: Json, ids: Sequence[Any] | None) -> bool:
         return False
     content = logprobs.get("content")
     names = logprobs.get("tokens") or () if content is None else [entry.get("token") for entry in content]
+    with suppress(TypeError):  # a name that is no string is looked at below
+        if _NAMED not in "\n".join(names):
+            return False  # tokens are named by their texts, as almost always
     return any(
         isinstance(name, str) and name.startswith(_NAMED) and name != f"{_NAMED}{token}"
         for name, token in zip(names, ids, strict=False)
