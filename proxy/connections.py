@@ -1,7 +1,7 @@
 """Connections of clients: aiohttp's own server, with our answer to what is not HTTP.
 
 aiohttp answers requests that it cannot parse by itself, in plain text with Python's representation of the bytes. Here they
-get a JSON error. It has no public hook for that, nor for its protocol class, so two of its methods are overridden.
+get a JSON error. It has no public hook for that, nor for its protocol class, so three of its methods are overridden.
 """
 
 import asyncio
@@ -71,6 +71,16 @@ class _Connection(web.RequestHandler):
     """One connection."""
 
     __slots__ = ()
+
+    def close(self) -> None:
+        """Stop reading requests.
+
+        aiohttp (3.14) drops what comes after this. A connection that was accepted a moment ago and waits for nothing yet is
+        not told so: its client would wait for as long as an idle connection may.
+        """
+        super().close()
+        if self._waiter is None and self._current_request is None and not self._messages:
+            self.force_close()
 
     def handle_error(
         self,

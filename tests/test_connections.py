@@ -1,12 +1,16 @@
 """What is not HTTP: answered in JSON, without Python's view of it."""
 
 import asyncio
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 import aiohttp
 import orjson
 import pytest
+from aiohttp import web
 from fakes import proxying
+
+from proxy.connections import Runner
 
 CHUNKED = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 REQUESTS = {
@@ -100,3 +104,33 @@ async def test_a_client_that_waits_before_it_sends_its_body_is_told_to_go_on(sto
         writer.write(b"{}")
         await reader.readline()
         assert b"HTTP/1.1 201 Created\r\n" == await reader.readline()
+
+
+async def test_a_client_that_connects_while_the_server_stops_is_not_kept_waiting():
+    """Its connection ends, so that it can try another one; aiohttp would keep it open and ignore what it sends."""
+
+    async def handle(request):
+        return web.Response(text="never")
+
+    app = web.Application()
+    app.router.add_get("/", handle)
+    runner = Runner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    server = runner.server
+    connection_made = server.connection_made
+
+    def made_as_the_server_stops(connection, transport):
+        connection_made(connection, transport)
+        server.pre_shutdown()
+
+    server.connection_made = made_as_the_server_stops
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        reader, writer = await asyncio.open_connection(*runner.addresses[0])
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        async with asyncio.timeout(30):  # an idle connection may stay open for longer
+            with suppress(ConnectionResetError):
+                assert b"" == await reader.read()
+        writer.close()
+    finally:
+        await runner.cleanup()

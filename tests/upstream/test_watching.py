@@ -44,9 +44,10 @@ async def test_after_a_bad_check_the_next_one_is_soon(upstream_to):
     """An engine that nobody calls is passed over long before it has missed so many checks at their usual pace."""
     async with fake_engine() as engine:
         engine.facts = {}
-        upstream = upstream_to(engine.url, engines={"health_s": 20, "eject_after": 10, "eject_s": 0.01})
+        upstream = upstream_to(engine.url, engines={"health_s": 2, "eject_after": 20, "eject_s": 0.01})
         (endpoint,) = upstream.endpoints
-        await until(lambda: endpoint.health.is_ejected)  # ten checks 20 s apart would take longer than this waits
+        async with asyncio.timeout(25):  # twenty checks 2 s apart, 1.6 s at the least, would take longer
+            await until(lambda: endpoint.health.is_ejected)
 
 
 @pytest.mark.parametrize(("status", "expected"), [(200, True), (404, True), (401, True), (500, False), (503, False)])
