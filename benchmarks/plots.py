@@ -40,7 +40,7 @@ def _dress(at: Axes, title: str, x: str, places: Sequence[float]) -> None:
     at.minorticks_off()
     at.set_ylim(bottom=0)
     at.grid(axis="y", alpha=0.3)
-    at.legend(frameon=False)
+    at.legend(frameon=False, loc="upper right")
 
 
 def bars(name: str, title: str, values: Mapping[str, float], *, mark: float | None = None, unit: str = "") -> None:

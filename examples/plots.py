@@ -73,7 +73,7 @@ def plot_histogram(axes: Axes, seen: Seen) -> None:
     mean = float(np.mean(seen.logprobs))
     axes.axvline(mean, color=WARM, label=f"mean {mean:.2f}")
     axes.set(title="Logprobs of sampled tokens", xlabel="logprob", ylabel="tokens")
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="upper right")
 
 
 def plot_places(axes: Axes, seen: Seen) -> None:
@@ -120,7 +120,7 @@ def plot_turns(axes: Axes, seen: Seen) -> None:
     names = [f"step {turn + 1}" for turn in turns]
     axes.hist([seen.turns[turn] for turn in turns], bins, stacked=True, color=list(shades), label=names)  # type: ignore[arg-type]
     axes.set(title="Sampled tokens per step", xlabel="tokens", ylabel="steps")
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="upper right")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
