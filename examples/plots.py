@@ -73,7 +73,7 @@ def plot_histogram(axes: Axes, seen: Seen) -> None:
     mean = float(np.mean(seen.logprobs))
     axes.axvline(mean, color=WARM, label=f"mean {mean:.2f}")
     axes.set(title="Logprobs of sampled tokens", xlabel="logprob", ylabel="tokens")
-    axes.legend(frameon=False, loc="upper right")
+    axes.legend(frameon=False, loc="upper left")
 
 
 def plot_places(axes: Axes, seen: Seen) -> None:
