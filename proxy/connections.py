@@ -75,11 +75,14 @@ class _Connection(web.RequestHandler):
     def close(self) -> None:
         """Stop reading requests.
 
-        aiohttp (3.14) drops what comes after this. A connection that was accepted a moment ago and waits for nothing yet is
-        not told so: its client would wait for as long as an idle connection may.
+        aiohttp (3.14) drops what comes after this. A connection that was accepted a moment ago begins to wait for a request
+        only now, and its client would wait for as long as an idle connection may.
         """
         super().close()
-        if self._waiter is None and self._current_request is None and not self._messages:
+        asyncio.get_running_loop().call_soon(self._close_if_waiting)
+
+    def _close_if_waiting(self) -> None:
+        if self._waiter is not None:  # no request is being answered
             self.force_close()
 
     def handle_error(

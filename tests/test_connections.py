@@ -106,7 +106,7 @@ async def test_a_client_that_waits_before_it_sends_its_body_is_told_to_go_on(sto
         assert b"HTTP/1.1 201 Created\r\n" == await reader.readline()
 
 
-async def test_a_client_that_connects_while_the_server_stops_is_not_kept_waiting():
+async def test_a_client_that_connects_while_the_server_stops_is_not_kept_waiting(monkeypatch):
     """Its connection ends, so that it can try another one; aiohttp would keep it open and ignore what it sends."""
 
     async def handle(request):
@@ -116,14 +116,13 @@ async def test_a_client_that_connects_while_the_server_stops_is_not_kept_waiting
     app.router.add_get("/", handle)
     runner = Runner(app, shutdown_timeout=0.1)
     await runner.setup()
-    server = runner.server
-    connection_made = server.connection_made
+    connection_made = web.RequestHandler.connection_made
 
     def made_as_the_server_stops(connection, transport):
         connection_made(connection, transport)
-        server.pre_shutdown()
+        runner.server.pre_shutdown()
 
-    server.connection_made = made_as_the_server_stops
+    monkeypatch.setattr(web.RequestHandler, "connection_made", made_as_the_server_stops)
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
         reader, writer = await asyncio.open_connection(*runner.addresses[0])
