@@ -164,7 +164,7 @@ async def _render(parts: Parts, claim: Claim, held: Held) -> str | None:
     gathered = await gather(parts, wanted, group, frozen, Worth(said.min_group, said.only_mixed), whole=True)
     if gathered.why is not None:
         return gathered.why
-    whole = await gathered.whole(wanted, len(claim.held))
+    whole = await gathered.whole(wanted)
     described = {
         "group_id": group.group_id,
         "policy_version": group.oldest,

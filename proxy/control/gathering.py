@@ -52,10 +52,10 @@ class Gathered:
         """The number of rows."""
         return sum(len(member.rows.rows) for member in self.members)
 
-    async def whole(self, wanted: Wanted, place: int = 0) -> Any:
+    async def whole(self, wanted: Wanted) -> Any:
         """Combine the rows as the trainer takes them. Raises Conflict for members that cannot be combined."""
         try:
-            return await aside(self.count, lambda: wanted.form.gather(self._rows(), place))
+            return await aside(self.count, lambda: wanted.form.gather(self._rows()))
         except Inexpressible as refusal:
             raise Conflict(str(refusal), param="format") from None
 

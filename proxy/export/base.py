@@ -86,12 +86,12 @@ class Format(Protocol):
         """Return (member, row of that member) for each entry of what `gather` makes of these members, in its order."""
         ...
 
-    def gather(self, members: Sequence[Rows], place: int = 0) -> Any:
+    def gather(self, members: Sequence[Rows]) -> Any:
         """Combine a whole group into the one JSON-ready value that the trainer takes.
 
-        `members` are the results of `rows` for each rollout of the group, in the group's order; `place` is that of the
-        group among the groups of a batch. The numbers of a rollout within its group and of the group are written here.
-        Changes no row that it is given. Raises `Inexpressible` for members that cannot be combined.
+        `members` are the results of `rows` for each rollout of the group, in the group's order. The number of a rollout
+        within its group is written here. Changes no row that it is given. Raises `Inexpressible` for members that cannot
+        be combined.
         """
         ...
 
@@ -122,16 +122,16 @@ class Listed:
         """Return (member, row of that member) for each entry of what `gather` makes of these members, in its order."""
         return [(number, at) for number, member in enumerate(members) for at in range(len(member.rows))]
 
-    def gather(self, members: Sequence[Rows], place: int = 0) -> Any:
+    def gather(self, members: Sequence[Rows]) -> Any:
         """List all rows, member by member."""
-        return [self.numbered(members[number].rows[at], number, place) for number, at in self.order(members)]
+        return [self.numbered(members[number].rows[at], number) for number, at in self.order(members)]
 
     def flat(self, entry: Any) -> list[Any]:
         """Return the entry, which is a row."""
         return [entry]
 
-    def numbered(self, row: Any, member: int, place: int) -> Any:
-        """Return the row with the number of its member within the group, and the place of the group."""
+    def numbered(self, row: Any, member: int) -> Any:
+        """Return the row with the number of its member within the group."""
         return row
 
 
@@ -140,9 +140,9 @@ class Batched(Listed):
 
     name: str
 
-    def gather(self, members: Sequence[Rows], place: int = 0) -> Any:
+    def gather(self, members: Sequence[Rows]) -> Any:
         """Make one batch: each list is the lists of all rows, one after the other."""
-        rows = super().gather(members, place)
+        rows = super().gather(members)
         if len({frozenset(key for key in row if row[key] is not None) for row in rows}) > 1:
             odd = sorted({key for row in rows for key in row if any(other.get(key) is None for other in rows)})
             raise Inexpressible(f"{self.name} wants the same of all rows, and some have no {' and no '.join(odd)}")

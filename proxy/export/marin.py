@@ -73,7 +73,7 @@ class MarinFormat(TurnView):
         """Return (member, row of that member) for each row, in the order of the RolloutGroups."""
         return [entry for group in _grouped(members) for entry in group]
 
-    def gather(self, members: Sequence[Rows], place: int = 0) -> Any:
+    def gather(self, members: Sequence[Rows]) -> Any:
         """Make the RolloutGroups: one of first steps, then one for each prompt that later steps were sampled after."""
         firsts = [member.rows[0]["prompt_tokens"] for member in members if member.rows]
         if any(prompt != firsts[0] for prompt in firsts):

@@ -30,7 +30,7 @@ class _Output(Batched):
 
     columns: ClassVar[Columns] = _COLUMNS
 
-    def numbered(self, row: dict[str, Any], member: int, place: int) -> dict[str, Any]:
+    def numbered(self, row: dict[str, Any], member: int) -> dict[str, Any]:
         """The row with the number of its rollout."""
         ids = [{**trajectory, "repetition_id": member} for trajectory in row["trajectory_ids"]]
         return {**row, "trajectory_ids": ids}

@@ -1,15 +1,15 @@
 """slime's Sample (624b824): whole tokens, with arrays of the response only.
 
-Sequences of one rollout share its `rollout_id`, so that the loss averages over rollouts. `index`, `rollout_id` and
-`group_index` are numbers within what is gathered.
+Sequences of one rollout share its `rollout_id`, over which the trainer sums loss masks for the denominator of each sample
+(`rollout_mask_sums`): two rollouts with the same number would get the sum of both. `rollout_id`, `index` and `group_index`
+are derived from the ids of the rollout and the group, so they are distinct over everything that a trainer mixes.
 """
 
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from proxy.export.base import Listed, Rows
+from proxy.export.base import Listed
 from proxy.export.columns import BITS, COUNT, IDS, LOGPROBS, REWARD, TEXT, Columns
-from proxy.export.views import SequenceView, Source, logprobs_of
+from proxy.export.views import SequenceView, Source, id_number, logprobs_of
 from proxy.trajectory.sequence import Row
 
 
@@ -34,9 +34,9 @@ class SlimeFormat(Listed, SequenceView):
         """The sample."""
         start = row.prompt_len
         return {
-            "group_index": 0,
-            "index": row.branch,
-            "rollout_id": 0,
+            "group_index": source.group_number(),
+            "index": id_number(source.facts.rollout_id, str(row.branch)),
+            "rollout_id": id_number(source.facts.rollout_id),
             "tokens": row.token_ids,
             "response_length": len(row.token_ids) - start,
             "loss_mask": row.mask[start:],
@@ -45,13 +45,6 @@ class SlimeFormat(Listed, SequenceView):
             "status": _status(row, source),
             "weight_versions": _versions(row, source),
         }
-
-    def gather(self, members: Sequence[Rows], place: int = 0) -> Any:
-        """List all samples, numbered through."""
-        return [
-            {**members[number].rows[at], "group_index": place, "index": index, "rollout_id": number}
-            for index, (number, at) in enumerate(self.order(members))
-        ]
 
 
 def _status(row: Row, source: Source) -> str:

@@ -1,7 +1,8 @@
 """Samples of TRL's AsyncGRPO (experimental, trl 1.16.0): whole sequences with one advantage each.
 
 A row has one `model_version`: the oldest that sampled any of it, so that it looks as stale as it is; `metrics` keeps the
-spread where there is one.
+spread where there is one. The trainer ends an epoch after as many distinct `group_id`s as there are prompts, and batches
+the samples of one `group_id` together: it is derived from the id of the group, and so the same in every claim.
 """
 
 from typing import Any, ClassVar
@@ -27,7 +28,7 @@ class TrlAsyncFormat(Listed, SequenceView):
     }
 
     def view(self, row: Row, source: Source) -> dict[str, Any]:
-        """The sample; `group_id` is 0 until it is gathered."""
+        """Return the sample."""
         versions = versions_of(row, source)
         return {
             "input_ids": row.token_ids,
@@ -35,10 +36,6 @@ class TrlAsyncFormat(Listed, SequenceView):
             "old_log_probs": logprobs_of(row, source),
             "advantage": advantage_of(source),
             "model_version": versions[0],
-            "group_id": 0,
+            "group_id": source.group_number(),
             "metrics": {"model_version_spread": float(versions[-1] - versions[0])},
         }
-
-    def numbered(self, row: dict[str, Any], member: int, place: int) -> dict[str, Any]:
-        """The sample with the number of its group."""
-        return {**row, "group_id": place}

@@ -24,9 +24,9 @@ def test_repeatable(name):
     """An export changes nothing: the same rollout gives the same rows, before and after they were gathered."""
     form = FORMATS[name]
     first, again = (form.rows(worked.FACTS, worked.STEPS, Options(), LENGTHS) for _ in range(2))
-    gathered = deepcopy(form.gather([first, first], 1))
+    gathered = deepcopy(form.gather([first, first]))
 
-    assert gathered == form.gather([first, again], 1)
+    assert gathered == form.gather([first, again])
     assert first == again == form.rows(worked.FACTS, worked.STEPS[::-1], Options(), LENGTHS)
 
 

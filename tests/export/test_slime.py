@@ -1,5 +1,6 @@
 """The format `slime`: arrays of the response, with the tokens whole."""
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -7,13 +8,14 @@ import worked
 from forests import make_step
 
 from proxy.export import FORMATS, Inexpressible
+from proxy.export.views import id_number
 from proxy.trajectory.sequence import Options
 from proxy.trajectory.step import Span
 
 EXAMPLE = {
-    "group_index": 0,
-    "index": 0,
-    "rollout_id": 0,
+    "group_index": id_number("g1"),
+    "index": id_number("r1", "0"),
+    "rollout_id": id_number("r1"),
     "tokens": [101, 102, 103, 201, 202, 9, 301, 302, 303, 304, 203, 9],
     "response_length": 9,
     "loss_mask": [1, 1, 1, 0, 0, 0, 0, 1, 1],
@@ -30,14 +32,37 @@ def test_worked_example():
     assert [EXAMPLE] == worked.rows("slime")
 
 
-def test_group():
-    """Samples are numbered through; sequences of one rollout share its number."""
+def group_of(group_id, members):
+    """The samples of a group; `members` are the steps of each rollout by its id."""
     form = FORMATS["slime"]
-    forked, plain = (form.rows(worked.FACTS, steps, Options()) for steps in (FORK, worked.STEPS))
+    facts = {name: replace(worked.FACTS, rollout_id=name, group_id=group_id) for name in members}
+    return form.gather([form.rows(facts[name], steps, Options()) for name, steps in members.items()])
 
-    assert [(2, 0, 0), (2, 1, 0), (2, 2, 1)] == [
-        (row["group_index"], row["index"], row["rollout_id"]) for row in form.gather([forked, plain], 2)
-    ]
+
+def mask_sums(samples):
+    """The denominators of slime's loss (624b824): the sum of the loss masks of all samples of a rollout, for each sample."""
+    sums = Counter()
+    for sample in samples:
+        sums[sample["rollout_id"]] += sum(sample["loss_mask"])
+    return [sums[sample["rollout_id"]] for sample in samples]
+
+
+def test_loss_denominators():
+    """Over several groups, each rollout has the denominator of its own sequences, and each sample an index of its own."""
+    longer = [worked.first(worked.sampled([201] * 7, [-0.5] * 7))]
+    samples = group_of("g1", {"r1": FORK, "r2": worked.STEPS}) + group_of("g2", {"r3": longer, "r4": worked.STEPS})
+
+    assert [2, 2, 5, 7, 5] == mask_sums(samples)
+    assert 5 == len({sample["index"] for sample in samples})
+    assert [3, 2] == list(Counter(sample["group_index"] for sample in samples).values())
+
+
+def test_same_numbers_in_each_export():
+    """A rollout has the same numbers exported by itself and with its group."""
+    (alone,) = worked.rows("slime")
+    (_, gathered) = group_of("g1", {"r2": worked.STEPS, "r1": worked.STEPS})
+
+    assert gathered == alone
 
 
 @pytest.mark.parametrize(

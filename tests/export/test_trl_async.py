@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import worked
 
-from proxy.export import FORMATS, Inexpressible
-from proxy.trajectory.sequence import Options
+from proxy.export import Inexpressible
+from proxy.export.views import id_number
 
 EXAMPLE = {
     "input_ids": [101, 102, 103, 201, 202, 9, 301, 302, 303, 304, 203, 9],
@@ -14,7 +14,7 @@ EXAMPLE = {
     "old_log_probs": [0.0, 0.0, 0.0, -0.5, -0.25, -0.125, 0.0, 0.0, 0.0, 0.0, -1.0, -0.0625],
     "advantage": 0.5,
     "model_version": 3,
-    "group_id": 0,
+    "group_id": id_number("g1"),
 }
 
 
@@ -24,12 +24,18 @@ def test_worked_example():
 
 
 def test_group():
-    """Gathered samples carry the number of their group."""
-    form = FORMATS["trl_async"]
-    member = form.rows(worked.FACTS, worked.STEPS, Options())
+    """All samples of a group have its number, and those of another group another; a lone rollout is a group by itself."""
+    ids = {
+        name: {row["group_id"] for row in worked.gathered("trl_async", *(replace(worked.FACTS, **each) for each in facts))}
+        for name, facts in {
+            "g1": [{"rollout_id": "r1"}, {"rollout_id": "r2"}],
+            "g2": [{"rollout_id": "r3", "group_id": "g2"}],
+            "none": [{"rollout_id": "r4", "group_id": None}],
+        }.items()
+    }
 
-    assert [7, 7] == [row["group_id"] for row in form.gather([member, member], 7)]
-    assert [0] == [row["group_id"] for row in member.rows]
+    assert [1, 1, 1] == [len(numbers) for numbers in ids.values()]
+    assert 3 == len(set.union(*ids.values()))
 
 
 @pytest.mark.parametrize(
