@@ -48,6 +48,11 @@ class ListenTlsSettings(Section):
         return self
 
 
+SamplingDefault = Literal[
+    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"
+]
+
+
 class EndpointSettings(Section):
     """One engine that serves the policy."""
 
@@ -64,6 +69,11 @@ class EndpointSettings(Section):
         None,
         description="What its logprobs are of (vLLM: its --logprobs-mode): no answer says it, so it is recorded from "
         "here; the engine's default if none.",
+    )
+    sampling_defaults: dict[SamplingDefault, float] = Field(
+        {},
+        description="What it samples with where a request leaves a field out (temperature, top_p, top_k, min_p, penalties), "
+        "recorded with each step; read from vLLM with --enable-scale-out and from llama.cpp, unknown elsewhere.",
     )
     streaming: Literal["auto", "live", "replay"] | None = Field(
         None, description="How its streams are asked for; record.streaming if none."

@@ -4,6 +4,8 @@ Holds when a batch is acknowledged and when it is given back; not what is asked 
 """
 
 import asyncio
+import logging
+import re
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from types import TracebackType
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 _LONG_POLL_S: Final = 30.0
 _BEATS_A_LEASE: Final = 3  # two may fail before the lease runs out
 _LOST: Final = (404, 409)
+_LOG: Final = logging.getLogger("tokentape.client")
+_QUOTED: Final = re.compile(r"'[^']*'|\d+")
 
 
 class Batch:
@@ -90,11 +94,23 @@ async def claim_batches(
     client: "AsyncClient", *, consumer: str, groups: int, wait_s: float | None, lease_s: float, **wanted: Any
 ) -> AsyncGenerator[Batch, None]:
     """Batch after batch; see `AsyncClient.batches`."""
+    logged: set[str] = set()
     while True:
         poll_s = _LONG_POLL_S if wait_s is None else wait_s
         claimed = await client.claim_batch(consumer=consumer, groups=groups, wait_s=poll_s, lease_s=lease_s, **wanted)
+        _log_left_out(claimed, logged)
         if claimed["batch_id"] is not None:
             async with Batch(client, claimed, lease_s) as batch:
                 yield batch
         elif wait_s is not None:
             return
+
+
+def _log_left_out(claimed: dict[str, Any], logged: set[str]) -> None:
+    """Log why groups of a claim were refused or dropped: each reason once, whichever rollouts and numbers it names."""
+    for outcome in ("refused", "dropped"):
+        for group in claimed.get(outcome, ()):
+            reason = f"{outcome}: {_QUOTED.sub('', group['why'])}"
+            if reason not in logged:
+                logged.add(reason)
+                _LOG.warning("group %s is %s: %s", group["group_id"], outcome, group["why"])

@@ -57,6 +57,7 @@ def _engine(endpoint: Endpoint, healthy: dict[str, bool], record: RecordSettings
         "kind": endpoint.kind,
         "version": endpoint.version,
         "logprobs_mode": endpoint.settings.logprobs_mode or endpoint.engine.logprobs_mode,
+        "sampling_defaults": traits.sampling_defaults,
         "parser": traits.has_parser,
         "streams": {
             name: choose_framing(

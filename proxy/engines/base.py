@@ -23,12 +23,14 @@ class Traits:
 
     `has_parser`: a reasoning or tool parser is configured, which decides whether SGLang's chat streams lose logprobs.
     `forces_usage`: its streams have usage on each event, whatever is requested (vLLM's --enable-force-include-usage).
+    `sampling_defaults`: what chat and completions are sampled with where a request leaves a field out.
     """
 
     kind: str
     version: str | None = None
     has_parser: bool | None = None
     forces_usage: bool = False
+    sampling_defaults: dict[str, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)

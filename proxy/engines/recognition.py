@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from proxy.engines.base import Traits
+from proxy.engines.sampling_defaults import read_props
 
 # vLLM 0.32 has /version alone of them; SGLang 0.5.23 the four of its own (two by older names); llama.cpp /props.
 QUESTIONS: Final = (
@@ -37,7 +38,7 @@ def recognise(answers: Mapping[str, Seen]) -> Traits:
     if "weight_version" in model_facts or owner == "sglang":
         return Traits("sglang", _text(server_facts.get("version")), _has_parser({**server_facts, **model_facts}))
     if any(seen.server.startswith("llama.cpp") for seen in answers.values()) or owner == "llamacpp":
-        return Traits("llamacpp", _text(props.get("build_info")))
+        return Traits("llamacpp", _text(props.get("build_info")), sampling_defaults=read_props(props))
     version = _text((bodies.get("/version") or {}).get("version"))
     if version is not None or owner == "vllm":
         return Traits("vllm", version)

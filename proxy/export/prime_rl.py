@@ -52,6 +52,9 @@ def _temperatures(row: Row, source: Source) -> list[float]:
     for turn in turns(row):
         temperature = turn.spans[0].temperature
         if temperature is None:
-            raise source.refuse(f"the temperature of step {turn.step_id!r} is not known")
+            raise source.refuse(
+                f"the temperature of step {turn.step_id!r} is not known: its request has none, and neither does the engine "
+                "show its default; set engines.endpoints[].sampling_defaults: {temperature: ...}"
+            )
         told += [float(temperature)] * (turn.end - len(told))
     return told

@@ -67,7 +67,13 @@ class Endpoint:
     def known(self) -> Traits:
         """What is known of the server: found out, or configured, which wins."""
         has_parser = self.traits.has_parser if self.traits else None
-        return Traits(self.engine.kind, self.version, has_parser, self.forces_usage)
+        return Traits(self.engine.kind, self.version, has_parser, self.forces_usage, self.sampling_defaults)
+
+    @property
+    def sampling_defaults(self) -> dict[str, float]:
+        """What it samples with where a request leaves a field out; configured values win over what the server shows."""
+        shown = (self.traits.sampling_defaults if self.traits else None) or {}
+        return shown | self.settings.sampling_defaults
 
     @property
     def facts(self) -> EngineFacts:

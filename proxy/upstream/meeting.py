@@ -5,15 +5,20 @@ Holds the order of the questions and what becomes known. How they are sent is gi
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any
 
+from proxy.engines.base import Traits
 from proxy.engines.recognition import QUESTIONS, Seen, recognise
+from proxy.engines.sampling_defaults import ask_defaults, read_rendered
 from proxy.errors import EngineFault
 from proxy.logs import LOG
 from proxy.upstream.endpoint import Endpoint
 
+Ask = Callable[..., Coroutine[Any, Any, Seen]]
 
-async def meet(endpoint: Endpoint, ask: Callable[[Endpoint, str], Coroutine[Any, Any, Seen]]) -> None:
+
+async def meet(endpoint: Endpoint, ask: Ask) -> None:
     """Ask the questions, first those that only one kind of engine answers. An engine that is away stays what it was."""
     try:
         *theirs, common = QUESTIONS
@@ -22,6 +27,7 @@ async def meet(endpoint: Endpoint, ask: Callable[[Endpoint, str], Coroutine[Any,
         if traits.kind == "plain":
             answers[common] = await ask(endpoint, common)
             traits = recognise(answers)
+        traits = await _with_defaults(endpoint, traits, ask)
     except EngineFault as fault:
         endpoint.last_fault = fault.message
         return
@@ -35,9 +41,19 @@ async def meet(endpoint: Endpoint, ask: Callable[[Endpoint, str], Coroutine[Any,
     endpoint.models.forget()
 
 
-async def _all_seen(
-    endpoint: Endpoint, paths: Sequence[str], ask: Callable[[Endpoint, str], Coroutine[Any, Any, Seen]]
-) -> list[Seen]:
+async def _with_defaults(endpoint: Endpoint, traits: Traits, ask: Ask) -> Traits:
+    """Add the sampling defaults, where the engine shows them when asked."""
+    lookup = ask_defaults(traits.kind)
+    if lookup is None:
+        return traits
+    try:
+        rendered = await ask(endpoint, lookup.path, body=lookup.body)
+    except EngineFault:
+        return traits  # what it is has been found out
+    return replace(traits, sampling_defaults=read_rendered(rendered.body))
+
+
+async def _all_seen(endpoint: Endpoint, paths: Sequence[str], ask: Ask) -> list[Seen]:
     """The answers to all questions, asked at once. Raises EngineFault with the first fault; none is left asked then."""
     asking = [asyncio.get_running_loop().create_task(ask(endpoint, path)) for path in paths]
     try:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 import aiohttp
 import orjson
@@ -33,6 +33,7 @@ _IN_ONE_PIECE_BYTES = 2**16
 _READ_BUFFER_BYTES = 2**18
 _KNOW_WITHIN_S = 5  # a call waits so long to learn what its engine is
 MOST_ANSWER_BYTES: Final = 2**25
+_JSON: Final = (("Content-Type", "application/json"),)
 AWAY: Final = frozenset(
     {502, 503, 504}
 )  # what a gateway says, or an engine that loads or drains: another one may answer
@@ -251,14 +252,19 @@ class Upstream:
             endpoint.asking = asyncio.get_running_loop().create_task(meet(endpoint, self._seen))
         return endpoint.asking
 
-    async def _seen(self, endpoint: Endpoint, path: str, *, alone: bool = False) -> Seen:
-        async with self.send(endpoint, "GET", path, headers=(), body=None, alone=alone) as answer:
+    async def _seen(
+        self, endpoint: Endpoint, path: str, *, body: Mapping[str, Any] | None = None, alone: bool = False
+    ) -> Seen:
+        """Send a request beside a call: a GET, or a POST of a JSON body."""
+        method, headers = ("GET", ()) if body is None else ("POST", _JSON)
+        payload = None if body is None else orjson.dumps(body)
+        async with self.send(endpoint, method, path, headers=headers, body=payload, alone=alone) as answer:
             text = await answer.whole()
         try:
-            body = orjson.loads(text) if answer.status == 200 else None
+            read = orjson.loads(text) if answer.status == 200 else None
         except orjson.JSONDecodeError:
-            body = None
-        return Seen(answer.status, answer.headers.get("Server", ""), body)
+            read = None
+        return Seen(answer.status, answer.headers.get("Server", ""), read)
 
     async def _health_of(self, endpoint: Endpoint) -> int:
         async with self.send(endpoint, "GET", "/health", headers=(), body=None) as answer:

@@ -23,7 +23,7 @@ _BOUNDS = ("max_completion_tokens", "max_tokens")
 
 _STREAM = frozenset({"stream", "stream_options"})
 
-# What decides which distribution a token was drawn from; recorded with each step, as sent.
+# What decides which distribution a token was drawn from; recorded with each step: as sent, else the engine's default.
 SAMPLING_FIELDS = (
     "temperature", "top_p", "top_k", "min_p", "typical_p", "seed", "n", "max_tokens", "max_completion_tokens",
     "min_tokens", "stop", "stop_token_ids", "ignore_eos", "presence_penalty", "frequency_penalty",
@@ -222,7 +222,7 @@ def make_plan(  # noqa: PLR0913 - a plan is all of this, and every argument has 
         view=View(dialect, engine, ask.hidden, asked.choices, renamed, framing == "replay", asked.usage, terms.tokens),
         model_asked=model_asked,
         model_served=model_served,
-        sampling=_sampling(dialect.sampling(sent_body), logprobs_mode or engine.logprobs_mode),
+        sampling=_sampling(dialect, sent_body, at.traits, logprobs_mode or engine.logprobs_mode),
         framing=framing,
         wants_logprobs=at.wants_logprobs,
         headers=ask.headers,
@@ -274,10 +274,15 @@ def _changed(body: Json, fields: Json) -> Json:
     return {key: value for key, value in fields.items() if key not in body or body[key] != value}
 
 
-def _sampling(sent: Mapping[str, Any], logprobs_mode: str | None) -> Json:
-    """What decides which distribution a token was drawn from, as sent."""
+def _sampling(dialect: Dialect, body: Json, traits: Traits, logprobs_mode: str | None) -> Json:
+    """Return what decides which distribution a token was drawn from: as sent, else the engine's default, if that is known.
+
+    The defaults are those of chat and completions: vLLM (0.32.0) uses none of them for `/inference/v1/generate`.
+    """
+    sent = dialect.sampling(body)
+    defaults = (traits.sampling_defaults or {}) if dialect.name != "generate" else {}
     said = {key: sent[key] for key in SAMPLING_FIELDS if sent.get(key) is not None}
-    return {**said, "logprobs_mode": logprobs_mode}
+    return {**defaults, **said, "logprobs_mode": logprobs_mode}
 
 
 def _name(value: Any) -> str | None:

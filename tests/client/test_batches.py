@@ -148,3 +148,20 @@ async def test_without_wait_s_the_loop_waits_for_ever(client, batching):
     batching.ready = [[group("g1")]]
 
     assert (await waiting).startswith("b")
+
+
+async def test_each_reason_why_groups_are_refused_or_dropped_is_logged_once(client, batching, caplog):
+    """A loop that gets no batch says why, whichever rollout the reason names, and says it once."""
+    batching.ready = [[group("g1")], [group("g2")]]
+    batching.refused = [
+        {"group_id": f"g{number}", "why": f"trl requires one sequence, and rollout 'r{number}' has {number}"}
+        for number in (8, 9)
+    ]
+    batching.dropped = [{"group_id": "g7", "why": "the rewards of its 4 rollouts are all equal"}]
+    async for _ in client.batches(consumer="c", groups=1, wait_s=0):
+        pass
+
+    assert [
+        "group g8 is refused: trl requires one sequence, and rollout 'r8' has 8",
+        "group g7 is dropped: the rewards of its 4 rollouts are all equal",
+    ] == [record.message for record in caplog.records if record.name == "tokentape.client"]

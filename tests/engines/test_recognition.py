@@ -55,7 +55,10 @@ def test_llamacpp_says_who_it_is_in_a_header():
     answers = seen(props=orjson.loads(text))
     answers["/version"] = Seen(404, "llama.cpp", None)
 
-    assert Traits("llamacpp", "b0-unknown") == recognise(answers)
+    traits = recognise(answers)
+
+    assert ("llamacpp", "b0-unknown") == (traits.kind, traits.version)
+    assert 40 == traits.sampling_defaults["top_k"]
 
 
 def test_the_recorded_answer_of_vllm_is_recognised():

@@ -57,8 +57,8 @@ def test_refused(facts, why):
 
 
 def test_no_temperature():
-    """A temperature that nobody knows is not taken to be 1."""
-    with pytest.raises(Inexpressible, match="the temperature of step 'b' is not known"):
+    """A temperature that nobody knows is not taken to be 1; the refusal names the setting that states it."""
+    with pytest.raises(Inexpressible, match=r"the temperature of step 'b' is not known.*sampling_defaults"):
         worked.rows("prime_rl", [worked.first(), worked.second(sampling={})])
 
 

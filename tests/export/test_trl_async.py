@@ -26,7 +26,9 @@ def test_worked_example():
 def test_group():
     """All samples of a group have its number, and those of another group another; a lone rollout is a group by itself."""
     ids = {
-        name: {row["group_id"] for row in worked.gathered("trl_async", *(replace(worked.FACTS, **each) for each in facts))}
+        name: {
+            row["group_id"] for row in worked.gathered("trl_async", *(replace(worked.FACTS, **each) for each in facts))
+        }
         for name, facts in {
             "g1": [{"rollout_id": "r1"}, {"rollout_id": "r2"}],
             "g2": [{"rollout_id": "r3", "group_id": "g2"}],

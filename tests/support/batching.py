@@ -10,6 +10,8 @@ class Batching:
 
     def __init__(self, engine) -> None:
         self.ready: list[list[dict]] = []
+        self.refused: list[dict] = []
+        self.dropped: list[dict] = []
         self.said: list[tuple] = []
         self.lost: set[str] = set()
         self.partly_lost: list[str] = []
@@ -36,10 +38,13 @@ class Batching:
         if not self.ready and body["wait_s"] and self.patient:
             await self.arrived.wait()
         if not self.ready:
-            return web.json_response({"batch_id": None, "expires_ms": None, "groups": []})
+            return web.json_response({"batch_id": None, "expires_ms": None, "groups": [], **self.left_out()})
         groups = self.ready.pop(0)
         batch = f"b{sum(said[0] == 'claim' for said in self.said)}"
-        return web.json_response({"batch_id": batch, "expires_ms": 0, "groups": groups})
+        return web.json_response({"batch_id": batch, "expires_ms": 0, "groups": groups, **self.left_out()})
+
+    def left_out(self):
+        return {"refused": self.refused, "dropped": self.dropped}
 
     def verbs(self) -> list[str]:
         """What was said, without the claims and the heartbeat."""

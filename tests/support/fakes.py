@@ -30,7 +30,7 @@ class FakeEngine:
         self.facts = {"/version": {"version": "0.32.0"}, "/health": {"status": "ok"}}
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        if request.path in self.facts or request.path in QUESTIONS[:-1]:
+        if request.path in self.facts or request.path in (*QUESTIONS[:-1], "/v1/chat/completions/render"):
             self.questions += request.path in QUESTIONS
             known = self.facts.get(request.path)
             return web.json_response(known or {"detail": "Not Found"}, status=200 if known else self.unknown_status)

@@ -26,3 +26,12 @@ def test_its_key_is_not_printed():
 
     assert "planted" == keyed.api_key
     assert "planted" not in repr(keyed)
+
+
+def test_configured_sampling_defaults_win_over_those_that_the_server_shows():
+    """Field by field; without either nothing is known."""
+    one = endpoint(sampling_defaults={"temperature": 0.7})
+    assert {} == endpoint().sampling_defaults
+
+    one.traits = Traits("vllm", sampling_defaults={"temperature": 1.0, "top_p": 0.9})
+    assert {"temperature": 0.7, "top_p": 0.9} == one.sampling_defaults == one.known.sampling_defaults

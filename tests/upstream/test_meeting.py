@@ -79,3 +79,16 @@ async def test_what_is_configured_wins(upstream_to, caplog):
 
         assert "plain" == upstream.endpoints[0].kind
         assert "is configured as plain and looks like vllm" in caplog.text
+
+
+async def test_a_vllm_that_shows_its_sampling_defaults_is_asked_for_them(upstream_to):
+    """Where that route is disabled, or the engine breaks off there, it is known all the same."""
+    path = "/v1/chat/completions/render"
+    rendered = {"token_ids": [1], "sampling_params": {"temperature": 0.6, "top_p": 0.95, "max_tokens": 1}}
+    async with fake_engine() as showing, fake_engine() as silent:
+        showing.facts[path] = rendered
+        upstream = upstream_to(showing.url, silent.url)
+        await upstream.learn()
+
+        assert ["vllm", "vllm"] == [endpoint.kind for endpoint in upstream.endpoints]
+        assert [{"temperature": 0.6, "top_p": 0.95}, {}] == [one.sampling_defaults for one in upstream.endpoints]

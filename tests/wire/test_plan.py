@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recorded import plan_of
 
+from proxy.engines.base import Traits
 from proxy.wire.plan import Sampling, Terms
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -158,3 +159,23 @@ def test_no_field_of_the_client_is_lost_reordered_or_coerced(fields, path):
     assert [key for key in body if key not in ours] == list(theirs)
     assert orjson.dumps({key: value for key, value in body.items() if key not in ours}) == orjson.dumps(theirs)
     assert ours.keys() <= {"return_token_ids", "logprobs", "include_reasoning", "stream_options"}
+
+
+@pytest.mark.parametrize(
+    ("body", "temperature"), [({}, 0.6), ({"temperature": None}, 0.6), ({"temperature": 0}, 0), ({"temperature": 1}, 1)]
+)
+def test_a_field_that_is_not_sent_is_recorded_with_the_engines_default(body, temperature):
+    """And nothing is sent that was not: the engine applies its default by itself."""
+    traits = Traits("vllm", sampling_defaults={"temperature": 0.6, "top_k": 20})
+    plan = plan_of(CHAT, BODY | body, traits=traits)
+
+    assert {"temperature": temperature, "top_k": 20, "logprobs_mode": "raw_logprobs"} == plan.sampling
+    assert body.get("temperature") == plan.body.get("temperature")
+
+
+def test_the_defaults_of_chat_are_not_those_of_generate():
+    """vLLM's own sampling parameters have other ones."""
+    traits = Traits("vllm", sampling_defaults={"temperature": 0.6})
+    plan = plan_of("/inference/v1/generate", {"token_ids": [1], "sampling_params": {"max_tokens": 5}}, traits=traits)
+
+    assert "temperature" not in plan.sampling
