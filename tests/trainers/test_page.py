@@ -1,13 +1,14 @@
 """docs/trainers.md: its lines, run in order against a proxy, in the trainers' own classes as published."""
 
 import asyncio
-import queue
 import sys
 from abc import ABC, abstractmethod
+from collections import Counter
 from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 from typing import Any, Optional
 
+import msgspec
 import numpy as np
 import pydantic
 import pytest
@@ -22,6 +23,7 @@ from proxy.simulator.options import Options
 CHECKED = "tests/trainers/test_page.py"
 PROGRAMS = [block for block in blocks_of(ROOT / "docs" / "trainers.md") if block.checked_by == CHECKED]
 TASK = [{"role": "user", "content": "What is 2 + 2?"}]
+SAMPLING = {"temperature": 0.5, "top_p": 0.9, "top_k": 20, "min_p": 0.1, "repetition_penalty": 1.1}
 
 
 def published() -> dict[str, ModuleType]:
@@ -41,9 +43,58 @@ def published() -> dict[str, ModuleType]:
         "openrlhf.utils.agent": load_published("openrlhf/utils/agent.py", "AgentExecutorBase", **abstract),
         "areal.api.workflow_api": load_published("areal/api/workflow_api.py", "RolloutWorkflow", **abstract),
         "torch": torch,
+        **not_installable(),
         "tinker.types.datum": datum,
         "tinker.types.model_input": model_input,
     }
+
+
+@dataclass
+class TrajectoryID:
+    """SkyRL's (a956457), whose fields its trainer reads as attributes."""
+
+    instance_id: str
+    repetition_id: int
+
+
+class Sample(SimpleNamespace):
+    """slime's (624b824), made of a dict."""
+
+    @classmethod
+    def from_dict(cls, given):
+        return cls(**given)
+
+
+class TrainingSample(msgspec.Struct, array_like=True, gc=False):
+    """prime-rl's (559b447)."""
+
+    token_ids: list[int]
+    mask: list[bool]
+    logprobs: list[float]
+    temperatures: list[float]
+    env_name: str
+    ref_logprobs: list[float] | None = None
+    mm_kwargs: dict | None = None
+    routed_experts: dict | None = None
+    mm_token_type_ids: list[int] | None = None
+    rl_weights: list[float] | None = None
+    ce_weights: list[float] | None = None
+    ref_kl_weights: list[float] | None = None
+    advantages: list[float] | None = None
+
+
+def not_installable() -> dict[str, ModuleType]:
+    """Stand-ins for the trainers that cannot be installed: the classes that the page names."""
+    given = {
+        "skyrl.train.generators.base": {"GeneratorInterface": ABC, "TrajectoryID": TrajectoryID},
+        "slime.rollout.base_types": {"RolloutFnTrainOutput": SimpleNamespace},
+        "slime.utils.types": {"Sample": Sample},
+        "prime_rl.transport.types": {"TrainingSample": TrainingSample},
+    }
+    modules = {name: ModuleType(name) for name in given}
+    for name, names in given.items():
+        vars(modules[name]).update(names)
+    return modules
 
 
 @pytest.fixture
@@ -67,60 +118,114 @@ def _upwards(name: str) -> list[str]:
     return [".".join(parts[:length]) for length in range(1, len(parts) + 1)]
 
 
-async def play(page, groups=1, size=4):
+async def play(page, groups=1, size=4, sampling=None):
     """Groups that wait to be taken."""
     async with AsyncClient(page.url) as client:
         await client.put_policy(3)
         for _ in range(groups):
-            await page.play(client, TASK, size)
+            await page.play(client, TASK, size, sampling)
 
 
-async def test_trl_gets_as_many_completions_of_each_prompt_as_it_wants(page):
-    """In order, with what its reward functions read."""
-    made = await asyncio.to_thread(page.rollout_func, [TASK, TASK], SimpleNamespace(num_generations=3))
+async def sampled_with(page):
+    """What each recorded step was sampled with, of all rollouts."""
+    async with AsyncClient(page.url) as client:
+        steps = [step async for one in client.rollouts() async for step in client.steps(one["rollout_id"])]
+    return [{name: value for name, value in step["sampling"].items() if name != "logprobs_mode"} for step in steps]
+
+
+async def test_trl_gets_a_completion_of_each_prompt_that_it_hands(page):
+    """Prompts come repeated, as its sampler repeats them; rows come in their order, sampled with the trainer's settings."""
+    stop = {"stop": ["END"]}
+    args = SimpleNamespace(max_completion_length=24, generation_kwargs=stop, **SAMPLING)
+    other = [{"role": "user", "content": "Name a city, and say more of it than is asked."}]
+    made = await asyncio.to_thread(page.rollout_func, [TASK] * 3 + [other] * 3, SimpleNamespace(args=args))
+    lengths = [len(ids) for ids in made["prompt_ids"]]
 
     assert {"prompt_ids", "completion_ids", "logprobs", "env_mask", "reward"} == made.keys()
     assert {6} == {len(entries) for entries in made.values()}
+    assert lengths[0] < lengths[3]
+    assert lengths == sorted(lengths)
     assert made["reward"] == page.recorded_reward(None, **{key: made[key] for key in ("reward", "env_mask")})
+    assert [{**SAMPLING, **stop, "max_tokens": 24}] * 6 == await sampled_with(page)
+
+
+def async_args(**given):
+    """The fields of TRL's AsyncGRPOConfig that the page reads."""
+    return SimpleNamespace(
+        queue_maxsize=64, max_staleness=3, max_completion_length=24, num_generations=4, **{**SAMPLING, **given}
+    )
 
 
 async def test_trls_queue_is_filled_with_its_samples(page):
-    """Of every rollout of the group, with the version that was announced."""
-    await play(page)
-    samples = queue.Queue()
-    await page.fill(samples, wait_s=0)
+    """Of every rollout of the group: numpy arrays, with the version that was announced, and a number for each group."""
+    await play(page, groups=2)
+    worker = page.RecordedWorker([TASK], async_args())
+    async with AsyncClient(page.url) as client:
+        await worker.fill(client, wait_s=0)
+    samples = [worker.rollout_buffer.get() for _ in range(8)]
 
-    assert 4 == samples.qsize()
-    assert 3 == samples.get().model_version
+    assert worker.rollout_buffer.empty()
+    assert {3} == {sample.model_version for sample in samples}
+    assert {sum(sample.completion_mask.tolist()) > 0 for sample in samples} == {True}
+    assert {len(sample.input_ids.tolist()) == len(sample.old_log_probs.tolist()) for sample in samples} == {True}
+    assert [4, 4] == list(Counter(sample.group_id for sample in samples).values())
+
+
+async def test_trls_worker_plays_and_announces_until_its_thread_ends(page):
+    """Started, it fills the queue by itself; once its thread is over, its health check raises."""
+    worker = page.RecordedWorker([TASK], async_args())
+    await asyncio.to_thread(worker.update_model_version, 1)
+    worker.start()
+    samples = [await asyncio.to_thread(worker.rollout_buffer.get, timeout=60) for _ in range(8)]
+    worker.check_health(1)
+    await asyncio.to_thread(worker.stop)
+
+    assert {1} == {sample.model_version for sample in samples}
+    assert {**SAMPLING, "max_tokens": 24} in await sampled_with(page)
+    with pytest.raises(RuntimeError, match="has stopped"):
+        worker.check_health(1)
 
 
 async def test_verls_agent_loop_returns_its_output(page):
-    """Registered by its name; its tensors are what the trainer pads."""
-    loop = object.__new__(page.RecordedLoop)  # verl's own __init__ wants a model's tokenizer
-    output = await loop.run({"temperature": 0.5}, raw_prompt=TASK)
+    """Registered by its name; within the lengths that its worker pads to, sampled with its settings."""
+    loop = object.__new__(page.RecordedLoop)  # verl's own __init__ needs a model's tokenizer
+    loop.rollout_config = SimpleNamespace(prompt_length=7, response_length=5)
+    said = {"temperature": 0.5, "top_p": 0.9, "top_k": -1, "repetition_penalty": 1.0}
+    output = await loop.run({**said, "logprobs": True}, raw_prompt=TASK)
 
     assert isinstance(output, page.AgentLoopOutput)
-    assert len(output.response_ids) == len(output.response_mask) == len(output.response_logprobs)
+    assert 7 == len(output.prompt_ids)
+    assert 5 >= len(output.response_ids) == len(output.response_mask) == len(output.response_logprobs)
     assert output.reward_score in (0.0, 1.0)
+    assert [{**said, "max_tokens": 5}] == await sampled_with(page)
 
 
 async def test_openrlhfs_executor_returns_its_response(page):
-    """With the prompt and label that it was given."""
-    response = await page.AgentExecutor().execute("2 + 2?", "4", None, 2048, None, None)
+    """With the prompt and label that it was given, sampled with its settings."""
+    params = SimpleNamespace(temperature=0.5, top_p=0.9, top_k=20, min_tokens=1, max_tokens=24, stop=[])
+    response = await page.AgentExecutor().execute("2 + 2?", "4", params, 2048, None, None)
 
     assert ("2 + 2?", "4") == (response["prompt"], response["label"])
     ((start, end),) = response["action_ranges"]
     assert 0 < start < end == len(response["observation_tokens"]) == len(response["rollout_log_probs"])
+    assert [{"temperature": 0.5, "top_p": 0.9, "top_k": 20, "min_tokens": 1, "max_tokens": 24}] == await sampled_with(
+        page
+    )
 
 
 async def test_areals_workflow_returns_its_tensors(page):
-    """All of one length, but for the reward."""
+    """All of one length, but for the reward, sampled with its settings."""
     async with AsyncClient(page.url) as client:
         await client.put_policy(3)
-    tensors = await page.RecordedWorkflow().arun_episode(None, {"messages": TASK})
+    said = {"top_p": 0.9, "top_k": 20, "frequency_penalty": 0.0, "ignore_eos": False, "stop": ["END"]}
+    gconfig = SimpleNamespace(
+        greedy=False, temperature=0.5, max_new_tokens=24, min_new_tokens=0, stop_token_ids=[9], **said
+    )
+    tensors = await page.RecordedWorkflow(gconfig).arun_episode(None, {"messages": TASK})
 
     assert (1,) == tensors.pop("rewards").shape
     assert 1 == len({tensor.shape for tensor in tensors.values()})
+    assert [{**said, "temperature": 0.5, "max_tokens": 24, "stop_token_ids": [9]}] == await sampled_with(page)
 
 
 async def test_tinkers_data_are_made_of_batches(page):
@@ -130,3 +235,44 @@ async def test_tinkers_data_are_made_of_batches(page):
 
     assert 4 == len(made)
     assert {"target_tokens", "logprobs", "advantages"} == made[0].loss_fn_inputs.keys()
+
+
+async def test_skyrls_generator_returns_one_output_in_order(page):
+    """With the trainer's own trajectory ids; those of a claimed group are made of its objects."""
+    ids = [TrajectoryID("a", 0), TrajectoryID("a", 1)]
+    params = {"max_tokens": 24, "temperature": 0.5, "top_p": 0.9, "top_k": 20, "logprobs": 0}
+    output = await page.RecordedGenerator().generate(
+        {"prompts": [TASK, TASK], "sampling_params": params, "trajectory_ids": ids}
+    )
+    await play(page, size=2)
+    (group,) = await page.claimed(1, "skyrl")
+    found = page.with_trajectory_ids(group["data"])["trajectory_ids"]
+
+    assert ids == output["trajectory_ids"]
+    assert {2} == {len(entries) for entries in output.values() if entries is not None}
+    assert {"temperature": 0.5, "top_p": 0.9, "top_k": 20, "max_tokens": 24} in await sampled_with(page)
+    assert [(group["group_id"], 0), (group["group_id"], 1)] == [(one.instance_id, one.repetition_id) for one in found]
+
+
+async def test_slimes_samples_of_several_groups_share_no_number(page):
+    """Each rollout has the denominator of its own loss mask, over all groups and claims."""
+    await play(page, groups=3, size=2)
+    args = SimpleNamespace(rollout_batch_size=3)
+    groups = (await asyncio.to_thread(page.generate_rollout, args, 0, None)).samples
+    samples = [sample for group in groups for sample in group]
+    sums = Counter()
+    for sample in samples:
+        sums[sample.rollout_id] += sum(sample.loss_mask)
+
+    assert [2, 2, 2] == list(map(len, groups))
+    assert [sum(sample.loss_mask) for sample in samples] == [sums[sample.rollout_id] for sample in samples]
+    assert (6, 3) == (len({sample.index for sample in samples}), len({sample.group_index for sample in samples}))
+
+
+async def test_prime_rls_samples_are_made_of_batches(page):
+    """With the environment of the metadata, and the temperature that the trainer set."""
+    await play(page, sampling=page.rules(24, temperature=0.5))
+    samples = await page.training_samples(1)
+
+    assert 4 == len(samples)
+    assert {("arithmetic", 0.5)} == {(sample.env_name, sample.temperatures[0]) for sample in samples}
