@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: all install run test test-faults test-engine test-agents test-deploy test-monitoring test-ui examples cassettes fuzz bench bench-growth lint types docs lock clean
+.PHONY: all install run test test-faults test-engine test-trainers test-agents test-deploy test-monitoring test-ui examples cassettes fuzz bench bench-growth lint types docs lock clean
 
 all: lint types test  ## what must hold before anything lands
 
@@ -30,6 +30,10 @@ test-faults: $(READY)  ## everything killed, stopped and filled under load, for 
 test-engine: $(READY)  ## against a real vLLM and a real llama.cpp on this CPU; built once into the user's cache folder
 	$(BIN)/python tests/engine/environment.py
 	$(BIN)/python -m pytest tests/engine
+
+test-trainers: $(READY)  ## docs/trainers.md in the trainers' own loops (TRL, verl, OpenRLHF, AReaL), on this CPU, with a real vLLM
+	$(BIN)/python tests/engine/environment.py
+	$(BIN)/python -m pytest -vv tests/trainers/loops
 
 test-deploy: $(READY)  ## the files of deploy/: schemas, linters, the Dockerfile's steps, a real balancer before real replicas
 	$(BIN)/python -m tests.deploy.environment

@@ -179,7 +179,7 @@ class AsyncClient:
 
         A batch is acknowledged when the body goes on to the next, or by `await batch.ack()`. Left in any other way (an
         exception, `break`) it is released, so that nothing is lost: `ack` before a `break`. The loop ends when nothing
-        came for `wait_s`; None waits for ever.
+        came for `wait_s`; None waits for ever. Why groups are refused or dropped is logged once for each reason.
         """
         return claim_batches(self, consumer=consumer, groups=groups, wait_s=wait_s, lease_s=lease_s, **wanted)
 

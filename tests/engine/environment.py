@@ -38,6 +38,14 @@ TRL = (
     "python-dateutil==4.0.0", "xxhash==4.1.0",
 )  # fmt: skip
 
+# The other trainers whose own loops run on a CPU (tests/trainers/loops), and what of their needs TRL and vLLM do not bring.
+TRAINERS = (
+    "verl==0.9.1", "openrlhf==0.11.2", "areal==1.0.4", "ray==2.60.0", "tensordict==0.15.3", "torchdata==0.11.0",
+    "hydra-core==1.3.8", "omegaconf==2.4.0", "antlr4-python3-runtime==4.9.3", "codetiming==1.4.0", "msgpack==1.2.4",
+    "orjson==3.13.0", "pyvers==0.2.3", "pylatexenc==2.11", "colorlog==6.12.0", "tenacity==9.2.1", "flask==3.1.3",
+    "werkzeug==3.1.9", "blinker==1.9.0", "itsdangerous==2.2.0", "aiofiles==25.1.0",
+)  # fmt: skip
+
 HERE = Path(__file__).parent
 REQUIREMENTS = HERE / "requirements.txt"
 UNTIE = HERE / "untied_model.py"
@@ -91,6 +99,16 @@ def ensure_trl() -> Environment:
         command = [str(python), str(UNTIE), str(engine.model)]
         model = _made(home / f"trl-model-{model_key}", lambda folder: _run("the untied model", [*command, str(folder)]))
     return Environment(python, model)
+
+
+def ensure_trainers() -> Environment:
+    """Give the trainers' environment, which leans on TRL's, and TRL's model."""
+    trl = ensure_trl()
+    home = _home()
+    key = _key(str(trl.python), *TRAINERS, *PIP)
+    with _locked(home / "engine.lock"):
+        python = _made(home / f"trainers-{key}", lambda folder: _build_trainers(trl.python, folder)) / "bin" / "python"
+    return Environment(python, trl.model)
 
 
 def _home() -> Path:
@@ -158,11 +176,24 @@ def _build_llamacpp(folder: Path) -> None:
 
 def _build_trl(engine: Path, folder: Path) -> None:
     _say("adding TRL to vLLM's environment, once: 300 MB")
+    _build_above(engine, folder)
+    _run("TRL", [str(folder / "bin" / "python"), *PIP, *TRL])
+
+
+def _build_trainers(trl: Path, folder: Path) -> None:
+    _say("adding verl, OpenRLHF and AReaL to TRL's environment, once: 500 MB")
+    _build_above(trl, folder)
+    _run("the trainers", [str(folder / "bin" / "python"), *PIP, *TRAINERS])
+
+
+def _build_above(python: Path, folder: Path) -> None:
+    """Make a virtual environment that finds the packages of another one after its own."""
     _run("a virtual environment", [sys.executable, "-m", "venv", str(folder)])
     (packages,) = folder.glob("lib/python*/site-packages")
-    (leaned_on,) = engine.parent.parent.glob("lib/python*/site-packages")
-    packages.joinpath("engine.pth").write_text(f"{leaned_on}\n")
-    _run("TRL", [str(folder / "bin" / "python"), *PIP, *TRL])
+    (below,) = python.parent.parent.glob("lib/python*/site-packages")
+    # The paths of the other one's own .pth files are not read: they are written out.
+    further = [line for path in below.glob("engine.pth") for line in path.read_text().splitlines()]
+    packages.joinpath("engine.pth").write_text("".join(f"{path}\n" for path in (below, *further)))
 
 
 def _make_model(python: Path, folder: Path) -> None:

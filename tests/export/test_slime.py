@@ -49,12 +49,12 @@ def mask_sums(samples):
 
 def test_loss_denominators():
     """Over several groups, each rollout has the denominator of its own sequences, and each sample an index of its own."""
-    longer = [worked.first(worked.sampled([201] * 7, [-0.5] * 7))]
-    samples = group_of("g1", {"r1": FORK, "r2": worked.STEPS}) + group_of("g2", {"r3": longer, "r4": worked.STEPS})
+    r1, r2, r3, r4 = ([worked.first(worked.sampled([201] * n, [-0.5] * n))] for n in (55, 35, 65, 56))
+    samples = group_of("g1", {"r1": r1, "r2": r2, "r5": FORK}) + group_of("g2", {"r3": r3, "r4": r4})
 
-    assert [2, 2, 5, 7, 5] == mask_sums(samples)
-    assert 5 == len({sample["index"] for sample in samples})
-    assert [3, 2] == list(Counter(sample["group_index"] for sample in samples).values())
+    assert [55, 35, 2, 2, 65, 56] == mask_sums(samples)
+    assert 6 == len({sample["index"] for sample in samples})
+    assert [4, 2] == list(Counter(sample["group_index"] for sample in samples).values())
 
 
 def test_same_numbers_in_each_export():

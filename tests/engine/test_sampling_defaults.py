@@ -1,0 +1,19 @@
+"""Sampling defaults: a step records what the engine samples with where its request leaves a field out."""
+
+from .asking import QUESTION
+from .through import through_proxy
+
+
+async def test_vllms_defaults_are_recorded_with_a_call_that_sets_none(vllm, tmp_path):
+    """As it shows them with --enable-scale-out; a field that is sent is recorded as sent."""
+    async with through_proxy(vllm.url, tmp_path) as proxy:
+        async with proxy.agent("r1") as agent:
+            await agent.chat.completions.create(model="tiny", messages=QUESTION, max_tokens=2)
+            await agent.chat.completions.create(model="tiny", messages=QUESTION, max_tokens=2, temperature=0)
+        (engine,) = (await proxy.get("/engines"))["engines"]
+        steps = await proxy.steps("r1")
+
+    assert 1.0 == engine["sampling_defaults"]["temperature"]
+    assert [1.0, 0] == [step["sampling"]["temperature"] for step in steps]
+    assert engine["sampling_defaults"].items() <= steps[0]["sampling"].items()
+    assert all("temperature" not in step["sent"]["set"] for step in steps)

@@ -1,0 +1,51 @@
+"""TRL's AsyncGRPOTrainer, two epochs of two groups, with the page's worker. Run by the trainers' python: URL MODEL FOLDER.
+
+Weights are not pushed to the engine: that is the trainer's own NCCL, which needs GPUs. The learning rate is 0, so that the
+engine has the trainer's weights all the same.
+"""
+
+import json
+import sys
+
+import plain_attention
+from datasets import Dataset
+from page import TASKS, lines_of
+from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
+
+url, model, folder = sys.argv[1:]
+plain_attention.install()
+page = lines_of(url, "RecordedWorker")
+
+
+class NoTransfer:
+    """TRL's WeightTransferProtocol that transfers nothing."""
+
+    def init_weight_transfer(self):
+        """Do nothing."""
+
+    pause = resume = destroy = init_weight_transfer
+
+    def send_weights(self, iterator):
+        """Read the weights, as a transfer does."""
+        for _ in iterator:
+            pass
+
+
+args = AsyncGRPOConfig(
+    output_dir=folder, per_device_train_batch_size=2, gradient_accumulation_steps=1, num_generations=2,
+    num_train_epochs=2, max_completion_length=16, temperature=0.7, report_to=[], use_cpu=True,
+    bf16=False, save_strategy="no", token_budget=0, max_staleness=8, logging_steps=1, learning_rate=0.0,
+    gradient_checkpointing=False, dtype="float32",
+)  # fmt: skip
+trainer = AsyncGRPOTrainer(
+    model=model,
+    args=args,
+    train_dataset=Dataset.from_list([{"prompt": task} for task in TASKS]),
+    rollout_worker=page["RecordedWorker"](TASKS, args),
+    weight_transfer=NoTransfer(),
+)
+trainer.train()
+print(json.dumps({
+    "steps": trainer.state.global_step, "ceiling": trainer.args.max_steps, "groups": sorted(trainer._trained_groups),
+    "log": trainer.state.log_history,
+}))  # fmt: skip

@@ -1,0 +1,34 @@
+"""TRL's GRPOTrainer, two steps, with the page's rollout function. Run by the trainers' python: `grpo.py URL MODEL FOLDER`."""
+
+import json
+import sys
+
+from datasets import Dataset
+from page import TASKS, lines_of
+from trl import GRPOConfig, GRPOTrainer
+
+url, model, folder = sys.argv[1:]
+page = lines_of(url, "rollout_func")
+handed = []
+
+
+def watched(prompts, trainer):
+    """The page's function, with a note of how many prompts it was handed and what it made of them."""
+    made = page["rollout_func"](prompts, trainer)
+    handed.append({"prompts": prompts, "ids": made["completion_ids"], "mask": made["env_mask"]})
+    return made
+
+
+trainer = GRPOTrainer(
+    model=model,
+    args=GRPOConfig(
+        output_dir=folder, per_device_train_batch_size=4, num_generations=2, max_steps=2, report_to=[], use_cpu=True,
+        bf16=False, save_strategy="no", temperature=0.7, top_p=0.95, top_k=50, min_p=0.01, max_completion_length=16,
+        generation_kwargs={"stop": ["zzzz"]}, logging_steps=1, learning_rate=1e-3,
+    ),
+    train_dataset=Dataset.from_list([{"prompt": task} for task in TASKS]),
+    reward_funcs=page["recorded_reward"],
+    rollout_func=watched,
+)  # fmt: skip
+trainer.train()
+print(json.dumps({"steps": trainer.state.global_step, "handed": handed, "log": trainer.state.log_history}))

@@ -1,0 +1,75 @@
+"""docs/trainers.md: its lines in the trainers' own loops."""
+
+import pytest
+
+SET = {"temperature": 0.7, "top_p": 0.95, "top_k": 50, "max_tokens": 16}
+
+
+def sampled_with(steps, *names):
+    """The fields of these names, of each step's sampling."""
+    return [{name: step["sampling"].get(name) for name in names} for step in steps]
+
+
+async def test_trl_trains_two_steps_with_the_pages_rollout_function(run, recorded):
+    """It hands each prompt twice, one after the other, and its settings reach every call."""
+    made = await run("grpo", model=True, folder=True)
+    steps = await recorded()
+
+    assert 2 == made["steps"] == len(made["handed"])
+    assert all(
+        one["prompts"][0] == one["prompts"][1] != one["prompts"][2] == one["prompts"][3] for one in made["handed"]
+    )
+    assert sorted(step["choices"][0]["ids"] for step in steps) == sorted(
+        ids for one in made["handed"] for ids in one["ids"]
+    )
+    assert [{**SET, "min_p": 0.01, "stop": ["zzzz"]}] * 8 == sampled_with(steps, *SET, "min_p", "stop")
+
+
+async def test_trls_asynchronous_trainer_ends_after_its_epochs(run, recorded):
+    """Each group counts once; its own logprobs are the recorded ones, so the importance ratio is 1."""
+    made = await run("async_grpo", model=True, folder=True)
+    logs = [log for log in made["log"] if "ratio" in log]
+    steps = await recorded()
+
+    assert 2 <= made["steps"] < made["ceiling"]
+    assert len(made["groups"]) >= 4  # two epochs of two prompts; the next ones may be on their way
+    assert made["steps"] == len(logs)
+    assert [1.0] * len(logs) == pytest.approx([log["ratio"] for log in logs], abs=1e-3)
+    assert [{"temperature": 0.7, "max_tokens": 16}] * len(steps) == sampled_with(steps, "temperature", "max_tokens")
+    assert {str(version) for version in range(1, made["steps"] + 2)} >= {step["policy_version"] for step in steps}
+
+
+async def test_verls_worker_makes_a_batch_of_the_pages_loop(run, recorded):
+    """Registered by name, padded to its lengths, with the recorded ids and logprobs where the mask is 1."""
+    made = await run("verl_worker", model=True)
+    tensors, steps = made["tensors"], await recorded()
+    rows = zip(tensors["responses"], tensors["response_mask"], tensors["rollout_log_probs"], strict=True)
+    trained = [[(i, p) for i, is_sampled, p in zip(*row, strict=True) if is_sampled] for row in rows]
+    sampled = [list(zip(step["choices"][0]["ids"], step["choices"][0]["logprobs"], strict=True)) for step in steps]
+
+    assert {(4, 64), (4, 16), (4, 80)} == {(len(rows), len(rows[0])) for rows in tensors.values()}
+    assert sorted(sampled) == [[(token, pytest.approx(logprob)) for token, logprob in row] for row in sorted(trained)]
+    assert [{**SET, "repetition_penalty": 1.0}] * 4 == sampled_with(steps, *SET, "repetition_penalty")
+
+
+async def test_openrlhf_makes_an_experience_of_the_pages_response(run, recorded):
+    """With vLLM's own SamplingParams; ids and logprobs are the recorded ones, shifted by one."""
+    made = await run("openrlhf_agent")
+    (step,) = await recorded()
+    choice, experience = step["choices"][0], made["experience"]
+    (mask,), (logprobs,) = experience["action_mask"], experience["rollout_log_probs"]
+
+    assert [[*step["prompt_ids"], *choice["ids"]]] == experience["sequences"]
+    assert choice["logprobs"] == pytest.approx([p for is_sampled, p in zip(mask, logprobs, strict=True) if is_sampled])
+    assert [{**SET, "min_tokens": 1, "stop": ["zzzz"]}] == sampled_with([step], *SET, "min_tokens", "stop")
+
+
+async def test_areal_batches_the_pages_episodes(run, recorded):
+    """Its own check of their format passes, and its batch has the recorded ids where the loss mask is 1."""
+    made = await run("areal_workflow")
+    steps = await recorded()
+    rows = zip(made["input_ids"], made["loss_mask"], made["versions"], strict=True)
+    trained = [[(i, v) for i, is_sampled, v in zip(*row, strict=True) if is_sampled] for row in rows]
+
+    assert sorted([(token, 3) for token in step["choices"][0]["ids"]] for step in steps) == sorted(trained)
+    assert [{**SET, "stop": ["zzzz"]}] * 2 == sampled_with(steps, *SET, "stop")
