@@ -134,7 +134,7 @@ async def test_a_process_alone_tells_its_own(tmp_path):
 
 
 def without_process_values(exposition: bytes) -> list[bytes]:
-    """The lines of an exposition; of those about the process itself (CPU time, memory) only the name: they never stand still."""
+    """The lines of an exposition. Of those about the process (CPU time, memory) only the name: they change at any time."""
     return [line.split()[0] if line.startswith(b"process_") else line for line in exposition.splitlines()]
 
 
