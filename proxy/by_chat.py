@@ -24,13 +24,22 @@ CHAT: Final = "/v1/chat/completions"
 # What reading a stored response that is not of chat's shape raises: such an answer cannot be given a second time.
 _ODD_SHAPE: Final = (TypeError, KeyError, AttributeError, ValueError, IndexError, NotValid)
 
-# Where reasoning stands in messages: vLLM 0.32.0; SGLang 0.5.23 and llama.cpp 2026.10 have DeepSeek's name for it.
-_THOUGHT: Final = {"vllm": "reasoning", "sglang": "reasoning_content", "llamacpp": "reasoning_content"}
+# What an engine makes of these dialects by itself (see `Ways`). Seen: vLLM 0.32.0; read: SGLang 0.5.23
+# (entrypoints/anthropic/serving.py:421), llama.cpp 2026.10.
+_OWN: Final[Mapping[str, Mapping[str, Any]]] = {
+    "vllm": {"thought": "reasoning"},
+    "sglang": {"thought": "reasoning_content", "system_joint": "\n"},
+    "llamacpp": {"thought": "reasoning_content"},
+}
 
 
 @dataclass(frozen=True, slots=True)
 class ByChat:
-    """One call of a dialect by way of chat; `received` is when it came, in unix seconds."""
+    """One call of a dialect by way of chat.
+
+    `received` is when it came, in unix seconds. `merges_systems` and `has_developers` are what the engine that is to answer
+    does with systems (`proxy.systems`).
+    """
 
     translation: Translation
     request: Mapping[str, Any]
@@ -38,13 +47,19 @@ class ByChat:
     ways: Ways
     received: float = 0.0
     earlier: Earlier = field(default_factory=Earlier)
+    merges_systems: bool = False
+    has_developers: bool = False
     endpoint: str = CHAT
     tells_logprobs: bool = False  # whoever wants them asks for them, as in chat
 
     def native(self, models: Mapping[str, str], kind: str | None = None) -> dict[str, Any]:
-        """The chat body, with reasoning where this kind of engine has it."""
-        ways = replace(self.ways, thought=_THOUGHT.get(kind or "", self.ways.thought))
-        return self.translation.read(self.request, ways, self.earlier)
+        """The chat body, of which this kind of engine makes the prompt that its own endpoint would."""
+        return self.translation.read(self.request, self.ways_of(kind), self.earlier)
+
+    def ways_of(self, kind: str | None) -> Ways:
+        """How it is translated for an engine of this kind."""
+        own = {"merges_systems": self.merges_systems, "has_developers": self.has_developers, **_OWN.get(kind or "", {})}
+        return replace(self.ways, **own)
 
     def recorded(self, plan: Plan) -> Plan:
         """The plan of the chat call, which is told in the client's dialect; it may be made for several endpoints in turn."""

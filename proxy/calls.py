@@ -38,6 +38,7 @@ from proxy.refusals import SPOKEN
 from proxy.relay import relay
 from proxy.rollouts import Rollout
 from proxy.stored_responses import STORED, answer_stored
+from proxy.systems import for_engine
 from proxy.token_replies import read_token_reply
 from proxy.upstream import Endpoint, least_loaded, ranked
 from proxy.window import room_left
@@ -214,8 +215,9 @@ async def make_call(
         terms = terms_of(parts, rollout, endpoint, asked.tokens)
         if form is not None and form.tells_logprobs:
             terms = replace(terms, logprobs="full")
-        kind = endpoint.kind if fault is None else None
-        body = asked.body if form is None else await off_loop(asked.body_bytes, form.native, terms.models, kind)
+        body = asked.body
+        if form is not None:
+            body = await _native(parts, endpoint if fault is None else None, form, terms.models, asked.body_bytes)
         left = await room_left(parts, endpoint, terms, asked.dialect, body, body_bytes=asked.body_bytes)
         plan = await off_loop(
             asked.body_bytes,
@@ -248,6 +250,15 @@ async def make_call(
     call.plan_for, call.elsewhere = plan_for, others[: parts.settings.engines.attempts - 1]
     parts.places.use(attempt.step_id)
     return await relay(parts, call)
+
+
+async def _native(
+    parts: Parts, endpoint: Endpoint | None, form: Form, models: Mapping[str, str], body_bytes: int
+) -> dict[str, Any]:
+    """The body of a form for this engine; None: one that cannot be reached."""
+    if endpoint is not None and isinstance(form, ByChat):
+        form = await for_engine(parts, endpoint, form, models)
+    return await off_loop(body_bytes, form.native, models, None if endpoint is None else endpoint.kind)
 
 
 def terms_of(parts: Parts, rollout: Rollout, endpoint: Endpoint, tokens: TokenReply | None = None) -> Terms:

@@ -14,6 +14,7 @@ from proxy.dialects import DIALECTS
 from proxy.errors import NotValid
 from proxy.parts import Parts
 from proxy.reading import off_loop
+from proxy.systems import for_engine
 from proxy.upstream import least_loaded
 from proxy.window import count_prompt
 
@@ -28,6 +29,7 @@ async def count_tokens(parts: Parts, text: bytes) -> web.Response:
     endpoint, *_ = least_loaded(parts.upstream.endpoints, COUNT)
     if (fault := await parts.upstream.know(endpoint)) is not None:
         raise fault
+    form = await for_engine(parts, endpoint, form, parts.settings.models)
     chat = await off_loop(len(text), form.native, {}, endpoint.kind)
     counted = await count_prompt(parts, endpoint, DIALECTS[CHAT], chat, body_bytes=len(text))
     if counted is None:

@@ -21,8 +21,8 @@ SHELLS = {
     "compat", "config", "connections", "control", "counting", "download", "drifting", "earlier", "fleet", "lifetimes",
     "logs", "metrics", "page", "parts", "passthrough", "pause", "places", "pressure", "probes", "push", "reading",
     "recorder", "refusals", "relay", "remembered", "rollouts", "sections", "server", "signals", "simulator", "spool",
-    "standin", "standing", "stopping", "stored_responses", "terminal", "token_replies", "token_texts", "tokenizers",
-    "totals", "upstream", "window", "worker", "workers",
+    "standin", "standing", "stopping", "stored_responses", "systems", "terminal", "token_replies", "token_texts",
+    "tokenizers", "totals", "upstream", "window", "worker", "workers",
 }  # fmt: skip
 
 # A file without a test file is a decision, and decisions are listed here, each with its reason.

@@ -10,6 +10,7 @@ from typing import Any, Final
 import orjson
 
 from proxy.addresses import base_url
+from proxy.engines.tokenizing import of_template
 from proxy.errors import BadCall, EngineFault, NotFound
 from proxy.parts import Parts
 from proxy.reading import read_json
@@ -20,7 +21,6 @@ _RENDERS: Final = (
     "vllm",
     "sglang",
 )  # /tokenize renders messages by the template that their chat does, /detokenize reverses
-_OF_TEMPLATES: Final = ("messages", "tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
 
 
 def endpoint_named(parts: Parts, url: str) -> Endpoint:
@@ -59,7 +59,7 @@ async def rendered(parts: Parts, endpoint: Endpoint, call: Mapping[str, Any]) ->
     await parts.upstream.know(endpoint)
     if endpoint.kind not in _RENDERS:
         raise NotRendered(f"{endpoint.settings.public_label} ({endpoint.kind}) has no /tokenize for messages")
-    asked = {name: call[name] for name in ("model", *_OF_TEMPLATES) if name in call}
+    asked = {**({"model": call["model"]} if "model" in call else {}), **of_template(endpoint.kind, call)}
     try:
         told = await _told(parts, endpoint, "POST", "/tokenize", asked)
     except EngineFault as fault:

@@ -17,16 +17,22 @@ Json: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """What the configuration says of translating.
+    """What the configuration says of translating, and what the engine at hand makes of it by itself.
 
-    `thinking` and `not_thinking` are fields of the chat body for calls that ask for reasoning and that forbid it;
-    `thought` is the field of a chat message that reasoning stands in, as the engine at hand names it.
+    `thinking` and `not_thinking` are fields of the chat body for calls that ask for reasoning and that forbid it.
+
+    Of the engine: `thought` is the field of a chat message that reasoning stands in; `system_joint` is what it puts between
+    the texts of the Messages' systems; `merges_systems`: whether it moves systems between other turns to the beginning;
+    `has_developers`: whether its chat takes messages of developers, and makes one system message of all, if it must.
     """
 
     thinking: Mapping[str, Any] = field(default_factory=dict)
     not_thinking: Mapping[str, Any] = field(default_factory=dict)
-    thought: str = "reasoning"
     ignore_hosted_tools: bool = False
+    thought: str = "reasoning"
+    system_joint: str = ""
+    merges_systems: bool = False
+    has_developers: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,10 +53,10 @@ def _loses_logprobs_without_parser(at: Circumstances) -> bool:
 
 def _older_than_0_5_23(at: Circumstances) -> bool:
     """Whether the version is older, or nobody knows."""
-    return at.traits.version is None or _numbers(at.traits.version) < (0, 5, 23)
+    return at.traits.version is None or version_numbers(at.traits.version) < (0, 5, 23)
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def version_numbers(version: str) -> tuple[int, ...]:
     """`0.5.23.post1` as (0, 5, 23)."""
     numbers: list[int] = []
     for part in version.split("."):

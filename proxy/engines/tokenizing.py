@@ -32,10 +32,30 @@ def ask_count(kind: str, dialect: DialectName, body: Mapping[str, Any]) -> Looku
     if path is None:
         return None
     if dialect == "chat":
-        return Lookup(path, {name: body[name] for name in _OF_TEMPLATES if body.get(name) is not None})
+        return Lookup(path, of_template(kind, body))
     prompt = body.get("prompt")
     special = {"add_special_tokens": body["add_special_tokens"]} if "add_special_tokens" in body else {}
     return Lookup(path, {"prompt": prompt, **special}) if isinstance(prompt, str) else None
+
+
+def of_template(kind: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a chat body that decide its prompt, as an engine of this kind takes them where it counts.
+
+    vLLM's route knows no `reasoning_effort`, so it gets what chat makes of it (vLLM 0.32.0:
+    entrypoints/openai/chat_completion/protocol.py:621).
+    """
+    fields = {name: body[name] for name in _OF_TEMPLATES if body.get(name) is not None}
+    effort = body.get("reasoning_effort")
+    if effort is None:
+        return fields
+    if kind != "vllm":
+        return {**fields, "reasoning_effort": effort}
+    own = fields.get("chat_template_kwargs")
+    own = own if isinstance(own, Mapping) else {}
+    return {
+        **fields,
+        "chat_template_kwargs": {"enable_thinking": effort != "none", **own, "reasoning_effort": effort},
+    }
 
 
 def read_count(answer: Any) -> Counted | None:

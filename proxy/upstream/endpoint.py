@@ -21,6 +21,7 @@ class Endpoint:
     `traits` are None until the server has been met; `is_known` is false again once it broke off, since it may come back
     as another. `window` is its model's, in tokens, once somebody had to know. `models` are those that it
     lists, once an answer named another than the request. `forces_usage`: see `Traits`; its streams show it.
+    `merges_systems`: see `Ways`; None until somebody had to know.
     """
 
     settings: EndpointSettings
@@ -33,6 +34,7 @@ class Endpoint:
     window: int | None = None
     models: ModelList = field(default_factory=ModelList)
     forces_usage: bool = False
+    merges_systems: bool | None = None
     asking: "asyncio.Task[None] | None" = field(default=None, repr=False)
 
     def change(self, settings: EndpointSettings) -> None:

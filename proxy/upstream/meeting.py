@@ -37,7 +37,7 @@ async def meet(endpoint: Endpoint, ask: Ask) -> None:
         LOG.warning("%s is configured as %s and looks like %s", endpoint.settings.label, endpoint.kind, traits.kind)
     is_loading = traits.kind == "plain" and any(seen.status == 503 for seen in answers.values())
     endpoint.traits, endpoint.is_known, endpoint.window = traits, not is_loading, None
-    endpoint.forces_usage = False  # it may have been started anew, otherwise than before
+    endpoint.forces_usage, endpoint.merges_systems = False, None  # it may have been started anew, otherwise than before
     endpoint.models.forget()
 
 

@@ -17,7 +17,7 @@ class Through:
 
     def __init__(self, url: str, http: aiohttp.ClientSession) -> None:
         self.url = url
-        self._http = http
+        self.http = http
 
     def agent(self, rollout: str) -> openai.AsyncOpenAI:
         """The official client, unchanged but for its base URL."""
@@ -25,7 +25,7 @@ class Through:
 
     async def get(self, path: str) -> Any:
         """What the control face says."""
-        async with self._http.get(self.url + path) as answer:
+        async with self.http.get(self.url + path) as answer:
             assert answer.status == 200, await answer.text()
             return await answer.json()
 

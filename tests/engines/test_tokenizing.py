@@ -13,6 +13,33 @@ CHAT = {"messages": [], "tools": [{}], "temperature": 1, "model": "m", "chat_tem
     [
         ("vllm", "chat", CHAT, Lookup("/tokenize", {"messages": [], "tools": [{}], "chat_template_kwargs": {"a": 1}})),
         ("sglang", "chat", {"messages": []}, Lookup("/v1/tokenize", {"messages": []})),
+        (
+            "vllm",
+            "chat",
+            {"messages": [], "reasoning_effort": "none"},
+            Lookup(
+                "/tokenize",
+                {"messages": [], "chat_template_kwargs": {"reasoning_effort": "none", "enable_thinking": False}},
+            ),
+        ),
+        (
+            "vllm",
+            "chat",
+            {"messages": [], "reasoning_effort": "low", "chat_template_kwargs": {"enable_thinking": False, "a": 1}},
+            Lookup(
+                "/tokenize",
+                {
+                    "messages": [],
+                    "chat_template_kwargs": {"reasoning_effort": "low", "enable_thinking": False, "a": 1},
+                },
+            ),
+        ),
+        (
+            "sglang",
+            "chat",
+            {"messages": [], "reasoning_effort": "low"},
+            Lookup("/v1/tokenize", {"messages": [], "reasoning_effort": "low"}),
+        ),
         ("vllm", "completions", {"prompt": "a"}, Lookup("/tokenize", {"prompt": "a"})),
         ("vllm", "completions", {"prompt": [1, 2]}, None),
         ("llamacpp", "chat", CHAT, None),

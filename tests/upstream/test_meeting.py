@@ -71,6 +71,19 @@ async def test_an_engine_that_is_still_loading_is_asked_again(upstream_to):
         assert ("vllm", True) == (endpoint.kind, endpoint.is_known)
 
 
+async def test_what_calls_found_out_is_forgotten_when_it_is_met_again(upstream_to):
+    """It may have been started with another model."""
+    async with fake_engine() as engine:
+        upstream = upstream_to(engine.url)
+        (endpoint,) = upstream.endpoints
+        await upstream.know(endpoint)
+        endpoint.window, endpoint.forces_usage, endpoint.merges_systems = 9, True, True
+        endpoint.is_known = False
+        await upstream.know(endpoint)
+
+        assert (None, False, None) == (endpoint.window, endpoint.forces_usage, endpoint.merges_systems)
+
+
 async def test_what_is_configured_wins(upstream_to, caplog):
     """Whatever the server looks like; that it looks otherwise is logged."""
     async with fake_engine() as engine:

@@ -2,6 +2,9 @@
 
 Holds what each type of block says: text, images, documents of text, search results, results of tools. What chat cannot say is
 refused by its type; `cache_control` and `citations` change nothing that a model sees, and are not read.
+
+Parts stay parts: a template that takes strings gets them joined by line breaks, one that takes parts gets them as they
+are, and which of them it is only the engine knows (vLLM 0.32: renderers/chat_utils.py:1883).
 """
 
 from collections.abc import Iterator
@@ -32,22 +35,37 @@ def parts_of(block: Json, at: str) -> list[Json]:
     raise refusal(f"{at}.type", f"blocks of type {kind[:64]!r} cannot be said by way of chat")
 
 
-def result_of(block: Json, at: str) -> tuple[Json, list[Json]]:
-    """The chat message of a tool's result, and its images, for which that message has no place."""
-    parts = [] if block.get("content") is None else _all_parts(block["content"], f"{at}.content")
-    failed = block.get("is_error") is not None and a_flag(block["is_error"], f"{at}.is_error")
-    said = joined(parts)
-    message = {
-        "role": "tool",
-        "tool_call_id": a_text(block.get("tool_use_id"), f"{at}.tool_use_id"),
-        "content": said if said or not failed else "error",
-    }
-    return message, [part for part in parts if part["type"] != "text"]
+def result_of(block: Json, at: str) -> list[Json]:
+    """The chat messages of a tool's result, as vLLM 0.32's endpoint has them (entrypoints/anthropic/serving.py:538).
+
+    A tool message of its texts; then a user's message of its images, and a tool message of its references to tools, if it has
+    any. `is_error` has no place in chat.
+    """
+    parts = [] if block.get("content") is None else _result_parts(block["content"], f"{at}.content")
+    if block.get("is_error") is not None:
+        a_flag(block["is_error"], f"{at}.is_error")
+    message: Json = {"role": "tool", "tool_call_id": a_text(block.get("tool_use_id"), f"{at}.tool_use_id")}
+    references = [part for part in parts if part["type"] == "tool_reference"]
+    images = [part for part in parts if part["type"] == "image_url"]
+    messages = [{**message, "content": "\n".join(part["text"] for part in parts if part["type"] == "text")}]
+    messages += [{"role": "user", "content": images}] if images else []
+    return messages + ([{**message, "content": references}] if references else [])
 
 
-def joined(parts: list[Json]) -> str:
-    """The texts of these parts. vLLM 0.32 joins parts the same way where a template takes strings."""
-    return "\n".join(part["text"] for part in parts if part["type"] == "text")
+def said_in(parts: list[Json]) -> str | list[Json]:
+    """The content of a chat message of these parts: one text is a string."""
+    text: str | list[Json] = parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
+    return text
+
+
+def _result_parts(content: Any, at: str) -> list[Json]:
+    parts: list[Json] = []
+    for place, block in blocks_of(content, at):
+        if block.get("type") == "tool_reference":
+            parts.append({"type": "tool_reference", "name": a_text(block.get("tool_name"), f"{place}.tool_name")})
+        else:
+            parts += parts_of(block, place)
+    return parts
 
 
 def _all_parts(content: Any, at: str) -> list[Json]:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from proxy.dialects.messages.checked import a_count, a_flag, a_list, a_number, a_text, an_object, one_of, refusal
 from proxy.dialects.messages.tools import tools_of
-from proxy.dialects.messages.turns import system_of, turns_of
+from proxy.dialects.messages.turns import conversation_of
 from proxy.dialects.translated import Earlier, Json, Ways
 
 # Engines' own fields of sampling, beside the dialect's: as they are, for the engine to judge.
@@ -28,11 +28,11 @@ def read(body: Mapping[str, Any], ways: Ways, earlier: Earlier) -> Json:
         raise refusal("thread", "no conversation is held here: send all of it with each call, without `thread`")
     if body.get("model") is not None:
         chat["model"] = a_text(body["model"], "model")
-    chat["messages"] = [*system_of(body.get("system")), *turns_of(body.get("messages"), ways.thought, earlier.items)]
+    chat["messages"] = conversation_of(body, ways, earlier.items)
     chat |= {**_sampling(body), **tools_of(body, ignore_hosted=ways.ignore_hosted_tools), **_form(body)}
     chat |= {name: body[name] for name in PASSED if body.get(name) is not None}
     _continue(chat, ways.thought)
-    _think(chat, body.get("thinking"), ways)
+    _think(chat, body, ways)
     if body.get("stream") is not None and a_flag(body["stream"], "stream"):
         # The beginning of the stream tells how many tokens came in: counts that come with each chunk say it in time.
         chat |= {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
@@ -85,12 +85,22 @@ def _continue(chat: Json, thought: str) -> None:
         raise refusal("messages", "none of them says anything")
 
 
-def _think(chat: Json, given: Any, ways: Ways) -> None:
-    """The configuration's fields for calls that ask for reasoning, or forbid it; what the body says itself wins."""
+def _think(chat: Json, body: Mapping[str, Any], ways: Ways) -> None:
+    """Whether and how much to reason, as vLLM 0.32's endpoint has it (entrypoints/anthropic/serving.py:629).
+
+    `output_config.effort` is the effort; reasoning that is forbidden is an effort of "none". On top are the configuration's
+    fields for either; what the body says itself wins over those.
+    """
+    config, given = body.get("output_config"), body.get("thinking")
+    effort = None if config is None else config.get("effort")  # read by `_form`: it is an object
+    if effort is not None:
+        chat["reasoning_effort"] = a_text(effort, "output_config.effort")
     if given is None:
         return
     asks = _THINKS[one_of(an_object(given, "thinking").get("type"), "thinking.type", _THINKS)]
-    for name, value in (ways.thinking if asks else ways.not_thinking).items():
+    if not asks:
+        chat.pop("reasoning_effort", None)
+    for name, value in (ways.thinking if asks else {"reasoning_effort": "none", **ways.not_thinking}).items():
         said = chat.get(name)
         if isinstance(said, dict) and isinstance(value, Mapping):
             chat[name] = {**value, **said}

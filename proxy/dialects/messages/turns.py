@@ -1,127 +1,127 @@
 """The turns of a conversation, as messages of chat.
 
-Holds the reading of `system` and `messages`. It must not know sampling or tools.
-
-Turns of one role that follow one another are one turn, as Anthropic has it; a reply that a client sends back in several
-messages is one chat message again. What a reply says is joined as it was sampled, without anything between; what others
-say in several blocks is joined by line breaks.
+Holds the reading of `system` and `messages`, as vLLM 0.32's own endpoint reads them (entrypoints/anthropic/serving.py:352-594):
+the prompt is the one that the engine would make by itself. It must not know sampling or tools.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
+from itertools import groupby
+from typing import Any, Final
 
 from proxy.dialects.messages.arguments import restored
-from proxy.dialects.messages.blocks import blocks_of, joined, parts_of, result_of
+from proxy.dialects.messages.blocks import blocks_of, parts_of, result_of, said_in
 from proxy.dialects.messages.checked import a_list, a_text, an_object, one_of, refusal
-from proxy.dialects.translated import Json
+from proxy.dialects.translated import Json, Ways
 
 Blocks = list[tuple[str, Json]]
 
 # Claude Code's first block of `system`, with a hash of each request: read as text it would end every prefix there. vLLM's own
-# Messages endpoint leaves it out as well (vllm/entrypoints/anthropic/serving.py).
-_ATTRIBUTION = "x-anthropic-billing-header"
-_ROLES = ("user", "assistant", "system")
+# Messages endpoint leaves it out as well (entrypoints/anthropic/serving.py:371).
+_ATTRIBUTION: Final = "x-anthropic-billing-header"
+_ROLES: Final = ("user", "assistant", "system")
+TOOL_CHANGES: Final = ("tool_addition", "tool_removal")  # blocks of systems; what they change is read with the tools
 
 
-def system_of(given: Any) -> list[Json]:
-    """The system message, if there is one."""
-    if given is None:
+def conversation_of(body: Mapping[str, Any], ways: Ways, sampled: Mapping[str, Json]) -> list[Json]:
+    """The chat messages of a body. `sampled` are calls of earlier replies, by the id they were told by.
+
+    Where the engine's template takes systems at the beginning alone, all of them are one message there.
+    """
+    messages = [*_first(body.get("system"), ways.system_joint), *_turns(body.get("messages"), ways, sampled)]
+    systems = [message["content"] for message in messages if message["role"] == "system"]
+    if not ways.merges_systems or not systems:
+        return messages
+    merged = {"role": "system", "content": ways.system_joint.join(systems)}
+    return [merged, *(message for message in messages if message["role"] != "system")]
+
+
+def _first(given: Any, joint: str) -> list[Json]:
+    """The system message, if there is one. A string is said as it stands."""
+    if given is None or given == "":
         return []
     if isinstance(given, str):
         return [{"role": "system", "content": given}]
-    return _system(blocks_of(given, "system"))
+    return _system(blocks_of(given, "system"), joint)
 
 
-def turns_of(given: Any, thought: str, sampled: Mapping[str, Json]) -> list[Json]:
-    """The chat messages of a conversation.
-
-    `thought` is the field that reasoning stands in; `sampled` are calls of earlier replies, by the id they were told by.
-    """
-    runs = list(_runs(a_list(given, "messages")))
-    if not runs:
+def _turns(given: Any, ways: Ways, sampled: Mapping[str, Json]) -> list[Json]:
+    if not a_list(given, "messages"):
         raise refusal("messages", "there must be at least one")
     messages: list[Json] = []
-    for role, blocks in runs:
+    for n, item in enumerate(given):
+        turn = an_object(item, f"messages.{n}")
+        role = one_of(turn.get("role"), f"messages.{n}.role", _ROLES)
+        blocks = blocks_of(turn.get("content"), f"messages.{n}.content")
         if role == "assistant":
-            messages.append(_reply(blocks, thought, sampled))
+            messages.append(_reply(blocks, ways.thought, sampled))
+        elif role == "system":
+            messages += _system(blocks, ways.system_joint)
         else:
-            messages += _system(blocks) if role == "system" else _user(blocks)
+            messages += _user(blocks, is_string=isinstance(turn["content"], str))
     return messages
 
 
-def _runs(given: list[Any]) -> Iterator[tuple[str, Blocks]]:
-    """Blocks of turns of one role, for as long as it is that role's turn."""
-    role, blocks = "", Blocks()
-    for n, item in enumerate(given):
-        message = an_object(item, f"messages.{n}")
-        whose = one_of(message.get("role"), f"messages.{n}.role", _ROLES)
-        said = blocks_of(message.get("content"), f"messages.{n}.content")
-        if whose != role:
-            if role:
-                yield role, blocks
-            role, blocks = whose, []
-        blocks += said
-    if role:
-        yield role, blocks
-
-
-def _system(blocks: Blocks) -> list[Json]:
+def _system(blocks: Blocks, joint: str) -> list[Json]:
     texts = []
     for at, block in blocks:
-        one_of(block.get("type"), f"{at}.type", ("text",))
-        texts.append(a_text(block.get("text"), f"{at}.text"))
-    said = [text for text in texts if not text.startswith(_ATTRIBUTION)]
-    return [{"role": "system", "content": "\n".join(said)}] if said else []
+        if one_of(block.get("type"), f"{at}.type", ("text", *TOOL_CHANGES)) == "text":
+            texts.append(a_text(block.get("text"), f"{at}.text"))
+    said = [text for text in texts if text and not text.startswith(_ATTRIBUTION)]
+    return [{"role": "system", "content": joint.join(said)}] if said else []
 
 
-def _user(blocks: Blocks) -> list[Json]:
-    """A user's turn: results of tools are messages of their own, in the order in which they stand."""
+def _user(blocks: Blocks, *, is_string: bool) -> list[Json]:
+    """A user's turn: results of tools are messages of their own, before what else it says. Nothing at all is no message."""
     messages: list[Json] = []
     parts: list[Json] = []
-    pictures: list[Json] = []  # of results; a user shows them, after all the results that follow one another
     for at, block in blocks:
         if block.get("type") == "tool_result":
-            messages += _said(parts)
-            parts = []
-            message, shown = result_of(block, at)
-            messages.append(message)
-            pictures += shown
+            messages += result_of(block, at)
         else:
-            parts += [*pictures, *parts_of(block, at)]
-            pictures = []
-    messages += _said([*parts, *pictures])
-    return messages or [{"role": "user", "content": ""}]
-
-
-def _said(parts: list[Json]) -> list[Json]:
-    """The message of these parts: a string, if all of it is text."""
-    if not parts:
-        return []
-    plain = all(part["type"] == "text" for part in parts)
-    return [{"role": "user", "content": joined(parts) if plain else parts}]
+            parts += parts_of(block, at)
+    said = parts if is_string else [part for part in parts if part.get("text") != ""]
+    return [*messages, {"role": "user", "content": said_in(said)}] if said else messages
 
 
 def _reply(blocks: Blocks, thought: str, sampled: Mapping[str, Json]) -> Json:
     """A reply that came back. No text at all is null, as engines have it; an empty text is empty."""
-    texts: list[str] = []
     thoughts: list[str] = []
     calls: list[Json] = []
     for at, block in blocks:
         kind = a_text(block.get("type"), f"{at}.type")
-        if kind == "text":
-            texts.append(a_text(block.get("text"), f"{at}.text"))
-        elif kind == "thinking":
+        if kind == "thinking":
             thoughts.append(a_text(block.get("thinking"), f"{at}.thinking"))
         elif kind == "tool_use":
             calls.append(_call(block, at, sampled))
-        elif kind != "redacted_thinking":  # opaque, and none of ours
+        elif kind not in {"text", "redacted_thinking"}:  # the latter is opaque, and none of ours
             raise refusal(f"{at}.type", f"blocks of type {kind[:64]!r} cannot be said by way of chat in a reply")
-    message: Json = {"role": "assistant", "content": "".join(texts) if texts else None}
+    message: Json = {"role": "assistant", "content": _said(blocks)}
     if thoughts:
         message[thought] = "".join(thoughts)
     if calls:
         message["tool_calls"] = calls
     return message
+
+
+def _said(blocks: Blocks) -> str | list[Json] | None:
+    """The content of a reply.
+
+    Texts that follow one another are parts. Text around a call or a thought is one text: chat has one content, so it was
+    sampled as one, which a stream had to tell in pieces; any other joint would be text that was never sampled.
+    """
+    found = False
+    parts: list[str] = []
+    for is_text, run in groupby(blocks, lambda entry: entry[1]["type"] == "text"):
+        if not is_text:
+            continue
+        texts = [a_text(block.get("text"), f"{at}.text") for at, block in run]
+        found, texts = True, [text for text in texts if text]
+        if parts and texts:
+            parts[-1] += texts.pop(0)
+        parts += texts
+    if not parts:
+        return "" if found else None
+    return said_in([{"type": "text", "text": text} for text in parts])
 
 
 def _call(block: Json, at: str, sampled: Mapping[str, Json]) -> Json:

@@ -20,12 +20,11 @@ from proxy.dialects.responses.tools import ADDITIONAL, chat_name, hosted
 from proxy.dialects.translated import Earlier, Json, Ways
 from proxy.errors import NotValid
 
-# What engines' templates know: they pass over a developer's messages, or refuse them (Qwen3's passes over them).
 _SAYING_NOTHING: Final = (
     ADDITIONAL,
     "configuration_update",
 )  # of the agent's own settings; the tools are read elsewhere
-_ROLES: Final = {"user": "user", "system": "system", "developer": "system", "assistant": "assistant"}
+_ROLES: Final = ("user", "system", "developer", "assistant")
 
 # Of tools that OpenAI runs, or that have items of their own.
 _HOSTED: Final = frozenset({
@@ -49,6 +48,19 @@ def read_items(value: object, ways: Ways, earlier: Earlier) -> list[Json]:
             raise wrong(at, "an object", item)
         reading.take(item, at)
     return reading.messages
+
+
+def is_unfinished(value: object) -> bool:
+    """Whether the last item is a reply, or thoughts, that the model shall go on with, as vLLM 0.32 takes it.
+
+    Its status says so (entrypoints/openai/responses/utils.py:201).
+    """
+    last = value[-1] if isinstance(value, list) and value else None
+    if not isinstance(last, dict) or last.get("status") not in ("in_progress", "incomplete"):
+        return False
+    return last.get("type") == "reasoning" or (
+        last.get("type") in (None, "message") and last.get("role") == "assistant"
+    )
 
 
 def calls_of(value: object) -> list[str]:
@@ -139,7 +151,7 @@ class _Reading:
             raise unknown(f"{at}.role", role, f"it is one of {', '.join(_ROLES)}")
         content = item.get("content")
         if role != "assistant":
-            self._say({"role": _ROLES[role], "content": read_content(content, f"{at}.content")})
+            self._say({"role": role, "content": read_content(content, f"{at}.content")})
             return
         text, refusal = read_said(content, f"{at}.content")
         message = self._assistant("content", optional(item, "id", str, at))

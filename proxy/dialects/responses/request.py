@@ -9,7 +9,7 @@ from itertools import takewhile
 from typing import Any, Final
 
 from proxy.dialects.responses.checking import optional, refused, required, strings, unknown
-from proxy.dialects.responses.items import read_items
+from proxy.dialects.responses.items import is_unfinished, read_items
 from proxy.dialects.responses.tools import choose, read_tools
 from proxy.dialects.translated import Earlier, Json, Ways
 
@@ -39,6 +39,8 @@ def read(body: Mapping[str, Any], ways: Ways, earlier: Earlier = Earlier()) -> J
         chat["max_tokens"] = bound
     if optional(body, "stream", bool):
         chat |= {"stream": True, "stream_options": {"include_usage": True}}
+    if is_unfinished(body.get("input")):
+        chat |= {"continue_final_message": True, "add_generation_prompt": False}
     chat |= choose(body, tools, ignore_hosted=ways.ignore_hosted_tools)
     return chat | _logprobs(body) | _format(body) | _thinking(body, ways)
 
@@ -75,11 +77,16 @@ def _refuse(body: Mapping[str, Any]) -> None:
 def _messages(body: Mapping[str, Any], ways: Ways, earlier: Earlier) -> list[Json]:
     """Instructions, what was said before, and the call's own items.
 
-    Texts of systems and developers at the beginning are one message: many templates take one only, and only there.
+    An engine whose chat takes developers gets what its own endpoint would give it: with a template that knows none, vLLM
+    0.32 makes one system message of all of them and of the systems (renderers/hf.py:531). For others a developer is a
+    system, and the texts of systems at the beginning are one message: many templates take one only, and only there.
     """
     instructions = optional(body, "instructions", str)
     first = [{"role": "system", "content": instructions}] if instructions else []
     messages = [*first, *earlier.messages, *read_items(body.get("input"), ways, earlier)]
+    if ways.has_developers:
+        return messages
+    messages = [{**said, "role": "system"} if said["role"] == "developer" else said for said in messages]
     leading = list(takewhile(lambda said: said["role"] == "system" and _texts(said["content"]) is not None, messages))
     if len(leading) < 2:
         return messages

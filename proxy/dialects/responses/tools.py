@@ -14,7 +14,7 @@ from proxy.dialects.translated import Json
 from proxy.errors import BadCall
 
 _CHOICES: Final = ("none", "auto", "required")
-_FREE: Final = "The input is text, passed on as it stands."
+_FREE: Final = "The freeform text payload for this tool."  # vLLM 0.32's words (tool_parsers/utils.py:45)
 
 
 ADDITIONAL: Final = "additional_tools"  # an item that offers more of them
@@ -104,6 +104,7 @@ def _function(tool: Json, chat: str, at: str) -> Json:
         "description": optional(tool, "description", str, at),
         "parameters": optional(tool, "parameters", dict, at),
         "strict": optional(tool, "strict", bool, at),
+        "defer_loading": optional(tool, "defer_loading", bool, at),
     }
     return {"type": "function", "function": {"name": chat} | {k: v for k, v in fields.items() if v is not None}}
 

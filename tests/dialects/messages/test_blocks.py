@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.dialects.messages.blocks import blocks_of, joined, parts_of, result_of
+from proxy.dialects.messages.blocks import blocks_of, parts_of, result_of, said_in
 from proxy.errors import NotValid
 
 PNG = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}
@@ -52,23 +52,34 @@ def test_what_a_block_says(block, parts):
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(None, ""), ("r", "r"), ([], ""), ([text("a"), text("b")], "a\nb"), ([text("a"), PNG], "a")],
+    [(None, ""), ("r", "r"), ([], ""), ([text("a"), text(""), text("b")], "a\n\nb"), ([text("a"), PNG], "a")],
 )
 def test_a_result_is_text(content, said):
-    """Its images are shown apart."""
-    message, pictures = result_of({"type": "tool_result", "tool_use_id": "c1", "content": content}, "here")
+    """Its texts joined by line breaks. Its images are a user's message."""
+    message, *pictures = result_of({"type": "tool_result", "tool_use_id": "c1", "content": content}, "here")
 
     assert {"role": "tool", "tool_call_id": "c1", "content": said} == message
-    assert ([PICTURE] if isinstance(content, list) and PNG in content else []) == pictures
+    shown = isinstance(content, list) and PNG in content
+    assert ([{"role": "user", "content": [PICTURE]}] if shown else []) == pictures
 
 
-def test_a_failure_says_so_if_it_says_nothing_else():
+def test_a_result_that_names_tools_is_two_messages():
+    """Templates read the references alone."""
+    found = [text("found"), {"type": "tool_reference", "tool_name": "f"}]
+    message = {"role": "tool", "tool_call_id": "c1"}
+
+    assert [message | {"content": "found"}, message | {"content": [{"type": "tool_reference", "name": "f"}]}] == (
+        result_of({"tool_use_id": "c1", "content": found}, "here")
+    )
+
+
+def test_a_failure_says_what_it_says():
     """Chat has no field for it, and what an agent says of a failure is text already."""
     failed = {"tool_use_id": "c1", "is_error": True}
 
-    assert "error" == result_of(failed, "here")[0]["content"]
-    assert "no such file" == result_of(failed | {"content": "no such file"}, "here")[0]["content"]
-    assert "" == result_of(failed | {"is_error": False}, "here")[0]["content"]
+    assert ["", "no such file"] == [
+        result_of(failed | said, "here")[0]["content"] for said in ({}, {"content": "no such file"})
+    ]
 
 
 @pytest.mark.parametrize(
@@ -101,13 +112,24 @@ def test_what_chat_cannot_say_is_refused_by_its_place(block, at):
     assert at == refused.value.param
 
 
-@pytest.mark.parametrize("wrong", [{"content": 1}, {"content": [1]}, {"is_error": "no"}, {"tool_use_id": 1}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"content": 1},
+        {"content": [1]},
+        {"content": [{"type": "tool_reference", "tool_name": 1}]},
+        {"is_error": "no"},
+        {"tool_use_id": 1},
+    ],
+)
 def test_a_result_of_a_wrong_type_is_refused(wrong):
     """By the field."""
     with pytest.raises(NotValid, match=rf"^here\.{next(iter(wrong))}"):
         result_of({"tool_use_id": "c1", **wrong}, "here")
 
 
-def test_texts_are_joined_by_line_breaks():
-    """And nothing but texts."""
-    assert "a\nb" == joined([text("a"), PICTURE, text("b")])
+def test_one_text_is_a_string():
+    """And all else a list."""
+    assert ["a", [text("a"), text("b")], [PICTURE]] == [
+        said_in(parts) for parts in ([text("a")], [text("a"), text("b")], [PICTURE])
+    ]

@@ -53,7 +53,7 @@ def test_what_is_unknown_is_not_sent():
     body = {
         "metadata": {"user_id": "u"},
         "context_management": {"edits": []},
-        "output_config": {"effort": "high"},
+        "output_config": {"task_budget": {"type": "tokens", "total": 1}},
         "service_tier": "auto",
         "return_token_ids": True,
         "logprobs": True,
@@ -76,18 +76,29 @@ def test_a_stream_tells_its_usage_from_the_beginning():
 
 
 @pytest.mark.parametrize(
-    ("thinking", "expected"),
+    ("thinking", "expected", "by_default"),
     [
-        (None, {}),
-        ({"type": "enabled", "budget_tokens": 1024}, {**SWITCHES.thinking}),
-        ({"type": "adaptive"}, {**SWITCHES.thinking}),
-        ({"type": "disabled"}, {**SWITCHES.not_thinking}),
+        (None, {}, {}),
+        ({"type": "enabled", "budget_tokens": 1024}, {**SWITCHES.thinking}, {}),
+        ({"type": "adaptive"}, {**SWITCHES.thinking}, {}),
+        ({"type": "disabled"}, {"reasoning_effort": "none", **SWITCHES.not_thinking}, {"reasoning_effort": "none"}),
     ],
 )
-def test_thinking_turns_the_engines_switch(thinking, expected):
-    """As the configuration says; without it, nothing is said."""
+def test_thinking_turns_the_engines_switch(thinking, expected, by_default):
+    """As vLLM's endpoint does, and as the configuration says."""
     assert read(LEAST) | expected == read(LEAST | {"thinking": thinking}, SWITCHES)
-    assert read(LEAST) == read(LEAST | {"thinking": thinking})
+    assert read(LEAST) | by_default == read(LEAST | {"thinking": thinking})
+
+
+def test_an_effort_is_the_engines():
+    """In the same words; where thinking is forbidden it is none, or what the configuration has for that."""
+    high = LEAST | {"output_config": {"effort": "high"}}
+    forbidden = high | {"thinking": {"type": "disabled"}}
+    low = Ways(thinking={"reasoning_effort": "low"}, not_thinking={"reasoning_effort": "low"})
+
+    assert "high" == read(high)["reasoning_effort"]
+    assert "high" == read(high | {"thinking": {"type": "adaptive"}}, low)["reasoning_effort"]
+    assert ["none", "low"] == [read(forbidden, ways)["reasoning_effort"] for ways in (Ways(), low)]
 
 
 def test_what_a_body_says_itself_wins_over_the_switch():
@@ -171,6 +182,7 @@ def test_sampled_arguments_are_put_back():
         ({"thinking": True}, "thinking"),
         ({"thinking": {"type": "hard"}}, "thinking.type"),
         ({"output_config": 1}, "output_config"),
+        ({"output_config": {"effort": 1}}, "output_config.effort"),
         ({"output_config": {"format": 1}}, "output_config.format"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type"),
         ({"output_format": {"type": "json_schema"}}, "output_format.schema"),

@@ -16,13 +16,66 @@ def test_a_custom_tool_is_a_function(extra):
     assert {"tools": [FUNCTION]} == tools_of({"tools": [WEATHER | extra]})
 
 
-def test_a_strict_tool_stays_strict():
-    """A description may be missing."""
-    tool = {"name": "f", "input_schema": {}, "strict": True}
+def test_what_templates_show_of_a_tool_is_kept():
+    """A description may be missing; a schema without a type is an object's, as vLLM completes it."""
+    shown = {"strict": True, "defer_loading": True}
+    tool = {"name": "f", "input_schema": {"properties": {}}, **shown}
 
-    assert [{"name": "f", "parameters": {}, "strict": True}] == [
+    assert [{"name": "f", "parameters": {"properties": {}, "type": "object"}, **shown}] == [
         each["function"] for each in tools_of({"tools": [tool]})["tools"]
     ]
+
+
+def change(kind, tool):
+    return {"type": f"tool_{kind}", "tool": tool}
+
+
+def named(name):
+    return {"type": "tool_reference", "name": name}
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ([], ["weather", "late"]),
+        ([change("removal", named("weather"))], ["late"]),
+        ([change("removal", named("weather")), change("addition", named("weather"))], ["weather", "late"]),
+        (
+            [change("addition", {"type": "tool_definition", "definition": WEATHER | {"name": "new"}})],
+            ["weather", "late", "new"],
+        ),
+    ],
+)
+def test_the_tools_are_those_at_the_end_of_the_conversation(changes, names):
+    """Blocks of systems add and remove some."""
+    said = [{"role": "user", "content": "hi"}, {"role": "system", "content": [*changes, {"type": "text", "text": "a"}]}]
+    body = {"messages": said, "tools": [WEATHER, WEATHER | {"name": "late", "defer_loading": True}]}
+
+    assert names == [tool["function"]["name"] for tool in tools_of(body)["tools"]]
+
+
+def test_a_tool_that_is_added_is_no_longer_deferred():
+    """It is shown as if it had been there from the beginning."""
+    said = [{"role": "system", "content": [change("addition", named("weather"))]}]
+
+    assert {"tools": [FUNCTION]} == tools_of({"messages": said, "tools": [WEATHER | {"defer_loading": True}]})
+
+
+@pytest.mark.parametrize(
+    ("tool", "at"),
+    [
+        (None, ""),
+        ({"type": "odd"}, ".type"),
+        (named("nobody"), ".name"),
+        (named(1), ".name"),
+        ({"type": "tool_definition", "definition": {"name": "f"}}, ".definition.input_schema"),
+    ],
+)
+def test_a_change_that_cannot_be_read_is_refused_by_its_place(tool, at):
+    """As any other value."""
+    with pytest.raises(NotValid) as refused:
+        tools_of({"messages": [{"role": "system", "content": [change("addition", tool)]}]})
+    assert f"messages.0.content.0.tool{at}" == refused.value.param
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,8 @@
 
 import pytest
 
-from proxy.dialects.messages.turns import system_of, turns_of
+from proxy.dialects.messages.turns import conversation_of
+from proxy.dialects.translated import Ways
 from proxy.errors import NotValid
 
 
@@ -22,10 +23,13 @@ def result(told="c1", content="r"):
     return {"type": "tool_result", "tool_use_id": told, "content": content}
 
 
-def said(*messages, thought="reasoning", sampled=()):
-    return turns_of([{"role": role, "content": content} for role, content in messages], thought, dict(sampled))
+def said(*messages, ways=Ways(), sampled=(), **fields):  # noqa: B008 - frozen
+    turns = [{"role": role, "content": content} for role, content in messages]
+    return conversation_of({"messages": turns, **fields}, ways, dict(sampled))
 
 
+HI = {"role": "user", "content": "hi"}
+BILLING = "x-anthropic-billing-header: cc_version=2.1; cch=0a1b2;"
 IMAGE = {"type": "image", "source": {"type": "url", "url": "u"}}
 PICTURE = {"type": "image_url", "image_url": {"url": "u"}}
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
@@ -37,16 +41,25 @@ TOOL = {"role": "tool", "tool_call_id": "c1", "content": "r"}
     [
         (None, None),
         ("S", "S"),
-        ("", ""),
+        ("", None),
         ([], None),
+        ([text("")], None),
         ([text("S")], "S"),
-        ([text("S", cache_control={"type": "ephemeral"}), text("T")], "S\nT"),
-        ([text("x-anthropic-billing-header: cc_version=2.1; cch=0a1b2;"), text("S")], "S"),
+        ([text("S", cache_control={"type": "ephemeral"}), text(""), text("T")], "ST"),
+        ([text(BILLING), text("S")], "S"),
+        ([text(BILLING)], None),
     ],
 )
 def test_the_system_message(given, expected):
-    """One message of all blocks; Claude Code's attribution, which differs from call to call, is not among them."""
-    assert ([] if expected is None else [{"role": "system", "content": expected}]) == system_of(given)
+    """One message of all blocks, with nothing between, and without Claude Code's attribution, which differs in each call."""
+    assert [*([] if expected is None else [{"role": "system", "content": expected}]), HI] == said(
+        ("user", "hi"), system=given
+    )
+
+
+def test_what_stands_between_the_texts_of_systems_is_the_engines():
+    """SGLang's endpoint has a line break there."""
+    assert "S\nT" == said(("user", "hi"), system=[text("S"), text("T")], ways=Ways(system_joint="\n"))[0]["content"]
 
 
 def test_a_single_block_is_said_as_its_text():
@@ -55,47 +68,65 @@ def test_a_single_block_is_said_as_its_text():
     assert said(("user", "hi")) == said(("user", [text("hi", cache_control={"type": "ephemeral"})]))
 
 
-def test_several_texts_are_joined_and_pictures_stay_in_their_place():
-    """A list of parts is sent only where there is more than text."""
-    assert [{"role": "user", "content": "a\nb"}] == said(("user", [text("a"), text("b")]))
+def test_several_blocks_are_parts_in_their_order():
+    """How a template's texts are joined only the engine knows. Empty texts are left out."""
+    assert [{"role": "user", "content": [text("a"), text("b")]}] == said(("user", [text("a"), text(""), text("b")]))
     assert [{"role": "user", "content": [text("a"), PICTURE, text("b")]}] == said(
         ("user", [text("a"), IMAGE, text("b")])
     )
-    assert [{"role": "user", "content": ""}] == said(("user", []))
 
 
-def test_turns_of_one_role_are_one_turn():
-    """Of the user's, and of a reply that came back in several messages."""
-    assert [{"role": "user", "content": "a\nb"}] == said(("user", "a"), ("user", [text("b")]))
-    assert [
-        {"role": "user", "content": "?"},
-        {"role": "assistant", "content": "ab", "reasoning": "t", "tool_calls": [CALL]},
-    ] == (said(("user", "?"), ("assistant", [thinks("t")]), ("assistant", "a"), ("assistant", [text("b"), uses()])))
+def test_nothing_at_all_is_no_message_and_an_empty_string_is_one():
+    """Of a user; a reply always is one."""
+    assert [HI] == said(("user", []), ("user", [text("")]), ("user", "hi"))
+    assert [{"role": "user", "content": ""}] == said(("user", ""))
 
 
-def test_a_system_message_within_the_conversation_stays_where_it_is():
-    """Moved to the front, it would change every prompt before it."""
-    assert ["user", "system", "user"] == [
-        turn["role"] for turn in said(("user", "a"), ("system", [text("s")]), ("user", "b"))
+def test_each_turn_is_a_message_though_its_role_is_that_of_the_turn_before():
+    """Anthropic would take them for one turn; vLLM's endpoint does not."""
+    assert [HI, {"role": "user", "content": "b"}] == said(("user", "hi"), ("user", [text("b")]))
+    assert ["user", "assistant", "assistant"] == [
+        turn["role"] for turn in said(("user", "?"), ("assistant", [thinks("t")]), ("assistant", "a"))
     ]
 
 
-def test_results_are_messages_of_their_own_and_their_pictures_follow_them():
-    """What stands behind them is the user's."""
-    given = [result(content=[text("r"), IMAGE]), result("c2"), text("go on")]
+def test_a_system_message_within_the_conversation_stays_where_it_is():
+    """Moved to the front, it would change every prompt before it. One that says nothing is none."""
+    given = (("user", "a"), ("system", [text("s"), text("t")]), ("system", BILLING), ("user", "b"))
 
-    assert [TOOL, TOOL | {"tool_call_id": "c2"}, {"role": "user", "content": [PICTURE, text("go on")]}] == said(
-        ("user", given)
-    )
-    assert [TOOL, {"role": "user", "content": [PICTURE]}] == said(("user", [result(content=[text("r"), IMAGE])]))
+    assert [("user", "a"), ("system", "st"), ("user", "b")] == [
+        (turn["role"], turn["content"]) for turn in said(*given)
+    ]
+
+
+def test_systems_are_one_where_the_template_takes_them_at_the_beginning_alone():
+    """As the engine's endpoint does it, which would be refused otherwise."""
+    given = (("user", "a"), ("system", "T"), ("user", "b"), ("system", [text("U")]))
+    merging = Ways(merges_systems=True)
+
+    assert [("system", "STU"), ("user", "a"), ("user", "b")] == [
+        (turn["role"], turn["content"]) for turn in said(*given, system="S", ways=merging)
+    ]
+    assert [("system", "TU"), ("user", "a"), ("user", "b")] == [
+        (turn["role"], turn["content"]) for turn in said(*given, ways=merging)
+    ]
+    assert [HI] == said(("user", "hi"), ways=merging)
+
+
+def test_results_are_messages_of_their_own_before_what_else_the_user_says():
+    """Each followed by its images and by the tools that it names."""
+    reference = {"type": "tool_reference", "tool_name": "g"}
+    named = {"type": "tool_reference", "name": "g"}
+    given = [text("so"), result(content=[text("r"), IMAGE, reference]), text("go"), result("c2"), IMAGE]
+
+    assert [
+        TOOL,
+        {"role": "user", "content": [PICTURE]},
+        TOOL | {"content": [named]},
+        TOOL | {"tool_call_id": "c2"},
+        {"role": "user", "content": [text("so"), text("go"), PICTURE]},
+    ] == said(("user", given))
     assert [TOOL] == said(("user", [result()]))
-
-
-def test_what_a_user_says_before_a_result_stays_before_it():
-    """Blocks keep their order."""
-    assert [{"role": "user", "content": "so"}, TOOL, {"role": "user", "content": "then"}] == said(
-        ("user", [text("so"), result(), text("then")])
-    )
 
 
 @pytest.mark.parametrize(
@@ -107,13 +138,16 @@ def test_what_a_user_says_before_a_result_stays_before_it():
         ([text("")], {"content": ""}),
         ([uses()], {"content": None, "tool_calls": [CALL]}),
         ([text("a"), uses(), text("b")], {"content": "ab", "tool_calls": [CALL]}),
+        ([text("a"), thinks("t"), text(""), text("b")], {"content": "ab", "thought": "t"}),
         ([thinks("t"), {"type": "redacted_thinking", "data": "x"}, text("a")], {"content": "a", "thought": "t"}),
         ([thinks("t"), text("a"), thinks("u")], {"content": "a", "thought": "tu"}),
+        ([text("a"), text("b")], {"content": [text("a"), text("b")]}),
+        ([text(""), text("b"), uses()], {"content": "b", "tool_calls": [CALL]}),
     ],
 )
 def test_a_reply_that_comes_back_is_the_chat_message_it_was(content, expected):
-    """Text that is empty is text; no text is none. Reasoning stands in the engine's own field."""
-    assert [{"role": "assistant", **expected}] == said(("assistant", content), thought="thought")
+    """Text that is empty is text; no text is none; text around a call was one. Reasoning stands in the engine's own field."""
+    assert [{"role": "assistant", **expected}] == said(("assistant", content), ways=Ways(thought="thought"))
 
 
 def test_arguments_come_back_as_they_were_sampled():
@@ -153,5 +187,5 @@ def test_arguments_come_back_as_they_were_sampled():
 def test_what_cannot_be_read_is_refused_by_its_place(messages, at):
     """Never by a failure of ours."""
     with pytest.raises(NotValid) as refused:
-        turns_of(messages, "reasoning", {})
+        conversation_of({"messages": messages}, Ways(), {})
     assert at == refused.value.param

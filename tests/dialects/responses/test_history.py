@@ -1,5 +1,6 @@
 """What a call leans on by name."""
 
+import pytest
 from hypothesis import given, settings
 from openai.types.responses import ResponseItem
 from pydantic import TypeAdapter
@@ -38,6 +39,21 @@ def test_a_chain_of_answers_is_what_its_items_would_be(message, second):
         as_chat(second),
         {"role": "user", "content": "next"},
     ] == chat["messages"]
+
+
+@pytest.mark.parametrize("has_developers", [True, False])
+def test_only_instructions_are_not_carried_on(has_developers):
+    """What a developer said holds for later calls, whether it was sent as such or as a part of one system message."""
+    ways = Ways(has_developers=has_developers)
+    body = {"instructions": "old", "input": [{"role": "developer", "content": "d"}, {"role": "user", "content": "u"}]}
+    turn = Turn(TOLD, body, response_of({"role": "assistant", "content": "a"}))
+    earlier = earlier_of(Sent(turn, RESPONSES.read(body, ways)["messages"]), [], {})
+    chat = RESPONSES.read({"instructions": "new", "input": "next"}, ways, earlier)
+
+    told = [("system", "new"), ("developer", "d")] if has_developers else [("system", "new\n\nd")]
+    assert [*told, ("user", "u"), ("assistant", "a"), ("user", "next")] == [
+        (said["role"], said["content"]) for said in chat["messages"]
+    ]
 
 
 @settings(max_examples=30)

@@ -42,11 +42,11 @@ def outline(messages):
 
 
 def test_every_role_and_output_is_a_message():
-    """A text alone is the user's; a developer is a system; outputs are a tool's, whatever kind of call they answer."""
+    """A text alone is the user's; outputs are a tool's, whatever kind of call they answer."""
     parts = [{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": "http://x"}]
 
     assert [{"role": "user", "content": "hi"}] == read_items("hi", Ways(), Earlier())
-    assert [("system", "s", None, None), ("system", "d", None, None), ("user", "u", None, None)] == outline(
+    assert [("system", "s", None, None), ("developer", "d", None, None), ("user", "u", None, None)] == outline(
         read(*({"role": role, "content": role[0]} for role in ("system", "developer", "user")))
     )
     custom = {"type": "custom_tool_call_output", "call_id": "p", "output": parts}

@@ -91,7 +91,52 @@ def test_how_much_to_think(effort, thinks):
     assert {"chat_template_kwargs": {"x": 2}} == chat_of(WAYS, chat_template_kwargs={"x": 2})
 
 
-def test_systems_at_the_beginning_are_one():
+def test_an_engine_that_takes_developers_gets_each_message_as_it_came():
+    """It makes of them what its own endpoint would, by its template."""
+    items = [
+        {"role": "developer", "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]},
+        {"role": "user", "content": "u"},
+        {"role": "developer", "content": "d"},
+    ]
+    earlier = Earlier(messages=[{"role": "system", "content": "e"}])
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+
+    assert [("system", "i"), ("system", "e"), ("developer", parts), ("user", "u"), ("developer", "d")] == [
+        (said["role"], said["content"])
+        for said in read({"instructions": "i", "input": items}, Ways(has_developers=True), earlier)["messages"]
+    ]
+
+
+def test_for_other_engines_a_developer_is_a_system():
+    """Also one that was sent before, to an engine that takes them."""
+    earlier = Earlier(messages=[{"role": "user", "content": "u"}, {"role": "developer", "content": "d"}])
+
+    assert ["user", "system", "system"] == [
+        said["role"] for said in read({"input": [{"role": "developer", "content": "x"}]}, Ways(), earlier)["messages"]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("item", "goes_on"),
+    [
+        ({"type": "message", "role": "assistant", "content": "a", "status": "incomplete"}, True),
+        ({"role": "assistant", "content": "a", "status": "in_progress"}, True),
+        ({"type": "reasoning", "summary": [{"type": "summary_text", "text": "a"}], "status": "incomplete"}, True),
+        ({"role": "assistant", "content": "a", "status": "completed"}, False),
+        ({"role": "assistant", "content": "a"}, False),
+        ({"role": "user", "content": "a", "status": "incomplete"}, False),
+        ({"role": "assistant", "content": "a", "status": {}}, False),
+    ],
+)
+def test_a_last_reply_that_is_unfinished_is_gone_on_with(item, goes_on):
+    """As its status says; any other is followed by a new one."""
+    chat = read({"input": [{"role": "user", "content": "hi"}, item]}, Ways())
+
+    assert goes_on is chat.get("continue_final_message", False)
+    assert goes_on is (chat.get("add_generation_prompt") is False)
+
+
+def test_for_other_engines_systems_at_the_beginning_are_one():
     """Instructions, what was said before and the items' own; one in the middle stays where it is, and images stay apart."""
     image = {"role": "system", "content": [{"type": "input_image", "image_url": "http://x"}]}
     items = [

@@ -40,6 +40,22 @@ def test_tools_are_functions_of_chat():
     assert Tool("x", "function", "x") == tools.of("x")
 
 
+def test_what_templates_show_of_a_tool_is_what_vllm_shows():
+    """Of a custom tool without a grammar, its words; that a tool is deferred."""
+    tools = read_tools(
+        {"tools": [LOOK | {"defer_loading": True}, {"type": "custom", "name": "c"}]}, ignore_hosted=False
+    )
+    look, custom = (tool["function"] for tool in tools.told)
+
+    assert look["defer_loading"] is True
+    assert {
+        "type": "object",
+        "properties": {"input": {"type": "string", "description": "The freeform text payload for this tool."}},
+        "required": ["input"],
+        "additionalProperties": False,
+    } == custom["parameters"]
+
+
 def test_hosted_tools_are_refused_by_name_or_left_out():
     """400; with the setting they are not told to the engine, nor can they be chosen."""
     with pytest.raises(BadCall, match="'web_search' is a tool that is hosted") as refusal:

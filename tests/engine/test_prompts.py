@@ -1,0 +1,73 @@
+"""The prompts of Messages and Responses, against those that vLLM's own endpoints make of the same requests."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from . import environment
+from .conftest import PARSERS, SCALE_OUT, Engine, start_vllm
+from .prompt_cases import MESSAGES, RESPONSES
+from .through import through_proxy
+
+# TRL has the templates of many models. This one takes parts, and a system in the first place alone.
+QWEN = "qwen3_5_think.jinja"
+
+
+@pytest.fixture(scope="session")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """The tiny model with Qwen3.5's template."""
+    (templates,) = environment.ensure_trl().python.parent.parent.glob("lib/python*/site-packages/trl/chat_templates")
+    log = tmp_path_factory.mktemp("qwen") / "vllm.log"
+    flags = (*PARSERS, SCALE_OUT, f"--chat-template={templates / QWEN}")
+    with start_vllm(environment.ensure().model, "tiny", log, *flags) as engine:
+        yield engine
+
+
+@pytest.mark.parametrize("template", ["vllm", "qwen"])
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+async def test_a_prompt_is_the_one_that_the_engine_makes_by_itself(template, path, request, tmp_path):
+    """Id by id, whatever the request holds; where the engine refuses it by itself, it refuses it here."""
+    engine = request.getfixturevalue(template)
+    cases, least = (MESSAGES, {"max_tokens": 1}) if path == "/v1/messages" else (RESPONSES, {"max_output_tokens": 16})
+    found, wanted = {}, {}
+    async with through_proxy(engine.url, tmp_path) as proxy:
+        for number, (name, body) in enumerate(cases.items()):
+            asked = {"model": "tiny", **least, **body}
+            wanted[name] = await rendered(proxy, f"{engine.url}{path}/render", asked)
+            found[name] = await sampled_from(proxy, f"r{number}", path, asked)
+
+    assert {} == {name: (wanted[name], found[name]) for name in cases if wanted[name] != found[name]}
+
+
+@pytest.mark.parametrize("template", ["vllm", "qwen"])
+async def test_the_count_of_a_prompt_is_its_length(template, request, tmp_path):
+    """Of every prompt that the engine makes."""
+    engine = request.getfixturevalue(template)
+    found, wanted = {}, {}
+    async with through_proxy(engine.url, tmp_path) as proxy:
+        for name, body in MESSAGES.items():
+            asked = {"model": "tiny", "max_tokens": 1, **body}
+            made = await rendered(proxy, f"{engine.url}/v1/messages/render", asked)
+            wanted[name] = len(made) if isinstance(made, list) else made
+            async with proxy.http.post(f"{proxy.url}/v1/messages/count_tokens", json=asked) as answer:
+                told = await answer.json()
+                found[name] = told["input_tokens"] if answer.status == 200 else answer.status
+
+    assert wanted == found
+
+
+async def rendered(proxy, url, body):
+    """The prompt that the engine makes, as ids; or the status with which it refuses."""
+    async with proxy.http.post(url, json=body) as answer:
+        told = await answer.json()
+        return told["token_ids"] if answer.status == 200 else answer.status
+
+
+async def sampled_from(proxy, rollout, path, body):
+    """The prompt of the step that a call through the proxy leaves; or the status with which it is refused."""
+    async with proxy.http.post(f"{proxy.url}/rollouts/{rollout}{path}", json=body) as answer:
+        await answer.read()
+        if answer.status != 200:
+            return answer.status
+    (step,) = await proxy.steps(rollout)
+    return step["prompt_ids"]
