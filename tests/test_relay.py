@@ -164,7 +164,7 @@ async def test_an_engine_that_dies_in_a_stream_ends_the_clients_stream_without_a
 
     (step,) = await some_steps(store, "r1")
     assert len(came) == len(events(shown))
-    assert ("partial", True, 4) == (step.status, "broke off" in step.reason, step.sampled)
+    assert ("partial", True, 4, False) == (step.status, "broke off" in step.reason, step.sampled, step.delivered)
 
 
 async def test_an_engine_that_dies_in_an_unstreamed_answer_gives_502(store, engine, http):
@@ -187,7 +187,19 @@ async def test_an_engine_that_dies_in_an_unstreamed_answer_gives_502(store, engi
         error["error"]["type"],
         error["error"]["code"],
     )
-    assert "partial" == step.status
+    assert ("partial", False) == (step.status, step.delivered)
+
+
+async def test_a_stream_that_ends_without_its_terminal_event_was_not_delivered(store, engine, http):
+    """The engine ended its connection properly, and so is the client's ended; the answer is not whole."""
+    came = events(STREAM.answer)[:5]
+    engine.streams(came, then="end")
+    async with proxying(engine.url, store) as served, http.post(served.url + CHAT, json=BODY) as answer:
+        shown = await answer.read()
+    (step,) = await steps_of(store, "r1")
+
+    assert b"[DONE]" not in shown
+    assert ("partial", False) == (step.status, step.delivered)
 
 
 async def test_an_engine_that_cannot_be_reached_gives_503_and_an_error_step(store, http):
@@ -386,7 +398,8 @@ async def test_a_failure_nobody_named_in_an_unstreamed_call_leaves_a_partial_ste
     (step,) = await steps_of(store, "r1")
 
     assert (500, "internal_error") == (answer.status, told["error"]["code"])
-    assert ("partial", 24, True) == (step.status, step.sampled, step.reason.startswith("internal error "))
+    assert ("partial", 24, False) == (step.status, step.sampled, step.delivered)
+    assert step.reason.startswith("internal error ")
 
 
 async def test_a_failure_in_understanding_leaves_a_step_without_tokens(store, engine, http, monkeypatch):

@@ -59,7 +59,7 @@ class MarinFormat(TurnView):
             "response_logprobs": turn.logprobs,
             "token_rewards": [reward] * len(turn.ids) if one_by_one is None else list(one_by_one)[: len(turn.ids)],
             "episode_reward": source.reward(),
-            "is_truncated": turn.choice.finish_reason == "length",
+            "is_truncated": turn.truncated,
             "metadata": {
                 "worker_id": "",
                 "timestamp": turn.step.timing.received,

@@ -14,7 +14,7 @@ from proxy.export.views import Source
 from proxy.trajectory.fidelity import is_unlogged
 from proxy.trajectory.retokenize import RETOKENIZED
 from proxy.trajectory.rollout import RolloutFacts
-from proxy.trajectory.sequence import Options, Skipped, sequences, stop_token_sampled
+from proxy.trajectory.sequence import Options, Skipped, is_cut, sequences, stop_token_sampled
 from proxy.trajectory.step import Choice, Step
 from proxy.trajectory.tree import Node
 
@@ -34,6 +34,11 @@ class Sampled:
     is_last: bool = False
     cut: bool = False
     overlong_prompt: bool = False
+
+    @property
+    def truncated(self) -> bool:
+        """Whether `max_len` cut the turn, or something other than the model ended it."""
+        return self.cut or is_cut(self.step, self.choice)
 
     @property
     def stop_token_sampled(self) -> bool | None:

@@ -65,7 +65,8 @@ class VerifiersFormat(Listed, TurnView):
             "completion_mask": [1] * len(turn.ids),
             "completion_logprobs": turn.logprobs,
             "overlong_prompt": turn.overlong_prompt,
-            "is_truncated": turn.cut,
+            # Its own parser sets this for `max_seq_len` alone. The response says "length"; of a cut stream it says nothing.
+            "is_truncated": turn.cut or turn.step.status == "partial",
         }
         return _shown(turn.step, turn.choice, tokens, source)
 

@@ -12,7 +12,7 @@ Rule 3: nothing is padded, shifted or filled: arrays are of one length, and a lo
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from proxy.trajectory.fidelity import is_unlogged
 from proxy.trajectory.retokenize import RETOKENIZED
@@ -20,6 +20,8 @@ from proxy.trajectory.rollout import RolloutFacts
 from proxy.trajectory.step import Choice, Span, Step
 from proxy.trajectory.tree import Node, Tree, grow, plant
 from proxy.trajectory.typed import number
+
+_CUT: Final = frozenset({"length", "abort", "error"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,10 @@ class SequenceSpan:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One path of the tree, as a row. All arrays are of one length; `logprobs` is None where `mask` is 0."""
+    """One path of the tree, as a row. All arrays are of one length; `logprobs` is None where `mask` is 0.
+
+    `truncated`: its last turn was not ended by the model (`is_cut`), or `max_len` shortened the row.
+    """
 
     facts: RolloutFacts
     branch: int
@@ -270,7 +275,7 @@ def _row(branch: Branch, facts: RolloutFacts, place: int) -> Row:
         prompt_len=branch.path[0].start,
         spans=tuple(spans),
         finish_reason=leaf.choice.finish_reason,
-        truncated=branch.cut or leaf.choice.finish_reason == "length",
+        truncated=branch.cut or is_cut(leaf.step, leaf.choice),
         stop_token_sampled=stop_token_sampled(leaf),
         problems=tuple(problems),
     )
@@ -302,6 +307,11 @@ def _spans(node: Node, *, owned: bool) -> list[SequenceSpan]:
         )
         for span in node.choice.spans or (Span(0, len(node.choice.ids), node.step.policy_version),)
     ]
+
+
+def is_cut(step: Step, choice: Choice) -> bool:
+    """Whether something other than the model ended the turn: its limit, an abort, a fault, or a stream that broke off."""
+    return step.status == "partial" or choice.finish_reason in _CUT
 
 
 def stop_token_sampled(leaf: Node) -> bool | None:

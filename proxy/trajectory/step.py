@@ -100,8 +100,8 @@ class Step:
     status "error", `{"status": int, "body": str}`). Dialects by way of chat have chat's response, and what their clients
     saw of it is told from that. `prompts` holds the ids of one prompt, or of each prompt of a
     completions call with a list of prompts: an array, or `SharedIds` in a step read from the store. It is empty when the
-    engine gave no ids. `problems` are codes of `fidelity.PROBLEMS`; a step without any is exact. `late`: it was stored
-    after its rollout was finished.
+    engine gave no ids. `delivered`: the client got the whole answer, so a partial step never is. `problems` are codes of
+    `fidelity.PROBLEMS`; a step without any is exact. `late`: it was stored after its rollout was finished.
     """
 
     step_id: str

@@ -104,7 +104,10 @@ class Exchange:
         return Outcome(end, step, broken=False, status=answer.status)
 
     def abort(self, reason: str, timing: Timing, *, delivered: bool, policy_version: str | None = None) -> Outcome:
-        """The call broke off: the client left (`delivered` false), or the engine was lost."""
+        """The call broke off: the client left (`delivered` false), or the engine was lost.
+
+        What is partial then was not delivered, whoever was there.
+        """
         end, answer = self._concluded()
         error = answer.error if answer.response is not None else None  # a body cut short is no error of the engine
         cut = Answer(answer.response, ended=self.is_over, error=error, problems=answer.problems)
@@ -160,7 +163,7 @@ class Exchange:
             timing=timing,
             status=status,
             reason=reason,
-            delivered=delivered,
+            delivered=delivered and status != "partial",
             policy_version=first,
             policy_version_end=last if last != first else None,
             problems=fidelity.check(evidence),

@@ -68,10 +68,13 @@ def test_different_prompts():
 
 
 def test_truncated():
-    """An answer that the engine cut by length is truncated."""
+    """An answer that was cut is truncated: by its length, or because its stream broke off."""
     cut = worked.first(worked.sampled(worked.S1, worked.L1, finish_reason="length"))
+    broken = worked.first(worked.sampled(worked.S1, worked.L1, finish_reason=None), status="partial")
 
     assert [True] == [row["is_truncated"] for row in worked.rows("marin", [cut])]
+    rows = worked.rows("marin", [broken, worked.second()], options=Options(include="flagged"))
+    assert [True, False] == [row["is_truncated"] for row in rows]
 
 
 def test_weight_step():

@@ -7,6 +7,7 @@ import worked
 from forests import make_step
 
 from proxy.export import Inexpressible
+from proxy.trajectory.sequence import Options
 
 
 def test_response():
@@ -46,6 +47,15 @@ def test_truncated():
     (row,) = worked.rows("openrlhf", [worked.first(), worked.second(cut)])
 
     assert (True, [[3, 6], [10, 11]]) == (row["truncated"], row["action_ranges"])
+
+
+@pytest.mark.parametrize(("name", "truncated"), [("openrlhf", True), ("openrlhf_experience", [True])])
+def test_cut_stream(name, truncated):
+    """An answer whose stream broke off is truncated, too."""
+    cut = worked.second(worked.sampled(worked.S2, worked.L2, finish_reason=None), status="partial")
+    (row,) = worked.rows(name, [worked.first(), cut], options=Options(include="flagged"))
+
+    assert truncated == row["truncated"]
 
 
 @pytest.mark.parametrize("name", ["openrlhf", "openrlhf_experience"])

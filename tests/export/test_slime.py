@@ -83,6 +83,14 @@ def test_status(finish_reason, status, expected):
     assert [expected] == [row["status"] for row in worked.rows("slime", steps, replace(worked.FACTS, status=status))]
 
 
+def test_a_sample_whose_stream_was_cut_is_truncated():
+    """Its last turn broke off, whatever the rollout says."""
+    broken = worked.second(worked.sampled(worked.S2, worked.L2, finish_reason=None), status="partial")
+    rows = worked.rows("slime", [worked.first(), broken], options=Options(include="flagged"))
+
+    assert ["truncated"] == [row["status"] for row in rows]
+
+
 def test_weight_versions():
     """There is one for each stretch that one version sampled, none if none is known, and no gap."""
     both = worked.sampled(worked.S2, worked.L2, spans=(Span(0, 1, "4"), Span(1, 2, "5")))

@@ -72,6 +72,15 @@ def test_max_len(max_len, expected):
     assert expected == {key: tokens[key] for key in expected}
 
 
+def test_cut_stream():
+    """A step whose stream broke off is truncated; of one cut by length the response says so, as there."""
+    broken = worked.first(worked.sampled(worked.S1, worked.L1, finish_reason=None), status="partial")
+    length = worked.second(worked.sampled(worked.S2, worked.L2, finish_reason="length"))
+    rows = worked.rows("verifiers", [broken, length], options=Options(include="flagged"))
+
+    assert [True, False] == [row["tokens"]["is_truncated"] for row in rows]
+
+
 def test_overlong():
     """`keep` cuts nothing, `drop` leaves the step out."""
     keep, drop = (worked.rows("verifiers", options=Options(max_len=9, overlong=how)) for how in ("keep", "drop"))

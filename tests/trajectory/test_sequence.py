@@ -404,7 +404,18 @@ def test_stop_token(finish_reason, stop_reason, sampled):
     step = make_step("a", [1], make_choice(0, [10], finish_reason=finish_reason, stop_reason=stop_reason))
     (row,) = sequences([step], FACTS).rows
 
-    assert (sampled, finish_reason == "length") == (row.stop_token_sampled, row.truncated)
+    assert (sampled, finish_reason in {"length", "abort"}) == (row.stop_token_sampled, row.truncated)
+
+
+def test_a_row_whose_last_turn_broke_off_is_truncated():
+    """A stream that was cut has no finish reason; a broken turn that another one goes on from cuts nothing."""
+    broken = make_choice(0, [10], finish_reason=None)
+    cut = make_step("a", [1], broken, status="partial", delivered=False)
+    last, _ = sequences([cut, make_step("s", [0], [1])], FACTS, FLAGGED).rows
+    (before,) = sequences([cut, make_step("b", [1, 10], [20])], FACTS, FLAGGED).rows
+
+    assert (True, None, ["partial", "undelivered"]) == (last.truncated, last.finish_reason, list(last.problems))
+    assert not before.truncated
 
 
 def test_policy_versions():

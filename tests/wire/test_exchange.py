@@ -175,7 +175,7 @@ def test_logprobs_alone_are_shown_to_a_client_that_asked_for_logprobs_alone():
 
 
 def test_an_engine_that_dies_leaves_a_partial_step():
-    """What came before the break is kept, and the step says that it broke off."""
+    """What came before the break is kept, and the step says that it broke off: nobody got a whole answer."""
     cassette = load("chat_ids_lp_stream")
     exchange = Exchange(plan_of(cassette.path, cassette.body), 200, cassette.content_type)
     exchange.feed(cassette.answer[: len(cassette.answer) // 2])
@@ -184,6 +184,7 @@ def test_an_engine_that_dies_leaves_a_partial_step():
 
     assert ("partial", "the engine e broke off", True) == (outcome.step.status, outcome.step.reason, outcome.broken)
     assert 0 < outcome.step.sampled < 24
+    assert not outcome.step.delivered
     assert "stream_cut" in outcome.step.problems
 
 
@@ -201,13 +202,13 @@ def test_a_connection_that_breaks_behind_the_terminal_event_costs_nothing():
 
 
 def test_a_stream_without_its_terminal_event_is_partial():
-    """A clean end of the connection is no end of the turn."""
+    """A clean end of the connection is no end of the turn, and its client did not get a whole one."""
     cassette = load("chat_ids_lp_stream")
     plan = plan_of(cassette.path, cassette.body)
     shown, end, step = play(plan, cassette, [cassette.answer.removesuffix(b"data: [DONE]\n\n")])
 
     assert cassette.answer.removesuffix(b"data: [DONE]\n\n") == shown + end
-    assert ("partial", ("stream_cut",)) == (step.status, step.problems)
+    assert ("partial", ("stream_cut",), False) == (step.status, step.problems, step.delivered)
 
 
 def test_a_whole_body_that_was_cut_is_partial_and_not_an_error():
