@@ -19,7 +19,7 @@ from proxy.audit.run import Journal, Terms, audit_rows
 from proxy.audit.scoring import NotScored, Send, find_scorer
 from proxy.audit.source import rows_of_file, rows_of_proxy
 from proxy.download import Wanted
-from proxy.terminal.consoles import print_json
+from proxy.terminal.consoles import print_json, print_table
 from proxy.terminal.progress import audit_bar
 
 _CONNECT_S = 10
@@ -115,6 +115,6 @@ def _print(results: list[Result], out: Console, notes: Console, *, as_json: bool
     if not results:
         notes.print("there was no sequence to audit")
         return
-    out.print(table(results))
+    print_table(out, table(results))
     verdicts = ", ".join(f"{count} {verdict}" for verdict, count in told["verdicts"].items())
     notes.print(f"{len(results)} sequences, {told['tokens']} tokens compared: {verdicts}", soft_wrap=True)

@@ -13,10 +13,12 @@ from rich.text import Text
 
 from proxy.audit.recorded import Recorded
 from proxy.audit.verdict import Finding, Scored
+from proxy.terminal.consoles import new_table
 from proxy.terminal.escaping import visible
 
 TOO_LONG, NOT_SCORED = "too long", "not scored"
 _AROUND = 5  # ids shown on each side of the first token beyond the tolerance
+_COLUMNS = ("rollout", "branch", "verdict", "tokens", "telling", "mean", "max", "first beyond", "note")
 _NUMBERS = frozenset({"branch", "tokens", "telling", "mean", "max"})
 _COLOURS = {"aligned": "green", TOO_LONG: "yellow", NOT_SCORED: "yellow"}
 
@@ -83,9 +85,7 @@ def is_well(results: Sequence[Result]) -> bool:
 
 def table(results: Iterable[Result]) -> Table:
     """One line a sequence."""
-    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("rollout", "branch", "verdict", "tokens", "telling", "mean", "max", "first beyond", "note"):
-        made.add_column(name, justify="right" if name in _NUMBERS else "left", overflow="fold")
+    made = new_table((name, name in _NUMBERS, False) for name in _COLUMNS)
     for result in results:
         made.add_row(
             Text(visible(result.rollout_id)),

@@ -1,7 +1,7 @@
 """Where things are printed: what was asked for on standard output, notes on standard error.
 
-Holds the two consoles and the printing of JSON. rich leaves colours out where there is no terminal, and where NO_COLOR
-says so.
+Holds the two consoles, and the printing of tables, of lines and of JSON. rich leaves colours out where there is no terminal,
+and where NO_COLOR says so.
 """
 
 import sys
@@ -10,12 +10,15 @@ from typing import Any, Final, TextIO
 
 import orjson
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from proxy.terminal.escaping import visible, visible_json, visible_lines
 
 _MARGIN: Final = 12  # as wide as the margin in which `step` names who wrote a message
 _UNCUT: Final = 4096  # a file or a pipe has no width: nothing is cut or wrapped for it
+_ALIGNED: Final = 40  # cells to which the columns of a piped table are padded; a longer cell moves its own line only
+BESIDE: Final = 2  # cells between columns
 
 
 class _Answers(Console):
@@ -37,9 +40,33 @@ def notes(*, quiet: bool = False) -> Console:
     return Console(stderr=True, highlight=False, quiet=quiet)
 
 
+def new_table(columns: Iterable[tuple[str, bool, bool]]) -> Table:
+    """An empty table of these columns: the name, whether it holds numbers, and whether its cells are never wrapped."""
+    table = Table(box=None, pad_edge=False, padding=(0, BESIDE, 0, 0), header_style="bold")
+    for name, is_number, is_whole in columns:
+        table.add_column(name, justify="right" if is_number else "left", no_wrap=is_whole, overflow="fold")
+    return table
+
+
+def print_table(out: Console, table: Table) -> None:
+    """Print a table: fitted into a terminal; elsewhere each row on one line, without blanks at its end."""
+    if out.is_terminal:
+        out.print(table)
+        return
+    cells = [[Text(str(cell)) for cell in (column.header, *column.cells)] for column in table.columns]
+    for column, texts in zip(table.columns, cells, strict=True):
+        width = max((text.cell_len for text in texts if text.cell_len <= _ALIGNED), default=0)
+        for text in texts:
+            missing = max(width - text.cell_len, 0)
+            text.pad_left(missing) if column.justify == "right" else text.pad_right(missing)
+    print_lines(out, (Text(" " * BESIDE).join(row) for row in zip(*cells, strict=True)))
+
+
 def print_lines(out: Console, lines: Iterable[Text], indent: int = _MARGIN) -> None:
-    """Print lines; what a terminal has no room for goes on below, indented."""
+    """Print lines; what a terminal has no room for goes on below, indented. Elsewhere no line has blanks at its end."""
     for line in lines:
+        if not out.is_terminal:
+            line.rstrip()
         if not out.is_terminal or line.cell_len <= out.width:
             out.print(line, soft_wrap=True)
             continue

@@ -12,7 +12,7 @@ from proxy.clock import SystemClock
 from proxy.config import Settings
 from proxy.download import connected
 from proxy.terminal.asking import Face, path_of
-from proxy.terminal.consoles import print_json, print_lines, remark
+from proxy.terminal.consoles import print_json, print_lines, print_table, remark
 from proxy.terminal.rollout import Picture, View, alone
 from proxy.terminal.tables import groups_table, rollouts_table
 
@@ -42,7 +42,7 @@ async def print_list(
         return
     made = rollouts_table if noun == "rollouts" else groups_table
     table, hidden = made(found, out.width, SystemClock().now_ms())
-    out.print(table)
+    print_table(out, table)
     if hidden:
         remark(f"no room for: {', '.join(hidden)}", "dim")
     if cursor is not None:

@@ -11,13 +11,13 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
+from proxy.terminal.consoles import BESIDE, new_table
 from proxy.terminal.escaping import visible
 
 _STYLES: Final = {
     "open": "cyan", "completed": "green", "complete": "green", "failed": "red", "aborted": "red", "dropped": "red",
     "limited": "yellow", "truncated": "yellow", "claimed": "magenta",
 }  # fmt: skip
-_BESIDE = 2  # cells between columns, and around the table
 _SHORTEST_ID = 12  # cells to which an id may be folded before a column goes
 _AGES = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
@@ -100,12 +100,9 @@ def _fitted(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]], width:
         for column, filled in cells.items()
     }
     kept = list(columns)
-    while sum(needs[column] + _BESIDE for column in kept) > width and any(column.goes for column in kept):
+    while sum(needs[column] + BESIDE for column in kept) > width and any(column.goes for column in kept):
         kept.remove(max(kept, key=lambda column: column.goes))
-    table = Table(box=None, pad_edge=False, padding=(0, _BESIDE, 0, 0), header_style="bold")
-    for column in kept:
-        justify, whole = ("right" if column.is_number else "left"), column.goes > 0
-        table.add_column(column.name, justify=justify, no_wrap=whole, overflow="fold")  # type: ignore[arg-type]
+    table = new_table((column.name, column.is_number, column.goes > 0) for column in kept)
     for place in range(len(rows)):
         table.add_row(*(_text(cells[column][place]) for column in kept))
     return table, [column.name for column in columns if column not in kept]

@@ -60,6 +60,20 @@ async def test_aligned_rows_end_with_0_and_others_with_3(engine, rows, tmp_path)
     assert (3, True) == (code, "no sequence" in errors)
 
 
+async def test_a_piped_table_is_as_wide_as_its_lines(engine, rows):
+    """A long note pads no other line, and no line ends in blanks."""
+    engine.answering = scoring_as_vllm
+    wrong = honest_row("wrong")
+    wrong["logprobs"] = [value and value * 1.5 for value in wrong["logprobs"]]
+    _, out, _ = await tokentape("audit", "--engine", engine.url, "--file", rows(honest_row(), wrong, {"mask": 1}))
+    lines = out.splitlines()
+
+    assert 4 == len(lines)
+    assert max(map(len, lines)) > 250
+    assert [] == [line for line in lines if line != line.rstrip()]
+    assert [] == [line for line in lines if " " * 50 in line]
+
+
 @pytest.mark.parametrize(
     ("words", "code", "told"),
     [

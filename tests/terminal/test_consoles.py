@@ -5,7 +5,7 @@ import io
 import orjson
 from rich.text import Text
 
-from proxy.terminal.consoles import answers, complain, print_json, print_lines, remark
+from proxy.terminal.consoles import answers, complain, new_table, print_json, print_lines, print_table, remark
 
 
 def test_what_is_no_terminal_gets_no_colours_and_no_cuts(printed):
@@ -14,6 +14,30 @@ def test_what_is_no_terminal_gets_no_colours_and_no_cuts(printed):
     print_lines(out, [Text("x" * 1000, "bold red")])
 
     assert "x" * 1000 + "\n" == out.file.getvalue()
+
+
+def test_a_piped_row_is_one_line_that_no_other_row_widens(printed):
+    """Columns are aligned as far as most cells go; a longer cell moves what is behind it, and no line ends in blanks."""
+    out, table = printed(), new_table([("name", False, False), ("count", True, True), ("note", False, False)])
+    for row in (("a", "1", ""), ("\u4e16\u754c", "20", "x" * 500), ("n" * 100, "3", "[b]"), ("", "", "")):
+        table.add_row(*map(Text, row))
+    print_table(out, table)
+
+    assert [
+        "name  count  note",
+        "a         1",
+        "\u4e16\u754c     20  " + "x" * 500,
+        "n" * 100 + "      3  [b]",
+        "",
+    ] == out.file.getvalue().splitlines()
+
+
+def test_no_piped_line_ends_in_blanks(printed):
+    """What would align a column that is empty here is left out."""
+    out = printed()
+    print_lines(out, [Text("user        ") + Text("  ", "bold"), Text("  a  ")])
+
+    assert "user\n  a\n" == out.file.getvalue()
 
 
 def test_a_line_that_a_terminal_has_no_room_for_goes_on_indented(printed):

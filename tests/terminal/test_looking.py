@@ -87,6 +87,22 @@ async def test_a_step_is_named_by_its_id_or_its_index(place, filled, printed, ca
         await print_step(place, out, "demo", "S9", View(), as_json=False)
 
 
+async def test_no_piped_line_ends_in_blanks(place, asked, filled, printed):
+    """Of no command: a name of 256 characters widens no other row."""
+    await asked("POST", "/rollouts", {"rollout_id": "r" * 256, "group_id": "g" * 256})
+    out = printed()
+    for noun in ("rollouts", "groups"):
+        await print_list(place, out, noun, 50, as_json=False)
+    for view in (View(), View(ids=True, logprobs=True, whole=True, with_values=True)):
+        await print_rollout(place, out, "demo", view, as_json=False)
+        await print_step(place, out, "demo", "0", view, as_json=False)
+    lines = out.file.getvalue().splitlines()
+
+    assert "r" * 256 in lines[1]
+    assert [] == [line for line in lines if line != line.rstrip()]
+    assert [] == [line for line in lines if " " * 100 in line]
+
+
 async def test_what_is_not_there_is_told(place, printed):
     """By the proxy's own sentence."""
     with pytest.raises(OSError, match="there is no rollout 'none'"):
