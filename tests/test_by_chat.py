@@ -100,6 +100,37 @@ def test_an_answer_is_told_again_as_it_was(path):
         assert again.body.endswith(end[-200:].rpartition(b"event: ")[2]) or not cassette.is_stream, (shown, end)
 
 
+TOOL = {"name": "add", "parameters": {"type": "object"}}
+SCHEMA = {"type": "json_schema", "name": "a", "schema": {"type": "object"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "said", "is_constrained"),
+    [
+        ("/v1/messages", {}, False),
+        ("/v1/messages", {"tools": [{"name": "add", "input_schema": {}}]}, False),
+        ("/v1/messages", {"tools": [{"name": "add", "input_schema": {}}], "tool_choice": {"type": "any"}}, True),
+        (
+            "/v1/messages",
+            {"tools": [{"name": "add", "input_schema": {}}], "tool_choice": {"type": "tool", "name": "add"}},
+            True,
+        ),
+        ("/v1/messages", {"output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}}}, True),
+        ("/v1/responses", {}, False),
+        ("/v1/responses", {"tools": [{"type": "function", **TOOL, "strict": False}]}, False),
+        ("/v1/responses", {"tools": [{"type": "function", **TOOL, "strict": True}]}, True),
+        ("/v1/responses", {"tools": [{"type": "function", **TOOL}], "tool_choice": "required"}, True),
+        ("/v1/responses", {"text": {"format": SCHEMA}}, True),
+        ("/v1/responses", {"text": {"format": {"type": "text"}}}, False),
+    ],
+)
+def test_what_it_asks_of_the_engine_says_whether_its_tokens_are_constrained(path, said, is_constrained):
+    """A forced tool, a strict one or a schema, in the words of any dialect."""
+    form = read_by_chat(path, SAID[path] | said, Ways())
+
+    assert is_constrained is plan_of(CHAT, form.native({}, "vllm"), LIVE).sampling["constrained"]
+
+
 @pytest.mark.parametrize("path", SAID)
 def test_request_and_what_was_sent_are_recorded_apart(path):
     """The client's own body as it came; what it became says every field of the chat, so that both can be had."""

@@ -1,12 +1,11 @@
 """The audit that the server runs itself: a share of the finished steps, scored again by the engine that sampled them.
 
 Holds one task and the one step that waits for it. Rule: no call waits for an audit. A step that comes while another waits is
-let go, and so is everything that an engine could not score as it sampled it (another kind of engine, a grammar, logprobs
-after temperature).
+let go, and so is everything that an engine could not score as it sampled it (another kind of engine, a constraint,
+logprobs after temperature).
 """
 
 import asyncio
-from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -24,9 +23,6 @@ from proxy.trajectory.step import Step
 from proxy.upstream import Endpoint, Upstream
 
 _HEADERS = (("Content-Type", "application/json"),)
-# What makes an engine sample from fewer tokens than a scored prompt knows of (vLLM's names, SGLang's, OpenAI's).
-_GRAMMARS = ("structured_outputs", "guided_json", "guided_regex", "guided_grammar", "guided_choice", "json_schema",
-             "regex", "ebnf", "response_format")  # fmt: skip
 _RAW = "raw_logprobs"
 
 
@@ -104,7 +100,7 @@ def is_scorable(step: Step) -> bool:
         and (step.is_chat or step.dialect == "completions")
         and any(choice.logprobs for choice in step.choices)
         and (step.sampling.get("logprobs_mode", _RAW) == _RAW or temperature == 1)
-        and not _is_constrained(step.body)
+        and not step.constrained
     )
 
 
@@ -117,9 +113,3 @@ def sender(upstream: Upstream, endpoint: Endpoint) -> Send:
             return answer.status, bytes(await answer.whole())
 
     return send
-
-
-def _is_constrained(body: Mapping[str, Any]) -> bool:
-    """Whether a grammar, a schema or a forced tool call left some tokens out."""
-    choice = body.get("tool_choice")
-    return any(body.get(name) for name in _GRAMMARS) or isinstance(choice, dict) or choice == "required"

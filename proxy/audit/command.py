@@ -61,7 +61,7 @@ class Request:
 
 
 async def audit(request: Request, out: Console, notes: Console) -> bool:
-    """Audit, print, and say whether every sequence is aligned. Raises OSError or ValueError with a sentence."""
+    """Audit, print, and say whether all is well (`is_well`). Raises OSError or ValueError with a sentence."""
     async with AsyncExitStack() as stack:
         session = await stack.enter_async_context(request.engine.session())
         try:
@@ -117,4 +117,7 @@ def _print(results: list[Result], out: Console, notes: Console, *, as_json: bool
         return
     print_table(out, table(results))
     verdicts = ", ".join(f"{count} {verdict}" for verdict, count in told["verdicts"].items())
-    notes.print(f"{len(results)} sequences, {told['tokens']} tokens compared: {verdicts}", soft_wrap=True)
+    notes.print(
+        f"{len(results)} sequences, {told['tokens']} tokens compared, {told['left_out']} left out: {verdicts}",
+        soft_wrap=True,
+    )

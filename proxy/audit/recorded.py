@@ -7,6 +7,8 @@ Rule 1: a row is taken as it is. Arrays of different lengths, and a mask that co
         however it is moved, are no sequence at all: ValueError says so.
 Rule 2: logprobs taken after temperature are compared only where the temperature was 1: to scale others back takes the
         logprobs of the whole vocabulary, which nobody recorded.
+Rule 3: what was sampled under a constraint (`Step.constrained`) is not compared. No engine scores a prompt under a grammar:
+        vLLM 0.32's prompt_logprobs know none, and its trace_decode_token_ids refuse one.
 """
 
 from bisect import bisect_right
@@ -31,6 +33,11 @@ class Stretch:
     step_id: str
     policy_version: str | None = None
     temperature: float | None = None
+    constrained: bool = False
+
+    def can_be_scored(self, mode: LogprobsMode) -> bool:
+        """Whether an engine that is given its ids as a prompt scores them as they were recorded in this mode."""
+        return not self.constrained and (mode == "raw_logprobs" or self.temperature in (None, 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +67,28 @@ class Recorded:
 
     def comparable(self, mode: LogprobsMode) -> "Recorded":
         """Without the logprobs that no engine can score again."""
-        if mode == "raw_logprobs" or not self.temperatures:
+        left_out = [one for one in self.stretches if not one.can_be_scored(mode)]
+        if not left_out:
             return self
         logprobs = list(self.logprobs)
-        for one in self.stretches:
-            if one.temperature is not None and one.temperature != 1:
-                logprobs[one.start : one.end] = [None] * (min(one.end, len(logprobs)) - one.start)
+        for one in left_out:
+            logprobs[one.start : one.end] = [None] * len(logprobs[one.start : one.end])
         return replace(self, logprobs=logprobs)
+
+    def left_out(self, mode: LogprobsMode) -> tuple[int, str]:
+        """How many logprobs `comparable` leaves out, and why."""
+        reasons = []
+        if any(one.constrained for one in self.stretches):
+            reasons.append("sampled under a constraint (a grammar, a forced tool call)")
+        if self.temperatures and mode != "raw_logprobs":
+            reasons.append(f"recorded after temperature {', '.join(map(str, self.temperatures))}")
+        count = self.count - self.comparable(mode).count
+        return count, f"{count} left out, which no engine scores again: {'; '.join(reasons)}" if count else ""
+
+    @property
+    def count(self) -> int:
+        """How many of its tokens have a logprob to compare."""
+        return sum(value is not None for value in self.logprobs)
 
 
 def name_of(row: Any) -> tuple[str, int]:
@@ -108,7 +130,8 @@ def of_choice(step: Step, choice: Choice) -> Recorded:
     prompt = step.prompts[choice.prompt]
     start, end = len(prompt), len(prompt) + len(choice.ids)
     nothing: list[float | None] = [None] * start
-    stretch = Stretch(start, end, step.step_id, step.policy_version, step.sampling.get("temperature"))
+    temperature = step.sampling.get("temperature")
+    stretch = Stretch(start, end, step.step_id, step.policy_version, temperature, step.constrained is True)
     return Recorded(
         name=step.rollout_id,
         branch=choice.index,
@@ -124,7 +147,8 @@ def _stretch(span: Mapping[str, Any]) -> Stretch:
         raise ValueError("one of its spans has no start and end")
     known = temperature if type(temperature) in {int, float} else None
     version = span.get("policy_version")
-    return Stretch(start, end, str(span.get("step_id")), None if version is None else str(version), known)
+    version = None if version is None else str(version)
+    return Stretch(start, end, str(span.get("step_id")), version, known, span.get("constrained") is True)
 
 
 def _mask_offset(mask: Sequence[Any], logprobs: Sequence[float | None]) -> int:

@@ -16,18 +16,19 @@ from proxy.audit.verdict import Finding, Scored
 from proxy.terminal.consoles import new_table
 from proxy.terminal.escaping import visible
 
-TOO_LONG, NOT_SCORED = "too long", "not scored"
+TOO_LONG, NOT_SCORED, NOTHING = "too long", "not scored", "nothing to compare"
 _AROUND = 5  # ids shown on each side of the first token beyond the tolerance
-_COLUMNS = ("rollout", "branch", "verdict", "tokens", "telling", "mean", "max", "first beyond", "note")
-_NUMBERS = frozenset({"branch", "tokens", "telling", "mean", "max"})
-_COLOURS = {"aligned": "green", TOO_LONG: "yellow", NOT_SCORED: "yellow"}
+_COLUMNS = ("rollout", "branch", "verdict", "tokens", "left out", "telling", "mean", "max", "first beyond", "note")
+_NUMBERS = frozenset({"branch", "tokens", "left out", "telling", "mean", "max"})
+_COLOURS = {"aligned": "green", TOO_LONG: "yellow", NOT_SCORED: "yellow", NOTHING: "yellow"}
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
     """What is told of one sequence: a verdict of `verdict`, or why there is none.
 
-    `first` is the first token beyond the tolerance, with what is around it.
+    `count` tokens were compared; `left_out` have a recorded logprob that no engine can score again. `first` is the first
+    token beyond the tolerance, with what is around it.
     """
 
     rollout_id: str
@@ -40,11 +41,17 @@ class Result:
     offset: int = 0
     first: dict[str, Any] | None = field(default=None)
     note: str = ""
+    left_out: int = 0
 
     @property
     def is_aligned(self) -> bool:
-        """Whether nothing is wrong with it."""
+        """Whether something of it was compared, and nothing is wrong with it."""
         return self.verdict == "aligned"
+
+    @property
+    def is_well(self) -> bool:
+        """Whether nothing is known to be wrong with it."""
+        return self.is_aligned or self.verdict == NOTHING
 
 
 def of_finding(recorded: Recorded, scored: Scored, finding: Finding) -> Result:
@@ -72,6 +79,7 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
         "aligned": is_well(results),
         "verdicts": dict(Counter(result.verdict for result in results)),
         "tokens": tokens,
+        "left_out": sum(result.left_out for result in results),
         "mean": weighed / tokens if tokens else None,
         "max": max((result.max or 0 for result in compared), default=None),
         "sequences": [asdict(result) for result in results],
@@ -79,8 +87,8 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
 
 
 def is_well(results: Sequence[Result]) -> bool:
-    """Whether every sequence is aligned, and there is one at all."""
-    return bool(results) and all(result.is_aligned for result in results)
+    """Whether a sequence is aligned, and each other one is or has nothing to compare: no comparison at all proves nothing."""
+    return any(result.is_aligned for result in results) and all(result.is_well for result in results)
 
 
 def table(results: Iterable[Result]) -> Table:
@@ -92,6 +100,7 @@ def table(results: Iterable[Result]) -> Table:
             str(result.branch),
             Text(result.verdict, _COLOURS.get(result.verdict, "red")),
             str(result.count),
+            str(result.left_out),
             str(result.telling),
             _number(result.mean),
             _number(result.max),

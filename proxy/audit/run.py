@@ -11,7 +11,7 @@ Rule 2: the journal knows a sequence by everything that its result depends on bu
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 import orjson
 
 from proxy.audit.recorded import OFFSETS, LogprobsMode, Recorded, name_of, of_row
-from proxy.audit.report import NOT_SCORED, TOO_LONG, Result, of_finding
+from proxy.audit.report import NOT_SCORED, NOTHING, TOO_LONG, Result, of_finding
 from proxy.audit.scoring import NotScored, Scorer, TooLong
 from proxy.audit.verdict import Finding, Scored, judge, may_be_moved, moved_ids
 
@@ -130,6 +130,9 @@ async def _audited(row: Any, scorer: Scorer, terms: Terms, journal: Journal) -> 
         recorded = of_row(row)
     except ValueError as error:
         return Result(*name, NOT_SCORED, note=str(error))
+    left_out, reason = recorded.left_out(terms.logprobs_mode)
+    if left_out == recorded.count and not recorded.mask_offset:
+        return Result(*name, NOTHING, note=reason or _UNLOGGED, left_out=left_out)
     key = await asyncio.to_thread(_key, recorded, scorer, terms)
     if (known := journal.find(key)) is not None:
         return known
@@ -140,15 +143,10 @@ async def _audited(row: Any, scorer: Scorer, terms: Terms, journal: Journal) -> 
     except NotScored as why:
         return Result(*name, NOT_SCORED, note=str(why))  # the next run asks again
     else:
-        result = of_finding(recorded, scored, finding) if finding else Result(*name, NOT_SCORED, note=_empty(recorded))
+        told = of_finding(recorded, scored, finding) if finding else Result(*name, NOTHING, note=_BEYOND)
+        result = replace(told, left_out=left_out, note="; ".join(filter(None, (told.note, reason))))
     journal.note(key, result)
     return result
-
-
-def _empty(recorded: Recorded) -> str:
-    if recorded.temperatures and any(value is not None for value in recorded.logprobs):
-        return f"recorded after temperature {recorded.temperatures}: such values cannot be scored again"
-    return "it has no logprob to compare: nothing of it is trained, or none was asked for (record.logprobs: off)"
 
 
 def _key(recorded: Recorded, scorer: Scorer, terms: Terms) -> str:
@@ -157,3 +155,5 @@ def _key(recorded: Recorded, scorer: Scorer, terms: Terms) -> str:
 
 
 _UNFINISHED = Result("", 0, NOT_SCORED)
+_UNLOGGED = "it has no logprob: nothing of it is trained, or none was asked for (record.logprobs: off)"
+_BEYOND = "its only logprob is of the last token of a full window, which no prompt reaches"

@@ -79,7 +79,8 @@ def judge(
     """The finding; None if there is nothing to compare. `moved`: the scores of the ids moved by an offset."""
     pairs = pairs_of(recorded, scored)
     if not pairs:
-        return None
+        nothing = Finding("shifted", 0, 0, 0.0, 0.0)
+        return _mask_moved(nothing, recorded) if recorded.mask_offset else None
     likeness = Likeness(pairs, tolerance)
     beyond = [pair for pair in pairs if pair.size > tolerance]
     finding = Finding(
@@ -93,8 +94,7 @@ def judge(
     if not beyond and not recorded.mask_offset:
         return finding
     if not beyond:
-        offset = recorded.mask_offset
-        return replace(finding, verdict="shifted", offset=offset, note=f"the mask stands {_places(offset)}")
+        return _mask_moved(finding, recorded)
     return (
         _shifted(finding, recorded, scored, moved or {}, tolerance)
         or _broken(finding, recorded, pairs, likeness)
@@ -106,6 +106,11 @@ def judge(
 def may_be_moved(finding: Finding | None, recorded: Recorded, scored: Scored) -> bool:
     """Whether it is worth an engine's time to score the ids moved: not where the values go together as they stand."""
     return finding is not None and finding.verdict == "other weights" and not go_together(pairs_of(recorded, scored))
+
+
+def _mask_moved(finding: Finding, recorded: Recorded) -> Finding:
+    offset = recorded.mask_offset
+    return replace(finding, verdict="shifted", offset=offset, note=f"the mask stands {_places(offset)}")
 
 
 def _shifted(

@@ -185,6 +185,14 @@ class Engine(Protocol):
         """What to add to the client's body so that ids and logprobs come."""
         ...
 
+    def constrains(self, asked: Mapping[str, Any], logprobs_mode: str | None) -> bool:
+        """Whether the logprobs of this mode are of fewer tokens, or of other odds, than the model's own at the temperature.
+
+        `asked` is the part of the sent body that says how to sample (`Dialect.sampling`). A plain forward pass over the same
+        ids does not give such logprobs again. Where the request does not say enough, it is true.
+        """
+        ...
+
     def bears_replay(self, dialect: DialectName, body: Mapping[str, Any]) -> bool:
         """Whether a streamed call may be asked unstreamed: not if the engine would refuse it streamed."""
         ...

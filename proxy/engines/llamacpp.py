@@ -58,6 +58,10 @@ class Llamacpp:
         hidden = Hidden(logprobs=dialect == "completions" and "logprobs" in fields, keys=frozenset(keys))
         return Ask(fields, hidden, problems)
 
+    def constrains(self, asked: Mapping[str, Any], logprobs_mode: str | None) -> bool:
+        """Never: it takes its logprobs of the model's own logits, before grammars and samplers."""
+        return False
+
     def bears_replay(self, dialect: DialectName, body: Mapping[str, Any]) -> bool:
         """A stream with tools and logprobs is a 400 that must stay one."""
         return not (dialect == "chat" and body.get("tools") and is_on(body.get("logprobs")))

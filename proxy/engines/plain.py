@@ -10,6 +10,7 @@ from typing import Any
 from proxy.dialects.base import DialectName
 from proxy.engines.base import Ask, Hidden, Json, Lookup, Sampled, StreamShape, Tokens, Wish
 from proxy.engines.choices import index_of
+from proxy.engines.constraints import has_grammar
 
 
 class Plain:
@@ -29,6 +30,10 @@ class Plain:
     def ask(self, wish: Wish) -> Ask:
         """Nothing."""
         return Ask({}, Hidden())
+
+    def constrains(self, asked: Mapping[str, Any], logprobs_mode: str | None) -> bool:
+        """A grammar may be in them; it has no logprobs of ids in any case."""
+        return has_grammar(asked, ())
 
     def bears_replay(self, dialect: DialectName, body: Mapping[str, Any]) -> bool:
         """Nobody knows what such a server refuses."""

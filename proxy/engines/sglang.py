@@ -18,8 +18,10 @@ from typing import Any
 from proxy.dialects.base import DialectName, is_on
 from proxy.engines.base import Ask, Hidden, Json, Lookup, Sampled, StreamShape, Tokens, Wish
 from proxy.engines.choices import index_of, logprobs_of, names_other_ids, usage_options, without
+from proxy.engines.constraints import ALL, BIASES, PROCESSED, changes_odds, has_grammar
 
 _PROMPT: dict[DialectName, str] = {"chat": "messages", "completions": "prompt"}
+_GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
 _IDS_BOTH, _META = "return_token_ids", "return_meta_info"
 _INPUT, _OUTPUT = "return_input_ids_in_sglext", "return_output_ids_in_sglext"
 _HEADERS = {_INPUT: "x-sglext-return-input-ids", _OUTPUT: "x-sglext-return-output-ids"}
@@ -85,6 +87,14 @@ class Sglang:
         # Framed, ids come in an event of their own, which can be dropped whole. Not if the client reads it itself.
         framed = {_FRAMED: "1"} if streamed and len(missing) == len(wanted) else {}
         return Ask(fields, hidden, problems, framed)
+
+    def constrains(self, asked: Mapping[str, Any], logprobs_mode: str | None) -> bool:
+        """Grammars, biases and penalties are on the logits in every mode; top-k, top-p and min-p come after the logprobs.
+
+        Penalties, the grammar's mask and `logit_bias` are applied in that order before the sampler takes its logprobs
+        (sampling_batch_info.py, sampler.py).
+        """
+        return has_grammar(asked, _GRAMMARS) or changes_odds(asked, ALL if logprobs_mode in PROCESSED else BIASES)
 
     def bears_replay(self, dialect: DialectName, body: Mapping[str, Any]) -> bool:
         """A chat stream with these flags is a 400 that must stay one."""

@@ -17,9 +17,12 @@ from typing import Any
 from proxy.dialects.base import DialectName, is_on
 from proxy.engines.base import Ask, Hidden, Json, Lookup, Sampled, StreamShape, Tokens, Wish
 from proxy.engines.choices import has_running_usage, index_of, logprobs_of, names_other_ids, usage_options
+from proxy.engines.constraints import ALL, PROCESSED, changes_odds, has_grammar, tools_of
 from proxy.engines.vllm_generate import ask_generate, hide_generate, hide_generate_chunk, tokens_of_generate
 
 _PROMPT: dict[DialectName, str] = {"chat": "messages", "completions": "prompt"}
+# vLLM before 0.12 knows the guided_ fields instead; 0.32.0 ignores them.
+_GRAMMARS = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 
 
 class Vllm:
@@ -73,6 +76,19 @@ class Vllm:
             running_usage=is_on(options.get("continuous_usage_stats")) and not has_running_usage(body),
         )
         return Ask(fields, hidden, problems)
+
+    def constrains(self, asked: Mapping[str, Any], logprobs_mode: str | None) -> bool:
+        """A grammar in any mode: its bitmask is on the logits before the sampler sees them (gpu_model_runner.py).
+
+        All else is in the `processed` modes only. `tool_choice: auto` has a grammar if a tool is strict, or if
+        `parallel_tool_calls` is false (parser/abstract_parser.py; with most tool parsers).
+        """
+        single_call = asked.get("parallel_tool_calls") is False and asked.get("tool_choice") != "none"
+        return (
+            has_grammar(asked, _GRAMMARS)
+            or (single_call and bool(tools_of(asked)))
+            or (logprobs_mode in PROCESSED and changes_odds(asked, ALL))
+        )
 
     def bears_replay(self, dialect: DialectName, body: Mapping[str, Any]) -> bool:
         """A stream cannot have prompt logprobs: a 400 that must stay one. Streams of generate lose nothing."""

@@ -1,4 +1,9 @@
-"""The canonical rows: every other format is a view of these."""
+"""The canonical rows: every other format is a view of these.
+
+`truncated` says that something other than the model ended the last turn (its limit, an abort, a stream that broke off), or
+that `max_len` cut the row. `constrained` of a span says that its logprobs are not those that the model alone gives: a
+grammar or a forced tool call is in them.
+"""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -31,6 +36,7 @@ class SequencesFormat(Listed, Planned):
                 "policy_version": TEXT,
                 "temperature": LOGPROB,
                 "owned": FLAG,
+                "constrained": FLAG,
             }
         ],
         "finish_reason": TEXT,

@@ -38,6 +38,7 @@ class StepsFormat(Listed, Planned):
         "stop_reason": JSON,
         "policy_version": TEXT,
         "temperature": LOGPROB,
+        "constrained": FLAG,
         "reward": REWARD,
         "metadata": JSON,
         "spans": [{"start": COUNT, "end": COUNT, "policy_version": TEXT}],
@@ -78,6 +79,7 @@ def _row(facts: RolloutFacts, step: Step, choice: Choice, *, unlogged: bool) -> 
         "stop_reason": choice.stop_reason,
         "policy_version": step.policy_version,
         "temperature": number(step.sampling.get("temperature")),
+        "constrained": step.constrained,
         "reward": _reward(step, facts),
         "metadata": dict(facts.metadata),
     }

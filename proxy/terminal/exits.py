@@ -22,5 +22,8 @@ class Exit(IntEnum):
     DONE = 0, "Done. `serve`, `simulate` and `tail` also end so when they are told to stop."
     FAILED = 1, "It did not work: standard error says in a sentence what was wrong."
     MISUSED = 2, "The command line itself is wrong: nothing was tried."
-    FOUND = 3, "It worked, and found something wrong: `check` a fault, `audit` a sequence that is not aligned."
+    FOUND = (
+        3,
+        "It worked, and found a fault (`check`), or a sequence that is not aligned or nothing to compare (`audit`).",
+    )
     INTERRUPTED = 130, "Ctrl-C ended it before it was done."

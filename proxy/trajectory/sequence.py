@@ -41,7 +41,10 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class SequenceSpan:
-    """A sampled stretch of a sequence, half open. `owned`: trained here; else it is context, trained elsewhere."""
+    """A sampled stretch of a sequence, half open. `owned`: trained here; else it is context, trained elsewhere.
+
+    `constrained` is that of its step.
+    """
 
     start: int
     end: int
@@ -50,6 +53,7 @@ class SequenceSpan:
     policy_version: str | None
     temperature: float | None
     owned: bool
+    constrained: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +308,7 @@ def _spans(node: Node, *, owned: bool) -> list[SequenceSpan]:
             policy_version=span.policy_version,
             temperature=temperature,
             owned=owned,
+            constrained=node.step.constrained,
         )
         for span in node.choice.spans or (Span(0, len(node.choice.ids), node.step.policy_version),)
     ]
@@ -337,4 +342,5 @@ def _span_row(span: SequenceSpan) -> Mapping[str, Any]:
         "policy_version": span.policy_version,
         "temperature": span.temperature,
         "owned": span.owned,
+        "constrained": span.constrained,
     }

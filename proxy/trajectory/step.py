@@ -149,6 +149,15 @@ class Step:
         return not self.problems
 
     @property
+    def constrained(self) -> bool | None:
+        """Whether its logprobs are of fewer tokens or other odds than the model's own: a forward pass does not give them.
+
+        So they are under a grammar (`Engine.constrains`). None where that was not recorded.
+        """
+        said = self.sampling.get("constrained")
+        return said if isinstance(said, bool) else None
+
+    @property
     def trainable(self) -> bool:
         """Whether its sampled tokens may be trained without anybody asking for flagged ones."""
         return self.exact and self.delivered and not self.late and self.status == "complete"

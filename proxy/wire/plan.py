@@ -222,7 +222,7 @@ def make_plan(  # noqa: PLR0913 - a plan is all of this, and every argument has 
         view=View(dialect, engine, ask.hidden, asked.choices, renamed, framing == "replay", asked.usage, terms.tokens),
         model_asked=model_asked,
         model_served=model_served,
-        sampling=_sampling(dialect, sent_body, at.traits, logprobs_mode or engine.logprobs_mode),
+        sampling=_sampling(dialect, sent_body, engine, at.traits, logprobs_mode or engine.logprobs_mode),
         framing=framing,
         wants_logprobs=at.wants_logprobs,
         headers=ask.headers,
@@ -274,15 +274,17 @@ def _changed(body: Json, fields: Json) -> Json:
     return {key: value for key, value in fields.items() if key not in body or body[key] != value}
 
 
-def _sampling(dialect: Dialect, body: Json, traits: Traits, logprobs_mode: str | None) -> Json:
+def _sampling(dialect: Dialect, body: Json, engine: Engine, traits: Traits, logprobs_mode: str | None) -> Json:
     """Return what decides which distribution a token was drawn from: as sent, else the engine's default, if that is known.
 
-    The defaults are those of chat and completions: vLLM (0.32.0) uses none of them for `/inference/v1/generate`.
+    And what its logprobs are of. The defaults are those of chat and completions: vLLM (0.32.0) uses none of them for
+    `/inference/v1/generate`.
     """
-    sent = dialect.sampling(body)
+    sent = {key: value for key, value in dialect.sampling(body).items() if value is not None}
     defaults = (traits.sampling_defaults or {}) if dialect.name != "generate" else {}
-    said = {key: sent[key] for key in SAMPLING_FIELDS if sent.get(key) is not None}
-    return {**defaults, **said, "logprobs_mode": logprobs_mode}
+    said = {key: sent[key] for key in SAMPLING_FIELDS if key in sent}
+    is_constrained = engine.constrains({**defaults, **sent}, logprobs_mode)
+    return {**defaults, **said, "logprobs_mode": logprobs_mode, "constrained": is_constrained}
 
 
 def _name(value: Any) -> str | None:

@@ -86,7 +86,7 @@ async def test_an_engine_that_cannot_score_is_counted_and_the_next_step_is_tried
 
 
 def test_a_step_is_scorable_as_it_was_recorded_or_not_at_all():
-    """Exact and whole, by an engine that scores, raw or at temperature 1, and without a grammar."""
+    """Exact and whole, by an engine that scores, raw or at temperature 1, and unconstrained."""
     honest = make_step("S1", (1, 2), (3, 4))
     after = {"temperature": 0.7, "logprobs_mode": "after_temperature_logprobs"}
 
@@ -95,13 +95,11 @@ def test_a_step_is_scorable_as_it_was_recorded_or_not_at_all():
     assert is_scorable(make_step("S1", (1, 2), (3, 4), request={"tool_choice": "auto", "tools": []}))
     assert not is_scorable(make_step("S1", (1, 2), (3, 4), sampling=after))
     assert not is_scorable(make_step("S1", (1, 2), make_choice(0, (3, 4), logprobs=array("f"))))  # nobody asked for any
+    assert is_scorable(make_step("S1", (1, 2), (3, 4), sampling={"constrained": False}))
     for changes in (
+        {"sampling": {"constrained": True}},
         {"problems": ("no_token_ids",)},
         {"status": "partial"},
         {"engine": EngineFacts("e", "llamacpp", None, "http://e")},
-        {"request": {"structured_outputs": {"regex": "a"}}},
-        {"request": {"response_format": {"type": "json_object"}}},
-        {"request": {"tool_choice": "required"}},
-        {"request": {"tool_choice": {"type": "function", "function": {"name": "f"}}}},
     ):
         assert not is_scorable(make_step("S1", (1, 2), make_choice(0, (3, 4)), **changes))

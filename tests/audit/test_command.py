@@ -60,6 +60,20 @@ async def test_aligned_rows_end_with_0_and_others_with_3(engine, rows, tmp_path)
     assert (3, True) == (code, "no sequence" in errors)
 
 
+async def test_what_has_nothing_to_compare_is_not_wrong_and_proves_nothing(engine, rows):
+    """A row of constrained tokens alone beside an aligned one is well; alone it is not, since nothing was compared."""
+    engine.answering = scoring_as_vllm
+    bound = honest_row("bound", first=200)
+    bound["spans"][0]["constrained"] = True
+    code, out, errors = await tokentape("audit", "--engine", engine.url, "--file", rows(honest_row(), bound))
+    assert (0, True) == (code, "nothing to compare" in out)
+    assert "2 sequences, 30 tokens compared, 30 left out: 1 aligned, 1 nothing to compare" in " ".join(errors.split())
+
+    code, out, _ = await tokentape("audit", "--engine", engine.url, "--file", rows(bound), "--json")
+    told = orjson.loads(out)
+    assert (3, False, 0, 30) == (code, told["aligned"], told["tokens"], told["left_out"])
+
+
 async def test_a_piped_table_is_as_wide_as_its_lines(engine, rows):
     """A long note pads no other line, and no line ends in blanks."""
     engine.answering = scoring_as_vllm

@@ -75,6 +75,21 @@ def test_logprobs_after_temperature_are_compared_at_temperature_1_only():
     assert [None, None, -1, None] == recorded.comparable("after_temperature_logprobs").logprobs
 
 
+def test_what_was_constrained_is_not_compared_in_any_mode():
+    """No engine scores it again, at any temperature."""
+    spans = [
+        {"start": 1, "end": 2, "step_id": "S1", "temperature": 1.0, "constrained": True},
+        {"start": 2, "end": 3, "step_id": "S2", "temperature": 1.0, "constrained": False},
+    ]
+    recorded = of_row(row(spans=spans))
+
+    for mode in ("raw_logprobs", "processed_logprobs", "after_temperature_logprobs"):
+        assert [None, None, -1, None] == recorded.comparable(mode).logprobs
+        count, why = recorded.left_out(mode)
+        assert (1, True) == (count, "under a constraint" in why)
+    assert (0, "") == of_row(row()).left_out("raw_logprobs")
+
+
 def test_a_step_is_a_sequence_of_its_prompt_and_a_choice():
     """The prompt has nothing to compare."""
     choice = make_choice(1, (7, 8), logprobs=array("f", [-0.5, -1]))

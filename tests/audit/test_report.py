@@ -7,7 +7,7 @@ from rich.console import Console
 from scoring import honest_row, score
 
 from proxy.audit.recorded import of_row
-from proxy.audit.report import NOT_SCORED, Result, is_well, of_finding, summary, table
+from proxy.audit.report import NOT_SCORED, NOTHING, Result, is_well, of_finding, summary, table
 from proxy.audit.verdict import judge
 
 
@@ -45,8 +45,13 @@ def test_the_summary_counts_verdicts_and_weighs_means_by_tokens():
     assert ["r1", "[r2]", "r3"] == [each["rollout_id"] for each in told["sequences"]]
 
 
-def test_nothing_is_well_unless_everything_is_aligned():
-    """No sequence at all is not well either."""
+def test_nothing_is_well_unless_all_that_was_compared_is_aligned():
+    """No sequence at all is not well either, nor some that have nothing to compare."""
+    nothing = Result("r4", 0, NOTHING, left_out=5)
+
+    assert is_well([result_of(honest_row()), nothing])
+    assert not is_well([nothing])
+    assert 5 == summary([nothing])["left_out"]
     assert is_well([result_of(honest_row())])
     assert not is_well([result_of(honest_row()), Result("r3", 0, NOT_SCORED)])
     assert not is_well([])

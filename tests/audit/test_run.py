@@ -44,7 +44,7 @@ async def test_each_row_gets_its_verdict_in_the_order_of_the_rows(scorer):
     rows = [honest_row("honest"), moved, long, empty, {"rollout_id": "none"}, 5]
     results = await audited(given(*rows), scorer)
 
-    verdicts = ["aligned", "shifted", "too long", "not scored", "not scored", "not scored"]
+    verdicts = ["aligned", "shifted", "too long", "nothing to compare", "not scored", "not scored"]
     assert verdicts == [result.verdict for result in results]
     assert ["honest", "moved", "long", "empty", "none"] == [result.rollout_id for result in results[:5]]
     assert 1 == results[1].offset
@@ -147,5 +147,25 @@ async def test_logprobs_after_temperature_are_not_called_wrong(scorer):
     row["spans"][0]["temperature"] = 0.5
     (result,) = await audited(given(row), scorer, logprobs_mode="after_temperature_logprobs")
 
-    assert "not scored" == result.verdict
-    assert "0.5" in result.note
+    assert ("nothing to compare", 30, 0) == (result.verdict, result.left_out, result.count)
+    assert "after temperature 0.5" in result.note
+
+
+async def test_constrained_tokens_are_left_out_and_counted(engine, scorer):
+    """What is left is judged as ever; where nothing is left, no engine is asked, and that is what is said."""
+    odd = honest_row("odd")
+    odd["logprobs"][20:30] = [value / 2 for value in odd["logprobs"][20:30]]
+    spans = [(10, 20, False), (20, 30, True), (30, 40, None)]
+    odd["spans"] = [{"start": start, "end": end, "step_id": "S", "constrained": said} for start, end, said in spans]
+    wrong = odd | {"rollout_id": "wrong", "logprobs": [value and value - 1 for value in odd["logprobs"]]}
+    bound = honest_row("bound", first=200)
+    bound["spans"][0]["constrained"] = True
+    results = await audited(given(odd, wrong, bound), scorer)
+
+    assert ["aligned", "other weights", "nothing to compare"] == [result.verdict for result in results]
+    assert [(20, 10), (20, 10), (0, 30)] == [(result.count, result.left_out) for result in results]
+    assert all("under a constraint" in result.note for result in results)
+    assert not any(200 in body.get("prompt", ()) for body in engine.asked)
+    moved = bound | {"mask": [0, *bound["mask"][:-1]]}
+    assert [("shifted", 1)] == [(one.verdict, one.offset) for one in await audited(given(moved), scorer)]
+    assert ["wrong tokens"] == [one.verdict for one in await audited(given(odd | {"spans": []}), scorer)]

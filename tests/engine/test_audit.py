@@ -16,6 +16,27 @@ from . import environment
 from .through import through_proxy
 
 QUESTION = [{"role": "user", "content": "Count to three."}]
+PARAMETERS = {"type": "object", "properties": {"x": {"type": "string", "minLength": 40}}, "required": ["x"]}
+TOOL = {"type": "function", "function": {"name": "add", "parameters": PARAMETERS}}
+STRICT = {"type": "function", "function": {**TOOL["function"], "strict": True}}
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "answer", "schema": PARAMETERS}}
+TOOL_CALL = "4090"  # the id of <tool_call>
+# What puts a grammar on a call, in vLLM 0.32.
+BOUND = {
+    "required": {"tools": [TOOL], "tool_choice": "required"},
+    "named": {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "add"}}},
+    "schema": {"response_format": SCHEMA},
+    "object": {"response_format": {"type": "json_object"}},
+}
+# What changes what is sampled, and not what raw logprobs are of.
+FREE = {
+    "odds": {"top_p": 0.7, "extra_body": {"top_k": 20, "min_p": 0.01, "min_tokens": 20}},
+    "penalties": {"presence_penalty": 1, "frequency_penalty": 1, "extra_body": {"repetition_penalty": 1.3}},
+    "biases": {"logit_bias": {"300": 5}, "extra_body": {"bad_words": ["a"]}},
+    "allowed": {"extra_body": {"allowed_token_ids": list(range(300, 900))}},
+    "tools": {"tools": [TOOL]},
+    "text": {"response_format": {"type": "text"}},
+}
 SAMPLED = 150
 
 
@@ -66,8 +87,7 @@ async def audited(vllm, tmp_path):
     return run
 
 
-@pytest.fixture
-async def others(row) -> list[list[float | None]]:
+async def others(row: dict) -> list[list[float | None]]:
     """The row's logprobs at temperature 1.5, and those of another model."""
     made = await asyncio.to_thread(environment.ensure)
     asked = [{"temperature": 1.5, "seed": None}, {"temperature": 1.0, "seed": 1}, {"temperature": 1.0, "seed": None}]
@@ -83,7 +103,9 @@ async def others(row) -> list[list[float | None]]:
     assert 0 == process.returncode, errors.decode()
     *others, own = orjson.loads(answer)
     # It is the same model: otherwise what follows would show nothing.
-    pairs = [(one, two) for one, two in zip(own, row["logprobs"], strict=True) if two is not None]
+    bound = [range(span["start"], span["end"]) for span in row["spans"] if span["constrained"]]
+    told = [(own[at], two) for at, two in enumerate(row["logprobs"]) if not any(at in places for places in bound)]
+    pairs = [(one, two) for one, two in told if two is not None]
     assert max(abs(one - two) for one, two in pairs) < 1e-3
     return others
 
@@ -139,12 +161,105 @@ async def test_a_replaced_token_is_found_where_it_is(row, audited, turn):
     assert "what lies between was not sampled" in told["sequences"][2]["note"]
 
 
-async def test_logprobs_of_other_weights_and_temperatures_are_told(row, others, audited):
+async def test_logprobs_of_other_weights_and_temperatures_are_told(row, audited):
     """The same ids with what another temperature, and another model, would have said of them."""
-    warm, foreign = others
+    warm, foreign = await others(row)
     told = await audited(with_logprobs(row, warm), with_logprobs(row, foreign))
     temperature, model = told["sequences"]
 
     assert {"other weights": 2} == told["verdicts"]
     assert "the values go together" in temperature["note"]
     assert "hardly go together" in model["note"]
+
+
+@pytest.fixture
+async def bound(vllm, tmp_path):
+    """A function that gives the row of a rollout: a call with a grammar, and after its ids one without."""
+    (tmp_path / "bound").mkdir()
+    async with through_proxy(vllm.url, tmp_path / "bound") as through:
+
+        async def made(name: str, *, goes_on: bool = True) -> dict:
+            extra = {"return_token_ids": True, "chat_template_kwargs": {"enable_thinking": False}}
+            async with through.agent(name) as agent:
+                ask = {"model": "tiny", "seed": 7, "temperature": 1}
+                reply = await agent.chat.completions.create(
+                    messages=QUESTION, max_tokens=60, **ask, **BOUND[name], extra_body=extra
+                )
+                ids = [*reply.prompt_token_ids, *reply.choices[0].token_ids, *range(300, 320)]
+                if goes_on:
+                    body = {"ignore_eos": True}
+                    await agent.completions.create(prompt=ids, max_tokens=SAMPLED, **ask, extra_body=body)
+            (row,) = await through.rows(name)
+            return row
+
+        yield made
+
+
+@pytest.mark.parametrize("name", BOUND)
+async def test_tokens_under_a_grammar_are_left_out_of_the_verdict(bound, audited, name):
+    """Such a rollout is well as far as it can be compared; other weights are found all the same, by its other tokens."""
+    row = await bound(name)
+    _, foreign = await others(row)
+    unmarked = row | {"spans": [{**span, "constrained": None} for span in row["spans"]]}
+    told, wrong, blind = [await audited(each) for each in (row, with_logprobs(row, foreign), unmarked)]
+    sampled = row["spans"][0]["end"] - row["spans"][0]["start"]
+
+    assert [True, False] == [span["constrained"] for span in row["spans"]]
+    assert (True, {"aligned": 1}) == (told["aligned"], told["verdicts"])
+    assert (SAMPLED, sampled) == (told["tokens"], told["left_out"])
+    assert told["max"] < 1e-3
+    assert (False, {"other weights": 1}) == (wrong["aligned"], wrong["verdicts"])
+    assert not blind["aligned"]  # the mark is what it takes
+    assert blind["max"] > 0.5
+
+
+async def test_a_rollout_under_a_grammar_alone_has_nothing_to_compare(bound, row, audited):
+    """That is its verdict: well beside what is aligned, and no proof of anything alone."""
+    alone = await bound("required", goes_on=False)
+    beside, by_itself = await audited(row, alone), await audited(alone)
+
+    assert (True, {"aligned": 1, "nothing to compare": 1}) == (beside["aligned"], beside["verdicts"])
+    assert (False, {"nothing to compare": 1}) == (by_itself["aligned"], by_itself["verdicts"])
+    assert (0, sum(alone["mask"])) == (by_itself["tokens"], by_itself["left_out"])
+
+
+@pytest.mark.parametrize(
+    ("tools", "is_bound"),
+    [
+        ({"tools": [STRICT]}, True),
+        ({"tools": [TOOL], "parallel_tool_calls": False}, True),
+        ({"tools": [TOOL]}, False),
+    ],
+    ids=["strict", "single", "free"],
+)
+async def test_a_call_that_the_model_chose_is_constrained_where_the_request_says_so(
+    vllm, tmp_path, audited, tools, is_bound
+):
+    """vLLM 0.32 puts a grammar on calls of strict tools, and where one call is allowed; of other tools it has none."""
+    extra = {"chat_template_kwargs": {"enable_thinking": False}}
+    ask = {"model": "tiny", "messages": QUESTION, "max_tokens": 40, "seed": 7, "logit_bias": {TOOL_CALL: 10}}
+    async with through_proxy(vllm.url, tmp_path) as through:
+        async with through.agent("r1") as agent:
+            await agent.chat.completions.create(**ask, **tools, extra_body=extra)
+        (row,) = await through.rows("r1")
+    unmarked = row | {"spans": [{**span, "constrained": None} for span in row["spans"]]}
+    blind = await audited(unmarked)
+
+    assert [is_bound] == [span["constrained"] for span in row["spans"]]
+    assert is_bound == (blind["max"] > 0.5)
+    assert is_bound != blind["aligned"]
+
+
+async def test_raw_logprobs_know_nothing_of_what_else_steers_sampling(vllm, tmp_path, audited):
+    """Cuts, penalties, biases and lists of tokens: all of it is compared."""
+    async with through_proxy(vllm.url, tmp_path) as through:
+        for name, asked in FREE.items():
+            async with through.agent(name) as agent:
+                await agent.chat.completions.create(
+                    model="tiny", messages=QUESTION, max_tokens=60, seed=7, temperature=0.8, **asked
+                )
+        told = await audited(url=through.url)
+
+    assert {"aligned": len(FREE)} == told["verdicts"], told
+    assert 0 == told["left_out"]
+    assert told["max"] < 1e-3

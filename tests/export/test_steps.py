@@ -41,6 +41,7 @@ def test_row():
         "stop_reason": 7,
         "policy_version": "9",
         "temperature": 1.0,
+        "constrained": None,
         "reward": 0.5,
         "metadata": {"task": 7},
     } == row

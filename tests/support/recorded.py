@@ -117,6 +117,7 @@ def plan_of(
     kind: str = "vllm",
     traits: Traits | None = None,
     headers: dict | None = None,
+    logprobs_mode: str | None = None,
 ) -> Plan:
     """The plan of a call. An engine of a kind that is not among FACTS tells no version."""
     facts = FACTS.get(kind) or EngineFacts("e", kind, None, "http://e")
@@ -129,7 +130,7 @@ def plan_of(
         dialect=DIALECTS[path],
         engine=ENGINES[kind],
         engine_facts=facts,
-        logprobs_mode=None,
+        logprobs_mode=logprobs_mode,
         traits=traits or Traits(kind, facts.version),
         headers=headers or {},
     )

@@ -162,6 +162,7 @@ def test_worked_rollout():
                 "policy_version": "3",
                 "temperature": 1.0,
                 "owned": True,
+                "constrained": None,
             },
             {
                 "start": 10,
@@ -171,6 +172,7 @@ def test_worked_rollout():
                 "policy_version": "4",
                 "temperature": 1.0,
                 "owned": True,
+                "constrained": None,
             },
         ],
         "finish_reason": "stop",
@@ -416,6 +418,15 @@ def test_a_row_whose_last_turn_broke_off_is_truncated():
 
     assert (True, None, ["partial", "undelivered"]) == (last.truncated, last.finish_reason, list(last.problems))
     assert not before.truncated
+
+
+@pytest.mark.parametrize("said", [True, False, None])
+def test_spans_say_whether_their_tokens_were_constrained(said):
+    """As it was recorded; of a step that says nothing, null."""
+    sampling = {"temperature": 1.0} | ({} if said is None else {"constrained": said})
+    (row,) = sequences([make_step("a", [1], [10], sampling=sampling)], FACTS).rows
+
+    assert [said] == [span["constrained"] for span in row.as_row()["spans"]]
 
 
 def test_policy_versions():

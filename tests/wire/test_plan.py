@@ -169,7 +169,8 @@ def test_a_field_that_is_not_sent_is_recorded_with_the_engines_default(body, tem
     traits = Traits("vllm", sampling_defaults={"temperature": 0.6, "top_k": 20})
     plan = plan_of(CHAT, BODY | body, traits=traits)
 
-    assert {"temperature": temperature, "top_k": 20, "logprobs_mode": "raw_logprobs"} == plan.sampling
+    recorded = {"temperature": temperature, "top_k": 20, "logprobs_mode": "raw_logprobs", "constrained": False}
+    assert recorded == plan.sampling
     assert body.get("temperature") == plan.body.get("temperature")
 
 

@@ -1,0 +1,67 @@
+"""Constraints: what of a request changes the distribution that the recorded logprobs are of.
+
+Holds the readings of a body that engines share. An engine says for itself which of them reach its logprobs, and in which
+of its modes (`Engine.constrains`).
+
+Only the request is read, and the engine's defaults as far as they are known. What else the server decides by itself is not
+seen: vLLM's `--tool-strict-level`, the grammar that its Mistral parser always sets.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+# The values that change nothing; so do null and what is empty. vLLM 0.32.0 and SGLang 0.5.23 agree on them.
+_NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
+    "top_p": (1,),
+    "top_k": (-1, 0),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "logit_bias": (),
+    "allowed_token_ids": (),
+    "bad_words": (),
+    "thinking_token_budget": (),
+    "custom_logit_processor": (),
+}
+BIASES: Final = frozenset(
+    {
+        "logit_bias",
+        "min_tokens",
+        "presence_penalty",
+        "frequency_penalty",
+        "repetition_penalty",
+        "custom_logit_processor",
+    }
+)
+ALL: Final = frozenset(_NEUTRAL)
+PROCESSED: Final = ("processed_logprobs", "processed_logits")  # vLLM's modes after all that sampling does to logits
+
+
+def has_grammar(asked: Mapping[str, Any], fields: Iterable[str]) -> bool:
+    """Whether a grammar is asked for: in OpenAI's ways (a schema, a forced tool, a strict one), or in one of these fields."""
+    form, choice = asked.get("response_format"), asked.get("tool_choice")
+    return (
+        (isinstance(form, dict) and form.get("type") != "text")
+        or choice == "required"
+        or isinstance(choice, dict)
+        or (choice != "none" and any(map(_is_strict, tools_of(asked))))
+        or any(asked.get(name) for name in fields)
+    )
+
+
+def changes_odds(asked: Mapping[str, Any], names: Iterable[str]) -> bool:
+    """Whether one of these parameters of sampling has a value that makes a difference."""
+    return any(asked.get(name) not in (None, [], {}, "", *_NEUTRAL[name]) for name in names)
+
+
+def tools_of(asked: Mapping[str, Any]) -> list[Any]:
+    """The tools that are offered; none if they are not a list."""
+    tools = asked.get("tools")
+    return tools if isinstance(tools, list) else []
+
+
+def _is_strict(tool: Any) -> bool:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    return isinstance(function, dict) and function.get("strict") is True
