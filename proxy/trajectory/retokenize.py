@@ -37,7 +37,7 @@ def retokenize(step: Step, tokenizer: Tokenizer) -> Step:
         return step
     try:
         made = _chat(step, tokenizer) if step.is_chat else _completions(step, tokenizer)
-    except (ValueError, KeyError, TypeError, AttributeError):  # an odd response, or messages that the template refuses
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):  # odd, or refused by the template
         return step
     if made is None:
         return step

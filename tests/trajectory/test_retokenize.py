@@ -77,9 +77,10 @@ def test_completions_are_told_by_their_texts():
         (make_step("1", [1], [2]), Letters()),  # it has ids
         (told("err_temp"), Letters()),
         (told("cmpl_plain", prompt=["a", "b"]), Letters()),
+        (told("cmpl_plain", prompt=[-(2**40)]), Letters()),
         (told(), Letters(refuses=True)),
     ],
-    ids=["exact", "error", "several prompts", "refused"],
+    ids=["exact", "error", "several prompts", "no id", "refused"],
 )
 def test_what_has_ids_or_cannot_be_told_stays_as_it_is(step, tokenizer):
     """Ids that an engine gave are never made again."""
