@@ -24,6 +24,8 @@ from proxy.config import Settings
 from proxy.control import CONTROL_ROUTES
 from proxy.control.access import require_control_key
 from proxy.control.completion import settle_groups
+from proxy.control.drift_totals import settle_late
+from proxy.drift_watch import DriftWatch
 from proxy.errors import BadCall, NotFound, ProxyError, StoreFault
 from proxy.fleet import Fleet
 from proxy.keys import KeyRing
@@ -106,6 +108,8 @@ def _parts_of(
     async def parts_of(app: web.Application) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             parts = await _make_parts(app, stack, settings, store, clock, crew)
+            watch = _kept(stack, DriftWatch(parts))
+            parts.recorder.followers += [watch.offer, lambda step, _, appended: settle_late(parts, step, appended)]
             parts.metrics.open_rollouts.set_function(lambda: len(parts.in_flight))
             parts.metrics.oldest_call.set_function(lambda: parts.pressure.oldest_s(parts.clock.monotonic()))
             app[PARTS] = parts
@@ -137,7 +141,7 @@ async def _make_parts(
     audit.start()
     spool = Spool(settings.store.spool_path) if settings.store.on_failure == "spool" else None
     lifetimes = await _kept(stack, Lifetimes(opened, metrics)).start()
-    recorder = _kept(stack, Recorder(opened, metrics, clock, audit.offer, spool, lifetimes.origin))
+    recorder = _kept(stack, Recorder(opened, metrics, clock, spool, lifetimes.origin, [audit.offer]))
     agents = settings.agents
     pressure = Pressure(agents.max_bytes_in_flight, agents.stall_s, metrics, lambda: recorder.kept_bytes)
     most, longest = agents.most_paused, agents.longest_pause_s

@@ -1,13 +1,19 @@
 """Drift, explained: the boundaries of a rollout's tree with the texts around them, and their totals.
 
-Holds the look-up of texts (by the configured tokenizer, else by the engine that sampled), and the count of drift once a
-rollout is finished. What a boundary is, and of which kind, is decided in `proxy.trajectory.drift`.
+Holds the look-up of texts (by the configured tokenizer, else by the engine that sampled), their keeping in the store, and the
+totals of a finished rollout. What a boundary is, and of which kind, is decided in `proxy.trajectory.drift`.
+
+Rule 1: texts that decide a kind are kept as marks of the rollout once they are known, by what they depend on (`Window.key`):
+        the kind is then the same for whoever looks, whatever becomes of the engine.
+Rule 2: what could not be looked up is `unexplained`, and each later look tries again.
+Rule 3: totals are compared and set, so that of several processes that complete them one counts in the metrics.
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from itertools import islice, zip_longest
+from typing import Final, Literal, TypeAlias
 
 import orjson
 
@@ -15,68 +21,152 @@ from proxy.engines.detokenizing import ask_text, read_text
 from proxy.errors import EngineFault, NotValid
 from proxy.logs import LOG
 from proxy.parts import Parts
-from proxy.rollouts import DRIFT_MARK
-from proxy.trajectory.drift import Boundary, Drift, explain, find_boundaries
+from proxy.recorder import FINISHED_FIELD
+from proxy.rollouts import DRIFT_FIELD, CountedDrift, Rollout, read_rollout
+from proxy.trajectory.drift import Boundary, Drift, Texts, Window, explain, find_boundaries
 from proxy.trajectory.step import Step
 from proxy.trajectory.tree import grow
 from proxy.upstream import Endpoint
-from storage.store import RolloutGone, StorageError
+from storage.store import FieldsChanged, RolloutGone, StorageError
 
-_MOST_LOOKED_UP: Final = 100  # boundaries of a rollout whose texts are looked up
-_AT_ONCE: Final = 8
 _TEXTS_WITHIN_S: Final = 5.0
+_MOST_LOOKED_UP: Final = 100  # boundaries of a rollout whose texts are looked up at one look
+_TEXTS_MARK: Final = "drift:"
 
-Decode = Callable[[Sequence[int]], str]
+Wanted = Literal["all", "deciding", "none"]
+Pair: TypeAlias = tuple[str, str]
 
 
-async def find_drift(parts: Parts, steps: Sequence[Step], *, texts: bool = True) -> list[Drift]:
-    """Every boundary of a rollout, explained, the oldest first. Needs steps that were read whole.
+async def find_drift(parts: Parts, rollout: Rollout, steps: Sequence[Step], *, texts: Wanted = "all") -> list[Drift]:
+    """Return every boundary of a rollout, explained, the oldest first. Needs steps that were read whole.
 
-    Each says whether it has its texts, or why not. Without `texts` none are looked up: the ids and the messages explain what
-    they can.
+    Each has its texts, or the reason why there are none. Those that are not kept are looked up as `texts` says: for all
+    boundaries, for those whose kind depends on them, or for none.
     """
     boundaries = await asyncio.to_thread(lambda: find_boundaries(grow(steps)))
-    if not texts:
-        return [explain(boundary, missing="not_requested") for boundary in boundaries]
-    turn = asyncio.Semaphore(_AT_ONCE)
-    deadline = asyncio.get_running_loop().time() + _TEXTS_WITHIN_S
+    keys = [boundary.window.key for boundary in boundaries]
+    told: dict[str, Pair | Texts] = dict(await _kept_texts(parts, rollout.rollout_id, keys))
+    missing = {key: boundary for key, boundary in zip(keys, boundaries, strict=True) if key not in told}
+    deciding = {key: boundary for key, boundary in missing.items() if boundary.known is None}
+    if texts != "none":
+        wanted = deciding if texts == "deciding" else deciding | missing
+        told |= await _look_up(parts, wanted)
+        await keep_texts(parts, rollout.rollout_id, rollout.birth, {key: told[key] for key in deciding})
+    return [
+        _explained(boundary, told.get(key, "not_requested")) for key, boundary in zip(keys, boundaries, strict=True)
+    ]
 
-    async def explained(boundary: Boundary) -> Drift:
-        engine = boundary.earlier.step.engine.name
+
+async def count_drift(parts: Parts, rollout: Rollout, drift: Sequence[Drift], steps: int) -> None:
+    """Set the totals of a finished rollout, unless those that are there know more; and count in the metrics what is new.
+
+    `steps` is how many steps the drift was found in. Raises StorageError.
+    """
+    found = CountedDrift(Counter(one.kind for one in drift), steps)
+    while rollout.drift is None or found.knows_more_than(rollout.drift):
+        expect = {name: rollout.origin.fields.get(name) for name in (DRIFT_FIELD, FINISHED_FIELD)}
+        fields = {DRIFT_FIELD: orjson.dumps({"kinds": found.kinds, "steps": found.steps})}
         try:
-            async with asyncio.timeout_at(deadline), turn:
-                expected = await _text(parts, engine, boundary.expected_ids)
-                found = None if expected is None else await _text(parts, engine, boundary.found_ids)
-        except TimeoutError:
-            return explain(boundary, missing="timeout")
-        return explain(boundary, expected, found)
+            stored = await parts.store.amend(rollout.rollout_id, fields, expect=expect, now_ms=parts.clock.now_ms())
+        except FieldsChanged as changed:
+            if (
+                changed.rollout.birth != rollout.birth
+                or changed.rollout.fields.get(FINISHED_FIELD) != expect[FINISHED_FIELD]
+            ):
+                return  # deleted, and opened anew
+            rollout = read_rollout(changed.rollout)  # somebody was quicker: look again
+            continue
+        if stored is not None:
+            for kind, count in found.known_since(rollout.drift).items():
+                parts.metrics.drift.labels(kind).inc(count)
+        return
 
-    looked_up = await asyncio.gather(*map(explained, boundaries[:_MOST_LOOKED_UP]))
-    return [*looked_up, *(explain(boundary, missing="over_limit") for boundary in boundaries[_MOST_LOOKED_UP:])]
 
-
-async def count_drift(parts: Parts, rollout_id: str, birth: str, steps: Sequence[Step]) -> None:
-    """Count a finished rollout's drift by kind: on the rollout, and in the metrics."""
-    kinds = Counter(drift.kind for drift in await find_drift(parts, steps))
-    if kinds["unexplained"]:
+def warn_of_unexplained(rollout_id: str, drift: Sequence[Drift]) -> None:
+    """Log how many kinds are not known yet, and why."""
+    reasons = Counter(one.texts for one in drift if one.kind == "unexplained")
+    if reasons:
+        why = ", ".join(f"{count} {_REASONS[reason]}" for reason, count in sorted(reasons.items()))
         LOG.warning(
-            "%d of %d places of drift are counted as unexplained: their texts were not looked up within %g s, or there are "
-            "more than %d", kinds["unexplained"], kinds.total(), _TEXTS_WITHIN_S, _MOST_LOOKED_UP,
-            extra={"fields": {"rollout_id": rollout_id}},
+            "the kinds of %d of %d places of drift are not known yet: %s; a later look completes them",
+            reasons.total(), len(drift), why, extra={"fields": {"rollout_id": rollout_id}},
         )  # fmt: skip
+
+
+_REASONS: Final[Mapping[Texts, str]] = {
+    "unavailable": "because neither the engine nor a tokenizer gave the texts",
+    "timeout": f"because the engine did not give the texts within {_TEXTS_WITHIN_S:g} s",
+    "over_limit": f"beyond the first {_MOST_LOOKED_UP} of this look",
+    "not_requested": "not asked for",
+}
+
+
+async def look_up(parts: Parts, window: Window, *, deadline: float | None = None, alone: bool = False) -> Pair | Texts:
+    """Return the texts of a window, or why there are none. Only so many are looked up at once.
+
+    `deadline` is by the event loop's clock. `alone`: as in `Upstream.send`.
+    """
+    found = None
     try:
-        marks = {DRIFT_MARK: orjson.dumps(kinds)}
+        async with asyncio.timeout_at(_deadline() if deadline is None else deadline), parts.looks:
+            expected = await _text(parts, window.engine, window.expected_ids, alone=alone)
+            if expected is not None:
+                found = await _text(parts, window.engine, window.found_ids, alone=alone)
+    except TimeoutError:
+        return "timeout"
+    return "unavailable" if expected is None or found is None else (expected, found)
+
+
+def _deadline() -> float:
+    return asyncio.get_running_loop().time() + _TEXTS_WITHIN_S
+
+
+async def keep_texts(parts: Parts, rollout_id: str, birth: str, told: Mapping[str, Pair | Texts]) -> None:
+    """Keep those texts that are known, by the keys of their windows. If the store fails, that is logged."""
+    marks = {_TEXTS_MARK + key: orjson.dumps(pair) for key, pair in told.items() if isinstance(pair, tuple)}
+    if not marks:
+        return
+    try:
         await parts.store.mark(rollout_id, birth, marks, now_ms=parts.clock.now_ms())
     except RolloutGone:
         return  # deleted meanwhile
     except StorageError as error:
-        LOG.error("drift is not counted: %s", error, extra={"fields": {"rollout_id": rollout_id}})
-        return
-    for kind, count in kinds.items():
-        parts.metrics.drift.labels(kind).inc(count)
+        LOG.warning("texts of drift are not kept: %s", error, extra={"fields": {"rollout_id": rollout_id}})
 
 
-async def _text(parts: Parts, engine: str, ids: Sequence[int]) -> str | None:
+async def ask_engine(parts: Parts, endpoint: Endpoint, ids: Sequence[int], *, alone: bool = False) -> str | None:
+    """The text of ids, by the engine; None if it tells none."""
+    lookup = ask_text(endpoint.kind, ids)
+    if lookup is None:
+        return None
+    headers, body = (("Content-Type", "application/json"),), orjson.dumps(lookup.body)
+    try:
+        sending = parts.upstream.send(endpoint, "POST", lookup.path, headers=headers, body=body, alone=alone)
+        async with sending as answer:
+            text = await answer.whole()
+        return read_text(endpoint.kind, orjson.loads(text)) if answer.status == 200 else None
+    except (EngineFault, orjson.JSONDecodeError):
+        return None
+
+
+async def _kept_texts(parts: Parts, rollout_id: str, keys: Sequence[str]) -> dict[str, Pair]:
+    marks = await parts.store.marks(rollout_id, [_TEXTS_MARK + key for key in keys]) if keys else {}
+    return {name.removeprefix(_TEXTS_MARK): tuple(orjson.loads(value)) for name, value in marks.items()}
+
+
+async def _look_up(parts: Parts, boundaries: Mapping[str, Boundary]) -> dict[str, Pair | Texts]:
+    """The texts of boundaries, or why there are none; each by its key."""
+    deadline = _deadline()
+    first = list(islice(boundaries.values(), _MOST_LOOKED_UP))
+    found = await asyncio.gather(*(look_up(parts, boundary.window, deadline=deadline) for boundary in first))
+    return dict(zip_longest(boundaries, found, fillvalue="over_limit"))
+
+
+def _explained(boundary: Boundary, told: Pair | Texts) -> Drift:
+    return explain(boundary, *told) if isinstance(told, tuple) else explain(boundary, missing=told)
+
+
+async def _text(parts: Parts, engine: str, ids: Sequence[int], *, alone: bool) -> str | None:
     """The text of ids: by the tokenizer of that endpoint, else by the engine itself."""
     try:
         tokenizer = await parts.tokenizers.of(engine)
@@ -86,18 +176,4 @@ async def _text(parts: Parts, engine: str, ids: Sequence[int]) -> str | None:
     if tokenizer is not None:
         return await asyncio.to_thread(tokenizer.decode, ids)
     endpoint = next((one for one in parts.upstream.endpoints if one.settings.label == engine), None)
-    return None if endpoint is None else await ask_engine(parts, endpoint, ids)
-
-
-async def ask_engine(parts: Parts, endpoint: Endpoint, ids: Sequence[int]) -> str | None:
-    """The text of ids, by the engine; None if it tells none."""
-    lookup = ask_text(endpoint.kind, ids)
-    if lookup is None:
-        return None
-    headers, body = (("Content-Type", "application/json"),), orjson.dumps(lookup.body)
-    try:
-        async with parts.upstream.send(endpoint, "POST", lookup.path, headers=headers, body=body) as answer:
-            text = await answer.whole()
-        return read_text(endpoint.kind, orjson.loads(text)) if answer.status == 200 else None
-    except (EngineFault, orjson.JSONDecodeError):
-        return None
+    return None if endpoint is None else await ask_engine(parts, endpoint, ids, alone=alone)

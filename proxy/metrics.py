@@ -16,8 +16,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from proxy.audit.verdict import Verdict
 from proxy.engines.losses import LOST
 from proxy.errors import EngineFault, ProxyError
-from proxy.trajectory.drift import KINDS
 from proxy.trajectory.fidelity import PROBLEMS
+from proxy.trajectory.kinds import KINDS
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _FINE_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
@@ -141,7 +141,10 @@ _METRICS: dict[str, tuple[type[Counter] | type[Gauge] | tuple[float, ...], str, 
     "audit_difference": (
         _DIFFERENCES, "audit_difference", "|recorded - scored logprob| of each token scored again.", ("engine",)
     ),
-    "drift": (Counter, "drift", "Boundaries where messages went on and ids did not, of finished rollouts.", ("kind",)),
+    "drift": (
+        Counter, "drift", "Boundaries of finished rollouts where messages went on and ids did not, once their kind is known.",
+        ("kind",),
+    ),
     "groups": (Counter, "groups", "Groups that became complete, claimed, released, done or dropped.", ("event",)),
     "open_rollouts": (Gauge, "open_rollouts", "Rollouts with a call in flight, counted once at each worker that has one.", ()),
     "held_bytes": (Gauge, "held_bytes", "Bytes that calls in flight hold (agents.max_bytes_in_flight).", ()),
@@ -160,7 +163,7 @@ _BEGINNINGS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
     ),
     "problems": tuple((code,) for code in PROBLEMS),
     "store_failures": (("open",), ("append",), ("mark",), ("renew",)),
-    "drift": tuple((kind,) for kind in KINDS),
+    "drift": tuple((kind,) for kind in KINDS if kind != "unexplained"),
     "groups": (("complete",), ("claimed",), ("released",), ("done",), ("dropped",)),
 }  # fmt: skip
 

@@ -6,6 +6,7 @@ Holds one frozen record of long-lived things and the key under which an applicat
 import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Final
 
 from aiohttp import web
 
@@ -23,6 +24,7 @@ from proxy.policy import Policy
 from proxy.pressure import Pressure
 from proxy.recorder import Recorder
 from proxy.remembered import Remembered
+from proxy.settling import Settling
 from proxy.token_texts import TokenTexts
 from proxy.tokenizers import Tokenizers
 from proxy.totals import Totals
@@ -30,12 +32,15 @@ from proxy.upstream import Upstream
 from proxy.wire.plan import Sampling
 from storage.store import Store
 
+_LOOKS_AT_ONCE: Final = 16
+
 
 @dataclass(frozen=True, slots=True)
 class Parts:
     """The long-lived things of one process.
 
     `secret` is the store's: minted keys are proved by it. `in_flight` counts the calls in flight of each rollout.
+    `looks` bounds how many look-ups of texts of drift are under way at once, and `settling` completes the drift of rollouts.
     `remembered` is filled where a journal stands in for the store. `stopping` is set once we were told to stop: no new
     call is taken from then on.
     """
@@ -62,6 +67,8 @@ class Parts:
     in_flight: Counter[str] = field(default_factory=Counter)
     remembered: Remembered = field(default_factory=Remembered)
     token_texts: TokenTexts = field(default_factory=TokenTexts)
+    looks: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_LOOKS_AT_ONCE))
+    settling: Settling = field(default_factory=Settling)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property

@@ -14,10 +14,10 @@ Rule 4: a step that is stored after its rollout was finished is late, by the wri
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import orjson
 
@@ -44,6 +44,7 @@ from storage.store import (
 )
 
 T = TypeVar("T")
+Follower: TypeAlias = Callable[[Step, str, Appended], None]
 
 _ENCODE_IN_THREAD_FROM_BYTES = 2**18  # about a millisecond of hashing and compressing
 _KNOWN_BLOCKS = 2**18  # names of stored blocks kept in memory, over all rollouts: some 30 MB at most
@@ -54,18 +55,21 @@ DELIVERED_MARK = "delivered:"  # its client asked again and got the answer then
 
 
 class Recorder:
-    """Writes steps. `close` when no more come. `stored` is told of each step once it is there, and must not block."""
+    """Writes steps. `close` when no more come.
+
+    `followers` are called with each step that is stored, the birth of its rollout and what became of it; they must not block.
+    """
 
     def __init__(
         self,
         store: Store,
         metrics: Metrics,
         clock: Clock,
-        stored: Callable[[Step], None] | None = None,
         spool: Spool | None = None,
         origin_of: Callable[[str, str], Origin | None] | None = None,
+        followers: Iterable[Follower] = (),
     ) -> None:
-        self._stored = stored
+        self.followers = list(followers)
         self._origin_of = origin_of
         self._store = store
         self._metrics = metrics
@@ -211,8 +215,8 @@ class Recorder:
             self._learn(known, record)
         self._note(entry, appended)
         self._count(step)
-        if self._stored is not None:
-            self._stored(step)
+        for follow in self.followers:
+            follow(step, birth, appended)
 
     def _origin(self, step: Step, birth: str) -> Origin:
         """What its rollout is restored with, should it have expired: at least its age, so that no step is lost."""

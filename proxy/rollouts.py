@@ -16,7 +16,8 @@ from proxy.wire.plan import Sampling
 from storage.store import LATE_MARK, Origin, StoredRollout
 
 RESULT: Final = "osmosis"  # in the metadata: what a rollout server reported, or an agent claims it did
-DRIFT_MARK: Final = "drift"  # by kind, counted when the rollout was finished
+DRIFT_FIELD: Final = "drift"  # counted when the rollout was finished, and completed since
+UNEXPLAINED: Final = "unexplained"
 FINISHED: Final = ("completed", "failed", "aborted", "truncated")
 STATUSES: Final = ("open", "limited", *FINISHED)
 
@@ -28,6 +29,29 @@ class Limits:
     max_steps: int | None = None
     max_tokens: int | None = None
     deadline_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CountedDrift:
+    """How many places of drift a finished rollout has, by kind, and in how many of its steps they were sought."""
+
+    kinds: Mapping[str, int]
+    steps: int
+
+    @property
+    def unexplained(self) -> int:
+        """How many of them have no kind yet."""
+        return self.kinds.get(UNEXPLAINED, 0)
+
+    def knows_more_than(self, before: "CountedDrift") -> bool:
+        """Whether this was found in more steps, or in as many with fewer places left unexplained."""
+        return (self.steps, -self.unexplained) > (before.steps, -before.unexplained)
+
+    def known_since(self, before: "CountedDrift | None") -> dict[str, int]:
+        """Return by kind what was not known before."""
+        known = {} if before is None else before.kinds
+        more = {kind: count - known.get(kind, 0) for kind, count in self.kinds.items() if kind != UNEXPLAINED}
+        return {kind: count for kind, count in more.items() if count > 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +83,7 @@ class Rollout:
     result: Mapping[str, Any] | None = None  # that its rollout server reported: status, reward
     reply: Mapping[str, str] = field(default_factory=dict)  # what replies tell of tokens
     counts: Mapping[str, int] = field(default_factory=dict)
+    drift: CountedDrift | None = None  # None while nobody counted it
     has_place: bool | None = None  # whether a call of it has one; None where any number of steps fits
     origin: Origin = field(default=Origin(0), repr=False, compare=False)  # what the store knew of it, as it was read
 
@@ -66,6 +91,11 @@ class Rollout:
     def is_finished(self) -> bool:
         """Whether it takes no more calls."""
         return self.status in FINISHED
+
+    @property
+    def is_drift_known(self) -> bool:
+        """Whether the drift of all its steps is counted, and every place of it has its kind."""
+        return self.drift is not None and not self.drift.unexplained and self.drift.steps >= self.counts.get("steps", 0)
 
     @property
     def is_starting(self) -> bool:
@@ -77,12 +107,11 @@ class Rollout:
 class Marks:
     """What was learnt of a rollout's steps after they were stored, or with it: the ids of steps.
 
-    `late`: stored after the rollout was finished. `drift` by kind; None while nobody counted it.
+    `late`: stored after the rollout was finished.
     """
 
     undelivered: frozenset[str]
     late: frozenset[str] = frozenset()
-    drift: Mapping[str, int] | None = None
 
 
 def read_rollout(stored: StoredRollout) -> Rollout:
@@ -111,6 +140,7 @@ def read_rollout(stored: StoredRollout) -> Rollout:
         result=fields.get("result"),
         reply=fields.get("reply") or {},
         counts=stored.counts,
+        drift=_drift(fields.get(DRIFT_FIELD), stored.counts.get("steps", 0)),
         has_place=stored.has_place,
         origin=Origin(stored.created_ms, stored.fields),
     )
@@ -135,8 +165,12 @@ def read_marks(marks: Mapping[str, bytes]) -> Marks:
     return Marks(
         undelivered=_named(marks, UNDELIVERED_MARK) - _named(marks, DELIVERED_MARK),
         late=_named(marks, LATE_MARK),
-        drift=orjson.loads(marks[DRIFT_MARK]) if DRIFT_MARK in marks else None,
     )
+
+
+def _drift(said: Any, steps: int) -> CountedDrift | None:
+    """The drift of a rollout; None where it was counted in steps that are gone, since the rollout expired and is restored."""
+    return CountedDrift(**said) if said and said["steps"] <= steps else None
 
 
 def _named(marks: Mapping[str, bytes], kind: str) -> frozenset[str]:

@@ -3,27 +3,9 @@
 import asyncio
 
 import pytest
-from aiohttp import web
+from drifting_engine import Drifting, DriftingEngine, kept_texts, nothing, same
 from fakes import proxying
 from tiny_tokenizer import make_tokenizer
-
-ASK, MORE = {"role": "user", "content": "Say hi"}, {"role": "user", "content": "more"}
-REPLY = {"role": "assistant", "content": "hello there"}
-TURNS = (([1, 3, 6, 7, 2, 1, 4], [8, 9, 2]), ([1, 3, 6, 7, 2, 1, 4, 8, 2, 1, 3], [7, 2]))
-
-
-def answer_of(prompt: list[int], ids: list[int], reply: dict) -> dict:
-    entries = [{"token": "", "logprob": -1.0, "bytes": [], "top_logprobs": []} for _ in ids]
-    return {
-        "id": "x",
-        "object": "chat.completion",
-        "model": "m",
-        "prompt_token_ids": prompt,
-        "choices": [
-            {"index": 0, "finish_reason": "stop", "message": reply, "logprobs": {"content": entries}, "token_ids": ids}
-        ],
-        "usage": {"prompt_tokens": len(prompt), "completion_tokens": len(ids), "total_tokens": len(prompt) + len(ids)},
-    }
 
 
 @pytest.fixture(autouse=True)
@@ -33,46 +15,27 @@ def unhurried(monkeypatch):
 
 
 @pytest.fixture
+def unforeseen(monkeypatch):
+    """Nothing is looked up as steps are stored."""
+    monkeypatch.setattr("proxy.drift_watch._MOST_WAITING", 0)
+
+
+@pytest.fixture
 def drifting(engine):
-    """An engine whose second prompt lacks a token that it sampled; `engine.texts` are what /detokenize tells."""
-    turns = iter(TURNS)
-    engine.texts = iter(())
-
-    async def answering(request: web.Request, body: dict) -> web.StreamResponse:
-        if request.path == "/detokenize":
-            text = next(engine.texts, None)
-            return web.json_response(
-                {"prompt": text} if text is not None else {}, status=200 if text is not None else 500
-            )
-        return web.json_response(answer_of(*next(turns), REPLY))
-
-    engine.answering = answering
-    return engine
-
-
-async def two_turns(http, url: str) -> None:
-    for messages in ([ASK], [ASK, REPLY, MORE]):
-        async with http.post(
-            f"{url}/rollouts/r1/v1/chat/completions", json={"model": "m", "messages": messages}
-        ) as answer:
-            assert 200 == answer.status
-
-
-async def tree(http, url: str) -> dict:
-    async with http.get(f"{url}/rollouts/r1/tree") as answer:
-        return await answer.json()
+    """An engine whose second prompt lacks a token that it sampled."""
+    return DriftingEngine(engine)
 
 
 async def test_a_boundary_is_told_with_the_texts_of_the_engine(store, drifting, http):
     """Where they part, with the ids and their texts, and why."""
-    drifting.texts = iter(["hello there</s>", "hello</s>"])
     async with proxying(drifting.url, store) as served:
-        await two_turns(http, served.url)
-        (drift,) = (await tree(http, served.url))["drift"]
+        rollout = Drifting(http, served.url)
+        await rollout.two_turns()
+        drift = await rollout.boundary()
 
-    assert (8, "hello there</s>", "hello</s>", "ok", "other") == tuple(
-        drift[name] for name in ("index", "expected_text", "found_text", "texts", "kind")
-    )
+    assert (8, "hello there</s>", "hello</s><s>user", "ok", "other") == (
+        drift["index"], drift["expected_text"][-15:], drift["found_text"][-16:], drift["texts"], drift["kind"]
+    )  # fmt: skip
     assert ([3, 6, 7, 2, 1, 4, 8, 9, 2], [3, 6, 7, 2, 1, 4, 8, 2, 1, 3]) == (
         drift["expected_ids"][-9:],
         drift["found_ids"][-10:],
@@ -80,49 +43,49 @@ async def test_a_boundary_is_told_with_the_texts_of_the_engine(store, drifting, 
 
 
 async def test_without_texts_the_ids_are_told(store, drifting, http):
-    """An engine that cannot tell them costs the report nothing else."""
+    """An engine that cannot tell them costs the report its texts and the kinds that need them, and nothing is guessed."""
+    drifting.tells = nothing
     async with proxying(drifting.url, store) as served:
-        await two_turns(http, served.url)
-        (drift,) = (await tree(http, served.url))["drift"]
+        rollout = Drifting(http, served.url)
+        await rollout.two_turns()
+        drift = await rollout.boundary()
 
-    assert (None, None, "unavailable", "other") == tuple(
+    assert (None, None, "unavailable", "unexplained") == tuple(
         drift[name] for name in ("expected_text", "found_text", "texts", "kind")
     )
 
 
+@pytest.mark.usefixtures("unforeseen")
 async def test_texts_that_take_too_long_are_named(store, drifting, http, monkeypatch, caplog):
     """A tree without texts says that it is for the time, and does not guess a kind; neither does the count at the finish."""
     monkeypatch.setattr("proxy.drifting._TEXTS_WITHIN_S", 0.01)
-    sampled, over = drifting.answering, asyncio.Event()
-
-    async def slow(request: web.Request, body: dict) -> web.StreamResponse:
-        if request.path == "/detokenize":
-            await over.wait()
-        return await sampled(request, body)
-
-    drifting.answering = slow
+    drifting.gate.clear()
     async with proxying(drifting.url, store) as served:
-        await two_turns(http, served.url)
-        (drift,) = (await tree(http, served.url))["drift"]
-        async with http.get(f"{served.url}/rollouts/r1/tree?texts=false") as shown:
-            (unasked,) = (await shown.json())["drift"]
-        counted = await finished_drift(http, served.url)
-        over.set()
+        rollout = Drifting(http, served.url)
+        await rollout.two_turns()
+        drift, unasked = await rollout.boundary(), await rollout.boundary("?texts=false")
+        await rollout.finish()
+        await rollout.counted(unexplained=1)
+        drifting.gate.set()
 
     assert ("timeout", None, None, "unexplained") == tuple(
         drift[name] for name in ("texts", "expected_text", "found_text", "kind")
     )
-    assert ("not_requested", "other") == (unasked["texts"], unasked["kind"])
-    assert {"unexplained": 1} == counted
-    assert "1 of 1 places of drift are counted as unexplained" in caplog.text
+    assert ("not_requested", "unexplained") == (unasked["texts"], unasked["kind"])
+    assert (
+        "the kinds of 1 of 1 places of drift are not known yet: 1 because the engine did not give the texts"
+        in caplog.text
+    )
 
 
-async def test_only_so_many_texts_are_looked_up(store, drifting, http, monkeypatch):
+@pytest.mark.usefixtures("unforeseen")
+async def test_only_so_many_texts_are_looked_up_at_one_look(store, drifting, http, monkeypatch):
     """Those beyond the first ones say so, and are not given a kind that texts might contradict."""
     monkeypatch.setattr("proxy.drifting._MOST_LOOKED_UP", 0)
     async with proxying(drifting.url, store) as served:
-        await two_turns(http, served.url)
-        (drift,) = (await tree(http, served.url))["drift"]
+        rollout = Drifting(http, served.url)
+        await rollout.two_turns()
+        drift = await rollout.boundary()
 
     assert ("over_limit", "unexplained") == (drift["texts"], drift["kind"])
 
@@ -131,37 +94,65 @@ async def test_a_configured_tokenizer_tells_the_texts(store, drifting, http, tmp
     """The engine is not asked then."""
     endpoint = {"url": drifting.url, "name": "fake", "tokenizer": str(make_tokenizer(tmp_path))}
     async with proxying(None, store, engines={"endpoints": [endpoint]}) as served:
-        await two_turns(http, served.url)
-        (drift,) = (await tree(http, served.url))["drift"]
+        rollout = Drifting(http, served.url)
+        await rollout.two_turns()
+        drift = await rollout.boundary()
 
     assert drift["expected_text"].endswith("hello there </s>")
-    assert 2 == len(drifting.asked)
+    assert [] == drifting.detokenized
 
 
 async def test_drift_is_counted_when_the_rollout_is_finished(store, drifting, http):
-    """By kind: on the rollout, and once in the metrics. Before that nobody has counted."""
+    """By kind: on the rollout, and once in the metrics, however often it is finished. Before that nobody has counted."""
     async with proxying(drifting.url, store) as served:
-        await two_turns(http, served.url)
-        async with http.get(f"{served.url}/rollouts/r1") as shown:
-            assert (await shown.json())["drift"] is None
-        counted = await finished_drift(http, served.url)
-        async with http.get(f"{served.url}/metrics") as shown:
-            metrics = await shown.text()
+        rollout = Drifting(http, served.url)
+        await rollout.two_turns()
+        before = (await rollout.get())["drift"]
+        await rollout.finish()
+        await rollout.finish()
+        await rollout.counted(other=1)
 
-    assert {"other": 1} == counted
-    assert 'tokentape_drift_total{kind="other"} 1.0' in metrics
-
-
-async def finished_drift(http, url: str) -> dict:
-    """The drift of the rollout, which is finished twice and counted once."""
-    for _ in range(2):
-        async with http.post(f"{url}/rollouts/r1/finish", json={"status": "completed"}) as finished:
-            assert 200 == finished.status
-    while (counted := await drift_of(http, url)) is None:
-        await asyncio.sleep(0.005)
-    return counted
+        assert before is None
+        assert 1 == await rollout.metric("other")
 
 
-async def drift_of(http, url: str):
-    async with http.get(f"{url}/rollouts/r1") as shown:
-        return (await shown.json())["drift"]
+async def test_texts_that_are_kept_are_looked_up_no_more(store, drifting, http):
+    """Whoever looks sees the kind that the texts gave as they were found, whatever the engine would tell now."""
+    drifting.tells = same
+    async with proxying(drifting.url, store) as served:
+        rollout = Drifting(http, served.url)
+        await rollout.two_turns()
+        await kept_texts(store, 1)
+        asked = len(drifting.detokenized)
+        drifting.tells = nothing
+        shown = [await rollout.boundary(query) for query in ("", "?texts=false")]
+
+        assert [("ok", "retokenized", "hello there")] * 2 == [
+            (one["texts"], one["kind"], one["found_text"]) for one in shown
+        ]
+        assert asked == len(drifting.detokenized)
+
+
+async def test_a_store_that_fails_costs_the_tree_nothing(store, drifting, http):
+    """Texts that are not kept are shown all the same, and asked for again."""
+    store.failing.add("mark")
+    async with proxying(drifting.url, store) as served:
+        rollout = Drifting(http, served.url)
+        await rollout.two_turns()
+
+        assert ["other", "other"] == [(await rollout.boundary())["kind"] for _ in range(2)]
+
+
+async def test_several_that_complete_it_count_it_once(store, drifting, http):
+    """Totals are compared and set: of two processes that look at once, one counts."""
+    drifting.tells = nothing
+    async with proxying(drifting.url, store) as one, proxying(drifting.url, store) as other:
+        rollouts = [Drifting(http, served.url) for served in (one, other)]
+        await rollouts[0].two_turns()
+        await rollouts[0].finish()
+        await rollouts[0].counted(unexplained=1)
+        drifting.tells = same
+        await asyncio.gather(*(rollout.boundary() for rollout in rollouts * 3))
+        await rollouts[0].counted(retokenized=1)
+
+        assert 1 == sum([await rollout.metric("retokenized") for rollout in rollouts])

@@ -18,11 +18,11 @@ IO = {
 }  # fmt: skip
 SHELLS = {
     "admission", "app", "attempts", "audit", "by_chat", "callers", "calls", "check", "client", "clientside", "clock",
-    "compat", "config", "connections", "control", "counting", "download", "drifting", "earlier", "fleet", "lifetimes",
-    "logs", "metrics", "page", "parts", "passthrough", "pause", "places", "pressure", "probes", "push", "reading",
-    "recorder", "refusals", "relay", "remembered", "rollouts", "sections", "server", "signals", "simulator", "spool",
-    "standin", "standing", "stopping", "stored_responses", "systems", "terminal", "token_replies", "token_texts",
-    "tokenizers", "totals", "upstream", "window", "worker", "workers",
+    "compat", "config", "connections", "control", "counting", "download", "drift_watch", "drifting", "earlier", "fleet",
+    "lifetimes", "logs", "metrics", "page", "parts", "passthrough", "pause", "places", "pressure", "probes", "push",
+    "reading", "recorder", "refusals", "relay", "remembered", "rollouts", "sections", "server", "settling", "signals",
+    "simulator", "spool", "standin", "standing", "stopping", "stored_responses", "systems", "terminal", "token_replies",
+    "token_texts", "tokenizers", "totals", "upstream", "window", "worker", "workers",
 }  # fmt: skip
 
 # A file without a test file is a decision, and decisions are listed here, each with its reason.

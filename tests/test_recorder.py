@@ -375,7 +375,7 @@ async def test_a_journal_restores_a_rollout_that_expired_while_the_store_was_awa
     """By what the call knew, also if another process replays it."""
     birth, origin = (await mortal.open("r1", {}, now_ms=5)).birth, Origin(5, write_fields({"group_id": "g1"}))
     first = Recorder(
-        mortal, make_metrics(CollectorRegistry()), SystemClock(), None, Spool(tmp_path / "spool"), lambda *_: origin
+        mortal, make_metrics(CollectorRegistry()), SystemClock(), Spool(tmp_path / "spool"), lambda *_: origin
     )
     mortal.failing |= {"append", "constant"}
     await first.record(step(1, range(5_000)), birth, body_bytes=10)

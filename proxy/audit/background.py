@@ -21,6 +21,7 @@ from proxy.logs import LOG
 from proxy.metrics import Metrics
 from proxy.trajectory.step import Step
 from proxy.upstream import Endpoint, Upstream
+from storage.store import Appended
 
 _HEADERS = (("Content-Type", "application/json"),)
 _RAW = "raw_logprobs"
@@ -51,7 +52,7 @@ class BackgroundAudit:
             self._task.cancel()
             await asyncio.wait([self._task])
 
-    def offer(self, step: Step) -> None:
+    def offer(self, step: Step, birth: str, appended: Appended) -> None:
         """A step that was stored: taken if it is drawn, can be scored, and nothing else waits. Never blocks."""
         if self._task is None or self._waiting.full() or not is_scorable(step):
             return

@@ -25,7 +25,7 @@ from proxy.export.writing import written
 from proxy.groups import STATUSES, Group, read_group
 from proxy.membership import find_group
 from proxy.parts import PARTS, Parts
-from proxy.rollouts import Rollout, read_marks, write_fields
+from proxy.rollouts import Rollout, write_fields
 from storage.store import StoredRollout
 
 _LISTED: Final = 100
@@ -116,9 +116,7 @@ async def show_group(request: web.Request) -> web.Response:
         await settle(parts, group)  # what a crash may have left
         group = await group_of(request)
     rollouts = await members_of(parts, group)
-    marks = await asyncio.gather(*(parts.store.marks(rollout.rollout_id) for rollout in rollouts))
-    drift = [read_marks(of_one).drift for of_one in marks]
-    return _json(shown_group(group, rollouts, drift, parts.clock.now_ms()))
+    return _json(shown_group(group, rollouts, parts.clock.now_ms()))
 
 
 async def delete_group(request: web.Request) -> web.Response:
@@ -183,10 +181,8 @@ async def group_of(request: web.Request) -> Group:
     return group
 
 
-def shown_group(
-    group: Group, rollouts: Sequence[Rollout], drift: Sequence[Mapping[str, int] | None], now_ms: int
-) -> dict[str, Any]:
-    """A group as people see it. `rewards` and `drift` are in the order of its rollouts."""
+def shown_group(group: Group, rollouts: Sequence[Rollout], now_ms: int) -> dict[str, Any]:
+    """A group as people see it. `rewards` are in the order of its rollouts."""
     return {
         **_terms(group, now_ms),
         "rollouts": [
@@ -195,9 +191,9 @@ def shown_group(
                 "status": rollout.status,
                 "reward": rollout.reward,
                 **{name: rollout.counts.get(name, 0) for name in _COUNTS},
-                "drift": drift_of_one,
+                "drift": None if rollout.drift is None else rollout.drift.kinds,
             }
-            for rollout, drift_of_one in zip(rollouts, drift, strict=True)
+            for rollout in rollouts
         ],
         "rewards": [rollout.reward for rollout in rollouts],
     }

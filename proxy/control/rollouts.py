@@ -17,16 +17,15 @@ from proxy.addresses import split_listen
 from proxy.clock import new_id
 from proxy.control.access import body_of, choice_of, no_rollout, number_of, only_known, rollout_id_of, rollout_of
 from proxy.control.completion import member_finished
+from proxy.control.drift_totals import complete_drift, settle_drift
 from proxy.control.models import FinishRollout, OpenRollout, PatchRollout
-from proxy.control.steps import check_step_rewards, read_steps
-from proxy.drifting import count_drift
-from proxy.errors import BadCall, Conflict, ProxyError
+from proxy.control.steps import check_step_rewards
+from proxy.errors import BadCall, Conflict
 from proxy.keys import mint
-from proxy.logs import LOG
 from proxy.membership import join
 from proxy.parts import PARTS, Parts
 from proxy.rollouts import STATUSES, Rollout, own_metadata, read_marks, read_rollout, write_fields
-from storage.store import FieldsChanged, StorageError, StoredRollout
+from storage.store import FieldsChanged, StoredRollout
 
 _LISTED = 100
 _DOTS = (".", "..")
@@ -97,8 +96,10 @@ class RolloutFilter:
 
 
 async def show_rollout(request: web.Request) -> web.Response:
-    """`GET /rollouts/{id}`."""
-    return _json(await _shown(request, request.app[PARTS], await rollout_of(request)))
+    """`GET /rollouts/{id}`. What is not known of its drift is looked for again: the next look may have it."""
+    parts, rollout = request.app[PARTS], await rollout_of(request)
+    complete_drift(parts, rollout)
+    return _json(await _shown(request, parts, rollout))
 
 
 async def patch_rollout(request: web.Request) -> web.Response:
@@ -183,20 +184,13 @@ async def finish(parts: Parts, rollout: Rollout, said: FinishRollout) -> Rollout
 async def after_finish(parts: Parts, rollout: Rollout, *, again: bool = False) -> None:
     """Do what follows from the finish of a rollout: its drift is counted, and its group may be complete.
 
-    `again`: it was finished before, by a process that may have died before its group was updated.
+    `again`: it was finished before, by a process that may have died before all of that was done.
     """
-    if not again:
-        parts.recorder.hold(_count_drift(parts, rollout))
+    if again:
+        complete_drift(parts, rollout)
+    else:
+        settle_drift(parts, rollout.rollout_id)
     await member_finished(parts, rollout)
-
-
-async def _count_drift(parts: Parts, rollout: Rollout) -> None:
-    """Nobody waits for it: it reads all steps of the rollout."""
-    try:
-        steps = await read_steps(parts, rollout, whole=True)
-        await count_drift(parts, rollout.rollout_id, rollout.birth, steps)
-    except (ProxyError, StorageError) as error:
-        LOG.error("drift is not counted: %s", error, extra={"fields": {"rollout_id": rollout.rollout_id}})
 
 
 async def delete_rollout(request: web.Request) -> web.Response:
@@ -222,7 +216,7 @@ async def _shown(request: web.Request, parts: Parts, rollout: Rollout) -> dict[s
         "status": rollout.status,
         **({"dispatch": {key: rollout.osmosis[key] for key in _DISPATCH}} if rollout.osmosis else {}),
         "counts": {**counts, "undelivered": len(marks.undelivered)},
-        "drift": marks.drift,
+        "drift": None if rollout.drift is None else rollout.drift.kinds,
         "reward": rollout.reward,
         "step_rewards": rollout.step_rewards,
         "advantages": rollout.advantages,

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 from aiohttp import web
 
 from proxy.control.access import choice_of, no_rollout, number_of, only_known, rollout_of
-from proxy.drifting import find_drift
+from proxy.drifting import count_drift, find_drift
 from proxy.errors import DamagedStep, NotFound, NotValid
 from proxy.export.containers import Ndjson, container_for
 from proxy.export.writing import written
@@ -188,13 +188,18 @@ async def step_of(request: web.Request) -> tuple[Step, Rollout]:
 
 
 async def show_tree(request: web.Request) -> web.Response:
-    """`GET /rollouts/{id}/tree?texts=`: with `texts=false` no tokenizer and no engine is asked to explain drift."""
+    """`GET /rollouts/{id}/tree?texts=`: with `texts=false` no tokenizer and no engine is asked to explain drift.
+
+    What it completes of a finished rollout's drift is counted.
+    """
     only_known(request, ("texts",))
     texts = choice_of(request, "texts", ("true", "false"), "true") == "true"
     rollout = await rollout_of(request)
     parts = request.app[PARTS]
     steps = await read_steps(parts, rollout, whole=True)
-    drift = await find_drift(parts, steps, texts=texts)
+    drift = await find_drift(parts, rollout, steps, texts="all" if texts else "none")
+    if texts and rollout.is_finished:
+        await count_drift(parts, rollout, drift, len(steps))
     body = await asyncio.to_thread(lambda: written(outline(steps, facts_of(rollout), drift)))
     return web.Response(body=body, content_type="application/json")
 

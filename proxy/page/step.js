@@ -187,13 +187,18 @@ function drifts(drift, rolloutId, stepId) {
         el("a", { href: hash("rollout", rolloutId, "step", other) }, line(other, 60)),
         el("br"),
         "expected ",
-        el("code", {}, told(one.expected_text, one.expected_ids)),
+        el("code", {}, told(one, "expected")),
         el("br"),
         "found ",
-        el("code", {}, told(one.found_text, one.found_ids)),
+        el("code", {}, told(one, "found")),
       );
     }),
   );
 }
 
-const told = (text, ids) => line(typeof text === "string" ? JSON.stringify(text) : ids.join(" "), 400);
+/** The text at a boundary; its ids where there is none, and below it where the ids alone differ. */
+const told = (one, name) => {
+  const [text, ids] = [one[`${name}_text`], one[`${name}_ids`].join(" ")];
+  if (typeof text !== "string") return line(ids, 400);
+  return line(one.kind === "retokenized" ? `${JSON.stringify(text)} as ${ids}` : JSON.stringify(text), 400);
+};

@@ -53,8 +53,8 @@ async def print_rollout(place: Place, out: Console, rollout_id: str, view: View,
     """Print a rollout. Raises OSError with a sentence."""
     async with connected(place.url, place.settings, place.api_key) as (session, url):
         face = Face(session, url)
-        rollout = await face.get(path_of(rollout_id))
         tree = await face.get(f"{path_of(rollout_id)}/tree")
+        rollout = await face.get(path_of(rollout_id))  # after its tree, which completes what is known of its drift
         steps = [step async for step in face.steps(rollout_id)]
         view = await _told_texts(face, steps, view, as_json=as_json)
     if as_json:

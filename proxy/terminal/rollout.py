@@ -161,10 +161,15 @@ def _of(rollout: Mapping[str, Any]) -> str:
 def _drifted(boundary: Mapping[str, Any], earlier: Mapping[str, Any] | None) -> Iterator[Text]:
     came_from = "an earlier step" if earlier is None else f"step {earlier['index']}"
     said = f"drift ({visible(boundary['kind'])}) from {came_from}, at token {boundary['index']}"
-    if boundary["texts"] == "timeout":
-        said += "; its texts were not looked up in time"
+    if boundary["kind"] == "unexplained":
+        said += f"; its texts are missing ({visible(boundary['texts'])})"
     yield Text.assemble(("~ ", "bold magenta"), (said, "magenta"))
     for name in ("expected", "found"):
         text = boundary[f"{name}_text"]
-        shown = visible(text) if text is not None else " ".join(map(str, boundary[f"{name}_ids"]))
-        yield Text(f"    {name:<9} {shown}", "magenta")
+        ids = boundary[f"{name}_ids"]
+        common = boundary["index"] - boundary["around_from"]
+        shown = " ".join(map(str, [*ids[:common], "|", *ids[common:]]))  # they part at the bar
+        if text is not None:
+            yield Text(f"    {name:<9} {visible(text)}", "magenta")
+        if text is None or boundary["kind"] == "retokenized":
+            yield Text(f"    {name if text is None else 'as ids':<9} {shown}", "magenta")

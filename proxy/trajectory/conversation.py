@@ -78,6 +78,12 @@ def thinks(message: Any) -> bool:
     return bool(message.get("reasoning") or message.get("reasoning_content")) or "</think>" in text_of(message)
 
 
+def thoughts_of(message: Mapping[str, Any]) -> str:
+    """The reasoning that a reply has in a field of its own."""
+    thoughts = message.get("reasoning") or message.get("reasoning_content")
+    return thoughts if isinstance(thoughts, str) else ""
+
+
 def calls_tools(message: Any) -> bool:
     """Whether a reply calls tools."""
     return isinstance(message, Mapping) and bool(_calls(message))
@@ -93,6 +99,11 @@ def text_of(message: Mapping[str, Any]) -> str:
     return "".join(text for text in texts if isinstance(text, str))
 
 
+def bare(text: str) -> str:
+    """A text without its whitespace."""
+    return "".join(text.split())
+
+
 def change(reply: Any, sent_back: Any) -> Change | None:
     """What an agent changed of a reply before it sent it back; None if nothing, or if the two cannot be compared."""
     if not isinstance(reply, Mapping) or not isinstance(sent_back, Mapping):
@@ -100,13 +111,13 @@ def change(reply: Any, sent_back: Any) -> Change | None:
     ours, theirs = text_of(reply), text_of(sent_back)
     if _calls(reply) != _calls(sent_back):
         same = _read(_calls(reply)) == _read(_calls(sent_back))
-        return "tool_call_rewritten" if same and _bare(ours) == _bare(theirs) else "edited"
+        return "tool_call_rewritten" if same and bare(ours) == bare(theirs) else "edited"
     if ours == theirs:
         return None
     without_thoughts = _THOUGHTS.sub("", ours)
-    if without_thoughts != ours and _bare(without_thoughts) == _bare(theirs):
+    if without_thoughts != ours and bare(without_thoughts) == bare(theirs):
         return "reasoning_stripped"
-    return "whitespace" if _bare(ours) == _bare(theirs) else "edited"
+    return "whitespace" if bare(ours) == bare(theirs) else "edited"
 
 
 def _read(calls: list[list[Any]]) -> list[list[Any]]:
@@ -118,8 +129,3 @@ def _read(calls: list[list[Any]]) -> list[list[Any]]:
         except orjson.JSONDecodeError:
             read.append([name, arguments])
     return read
-
-
-def _bare(text: str) -> str:
-    """A text without its whitespace."""
-    return "".join(text.split())

@@ -1,63 +1,98 @@
 """Drift: a step whose messages go on from an earlier step's, while its prompt ids do not.
 
 Holds the finding of such boundaries, and their explanation. It reports and decides nothing: whether steps join is the
-tree's, by ids alone. Text comes from outside: it is asked for once the boundaries are found.
+tree's, by ids alone. Text comes from outside: it is asked for once the boundaries are found, or was kept when the step was
+stored.
 
 A step goes on from an earlier one if its messages begin with that one's messages and reply; or with its messages and a
-reply that the agent changed; or if they differ from them in one message alone.
+reply that the agent changed; or if they differ from them in one message alone, of the same role. A step whose agent dropped
+the reply goes on from what came before it: it is another branch, and no drift.
 """
 
+from array import array
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from itertools import islice
 from typing import Any, Final, Literal
 
 from proxy.trajectory.answers import answers_of, messages_of
-from proxy.trajectory.conversation import Change, Digests, calls_tools, change, thinks
+from proxy.trajectory.conversation import Change, Digests, change, thinks
+from proxy.trajectory.kinds import Kind, kind_by_texts
+from proxy.trajectory.packing import to_little_endian
 from proxy.trajectory.step import Ids, Step
 from proxy.trajectory.tree import Node, Tree
 
-Kind = Literal[
-    "reasoning_stripped", "tool_call_rewritten", "retokenized", "whitespace", "template", "edited", "other", "unexplained"
-]  # fmt: skip
 Texts = Literal["ok", "unavailable", "timeout", "over_limit", "not_requested"]
 
-KINDS: Final[dict[Kind, str]] = {
-    "reasoning_stripped": "Reasoning of an earlier reply is not in the prompt any more.",
-    "tool_call_rewritten": "A tool call came back spelt otherwise: other spaces, other order of its arguments.",
-    "retokenized": "The same text was cut into other tokens.",
-    "whitespace": "The text differs in whitespace alone.",
-    "template": "The chat template wrote an earlier turn, or what stands around it, otherwise than before.",
-    "edited": "The agent changed a message.",
-    "other": "None of these could be shown.",
-    "unexplained": "The texts that decide were not looked up: the time or the number of look-ups was used up.",
-}
-
-_AROUND: Final = 8  # ids shown on either side of the boundary
-_OPENING: Final = 8  # a reply's thoughts may be opened by the prompt, that many ids before
+AROUND: Final = 8  # ids shown on either side of the boundary
+OPENING: Final = 8  # of a reply, in the prompt: ids that may open its thoughts, or be cut together with its first ones
 _LOOKED_BACK: Final = 4  # replies among which one is sought that differs in one message
 _COMPARED: Final = 64  # replies to the same messages that a changed one is compared with, the youngest
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The ids around a boundary: those of the earlier node, of the engine `engine`, and those of the later prompt.
+
+    Both start at `start`, and part at `index`.
+    """
+
+    engine: str
+    index: int
+    start: int
+    expected_ids: tuple[int, ...]
+    found_ids: tuple[int, ...]
+
+    @property
+    def key(self) -> str:
+        """A name for what its texts depend on: the engine and the ids."""
+        ids = b"".join(to_little_endian(array("i", ids)) for ids in (self.expected_ids, self.found_ids))
+        return blake2b(ids + bytes([len(self.expected_ids)]) + self.engine.encode(), digest_size=16).hexdigest()
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether the later prompt ends where they part: it lacks what the earlier node has, and no text differs."""
+        return self.start + len(self.found_ids) == self.index
 
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
     """Where a step's prompt parts from the ids of an earlier node that its messages go on from.
 
-    `changed` is what the agent changed of the messages, if it did. `in_reply`: the ids part within a sampled reply;
-    `thought`, `called`: that reply reasoned, or called tools.
+    `changed` is what the agent changed of the messages, if it did. `reply` is the message of the turn that the ids part in,
+    or in what precedes it, and `sent_back` the message that the step has for it. `in_reply`: the ids part within sampled
+    ones; `opens_reply`: within the few that precede them.
     """
 
     step_id: str
     earlier: Node
-    index: int
-    around_from: int
-    expected_ids: tuple[int, ...]
-    found_ids: tuple[int, ...]
+    window: Window
     changed: Change | None
+    reply: Any
+    sent_back: Any
     in_reply: bool
-    thought: bool
-    called: bool
+    opens_reply: bool
+
+    @property
+    def known(self) -> Kind | None:
+        """The kind, where ids and messages show it; None where the texts decide."""
+        if self.changed is not None:
+            return self.changed
+        if not self.in_reply and not self.opens_reply:
+            return "template"
+        if thinks(self.reply) and not thinks(self.sent_back):
+            return "reasoning_stripped"
+        return "template" if self.window.is_cut_off else None
+
+    def kind(self, expected: str | None, found: str | None) -> Kind:
+        """Why the ids part, by the texts around; `unexplained` where these decide and are not known."""
+        if self.known is not None:
+            return self.known
+        if expected is None or found is None:
+            return "unexplained"
+        return kind_by_texts(self.reply, expected, found, in_reply=self.in_reply, may_lose_thoughts=thinks(self.reply))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +101,8 @@ class Drift:
 
     `index` is the first differing position in the full ids; the ids around it start at `around_from`. `texts` is `ok` where
     there are both texts, else why there are none: neither a tokenizer nor the engine gives them (`unavailable`), the time
-    limit passed (`timeout`), too many boundaries came before (`over_limit`), or nobody wanted them. `kind` is one of `KINDS`.
+    limit passed (`timeout`), too many boundaries came before (`over_limit`), or nobody wanted them. `kind` is one of `KINDS`:
+    `unexplained` where it depends on texts that there are not.
     """
 
     step_id: str
@@ -79,7 +115,7 @@ class Drift:
     expected_text: str | None = None
     found_text: str | None = None
     texts: Texts = "unavailable"
-    kind: Kind = "other"
+    kind: Kind = "unexplained"
 
 
 def find_boundaries(tree: Tree) -> list[Boundary]:
@@ -94,7 +130,7 @@ def find_boundaries(tree: Tree) -> list[Boundary]:
         messages = messages_of(node.step)
         earlier, changed = memory.earlier(messages)
         if earlier and not any(place in earlier for place in tree.beginnings(node)):
-            found.append(_boundary(tree, node, next(iter(earlier.values())), changed))
+            found.append(_boundary(tree, node, next(iter(earlier.values())), changed, messages))
         memory.add(messages, list(_replies(tree, node.step)))
     return found
 
@@ -107,46 +143,20 @@ def explain(
     missing: Texts = "unavailable",
 ) -> Drift:
     """The boundary with its kind, by the texts of its ids; `missing` says why there are none, if there are none."""
-    texts: Texts = missing if expected_text is None or found_text is None else "ok"
+    window = boundary.window
     return Drift(
         step_id=boundary.step_id,
         earlier_step_id=boundary.earlier.step.step_id,
         earlier_choice=boundary.earlier.choice.index,
-        index=boundary.index,
-        around_from=boundary.around_from,
-        expected_ids=boundary.expected_ids,
-        found_ids=boundary.found_ids,
+        index=window.index,
+        around_from=window.start,
+        expected_ids=window.expected_ids,
+        found_ids=window.found_ids,
         expected_text=expected_text,
         found_text=found_text,
-        texts=texts,
-        kind=_kind(boundary, expected_text, found_text, texts),
+        texts=missing if expected_text is None or found_text is None else "ok",
+        kind=boundary.kind(expected_text, found_text),
     )
-
-
-def _kind(boundary: Boundary, expected: str | None, found: str | None, texts: Texts) -> Kind:
-    """Why the ids part. What the messages show comes first, then the texts, then where it is."""
-    if boundary.changed is not None:
-        return boundary.changed
-    if boundary.thought:
-        return "reasoning_stripped"
-    if expected is not None and found is not None:
-        if boundary.in_reply and expected.count("think>") > found.count("think>"):
-            return "reasoning_stripped"  # a parser may take the marks of empty thoughts out of the message
-        if _agree(expected, found):
-            return "retokenized"
-        if _agree("".join(expected.split()), "".join(found.split())):
-            return "whitespace"
-    if texts in ("timeout", "over_limit"):
-        return "unexplained"
-    if not boundary.in_reply:
-        return "template"
-    return "tool_call_rewritten" if boundary.called else "other"
-
-
-def _agree(one: str, other: str) -> bool:
-    """Whether two texts are the same, as far as both go: the same number of ids may reach further in one."""
-    length = min(len(one), len(other))
-    return length > 0 and one[:length] == other[:length]
 
 
 class _Memory:
@@ -193,43 +203,51 @@ class _Memory:
             self._recent.append(([*messages, message], node))
 
     def _one_message_apart(self, messages: list[Any]) -> Node | None:
-        """Return the youngest node whose messages and reply these begin with, but for one message of several."""
+        """Return the youngest node whose messages and reply these begin with, but for one of several, of the same role."""
         node: Node
         for before, node in reversed(self._recent):
             if 2 < len(before) <= len(messages):
                 pairs = zip(before, messages, strict=False)
-                if sum(self._digests.of(one) != self._digests.of(other) for one, other in pairs) == 1:
+                apart = [pair for pair in pairs if self._digests.of(pair[0]) != self._digests.of(pair[1])]
+                if len(apart) == 1 and _role(apart[0][0]) == _role(apart[0][1]):
                     return node
         return None
+
+
+def _role(message: Any) -> Any:
+    return message.get("role") if isinstance(message, Mapping) else None
 
 
 def _is_reply(message: Any) -> bool:
     return isinstance(message, Mapping) and message.get("role") == "assistant"
 
 
-def _boundary(tree: Tree, node: Node, before: Node, changed: Change | None) -> Boundary:
+def _boundary(tree: Tree, node: Node, before: Node, changed: Change | None, messages: list[Any]) -> Boundary:
     full = before.prompt + before.choice.ids
     prompt = node.prompt[:]
-    index = _first_difference(full, prompt)
-    start = max(index - _AROUND, 0)
-    reply = next((turn for turn in tree.path(before) if index < turn.end), before)
-    message = answers_of(reply.step).get(reply.choice.index, {}).get("message")
-    in_reply = reply.start <= index
+    index = first_difference(full, prompt)
+    turn = next((turn for turn in tree.path(before) if index < turn.end), before)
+    place = len(messages_of(turn.step))
     return Boundary(
         step_id=node.step.step_id,
         earlier=before,
-        index=index,
-        around_from=start,
-        expected_ids=tuple(full[start : index + _AROUND]),
-        found_ids=tuple(prompt[start : index + _AROUND]),
+        window=window_at(before.step.engine.name, full, prompt, index),
         changed=changed,
-        in_reply=in_reply,
-        thought=thinks(message) and reply.start - _OPENING <= index,
-        called=calls_tools(message),
+        reply=answers_of(turn.step).get(turn.choice.index, {}).get("message"),
+        sent_back=messages[place] if place < len(messages) else None,
+        in_reply=turn.start <= index,
+        opens_reply=turn.start - OPENING <= index < turn.start,
     )
 
 
-def _first_difference(left: Ids, right: Ids) -> int:
+def window_at(engine: str, full: Ids, prompt: Ids, index: int, offset: int = 0) -> Window:
+    """Return the window around the index at which two lists of ids part; both are given from `offset` on."""
+    start = max(index - AROUND, 0)
+    ends = slice(start - offset, index + AROUND - offset)
+    return Window(engine, index, start, tuple(full[ends]), tuple(prompt[ends]))
+
+
+def first_difference(left: Ids, right: Ids) -> int:
     """Return the first index at which they differ, or the shorter one's length; by halves, since slices compare fast."""
     low, high = 0, min(len(left), len(right))
     while low < high:

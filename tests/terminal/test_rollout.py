@@ -4,7 +4,7 @@ import pytest
 from rich.text import Text
 
 from proxy.terminal.asking import Face, path_of
-from proxy.terminal.rollout import Picture, View, alone, header
+from proxy.terminal.rollout import Picture, View, _drifted, alone, header
 
 
 @pytest.fixture
@@ -41,6 +41,48 @@ async def test_each_branch_tells_what_is_new_in_it(told):
     assert shown.index("── branch 1") < shown.index("~ drift") < shown.index("step 2  ")
     assert shown.startswith("demo  completed  reward 0.5\n3 steps: 3 exact, 0 flagged, 0 in error; ")
     assert 'metadata {"task":7}' in shown
+
+
+def drift(kind: str, **said) -> dict:
+    return {
+        "step_id": "b",
+        "earlier_step_id": "a",
+        "index": 12,
+        "around_from": 10,
+        "expected_ids": [7, 8, 20, 21],
+        "found_ids": [7, 8, 30],
+        "expected_text": "hello there",
+        "found_text": "hello there",
+        "texts": "ok",
+        "kind": kind,
+        **said,
+    }
+
+
+@pytest.mark.parametrize(
+    ("boundary", "shown"),
+    [
+        (
+            drift("retokenized"),
+            ["expected  hello there", "as ids    7 8 | 20 21", "found     hello there", "as ids    7 8 | 30"],
+        ),
+        (drift("whitespace", found_text="hello\nthere"), ["expected  hello there", r"found     hello\nthere"]),
+        (drift("edited", expected_text=None, found_text=None), ["expected  7 8 | 20 21", "found     7 8 | 30"]),
+    ],
+)
+def test_drift_shows_where_the_texts_part_or_else_the_ids(boundary, shown):
+    """Two texts that are equal show nothing: then the ids stand below them, with a bar where they part."""
+    said, *around = _drifted(boundary, {"index": 0})
+
+    assert f"~ drift ({boundary['kind']}) from step 0, at token 12" == said.plain
+    assert shown == [line.plain.strip() for line in around]
+
+
+def test_drift_that_is_not_explained_says_what_is_missing():
+    """And that it is not known."""
+    said, *_ = _drifted(drift("unexplained", expected_text=None, found_text=None, texts="timeout"), None)
+
+    assert "~ drift (unexplained) from an earlier step, at token 12; its texts are missing (timeout)" == said.plain
 
 
 async def test_hostile_messages_come_out_harmless(told):

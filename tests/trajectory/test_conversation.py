@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.trajectory.conversation import Digests, calls_tools, change, text_of, thinks
+from proxy.trajectory.conversation import Digests, calls_tools, change, text_of, thinks, thoughts_of
 
 REPLY = {"role": "assistant", "content": "It is 4."}
 LOOK = {"name": "look", "arguments": '{"a": 1, "b": [2]}'}
@@ -78,6 +78,10 @@ def test_what_a_reply_has():
     assert thinks({**REPLY, "content": "hm</think>4"})
     assert not thinks(REPLY)
     assert not thinks(None)
+    assert ["hm", "hm", "", ""] == [
+        thoughts_of(message)
+        for message in ({"reasoning": "hm"}, {"reasoning_content": "hm"}, {"reasoning": ["odd"]}, REPLY)
+    ]
     assert calls_tools(CALL)
     assert not calls_tools(REPLY)
     assert "ab" == text_of({"content": [{"text": "a"}, {"image_url": {}}, {"text": "b"}, "odd"]})

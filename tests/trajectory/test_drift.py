@@ -7,7 +7,8 @@ import pytest
 from forests import forests, make_step
 from hypothesis import given
 
-from proxy.trajectory.drift import KINDS, Boundary, Drift, explain, find_boundaries
+from proxy.trajectory.drift import Boundary, Drift, Window, explain, find_boundaries
+from proxy.trajectory.kinds import KINDS
 from proxy.trajectory.rollout import RolloutFacts
 from proxy.trajectory.sequence import sequences
 from proxy.trajectory.tree import Tree, grow
@@ -43,6 +44,7 @@ def test_prompt_cut_off():
     (drift,) = find_drift(grow([first, call("b", [1, 10], [[20]], [ASK, REPLY, MORE], REPLY)]))
 
     assert (2, (1, 10, 11), (1, 10)) == (drift.index, drift.expected_ids, drift.found_ids)
+    assert "template" == drift.kind, "what stands at the end of a reply was left out, and no text differs"
 
 
 def test_no_drift():
@@ -110,6 +112,16 @@ def test_a_later_reply_that_changed_is_named_before_an_earlier_one_that_did_not(
     ]
 
 
+def test_a_reply_that_the_agent_dropped():
+    """Messages that go on from an earlier step's, without its reply, are another branch: nothing drifted."""
+    system = {"role": "system", "content": "told"}
+    first = call("a", [1, 2], [[10]], [system, ASK], REPLY)
+    dropped = call("b", [1, 2, 4], [[20]], [system, ASK, MORE], REPLY)
+    goes_on = call("c", [1, 2, 4, 20, 5], [[30]], [system, ASK, MORE, REPLY, MORE], REPLY)
+
+    assert [] == find_drift(grow([first, dropped, goes_on]))
+
+
 def test_one_message_that_the_agent_changed():
     """Of what the user or a tool said: the rest is as it was. Two changes are another conversation."""
     asked, told = {"role": "user", "content": "ask "}, {"role": "system", "content": "told"}
@@ -130,20 +142,21 @@ CALLING = {**REPLY, "tool_calls": [{"function": LOOK}]}
 @pytest.mark.parametrize(
     ("reply", "prompt", "texts", "kind"),
     [
-        (THINKING, [1, 2, 12, 9], (None, None), "reasoning_stripped"),
-        ({**REPLY, "content": "<think>hm</think>reply"}, [1, 2, 12, 9], (None, None), "reasoning_stripped"),
-        (THINKING, [1, 3, 10, 11, 12], ("x", "x"), "reasoning_stripped"),  # its opening is in the prompt
-        (CALLING, [1, 2, 10, 13], (None, None), "tool_call_rewritten"),
-        (CALLING, [1, 2, 10, 13], ('{"a": 1}', '{"a":1}'), "whitespace"),
+        (THINKING, [1, 2, 12, 9], ("<think>hm", "reply"), "reasoning_stripped"),
+        ({**REPLY, "content": "<think>hm</think>reply"}, [1, 2, 12, 9], ("<think>", "reply"), "reasoning_stripped"),
+        (THINKING, [1, 3, 10, 11, 12], ("x<think>hm", "xreply"), "reasoning_stripped"),  # its opening is in the prompt
+        (THINKING, [1, 2, 10, 13], ("reply", "reply"), "retokenized"),
+        (CALLING, [1, 2, 10, 13], ('{"a": 1}', '{"a":1}'), "tool_call_rewritten"),
         (CALLING, [1, 2, 10, 13], ('{"a": 1, "b": 2}', '{"b": 2, "a": 1}'), "tool_call_rewritten"),
+        (CALLING, [1, 2, 10, 13], ("so I reply  ", "so I reply\n"), "whitespace"),
+        (CALLING, [1, 2, 10, 13], ('{"a": 1}', '{"a": 1}'), "retokenized"),
         (REPLY, [1, 2, 10, 13], ("hello there", "hello"), "retokenized"),
         (REPLY, [1, 2, 10, 13], ("hello  there", "hello th"), "whitespace"),
         (REPLY, [1, 2, 10, 13], ("</think>hello", "hello"), "reasoning_stripped"),
         (REPLY, [1, 2, 10, 13], ("hello", "goodbye"), "other"),
-        (REPLY, [1, 2, 10, 13], (None, None), "other"),
         (REPLY, [1, 2, 10, 13], ("", ""), "other"),
         (REPLY, [1, 3, 10], ("<think>\n", "<|im"), "template"),
-        (REPLY, [1, 3, 10], (None, None), "template"),
+        (REPLY, [1, 3, 10], ("a\n\nb", "a\n\nb"), "retokenized"),
     ],
 )
 def test_kinds(reply, prompt, texts, kind):
@@ -154,6 +167,50 @@ def test_kinds(reply, prompt, texts, kind):
     assert isinstance(boundary, Boundary)
     assert kind == explain(boundary, *texts).kind
     assert kind in KINDS
+    assert "unexplained" == explain(boundary).kind, "a kind that texts decide is not known without them"
+
+
+@pytest.mark.parametrize(
+    ("expected", "found"),
+    [
+        ("caf\ufffd<|im_end|>", "caf<|im_end|>\n"),  # vLLM shows no character that was never completed
+        ("caf\ufffd au lait", "caf\ufffd\ufffd\ufffd au l"),  # it came back as U+FFFD, of three bytes
+        ("caf\u00e9 a", "caf\ufffd"),  # the window ends within a character
+    ],
+)
+def test_bytes_that_are_no_text(expected, found):
+    """Of a character that was never completed, or that the window cuts, nothing is compared: the text is the same."""
+    steps = [call("a", [1], [[10, 11]], [ASK], REPLY), call("b", [1, 10, 13], [[20]], [ASK, REPLY, MORE], REPLY)]
+    (boundary,) = find_boundaries(grow(steps))
+
+    assert "retokenized" == explain(boundary, expected, found).kind
+
+
+@pytest.mark.parametrize(
+    ("prompt", "sent_back", "kind"),
+    [
+        ([1] * 9 + [3, 10, 11], REPLY, "reasoning_stripped"),  # it may open the reply, whose thoughts the agent dropped
+        ([1] * 10 + [2, 11], REPLY, "reasoning_stripped"),
+        ([3] * 11, THINKING, "template"),  # far from the reply
+        ([1] * 10 + [2, 10], THINKING, "template"),  # it ends there
+    ],
+)
+def test_kinds_that_need_no_texts(prompt, sent_back, kind):
+    """What messages and ids show is known at once, and does not depend on texts."""
+    steps = [call("a", [1] * 10 + [2], [[10, 11]], [ASK], THINKING), call("b", prompt, [[20]], [ASK, sent_back, MORE])]
+    (boundary,) = find_boundaries(grow(steps))
+
+    assert {kind} == {boundary.known, explain(boundary).kind, explain(boundary, "a", "a").kind}
+
+
+def test_windows_of_the_same_ids_have_the_same_key():
+    """Texts are kept by what they depend on: the engine, the ids that were expected and those that were found."""
+    key = Window("a", 2, 0, (1, 2, 3), (1, 2, 4)).key
+
+    assert key == Window("a", 9, 7, (1, 2, 3), (1, 2, 4)).key
+    assert key != Window("b", 2, 0, (1, 2, 3), (1, 2, 4)).key
+    assert key != Window("a", 2, 0, (1, 2, 4), (1, 2, 3)).key
+    assert Window("a", 2, 0, (1, 2), (3, 4)).key != Window("a", 2, 0, (1, 2, 3), (4,)).key
 
 
 def test_an_earlier_turn_that_the_template_writes_anew():
@@ -163,8 +220,8 @@ def test_an_earlier_turn_that_the_template_writes_anew():
     c = call("c", [1, 11, 2, 20, 3], [[30]], [ASK, THINKING, MORE, REPLY, MORE], REPLY)
     (boundary,) = find_boundaries(grow([a, b, c]))
 
-    assert ("b", 1, True) == (boundary.earlier.step.step_id, boundary.index, boundary.in_reply)
-    assert "reasoning_stripped" == explain(boundary).kind
+    assert ("b", 1, True) == (boundary.earlier.step.step_id, boundary.window.index, boundary.in_reply)
+    assert "reasoning_stripped" == explain(boundary, "<think>hm", "more").kind
 
 
 @given(forests())
@@ -178,10 +235,11 @@ def test_what_joins_has_not_drifted(steps):
 
 def test_template_that_strips():
     """Ids that part within the earlier prompt are drift, even where the sampled ids stand at the same place again."""
-    first = call("a", [1, 50, 2], [[10]], [ASK], REPLY)
-    (drift,) = find_drift(grow([first, call("b", [1, 60, 2, 10, 3], [[20]], [ASK, REPLY, MORE], REPLY)]))
+    opening = [2] * 8
+    first = call("a", [1, 50, *opening], [[10]], [ASK], REPLY)
+    (drift,) = find_drift(grow([first, call("b", [1, 60, *opening, 10, 3], [[20]], [ASK, REPLY, MORE], REPLY)]))
 
-    assert (1, (1, 50, 2, 10), (1, 60, 2, 10, 3)) == (drift.index, drift.expected_ids, drift.found_ids)
+    assert (1, (1, 50, *opening[:7]), (1, 60, *opening[:7])) == (drift.index, drift.expected_ids, drift.found_ids)
     assert "template" == drift.kind
 
 

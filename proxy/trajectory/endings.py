@@ -1,0 +1,123 @@
+"""How the steps stored last ended, in bounded memory: enough to see where the next prompt of their rollout drifts from them.
+
+Holds the endings, and the window around the place where a prompt parts from one, if its texts may decide the kind of drift. It
+is a foresight for those who look texts up while the engine is there: what drifted, and of which kind, is decided by
+`proxy.trajectory.drift`, over the whole rollout. What is forgotten or not seen here is found there.
+
+Seen is what is common: the messages have the very reply at its place, and the ids part within it or in what opens it. A step
+costs a digest of its reply and a comparison of its sampled ids, however long its rollout is.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Collection, Hashable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from proxy.trajectory.answers import answers_of, messages_of
+from proxy.trajectory.conversation import Digests, thinks
+from proxy.trajectory.drift import AROUND, OPENING, Window, first_difference, window_at
+from proxy.trajectory.step import Ids, Step
+
+_MOST_WEIGHT: Final = 2**24  # of ids of 4 bytes: 64 MB
+_ENDING_WEIGHT: Final = 256  # of one ending besides its ids
+_OF_A_ROLLOUT: Final = 16
+_BEFORE: Final = OPENING + AROUND  # ids of the prompt that a window may show
+
+
+@dataclass(frozen=True, slots=True)
+class _Ending:
+    """How one choice ended: the digest of its reply, which is message `place` of what goes on from it, and its ids.
+
+    `ids` are the last ones of the prompt and then all that were sampled; the first of them stands at `offset`.
+    """
+
+    engine: str
+    place: int
+    reply: bytes
+    has_thoughts: bool
+    offset: int
+    ids: Ids
+
+    @property
+    def end(self) -> int:
+        return self.offset + len(self.ids)
+
+
+class Endings:
+    """The endings of the steps stored last, by rollout; the rollouts that were longest without a step are forgotten."""
+
+    def __init__(self, most: int = _MOST_WEIGHT) -> None:
+        self._most = most
+        self._weight = 0
+        self._of: OrderedDict[Hashable, deque[_Ending]] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"<Endings of {len(self._of)} rollouts, weight {self._weight}>"
+
+    def take(self, rollout: Hashable, step: Step) -> Window | None:
+        """Remember how a step ended.
+
+        Returns the window around the place where its prompt parts from the step that it goes on from, if they part and the
+        texts of the window may decide why.
+        """
+        if not step.is_chat or not step.choices or not step.prompts:
+            return None
+        messages = messages_of(step)
+        window = _window(self._of.get(rollout, ()), messages, step)
+        if endings := _endings_of(step, len(messages)):
+            self._keep(rollout, endings)
+        return window
+
+    def _keep(self, rollout: Hashable, endings: list[_Ending]) -> None:
+        known = self._of.setdefault(rollout, deque())
+        self._of.move_to_end(rollout)
+        known += endings
+        self._weight += sum(map(_weight, endings))
+        while len(known) > _OF_A_ROLLOUT:
+            self._weight -= _weight(known.popleft())
+        while self._weight > self._most:
+            _, forgotten = self._of.popitem(last=False)
+            self._weight -= sum(map(_weight, forgotten))
+
+
+def _window(known: Collection[_Ending], messages: list[Any], step: Step) -> Window | None:
+    nearest = _gone_on_from(known, messages)
+    if not nearest:
+        return None
+    prompt = step.prompts[0]
+    if any(prompt[ending.offset : ending.end] == ending.ids for ending in nearest):
+        return None
+    ending = nearest[0]
+    index = ending.offset + first_difference(ending.ids, prompt[ending.offset : ending.end])
+    may_show = index - AROUND >= ending.offset or ending.offset == 0
+    if not may_show or (ending.has_thoughts and not thinks(messages[ending.place])):
+        return None
+    window = window_at(ending.engine, ending.ids, prompt[ending.offset : index + AROUND], index, ending.offset)
+    return None if window.is_cut_off else window
+
+
+def _gone_on_from(known: Collection[_Ending], messages: list[Any]) -> list[_Ending]:
+    """Return the endings whose reply the messages have at its place: those of the latest such place."""
+    digests = Digests()
+    for place in sorted({ending.place for ending in known if ending.place < len(messages)}, reverse=True):
+        reply = digests.of(messages[place])
+        if found := [ending for ending in known if ending.place == place and ending.reply == reply]:
+            return found
+    return []
+
+
+def _endings_of(step: Step, place: int) -> list[_Ending]:
+    digests, answers, found = Digests(), answers_of(step), []
+    for choice in step.choices[:_OF_A_ROLLOUT]:
+        message = answers.get(choice.index, {}).get("message")
+        if not isinstance(message, dict) or choice.prompt or not len(choice.ids):
+            continue
+        prompt = step.prompts[0]
+        offset = max(len(prompt) - _BEFORE, 0)
+        ids = prompt[offset:] + choice.ids
+        found.append(_Ending(step.engine.name, place, digests.of(message), thinks(message), offset, ids))
+    return found
+
+
+def _weight(ending: _Ending) -> int:
+    return len(ending.ids) + _ENDING_WEIGHT

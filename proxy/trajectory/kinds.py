@@ -1,0 +1,73 @@
+"""Kinds of drift: what each is called, and what the texts around a boundary tell of it.
+
+Holds the names with their meanings, and the comparison of two texts. It must not know steps, trees or ids.
+
+Bytes that are no whole character decode to U+FFFD: where a window cuts a character, and where a sampled token was never
+completed. They are left out of every comparison: whether an engine shows, drops or re-encodes them says nothing about the text.
+"""
+
+from typing import Any, Final, Literal
+
+from proxy.trajectory.conversation import bare, calls_tools, text_of, thoughts_of
+
+Kind = Literal[
+    "reasoning_stripped", "tool_call_rewritten", "retokenized", "whitespace", "template", "edited", "other", "unexplained"
+]  # fmt: skip
+
+KINDS: Final[dict[Kind, str]] = {
+    "reasoning_stripped": "Reasoning of an earlier reply is not in the prompt any more.",
+    "tool_call_rewritten": "A tool call came back spelt otherwise: other spaces, other order of its arguments.",
+    "retokenized": "The same text was cut into other tokens.",
+    "whitespace": "The text differs in whitespace alone, outside of tool calls.",
+    "template": "The chat template wrote an earlier turn, or what stands around it, otherwise than before.",
+    "edited": "The agent changed a message.",
+    "other": "The texts are known, and none of these could be shown.",
+    "unexplained": "Not known yet: the texts that decide could not be looked up. A later look completes it.",
+}
+
+_BROKEN: Final = "\N{REPLACEMENT CHARACTER}"
+_NEAR: Final = 8  # characters on either side by which a place is found again in a message
+
+
+def kind_by_texts(message: Any, expected: str, found: str, *, in_reply: bool, may_lose_thoughts: bool) -> Kind:
+    """Return why two texts part within a reply, or in the few tokens that open it.
+
+    `message` is the reply, which came back unchanged. `in_reply`: they part within its sampled ids. `may_lose_thoughts`: it
+    reasoned, and came back with its reasoning, so that only the template may have dropped it.
+    """
+    expected, found = expected.replace(_BROKEN, ""), found.replace(_BROKEN, "")
+    # A parser may take the marks of empty thoughts out of the message.
+    if (in_reply or may_lose_thoughts) and expected.count("think>") > found.count("think>"):
+        return "reasoning_stripped"
+    if _agree(expected, found):
+        return "retokenized"
+    if in_reply and _part_in_call(message, expected, found):
+        return "tool_call_rewritten"
+    if in_reply and _agree(bare(expected), bare(found)):
+        return "whitespace"
+    if may_lose_thoughts:
+        return "reasoning_stripped"
+    return "other" if in_reply else "template"
+
+
+def _agree(one: str, other: str) -> bool:
+    """Whether two texts are the same, as far as both go: the same number of ids may reach further in one."""
+    length = min(len(one), len(other))
+    return length > 0 and one[:length] == other[:length]
+
+
+def _part_in_call(message: Any, expected: str, found: str) -> bool:
+    """Whether the texts part where the reply's tool calls are written: neither in its content nor in its reasoning."""
+    if not calls_tools(message):
+        return False
+    at = next((at for at, (one, other) in enumerate(zip(expected, found, strict=False)) if one != other), len(found))
+    before, after = bare(expected[:at])[-_NEAR:], bare(expected[at:])[:_NEAR]
+    return not any(_touches(text, before, after) for text in map(bare, (thoughts_of(message), text_of(message))))
+
+
+def _touches(text: str, before: str, after: str) -> bool:
+    """Whether a place with these characters before and after it is in a text, or at its end."""
+    if len(text) < 2 * _NEAR:
+        least = max(len(before) - len(text), 0)
+        return bool(text) and any((before + after).startswith(text, at) for at in range(least, len(before) + 1))
+    return any(around and around in text for around in (before, after))

@@ -1,0 +1,117 @@
+"""A fake engine whose second prompt is not what it sampled, and which tells the texts of ids as a test says."""
+
+import asyncio
+from collections.abc import Callable
+
+from aiohttp import web
+from fakes import FakeEngine
+
+ASK, MORE = {"role": "user", "content": "Say hi"}, {"role": "user", "content": "more"}
+REPLY = {"role": "assistant", "content": "hello there"}
+SAMPLED = [8, 9, 2]
+TURNS = (([1, 3, 6, 7, 2, 1, 4], SAMPLED), ([1, 3, 6, 7, 2, 1, 4, 8, 2, 1, 3], [7, 2]))
+TEXTS = dict(enumerate(("", "<s>", "</s>", "user", "assistant", "", "Say", "hi", "hello", " there")))
+
+Tells = Callable[[list[int]], str | None]
+
+
+def words(ids: list[int]) -> str:
+    """The texts differ: a word is missing."""
+    return "".join(TEXTS[one] for one in ids)
+
+
+def same(ids: list[int]) -> str:
+    """The texts are the same: only the tokens differ."""
+    return "hello there"
+
+
+def nothing(ids: list[int]) -> None:
+    """The engine has no detokenizer just now."""
+
+
+class DriftingEngine:
+    """Makes a fake engine answer chats by `TURNS`, and `/detokenize` by `tells`, once `gate` is open."""
+
+    def __init__(self, engine: FakeEngine) -> None:
+        self.url = engine.url
+        self.tells: Tells = words
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.detokenized: list[list[int]] = []
+        engine.answering = self._answer
+
+    async def _answer(self, request: web.Request, body: dict) -> web.StreamResponse:
+        if request.path != "/detokenize":
+            return web.json_response(_answer_of(*TURNS[len(body["messages"]) > 1]))
+        self.detokenized.append(body["tokens"])
+        await self.gate.wait()
+        text = self.tells(body["tokens"])
+        return web.json_response({} if text is None else {"prompt": text}, status=500 if text is None else 200)
+
+
+def _answer_of(prompt: list[int], ids: list[int]) -> dict:
+    entries = [{"token": "", "logprob": -1.0, "bytes": [], "top_logprobs": []} for _ in ids]
+    return {
+        "id": "x",
+        "object": "chat.completion",
+        "model": "m",
+        "prompt_token_ids": prompt,
+        "choices": [
+            {"index": 0, "finish_reason": "stop", "message": REPLY, "logprobs": {"content": entries}, "token_ids": ids}
+        ],
+        "usage": {"prompt_tokens": len(prompt), "completion_tokens": len(ids), "total_tokens": len(prompt) + len(ids)},
+    }
+
+
+class Drifting:
+    """What is asked of a proxy before such an engine, of the rollout `r1`."""
+
+    def __init__(self, http, url: str) -> None:
+        self._http = http
+        self._url = url
+
+    async def ask(self, *messages: dict) -> None:
+        """One call."""
+        await self.post("/v1/chat/completions", {"model": "m", "messages": messages})
+
+    async def two_turns(self) -> None:
+        """A call, and one that goes on from it and drifts."""
+        await self.ask(ASK)
+        await self.ask(ASK, REPLY, MORE)
+
+    async def finish(self) -> None:
+        """Finish the rollout."""
+        await self.post("/finish", {"status": "completed"})
+
+    async def post(self, path: str, body: dict) -> None:
+        async with self._http.post(f"{self._url}/rollouts/r1{path}", json=body) as answer:
+            assert 200 == answer.status, await answer.text()
+
+    async def get(self, path: str = "") -> dict:
+        """The rollout, or what lies under it."""
+        async with self._http.get(f"{self._url}/rollouts/r1{path}") as answer:
+            assert 200 == answer.status, await answer.text()
+            return await answer.json()
+
+    async def boundary(self, query: str = "") -> dict:
+        """The one place of drift in its tree."""
+        (drift,) = (await self.get(f"/tree{query}"))["drift"]
+        return drift
+
+    async def counted(self, **kinds: int) -> None:
+        """Look at the rollout until its drift is this."""
+        while (await self.get())["drift"] != kinds:
+            await asyncio.sleep(0.005)
+
+    async def metric(self, kind: str) -> float:
+        """How often this kind was counted."""
+        async with self._http.get(f"{self._url}/metrics") as answer:
+            lines = (await answer.text()).splitlines()
+        name = f'tokentape_drift_total{{kind="{kind}"}} '
+        return next((float(line.removeprefix(name)) for line in lines if line.startswith(name)), 0)
+
+
+async def kept_texts(store, count: int) -> None:
+    """Wait until the texts of so many windows are kept."""
+    while count > sum(name.startswith("drift:") for name in await store.marks("r1")):
+        await asyncio.sleep(0.005)

@@ -1,0 +1,122 @@
+"""How steps ended, in bounded memory: where the next prompt parts from them, as far as texts may decide why."""
+
+from array import array
+from time import process_time
+
+import pytest
+from forests import make_step
+
+from proxy.trajectory.drift import find_boundaries
+from proxy.trajectory.endings import Endings
+from proxy.trajectory.tree import grow
+
+ASK = {"role": "user", "content": "ask"}
+REPLY = {"role": "assistant", "content": "reply"}
+MORE = {"role": "user", "content": "more"}
+THINKING = {**REPLY, "reasoning": "hm"}
+OPENED = list(range(1, 31))
+
+
+def call(step_id, prompt, sampled, messages, *replies, **facts):
+    """A chat step of these messages; each reply is the message of one choice."""
+    response = {"choices": [{"index": at, "message": reply} for at, reply in enumerate(replies)]}
+    return make_step(step_id, prompt, *sampled, request={"messages": messages}, response=response, **facts)
+
+
+FIRST = call("a", OPENED, [[50, 51, 52]], [ASK], REPLY)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        [*OPENED, 50, 99, 52, 2],  # within the reply
+        [*OPENED[:-1], 99, 50, 51, 52, 2],  # in what opens it
+        [*OPENED[:-8], 99],  # at the first id of what may open it
+    ],
+)
+def test_the_window_is_that_of_the_boundary(prompt):
+    """Whoever looks the whole rollout through finds the same ids around the same place."""
+    second = call("b", prompt, [[60]], [ASK, REPLY, MORE], REPLY)
+    endings = Endings()
+    (boundary,) = find_boundaries(grow([FIRST, second]))
+
+    assert endings.take("r1", FIRST) is None
+    assert boundary.window == endings.take("r1", second)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "messages", "reply"),
+    [
+        ([*OPENED, 50, 51, 52, 2], [ASK, REPLY, MORE], REPLY),  # the ids go on
+        ([*OPENED, 50, 99], [ASK, {**REPLY, "content": "changed"}, MORE], REPLY),  # messages tell why
+        ([*OPENED, 99, 51], [ASK, {**REPLY, "role": "user"}, MORE], REPLY),  # nothing goes on
+        ([*OPENED, 99, 51], [ASK, MORE], REPLY),  # the reply was dropped
+        ([*OPENED[:9], 99, *OPENED[10:], 50, 51, 52], [ASK, REPLY, MORE], REPLY),  # far from the reply: the template
+        ([*OPENED, 50], [ASK, REPLY, MORE], REPLY),  # nothing stands where they part
+        ([*OPENED, 99, 51], [ASK, REPLY, MORE], THINKING),  # the agent dropped the thoughts
+    ],
+)
+def test_no_text_is_needed(prompt, messages, reply):
+    """Where ids go on, or where ids and messages show the kind."""
+    endings = Endings()
+    endings.take("r1", call("a", OPENED, [[50, 51, 52]], [ASK], reply))
+
+    assert endings.take("r1", call("b", prompt, [[60]], messages, REPLY)) is None
+
+
+def test_one_of_several_choices_may_be_gone_on_from():
+    """Of choices with the same reply, any whose ids go on is enough; else the first is what was expected."""
+    endings = Endings()
+    endings.take("r1", call("a", OPENED, [[50], [51]], [ASK], REPLY, REPLY))
+
+    assert endings.take("r1", call("b", [*OPENED, 51, 2], [[60]], [ASK, REPLY, MORE], REPLY)) is None
+    window = endings.take("r1", call("c", [*OPENED, 52, 2], [[60]], [ASK, REPLY, MORE], REPLY))
+    assert window is not None
+    assert 50 == window.expected_ids[window.index - window.start]
+
+
+def test_rollouts_are_kept_apart_and_those_longest_unused_forgotten():
+    """Within the bound of memory."""
+    endings = Endings(most=700)
+    drifted = call("b", [*OPENED, 99, 2], [[60]], [ASK, REPLY, MORE], REPLY)
+    for rollout in ("r1", "r2", "r3"):
+        endings.take(rollout, FIRST)
+
+    assert "<Endings of 2 rollouts, weight 550>" == repr(endings)
+    assert endings.take("r1", drifted) is None
+    assert endings.take("r3", drifted) is not None
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        call("a", OPENED, [[50]], [ASK], REPLY, dialect="completions"),
+        call("a", OPENED, [[50]], "no list", "no message"),
+        call("a", OPENED, [[]], [ASK], REPLY),
+        make_step("a", [], status="error", request={"messages": [ASK]}),
+    ],
+)
+def test_odd_steps(step):
+    """What is no chat, or has no reply or ids, is gone on from by nothing."""
+    endings = Endings()
+
+    assert endings.take("r1", step) is None
+    assert "<Endings of 0 rollouts, weight 0>" == repr(endings), "nothing is kept of it"
+    assert endings.take("r1", call("b", [7], [[60]], [ASK, REPLY, MORE], REPLY)) is None
+
+
+def test_a_step_costs_the_same_however_long_its_rollout_is():
+    """Of CPU time: a thousand steps of ten thousand ids and a growing list of messages."""
+    endings, messages, prompt = Endings(), [], array("i", range(10_000))
+    steps = []
+    for turn in range(1000):
+        messages = [*messages, {"role": "user", "content": f"ask {turn}"}]
+        reply = {"role": "assistant", "content": f"reply {turn}"}
+        steps.append(call(f"{turn:04}", prompt, [[turn]], messages, reply))
+        messages, prompt = [*messages, reply], prompt + array("i", [turn + (turn % 2)])
+    started = process_time()
+    drifted = sum(endings.take("r1", step) is not None for step in steps)
+    spent_s = process_time() - started
+
+    assert 499 == drifted
+    assert spent_s < 0.5  # 0.03 s on a quiet machine
