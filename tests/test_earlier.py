@@ -6,6 +6,7 @@ import anthropic
 import openai
 import pytest
 from fakes import proxying
+from stored import steps_of
 
 from proxy.server import simulating
 from proxy.simulator.options import Options
@@ -14,7 +15,8 @@ from proxy.simulator.script import Conversation, Said, Script, Turn
 SPACED = '{"city":  "Oslo",\n "days": 1.0}'
 PATCH = '*** Begin Patch\n+ a "quoted" line\n*** End Patch'
 TURNS = [Turn(say="I look.", call=[Said("weather", {"city": "Oslo"})]), Turn(say="It rains."), Turn(say="Bye.")]
-# vLLM's parser spells arguments anew in whole answers (hermes, 0.32.0), and tells them as sampled in streams.
+# vLLM's parser spells arguments anew in whole answers (hermes, 0.32.0), and tells them as sampled in streams. Its template
+# is given the object, and not the text that comes back.
 UNUSUAL = [Turn(say="I look.", call=[Said("weather", SPACED)]), *TURNS[1:]]
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "number"}}}
 
@@ -52,8 +54,12 @@ def is_linear(tree):
     )
 
 
-@pytest.mark.parametrize(("stream", "turns"), [(True, UNUSUAL), (False, TURNS)], ids=["streamed", "whole"])
-async def test_a_call_of_a_tool_comes_back_as_it_was_sampled(http, urls, stream, sdk):
+@pytest.mark.parametrize(
+    ("stream", "turns", "spelt"),
+    [(True, UNUSUAL, SPACED), (True, TURNS, '{"city": "Oslo"}'), (False, TURNS, '{"city": "Oslo"}')],
+    ids=["streamed, unusual", "streamed", "whole"],
+)
+async def test_a_call_of_a_tool_comes_back_as_it_was_sampled(http, store, urls, stream, turns, spelt, sdk):
     """Messages carries an object: its text is kept, for whichever process the next call comes to."""
     client = [sdk(anthropic.AsyncAnthropic, f"{url}/rollouts/r1") for url in urls]
     tools = [{"name": "weather", "input_schema": SCHEMA}]
@@ -69,9 +75,12 @@ async def test_a_call_of_a_tool_comes_back_as_it_was_sampled(http, urls, stream,
         results = [{"type": "tool_result", "tool_use_id": call.id, "content": "rain"} for call in calls]
         said += [{"role": "assistant", "content": answer.content}, {"role": "user", "content": results or "And?"}]
     tree = await outline(http, urls[0], "r1")
+    later = [step.body["messages"] for step in (await steps_of(store, "r1"))[1:]]
+    sent = [message["tool_calls"] for messages in later for message in messages if message.get("tool_calls")]
 
+    assert [[spelt], [spelt]] == [[call["function"]["arguments"] for call in calls] for calls in sent]
     assert 3 == len(tree["nodes"])
-    assert is_linear(tree), tree
+    assert turns is UNUSUAL or is_linear(tree), tree
 
 
 async def test_a_call_may_name_the_answer_before_it_and_no_rollout(http, urls, sdk):

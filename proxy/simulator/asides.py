@@ -5,13 +5,14 @@ Holds the reading of these small bodies, which both shapes share; it must not ho
 
 from proxy.simulator.chat import rendered
 from proxy.simulator.faults import bad_value, missing
-from proxy.simulator.requests import Body, read_chat
+from proxy.simulator.history import prepare_for_vllm
+from proxy.simulator.requests import Body, Prepare, read_chat
 
 
-def text_to_tokenize(body: Body) -> str:
+def text_to_tokenize(body: Body, prepare: Prepare = prepare_for_vllm) -> str:
     """The text of a prompt or of rendered messages."""
     if "messages" in body:
-        return rendered(read_chat(body))
+        return rendered(read_chat(body, prepare))
     if isinstance(body.get("prompt"), str):
         return str(body["prompt"])
     raise bad_value("Give a prompt that is a string, or messages.", "prompt")

@@ -11,6 +11,7 @@ from typing import Any
 
 from proxy.simulator.arguments import make_arguments
 from proxy.simulator.distribution import Prefix, prefix_of
+from proxy.simulator.faults import bad_value
 from proxy.simulator.generation import Scored, Token
 from proxy.simulator.model import Manner, Model, RoomFor, room_for
 from proxy.simulator.options import Options
@@ -31,14 +32,20 @@ class ChatPrompt:
 
 
 def rendered(chat: Chat) -> str:
-    """The text of a chat's prompt."""
-    return render(
+    """The text of a chat's prompt; refuses half a surrogate pair, which JSON inside `arguments` can spell."""
+    text = render(
         chat.messages,
         tools=chat.tools or (),
         add_generation_prompt=chat.add_generation_prompt,
         continue_final_message=chat.continue_final_message,
         enable_thinking=chat.enable_thinking,
     )
+    try:
+        text.encode()
+    except UnicodeEncodeError as fault:
+        message = "TextEncodeInput must be Union[TextInputSequence, Tuple[InputSequence, InputSequence]]"
+        raise bad_value(message) from fault  # vLLM's, of its tokenizer
+    return text
 
 
 def chat_prompt(

@@ -5,6 +5,7 @@ not hold chunks or ids. The two ways differ as they do in vLLM: read whole, a ca
 text; read piece by piece, what came of it was already told as a call.
 """
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -57,8 +58,8 @@ def parse(text: str, *, thinking: bool, tools: bool) -> Parsed:
 def _read_call(inner: str) -> Call | None:
     """The call written between its tokens, or None if it is not one."""
     try:
-        call = orjson.loads(inner)
-    except orjson.JSONDecodeError:
+        call = json.loads(inner)  # noqa: TID251 - what vLLM's parser reads it with
+    except (ValueError, RecursionError):
         return None
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
         return None

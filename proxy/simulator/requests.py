@@ -5,12 +5,15 @@ that are not named here are ignored, as vLLM ignores what it does not know; so a
 simulator has no use for (penalties, top_p, top_k, logit_bias, structured outputs).
 """
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from proxy.simulator.faults import bad_value, no_model, not_valid
+from proxy.simulator.history import Message, prepare_for_vllm
 from proxy.simulator.options import Options
 
 _MOST_LOGPROBS: Final = 20  # vLLM's --max-logprobs
@@ -18,6 +21,7 @@ _MOST_SAMPLES: Final = 1_024  # a choice costs memory before its first token
 
 Body = dict[str, Any]
 Asked = TypeVar("Asked")
+Prepare = Callable[[Sequence[Message]], list[Message]]
 _TokenId = Annotated[int, Field(ge=0)]
 
 
@@ -153,8 +157,8 @@ def read_common(body: Body, options: Options) -> Common:
     return common
 
 
-def read_chat(body: Body) -> Chat:
-    """The fields of chat, checked."""
+def read_chat(body: Body, prepare: Prepare = prepare_for_vllm) -> Chat:
+    """The fields of chat, checked; `prepare` makes of its messages what the template is given."""
     chat = read_fields(_CHAT, body)
     if not chat.messages:
         raise bad_value("Cannot apply chat template to an empty conversation. Provide at least one message.")
@@ -164,7 +168,7 @@ def read_chat(body: Body) -> Chat:
     if chat.continue_final_message and chat.add_generation_prompt:
         raise bad_value("Cannot set both `continue_final_message` and `add_generation_prompt` to True.")
     check_logprobs(chat.top_logprobs, "logprobs", "sample")
-    return chat
+    return replace(chat, messages=prepare(chat.messages))
 
 
 def read_completions(body: Body) -> Completions:

@@ -11,6 +11,7 @@ from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from proxy.simulator.faults import RefusedError
+from proxy.simulator.history import prepare_for_sglang
 from proxy.simulator.options import Options
 from proxy.simulator.requests import Body, Chat, Common, read_chat, read_common, read_fields
 
@@ -113,7 +114,7 @@ def read_sglang_chat(body: Body, flags: Flags) -> Chat:
         kept.pop("top_logprobs", None)  # without logprobs they are no fault (cassette `chat_top_without_logprobs`)
     if not body.get("tools") and body.get("tool_choice") == "auto":
         del kept["tool_choice"]
-    chat = read_chat(kept)
+    chat = read_chat(kept, prepare_for_sglang)
     if body.get("stream"):
         _refuse_stream(flags)
     return chat

@@ -10,6 +10,7 @@ from proxy.simulator.asides import ids_to_detokenize, new_version, text_to_token
 from proxy.simulator.chat import chat_prompt
 from proxy.simulator.completions import text_prompts
 from proxy.simulator.faults import RefusedError
+from proxy.simulator.history import prepare_for_sglang
 from proxy.simulator.requests import Common, read_completions
 from proxy.simulator.serving import Serving, as_gauge, as_json, read_body
 from proxy.simulator.sglang_chat import SglangChatReply
@@ -92,7 +93,7 @@ class SglangRoutes:
 
     async def tokenize(self, request: web.Request) -> web.Response:
         """`POST /v1/tokenize`: the ids of a prompt or of rendered messages."""
-        ids = self._serving.model.tokenizer.encode(text_to_tokenize(await read_body(request)))
+        ids = self._serving.model.tokenizer.encode(text_to_tokenize(await read_body(request), prepare_for_sglang))
         return as_json({"tokens": ids, "count": len(ids), "max_model_len": self._serving.options.max_model_len})
 
     async def detokenize(self, request: web.Request) -> web.Response:

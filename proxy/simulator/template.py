@@ -6,10 +6,9 @@ message are left out, and with thinking switched off the prompt ends in an empty
 hold.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
-
-import orjson
 
 from proxy.simulator.faults import bad_value
 
@@ -74,12 +73,8 @@ def content_text(content: object) -> str:
 
 
 def to_json(value: object) -> str:
-    """JSON with a space after each comma and colon, as models write it and templates repeat it."""
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{to_json(str(key))}: {to_json(each)}" for key, each in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(to_json, value)) + "]"
-    return orjson.dumps(value).decode()
+    """JSON as templates write it: the `tojson` of transformers is `json.dumps` with letters that are not escaped."""
+    return json.dumps(value, ensure_ascii=False)  # noqa: TID251 - this spelling is the point
 
 
 def call_text(name: str, arguments: object) -> str:
@@ -96,13 +91,8 @@ def _assistant(message: Message, text: str, *, thought_kept: bool) -> str:
         thought, text = before.removeprefix("<think>"), answer
     if thought and thought_kept:
         text = f"<think>{thought}</think>{text}"
-    calls = []
-    written = message.get("tool_calls")
-    for call in written if isinstance(written, list) else ():
-        function = call.get("function") if isinstance(call, dict) else None
-        if not isinstance(function, dict):
-            raise bad_value("Each of a message's tool_calls must have a function.", "messages")
-        calls.append(call_text(str(function.get("name")), function.get("arguments") or "{}"))
+    functions = [call["function"] for call in message.get("tool_calls") or ()]
+    calls = [call_text(str(function["name"]), function["arguments"]) for function in functions]
     gap = "\n" if text and calls and not text.endswith("\n") else ""
     return text + gap + "\n".join(calls)
 

@@ -78,3 +78,8 @@ async def scores_as_recorded(source: str | Path, engine_url: str, rollout: str) 
     with redirect_stdout(io.StringIO()) as said:
         await audit(request, Console(file=io.StringIO()), Console(file=io.StringIO()))
     return orjson.loads(said.getvalue())
+
+
+def is_scored_alike(scored: dict[str, Any]) -> bool:
+    """Whether every sequence scores as it was recorded; tools that are `strict` constrain it, and leave nothing to compare."""
+    return scored["verdicts"].keys() <= {"aligned", "nothing to compare"} and scored["tokens"] + scored["left_out"] > 0

@@ -8,7 +8,7 @@ import pytest
 from fakes import proxying
 
 from .clients import LOOPS, STREAMED, Loop
-from .recorded import recorded, scores_as_recorded
+from .recorded import is_scored_alike, recorded, scores_as_recorded
 from .running import PROGRAMS, address, run, version_of
 from .seen import Seen
 
@@ -64,7 +64,7 @@ async def test_a_loop_comes_to_the_same_and_is_recorded_exactly(
     assert [] == found.inexact
     assert found.drift in ("", loop.drift.get(way)), found.why
     assert found.is_linear == (not found.drift)
-    assert scored["aligned"], scored
+    assert is_scored_alike(scored), scored
 
 
 @pytest.mark.parametrize(("loop", "way"), [run for run in RUNS if run.values[0].dialect == "chat"])
@@ -90,4 +90,4 @@ async def test_thoughts_come_back_or_the_tree_says_that_they_did_not(
     assert scripted_outcome(loop) == came_to
     assert [] == found.inexact
     assert found.drift in ("", loop.reflecting.get(way)), found.why
-    assert scored["aligned"], scored
+    assert is_scored_alike(scored), scored

@@ -1,0 +1,57 @@
+"""Tool calls of earlier turns: the simulator prepares them for the template as the real vLLM does."""
+
+import orjson
+import pytest
+
+from proxy.simulator.asides import text_to_tokenize
+from proxy.simulator.faults import RefusedError
+
+USER = {"role": "user", "content": "Count to three."}
+ARGUMENTS = (
+    '{"a":1}', '{ "a": "\\u00f8 <b>", "a": 2.50 }', '{"a":1e22,"b":0.00001,"c":12345678901234567890123}', '{"a": NaN}',
+    '{"a":1e400}', "", '{"a": "cu', "nothing", "[]", "4", "null", '{"a": "\\ud800"}', '{"a": ' + "1" * 5_000 + "}",
+    {"a": 1}, None, 4,
+)  # fmt: skip
+
+
+def said(arguments, **call):
+    """A conversation with one tool call."""
+    made = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}, **call}
+    return [USER, {"role": "assistant", "content": None, "tool_calls": [made]}]
+
+
+ODD = (
+    said("{}", id=None), said("{}", type=None), said("{}", type="custom", custom={"name": "f", "input": "x"}),
+    said("{}", function="f"), said("{}", function={"arguments": "{}"}),
+    [USER, {"role": "assistant", "content": "Hi", "tool_calls": []}],
+    [USER, {"role": "assistant", "content": "Hi", "tool_calls": None}],
+    [USER, {"role": "assistant", "content": "Hi", "tool_calls": "f"}],
+)  # fmt: skip
+
+
+def simulated(messages) -> str | None:
+    """The call as the simulator writes it into its prompt; None if it refuses it."""
+    try:
+        return call_in(text_to_tokenize({"messages": messages}))
+    except RefusedError:
+        return None
+
+
+def call_in(prompt: str) -> str:
+    """The tool call of a prompt; empty if it has none."""
+    return prompt.partition("<tool_call>")[2].partition("</tool_call>")[0]
+
+
+@pytest.mark.parametrize("messages", [*map(said, ARGUMENTS), *ODD], ids=lambda one: repr(one[1]["tool_calls"])[:90])
+async def test_the_simulator_writes_a_call_as_vllm_does(vllm, http, messages):
+    """Into the prompt of the next turn, or it refuses it, too."""
+    async with http.post(f"{vllm.url}/tokenize", json={"model": "tiny", "messages": messages}) as answer:
+        told = orjson.loads(await answer.read())
+    if answer.status != 200:
+        assert 400 == answer.status
+        assert simulated(messages) is None
+        return
+    async with http.post(f"{vllm.url}/detokenize", json={"model": "tiny", "tokens": told["tokens"]}) as answer:
+        prompt = orjson.loads(await answer.read())["prompt"]
+
+    assert call_in(prompt) == simulated(messages)
