@@ -107,11 +107,12 @@ async def answer_dialect(
     body, form, digest = await off_loop(body_bytes, _read, text, read, target.endpoint, parts.ways)
     endpoint = target.endpoint if form is None else form.endpoint
     dialect = DIALECTS[endpoint]
-    if form is None and is_probe(parts.settings.agents.probes, dialect, request.headers, body, body_bytes=body_bytes):
+    rollout_id = _rollout_named(request, caller, target, body, form)
+    probes = parts.settings.agents.probes
+    if rollout_id is None and form is None and is_probe(probes, dialect, request.headers, body, body_bytes=body_bytes):
         parts.metrics.probes.labels(dialect.name).inc()
         passed = await off_loop(body_bytes, _for_engine, parts, dialect, body)
         return await pass_on(request, parts, target.endpoint, passed)
-    rollout_id = _rollout_named(request, caller, target, body, form)
     if rollout_id is None and parts.settings.agents.unkeyed == "pass" and (form is None or isinstance(form, ByChat)):
         return await pass_on(request, parts, target.endpoint, text)
     if rollout_id is None and parts.settings.agents.unkeyed != "new":

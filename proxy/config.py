@@ -134,8 +134,11 @@ class EnginesSettings(Section):
 
 
 class ProbeSettings(Section):
-    """Health probes, which are passed on and not recorded."""
+    """Health probes, which are passed on and not recorded. A call that names a rollout is none."""
 
+    known: bool = Field(
+        default=True, description="Calls that are exactly a health check of Atropos, verifiers or LiteLLM are probes."
+    )
     user_agents: list[str] = Field([], description="Calls whose User-Agent holds one of these are probes: kube-probe.")
     one_token: bool = Field(
         default=False, description="Calls that ask a tiny prompt for one token are probes, whoever makes them."
@@ -170,7 +173,9 @@ class AgentsSettings(Section):
     )
     most_paused: int = Field(10_000, ge=0, description="Calls that may wait at once in a paused process.")
     longest_pause_s: float = Field(600, gt=0, description="Longest wait of a paused call; then it gets 429.")
-    probes: ProbeSettings = Field(ProbeSettings(), description="Health probes, which are passed on and not recorded.")
+    probes: ProbeSettings = Field(
+        ProbeSettings(), description="Health probes that name no rollout, which are passed on and not recorded."
+    )
 
 
 class ControlSettings(Section):

@@ -105,16 +105,15 @@ async def test_at_9_the_vllm_clients_health_probe_is_answered_and_never_a_step(s
     ],
 )
 async def test_at_9_the_sglang_clients_probes_are_answered_and_never_exported(store, path, body):
-    """With `agents.probes.one_token`, which calls of one token otherwise would not be told from turns."""
-    agents = {"probes": {"one_token": True}}
+    """With nothing configured."""
     async with (
         simulating("127.0.0.1:0", Options(shape="sglang", model="m")) as engine_url,
-        proxying(engine_url, store, agents=agents) as served,
+        proxying(engine_url, store) as served,
     ):
-        status, told = await post(f"{served.url}/rollouts/r1{path}", body)
+        status, told = await post(f"{served.url}{path}", body)
 
     assert (200, 1) == (status, len(told["choices"]))
-    assert await store.look("r1") is None
+    assert () == (await store.list()).names
 
 
 @ENGINES
