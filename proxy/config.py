@@ -218,6 +218,10 @@ class AtroposSettings(Section):
     enabled: bool = Field(
         default=False, description="Serve /setup, /servers, /sessions and /{uuid}/v1; else they are 404."
     )
+    keep_sessions: bool = Field(
+        default=True,
+        description="A session that its client deletes stays as a finished rollout; else its steps are deleted.",
+    )
 
 
 class AuditSettings(Section):

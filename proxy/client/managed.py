@@ -139,9 +139,8 @@ class ManagedServer:
             )
         else:
             self._grow_dummies(step, [dummy_text(messages, choice.message.content) for choice in reply.choices])
-        for choice in reply.choices:
-            if choice.message.tool_calls:
-                choice.message.tool_calls = [call.model_dump() for call in choice.message.tool_calls]  # type: ignore[misc]
+        for choice in reply.choices:  # an engine may say [] for none
+            choice.message.tool_calls = [call.model_dump() for call in choice.message.tool_calls or ()] or None  # type: ignore[misc]
         self._translator.learn(reply, step, self.tokenizer)
         return reply
 

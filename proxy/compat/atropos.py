@@ -6,6 +6,7 @@ the store, so every replica serves it; engines are those of the configuration, a
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 import orjson
@@ -14,7 +15,17 @@ from aiohttp import web
 from proxy.bodies import read_body
 from proxy.compat.atropos_engines import endpoint_named, model_of, texts_of
 from proxy.compat.atropos_models import CreateSession, SchemaFault, Setup, read_as
-from proxy.compat.atropos_session import TERMS, error_body, is_session_id, nodes_of, session_id, terms_of
+from proxy.compat.atropos_session import (
+    TERMS,
+    error_body,
+    is_session_id,
+    metadata_of_deleted,
+    nodes_of,
+    session_id,
+    terms_of,
+)
+from proxy.control.models import FinishRollout
+from proxy.control.rollouts import finish
 from proxy.control.steps import aside, facts_of, read_steps
 from proxy.control.system import healthy_engines
 from proxy.errors import Conflict, NotFound, ProxyError, StoreFault
@@ -24,7 +35,7 @@ from proxy.reading import off_loop, read_bytes
 from proxy.refusals import shown
 from proxy.rollouts import Rollout, read_rollout, write_fields
 from proxy.upstream import Endpoint, choose, own
-from storage.store import StorageError
+from storage.store import FieldsChanged, StorageError
 
 _COUNTED_WITHIN_S: Final = 2
 
@@ -155,10 +166,32 @@ async def show_nodes(request: web.Request) -> web.Response:
 
 
 async def delete_session(request: web.Request) -> web.Response:
-    """`DELETE /{uuid}`: the rollout, and everything of it."""
-    rollout = await session_of(request)
-    await request.app[PARTS].store.drop(rollout.rollout_id)
+    """`DELETE /{uuid}`, as its client asks on leaving: the session is gone, and its rollout is finished.
+
+    With `atropos.keep_sessions: false` the rollout is gone as well, and everything of it.
+    """
+    parts, rollout = request.app[PARTS], await session_of(request)
+    if parts.settings.atropos.keep_sessions:
+        await _finish(parts, rollout)
+    else:
+        await parts.store.drop(rollout.rollout_id)
     return _json({"status": "deleted", "uuid": rollout.rollout_id})
+
+
+async def _finish(parts: Parts, rollout: Rollout) -> None:
+    """Finish the rollout of a session, which is none from then on. What it was finished as before stays."""
+    if not rollout.is_finished:
+        with suppress(Conflict):  # somebody was quicker, who knew how it ended
+            rollout = await finish(parts, rollout, FinishRollout(status="completed"))
+    while True:
+        fields = write_fields({"metadata": metadata_of_deleted(rollout)})
+        expect = {"metadata": rollout.origin.fields.get("metadata")}
+        try:
+            await parts.store.amend(rollout.rollout_id, fields, expect=expect, now_ms=parts.clock.now_ms())
+        except FieldsChanged as changed:
+            rollout = read_rollout(changed.rollout)  # somebody was quicker: look again
+        else:
+            return
 
 
 async def _count_sessions(parts: Parts) -> int | None:

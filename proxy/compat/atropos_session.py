@@ -49,9 +49,15 @@ def is_session_id(name: str) -> bool:
 
 
 def terms_of(rollout: Rollout) -> Mapping[str, Any] | None:
-    """The terms that a session was created with; None if the rollout is none."""
+    """The terms that a session was created with; None if the rollout is no session, or no more."""
     terms = rollout.metadata.get(TERMS) if is_session_id(rollout.rollout_id) else None
-    return terms if isinstance(terms, Mapping) else None
+    return terms if isinstance(terms, Mapping) and not terms.get("deleted") else None
+
+
+def metadata_of_deleted(rollout: Rollout) -> dict[str, Any]:
+    """The metadata of a rollout that was a session and is kept: its terms say that its client deleted it."""
+    terms = rollout.metadata.get(TERMS)
+    return {**rollout.metadata, TERMS: {**(terms if isinstance(terms, Mapping) else {}), "deleted": True}}
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,7 +113,7 @@ _ATROPOS = (
     ("post", "/sessions/create", "Open a rollout as a session."),
     ("get", "/sessions", "All sessions."),
     ("get", "/{uuid}/nodes", "The nodes of a session."),
-    ("delete", "/{uuid}", "Delete a session and all its steps."),
+    ("delete", "/{uuid}", "End a session; its rollout is finished and kept (`atropos.keep_sessions`)."),
     ("post", "/{uuid}/v1/chat/completions", "A recorded chat of a session."),
     ("post", "/{uuid}/v1/chat/completions/render", "The prompt that a chat would have."),
     ("post", "/{uuid}/v1/completions", "A recorded completions call of a session."),

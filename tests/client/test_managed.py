@@ -178,6 +178,16 @@ async def test_at_5_a_conversation_with_tools_is_one_node(client):
     assert 5 == node.full_text.count("nothing")
 
 
+async def test_a_reply_without_calls_has_none_as_in_atropos(script, scripted):
+    """Also where the engine says an empty list."""
+    script.message = {"tool_calls": []}
+    script.says("Hello")
+    async with ManagedServer(scripted, script.words, tool_parser="hermes") as managed:
+        reply = await managed.chat_completion(messages=[USER], tools=[TOOL], max_tokens=8)
+
+    assert reply.choices[0].message.tool_calls is None
+
+
 @pytest.mark.parametrize("prompt", ["Say it", f"{BOS}Say it"])
 async def test_at_6_the_beginning_of_sequence_is_there_once_in_a_completion(scripted, script, prompt):
     """Whether the text spells it or the engine adds it; and when the node goes on."""

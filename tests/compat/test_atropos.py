@@ -1,12 +1,20 @@
 """The routes of Atropos' proxy: sessions are created, looked at and deleted; engines are the configuration's alone."""
 
 import asyncio
+import logging
+import time
+import typing
+import uuid as uuid_lib
 
+import aiohttp
+import pydantic
 import pytest
 from fakes import fake_engine
+from openai.types.chat.chat_completion import ChatCompletion, ChatCompletionMessage, Choice
 from recorded import load
 from sessions import HELLO, failing, serving_sessions
 from stored import rollout_of
+from trainers import load_published
 
 from proxy.server import simulating
 from proxy.simulator.options import Options
@@ -235,13 +243,80 @@ async def test_chats_of_a_session_have_logprobs_whatever_is_configured(store, as
     assert "record.logprobs: off" in told["error"]["message"]
 
 
-async def test_at_7_a_deleted_session_is_gone(proxy, store):
-    """With everything of it; a second time it is 404."""
-    uuid = await proxy.create()
+@pytest.mark.parametrize("kept", [True, False])
+async def test_at_7_a_deleted_session_is_gone(store, kept):
+    """Whether its rollout is kept or not, all of its routes answer 404, a second DELETE too, and it is listed no more."""
+    calls = [
+        ("DELETE", "", None),
+        ("GET", "/nodes", None),
+        ("GET", "/v1/models", None),
+        ("POST", "/v1/chat/completions", {"messages": HELLO}),
+        ("POST", "/v1/chat/completions/render", {"messages": HELLO}),
+        ("POST", "/v1/completions", {"prompt": "x"}),
+    ]
+    async with serving_sessions(store, atropos={"enabled": True, "keep_sessions": kept}) as proxy:
+        uuid = await proxy.create()
+        await proxy.ask("POST", f"/{uuid}/v1/chat/completions", {"messages": HELLO, "max_tokens": 4})
 
-    assert (200, {"status": "deleted", "uuid": uuid}) == await proxy.ask("DELETE", f"/{uuid}")
-    assert failing(404, f"Session {uuid} not found") == await proxy.ask("DELETE", f"/{uuid}")
-    assert await store.look(uuid) is None
+        assert (200, {"status": "deleted", "uuid": uuid}) == await proxy.ask("DELETE", f"/{uuid}")
+        for method, path, body in calls:
+            assert failing(404, f"Session {uuid} not found") == await proxy.ask(method, f"/{uuid}{path}", body)
+        assert (200, {"sessions": []}) == await proxy.ask("GET", "/sessions")
+        assert (200 if kept else 404) == (await proxy.ask("GET", f"/rollouts/{uuid}"))[0]
+
+
+def atropos_client():
+    """The client of Atropos' proxy as published."""
+    folder = "atroposlib/envs/server_handling/"
+    nodes = load_published(folder + "managed_server.py", "SequenceNode", **vars(typing), BaseModel=pydantic.BaseModel)
+    given = {"aiohttp": aiohttp, "logger": logging.getLogger("atroposlib"), "time": time, "uuid_lib": uuid_lib}
+    given |= {"ChatCompletion": ChatCompletion, "ChatCompletionMessage": ChatCompletionMessage, "Choice": Choice}
+    names = ("ProxyManagedServer", "create_proxy_session")
+    return load_published(folder + "proxy_client.py", *names, SequenceNode=nodes.SequenceNode, **given)
+
+
+async def test_a_session_that_atropos_own_client_leaves_is_a_finished_rollout(proxy, store):
+    """It deletes the session on leaving; what was recorded is there, complete, and its nodes are those the client had."""
+    async with await atropos_client().create_proxy_session(proxy.url) as session:
+        await session.chat_completion(messages=HELLO, max_tokens=6)
+    (node,) = session.get_state()["nodes"]
+    rollout = await rollout_of(store, session.session_uuid)
+    _, told = await proxy.ask("GET", f"/rollouts/{rollout.rollout_id}/export?format=nodes")
+    _, listed = await proxy.ask("GET", "/rollouts?status=completed")
+
+    assert ("completed", 1) == (rollout.status, rollout.counts["steps"])
+    assert rollout.finished_ms is not None
+    assert [rollout.rollout_id] == [one["rollout_id"] for one in listed["rollouts"]]
+    assert [node.tokens] == [row["tokens"] for row in told["rows"]]
+    assert "simulated" == rollout.metadata["atropos"]["model_name"]
+
+
+async def finish_as_failed(proxy, store, uuid):
+    """What a trainer says of the session's rollout."""
+    metadata = {**(await rollout_of(store, uuid)).metadata, "mine": 1}
+    said = {"status": "failed", "reward": 0.5, "metadata": metadata}
+    assert 200 == (await proxy.ask("POST", f"/rollouts/{uuid}/finish", said))[0]
+
+
+async def test_what_a_deleted_session_was_finished_as_stays(proxy, store):
+    """A trainer knows how it ended; also one that is quicker by a moment than the session's client."""
+    before, meanwhile = await proxy.create(), await proxy.create()
+    await finish_as_failed(proxy, store, before)
+    assert 200 == (await proxy.ask("DELETE", f"/{before}"))[0]
+    store.waiting["amend"] = asyncio.Event()
+    deleting = asyncio.create_task(proxy.ask("DELETE", f"/{meanwhile}"))
+    async with asyncio.timeout(10):
+        while "amend" not in store.reached:
+            await asyncio.sleep(0.005)
+    goes_on = store.waiting.pop("amend")
+    await finish_as_failed(proxy, store, meanwhile)
+    goes_on.set()
+    assert 200 == (await deleting)[0]
+
+    for name in (before, meanwhile):
+        rollout = await rollout_of(store, name)
+        assert ("failed", 0.5, 1) == (rollout.status, rollout.reward, rollout.metadata["mine"])
+        assert 404 == (await proxy.ask("DELETE", f"/{name}"))[0]
 
 
 @pytest.mark.parametrize("uuid", [NO_SUCH, "nonexistent"])

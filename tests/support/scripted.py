@@ -1,6 +1,7 @@
 """An engine in vLLM's shapes that says what a test tells it to, and its tokenizer: a word is a token."""
 
 import re
+from typing import Any
 
 from aiohttp import web
 from fakes import FakeEngine
@@ -40,6 +41,7 @@ class ScriptedEngine:
         self.texts: list[str] = []
         self.finish_reason = "stop"
         self.tells_ids = True
+        self.message: dict[str, Any] = {}
         self.logprobs_short_by = 0
         engine.answering = self.answer
 
@@ -78,7 +80,7 @@ class ScriptedEngine:
         logprobs = [-token / 8 for token in ids][self.logprobs_short_by :]
         choice = {"index": index, "finish_reason": self.finish_reason}
         if is_chat:
-            choice["message"] = {"role": "assistant", "content": text}
+            choice["message"] = {"role": "assistant", "content": text, **self.message}
             told = {
                 "content": [{"token": "t", "logprob": each, "bytes": None, "top_logprobs": []} for each in logprobs]
             }
