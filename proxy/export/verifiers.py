@@ -1,6 +1,8 @@
-"""verifiers' TrajectoryStep (fa7f5fa): a call with its messages, its response, and its tokens.
+"""verifiers' TrajectoryStep (PyPI 0.1.9 to 0.3.1; 0.4.0 has none): a call with its messages, its response, and its tokens.
 
-A step without ids is kept with `tokens` null, as its own parser does; the report tells of it.
+A step without ids is kept with `tokens` null, as its own parser does; the report tells of it. A message of `completion` has a
+role, a text (empty where the engine says null) and no field that is null. `is_truncated`: the reply ended by its length, or was
+cut by `max_len`. `trajectory_id` is the rollout's id.
 """
 
 from array import array
@@ -40,6 +42,8 @@ class VerifiersFormat(Listed, TurnView):
         },
         "reward": REWARD,
         "advantage": LOGPROB,
+        "is_truncated": FLAG,
+        "trajectory_id": TEXT,
         "extras": {"step_id": TEXT, "choice": COUNT, "policy_version": TEXT},
     }
 
@@ -76,7 +80,7 @@ def _shown(step: Step, choice: Choice, tokens: dict[str, Any] | None, source: So
     response = dict(step.response or {})
     answer = answers_of(step).get(choice.index)
     shown = [] if answer is None else [answer]
-    completion = [each["message"] if "message" in each else each.get("text") for each in shown]
+    completion = [_message(each["message"]) if "message" in each else each.get("text") for each in shown]
     asked = step.body.get("messages", step.body.get("prompt"))
     return {
         "prompt": asked,
@@ -85,8 +89,25 @@ def _shown(step: Step, choice: Choice, tokens: dict[str, Any] | None, source: So
         "tokens": tokens,
         "reward": step_reward(step, source),
         "advantage": _advantage(step, source.facts.advantages),
+        "is_truncated": choice.finish_reason == "length" or (tokens is not None and tokens["is_truncated"]),
+        "trajectory_id": source.facts.rollout_id,
         "extras": {"step_id": step.step_id, "choice": choice.index, "policy_version": step.policy_version},
     }
+
+
+def _message(message: Any) -> Any:
+    """The reply as its parser makes it (0.1.9, `parse_response_messages`), with what it leaves out: thoughts, for one."""
+    if not isinstance(message, Mapping):
+        return message
+    told = {name: value for name, value in message.items() if name != "tool_calls" or value}
+    return {"role": "assistant", "content": "", **_without_nulls(told)}
+
+
+def _without_nulls(value: Any) -> Any:
+    """The value without fields that are null, at any depth."""
+    if isinstance(value, Mapping):
+        return {name: _without_nulls(each) for name, each in value.items() if each is not None}
+    return [_without_nulls(each) for each in value] if isinstance(value, list) else value
 
 
 def _advantage(step: Step, given: Any) -> float | None:

@@ -277,12 +277,14 @@ class ChatReply:
     def _logprobs(self, tokens: Sequence[Token]) -> Answer | None:
         if not self._shows_logprobs:
             return None
-        count = self.prompt.manner.alternatives
+        count, by_id = self.prompt.manner.alternatives, bool(self.common.return_tokens_as_token_ids)
         return {
             "content": [
-                _scored(token.scores[0])
+                # Its bytes are those of its string in any case, and those of the others of what stands there.
+                _scored(token.scores[0], by_id=by_id)
+                | {"bytes": list(token.scores[0].string.encode())}
                 # vLLM cuts the list that begins with the token itself, so top_logprobs 1 tells nothing else.
-                | {"top_logprobs": [_scored(each) for each in token.scores[:count]]}
+                | {"top_logprobs": [_scored(each, by_id=by_id) for each in token.scores[:count]]}
                 for token in tokens
             ]
         }
@@ -294,6 +296,6 @@ class ChatReply:
         return {"reasoning_tokens": sum(map(len, thoughts))}
 
 
-def _scored(score: Scored) -> Answer:
-    string, logprob = score
-    return {"token": string, "logprob": logprob, "bytes": list(string.encode())}
+def _scored(score: Scored, *, by_id: bool) -> Answer:
+    name = score.name(by_id=by_id)
+    return {"token": name, "logprob": score.logprob, "bytes": list(name.encode())}

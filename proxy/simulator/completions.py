@@ -164,22 +164,24 @@ class CompletionsReply:
         alternatives = self.completions.logprobs
         if alternatives is None:
             return None
+        by_id = bool(self.common.return_tokens_as_token_ids)
         scores: list[tuple[Scored, ...] | None] = []
         strings = []
         if first and self.completions.echo:
             known = self.model.prompt_scores(prompt.ids, alternatives)
             scores += [None, *known]
-            strings += [self.model.tokenizer.decode(prompt.ids[:1]), *(score[0][0] for score in known)]
+            opening = Scored(self.model.tokenizer.decode(prompt.ids[:1]), 0.0, prompt.ids[0])
+            strings += [opening.name(by_id=by_id), *(score[0].name(by_id=by_id) for score in known)]
         if not self._only_echoes:
             scores += [token.scores for token in tokens]
-            strings += [token.scores[0][0] for token in tokens]
+            strings += [token.scores[0].name(by_id=by_id) for token in tokens]
         offsets = []
         for string in strings:
             offsets.append(self._offsets[index])
             self._offsets[index] += len(string)
         return {
             "text_offset": offsets,
-            "token_logprobs": [score and score[0][1] for score in scores],
+            "token_logprobs": [score and score[0].logprob for score in scores],
             "tokens": strings,
-            "top_logprobs": [score and dict(score) for score in scores],
+            "top_logprobs": [score and {each.name(by_id=by_id): each.logprob for each in score} for score in scores],
         }

@@ -162,8 +162,8 @@ def _as_ids(token: Token, alternatives: int) -> Mapping[str, Any]:
 def _as_text(token: Token, alternatives: int) -> Mapping[str, Any]:
     """The same by strings."""
     scores = [
-        {"token": string, "logprob": logprob, "bytes": list(string.encode())}
-        for string, logprob in token.scores[: max(alternatives, 1)]
+        {"token": score.string, "logprob": score.logprob, "bytes": list(score.string.encode())}
+        for score in token.scores[: max(alternatives, 1)]
     ]
     return {**scores[0], "top_logprobs": scores}
 

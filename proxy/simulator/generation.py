@@ -7,12 +7,22 @@ shapes. Which ids are sampled is the sampler's business; what is made of the tex
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from proxy.simulator.distribution import Odds
 from proxy.simulator.tokenizer import Decoder, Tokenizer
 
-Scored = tuple[str, float]
-"""A token's string and its logprob."""
+
+class Scored(NamedTuple):
+    """A token's string, its logprob and its id."""
+
+    string: str
+    logprob: float
+    id: int
+
+    def name(self, *, by_id: bool) -> str:
+        """What stands for the token beside its logprob: its string, or its id as vLLM spells it."""
+        return f"token_id:{self.id}" if by_id else self.string
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,4 +121,4 @@ def _why_ends(token: int, count: int, limits: Limits) -> tuple[str | None, int |
 def score(token: int, odds: Odds, decoder: Decoder, alternatives: int) -> tuple[Scored, ...]:
     """The token with its logprob, then the `alternatives` most likely ones, each once."""
     ids = dict.fromkeys([token, *odds.best(alternatives)]) if alternatives else (token,)
-    return tuple([(decoder.string(each), odds.logprob(each)) for each in ids])
+    return tuple([Scored(decoder.string(each), odds.logprob(each), each) for each in ids])

@@ -51,6 +51,7 @@ class Common:
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
     prompt_logprobs: int | None = None
     request_id: str | None = None
 

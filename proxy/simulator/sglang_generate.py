@@ -118,7 +118,7 @@ class NativeReply:
             return []
         if place not in self._scored:
             prompt = self.asked_prompts[place].ids
-            logprobs = [None, *[scores[0][1] for scores in self.model.prompt_scores(prompt, 0)]]
+            logprobs = [None, *[scores[0].logprob for scores in self.model.prompt_scores(prompt, 0)]]
             self._scored[place] = [
                 [logprob if at else None, token, self.scoring.text(token) if with_text else None]
                 for at, (logprob, token) in enumerate(zip(logprobs[start:], prompt[start:], strict=True))

@@ -27,6 +27,7 @@ _NATIVE: Final = {
     "sampling_seed": "seed",
     "no_stop_trim": "include_stop_str_in_output",
 }
+_NOT_SHARED: Final = {"prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids"}  # vLLM's
 _DEFAULT_NEW_TOKENS: Final = 128  # of SGLang's SamplingParams
 
 _Ids = list[Annotated[int, Field(ge=0)]]
@@ -97,7 +98,7 @@ def read_flags(body: Body, headers: Mapping[str, str], options: Options) -> Flag
 
 def read_shared(body: Body, options: Options) -> Common:
     """The fields that every endpoint has."""
-    kept = {key: value for key, value in body.items() if key not in {"prompt_logprobs", "return_token_ids"}}
+    kept = {key: value for key, value in body.items() if key not in _NOT_SHARED}
     if "no_stop_trim" in body:
         kept["include_stop_str_in_output"] = body["no_stop_trim"]
     if not body.get("stream"):

@@ -39,6 +39,8 @@ def test_worked_example():
         "tokens": TOKENS,
         "reward": 1.0,
         "advantage": 0.5,
+        "is_truncated": False,
+        "trajectory_id": "r1",
         "extras": {"step_id": "a", "choice": 0, "policy_version": "3"},
     } == one
     assert ([*worked.ASKED, worked.REPLY, worked.TOOL], [worked.ANSWER]) == (other["prompt"], other["completion"])
@@ -79,6 +81,44 @@ def test_cut_stream():
     rows = worked.rows("verifiers", [broken, length], options=Options(include="flagged"))
 
     assert [True, False] == [row["tokens"]["is_truncated"] for row in rows]
+
+
+def replied(message, finish_reason="stop"):
+    """The worked rollout's first step, with this reply."""
+    response = {"choices": [{"index": 0, "message": message, "finish_reason": finish_reason}]}
+    return worked.first(worked.sampled(worked.S1, worked.L1, finish_reason=finish_reason), response=response)
+
+
+def test_completions_have_no_nulls():
+    """What the engine leaves empty is left out, at any depth; the text is empty then, as their own parser has it."""
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}", "strict": None}, "index": None}
+    silent = {"refusal": None, "annotations": None, "audio": None, "function_call": None}
+    said = {"role": "assistant", "content": None, "reasoning": "Hm.", "tool_calls": [call], **silent}
+    told = {"role": "assistant", "content": "Hi", "reasoning": None, "tool_calls": [], **silent}
+    calling, talking = (worked.rows("verifiers", [replied(message)])[0]["completion"] for message in (said, told))
+    kept = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+    assert [{"role": "assistant", "content": "", "reasoning": "Hm.", "tool_calls": [kept]}] == calling
+    assert [{"role": "assistant", "content": "Hi"}] == talking
+
+
+@pytest.mark.parametrize(
+    ("finish_reason", "max_len", "expected"),
+    [("stop", None, False), ("length", None, True), ("stop", 5, True), ("stop", 6, False), ("length", 5, True)],
+)
+def test_is_truncated(finish_reason, max_len, expected):
+    """By the engine or by `max_len`; its tokens say the latter only."""
+    (row,) = worked.rows("verifiers", [replied(worked.REPLY, finish_reason)], options=Options(max_len=max_len))
+
+    assert (expected, max_len == 5) == (row["is_truncated"], row["tokens"]["is_truncated"])
+
+
+def test_a_step_without_tokens_is_truncated_by_its_length():
+    """What is known of it without ids."""
+    choice = Choice(0, array("i"), array("f"), "length")
+    step = replace(worked.first(choice, problems=("no_token_ids",)), prompts=())
+
+    assert [(True, "r1")] == [(row["is_truncated"], row["trajectory_id"]) for row in worked.rows("verifiers", [step])]
 
 
 def test_overlong():

@@ -253,3 +253,49 @@ async def test_a_reply_is_no_longer_than_asked(engine, more):
 
     assert answer["usage"]["completion_tokens"] == 3
     assert answer["choices"][0]["finish_reason"] == "length"
+
+
+def named_by_id(choices) -> bool:
+    """Whether all entries of the choices' logprobs name ids; bytes of the token itself spell its text, others' their name."""
+    entries = [entry for choice in choices for entry in (choice["logprobs"] or {}).get("content", ())]
+    ids = [token for choice in choices for token in choice.get("token_ids") or ()]
+    others = [other for entry in entries for other in entry["top_logprobs"]]
+    own = b"".join(bytes(entry["bytes"]) for entry in entries)
+    return (
+        len(entries) > 0
+        and (not ids or [f"token_id:{token}" for token in ids] == [entry["token"] for entry in entries])
+        and all(entry["token"].removeprefix("token_id:").isdigit() for entry in [*entries, *others])
+        and all(bytes(other["bytes"]).decode() == other["token"] for other in others)
+        and b"token_id:" not in own
+    )
+
+
+async def test_tokens_are_named_by_their_ids(start, cassette, skeleton):
+    """With return_tokens_as_token_ids, as vLLM does, whole and streamed."""
+    whole, streamed = cassette("chat_ids_lp_asids"), cassette("chat_asids_only_stream")
+    engine = await start(TINY)
+    answer = await engine(whole.path, **whole.body, ignore_eos=True)
+    chunks = await engine.stream(streamed.path, **streamed.body, ignore_eos=True)
+    told, theirs = ([choice for chunk in each for choice in chunk["choices"]] for each in (chunks, streamed.chunks))
+
+    assert skeleton(whole.answer) == skeleton(answer)
+    assert {skeleton(chunk) for chunk in streamed.chunks} >= {skeleton(chunk) for chunk in chunks}
+    assert all(map(named_by_id, (whole.answer["choices"], answer["choices"], theirs, told)))
+
+
+async def test_more_alternatives_are_named_by_their_ids(engine):
+    """They are the tokens that they are without the flag, with the same logprobs."""
+    asked = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8, "seed": 1, "logprobs": True}
+    strings, named = [
+        await engine("/v1/chat/completions", **asked, top_logprobs=3, return_tokens_as_token_ids=flag)
+        for flag in (False, True)
+    ]
+    (by_string,), (by_id,) = (
+        [choice["logprobs"]["content"] for choice in answer["choices"]] for answer in (strings, named)
+    )
+
+    assert named_by_id(named["choices"])
+    assert not named_by_id(strings["choices"])
+    assert [[each["logprob"] for each in entry["top_logprobs"]] for entry in by_string] == [
+        [each["logprob"] for each in entry["top_logprobs"]] for entry in by_id
+    ]

@@ -193,3 +193,34 @@ async def test_sixteen_tokens_are_the_default(engine):
     answer = await engine.completion("If", seed=1, ignore_eos=True)
 
     assert answer["usage"]["completion_tokens"] == 16
+
+
+def named_by_id(choice) -> bool:
+    """Whether the logprobs of a choice name ids, at offsets that count what stands there."""
+    told = choice["logprobs"]
+    names = [*told["tokens"], *(name for each in told["top_logprobs"] for name in each or ())]
+    ends = [offset + len(name) for offset, name in zip(told["text_offset"], told["tokens"], strict=True)]
+    return (
+        [f"token_id:{token}" for token in choice["token_ids"]] == told["tokens"][-len(choice["token_ids"]) :]
+        and all(name.removeprefix("token_id:").isdigit() for name in names)
+        and told["text_offset"][1:] == ends[:-1]
+    )
+
+
+@pytest.mark.parametrize("more", [{}, {"logprobs": 3}, {"echo": True}])
+async def test_tokens_are_named_by_their_ids(start, cassette, skeleton, more):
+    """With return_tokens_as_token_ids, as vLLM does; those of an echoed prompt, too."""
+    recorded = cassette("cmpl_asids")
+    answer = await (await start(TINY))(recorded.path, **{**recorded.body, **more}, ignore_eos=True)
+
+    assert named_by_id(recorded.answer["choices"][0])
+    assert named_by_id(answer["choices"][0])
+    assert more or skeleton(recorded.answer) == skeleton(answer)
+
+
+async def test_streamed_tokens_are_named_by_their_ids(engine):
+    """In each chunk."""
+    asked = {"prompt": "Hi", "max_tokens": 6, "logprobs": 2, "return_token_ids": True}
+    chunks = await engine.stream("/v1/completions", **asked, return_tokens_as_token_ids=True)
+
+    assert all(named_by_id(choice) for chunk in chunks for choice in chunk["choices"])

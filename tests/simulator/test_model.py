@@ -40,7 +40,7 @@ def test_replies_are_the_same_everywhere():
 
     assert prompt == [2040, 1125, 10, 72, 105, 2041, 10, 2040, 1146, 10]
     assert [token.id for token in tokens] == [1079, 368, 319, 950, 419, 292]
-    assert [t.scores[0] for t in tokens[:2]] == [("None", -3.107060670852661), (" if", -1.1080557107925415)]
+    assert [t.scores[0] for t in tokens[:2]] == [("None", -3.107060670852661, 1079), (" if", -1.1080557107925415, 368)]
 
 
 def test_greedy_replies_need_no_seed():

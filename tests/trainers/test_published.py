@@ -6,6 +6,7 @@ slime's, prime-rl's and SkyRL's are not here: the first two are not on PyPI, the
 
 import asyncio
 import enum
+import typing
 from dataclasses import asdict, dataclass, field
 from types import SimpleNamespace
 from typing import Any, Optional
@@ -160,6 +161,38 @@ def test_marin():
     assert [0.0, 0.0, 0.0, *worked.L1, 0.0, 0.0] == made["policy_logprobs"].tolist()
     assert [0, 0, 0, 1, 1, 1, 0, 0] == made["loss_masks"].tolist()
     assert (0.5, -1, False) == (made["temperature"], made["top_k"], made["truncated"])
+
+
+@pytest.mark.parametrize("max_len", [None, 12, 5])
+@pytest.mark.parametrize("finish_reason", ["stop", "length", "tool_calls"])
+def test_verifiers_steps(max_len, finish_reason):
+    """verifiers' own environment makes of the recorded response the step that we give, but for what only ours has."""
+    names = ("parse_response_tokens", "parse_response_messages", "parse_is_truncated")
+    given = {"ChatCompletion": ChatCompletion, "TrajectoryStepTokens": dict, "ChatMessage": dict, "cast": typing.cast}
+    parsers = load_published("verifiers/utils/response_utils.py", *names, **given)
+    environment = load_published(
+        "verifiers/envs/multiturn_env.py", "MultiTurnEnv.add_model_response",
+        TrajectoryStep=dict, **{name: getattr(parsers, name) for name in names},
+    )  # fmt: skip
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call] if finish_reason == "tool_calls" else []}
+    content = [{"token": "", "logprob": logprob, "top_logprobs": []} for logprob in worked.L1]
+    choice = {"index": 0, "finish_reason": finish_reason, "message": message, "token_ids": worked.S1}
+    answer = {"id": "x", "object": "chat.completion", "created": 0, "model": "m", "prompt_token_ids": worked.P}
+    recorded = {**answer, "choices": [choice]}
+    step = worked.first(worked.sampled(worked.S1, worked.L1, finish_reason=finish_reason), response=recorded)
+    (row,) = worked.rows("verifiers", [step], options=Options(max_len=max_len))
+    made = []
+
+    async def add_trajectory_step(_state, step):
+        made.append(step)
+
+    itself = SimpleNamespace(message_type="chat", max_seq_len=max_len, add_trajectory_step=add_trajectory_step)
+    response = ChatCompletion.model_validate({**answer, "choices": [{**choice, "logprobs": {"content": content}}]})
+    asyncio.run(environment.add_model_response(itself, {"trajectory_id": "r1"}, worked.ASKED, response))
+
+    assert made[0].keys() == row.keys()
+    assert {**made[0], "response": row["response"], "reward": 1.0, "advantage": 0.5, "extras": row["extras"]} == row
 
 
 @pytest.mark.parametrize("max_len", [None, 12, 11, 10, 9, 3])
