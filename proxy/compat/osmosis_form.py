@@ -85,7 +85,7 @@ def read_flat(endpoint: str, body: Mapping[str, Any]) -> FlatForm | None:
         return None
     call = validated(FlatCall, body)
     chat = {name: value for name, value in body.items() if value is not None and name != "response_mask"}
-    chat["messages"] = [_without_nulls(message) for message in body["messages"]]
+    chat["messages"] = [_for_chat(message) for message in body["messages"]]
     return FlatForm(body, chat, call.response_mask, "response_mask" in body, call.logprobs)
 
 
@@ -135,6 +135,17 @@ def _begins_with(prompt: Prompt, earlier: Prompt, sampled: Ids) -> bool:
     return len(sampled) > 0 and prompt[: len(earlier)] == earlier and prompt[len(earlier) : end] == sampled
 
 
-def _without_nulls(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Only on the top level: a null among the arguments of a tool is an argument."""
-    return {name: value for name, value in message.items() if value is not None}
+def _for_chat(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the message as chat takes it: without nulls on its top level, and with the arguments of calls as text.
+
+    The protocol allows objects there, which vLLM (0.32.0) and OpenAI refuse.
+    """
+    said = {name: value for name, value in message.items() if value is not None}
+    return {**said, "tool_calls": list(map(_call_for_chat, said["tool_calls"]))} if said.get("tool_calls") else said
+
+
+def _call_for_chat(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), Mapping):
+        return call
+    return {**call, "function": {**function, "arguments": orjson.dumps(function["arguments"]).decode()}}

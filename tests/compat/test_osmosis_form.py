@@ -59,6 +59,24 @@ def test_a_call_of_no_model_is_sent_without_one_unless_the_name_is_mapped():
     assert "policy" == named.native({})["model"]
 
 
+@pytest.mark.parametrize(
+    ("call", "sent"),
+    [
+        ({"function": {"name": "f", "arguments": {"a": None}}}, {"function": {"name": "f", "arguments": '{"a":null}'}}),
+        ({"function": {"name": "f", "arguments": '{"a": 1}'}}, {"function": {"name": "f", "arguments": '{"a": 1}'}}),
+        ({"function": {"name": "f"}}, {"function": {"name": "f"}}),
+        ({"function": 7}, {"function": 7}),
+    ],
+)
+def test_arguments_that_are_objects_are_sent_as_text(call, sent):
+    """Its protocol allows both; vLLM takes text only. What is neither is the engine's to refuse."""
+    body = BODY | {"messages": [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [call]}]}
+
+    assert [{"role": "assistant", "tool_calls": [sent]}] == read_flat("/v1/completions", body).native({})["messages"][
+        1:
+    ]
+
+
 def test_a_finish_reason_and_logprobs_are_never_null():
     """Their schema refuses nulls; usage is counted where the engine told none."""
     choice = make_choice(0, [5, 6], logprobs=array("d", [-0.5, float("nan")]))
