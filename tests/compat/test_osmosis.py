@@ -134,7 +134,7 @@ async def test_os_5_an_engine_that_refuses_connections_is_503(store, runner):
 
 
 async def test_os_6_nulls_are_removed_from_messages_before_the_engine_sees_them(store, engine, runner):
-    """And only there: a null among a tool's arguments is an argument, and what came is recorded as it came."""
+    """And only there: a null among a tool's arguments stays, as text; and what came is recorded as it came."""
     engine.plays(WHOLE)
     call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"a": None}}}
     messages = [
@@ -146,7 +146,8 @@ async def test_os_6_nulls_are_removed_from_messages_before_the_engine_sees_them(
     (step,) = await steps_of(store, "r1")
     (asked,) = engine.asked
 
-    assert [{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": [call]}] == asked["messages"]
+    sent = {**call, "function": {"name": "add", "arguments": '{"a":null}'}}
+    assert [{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": [sent]}] == asked["messages"]
     assert not {"rollout_id", "response_mask", "stop"} & asked.keys()
     assert messages == step.request["messages"]
     assert asked["messages"] == step.sent["set"]["messages"]
