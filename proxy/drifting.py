@@ -12,7 +12,8 @@ Rule 3: totals are compared and set, so that of several processes that complete 
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import islice, zip_longest
+from itertools import zip_longest
+from random import shuffle
 from typing import Final, Literal, TypeAlias
 
 import orjson
@@ -47,7 +48,9 @@ async def find_drift(parts: Parts, rollout: Rollout, steps: Sequence[Step], *, t
     keys = [boundary.window.key for boundary in boundaries]
     told: dict[str, Pair | Texts] = dict(await _kept_texts(parts, rollout.rollout_id, keys))
     missing = {key: boundary for key, boundary in zip(keys, boundaries, strict=True) if key not in told}
-    deciding = {key: boundary for key, boundary in missing.items() if boundary.known is None}
+    # One window may be that of several boundaries, and decide the kind of some of them.
+    unknown = {key for key, boundary in zip(keys, boundaries, strict=True) if boundary.known is None}
+    deciding = {key: boundary for key, boundary in missing.items() if key in unknown}
     if texts != "none":
         wanted = deciding if texts == "deciding" else deciding | missing
         told |= await _look_up(parts, wanted)
@@ -141,7 +144,9 @@ async def ask_engine(parts: Parts, endpoint: Endpoint, ids: Sequence[int], *, al
         return None
     headers, body = (("Content-Type", "application/json"),), orjson.dumps(lookup.body)
     try:
-        sending = parts.upstream.send(endpoint, "POST", lookup.path, headers=headers, body=body, alone=alone)
+        sending = parts.upstream.send(
+            endpoint, "POST", lookup.path, headers=headers, body=body, alone=alone, is_aside=True
+        )
         async with sending as answer:
             text = await answer.whole()
         return read_text(endpoint.kind, orjson.loads(text)) if answer.status == 200 else None
@@ -155,11 +160,17 @@ async def _kept_texts(parts: Parts, rollout_id: str, keys: Sequence[str]) -> dic
 
 
 async def _look_up(parts: Parts, boundaries: Mapping[str, Boundary]) -> dict[str, Pair | Texts]:
-    """The texts of boundaries, or why there are none; each by its key."""
+    """The texts of boundaries, or why there are none; each by its key.
+
+    Of more than the limit others are chosen at each look: those of an engine that is gone must not keep the others waiting.
+    """
     deadline = _deadline()
-    first = list(islice(boundaries.values(), _MOST_LOOKED_UP))
-    found = await asyncio.gather(*(look_up(parts, boundary.window, deadline=deadline) for boundary in first))
-    return dict(zip_longest(boundaries, found, fillvalue="over_limit"))
+    keys = list(boundaries)
+    if len(keys) > _MOST_LOOKED_UP:
+        shuffle(keys)
+    first = [boundaries[key].window for key in keys[:_MOST_LOOKED_UP]]
+    found = await asyncio.gather(*(look_up(parts, window, deadline=deadline) for window in first))
+    return dict(zip_longest(keys, found, fillvalue="over_limit"))
 
 
 def _explained(boundary: Boundary, told: Pair | Texts) -> Drift:
@@ -174,6 +185,9 @@ async def _text(parts: Parts, engine: str, ids: Sequence[int], *, alone: bool) -
         LOG.warning("%s", error)
         tokenizer = None
     if tokenizer is not None:
-        return await asyncio.to_thread(tokenizer.decode, ids)
+        try:
+            return await asyncio.to_thread(tokenizer.decode, ids)
+        except NotValid as error:
+            LOG.warning("the tokenizer of %s: %s", engine, error)
     endpoint = next((one for one in parts.upstream.endpoints if one.settings.label == engine), None)
     return None if endpoint is None else await ask_engine(parts, endpoint, ids, alone=alone)

@@ -7,6 +7,7 @@ system message in the first place alone (Qwen3.5's), and show neither the templa
 tokens shows it: if a system between two turns counts as much as the same text at the end of the first system, it is moved.
 """
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
@@ -27,6 +28,7 @@ _KINDS: Final = ("vllm", "sglang")
 # vLLM since then shows developers' messages to templates that know no developer (renderers/hf.py:804). Earlier ones may
 # drop them (Qwen3's template does); from when on is not known (PR #43590 came after 0.22).
 _DEVELOPERS: Final = (0, 32)
+_COUNTED_WITHIN_S: Final = 2  # a call waits for it
 _HEADERS: Final = (("Content-Type", "application/json"),)
 
 # Turns take turns, as some templates want it.
@@ -42,11 +44,10 @@ async def for_engine(parts: Parts, endpoint: Endpoint, form: ByChat, models: Map
         form = replace(form, has_developers=True)
     if endpoint.kind not in _KINDS or form.translation.name != "messages" or not _has_inline(form.body):
         return form
-    if endpoint.merges_systems is None:
-        model = str(form.body.get("model") or "")
-        joint = form.ways_of(endpoint.kind).system_joint
-        endpoint.merges_systems = await _merges(parts, endpoint, served_as(model, models) or model, joint)
-    return replace(form, merges_systems=bool(endpoint.merges_systems))
+    model = str(form.body.get("model") or "")
+    served, joint = served_as(model, models) or model, form.ways_of(endpoint.kind).system_joint
+    merges = await endpoint.merges_systems.get(served, lambda: _merges(parts, endpoint, served, joint))
+    return replace(form, merges_systems=bool(merges))
 
 
 def _has_inline(chat: Mapping[str, Any]) -> bool:
@@ -61,10 +62,11 @@ async def _merges(parts: Parts, endpoint: Endpoint, model: str, joint: str) -> b
     for question in (apart, merged):
         try:
             body = orjson.dumps({"model": model, **question})
-            async with parts.upstream.send(endpoint, "POST", _COUNT, headers=_HEADERS, body=body) as answer:
+            sending = parts.upstream.send(endpoint, "POST", _COUNT, headers=_HEADERS, body=body, is_aside=True)
+            async with asyncio.timeout(_COUNTED_WITHIN_S), sending as answer:
                 counted = await read_json(answer) if answer.status == 200 else None
-        except EngineFault as error:
-            LOG.warning("%s could not count a prompt: %s", endpoint.settings.label, error)
+        except (EngineFault, TimeoutError) as error:
+            LOG.warning("%s did not count a prompt: %s", endpoint.settings.label, str(error) or "it was silent")
             return None
         counts.append(counted.get("input_tokens") if isinstance(counted, dict) else None)
         if type(counts[-1]) is not int:

@@ -39,8 +39,11 @@ class Configured:
         return found
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids, special tokens spelt out."""
-        text: str = self._loaded.decode(list(ids), skip_special_tokens=False)
+        """Return the text of ids, with special tokens. Raises NotValid for ids that it does not have."""
+        try:
+            text: str = self._loaded.decode(list(ids), skip_special_tokens=False)
+        except (IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
+            raise NotValid(f"it cannot decode the ids: {error}", param="tokenizer") from error
         return text
 
 

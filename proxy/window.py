@@ -33,7 +33,8 @@ async def count_prompt(
     text = await off_loop(body_bytes, orjson.dumps, lookup.body)
     headers = (("Content-Type", "application/json"),)
     try:
-        async with parts.upstream.send(endpoint, "POST", lookup.path, headers=headers, body=text) as answer:
+        sending = parts.upstream.send(endpoint, "POST", lookup.path, headers=headers, body=text, is_aside=True)
+        async with sending as answer:
             return read_count(await read_json(answer)) if answer.status == 200 else None
     except EngineFault as error:
         LOG.warning("%s could not count a prompt: %s", endpoint.settings.label, error)

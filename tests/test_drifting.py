@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from drifting_engine import Drifting, DriftingEngine, kept_texts, nothing, same
+from drifting_engine import ASK, MORE, REPLY, Drifting, DriftingEngine, kept_texts, nothing, same
 from fakes import proxying
 from tiny_tokenizer import make_tokenizer
 
@@ -90,6 +90,36 @@ async def test_only_so_many_texts_are_looked_up_at_one_look(store, drifting, htt
     assert ("over_limit", "unexplained") == (drift["texts"], drift["kind"])
 
 
+@pytest.mark.usefixtures("unforeseen")
+async def test_windows_that_were_left_out_have_their_turn(store, drifting, http, monkeypatch):
+    """Of more than the limit others are looked up at the next look, whatever became of the first."""
+    monkeypatch.setattr("proxy.drifting._MOST_LOOKED_UP", 1)
+    looks = []
+    monkeypatch.setattr("proxy.drifting.shuffle", lambda keys: keys.reverse() if looks else None)
+    drifting.tells = lambda ids: None if ids[-1] == 3 or len(ids) < 12 else "hello there"
+    async with proxying(drifting.url, store) as served:
+        rollout = Drifting(http, served.url)
+        await rollout.two_turns()
+        await rollout.ask(ASK, REPLY, MORE, REPLY, MORE)
+        for _ in range(2):
+            looks.append([one["texts"] for one in (await rollout.get("/tree"))["drift"]])  # noqa: PERF401 - read meanwhile
+
+    assert looks[0] != looks[1]
+    assert [1, 1] == [texts.count("over_limit") for texts in looks]
+
+
+@pytest.mark.usefixtures("unforeseen")
+async def test_a_window_of_two_boundaries_is_looked_up_for_the_one_that_needs_it(store, drifting, http):
+    """Though the messages tell the kind of the other."""
+    drifting.tells = same
+    async with proxying(drifting.url, store) as served:
+        rollout = Drifting(http, served.url)
+        await rollout.two_turns()
+        await rollout.ask(ASK, {**REPLY, "content": "hello there!"}, MORE)
+        await rollout.finish()
+        await rollout.counted(retokenized=1, edited=1)
+
+
 async def test_a_configured_tokenizer_tells_the_texts(store, drifting, http, tmp_path):
     """The engine is not asked then."""
     endpoint = {"url": drifting.url, "name": "fake", "tokenizer": str(make_tokenizer(tmp_path))}
@@ -156,3 +186,17 @@ async def test_several_that_complete_it_count_it_once(store, drifting, http):
         await rollouts[0].counted(retokenized=1)
 
         assert 1 == sum([await rollout.metric("retokenized") for rollout in rollouts])
+
+
+async def test_a_store_that_cannot_be_written_costs_the_tree_of_a_finished_rollout_nothing(store, drifting, http):
+    """What the look has found out is counted by a later one."""
+    drifting.tells = nothing
+    async with proxying(drifting.url, store) as served:
+        rollout = Drifting(http, served.url)
+        await rollout.two_turns()
+        await rollout.finish()
+        await rollout.counted(unexplained=1)
+        drifting.tells = same
+        store.failing.add("amend")
+
+        assert "retokenized" == (await rollout.boundary())["kind"]

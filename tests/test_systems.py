@@ -1,5 +1,7 @@
 """What engines do with systems and developers: found out by their own counting of tokens, and by their version."""
 
+import asyncio
+
 import pytest
 from aiohttp import web
 from fakes import proxying
@@ -71,15 +73,46 @@ async def test_an_engine_is_asked_once_by_its_own_name_of_the_model(store, engin
     assert ["tiny", "tiny"] == questions
 
 
-async def test_an_engine_that_did_not_say_is_asked_again(store, engine, http):
-    """It may know the next model."""
+async def test_an_engine_that_does_not_say_is_asked_again_for_another_model_only(store, engine, http):
+    """It may know the next model; calls of the same one do not each cost a question."""
     asked = []
     counting_by(None, engine, asked)
     async with proxying(engine.url, store) as served:
         await called(http, served.url, ASKED)
         await called(http, served.url, ASKED | {"temperature": 0})
+        await called(http, served.url, ASKED | {"model": "claude-y"})
+
+    assert ["claude-x", "claude-y"] == [body["model"] for path, body in asked if path == "/v1/messages/count_tokens"]
+
+
+async def test_calls_that_come_at_once_ask_once(store, engine, http):
+    """The others wait for the answer."""
+    asked = []
+    counting_by(merging, engine, asked)
+    async with proxying(engine.url, store) as served:
+        await asyncio.gather(*(called(http, served.url, ASKED | {"temperature": n / 10}) for n in range(9)))
 
     assert 2 == [path for path, _ in asked].count("/v1/messages/count_tokens")
+
+
+async def test_an_engine_that_is_silent_holds_no_call_up(store, engine, http, monkeypatch):
+    """After a moment the call is made with its systems in their place."""
+    monkeypatch.setattr("proxy.systems._COUNTED_WITHIN_S", 0.01)
+    asked, never = [], asyncio.Event()
+    counting_by(None, engine, asked)
+    counting = engine.answering
+
+    async def silent(request, body):
+        if request.path == "/v1/messages/count_tokens":
+            await never.wait()
+        return await counting(request, body)
+
+    engine.answering = silent
+    async with proxying(engine.url, store) as served:
+        await called(http, served.url, ASKED)
+
+    ((path, chat),) = asked
+    assert ("/v1/chat/completions", SYSTEMS) == (path, [each for each in chat["messages"] if each["role"] == "system"])
 
 
 async def test_the_count_that_a_client_asks_for_is_of_that_prompt(store, engine, http):

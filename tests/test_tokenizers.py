@@ -47,6 +47,13 @@ def test_pieces(folder):
     assert ["<s>", "hello", None] == load(str(folder)).pieces([1, 8, 99])
 
 
+@pytest.mark.parametrize("ids", [[2**40], [-1]])
+def test_ids_that_it_does_not_have_are_not_decoded(folder, ids):
+    """The error says so, whatever the library raises."""
+    with pytest.raises(NotValid, match="cannot decode the ids"):
+        load(str(folder)).decode(ids)
+
+
 def test_what_a_template_refuses_is_a_value_error(folder):
     """Whatever its author raises."""
     with pytest.raises(ValueError, match="no such role"):

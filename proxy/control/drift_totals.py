@@ -25,8 +25,11 @@ def complete_drift(parts: Parts, rollout: Rollout) -> None:
 
 
 def settle_late(parts: Parts, step: Step, appended: Appended) -> None:
-    """Count the drift anew after a step was stored in a finished rollout."""
-    if appended.is_late:
+    """Count the drift anew after a step was stored in a finished rollout.
+
+    While it is counted, and soon after, that is left to the next look: each count reads all steps.
+    """
+    if appended.is_late and not parts.settling.rests(step.rollout_id):
         settle_drift(parts, step.rollout_id)
 
 

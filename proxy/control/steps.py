@@ -5,6 +5,7 @@ Holds the reading of steps out of the store, with what was learnt of them since,
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from math import isfinite
 from typing import Any, TypeVar
@@ -25,6 +26,7 @@ from proxy.trajectory.outline import outline
 from proxy.trajectory.record import UnreadableRecord, decode
 from proxy.trajectory.rollout import RolloutFacts
 from proxy.trajectory.step import Choice, Step
+from storage.store import StorageError
 
 T = TypeVar("T")
 
@@ -199,7 +201,8 @@ async def show_tree(request: web.Request) -> web.Response:
     steps = await read_steps(parts, rollout, whole=True)
     drift = await find_drift(parts, rollout, steps, texts="all" if texts else "none")
     if texts and rollout.is_finished:
-        await count_drift(parts, rollout, drift, len(steps))
+        with suppress(StorageError):  # a later look counts what this one has found out
+            await count_drift(parts, rollout, drift, len(steps))
     body = await asyncio.to_thread(lambda: written(outline(steps, facts_of(rollout), drift)))
     return web.Response(body=body, content_type="application/json")
 

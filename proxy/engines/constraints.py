@@ -43,7 +43,7 @@ def has_grammar(asked: Mapping[str, Any], fields: Iterable[str]) -> bool:
     """Whether a grammar is asked for: in OpenAI's ways (a schema, a forced tool, a strict one), or in one of these fields."""
     form, choice = asked.get("response_format"), asked.get("tool_choice")
     return (
-        (isinstance(form, dict) and form.get("type") != "text")
+        (isinstance(form, dict) and form.get("type", "text") != "text")
         or choice == "required"
         or isinstance(choice, dict)
         or (choice != "none" and any(map(_is_strict, tools_of(asked))))

@@ -21,8 +21,7 @@ from proxy.engines.constraints import ALL, PROCESSED, changes_odds, has_grammar,
 from proxy.engines.vllm_generate import ask_generate, hide_generate, hide_generate_chunk, tokens_of_generate
 
 _PROMPT: dict[DialectName, str] = {"chat": "messages", "completions": "prompt"}
-# vLLM before 0.12 knows the guided_ fields instead; 0.32.0 ignores them.
-_GRAMMARS = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+_GRAMMARS = ("structured_outputs",)  # 0.32.0 ignores the guided_ fields, which vLLM had before 0.12
 
 
 class Vllm:

@@ -14,6 +14,7 @@ from proxy.export.columns import BITS, COUNT, FLAG, IDS, JSON, LOGPROB, LOGPROBS
 from proxy.export.turnwise import Sampled, TurnView, step_reward
 from proxy.export.views import Source
 from proxy.trajectory.answers import answers_of
+from proxy.trajectory.sequence import is_cut
 from proxy.trajectory.step import Choice, Step
 from proxy.trajectory.tree import placeable
 
@@ -89,7 +90,7 @@ def _shown(step: Step, choice: Choice, tokens: dict[str, Any] | None, source: So
         "tokens": tokens,
         "reward": step_reward(step, source),
         "advantage": _advantage(step, source.facts.advantages),
-        "is_truncated": choice.finish_reason == "length" or (tokens is not None and tokens["is_truncated"]),
+        "is_truncated": is_cut(step, choice) or (tokens is not None and tokens["is_truncated"]),
         "trajectory_id": source.facts.rollout_id,
         "extras": {"step_id": step.step_id, "choice": choice.index, "policy_version": step.policy_version},
     }

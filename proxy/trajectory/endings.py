@@ -9,7 +9,7 @@ costs a digest of its reply and a comparison of its sampled ids, however long it
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Collection, Hashable
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -26,13 +26,14 @@ _BEFORE: Final = OPENING + AROUND  # ids of the prompt that a window may show
 
 @dataclass(frozen=True, slots=True)
 class _Ending:
-    """How one choice ended: the digest of its reply, which is message `place` of what goes on from it, and its ids.
+    """How one choice ended: size and digest of its reply, which is message `place` of what goes on from it, and its ids.
 
     `ids` are the last ones of the prompt and then all that were sampled; the first of them stands at `offset`.
     """
 
     engine: str
     place: int
+    size: tuple[int, int]
     reply: bytes
     has_thoughts: bool
     offset: int
@@ -100,8 +101,12 @@ def _gone_on_from(known: Collection[_Ending], messages: list[Any]) -> list[_Endi
     """Return the endings whose reply the messages have at its place: those of the latest such place."""
     digests = Digests()
     for place in sorted({ending.place for ending in known if ending.place < len(messages)}, reverse=True):
+        size = _size(messages[place])
+        alike = [ending for ending in known if ending.place == place and ending.size == size]
+        if not alike:  # an agent's message may be of many megabytes, and no digest of it is needed
+            continue
         reply = digests.of(messages[place])
-        if found := [ending for ending in known if ending.place == place and ending.reply == reply]:
+        if found := [ending for ending in alike if ending.reply == reply]:
             return found
     return []
 
@@ -115,8 +120,22 @@ def _endings_of(step: Step, place: int) -> list[_Ending]:
         prompt = step.prompts[0]
         offset = max(len(prompt) - _BEFORE, 0)
         ids = prompt[offset:] + choice.ids
-        found.append(_Ending(step.engine.name, place, digests.of(message), thinks(message), offset, ids))
+        size = _size(message)
+        found.append(_Ending(step.engine.name, place, size, digests.of(message), thinks(message), offset, ids))
     return found
+
+
+def _size(message: Any) -> tuple[int, int]:
+    """Return the lengths of a message's content and of the arguments of its calls: equal messages have equal ones."""
+    if not isinstance(message, Mapping):
+        return -1, 0
+    content, calls = message.get("content") or "", message.get("tool_calls")
+    functions = [call.get("function") for call in calls if isinstance(call, Mapping)] if isinstance(calls, list) else []
+    arguments = [function.get("arguments") for function in functions if isinstance(function, Mapping)]
+    return (
+        len(content) if isinstance(content, str) else -1,
+        sum(len(each) for each in arguments if isinstance(each, str)),
+    )
 
 
 def _weight(ending: _Ending) -> int:

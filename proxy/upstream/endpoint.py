@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from proxy.config import EndpointSettings, EnginesSettings
 from proxy.engines import ENGINES, Engine, Traits
 from proxy.trajectory.step import EngineFacts
+from proxy.upstream.cached_answer import CachedAnswer
 from proxy.upstream.health import Health
 from proxy.upstream.listing import ModelList
 from proxy.upstream.turns import Turns
@@ -34,7 +35,7 @@ class Endpoint:
     window: int | None = None
     models: ModelList = field(default_factory=ModelList)
     forces_usage: bool = False
-    merges_systems: bool | None = None
+    merges_systems: CachedAnswer[bool] = field(default_factory=CachedAnswer)
     asking: "asyncio.Task[None] | None" = field(default=None, repr=False)
 
     def change(self, settings: EndpointSettings) -> None:

@@ -6,7 +6,7 @@ Holds the order of the questions and what becomes known. How they are sent is gi
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from proxy.engines.base import Traits
 from proxy.engines.recognition import QUESTIONS, Seen, recognise
@@ -16,6 +16,8 @@ from proxy.logs import LOG
 from proxy.upstream.endpoint import Endpoint
 
 Ask = Callable[..., Coroutine[Any, Any, Seen]]
+
+_DEFAULTS_WITHIN_S: Final = 2
 
 
 async def meet(endpoint: Endpoint, ask: Ask) -> None:
@@ -27,28 +29,33 @@ async def meet(endpoint: Endpoint, ask: Ask) -> None:
         if traits.kind == "plain":
             answers[common] = await ask(endpoint, common)
             traits = recognise(answers)
-        traits = await _with_defaults(endpoint, traits, ask)
+        _note(endpoint, traits, is_loading=any(seen.status == 503 for seen in answers.values()))
+        endpoint.traits = await _with_defaults(endpoint, traits, ask)
     except EngineFault as fault:
         endpoint.last_fault = fault.message
-        return
     finally:
         endpoint.asking = None
+
+
+def _note(endpoint: Endpoint, traits: Traits, *, is_loading: bool) -> None:
+    """Keep what was found out, and forget what may not hold any more: it may have been started anew, with other flags."""
     if endpoint.settings.kind not in {"auto", traits.kind}:
         LOG.warning("%s is configured as %s and looks like %s", endpoint.settings.label, endpoint.kind, traits.kind)
-    is_loading = traits.kind == "plain" and any(seen.status == 503 for seen in answers.values())
-    endpoint.traits, endpoint.is_known, endpoint.window = traits, not is_loading, None
-    endpoint.forces_usage, endpoint.merges_systems = False, None  # it may have been started anew, otherwise than before
+    endpoint.traits, endpoint.is_known = traits, not (is_loading and traits.kind == "plain")
+    endpoint.window, endpoint.forces_usage = None, False
     endpoint.models.forget()
+    endpoint.merges_systems.forget()
 
 
 async def _with_defaults(endpoint: Endpoint, traits: Traits, ask: Ask) -> Traits:
-    """Add the sampling defaults, where the engine shows them when asked."""
+    """Add the sampling defaults, where the engine shows them when asked, and in time: calls wait for it."""
     lookup = ask_defaults(traits.kind)
     if lookup is None:
         return traits
     try:
-        rendered = await ask(endpoint, lookup.path, body=lookup.body)
-    except EngineFault:
+        async with asyncio.timeout(_DEFAULTS_WITHIN_S):
+            rendered = await ask(endpoint, lookup.path, body=lookup.body)
+    except (EngineFault, TimeoutError):
         return traits  # what it is has been found out
     return replace(traits, sampling_defaults=read_rendered(rendered.body))
 

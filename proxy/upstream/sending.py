@@ -49,13 +49,14 @@ class Answer:
     _endpoint: Endpoint
     _upstream: "Upstream"
     _response: aiohttp.ClientResponse
+    _is_aside: bool = False
 
     async def reads(self) -> AsyncIterator[bytes]:
         """The body, read by read. Raises EngineBroke or EngineSilent if it does not come to its end."""
-        with self._upstream.naming_faults(self._endpoint):
+        with self._upstream.naming_faults(self._endpoint, is_aside=self._is_aside):
             async for read in self._response.content.iter_any():
                 yield read
-        if self.status not in AWAY:
+        if self.status not in AWAY and not self._is_aside:
             self._upstream.watch.answered(self._endpoint)
 
     async def whole(self) -> bytearray:
@@ -115,14 +116,17 @@ class Upstream:
         headers: Sequence[tuple[str, str]],
         body: bytes | None,
         alone: bool = False,
+        is_aside: bool = False,
     ) -> AsyncIterator[Answer]:
         """Send a request. Leaving the context early closes the connection, which is how an engine learns to abort.
 
         `alone`: on a connection of its own. llama.cpp closes the one that a stream came on without having said so, and
         what is sent right after it would be lost (seen on 2026.10).
+        `is_aside`: a question beside a call (texts, counts of tokens). Its failure says nothing of the calls: it does not count
+        towards ejection, since a gateway may have no route for it.
         Raises NoEngine (nothing was sent), EngineSilent, or EngineBroke (the engine went before it answered).
         """
-        with self.naming_faults(endpoint):
+        with self.naming_faults(endpoint, is_aside=is_aside):
             response = await (self._unpooled if alone else self._session).request(
                 method,
                 _address(endpoint.settings.url + path),
@@ -133,11 +137,11 @@ class Upstream:
         if not 200 <= response.status <= 599:
             response.close()
             raise EngineBroke(f"the engine {endpoint.settings.label} answered with the status {response.status}")
-        if response.status in AWAY:
+        if response.status in AWAY and not is_aside:
             self.watch.failed(endpoint, f"the engine {endpoint.settings.label} answered {response.status}")
         try:
             content_type = response.headers.get("Content-Type", "")
-            yield Answer(response.status, response.headers, content_type, endpoint, self, response)
+            yield Answer(response.status, response.headers, content_type, endpoint, self, response, is_aside)
         finally:
             # At the end of the body the connection is back in the pool already; anywhere else it must go.
             response.close()
@@ -196,15 +200,16 @@ class Upstream:
             yield
 
     @contextmanager
-    def naming_faults(self, endpoint: Endpoint) -> Iterator[None]:
-        """Turn aiohttp's exceptions into ours, and count them."""
+    def naming_faults(self, endpoint: Endpoint, *, is_aside: bool = False) -> Iterator[None]:
+        """Turn aiohttp's exceptions into ours, and count them, unless they are of a question beside a call."""
         try:
             yield
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             fault = self._fault(endpoint.settings.label, error)
-            endpoint.is_known = False
-            self.watch.failed(endpoint, fault.message)
-            self._metrics.upstream_faults.labels(endpoint.settings.label, fault.fault).inc()
+            if not is_aside:
+                endpoint.is_known = False
+                self.watch.failed(endpoint, fault.message)
+                self._metrics.upstream_faults.labels(endpoint.settings.label, fault.fault).inc()
             raise fault from error
 
     def _fault(self, label: str, error: Exception) -> EngineFault:
@@ -258,7 +263,10 @@ class Upstream:
         """Send a request beside a call: a GET, or a POST of a JSON body."""
         method, headers = ("GET", ()) if body is None else ("POST", _JSON)
         payload = None if body is None else orjson.dumps(body)
-        async with self.send(endpoint, method, path, headers=headers, body=payload, alone=alone) as answer:
+        sending = self.send(
+            endpoint, method, path, headers=headers, body=payload, alone=alone, is_aside=body is not None
+        )
+        async with sending as answer:
             text = await answer.whole()
         try:
             read = orjson.loads(text) if answer.status == 200 else None

@@ -7,6 +7,8 @@ import pytest
 from drifting_engine import ASK, MORE, REPLY, Drifting, DriftingEngine, same
 from fakes import proxying
 
+from proxy.drifting import find_drift
+
 
 @pytest.fixture
 def drifting(engine):
@@ -97,3 +99,32 @@ async def test_a_store_that_fails_is_named_in_the_log(store, drifting, http, cap
             await asyncio.sleep(0.005)
         store.failing.clear()
         await rollout.counted(retokenized=1)
+
+
+async def test_many_late_steps_do_not_each_have_the_rollout_read(store, engine, drifting, http, monkeypatch):
+    """Each count reads all steps: what is stored while one is under way, or soon after, is left to the next look."""
+    counts = []
+
+    async def counted(*args, **named):
+        counts.append(args)
+        return await find_drift(*args, **named)
+
+    monkeypatch.setattr("proxy.control.drift_totals.find_drift", counted)
+    monkeypatch.setattr("proxy.settling._LEAST_REST_S", 600.0)
+    answering, hold = engine.answering, asyncio.Event()
+
+    async def held(request, body):
+        await hold.wait()
+        return await answering(request, body)
+
+    engine.answering = held
+    async with proxying(drifting.url, store) as served:
+        rollout = Drifting(http, served.url)
+        late = [asyncio.create_task(rollout.ask({"role": "user", "content": str(n)})) for n in range(20)]
+        while len(engine.asked) < 20:
+            await asyncio.sleep(0.005)
+        await rollout.finish()
+        hold.set()
+        await asyncio.gather(*late)
+
+    assert len(counts) <= 2

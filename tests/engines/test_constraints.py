@@ -31,9 +31,10 @@ RAW, AFTER, PROCESSED = "raw_logprobs", "after_temperature_logprobs", "processed
         ({"response_format": {"type": "json_object"}}, "vllm sglang plain"),
         ({"response_format": {"type": "structural_tag"}}, "vllm sglang plain"),
         ({"response_format": {"type": "text"}}, ""),
+        ({"response_format": {}}, ""),
+        ({"guided_regex": "a", "guided_json": {}}, ""),  # vLLM 0.32 ignores them
         ({"response_format": None, "tools": None, "tool_choice": None}, ""),
         ({"structured_outputs": {"choice": ["a"]}}, "vllm"),
-        ({"guided_regex": "a"}, "vllm"),
         ({"regex": "a"}, "sglang"),
         ({"ebnf": "root ::= a"}, "sglang"),
         ({"json_schema": "{}"}, "sglang"),

@@ -165,3 +165,11 @@ def test_reward():
     """The reward is never null."""
     with pytest.raises(Inexpressible, match="it has no reward"):
         worked.rows("verifiers", facts=replace(worked.FACTS, reward=None))
+
+
+@pytest.mark.parametrize(("reason", "truncated"), [("stop", False), ("length", True), ("abort", True)])
+def test_a_reply_that_the_model_did_not_end_is_truncated(reason, truncated):
+    """By its limit, or by an abort."""
+    (row,) = worked.rows("verifiers", [worked.first(worked.sampled(worked.S1, worked.L1, finish_reason=reason))])
+
+    assert truncated is row["is_truncated"]

@@ -120,3 +120,14 @@ def test_a_step_costs_the_same_however_long_its_rollout_is():
 
     assert 499 == drifted
     assert spent_s < 0.5  # 0.03 s on a quiet machine
+
+
+def test_a_message_of_another_size_than_the_reply_is_not_digested(monkeypatch):
+    """An agent's message may be of many megabytes, and this runs on the event loop."""
+    endings = Endings()
+    endings.take("r1", FIRST)
+    digested = []
+    monkeypatch.setattr("proxy.trajectory.endings.Digests.of", lambda _, message: digested.append(message) or b"")
+    endings.take("r1", call("b", [*OPENED, 99], [[60]], [ASK, {**REPLY, "content": "x" * 1000}, MORE], REPLY))
+
+    assert [REPLY] == digested  # its own reply, to remember it

@@ -77,11 +77,11 @@ async def test_what_calls_found_out_is_forgotten_when_it_is_met_again(upstream_t
         upstream = upstream_to(engine.url)
         (endpoint,) = upstream.endpoints
         await upstream.know(endpoint)
-        endpoint.window, endpoint.forces_usage, endpoint.merges_systems = 9, True, True
+        endpoint.window, endpoint.forces_usage, endpoint.merges_systems.value = 9, True, True
         endpoint.is_known = False
         await upstream.know(endpoint)
 
-        assert (None, False, None) == (endpoint.window, endpoint.forces_usage, endpoint.merges_systems)
+        assert (None, False, None) == (endpoint.window, endpoint.forces_usage, endpoint.merges_systems.value)
 
 
 async def test_what_is_configured_wins(upstream_to, caplog):
@@ -105,3 +105,22 @@ async def test_a_vllm_that_shows_its_sampling_defaults_is_asked_for_them(upstrea
 
         assert ["vllm", "vllm"] == [endpoint.kind for endpoint in upstream.endpoints]
         assert [{"temperature": 0.6, "top_p": 0.95}, {}] == [one.sampling_defaults for one in upstream.endpoints]
+
+
+async def test_an_engine_that_does_not_show_its_sampling_defaults_in_time_is_known(upstream_to, monkeypatch):
+    """They are unknown then, and calls go on."""
+    monkeypatch.setattr("proxy.upstream.meeting._DEFAULTS_WITHIN_S", 0.01)
+    async with fake_engine() as engine:
+        answer, never = engine.answer, asyncio.Event()
+
+        async def silent(request):
+            if request.path.endswith("/render"):
+                await never.wait()
+            return await answer(request)
+
+        engine.answer = silent
+        upstream = upstream_to(engine.url)
+        (endpoint,) = upstream.endpoints
+
+        assert await upstream.know(endpoint) is None
+        assert ("vllm", True, {}) == (endpoint.kind, endpoint.is_known, endpoint.sampling_defaults)

@@ -1,12 +1,13 @@
 """The sending of requests to engines, and the naming of their faults."""
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 from aiohttp import web
 from fakes import fake_engine
 
-from proxy.errors import EngineBroke, NoEngine
+from proxy.errors import EngineBroke, EngineFault, NoEngine
 
 
 async def test_however_many_calls_wait_an_engine_is_asked_once(upstream_to):
@@ -195,3 +196,24 @@ async def test_a_status_that_is_none_is_a_fault(upstream_to, status):
         with pytest.raises(EngineBroke, match=f"the status {status}"):
             async with upstream.send(upstream.endpoints[0], "GET", "/x", headers=(), body=None):
                 pass
+
+
+async def test_a_question_beside_a_call_does_not_count_towards_ejection(upstream_to):
+    """A gateway may have no route for it and answer 503, or close the connection, while it answers every call."""
+
+    async def answering(request, body):
+        if request.path == "/gone":
+            request.transport.close()
+        return web.json_response({}, status=503)
+
+    async with fake_engine() as engine:
+        engine.answering = answering
+        upstream = upstream_to(engine.url)
+        (endpoint,) = upstream.endpoints
+        await upstream.know(endpoint)
+        for path in ("/detokenize", "/gone") * 4:
+            with suppress(EngineFault):
+                async with upstream.send(endpoint, "POST", path, headers=(), body=b"{}", is_aside=True) as answer:
+                    await answer.whole()
+
+        assert (0, False, True) == (endpoint.faults, endpoint.health.is_ejected, endpoint.is_known)

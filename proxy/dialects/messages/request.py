@@ -31,7 +31,7 @@ def read(body: Mapping[str, Any], ways: Ways, earlier: Earlier) -> Json:
     chat["messages"] = conversation_of(body, ways, earlier.items)
     chat |= {**_sampling(body), **tools_of(body, ignore_hosted=ways.ignore_hosted_tools), **_form(body)}
     chat |= {name: body[name] for name in PASSED if body.get(name) is not None}
-    _continue(chat, ways.thought)
+    _continue(chat, body["messages"][-1]["role"], ways.thought)
     _think(chat, body, ways)
     if body.get("stream") is not None and a_flag(body["stream"], "stream"):
         # The beginning of the stream tells how many tokens came in: counts that come with each chunk say it in time.
@@ -71,12 +71,16 @@ def _form(body: Mapping[str, Any]) -> Json:
     return {"response_format": {"type": "json_schema", "json_schema": schema}}
 
 
-def _continue(chat: Json, thought: str) -> None:
-    """Where the last turn is a reply, the model goes on with it; an empty one is none yet."""
+def _continue(chat: Json, last_role: str, thought: str) -> None:
+    """Where the last turn is a reply, the model goes on with it; an empty one is none yet.
+
+    `last_role` is that of the last turn of the request: after a system that is moved to the beginning, or a turn that says
+    nothing, the last chat message is a reply that is over.
+    """
     last = chat["messages"][-1] if chat["messages"] else {}
-    if "tool_calls" in last:
+    if last_role == "assistant" and "tool_calls" in last:
         raise refusal("messages", "the last turn calls tools, and no results follow: nothing can go on from there")
-    if last.get("role") == "assistant":
+    if last_role == last.get("role") == "assistant":
         if last["content"] or last.get(thought):
             chat |= {"continue_final_message": True, "add_generation_prompt": False}
         else:

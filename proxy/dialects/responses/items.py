@@ -6,7 +6,7 @@ we named find their message by that name; others by their order. It must not kno
 Law: the items of an answer, sent back in any order that agents send them in, are the message that was sampled.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import orjson
@@ -50,17 +50,21 @@ def read_items(value: object, ways: Ways, earlier: Earlier) -> list[Json]:
     return reading.messages
 
 
-def is_unfinished(value: object) -> bool:
-    """Whether the last item is a reply, or thoughts, that the model shall go on with, as vLLM 0.32 takes it.
+def is_unfinished(value: object, messages: Sequence[Json], thought: str) -> bool:
+    """Whether the model continues the last of these messages, which were made of `input`, as with vLLM 0.32.
 
-    Its status says so (entrypoints/openai/responses/utils.py:201).
+    The status of the last item says so (entrypoints/openai/responses/utils.py:201): of a reply, or of thoughts. There must be
+    something of it to continue: an item that says nothing, or whose thoughts cannot be read, is none.
     """
     last = value[-1] if isinstance(value, list) and value else None
     if not isinstance(last, dict) or last.get("status") not in ("in_progress", "incomplete"):
         return False
-    return last.get("type") == "reasoning" or (
-        last.get("type") in (None, "message") and last.get("role") == "assistant"
-    )
+    said = messages[-1]
+    if said["role"] != "assistant" or said.get("tool_calls"):
+        return False
+    if last.get("type") == "reasoning":
+        return bool(said.get(thought)) and not said["content"]
+    return last.get("type") in (None, "message") and bool(said["content"])
 
 
 def calls_of(value: object) -> list[str]:

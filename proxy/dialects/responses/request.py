@@ -39,7 +39,7 @@ def read(body: Mapping[str, Any], ways: Ways, earlier: Earlier = Earlier()) -> J
         chat["max_tokens"] = bound
     if optional(body, "stream", bool):
         chat |= {"stream": True, "stream_options": {"include_usage": True}}
-    if is_unfinished(body.get("input")):
+    if is_unfinished(body.get("input"), chat["messages"], ways.thought):
         chat |= {"continue_final_message": True, "add_generation_prompt": False}
     chat |= choose(body, tools, ignore_hosted=ways.ignore_hosted_tools)
     return chat | _logprobs(body) | _format(body) | _thinking(body, ways)

@@ -214,3 +214,19 @@ def test_whatever_is_sent_is_read_or_refused(body, known):
         assert orjson.loads(orjson.dumps(chat)) == chat
         assert all(turn["role"] in {"system", "user", "assistant", "tool"} for turn in chat["messages"])
     assert before == body
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        {"role": "system", "content": "Now be brief."},
+        {"role": "system", "content": []},
+        {"role": "user", "content": [{"type": "text", "text": ""}]},
+    ],
+)
+@pytest.mark.parametrize("merges_systems", [False, True])
+def test_a_reply_before_the_last_turn_is_not_continued(last, merges_systems):
+    """Also where that turn says nothing, or is moved to the beginning: the request asks for a new reply."""
+    body = LEAST | {"messages": [*HI, {"role": "assistant", "content": "Yes"}, last]}
+
+    assert "continue_final_message" not in read(body, Ways(merges_systems=merges_systems))

@@ -126,6 +126,10 @@ def test_for_other_engines_a_developer_is_a_system():
         ({"role": "assistant", "content": "a"}, False),
         ({"role": "user", "content": "a", "status": "incomplete"}, False),
         ({"role": "assistant", "content": "a", "status": {}}, False),
+        ({"role": "assistant", "content": "", "status": "incomplete"}, False),
+        ({"role": "assistant", "content": [], "status": "incomplete"}, False),
+        ({"type": "reasoning", "summary": [], "status": "incomplete"}, False),
+        ({"type": "reasoning", "summary": [], "encrypted_content": "gAAAA", "status": "incomplete"}, False),
     ],
 )
 def test_a_last_reply_that_is_unfinished_is_gone_on_with(item, goes_on):
@@ -134,6 +138,14 @@ def test_a_last_reply_that_is_unfinished_is_gone_on_with(item, goes_on):
 
     assert goes_on is chat.get("continue_final_message", False)
     assert goes_on is (chat.get("add_generation_prompt") is False)
+
+
+def test_thoughts_that_cannot_be_read_do_not_reopen_the_reply_before_them():
+    """What is continued is what the last item says, and it says nothing here."""
+    said = {"role": "assistant", "content": "a", "status": "completed"}
+    lost = {"type": "reasoning", "summary": [], "encrypted_content": "gAAAA", "status": "incomplete"}
+
+    assert "continue_final_message" not in read({"input": [{"role": "user", "content": "hi"}, said, lost]}, Ways())
 
 
 def test_for_other_engines_systems_at_the_beginning_are_one():
