@@ -1,8 +1,8 @@
 """verifiers' TrajectoryStep (PyPI 0.1.9 to 0.3.1; 0.4.0 has none): a call with its messages, its response, and its tokens.
 
 A step without ids is kept with `tokens` null, as its own parser does; the report tells of it. A message of `completion` has a
-role, a text (empty where the engine says null) and no field that is null. `is_truncated`: the reply ended by its length, or was
-cut by `max_len`. `trajectory_id` is the rollout's id.
+role, a text (empty where the engine says null) and no field that is null. `is_truncated`: its limit, an abort or `max_len`
+ended the reply, or its stream broke off. `trajectory_id` is the rollout's id.
 """
 
 from array import array
