@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
 import orjson
-from pydantic import AfterValidator, Field, SecretStr, model_validator
+from pydantic import AfterValidator, Field, FiniteFloat, SecretStr, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -70,7 +70,7 @@ class EndpointSettings(Section):
         description="What its logprobs are of (vLLM: its --logprobs-mode): no answer says it, so it is recorded from "
         "here; the engine's default if none.",
     )
-    sampling_defaults: dict[SamplingDefault, float] = Field(
+    sampling_defaults: dict[SamplingDefault, int | FiniteFloat] = Field(
         {},
         description="What it samples with where a request leaves a field out (temperature, top_p, top_k, min_p, penalties), "
         "recorded with each step; read from vLLM with --enable-scale-out and from llama.cpp, unknown elsewhere.",

@@ -119,6 +119,8 @@ async def test_a_window_of_two_boundaries_is_looked_up_for_the_one_that_needs_it
         await rollout.finish()
         await rollout.counted(retokenized=1, edited=1)
 
+        assert 1 == await rollout.metric("retokenized")
+
 
 async def test_a_configured_tokenizer_tells_the_texts(store, drifting, http, tmp_path):
     """The engine is not asked then."""

@@ -1,5 +1,8 @@
 """What is known of one engine."""
 
+import pytest
+from pydantic import ValidationError
+
 from proxy.config import EndpointSettings, EnginesSettings
 from proxy.engines import Traits
 from proxy.upstream.endpoint import make_endpoint
@@ -35,3 +38,12 @@ def test_configured_sampling_defaults_win_over_those_that_the_server_shows():
 
     one.traits = Traits("vllm", sampling_defaults={"temperature": 1.0, "top_p": 0.9})
     assert {"temperature": 0.7, "top_p": 0.9} == one.sampling_defaults == one.known.sampling_defaults
+
+
+@pytest.mark.parametrize("odd", [{"temperature": float("nan")}, {"temperature": "warm"}, {"heat": 1.0}])
+def test_configured_sampling_defaults_are_numbers_of_known_fields(odd):
+    """A whole number stays whole, as requests have it; what is no number is refused at the start."""
+    assert 20 == endpoint(sampling_defaults={"top_k": 20}).sampling_defaults["top_k"]
+    assert isinstance(endpoint(sampling_defaults={"top_k": 20}).sampling_defaults["top_k"], int)
+    with pytest.raises(ValidationError, match="sampling_defaults"):
+        endpoint(sampling_defaults=odd)
