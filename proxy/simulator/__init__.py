@@ -1,16 +1,10 @@
-"""A small engine to try things with: it speaks vLLM's or SGLang's shapes, is deterministic, needs no GPU.
+"""A simulated inference server without a GPU: deterministic, with the HTTP API of vLLM or SGLang.
 
-Holds the map of the package and nothing else. The path of a call: `server` chooses a shape, its routes read a
-body, `requests` gives its fields types and bounds (`faults` says what is refused), `chat` renders messages by
-`template` or `completions` takes prompts as they are, `model` samples tokens (`tokenizer`, `distribution`,
-`sampler` with the `arguments` of tool calls), `generation` makes text of them and ends it, `parser` finds thoughts
-and calls in it, and `wire` writes the answer. `serving` moves it all, token by token, and `weights` notes under
-which label. `asides` reads what samples nothing.
+The path of a call, by module: `server` (the aiohttp application) -> `vllm/routes` or `sglang/routes` (each on the base of
+`routes`) -> `requests` (fields and bounds; `errors` builds error responses) -> `prompts` (messages to text by `history` and
+`template`, text to ids by `tokenizer`) -> `engine` (calls in flight, pacing, writing) -> `model` (`distribution`, `sampler`,
+`tool_arguments`, `script`) -> `generation` (text, stops, lengths) -> `parser` (reasoning and tool calls) -> the response, by
+`chat`, `completions` and `generate` of `vllm/` or `sglang/`, which share `wire` and `weights`.
 
-A shape is its routes and a file for each endpoint: `vllm_routes` with `chat`, `completions` and `generate`;
-`sglang_routes` with `sglang_chat`, `sglang_completions` and `sglang_generate`, which share `sglang_requests` and
-`sglang_wire`, and tell logprobs after temperature (`tempered`). `experts` is for those that tell them.
-
-Everything but `server`, `serving` and the routes is free of sockets. `train` made `vocabulary.json` and is not
-imported.
+Only `server`, `engine` and the routes use sockets. `benchmarks/train_vocabulary.py` makes `vocabulary.json`.
 """

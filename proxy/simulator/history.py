@@ -12,7 +12,7 @@ import orjson
 from pydantic import TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from proxy.simulator.faults import RefusedError, bad_value, not_valid
+from proxy.simulator.errors import RefusedError, bad_value, not_valid
 
 Message = dict[str, Any]
 

@@ -1,7 +1,7 @@
 """The simulated model in use: prompts go in, tokens come out.
 
-Holds the tokenizer, the distribution and the words together, the room that a prompt leaves, and the scores of
-a prompt; it must not hold what chat and completions make of the tokens.
+Holds the tokenizer, the distribution and the words together, and the scores of a prompt; it must not hold what chat
+and completions make of the tokens.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -10,9 +10,8 @@ from functools import cache
 from typing import Any
 
 from proxy.simulator.distribution import Distribution, Prefix, load_distribution, mix, prefix_of
-from proxy.simulator.faults import bad_value
+from proxy.simulator.errors import bad_value
 from proxy.simulator.generation import Limits, Scored, Token, generate, score
-from proxy.simulator.options import Options
 from proxy.simulator.requests import Common
 from proxy.simulator.sampler import Draws, Sampler, Words, plan_reply, words_of
 from proxy.simulator.tokenizer import Decoder, Tokenizer, load_tokenizer, load_vocabulary
@@ -117,32 +116,3 @@ def load_model() -> Model:
     """The model over the installed vocabulary; loaded once, it is shared by all engines of the process."""
     tokenizer = load_tokenizer()
     return Model(tokenizer, load_distribution(), words_of(load_vocabulary(), tokenizer))
-
-
-RoomFor = Callable[[int, int | None, Common, Options], int]
-"""How many tokens may be sampled after a prompt of this length, and if this many were asked for."""
-
-
-def room_for(prompt_length: int, asked: int | None, common: Common, options: Options) -> int:
-    """How many tokens may be sampled after a prompt; refuses what does not fit, as vLLM 0.32 does."""
-    window = options.max_model_len
-    if prompt_length > window:
-        message = (
-            f"This model's maximum context length is {window} tokens. However, your prompt contains at least "
-            f"{window + 1} input tokens, which exceeds this limit even without any output tokens. "
-            "Please reduce the length of the input prompt."
-        )
-        raise bad_value(message, "input_tokens", window + 1)
-    if asked is not None and asked > window:
-        message = (
-            f"max_tokens={asked} cannot be greater than max_model_len={window}. Please request fewer output tokens."
-        )
-        raise bad_value(message, "max_tokens", asked)
-    left = window - prompt_length
-    room = left if asked is None else min(asked, left)
-    if room < 1:
-        raise bad_value(f"max_tokens must be at least 1, got {room}.", "max_tokens", room)
-    if common.min_tokens > room:
-        message = f"min_tokens must be less than or equal to max_tokens={room}, got {common.min_tokens}."
-        raise bad_value(message, "min_tokens", common.min_tokens)
-    return room

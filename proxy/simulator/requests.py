@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, TypeVar
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from proxy.simulator.faults import bad_value, no_model, not_valid
+from proxy.simulator.errors import bad_value, missing, no_model, not_valid
 from proxy.simulator.history import Message, prepare_for_vllm
 from proxy.simulator.options import Options
 
@@ -194,6 +194,22 @@ def check_logprobs(count: int | None, param: str, what: str) -> None:
         raise bad_value(asked, param, count)
     if count is not None and count < 0:
         raise bad_value(f"`{param}` must be a non-negative value.", param, count)
+
+
+def ids_to_detokenize(body: Body) -> list[int]:
+    """The ids of a request for their text."""
+    ids = body.get("tokens")
+    if not isinstance(ids, list) or not all(isinstance(i, int) for i in ids):
+        raise bad_value("Give tokens that are a list of ids.", "tokens")
+    return ids
+
+
+def new_version(body: Body) -> str:
+    """The label that a request gives the weights."""
+    version = body.get("new_version")
+    if not isinstance(version, str):
+        raise missing("body.new_version")
+    return version
 
 
 def _check_tools(chat: Chat) -> None:

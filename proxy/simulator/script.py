@@ -27,7 +27,7 @@ import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from proxy.simulator.faults import RefusedError, bad_value
+from proxy.simulator.errors import RefusedError, bad_value
 from proxy.simulator.template import call_text, content_text
 
 _STRICT: Final = ConfigDict(extra="forbid")

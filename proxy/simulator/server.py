@@ -1,7 +1,7 @@
 """The simulated engine as an aiohttp application.
 
-Holds which shape's routes an engine has, and refusals in that shape; the routes are in `vllm_routes` and
-`sglang_routes`.
+Holds which shape's routes an engine has, and refusals in that shape; the routes are in `vllm.routes` and
+`sglang.routes`.
 """
 
 from collections.abc import Callable
@@ -11,13 +11,13 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from proxy.clock import Clock, SystemClock
-from proxy.simulator.faults import RefusedError
+from proxy.simulator.engine import Engine, as_json
+from proxy.simulator.errors import RefusedError
 from proxy.simulator.model import load_model
 from proxy.simulator.options import Options
-from proxy.simulator.serving import Serving, as_json
-from proxy.simulator.sglang_routes import SglangRoutes
-from proxy.simulator.sglang_wire import flat
-from proxy.simulator.vllm_routes import VllmRoutes
+from proxy.simulator.sglang.routes import SglangRoutes
+from proxy.simulator.sglang.wire import flat
+from proxy.simulator.vllm.routes import VllmRoutes
 from proxy.simulator.wire import Answer
 
 _LARGEST_BODY_BYTES: Final = 64 << 20
@@ -25,11 +25,11 @@ _LARGEST_BODY_BYTES: Final = 64 << 20
 
 def make_engine(options: Options, clock: Clock | None = None) -> web.Application:
     """A simulated engine, ready to be served."""
-    serving = Serving(options, clock or SystemClock(), load_model())
+    engine = Engine(options, clock or SystemClock(), load_model())
     if options.shape == "sglang":
-        routes, body_of = SglangRoutes(serving).table(), flat
+        routes, body_of = SglangRoutes(engine).table(), flat
     else:
-        routes, body_of = VllmRoutes(serving).table(), _nested
+        routes, body_of = VllmRoutes(engine).table(), _nested
     app = web.Application(middlewares=[_answering_faults(body_of)], client_max_size=_LARGEST_BODY_BYTES)
     app.add_routes(routes)
     return app

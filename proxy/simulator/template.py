@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from proxy.simulator.faults import bad_value
+from proxy.simulator.errors import bad_value
 
 _TOOLS_BEFORE: Final = "# Tools\n\nYou may call these functions, given as one JSON schema a line:\n"
 _TOOLS_AFTER: Final = (

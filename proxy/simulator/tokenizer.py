@@ -1,8 +1,8 @@
 """A small byte-level BPE tokenizer, and the decoder that turns ids into text one by one.
 
 Holds the cutting of text into words, the merges, the special and added tokens, and the decoding back; it must
-not hold anything of chat, sampling or HTTP. The merges are read from `vocabulary.json`, which `train.py`
-makes.
+not hold anything of chat, sampling or HTTP. The merges are read from `vocabulary.json`, which
+`benchmarks/train_vocabulary.py` makes.
 
 Ids: the 256 bytes, then one id for each merge in the order learnt, then the tokens of `NAMED`.
 """

@@ -35,7 +35,7 @@ class Head:
 
 
 class Reply(Protocol):
-    """An answer in the making. `serving` asks for it whole, or token by token."""
+    """An answer in the making. `engine` asks for it whole, or token by token."""
 
     @property
     def prompts(self) -> Sequence[tuple[Prefix, Manner]]:

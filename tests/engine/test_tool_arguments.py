@@ -3,8 +3,8 @@
 import orjson
 import pytest
 
-from proxy.simulator.asides import text_to_tokenize
-from proxy.simulator.faults import RefusedError
+from proxy.simulator.errors import RefusedError
+from proxy.simulator.prompts import text_to_tokenize
 
 USER = {"role": "user", "content": "Count to three."}
 ARGUMENTS = (

@@ -2,9 +2,9 @@
 
 import pytest
 
-from proxy.simulator.asides import text_to_tokenize
-from proxy.simulator.faults import RefusedError
+from proxy.simulator.errors import RefusedError
 from proxy.simulator.history import prepare_for_sglang, prepare_for_vllm
+from proxy.simulator.prompts import text_to_tokenize
 
 USER = {"role": "user", "content": "Hi"}
 

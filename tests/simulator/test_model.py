@@ -3,9 +3,8 @@
 import pytest
 
 from proxy.simulator.distribution import prefix_of
-from proxy.simulator.faults import RefusedError
-from proxy.simulator.model import Manner, load_model, room_for
-from proxy.simulator.options import Options
+from proxy.simulator.errors import RefusedError
+from proxy.simulator.model import Manner, load_model
 from proxy.simulator.requests import Common
 
 MODEL = load_model()
@@ -71,27 +70,3 @@ def test_ids_must_be_tokens(unknown):
     """An id that is no token is refused by name."""
     with pytest.raises(RefusedError, match=f"{unknown} is out of vocabulary"):
         MODEL.check_ids([0, 2_047, unknown])
-
-
-@pytest.mark.parametrize(("length", "asked", "room"), [(1, None, 99), (1, 5, 5), (99, 5, 1), (60, 100, 40)])
-def test_a_reply_has_the_room_that_is_left(length, asked, room):
-    """A reply may have as many tokens as asked, but no more than the window leaves."""
-    assert room == room_for(length, asked, Common(), Options(max_model_len=100))
-
-
-@pytest.mark.parametrize(
-    ("length", "asked", "least", "param"),
-    [
-        (101, 5, 0, "input_tokens"),
-        (100, 5, 0, "max_tokens"),
-        (1, 101, 0, "max_tokens"),
-        (1, 0, 0, "max_tokens"),
-        (1, 5, 6, "min_tokens"),
-    ],
-)
-def test_what_does_not_fit_is_refused(length, asked, least, param):
-    """A prompt or a length that the window cannot hold is refused, and the refusal names the field."""
-    with pytest.raises(RefusedError) as refused:
-        room_for(length, asked, Common(min_tokens=least), Options(max_model_len=100))
-
-    assert param == refused.value.body["error"]["param"]

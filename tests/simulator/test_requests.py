@@ -2,9 +2,9 @@
 
 import pytest
 
-from proxy.simulator.faults import RefusedError
+from proxy.simulator.errors import RefusedError
 from proxy.simulator.options import Options
-from proxy.simulator.requests import read_chat, read_common, read_completions
+from proxy.simulator.requests import ids_to_detokenize, new_version, read_chat, read_common, read_completions
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 TOOL = {"type": "function", "function": {"name": "f"}}
@@ -125,3 +125,26 @@ def test_completions_fields_have_their_bounds():
     """Too many logprobs and negative ids are refused."""
     assert refusal(read_completions, {"prompt": "a", "logprobs": 21})["param"] == "logprobs"
     assert refusal(read_completions, {"prompt": [-1]})["param"] == "body.prompt.0"
+
+
+@pytest.mark.parametrize(
+    ("read", "body"),
+    [
+        (ids_to_detokenize, {"tokens": "1"}),
+        (ids_to_detokenize, {"tokens": ["1"]}),
+        (new_version, {}),
+        (new_version, {"new_version": 3}),
+    ],
+)
+def test_what_cannot_be_read_is_refused(read, body):
+    """A body without what it must have is refused."""
+    with pytest.raises(RefusedError) as refusal:
+        read(body)
+
+    assert refusal.value.status == 400
+
+
+def test_ids_and_labels_are_read():
+    """Ids and the label of the weights are taken as they are."""
+    assert ids_to_detokenize({"tokens": [1, 2]}) == [1, 2]
+    assert new_version({"new_version": "step-2"}) == "step-2"

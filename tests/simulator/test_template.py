@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.simulator.faults import RefusedError
+from proxy.simulator.errors import RefusedError
 from proxy.simulator.template import call_text, content_text, render, to_json
 
 USER = {"role": "user", "content": "Hi"}

@@ -1,7 +1,7 @@
 """What every shape of engine does alike: read a body, sample in rounds, pace the tokens, write the answer.
 
 Holds the calls in flight and their pace; what is answered is made by the replies, and which routes there are
-is for `vllm_routes` and `sglang_routes`. With them it is all of the package that awaits.
+is for `vllm.routes` and `sglang.routes`. With them it is all of the package that awaits.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ import orjson
 from aiohttp import web
 
 from proxy.clock import Clock
-from proxy.simulator.faults import missing, not_json, not_readable
+from proxy.simulator.errors import missing, not_json, not_readable
 from proxy.simulator.generation import Token
 from proxy.simulator.model import Model
 from proxy.simulator.options import Options
@@ -28,7 +28,7 @@ _ROUNDS_A_TURN: Final = 256  # after so many tokens without a pause, other calls
 Round = list[tuple[int, Token]]
 
 
-class Serving:
+class Engine:
     """One engine at work: its model, the label of its weights, and how many calls it is at."""
 
     __slots__ = ("clock", "model", "options", "running", "started_s", "weights")

@@ -16,8 +16,8 @@ from proxy.simulator.generation import Token
 from proxy.simulator.model import Manner, Model
 from proxy.simulator.options import Options
 from proxy.simulator.requests import Common
-from proxy.simulator.sglang_requests import Native, refused, sglang_room
-from proxy.simulator.sglang_wire import Behind, Pair, Scoring, experts, output_logprobs
+from proxy.simulator.sglang.requests import Native, refused, sglang_room
+from proxy.simulator.sglang.wire import Behind, Pair, Scoring, experts, output_logprobs
 from proxy.simulator.wire import Answer, event
 
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.simulator.arguments import make_arguments
 from proxy.simulator.sampler import Draws
+from proxy.simulator.tool_arguments import make_arguments
 
 WORDS = ["object", "file", "value"]
 JSON = st.recursive(

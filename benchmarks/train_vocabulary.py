@@ -1,8 +1,7 @@
-"""How `vocabulary.json` was made: merges and followers, learnt from Python's own documentation strings.
+"""Trains the simulator's vocabulary on the docstrings of Python's standard library: `python -m benchmarks.train_vocabulary`.
 
-Holds the training, run by hand when the vocabulary shall change (`python -m proxy.simulator.train`), and is
-not imported by the engine. Another Python's documentation gives another vocabulary, and so other ids in every
-recording made with it; that is why the result is committed.
+Writes `proxy/simulator/vocabulary.json`. Another Python version has other docstrings, so the vocabulary and all token ids
+change; that is why the file is committed.
 """
 
 import ast
@@ -19,6 +18,7 @@ import orjson
 
 from proxy.simulator.tokenizer import NAMED, Tokenizer, Vocabulary, split_words
 
+_OUTPUT: Final = Path(__file__).parent.parent / "proxy" / "simulator" / "vocabulary.json"
 _VOCABULARY_SIZE: Final = 2_048
 _FOLLOWERS: Final = 8
 _STARTERS: Final = 24
@@ -135,4 +135,4 @@ def learn() -> Vocabulary:
 
 
 if __name__ == "__main__":
-    Path(__file__).with_name("vocabulary.json").write_bytes(orjson.dumps(learn()) + b"\n")
+    _OUTPUT.write_bytes(orjson.dumps(learn()) + b"\n")

@@ -11,15 +11,15 @@ Rule 2: logprobs go with the first event of their token. If there is none, they 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from proxy.simulator.chat import ChatPrompt
 from proxy.simulator.distribution import Prefix, prefix_of
 from proxy.simulator.generation import Token
 from proxy.simulator.model import Manner
 from proxy.simulator.options import Options
 from proxy.simulator.parser import CallPiece, Parsed, PieceParser, parse
+from proxy.simulator.prompts import ChatPrompt
 from proxy.simulator.requests import Chat, Common
-from proxy.simulator.sglang_requests import Flags
-from proxy.simulator.sglang_wire import Behind, Scoring, experts, full_usage, matched, output_logprobs
+from proxy.simulator.sglang.requests import Flags
+from proxy.simulator.sglang.wire import Behind, Scoring, experts, full_usage, matched, output_logprobs
 from proxy.simulator.wire import Answer, Head, event, named_event
 
 _IDS_EVENT = b"sglext_ids"

@@ -7,13 +7,13 @@ sockets. Shapes are those of the cassettes `sglang-0.5.23/cmpl_*`.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from proxy.simulator.completions import TextPrompt
 from proxy.simulator.distribution import Prefix, prefix_of
 from proxy.simulator.generation import Token
 from proxy.simulator.model import Manner
+from proxy.simulator.prompts import TextPrompt
 from proxy.simulator.requests import Common, Completions
-from proxy.simulator.sglang_requests import Flags
-from proxy.simulator.sglang_wire import Behind, Pair, Scoring, full_usage, matched
+from proxy.simulator.sglang.requests import Flags
+from proxy.simulator.sglang.wire import Behind, Pair, Scoring, full_usage, matched
 from proxy.simulator.wire import Answer, Head, event, usage
 
 

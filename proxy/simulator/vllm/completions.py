@@ -8,44 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from proxy.simulator.distribution import Prefix, prefix_of
-from proxy.simulator.faults import bad_value
 from proxy.simulator.generation import Scored, Token
-from proxy.simulator.model import Manner, Model, RoomFor, room_for
-from proxy.simulator.options import Options
+from proxy.simulator.model import Manner, Model
+from proxy.simulator.prompts import TextPrompt
 from proxy.simulator.requests import Common, Completions
 from proxy.simulator.wire import Answer, Head, event, usage
-
-_DEFAULT_MAX_TOKENS = 16  # OpenAI's, which vLLM keeps for completions
-
-
-@dataclass(frozen=True, slots=True)
-class TextPrompt:
-    """One prompt: its ids, its text, and how it shall be replied to."""
-
-    ids: Sequence[int]
-    text: str
-    manner: Manner
-
-
-def text_prompts(
-    completions: Completions, common: Common, model: Model, options: Options, room_for: RoomFor = room_for
-) -> list[TextPrompt]:
-    """The prompts of a request; refuses ids that are no tokens, and what does not fit the model's window."""
-    asked = _DEFAULT_MAX_TOKENS if common.max_tokens is None else common.max_tokens
-    if asked == 0 and completions.echo:
-        asked = 1  # the engine samples one token all the same (cassette `cmpl_echo_mt0`)
-    prompts = []
-    for prompt in completions.prompts:
-        if isinstance(prompt, str):
-            ids, text = model.tokenizer.encode(prompt), prompt
-        else:
-            model.check_ids(prompt)
-            ids, text = prompt, model.tokenizer.decode(prompt)
-        if not ids:
-            raise bad_value("Either prompt or prompt_embeds must be provided and non-empty.")
-        manner = Manner(room_for(len(ids), asked, common, options), completions.logprobs or 0)
-        prompts.append(TextPrompt(ids, text, manner))
-    return prompts
 
 
 @dataclass(slots=True)

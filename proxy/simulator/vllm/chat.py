@@ -5,87 +5,17 @@ sockets. Shapes are those of the cassettes `chat_*`, `tool_*` and `reasoning/*`.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
-from proxy.simulator.arguments import make_arguments
 from proxy.simulator.distribution import Prefix, prefix_of
-from proxy.simulator.faults import bad_value
 from proxy.simulator.generation import Scored, Token
-from proxy.simulator.model import Manner, Model, RoomFor, room_for
-from proxy.simulator.options import Options
+from proxy.simulator.model import Manner, Model
 from proxy.simulator.parser import CallPiece, Piece, PieceParser, parse
+from proxy.simulator.prompts import ChatPrompt
 from proxy.simulator.requests import Chat, Common
-from proxy.simulator.sampler import Draws
-from proxy.simulator.template import call_text, render
 from proxy.simulator.wire import Answer, Head, event, usage
-
-
-@dataclass(frozen=True, slots=True)
-class ChatPrompt:
-    """The rendered prompt of a chat, and how it shall be replied to."""
-
-    text: str
-    ids: Sequence[int]
-    manner: Manner
-
-
-def rendered(chat: Chat) -> str:
-    """The text of a chat's prompt; refuses half a surrogate pair, which JSON inside `arguments` can spell."""
-    text = render(
-        chat.messages,
-        tools=chat.tools or (),
-        add_generation_prompt=chat.add_generation_prompt,
-        continue_final_message=chat.continue_final_message,
-        enable_thinking=chat.enable_thinking,
-    )
-    try:
-        text.encode()
-    except UnicodeEncodeError as fault:
-        message = "TextEncodeInput must be Union[TextInputSequence, Tuple[InputSequence, InputSequence]]"
-        raise bad_value(message) from fault  # vLLM's, of its tokenizer
-    return text
-
-
-def chat_prompt(
-    chat: Chat,
-    common: Common,
-    model: Model,
-    options: Options,
-    *,
-    ids: Sequence[int] | None = None,
-    room_for: RoomFor = room_for,
-) -> ChatPrompt:
-    """Render a chat and plan the reply; refuses what does not fit the model's window. `ids` stand in for the text."""
-    text = rendered(chat)
-    ids = model.tokenizer.encode(text) if ids is None else ids
-    asked = chat.max_completion_tokens if chat.max_completion_tokens is not None else common.max_tokens
-    manner = Manner(
-        room=room_for(len(ids), asked, common, options),
-        alternatives=chat.top_logprobs or 0,
-        call=_caller(chat, model),
-        thinking=chat.enable_thinking is True and chat.add_generation_prompt,
-    )
-    if options.script is not None:
-        turn, cut = options.script.turn(chat.messages)
-        manner = replace(manner, said=model.tokenizer.encode(turn.text), thinking=bool(turn.think), cut=cut)
-    return ChatPrompt(text, ids, manner)
-
-
-def _caller(chat: Chat, model: Model) -> Callable[[Draws], Sequence[int]] | None:
-    """What makes the tool call: after a user's message, or if the request insists; None: there is none."""
-    insists = chat.tool_choice == "required" or chat.named_tool is not None
-    asked = chat.messages[-1].get("role") == "user" and chat.add_generation_prompt
-    if not chat.functions or not (insists or asked):
-        return None
-    function = next(f for f in chat.functions if chat.named_tool in {None, f["name"]})
-
-    def call(draws: Draws) -> Sequence[int]:
-        arguments = make_arguments(function.get("parameters"), draws, model.words.texts)
-        return model.tokenizer.encode(call_text(function["name"], arguments))
-
-    return call
 
 
 @dataclass(slots=True)

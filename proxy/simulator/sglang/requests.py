@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from proxy.simulator.faults import RefusedError
+from proxy.simulator.errors import RefusedError
 from proxy.simulator.history import prepare_for_sglang
 from proxy.simulator.options import Options
 from proxy.simulator.requests import Body, Chat, Common, read_chat, read_common, read_fields

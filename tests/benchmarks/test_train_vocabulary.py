@@ -1,7 +1,7 @@
 """How the vocabulary is learnt."""
 
+from benchmarks.train_vocabulary import learn_followers, learn_merges, merge
 from proxy.simulator.tokenizer import Tokenizer
-from proxy.simulator.train import learn_followers, learn_merges, merge
 
 TEXTS = ["The cat sat.", "The cat ran.", "The cat sat, the dog ran."] * 3
 

@@ -12,13 +12,13 @@ from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass as checked
 
 from proxy.simulator.distribution import Prefix, prefix_of
-from proxy.simulator.experts import as_npy
-from proxy.simulator.faults import bad_value
+from proxy.simulator.errors import bad_value
 from proxy.simulator.generation import Token
-from proxy.simulator.model import Manner, Model, room_for
+from proxy.simulator.model import Manner, Model
 from proxy.simulator.options import Options
+from proxy.simulator.prompts import room_for
 from proxy.simulator.requests import Body, Common, check_logprobs, read_common, read_fields
-from proxy.simulator.weights import Versions
+from proxy.simulator.weights import Versions, as_npy
 from proxy.simulator.wire import Answer, Head, event, usage
 
 _DEFAULT_MAX_TOKENS: Final = 16  # of vLLM's SamplingParams

@@ -1,6 +1,6 @@
 """What is refused, and in which words."""
 
-from proxy.simulator.faults import bad_value, missing, no_model, not_readable
+from proxy.simulator.errors import bad_value, missing, no_model, not_readable
 
 
 def test_a_bad_value_is_named():

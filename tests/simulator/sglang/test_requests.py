@@ -2,10 +2,10 @@
 
 import pytest
 
-from proxy.simulator.faults import RefusedError
+from proxy.simulator.errors import RefusedError
 from proxy.simulator.options import Options
 from proxy.simulator.requests import read_common
-from proxy.simulator.sglang_requests import read_flags, read_native, read_sglang_chat, read_shared, sglang_room
+from proxy.simulator.sglang.requests import read_flags, read_native, read_sglang_chat, read_shared, sglang_room
 
 OPTIONS = Options(shape="sglang", max_model_len=100)
 MESSAGES = [{"role": "user", "content": "Hi"}]

@@ -1,0 +1,1 @@
+"""The routes, responses and stream chunks of SGLang 0.5.23."""

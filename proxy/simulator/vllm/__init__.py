@@ -1,0 +1,1 @@
+"""The routes, responses and stream chunks of vLLM 0.32."""

@@ -1,0 +1,37 @@
+"""The routes that both shapes have."""
+
+import pytest
+
+from proxy.simulator.options import Options
+
+
+@pytest.fixture(params=["vllm", "sglang"])
+async def served(request, start):
+    """An engine of each shape, with a model name of its own."""
+    return request.param, await start(Options(shape=request.param, model="tiny", max_model_len=99))
+
+
+async def test_the_model_is_listed(served):
+    """The one model is listed with its name, its owner and the length of its context window."""
+    shape, engine = served
+    async with engine.client.get("/v1/models") as response:
+        (model,) = (await response.json())["data"]
+
+    assert (model["id"], model["max_model_len"]) == ("tiny", 99)
+    assert model["owned_by"] == {"vllm": "tokentape-simulator", "sglang": "sglang"}[shape]
+    assert ("permission" in model) == (shape == "vllm")
+
+
+async def test_ids_become_text(served):
+    """`/detokenize` returns the text of ids, under the key that the engine of this shape uses."""
+    shape, engine = served
+    ids = (await engine("/tokenize", prompt="Return the"))["tokens"]
+
+    assert await engine("/detokenize", tokens=ids) == {{"vllm": "prompt", "sglang": "text"}[shape]: "Return the"}
+
+
+async def test_the_engine_is_healthy(served):
+    """`/health` returns 200 with an empty body."""
+    _, engine = served
+    async with engine.client.get("/health") as response:
+        assert (response.status, await response.read()) == (200, b"")
