@@ -11,7 +11,8 @@ from benchmarks.servers import Server
 from proxy.trajectory.record import encode
 from proxy.trajectory.step import Step
 from storage import open_store
-from storage.store import Entry, Store
+from storage.store import Store
+from storage.types import Entry
 
 AT_ONCE = 32
 

@@ -21,7 +21,7 @@ from proxy.trajectory.rollout import RolloutFacts
 from proxy.trajectory.sequence import Options
 from proxy.trajectory.step import Choice, EngineFacts, Span, Step, Timing
 from storage import open_store
-from storage.store import Entry
+from storage.types import Entry
 
 ROUNDS = 5
 

@@ -13,7 +13,8 @@ from proxy.membership import join
 from proxy.parts import Parts
 from proxy.places import LEASE_MS
 from proxy.rollouts import Rollout, read_rollout, write_fields
-from storage.store import FieldsChanged, Place, StorageError, StoreAway
+from storage.errors import FieldsChanged, StorageError, StoreAway
+from storage.types import Place
 
 
 @asynccontextmanager

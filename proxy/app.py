@@ -46,7 +46,8 @@ from proxy.totals import Crew, Totals
 from proxy.upstream import Upstream
 from proxy.wire.plan import Sampling
 from storage import StoreOptions, open_store
-from storage.store import StorageError, Store
+from storage.errors import StorageError
+from storage.store import Store
 
 _CUT_BEFORE_S = 0.05
 _SECRET = "minting-secret"  # noqa: S105 - the name of a constant in the store

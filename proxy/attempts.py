@@ -30,7 +30,8 @@ from proxy.trajectory.blocks import BlockReader
 from proxy.trajectory.record import UnreadableRecord, decode
 from proxy.trajectory.step import Step
 from proxy.wire.replay import CONTENT_TYPE, replay_events
-from storage.store import RolloutGone, Store
+from storage.errors import RolloutGone
+from storage.store import Store
 
 KEY: Final = "Idempotency-Key"
 COUNT: Final = "X-Stainless-Retry-Count"  # OpenAI's and Anthropic's clients: 0 in a first attempt (openai 2.x)

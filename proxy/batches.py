@@ -10,8 +10,7 @@ from typing import Any, Literal
 
 import orjson
 
-from storage.queue import Waiting
-from storage.store import StoredRollout
+from storage.types import StoredRollout, Waiting
 
 Ending = Literal["acked", "released"]
 

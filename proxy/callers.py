@@ -12,7 +12,7 @@ from proxy.errors import Forbidden, StoreFault, Unauthorized
 from proxy.keys import MintedKey, bearer, proves, read_minted
 from proxy.naming import KEY_PREFIX
 from proxy.parts import Parts
-from storage.store import StorageError
+from storage.errors import StorageError
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from proxy.parts import Parts
 from proxy.trajectory.drift import Window
 from proxy.trajectory.endings import Endings
 from proxy.trajectory.step import Step
-from storage.store import Appended
+from storage.types import Appended
 
 _MOST_WAITING: Final = 1000
 _CLOSES_WITHIN_S: Final = 1.0

@@ -28,7 +28,7 @@ from proxy.trajectory.drift import Boundary, Drift, Texts, Window, explain, find
 from proxy.trajectory.step import Step
 from proxy.trajectory.tree import grow
 from proxy.upstream import Endpoint
-from storage.store import FieldsChanged, RolloutGone, StorageError
+from storage.errors import FieldsChanged, RolloutGone, StorageError
 
 _TEXTS_WITHIN_S: Final = 5.0
 _MOST_LOOKED_UP: Final = 100  # boundaries of a rollout whose texts are looked up at one look

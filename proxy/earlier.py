@@ -25,7 +25,7 @@ from proxy.rollouts import Rollout
 from proxy.trajectory.step import Step
 from proxy.wire.plan import Plan
 from proxy.wire.reply import ODD
-from storage.store import StorageError
+from storage.errors import StorageError
 
 _CALL_MARK: Final = "call:"
 RESPONSES: Final = "responses"

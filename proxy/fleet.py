@@ -12,7 +12,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from proxy.config import EndpointList, EndpointSettings
 from proxy.logs import LOG
-from storage.store import Notice, Notices
+from storage.store import Notices
+from storage.types import Notice
 
 ENGINES_NOTICE: Final = "engines"
 _LIST: Final[TypeAdapter[list[EndpointSettings]]] = TypeAdapter(EndpointList)

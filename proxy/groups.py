@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import orjson
 
-from storage.store import StoredRollout
+from storage.types import StoredRollout
 
 MEMBER_MARK: Final = "member:"
 FINISHED_MARK: Final = "finished:"

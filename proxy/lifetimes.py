@@ -15,7 +15,9 @@ from typing import Final, Self
 
 from proxy.logs import LOG
 from proxy.metrics import Metrics
-from storage.store import Origin, StorageError, Store
+from storage.errors import StorageError
+from storage.store import Store
+from storage.types import Origin
 
 _TIMES_A_LIFE: Final = 3
 _AT_ONCE: Final = 64  # in one write to the store: a millisecond or two of the event loop

@@ -6,7 +6,9 @@ Holds the marks' writing, for both faces. When a group is complete, and what fol
 from proxy.clock import Clock
 from proxy.errors import Conflict
 from proxy.groups import FINISHED_MARK, MEMBER_MARK, Group, read_group
-from storage.store import RolloutGone, Store, StoredRollout
+from storage.errors import RolloutGone
+from storage.store import Store
+from storage.types import StoredRollout
 
 
 async def join(store: Store, clock: Clock, rollout: StoredRollout, group_id: str) -> None:

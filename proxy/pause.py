@@ -15,7 +15,9 @@ from typing import Final
 import orjson
 
 from proxy.errors import Paused
-from storage.store import Notice, Notices, StorageError
+from storage.errors import StorageError
+from storage.store import Notices
+from storage.types import Notice
 
 PAUSE_NOTICE: Final = "pause"
 _BEAT_S: Final = 1.0  # between beats; so long may it take until every process knows of a pause

@@ -10,7 +10,9 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
 from proxy.rollouts import Rollout
-from storage.store import Place, StorageError, Store
+from storage.errors import StorageError
+from storage.store import Store
+from storage.types import Place
 
 LEASE_MS: Final = 60_000  # so long are the places of a process that died counted
 _RENEW_S: Final = 20.0

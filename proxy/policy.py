@@ -8,7 +8,7 @@ from typing import Final
 
 import orjson
 
-from storage.store import Notice
+from storage.types import Notice
 
 POLICY_NOTICE: Final = "policy"
 

@@ -30,18 +30,9 @@ from proxy.standing import Standing
 from proxy.trajectory.blocks import BlockReader
 from proxy.trajectory.record import Record, UnreadableRecord, decode, encode_leniently
 from proxy.trajectory.step import Step
-from storage.store import (
-    Appended,
-    Entry,
-    MissingBlocks,
-    Origin,
-    RolloutExpired,
-    RolloutGone,
-    StorageError,
-    Store,
-    StoreAway,
-    StoredRollout,
-)
+from storage.errors import MissingBlocks, RolloutExpired, RolloutGone, StorageError, StoreAway
+from storage.store import Store
+from storage.types import Appended, Entry, Origin, StoredRollout
 
 T = TypeVar("T")
 Follower: TypeAlias = Callable[[Step, str, Appended], None]

@@ -13,7 +13,7 @@ import orjson
 from proxy.policy import read_policy
 from proxy.recorder import DELIVERED_MARK, UNDELIVERED_MARK
 from proxy.wire.plan import Sampling
-from storage.store import LATE_MARK, Origin, StoredRollout
+from storage.types import LATE_MARK, Origin, StoredRollout
 
 RESULT: Final = "osmosis"  # in the metadata: what a rollout server reported, or an agent claims it did
 DRIFT_FIELD: Final = "drift"  # counted when the rollout was finished, and completed since

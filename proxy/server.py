@@ -22,7 +22,8 @@ from proxy.parts import PARTS
 from proxy.simulator.options import Options
 from proxy.standin import StandIn
 from proxy.totals import Crew
-from storage.store import Store, StoreAway
+from storage.errors import StoreAway
+from storage.store import Store
 
 _CONTROL_DRAIN_S = 5  # the control face is asked until the last call has ended; what waits there then is told to go
 _LINGERING_S = 2  # how long the rest of a refused body is read, so that its sender sees the refusal

@@ -24,7 +24,7 @@ from typing import Any, Final
 import orjson
 
 from proxy.logs import LOG
-from storage.store import Entry, Origin
+from storage.types import Entry, Origin
 
 _MAGIC: Final = b"TTSP"
 _CHECKSUM_BYTES: Final = 16

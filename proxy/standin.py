@@ -14,7 +14,8 @@ from proxy.logs import LOG
 from proxy.sections import StoreSettings
 from proxy.standing import PROBE
 from storage import open_store
-from storage.store import Store, StoreAway
+from storage.errors import StoreAway
+from storage.store import Store
 
 _PAUSE_S = 0.5
 

@@ -10,7 +10,8 @@ from collections.abc import Awaitable, Callable
 
 from proxy.logs import LOG
 from proxy.metrics import Metrics
-from storage.store import StorageError, Store, StoreAway
+from storage.errors import StorageError, StoreAway
+from storage.store import Store
 
 _PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0)  # between two looks; the last one again and again
 _LOOK_S = 2.0

@@ -1,39 +1,31 @@
 """Bytes, names and counts, kept durably over the Redis protocol. Imports nothing of `proxy`.
 
-    store         the verbs and what each promises; the errors
-    changes       what is told of rollouts as they change; queue: who holds which group
-    options       what people say about a store: URL and options
-    keys          every key, its type and its lifetime
-    scripts       what must be atomic, in Lua
-    redis_store   the one implementation of the verbs; redis_listing, _notices, _places, …: those of one noun
-    durability    when a write counts as done
-    connections   the pool, and the one round trip to a server
-    line          the connection that short verbs share
-    cluster       which server of a cluster holds what
-    server_facts  what a server says of itself
-    faults        foreign errors, named once
-    embedded      starts, watches and stops the bundled valkey-server
-    aof           the files of that server: checked before it starts, repaired after a crash
-    launch        what becomes that server: a program of its own
+    types      the values that cross the protocols
+    errors     the errors
+    store      the protocols: the verbs and what each promises
+    queue      the protocol of the queue of groups
+    options    the options of a store and its URL
+    redis/     the store on Redis or Valkey
+    embedded/  the bundled valkey-server
 
-A verb goes from `redis_store` through `keys` and `scripts` to `connections` (or `cluster`, which chooses among several
-of those) and back through `faults` and `durability`.
+Each imports only what is above it; `redis/` and `embedded/` do not import each other.
 """
 
 import sys
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from storage.cluster import Cluster
-from storage.connections import Servers, Single, connections_to, connections_to_socket
-from storage.durability import barrier_for
+from storage.errors import StorageError
 from storage.options import Address, StoreOptions, read_url
-from storage.redis_store import RedisStore
-from storage.server_facts import ask_facts, check_facts
-from storage.store import StorageError, Store
+from storage.redis.cluster import Cluster
+from storage.redis.connections import Servers, Single, connections_to, connections_to_socket
+from storage.redis.durability import barrier_for
+from storage.redis.server_info import ask_facts, check_facts
+from storage.redis.store import RedisStore
+from storage.store import Store
 
 if TYPE_CHECKING:
-    from storage.embedded import EmbeddedServer
+    from storage.embedded.server import EmbeddedServer
 
 __all__ = ["StoreOptions", "open_store", "start_shared"]
 
@@ -75,7 +67,7 @@ async def _start(address: Address, options: StoreOptions) -> "EmbeddedServer":
         raise ValueError("an embedded store has no replicas: choose durability acknowledged or fsync, or another store")
     if sys.platform == "win32":
         raise StorageError("there is no embedded store on Windows: use a server of your own (redis://…)")
-    from storage.embedded import start_embedded  # noqa: PLC0415 - needs fcntl, which Windows has not
+    from storage.embedded.server import start_embedded  # noqa: PLC0415 - needs fcntl, which Windows has not
 
     return await start_embedded(address.path, options.durability)
 

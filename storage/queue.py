@@ -1,26 +1,14 @@
 """The verbs of the queue of groups, and what each promises.
 
-Holds the `Queue` protocol and the one value that crosses it. A group that was offered waits until somebody holds it, for as
+A group that was offered waits until somebody holds it, for as
 long as a lease; whose lease ran out waits again. It deals in names, bytes and milliseconds only: nothing here knows what a
 policy, a trainer or a rollout is.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Protocol
 
-from storage.store import StoredRollout
-
-LONGEST_LEASE_MS: Final = 86_400_000  # a day
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """A group that nobody holds: its place in the queue, which tells its age, and the note it was offered with."""
-
-    group: str
-    place: str
-    note: bytes
+from storage.types import StoredRollout, Waiting
 
 
 class Queue(Protocol):

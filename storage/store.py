@@ -1,143 +1,15 @@
 """The verbs of the store and what each promises.
 
-Holds the `Store` protocol, the few values that cross it, and the errors it may raise. It deals in bytes, names and
-counts only: nothing here knows what a step, a token or an HTTP request is. A *rollout* is to this file just a name
-with fields, counts, an ordered list of named records, a set of named blocks that records lean on, and marks.
+It deals in bytes, names and counts only: nothing here knows what a step, a token or an HTTP request is. A *rollout* is to this
+file just a name with fields, counts, an ordered list of named records, a set of named blocks that records lean on, and marks.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
 
-from storage.changes import Changes
-
-if TYPE_CHECKING:
-    from storage.queue import Queue
-    from storage.server_facts import Doubt
-
-
-LATE_MARK: Final = "late:"  # before the name of a record; the scripts spell the same
-
-
-class StorageError(Exception):
-    """Something the store could not do, in one sentence. The kinds below say what to do about it."""
-
-
-class StoreAway(StorageError):
-    """The store cannot be reached, or answered that it cannot write now. Try again later."""
-
-
-class RolloutGone(StorageError):
-    """The rollout was deleted since it was opened (and maybe opened anew). Nothing was stored."""
-
-
-class RolloutExpired(StorageError):
-    """The rollout has expired since it was opened. Nothing was stored: append again, with its origin and all blocks."""
-
-
-class MissingBlocks(StorageError):
-    """Blocks that a record leans on are not in the store; nothing was written. Send them along."""
-
-    def __init__(self, names: Sequence[bytes]) -> None:
-        super().__init__(f"{len(names)} blocks that the record leans on are not in the store")
-        self.names = tuple(names)
-
-
-class FieldsChanged(StorageError):
-    """A field did not have the expected value; nothing was written. `rollout` is how it stands now."""
-
-    def __init__(self, rollout: "StoredRollout") -> None:
-        super().__init__(f"the fields of rollout {rollout.name!r} are not as expected")
-        self.rollout = rollout
-
-
-@dataclass(frozen=True, slots=True)
-class Notice:
-    """What was announced, and its number: of two notices of one name, the later one has the higher."""
-
-    value: bytes
-    number: int
-
-
-class Place(NamedTuple):
-    """A place for a record to come, held by the record's name for as long as the lease."""
-
-    name: str
-    lease_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class StoredRollout:
-    """A rollout as the store knows it.
-
-    `birth` tells two lives of one name apart (deleted and opened again); `created` is true only in the answer of the
-    `open` that made it; `created_ms` and `touched_ms` are unix milliseconds. `notices` is what was announced, told by
-    `open` only. `has_place`: whether the place that `open` asked for was given; None if any number of records fits.
-    """
-
-    name: str
-    birth: str
-    created_ms: int
-    touched_ms: int
-    fields: Mapping[str, bytes]
-    counts: Mapping[str, int]
-    created: bool = False
-    notices: Mapping[str, Notice] = field(default_factory=dict)
-    has_place: bool | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """What a rollout that expired is restored with: when it was created, and its fields."""
-
-    created_ms: int
-    fields: Mapping[str, bytes] = field(default_factory=dict)
-
-
-class Appended(NamedTuple):
-    """What became of a record: its position, whether it is late, and whether it restored its rollout, which had expired."""
-
-    position: int
-    is_late: bool
-    is_restored: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One record to append, with all that must be stored together with it.
-
-    `blocks` are new ones (name -> bytes); `leans_on` names blocks that must be in the store already; `counts` are
-    added to the rollout's counts. `late_if` is the name of a field: if the rollout has it when the record is stored, the
-    record is late, by a mark `late:` and its name; the count `late` counts those. `origin` restores a rollout that expired.
-    """
-
-    rollout: str
-    birth: str
-    name: str
-    record: bytes
-    blocks: Mapping[bytes, bytes] = field(default_factory=dict)
-    leans_on: Sequence[bytes] = ()
-    counts: Mapping[str, int] = field(default_factory=dict)
-    late_if: str | None = None
-    origin: Origin | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Whole:
-    """All of a rollout: its records, then read its blocks and marks, then itself."""
-
-    rollout: StoredRollout
-    records: list[bytes]
-    blocks: dict[bytes, bytes]
-    marks: dict[str, bytes]
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """One page of a listing: rollout names, newest first, and the cursor of the next page (None: this was the last)."""
-
-    names: tuple[str, ...]
-    cursor: str | None
+from storage.queue import Queue
+from storage.types import Appended, Change, Doubt, Entry, Notice, Page, Place, StoredRollout, Whole
 
 
 class Notices(Protocol):
@@ -170,6 +42,18 @@ class Places(Protocol):
         ...
 
 
+class Changes(Protocol):
+    """The changes of a store's rollouts, by whatever process."""
+
+    def follow(self) -> AbstractAsyncContextManager[AsyncIterator[Change | None]]:
+        """Listen. Every change after the context was entered is given, in the order of each rollout; it never ends.
+
+        None says that nothing was heard for some seconds, and that the store is still there. Raises `StoreAway` when it
+        is not, on entering or later: what changes from then on is not told, so look anew after following again.
+        """
+        ...
+
+
 class Store(Protocol):
     """Rollouts kept durably. Every verb raises `StoreAway` when the store cannot be reached in time.
 
@@ -187,12 +71,12 @@ class Store(Protocol):
         ...
 
     @property
-    def places(self) -> "Places":
+    def places(self) -> Places:
         """The places that are held for records to come."""
         ...
 
     @property
-    def notices(self) -> "Notices":
+    def notices(self) -> Notices:
         """What is announced to everybody who opens a rollout of this store."""
         ...
 
@@ -212,7 +96,7 @@ class Store(Protocol):
         ...
 
     @property
-    def queue(self) -> "Queue":
+    def queue(self) -> Queue:
         """The queue of this store's groups."""
         ...
 
@@ -327,7 +211,7 @@ class Store(Protocol):
         """What is there: server, version, durability, and anything an operator should know. Reaches the store."""
         ...
 
-    async def doubts(self) -> "Sequence[Doubt]":
+    async def doubts(self) -> Sequence[Doubt]:
         """What speaks against the servers, each with what to do about it. Reaches the store."""
         ...
 

@@ -17,7 +17,7 @@ from fakes import FailingStore, fake_engine
 from hypothesis import settings
 
 from storage import StoreOptions, open_store
-from storage.embedded import start_embedded
+from storage.embedded.server import start_embedded
 
 # A client of OpenAI's or ours reads all authorities of the system when it is made, 20 ms of them, and tests make a thousand
 # clients. They trust nobody: what is encrypted here says itself whom to trust.

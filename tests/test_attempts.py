@@ -13,7 +13,7 @@ from stored import some_steps, steps_of, undelivered_of
 from proxy.attempts import given_answer
 from proxy.rollouts import read_marks
 from proxy.trajectory.tree import grow
-from storage.store import StoreAway
+from storage.errors import StoreAway
 
 WHOLE, STREAM = load("chat_ids_lp"), load("chat_ids_lp_stream")
 FAILED = load("err_badmodel")

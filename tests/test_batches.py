@@ -3,8 +3,7 @@
 import orjson
 
 from proxy.batches import read_batch, write_batch
-from storage.queue import Waiting
-from storage.store import StoredRollout
+from storage.types import StoredRollout, Waiting
 
 
 def test_a_batch_is_read_as_it_was_written():

@@ -13,7 +13,7 @@ from proxy.config import EndpointSettings
 from proxy.fleet import ENGINES_NOTICE, Fleet
 from proxy.server import simulating
 from proxy.simulator.options import Options
-from storage.store import Notice
+from storage.types import Notice
 
 CONFIGURED = [EndpointSettings(url="http://127.0.0.1:1", name="configured")]
 PUT = [EndpointSettings(url="http://127.0.0.1:2", name="put", api_key="planted", kind="vllm", max_in_flight=8)]

@@ -3,7 +3,7 @@
 import orjson
 
 from proxy.groups import FINISHED_MARK, MEMBER_MARK, read_group
-from storage.store import StoredRollout
+from storage.types import StoredRollout
 
 
 def stored(**fields):

@@ -24,6 +24,7 @@ SHELLS = {
     "simulator", "spool", "standin", "standing", "stopping", "stored_responses", "systems", "terminal", "token_replies",
     "token_texts", "tokenizers", "totals", "upstream", "window", "worker", "workers",
 }  # fmt: skip
+STORAGE_ROWS = (("types", "errors"), ("queue", "options"), ("store",), ("redis", "embedded"))
 
 # A file without a test file is a decision, and decisions are listed here, each with its reason.
 UNTESTED = {
@@ -39,12 +40,11 @@ UNTESTED = {
     "proxy/terminal/exits.py": "values; tests/test_main.py asserts what each command ends with, docs/cli.md is made of them",
     "proxy/terminal/options.py": "types; tests/test_main.py and docs/cli.md read them through the commands",
     "storage/store.py": "a protocol; tests/storage/test_store.py is its contract suite",
-    "storage/changes.py": "a protocol; tests/storage/test_redis_changes.py is its contract suite",
-    "storage/redis_listing.py": "asserted by the contract suite, on every kind of server",
-    "storage/redis_notices.py": "asserted by the contract suite, on every kind of server",
-    "storage/redis_places.py": "asserted by the contract suite, on every kind of server",
-    "storage/queue_scripts.py": "each is one verb of the queue; tests/storage/test_redis_queue.py is its contract suite",
-    "storage/queue.py": "a protocol; its contract suite is the same",
+    "storage/types.py": "frozen values; tests/storage/test_store.py reads them all",
+    "storage/errors.py": "the kinds of one error; each is asserted where it is raised",
+    "storage/redis/listing.py": "asserted by the contract suite, on every kind of server",
+    "storage/redis/announcements.py": "asserted by the contract suite, on every kind of server",
+    "storage/queue.py": "a protocol; tests/storage/redis/test_queue.py is its contract suite",
 }
 BANNED = {
     "utils",
@@ -99,7 +99,8 @@ def test_each_source_file_has_its_test_file():
     """proxy/wire/sse.py is tested by tests/wire/test_sse.py; exceptions are listed, and none is listed in vain."""
     without = set()
     for path in SOURCES:
-        inner = Path(*path.relative_to(ROOT).parts[1:]) if path.parts[-2] != "storage" else path.relative_to(ROOT)
+        own = path.relative_to(ROOT)
+        inner = own if own.parts[0] == "storage" else Path(*own.parts[1:])
         test = ROOT / "tests" / inner.with_name(f"test_{path.stem.strip('_')}.py")
         if path.name != "__init__.py" and not test.exists():
             without.add(name_of(path))
@@ -126,6 +127,20 @@ def test_storage_knows_nothing_of_the_proxy():
         if path.is_relative_to(ROOT / "storage")
         and any(name.split(".")[0] == "proxy" for name in imports_of(path, whole=True))
     ]
+
+    assert [] == guilty
+
+
+def test_storage_is_imported_in_one_order():
+    """Within storage, a module imports its own row and the rows above it; the packages `redis` and `embedded` do not meet."""
+    rows = {name: row for row, names in enumerate(STORAGE_ROWS) for name in names}
+    guilty = []
+    for path in (
+        path for path in SOURCES if path.is_relative_to(ROOT / "storage") and path != ROOT / "storage/__init__.py"
+    ):
+        room = module_of(path).split(".")[1]
+        rooms = {name.split(".")[1] for name in imports_of(path, whole=True) if name.startswith("storage.")}
+        guilty += [(name_of(path), other) for other in rooms - {room} if rows[other] >= max(1, rows[room])]
 
     assert [] == guilty
 

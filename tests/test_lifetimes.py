@@ -13,8 +13,8 @@ from stored import rollout_of, some_steps, steps_of
 from proxy.lifetimes import Lifetimes
 from proxy.metrics import make_metrics
 from storage import StoreOptions, open_store
-from storage.keys import keys_of
-from storage.store import Origin
+from storage.redis.keys import keys_of
+from storage.types import Origin
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 WHOLE = load("chat_ids_lp")

@@ -3,7 +3,7 @@
 import orjson
 
 from proxy.policy import POLICY_NOTICE, Policy, read_policy
-from storage.store import Notice
+from storage.types import Notice
 
 
 def notices(version, number):

@@ -19,8 +19,8 @@ from proxy.recorder import Recorder
 from proxy.rollouts import read_marks, write_fields
 from proxy.spool import Spool
 from storage import StoreOptions, open_store
-from storage.keys import keys_of
-from storage.store import Entry, Origin
+from storage.redis.keys import keys_of
+from storage.types import Entry, Origin
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from fakes import proxying, settings_for
 from proxy.errors import BadCall, EngineBroke, InternalError, NoEngine, StoreFault
 from proxy.refusals import internal_error
 from proxy.server import running
-from storage.store import StoreAway
+from storage.errors import StoreAway
 
 CHAT = "/rollouts/r1/v1/chat/completions"
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}

@@ -4,7 +4,7 @@ import pytest
 
 from proxy.rollouts import CountedDrift, Limits, read_marks, read_rollout, write_fields
 from proxy.wire.plan import Sampling
-from storage.store import StoredRollout
+from storage.types import StoredRollout
 
 
 def test_what_is_written_is_read_again():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-LINE = "tests/storage/test_line.py::"
+LINE = "tests/storage/redis/test_multiplexed.py::"
 SKIPPED = [LINE + "test_all_share_one_connection", LINE + "test_what_is_long_does_not_hold_up_the_line"]
 SELF_CONTAINED = LINE + "test_what_nobody_asked_for_breaks_the_line"
 

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.spool import Spool, pack, unpack
-from storage.store import Entry, Origin, StoreAway
+from storage.errors import StoreAway
+from storage.types import Entry, Origin
 
 
 def entry(number: int, record: bytes = b"record") -> Entry:

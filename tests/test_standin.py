@@ -12,8 +12,8 @@ from stored import steps_of
 
 from proxy.server import running
 from storage import open_store
-from storage.embedded import start_embedded
-from storage.store import StorageError
+from storage.embedded.server import start_embedded
+from storage.errors import StorageError
 
 CHAT = "/rollouts/r1/v1/chat/completions"
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}

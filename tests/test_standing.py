@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry
 
 from proxy.metrics import make_metrics
 from proxy.standing import Standing
-from storage.store import RolloutGone, StoreAway
+from storage.errors import RolloutGone, StoreAway
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from proxy.logs import LOG
 from proxy.metrics import Metrics
 from proxy.trajectory.step import Step
 from proxy.upstream import Endpoint, Upstream
-from storage.store import Appended
+from storage.types import Appended
 
 _HEADERS = (("Content-Type", "application/json"),)
 _RAW = "raw_logprobs"

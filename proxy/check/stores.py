@@ -1,6 +1,6 @@
 """Whether the store opens, and keeps what it is told.
 
-Holds the looking at the store; what servers say against themselves is `storage.server_facts`.
+Holds the looking at the store; what servers say against themselves is `storage.redis.server_info`.
 """
 
 from collections.abc import AsyncIterator
@@ -13,9 +13,9 @@ from proxy.check.finding import Finding
 from proxy.clock import Clock
 from proxy.sections import StoreSettings
 from storage import open_store
-from storage.store import StorageError
+from storage.errors import StorageError
 
-_IN_USE: Final = "is in use by process"  # as storage.embedded says it
+_IN_USE: Final = "is in use by process"  # as storage.embedded.server says it
 
 
 async def check_store(settings: StoreSettings, clock: Clock, *, runs: bool = False) -> AsyncIterator[Finding]:

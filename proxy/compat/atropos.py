@@ -35,7 +35,7 @@ from proxy.reading import off_loop, read_bytes
 from proxy.refusals import shown
 from proxy.rollouts import Rollout, read_rollout, write_fields
 from proxy.upstream import Endpoint, choose, own
-from storage.store import FieldsChanged, StorageError
+from storage.errors import FieldsChanged, StorageError
 
 _COUNTED_WITHIN_S: Final = 2
 

@@ -22,7 +22,7 @@ from proxy.control.steps import read_steps
 from proxy.errors import Conflict
 from proxy.parts import Parts
 from proxy.rollouts import RESULT, Rollout, read_rollout, write_fields
-from storage.store import FieldsChanged
+from storage.errors import FieldsChanged
 
 COMPLETED: Final = "/v1/rollout/completed"
 _STATUS: Final[Mapping[str, Literal["completed", "failed"]]] = {"COMPLETED": "completed", "ERROR": "failed"}

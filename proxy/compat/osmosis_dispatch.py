@@ -23,7 +23,7 @@ from proxy.logs import LOG
 from proxy.parts import PARTS, Parts
 from proxy.reading import off_loop, read_bytes
 from proxy.rollouts import Rollout, read_rollout, write_fields
-from storage.store import FieldsChanged, StorageError
+from storage.errors import FieldsChanged, StorageError
 
 ROLLOUT_SERVERS = web.AppKey("rollout_servers", RolloutServers)
 _OURS: Final = {"server", "protocol", "wait"}  # of a dispatch, what the server is not told

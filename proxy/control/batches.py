@@ -21,7 +21,7 @@ from proxy.control.wanted import wanted_by_claim
 from proxy.errors import Conflict, LeaseLost, NotFound
 from proxy.parts import PARTS, Parts
 from proxy.rollouts import write_fields
-from storage.queue import Waiting
+from storage.types import Waiting
 
 _LOOK_AGAIN_S: Final = 0.2
 

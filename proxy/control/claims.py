@@ -26,8 +26,8 @@ from proxy.membership import find_group
 from proxy.parts import Parts
 from proxy.policy import read_policy
 from proxy.rollouts import Rollout, read_rollout, write_fields
-from storage.queue import Waiting
-from storage.store import FieldsChanged, StorageError
+from storage.errors import FieldsChanged, StorageError
+from storage.types import Waiting
 
 _LOOKED_AT: Final = 1000  # of each bucket, the longest waiting
 _UNHELD: Final = ("batch_id", "consumer", "lease_ms")

@@ -17,7 +17,7 @@ from proxy.membership import find_group, mark_finished
 from proxy.parts import Parts
 from proxy.rollouts import Rollout, read_rollout, write_fields
 from proxy.trajectory.step import Step
-from storage.store import FieldsChanged, StorageError
+from storage.errors import FieldsChanged, StorageError
 
 _AT_ONCE = 16  # rollouts asked for side by side
 

@@ -10,7 +10,8 @@ from proxy.logs import LOG
 from proxy.parts import Parts
 from proxy.rollouts import Rollout, read_rollout
 from proxy.trajectory.step import Step
-from storage.store import Appended, StorageError
+from storage.errors import StorageError
+from storage.types import Appended
 
 
 def settle_drift(parts: Parts, rollout_id: str) -> None:

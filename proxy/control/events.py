@@ -13,8 +13,8 @@ from aiohttp import web
 
 from proxy.control.access import only_known
 from proxy.parts import PARTS
-from storage.changes import Change
-from storage.store import StorageError
+from storage.errors import StorageError
+from storage.types import Change
 
 _HEADERS: Final = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 

@@ -24,7 +24,7 @@ from proxy.export.containers import Writer
 from proxy.logs import LOG
 from proxy.parts import PARTS, SHOWN, Parts
 from proxy.rollouts import Rollout, read_rollout
-from storage.store import StorageError
+from storage.errors import StorageError
 
 _MOST_AHEAD = 4  # rollouts read while one is written,
 _MOST_STEPS_AHEAD = 200  # unless they are long

@@ -26,7 +26,7 @@ from proxy.groups import STATUSES, Group, read_group
 from proxy.membership import find_group
 from proxy.parts import PARTS, Parts
 from proxy.rollouts import Rollout, write_fields
-from storage.store import StoredRollout
+from storage.types import StoredRollout
 
 _LISTED: Final = 100
 _MOST_LISTED: Final = 1000

@@ -21,7 +21,7 @@ from proxy.errors import BadCall, NotValid
 from proxy.naming import checked_id
 from proxy.sections import Caps
 from proxy.signals import Signal, Signals, read_object
-from storage.queue import LONGEST_LEASE_MS
+from storage.types import LONGEST_LEASE_MS
 
 
 def _id(name: str) -> str:

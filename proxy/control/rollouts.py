@@ -25,7 +25,8 @@ from proxy.keys import mint
 from proxy.membership import join
 from proxy.parts import PARTS, Parts
 from proxy.rollouts import STATUSES, Rollout, own_metadata, read_marks, read_rollout, write_fields
-from storage.store import FieldsChanged, StoredRollout
+from storage.errors import FieldsChanged
+from storage.types import StoredRollout
 
 _LISTED = 100
 _DOTS = (".", "..")

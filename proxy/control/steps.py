@@ -26,7 +26,7 @@ from proxy.trajectory.outline import outline
 from proxy.trajectory.record import UnreadableRecord, decode
 from proxy.trajectory.rollout import RolloutFacts
 from proxy.trajectory.step import Choice, Step
-from storage.store import StorageError
+from storage.errors import StorageError
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from proxy.control.told import told_now
 from proxy.parts import PARTS, Parts
-from storage.store import StorageError
+from storage.errors import StorageError
 
 _READY_WITHIN_S = 2
 

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from proxy.parts import Parts
 from proxy.upstream import Endpoint
-from storage.store import StorageError
+from storage.errors import StorageError
 
 _STORE_WITHIN_S = 1.0
 _VERSION: Final = version("tokentape")

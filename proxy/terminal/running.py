@@ -13,7 +13,7 @@ import typer
 
 from proxy.terminal.consoles import complain
 from proxy.terminal.exits import Exit
-from storage.store import StorageError
+from storage.errors import StorageError
 
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:

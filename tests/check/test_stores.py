@@ -9,9 +9,9 @@ from findings import graded
 from proxy.check.stores import check_store
 from proxy.clock import SystemClock
 from proxy.sections import StoreSettings
-from storage.connections import connections_to
-from storage.embedded import bundled_server
+from storage.embedded.server import bundled_server
 from storage.options import StoreOptions, read_url
+from storage.redis.connections import connections_to
 
 
 @pytest.fixture

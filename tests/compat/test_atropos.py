@@ -18,7 +18,7 @@ from trainers import load_published
 
 from proxy.server import simulating
 from proxy.simulator.options import Options
-from storage.store import StoreAway
+from storage.errors import StoreAway
 
 NO_SUCH = "00000000-0000-8000-8000-000000000000"
 CONTROL = {"agents": {"api_keys": ["agent"]}, "control": {"api_keys": ["control"]}}

@@ -84,7 +84,7 @@ async def test_an_acknowledgement_whose_end_was_lost_is_made_good(proxy, store):
 
 
 async def failing(*_, **__):
-    from storage.store import StoreAway
+    from storage.errors import StoreAway
 
     raise StoreAway("the test took the store away")
 

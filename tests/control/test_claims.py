@@ -7,7 +7,8 @@ import aiohttp
 import pytest
 
 from proxy.control import claims
-from storage.store import Entry, StoreAway
+from storage.errors import StoreAway
+from storage.types import Entry
 
 
 async def names(proxy, **said):

@@ -10,7 +10,7 @@ from forests import make_choice, make_step
 from proxy.server import running
 from proxy.trajectory.record import encode
 from proxy.trajectory.step import Span
-from storage.store import Entry
+from storage.types import Entry
 
 
 async def left_by_a_crash(proxy, store):
@@ -61,7 +61,7 @@ async def test_a_finish_that_could_not_be_told_to_the_group_is_not_told_to_be_do
 
 
 async def away(*_, **__):
-    from storage.store import StoreAway
+    from storage.errors import StoreAway
 
     raise StoreAway("the test took the store away")
 

@@ -9,8 +9,8 @@ from fakes import settings_for
 
 from proxy.control.events import event_of
 from proxy.server import running
-from storage.changes import Change
-from storage.store import StoreAway
+from storage.errors import StoreAway
+from storage.types import Change
 
 
 @asynccontextmanager

@@ -10,7 +10,8 @@ import pyarrow.ipc
 import pyarrow.parquet
 import pytest
 
-from storage.store import Entry, StoreAway
+from storage.errors import StoreAway
+from storage.types import Entry
 
 
 async def break_a_step(store, rollout_id):

@@ -5,7 +5,7 @@ import asyncio
 import orjson
 import pytest
 
-from storage.store import Entry
+from storage.types import Entry
 
 
 async def test_a_step_is_shown_whole(proxy):

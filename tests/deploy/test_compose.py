@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from proxy.config import Settings
-from storage.embedded import bundled_server
-from storage.store import StorageError
+from storage.embedded.server import bundled_server
+from storage.errors import StorageError
 
 from .conftest import DEPLOY
 from .stores import facts_of, valkey

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from proxy.config import load
 from proxy.server import running
-from storage.embedded import bundled_server
-from storage.store import StorageError
+from storage.embedded.server import bundled_server
+from storage.errors import StorageError
 
 from .conftest import DEPLOY
 from .environment import program

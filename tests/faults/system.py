@@ -11,7 +11,7 @@ from pathlib import Path
 
 import aiohttp
 
-from storage.embedded import bundled_server
+from storage.embedded.server import bundled_server
 from tests.faults.address import StableAddress
 
 HERE = Path(__file__).parent

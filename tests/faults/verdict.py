@@ -8,7 +8,7 @@ from proxy.rollouts import read_rollout
 from proxy.trajectory.blocks import BlockReader
 from proxy.trajectory.record import decode
 from storage import open_store
-from storage.keys import BUCKETS, beats_key, bucket_keys, constants_key, keys_of, notices_key
+from storage.redis.keys import BUCKETS, beats_key, bucket_keys, constants_key, keys_of, notices_key
 from tests.faults.engine import sampled
 
 

@@ -1,4 +1,4 @@
-"""TLS on both sides: who listens with it, and whom it is spoken to. The store's is in tests/storage/test_connections.py."""
+"""TLS on both sides: who listens with it, and whom it is spoken to. The store's: tests/storage/redis/test_connections.py."""
 
 import ssl
 import warnings

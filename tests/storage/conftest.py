@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from storage import StoreOptions, open_store
-from storage.embedded import LAUNCH, bundled_server
+from storage.embedded.server import LAUNCH, bundled_server
 
 REDIS = shutil.which("redis-server")
 NO_REDIS = "redis-server is not installed (Debian: apt-get install redis-server), so plain Redis is not tested here"
@@ -138,7 +138,7 @@ def cluster_servers(valkey):
 
 
 def wait_for_cluster(clients):
-    """Wait until each server of the cluster finds all slots served."""
+    """Wait until each server of the cluster finds all slots served and is connected to all others, for PUBLISH."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while any(not cluster_is_whole(client) for client in clients):
         assert time.monotonic() < deadline, [client.execute_command("CLUSTER", "INFO") for client in clients]
@@ -148,7 +148,9 @@ def wait_for_cluster(clients):
 def cluster_is_whole(client):
     said = client.execute_command("CLUSTER", "INFO")
     text = said.decode() if isinstance(said, bytes) else str(said)
-    return all(fact in text.replace("': '", ":") for fact in ("cluster_state:ok", "cluster_slots_ok:16384"))
+    links = [node["connected"] for node in client.cluster("nodes").values()]
+    is_served = all(fact in text.replace("': '", ":") for fact in ("cluster_state:ok", "cluster_slots_ok:16384"))
+    return is_served and all(links) and len(links) == 3
 
 
 @pytest.fixture

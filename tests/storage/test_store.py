@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from storage.keys import keys_of
-from storage.store import Entry, FieldsChanged, MissingBlocks, Notice, Origin, Place, RolloutExpired, RolloutGone
+from storage.errors import FieldsChanged, MissingBlocks, RolloutExpired, RolloutGone
+from storage.redis.keys import keys_of
+from storage.types import Entry, Notice, Origin, Place
 
 HOSTILE = (
     "a", "A", "a:b", "a:records:b", "{a}", "{a}{b}", "}{", "a\nb", "a\r\n$3\r\n", "../a", "a/b", "%41", "%", "*", "?", "[a-z]",

@@ -11,7 +11,7 @@ from recorded import Cassette
 from proxy.config import Settings, load
 from proxy.engines.recognition import QUESTIONS
 from proxy.server import Served, running
-from storage.store import StoreAway
+from storage.errors import StoreAway
 
 Answering = Callable[[web.Request, dict], Awaitable[web.StreamResponse]]
 

@@ -7,7 +7,7 @@ import typer
 
 from proxy.terminal.exits import Exit
 from proxy.terminal.running import fail, run
-from storage.store import StoreAway
+from storage.errors import StoreAway
 
 
 async def ends(error: BaseException | None = None) -> int:

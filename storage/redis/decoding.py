@@ -1,0 +1,49 @@
+"""Replies of the Redis protocol as the store's values.
+
+Holds the reading of flat replies, and nothing that asks for them.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from storage.redis.multiplexed import Reply
+from storage.types import Notice, StoredRollout
+
+
+def read_rollout(
+    name: str, reply: Reply, *, own_birth: str | None = None, notices: Reply = (), has_place: int | None = None
+) -> StoredRollout:
+    """The rollout that a reply of HGETALL tells of; `own_birth` is the one that the caller would have given it."""
+    own: dict[bytes, bytes] = {}
+    fields: dict[str, bytes] = {}
+    counts: dict[str, int] = {}
+    for key, value in pairs(reply):
+        if key.startswith(b"f:"):
+            fields[key[2:].decode()] = value
+        elif key.startswith(b"n:"):
+            counts[key[2:].decode()] = int(value)
+        else:
+            own[key] = value
+    birth = own[b"birth"].decode()
+    created_ms, touched_ms = int(own[b"created_ms"]), int(own[b"touched_ms"])
+    created = birth == own_birth
+    given = None if has_place is None else bool(has_place)
+    return StoredRollout(name, birth, created_ms, touched_ms, fields, counts, created, read_notices(notices), given)
+
+
+def read_notices(reply: Reply) -> dict[str, Notice]:
+    """What is announced."""
+    said = dict(pairs(reply))
+    names = [name for name in said if not name.startswith(b"number:")]
+    return {name.decode(): Notice(said[name], int(said[b"number:" + name])) for name in names}
+
+
+def pairs(reply: Sequence[bytes]) -> Iterable[tuple[bytes, bytes]]:
+    """The pairs of a flat reply."""
+    return zip(reply[::2], reply[1::2], strict=True)
+
+
+def optional_pairs(fields: Mapping[str, bytes | None]) -> Iterable[str | bytes]:
+    """Names and values as the scripts take them where a value may be none."""
+    for name, value in fields.items():
+        yield f"f:{name}"
+        yield b"" if value is None else b"=" + value

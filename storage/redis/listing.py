@@ -1,0 +1,49 @@
+"""The listing of names over the Redis protocol.
+
+Holds the merging of the buckets' listings into pages, and the cursor that leads from one to the next. It must not know what
+the names stand for.
+"""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from typing import Final
+
+from storage.redis import scripts
+from storage.redis.keys import AGE_DIGITS, BUCKETS, bucket_keys, name_of
+from storage.redis.scripts import Run
+from storage.types import Page
+
+_CURSOR: Final = re.compile(rf"[0-9]{{{AGE_DIGITS}}}[A-Za-z0-9_.~%-]+")
+_NAMES_PAGE: Final = 1000
+
+
+class RedisListing:
+    """All names of a store, newest first. `run` runs a script that is read from."""
+
+    def __init__(self, run: Run, prefix: str) -> None:
+        self._run = run
+        self._prefix = prefix
+
+    async def page(self, cursor: str | None, limit: int, since_ms: int | None) -> Page:
+        """One page. Raises `ValueError` for a cursor that is not one of ours."""
+        if cursor is not None and not _CURSOR.fullmatch(cursor):
+            raise ValueError(f"{cursor!r} is not a cursor of this listing; take it from the page before, unchanged")
+        newest = f"({cursor}" if cursor else "+"
+        oldest = "-" if since_ms is None else f"[{max(0, since_ms):0{AGE_DIGITS}}"
+        limit = max(1, limit)
+        keys = (bucket_keys(self._prefix, bucket) for bucket in BUCKETS)
+        parts = await asyncio.gather(*(self._run(scripts.LIST, one, (newest, oldest, limit + 1)) for one in keys))
+        merged = sorted((member.decode() for part in parts for member in part), reverse=True)
+        names = tuple(map(name_of, merged[:limit]))
+        return Page(names, merged[limit - 1] if len(merged) > limit else None)
+
+    async def names(self) -> AsyncIterator[str]:
+        """All of them, in constant memory."""
+        page = await self.page(None, _NAMES_PAGE, None)
+        while True:
+            for name in page.names:
+                yield name
+            if page.cursor is None:
+                return
+            page = await self.page(page.cursor, _NAMES_PAGE, None)

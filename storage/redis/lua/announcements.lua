@@ -1,0 +1,3 @@
+-- All that is announced.
+-- KEYS: the notices.
+return redis.call('HGETALL', KEYS[1])

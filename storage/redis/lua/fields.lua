@@ -1,0 +1,17 @@
+-- Expectations at ARGV[at]: how many, then field and '=' .. value (or '' for absent) for each. Changes are the same
+-- to the end.
+local function expected(at)
+  for i = at + 1, at + 2 * ARGV[at], 2 do
+    local value = redis.call('HGET', KEYS[1], ARGV[i])
+    if (value and '=' .. value or '') ~= ARGV[i + 1] then return false end
+  end
+  return true
+end
+local function change(first)
+  for i = first, #ARGV, 2 do
+    if ARGV[i + 1] == '' then redis.call('HDEL', KEYS[1], ARGV[i])
+    else redis.call('HSET', KEYS[1], ARGV[i], string.sub(ARGV[i + 1], 2)) end
+  end
+  touch()
+  tell('')
+end

@@ -1,0 +1,21 @@
+-- Ten: each write adds at most one member, so what died is taken out faster than anything can pile up. Who listens is
+-- told of changes (`pcall`: a user whose ACL has no channels may write all the same); to tell nobody costs next to
+-- nothing.
+local function member()
+  return string.format('%015d', redis.call('HGET', KEYS[1], 'created_ms')) .. ARGV[1]
+end
+local function renew()
+  local ttl_ms = ARGV[3] * 1000
+  if ttl_ms > 0 then
+    redis.call('ZADD', KEYS[7], now_ms() + ttl_ms, member())
+    for i = 1, 7 do redis.call('PEXPIRE', KEYS[i], ttl_ms) end
+    prune(KEYS[6], KEYS[7], 10)
+  end
+end
+local function touch()
+  redis.call('HSET', KEYS[1], 'touched_ms', ARGV[2])
+  renew()
+end
+local function tell(record)
+  redis.pcall('PUBLISH', KEYS[6], ARGV[1] .. record)
+end

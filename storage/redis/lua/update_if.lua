@@ -1,0 +1,6 @@
+-- Compare and set: between looking and writing nobody else may write.
+-- ARGV: expectations, then changes.
+if redis.call('EXISTS', KEYS[1]) == 0 then return false end
+if not expected(4) then return {0, redis.call('HGETALL', KEYS[1])} end
+change(5 + 2 * ARGV[4])
+return {1, redis.call('HGETALL', KEYS[1])}

@@ -1,0 +1,312 @@
+"""The files of the embedded server after a crash: what is whole is kept, what is cut off is saved, and nothing is guessed."""
+
+import logging
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage import open_store
+from storage.embedded import aof
+from storage.errors import StorageError
+from storage.types import Entry
+
+MARKS = {"mark": b"\r\nlast"}
+
+
+def packed(*words):
+    """A command as the server writes it."""
+    return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in words)
+
+
+def transaction(*commands):
+    return packed(b"MULTI") + b"".join(commands) + packed(b"EXEC")
+
+
+def files(path, *incr):
+    """The files of a store that consist of commands, beside a base and a manifest."""
+    folder = path / "appendonlydir"
+    folder.mkdir(parents=True)
+    names = [f"appendonly.aof.{number}.incr.aof" for number in range(1, len(incr) + 1)]
+    (folder / "appendonly.aof.1.base.rdb").write_bytes(b"REDIS")
+    lines = ["file appendonly.aof.1.base.rdb seq 1 type b\n"]
+    for number, (name, data) in enumerate(zip(names, incr, strict=True), 1):
+        (folder / name).write_bytes(data)
+        lines.append(f"file {name} seq {number} type i\n")
+    (folder / "appendonly.aof.manifest").write_text("".join(lines))
+    return [folder / name for name in names]
+
+
+COMMANDS = st.lists(st.lists(st.binary(max_size=12), min_size=1, max_size=3).map(lambda words: packed(b"SET", *words)))
+UNITS = st.one_of(COMMANDS.map(lambda commands: transaction(*commands)), st.just(packed(b"SET", b"k", b"v")))
+
+
+@given(st.lists(UNITS, min_size=1, max_size=4), st.data())
+def test_an_end_that_is_not_whole_is_cut_off_and_saved(tmp_path_factory, units, data):
+    """Wherever a file was cut short, filled with zeros or with garbage: whole transactions stay, all else is in the copy."""
+    path, whole = tmp_path_factory.mktemp("aof"), b"".join(units)
+    at = data.draw(st.integers(0, len(whole)))
+    rest = data.draw(
+        st.one_of(st.just(b""), st.just(bytes(len(whole) - at)), st.binary(max_size=30), st.just(bytes(9000)))
+    )
+    if b"*" in rest:
+        rest = rest.replace(b"*", b"")
+    damaged = whole[:at] + rest
+    (file,) = files(path, damaged)
+    kept = b""
+    for unit in units:
+        if not damaged.startswith(kept + unit):
+            break
+        kept += unit
+
+    cut = aof.repair(path)
+
+    assert kept == file.read_bytes()
+    assert (cut is None) == (kept == damaged)
+    if cut:
+        assert (file, len(kept), len(damaged) - len(kept)) == (cut.file, cut.at, cut.size)
+        assert damaged[len(kept) :] == cut.saved.read_bytes()
+        assert 0 == cut.saved.stat().st_mode & 0o077
+    assert aof.repair(path) is None
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        transaction(packed(b"SET", b"a", b"1")),
+        packed(b"SET", b"a", b"1"),
+        packed(b"RPUSH", b"l", b"1") + packed(b"EXEC") + transaction(packed(b"SET", b"a", b"1")),
+        transaction(packed(b"SET", b"a", b"1")) + b"*3\r\n$3\r\nSE",
+    ],
+    ids=["a transaction", "a command", "the rest of one and a transaction", "a transaction and half a command"],
+)
+@pytest.mark.parametrize(
+    "damage", [bytes(4096), b"*2\r\n$3\r\nSET\r\n$999999\r\nab\r\n", b"garbage\r\n"], ids=["zeros", "length", "garbage"]
+)
+def test_damage_with_whole_commands_behind_it_is_for_a_person(tmp_path, damage, after):
+    """The file stays as it is; the error names the offsets, and the commands that start without what follows."""
+    first = transaction(packed(b"SET", b"k", b"v"))
+    (file,) = files(tmp_path, first + damage + after)
+
+    with pytest.raises(StorageError, match=f"truncate -s {len(first)} ") as raised:
+        aof.repair(tmp_path)
+
+    assert first + damage + after == file.read_bytes()
+    assert f"is damaged at byte {len(first)}" in str(raised.value)
+    assert [file] == list(file.parent.glob("*.incr.aof*"))
+
+
+def test_the_rest_of_a_damaged_transaction_is_cut_off_with_it(tmp_path):
+    """Commands up to the EXEC of the transaction that is damaged are not whole without its beginning."""
+    first = transaction(packed(b"SET", b"k", b"v"))
+    (file,) = files(tmp_path, first + packed(b"MULTI") + bytes(100) + packed(b"INCR", b"n") + packed(b"EXEC"))
+
+    cut = aof.repair(tmp_path)
+
+    assert first == file.read_bytes()
+    assert cut.size == cut.saved.stat().st_size > 100
+
+
+def test_damage_in_an_earlier_file_is_for_a_person(tmp_path):
+    """Only the file that is appended to ends in the middle of a write."""
+    whole = transaction(packed(b"SET", b"k", b"v"))
+    first, _ = files(tmp_path, whole[:-1], whole)
+
+    with pytest.raises(StorageError, match=r"1\.incr\.aof is damaged at byte 0 .*not the last file"):
+        aof.repair(tmp_path)
+
+    assert whole[:-1] == first.read_bytes()
+
+
+def test_each_end_that_is_cut_off_is_kept(tmp_path):
+    """A second crash at the same place does not overwrite what the first one left."""
+    (file,) = files(tmp_path, b"first")
+    one = aof.repair(tmp_path)
+    file.write_bytes(b"second")
+    other = aof.repair(tmp_path)
+
+    assert [b"first", b"second"] == [one.saved.read_bytes(), other.saved.read_bytes()]
+
+
+def test_what_cannot_be_saved_is_not_cut_off(tmp_path, monkeypatch):
+    """On a full disk the end stays where it is, and the error says what to do."""
+    (file,) = files(tmp_path, b"end")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("shutil.copyfileobj", full)
+    with pytest.raises(StorageError, match=r"last 3 bytes of .* cannot be saved .*No space left.*make room"):
+        aof.repair(tmp_path)
+
+    assert b"end" == file.read_bytes()
+    assert [file] == list(file.parent.glob("*.incr.aof*"))
+
+
+@pytest.fixture
+async def stored(tmp_path):
+    """The path of a store that was stopped with three records and, as its last write, a mark."""
+    path = tmp_path / "store"
+    store = await open_store(f"embedded:{path}")
+    birth = (await store.open("r", {}, now_ms=1)).birth
+    for number in range(3):
+        await store.append(Entry("r", birth, f"s{number}", b"%d" % number, counts={"steps": 1}), now_ms=2)
+    await store.mark("r", birth, MARKS, now_ms=3)
+    await store.close()
+    return path
+
+
+def last(path):
+    (file,) = (path / "appendonlydir").glob("*.incr.aof")
+    return file
+
+
+def zeroed(data):
+    return data[:-40] + bytes(40)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(lambda data: data[:-1], id="cut short by a byte"),
+        pytest.param(lambda data: data[: data.rindex(b"*1\r\n$4\r\nEXEC")], id="cut short between two commands"),
+        pytest.param(zeroed, id="its last block not written"),
+        pytest.param(lambda data: zeroed(data) + bytes(8192), id="its length ahead of its blocks"),
+        pytest.param(lambda data: zeroed(data) + b"\xff\r\n" * 100, id="garbage at its end"),
+    ],
+)
+async def test_a_store_whose_last_write_was_damaged_starts(stored, opened, caplog, damage):
+    """It has all but that write, whole or not at all; the log names how many bytes were cut off and where they are."""
+    file = last(stored)
+    whole = file.read_bytes()
+    kept = whole.rindex(b"*1\r\n$5\r\nMULTI")
+    damaged = damage(whole)
+    file.write_bytes(damaged)
+
+    with caplog.at_level(logging.WARNING, "tokentape.storage"):
+        store = await opened(f"embedded:{stored}")
+
+    assert [b"0", b"1", b"2"] == await store.read("r", 0, 9)
+    assert {"steps": 3} == (await store.look("r")).counts
+    assert {} == await store.marks("r")
+    assert whole[:kept] == file.read_bytes()[:kept]
+    (saved,) = file.parent.glob("*.cut-*")
+    assert damaged[kept:] == saved.read_bytes()
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert f"its last {len(damaged) - kept} bytes, from byte {kept} on, are cut off and saved as {saved};" in said
+
+
+async def test_a_single_command_with_zeros_for_its_end_is_not_loaded(stored, opened):
+    """The server does not look at what ends a command, and would load zeros as if they had been written."""
+    file = last(stored)
+    whole = file.read_bytes()
+    file.write_bytes(whole + packed(b"SET", b"tt:x", b"value")[:-4] + bytes(4))
+
+    store = await opened(f"embedded:{stored}")
+
+    ((found,),) = [await server.ask([("GET", "tt:x")]) for server in await store._servers.all()]
+    assert found is None
+    assert MARKS == await store.marks("r")
+
+
+async def test_a_store_with_damage_in_the_middle_does_not_start(stored):
+    """Nothing is cut off, started or guessed: the error says where, how much follows, and how to start all the same."""
+    file = last(stored)
+    whole = file.read_bytes()
+    at = whole.index(b"$5\r\nRPUSH")
+    file.write_bytes(whole[:at] + bytes(9) + whole[at + 9 :])
+
+    with pytest.raises(StorageError, match=r"bytes of whole commands follow .* restore .* truncate -s \d+ "):
+        await open_store(f"embedded:{stored}")
+
+    file.write_bytes(whole)
+    await (await open_store(f"embedded:{stored}")).close()
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[:-20], lambda data: data[:30] + bytes(10) + data[40:]], ids=["cut short", "zeros"]
+)
+async def test_a_damaged_base_is_named(stored, damage):
+    """A snapshot cannot be repaired; the error names it and what to do."""
+    base = next((stored / "appendonlydir").glob("*.base.rdb"))
+    base.write_bytes(damage(base.read_bytes()))
+
+    with pytest.raises(StorageError, match=r"(?s)base\.rdb is damaged, .*restore .* the log .*RDB"):
+        await open_store(f"embedded:{stored}")
+
+
+def without(*patterns):
+    def remove(folder):
+        for pattern in patterns:
+            for file in folder.glob(pattern):
+                file.unlink()
+
+    return remove
+
+
+@pytest.mark.parametrize(
+    ("lose", "named"),
+    [
+        (without("*.manifest"), r"no appendonly\.aof\.manifest, .* although there is appendonly\.aof\.1\.incr\.aof"),
+        (without("*"), r"no appendonly\.aof\.manifest, .* although there was a store here"),
+        (shutil.rmtree, r"no appendonly\.aof\.manifest, .* although there was a store here"),
+        (without("*.incr.aof"), r"no appendonly\.aof\.1\.incr\.aof, which appendonly\.aof\.manifest lists"),
+        (
+            without("*.base.rdb", "*.incr.aof"),
+            r"no appendonly\.aof\.1\.base\.rdb, appendonly\.aof\.1\.incr\.aof, which",
+        ),
+    ],
+)
+async def test_a_store_that_lost_files_does_not_start_empty(stored, lose, named):
+    """The error names what is missing, and how to begin an empty store; with the whole directory moved away, one begins."""
+    lose(stored / "appendonlydir")
+
+    with pytest.raises(StorageError, match=f"{named}.*: restore .*; to begin an empty store, move {stored} away"):
+        await open_store(f"embedded:{stored}")
+
+    stored.rename(stored.with_name("away"))
+    store = await open_store(f"embedded:{stored}")
+    assert [] == await store.read("r", 0, 9)
+    await store.close()
+
+
+async def test_files_without_a_manifest_are_noticed_without_our_note(stored):
+    """Also in a directory that an earlier version used, or that holds nothing but a copy of the data."""
+    (stored / "begun").unlink()
+    without("*.manifest")(stored / "appendonlydir")
+
+    with pytest.raises(StorageError, match="although there is"):
+        await open_store(f"embedded:{stored}")
+
+
+async def test_a_first_start_that_was_killed_prevents_no_second_one(tmp_path, opened):
+    """What the server leaves before it wrote its first manifest holds no data."""
+    folder = tmp_path / "store" / "appendonlydir"
+    folder.mkdir(parents=True)
+    (folder / "appendonly.aof.1.base.rdb").write_bytes(b"REDIS")
+    (folder / "appendonly.aof.1.incr.aof").touch()
+    (folder / "temp-appendonly.aof.manifest").touch()
+
+    assert (await (await opened(f"embedded:{tmp_path / 'store'}")).open("r", {}, now_ms=1)).created
+
+
+async def test_a_copy_of_the_data_is_a_store(stored, tmp_path, opened):
+    """As a backup has it: the folder of the data alone, in a directory of another name."""
+    shutil.copytree(stored / "appendonlydir", tmp_path / "copy" / "appendonlydir")
+
+    assert [b"0", b"1", b"2"] == await (await opened(f"embedded:{tmp_path / 'copy'}")).read("r", 0, 9)
+
+
+async def test_a_lost_manifest_can_be_written_by_hand(stored, opened):
+    """As the page on reliability has it, where there is one base and one file of commands: as the server wrote it."""
+    manifest = stored / "appendonlydir" / "appendonly.aof.manifest"
+    lost = manifest.read_text()
+    page = (Path(__file__).parents[3] / "docs" / "reliability.md").read_text()
+    lines = re.findall(r"`(file appendonly\.aof\.N\.\S+ seq N type [bi])`", page)
+    manifest.write_text("".join(line.replace("N", "1") + "\n" for line in lines))
+
+    assert lost == manifest.read_text()
+    assert [b"0", b"1", b"2"] == await (await opened(f"embedded:{stored}")).read("r", 0, 9)

