@@ -31,7 +31,9 @@ def commit() -> str:
     head = _git("rev-parse", "--short", "HEAD")
     # What a run itself writes is no change of what it measures.
     return (
-        f"{head}, with changes" if _git("status", "--porcelain", "--", "proxy", "storage", "benchmarks/*.py") else head
+        f"{head}, with changes"
+        if _git("status", "--porcelain", "--", "proxy", "storage", "tokentape", "benchmarks/*.py")
+        else head
     )
 
 

@@ -5,9 +5,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import proxy.client
+import tokentape
 
-_OPENING = """`from proxy.client import …`, after `pip install 'tokentape[client]'`. How they are used is told in
+_OPENING = """`from tokentape import …`, after `pip install 'tokentape[client]'`. How they are used is told in
 [client.md](client.md), what the routes behind them take and answer in [api.md](api.md). `AsyncClient` has the methods of
 `Client`, awaited; below it stand only those that `Client` has not.
 """
@@ -26,7 +26,7 @@ def client_page(made: str) -> str:
         "ManagedServerAdapter",
         "SequenceNode",
     ):
-        kind = getattr(proxy.client, name)
+        kind = getattr(tokentape, name)
         methods = {inner: member for inner, member in _members(kind) if name != "AsyncClient" or inner not in known}
         if name == "Client":
             known = set(methods)

@@ -20,6 +20,8 @@ from docs.cli import cli_page
 from docs.client_reference import client_page
 from docs.exactness import exactness_page
 from docs.formats import formats_page
+from docs.generate_sync_client import TARGET as SYNC_CLIENT
+from docs.generate_sync_client import sync_client
 from docs.routes import api_page
 from proxy import errors
 from proxy.config import Settings
@@ -46,6 +48,7 @@ def pages() -> dict[Path, str]:
         HERE / "api.md": api_page(MADE),
         HERE / "client-reference.md": client_page(MADE),
         HERE / "decisions.md": decisions_page(),
+        SYNC_CLIENT: sync_client(),
         HERE.parent / "config.example.yaml": example(),
         HERE.parent / "deploy/grafana/dashboards/tokentape.json": dashboard_page(),
         DEPLOY / "kubernetes" / "monitoring" / "prometheusrule.yaml": prometheus_rule(),
@@ -200,6 +203,7 @@ def _plain(value: Any) -> Any:
 
 
 if __name__ == "__main__":
+    SYNC_CLIENT.write_text(sync_client())  # before the pages, which import it
     for path, text in pages().items():
         if not path.exists() or path.read_text() != text:
             path.write_text(text)

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from bigram_engine import VOCABULARY, Table, log_softmax
 from openai import AsyncOpenAI
 
-from proxy.client import AsyncClient, ClaimedGroup
+from tokentape import AsyncClient, ClaimedGroup
 
 Floats = npt.NDArray[np.float32]
 Line = tuple[int, float, float, float, float, int, str]  # of the table that is printed

@@ -14,7 +14,7 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 
-from proxy.client import Client
+from tokentape import Client
 
 mpl.use("Agg")  # writes files; no screen is needed
 

@@ -14,7 +14,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from proxy.client import Client
+from tokentape import Client
 
 AGENT = Path(__file__).with_name("tool_agent.py")
 

@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from openai import AsyncOpenAI
 
-from proxy.client import AsyncClient
+from tokentape import AsyncClient
 
 Prompt = Any  # as the data set has it: a text, or a list of messages
 Solve = Callable[[AsyncOpenAI, Prompt], Awaitable[float]]  # an agent: it solves a prompt, and is told how well

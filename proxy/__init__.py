@@ -22,9 +22,10 @@
     engines/    [pure] what engines speak
     trajectory/ [pure] steps, their tree, their sequences
     export/     [pure] one file per format
-    client/     the Python client, which needs nothing of the rest
     simulator/  a small engine to try things with
 
 A call comes in at `calls`, is decided by `wire.plan`, sent by `upstream`, understood by `wire.exchange`, stored by
 `recorder`, and only then ended by `relay`. Nothing pure ever awaits.
 """
+
+DISTRIBUTION = "tokentape"

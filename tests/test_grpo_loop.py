@@ -3,9 +3,9 @@
 from fakes import settings_for
 from grpo_loop import check_taken, run_grpo_loop
 
-from proxy.client import AsyncClient
 from proxy.server import running, simulating
 from proxy.simulator.options import Options
+from tokentape import AsyncClient
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 

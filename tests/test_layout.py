@@ -9,15 +9,16 @@ import pytest
 
 import proxy
 import storage
+import tokentape
 
 ROOT = Path(__file__).parent.parent
-SOURCES = sorted([*ROOT.glob("proxy/**/*.py"), *ROOT.glob("storage/**/*.py")])
+SOURCES = sorted([*ROOT.glob("proxy/**/*.py"), *ROOT.glob("storage/**/*.py"), *ROOT.glob("tokentape/*.py")])
 PURE = ("wire", "dialects", "engines", "trajectory", "export")
 IO = {
     "aiohttp", "asyncio", "os", "redis", "rich", "socket", "storage", "subprocess", "threading", "time", "typer", "valkey",
 }  # fmt: skip
 SHELLS = {
-    "admission", "app", "attempts", "audit", "by_chat", "callers", "calls", "check", "client", "clientside", "clock",
+    "admission", "app", "attempts", "audit", "by_chat", "callers", "calls", "check", "clientside", "clock",
     "compat", "config", "connections", "control", "counting", "download", "drift_watch", "drifting", "earlier", "fleet",
     "lifetimes", "logs", "metrics", "page", "parts", "passthrough", "pause", "places", "pressure", "probes", "push",
     "reading", "recorder", "refusals", "relay", "remembered", "rollouts", "sections", "server", "settling", "signals",
@@ -35,7 +36,7 @@ UNTESTED = {
     "proxy/trajectory/step.py": "frozen values; tests/trajectory/test_record.py draws them all",
     "proxy/engines/base.py": "a protocol",
     "proxy/dialects/translated.py": "protocols, and values without code",
-    "proxy/client/shapes.py": "types; tests/client/test_verbs.py asserts them against the proxy's answers",
+    "tokentape/types.py": "types; tests/tokentape/test_requests.py asserts them against the proxy's answers",
     "proxy/check/finding.py": "a frozen value",
     "proxy/terminal/exits.py": "values; tests/test_main.py asserts what each command ends with, docs/cli.md is made of them",
     "proxy/terminal/options.py": "types; tests/test_main.py and docs/cli.md read them through the commands",
@@ -93,6 +94,7 @@ def test_the_packages_are_ours():
     """`proxy` and `storage` are common names: what is imported is this checkout's."""
     assert ROOT / "proxy" / "__init__.py" == Path(proxy.__file__)
     assert ROOT / "storage" / "__init__.py" == Path(storage.__file__)
+    assert ROOT / "tokentape" / "__init__.py" == Path(tokentape.__file__)
 
 
 def test_each_source_file_has_its_test_file():
@@ -100,7 +102,7 @@ def test_each_source_file_has_its_test_file():
     without = set()
     for path in SOURCES:
         own = path.relative_to(ROOT)
-        inner = own if own.parts[0] == "storage" else Path(*own.parts[1:])
+        inner = Path(*own.parts[1:]) if own.parts[0] == "proxy" else own
         test = ROOT / "tests" / inner.with_name(f"test_{path.stem.strip('_')}.py")
         if path.name != "__init__.py" and not test.exists():
             without.add(name_of(path))
@@ -143,6 +145,18 @@ def test_storage_is_imported_in_one_order():
         guilty += [(name_of(path), other) for other in rooms - {room} if rows[other] >= max(1, rows[room])]
 
     assert [] == guilty
+
+
+def test_the_client_imports_nothing_of_the_rest():
+    """`tokentape` works with nothing of the server installed; only its command imports the server, by name."""
+    imported = {
+        name.split(".")[0]
+        for path in SOURCES
+        if path.is_relative_to(ROOT / "tokentape")
+        for name in imports_of(path, whole=True)
+    }
+
+    assert {"httpx2", "openai", "tokentape"} == imported - sys.stdlib_module_names
 
 
 def test_there_is_no_import_cycle():

@@ -4,7 +4,7 @@ from asyncio import Semaphore
 
 from grpo_loop import check_taken, run_grpo_loop
 
-from proxy.client import AsyncClient
+from tokentape import AsyncClient
 
 from .asking import CALL, QUESTION
 from .test_conversation import DIGITS, say

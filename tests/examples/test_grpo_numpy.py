@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from fakes import proxying
 
-from proxy.client import AsyncClient
+from tokentape import AsyncClient
 
 
 async def test_the_reward_rises_and_each_batch_is_of_the_weights_that_were_pushed(store, run, whole):

@@ -7,7 +7,7 @@ import plots
 import pytest
 from openai import AsyncOpenAI
 
-from proxy.client import AsyncClient
+from tokentape import AsyncClient
 
 
 async def played(url):

@@ -26,9 +26,7 @@ def test_each_program_is_short_and_uses_public_things_only(program):
     assert len(program.read_text().splitlines()) <= 150
     assert "main" in [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
     assert "Shows " in (ast.get_docstring(tree) or "")
-    assert [] == [
-        name for name in imported if name.partition(".")[0] in ("proxy", "storage") and name != "proxy.client"
-    ]
+    assert [] == [name for name in imported if name.partition(".")[0] in ("proxy", "storage")]
 
 
 def test_every_program_is_in_the_table_and_every_command_names_one_with_options_that_it_has():

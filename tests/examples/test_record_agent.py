@@ -5,7 +5,7 @@ from itertools import groupby
 
 import record_agent
 
-from proxy.client import AsyncClient
+from tokentape import AsyncClient
 
 
 async def test_the_agent_is_recorded_as_it_is_and_its_rows_are_printed(simulated, run):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import trl_rollout_func
 
-from proxy.client import AsyncClient
+from tokentape import AsyncClient
 
 KEYS = ["prompt_ids", "completion_ids", "logprobs", "env_mask", "reward"]
 

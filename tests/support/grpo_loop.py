@@ -10,7 +10,7 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
-from proxy.client import AsyncClient
+from tokentape import AsyncClient
 
 GROUPS, SIZE = 4, 4
 Converse = Callable[[AsyncOpenAI, int], Awaitable[None]]  # an agent, and how many turns it is to take

@@ -16,9 +16,9 @@ from fakes import settings_for
 from pages import ROOT, blocks_of
 from trainers import import_published, load_published, torch
 
-from proxy.client import AsyncClient
 from proxy.server import running, simulating
 from proxy.simulator.options import Options
+from tokentape import AsyncClient
 
 CHECKED = "tests/trainers/test_page.py"
 PROGRAMS = [block for block in blocks_of(ROOT / "docs" / "trainers.md") if block.checked_by == CHECKED]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.client import AsyncClient, ManagedServerAdapter
+from tokentape import AsyncClient, ManagedServerAdapter
 
 
 async def test_both_creates_sample_through_the_managed_server(url):

@@ -12,7 +12,7 @@ from pathlib import Path
 from batching import Batching, group
 from scripted import Words
 
-import proxy.client
+import tokentape
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "client.md").read_text()
 EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -68,8 +68,8 @@ async def test_the_example_of_managed_server(url):
 
 async def test_the_example_of_the_package(url):
     """As a doctest has it."""
-    text = (proxy.client.__doc__ or "").replace(HERE, url)
-    test = doctest.DocTestParser().get_doctest(text, {}, "proxy.client", None, None)
+    text = (tokentape.__doc__ or "").replace(HERE, url)
+    test = doctest.DocTestParser().get_doctest(text, {}, "tokentape", None, None)
     runner = doctest.DocTestRunner(verbose=False)
     results = await asyncio.to_thread(runner.run, test)
 

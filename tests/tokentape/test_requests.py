@@ -6,9 +6,9 @@ from typing import get_type_hints
 import pytest
 from aiohttp import web
 
-from proxy.client import ClientError
-from proxy.client.shapes import Choice, Opened, Rollout, Step
-from proxy.client.verbs import open_group, open_rollout, query
+from tokentape import ClientError
+from tokentape.requests import open_group, open_rollout, query_from
+from tokentape.types import Choice, OpenedRollout, Rollout, Step
 
 HOSTILE = ["a/b", "a%2Fb?c#d", "🦊 x", '{"}\\']
 
@@ -118,7 +118,7 @@ async def test_answers_have_the_shapes_that_are_typed(client, agent):
     await agent.talk(opened, "hi")
     (step,) = await client.steps("r1")
 
-    assert get_type_hints(Opened).keys() == opened.keys()
+    assert get_type_hints(OpenedRollout).keys() == opened.keys()
     assert get_type_hints(Rollout).keys() == (await client.rollout("r1")).keys()
     assert Step.__required_keys__ == step.keys()
     assert get_type_hints(Choice).keys() == step["choices"][0].keys()
@@ -178,7 +178,7 @@ def test_an_opening_names_what_it_opens_before_it_asks():
 
 def test_a_query_says_true_as_the_route_reads_it():
     """Booleans in small letters; what is None is not said."""
-    assert {"report": "true", "limit": "3"} == query(report=True, limit=3, status=None)
+    assert {"report": "true", "limit": "3"} == query_from(report=True, limit=3, status=None)
 
 
 @pytest.mark.parametrize("number", [nan, inf, -inf, 1e39, 10**400])

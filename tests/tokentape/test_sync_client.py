@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from proxy.client import Client, ClientError
+from tokentape import Client, ClientError
 
 
 async def test_a_blocking_client_works_in_a_thread_of_its_own(url):
@@ -45,4 +45,4 @@ async def test_a_silent_proxy_is_not_waited_for_for_ever(engine):
             client.rollout("r1")
         return caught.value.code
 
-    assert "broke_off" == await asyncio.to_thread(work)
+    assert "connection_lost" == await asyncio.to_thread(work)

@@ -8,9 +8,9 @@ import openai
 import pytest
 from fakes import proxying
 
-from proxy.client import AsyncClient, Client
 from proxy.server import simulating
 from proxy.simulator.options import Options
+from tokentape import AsyncClient, Client
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 from fakes import proxying
 
-from proxy.client import AsyncClient, Client, ClientError
+from tokentape import AsyncClient, Client, ClientError
 
 ROLLOUT = {"rollout_id": "r1"}
 
@@ -22,8 +22,8 @@ def pauses(monkeypatch):
     async def noting(seconds):
         noted.append(seconds)
 
-    monkeypatch.setattr("proxy.client.awaiting.sleep", noting)
-    monkeypatch.setattr("proxy.client.blocking.sleep", noted.append)
+    monkeypatch.setattr("tokentape.async_client.sleep", noting)
+    monkeypatch.setattr("tokentape.sync_client.sleep", noted.append)
     return noted
 
 
@@ -115,7 +115,7 @@ async def test_an_ask_whose_answer_broke_off_is_not_made_again(client_at, engine
         await client.rollout("r1")
     await client.close()
 
-    assert "broke_off" == caught.value.code
+    assert "connection_lost" == caught.value.code
     assert ([], 1) == (pauses, len(engine.asked))
 
 
@@ -123,7 +123,7 @@ async def test_an_export_that_broke_off_is_no_whole_one(client_at, engine):
     """The rows so far, and then an error."""
     engine.streams([b'{"row": 1}\n'], then="die")
     client = client_at(engine.url)
-    with pytest.raises(ClientError, match="broke off"):
+    with pytest.raises(ClientError, match="connection lost"):
         await client.export()
     await client.close()
 
@@ -176,7 +176,7 @@ def test_both_clients_have_the_same_methods_and_arguments():
 def test_importing_the_client_imports_nothing_of_the_server():
     """No aiohttp, redis or pydantic; httpx2 is enough."""
     program = (
-        "import sys, proxy.client\n"
+        "import sys, tokentape, tokentape.async_client\n"
         "print(sorted({name.partition('.')[0] for name in sys.modules}"
         " & {'aiohttp', 'openai', 'orjson', 'pydantic', 'redis', 'storage', 'typer', 'uvloop', 'zstandard'}))"
     )
@@ -187,7 +187,7 @@ def test_importing_the_client_imports_nothing_of_the_server():
 
 def test_a_name_that_is_not_there_is_said_so():
     """What is loaded when it is first named hides no misspelling."""
-    import proxy.client
+    import tokentape
 
     with pytest.raises(AttributeError, match="ManagedServers"):
-        _ = proxy.client.ManagedServers
+        _ = tokentape.ManagedServers

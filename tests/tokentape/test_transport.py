@@ -2,14 +2,14 @@
 
 import pytest
 
-from proxy.client.asking import ClientError, pause_before_again, read_line, refusal
+from tokentape.transport import ClientError, error_from_response, parse_line, retry_delay
 
 OURS = b'{"error": {"message": "no such rollout", "type": "not_found", "param": "rollout_id", "code": "unknown"}}'
 
 
 def test_a_refusal_of_ours_keeps_what_it_says():
     """Message, status, type, code, param; and all of it in its text."""
-    error = refusal(404, {}, OURS)
+    error = error_from_response(404, {}, OURS)
 
     assert ("no such rollout", 404, "not_found", "unknown", "rollout_id") == (
         error.message, error.status, error.type, error.code, error.param,
@@ -20,7 +20,7 @@ def test_a_refusal_of_ours_keeps_what_it_says():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (b"", "no reason was given"),
+        (b"", "the response has no body"),
         (b"<html>502</html>", "<html>502</html>"),
         (b'{"error": "down"}', '{"error": "down"}'),
         (b'["x"]', '["x"]'),
@@ -30,7 +30,7 @@ def test_a_refusal_of_ours_keeps_what_it_says():
 )
 def test_a_refusal_of_somebody_else_has_its_text(text, message):
     """A load balancer's page, say."""
-    error = refusal(502, {}, text)
+    error = error_from_response(502, {}, text)
 
     assert (message, 502, "http_error") == (error.message, error.status, error.type)
 
@@ -40,7 +40,7 @@ def test_retry_after_is_read_as_seconds(said, seconds):
     """A date is left to the default pause."""
     headers = {} if said is None else {"Retry-After": said}
 
-    assert seconds == refusal(503, headers, OURS).retry_after_s
+    assert seconds == error_from_response(503, headers, OURS).retry_after_s
 
 
 def refused(status, **said):
@@ -60,14 +60,14 @@ def refused(status, **said):
         (refused(429, type="rollout_limit"), 1, None),
         (refused(404), 1, None),
         (refused(500), 1, None),
-        (ClientError("cut", code="broke_off"), 1, None),
+        (ClientError("cut", code="connection_lost"), 1, None),
     ],
 )
 def test_only_what_was_not_carried_out_is_asked_again(error, attempt, pause):
     """429, 503 and a refused connection, five times, each after its Retry-After or twice the pause before."""
-    assert pause == pause_before_again(error, attempt, 5)
+    assert pause == retry_delay(error, attempt, 5)
 
 
 def test_a_line_is_json():
     """One row of an export."""
-    assert {"a": [1, None]} == read_line('{"a": [1, null]}')
+    assert {"a": [1, None]} == parse_line('{"a": [1, null]}')

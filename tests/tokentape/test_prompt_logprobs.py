@@ -4,8 +4,8 @@ import pytest
 from fakes import proxying
 from scripted import ScriptedEngine
 
-from proxy.client import AsyncClient
-from proxy.client.scoring import _likeliest
+from tokentape import AsyncClient
+from tokentape.prompt_logprobs import _most_likely
 
 
 @pytest.fixture
@@ -51,13 +51,15 @@ async def test_an_engine_that_scores_no_prompts_is_said_to(engine, store):
     script.says("yes")
     async with proxying(engine.url, store) as served, AsyncClient(served.url) as client:
         async with client.managed_server() as managed:
-            with pytest.raises(NotImplementedError, match="no logprobs of prompts"):
+            with pytest.raises(NotImplementedError, match="no prompt logprobs"):
                 await managed.get_logprobs(prompt="Once")
         assert [] == [rollout async for rollout in client.rollouts()]
 
 
-def test_the_prompts_own_id_is_not_among_the_likeliest():
+def test_the_prompts_own_id_is_not_among_the_most_likely():
     """vLLM tells it beside them."""
     places = [None, {"7": {"logprob": -9.0}, "8": {"logprob": -0.5}, "9": {"logprob": -1.5}}]
 
-    assert {"prompt_topk_token_ids": [[], [8, 9]], "prompt_topk_logprobs": [[], [-0.5, -1.5]]} == _likeliest(places, 2)
+    assert {"prompt_topk_token_ids": [[], [8, 9]], "prompt_topk_logprobs": [[], [-0.5, -1.5]]} == _most_likely(
+        places, 2
+    )

@@ -7,9 +7,9 @@ import pytest
 from fakes import nothing, proxying
 from scripted import BOS, EOS, ScriptedEngine
 
-from proxy.client import AsyncClient, ClientError, ManagedServer
-from proxy.client.managed import InexactStep
 from proxy.simulator.tokenizer import load_tokenizer
+from tokentape import AsyncClient, ClientError, ManagedServer
+from tokentape.managed_server import InexactStep
 
 USER = {"role": "user", "content": "hi there"}
 TOOL = {
@@ -239,7 +239,7 @@ async def test_at_11_a_step_that_is_not_exact_gives_no_node(scripted, script):
     script.says("one two three")
     script.logprobs_short_by = 1
     async with scripted.managed_server(script.words, allow_dummy_tokens=True) as managed:
-        with pytest.raises(InexactStep, match="gives no node") as caught:
+        with pytest.raises(InexactStep, match="is not exact") as caught:
             await managed.chat_completion(messages=[USER])
     rollout_id = managed.opened["rollout_id"]
 
@@ -416,7 +416,7 @@ async def test_sampling_keys_are_the_engines(scripted, script, engine):
 async def test_a_stream_is_refused(scripted):
     """With what to do instead."""
     async with scripted.managed_server() as managed:
-        with pytest.raises(ValueError, match="leave stream out"):
+        with pytest.raises(ValueError, match="remove stream"):
             await managed.chat_completion(messages=[USER], stream=True)
 
 

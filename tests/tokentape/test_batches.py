@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 from batching import Batching, group
 
-from proxy.client import AsyncClient, ClientError
+from tokentape import AsyncClient, ClientError
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ async def test_the_lease_is_extended_while_the_body_works(client, batching):
         assert not batch.is_lost
 
     assert ("extend", "b1", {"lease_s": 0.03}) in batching.said
-    assert [] == [task for task in asyncio.all_tasks() if task.get_coro().__name__ == "_beat"]
+    assert [] == [task for task in asyncio.all_tasks() if task.get_coro().__name__ == "_extend_lease"]
     assert "ack" == [said[0] for said in batching.said if said[0] != "claim"][-1]
 
 
@@ -105,7 +105,7 @@ async def test_a_lost_lease_is_told(client, batching):
 async def test_groups_that_were_lost_are_told_by_their_names(client, batching):
     """Some of a batch: the others are acknowledged."""
     batching.ready, batching.partly_lost = [[group("g1"), group("g2")]], ["g2"]
-    with pytest.raises(ClientError, match="somebody else holds g2") as caught:
+    with pytest.raises(ClientError, match="another consumer claimed g2") as caught:
         async for batch in client.batches(consumer="c", groups=2, wait_s=0, lease_s=0.03):
             await batching.extended.wait()
             while not batch.is_lost:  # the answer is on its way

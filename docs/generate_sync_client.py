@@ -1,0 +1,55 @@
+"""tokentape/sync_client.py, generated from tokentape/async_client.py by replacing words, as httpcore generates its `_sync`.
+
+A statement whose first line ends in `# async only` is left out.
+"""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+SOURCE: Final = Path(__file__).parent.parent / "tokentape" / "async_client.py"
+TARGET: Final = SOURCE.with_name("sync_client.py")
+HEADER: Final = (
+    "# Generated from tokentape/async_client.py by `python -m docs.generate`; edit async_client.py instead.\n"
+)
+WORDS: Final = (
+    (r"\basync (def|for|with)\b", r"\1"),
+    (r"\bawait ", ""),
+    (r"\bAsync(Client|Iterator)\b", r"\1"),
+    (r"\bfrom asyncio import sleep\b", "from time import sleep"),
+    (r"\b__a(enter|exit)__\b", r"__\1__"),
+    (r"\ba(close|read|iter_lines)\b", r"\1"),
+)
+
+
+def sync_client() -> str:
+    """Return the source of the blocking client."""
+    text = without_async_only(SOURCE.read_text())
+    for pattern, replacement in WORDS:
+        text = re.sub(pattern, replacement, text)
+    without_unused_imports = _ruff("check", "--quiet", "--fix-only", "--select", "F401,I", text=HEADER + text)
+    return _ruff("format", "--quiet", text=without_unused_imports)
+
+
+def without_async_only(source: str) -> str:
+    """Return the source without the statements that are marked as `# async only`, and the blank lines after them."""
+    lines: list[str | None] = list(source.splitlines(keepends=True))
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.stmt) and (lines[node.lineno - 1] or "").rstrip().endswith("# async only"):
+            assert node.end_lineno is not None
+            end = node.end_lineno
+            while end < len(lines) and not (lines[end] or "").strip():
+                end += 1
+            lines[node.lineno - 1 : end] = [None] * (end - node.lineno + 1)
+    return "".join(line for line in lines if line is not None)
+
+
+def _ruff(command: str, *options: str, text: str) -> str:
+    """Return what ruff makes of a text, by the settings of this repository."""
+    arguments = [sys.executable, "-m", "ruff", command, *options, "--stdin-filename", str(TARGET), "-"]
+    folder = SOURCE.parent.parent
+    done = subprocess.run(arguments, input=text, capture_output=True, text=True, check=True, cwd=folder)  # noqa: S603
+    return done.stdout

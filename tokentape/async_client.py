@@ -1,0 +1,275 @@
+"""AsyncClient: the control API over httpx2, one method per route."""
+
+from asyncio import sleep
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
+
+from tokentape import requests
+from tokentape.batches import Batch, claim_batches
+from tokentape.transport import ClientError, Request, error_from_response, parse_line, require, retry_delay
+from tokentape.types import BatchResult, FinishStatus, OpenedRollout, Rollout, Step
+
+with suppress(ImportError):  # `import tokentape` works without httpx2; the constructor raises
+    import httpx2 as httpx
+
+if TYPE_CHECKING:  # async only
+    from tokentape.managed_server import ManagedServer
+
+
+class AsyncClient:
+    """A client of the control API at `url`. Close it, or use `async with`.
+
+    `api_key` is a control key; it is required if the proxy has one configured. `timeout_s` limits the connection and each
+    wait for data. Requests that return 429 or 503, or find no proxy at `url`, are sent up to `attempts` times, after the
+    delay of the `Retry-After` header. Every failure is a ClientError.
+    """
+
+    def __init__(self, url: str, *, api_key: str | None = None, timeout_s: float = 60.0, attempts: int = 5) -> None:
+        require("httpx2", user="AsyncClient", requirement="tokentape[client]")
+        self.url = url.rstrip("/")
+        self._max_attempts = attempts
+        self._timeout_s = timeout_s
+        self._http = httpx.AsyncClient(
+            base_url=self.url, headers={"Authorization": f"Bearer {api_key}"} if api_key else None
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def open_rollout(self, rollout_id: str | None = None, **options: Any) -> OpenedRollout:
+        """Open a rollout; the same options again return the same rollout.
+
+        Options: `group_id`, `metadata`, `model`, `sampling` ({override, default, cap}), `tools`, `limits` ({max_steps,
+        max_tokens, deadline_s}). Pass `base_url` and `api_key` of the response to the agent.
+        """
+        return cast("OpenedRollout", await self._request(requests.open_rollout(rollout_id, options)))
+
+    async def rollout(self, rollout_id: str) -> Rollout:
+        """Return the rollout: status, counts, reward, times."""
+        return cast("Rollout", await self._request(requests.rollout(rollout_id)))
+
+    def rollouts(
+        self, *, status: str | None = None, group_id: str | None = None, since: int | None = None, page: int = 100
+    ) -> AsyncIterator[Rollout]:
+        """Iterate over all rollouts, newest first, `page` per request. `since` is in Unix seconds."""
+        filters = {"status": status, "group_id": group_id, "since": since, "limit": page}
+        return self._list_pages("rollouts", filters)
+
+    async def patch_rollout(self, rollout_id: str, **changes: Any) -> Rollout:
+        """Set `reward`, `step_rewards` ({step_id: reward}), `advantages` or `metadata`; other fields do not change."""
+        return cast("Rollout", await self._request(requests.patch_rollout(rollout_id, changes)))
+
+    async def finish_rollout(
+        self,
+        rollout_id: str,
+        status: FinishStatus = "completed",
+        *,
+        reward: float | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Rollout:
+        """Finish the rollout: it accepts no more calls. Finishing it again with the same status changes nothing."""
+        body = {"status": status, "reward": reward, "metadata": metadata}
+        return cast("Rollout", await self._request(requests.finish_rollout(rollout_id, body)))
+
+    async def delete_rollout(self, rollout_id: str) -> None:
+        """Delete the rollout and its steps; one that does not exist is no error."""
+        await self._request(requests.rollout(rollout_id, "DELETE"))
+
+    async def step(self, rollout_id: str, step_id: str) -> Step:
+        """Return one recorded step; the `X-Step-Id` header of a response has its id."""
+        return cast("Step", await self._request(requests.step(rollout_id, step_id)))
+
+    async def steps(self, rollout_id: str, *, page: int = 100) -> AsyncIterator[Step]:
+        """Iterate over the recorded steps in the order in which they were stored, `page` per request."""
+        after = None
+        while True:
+            answer = await self._request(requests.steps(rollout_id, after, page))
+            for step in answer["steps"]:
+                yield step
+            after = answer["after"]
+            if after is None:
+                return
+
+    async def tree(self, rollout_id: str) -> dict[str, Any]:
+        """Return the tree of steps: parents, spans, drift, and the branch in which each token is trained."""
+        return cast("dict[str, Any]", await self._request(requests.tree(rollout_id)))
+
+    def export_rollout(
+        self,
+        rollout_id: str,
+        format: str = "sequences",  # noqa: A002 - the name of the query parameter
+        **options: Any,
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Stream the rows of one rollout in a trainer's format. Options are the query parameters of the route."""
+        return self._stream_rows(requests.export_rollout(rollout_id, {"format": format, **options}))
+
+    def export_group(self, group_id: str, format: str = "sequences", **options: Any) -> AsyncIterator[dict[str, Any]]:  # noqa: A002
+        """Stream the rows of one group in a trainer's format."""
+        return self._stream_rows(requests.export_group(group_id, {"format": format, **options}))
+
+    def export(self, format: str = "sequences", **options: Any) -> AsyncIterator[dict[str, Any]]:  # noqa: A002
+        """Stream the rows of many rollouts, newest rollout first. Options include `status`, `group_id`, `since`, `limit`."""
+        return self._stream_rows(requests.export({"format": format, **options}))
+
+    async def open_group(
+        self,
+        size: int,
+        *,
+        group_id: str | None = None,
+        rollout: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Open a group and its `size` rollouts, each with the options `rollout`, atomically.
+
+        Returns {group_id, size, status, rollouts: [{rollout_id, base_url, api_key, …}]}. The same options again return the
+        same group.
+        """
+        request = requests.open_group(group_id, {"size": size, "rollout": rollout, "metadata": metadata})
+        return cast("dict[str, Any]", await self._request(request))
+
+    async def group(self, group_id: str) -> dict[str, Any]:
+        """Return the group: its members, their rewards and statuses, and whether it is complete."""
+        return cast("dict[str, Any]", await self._request(requests.group(group_id)))
+
+    def groups(self, *, status: str | None = None, page: int = 100) -> AsyncIterator[dict[str, Any]]:
+        """Iterate over all groups, `page` per request."""
+        return self._list_pages("groups", {"status": status, "limit": page})
+
+    async def delete_group(self, group_id: str) -> None:
+        """Delete the group and its rollouts; one that does not exist is no error."""
+        await self._request(requests.group(group_id, "DELETE"))
+
+    async def claim_batch(self, *, consumer: str, groups: int, **options: Any) -> dict[str, Any]:
+        """Claim up to `groups` complete groups that no other consumer has claimed: {batch_id, groups, rows, …}.
+
+        Options: `format`, `wait_s`, `lease_s`, `order`, `max_staleness` and the other fields of the route. Acknowledge the
+        batch or extend its lease before the lease expires; otherwise another consumer can claim its groups.
+        """
+        body = {"consumer": consumer, "groups": groups, **options}
+        return cast("dict[str, Any]", await self._request(requests.claim_batch(body)))
+
+    async def ack_batch(self, batch_id: str, *, delete: bool | None = None) -> BatchResult:
+        """Acknowledge a batch; `delete` deletes its rollouts. `lost` lists groups that another consumer has claimed."""
+        return cast("BatchResult", await self._request(requests.ack_batch(batch_id, delete=delete)))
+
+    async def release_batch(self, batch_id: str) -> BatchResult:
+        """Release a batch: other consumers can claim its groups."""
+        return cast("BatchResult", await self._request(requests.release_batch(batch_id)))
+
+    async def extend_batch(self, batch_id: str, *, lease_s: float) -> BatchResult:
+        """Set the lease of a batch to `lease_s` from now; `lost` as for `ack_batch`."""
+        return cast("BatchResult", await self._request(requests.extend_batch(batch_id, lease_s)))
+
+    def batches(  # async only
+        self, *, consumer: str, groups: int, wait_s: float | None = None, lease_s: float = 60.0, **options: Any
+    ) -> AsyncGenerator[Batch, None]:
+        """Iterate over batches of up to `groups` complete groups; the lease of each is extended while the body runs.
+
+            async for batch in client.batches(consumer="trainer-0", groups=4, format="trl"):
+                train(batch.groups)
+
+        A batch is acknowledged when the body reaches its end, or by `await batch.ack()`. After an exception or a `break` it
+        is released, so that no group is lost: call `ack` before a `break`. The loop ends when no group is available for
+        `wait_s`; None waits without a limit. The reason why groups are refused or dropped is logged once per reason.
+        """
+        return claim_batches(self, consumer=consumer, groups=groups, wait_s=wait_s, lease_s=lease_s, **options)
+
+    async def policy(self) -> dict[str, Any]:
+        """Return the policy version that is recorded in steps whose engine reports none."""
+        return cast("dict[str, Any]", await self._request(requests.policy()))
+
+    async def put_policy(self, version: str | int) -> dict[str, Any]:
+        """Announce the policy version that the engines serve from now on."""
+        return cast("dict[str, Any]", await self._request(requests.put_policy(version)))
+
+    async def pause(self, mode: Literal["wait", "reject"] = "wait", *, drain_s: float = 0) -> dict[str, Any]:
+        """Pause new calls while the weights change, and wait up to `drain_s` until no call is in flight."""
+        return cast("dict[str, Any]", await self._request(requests.pause(mode, drain_s)))
+
+    async def resume(self) -> dict[str, Any]:
+        """Resume paused calls."""
+        return cast("dict[str, Any]", await self._request(requests.resume()))
+
+    def managed_server(  # async only
+        self,
+        tokenizer: Any = None,
+        base_url: str | None = None,
+        preserve_think_blocks: bool = False,  # noqa: FBT001, FBT002 - Atropos' signature
+        **options: Any,
+    ) -> "ManagedServer":
+        """Return a ManagedServer over a new rollout, as Atropos' server managers do; use it in an `async with`.
+
+        Options are the further arguments of ManagedServer. `base_url` selects one of several servers in Atropos; here it is
+        this proxy's URL or None.
+        """
+        from tokentape.managed_server import ManagedServer  # noqa: PLC0415 - it imports openai, which takes a second
+
+        if base_url is not None and base_url.rstrip("/").removesuffix("/v1") != self.url:
+            raise ValueError(f"base_url {base_url!r} is unknown: the only server is the proxy at {self.url}")
+        return ManagedServer(self, tokenizer, preserve_think_blocks=preserve_think_blocks, **options)
+
+    async def _list_pages(self, noun: str, filters: Mapping[str, Any]) -> AsyncIterator[Any]:
+        cursor = None
+        while True:
+            answer = await self._request(requests.listing(noun, filters, cursor))
+            for item in answer[noun]:
+                yield item
+            cursor = answer["cursor"]
+            if cursor is None:
+                return
+
+    async def _request(self, request: Request) -> Any:
+        """Return the JSON of the response, or None if it has no body."""
+        response = await self._send_with_retries(request, stream=False)
+        return response.json() if response.content else None
+
+    async def _stream_rows(self, request: Request) -> AsyncIterator[dict[str, Any]]:
+        response = await self._send_with_retries(request, stream=True)
+        try:
+            async for line in response.aiter_lines():
+                yield parse_line(line)
+        except httpx.TransportError as error:
+            raise ClientError(f"connection lost during the export: {error}", code="connection_lost") from error
+        finally:
+            await response.aclose()
+
+    async def _send_with_retries(self, request: Request, *, stream: bool) -> "httpx.Response":
+        for attempt in range(1, self._max_attempts + 1):
+            try:
+                return await self._send(request, stream=stream)
+            except ClientError as error:
+                delay_s = retry_delay(error, attempt, self._max_attempts)
+                if delay_s is None:
+                    raise
+                await sleep(delay_s)
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _send(self, request: Request, *, stream: bool) -> "httpx.Response":
+        timeout = httpx.Timeout(self._timeout_s, read=self._timeout_s + request.wait_s)
+        sent = self._http.build_request(
+            request.method,
+            request.path,
+            json=request.body,
+            params=request.query,
+            headers=request.headers,
+            timeout=timeout,
+        )
+        try:
+            response = await self._http.send(sent, stream=stream)
+            if response.is_success:
+                return response
+            raise error_from_response(response.status_code, response.headers, await response.aread())
+        except httpx.TransportError as error:
+            code = "unreachable" if isinstance(error, httpx.ConnectError) else "connection_lost"
+            raise ClientError(f"{request.method} {self.url}{request.path}: {error}", code=code) from error

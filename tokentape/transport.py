@@ -1,0 +1,105 @@
+"""Requests, errors and the retry policy that both clients share; the clients themselves send and wait."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, Final
+
+RETRIED_STATUSES: Final = (429, 503)
+MAX_RETRY_DELAY_S: Final = 60.0
+MAX_ERROR_CHARACTERS: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request. `wait_s` is how long the proxy itself may wait before it starts to respond."""
+
+    method: str
+    path: str
+    body: Mapping[str, Any] | None = None
+    query: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    wait_s: float = 0.0
+
+
+class ClientError(Exception):
+    """The proxy returned an error, or the connection failed (`type` is `connection_error`), or the request was not sent.
+
+    `status` is None if there is no response. `code` is `unreachable` if no connection was made, and `connection_lost` if
+    the connection failed later. A request is not sent if a reward or an advantage in it is not finite or not within the
+    range of float32 (`code` is `not_valid`).
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int | None = None,
+        type: str = "connection_error",  # noqa: A002 - the name of the field in the error body
+        code: str | None = None,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message if status is None else f"{status} {code or type}: {message}")
+        self.message = message
+        self.status = status
+        self.type = type
+        self.code = code
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+
+def require(package: str, *, user: str, requirement: str) -> None:
+    """Raise ImportError with the command that installs an optional package, unless it can be imported."""
+    try:
+        import_module(package)
+    except ImportError as error:
+        raise ImportError(f"{user} requires {package}: pip install '{requirement}'", name=package) from error
+
+
+def error_from_response(status: int, headers: Mapping[str, str], content: bytes) -> ClientError:
+    """Return the error of a response; the message of one that is not TokenTape's is its text."""
+    try:
+        error = json.loads(content)["error"]  # noqa: TID251 - the client requires httpx2 only
+        message, kind = str(error["message"]), str(error.get("type"))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        text = content.decode("utf-8", "replace")[:MAX_ERROR_CHARACTERS]
+        error, message, kind = {}, text or "the response has no body", "http_error"
+    code = error.get("code")
+    return ClientError(
+        message,
+        status=status,
+        type=kind,
+        code=None if code is None else str(code),
+        param=error.get("param"),
+        retry_after_s=_seconds(headers.get("Retry-After")),
+    )
+
+
+def retry_delay(error: ClientError, attempt: int, max_attempts: int) -> float | None:
+    """Return the seconds to wait after this attempt (the first is 1), or None if the request is not retried.
+
+    429, 503 and a connection that could not be made are retried: nothing was carried out. The delay is `Retry-After`, or
+    0.25 s doubled with each attempt. A `Retry-After` beyond a minute is not waited for. A limit of the rollout (429,
+    `rollout_limit`) stays reached.
+    """
+    unreachable = error.status is None and error.code == "unreachable"
+    retriable = unreachable or (error.status in RETRIED_STATUSES and error.type != "rollout_limit")
+    if attempt >= max_attempts or not retriable:
+        return None
+    delay = 0.25 * 2 ** (attempt - 1) if error.retry_after_s is None else error.retry_after_s
+    return delay if delay <= MAX_RETRY_DELAY_S else None
+
+
+def parse_line(line: str) -> Any:
+    """Parse one line of NDJSON."""
+    return json.loads(line)  # noqa: TID251 - the client requires httpx2 only
+
+
+def _seconds(text: str | None) -> float | None:
+    """Return a `Retry-After` in seconds; None for a date."""
+    try:
+        return None if text is None else max(0.0, float(text))
+    except ValueError:
+        return None

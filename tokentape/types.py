@@ -1,0 +1,193 @@
+"""The JSON of responses as TypedDicts, and protocols for the parts of AsyncClient that other modules call.
+
+Fields have the names of the control API. JSON of other systems (requests, responses, metadata, rows of a format) is
+`dict[str, Any]`. Times are Unix milliseconds.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal, NotRequired, Protocol, TypedDict
+
+FinishStatus = Literal["completed", "failed", "aborted", "truncated"]
+
+
+class OpenedRollout(TypedDict):
+    """The response to opening a rollout: `base_url` for agents, and an `api_key` that is valid for this rollout only."""
+
+    rollout_id: str
+    group_id: str | None
+    base_url: str
+    api_key: str
+    model: str | None
+    sampling: dict[str, Any]
+    tools: list[dict[str, Any]] | None
+    limits: dict[str, Any] | None
+    reply: dict[str, str] | None
+    metadata: dict[str, Any]
+    status: str
+    created_ms: int
+
+
+class Rollout(TypedDict):
+    """A rollout: open, completed, failed, aborted, truncated or limited; `counts` of steps and tokens."""
+
+    rollout_id: str
+    group_id: str | None
+    base_url: str
+    model: str | None
+    sampling: dict[str, Any]
+    tools: list[dict[str, Any]] | None
+    limits: dict[str, Any] | None
+    reply: dict[str, str] | None
+    metadata: dict[str, Any]
+    status: str
+    counts: dict[str, int]
+    drift: dict[str, Any]
+    reward: float | None
+    step_rewards: dict[str, float | list[float]]
+    advantages: Any
+    created_ms: int
+    touched_ms: int
+    finished_ms: int | None
+    claimed_by: str | None
+
+
+class Choice(TypedDict):
+    """One completion: `ids` and `logprobs` have equal lengths if the step is exact; a logprob is null if it is NaN."""
+
+    index: int
+    prompt: int
+    ids: list[int]
+    logprobs: list[float | None]
+    finish_reason: str | None
+    stop_reason: str | int | None
+    spans: list[dict[str, Any]]
+
+
+class Fidelity(TypedDict):
+    """Whether a step is exact; if not, the problem codes and a sentence for each."""
+
+    exact: bool
+    problems: list[str]
+    why: list[str]
+
+
+class Step(TypedDict):
+    """One recorded call. `prompt_ids` is null if the call had several prompts; they are in `prompts`."""
+
+    step_id: str
+    rollout_id: str
+    index: int
+    dialect: str
+    endpoint: str
+    engine: dict[str, Any]
+    model: dict[str, Any]
+    request: dict[str, Any]
+    sent: dict[str, Any]
+    response: dict[str, Any] | None
+    prompt_ids: list[int] | None
+    prompts: NotRequired[list[list[int]]]
+    choices: list[Choice]
+    usage: dict[str, Any] | None
+    sampling: dict[str, Any]
+    timing: dict[str, Any]
+    status: str
+    reason: str | None
+    delivered: bool
+    late: bool
+    reward: float | None
+    policy_version: str | None
+    policy_version_end: str | None
+    fidelity: Fidelity
+    extra: dict[str, Any]
+
+
+class RowFacts(TypedDict):
+    """The rollout and the steps of one row of a batch.
+
+    `step_ids` are the steps whose completion tokens are trained in the row. `reward` is the rollout's; `advantage` is null
+    unless the rollout has exactly one (not one per step or per token).
+    """
+
+    rollout_id: str
+    step_ids: list[str]
+    reward: float | None
+    advantage: float | None
+
+
+class ClaimedGroup(TypedDict):
+    """A group of a batch.
+
+    `data` is the group in the claimed format. `rows` has an entry for each row of `data`, in the same order: for each item
+    of a list, for each entry of the lists of an object, for each rollout in Marin's groups. `rollouts`, `rewards` and
+    `advantages` have an entry for each rollout that has rows. `skipped` lists the other members by `rollout_id`, with the
+    reason (`why`), and the steps that no row trains by `step_id`.
+    """
+
+    group_id: str
+    policy_version: str | None
+    complete_ms: int | None
+    metadata: dict[str, Any]
+    rollouts: list[str]
+    rewards: list[float | None]
+    advantages: list[Any] | None
+    rows: list[RowFacts]
+    skipped: list[dict[str, str]]
+    data: Any
+
+
+class BatchResult(TypedDict):
+    """The groups of a batch after an ack, a release or an extension; `lost` lists those that another consumer has claimed."""
+
+    batch_id: str
+    lost: list[str]
+    acked: NotRequired[list[str]]
+    released: NotRequired[list[str]]
+    held: NotRequired[list[str]]
+    lease_ms: NotRequired[int]
+
+
+class BatchApi(Protocol):
+    """The methods of AsyncClient that a Batch calls."""
+
+    async def claim_batch(self, *, consumer: str, groups: int, **options: Any) -> dict[str, Any]:
+        """Claim up to `groups` complete groups."""
+        ...
+
+    async def ack_batch(self, batch_id: str, *, delete: bool | None = None) -> BatchResult:
+        """Acknowledge a batch."""
+        ...
+
+    async def release_batch(self, batch_id: str) -> BatchResult:
+        """Release a batch."""
+        ...
+
+    async def extend_batch(self, batch_id: str, *, lease_s: float) -> BatchResult:
+        """Extend the lease of a batch."""
+        ...
+
+
+class RolloutApi(Protocol):
+    """The methods of AsyncClient that a ManagedServer calls."""
+
+    async def open_rollout(self, rollout_id: str | None = None, **options: Any) -> OpenedRollout:
+        """Open a rollout."""
+        ...
+
+    async def step(self, rollout_id: str, step_id: str) -> Step:
+        """Return one recorded step."""
+        ...
+
+    async def finish_rollout(
+        self,
+        rollout_id: str,
+        status: FinishStatus = "completed",
+        *,
+        reward: float | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Rollout:
+        """Finish a rollout."""
+        ...
+
+    async def delete_rollout(self, rollout_id: str) -> None:
+        """Delete a rollout."""
+        ...
