@@ -11,11 +11,11 @@ all: lint types test  ## what must hold before anything lands
 
 install: $(READY)  ## everything into .venv
 
-$(READY): pyproject.toml constraints.txt tests/trainers/requirements.txt
+$(READY): pyproject.toml constraints.txt tests/system/trainers/requirements.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[arrow,client,msgpack,tokenizer]" --group dev
-	@rm -rf .trainers && $(BIN)/python -m pip install --quiet --no-deps --target .trainers -r tests/trainers/requirements.txt
+	@rm -rf .trainers && $(BIN)/python -m pip install --quiet --no-deps --target .trainers -r tests/system/trainers/requirements.txt
 	@touch $(READY)
 
 run: $(READY)  ## the proxy on 127.0.0.1:8400; ENGINE=http://… for a real engine, else the simulator
@@ -25,40 +25,40 @@ test: $(READY)  ## the specification, against real parts
 	$(BIN)/python -m pytest -n 3 --dist loadfile
 
 test-faults: $(READY)  ## everything killed, stopped and filled under load, for some 8 minutes; SECONDS_LONG=, SEED= say otherwise
-	$(BIN)/python -m tests.faults.run --seconds $(or $(SECONDS_LONG),420) $(if $(SEED),--seed $(SEED))
+	$(BIN)/python -m tests.system.faults.run --seconds $(or $(SECONDS_LONG),420) $(if $(SEED),--seed $(SEED))
 
 test-engine: $(READY)  ## against a real vLLM and a real llama.cpp on this CPU; built once into the user's cache folder
-	$(BIN)/python tests/engine/environment.py
-	$(BIN)/python -m pytest tests/engine
+	$(BIN)/python tests/system/real_engines/environment.py
+	$(BIN)/python -m pytest tests/system/real_engines
 
 test-trainers: $(READY)  ## docs/trainers.md in the trainers' own loops (TRL, verl, OpenRLHF, AReaL), on this CPU, with a real vLLM
-	$(BIN)/python tests/engine/environment.py
-	$(BIN)/python -m pytest -vv tests/trainers/loops
+	$(BIN)/python tests/system/real_engines/environment.py
+	$(BIN)/python -m pytest -vv tests/system/trainers/loops
 
 test-deploy: $(READY)  ## the files of deploy/: schemas, linters, the Dockerfile's steps, a real balancer before real replicas
-	$(BIN)/python -m tests.deploy.environment
-	$(BIN)/python -m pytest --timeout 300 tests/deploy
+	$(BIN)/python -m tests.system.deploy.environment
+	$(BIN)/python -m pytest --timeout 300 tests/system/deploy
 
 test-agents: $(READY)  ## other people's clients and agents, docs/clients.md's table (needs node, npm); fetched once into the user's cache folder
-	$(BIN)/python tests/agents/environment.py
-	$(BIN)/python tests/engine/environment.py
-	$(BIN)/python -m pytest -vv tests/agents
+	$(BIN)/python tests/system/agents/environment.py
+	$(BIN)/python tests/system/real_engines/environment.py
+	$(BIN)/python -m pytest -vv tests/system/agents
 
 test-monitoring: $(READY)  ## rules, alerts and the dashboard's queries, against a real Prometheus (Debian's) and a real proxy
-	$(BIN)/python -m pytest tests/monitoring
+	$(BIN)/python -m pytest tests/system/monitoring
 
 examples: $(READY)  ## each of examples/ as long as its users run it, before the simulator; prints what they print
-	$(BIN)/python -m pytest -n 0 tests/examples --whole --timeout 600
+	$(BIN)/python -m pytest -n 0 tests/system/examples --whole --timeout 600
 
 test-ui: $(READY)  ## the page /ui in a real headless Chromium; PICTURES=docs/images takes its pictures anew
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --group ui
-	$(BIN)/python -m pytest tests/ui $(if $(PICTURES),--pictures $(PICTURES))
+	$(BIN)/python -m pytest tests/system/browser $(if $(PICTURES),--pictures $(PICTURES))
 
 cassettes: $(READY)  ## answers of the engine at ENGINE=http://… for the tests to play; FORCE=1 records those there anew
 	$(BIN)/python -m tests.cassettes.record $(if $(FORCE),--force) $(or $(ENGINE),$(error ENGINE=http://… says which engine))
 
 fuzz: $(READY)  ## requests, streams and records that nobody would send, with fresh seeds; CASES=… for another number
-	$(BIN)/python -m pytest -n 2 --dist worksteal tests/fuzz --cases $(or $(CASES),110000)
+	$(BIN)/python -m pytest -n 2 --dist worksteal tests/system/fuzz --cases $(or $(CASES),110000)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m hypothesis --hypothesis-profile thorough --timeout 600
 
 bench: $(READY)  ## the table of performance targets, with the bare proxy in the same run

@@ -44,7 +44,13 @@ if sys.version_info < (3, 12):
     base_events.Server._attach = attach
 
 
-_PROCESSES = ("tests/test_workers.py", "tests/faults/", "tests/test_main.py", "tests/test_replicas.py", "tests/audit/")
+_PROCESSES = (
+    "tests/test_workers.py",
+    "tests/system/faults/",
+    "tests/test_main.py",
+    "tests/test_replicas.py",
+    "tests/audit/",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,4 +1,4 @@
-"""The rules and the dashboard of deploy/, as far as they can be judged without a Prometheus (tests/monitoring has one)."""
+"""The rules and the dashboard of deploy/, checked without a Prometheus. tests/system/monitoring runs one."""
 
 import re
 from pathlib import Path

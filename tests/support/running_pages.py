@@ -150,11 +150,11 @@ def _console(text: str, reader: Reader) -> None:
 
 def _vllm(words: list[str]) -> None:
     """vLLM's flags are such as a real one was started with."""
-    seen = (ROOT / "tests" / "engine" / "conftest.py").read_text()
+    seen = (ROOT / "tests" / "system" / "real_engines" / "conftest.py").read_text()
     for flag, value in zip(words, [*words[1:], "--"], strict=True):
         if flag.startswith("--"):
             said = flag if value.startswith("--") else f"{flag}={value}"
-            assert f'"{said}"' in seen, f"tests/engine starts vLLM without {said}"
+            assert f'"{said}"' in seen, f"tests/system/real_engines starts vLLM without {said}"
 
 
 def _lines(text: str) -> Iterator[str]:

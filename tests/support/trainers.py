@@ -1,8 +1,8 @@
 """Trainers' own code, as published, run without the torch, jax or ray that their packages bring.
 
-`make install` puts the packages into .trainers without what they depend on (tests/trainers/requirements.txt). Of a file there,
-the classes and functions that read our rows are compiled as they stand, and nothing else of it; what they name is given by
-the test. Where they make tensors, `torch` below stands in: numpy arrays with the few methods that are called.
+`make install` puts the packages into .trainers without what they depend on (tests/system/trainers/requirements.txt). Of a
+file there, the classes and functions that read our rows are compiled as they stand, and nothing else of it; what they name
+is given by the test. Where they make tensors, `torch` below stands in: numpy arrays with the few methods that are called.
 """
 
 import __future__

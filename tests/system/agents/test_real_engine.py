@@ -3,10 +3,10 @@
 import orjson
 import pytest
 
-from tests.engine.asking import CALL
-from tests.engine.conftest import vllm  # noqa: F401 - a fixture
-from tests.engine.test_conversation import NO_SECOND_END, check_rows, kwargs
-from tests.engine.through import through_proxy
+from tests.system.real_engines.asking import CALL
+from tests.system.real_engines.conftest import vllm  # noqa: F401 - a fixture
+from tests.system.real_engines.test_conversation import NO_SECOND_END, check_rows, kwargs
+from tests.system.real_engines.through import through_proxy
 
 from .recorded import recorded, scores_as_recorded
 from .running import PROGRAMS, address, run

@@ -1,7 +1,7 @@
 """docs/images/metrics.png: the dashboard's main panels, asked of a Prometheus while things go wrong and right again.
 
-`python -m tests.monitoring.picture` runs the scene for a minute and a half and draws what the panels' own queries answer. It is
-a picture for people, made by hand when the dashboard changes; nothing is judged by it.
+`python -m tests.system.monitoring.picture` runs the scene for a minute and a half and draws what the panels' own queries
+answer. It is a picture for people, made by hand when the dashboard changes; nothing is judged by it.
 """
 
 import asyncio

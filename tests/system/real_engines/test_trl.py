@@ -15,7 +15,7 @@ from . import environment
 from .conftest import VARIABLES, start_vllm
 from .through import through_proxy
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 STEP = re.compile(r"step (\d+): policy-recorded (\S+), (\d+) tokens, reward (\S+)")
 
 

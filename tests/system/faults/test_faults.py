@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.faults.run import FAULTS, fail_over, fill_journal, kill_proxy, kill_worker, run, stop_store
+from tests.system.faults.run import FAULTS, fail_over, fill_journal, kill_proxy, kill_worker, run, stop_store
 
 
 @pytest.mark.timeout(300)  # each wait within is bounded by itself

@@ -20,7 +20,7 @@ from proxy.server import running, simulating
 from proxy.simulator.options import Options
 from tokentape import AsyncClient
 
-CHECKED = "tests/trainers/test_page.py"
+CHECKED = "tests/system/trainers/test_page.py"
 PROGRAMS = [block for block in blocks_of(ROOT / "docs" / "trainers.md") if block.checked_by == CHECKED]
 TASK = [{"role": "user", "content": "What is 2 + 2?"}]
 SAMPLING = {"temperature": 0.5, "top_p": 0.9, "top_k": 20, "min_p": 0.1, "repetition_penalty": 1.1}

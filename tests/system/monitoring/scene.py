@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 import yaml
 
-from tests.faults.system import ROOT, Part, free_port, valkey
+from tests.system.faults.system import ROOT, Part, free_port, valkey
 
 DEPLOYED = ROOT / "deploy" / "prometheus"
 KEY = "the-key-of-the-trainer"

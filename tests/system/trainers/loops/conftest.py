@@ -17,12 +17,12 @@ import pytest
 
 from proxy.config import load
 from proxy.server import running
-from tests.engine import environment
-from tests.engine.conftest import TEST_S, VARIABLES, Engine, start_vllm
-from tests.engine.through import Through
+from tests.system.real_engines import environment
+from tests.system.real_engines.conftest import TEST_S, VARIABLES, Engine, start_vllm
+from tests.system.real_engines.through import Through
 
 PROGRAMS = Path(__file__).parent / "programs"
-ROOT = Path(__file__).parent.parent.parent.parent
+ROOT = Path(__file__).parents[4]
 # What TRL compares its own logprobs with: of the logits divided by the temperature.
 MODE = "processed_logprobs"
 

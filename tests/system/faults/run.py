@@ -1,6 +1,6 @@
 """One run: load, faults in random order at random moments, and what must hold afterwards.
 
-`python -m tests.faults.run --seconds 300 --seed 1` is the long form; tests/faults/test_faults.py the short one.
+`python -m tests.system.faults.run --seconds 300 --seed 1` is the long form; tests/system/faults/test_faults.py the short one.
 """
 
 import argparse
@@ -14,9 +14,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from random import Random
 
-from tests.faults.load import Agents
-from tests.faults.system import System
-from tests.faults.verdict import judge
+from tests.system.faults.load import Agents
+from tests.system.faults.system import System
+from tests.system.faults.verdict import judge
 
 Fault = Callable[[System, Random, float], Awaitable[None]]
 

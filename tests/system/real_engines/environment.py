@@ -38,7 +38,7 @@ TRL = (
     "python-dateutil==4.0.0", "xxhash==4.1.0",
 )  # fmt: skip
 
-# The other trainers whose own loops run on a CPU (tests/trainers/loops), and what of their needs TRL and vLLM do not bring.
+# The other trainers whose own loops run on a CPU (tests/system/trainers/loops): what TRL and vLLM do not bring of their needs.
 TRAINERS = (
     "verl==0.9.1", "openrlhf==0.11.2", "areal==1.0.4", "ray==2.60.0", "tensordict==0.15.3", "torchdata==0.11.0",
     "hydra-core==1.3.8", "omegaconf==2.4.0", "antlr4-python3-runtime==4.9.3", "codetiming==1.4.0", "msgpack==1.2.4",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 README = (EXAMPLES / "README.md").read_text()
 PROGRAMS = sorted(EXAMPLES.glob("*.py"))
 COMMANDS = re.findall(r"^(?:\S*python) examples/(\w+\.py)(.*)$", README, re.MULTILINE)

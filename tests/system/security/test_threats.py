@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "security.md").read_text()
 TABLE = PAGE.partition("\n## ")[0]
 LINES = [line.split("|")[1:-1] for line in TABLE.splitlines() if line.startswith("| ")]

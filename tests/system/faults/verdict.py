@@ -9,7 +9,7 @@ from proxy.trajectory.blocks import BlockReader
 from proxy.trajectory.record import decode
 from storage import open_store
 from storage.redis.keys import BUCKETS, beats_key, bucket_keys, constants_key, keys_of, notices_key
-from tests.faults.engine import sampled
+from tests.system.faults.engine import sampled
 
 
 async def judge(store_url: str, ended: dict[str, str], logged: set[str]) -> dict[str, int]:

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from deploy.grafana.dashboard import dashboard, dashboard_page
-from tests.faults.system import ROOT
+from tests.system.faults.system import ROOT
 
 from . import environment
 

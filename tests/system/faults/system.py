@@ -12,10 +12,10 @@ from pathlib import Path
 import aiohttp
 
 from storage.embedded.server import bundled_server
-from tests.faults.address import StableAddress
+from tests.system.faults.address import StableAddress
 
 HERE = Path(__file__).parent
-ROOT = HERE.parent.parent
+ROOT = HERE.parents[2]
 
 
 def free_port() -> int:

@@ -9,7 +9,7 @@ import yaml
 
 from .environment import checkers
 
-DEPLOY = Path(__file__).parent.parent.parent / "deploy"
+DEPLOY = Path(__file__).parents[3] / "deploy"
 VARIABLE = re.compile(r"\$\$|\$\{(\w+)(?:(:-|:\?)([^}]*))?\}")
 
 
