@@ -4,7 +4,7 @@ import aiohttp
 import orjson
 import pytest
 from aiohttp import web
-from recorded import ROOT
+from recorded import load
 from scoring import WINDOW, score, scoring_as_sglang, scoring_as_vllm
 
 from proxy.audit.command import sender
@@ -43,7 +43,7 @@ async def test_sglang_is_recognised_and_scores(engine, send, path):
 
 async def test_an_answer_of_a_real_vllm_is_read():
     """The first id has no score; each other one's is under the id itself, whatever else is told."""
-    told = (ROOT / "cmpl_promptlp.response.json").read_bytes()
+    told = load("cmpl_promptlp").answer
     choice = orjson.loads(told)["choices"][0]
 
     async def send(method, path, body):

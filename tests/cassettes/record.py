@@ -24,6 +24,7 @@ from proxy.trajectory.step import EngineFacts
 from proxy.wire.plan import Terms, make_plan
 
 HERE = Path(__file__).parent
+VERSIONS = {"b0-unknown": "2026.10"}  # what the llama.cpp server of xllamacpp 2026.10 reports
 SUFFIXES = {"application/json": ".json", "text/event-stream": ".sse"}
 TELLING = ("content-type", "server", "x-request-id", "retry-after")
 TIMEOUT_S = 300.0
@@ -59,46 +60,60 @@ _TEXT = {"prompt": "The capital of France is", "max_tokens": 16, "temperature": 
 _SAMPLED = {"temperature": 0.9, "seed": 21}
 _IDS = {"token_ids": [504, 3575, 282], "sampling_params": {"max_tokens": 16} | _SAMPLED}
 
-# name -> (path, body); `stream` and the model are set when it is played.
-TABLE: dict[str, tuple[str, dict[str, Any]]] = {
-    "chat_greedy": (CHAT, _CHAT),
-    "chat_sampled": (CHAT, _CHAT | _SAMPLED),
-    "chat_topp": (CHAT, _CHAT | _SAMPLED | {"top_p": 0.8, "top_k": 20}),
-    "chat_one_token": (CHAT, _CHAT | {"max_tokens": 1}),
-    "chat_zero_tokens": (CHAT, _CHAT | {"max_tokens": 0}),
-    "chat_n2": (CHAT, _CHAT | _SAMPLED | {"n": 2}),
-    "chat_stop": (CHAT, _CHAT | {"stop": [" of", "e"]}),
-    "chat_conversation": (CHAT, _CHAT | {"messages": CONVERSATION}),
-    "chat_tools": (CHAT, _CHAT | {"tools": [TOOL]}),
-    "chat_tool_call": (CHAT, _CHAT | {"tools": [TOOL], "structured_outputs": {"regex": CALL}, "max_tokens": 100}),
-    "chat_tool_required": (CHAT, _CHAT | {"tools": [TOOL], "tool_choice": "required", "max_tokens": 60}),
-    "chat_reasoning": (CHAT, _CHAT | {"max_tokens": 60, "chat_template_kwargs": {"enable_thinking": True}}),
-    "chat_reasoning_off": (CHAT, _CHAT | {"chat_template_kwargs": {"enable_thinking": False}}),
-    "chat_schema": (
-        CHAT,
-        _CHAT | {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}},
-    ),
-    "chat_utf8": (CHAT, _CHAT | EMOJI),
-    "chat_utf8_cut": (CHAT, _CHAT | EMOJI | {"max_tokens": 3}),
-    "chat_usage": (CHAT, _CHAT | {"stream_options": {"include_usage": True}}),
-    "chat_usage_n2": (CHAT, _CHAT | _SAMPLED | {"n": 2, "stream_options": {"include_usage": True}}),
-    "chat_logprobs": (CHAT, _CHAT | {"logprobs": True, "top_logprobs": 2}),
-    "chat_tools_logprobs": (CHAT, _CHAT | {"tools": [TOOL], "logprobs": True, "top_logprobs": 1}),
-    "cmpl_greedy": (COMPLETIONS, _TEXT),
-    "cmpl_sampled": (COMPLETIONS, _TEXT | _SAMPLED),
-    "cmpl_n2": (COMPLETIONS, _TEXT | _SAMPLED | {"n": 2}),
-    "cmpl_two_prompts": (COMPLETIONS, _TEXT | {"prompt": ["The capital of", "One, two, three"]}),
-    "cmpl_ids": (COMPLETIONS, _TEXT | {"prompt": [504, 3575, 282]}),
-    "cmpl_stop": (COMPLETIONS, _TEXT | {"stop": [".", "e"]}),
-    "cmpl_utf8": (COMPLETIONS, _TEXT | EMOJI),
-    "cmpl_usage": (COMPLETIONS, _TEXT | {"stream_options": {"include_usage": True}}),
-    "cmpl_logprobs": (COMPLETIONS, _TEXT | {"logprobs": 2}),
-    "cmpl_echo": (COMPLETIONS, _TEXT | {"echo": True}),
-    "gen_sampled": (GENERATE, _IDS),
-    "gen_n2": (GENERATE, _IDS | {"sampling_params": _IDS["sampling_params"] | {"n": 2}}),
-    "err_temperature": (CHAT, _CHAT | {"temperature": "warm"}),
-    "err_messages": (CHAT, {"max_tokens": 4}),
-    "err_top_logprobs": (CHAT, _CHAT | {"top_logprobs": 2}),
+# folder -> name -> (path, body); `stream` and the model are set when it is played.
+TABLE: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
+    "chat": {
+        "chat_greedy": (CHAT, _CHAT),
+        "chat_sampled": (CHAT, _CHAT | _SAMPLED),
+        "chat_topp": (CHAT, _CHAT | _SAMPLED | {"top_p": 0.8, "top_k": 20}),
+        "chat_n2": (CHAT, _CHAT | _SAMPLED | {"n": 2}),
+        "chat_conversation": (CHAT, _CHAT | {"messages": CONVERSATION}),
+        "chat_reasoning": (CHAT, _CHAT | {"max_tokens": 60, "chat_template_kwargs": {"enable_thinking": True}}),
+        "chat_reasoning_off": (CHAT, _CHAT | {"chat_template_kwargs": {"enable_thinking": False}}),
+        "chat_utf8": (CHAT, _CHAT | EMOJI),
+        "chat_utf8_cut": (CHAT, _CHAT | EMOJI | {"max_tokens": 3}),
+    },
+    "completions": {
+        "cmpl_greedy": (COMPLETIONS, _TEXT),
+        "cmpl_sampled": (COMPLETIONS, _TEXT | _SAMPLED),
+        "cmpl_n2": (COMPLETIONS, _TEXT | _SAMPLED | {"n": 2}),
+        "cmpl_two_prompts": (COMPLETIONS, _TEXT | {"prompt": ["The capital of", "One, two, three"]}),
+        "cmpl_ids": (COMPLETIONS, _TEXT | {"prompt": [504, 3575, 282]}),
+        "cmpl_utf8": (COMPLETIONS, _TEXT | EMOJI),
+        "cmpl_echo": (COMPLETIONS, _TEXT | {"echo": True}),
+    },
+    "errors": {
+        "err_temperature": (CHAT, _CHAT | {"temperature": "warm"}),
+        "err_messages": (CHAT, {"max_tokens": 4}),
+        "err_top_logprobs": (CHAT, _CHAT | {"top_logprobs": 2}),
+    },
+    "generate": {
+        "gen_sampled": (GENERATE, _IDS),
+        "gen_n2": (GENERATE, _IDS | {"sampling_params": _IDS["sampling_params"] | {"n": 2}}),
+    },
+    "options": {
+        "chat_usage": (CHAT, _CHAT | {"stream_options": {"include_usage": True}}),
+        "chat_usage_n2": (CHAT, _CHAT | _SAMPLED | {"n": 2, "stream_options": {"include_usage": True}}),
+        "chat_logprobs": (CHAT, _CHAT | {"logprobs": True, "top_logprobs": 2}),
+        "chat_tools_logprobs": (CHAT, _CHAT | {"tools": [TOOL], "logprobs": True, "top_logprobs": 1}),
+        "cmpl_usage": (COMPLETIONS, _TEXT | {"stream_options": {"include_usage": True}}),
+        "cmpl_logprobs": (COMPLETIONS, _TEXT | {"logprobs": 2}),
+    },
+    "stops": {
+        "chat_one_token": (CHAT, _CHAT | {"max_tokens": 1}),
+        "chat_zero_tokens": (CHAT, _CHAT | {"max_tokens": 0}),
+        "chat_stop": (CHAT, _CHAT | {"stop": [" of", "e"]}),
+        "cmpl_stop": (COMPLETIONS, _TEXT | {"stop": [".", "e"]}),
+    },
+    "tools": {
+        "chat_tools": (CHAT, _CHAT | {"tools": [TOOL]}),
+        "chat_tool_call": (CHAT, _CHAT | {"tools": [TOOL], "structured_outputs": {"regex": CALL}, "max_tokens": 100}),
+        "chat_tool_required": (CHAT, _CHAT | {"tools": [TOOL], "tool_choice": "required", "max_tokens": 60}),
+        "chat_schema": (
+            CHAT,
+            _CHAT | {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}},
+        ),
+    },
 }
 
 
@@ -119,6 +134,7 @@ class Asked:
     path: str
     body: dict[str, Any]
     headers: dict[str, str] = field(default_factory=dict)
+    topic: str = ""
 
 
 def send(url: str, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None) -> Played:
@@ -149,7 +165,8 @@ def meet(url: str) -> tuple[Traits, str]:
 def requests(traits: Traits, model: str) -> Iterator[Asked]:
     """Each case of the table four times: unstreamed and streamed, as a client sends it and with our flags, if any."""
     facts = EngineFacts("e", traits.kind, traits.version, "")
-    for name, (path, body) in TABLE.items():
+    every = ((topic, name, *case) for topic, cases in TABLE.items() for name, case in cases.items())
+    for topic, name, path, body in every:
         for framing, stream in (("n", {}), ("s", {"stream": True})):
             plain = {"model": model, **body, **stream}
             if not stream:
@@ -158,20 +175,21 @@ def requests(traits: Traits, model: str) -> Iterator[Asked]:
                 plain, terms=Terms(streaming="live"), step_id="", rollout_id="", endpoint=path, dialect=DIALECTS[path],
                 engine=ENGINES[traits.kind], engine_facts=facts, logprobs_mode=None, traits=traits, headers={},
             )  # fmt: skip
-            yield Asked(f"{name}_{framing}_plain", path, plain)
+            yield Asked(f"{name}_{framing}_plain", path, plain, topic=topic)
             if plan.body != plain or plan.headers:
-                yield Asked(f"{name}_{framing}_inj", path, plan.body, dict(plan.headers))
+                yield Asked(f"{name}_{framing}_inj", path, plan.body, dict(plan.headers), topic)
 
 
 def folder_for(traits: Traits) -> Path:
     """Where its cassettes go: beside those of the same engine that are there, else in a folder of its own."""
-    name = f"{traits.kind}-{traits.version or 'unknown'}"
+    name = f"{traits.kind}-{VERSIONS.get(traits.version, traits.version) or 'unknown'}"
     known = [path for path in HERE.iterdir() if path.is_dir() and name.startswith(path.name)]
     return max(known, key=lambda path: len(path.name), default=HERE / name) / "recorded"
 
 
 def write(folder: Path, asked: Asked, played: Played, model: str) -> None:
     """One cassette: the request, the answer, and what else of the answer matters, each in a file."""
+    folder = folder / asked.topic
     folder.mkdir(parents=True, exist_ok=True)
     request = {"method": "POST", "path": asked.path, "body": asked.body}
     if asked.headers:
@@ -193,7 +211,7 @@ def record(url: str, folder: Path | None = None, *, force: bool = False) -> tupl
     folder = folder or folder_for(traits)
     recorded = kept = 0
     for asked in requests(traits, model):
-        if not force and (folder / f"{asked.name}.request.json").exists():
+        if not force and (folder / asked.topic / f"{asked.name}.request.json").exists():
             kept += 1
             continue
         played = send(url, "POST", asked.path, orjson.dumps(asked.body), asked.headers)

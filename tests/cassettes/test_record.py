@@ -74,7 +74,7 @@ async def test_the_whole_table_against_an_engine(folder, engine):
     found = {name: recorded.load(name) for name in recorded.names()}
 
     assert (len(found), 0) == (new, old)
-    assert {f"{case}_{framing}_plain" for case in TABLE for framing in "ns"} <= found.keys()
+    assert {f"{case}_{framing}_plain" for cases in TABLE.values() for case in cases for framing in "ns"} <= found.keys()
     assert found["chat_greedy_s_inj"].is_stream
     assert found["chat_greedy_s_inj"].body["return_token_ids"] is True
     assert "return_token_ids" not in found["chat_greedy_s_plain"].body
@@ -83,7 +83,7 @@ async def test_the_whole_table_against_an_engine(folder, engine):
 
 async def test_nothing_is_overwritten_unless_asked(folder, engine):
     """What was recorded stays as it is, byte for byte, until told otherwise."""
-    kept = folder / "chat_greedy_n_plain.request.json"
+    kept = folder / "chat" / "chat_greedy_n_plain.request.json"
     traits, model = await asyncio.to_thread(meet, engine)
     asked = next(iter(requests(traits, model)))
     write(folder, asked, Played(200, JSON, b"{}"), model)

@@ -2,7 +2,7 @@
 
 import orjson
 import pytest
-from recorded import LLAMACPP, load
+from recorded import load, load_http
 
 from proxy.engines.base import Traits
 from proxy.engines.recognition import QUESTIONS, Seen, recognise
@@ -51,8 +51,7 @@ def test_each_engine_answers_something_that_no_other_does(answers, traits):
 
 def test_llamacpp_says_who_it_is_in_a_header():
     """With its build from /props, as recorded."""
-    text = (LLAMACPP / "get_props.http").read_text("utf-8").partition("\n=== RESPONSE ")[2].partition("\n\n")[2]
-    answers = seen(props=orjson.loads(text))
+    answers = seen(props=orjson.loads(load_http("llamacpp", "get_props").answer))
     answers["/version"] = Seen(404, "llama.cpp", None)
 
     traits = recognise(answers)

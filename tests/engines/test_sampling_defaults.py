@@ -2,7 +2,7 @@
 
 import orjson
 import pytest
-from recorded import LLAMACPP, load
+from recorded import load, load_http
 
 from proxy.engines.sampling_defaults import ask_defaults, read_props, read_rendered
 
@@ -20,8 +20,7 @@ def test_vllm_shows_them_in_what_it_makes_of_a_chat_request():
 
 def test_llamacpp_shows_them_in_its_properties():
     """As recorded, by the names that requests have."""
-    text = (LLAMACPP / "get_props.http").read_text("utf-8").partition("\n=== RESPONSE ")[2].partition("\n\n")[2]
-    found = read_props(orjson.loads(text))
+    found = read_props(orjson.loads(load_http("llamacpp", "get_props").answer))
 
     assert ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty") == tuple(found)
     assert (pytest.approx(0.8), 40) == (found["temperature"], found["top_k"])

@@ -2,17 +2,16 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 from aiohttp.test_utils import TestClient
+from recorded import find
 
 from proxy.simulator.options import Options
 from proxy.simulator.server import make_engine
 
-CASSETTES = Path(__file__).parent.parent / "cassettes" / "vllm-0.32"
 HELLO = [{"role": "user", "content": "Say hello to the world."}]
 
 
@@ -63,9 +62,11 @@ def cassette() -> Callable[[str], Cassette]:
     """The recorded exchange of a name."""
 
     def read(name: str) -> Cassette:
-        request = orjson.loads((CASSETTES / f"{name}.request.json").read_bytes())
-        meta = CASSETTES / f"{name}.meta.json"
-        answers = [path for path in CASSETTES.glob(f"{name}.response.*") if path.suffix in {".json", ".sse", ".txt"}]
+        path = find(name, ".request.json")
+        case = path.name.removesuffix(".request.json")
+        request = orjson.loads(path.read_bytes())
+        meta = path.with_name(f"{case}.meta.json")
+        answers = [path for path in path.parent.glob(f"{case}.response.*") if path.suffix in {".json", ".sse", ".txt"}]
         raw_body = request["raw_body"].encode() if "raw_body" in request else orjson.dumps(request.get("body"))
         return Cassette(
             request["method"],

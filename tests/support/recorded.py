@@ -1,6 +1,7 @@
 """Cassettes: requests and answers recorded from real engines, and how tests play them to an exchange."""
 
 import ast
+import fnmatch
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,8 +17,13 @@ from proxy.wire.exchange import Exchange
 from proxy.wire.plan import Plan, Terms, make_plan
 
 CASSETTES = Path(__file__).parent.parent / "cassettes"
-ROOT = CASSETTES / "vllm-0.32"
-SGLANG, LLAMACPP = CASSETTES / "sglang-0.5.23", CASSETTES / "llamacpp"
+ROOTS = {
+    "vllm": CASSETTES / "vllm-0.32",
+    "sglang": CASSETTES / "sglang-0.5.23",
+    "llamacpp": CASSETTES / "llamacpp-2026.10",
+}
+# Folders that sort the cases of a set. They are no part of a cassette's name, so names are unique without them.
+TOPICS = ("chat", "completions", "errors", "generate", "options", "routes", "stops", "tools")
 CLOCK = SystemClock()
 FACTS = {
     "vllm": EngineFacts("e", "vllm", "0.32.0", "http://e"),
@@ -47,31 +53,50 @@ class Cassette:
         return self.name
 
 
-ROOTS = {"vllm": ROOT, "sglang": SGLANG, "llamacpp": LLAMACPP}
 CONTENT_TYPES = {".json": "application/json", ".sse": "text/event-stream; charset=utf-8", ".txt": "text/plain"}
+
+
+def find(name: str, suffix: str, kind: str = "vllm") -> Path:
+    """Return the path of a cassette's file: that of `recorded/chat_stop_s_inj` is in `recorded/stops`.
+
+    Raises FileNotFoundError if there is none.
+    """
+    place = ROOTS[kind] / name
+    for topic in ("", *TOPICS):
+        path = place.parent / topic / f"{place.name}{suffix}"
+        if path.exists():
+            return path
+    raise FileNotFoundError(place)
+
+
+def name_from(path: Path, kind: str = "vllm") -> str:
+    """Return the name of the cassette that a file belongs to: its path without the topic and the suffixes."""
+    folder = path.relative_to(ROOTS[kind]).parent
+    case = re.sub(r"\.(http|(request|response|meta)\.\w+)$", "", path.name)
+    return str((folder.parent if folder.name in TOPICS else folder) / case)
 
 
 def load(name: str, kind: str = "vllm") -> Cassette:
     """The cassette of this name, such as `pairs_hermes/chat_eos_n_inj`, of an engine of this kind."""
-    root = ROOTS[kind]
-    request = orjson.loads((root / f"{name}.request.json").read_bytes())
-    answer = next(root.glob(f"{name}.response.*"))
-    meta = root / f"{name}.meta.json"
+    path = find(name, ".request.json", kind)
+    request = orjson.loads(path.read_bytes())
+    answer = next(path.parent.glob(f"{path.name.removesuffix('.request.json')}.response.*"))
+    meta = path.with_name(path.name.replace(".request.", ".meta."))
     status = orjson.loads(meta.read_bytes())["status"] if meta.exists() else 200
     content_type = CONTENT_TYPES[answer.suffix]
     return Cassette(name, request["path"], request.get("body"), answer.read_bytes(), status, content_type, kind)
 
 
-def names(pattern: str = "**/*", kind: str = "vllm") -> list[str]:
-    """The names of all cassettes that match, sorted."""
-    root = ROOTS[kind]
-    found = root.glob(f"{pattern}.request.json")
-    return sorted(str(path.relative_to(root)).removesuffix(".request.json") for path in found)
+def names(pattern: str = "*", kind: str = "vllm") -> list[str]:
+    """Return the names of all cassettes that match, sorted. They are unique."""
+    found = [name_from(path, kind) for path in ROOTS[kind].rglob("*.request.json")]
+    assert len(found) == len(set(found)), f"two topics have a case of the same name: {ROOTS[kind]}"
+    return sorted(fnmatch.filter(found, pattern))
 
 
 def load_http(kind: str, name: str) -> Cassette:
     """A cassette of SGLang or llama.cpp: request and answer in one file."""
-    asked, _, answered = (ROOTS[kind] / f"{name}.http").read_text("utf-8").partition("\n=== RESPONSE ")
+    asked, _, answered = find(name, ".http", kind).read_text("utf-8").partition("\n=== RESPONSE ")
     head, _, body = asked.partition("\n\n")
     status, _, answer = answered.partition("\n\n")
     extra = re.search(r"extra headers: (\{.*\})", head)
@@ -98,8 +123,8 @@ def _body(text: str) -> dict | None:
 
 def http_cassettes(kind: str) -> list[Cassette]:
     """Every cassette of SGLang or llama.cpp that is of a native dialect."""
-    paths = sorted(ROOTS[kind].glob("*.http"))
-    found = [load_http(kind, path.stem) for path in paths if path.stem != "native_emoji_stream"]  # an answer alone
+    names = sorted(name_from(path, kind) for path in ROOTS[kind].rglob("*.http"))
+    found = [load_http(kind, name) for name in names if name != "native_emoji_stream"]  # an answer alone
     return [cassette for cassette in found if cassette.path in DIALECTS and cassette.body is not None]
 
 

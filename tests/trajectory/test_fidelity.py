@@ -7,12 +7,11 @@ from time import thread_time
 
 import orjson
 import pytest
+from recorded import ROOTS, name_from
 
 from proxy.trajectory.fidelity import PROBLEMS, Evidence, check, describe
 from proxy.trajectory.packing import pack_ids, pack_logprobs
 from proxy.trajectory.step import Choice
-
-CASSETTES = Path(__file__).parent.parent / "cassettes" / "vllm-0.32"
 
 
 def choice(ids=(7, 8), logprobs=(-0.5, -1.5), finish_reason="stop", index=0, prompt=0):
@@ -192,8 +191,8 @@ def evidence_of(answer: Path) -> Evidence | None:
 @pytest.mark.parametrize("suffix", ["json", "sse"])
 def test_recorded_answers(suffix):
     """Whatever vLLM answers with ids and logprobs is exact, but for what it withholds, echoes or aborts."""
-    paths = sorted(CASSETTES.rglob(f"*.response.{suffix}"))
-    seen = {str(path.relative_to(CASSETTES)): found for path in paths if (found := evidence_of(path))}
+    paths = sorted(ROOTS["vllm"].rglob(f"*.response.{suffix}"))
+    seen = {f"{name_from(path)}.response.{suffix}": found for path in paths if (found := evidence_of(path))}
     flagged = {name: codes for name, found in seen.items() if (codes := check(found))}
 
     assert len(seen) >= 100

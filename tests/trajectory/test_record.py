@@ -13,13 +13,12 @@ import pytest
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
+from recorded import ROOTS
 
 from proxy.trajectory.blocks import BlockReader
 from proxy.trajectory.packing import pack_experts, pack_ids, pack_logprobs, pack_mask
 from proxy.trajectory.record import SCHEMA, UnreadableRecord, decode, encode, encode_leniently
 from proxy.trajectory.step import Choice, EngineFacts, Span, Step, Timing
-
-CASSETTES = Path(__file__).parent.parent / "cassettes" / "vllm-0.32"
 
 TEXT = st.text(max_size=12)
 NUMBER = st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)
@@ -284,7 +283,7 @@ def test_sentences_of_refusals():
 
 def test_recorded_answers():
     """What clients asked of vLLM, and what it answered, comes back as it was."""
-    paths = sorted(CASSETTES.rglob("*.request.json"))
+    paths = sorted(ROOTS["vllm"].rglob("*.request.json"))
 
     assert len(paths) > 200
     for path in paths:
