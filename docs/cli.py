@@ -29,7 +29,7 @@ $ tokentape export --url http://127.0.0.1:8400 --out rows.ndjson
 
 - **For people and for programs.** Answers go to standard output, everything else (notes, progress bars, errors) to standard
   error. With `--json` standard output is one JSON document (`tail` and `simulate`: a line each); the shapes are those of the
-  [control face](http-api.md). Colours and bars are left out where there is no terminal; `NO_COLOR=1` leaves out colours
+  [control API](http-api.md). Colours and bars are left out where there is no terminal; `NO_COLOR=1` leaves out colours
   anywhere, `FORCE_COLOR=1` keeps them in a pipe (`tokentape show R | less -R`).
 - **At any width.** On a terminal a table leaves out the columns that matter least, and says which; into a file or a pipe it is
   written whole.

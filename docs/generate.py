@@ -87,8 +87,9 @@ def settings_page() -> str:
     return (
         "# Settings\n\n"
         + MADE
-        + "Set them in a YAML file (`--config`), or by environment: `TOKENTAPE_STORE__URL=…` sets "
-        "`store.url`.\nThe command line wins over the environment, the environment over the file.\n\n"
+        + "Set them in a YAML file (`--config FILE`) or with environment variables: `TOKENTAPE_STORE__URL=…` sets "
+        "`store.url`.\nThe command line has precedence over the environment, and the environment over the file. "
+        "Names that\nend in `_s` are in seconds, names that end in `_bytes` in bytes.\n\n"
         "| setting | default | meaning |\n|---|---|---|\n" + "\n".join(rows) + "\n"
     )
 
@@ -118,7 +119,7 @@ def errors_page() -> str:
     rows = [f"| {kind.status} | `{kind.kind}` | `{kind.code}` | {kind.__doc__} |" for kind in kinds]
     return (
         "# Errors\n\n" + MADE + "Errors of the engine reach a client as they came. These are ours; the body has the "
-        "dialect's shape. On the model face, errors of engines, of the store and of the proxy itself have no details: the "
+        "dialect's shape. On the model API, errors of engines, of the store and of the proxy itself have no details: the "
         "proxy's log has them, under the step id or error id in the message.\n\n| status | type | code | meaning |\n"
         "|---|---|---|---|\n" + "\n".join(rows) + "\n"
     )

@@ -22,7 +22,7 @@ from proxy.config import load
 from proxy.download import Wanted, download
 from proxy.server import running, simulating
 from proxy.simulator.options import Options
-from proxy.terminal.asking import Face
+from proxy.terminal.asking import ControlClient
 from proxy.terminal.checking import print_findings
 from proxy.terminal.consoles import print_lines
 from proxy.terminal.looking import Place, print_list, print_rollout, print_step
@@ -103,7 +103,7 @@ async def look(url: str) -> None:
     out = terminal(132)
     async with aiohttp.ClientSession() as http:
         for name in ("sums/edited", "base"):
-            async for step in Face(http, url).steps(name):
+            async for step in ControlClient(http, url).steps(name):
                 print_lines(out, [line(summary(step), with_rollout=True)], indent=14)
     keep("tail", "tokentape tail", out)
 

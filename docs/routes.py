@@ -5,12 +5,12 @@ from typing import Any
 
 from proxy.control.openapi import describe
 
-_OPENING = """Every route of both faces, as `GET /openapi.json` describes them; [http-api.md](http-api.md) has them in
-examples. A body is JSON. A route of the control face wants a key of `control.api_keys`, where there are any, as
-`Authorization: Bearer …`; one of the model face a key of `agents.api_keys`, or the rollout's own. Errors have the shapes of
+_OPENING = """Every route of both APIs, as `GET /openapi.json` describes them; [http-api.md](http-api.md) has them in
+examples. A body is JSON. A route of the control API wants a key of `control.api_keys`, where there are any, as
+`Authorization: Bearer …`; one of the model API a key of `agents.api_keys`, or the rollout's own. Errors have the shapes of
 [errors.md](errors.md).
 
-Routes of the model face are there below `/rollouts/{rollout_id}` and `/sessions/{rollout_id}` too, but for those of Atropos'
+Routes of the model API are there below `/rollouts/{rollout_id}` and `/sessions/{rollout_id}` too, but for those of Atropos'
 proxy: a base URL then names the rollout.
 """
 _PREFIXES = ("/rollouts/{rollout_id}", "/sessions/{rollout_id}")
@@ -20,7 +20,7 @@ _SECTIONS = {
     "Batches": ("/batches",),
     "Policy": ("/policy",),
     "Engines and the process": ("/engines", "/health", "/ready", "/metrics", "/openapi.json", "/events", "/ui"),
-    "The model face": ("/v1", "/inference", "/generate"),
+    "The model API": ("/v1", "/inference", "/generate"),
     "Atropos' proxy": ("/setup", "/servers", "/sessions", "/{uuid}"),
 }
 
@@ -43,7 +43,7 @@ def api_page(made: str) -> str:
 
 
 def _is_told_already(path: str, paths: dict[str, Any]) -> bool:
-    """Whether it is a route of the model face with a rollout before it."""
+    """Whether it is a route of the model API with a rollout before it."""
     return any(path.startswith(prefix) and path.removeprefix(prefix) in paths for prefix in _PREFIXES)
 
 

@@ -12,7 +12,7 @@
     lifetimes   rollouts with calls in flight do not expire
     relay       a call is relayed: sent, shown, recorded, ended
     passthrough what is passed on unrecorded
-    control/    the control face, one file a noun
+    control/    the control API, one file a noun
     page/       the page for people, /ui; token_texts: what single tokens read
     compat/     other systems' protocols, served over ours
     upstream/   the engines' endpoints: chosen, checked, waited for, sent to; fleet: which ones there are

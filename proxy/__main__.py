@@ -140,7 +140,7 @@ def tail(
 
 @app.command()
 def export(  # noqa: PLR0913, PLR0917 - each is an option with a name of its own
-    url: Annotated[str | None, typer.Option(help="A running proxy's control face.")] = None,
+    url: Annotated[str | None, typer.Option(help="A running proxy's control API.")] = None,
     store: Annotated[str | None, typer.Option(help="Or a store, read directly.")] = None,
     form: Annotated[str, typer.Option("--format", help="The format of the rows.")] = "sequences",
     rollout: Annotated[list[str] | None, typer.Option(help="Only this rollout; may be repeated.")] = None,
@@ -151,7 +151,7 @@ def export(  # noqa: PLR0913, PLR0917 - each is an option with a name of its own
         list[str] | None, typer.Option(help="More of what GET /export takes, as branches=last; may be repeated.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="File to write; standard output if none.")] = None,
-    api_key: Annotated[str | None, typer.Option(help="A key for the control face.", envvar="TOKENTAPE_API_KEY")] = None,
+    api_key: Annotated[str | None, typer.Option(help="A key for the control API.", envvar="TOKENTAPE_API_KEY")] = None,
     push: Annotated[str | None, typer.Option(help="Post scored_data groups to this Atropos service instead.")] = None,
     group_size: Annotated[
         int | None, typer.Option(min=1, help="With --push: rollouts of a whole group, where calls made it.")
@@ -188,11 +188,11 @@ def export(  # noqa: PLR0913, PLR0917 - each is an option with a name of its own
 @app.command()
 def audit(  # noqa: PLR0913, PLR0917 - each is an option with a name of its own
     engine: Annotated[str, typer.Option(help="Base URL of the engine that scores.")],
-    url: Annotated[str | None, typer.Option(help="A running proxy's control face, to take rows from.")] = None,
+    url: Annotated[str | None, typer.Option(help="A running proxy's control API, to take rows from.")] = None,
     file: Annotated[Path | None, typer.Option(help="Or a file that export wrote (sequences, ndjson).")] = None,
     rollout: Annotated[list[str] | None, typer.Option(help="Only this rollout; may be repeated.")] = None,
     group: Annotated[str | None, typer.Option(help="Only this group.")] = None,
-    api_key: Annotated[str | None, typer.Option(help="A key for the control face.", envvar="TOKENTAPE_API_KEY")] = None,
+    api_key: Annotated[str | None, typer.Option(help="A key for the control API.", envvar="TOKENTAPE_API_KEY")] = None,
     engine_api_key: Annotated[
         str | None, typer.Option(help="A key for the engine.", envvar="TOKENTAPE_ENGINE_API_KEY")
     ] = None,

@@ -56,7 +56,7 @@ _SECRET = "minting-secret"  # noqa: S105 - the name of a constant in the store
 def make_app(
     settings: Settings, store: Store | None = None, clock: Clock | None = None, crew: Crew | None = None
 ) -> web.Application:
-    """The application with both faces, or the model face alone where the control face has a port of its own.
+    """The application with both APIs, or the model API alone where the control API has a port of its own.
 
     A store that is given stays its giver's to close. Opening happens at start-up; StorageError and ValueError say why
     it failed.
@@ -72,7 +72,7 @@ def make_app(
 
 
 def make_control_app(settings: Settings, app: web.Application) -> web.Application:
-    """The control face alone, sharing the parts of a started application."""
+    """The control API alone, sharing the parts of a started application."""
     control = _new_app()
     control[PARTS] = app[PARTS]
     control[ROLLOUT_SERVERS] = app[ROLLOUT_SERVERS]
@@ -144,12 +144,12 @@ async def _make_parts(
     lifetimes = await _kept(stack, Lifetimes(opened, metrics)).start()
     recorder = _kept(stack, Recorder(opened, metrics, clock, spool, lifetimes.origin, [audit.offer]))
     agents = settings.agents
-    pressure = Pressure(agents.max_bytes_in_flight, agents.stall_s, metrics, lambda: recorder.kept_bytes)
-    most, longest = agents.most_paused, agents.longest_pause_s
+    pressure = Pressure(agents.max_bytes_in_flight, agents.client_stall_timeout_s, metrics, lambda: recorder.kept_bytes)
+    max_paused, timeout_s = agents.max_paused, agents.pause_timeout_s
     tokenizers = Tokenizers(settings.engines.endpoints)
     follow = [upstream.replace, tokenizers.replace, lambda said: metrics.keep_engines({one.label for one in said})]
     fleet = Fleet(opened.notices, settings.engines.endpoints, follow)
-    pause = Pause(opened.notices, new_id(clock), most_waiting=most, longest_s=longest, tell=fleet.told)
+    pause = Pause(opened.notices, new_id(clock), max_waiting=max_paused, timeout_s=timeout_s, tell=fleet.told)
     app[ROLLOUT_SERVERS] = _kept(stack, RolloutServers(settings.osmosis))  # closed before the recorder: it notes cuts
     await _kept(stack, pause).start()
     return Parts(
@@ -196,14 +196,14 @@ async def _say_so(app: web.Application) -> None:
             call.stop("the proxy was stopped")
 
     # Just before aiohttp cancels what is left: a step is to say who ended its call.
-    asyncio.get_running_loop().call_later(max(parts.settings.drain_s - _CUT_BEFORE_S, 0), cut)
+    asyncio.get_running_loop().call_later(max(parts.settings.drain_timeout_s - _CUT_BEFORE_S, 0), cut)
 
 
 @web.middleware
 async def answer_failures(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Answer every failure in the shape of the face that was called; release what the request's body reserved."""
+    """Answer every failure in the shape of the API that was called; release what the request's body reserved."""
     try:
         return await handler(request)
     except ProxyError as error:

@@ -44,7 +44,7 @@ def may_report(caller: Caller, parts: Parts) -> bool:
     """Whether a caller may report the result of a rollout, and so its reward and status.
 
     With the key of the rollout's dispatch, or with a control key. Where no control key is configured, whoever reaches the
-    control face may set rewards there: so may a caller here, if both faces share a port and its key is not an agent's.
+    control API may set rewards there: so may a caller here, if both APIs share a port and its key is not an agent's.
     """
     if caller.is_dispatched or (caller.key is not None and caller.key in parts.control_keys):
         return True

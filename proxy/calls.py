@@ -1,4 +1,4 @@
-"""The model face: a call is accepted, that is read, named, let in, guarded and planned. Then `relay` has it.
+"""The model API: a call is accepted, that is read, named, let in, guarded and planned. Then `relay` has it.
 
 Holds what happens before anything is sent. Whatever is refused here is refused with nothing recorded and nothing sent.
 """
@@ -67,7 +67,7 @@ class Asked:
 
 
 async def answer(request: web.Request) -> web.StreamResponse:
-    """Every path that is not the control face's comes here."""
+    """Every path that is not the control API's comes here."""
     parts = request.app[PARTS]
     raw_path, _, _ = request.raw_path.partition("?")
     target = naming.read_target(raw_path)
@@ -113,9 +113,13 @@ async def answer_dialect(
         parts.metrics.probes.labels(dialect.name).inc()
         passed = await off_loop(body_bytes, _for_engine, parts, dialect, body)
         return await pass_on(request, parts, target.endpoint, passed)
-    if rollout_id is None and parts.settings.agents.unkeyed == "pass" and (form is None or isinstance(form, ByChat)):
+    if (
+        rollout_id is None
+        and parts.settings.agents.unnamed_rollouts == "pass"
+        and (form is None or isinstance(form, ByChat))
+    ):
         return await pass_on(request, parts, target.endpoint, text)
-    if rollout_id is None and parts.settings.agents.unkeyed != "new":
+    if rollout_id is None and parts.settings.agents.unnamed_rollouts != "new":
         raise BadCall(
             "the call names no rollout: use the base URL of one, the header X-Rollout-Id, its API key, or rollout_id in the "
             "body",
@@ -248,7 +252,7 @@ async def make_call(
         request, plan, endpoint, rollout.birth, asked.received, asked.started, asked.body_bytes, fault, attempt.stored
     )
     call.reshape = None if form is None else form.reshape
-    call.plan_for, call.elsewhere = plan_for, others[: parts.settings.engines.attempts - 1]
+    call.plan_for, call.elsewhere = plan_for, others[: parts.settings.engines.max_attempts - 1]
     parts.places.use(attempt.step_id)
     return await relay(parts, call)
 

@@ -1,7 +1,7 @@
-"""The settings: what they are, what they default to, what they mean.
+"""Settings from the command line, environment variables (`TOKENTAPE_STORE__URL=…`) and a YAML file.
 
-Holds the models of the configuration and reads it: a YAML file, then the environment (`TOKENTAPE_STORE__URL=…`), then
-what the command line said. It is the only reader of the environment. It must not start, open or connect anything.
+The command line has precedence over the environment, and the environment over the file. Only this module reads the
+environment.
 """
 
 from pathlib import Path
@@ -25,26 +25,28 @@ ENVIRONMENT_PREFIX = "TOKENTAPE_"
 BaseUrl = Annotated[str, AfterValidator(base_url)]
 
 
-def _can_be_sent(key: SecretStr) -> SecretStr:
+def _is_header_value(key: SecretStr) -> SecretStr:
     text = key.get_secret_value()
     if not text.strip() or text != text.strip() or not (text.isascii() and text.isprintable()):
-        raise ValueError("a key is printable ASCII and not empty: it is sent in a header")
+        raise ValueError("invalid API key: it must be printable ASCII, not empty, and without spaces around it")
     return key
 
 
-Key = Annotated[SecretStr, AfterValidator(_can_be_sent)]
+Key = Annotated[SecretStr, AfterValidator(_is_header_value)]
 
 
 class ListenTlsSettings(Section):
-    """TLS for listening, on both faces."""
+    """TLS for the addresses of both APIs."""
 
-    cert_file: Path | None = Field(None, description="Certificate chain (PEM) to listen with TLS; plain HTTP if none.")
-    key_file: Path | None = Field(None, description="Private key (PEM, no password) of that certificate.")
+    cert_file: Path | None = Field(None, description="Certificate chain in PEM format; enables TLS.")
+    key_file: Path | None = Field(
+        None, description="Private key of the certificate, in PEM format and without a password."
+    )
 
     @model_validator(mode="after")
     def _is_a_pair(self) -> Self:
         if (self.cert_file is None) != (self.key_file is None):
-            raise ValueError("listen_tls needs both cert_file and key_file, or neither")
+            raise ValueError("listen_tls requires both cert_file and key_file, or neither")
         return self
 
 
@@ -54,55 +56,57 @@ SamplingDefault = Literal[
 
 
 class EndpointSettings(Section):
-    """One engine that serves the policy."""
+    """One engine endpoint that serves the policy."""
 
-    url: BaseUrl = Field(description="Base URL of the engine, without /v1: http://127.0.0.1:8000.")
-    name: str = Field("", description="Name in records and metrics; the host and port if empty.")
+    url: BaseUrl = Field(description="Base URL of the engine without /v1, such as http://127.0.0.1:8000.")
+    name: str = Field("", description="Name of the engine in records and metrics. Default: its host and port.")
     kind: Literal["auto", "vllm", "sglang", "llamacpp", "plain"] = Field(
-        "auto", description="What the engine is; auto finds out. plain: any OpenAI-compatible one, recorded as text."
+        "auto", description="Engine type; auto detects it. plain: any other OpenAI-compatible engine, recorded as text."
     )
-    api_key: Key | None = Field(None, description="Key that the engine wants; agents' keys never reach it.")
+    api_key: Key | None = Field(None, description="API key of the engine. Clients' keys are never forwarded.")
     logprobs_mode: (
         Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits", "after_temperature_logprobs"]
         | None
     ) = Field(
         None,
-        description="What its logprobs are of (vLLM: its --logprobs-mode): no answer says it, so it is recorded from "
-        "here; the engine's default if none.",
+        description="What the engine computes logprobs from (vLLM: --logprobs-mode). Responses do not contain it, so "
+        "steps record this value. Default: the default of the engine type.",
     )
     sampling_defaults: dict[SamplingDefault, int | FiniteFloat] = Field(
         {},
-        description="What it samples with where a request leaves a field out (temperature, top_p, top_k, min_p, penalties), "
-        "recorded with each step; read from vLLM with --enable-scale-out and from llama.cpp, unknown elsewhere.",
+        description="Sampling parameters that the engine uses where a request has none, recorded with each step. Read "
+        "from vLLM with --enable-scale-out and from llama.cpp; unknown for other engines.",
     )
     streaming: Literal["auto", "live", "replay"] | None = Field(
-        None, description="How its streams are asked for; record.streaming if none."
+        None, description="How streamed calls are sent to this engine. Default: record.streaming."
     )
     tokenizer: str | None = Field(
         None,
-        description="Folder or hub name of its tokenizer: for text in reports, include=retokenized, X-Reply-Tokens.",
+        description="Path or Hugging Face name of its tokenizer, for reports, include=retokenized and X-Reply-Tokens.",
     )
     max_in_flight: int | None = Field(
-        None, ge=1, description="Calls of one process that it has at once; more wait, each rollout for its turn."
+        None,
+        ge=1,
+        description="Maximum concurrent calls from one process. Others wait in a queue that is fair between rollouts.",
     )
-    version: str | None = Field(None, description="Engine version to record; asked of the engine if not given.")
+    version: str | None = Field(None, description="Engine version to record. Default: as the engine reports.")
 
     @property
     def label(self) -> str:
-        """Its name, or the host and port of its URL."""
+        """The name, or the host and port of the URL."""
         return self.name or urlsplit(self.url).netloc
 
     @property
     def public_label(self) -> str:
-        """What agents may know it by: its name, and nothing of its URL."""
+        """The name for agents, which contains nothing of the URL."""
         return f"the engine {self.name}" if self.name else "the engine"
 
 
 def _distinct(endpoints: list[EndpointSettings]) -> list[EndpointSettings]:
-    for what, all_of_them in (("URL", [one.url for one in endpoints]), ("name", [one.label for one in endpoints])):
-        twice = sorted({each for each in all_of_them if all_of_them.count(each) > 1})
-        if twice:
-            raise ValueError(f"each endpoint has a {what} of its own; {', '.join(twice)} is there twice")
+    for what, values in (("URL", [e.url for e in endpoints]), ("name", [e.label for e in endpoints])):
+        duplicates = sorted({value for value in values if values.count(value) > 1})
+        if duplicates:
+            raise ValueError(f"duplicate endpoint {what}: {', '.join(duplicates)}; each {what} must be unique")
     return endpoints
 
 
@@ -110,180 +114,212 @@ EndpointList = Annotated[list[EndpointSettings], AfterValidator(_distinct)]
 
 
 class EnginesSettings(Section):
-    """The engines, and how they are reached."""
+    """The engines and their limits."""
 
-    endpoints: EndpointList = Field([], description="The engines; none: `serve` starts the simulator.")
-    connect_timeout_s: float = Field(10, gt=0, description="Time to connect to an engine.")
+    endpoints: EndpointList = Field([], description="Engine endpoints. Without any, `serve` starts the simulator.")
+    connect_timeout_s: float = Field(10, gt=0, description="Timeout for connecting to an engine in seconds.")
     read_timeout_s: float | None = Field(
-        None, gt=0, description="Longest silence of an engine within an answer; none by default."
+        None, gt=0, description="Maximum seconds between two reads of a response. Default: unlimited."
     )
-    ca_file: Path | None = Field(None, description="Certificate authority for https:// engines; the system's if none.")
-    max_connections: int = Field(0, ge=0, description="Connections to engines at once; 0 is no limit.")
-    attempts: int = Field(2, ge=1, description="Endpoints a call is tried at, in turn, while nothing of it was shown.")
-    health_s: float = Field(5, gt=0, description="Time between two checks of an endpoint (GET /health), about.")
-    eject_after: int = Field(3, ge=1, description="Faults in a row after which an endpoint is passed over.")
-    eject_s: float = Field(1, gt=0, description="For how long at first; each time in a row twice as long.")
-    longest_ejection_s: float = Field(30, gt=0, description="And at the most; then a good check brings it back.")
-    most_queued: int = Field(10_000, ge=0, description="Calls that may wait for an endpoint of max_in_flight.")
-    longest_queue_s: float = Field(600, gt=0, description="Longest wait of such a call; then it gets 429.")
-    max_event_bytes: int = Field(2**26, gt=0, description="Longest event in the stream of an engine.")
+    ca_file: Path | None = Field(None, description="CA certificates for https:// engines. Default: the system's.")
+    max_connections: int = Field(0, ge=0, description="Maximum concurrent connections to engines; 0 is unlimited.")
+    max_attempts: int = Field(
+        2, ge=1, description="Maximum number of endpoints to try until the client receives a response."
+    )
+    health_interval_s: float = Field(
+        5, gt=0, description="Approximate seconds between health checks (GET /health) of an endpoint."
+    )
+    eject_after: int = Field(3, ge=1, description="Number of consecutive failures after which an endpoint is ejected.")
+    base_ejection_s: float = Field(
+        1, gt=0, description="Duration in seconds of the first ejection; it doubles each time."
+    )
+    max_ejection_s: float = Field(
+        30, gt=0, description="Maximum duration in seconds; then a successful check ends the ejection."
+    )
+    max_queued: int = Field(
+        10_000, ge=0, description="Maximum number of calls that wait for max_in_flight; more return 429."
+    )
+    queue_timeout_s: float = Field(
+        600, gt=0, description="Maximum seconds that such a call waits; then it returns 429."
+    )
+    max_event_bytes: int = Field(2**26, gt=0, description="Maximum bytes of one event in an engine's stream.")
     passthrough: list[str] = Field(
         ["/v1/embeddings", "/tokenize", "/detokenize"],
-        description="Paths passed on untouched and unrecorded; any other path is 404.",
+        description="Paths that are forwarded unchanged and not recorded. Other unknown paths return 404.",
     )
 
 
 class ProbeSettings(Section):
-    """Health probes, which are passed on and not recorded. A call that names a rollout is none."""
+    """Health probes, which are forwarded and not recorded. A call that names a rollout is never a probe."""
 
-    known: bool = Field(
-        default=True, description="Calls that are exactly a health check of Atropos, verifiers or LiteLLM are probes."
+    known: bool = Field(default=True, description="Treat health checks of Atropos, verifiers and LiteLLM as probes.")
+    user_agents: list[str] = Field(
+        [], description="Treat calls whose User-Agent contains one of these as probes: kube-probe."
     )
-    user_agents: list[str] = Field([], description="Calls whose User-Agent holds one of these are probes: kube-probe.")
     one_token: bool = Field(
-        default=False, description="Calls that ask a tiny prompt for one token are probes, whoever makes them."
+        default=False, description="Treat calls from any client as probes if they request one token for a short prompt."
     )
 
 
 class AgentsSettings(Section):
-    """The model face: who may call, and which rollout a call belongs to."""
+    """The model API: access, rollouts of calls, and limits."""
 
     url: BaseUrl | None = Field(
         None,
-        description="Base URL at which agents reach us, which rollouts are told; where a request was sent to if none.",
+        description="Base URL of the model API for agents, returned with new rollouts. Default: the request's URL.",
     )
-    api_keys: list[Key] = Field([], description="Keys that may call models; none: anybody who reaches us.")
-    unkeyed: Literal["new", "reject", "pass"] = Field(
-        "new", description="A call that names no rollout: gets a new one, is refused, or passes unrecorded."
+    api_keys: list[Key] = Field([], description="API keys for the model API. Without any, it requires no key.")
+    unnamed_rollouts: Literal["new", "reject", "pass"] = Field(
+        "new",
+        description="For calls that name no rollout: open a new one, reject the call, or pass it through unrecorded.",
     )
     max_body_bytes: int = Field(
         32 * 2**20,
         gt=0,
-        description="Longest request body, inflated; over it 413. Raise it for agents that send many images.",
+        description="Maximum bytes of a decompressed request body; more return 413. Raise it for agents that send many "
+        "images.",
     )
-    body_timeout_s: float = Field(120, gt=0, description="Longest time for a request's body to arrive; over it 408.")
-    idle_s: float = Field(
-        75, gt=0, description="A connection is closed when the head of a request takes longer, the first or the next."
+    body_timeout_s: float = Field(120, gt=0, description="Maximum seconds for receiving a request body; then 408.")
+    idle_timeout_s: float = Field(
+        75,
+        gt=0,
+        description="Maximum seconds for receiving the headers of the first or the next request on a connection.",
     )
     max_bytes_in_flight: int = Field(
-        2**30, gt=0, description="Bytes that calls in flight may hold, bodies and answers; over it new calls get 429."
+        2**30,
+        gt=0,
+        description="Maximum bytes of all request and response bodies of calls in flight; then new calls return 429.",
     )
-    stall_s: float = Field(
-        120, gt=0, description="A client that reads nothing of what waits for it for so long is cut."
+    client_stall_timeout_s: float = Field(
+        120, gt=0, description="Maximum seconds that a client reads none of the pending data; then it is disconnected."
     )
-    most_paused: int = Field(10_000, ge=0, description="Calls that may wait at once in a paused process.")
-    longest_pause_s: float = Field(600, gt=0, description="Longest wait of a paused call; then it gets 429.")
-    probes: ProbeSettings = Field(
-        ProbeSettings(), description="Health probes that name no rollout, which are passed on and not recorded."
+    max_paused: int = Field(
+        10_000, ge=0, description="Maximum number of calls that wait during a pause in one process; more return 429."
     )
+    pause_timeout_s: float = Field(
+        600, gt=0, description="Maximum seconds that a call waits during a pause; then it returns 429."
+    )
+    probes: ProbeSettings = Field(ProbeSettings(), description="Health probes, which are forwarded and not recorded.")
 
 
 class ControlSettings(Section):
-    """The control face."""
+    """The control API."""
 
-    api_keys: list[Key] = Field([], description="Keys that may do everything on the control face.")
-    listen: str | None = Field(None, description="HOST:PORT of its own; the same port as the model face if none.")
+    api_keys: list[Key] = Field([], description="API keys for the control API. Without any, it requires no key.")
+    listen: str | None = Field(
+        None, description="Separate HOST:PORT of the control API. Default: the port of the model API."
+    )
 
 
 class SamplingSettings(Section):
-    """Rules on what agents ask of sampling; a rollout's own rules go on top."""
+    """Rules for the sampling parameters of requests; the rules of a rollout are applied after them."""
 
-    override: dict[str, Any] = Field({}, description="Body fields that win over the client's.")
-    default: dict[str, Any] = Field({}, description="Body fields for clients that do not say.")
-    cap: Caps = Field({}, description="Upper bounds of numeric fields; max_tokens: auto.")
+    override: dict[str, Any] = Field({}, description="Request fields that replace the client's values.")
+    default: dict[str, Any] = Field({}, description="Request fields that are set when a client omits them.")
+    cap: Caps = Field({}, description="Maximum values of request fields; max_tokens: auto caps by the context window.")
 
 
 class RolloutServerSettings(Section):
-    """One of Osmosis' rollout servers."""
+    """One rollout server of Osmosis."""
 
-    url: BaseUrl = Field(description="Base URL of the rollout server: http://127.0.0.1:9000.")
-    api_key: Key | None = Field(None, description="Key that the rollout server wants, if it wants one.")
+    url: BaseUrl = Field(description="Base URL of the rollout server, such as http://127.0.0.1:9000.")
+    api_key: Key | None = Field(None, description="API key of the rollout server, if it requires one.")
 
 
 class OsmosisSettings(Section):
-    """Osmosis' rollout servers, which run rollouts and call back for their tokens."""
+    """Rollout servers of Osmosis, which run rollouts and report their results."""
 
     servers: dict[str, RolloutServerSettings] = Field(
-        {}, description="Rollout servers by name; POST /rollouts/{id}/dispatch can name these and no others."
+        {}, description="Rollout servers by name, which POST /rollouts/{id}/dispatch can use."
     )
     server_url: BaseUrl | None = Field(
-        None, description="Our base URL as rollout servers reach it; agents.url if none."
+        None, description="Base URL of TokenTape for rollout servers. Default: agents.url."
     )
-    timeout_s: float = Field(600, gt=0, description="Longest time of a rollout that a server answers when it is over.")
+    timeout_s: float = Field(
+        600, gt=0, description="Maximum seconds of a rollout at a server that responds when it has finished."
+    )
 
 
 class AtroposSettings(Section):
-    """The routes of Atropos' proxy, for clients whose ATROPOS_PROXY_URL names us."""
+    """The routes of the Atropos proxy, for clients whose ATROPOS_PROXY_URL is the URL of TokenTape."""
 
     enabled: bool = Field(
-        default=False, description="Serve /setup, /servers, /sessions and /{uuid}/v1; else they are 404."
+        default=False, description="Serve /setup, /servers, /sessions and /{uuid}/v1; otherwise they return 404."
     )
     keep_sessions: bool = Field(
-        default=True,
-        description="A session that its client deletes stays as a finished rollout; else its steps are deleted.",
+        default=True, description="Keep deleted sessions as finished rollouts; otherwise their steps are deleted."
     )
 
 
 class AuditSettings(Section):
-    """What the server scores again by itself."""
+    """Automatic audit of recorded steps."""
 
     sample_rate: float = Field(
-        0, ge=0, le=1, description="Share of exact steps that their vLLM or SGLang engine scores again, one at a time."
+        0,
+        ge=0,
+        le=1,
+        description="Fraction of exact steps that are scored again by their vLLM or SGLang engine, one at a time.",
     )
 
 
 class LogSettings(Section):
-    """What is logged: one line a call, never content or keys."""
+    """Logging: one line per call, without content and keys."""
 
-    level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severity that is logged.")
-    format: Literal["text", "json"] = Field("text", description="Lines for people, or one JSON object a line.")
+    level: Literal["debug", "info", "warning", "error"] = Field("info", description="Minimum severity of log messages.")
+    format: Literal["text", "json"] = Field(
+        "text", description="Log format: text for people, or json with one object per line."
+    )
 
 
 class Settings(BaseSettings):
-    """Everything that can be set."""
+    """All settings."""
 
     model_config = SettingsConfigDict(
         env_prefix=ENVIRONMENT_PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True
     )
 
-    listen: str = Field("127.0.0.1:8400", description="HOST:PORT to listen on.")
-    listen_tls: ListenTlsSettings = Field(ListenTlsSettings(), description="TLS for listening, on both faces.")
-    insecure: bool = Field(default=False, description="Listen beyond loopback although no keys are configured.")
-    workers: int = Field(1, ge=1, description="Processes that share the port and the store (docs/workers.md).")
-    notice_s: float = Field(
+    listen: str = Field("127.0.0.1:8400", description="Address to listen on, as HOST:PORT.")
+    listen_tls: ListenTlsSettings = Field(ListenTlsSettings(), description="TLS for the addresses of both APIs.")
+    insecure: bool = Field(default=False, description="Allow a non-loopback address without API keys.")
+    workers: int = Field(
+        1, ge=1, description="Number of processes that share the port and the store (docs/workers.md)."
+    )
+    shutdown_delay_s: float = Field(
         0,
         ge=0,
-        description="Time that calls are still taken when told to stop, while /ready says so: for balancers to learn.",
+        description="Seconds after SIGTERM in which calls are still accepted and /ready returns 503, for load balancers.",
     )
-    drain_s: float = Field(
-        60, ge=0, description="Time for calls in flight to end when told to stop; then they are cut."
+    drain_timeout_s: float = Field(
+        60, ge=0, description="Maximum seconds for calls in flight to finish on shutdown; then they are aborted."
     )
-    engines: EnginesSettings = Field(EnginesSettings(), description="The engines, and how they are reached.")
+    engines: EnginesSettings = Field(EnginesSettings(), description="The engines and their limits.")
     models: dict[str, str] = Field(
-        {}, description='What agents ask for -> what the engine serves; "claude-*", "*": any other.'
+        {}, description='Model names: requested name -> name at the engine; "claude-*" is a prefix, "*" any other.'
     )
-    sampling: SamplingSettings = Field(SamplingSettings(), description="Rules on what agents ask of sampling.")
-    agents: AgentsSettings = Field(AgentsSettings(), description="The model face.")
-    dialects: DialectSettings = Field(DialectSettings(), description="Dialects by way of chat.")
-    control: ControlSettings = Field(ControlSettings(), description="The control face.")
-    store: StoreSettings = Field(StoreSettings(), description="Where steps are kept.")
-    record: RecordSettings = Field(RecordSettings(), description="What is recorded, and at what cost.")
-    osmosis: OsmosisSettings = Field(OsmosisSettings(), description="Osmosis' rollout servers.")
-    atropos: AtroposSettings = Field(AtroposSettings(), description="The routes of Atropos' proxy.")
-    audit: AuditSettings = Field(AuditSettings(), description="What the server scores again by itself.")
-    log: LogSettings = Field(LogSettings(), description="What is logged.")
+    sampling: SamplingSettings = Field(SamplingSettings(), description="Rules for the sampling parameters of requests.")
+    agents: AgentsSettings = Field(AgentsSettings(), description="The model API.")
+    dialects: DialectSettings = Field(
+        DialectSettings(), description="Dialects that are translated to chat completions."
+    )
+    control: ControlSettings = Field(ControlSettings(), description="The control API.")
+    store: StoreSettings = Field(StoreSettings(), description="The store of rollouts and steps.")
+    record: RecordSettings = Field(RecordSettings(), description="What is recorded.")
+    osmosis: OsmosisSettings = Field(OsmosisSettings(), description="Rollout servers of Osmosis.")
+    atropos: AtroposSettings = Field(AtroposSettings(), description="Routes of the Atropos proxy.")
+    audit: AuditSettings = Field(AuditSettings(), description="Automatic audit of recorded steps.")
+    log: LogSettings = Field(LogSettings(), description="Logging.")
 
     @model_validator(mode="after")
-    def _is_not_open_to_the_world(self) -> Self:
-        for face, listen, keys in (
+    def _check_access(self) -> Self:
+        for section, listen, keys in (
             ("agents", self.listen, self.agents.api_keys),
             ("control", self.control.listen or self.listen, self.control.api_keys),
         ):
             host, _ = split_listen(listen)
             if not keys and not self.insecure and not is_loopback(host):
                 raise ValueError(
-                    f"{listen} can be reached from elsewhere, and {face}.api_keys is empty: anybody could use it. "
-                    f"Set {face}.api_keys, listen on 127.0.0.1, or give --insecure if the network is closed"
+                    f"{listen} is not a loopback address, and {section}.api_keys is empty. Set {section}.api_keys, "
+                    "listen on 127.0.0.1, or pass --insecure if the network is closed"
                 )
         return self
 
@@ -296,33 +332,34 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """What the command line said, then the environment, then the file."""
+        """Return the sources in the order of precedence: command line, environment, file."""
         return init_settings, env_settings, YamlConfigSettingsSource(settings_cls)
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the settings as JSON, including secrets. Send it to child processes by a pipe, and nowhere else.
 
-def told(settings: Settings) -> dict[str, Any]:
-    """The settings with their secrets, as JSON can carry them: for a process of ours, by a pipe and nowhere else.
-
-    `Settings` of them are the same in a process with our environment: what is said wins over that.
-    """
-    said: dict[str, Any] = orjson.loads(orjson.dumps(settings.model_dump(), default=_revealed))
-    return said
+        `Settings(**json)` is equal in a process with the same environment.
+        """
+        payload: dict[str, Any] = orjson.loads(orjson.dumps(self.model_dump(), default=_reveal))
+        return payload
 
 
-def _revealed(value: Any) -> str:
+def _reveal(value: Any) -> str:
     return value.get_secret_value() if isinstance(value, SecretStr) else str(value)  # else a path
 
 
-def load(config: Path | None = None, **said: Any) -> Settings:
-    """The settings of a file (if any), the environment, and what was said on the command line.
+def load(config: Path | None = None, **overrides: Any) -> Settings:
+    """Return the settings from a file (if any), the environment and `overrides`, which have precedence.
 
-    Raises ValueError (pydantic's ValidationError, naming each setting) or OSError for a file that cannot be read.
+    Raises:
+        ValueError: A setting is invalid (pydantic's ValidationError, which names each of them).
+        OSError: The file cannot be read.
     """
     if config is None:
-        return Settings(**said)
-    config.read_bytes()  # a file that was named must be there: the source below would pass over it
+        return Settings(**overrides)
+    config.read_bytes()  # YamlConfigSettingsSource ignores a file that does not exist
 
     class FromFile(Settings):
         model_config = SettingsConfigDict(yaml_file=config)
 
-    return FromFile(**said)
+    return FromFile(**overrides)

@@ -34,7 +34,7 @@ class Wanted:
     more: tuple[tuple[str, str], ...] = ()
 
     def paths(self, *, reported: bool = False) -> list[str]:
-        """The control face's paths that give it; `reported`: with a last line that is no row, where there can be one."""
+        """The control API's paths that give it; `reported`: with a last line that is no row, where there can be one."""
         query = {"format": self.format, "include": self.include, "container": self.container, **dict(self.more)}
         if self.rollouts:
             return [f"/rollouts/{quote(name, safe='')}/export?{urlencode(query)}" for name in self.rollouts]
@@ -99,7 +99,7 @@ async def download(
 async def connected(
     url: str | None, settings: Settings | None, api_key: str | None
 ) -> AsyncIterator[tuple[aiohttp.ClientSession, str]]:
-    """A session with a proxy's control face, and its URL. With settings, the proxy is one of our own, for as long."""
+    """A session with a proxy's control API, and its URL. With settings, the proxy is one of our own, for as long."""
     async with AsyncExitStack() as stack:
         if settings is not None:
             plain = settings.model_copy(update={"listen_tls": ListenTlsSettings()})  # nobody else is to call it
@@ -168,7 +168,7 @@ async def reads(
 
 
 def sentence_of(body: bytes) -> str:
-    """The sentence of a refusal, as our control face shapes them; else the body as it is."""
+    """The sentence of a refusal, as our control API shapes them; else the body as it is."""
     try:
         return str(orjson.loads(body)["error"]["message"])
     except (orjson.JSONDecodeError, KeyError, TypeError):

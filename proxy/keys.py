@@ -27,7 +27,7 @@ class MintedKey:
 
 
 class KeyRing:
-    """The configured keys of one face."""
+    """The configured keys of one API."""
 
     __slots__ = ("_hashes",)
 
@@ -35,7 +35,7 @@ class KeyRing:
         self._hashes = tuple(_hash(key) for key in keys)
 
     def __bool__(self) -> bool:
-        """Whether any key is configured; without one, the face is open to whoever reaches it."""
+        """Whether any key is configured; without one, the API is open to whoever reaches it."""
         return bool(self._hashes)
 
     def __contains__(self, key: str) -> bool:

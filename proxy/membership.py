@@ -1,6 +1,6 @@
 """Who belongs to a group: rollouts that join one, and members that are finished.
 
-Holds the marks' writing, for both faces. When a group is complete, and what follows from it, is the control face's.
+Holds the marks' writing, for both APIs. When a group is complete, and what follows from it, is the control API's.
 """
 
 from proxy.clock import Clock

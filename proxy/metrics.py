@@ -149,7 +149,7 @@ _METRICS: dict[str, tuple[type[Counter] | type[Gauge] | tuple[float, ...], str, 
     "open_rollouts": (Gauge, "open_rollouts", "Rollouts with a call in flight, counted once at each worker that has one.", ()),
     "held_bytes": (Gauge, "held_bytes", "Bytes that calls in flight hold (agents.max_bytes_in_flight).", ()),
     "held_bytes_bound": (Gauge, "held_bytes_bound", "Bytes that they may hold; over it new calls get 429.", ()),
-    "stalled": (Counter, "stalled_clients", "Clients cut because they read nothing (agents.stall_s).", ()),
+    "stalled": (Counter, "stalled_clients", "Clients cut because they read nothing (agents.client_stall_timeout_s).", ()),
     "workers": (Gauge, "workers", "Processes that these numbers are of (workers).", ()),
     "left_out": (
         Counter, "workers_left_out", "Workers that did not answer within a second when metrics were asked for.", ()

@@ -33,16 +33,16 @@ class Pause:
         notices: Notices,
         who: str,
         *,
-        most_waiting: int,
-        longest_s: float,
+        max_waiting: int,
+        timeout_s: float,
         tell: Callable[[Mapping[str, Notice]], None] | None = None,
     ) -> None:
         self.mode: str | None = None
         self.number = 0
         self._notices = notices
         self._who = who
-        self._most_waiting = most_waiting
-        self._longest_s = longest_s
+        self._max_waiting = max_waiting
+        self._timeout_s = timeout_s
         self._tell = tell
         self._in_flight = 0
         self._waiting = 0
@@ -85,16 +85,16 @@ class Pause:
         if self.mode is None:
             return False
         self._refuse_if_told()
-        if self._waiting >= self._most_waiting:
-            raise Paused(f"calls are paused, and {self._waiting} wait already (agents.most_paused); try again later")
+        if self._waiting >= self._max_waiting:
+            raise Paused(f"calls are paused, and {self._waiting} wait already (agents.max_paused); try again later")
         self._waiting += 1
         try:
-            async with asyncio.timeout(self._longest_s):
+            async with asyncio.timeout(self._timeout_s):
                 while self.mode == "wait":
                     await self._changed.wait()
         except TimeoutError:
             raise Paused(
-                f"calls are still paused after {self._longest_s:g} s (agents.longest_pause_s); try again later"
+                f"calls are still paused after {self._timeout_s:g} s (agents.pause_timeout_s); try again later"
             ) from None
         finally:
             self._waiting -= 1

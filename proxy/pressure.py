@@ -57,9 +57,11 @@ class Reservation:
 class Pressure:
     """The calls in flight of one process. `kept` tells the bytes of steps that nobody waits for and are not stored yet."""
 
-    def __init__(self, most_bytes: int, stall_s: float, metrics: Metrics, kept: Callable[[], int]) -> None:
+    def __init__(
+        self, most_bytes: int, client_stall_timeout_s: float, metrics: Metrics, kept: Callable[[], int]
+    ) -> None:
         self._most_bytes = most_bytes
-        self._stall_s = stall_s
+        self._client_stall_timeout_s = client_stall_timeout_s
         self._metrics = metrics
         self._kept = kept
         self._asked_bytes = 0
@@ -120,7 +122,7 @@ class Pressure:
         """
         seen: dict[Held, tuple[int, int]] = {}
         while True:
-            await asyncio.sleep(self._stall_s / _LOOKS)
+            await asyncio.sleep(self._client_stall_timeout_s / _LOOKS)
             before, seen = seen, {}
             for call in tuple(self.calls):
                 waiting = _unsent(call.request)
@@ -129,7 +131,7 @@ class Pressure:
                 size, looks = before.get(call, (waiting, -1))
                 seen[call] = (waiting, looks + 1 if size == waiting else 0)
                 if seen[call][1] >= _LOOKS and call.request.transport is not None:
-                    LOG.warning("a client has read nothing for %s s and is cut", self._stall_s)
+                    LOG.warning("a client has read nothing for %s s and is cut", self._client_stall_timeout_s)
                     self._metrics.stalled.inc()
                     call.request.transport.abort()
 

@@ -1,7 +1,7 @@
 """Reading of request bodies from the connection: bounded, decompressed, and counted before the memory is used.
 
 aiohttp's own decompression is switched off (`server`): it knows no bound but the whole body's, and answers other codings as
-if the client had sent bad JSON. Every body of both faces is read here.
+if the client had sent bad JSON. Every body of both APIs is read here.
 
 Rule: bytes are reserved (`pressure`) before they are received or inflated, and stay so until the request is answered.
 """

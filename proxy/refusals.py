@@ -1,4 +1,4 @@
-"""What clients read of failures: the shape of the face and dialect, and nothing of the installation.
+"""What clients read of failures: the shape of the API and dialect, and nothing of the installation.
 
 Agents get no addresses, paths or exception texts. What an answer leaves out is logged under the id that the answer has.
 """
@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from aiohttp import web
 
-from proxy.control.access import MODEL_FACE, SESSION_FACE
+from proxy.control.access import MODEL_API, SESSION_API
 from proxy.dialects.base import Spoken, openai_error
 from proxy.errors import InternalError, ProxyError
 from proxy.logs import LOG
@@ -35,7 +35,7 @@ def shown(request: web.Request, error: ProxyError) -> ProxyError:
 
 
 def error_answer(request: web.Request, error: ProxyError) -> web.Response:
-    """Return the answer to a failure in the shape of the face, and the dialect, of the request."""
+    """Return the answer to a failure in the shape of the API, and the dialect, of the request."""
     error = shown(request, error)
     spoken = request.get(SPOKEN)
     headers = {"Content-Type": "application/json"}
@@ -48,6 +48,6 @@ def error_answer(request: web.Request, error: ProxyError) -> web.Response:
 
 
 def _is_of_an_agent(request: web.Request) -> bool:
-    """Whether the request is not of the control face; one that no route matched is taken as an agent's."""
+    """Whether the request is not of the control API; one that no route matched is taken as an agent's."""
     resource = request.match_info.route.resource
-    return resource is None or resource.canonical == MODEL_FACE or resource.canonical.startswith(f"{SESSION_FACE}/")
+    return resource is None or resource.canonical == MODEL_API or resource.canonical.startswith(f"{SESSION_API}/")

@@ -102,7 +102,7 @@ async def _at_endpoint(parts: Parts, call: Call, client: Client) -> Outcome | No
         plan = call.plan
         if call.fault is not None:
             raise call.fault
-        async with keeping_alive(call, client, every_s=parts.settings.record.keep_alive_s):
+        async with keeping_alive(call, client, every_s=parts.settings.record.keep_alive_interval_s):
             async with _in_turn(parts, call, client) as answer:
                 if answer.status in AWAY and call.elsewhere:
                     raise EngineBroke(f"the engine {call.endpoint.settings.label} answered {answer.status}")

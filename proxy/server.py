@@ -1,7 +1,7 @@
-"""The process that listens: applications on sockets, from start to a clean stop.
+"""The listening sockets of the applications, from start to graceful shutdown.
 
-Holds the running of what `app` puts together. Rule: stopping says so first (`notice_s`), then stops accepting, lets calls in
-flight end, then lets the recorder write what it holds, and only then closes the store.
+A shutdown first announces itself on /ready (`shutdown_delay_s`), then stops accepting connections, waits for calls in flight
+(`drain_timeout_s`), then for the recorder's pending writes, and closes the store last.
 """
 
 import asyncio
@@ -25,13 +25,15 @@ from proxy.totals import Crew
 from storage.errors import StoreAway
 from storage.store import Store
 
-_CONTROL_DRAIN_S = 5  # the control face is asked until the last call has ended; what waits there then is told to go
+_CONTROL_DRAIN_TIMEOUT_S = (
+    5  # the control API is open until the last call has ended; requests that wait there then are aborted
+)
 _LINGERING_S = 2  # how long the rest of a refused body is read, so that its sender sees the refusal
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Where a running process listens; `control_url` is `url` unless the control face has a port of its own."""
+    """Where a running process listens; `control_url` is `url` unless the control API has a port of its own."""
 
     url: str
     control_url: str
@@ -66,13 +68,15 @@ async def _started(
         shared = crew is not None
         control_urls: list[str] = []
         if settings.control.listen is not None:
-            app.cleanup_ctx.append(_control_face(settings, settings.control.listen, tls, control_urls, shared=shared))
-        idle_s, drain_s = settings.agents.idle_s, settings.drain_s
-        url = await _listen(stack, app, settings.listen, tls, idle_s, drain_s=drain_s, shared=shared)
+            app.cleanup_ctx.append(_control_api(settings, settings.control.listen, tls, control_urls, shared=shared))
+        idle_timeout_s, drain_timeout_s = settings.agents.idle_timeout_s, settings.drain_timeout_s
+        url = await _listen(
+            stack, app, settings.listen, tls, idle_timeout_s, drain_timeout_s=drain_timeout_s, shared=shared
+        )
         yield Served(url, control_urls[0] if control_urls else url)
-        if settings.notice_s:
+        if settings.shutdown_delay_s:
             app[PARTS].stopping.set()
-            await asyncio.sleep(settings.notice_s)
+            await asyncio.sleep(settings.shutdown_delay_s)
 
 
 async def _until_there(settings: Settings, store: Store | None, stand_in: StandIn, *, shared: bool) -> None:
@@ -80,24 +84,28 @@ async def _until_there(settings: Settings, store: Store | None, stand_in: StandI
     async with AsyncExitStack() as stack:
         tls = _tls(settings.listen_tls)
         for listen in filter(None, (settings.listen, settings.control.listen)):
-            app, idle_s = stand_in.make_app(), settings.agents.idle_s
-            await _listen(stack, app, listen, tls, idle_s, drain_s=_CONTROL_DRAIN_S, shared=shared)
+            app, idle_timeout_s = stand_in.make_app(), settings.agents.idle_timeout_s
+            await _listen(
+                stack, app, listen, tls, idle_timeout_s, drain_timeout_s=_CONTROL_DRAIN_TIMEOUT_S, shared=shared
+            )
         await stand_in.until_there(settings.store, store)
 
 
-def _control_face(
+def _control_api(
     settings: Settings, listen: str, tls: ssl.SSLContext | None, urls: list[str], *, shared: bool
 ) -> Callable[[web.Application], AsyncIterator[None]]:
-    """The control face on its own port: there until the calls in flight have ended, so that /ready says what goes on."""
+    """The control API on its own port: there until the calls in flight have ended, so that /ready says what goes on."""
 
-    async def control_face(app: web.Application) -> AsyncIterator[None]:
+    async def control_api(app: web.Application) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
-            control, idle_s = make_control_app(settings, app), settings.agents.idle_s
-            url = await _listen(stack, control, listen, tls, idle_s, drain_s=_CONTROL_DRAIN_S, shared=shared)
+            control, idle_timeout_s = make_control_app(settings, app), settings.agents.idle_timeout_s
+            url = await _listen(
+                stack, control, listen, tls, idle_timeout_s, drain_timeout_s=_CONTROL_DRAIN_TIMEOUT_S, shared=shared
+            )
             urls.append(url)
             yield
 
-    return control_face
+    return control_api
 
 
 @asynccontextmanager
@@ -106,7 +114,7 @@ async def simulating(listen: str, options: Options) -> AsyncIterator[str]:
     from proxy.simulator.server import make_engine  # noqa: PLC0415 - a proxy before an engine needs none of it
 
     async with AsyncExitStack() as stack:
-        yield await _listen(stack, make_engine(options), listen, drain_s=_CONTROL_DRAIN_S)
+        yield await _listen(stack, make_engine(options), listen, drain_timeout_s=_CONTROL_DRAIN_TIMEOUT_S)
 
 
 @asynccontextmanager
@@ -138,12 +146,12 @@ async def _listen(
     app: web.Application,
     listen: str,
     tls: ssl.SSLContext | None = None,
-    idle_s: float = 75,
+    idle_timeout_s: float = 75,
     *,
-    drain_s: float,
+    drain_timeout_s: float,
     shared: bool = False,
 ) -> str:
-    """Start an application on an address, stopped by the stack, which waits `drain_s` for its calls; its URL.
+    """Start an application on an address, stopped by the stack, which waits `drain_timeout_s` for its calls; its URL.
 
     If `shared`, other processes listen there too, and the kernel deals connections out among them.
     """
@@ -154,8 +162,8 @@ async def _listen(
         app,
         access_log=None,
         logger=WIRE_LOG,
-        shutdown_timeout=drain_s,
-        keepalive_timeout=idle_s,
+        shutdown_timeout=drain_timeout_s,
+        keepalive_timeout=idle_timeout_s,
         lingering_time=_LINGERING_S,
         auto_decompress=False,
     )

@@ -1,7 +1,7 @@
 """How the store stands: there, or known to be away.
 
 Holds the one memory of a store that failed and the task that asks it until it is back. It writes no step and refuses no
-call itself: the recorder and the model face ask it. Rule: being away is learnt from a verb that failed and never guessed,
+call itself: the recorder and the model API ask it. Rule: being away is learnt from a verb that failed and never guessed,
 and is over when the store has taken a write, since a store that is full or read-only still answers a PING.
 """
 

@@ -22,7 +22,7 @@ import orjson
 
 from proxy.addresses import split_listen
 from proxy.app import store_options
-from proxy.config import Settings, told
+from proxy.config import Settings
 from proxy.logs import LOG
 from proxy.server import Served
 from storage import start_shared
@@ -114,7 +114,7 @@ class Workers:
             stdout=PIPE,
             start_new_session=True,  # Ctrl-C in a terminal is for us, who tell them
         )  # fmt: skip
-        settings = told(settings_of_worker(self._settings, number))
+        settings = settings_of_worker(self._settings, number).to_json()
         _line(process, {"number": number, "folder": str(self._folder), "settings": settings})
         assert process.stdout is not None
         answer = await process.stdout.readline()

@@ -1,4 +1,4 @@
-"""The composition root: failures become answers, in the shape of the face that was called."""
+"""The composition root: failures become answers, in the shape of the API that was called."""
 
 import logging
 

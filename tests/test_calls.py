@@ -107,8 +107,8 @@ async def test_calls_without_a_rollout_go_where_the_fewest_are(store, http):
 
 
 async def test_a_call_without_a_rollout_is_refused_where_that_is_set(store, engine, http):
-    """agents.unkeyed: reject says how to name one."""
-    async with proxying(engine.url, store, agents={"unkeyed": "reject"}) as served:
+    """agents.unnamed_rollouts: reject says how to name one."""
+    async with proxying(engine.url, store, agents={"unnamed_rollouts": "reject"}) as served:
         answer, error = await post(http, served.url + "/v1/chat/completions", json=BODY)
 
     assert (400, "rollout_id") == (answer.status, error["error"]["param"])
@@ -116,8 +116,8 @@ async def test_a_call_without_a_rollout_is_refused_where_that_is_set(store, engi
 
 
 async def test_a_call_without_a_rollout_passes_untouched_where_that_is_set(store, engine, http):
-    """agents.unkeyed: pass records nothing and injects nothing."""
-    async with proxying(engine.url, store, agents={"unkeyed": "pass"}) as served:
+    """agents.unnamed_rollouts: pass records nothing and injects nothing."""
+    async with proxying(engine.url, store, agents={"unnamed_rollouts": "pass"}) as served:
         answer, _ = await post(http, served.url + "/v1/chat/completions", json=BODY)
 
     assert "X-Rollout-Id" not in answer.headers

@@ -51,7 +51,7 @@ async def test_a_waiting_client_hears_comments(store, engine, http):
     done = asyncio.Event()
     engine.answering = answering_after(done, WHOLE.answer)
     async with (
-        replaying(engine.url, store, keep_alive_s=0.01) as served,
+        replaying(engine.url, store, keep_alive_interval_s=0.01) as served,
         http.post(served.url + CHAT, json=BODY) as answer,
     ):
         first = [await answer.content.readuntil(b"\n\n") for _ in range(2)]
@@ -80,7 +80,7 @@ async def test_an_error_after_the_first_comment_is_an_event(store, engine, http)
     done = asyncio.Event()
     engine.answering = answering_after(done, load("err_temp").answer, status=400)
     async with (
-        replaying(engine.url, store, keep_alive_s=0.01) as served,
+        replaying(engine.url, store, keep_alive_interval_s=0.01) as served,
         http.post(served.url + CHAT, json=BODY) as answer,
     ):
         await answer.content.readuntil(b"\n\n")
@@ -103,7 +103,7 @@ async def test_an_engine_that_breaks_off_after_the_first_comment_is_an_event_too
 
     engine.answering = answering
     async with (
-        replaying(engine.url, store, keep_alive_s=0.01) as served,
+        replaying(engine.url, store, keep_alive_interval_s=0.01) as served,
         http.post(served.url + CHAT, json=BODY) as answer,
     ):
         await answer.content.readuntil(b"\n\n")
@@ -117,7 +117,7 @@ async def test_an_engine_that_breaks_off_after_the_first_comment_is_an_event_too
 async def test_a_client_that_leaves_a_replayed_call_stops_the_engine(store, engine, http):
     """As it would with a live stream; the step says that nobody got it."""
     engine.hangs()
-    async with replaying(engine.url, store, keep_alive_s=0.01) as served:
+    async with replaying(engine.url, store, keep_alive_interval_s=0.01) as served:
         answer = await http.post(served.url + CHAT, json=BODY)
         await answer.content.readuntil(b"\n\n")
         answer.close()

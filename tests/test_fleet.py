@@ -101,7 +101,7 @@ async def test_of_three_endpoints_one_dies_under_load_and_comes_back(store, http
     rollouts = [f"r{n}" for n in range(30)]
     async with simulating("127.0.0.1:0", options) as one, simulating("127.0.0.1:0", options) as other:
         endpoints = [{"url": url, "name": f"e{n}"} for n, url in enumerate((killable.url, one, other))]
-        engines = {"endpoints": endpoints, "health_s": 0.2, "eject_s": 0.1, "longest_ejection_s": 0.2}
+        engines = {"endpoints": endpoints, "health_interval_s": 0.2, "base_ejection_s": 0.1, "max_ejection_s": 0.2}
         async with (
             proxying(None, store, engines=engines) as served,
             AsyncOpenAI(base_url=served.url + "/v1", api_key="x", max_retries=0) as agent,

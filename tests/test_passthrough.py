@@ -104,7 +104,9 @@ async def test_with_one_of_two_endpoints_dead_nothing_fails(store, engine, eject
     """What is passed on goes on to the next endpoint as calls do, and no longer tries one that is passed over."""
     endpoints = [{"url": "http://127.0.0.1:9", "name": "dead"}, {"url": engine.url, "name": "live"}]
     paths = [f"/p{n}" for n in range(20)]
-    said = {"engines": {"endpoints": endpoints, "passthrough": paths, "eject_after": eject_after, "eject_s": 600}}
+    said = {
+        "engines": {"endpoints": endpoints, "passthrough": paths, "eject_after": eject_after, "base_ejection_s": 600}
+    }
     async with proxying(None, store, models={"alias": "policy"}, **said) as served, aiohttp.ClientSession() as http:
 
         async def faults():

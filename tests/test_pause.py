@@ -9,15 +9,15 @@ from proxy.pause import Pause
 
 
 @pytest.fixture
-def longest_s():
+def timeout_s():
     """How long a call may wait; a test may say otherwise."""
     return 600.0
 
 
 @pytest.fixture
-async def pauses(store, longest_s):
+async def pauses(store, timeout_s):
     """Two processes' pauses over one store, each with room for one call that waits."""
-    both = [Pause(store.notices, who, most_waiting=1, longest_s=longest_s) for who in "ab"]
+    both = [Pause(store.notices, who, max_waiting=1, timeout_s=timeout_s) for who in "ab"]
     for pause in both:
         await pause.start()
     yield both
@@ -48,19 +48,19 @@ async def test_past_the_bound_a_call_is_refused(pauses):
     waiting = asyncio.create_task(pause.passed())
     await asyncio.sleep(0)
 
-    with pytest.raises(Paused, match="agents.most_paused"):
+    with pytest.raises(Paused, match="agents.max_paused"):
         await pause.passed()
     assert not waiting.done()
     waiting.cancel()
 
 
-@pytest.mark.parametrize("longest_s", [0.01])
+@pytest.mark.parametrize("timeout_s", [0.01])
 async def test_past_the_time_a_call_is_refused(pauses):
     """The refusal names the setting."""
     pause, _ = pauses
     await pause.announce("wait")
 
-    with pytest.raises(Paused, match="agents.longest_pause_s"):
+    with pytest.raises(Paused, match="agents.pause_timeout_s"):
         await pause.passed()
 
 

@@ -126,8 +126,8 @@ async def test_a_client_that_does_not_read_stops_its_engine(store, engine, endle
 
 
 async def test_a_stalled_client_is_cut_and_its_step_is_kept(store, engine, endless, http):
-    """After `agents.stall_s` without a byte read, the engine is let go, and what came is a partial step."""
-    async with running(settings_for(engine.url, agents={"stall_s": 0.2}), store) as served:
+    """After `agents.client_stall_timeout_s` without a byte read, the engine is let go, and what came is a partial step."""
+    async with running(settings_for(engine.url, agents={"client_stall_timeout_s": 0.2}), store) as served:
         client = await reading_nothing(served.url)
         (step,) = await some_steps(store, "r1")
         await asyncio.wait_for(engine.aborted.wait(), 50)
@@ -143,7 +143,7 @@ async def test_a_slow_client_is_not_cut(store, engine, http):
     """Whoever reads now and then gets all of it."""
     answer = STREAM.answer.replace(b"data: [DONE]\n\n", EVENT * 60 + b"data: [DONE]\n\n")
     engine.streams([answer], then="end")
-    async with running(settings_for(engine.url, agents={"stall_s": 2}), store) as served:
+    async with running(settings_for(engine.url, agents={"client_stall_timeout_s": 2}), store) as served:
         client = await reading_nothing(served.url)
         got = b""
         while b"data: [DONE]\n\n" not in got[-100:]:

@@ -105,12 +105,12 @@ async def test_the_check_of_verifiers_leaves_no_rollout(store):
     assert () == (await store.list()).names
 
 
-@pytest.mark.parametrize("unkeyed", ["new", "pass", "reject"])
-async def test_a_probe_is_answered_whatever_calls_without_a_rollout_get(store, engine, http, unkeyed):
+@pytest.mark.parametrize("unnamed_rollouts", ["new", "pass", "reject"])
+async def test_a_probe_is_answered_whatever_calls_without_a_rollout_get(store, engine, http, unnamed_rollouts):
     """Else a server that checks us would think us dead."""
     engine.plays(WHOLE)
     async with (
-        proxying(engine.url, store, agents={"unkeyed": unkeyed}) as served,
+        proxying(engine.url, store, agents={"unnamed_rollouts": unnamed_rollouts}) as served,
         http.post(served.url + CHAT, json=HI) as answer,
     ):
         assert 200 == answer.status

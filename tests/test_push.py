@@ -69,7 +69,7 @@ async def pushed(proxy, service, **said) -> tuple[bool, str]:
 
 
 async def exported(http, proxy, group, size):
-    """What the control face gives of each rollout, put together."""
+    """What the control API gives of each rollout, put together."""
     rows = [await asked(http, "GET", f"{proxy}/rollouts/{group}-{n}/export?format=scored_data") for n in range(size)]
     flat = [row for one in rows for row in (one["rows"] if isinstance(one, dict) and "rows" in one else [one])]
     flat = [row for one in flat for row in (one if isinstance(one, list) else [one])]

@@ -75,7 +75,7 @@ async def test_a_damaged_stream_is_400(store, engine, http, coding, damage):
 @pytest.mark.parametrize("coding", ["br", "bogus", "gzip, gzip", "gzip, identity"])
 @pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/rollouts", "/v1/embeddings"])
 async def test_another_coding_is_415_in_the_shape_of_the_path(store, engine, http, coding, path):
-    """On both faces; the message names what is supported."""
+    """On both APIs; the message names what is supported."""
     async with (
         proxying(engine.url, store) as served,
         http.post(served.url + path, data=b"{}", headers={"Content-Encoding": coding}) as answer,
@@ -191,7 +191,7 @@ async def test_a_body_inflates_to_a_hundred_times_its_bytes_at_most():
 
 
 async def test_what_a_request_reserved_is_free_again_when_it_is_answered(store, engine, http):
-    """Whether it went well or not, on both faces."""
+    """Whether it went well or not, on both APIs."""
     engine.plays(WHOLE)
     calls = [("POST", CHAT, BODY), ("POST", CHAT, b"no"), ("POST", "/rollouts", b"{}"), ("POST", "/rollouts", b"no")]
     async with proxying(engine.url, store) as served:

@@ -1,4 +1,4 @@
-"""What clients read of failures: the shape of their face, and nothing of the installation."""
+"""What clients read of failures: the shape of their API, and nothing of the installation."""
 
 import logging
 import socket
@@ -58,7 +58,7 @@ async def test_agents_do_not_learn_where_an_engine_is(store, http, logged, path,
 
 
 async def test_agents_do_not_learn_where_the_store_is(store, engine, http, logged, monkeypatch):
-    """The control face does: whoever operates the proxy reads it there."""
+    """The control API does: whoever operates the proxy reads it there."""
     monkeypatch.setattr("fakes.StoreAway", lambda _: StoreAway("cannot connect to /run/secret.sock"))
     async with proxying(engine.url, store) as served:
         store.failing = {"open", "look", "list"}

@@ -523,7 +523,7 @@ async def test_a_stream_is_over_when_its_end_came(store, engine, http):
 async def test_a_call_that_our_own_stop_ends_says_so(store, engine, http):
     """Nobody left: the step does not blame its client."""
     engine.streams(events(STREAM.answer)[:5], then="hang")
-    async with proxying(engine.url, store, drain_s=0.1) as served:
+    async with proxying(engine.url, store, drain_timeout_s=0.1) as served:
         answer = await http.post(served.url + CHAT, json=BODY)
         await answer.content.readuntil(b"\n\n")
     with pytest.raises(aiohttp.ClientPayloadError):
@@ -704,9 +704,9 @@ async def test_an_engine_that_is_away_by_its_own_word_is_passed_over(store, engi
 
 
 async def test_attempts_are_bounded(store, engine, http):
-    """With engines.attempts 1, the fault of the one endpoint is the client's."""
+    """With engines.max_attempts 1, the fault of the one endpoint is the client's."""
     engine.plays(WHOLE)
-    async with proxying(None, store, **two_endpoints(DEAD, engine.url, attempts=1, eject_after=99)) as served:
+    async with proxying(None, store, **two_endpoints(DEAD, engine.url, max_attempts=1, eject_after=99)) as served:
         statuses = set()
         for n in range(40):  # by their names, so that each endpoint surely has some
             async with http.post(f"{served.url}/rollouts/b{n}/v1/chat/completions", json=BODY) as answer:
@@ -754,7 +754,7 @@ async def shown_engine(http, url) -> dict:
 
 async def test_past_the_queue_a_call_is_refused_and_leaves_no_step(store, engine, http):
     """429 with Retry-After in the dialect's shape, by length and by time; nothing is sent."""
-    for bound, waits in ({"most_queued": 1}, True), ({"longest_queue_s": 0.01}, False):
+    for bound, waits in ({"max_queued": 1}, True), ({"queue_timeout_s": 0.01}, False):
         (setting,) = bound
         engine.reached.clear()
         engine.aborted.clear()
@@ -842,8 +842,10 @@ async def test_a_turn_is_given_back_however_a_call_ends(store, engine, http):
 async def test_a_client_of_a_replayed_call_hears_while_it_waits_for_its_turn(store, engine, http):
     """Comments, so that no timeout bites; a refusal is then told as an event of its stream, and is a step."""
     engine.hangs()
-    settings = one_at_once(engine.url, longest_queue_s=1)
-    async with proxying(None, store, **settings, record={"keep_alive_s": 0.01, "streaming": "replay"}) as served:
+    settings = one_at_once(engine.url, queue_timeout_s=1)
+    async with proxying(
+        None, store, **settings, record={"keep_alive_interval_s": 0.01, "streaming": "replay"}
+    ) as served:
         hanging = asyncio.ensure_future(http.post(served.url + CHAT, json=BODY))
         await engine.reached.wait()
         async with http.post(f"{served.url}/rollouts/k/v1/chat/completions", json={**BODY, "stream": True}) as answer:
@@ -852,5 +854,5 @@ async def test_a_client_of_a_replayed_call_hears_while_it_waits_for_its_turn(sto
 
     (step,) = await steps_of(store, "k")
     assert text.startswith(b":")
-    assert b"engines.longest_queue_s" in text
+    assert b"engines.queue_timeout_s" in text
     assert "error" == step.status

@@ -16,8 +16,8 @@ CHAT = "/rollouts/r1/v1/chat/completions"
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "stream": True}
 
 
-async def test_the_control_face_may_have_a_port_of_its_own(store):
-    """Then the model face's port serves no control route, and the other way about."""
+async def test_the_control_api_may_have_a_port_of_its_own(store):
+    """Then the model API's port serves no control route, and the other way about."""
     async with fake_engine() as engine:
         settings = settings_for(engine.url, control={"listen": "127.0.0.1:0"})
         async with running(settings, store) as served, aiohttp.ClientSession() as http:
@@ -41,7 +41,7 @@ async def test_a_port_in_use_is_an_error_that_names_it(store):
 
 
 async def test_told_to_stop_it_is_not_ready_takes_no_call_and_ends_those_in_flight(store):
-    """The control face says so until the last call has ended; its step is stored, and its client sees its end."""
+    """The control API says so until the last call has ended; its step is stored, and its client sees its end."""
     async with fake_engine() as engine, aiohttp.ClientSession() as http, AsyncExitStack() as stack:
         hold = asyncio.Event()
         engine.streams([STREAM.answer], then="end", after=hold)
@@ -66,7 +66,7 @@ async def test_told_to_stop_it_is_not_ready_takes_no_call_and_ends_those_in_flig
 
 
 async def test_balancers_have_time_to_learn_that_it_stops(store, monkeypatch):
-    """For `notice_s` it is not ready and says why, and takes what is still sent to it; then its port is closed."""
+    """For `shutdown_delay_s` it is not ready and says why, and takes what is still sent to it; then its port is closed."""
     noticed, over, sleep = [], asyncio.Event(), asyncio.sleep
 
     async def until_over(seconds):
@@ -79,7 +79,7 @@ async def test_balancers_have_time_to_learn_that_it_stops(store, monkeypatch):
     monkeypatch.setattr(asyncio, "sleep", until_over)
     async with fake_engine() as engine, aiohttp.ClientSession() as http, AsyncExitStack() as stack:
         engine.plays(STREAM)
-        served = await stack.enter_async_context(running(settings_for(engine.url, notice_s=1234), store))
+        served = await stack.enter_async_context(running(settings_for(engine.url, shutdown_delay_s=1234), store))
         stopping = asyncio.ensure_future(stack.aclose())
         while (ready := await http.get(served.url + "/ready")).status == 200:
             pass
@@ -99,10 +99,10 @@ async def test_balancers_have_time_to_learn_that_it_stops(store, monkeypatch):
 
 
 async def test_a_call_that_does_not_end_in_time_is_cut_and_kept(store):
-    """`drain_s` bounds the stop; what the client had seen is stored as a partial step."""
+    """`drain_timeout_s` bounds the stop; what the client had seen is stored as a partial step."""
     async with fake_engine() as engine, aiohttp.ClientSession() as http, AsyncExitStack() as stack:
         engine.streams([STREAM.answer[:2000]], then="hang")
-        served = await stack.enter_async_context(running(settings_for(engine.url, drain_s=0.05), store))
+        served = await stack.enter_async_context(running(settings_for(engine.url, drain_timeout_s=0.05), store))
         answer = await http.post(served.url + CHAT, json=BODY)
         await answer.content.readany()
         await stack.aclose()

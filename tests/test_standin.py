@@ -60,7 +60,7 @@ async def answer_of(http, url: str, status: int) -> dict:
 async def test_without_a_store_a_start_is_alive_not_ready_and_refuses_calls_until_it_has_one(
     store, engine, http, addresses
 ):
-    """Also on the control face's own port; /ready says why; no engine is asked of anything meanwhile."""
+    """Also on the control API's own port; /ready says why; no engine is asked of anything meanwhile."""
     store.failing.add("constant")
     model, control = (f"http://{address}" for address in addresses)
     engine.plays(load("chat_ids_lp"))

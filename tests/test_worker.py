@@ -7,7 +7,7 @@ import orjson
 import pytest
 from commands import TOKENTAPE
 
-from proxy.config import load, told
+from proxy.config import load
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def worker(server, tmp_path):
     process = subprocess.Popen([*TOKENTAPE, "worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     store = {"url": f"unix:{server.socket}", "prefix": "worker", "password": None}
     settings = load(listen="127.0.0.1:0", store=store, engines={"endpoints": [{"url": "http://127.0.0.1:9"}]})
-    process.stdin.write(orjson.dumps({"number": 0, "folder": str(tmp_path), "settings": told(settings)}) + b"\n")
+    process.stdin.write(orjson.dumps({"number": 0, "folder": str(tmp_path), "settings": settings.to_json()}) + b"\n")
     process.stdin.flush()
     assert b"http://127.0.0.1:" in process.stdout.readline()
     yield process
@@ -54,7 +54,7 @@ def test_it_stops_at_a_signal_and_may_get_it_twice(worker):
 def test_the_settings_arrive_whole_with_their_secrets():
     """By the pipe alone; what is printed of settings hides them."""
     settings = load(store={"url": "redis://127.0.0.1", "password": "planted"}, agents={"api_keys": ["sown"]})
-    said = orjson.dumps(told(settings)).decode()
+    said = orjson.dumps(settings.to_json()).decode()
 
     assert "planted" in said
     assert "sown" in said

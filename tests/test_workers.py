@@ -227,7 +227,7 @@ def test_what_a_worker_cannot_start_with_is_said_once(tmp_path):
     assert "Traceback" not in done.stderr
 
 
-async def test_the_control_face_may_have_a_port_of_its_own(tmp_path):
+async def test_the_control_api_may_have_a_port_of_its_own(tmp_path):
     """It is shared as well."""
     config = tmp_path / "config.yaml"
     config.write_text("workers: 2\ncontrol: {listen: '127.0.0.1:0'}\nlisten: 127.0.0.1:0\n")

@@ -64,9 +64,9 @@ OVERVIEW = Row("Now", [
 TRAFFIC = Row("Traffic", [
     graph("Calls by status", "As their clients saw them; 499 is a client that left.", "reqps",
           (rate("calls", "status"), "{{status}}"), stacked=True),
-    graph("Calls by dialect", "Which of the model face's routes they came by.", "reqps",
+    graph("Calls by dialect", "Which of the model API's routes they came by.", "reqps",
           (rate("calls", "dialect"), "{{dialect}}"), stacked=True),
-    graph("Errors of ours by code", "Requests that got an error which is not an engine's (docs/errors.md), on either face.",
+    graph("Errors of ours by code", "Requests that got an error which is not an engine's (docs/errors.md), on either API.",
           "reqps", (f"{rate('errors', 'code')} > 0", "{{code}}"), stacked=True),
     graph("In flight", "Calls being answered, and of these the ones that wait for their turn at an endpoint.", "short",
           (now("calls_in_flight", "instance"), "{{instance}}"), (now("queued_calls"), "of these queued")),
@@ -76,7 +76,8 @@ TRAFFIC = Row("Traffic", [
           (rate("given_again"), "given again"), (rate("probes"), "probes"), width=12),
     graph("Clients that did not get their end",
           "Clients that left, and those cut for reading nothing. Their steps are stored all the same.", "reqps",
-          (rate("undelivered"), "left before the end"), (rate("stalled_clients"), "cut (agents.stall_s)"), width=12),
+          (rate("undelivered"), "left before the end"),
+          (rate("stalled_clients"), "cut (agents.client_stall_timeout_s)"), width=12),
 ])  # fmt: skip
 
 ADDED = Row("Latency added", [

@@ -29,32 +29,34 @@ _MAKE: Final = 'python3 -c "import secrets; print(secrets.token_urlsafe(32))" ma
 
 
 def check_keys(settings: Settings) -> Iterator[Finding]:
-    """The keys of both faces, together and each for itself."""
+    """The keys of both APIs, together and each for itself."""
     agents = [key.get_secret_value() for key in settings.agents.api_keys]
     control = [key.get_secret_value() for key in settings.control.api_keys]
     listens = {"agents": settings.listen, "control": settings.control.listen or settings.listen}
     if settings.insecure:
         yield from _missing({"agents": agents, "control": control}, listens)
     if set(agents) & set(control):
-        mend = "give the control face keys of its own: with these, every agent may read and delete all rollouts"
+        mend = "give the control API keys of its own: with these, every agent may read and delete all rollouts"
         yield Finding("keys", "fault", "a key is in both agents.api_keys and control.api_keys", mend)
-    for face, keys in (("agents", agents), ("control", control)):
-        is_public = not is_loopback(split_listen(listens[face])[0])
-        yield from _each(face, keys, is_public=is_public)
+    for section, keys in (("agents", agents), ("control", control)):
+        is_public = not is_loopback(split_listen(listens[section])[0])
+        yield from _each(section, keys, is_public=is_public)
 
 
 def _missing(keys: dict[str, list[str]], listens: dict[str, str]) -> Iterator[Finding]:
-    """Faces that --insecure leaves open; without it, the settings themselves refuse."""
-    bare = [face for face, given in keys.items() if not given and not is_loopback(split_listen(listens[face])[0])]
+    """APIs without keys that other machines can reach (`--insecure`; without it the settings are refused)."""
+    bare = [
+        section for section, given in keys.items() if not given and not is_loopback(split_listen(listens[section])[0])
+    ]
     if bare:
-        names = " and ".join(f"{face}.api_keys" for face in bare)
+        names = " and ".join(f"{section}.api_keys" for section in bare)
         seen = f"{listens[bare[0]]} is open to all who reach it: {names} {'are' if len(bare) > 1 else 'is'} empty"
         yield Finding("keys", "note", seen, f"set {names}, or make sure that the network is closed")
 
 
-def _each(face: str, keys: Sequence[str], *, is_public: bool) -> Iterator[Finding]:
+def _each(section: str, keys: Sequence[str], *, is_public: bool) -> Iterator[Finding]:
     for place, key in enumerate(keys):
-        name = f"{face}.api_keys[{place}]"
+        name = f"{section}.api_keys[{place}]"
         if key in keys[:place]:
             yield Finding(
                 "keys", "note", f"{name} is there twice", "leave one out: a key that is taken away must be gone"

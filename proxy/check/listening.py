@@ -16,7 +16,7 @@ from proxy.check.finding import Finding
 from proxy.config import Settings
 
 _FILES_OF_A_CALL: Final = 2  # the agent's connection, and ours to its engine
-_OTHER_FILES: Final = 128  # the program's own, and connections to the control face
+_OTHER_FILES: Final = 128  # the program's own, and connections to the control API
 _MANY_CALLS: Final = 1000  # where the configuration does not say how many calls there may be
 _READY_WITHIN_S: Final = 2
 
@@ -32,7 +32,7 @@ def check_listening(settings: Settings, *, runs: bool) -> list[Finding]:
 
 
 async def proxy_runs(settings: Settings) -> bool:
-    """Whether a proxy of our kind answers where this configuration would: its control face says so, the other needs a key."""
+    """Whether a proxy of our kind answers where this configuration would: its control API says so, the other needs a key."""
     host, port = split_listen(settings.control.listen or settings.listen)
     near = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - an address to compare with
     scheme = "http" if settings.listen_tls.cert_file is None else "https"
@@ -87,13 +87,13 @@ def check_files(settings: Settings) -> Iterator[Finding]:
     bounds = [endpoint.max_in_flight for endpoint in settings.engines.endpoints]
     known = [bound for bound in bounds if bound is not None]
     is_bounded = bool(bounds) and len(known) == len(bounds)
-    calls, waiting = (sum(known), settings.engines.most_queued) if is_bounded else (_MANY_CALLS, 0)
+    calls, waiting = (sum(known), settings.engines.max_queued) if is_bounded else (_MANY_CALLS, 0)
     needed = calls * _FILES_OF_A_CALL + waiting + settings.store.max_connections + _OTHER_FILES
     limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY or limit >= needed:
         yield Finding("open files", "ok", f"{limit} may be open, enough for {calls + waiting} calls at once")
         return
-    of = "max_in_flight and most_queued allow" if is_bounded else "a busy proxy has"
+    of = "max_in_flight and max_queued allow" if is_bounded else "a busy proxy has"
     mend = f"ulimit -n {needed} (LimitNOFILE= in a systemd unit; this shell's hard limit is {hard})"
     yield Finding(
         "open files", "note", f"{limit} may be open, and {calls + waiting} calls, which {of}, need about {needed}", mend

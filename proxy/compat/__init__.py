@@ -18,7 +18,7 @@ from aiohttp import web
 
 from proxy.compat import osmosis_dispatch
 
-# Routes of the control face. What agents call comes by way of `calls`.
+# Routes of the control API. What agents call comes by way of `calls`.
 COMPAT_ROUTES: list[web.RouteDef] = [
     web.post("/rollouts/{rollout_id:[^/]+}/dispatch", osmosis_dispatch.dispatch_rollout),
 ]

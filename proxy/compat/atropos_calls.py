@@ -1,6 +1,6 @@
 """What agents call within a session of Atropos' proxy (296a0bc): `/{uuid}/v1/…`.
 
-Holds the part that is the model face's: the calls go the way of all calls. What its proxy lacks is served as well:
+Holds the part that is the model API's: the calls go the way of all calls. What its proxy lacks is served as well:
 completions, models, streams, and several calls at once.
 """
 
@@ -16,7 +16,7 @@ from proxy.compat.atropos import Handler, in_their_shape, session_of
 from proxy.compat.atropos_engines import rendered
 from proxy.compat.atropos_session import read_session_chat
 from proxy.compat.forms import ReadForm, read_form
-from proxy.control.access import SESSION_FACE
+from proxy.control.access import SESSION_API
 from proxy.naming import Target
 from proxy.parts import PARTS
 from proxy.passthrough import show_models
@@ -67,8 +67,8 @@ async def _admitted(request: web.Request) -> tuple[Rollout, Caller]:
 
 
 CALL_ROUTES: Final[list[web.RouteDef]] = [
-    web.post(SESSION_FACE + _CHAT.removeprefix("/v1"), in_their_shape(_calling(_CHAT, read_session_chat))),
-    web.post(SESSION_FACE + "/chat/completions/render", in_their_shape(render)),
-    web.post(SESSION_FACE + "/completions", in_their_shape(_calling(_COMPLETIONS, read_form))),
-    web.get(SESSION_FACE + "/models", in_their_shape(list_models)),
+    web.post(SESSION_API + _CHAT.removeprefix("/v1"), in_their_shape(_calling(_CHAT, read_session_chat))),
+    web.post(SESSION_API + "/chat/completions/render", in_their_shape(render)),
+    web.post(SESSION_API + "/completions", in_their_shape(_calling(_COMPLETIONS, read_form))),
+    web.get(SESSION_API + "/models", in_their_shape(list_models)),
 ]

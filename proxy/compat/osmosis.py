@@ -51,7 +51,7 @@ async def take_result(
     """Finish a rollout by the result that its server reported; `status` replaces the reported one.
 
     The result is kept in `metadata.osmosis`. A reward or status that the rollout has already is not changed: the control
-    face set it.
+    API set it.
 
     Raises:
         Conflict: a result with another status or reward was reported before.

@@ -1,4 +1,4 @@
-"""The control face: what trainers and people call, one file a noun.
+"""The control API: what trainers and people call, one file a noun.
 
 access     who may, and how requests name things
 models     what people send
@@ -16,7 +16,7 @@ policy     the version of the weights, and the pause while they change
 engines    how they stand, and which ones there are
 system     health, metrics
 events     what happens to rollouts, as it happens
-openapi    the description of every route, of both faces
+openapi    the description of every route, of both APIs
 """
 
 from aiohttp import web

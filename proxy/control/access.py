@@ -1,4 +1,4 @@
-"""Who may use the control face, and how its requests name things.
+"""Who may use the control API, and how its requests name things.
 
 Holds the middleware that asks for a control key, and the reading of ids, numbers and choices from paths and queries.
 """
@@ -16,8 +16,8 @@ from proxy.parts import PARTS, Parts
 from proxy.reading import off_loop, read_bytes
 from proxy.rollouts import Rollout, read_rollout
 
-MODEL_FACE: Final = "/{path}"  # the route that takes every path which is not the control face's
-SESSION_FACE: Final = "/{uuid}/v1"  # below it agents call, too: the sessions of Atropos' proxy
+MODEL_API: Final = "/{path}"  # the route that takes every path which is not the control API's
+SESSION_API: Final = "/{uuid}/v1"  # below it agents call, too: the sessions of Atropos' proxy
 # For load balancers, which have no keys; and the files of the page, which hold nothing and ask for one.
 _OPEN: Final = ("/health", "/ready", "/ui", "/ui/", "/ui/{file}")
 _MOST_BYTES: Final = 8 * 2**20  # of terms and metadata, which are written again for the store and the answer
@@ -28,10 +28,10 @@ _GREATEST: Final = 10**12 - 1  # beyond any count, index or unix time in seconds
 async def require_control_key(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Let a request of the control face pass with a control key, or where none is configured."""
+    """Let a request of the control API pass with a control key, or where none is configured."""
     resource = request.match_info.route.resource
     canonical = "" if resource is None else resource.canonical
-    if canonical and canonical not in (MODEL_FACE, *_OPEN) and not canonical.startswith(f"{SESSION_FACE}/"):
+    if canonical and canonical not in (MODEL_API, *_OPEN) and not canonical.startswith(f"{SESSION_API}/"):
         check_control_key(request, request.app[PARTS])
     return await handler(request)
 
@@ -40,7 +40,7 @@ def check_control_key(request: web.Request, parts: Parts) -> None:
     """Raises Unauthorized without a key or with an unknown one, Forbidden with an agent's."""
     key = bearer(request.headers.get("Authorization")) or request.headers.get("X-Api-Key")
     if key is not None and (read_minted(key) is not None or key in parts.agent_keys) and key not in parts.control_keys:
-        raise Forbidden("this key is an agent's: it may call models, and nothing of the control face")
+        raise Forbidden("this key is an agent's: it may call models, and nothing of the control API")
     if parts.control_keys and (key is None or key not in parts.control_keys):
         raise Unauthorized("a control key is needed (Authorization: Bearer …)")
 

@@ -1,4 +1,4 @@
-"""What people send to the control face.
+"""What people send to the control API.
 
 Holds the pydantic models of request bodies and their reading: a misspelt field is refused, and the refusal names it.
 """

@@ -1,4 +1,4 @@
-"""`GET /openapi.json`: every route of both faces.
+"""`GET /openapi.json`: every route of both APIs.
 
 Holds the table of routes, with what each does, and makes the description from it and from the models that read bodies. A
 test compares the table with the routes that are really there.

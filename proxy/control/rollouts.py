@@ -258,7 +258,7 @@ def prefix_of(rollout_id: str) -> str:
 
 
 def model_url(request: web.Request, parts: Parts) -> str:
-    """The base URL of the model face, as agents reach it: as configured, or as whoever sent this request."""
+    """The base URL of the model API, as agents reach it: as configured, or as whoever sent this request."""
     settings = parts.settings
     if settings.agents.url is not None:
         return settings.agents.url
@@ -267,7 +267,7 @@ def model_url(request: web.Request, parts: Parts) -> str:
 
 
 def model_host(listen: str, seen: URL) -> str:
-    """Host and port of a model face on a port of its own; bound to every address, it is where the request was sent."""
+    """Host and port of a model API on a port of its own; bound to every address, it is where the request was sent."""
     host, port = split_listen(listen)
     return f"{seen.host_subcomponent}:{port}" if host in _EVERYWHERE else listen
 

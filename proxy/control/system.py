@@ -26,7 +26,8 @@ async def show_ready(request: web.Request) -> web.Response:
     """`GET /ready`: 200 if the store answers and at least one engine is healthy, else 503 saying which is not.
 
     A journal stands in for a store that is away (store.on_failure: spool): `spooled` is how many steps wait in it.
-    From the first signal to stop it is 503: for `notice_s`, and as long as the control face has a port of its own to say so.
+    From the first SIGTERM it is 503: for `shutdown_delay_s`, and with a separate port of the control API until the shutdown
+    is complete.
     """
     parts = request.app[PARTS]
     if parts.stopping.is_set():

@@ -6,7 +6,7 @@ consoles    where things are printed: standard output for what was asked, standa
 options     the options that several commands share
 given       the settings, with what the command line said on top
 running     a command's work, run to its end; failures told by a sentence
-asking      JSON from a running proxy's control face
+asking      JSON from a running proxy's control API
 tables      rollouts and groups, a line each
 tokens      sampled tokens: ids, texts, colours of logprobs
 step        one step: what stands around its tokens

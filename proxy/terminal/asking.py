@@ -1,4 +1,4 @@
-"""JSON from a running proxy's control face.
+"""JSON from a running proxy's control API.
 
 Holds the asking and the reading of pages. Connections, and the proxy of our own for a store, are `download`'s.
 """
@@ -16,8 +16,8 @@ from proxy.terminal.tokens import texts_of
 _MOST_TEXTS: Final = 2000  # tokens whose texts are told at once
 
 
-class Face:
-    """The control face at a URL."""
+class ControlClient:
+    """The control API at a URL."""
 
     __slots__ = ("session", "url")
 
@@ -32,7 +32,7 @@ class Face:
         try:
             return orjson.loads(text)
         except orjson.JSONDecodeError as error:
-            raise OSError(f"{where} answered no JSON: is it a proxy's control face?") from error
+            raise OSError(f"{where} answered no JSON: is it a proxy's control API?") from error
 
     async def listed(self, noun: str, limit: int, **filters: Any) -> tuple[list[dict[str, Any]], str | None]:
         """Up to so many rollouts or groups that pass the filters, and the cursor of what follows, if anything does."""
@@ -80,7 +80,7 @@ class Face:
 
 
 def path_of(rollout_id: str) -> str:
-    """The path of a rollout on the control face."""
+    """The path of a rollout on the control API."""
     return f"/rollouts/{quote(rollout_id, safe='')}"
 
 

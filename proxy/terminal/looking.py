@@ -11,7 +11,7 @@ from rich.console import Console
 from proxy.clock import SystemClock
 from proxy.config import Settings
 from proxy.download import connected
-from proxy.terminal.asking import Face, path_of
+from proxy.terminal.asking import ControlClient, path_of
 from proxy.terminal.consoles import print_json, print_lines, print_table, remark
 from proxy.terminal.rollout import Picture, View, alone
 from proxy.terminal.tables import groups_table, rollouts_table
@@ -33,7 +33,7 @@ async def print_list(
 ) -> None:
     """Print rollouts or groups, newest first. Raises OSError with a sentence."""
     async with connected(place.url, place.settings, place.api_key) as (session, url):
-        found, cursor = await Face(session, url).listed(noun, limit, **filters)
+        found, cursor = await ControlClient(session, url).listed(noun, limit, **filters)
     if as_json:
         print_json({noun: found, "cursor": cursor})
         return
@@ -52,11 +52,11 @@ async def print_list(
 async def print_rollout(place: Place, out: Console, rollout_id: str, view: View, *, as_json: bool) -> None:
     """Print a rollout. Raises OSError with a sentence."""
     async with connected(place.url, place.settings, place.api_key) as (session, url):
-        face = Face(session, url)
-        tree = await face.get(f"{path_of(rollout_id)}/tree")
-        rollout = await face.get(path_of(rollout_id))  # after its tree, which completes what is known of its drift
-        steps = [step async for step in face.steps(rollout_id)]
-        view = await _told_texts(face, steps, view, as_json=as_json)
+        client = ControlClient(session, url)
+        tree = await client.get(f"{path_of(rollout_id)}/tree")
+        rollout = await client.get(path_of(rollout_id))  # after its tree, which completes what is known of its drift
+        steps = [step async for step in client.steps(rollout_id)]
+        view = await _told_texts(client, steps, view, as_json=as_json)
     if as_json:
         print_json({"rollout": rollout, "tree": tree, "steps": steps})
         return
@@ -66,18 +66,18 @@ async def print_rollout(place: Place, out: Console, rollout_id: str, view: View,
 async def print_step(place: Place, out: Console, rollout_id: str, named: str, view: View, *, as_json: bool) -> None:
     """Print one step, named by its id or its index. Raises OSError with a sentence."""
     async with connected(place.url, place.settings, place.api_key) as (session, url):
-        face = Face(session, url)
-        step = await _step(face, rollout_id, named)
-        view = await _told_texts(face, [step], view, as_json=as_json)
+        client = ControlClient(session, url)
+        step = await _step(client, rollout_id, named)
+        view = await _told_texts(client, [step], view, as_json=as_json)
     if as_json:
         print_json(step)
         return
     print_lines(out, alone(step, view))
 
 
-async def _told_texts(face: Face, steps: list[Any], view: View, *, as_json: bool) -> View:
+async def _told_texts(client: ControlClient, steps: list[Any], view: View, *, as_json: bool) -> View:
     """The view with the texts of tokens, where they are wanted."""
-    return replace(view, texts=await face.texts(steps)) if view.logprobs and not as_json else view
+    return replace(view, texts=await client.texts(steps)) if view.logprobs and not as_json else view
 
 
 def ago(said: str) -> int:
@@ -88,9 +88,9 @@ def ago(said: str) -> int:
     return max(int(SystemClock().now()) - int(number) * _UNITS[unit], 0)
 
 
-async def _step(face: Face, rollout_id: str, named: str) -> Any:
+async def _step(client: ControlClient, rollout_id: str, named: str) -> Any:
     if not named.isdecimal():
-        return await face.get(f"{path_of(rollout_id)}/steps/{named}")
-    async for step in face.steps(rollout_id, int(named)):
+        return await client.get(f"{path_of(rollout_id)}/steps/{named}")
+    async for step in client.steps(rollout_id, int(named)):
         return step
     raise OSError(f"the rollout {rollout_id!r} has no step with the index {named}")

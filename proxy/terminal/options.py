@@ -17,9 +17,9 @@ def completed(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file; see config.example.yaml.")]
-ProxyUrl = Annotated[str, typer.Option("--url", help="A running proxy's control face.", envvar="TOKENTAPE_URL")]
+ProxyUrl = Annotated[str, typer.Option("--url", help="A running proxy's control API.", envvar="TOKENTAPE_URL")]
 ProxyKey = Annotated[
-    str | None, typer.Option("--api-key", help="A key for the control face.", envvar="TOKENTAPE_API_KEY")
+    str | None, typer.Option("--api-key", help="A key for the control API.", envvar="TOKENTAPE_API_KEY")
 ]
 StoreUrl = Annotated[
     str | None, typer.Option("--store", help="Or a store that nobody else has open: embedded:PATH, redis://….")

@@ -31,7 +31,7 @@ class View:
 
 
 class Picture:
-    """A rollout put together of what the control face tells of it: itself, its tree and its steps."""
+    """A rollout put together of what the control API tells of it: itself, its tree and its steps."""
 
     __slots__ = ("_nodes", "_rollout", "_steps", "_tree", "_view")
 

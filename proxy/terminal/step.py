@@ -1,6 +1,6 @@
 """One step: what is said of it on a line, and what its agent wrote and was answered.
 
-Holds the reading of a step as the control face tells it. Everything in it was written by others: texts become visible ones.
+Holds the reading of a step as the control API tells it. Everything in it was written by others: texts become visible ones.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -23,7 +23,7 @@ from rich.text import Text
 
 from proxy.download import Refused, connected, sentence_of
 from proxy.stopping import stopped_by_signals
-from proxy.terminal.asking import Face, path_of
+from proxy.terminal.asking import ControlClient, path_of
 from proxy.terminal.consoles import print_json, print_lines, remark
 from proxy.terminal.escaping import visible
 from proxy.terminal.looking import Place
@@ -53,7 +53,7 @@ async def tail(place: Place, rollout_id: str | None, last: int, out: Console, *,
 
     with stopped_by_signals():
         async with connected(place.url, place.settings, place.api_key) as (session, url):
-            await Tail(Face(session, url), rollout_id, last, tell).follow()
+            await Tail(ControlClient(session, url), rollout_id, last, tell).follow()
 
 
 def line(told: dict[str, Any], *, with_rollout: bool) -> Text:
@@ -74,8 +74,10 @@ def line(told: dict[str, Any], *, with_rollout: bool) -> Text:
 class Tail:
     """The steps of a proxy, or of one rollout, from now on; `tell` gets each. `is_connected` is set while events come."""
 
-    def __init__(self, face: Face, rollout_id: str | None, last: int, tell: Callable[[dict[str, Any]], None]) -> None:
-        self._face = face
+    def __init__(
+        self, client: ControlClient, rollout_id: str | None, last: int, tell: Callable[[dict[str, Any]], None]
+    ) -> None:
+        self._client = client
         self._only = rollout_id
         self._last = last
         self._tell = tell
@@ -108,10 +110,10 @@ class Tail:
         only = {} if self._only is None else {"rollout_id": self._only}
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=_SILENT_S)
         try:
-            async with self._face.session.get(f"{self._face.url}/events", params=only, timeout=timeout) as answer:
+            async with self._client.session.get(f"{self._client.url}/events", params=only, timeout=timeout) as answer:
                 if answer.status != 200:
                     said = sentence_of(await answer.read())
-                    raise Refused(f"{self._face.url}/events answered {answer.status}: {said}", answer.status)
+                    raise Refused(f"{self._client.url}/events answered {answer.status}: {said}", answer.status)
                 if self._since or self._only is not None:
                     yield None
                 self._since = self._since or parsedate_to_datetime(answer.headers["Date"]).timestamp()
@@ -122,14 +124,14 @@ class Tail:
                         if event.name == b"changed":
                             yield orjson.loads(event.payload)
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise OSError(f"{self._face.url} cannot be followed: {str(error) or type(error).__name__}") from error
+            raise OSError(f"{self._client.url} cannot be followed: {str(error) or type(error).__name__}") from error
 
     async def _look_anew(self) -> None:
         """Tell what came while nobody followed."""
         if self._only is not None:
             await self._look_at(self._only)
             return
-        rollouts, _ = await self._face.listed("rollouts", _LOOKED_AT)
+        rollouts, _ = await self._client.listed("rollouts", _LOOKED_AT)
         since_ms = (self._since - _SKEW_S) * 1000
         for rollout in reversed([each for each in rollouts if each["touched_ms"] >= since_ms]):
             name = rollout["rollout_id"]
@@ -137,7 +139,7 @@ class Tail:
 
     async def _look_at(self, name: str) -> None:
         try:
-            rollout = await self._face.get(path_of(name))
+            rollout = await self._client.get(path_of(name))
         except Refused as refusal:
             if refusal.status != _GONE:
                 raise
@@ -155,7 +157,7 @@ class Tail:
     async def _tell_from(self, name: str, start: int, *, all_of_them: bool = False) -> None:
         """Tell a rollout's steps from this index on: those that were not told, and were stored since."""
         try:
-            async for step in self._face.steps(name, start):
+            async for step in self._client.steps(name, start):
                 _remember(self._next, name, step["index"] + 1)
                 stored = step["timing"]["stored"] or 0
                 if step["step_id"] not in self._told and (all_of_them or stored >= self._since):

@@ -86,6 +86,6 @@ class Endpoint:
 
 def make_endpoint(settings: EndpointSettings, engines: EnginesSettings) -> Endpoint:
     """An endpoint that nobody has met."""
-    health = Health(engines.eject_after, engines.eject_s, engines.longest_ejection_s)
-    turns = Turns(settings.max_in_flight, most_waiting=engines.most_queued, longest_s=engines.longest_queue_s)
+    health = Health(engines.eject_after, engines.base_ejection_s, engines.max_ejection_s)
+    turns = Turns(settings.max_in_flight, max_waiting=engines.max_queued, timeout_s=engines.queue_timeout_s)
     return Endpoint(settings, health, turns)

@@ -13,8 +13,8 @@ class Health:
     """How one endpoint stands. `faults` are those in a row; `ejections` those since it last answered a call well."""
 
     eject_after: int
-    eject_s: float
-    longest_s: float
+    base_ejection_s: float
+    max_ejection_s: float
     faults: int = 0
     ejections: int = 0
     ejected_until: float | None = None
@@ -29,7 +29,9 @@ class Health:
         self.faults += 1
         if self.faults < self.eject_after or (self.ejected_until is not None and now < self.ejected_until):
             return
-        self.ejected_until = now + min(self.eject_s * 2 ** min(self.ejections, _MOST_DOUBLINGS), self.longest_s)
+        self.ejected_until = now + min(
+            self.base_ejection_s * 2 ** min(self.ejections, _MOST_DOUBLINGS), self.max_ejection_s
+        )
         self.ejections += 1
 
     def answered(self) -> None:

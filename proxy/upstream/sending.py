@@ -84,7 +84,7 @@ class Upstream:
         alone = aiohttp.TCPConnector(limit=settings.max_connections, force_close=True, ssl=tls)
         self._session = _session(settings, pooled)
         self._unpooled = _session(settings, alone)
-        self.watch = Watch(settings.health_s, metrics, self._health_of)
+        self.watch = Watch(settings.health_interval_s, metrics, self._health_of)
         self.endpoints: list[Endpoint] = []
         self.replace(settings.endpoints)
 
@@ -173,11 +173,11 @@ class Upstream:
         headers: Sequence[tuple[str, str]],
         body: bytes | None,
     ) -> AsyncIterator[Answer]:
-        """Send to the first endpoint, in its turn; to the next one while it is away, up to `engines.attempts` of them.
+        """Send to the first endpoint, in its turn; to the next one while it is away, up to `engines.max_attempts` of them.
 
         Raises EngineFault, as `send` does, if the last one could not answer, and EngineBusy.
         """
-        tried = endpoints[: self._settings.attempts]
+        tried = endpoints[: self._settings.max_attempts]
         last = tried[-1]
         async with AsyncExitStack() as stack:
             for endpoint in tried:

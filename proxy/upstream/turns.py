@@ -25,12 +25,12 @@ class _Waiting:
 class Turns:
     """The calls of one endpoint. `limit` may change; None is none."""
 
-    def __init__(self, limit: int | None, *, most_waiting: int, longest_s: float) -> None:
+    def __init__(self, limit: int | None, *, max_waiting: int, timeout_s: float) -> None:
         self.limit = limit
         self.in_flight = 0
         self.waiting = 0
-        self._most_waiting = most_waiting
-        self._longest_s = longest_s
+        self._max_waiting = max_waiting
+        self._timeout_s = timeout_s
         self._lanes: dict[str, deque[_Waiting]] = {}  # by rollout, in the order of their turns
 
     def __repr__(self) -> str:
@@ -49,17 +49,17 @@ class Turns:
         if self.is_free:
             self.in_flight += 1
             return True
-        if self.waiting >= self._most_waiting:
+        if self.waiting >= self._max_waiting:
             raise EngineBusy(
-                f"{self.in_flight} calls are in flight, and {self.waiting} wait already (engines.most_queued)"
+                f"{self.in_flight} calls are in flight, and {self.waiting} wait already (engines.max_queued)"
             )
         waiting = self._enter(rollout_id, may_leave=may_leave)
         try:
-            async with asyncio.timeout(self._longest_s):
+            async with asyncio.timeout(self._timeout_s):
                 return await asyncio.shield(waiting.told)
         except TimeoutError:
             self._leave(waiting)
-            raise EngineBusy(f"no turn within {self._longest_s:g} s (engines.longest_queue_s)") from None
+            raise EngineBusy(f"no turn within {self._timeout_s:g} s (engines.queue_timeout_s)") from None
         except asyncio.CancelledError:
             self._leave(waiting)
             raise

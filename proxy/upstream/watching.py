@@ -22,8 +22,10 @@ _JITTER: Final = 0.2  # of the time between two checks: processes that started t
 class Watch:
     """Follows endpoints, inside the event loop. `status_of` gives the status of an endpoint's `GET /health`."""
 
-    def __init__(self, health_s: float, metrics: Metrics, status_of: Callable[[Endpoint], Awaitable[int]]) -> None:
-        self._health_s = health_s
+    def __init__(
+        self, health_interval_s: float, metrics: Metrics, status_of: Callable[[Endpoint], Awaitable[int]]
+    ) -> None:
+        self._health_interval_s = health_interval_s
         self._metrics = metrics
         self._status_of = status_of
         self._dice = Random()  # noqa: S311 - no secret; its own: nobody else's random numbers depend on when we check
@@ -103,12 +105,14 @@ class Watch:
             LOG.info("%s is back", label)
 
     async def _keep_checking(self, endpoint: Endpoint) -> None:
-        pause_s = self._health_s
+        pause_s = self._health_interval_s
         while True:
             await self._rest(endpoint, pause_s)
             is_well = await self.check(endpoint)
             # After a bad one soon again: an endpoint that is away is to be passed over before many calls have tried it.
-            pause_s = self._health_s if is_well else min(self._health_s, endpoint.health.eject_s)
+            pause_s = (
+                self._health_interval_s if is_well else min(self._health_interval_s, endpoint.health.base_ejection_s)
+            )
 
     async def _rest(self, endpoint: Endpoint, pause_s: float) -> None:
         """Until the next check is due: at the end of an ejection, which may begin meanwhile."""

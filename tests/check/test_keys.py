@@ -26,7 +26,7 @@ def test_good_keys_and_none_on_loopback_are_well():
 
 
 def test_an_open_address_without_keys_is_pointed_out():
-    """It was asked for with --insecure, and is still worth a word; each face by its own address."""
+    """It was asked for with --insecure, and is still worth a word; each API by its own address."""
     (note,) = told(listen="0.0.0.0:0", insecure=True)["note"]
     assert "agents.api_keys and control.api_keys are empty" in note
     (note,) = told([GOOD], listen="127.0.0.1:0", control_listen="0.0.0.0:0", insecure=True)["note"]
@@ -46,7 +46,7 @@ def test_a_key_that_can_be_guessed_is_a_fault_where_others_can_try(key):
     assert key not in note + fault
 
 
-def test_a_key_of_both_faces_is_a_fault():
+def test_a_key_of_both_apis_is_a_fault():
     """Agents would control."""
     (fault,) = told([GOOD, OTHER], [OTHER])["fault"]
 

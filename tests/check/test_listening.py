@@ -16,7 +16,7 @@ async def found(settings):
 
 
 async def test_a_free_address_is_well_and_one_in_use_is_a_fault(engine):
-    """Both faces are tried, and who could reach them is said."""
+    """Both APIs are tried, and who could reach them is said."""
     taken = engine.url.removeprefix("http://")
     told = graded(await found(load(listen="127.0.0.1:0", control={"listen": taken})))
 
@@ -41,7 +41,7 @@ async def test_a_proxy_that_runs_there_already_is_only_noted(engine, store):
 
 
 async def test_a_proxy_of_two_ports_is_noted_at_both(engine, store):
-    """The control face says of both who listens there: the model face wants a key for every word."""
+    """The control API says of both who listens there: the model API wants a key for every word."""
     own = {"listen": "127.0.0.1:0", "api_keys": ["k"]}
     async with proxying(engine.url, store, control=own, agents={"api_keys": ["a"]}) as served:
         listen, control = (url.removeprefix("http://") for url in (served.url, served.control_url))
@@ -54,8 +54,8 @@ async def test_a_proxy_of_two_ports_is_noted_at_both(engine, store):
 def test_too_few_open_files_for_the_calls_that_may_be_in_flight_are_noted():
     """Two for each call, one for each that waits; the note says how many are needed."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    few = {"endpoints": [{"url": "http://127.0.0.1:9", "max_in_flight": 10}], "most_queued": 10}
-    many = {"endpoints": [{"url": "http://127.0.0.1:9", "max_in_flight": limit}], "most_queued": 10}
+    few = {"endpoints": [{"url": "http://127.0.0.1:9", "max_in_flight": 10}], "max_queued": 10}
+    many = {"endpoints": [{"url": "http://127.0.0.1:9", "max_in_flight": limit}], "max_queued": 10}
 
     assert 1 == len(graded(list(check_files(load(engines=few))))["ok"])
     (note,) = graded(list(check_files(load(engines=many))))["note"]

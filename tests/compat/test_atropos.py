@@ -367,7 +367,7 @@ async def test_without_the_setting_there_are_no_such_routes(store):
 
 
 async def test_sessions_are_control_and_their_calls_are_agents(store):
-    """Each face with its own keys; health with none."""
+    """Each API with its own keys; health with none."""
     agent, control = ({"Authorization": f"Bearer {key}"} for key in ("agent", "control"))
     async with serving_sessions(store, **CONTROL) as proxy:
         assert 401 == (await proxy.ask("POST", "/sessions/create", {}))[0]
@@ -405,8 +405,8 @@ async def test_every_replica_serves_a_session(proxy, store):
     assert 1 == len((await proxy.ask("GET", f"/{uuid}/nodes"))[1]["nodes"])
 
 
-async def test_a_control_face_of_its_own_has_the_sessions_and_not_their_calls(store, engine):
-    """Each face answers for its own part alone."""
+async def test_a_control_api_of_its_own_has_the_sessions_and_not_their_calls(store, engine):
+    """Each API answers for its own part alone."""
     async with serving_sessions(store, control={"listen": "127.0.0.1:0"}) as proxy:
         assert 404 == (await proxy.ask("POST", "/sessions/create", {}))[0]
         status, told = await proxy.ask("POST", "/sessions/create", {}, url=proxy.control_url)

@@ -348,7 +348,7 @@ async def test_metadata_of_the_rollout_stays(proxy, store):
 async def test_an_unnamed_flat_call_is_never_passed_on(store, engine, runner):
     """Passed on, it would be a completion without a prompt."""
     body = {key: value for key, value in FLAT.items() if key != "rollout_id"}
-    async with dispatching(engine.url, store, runner, agents={"unkeyed": "pass"}) as proxy:
+    async with dispatching(engine.url, store, runner, agents={"unnamed_rollouts": "pass"}) as proxy:
         status, told = await proxy.post("/v1/completions", body)
 
     assert (400, "rollout_id", []) == (status, told["error"]["param"], engine.asked)
@@ -453,7 +453,7 @@ async def test_a_control_key_reports_a_result(guarded, store):
 
 @pytest.mark.parametrize("before", [{"reward": -1.0}, {"status": "aborted"}, {"status": "failed", "reward": -1.0}])
 @pytest.mark.parametrize("is_between", [False, True])
-async def test_a_result_changes_nothing_that_the_control_face_set(guarded, runner, store, before, is_between):
+async def test_a_result_changes_nothing_that_the_control_api_set(guarded, runner, store, before, is_between):
     """Neither what was set before it came, nor what was set between its reading of the rollout and its writing."""
     runner.chat = lambda asked: asyncio.sleep(0)
     key = await dispatched(guarded, runner)
@@ -513,7 +513,7 @@ async def test_a_claim_leaves_a_trainers_own_use_of_its_name_alone(guarded, stor
 
 
 async def test_without_control_keys_only_what_is_no_agents_key_reports(store, engine, runner):
-    """Whoever reaches the control face may set rewards there; an agent's key says that its caller is one."""
+    """Whoever reaches the control API may set rewards there; an agent's key says that its caller is one."""
     engine.plays(WHOLE)
     async with dispatching(engine.url, store, runner) as proxy:
         _, opened = await proxy.post("/rollouts", {"rollout_id": "r1"})
@@ -526,7 +526,7 @@ async def test_without_control_keys_only_what_is_no_agents_key_reports(store, en
     assert ("completed", 0.25) == ((await rollout_of(store, "r1")).status, (await rollout_of(store, "r1")).reward)
 
 
-async def test_where_the_control_face_has_its_own_port_no_unkeyed_caller_reports(store, engine, runner):
+async def test_where_the_control_api_has_its_own_port_no_caller_without_a_key_reports(store, engine, runner):
     """Agents reach the other port only."""
     async with dispatching(engine.url, store, runner, control={"listen": "127.0.0.1:0"}) as proxy:
         status, _ = await proxy.post("/v1/rollout/completed", RESULT)
@@ -578,7 +578,7 @@ async def test_results_are_in_no_list(guarded, store):
 
 @pytest.mark.parametrize("reward", ["NaN", "1e400", "1e39", "-Infinity"])
 async def test_a_result_with_a_reward_that_is_no_float32_is_422(proxy, store, reward):
-    """As on the control face."""
+    """As on the control API."""
     body = f'{{"rollout_id": "r1", "status": "COMPLETED", "reward": {reward}}}'
     async with proxy.http.post(f"{proxy.url}/v1/rollout/completed", data=body) as answer:
         assert 422 == answer.status

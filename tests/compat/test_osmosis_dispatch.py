@@ -192,7 +192,7 @@ async def test_a_dispatch_shows_on_the_rollout(proxy, store):
     ]
 
 
-async def test_a_dispatch_is_of_the_control_face(store, engine, runner):
+async def test_a_dispatch_is_of_the_control_api(store, engine, runner):
     """With a key of its own, and on a port of its own where it has one."""
     control = {"api_keys": ["boss"], "listen": "127.0.0.1:0"}
     key = {"Authorization": "Bearer boss"}

@@ -32,16 +32,16 @@ def shape(request):
 
 
 @pytest.fixture
-async def face(store, http, shape):
+async def proxy(store, http, shape):
     """A proxy before a simulated engine, which is there to be asked directly as well."""
     async with (
         simulating("127.0.0.1:0", Options(shape=shape)) as engine,
         running(settings_for(engine), store) as served,
     ):
-        yield _Face(http, served.url, engine)
+        yield _Proxy(http, served.url, engine)
 
 
-class _Face:
+class _Proxy:
     def __init__(self, http, url, engine=None):
         self.http, self.url, self.engine = http, url, engine
 
@@ -77,7 +77,7 @@ async def test_vf_1_a_client_that_sets_the_flags_sees_the_tokens(store, engine, 
     recorded = load("chat_ids_lp_asids")
     engine.plays(recorded)
     async with proxying(engine.url, store) as served:
-        answer = await _Face(http, served.url).chat(logprobs=1, top_logprobs=1, extra_body=FLAGS)
+        answer = await _Proxy(http, served.url).chat(logprobs=1, top_logprobs=1, extra_body=FLAGS)
     direct = ChatCompletion.model_validate_json(recorded.answer)
 
     assert direct.model_copy(update={"model": answer.model}) == answer
@@ -86,19 +86,19 @@ async def test_vf_1_a_client_that_sets_the_flags_sees_the_tokens(store, engine, 
 
 
 @pytest.mark.parametrize("shape", ["vllm"], indirect=True)
-async def test_vf_1_its_parser_finds_them(face, parse):
+async def test_vf_1_its_parser_finds_them(proxy, parse):
     """In chat and in completions; they are the tokens of our export."""
-    answers = [await face.chat(logprobs=1, extra_body=FLAGS), await face.complete(logprobs=1, extra_body=FLAGS)]
+    answers = [await proxy.chat(logprobs=1, extra_body=FLAGS), await proxy.complete(logprobs=1, extra_body=FLAGS)]
     parsed = [await parse(answer, kind) for answer, kind in zip(answers, ("chat", "completion"), strict=True)]
 
-    assert [approximately(tokens) for tokens in parsed] == [row["tokens"] for row in (await face.export()).rows]
+    assert [approximately(tokens) for tokens in parsed] == [row["tokens"] for row in (await proxy.export()).rows]
     assert all(tokens["completion_ids"] for tokens in parsed)
 
 
-async def test_vf_2_a_client_that_sets_none_sees_no_extra_key(face, parse):
+async def test_vf_2_a_client_that_sets_none_sees_no_extra_key(proxy, parse):
     """It sees what the engine alone would have answered, in which its parser finds nothing; our export has the tokens."""
-    answer, direct = await face.chat(), await face.directly()
-    (row,) = (await face.export()).rows
+    answer, direct = await proxy.chat(), await proxy.directly()
+    (row,) = (await proxy.export()).rows
 
     shown, alone = (one.model_dump(exclude={"id", "created"}, warnings=False) for one in (answer, direct))
     assert alone == shown
@@ -108,15 +108,15 @@ async def test_vf_2_a_client_that_sets_none_sees_no_extra_key(face, parse):
     assert len(row["tokens"]["completion_ids"]) == len(row["tokens"]["completion_logprobs"])
 
 
-async def test_vf_3_one_example_for_each_step(face):
+async def test_vf_3_one_example_for_each_step(proxy):
     """Joined as its note says, and with a reward: a step's own, else the rollout's."""
     for _ in range(2):
-        await face.chat()
-    async with face.http.get(f"{face.url}/rollouts/r1/steps") as answer:
+        await proxy.chat()
+    async with proxy.http.get(f"{proxy.url}/rollouts/r1/steps") as answer:
         first, _ = (await answer.json())["steps"]
-    async with face.http.patch(f"{face.url}/rollouts/r1", json={"step_rewards": {first["step_id"]: 0.0}}) as patched:
+    async with proxy.http.patch(f"{proxy.url}/rollouts/r1", json={"step_rewards": {first["step_id"]: 0.0}}) as patched:
         assert 200 == patched.status
-    steps, examples = (await face.export()).rows, (await face.export("training_examples")).rows
+    steps, examples = (await proxy.export()).rows, (await proxy.export("training_examples")).rows
 
     assert [0.0, 1.0] == [step["reward"] for step in steps] == [example["reward"] for example in examples]
     for step, example in zip(steps, examples, strict=True):
@@ -130,14 +130,14 @@ async def test_vf_3_one_example_for_each_step(face):
 
 
 @pytest.mark.parametrize("shape", ["vllm"], indirect=True)
-async def test_vf_4_max_len_cuts_as_its_max_seq_len_does(face, parse):
+async def test_vf_4_max_len_cuts_as_its_max_seq_len_does(proxy, parse):
     """At every length, from one token to more than there are."""
-    answer = await face.chat(logprobs=1, extra_body=FLAGS)
+    answer = await proxy.chat(logprobs=1, extra_body=FLAGS)
     length = answer.usage.total_tokens
 
     for room in (1, answer.usage.prompt_tokens - 1, *range(answer.usage.prompt_tokens, length + 2)):
         parsed = await parse(answer, "chat", room)
-        (row,) = (await face.export(max_len=room)).rows
+        (row,) = (await proxy.export(max_len=room)).rows
         assert approximately(parsed) == row["tokens"], room
 
 
@@ -145,9 +145,9 @@ async def test_vf_5_an_engine_without_ids(store, engine, http):
     """The step is kept with tokens null; it is no example; and the report counts it."""
     engine.plays(load("chat_plain"))
     async with proxying(None, store, engines={"endpoints": [{"url": engine.url, "kind": "plain"}]}) as served:
-        face = _Face(http, served.url)
-        answer = await face.chat()
-        steps, examples = await face.export(), await face.export("training_examples")
+        proxy = _Proxy(http, served.url)
+        answer = await proxy.chat()
+        steps, examples = await proxy.export(), await proxy.export("training_examples")
 
     assert [None] == [row["tokens"] for row in steps.rows]
     assert [[{"role": "assistant", "content": answer.choices[0].message.content}]] == [
@@ -163,14 +163,14 @@ async def test_vf_6_logprobs_1_on_chat_is_sent_as_a_flag(store, engine, http, as
     """The only form that all engines take there; what is neither is the engine's to refuse."""
     engine.plays(load("chat_ids_lp"))
     async with proxying(engine.url, store) as served:
-        await _Face(http, served.url).chat(logprobs=asked)
+        await _Proxy(http, served.url).chat(logprobs=asked)
 
     assert sent == orjson.dumps(engine.asked[0]["logprobs"]).decode()
 
 
-async def test_vf_6_a_client_that_sends_1_sees_its_logprobs(face):
+async def test_vf_6_a_client_that_sends_1_sees_its_logprobs(proxy):
     """One for each token, of every engine."""
-    answer = await face.chat(logprobs=1)
+    answer = await proxy.chat(logprobs=1)
 
     assert answer.usage.completion_tokens == len(answer.choices[0].logprobs.content)
     assert {entry.logprob for entry in answer.choices[0].logprobs.content} != {0.0}

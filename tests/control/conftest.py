@@ -18,16 +18,16 @@ def said():
 
 @pytest.fixture
 async def proxy(store, said):
-    """The proxy's face for a test: `get`, `post`, `patch`, `delete` give status and JSON; `chat` makes a recorded call."""
+    """A client of the proxy for a test: `get`, `post`, `patch`, `delete` give status and JSON; `chat` makes a recorded call."""
     async with (
         simulating("127.0.0.1:0", Options()) as engine,
         aiohttp.ClientSession() as http,
         running(settings_for(engine, **said), store) as served,
     ):
-        yield Face(http, served.url)
+        yield ProxyClient(http, served.url)
 
 
-class Face:
+class ProxyClient:
     def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
         self.http, self.url = http, url
 

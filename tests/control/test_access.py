@@ -1,4 +1,4 @@
-"""Who may use the control face."""
+"""Who may use the control API."""
 
 import re
 
@@ -30,7 +30,7 @@ async def test_every_route_needs_a_control_key(proxy, method, path):
         assert control.status not in (401, 403)
 
 
-async def test_a_minted_key_opens_nothing_of_the_control_face(proxy):
+async def test_a_minted_key_opens_nothing_of_the_control_api(proxy):
     """Not even its own rollout's."""
     opened = await proxy.post("/rollouts", {"rollout_id": "r1"}, headers={"X-Api-Key": "control-key"})
     answer = await proxy.get("/rollouts/r1", headers={"Authorization": f"Bearer {opened.json['api_key']}"})
@@ -39,7 +39,7 @@ async def test_a_minted_key_opens_nothing_of_the_control_face(proxy):
 
 
 async def test_a_control_key_calls_no_models(proxy):
-    """The faces have keys of their own."""
+    """The APIs have keys of their own."""
     headers = {"Authorization": "Bearer control-key"}
 
     assert 401 == (await proxy.post("/v1/chat/completions", {"messages": []}, headers=headers)).status

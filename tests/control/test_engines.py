@@ -57,7 +57,11 @@ async def test_engines_are_shown_with_version_and_faults(store, http):
 
 async def test_an_ejected_endpoint_is_shown_with_its_time_and_its_fault(store, http):
     """Until when it is passed over, and what it was that failed."""
-    engines = {"endpoints": [{"url": "http://127.0.0.1:9", "name": "dead"}], "eject_s": 600, "longest_ejection_s": 600}
+    engines = {
+        "endpoints": [{"url": "http://127.0.0.1:9", "name": "dead"}],
+        "base_ejection_s": 600,
+        "max_ejection_s": 600,
+    }
     async with proxying(None, store, engines=engines, **GUARDED) as served:
         (shown,) = (await call(http, "GET", served.url + "/engines")).told["engines"]
 
@@ -157,13 +161,16 @@ URL = "http://127.0.0.1:9"
         ({}, "endpoints"),
         ({"endpoints": []}, "endpoints"),
         ({"endpoints": [{"name": "x"}]}, "endpoints.0.url"),
-        ({"endpoints": [{"url": "file:///etc/passwd"}]}, "not an http or https URL"),
+        ({"endpoints": [{"url": "file:///etc/passwd"}]}, "expected an http or https URL"),
         ({"endpoints": [{"url": URL, "kind": "tgi"}]}, "endpoints.0.kind"),
         ({"endpoints": [{"url": URL, "api_key": "a\r\nX: y"}]}, "endpoints.0.api_key"),
         ({"endpoints": [{"url": URL, "weight": 2}]}, "endpoints.0.weight"),
         ({"endpoints": [{"url": URL, "max_in_flight": 0}]}, "endpoints.0.max_in_flight"),
-        ({"endpoints": [{"url": URL}, {"url": URL + "/v1", "name": "b"}]}, "a URL of its own"),
-        ({"endpoints": [{"url": URL, "name": "a"}, {"url": "http://b", "name": "a"}]}, "a name of its own"),
+        (
+            {"endpoints": [{"url": URL}, {"url": URL + "/v1", "name": "b"}]},
+            "duplicate endpoint URL: http://127.0.0.1:9",
+        ),
+        ({"endpoints": [{"url": URL, "name": "a"}, {"url": "http://b", "name": "a"}]}, "duplicate endpoint name: a"),
     ],
 )
 async def test_what_is_no_list_of_endpoints_is_422(store, http, engines, body, named):

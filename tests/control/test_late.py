@@ -26,10 +26,10 @@ async def proxy(store, engine, http):
 
     engine.answering = answering
     async with running(settings_for(engine.url), store) as served:
-        yield Face(http, served.url)
+        yield ProxyClient(http, served.url)
 
 
-class Face:
+class ProxyClient:
     def __init__(self, http, url) -> None:
         self.http, self.url = http, url
 

@@ -1,4 +1,4 @@
-"""What people send to the control face."""
+"""What people send to the control API."""
 
 import pytest
 from hypothesis import given

@@ -12,7 +12,7 @@ from proxy.page.serving import PAGE_ROUTES
 
 
 async def test_every_route_is_described(proxy):
-    """Of the control face just those that are there; of the model face every dialect and callback, under every prefix."""
+    """Of the control API just those that are there; of the model API every dialect and callback, under every prefix."""
     routes = (*CONTROL_ROUTES, *COMPAT_ROUTES, *SESSION_ROUTES, *CALL_ROUTES, *PAGE_ROUTES)
     control = {(route.method.lower(), route.path.replace(":[^/]+", "")) for route in routes}
     described = {(route.method, route.path) for route in ROUTES}

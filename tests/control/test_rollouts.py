@@ -56,15 +56,15 @@ async def test_a_rollout_that_is_named_like_a_folder_is_reached_by_its_key(proxy
         ("[::]:8400", "http://trainer.example/rollouts", "trainer.example:8400"),
     ],
 )
-def test_a_face_bound_to_every_address_is_reached_where_the_request_was_sent(listen, seen, reached):
+def test_an_api_bound_to_every_address_is_reached_where_the_request_was_sent(listen, seen, reached):
     """Nobody can call 0.0.0.0."""
     host = model_host(listen, URL(seen))
 
     assert reached == host
 
 
-async def test_the_base_url_is_the_model_face_also_where_the_faces_have_ports_of_their_own(store, proxy):
-    """Agents do not call the control face."""
+async def test_the_base_url_is_the_model_api_also_where_the_apis_have_ports_of_their_own(store, proxy):
+    """Agents do not call the control API."""
     async with (
         running(settings_for(None, control={"listen": "127.0.0.1:0"}), store) as served,
         proxy.http.post(f"{served.control_url}/rollouts") as answer,

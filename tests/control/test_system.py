@@ -41,7 +41,7 @@ async def test_metrics_count_calls_tokens_and_steps(proxy):
 
 
 async def test_errors_of_ours_are_counted_by_code(proxy):
-    """On either face; what an engine answers is not ours."""
+    """On either API; what an engine answers is not ours."""
     await proxy.get("/rollouts/nobody")
     await proxy.post("/rollouts", [])
     text = (await proxy.get("/metrics")).text.decode()

@@ -95,7 +95,7 @@ async def test_the_files_need_no_key_and_what_they_show_does(store, http):
     assert [200, 200, 200, 200, 401, 403, 401, 403] == statuses
 
 
-async def test_the_page_is_on_the_control_face_alone(store):
+async def test_the_page_is_on_the_control_api_alone(store):
     """Where that has a port of its own, agents' port has none."""
     said = {"control": {"listen": "127.0.0.1:0"}}
     async with proxying(None, store, **said) as served, aiohttp.ClientSession() as http:

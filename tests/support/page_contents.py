@@ -45,7 +45,7 @@ AS_CHAT = {
 
 @dataclass
 class Contents:
-    """A proxy to fill, and how: agents' calls, the control face, and steps as they are stored."""
+    """A proxy to fill, and how: agents' calls, the control API, and steps as they are stored."""
 
     url: str
     store: object

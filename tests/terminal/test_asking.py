@@ -1,38 +1,38 @@
-"""JSON from a running proxy's control face."""
+"""JSON from a running proxy's control API."""
 
 import pytest
 from aiohttp import web
 
 from proxy.download import Refused
-from proxy.terminal.asking import Face, path_of
+from proxy.terminal.asking import ControlClient, path_of
 
 
 @pytest.fixture
-def face(http, place):
-    return Face(http, f"{place.url}/")
+def client(http, place):
+    return ControlClient(http, f"{place.url}/")
 
 
-async def test_lists_are_read_page_by_page_up_to_the_limit(face, asked):
+async def test_lists_are_read_page_by_page_up_to_the_limit(client, asked):
     """Filters leave pages short: as many are asked for as it takes; the cursor says whether more follow."""
     for number in range(5):
         await asked("POST", "/rollouts", {"rollout_id": f"r{number}", "group_id": "odd" if number % 2 else "even"})
-    found, cursor = await face.listed("rollouts", 2, group_id="even")
+    found, cursor = await client.listed("rollouts", 2, group_id="even")
     assert ["r4", "r2"] == [each["rollout_id"] for each in found]
     assert cursor is not None
-    found, cursor = await face.listed("rollouts", 50, group_id="odd")
+    found, cursor = await client.listed("rollouts", 50, group_id="odd")
     assert (["r3", "r1"], None) == ([each["rollout_id"] for each in found], cursor)
 
 
-async def test_steps_are_read_in_order_from_an_index_on(face, filled):
+async def test_steps_are_read_in_order_from_an_index_on(client, filled):
     """All of them, or those from there."""
-    assert [0, 1, 2] == [step["index"] async for step in face.steps("demo")]
-    assert [2] == [step["index"] async for step in face.steps("demo", 2)]
+    assert [0, 1, 2] == [step["index"] async for step in client.steps("demo")]
+    assert [2] == [step["index"] async for step in client.steps("demo", 2)]
 
 
-async def test_a_refusal_is_its_sentence_and_its_status(face):
-    """The control face's own words; the id is encoded, whatever is in it."""
+async def test_a_refusal_is_its_sentence_and_its_status(client):
+    """The control API's own words; the id is encoded, whatever is in it."""
     with pytest.raises(Refused, match="there is no rollout 'a/b c'") as refused:
-        await face.get(path_of("a/b c"))
+        await client.get(path_of("a/b c"))
 
     assert 404 == refused.value.status
 
@@ -45,8 +45,8 @@ async def test_what_answers_no_json_is_told(http, engine):
         return web.Response(text="<html>")
 
     engine.answering = answering
-    with pytest.raises(OSError, match="is it a proxy's control face"):
-        await Face(http, engine.url).get("/rollouts")
+    with pytest.raises(OSError, match="is it a proxy's control API"):
+        await ControlClient(http, engine.url).get("/rollouts")
 
 
 @pytest.mark.parametrize("knows", [True, False])
@@ -68,7 +68,7 @@ async def test_texts_are_asked_for_where_answers_tell_none(http, engine, knows):
         {"rollout_id": "r", "step_id": step_id, "prompt_ids": [1, 2, 3], "choices": choices, "response": response}
         for step_id, response in (("s1", told), ("s2", None), ("s3", {}))
     ]
-    texts = await Face(http, engine.url).texts(steps)
+    texts = await ControlClient(http, engine.url).texts(steps)
 
     sought = ["t0", None, "t2", None]
     assert ({("s2", 0): sought, ("s3", 0): sought} if knows else {}) == texts

@@ -8,12 +8,12 @@ from proxy.terminal.given import WrongSettings, settings_of
 def test_the_command_line_wins_over_the_file_and_leaves_the_rest(tmp_path):
     """Engines and the store's URL are taken over, what else is set of them stays."""
     config = tmp_path / "config.yaml"
-    config.write_text("listen: 127.0.0.1:1\nengines: {attempts: 7}\nstore: {url: 'redis://a', prefix: p}\n")
+    config.write_text("listen: 127.0.0.1:1\nengines: {max_attempts: 7}\nstore: {url: 'redis://a', prefix: p}\n")
     settings = settings_of(config, engine=["http://e:1/v1"], store="redis://b", listen=None)
 
     assert ("127.0.0.1:1", 7, "http://e:1") == (
         settings.listen,
-        settings.engines.attempts,
+        settings.engines.max_attempts,
         settings.engines.endpoints[0].url,
     )
     assert ("redis://b", "p") == (settings.store.url, settings.store.prefix)
@@ -23,11 +23,11 @@ def test_the_command_line_wins_over_the_file_and_leaves_the_rest(tmp_path):
     ("text", "said", "told"),
     [
         ("lissten: x", {}, "lissten: there is no such setting"),
-        ("", {"engine": ["nowhere"]}, "endpoints.0.url: 'nowhere' is not an http"),
+        ("", {"engine": ["nowhere"]}, "endpoints.0.url: invalid URL 'nowhere'"),
         (
             "",
             {"listen": "0.0.0.0:1"},
-            "settings: 0.0.0.0:1 can be reached from elsewhere, and agents.api_keys is empty",
+            "settings: 0.0.0.0:1 is not a loopback address, and agents.api_keys is empty",
         ),
         ("listen: [", {}, "config.yaml is no YAML: while parsing"),
         ("- listen", {}, "config.yaml holds no settings"),

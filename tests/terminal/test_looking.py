@@ -40,7 +40,7 @@ async def test_columns_without_room_are_named(place, filled, printed, capsys):
     assert "no room for: " in capsys.readouterr().err
 
 
-async def test_a_list_as_json_is_what_the_control_face_tells(place, filled, printed, capsys):
+async def test_a_list_as_json_is_what_the_control_api_tells(place, filled, printed, capsys):
     """One document, with the cursor of what follows."""
     await print_list(place, printed(), "rollouts", 2, as_json=True)
     told = orjson.loads(capsys.readouterr().out)
@@ -73,7 +73,7 @@ async def test_a_rollout_fits_into_any_terminal(place, filled, printed, width):
 
 
 async def test_a_step_is_named_by_its_id_or_its_index(place, filled, printed, capsys):
-    """As JSON it is what the control face tells of it."""
+    """As JSON it is what the control API tells of it."""
     out = printed()
     await print_step(place, out, "demo", "1", View(), as_json=True)
     step = orjson.loads(capsys.readouterr().out)

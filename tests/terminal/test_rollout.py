@@ -3,18 +3,18 @@
 import pytest
 from rich.text import Text
 
-from proxy.terminal.asking import Face, path_of
+from proxy.terminal.asking import ControlClient, path_of
 from proxy.terminal.rollout import Picture, View, _drifted, alone, header
 
 
 @pytest.fixture
 async def told(http, place, filled):
-    """What the control face tells of a rollout: itself, its tree and its steps."""
+    """What the control API tells of a rollout: itself, its tree and its steps."""
 
     async def of(name: str):
-        face = Face(http, place.url)
-        steps = [step async for step in face.steps(name)]
-        return await face.get(path_of(name)), await face.get(f"{path_of(name)}/tree"), steps
+        client = ControlClient(http, place.url)
+        steps = [step async for step in client.steps(name)]
+        return await client.get(path_of(name)), await client.get(f"{path_of(name)}/tree"), steps
 
     return of
 

@@ -35,7 +35,7 @@ async def stopped(work, notes: Listening) -> None:
 
 
 async def test_serve_says_where_it_listens_and_what_it_uses(tmp_path, monkeypatch):
-    """Both faces, the model face as agents reach it; the store; that the simulator stands in for an engine."""
+    """Both APIs, the model API as agents reach it; the store; that the simulator stands in for an engine."""
     monkeypatch.setattr(serving, "set_up", lambda *_: None)
     notes = Listening()
     said = {"listen": "127.0.0.1:0", "control": {"listen": "127.0.0.1:0"}, "store": {"url": f"embedded:{tmp_path}"}}

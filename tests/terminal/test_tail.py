@@ -12,7 +12,7 @@ from fakes import proxying, settings_for
 from proxy.download import Refused
 from proxy.server import running
 from proxy.terminal import tail as tailing
-from proxy.terminal.asking import Face
+from proxy.terminal.asking import ControlClient
 from proxy.terminal.tail import Tail, line, tail
 
 
@@ -31,7 +31,7 @@ async def following(http):
 
     async def begin(url: str, rollout_id: str | None = None, last: int = 10) -> tuple[Tail, Told]:
         told = Told()
-        following = Tail(Face(http, url), rollout_id, last, told.put_nowait)
+        following = Tail(ControlClient(http, url), rollout_id, last, told.put_nowait)
         tasks.append(asyncio.create_task(following.follow()))
         await following.is_connected.wait()
         return following, told
@@ -113,11 +113,11 @@ async def test_what_was_stored_while_the_connection_was_broken_is_told_after_it(
 async def test_a_proxy_that_is_not_there_at_first_or_refuses_ends_it(http, store):
     """With the sentence: nothing is tried for ever that cannot come right."""
     with pytest.raises(OSError, match="cannot be followed"):
-        await Tail(Face(http, "http://127.0.0.1:9"), None, 0, print).follow()
+        await Tail(ControlClient(http, "http://127.0.0.1:9"), None, 0, print).follow()
     keys = {"agents": {"api_keys": ["a"]}, "control": {"api_keys": ["c"]}}
     async with proxying(None, store, **keys) as served:
         with pytest.raises(Refused, match="a control key is needed"):
-            await Tail(Face(http, served.url), None, 0, print).follow()
+            await Tail(ControlClient(http, served.url), None, 0, print).follow()
 
 
 def test_a_line_says_what_happened_harmlessly():

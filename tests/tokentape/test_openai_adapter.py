@@ -1,4 +1,4 @@
-"""ManagedServer with the face of an OpenAI client."""
+"""ManagedServer with the interface of an OpenAI client."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Each route of the control face through either client, before a real proxy."""
+"""Each route of the control API through either client, before a real proxy."""
 
 from math import inf, nan
 from typing import get_type_hints

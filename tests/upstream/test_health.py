@@ -7,7 +7,7 @@ from proxy.upstream.health import Health
 
 @pytest.fixture
 def health():
-    return Health(eject_after=3, eject_s=1, longest_s=5)
+    return Health(eject_after=3, base_ejection_s=1, max_ejection_s=5)
 
 
 def fail(health, times, now):

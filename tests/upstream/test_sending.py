@@ -75,7 +75,7 @@ async def test_a_large_body_is_sent_whole(upstream_to):
 
 
 async def test_what_one_endpoint_cannot_answer_the_next_one_does(upstream_to):
-    """A refused connection and a 503 go on to the next endpoint, up to engines.attempts; the last one's is the answer."""
+    """A refused connection and a 503 go on to the next endpoint, up to engines.max_attempts; the last one's is the answer."""
 
     async def away(request, body):
         return web.json_response({"from": "away"}, status=503)
@@ -85,7 +85,7 @@ async def test_what_one_endpoint_cannot_answer_the_next_one_does(upstream_to):
 
     async with fake_engine() as one, fake_engine() as other:
         one.answering, other.answering = away, there
-        upstream = upstream_to("http://127.0.0.1:9", one.url, other.url, engines={"attempts": 3, "eject_after": 99})
+        upstream = upstream_to("http://127.0.0.1:9", one.url, other.url, engines={"max_attempts": 3, "eject_after": 99})
 
         async def ask(endpoints):
             async with upstream.send_to_any(endpoints, "POST", "/x", headers=(), body=b"{}") as answer:

@@ -9,8 +9,8 @@ from proxy.errors import EngineBusy
 from proxy.upstream.turns import Turns
 
 
-def turns_of(limit, most_waiting=2000, longest_s=60):
-    return Turns(limit, most_waiting=most_waiting, longest_s=longest_s)
+def turns_of(limit, max_waiting=2000, timeout_s=60):
+    return Turns(limit, max_waiting=max_waiting, timeout_s=timeout_s)
 
 
 async def settled():
@@ -67,15 +67,15 @@ async def test_a_rollout_with_many_calls_does_not_starve_others(queue):
 
 async def test_past_the_bounds_a_call_is_refused(queue):
     """Each refusal names its setting, and leaves nothing behind."""
-    turns = turns_of(1, most_waiting=1, longest_s=0.05)
+    turns = turns_of(1, max_waiting=1, timeout_s=0.05)
     await queue.came(turns, "a")
-    with pytest.raises(EngineBusy, match="engines.longest_queue_s"):
+    with pytest.raises(EngineBusy, match="engines.queue_timeout_s"):
         await turns.take("b", may_leave=False)
 
-    patient = turns_of(1, most_waiting=1)
+    patient = turns_of(1, max_waiting=1)
     await queue.came(patient, "a")
     (waiting,) = await queue.came(patient, "b")
-    with pytest.raises(EngineBusy, match="engines.most_queued"):
+    with pytest.raises(EngineBusy, match="engines.max_queued"):
         await patient.take("c", may_leave=False)
     waiting.cancel()
     await settled()

@@ -8,7 +8,7 @@ from fakes import fake_engine
 
 from proxy.errors import EngineFault
 
-QUICK = {"health_s": 0.02, "eject_s": 0.02, "longest_ejection_s": 0.1}
+QUICK = {"health_interval_s": 0.02, "base_ejection_s": 0.02, "max_ejection_s": 0.1}
 
 
 async def until(condition):
@@ -44,7 +44,7 @@ async def test_after_a_bad_check_the_next_one_is_soon(upstream_to):
     """An engine that nobody calls is passed over long before it has missed so many checks at their usual pace."""
     async with fake_engine() as engine:
         engine.facts = {}
-        upstream = upstream_to(engine.url, engines={"health_s": 2, "eject_after": 20, "eject_s": 0.01})
+        upstream = upstream_to(engine.url, engines={"health_interval_s": 2, "eject_after": 20, "base_ejection_s": 0.01})
         (endpoint,) = upstream.endpoints
         async with asyncio.timeout(25):  # twenty checks 2 s apart, 1.6 s at the least, would take longer
             await until(lambda: endpoint.health.is_ejected)
@@ -81,7 +81,7 @@ async def test_an_engine_that_hangs_at_its_health_is_not_healthy(upstream_to, mo
 async def test_faults_of_calls_eject_and_an_answer_brings_it_back(upstream_to):
     """At once, whatever its ejection lasts: a call that was answered is better than a check."""
     async with fake_engine() as engine:
-        upstream = upstream_to(engine.url, engines={"eject_s": 600, "longest_ejection_s": 600, "eject_after": 2})
+        upstream = upstream_to(engine.url, engines={"base_ejection_s": 600, "max_ejection_s": 600, "eject_after": 2})
         (endpoint,) = upstream.endpoints
         await upstream.know(endpoint)
 

@@ -1,6 +1,6 @@
 """What a proxy recorded of a program: its steps, their tree, and whether the engine scores it the same.
 
-Holds the reading of the control face and the audit of what is exported. The table is `seen`.
+Holds the reading of the control API and the audit of what is exported. The table is `seen`.
 """
 
 import io
@@ -19,7 +19,7 @@ from proxy.download import Wanted
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A rollout as the control face tells it, and the names of all rollouts."""
+    """A rollout as the control API tells it, and the names of all rollouts."""
 
     steps: list[dict[str, Any]]
     tree: dict[str, Any]

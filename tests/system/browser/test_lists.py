@@ -9,7 +9,7 @@ async def column(page, table: str, key: str) -> list[str]:
     return await page.locator(f".row.g-{table}:not(.head) .c-{key}").all_inner_texts()
 
 
-async def test_every_rollout_is_listed_with_what_the_control_face_tells(contents, open_page):
+async def test_every_rollout_is_listed_with_what_the_control_api_tells(contents, open_page):
     """Status, reward, steps, tokens, exact and flagged ones, drift, group."""
     page = await open_page(f"{contents.url}/ui")
     await expect(page.locator(".row.g-rollouts:not(.head)")).to_have_count(20)

@@ -55,8 +55,8 @@ async def naming() -> AsyncIterator[tuple[Names, str]]:
 
 @asynccontextmanager
 async def balancing(address: str, port: int, names: str, http: aiohttp.ClientSession) -> AsyncIterator[str]:
-    """HAProxy before the replicas' faces of this port, passing requests on: its URL."""
-    said = {**os.environ, "FACE_PORT": str(port), "FACE_ADDRESS": address, "DNS": names}
+    """HAProxy before the replicas' APIs on this port, passing requests on: its URL."""
+    said = {**os.environ, "API_PORT": str(port), "API_ADDRESS": address, "DNS": names}
     command = [program("haproxy"), "-db", "-f", str(CONFIGURATION)]
     balancer = await asyncio.create_subprocess_exec(*command, env=said)
     url = f"http://{address}:{port}"

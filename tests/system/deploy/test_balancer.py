@@ -27,7 +27,7 @@ EVENTS = [event + b"\n\n" for event in STREAM.answer.split(b"\n\n")[:-1]]
 
 
 class Setup:
-    """Two replicas behind their names, and the balancers of both faces."""
+    """Two replicas behind their names, and the balancers of both APIs."""
 
     def __init__(self, tmp_path, words):
         self.address, *self.replicas = own_addresses(3)
@@ -48,8 +48,8 @@ async def setup(engine, server, store, http, tmp_path, monkeypatch):
     """Everything started, and both balancers passing on."""
     monkeypatch.setenv("TOKENTAPE_STORE__PREFIX", store._store._prefix)
     monkeypatch.setenv("TOKENTAPE_LOG__LEVEL", "warning")  # nobody reads the log here, and a full pipe would stop it
-    monkeypatch.setenv("TOKENTAPE_NOTICE_S", "5")
-    monkeypatch.setenv("TOKENTAPE_DRAIN_S", "20")
+    monkeypatch.setenv("TOKENTAPE_SHUTDOWN_DELAY_S", "5")
+    monkeypatch.setenv("TOKENTAPE_DRAIN_TIMEOUT_S", "20")
     setup = Setup(tmp_path, ("serve", "--store", f"unix:{server.socket}", "--engine", engine.url))
     async with AsyncExitStack() as stack:
         names, where = await stack.enter_async_context(naming())
@@ -88,7 +88,7 @@ async def in_flight(http, setup):
 
 def test_the_configuration_is_valid(monkeypatch):
     """HAProxy finds nothing to complain about."""
-    monkeypatch.setenv("FACE_PORT", "8400")
+    monkeypatch.setenv("API_PORT", "8400")
     done = subprocess.run(
         [program("haproxy"), "-c", "-f", str(CONFIGURATION)], capture_output=True, text=True, check=False
     )
@@ -229,8 +229,8 @@ async def test_without_replicas_an_agent_is_told_to_come_again(setup):
     assert "no_replica" == told["error"]["type"]
 
 
-async def test_the_faces_stay_apart(setup, http):
-    """Each balancer passes on its face alone; a rollout that is opened at one is told where the other is."""
+async def test_the_apis_stay_apart(setup, http):
+    """Each balancer passes on its API alone; a rollout that is opened at one is told where the other is."""
     async with http.post(f"{setup.control}/rollouts", json={"rollout_id": "r1"}) as answer:
         opened = await answer.json()
     async with http.get(f"{setup.models}/rollouts/r1") as answer:

@@ -61,14 +61,14 @@ def test_calls_have_time_to_end(replica, services):
     balancer = (DEPLOY / "haproxy" / "haproxy.cfg").read_text()
     hard_stop = seconds(re.search(r"hard-stop-after (\w+)", balancer)[1])
 
-    stops_within = replica.notice_s + replica.drain_s + STORED_AFTER_S
+    stops_within = replica.shutdown_delay_s + replica.drain_timeout_s + STORED_AFTER_S
     assert seconds(services["proxy"]["stop_grace_period"]) >= stops_within
     for name in ("models", "control"):
         assert seconds(services[name]["stop_grace_period"]) > hard_stop >= stops_within
 
 
-def test_only_the_model_face_is_open_to_others(services):
-    """Every other port is this machine's, and the network of agents has the model face's balancer alone."""
+def test_only_the_model_api_is_open_to_others(services):
+    """Every other port is this machine's, and the network of agents has the model API's balancer alone."""
     ports = {name: service.get("ports", []) for name, service in services.items()}
 
     assert ["8400:8400"] == ports.pop("models")

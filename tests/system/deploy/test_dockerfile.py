@@ -91,7 +91,7 @@ class Container:
 def container(image, engine):
     engines = f'[{{"url": "{engine.url}", "name": "fake"}}]'
     keys = {"TOKENTAPE_AGENTS__API_KEYS": '["agent"]', "TOKENTAPE_CONTROL__API_KEYS": '["control"]'}
-    return Container(image, TOKENTAPE_ENGINES__ENDPOINTS=engines, TOKENTAPE_DRAIN_S="20", **keys)
+    return Container(image, TOKENTAPE_ENGINES__ENDPOINTS=engines, TOKENTAPE_DRAIN_TIMEOUT_S="20", **keys)
 
 
 def test_the_linter_finds_nothing(checker):

@@ -103,7 +103,7 @@ def test_the_rules_are_prometheus_own():
 
 
 def test_the_configuration_is_read(settings):
-    """The file and the Secret's variables are settings: keys for both faces, an engine, a durable store."""
+    """The file and the Secret's variables are settings: keys for both APIs, an engine, a durable store."""
     assert settings.agents.api_keys
     assert len(settings.control.api_keys) == 2
     assert settings.engines.endpoints
@@ -114,13 +114,13 @@ def test_the_configuration_is_read(settings):
 def test_the_example_of_the_secret_is_refused():
     """Its words are read by everybody: a proxy starts with keys of one's own only."""
     said = yaml.safe_load((FOLDER / "secret.example.yaml").read_text())["stringData"]
-    for face in ("agents", "control"):
-        with pytest.raises(ValidationError, match="a key is printable ASCII"):
-            load(**{face: {"api_keys": json.loads(said[f"{face}-keys"])}})
+    for section in ("agents", "control"):
+        with pytest.raises(ValidationError, match="invalid API key: it must be printable ASCII"):
+            load(**{section: {"api_keys": json.loads(said[f"{section}-keys"])}})
 
 
 def test_prometheus_has_one_of_the_control_keys(secret, settings):
-    """The ServiceMonitor's key is in the Secret, and opens the control face."""
+    """The ServiceMonitor's key is in the Secret, and opens the control API."""
     monitor = yaml.safe_load((FOLDER / "monitoring" / "servicemonitor.yaml").read_text())
     (endpoint,) = monitor["spec"]["endpoints"]
     key = secret[endpoint["authorization"]["credentials"]["key"]]
@@ -129,9 +129,9 @@ def test_prometheus_has_one_of_the_control_keys(secret, settings):
 
 
 def test_calls_have_time_to_end(pod, settings):
-    """A pod takes calls until nobody sends any, and is killed only after drain_s and half a minute to store what was cut."""
-    assert settings.notice_s >= 5
-    assert pod["spec"]["terminationGracePeriodSeconds"] >= settings.notice_s + settings.drain_s + 30
+    """A pod accepts calls until none are sent, and is killed after drain_timeout_s and 30 s to store aborted calls."""
+    assert settings.shutdown_delay_s >= 5
+    assert pod["spec"]["terminationGracePeriodSeconds"] >= settings.shutdown_delay_s + settings.drain_timeout_s + 30
 
 
 def test_a_pod_is_not_root_and_writes_nowhere_but_in_its_volumes(pod):
@@ -163,8 +163,8 @@ def test_every_selector_finds_the_pod(objects, pod):
     assert all(selector.items() <= labels for selector in selectors)
 
 
-def test_agents_reach_the_model_face_only(objects):
-    """By the label of their namespace; trainers reach both faces, monitoring the control face."""
+def test_agents_reach_the_model_api_only(objects):
+    """By the label of their namespace; trainers reach both APIs, monitoring the control API."""
     allowed = {}
     for rule in objects["NetworkPolicy", "tokentape"]["spec"]["ingress"]:
         for source in rule["from"]:
@@ -174,18 +174,18 @@ def test_agents_reach_the_model_face_only(objects):
     assert {"agents": {"models"}, "trainers": {"models", "control"}, "monitoring": {"control"}} == allowed
 
 
-def test_each_service_has_a_face_of_its_own(objects, pod):
-    """Their ports are the container's, by name, and the faces' own."""
+def test_each_service_has_an_api_of_its_own(objects, pod):
+    """Their ports are the container's, by name, and the APIs' own."""
     (container,) = pod["spec"]["containers"]
     named = {port["name"]: port["containerPort"] for port in container["ports"]}
-    faces = {
+    apis = {
         port["targetPort"]: port["port"]
         for (kind, _), one in objects.items()
         if kind == "Service"
         for port in one["spec"]["ports"]
     }
 
-    assert named == faces == {"models": 8400, "control": 8401}
+    assert named == apis == {"models": 8400, "control": 8401}
 
 
 async def test_what_is_scaled_by_is_exported(objects, store, http):

@@ -58,8 +58,8 @@ def test_without_its_walls_it_would_not_pass(analyze):
 
 
 def test_calls_have_time_to_end():
-    """The proxy alone is told to stop, and has the default drain_s and half a minute before all of it is killed."""
+    """The proxy alone is told to stop, and has the default drain_timeout_s and half a minute before all of it is killed."""
     said = dict(line.split("=", 1) for line in UNIT.read_text().splitlines() if re.match(r"\w+=", line))
 
     assert "mixed" == said["KillMode"]
-    assert int(said["TimeoutStopSec"]) >= Settings().notice_s + Settings().drain_s + 30
+    assert int(said["TimeoutStopSec"]) >= Settings().shutdown_delay_s + Settings().drain_timeout_s + 30

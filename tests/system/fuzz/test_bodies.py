@@ -1,4 +1,4 @@
-"""Bodies of the model face, from bytes that are no JSON to calls with one odd field, before a real proxy."""
+"""Bodies of the model API, from bytes that are no JSON to calls with one odd field, before a real proxy."""
 
 import aiohttp
 import orjson

@@ -25,7 +25,7 @@ CHAT = "v1/chat/completions"
 
 
 class Scene:
-    """Everything, running. `url` is the model face, `control` the other one, `gone` the engine that never was."""
+    """Everything, running. `url` is the model API, `control` the other one, `gone` the engine that never was."""
 
     def __init__(self, folder: Path, binaries: Path) -> None:
         self.folder = folder
@@ -56,8 +56,8 @@ class Scene:
         return {
             "listen": f"127.0.0.1:{listen}",
             "workers": 2,
-            "drain_s": 2,
-            "engines": {"endpoints": endpoints, "health_s": 1, "longest_ejection_s": 4, "most_queued": 2},
+            "drain_timeout_s": 2,
+            "engines": {"endpoints": endpoints, "health_interval_s": 1, "max_ejection_s": 4, "max_queued": 2},
             "control": {"listen": f"127.0.0.1:{self._control_port}", "api_keys": [KEY]},
             "store": {
                 "url": f"redis://127.0.0.1:{self.store_port}",

@@ -80,7 +80,7 @@ def said(chunks) -> dict:
 async def test_a_client_that_leaves_a_replay_stops_the_engine(vllm, running_requests, tmp_path):
     """It hears comments meanwhile; when it goes, so does the engine's request."""
     async with (
-        through_proxy(vllm.url, tmp_path, record=REPLAY | {"keep_alive_s": 0.1}) as proxy,
+        through_proxy(vllm.url, tmp_path, record=REPLAY | {"keep_alive_interval_s": 0.1}) as proxy,
         aiohttp.ClientSession() as http,
     ):
         await until(lambda running: running == 0, running_requests)

@@ -13,7 +13,7 @@ from proxy.server import running
 
 
 class Through:
-    """One running proxy: agents by rollout, and the control face as JSON."""
+    """One running proxy: agents by rollout, and the control API as JSON."""
 
     def __init__(self, url: str, http: aiohttp.ClientSession) -> None:
         self.url = url
@@ -24,7 +24,7 @@ class Through:
         return openai.AsyncOpenAI(base_url=f"{self.url}/rollouts/{rollout}/v1", api_key="none", max_retries=0)
 
     async def get(self, path: str) -> Any:
-        """What the control face says."""
+        """What the control API says."""
         async with self.http.get(self.url + path) as answer:
             assert answer.status == 200, await answer.text()
             return await answer.json()

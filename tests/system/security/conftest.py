@@ -1,4 +1,4 @@
-"""A proxy with keys on both faces and every optional route switched on, before the simulator; and raw sockets to it."""
+"""A proxy with keys on both APIs and every optional route switched on, before the simulator; and raw sockets to it."""
 
 import asyncio
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ class Guarded:
 
 
 @pytest.fixture
-async def guarded_face():
+async def guarded_api():
     """Makes the same of a proxy that the test started itself."""
     async with aiohttp.ClientSession() as http:
         yield lambda url: Guarded(http, url)

@@ -34,22 +34,22 @@ def agents():
     return {"max_body_bytes": MOST}
 
 
-HASTY = pytest.mark.parametrize("agents", [{"idle_s": 0.3, "body_timeout_s": 0.3}], ids=["hasty"])
+HASTY = pytest.mark.parametrize("agents", [{"idle_timeout_s": 0.3, "body_timeout_s": 0.3}], ids=["hasty"])
 
 
 @pytest.fixture
-async def face(store, engine, guarded_face, agents):
+async def api(store, engine, guarded_api, agents):
     engine.plays(WHOLE)
     async with proxying(engine.url, store, agents=agents) as served:
-        yield guarded_face(served.url)
+        yield guarded_api(served.url)
 
 
 @pytest.mark.parametrize("coding", CODINGS)
-async def test_a_body_is_measured_inflated(face, engine, coding):
+async def test_a_body_is_measured_inflated(api, engine, coding):
     """A quarter of a gigabyte in little is refused: 413, or 415 for a coding that is not supported; in little memory."""
     tracemalloc.start()
     try:
-        answer = await face.call("POST", PATH, data=CODINGS[coding], headers={"Content-Encoding": coding})
+        answer = await api.call("POST", PATH, data=CODINGS[coding], headers={"Content-Encoding": coding})
         _, most = tracemalloc.get_traced_memory()  # of the client as well
     finally:
         tracemalloc.stop()
@@ -60,11 +60,11 @@ async def test_a_body_is_measured_inflated(face, engine, coding):
     assert most < 16 * MOST
 
 
-async def test_a_body_of_the_longest_length_is_taken(face, engine):
+async def test_a_body_of_the_longest_length_is_taken(api, engine):
     """The bound is on inflated bytes, and one more is 413."""
     exact = CHAT[:-1] + b" " * (MOST - len(CHAT)) + b"}"
-    taken = await face.call("POST", PATH, data=gzip.compress(exact), headers={"Content-Encoding": "gzip"})
-    refused = await face.call("POST", PATH, data=gzip.compress(exact + b" "), headers={"Content-Encoding": "gzip"})
+    taken = await api.call("POST", PATH, data=gzip.compress(exact), headers={"Content-Encoding": "gzip"})
+    refused = await api.call("POST", PATH, data=gzip.compress(exact + b" "), headers={"Content-Encoding": "gzip"})
 
     assert (MOST, 200, 413) == (len(exact), taken.status, refused.status)
     assert 1 == len(engine.asked)
@@ -84,9 +84,9 @@ async def test_a_body_of_the_longest_length_is_taken(face, engine):
     (b'{"messages":[]' + b',"a":1' * 150_000 + b"}", 200),
     (b'{"messages":[],"messages":"x","messages":[{"role":"user","content":"last"}]}', 200),
 ])  # fmt: skip
-async def test_json_bombs_are_refused_or_harmless(face, engine, bomb, status):
+async def test_json_bombs_are_refused_or_harmless(api, engine, bomb, status):
     """Deep nesting, endless numbers, no UTF-8: 400; too many values: 413. Of duplicate keys the last counts, everywhere."""
-    answer = await face.call("POST", PATH, data=bomb)
+    answer = await api.call("POST", PATH, data=bomb)
 
     assert status == answer.status, answer.text[:300]
     assert (status == 200) == bool(engine.asked)
@@ -97,30 +97,30 @@ async def test_json_bombs_are_refused_or_harmless(face, engine, bomb, status):
 @pytest.mark.parametrize("lines", [
     b"X-Long: " + b"a" * 100_000, b"A" * 100_000 + b": 1", b"\r\n".join(b"X-%d: %s" % (n, b"a" * 99) for n in range(10_000)),
 ])  # fmt: skip
-async def test_huge_headers_are_refused(face, engine, lines):
+async def test_huge_headers_are_refused(api, engine, lines):
     """One long line, one long name, ten thousand lines: 400, and nothing is sent."""
     head = b"POST %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n%s\r\nContent-Length: 2\r\n\r\n{}"
-    answer = await face.raw(head % (PATH.encode(), lines))
+    answer = await api.raw(head % (PATH.encode(), lines))
 
     assert not answer or answer.startswith((b"HTTP/1.1 400", b"HTTP/1.0 400"))
     assert [] == engine.asked
 
 
-async def test_a_path_may_not_be_endless(face):
+async def test_a_path_may_not_be_endless(api):
     """A request line of 100 kB is 400."""
-    answer = await face.raw(b"GET /%s HTTP/1.1\r\nHost: x\r\n\r\n" % (b"a" * 100_000))
+    answer = await api.raw(b"GET /%s HTTP/1.1\r\nHost: x\r\n\r\n" % (b"a" * 100_000))
 
     assert not answer or b" 400 " in answer[:15]
 
 
 @HASTY
 @pytest.mark.parametrize("sent", [b"", b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nX-Slow: "])
-async def test_a_head_that_does_not_come_to_its_end_is_not_waited_for(face, sent):
-    """The connection is closed after agents.idle_s, even though bytes drip in; others are served meanwhile."""
-    parts = urlsplit(face.url)
+async def test_a_head_that_does_not_come_to_its_end_is_not_waited_for(api, sent):
+    """The connection is closed after agents.idle_timeout_s, even though bytes drip in; others are served meanwhile."""
+    parts = urlsplit(api.url)
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
     writer.write(sent)
-    other = await face.call("GET", "/health")
+    other = await api.call("GET", "/health")
     async with asyncio.timeout(50):
         while not reader.at_eof():
             if sent:
@@ -137,10 +137,10 @@ async def test_a_head_that_does_not_come_to_its_end_is_not_waited_for(face, sent
 
 
 @HASTY
-async def test_a_body_that_does_not_come_is_408(face, engine):
+async def test_a_body_that_does_not_come_is_408(api, engine):
     """After agents.body_timeout_s; nothing is sent."""
     head = b"POST %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 100\r\n\r\n{" % PATH.encode()
-    answer = await face.raw(head)
+    answer = await api.raw(head)
 
     assert answer.startswith(b"HTTP/1.1 408")
     assert b"request_timeout" in answer

@@ -79,7 +79,7 @@ async def proxy(server, engine):
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("name", BODIES)
 async def test_no_body_of_an_allowed_size_stops_the_loop_or_fills_the_memory(proxy, http, name):
-    """On the model face, and on the control face."""
+    """On the model API, and on the control API."""
     body = BODIES[name]
     assert len(body) <= MOST
     for path, expected in ((CHAT, 200), (ROLLOUTS, 413 if len(body) > 2**23 else 422)):

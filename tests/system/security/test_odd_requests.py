@@ -32,11 +32,11 @@ POSTED = (b"completions", b"messages", b"responses", b"embeddings", b"count_toke
 
 
 @pytest.fixture
-async def face(store, engine, guarded_face):
+async def api(store, engine, guarded_api):
     engine.plays(WHOLE)
     said = {"models": {"alias": "m"}, "atropos": {"enabled": True}}
     async with running(settings_for(engine.url, **said), store) as served:
-        yield guarded_face(served.url)
+        yield guarded_api(served.url)
 
 
 def sent(path: bytes, *lines: bytes) -> bytes:
@@ -58,18 +58,18 @@ def check(answer: bytes, sent: bytes) -> None:
 
 
 @pytest.mark.parametrize("header", HEADERS)
-async def test_a_header_of_any_bytes_is_taken_or_refused(face, header):
+async def test_a_header_of_any_bytes_is_taken_or_refused(api, header):
     """On every path: 4xx in JSON, or an answer."""
     for path in PATHS:
         for value in ODD[:5]:
             request = sent(path.encode(), header.encode() + b": " + value)
-            check(await face.raw(request), request)
+            check(await api.raw(request), request)
 
 
-async def test_an_idempotency_key_of_any_bytes_is_a_key(face, engine, store):
+async def test_an_idempotency_key_of_any_bytes_is_a_key(api, engine, store):
     """The same bytes are the same key, other bytes another."""
     answers = [
-        await face.raw(sent(b"/rollouts/r1/v1/chat/completions", b"Idempotency-Key: " + key))
+        await api.raw(sent(b"/rollouts/r1/v1/chat/completions", b"Idempotency-Key: " + key))
         for key in (b"\xff", b"\xff", b"\xfe")
     ]
 
@@ -83,7 +83,7 @@ async def test_an_idempotency_key_of_any_bytes_is_a_key(face, engine, store):
     [*ODD[:7], b"%ff", b"%ed%a0%80", b"%00", b"%2e%2e", b"%", b"a%zz", b"%09", b"%F0%9F"],
     ids=lambda odd: repr(odd[:20]),
 )
-async def test_a_path_or_query_of_any_bytes_is_taken_or_refused(face, odd):
+async def test_a_path_or_query_of_any_bytes_is_taken_or_refused(api, odd):
     """As ids, names of models and answers, options and cursors."""
     paths = [
         b"/%s", b"/rollouts/%s", b"/rollouts/%s/steps", b"/rollouts/%s/v1/chat/completions", b"/v1/models/%s",
@@ -94,7 +94,7 @@ async def test_a_path_or_query_of_any_bytes_is_taken_or_refused(face, odd):
     ]  # fmt: skip
     for path in paths:
         request = sent(path.replace(b"%s", odd))
-        check(await face.raw(request), request)
+        check(await api.raw(request), request)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -102,7 +102,7 @@ async def test_a_path_or_query_of_any_bytes_is_taken_or_refused(face, odd):
     value=st.binary(min_size=1, max_size=20).filter(lambda value: not set(value) & {0, 10, 13}),
     header=st.sampled_from(HEADERS),
 )
-async def test_headers_drawn_at_random(face, value, header):
+async def test_headers_drawn_at_random(api, value, header):
     """Whatever comes."""
     request = sent(b"/rollouts/r1/v1/chat/completions", header.encode() + b": " + value)
-    check(await face.raw(request), request)
+    check(await api.raw(request), request)

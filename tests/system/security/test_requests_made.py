@@ -30,7 +30,7 @@ async def trap():
     await server.wait_closed()
 
 
-async def test_no_url_of_a_request_is_fetched(store, engine, guarded_face, trap):
+async def test_no_url_of_a_request_is_fetched(store, engine, guarded_api, trap):
     """In any field of a body, in the query, in a header, on every route: the proxy calls its own engine and nobody else."""
     url, called = trap
     engine.plays(WHOLE)
@@ -39,22 +39,22 @@ async def test_no_url_of_a_request_is_fetched(store, engine, guarded_face, trap)
     chat = {"messages": [{"role": "user", "content": content}], "prompt": url, "metadata": body}
     headers = dict.fromkeys(("X-Forwarded-Host", "X-Original-URL", "X-Upstream", "Forwarded", "Referer", "Origin"), url)
     async with proxying(engine.url, store, atropos={"enabled": True}) as served:
-        face = guarded_face(served.url)
+        api = guarded_api(served.url)
         for route in ROUTES:
             path = route.path.replace("{", "").replace("}", "") + f"?url={url}&base_url={url}"
             for said in (body, chat, body | chat, {"server": url, "messages": chat["messages"]}, {"base_url": url}):
-                answer = await face.call(route.method, path, headers=headers, json=said)
+                answer = await api.call(route.method, path, headers=headers, json=said)
                 assert answer.status != 500 or "sessions/create" in path or path.startswith("/setup"), (
                     path,
                     answer.text,
                 )
-        await face.raw(f"GET {url}/v1/models HTTP/1.1\r\nHost: {url[7:]}\r\nConnection: close\r\n\r\n".encode())
+        await api.raw(f"GET {url}/v1/models HTTP/1.1\r\nHost: {url[7:]}\r\nConnection: close\r\n\r\n".encode())
 
     assert not called.is_set()
     assert engine.asked
 
 
-async def test_a_redirect_of_the_engine_is_not_followed(store, engine, guarded_face, trap):
+async def test_a_redirect_of_the_engine_is_not_followed(store, engine, guarded_api, trap):
     """It is told to the client as it is; an engine must not lead us elsewhere."""
     from aiohttp import web
 
@@ -65,8 +65,8 @@ async def test_a_redirect_of_the_engine_is_not_followed(store, engine, guarded_f
 
     engine.answering = answering
     async with proxying(engine.url, store) as served:
-        face = guarded_face(served.url)
-        answer = await face.call("POST", "/v1/chat/completions", json={"messages": []}, allow_redirects=False)
+        api = guarded_api(served.url)
+        answer = await api.call("POST", "/v1/chat/completions", json={"messages": []}, allow_redirects=False)
 
     assert 307 == answer.status
     assert not called.is_set()

@@ -58,7 +58,7 @@ async def victims(guarded):
 
 
 async def state(guarded):
-    """What the control face tells of all that is not r1's own."""
+    """What the control API tells of all that is not r1's own."""
     told = [
         (await guarded.call("GET", path, CONTROL)).json for path in ("/rollouts", "/groups", "/policy", "/sessions")
     ]
@@ -67,7 +67,7 @@ async def state(guarded):
 
 
 def test_every_route_of_the_description_is_tried():
-    """Each is of one face: none falls between the lists below."""
+    """Each belongs to one API: none falls between the lists below."""
     listed = {*CONTROLLING, *NAMING, *PLAIN, *OF_SESSIONS, *COUNTING, *STORED}
     rest = {(r.method, r.path) for r in ROUTES} - listed
 
@@ -79,7 +79,7 @@ def test_every_route_of_the_description_is_tried():
     assert len(NAMING) > 6
 
 
-async def test_agents_keys_open_nothing_of_the_control_face(guarded, victims):
+async def test_agents_keys_open_nothing_of_the_control_api(guarded, victims):
     """An agents' key, a minted one (also of the very rollout), a forged one, one by name, none: 401 or 403, nothing done."""
     before = await state(guarded)
     keys = (AGENT, victims["r1"], victims["r2"], mint("r2", "birth", b"secret"), "rollout:r2", "control-keY", "x", None)

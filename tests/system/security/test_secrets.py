@@ -19,7 +19,7 @@ from proxy.server import running
 
 WHOLE = load("chat_ids_lp")
 CONTROL, AGENT, ENGINE, SERVER, STORE = (
-    f"planted-{face}" for face in ("control", "agent", "engine", "server", "store")
+    f"planted-{owner}" for owner in ("control", "agent", "engine", "server", "store")
 )
 HEADERS = {
     name: f"planted-{name.lower()}"
@@ -59,22 +59,22 @@ def logged():
 
 
 @pytest.fixture
-async def face(store, engine, guarded_face):
+async def api(store, engine, guarded_api):
     async with rollout_server() as runner:
         runner.status, runner.told = 500, {"error": "no"}
         engines = {"endpoints": [{"url": engine.url, "name": "fake", "kind": "vllm", "api_key": ENGINE}]}
         osmosis = {"servers": {"runner": {"url": runner.url, "api_key": SERVER}}}
         async with running(settings_for(None, engines=engines, osmosis=osmosis, **SAID), store) as served:
-            yield guarded_face(served.url)
+            yield guarded_api(served.url)
 
 
-async def seen(face, engine, store):
+async def seen(api, engine, store):
     """Everything that came out: calls that go well and that go wrong in each way we know, and what is told of them."""
     out = []
-    minted = (await face.call("POST", "/rollouts", CONTROL, json={"rollout_id": "r1"})).json["api_key"]
+    minted = (await api.call("POST", "/rollouts", CONTROL, json={"rollout_id": "r1"})).json["api_key"]
 
     async def said(method, path, key=AGENT, **named):
-        answer = await face.call(method, path, key, headers=HEADERS | named.pop("headers", {}), **named)
+        answer = await api.call(method, path, key, headers=HEADERS | named.pop("headers", {}), **named)
         out.extend([answer.text, repr(answer.headers).encode()])
 
     endpoint = {"url": engine.url, "name": "fake", "kind": "vllm", "api_key": ENGINE}
@@ -104,18 +104,18 @@ async def seen(face, engine, store):
         await said("POST", chat, json=CHAT, headers={"Idempotency-Key": "planted-3"})
     await said("POST", "/rollouts/r1/dispatch", CONTROL, json={"server": "runner", "messages": QUESTION, "wait": True})
     for line in (b"Authorization Bearer planted-line", b"X-Api-Key: planted-\x00", b"Authorization: Bearer planted\nX"):
-        await face.raw(b"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n%s\r\n\r\n" % line)
+        await api.raw(b"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n%s\r\n\r\n" % line)
     told = ("/metrics", "/engines", "/ready", "/rollouts", "/rollouts/r1", "/rollouts/r1/steps", "/rollouts/r1/tree")
     for path in (*told, *(f"/rollouts/r1/export?format={name}&report=true" for name in FORMATS)):
-        answer = await face.call("GET", path, CONTROL)
+        answer = await api.call("GET", path, CONTROL)
         out.append(answer.text)
     out += [repr(step).encode() for step in await steps_of(store, "r1")]
     return out, minted
 
 
-async def test_no_secret_comes_out(face, engine, store, logged):
+async def test_no_secret_comes_out(api, engine, store, logged):
     """Not in logs, answers, metrics, errors, stored steps or exports, whether calls go well or not."""
-    out, minted = await seen(face, engine, store)
+    out, minted = await seen(api, engine, store)
 
     assert len(await steps_of(store, "r1")) >= 2
     assert "call" in logged.getvalue()
@@ -126,10 +126,10 @@ async def test_no_secret_comes_out(face, engine, store, logged):
         assert minted.encode() not in place
 
 
-async def test_the_engine_gets_its_key_and_a_server_its_own(face, engine, store):
+async def test_the_engine_gets_its_key_and_a_server_its_own(api, engine, store):
     """Each secret is used where it belongs: what the test above looks for was there to be found."""
     engine.plays(WHOLE)
-    await face.call("POST", "/rollouts/r1/v1/chat/completions", AGENT, json=CHAT)
+    await api.call("POST", "/rollouts/r1/v1/chat/completions", AGENT, json=CHAT)
 
     assert f"Bearer {ENGINE}" == engine.headers[-1]["authorization"]
 

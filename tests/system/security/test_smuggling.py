@@ -19,10 +19,10 @@ PATH = "/rollouts/r1/v1/chat/completions"
 
 
 @pytest.fixture
-async def face(store, engine, guarded_face):
+async def api(store, engine, guarded_api):
     engine.plays(WHOLE)
     async with proxying(engine.url, store) as served:
-        yield guarded_face(served.url)
+        yield guarded_api(served.url)
 
 
 def request(*lines, body=BODY, path=PATH, length=True):
@@ -56,9 +56,9 @@ def statuses(answer):
     (b"Content-Length: 1_0",),
     (b"Content-Length : 0",),
 ])  # fmt: skip
-async def test_a_body_of_two_lengths_is_refused(face, engine, store, lines):
+async def test_a_body_of_two_lengths_is_refused(api, engine, store, lines):
     """Conflicting or odd lengths are 400, nothing is sent on, and what is hidden behind them is no request."""
-    answer = await face.raw(request(*lines, body=BODY + HIDDEN))
+    answer = await api.raw(request(*lines, body=BODY + HIDDEN))
 
     assert [400] == statuses(answer)
     assert [] == engine.asked
@@ -69,18 +69,18 @@ async def test_a_body_of_two_lengths_is_refused(face, engine, store, lines):
     b"0\r\n\r\n", b"0x3\r\nabc\r\n0\r\n\r\n", b"-1\r\n\r\n", b"fffffffffffffffff\r\n", b"3 \r\nabc\r\n0\r\n\r\n",
     b"3\nabc\n0\n\n", b"3;\nx\r\nabc\r\n0\r\n\r\n", b"2\r\nabc\r\n0\r\n\r\n",
 ])  # fmt: skip
-async def test_chunks_that_are_none_are_refused(face, engine, body):
+async def test_chunks_that_are_none_are_refused(api, engine, body):
     """400, once; the bytes behind them are no request."""
-    answer = await face.raw(request(b"Transfer-Encoding: chunked", body=body + HIDDEN, length=False))
+    answer = await api.raw(request(b"Transfer-Encoding: chunked", body=body + HIDDEN, length=False))
 
     assert 400 == statuses(answer)[0]
     assert [] == engine.asked
 
 
-async def test_one_request_is_one_request_to_the_engine(face, engine):
+async def test_one_request_is_one_request_to_the_engine(api, engine):
     """A body that spells a second request reaches the engine re-framed, by its length, and is a body."""
     content = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": HIDDEN.decode()}]})
-    answer = await face.raw(request(body=content))
+    answer = await api.raw(request(body=content))
 
     assert [200] == statuses(answer)
     assert 1 == len(engine.asked)
@@ -92,9 +92,9 @@ async def test_one_request_is_one_request_to_the_engine(face, engine):
     (b"X-Rollout-Id: a\x00b",), (b"X-Rollout-Id: a\nX-Evil: 1",), (b"X-Rollout-Id: a\r\n b",), (b"X-Rollout-Id: a\x7fb",),
     (b"X Y: 1",), (b"X\x00Y: 1",), (b": empty",), (b"no colon",), (b"X-Rollout-Id: " + b"a" * (MAX_ID_CHARACTERS + 1),),
 ])  # fmt: skip
-async def test_headers_that_are_none_are_refused(face, engine, lines):
+async def test_headers_that_are_none_are_refused(api, engine, lines):
     """Control characters, folded lines, names that are none: 400, and nothing is sent."""
-    answer = await face.raw(request(*lines, path="/v1/chat/completions"))
+    answer = await api.raw(request(*lines, path="/v1/chat/completions"))
 
     assert [400] == statuses(answer)
     assert [] == engine.asked
@@ -103,10 +103,10 @@ async def test_headers_that_are_none_are_refused(face, engine, lines):
 @pytest.mark.parametrize(
     "name", ["a%0d%0aX-Evil:%201", "a%0aSet-Cookie:x", "%00", "a%c2%85b", "%ff", "%ed%a0%80", "a%0d"]
 )
-async def test_an_id_splits_no_answer(face, engine, name):
+async def test_an_id_splits_no_answer(api, engine, name):
     """Line ends in an id, however encoded, are 400; no header comes of them."""
     for path in (f"/rollouts/{name}/v1/chat/completions", f"/sessions/{name}/v1/completions", f"/rollouts/{name}/tree"):
-        answer = await face.raw(request(path=path))
+        answer = await api.raw(request(path=path))
         head = answer.partition(b"\r\n\r\n")[0].lower()
 
         assert [400] == statuses(answer) or [404] == statuses(answer)
@@ -116,33 +116,33 @@ async def test_an_id_splits_no_answer(face, engine, name):
 
 
 @pytest.mark.parametrize("field", ["rollout_id", "metadata"])
-async def test_an_id_in_a_body_splits_no_answer(face, engine, field):
+async def test_an_id_in_a_body_splits_no_answer(api, engine, field):
     """Nor does one of a body, whose JSON may spell any character."""
     for name in ("a\r\nX-Evil: 1", "a\x00", "\ud800"):
         value = name if field == "rollout_id" else {"rollout_id": name}
         spelt = b'{"messages":[],"%s":%s}' % (field.encode(), _ascii(value))
-        answer = await face.raw(request(body=spelt, path="/v1/chat/completions"))
+        answer = await api.raw(request(body=spelt, path="/v1/chat/completions"))
 
         assert [400] == statuses(answer)
         assert b"\nX-Evil" not in answer
     assert [] == engine.asked
 
 
-async def test_an_id_of_any_letters_comes_back_in_one_header(face):
+async def test_an_id_of_any_letters_comes_back_in_one_header(api):
     """Letters beyond ASCII are told in X-Rollout-Id, in one line."""
-    answer = await face.raw(request(path="/rollouts/gr%C3%BC%C3%9F%20%2F%20%E2%9C%93/v1/chat/completions"))
+    answer = await api.raw(request(path="/rollouts/gr%C3%BC%C3%9F%20%2F%20%E2%9C%93/v1/chat/completions"))
 
     assert [200] == statuses(answer)
     assert "X-Rollout-Id: grüß / ✓\r\n".encode() in answer
 
 
-async def test_hop_by_hop_headers_and_keys_go_no_further(face, engine, store):
+async def test_hop_by_hop_headers_and_keys_go_no_further(api, engine, store):
     """What a Connection header names, keys in any spelling, and framing are not the engine's to see."""
     lines = (
         b"Authorization: Bearer planted", b"X-API-KEY: planted", b"Proxy-Authorization: planted", b"TE: trailers, planted",
         b"Keep-Alive: planted", b"X-Named: planted", b"Connection: X-Named",
     )  # fmt: skip
-    await face.raw(request(*lines))
+    await api.raw(request(*lines))
 
     assert [] == [name for name, value in engine.headers[0].items() if "planted" in value]
     assert 1 == len(await steps_of(store, "r1"))
@@ -154,11 +154,11 @@ async def test_hop_by_hop_headers_and_keys_go_no_further(face, engine, store):
     "/v1/models/x%0d%0aEvil",
     "/rollouts/r1/v1/models/../../pause",
 ])  # fmt: skip
-async def test_a_models_name_climbs_to_no_other_route_of_the_engine(face, engine, path):
+async def test_a_models_name_climbs_to_no_other_route_of_the_engine(api, engine, path):
     """Dot segments and control characters, encoded or not, are 404, and the engine is not asked."""
-    await engine_is_known(face)
+    await engine_is_known(api)
     asked = len(engine.asked)
-    answer = await face.raw(b"GET %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % path.encode())
+    answer = await api.raw(b"GET %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % path.encode())
 
     assert [404] == statuses(answer)
     assert asked == len(engine.asked)
@@ -166,19 +166,19 @@ async def test_a_models_name_climbs_to_no_other_route_of_the_engine(face, engine
 
 @pytest.mark.parametrize("path", ["/pause", "/v1/load_lora_adapter", "/collective_rpc", "/tokenize/../pause", "//tokenize",
     "/tokenize/", "/update_weights_from_disk", "http://10.0.0.1/tokenize", "/v1/embeddings%2f..%2f..%2fpause"])  # fmt: skip
-async def test_no_other_route_of_the_engine_can_be_reached(face, engine, path):
+async def test_no_other_route_of_the_engine_can_be_reached(api, engine, path):
     """What is not recorded and not on the allow-list is 404, in any spelling."""
-    await engine_is_known(face)
+    await engine_is_known(api)
     asked = len(engine.asked)
-    answer = await face.raw(request(path=path))
+    answer = await api.raw(request(path=path))
 
     assert statuses(answer) in ([404], [400])
     assert asked == len(engine.asked)
 
 
-async def engine_is_known(face):
+async def engine_is_known(api):
     """After one call, nothing more is asked of the engine by itself."""
-    assert [200] == statuses(await face.raw(request()))
+    assert [200] == statuses(await api.raw(request()))
 
 
 def _ascii(value):

@@ -38,7 +38,7 @@ async def secure_engine(certificate):
     await runner.cleanup()
 
 
-async def test_both_faces_listen_with_tls(store, engine, certificate):
+async def test_both_apis_listen_with_tls(store, engine, certificate):
     """With listen_tls: whoever trusts the certificate is served, on both ports; plain HTTP is not spoken there."""
     engine.plays(WHOLE)
     listen_tls = {"cert_file": certificate[0], "key_file": certificate[1]}
