@@ -11,7 +11,8 @@ _NAMES = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama.cpp", "plain": 
 _OPENING = """A step is **exact** when everything shows that its ids and logprobs are what the engine sampled, and that the
 prompt's ids are what it saw; else it is **flagged** with each reason ([fidelity.md](fidelity.md)), and left out of exports
 unless asked for. The checks run on every answer: what stands below is what is *known beforehand*, by engine and version. A
-step that fails without a line here is flagged all the same, and logged and counted as a new fact (`tokentape_new_losses`).
+step that fails without a line here is flagged all the same, and logged and counted as a new fact
+(`tokentape_unexpected_losses_total`).
 
 `record.streaming: auto` sends a stream upstream as a stream (*live*), unless a line below says that the engine's streams
 lose something: then the call is asked unstreamed and the answer is told as the engine's own events (*replay*), with

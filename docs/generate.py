@@ -96,20 +96,29 @@ def settings_page() -> str:
 
 def metrics_page() -> str:
     """docs/metrics.md."""
+    collectors = [
+        *make_metrics(CollectorRegistry()).all(),
+        *make_told(CollectorRegistry(), (), dict.fromkeys(FACTS, "0")),
+    ]
     rows = [
-        f"| `{metric.name}` | {metric.type} | {metric.documentation} |"
-        for made in [
-            *make_metrics(CollectorRegistry()).all(),
-            *make_told(CollectorRegistry(), (), dict.fromkeys(FACTS, "0")),
-        ]
-        for metric in made.describe()
+        f"| `{metric.name}{'_total' if metric.type == 'counter' else ''}` | {metric.type} "
+        f"| {', '.join(f'`{label}`' for label in collector._labelnames)} | {metric.documentation} |"  # noqa: SLF001 - not public
+        for collector in collectors
+        for metric in collector.describe()
     ]
     return (
-        "# Metrics\n\n" + MADE + "At `GET /metrics`, with a control key where any is configured. Counters end in "
-        "`_total` there. What the operating\nsystem tells of the process (`process_cpu_seconds_total`, "
-        "`process_resident_memory_bytes`, `process_open_fds`,\n`process_start_time_seconds`, …) is told by Linux "
-        "alone. Rules, alerts and a dashboard: [monitoring](monitoring.md).\n\n"
-        "| name | type | meaning |\n|---|---|---|\n" + "\n".join(rows) + "\n"
+        "# Metrics\n\n"
+        + MADE
+        + "Look up here what a metric at `GET /metrics` means. With control keys configured, the "
+        "endpoint requires one.\n\n"
+        "- `engine` is the name of an endpoint. A call counts for the endpoint to which it was routed last, even if it ended "
+        "in the queue\n  of that endpoint. A request that is rejected before it is routed counts in `tokentape_errors_total` "
+        "only.\n"
+        "- `status` is the HTTP status that the client received; 499 means that the client disconnected.\n"
+        "- There are no `_created` series. On Linux, `/metrics` also has the `process_*` metrics of the Prometheus client "
+        "library.\n\n"
+        "Alerts and the dashboard: [monitoring](monitoring.md).\n\n"
+        "| name | type | labels | meaning |\n|---|---|---|---|\n" + "\n".join(rows) + "\n"
     )
 
 

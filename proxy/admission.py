@@ -45,13 +45,13 @@ async def open_rollout(parts: Parts, rollout_id: str, group_id: str | None, step
         if rollout.group_id is not None and not rollout.counts.get("steps"):
             await join(parts.store, parts.clock, stored, rollout.group_id)
     except StorageError as error:
-        parts.metrics.store_failures.labels("open").inc()
+        parts.metrics.store_operation_failures.labels("open").inc()
         parts.recorder.standing.failed(error)
         if isinstance(error, StoreAway) and (remembered := parts.remembered.find(rollout_id)) is not None:
             return remembered
         raise StoreFault(f"the call could not be recorded, so it was not made: {error}") from error
     finally:
-        parts.metrics.store_latency.labels("open").observe(parts.clock.monotonic() - started)
+        parts.metrics.store_operation_duration_seconds.labels("open").observe(parts.clock.monotonic() - started)
     parts.policy.told(stored.notices)
     parts.fleet.told(stored.notices)
     if parts.recorder.spooled is not None:

@@ -111,8 +111,8 @@ def _parts_of(
             parts = await _make_parts(app, stack, settings, store, clock, crew)
             watch = _kept(stack, DriftWatch(parts))
             parts.recorder.followers += [watch.offer, lambda step, _, appended: settle_late(parts, step, appended)]
-            parts.metrics.open_rollouts.set_function(lambda: len(parts.in_flight))
-            parts.metrics.oldest_call.set_function(lambda: parts.pressure.oldest_s(parts.clock.monotonic()))
+            parts.metrics.in_flight_rollouts.set_function(lambda: len(parts.in_flight))
+            parts.metrics.oldest_call_age_seconds.set_function(lambda: parts.pressure.oldest_s(parts.clock.monotonic()))
             app[PARTS] = parts
             app.on_shutdown.append(_say_so)
             settling = parts.recorder.hold(settle_groups(parts))

@@ -110,7 +110,7 @@ async def answer_dialect(
     rollout_id = _rollout_named(request, caller, target, body, form)
     probes = parts.settings.agents.probes
     if rollout_id is None and form is None and is_probe(probes, dialect, request.headers, body, body_bytes=body_bytes):
-        parts.metrics.probes.labels(dialect.name).inc()
+        parts.metrics.health_probes.labels(dialect.name).inc()
         passed = await off_loop(body_bytes, _for_engine, parts, dialect, body)
         return await pass_on(request, parts, target.endpoint, passed)
     if (
@@ -202,7 +202,7 @@ async def give_again(
     except ClientConnectionResetError:
         return web.Response(status=CLIENT_LEFT)  # nobody is there to read it
     parts.recorder.delivered(rollout.rollout_id, rollout.birth, again.step.step_id)
-    parts.metrics.given_again.labels(again.step.dialect).inc()
+    parts.metrics.idempotent_replays.labels(again.step.dialect).inc()
     return response
 
 

@@ -81,7 +81,7 @@ async def count_drift(parts: Parts, rollout: Rollout, drift: Sequence[Drift], st
             continue
         if stored is not None:
             for kind, count in found.known_since(rollout.drift).items():
-                parts.metrics.drift.labels(kind).inc(count)
+                parts.metrics.drift_boundaries.labels(kind).inc(count)
         return
 
 

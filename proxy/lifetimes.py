@@ -96,5 +96,5 @@ class Lifetimes:
             try:
                 await self.renew()
             except StorageError as error:
-                self._metrics.store_failures.labels("renew").inc()
+                self._metrics.store_operation_failures.labels("renew").inc()
                 LOG.warning("lifetimes of rollouts are not renewed: %s", error)

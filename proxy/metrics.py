@@ -1,19 +1,18 @@
-"""Every Prometheus metric, made once on a given registry.
+"""Every Prometheus metric of the proxy: name, labels and help text.
 
-Holds names, labels and one sentence each, and nothing that measures. Labels come from closed sets (dialects, endpoints
-of the configuration, statuses, problem codes): nothing a client can type becomes a label. Each is in docs/metrics.md.
+A field of `Metrics` is the metric's name without `tokentape_` and, for counters, without `_total`. Label values come from
+closed sets (dialects, configured endpoints, statuses, codes): a client cannot create a label value.
 
-Where the labels of a counter are known from the start, it begins at 0: Prometheus cannot see the first rise of a series that
-comes into being with it, and the first flagged step is the one to be told of.
+Counters whose labels are known in advance start at 0. Prometheus computes increases between two scrapes, so it would not see
+the first increase of a series that appears with the value 1.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, fields
-from typing import Any, Final, get_args
+from typing import Any, Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
 
-from proxy.audit.verdict import Verdict
 from proxy.engines.losses import LOST
 from proxy.errors import EngineFault, ProxyError
 from proxy.trajectory.fidelity import PROBLEMS
@@ -21,70 +20,76 @@ from proxy.trajectory.kinds import KINDS
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _FINE_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
-_DIFFERENCES = (1e-5, 1e-4, 1e-3, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10)
+_LOGPROB_DIFFERENCES = (1e-5, 1e-4, 1e-3, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10)
+
+VERDICTS: Final = ("aligned", "shifted", "other weights", "wrong tokens")  # the values of proxy.audit.verdict.Verdict
 
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """All metrics of one process."""
+    """The metrics of one process.
+
+    `engine` labels are names of endpoints. A call counts for the endpoint to which it was routed last, even if it ended in the
+    queue of that endpoint; a request that is rejected before it is routed counts in `errors` only.
+    """
 
     calls: Counter
     errors: Counter
-    in_flight: Gauge
-    oldest_call: Gauge
-    duration: Histogram
-    first_byte: Histogram
-    added_latency: Histogram
+    in_flight_calls: Gauge
+    oldest_call_age_seconds: Gauge
+    call_duration_seconds: Histogram
+    time_to_first_byte_seconds: Histogram
+    proxy_overhead_seconds: Histogram
     prompt_tokens: Counter
-    sampled_tokens: Counter
+    completion_tokens: Counter
     steps: Counter
-    problems: Counter
-    undelivered: Counter
-    late: Counter
-    restored: Counter
-    deleted: Counter
-    given_again: Counter
-    probes: Counter
-    store_latency: Histogram
-    store_failures: Counter
-    store_away: Gauge
-    spooled: Gauge
-    upstream_faults: Counter
+    fidelity_problems: Counter
+    undelivered_steps: Counter
+    late_steps: Counter
+    restored_rollouts: Counter
+    discarded_steps: Counter
+    idempotent_replays: Counter
+    health_probes: Counter
+    store_operation_duration_seconds: Histogram
+    store_operation_failures: Counter
+    store_up: Gauge
+    journal_steps: Gauge
+    engine_faults: Counter
     failovers: Counter
     ejections: Counter
-    healthy: Gauge
-    queued: Gauge
-    queue: Histogram
-    new_losses: Counter
-    drift: Counter
-    groups: Counter
+    engine_healthy: Gauge
+    queued_calls: Gauge
+    queue_duration_seconds: Histogram
+    unexpected_losses: Counter
+    drift_boundaries: Counter
+    group_events: Counter
     audits: Counter
-    audit_difference: Histogram
-    open_rollouts: Gauge
-    held_bytes: Gauge
-    held_bytes_bound: Gauge
-    stalled: Counter
+    audit_logprob_difference: Histogram
+    in_flight_rollouts: Gauge
+    in_flight_bytes: Gauge
+    in_flight_limit_bytes: Gauge
+    stalled_clients: Counter
     workers: Gauge
-    left_out: Counter
+    workers_missing: Counter
 
     def all(self) -> list[Counter | Gauge | Histogram]:
-        """Each of them."""
+        """Return every metric."""
         return [getattr(self, field.name) for field in fields(self)]
 
     def begin_engine(self, name: str) -> None:
-        """Let the counters of what may go wrong with an engine begin."""
+        """Start the counters of an engine's failures at 0."""
         for metric in (self.failovers, self.ejections):
             metric.labels(name)
-        for kind in _tree(EngineFault):
-            self.upstream_faults.labels(name, kind.fault)
+        for fault in _subclasses(EngineFault):
+            self.engine_faults.labels(name, fault.fault)
         for code in LOST:
-            self.new_losses.labels(name, code)
-        for verdict in get_args(Verdict):
+            self.unexpected_losses.labels(name, code)
+        for verdict in VERDICTS:
             self.audits.labels(name, verdict)
 
     def keep_engines(self, names: Collection[str]) -> None:
-        """Forget every engine but these, in all metrics that tell engines apart."""
-        for field, (_, _, _, labels) in _METRICS.items():
+        """Remove the series of all engines but these, in every metric with an `engine` label."""
+        for field, (_, _, labels) in _METRICS.items():
             if "engine" in labels:
                 metric = getattr(self, field)
                 samples = [sample.labels for family in metric.collect() for sample in family.samples]
@@ -93,114 +98,117 @@ class Metrics:
                         metric.remove(*values)
 
 
-# By field of `Metrics`: its kind (a histogram by its buckets), name, sentence and labels.
-_METRICS: dict[str, tuple[type[Counter] | type[Gauge] | tuple[float, ...], str, str, tuple[str, ...]]] = {
-    "calls": (Counter, "calls", "Calls answered.", ("dialect", "engine", "status")),
-    "errors": (Counter, "errors", "Requests answered with an error of ours, by code (docs/errors.md).", ("code",)),
-    "in_flight": (Gauge, "calls_in_flight", "Calls being answered now.", ()),
-    "oldest_call": (Gauge, "oldest_call_seconds", "How long the oldest call in flight has been; 0 if none is.", ()),
-    "duration": (_SECONDS, "call_seconds", "From a call's arrival to its end.", ("dialect",)),
-    "first_byte": (
-        _SECONDS, "first_byte_seconds", "From a call's arrival to the engine's first byte.", ("dialect",)
+# By field of `Metrics`: the kind (a histogram by its buckets), the help text and the labels.
+_METRICS: dict[str, tuple[type[Counter] | type[Gauge] | tuple[float, ...], str, tuple[str, ...]]] = {
+    "calls": (Counter, "Calls answered.", ("dialect", "engine", "status")),
+    "errors": (Counter, "Requests answered with an error of TokenTape, by code (docs/errors.md).", ("code",)),
+    "in_flight_calls": (Gauge, "Calls in flight.", ()),
+    "oldest_call_age_seconds": (Gauge, "Age of the oldest call in flight; 0 if there is none.", ()),
+    "call_duration_seconds": (
+        _SECONDS, "Time from the arrival of a call to its end.", ("dialect", "engine", "status")
     ),
-    "added_latency": (
-        _FINE_SECONDS, "added_seconds", "Time a call spent in the proxy and its store rather than at the engine.",
-        ("dialect",),
+    "time_to_first_byte_seconds": (
+        _SECONDS, "Time from the arrival of a call to the first byte of the engine's response.",
+        ("dialect", "engine", "status"),
     ),
-    "prompt_tokens": (Counter, "prompt_tokens", "Prompt ids recorded.", ("engine",)),
-    "sampled_tokens": (Counter, "sampled_tokens", "Sampled ids recorded.", ("engine",)),
-    "steps": (Counter, "steps", "Steps stored, by status and whether they are exact.", ("status", "fidelity")),
-    "problems": (Counter, "fidelity_problems", "Steps flagged, by code (docs/fidelity.md).", ("code",)),
-    "undelivered": (Counter, "undelivered", "Stored steps whose client left before the end was written.", ()),
-    "late": (Counter, "late", "Steps stored after their rollout was finished; in no export by default.", ()),
-    "restored": (
-        Counter, "restored_rollouts", "Rollouts that had expired (store.ttl_s) and were restored by a step.", ()
+    "proxy_overhead_seconds": (
+        _FINE_SECONDS, "Time that a call spends in the proxy, its queue and its store, not at the engine.", ("dialect",)
     ),
-    "deleted": (Counter, "steps_of_deleted", "Steps not stored because their rollout was deleted meanwhile.", ()),
-    "given_again": (
-        Counter, "given_again", "Calls answered with a stored answer, for their Idempotency-Key.", ("dialect",)
+    "prompt_tokens": (Counter, "Prompt tokens recorded.", ("engine",)),
+    "completion_tokens": (Counter, "Completion tokens recorded.", ("engine",)),
+    "steps": (Counter, "Steps stored, by status and fidelity.", ("status", "fidelity")),
+    "fidelity_problems": (Counter, "Fidelity problems of stored steps, by code (docs/fidelity.md).", ("code",)),
+    "undelivered_steps": (Counter, "Stored steps whose client disconnected before the end of the response.", ()),
+    "late_steps": (Counter, "Steps stored after their rollout finished; exports omit them by default.", ()),
+    "restored_rollouts": (Counter, "Expired rollouts (store.ttl_s) that a step restored.", ()),
+    "discarded_steps": (Counter, "Steps discarded because their rollout was deleted during the call.", ()),
+    "idempotent_replays": (
+        Counter, "Calls answered with the stored response of an earlier call with the same Idempotency-Key.", ("dialect",)
     ),
-    "probes": (Counter, "probes", "Health probes passed on unrecorded (agents.probes).", ("dialect",)),
-    "store_latency": (_FINE_SECONDS, "store_seconds", "Time of a store verb.", ("verb",)),
-    "store_failures": (Counter, "store_failures", "Store verbs that failed.", ("verb",)),
-    "store_away": (Gauge, "store_away", "1 while the store is known to be away, else 0.", ()),
-    "spooled": (Gauge, "spooled_steps", "Steps in the journal that the store has not taken yet.", ()),
-    "upstream_faults": (
-        Counter, "upstream_faults", "Engines that could not be reached, broke off or fell silent.", ("engine", "fault")
+    "health_probes": (Counter, "Health probes forwarded to an engine without recording (agents.probes).", ("dialect",)),
+    "store_operation_duration_seconds": (_FINE_SECONDS, "Duration of store operations.", ("operation",)),
+    "store_operation_failures": (Counter, "Store operations that failed.", ("operation",)),
+    "store_up": (Gauge, "1 while the store is reachable and accepts writes, else 0.", ()),
+    "journal_steps": (Gauge, "Steps in the journal that are not in the store yet.", ()),
+    "engine_faults": (
+        Counter, "Failed requests to engines: connection failed, connection lost or timed out.", ("engine", "fault")
     ),
-    "failovers": (Counter, "failovers", "Calls that went on to the next endpoint, by the one that failed.", ("engine",)),
-    "ejections": (Counter, "ejections", "Endpoints passed over after faults in a row (engines.eject_after).", ("engine",)),
-    "healthy": (Gauge, "engine_healthy", "0 while an endpoint is passed over, else 1.", ("engine",)),
-    "queued": (Gauge, "queued_calls", "Calls that wait for their turn at an endpoint (max_in_flight).", ("engine",)),
-    "queue": (_SECONDS, "queue_seconds", "How long calls waited that had to.", ()),
-    "new_losses": (
-        Counter, "new_losses",
-        "Steps flagged for what their engine was not known to lose (docs/exactness.md), by code.", ("engine", "code"),
+    "failovers": (Counter, "Calls retried at another endpoint, by the endpoint that failed.", ("engine",)),
+    "ejections": (
+        Counter, "Ejections of endpoints after consecutive failures (engines.eject_after).", ("engine",)
     ),
-    "audits": (Counter, "audits", "Steps scored again by the server (audit.sample_rate).", ("engine", "verdict")),
-    "audit_difference": (
-        _DIFFERENCES, "audit_difference", "|recorded - scored logprob| of each token scored again.", ("engine",)
+    "engine_healthy": (Gauge, "0 while an endpoint is ejected, else 1.", ("engine",)),
+    "queued_calls": (Gauge, "Calls in the queue of an endpoint (max_in_flight).", ("engine",)),
+    "queue_duration_seconds": (_SECONDS, "Time that queued calls spend in the queue.", ()),
+    "unexpected_losses": (
+        Counter, "Steps flagged for a loss that docs/exactness.md does not list for their engine, by code.",
+        ("engine", "code"),
     ),
-    "drift": (
-        Counter, "drift", "Boundaries of finished rollouts where messages went on and ids did not, once their kind is known.",
+    "drift_boundaries": (
+        Counter, "Boundaries in finished rollouts where the messages continue and the token ids do not, by kind of drift.",
         ("kind",),
     ),
-    "groups": (Counter, "groups", "Groups that became complete, claimed, released, done or dropped.", ("event",)),
-    "open_rollouts": (Gauge, "open_rollouts", "Rollouts with a call in flight, counted once at each worker that has one.", ()),
-    "held_bytes": (Gauge, "held_bytes", "Bytes that calls in flight hold (agents.max_bytes_in_flight).", ()),
-    "held_bytes_bound": (Gauge, "held_bytes_bound", "Bytes that they may hold; over it new calls get 429.", ()),
-    "stalled": (Counter, "stalled_clients", "Clients cut because they read nothing (agents.client_stall_timeout_s).", ()),
-    "workers": (Gauge, "workers", "Processes that these numbers are of (workers).", ()),
-    "left_out": (
-        Counter, "workers_left_out", "Workers that did not answer within a second when metrics were asked for.", ()
+    "group_events": (Counter, "Groups that became complete, claimed, released, done or dropped.", ("event",)),
+    "audits": (Counter, "Steps scored again by their engine (audit.sample_rate), by verdict.", ("engine", "verdict")),
+    "audit_logprob_difference": (
+        _LOGPROB_DIFFERENCES, "Absolute difference of recorded and scored logprob, for each audited token.", ("engine",)
     ),
+    "in_flight_rollouts": (Gauge, "Rollouts with a call in flight, counted once per worker.", ()),
+    "in_flight_bytes": (Gauge, "Bytes held by calls in flight.", ()),
+    "in_flight_limit_bytes": (
+        Gauge, "Limit of bytes held by calls in flight (agents.max_bytes_in_flight); above it new calls get 429.", ()
+    ),
+    "stalled_clients": (Counter, "Clients disconnected because they stopped reading (agents.client_stall_timeout_s).", ()),
+    "workers": (Gauge, "Worker processes included in these metrics.", ()),
+    "workers_missing": (Counter, "Workers that did not answer a collection of metrics within a second.", ()),
 }  # fmt: skip
 
-# Counters whose labels are known from the start. A step that is an error has no tokens to be exact or flagged.
-_BEGINNINGS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
+# Counters whose labels are known in advance. A step with an error has no tokens that could be exact or flagged.
+_INITIAL_LABELS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
     "steps": (
         *((status, fidelity) for status in ("complete", "partial") for fidelity in ("exact", "flagged")), ("error", "error")
     ),
-    "problems": tuple((code,) for code in PROBLEMS),
-    "store_failures": (("open",), ("append",), ("mark",), ("renew",)),
-    "drift": tuple((kind,) for kind in KINDS if kind != "unexplained"),
-    "groups": (("complete",), ("claimed",), ("released",), ("done",), ("dropped",)),
+    "fidelity_problems": tuple((code,) for code in PROBLEMS),
+    "store_operation_failures": (("open",), ("append",), ("mark",), ("renew",)),
+    "drift_boundaries": tuple((kind,) for kind in KINDS if kind != "unexplained"),
+    "group_events": (("complete",), ("claimed",), ("released",), ("done",), ("dropped",)),
 }  # fmt: skip
 
-START: Final = "process_start_time_seconds"
+START_TIME: Final = "process_start_time_seconds"
 
-# Several workers' metrics are added up (docs/workers.md), but for these gauges: what one of them knows, holds for all; of
-# the oldest call and of the last start the largest is the answer.
-LARGEST: Final = frozenset(
-    {
-        "tokentape_store_away",
-        "tokentape_engine_healthy",
-        "tokentape_oldest_call_seconds",
-        START,
-    }
-)
+# How the values of several workers become one, for gauges that are not summed (docs/workers.md). A store that one worker cannot
+# reach counts as down; an endpoint that one worker can use counts as healthy.
+AGGREGATION: Final[dict[str, Callable[[float, float], float]]] = {
+    "tokentape_store_up": min,
+    "tokentape_engine_healthy": max,
+    "tokentape_oldest_call_age_seconds": max,
+    START_TIME: max,
+}
 
 
 def make_metrics(registry: CollectorRegistry) -> Metrics:
-    """The metrics, registered."""
+    """Create the metrics and register them."""
+    # prometheus_client 0.26 has no such option per registry. A `_created` sample costs a series per label set, in the text
+    # format even a family of its own, and process_start_time_seconds already shows restarts.
+    disable_created_metrics()  # type: ignore[no-untyped-call]
     made: dict[str, Any] = {}
-    for field, (kind, name, text, labels) in _METRICS.items():
+    for field, (kind, text, labels) in _METRICS.items():
         if isinstance(kind, tuple):
-            made[field] = Histogram(f"tokentape_{name}", text, labels, buckets=kind, registry=registry)
+            made[field] = Histogram(f"tokentape_{field}", text, labels, buckets=kind, registry=registry)
         else:
-            made[field] = kind(f"tokentape_{name}", text, labels, registry=registry)
-    ProcessCollector(registry=registry)  # what Linux tells of this process
+            made[field] = kind(f"tokentape_{field}", text, labels, registry=registry)
+    ProcessCollector(registry=registry)  # process_*: on Linux only
     made["workers"].set(1)
-    for kind_of_error in _tree(ProxyError):
-        made["errors"].labels(kind_of_error.code)
-    for field, beginnings in _BEGINNINGS.items():
-        for values in beginnings:
+    made["store_up"].set(1)  # serving starts with a reachable store
+    for error in _subclasses(ProxyError):
+        made["errors"].labels(error.code)
+    for field, initial_labels in _INITIAL_LABELS.items():
+        for values in initial_labels:
             made[field].labels(*values)
     return Metrics(**made)
 
 
-def _tree(kind: type[ProxyError]) -> Iterator[Any]:
-    """The kinds of errors below a kind."""
-    for below in kind.__subclasses__():
-        yield below
-        yield from _tree(below)
+def _subclasses(kind: type[ProxyError]) -> Iterator[Any]:
+    for subclass in kind.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)

@@ -70,8 +70,8 @@ class Pressure:
         self._loop = asyncio.get_running_loop()
         self._watching = self._loop.create_task(self._watch())
         self.calls: set[Held] = set()
-        metrics.held_bytes.set_function(self.held_bytes)
-        metrics.held_bytes_bound.set(most_bytes)
+        metrics.in_flight_bytes.set_function(self.held_bytes)
+        metrics.in_flight_limit_bytes.set(most_bytes)
 
     def __repr__(self) -> str:
         return f"<Pressure {self.held_bytes()} of {self._most_bytes} bytes>"
@@ -132,7 +132,7 @@ class Pressure:
                 seen[call] = (waiting, looks + 1 if size == waiting else 0)
                 if seen[call][1] >= _LOOKS and call.request.transport is not None:
                     LOG.warning("a client has read nothing for %s s and is cut", self._client_stall_timeout_s)
-                    self._metrics.stalled.inc()
+                    self._metrics.stalled_clients.inc()
                     call.request.transport.abort()
 
 

@@ -72,7 +72,7 @@ class Recorder:
         self.kept_bytes = 0  # of steps that nobody waits for
         self.standing = Standing(store, metrics, self._replay)
         if spool is not None:
-            metrics.spooled.set_function(lambda: spool.pending)
+            metrics.journal_steps.set_function(lambda: spool.pending)
             if spool.pending:
                 self.standing.look()
 
@@ -194,14 +194,14 @@ class Recorder:
             self._note_deleted(step.step_id)
             return
         except StorageError as error:
-            self._metrics.store_failures.labels("append").inc()
+            self._metrics.store_operation_failures.labels("append").inc()
             self.standing.failed(error)
             if self._spool is not None and isinstance(error, StoreAway):
                 await self._journal(step, birth, body_bytes, self._spool, origin)
                 return
             raise StoreFault(f"the step could not be stored, so its end is not shown: {error}") from error
         finally:
-            self._metrics.store_latency.labels("append").observe(self._clock.monotonic() - started)
+            self._metrics.store_operation_duration_seconds.labels("append").observe(self._clock.monotonic() - started)
         if self._known.get((step.rollout_id, birth)) is known:  # not forgotten meanwhile
             self._learn(known, record)
         self._note(entry, appended)
@@ -218,14 +218,14 @@ class Recorder:
         """Count and log what was unusual about an append."""
         fields = {"rollout_id": entry.rollout, "step_id": entry.name}
         if appended.is_late:
-            self._metrics.late.inc()
+            self._metrics.late_steps.inc()
             LOG.info("a step ended after its rollout was finished", extra={"fields": fields})
         if appended.is_restored:
-            self._metrics.restored.inc()
+            self._metrics.restored_rollouts.inc()
             LOG.warning("a rollout had expired and is restored (store.ttl_s)", extra={"fields": fields})
 
     def _note_deleted(self, step_id: str) -> None:
-        self._metrics.deleted.inc()
+        self._metrics.discarded_steps.inc()
         LOG.info("a step is not stored: its rollout was deleted", extra={"fields": {"step_id": step_id}})
 
     async def _append_unwatched(self, step: Step, birth: str, body_bytes: int, origin: Origin) -> None:
@@ -240,7 +240,7 @@ class Recorder:
             if after.exception() is not None:
                 return  # not stored, so there is nothing to mark
         if await self._mark(step.rollout_id, birth, UNDELIVERED_MARK + step.step_id):
-            self._metrics.undelivered.inc()
+            self._metrics.undelivered_steps.inc()
 
     async def _mark(self, rollout_id: str, birth: str, mark: str) -> bool:
         """Set a mark that nobody waits for; whether it is set, or will be."""
@@ -249,7 +249,7 @@ class Recorder:
                 self.standing.check()
                 await self._store.mark(rollout_id, birth, {mark: b"1"}, now_ms=self._clock.now_ms())
             except StoreAway as error:
-                self._metrics.store_failures.labels("mark").inc()
+                self._metrics.store_operation_failures.labels("mark").inc()
                 self.standing.failed(error)
                 if self._spool is None:
                     raise
@@ -281,10 +281,10 @@ class Recorder:
         """Count a stored step."""
         metrics = self._metrics
         metrics.steps.labels(step.status, _fidelity(step)).inc()
-        metrics.sampled_tokens.labels(step.engine.name).inc(step.sampled)
+        metrics.completion_tokens.labels(step.engine.name).inc(step.sampled)
         metrics.prompt_tokens.labels(step.engine.name).inc(sum(map(len, step.prompts)))
         for code in step.problems:
-            metrics.problems.labels(code).inc()
+            metrics.fidelity_problems.labels(code).inc()
 
 
 async def _encoded(step: Step, known: set[bytes], body_bytes: int) -> tuple[Step, Record]:

@@ -46,7 +46,7 @@ async def relay(parts: Parts, call: Call) -> web.StreamResponse:
     """Carry a call through, to its end on whichever side it ends first."""
     client = Client(call)
     call.task = asyncio.current_task()
-    parts.metrics.in_flight.inc()
+    parts.metrics.in_flight_calls.inc()
     parts.in_flight[call.plan.rollout_id] += 1
     parts.pressure.calls.add(call)
     try:
@@ -66,7 +66,7 @@ async def relay(parts: Parts, call: Call) -> web.StreamResponse:
         client.status = busy.status  # as it will be told: nothing was sent, and nothing is recorded
         raise
     finally:
-        parts.metrics.in_flight.dec()
+        parts.metrics.in_flight_calls.dec()
         parts.pressure.calls.discard(call)
         parts.in_flight[call.plan.rollout_id] -= 1
         if not parts.in_flight[call.plan.rollout_id]:
@@ -309,24 +309,24 @@ async def _end(parts: Parts, call: Call, client: Client, outcome: Outcome) -> we
 def _report(parts: Parts, call: Call, client: Client) -> None:
     """Count the call and log its line: names, counts and durations, never content or keys."""
     metrics, plan, step = parts.metrics, call.plan, call.step
-    dialect = plan.spoken.name
+    labels = (plan.spoken.name, call.endpoint.settings.label, str(client.status))
     total_s = parts.clock.monotonic() - call.started
-    metrics.calls.labels(dialect, call.endpoint.settings.label, str(client.status)).inc()
-    metrics.duration.labels(dialect).observe(total_s)
+    metrics.calls.labels(*labels).inc()
+    metrics.call_duration_seconds.labels(*labels).observe(total_s)
     # What was asked for otherwise on purpose (echo, a step without reasoning) has a code of its own, and loses the rest by it.
     if step is not None and step.status == "complete" and not (plan.expected - LOST).intersection(step.problems):
         for code in LOST.intersection(step.problems) - plan.expected:
-            metrics.new_losses.labels(call.endpoint.settings.label, code).inc()
+            metrics.unexpected_losses.labels(call.endpoint.settings.label, code).inc()
             LOG.warning("a new fact of %s: %s", call.endpoint.kind, code, extra={"fields": {"step_id": step.step_id}})
     if call.first_byte is not None and call.last_byte is not None and call.sent is not None:
-        metrics.first_byte.labels(dialect).observe(call.first_byte - call.started)
-        metrics.added_latency.labels(dialect).observe(max(total_s - (call.last_byte - call.sent), 0))
+        metrics.time_to_first_byte_seconds.labels(*labels).observe(call.first_byte - call.started)
+        metrics.proxy_overhead_seconds.labels(plan.spoken.name).observe(max(total_s - (call.last_byte - call.sent), 0))
     if not LOG.isEnabledFor(logging.INFO):
         return
     fields = {
         "rollout_id": plan.rollout_id,
         "step_id": plan.step_id,
-        "dialect": dialect,
+        "dialect": plan.spoken.name,
         "engine": call.endpoint.settings.label,
         "status": client.status,
         "step": step.status if step else "none",

@@ -41,7 +41,7 @@ class Standing:
         if isinstance(error, StoreAway) and self.away is None:
             LOG.error("the store is away: %s", error)
             self.away = str(error)
-            self._metrics.store_away.set(1)
+            self._metrics.store_up.set(0)
             self.look()
 
     def look(self) -> None:
@@ -65,11 +65,11 @@ class Standing:
                 if self.away is not None:
                     LOG.info("the store is back")
                 self.away = None
-                self._metrics.store_away.set(0)
+                self._metrics.store_up.set(1)
                 await self._back()
             except (StorageError, OSError) as error:
                 self.away = str(error) or f"the store did not answer within {_LOOK_S:g} s"
-                self._metrics.store_away.set(1)
+                self._metrics.store_up.set(0)
             else:
                 self._looking = None
                 return

@@ -1,10 +1,10 @@
-"""The metrics of all workers together.
+"""The metrics of all worker processes, summed by any of them.
 
-Holds the sum that any worker gives for all of them. They ask each other over unix sockets, in a folder that only they can
-enter, when somebody asks one of them: nothing is shared, and nothing is written, when something is counted.
+A worker that is scraped collects the metrics of the others over Unix sockets, in a folder that only the workers can access.
+Counting itself needs no shared memory and no files.
 
-What a worker last said is kept in the folder. It stands for one that does not answer, and the one that replaces a dead one
-goes on counting from it: a sum that falls back by a part looks to Prometheus as if all of it had been counted anew.
+The last answer of each worker is kept in the folder. It is used for a worker that does not answer, and a worker that replaces
+another one adds it to its own counters: Prometheus would read a lower sum as a restart from 0.
 """
 
 import asyncio
@@ -19,15 +19,15 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from proxy.metrics import LARGEST, START, Metrics
+from proxy.metrics import AGGREGATION, START_TIME, Metrics
 
-_PATIENCE_S: Final = 1.0
-_Sample: TypeAlias = tuple[str, tuple[tuple[str, str], ...]]  # its name and its labels
+_TIMEOUT_S: Final = 1.0
+_Sample: TypeAlias = tuple[str, tuple[tuple[str, str], ...]]  # name and labels
 
 
 @dataclass(frozen=True, slots=True)
 class Crew:
-    """A worker's place among the workers: its number, and the folder that only they can enter."""
+    """A worker's place among the workers: its number, and the folder that only they can access."""
 
     number: int
     folder: Path
@@ -35,11 +35,11 @@ class Crew:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A metric and what was counted under each of its labels."""
+    """A metric with the value of each sample."""
 
     name: str
     kind: str
-    text: str
+    help: str
     samples: dict[_Sample, float]
 
 
@@ -50,55 +50,55 @@ class Totals:
         self._registry = registry
         self._metrics = metrics
         self._crew = crew
-        self._before: list[Family] = []
+        self._inherited: list[Family] = []
         self._server: asyncio.Server | None = None
 
     def __repr__(self) -> str:
         return f"<Totals of {self._crew or 'this process'}>"
 
     async def start(self) -> None:
-        """Go on from what the worker before said, and answer the others."""
+        """Take over the counters of the previous worker with this number, and start to answer the other workers."""
         if self._crew is not None:
             path = _socket(self._crew)
-            self._before = _kept(path)
+            self._inherited = _last_answer(path)
             path.unlink(missing_ok=True)
             self._server = await asyncio.start_unix_server(self._answer, path)
 
     async def close(self) -> None:
-        """Answer no more."""
+        """Stop answering the other workers."""
         if self._server is not None:
             self._server.close()
 
     async def exposition(self) -> bytes:
-        """Everything, as Prometheus reads it."""
+        """Return all metrics in Prometheus' text format."""
         if self._crew is None:
             return generate_latest(self._registry)
         own = _socket(self._crew)
         paths = sorted(path for path in self._crew.folder.glob("*.sock") if path != own)
-        told = []
-        for path, answer in zip(paths, await asyncio.gather(*map(_ask, paths)), strict=True):
+        workers = []
+        for path, answer in zip(paths, await asyncio.gather(*map(_fetch, paths)), strict=True):
             if answer is None:
-                self._metrics.left_out.inc()
-                told.append(_kept(path))
+                self._metrics.workers_missing.inc()
+                workers.append(_last_answer(path))
             else:
-                told.append(_keep(path, answer))
-        told.append(_keep(own, self._said()))
-        return _written(summed(told))
+                workers.append(_keep(path, answer))
+        workers.append(_keep(own, self._dump()))
+        return _text(summed(workers))
 
-    def _said(self) -> bytes:
-        """What this worker counted, and those whose place it took."""
-        families = summed([families_of(self._registry), self._before])
-        return orjson.dumps([[one.name, one.kind, one.text, [*one.samples.items()]] for one in families])
+    def _dump(self) -> bytes:
+        """Return the metrics of this worker, with the counters that it took over, as JSON."""
+        families = summed([families_of(self._registry), self._inherited])
+        return orjson.dumps([[family.name, family.kind, family.help, [*family.samples.items()]] for family in families])
 
     async def _answer(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError):
-            writer.write(self._said())
+            writer.write(self._dump())
             await writer.drain()
         writer.close()
 
 
 def families_of(registry: CollectorRegistry) -> list[Family]:
-    """The metrics of a registry as they stand."""
+    """Return the current metrics of a registry."""
     return [
         Family(
             metric.name,
@@ -110,31 +110,30 @@ def families_of(registry: CollectorRegistry) -> list[Family]:
     ]
 
 
-def summed(told: Iterable[Iterable[Family]]) -> list[Family]:
-    """The metrics of all together: sums, but for those where the largest counts, and of times of birth the first."""
-    together: dict[str, Family] = {}
-    for family in (family for families in told for family in families):
-        samples = together.setdefault(family.name, Family(family.name, family.kind, family.text, {})).samples
+def summed(workers: Iterable[Iterable[Family]]) -> list[Family]:
+    """Combine the metrics of several workers: sums, except for the gauges in `AGGREGATION`."""
+    combined: dict[str, Family] = {}
+    for family in (family for families in workers for family in families):
+        samples = combined.setdefault(family.name, Family(family.name, family.kind, family.help, {})).samples
+        aggregate = AGGREGATION.get(family.name)
         for sample, value in family.samples.items():
             if sample not in samples:
                 samples[sample] = value
-            elif sample[0].endswith("_created"):
-                samples[sample] = min(samples[sample], value)
-            elif family.name in LARGEST:
-                samples[sample] = max(samples[sample], value)
+            elif aggregate is not None:
+                samples[sample] = aggregate(samples[sample], value)
             else:
                 samples[sample] += value
-    return list(together.values())
+    return list(combined.values())
 
 
 def _socket(crew: Crew) -> Path:
     return crew.folder / f"{crew.number}.sock"
 
 
-async def _ask(path: Path) -> bytes | None:
-    """What the worker at a socket says; None if it does not answer in time."""
+async def _fetch(path: Path) -> bytes | None:
+    """Return the metrics of the worker at a socket; None if it does not answer in time."""
     try:
-        async with asyncio.timeout(_PATIENCE_S):
+        async with asyncio.timeout(_TIMEOUT_S):
             reader, writer = await asyncio.open_unix_connection(path)
             try:
                 return await reader.read() or None
@@ -144,42 +143,42 @@ async def _ask(path: Path) -> bytes | None:
         return None
 
 
-def _keep(path: Path, said: bytes) -> list[Family]:
-    """Keep what a worker said beside its socket; what it said."""
+def _keep(path: Path, answer: bytes) -> list[Family]:
+    """Write a worker's answer beside its socket, and parse it."""
     new = path.with_suffix(".new")
-    new.write_bytes(said)
+    new.write_bytes(answer)
     new.replace(path.with_suffix(".json"))
-    return _read(said)
+    return _parse(answer)
 
 
-def _kept(path: Path) -> list[Family]:
-    """What a worker last said it had counted; how it stood, as gauges tell, died with it. When it started, stays true."""
+def _last_answer(path: Path) -> list[Family]:
+    """Return a worker's last counters. Its gauges described a state that is over, except for its start time."""
     try:
-        said = path.with_suffix(".json").read_bytes()
+        answer = path.with_suffix(".json").read_bytes()
     except FileNotFoundError:
         return []
-    return [family for family in _read(said) if family.kind != "gauge" or family.name == START]
+    return [family for family in _parse(answer) if family.kind != "gauge" or family.name == START_TIME]
 
 
-def _read(said: bytes) -> list[Family]:
+def _parse(answer: bytes) -> list[Family]:
     return [
         Family(name, kind, text, {(sample, tuple(map(tuple, labels))): value for (sample, labels), value in samples})
-        for name, kind, text, samples in orjson.loads(said)
+        for name, kind, text, samples in orjson.loads(answer)
     ]
 
 
-def _written(families: Iterable[Family]) -> bytes:
+def _text(families: Iterable[Family]) -> bytes:
     metrics = []
     for family in families:
-        metric = Metric(family.name, family.text, family.kind)
+        metric = Metric(family.name, family.help, family.kind)
         for (name, labels), value in family.samples.items():
             metric.add_sample(name, dict(labels), value)
         metrics.append(metric)
 
-    class Together(Collector):
+    class Combined(Collector):
         def collect(self) -> Iterable[Any]:
             return metrics
 
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(Together())
+    registry.register(Combined())
     return generate_latest(registry)

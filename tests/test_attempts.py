@@ -59,7 +59,7 @@ async def test_what_was_answered_is_answered_from_the_store(store, engine, http)
     engine.plays(WHOLE)
     async with proxying(engine.url, store) as served:
         first, again = await post(http, served), await post(http, served)
-        counted = await metric(http, served, "tokentape_given_again_total")
+        counted = await metric(http, served, "tokentape_idempotent_replays_total")
 
     assert (200, 200, 1) == (first[0], again[0], len(engine.asked))
     assert orjson.loads(first[2]) == orjson.loads(again[2])
@@ -222,7 +222,7 @@ async def test_an_undelivered_answer_that_is_given_again_is_delivered(store, eng
         await store.reached["append"].wait()
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
-        while (await metric(http, served, "tokentape_calls_in_flight")) != "tokentape_calls_in_flight 0.0":
+        while (await metric(http, served, "tokentape_in_flight_calls")) != "tokentape_in_flight_calls 0.0":
             pass
         store.waiting["append"].set()
         (step_id,) = await undelivered_of(store, "r1")

@@ -198,7 +198,7 @@ async def test_what_the_table_did_not_know_is_counted_as_a_new_fact(store, engin
         async with http.get(served.url + "/metrics") as shown:
             metrics = await shown.text()
 
-    assert 'tokentape_new_losses_total{code="no_token_ids",engine="fake"} 1.0' in metrics
+    assert 'tokentape_unexpected_losses_total{code="no_token_ids",engine="fake"} 1.0' in metrics
 
 
 async def test_what_a_known_request_costs_is_no_new_fact(store, engine, http):
@@ -218,4 +218,4 @@ async def test_what_a_known_request_costs_is_no_new_fact(store, engine, http):
 
     (step,) = await steps_of(store, "r1")
     assert {"echo", "no_token_ids"} <= {*step.problems}
-    assert 'tokentape_new_losses_total{code="no_token_ids",engine="fake"} 0.0' in metrics
+    assert 'tokentape_unexpected_losses_total{code="no_token_ids",engine="fake"} 0.0' in metrics

@@ -98,7 +98,7 @@ async def test_renewing_goes_on_by_itself_whatever_fails(mortal, metrics):
     _, kept = await kept_one(mortal, lifetimes)
 
     async def has_failed():
-        return metrics.store_failures.labels("renew")._value.get() > 1
+        return metrics.store_operation_failures.labels("renew")._value.get() > 1
 
     with kept:
         mortal.failing.add("renew")
@@ -213,7 +213,7 @@ async def test_a_step_whose_rollout_was_deleted_meanwhile_is_not_stored_and_coun
             told = await answer.text()
 
     assert (200, None) == (status, await mortal.look("r1"))
-    assert "tokentape_steps_of_deleted_total 1.0" in told
+    assert "tokentape_discarded_steps_total 1.0" in told
     assert "tokentape_restored_rollouts_total 0.0" in told
 
 

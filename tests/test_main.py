@@ -85,7 +85,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path):
         body = orjson.dumps({"messages": [{"role": "user", "content": "hi"}]})
         sent = Request(f"{url}/rollouts/r1/v1/chat/completions", body, {"Content-Type": "application/json"})
         call = threads.submit(urlopen, sent, timeout=30)
-        while b"tokentape_calls_in_flight 1.0" not in urlopen(f"{url}/metrics").read():
+        while b"tokentape_in_flight_calls 1.0" not in urlopen(f"{url}/metrics").read():
             assert not call.done()
         process.send_signal(signal.SIGTERM)
         while "stopping" not in process.stderr.readline():

@@ -111,9 +111,7 @@ async def test_with_one_of_two_endpoints_dead_nothing_fails(store, engine, eject
 
         async def faults():
             async with http.get(served.url + "/metrics") as answer:
-                return sum(
-                    map(float, re.findall(r'upstream_faults_total\{engine="dead".*\} (.*)', await answer.text()))
-                )
+                return sum(map(float, re.findall(r'engine_faults_total\{engine="dead".*\} (.*)', await answer.text())))
 
         async with http.get(served.url + "/engines"):
             before = await faults()

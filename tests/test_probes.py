@@ -183,7 +183,7 @@ async def test_a_probe_is_answered_and_not_recorded(store, engine, http):
             assert (200, WHOLE.answer) == (answer.status, await answer.read())
             assert "X-Step-Id" not in answer.headers
         async with http.get(served.url + "/metrics") as answer:
-            assert 'tokentape_probes_total{dialect="chat"} 1.0' in await answer.text()
+            assert 'tokentape_health_probes_total{dialect="chat"} 1.0' in await answer.text()
 
     assert [PING | {"model": "served"}] == engine.asked
     assert () == (await store.list()).names

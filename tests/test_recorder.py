@@ -279,7 +279,7 @@ async def test_a_step_that_ends_after_its_rollout_was_finished_is_late(store, bi
 
     assert {"S002", "S003"} == await late_of(store)
     assert (3, 2) == (len(await steps_of(store, "r1")), (await rollout_of(store, "r1")).counts["late"])
-    assert 2 == metrics.late._value.get()
+    assert 2 == metrics.late_steps._value.get()
 
 
 async def test_a_rollout_that_reached_a_limit_is_not_finished(recorder, store, birth):
@@ -364,7 +364,7 @@ async def test_a_step_of_an_expired_rollout_restores_it_with_all_blocks(mortal, 
     rollout = await rollout_of(mortal, "r1")
 
     assert ["S002", "S003"] == [kept.step_id for kept in await steps_of(mortal, "r1")]
-    assert (birth, 2, 1) == (rollout.birth, rollout.counts["steps"], metrics.restored._value.get())
+    assert (birth, 2, 1) == (rollout.birth, rollout.counts["steps"], metrics.restored_rollouts._value.get())
     assert ((5, "g1") if is_known else (round(step().timing.received * 1000), None)) == (
         rollout.created_ms, rollout.group_id
     )  # fmt: skip
@@ -389,7 +389,7 @@ async def test_a_journal_restores_a_rollout_that_expired_while_the_store_was_awa
     rollout = await rollout_of(mortal, "r1")
 
     assert (birth, 5, "g1", 1) == (
-        rollout.birth, rollout.created_ms, rollout.group_id, metrics.restored._value.get()
+        rollout.birth, rollout.created_ms, rollout.group_id, metrics.restored_rollouts._value.get()
     )  # fmt: skip
 
 
@@ -400,4 +400,4 @@ async def test_a_step_of_the_journal_whose_rollout_was_deleted_is_not_stored(mor
     await mortal.drop("r1")
     await replayed(recorder, mortal)
 
-    assert (None, 1) == (await mortal.look("r1"), recorder._metrics.deleted._value.get())
+    assert (None, 1) == (await mortal.look("r1"), recorder._metrics.discarded_steps._value.get())

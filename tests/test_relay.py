@@ -33,7 +33,7 @@ async def no_call_in_flight(http, url: str) -> None:
     async with asyncio.timeout(50):
         while True:
             async with http.get(url + "/metrics") as answer:
-                if "tokentape_calls_in_flight 0.0" in await answer.text():
+                if "tokentape_in_flight_calls 0.0" in await answer.text():
                     return
 
 
@@ -325,7 +325,7 @@ async def test_rollouts_with_a_call_in_flight_are_counted(store, engine, http):
 
         async def metric() -> str:
             async with http.get(served.url + "/metrics") as answer:
-                return re.search(r"\ntokentape_open_rollouts (\S+)", await answer.text())[1]
+                return re.search(r"\ntokentape_in_flight_rollouts (\S+)", await answer.text())[1]
 
         paths = [CHAT, CHAT, CHAT.replace("r1", "r2")]
         calls = [await http.post(served.url + path, json=BODY) for path in paths]
@@ -599,7 +599,7 @@ async def test_every_stored_step_of_parallel_calls_is_there_once(store, engine, 
     steps = await steps_of(store, "r1")
     assert sorted(told) == sorted(step.step_id for step in steps)
     assert re.search(r'tokentape_steps_total{fidelity="exact",status="complete"} 60.0', metrics)
-    assert "tokentape_calls_in_flight 0.0" in metrics
+    assert "tokentape_in_flight_calls 0.0" in metrics
 
 
 @pytest.mark.parametrize("cassette", [WHOLE, STREAM], ids=str)

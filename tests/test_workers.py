@@ -180,7 +180,7 @@ async def test_a_second_signal_ends_all_of_them_at_once(serve):
         everybody = children_of(process.pid)
         async with aiohttp.ClientSession() as http:
             call = asyncio.ensure_future(http.post(f"{url}/rollouts/r1{CHAT}", json={**BODY, "stream": False}))
-            while b"tokentape_calls_in_flight 1.0" not in await (await http.get(f"{url}/metrics")).read():
+            while b"tokentape_in_flight_calls 1.0" not in await (await http.get(f"{url}/metrics")).read():
                 assert not call.done()
             process.send_signal(signal.SIGTERM)
             while await is_taking_calls(url, http):  # until both have been told

@@ -1,201 +1,217 @@
-"""The dashboard: which panels there are, what each asks of Prometheus, and what it says of itself.
+"""The Grafana dashboard: its panels, their queries and their descriptions.
 
-`make docs` writes it to dashboards/tokentape.json, and tests/test_docs.py fails when that is stale. `make test-monitoring` asks
-every query of a real Prometheus. It must hold no JSON of Grafana's: that is panels.py's.
+`make docs` writes dashboards/tokentape.json, and tests/test_docs.py fails if that file is out of date. `make test-monitoring`
+runs every query on a real Prometheus. panels.py has the JSON of Grafana's panels.
 """
 
 from typing import Any, Final
 
 import orjson
 
-from deploy.grafana.panels import DATASOURCE, Panel, Row, graph, heat, laid_out, number, states, table
+from deploy.grafana.panels import DATASOURCE, Panel, Row, graph, heatmap, laid_out, stat, state_timeline, table
 
 ALL: Final = 'job=~"$job", instance=~"$instance"'
-SCHEMA_VERSION: Final = 39  # Grafana 11.0's; later ones read it and bring it up to theirs
+SCHEMA_VERSION: Final = 39  # Grafana 11.0; later versions migrate it when they load it
 
 
 def rate(metric: str, by: str = "", more: str = "") -> str:
-    """So many a second, summed up but for some labels."""
+    """Return the query of a counter's rate per second, summed except for the labels `by`."""
     inner = f"rate(tokentape_{metric}_total{{{ALL}{more}}}[$__rate_interval])"
     return f"sum by ({by}) ({inner})" if by else f"sum({inner})"
 
 
 def quantile(share: float, metric: str, by: str = "") -> str:
-    """What so large a share of the observations is below."""
+    """Return the query of a histogram's quantile."""
     inner = f"rate(tokentape_{metric}_bucket{{{ALL}}}[$__rate_interval])"
     return f"histogram_quantile({share}, sum by (le{', ' + by if by else ''}) ({inner}))"
 
 
-def now(metric: str, by: str = "", kind: str = "sum") -> str:
-    """A gauge of all of them."""
-    return f"{kind} by ({by}) (tokentape_{metric}{{{ALL}}})" if by else f"{kind}(tokentape_{metric}{{{ALL}}})"
+def gauge(metric: str, by: str = "", aggregate: str = "sum") -> str:
+    """Return the query of a gauge's current value."""
+    return f"{aggregate} by ({by}) (tokentape_{metric}{{{ALL}}})" if by else f"{aggregate}(tokentape_{metric}{{{ALL}}})"
 
 
-def quantiles(title: str, description: str, metric: str, **how: Any) -> Panel:
-    """Three quantiles of a duration."""
-    told = [(quantile(share, metric), legend) for share, legend in ((0.5, "p50"), (0.9, "p90"), (0.99, "p99"))]
-    return graph(title, description, "s", *told, **how)
+def quantiles(title: str, description: str, metric: str, **options: Any) -> Panel:
+    """Return a panel with p50, p90 and p99 of a duration."""
+    queries = [(quantile(share, metric), legend) for share, legend in ((0.5, "p50"), (0.9, "p90"), (0.99, "p99"))]
+    return graph(title, description, "s", *queries, **options)
 
 
-def of_process(metric: str) -> str:
-    """What Linux tells of each process."""
+def quantiles_by_engine(title: str, description: str, metric: str) -> Panel:
+    """Return a panel with p50 and p99 of a duration, by engine."""
+    queries = [
+        (quantile(share, metric, "engine"), f"{{{{engine}}}}, {name}") for share, name in ((0.5, "p50"), (0.99, "p99"))
+    ]
+    return graph(title, description, "s", *queries, width=12)
+
+
+def process(metric: str) -> str:
+    """Return the query of a metric of the process (Linux only)."""
     return f'process_{metric}{{job=~"$job", instance=~"$instance"}}'
 
 
-OF_WHOLE: Final = ', status="complete"'
-OF_FLAGGED: Final = f'{OF_WHOLE}, fidelity="flagged"'
-FLAGGED_SHARE: Final = f"{rate('steps', more=OF_FLAGGED)} / ({rate('steps', more=OF_WHOLE)} > 0)"
+COMPLETE: Final = ', status="complete"'
+FLAGGED: Final = f'{COMPLETE}, fidelity="flagged"'
+FLAGGED_SHARE: Final = f"{rate('steps', more=FLAGGED)} / ({rate('steps', more=COMPLETE)} > 0)"
 
-OVERVIEW = Row("Now", [
-    number("Calls", "Calls answered in a second.", "reqps", rate("calls")),
-    number("In flight", "Calls being answered.", "short", now("calls_in_flight")),
-    number("Sampled tokens", "Sampled ids recorded in a second.", "suffix: /s", rate("sampled_tokens")),
-    number("Flagged", "Share of whole answers that are not exact, and so not exported.", "percentunit", FLAGGED_SHARE,
-           limit=0.01),
-    number("Added, p99", "What one call in a hundred exceeds in the proxy and its store.", "s",
-           quantile(0.99, "added_seconds"), limit=0.1),
-    number("Endpoints that answer", "The least share of endpoints that a replica has not ejected.", "percentunit",
-           f"min(avg by (job, instance) (tokentape_engine_healthy{{{ALL}}}))", limit=1, low=True),
-    table("Alerts", "What fires now (docs/monitoring.md says what to do).",
+OVERVIEW = Row("Overview", [
+    stat("Calls", "Calls answered per second.", "reqps", rate("calls")),
+    stat("In flight", "Calls in flight.", "short", gauge("in_flight_calls")),
+    stat("Completion tokens", "Completion tokens recorded per second.", "suffix: /s", rate("completion_tokens")),
+    stat("Flagged", "Share of complete steps that are not exact; exports omit them.", "percentunit", FLAGGED_SHARE, limit=0.01),
+    stat("Overhead, p99", "Time that calls spend in the proxy and its store.", "s",
+         quantile(0.99, "proxy_overhead_seconds"), limit=0.1),
+    stat("Healthy endpoints", "Lowest share of healthy endpoints of any replica.", "percentunit",
+         f"min(avg by (job, instance) (tokentape_engine_healthy{{{ALL}}}))", limit=1, low=True),
+    table("Alerts", "Firing alerts. docs/monitoring.md describes what to do.",
           'ALERTS{alertname=~"TokenTape.+", alertstate="firing"}', ("alertname", "severity", "instance", "engine", "code"),
           width=24, height=5),
 ])  # fmt: skip
 
 TRAFFIC = Row("Traffic", [
-    graph("Calls by status", "As their clients saw them; 499 is a client that left.", "reqps",
+    graph("Calls by status", "Status that the client received; 499 means that the client disconnected.", "reqps",
           (rate("calls", "status"), "{{status}}"), stacked=True),
-    graph("Calls by dialect", "Which of the model API's routes they came by.", "reqps",
+    graph("Calls by dialect", "Endpoint of the model API that the client called.", "reqps",
           (rate("calls", "dialect"), "{{dialect}}"), stacked=True),
-    graph("Errors of ours by code", "Requests that got an error which is not an engine's (docs/errors.md), on either API.",
+    graph("Errors by code", "Errors of TokenTape in either API, not errors of engines (docs/errors.md).",
           "reqps", (f"{rate('errors', 'code')} > 0", "{{code}}"), stacked=True),
-    graph("In flight", "Calls being answered, and of these the ones that wait for their turn at an endpoint.", "short",
-          (now("calls_in_flight", "instance"), "{{instance}}"), (now("queued_calls"), "of these queued")),
-    quantiles("Duration of calls", "From a call's arrival to its end; most of it is the engine's.", "call_seconds"),
-    quantiles("Time to first byte", "From a call's arrival to the engine's first byte.", "first_byte_seconds"),
-    graph("Answered beside the usual way", "Stored answers given again for their Idempotency-Key, and health probes.", "reqps",
-          (rate("given_again"), "given again"), (rate("probes"), "probes"), width=12),
-    graph("Clients that did not get their end",
-          "Clients that left, and those cut for reading nothing. Their steps are stored all the same.", "reqps",
-          (rate("undelivered"), "left before the end"),
-          (rate("stalled_clients"), "cut (agents.client_stall_timeout_s)"), width=12),
+    graph("In flight", "Calls in flight, and how many of them are queued for an endpoint.", "short",
+          (gauge("in_flight_calls", "instance"), "{{instance}}"), (gauge("queued_calls"), "queued")),
+    quantiles("Call duration", "Time from the arrival of a call to its end. Most of it is spent at the engine.",
+              "call_duration_seconds"),
+    quantiles("Time to first byte", "Time from the arrival of a call to the first byte of the engine's response.",
+              "time_to_first_byte_seconds"),
+    graph("Replays and health probes",
+          "Stored responses for repeated Idempotency-Keys, and health probes, which are not recorded.",
+          "reqps", (rate("idempotent_replays"), "replays"), (rate("health_probes"), "health probes"), width=12),
+    graph("Disconnected clients",
+          "Clients that disconnected before the end, or were disconnected because they did not read. Their steps are stored.",
+          "reqps", (rate("undelivered_steps"), "disconnected"), (rate("stalled_clients"), "stalled"), width=12),
 ])  # fmt: skip
 
-ADDED = Row("Latency added", [
-    quantiles("Added to a call", "The time that a call spent here rather than at its engine, waiting for its turn included.",
-              "added_seconds", limit=0.1),
-    heat("Added, as it is spread", "How many calls were given how much.", "s",
-         f"sum by (le) (increase(tokentape_added_seconds_bucket{{{ALL}}}[$__rate_interval]))"),
-    quantiles("Waits for a turn", "Of the calls that had to wait, since their endpoint had max_in_flight.", "queue_seconds"),
+OVERHEAD = Row("Overhead", [
+    quantiles("Overhead per call", "Time that a call spends in the proxy, its queue and its store, not at the engine.",
+              "proxy_overhead_seconds", limit=0.1),
+    heatmap("Distribution of overhead", "Number of calls by overhead.", "s",
+            f"sum by (le) (increase(tokentape_proxy_overhead_seconds_bucket{{{ALL}}}[$__rate_interval]))"),
+    quantiles("Time in queue", "Of the calls that were queued because their endpoint reached max_in_flight.",
+              "queue_duration_seconds"),
 ])  # fmt: skip
 
 TOKENS = Row("Tokens", [
-    graph("Sampled tokens by engine", "Ids that engines sampled and steps have.", "suffix: /s",
-          (rate("sampled_tokens", "engine"), "{{engine}}"), stacked=True, width=12),
-    graph("Prompt tokens by engine", "Ids of prompts that steps have; a conversation's prompt counts with each of its calls.",
+    graph("Completion tokens by engine", "Completion tokens recorded.", "suffix: /s",
+          (rate("completion_tokens", "engine"), "{{engine}}"), stacked=True, width=12),
+    graph("Prompt tokens by engine", "Prompt tokens recorded. Each call counts its whole prompt.",
           "suffix: /s", (rate("prompt_tokens", "engine"), "{{engine}}"), stacked=True, width=12),
 ])  # fmt: skip
 
 FIDELITY = Row("Fidelity", [
     graph("Steps by fidelity", "Steps stored: exact, flagged, or errors of the engine.", "suffix: /s",
           (rate("steps", "status, fidelity"), "{{status}}, {{fidelity}}"), stacked=True),
-    graph("Flagged share of whole answers", "Over 1 % an alert begins.", "percentunit", (FLAGGED_SHARE, "flagged"), limit=0.01),
-    graph("Problems by code", "Why steps were flagged (docs/fidelity.md).", "suffix: /s",
+    graph("Flagged share", "Share of complete steps that are not exact. An alert fires above 1 %.", "percentunit",
+          (FLAGGED_SHARE, "flagged"), limit=0.01),
+    graph("Fidelity problems by code", "Reasons for which steps were flagged (docs/fidelity.md).", "suffix: /s",
           (f"{rate('fidelity_problems', 'code')} > 0", "{{code}}"), stacked=True),
-    graph("Losses that nobody knew of", "Flags that the engine's version was not known to bring (docs/exactness.md).",
-          "suffix: /s", (f"{rate('new_losses', 'engine, code')} > 0", "{{engine}}: {{code}}")),
-    graph("Audits by verdict", "Steps that their engine scored again (audit.sample_rate).", "suffix: /s",
+    graph("Unexpected losses", "Losses that docs/exactness.md does not list for the engine and its version.",
+          "suffix: /s", (f"{rate('unexpected_losses', 'engine, code')} > 0", "{{engine}}: {{code}}")),
+    graph("Audits by verdict", "Steps scored again by their engine (audit.sample_rate).", "suffix: /s",
           (rate("audits", "verdict"), "{{verdict}}"), stacked=True),
-    graph("Differences that audits found", "|recorded - scored logprob| of each token scored again.", "none",
-          (quantile(0.5, "audit_difference", "engine"), "{{engine}}, p50"),
-          (quantile(0.99, "audit_difference", "engine"), "{{engine}}, p99")),
+    graph("Logprob differences", "Absolute difference of recorded and scored logprob, for each audited token.", "none",
+          (quantile(0.5, "audit_logprob_difference", "engine"), "{{engine}}, p50"),
+          (quantile(0.99, "audit_logprob_difference", "engine"), "{{engine}}, p99")),
 ])  # fmt: skip
 
-DRIFT = Row("Drift by kind", [
-    graph("Drift", "Boundaries in finished rollouts where messages went on and ids did not; each splits a sequence.",
-          "suffix: /s", (f"{rate('drift', 'kind')} > 0", "{{kind}}"), stacked=True, width=12),
-    graph("Boundaries for each step", "How often that happens. It is the agent's doing, or the chat template's.", "none",
-          (f"{rate('drift')} / ({rate('steps', more=OF_WHOLE)} > 0)", "boundaries per whole answer"), width=12),
+DRIFT = Row("Drift", [
+    graph("Drift by kind", "Boundaries where the messages continue and the token ids do not. Each one splits a sequence.",
+          "suffix: /s", (f"{rate('drift_boundaries', 'kind')} > 0", "{{kind}}"), stacked=True, width=12),
+    graph("Drift per step", "Drift boundaries per complete step. The cause is the agent or the chat template.", "none",
+          (f"{rate('drift_boundaries')} / ({rate('steps', more=COMPLETE)} > 0)", "boundaries per step"), width=12),
 ])  # fmt: skip
 
 STORE = Row("Store", [
-    graph("Time of a verb", "open: before a call; append: before its end is shown.", "s",
-          (quantile(0.5, "store_seconds", "verb"), "{{verb}}, p50"),
-          (quantile(0.99, "store_seconds", "verb"), "{{verb}}, p99")),
-    graph("Failures by verb", "Each is a call refused, or a step that went to the journal.", "suffix: /s",
-          (rate("store_failures", "verb"), "{{verb}}")),
-    states("The store, from each replica", "Away: a verb failed, and no write has been taken since.",
-           (now("store_away", "instance", "max"), "{{instance}}"), one="away", zero="there", one_is_good=False),
-    graph("Steps in journals", "With store.on_failure: spool they wait there until the store is back.", "short",
-          (now("spooled_steps", "instance"), "{{instance}}")),
-    graph("Memory of the store", "Of all its servers. There is no bound if there is no such curve.", "bytes",
-          (now("store_memory_bytes", kind="max"), "taken"), (f"{now('store_memory_bound_bytes', kind='max')} > 0", "bound")),
-    states("Append-only file", "Whether each server of the store keeps one and wrote it well last.",
-           (now("store_file_written", "instance", "min"), "as {{instance}} sees it"), one="written", zero="not written",
-           one_is_good=True),
+    graph("Duration of store operations", "open: before a call; append: before the end of the response is sent.", "s",
+          (quantile(0.5, "store_operation_duration_seconds", "operation"), "{{operation}}, p50"),
+          (quantile(0.99, "store_operation_duration_seconds", "operation"), "{{operation}}, p99")),
+    graph("Failures of store operations", "Each failure is a rejected call or a step that went to the journal.", "suffix: /s",
+          (rate("store_operation_failures", "operation"), "{{operation}}")),
+    state_timeline("Store, from each replica", "Down after a failed operation, until the store accepts a write.",
+                   (gauge("store_up", "instance", "min"), "{{instance}}"), one="up", zero="down"),
+    graph("Steps in journals", "Steps that are not in the store yet (store.on_failure: spool).", "short",
+          (gauge("journal_steps", "instance"), "{{instance}}")),
+    graph("Memory of the store", "Sum over all its servers. There is no limit curve if a server has no limit.", "bytes",
+          (gauge("store_memory_bytes", aggregate="max"), "used"),
+          (f"{gauge('store_memory_limit_bytes', aggregate='max')} > 0", "limit")),
+    state_timeline("Append-only file", "Whether every server of the store keeps one and its last write succeeded.",
+                   (gauge("store_aof_ok", "instance", "min"), "seen by {{instance}}"), one="ok", zero="failing"),
 ])  # fmt: skip
 
 ENGINES = Row("Engines", [
-    states("Endpoints, from each replica", "Ejected: passed over after faults in a row, until a check is good.",
-           (now("engine_healthy", "instance, engine", "max"), "{{engine}} from {{instance}}"), one="called", zero="ejected",
-           one_is_good=True),
-    graph("Calls by engine", "Where calls were answered in the end.", "reqps",
+    state_timeline("Endpoints, from each replica", "Ejected after consecutive failures, until a health check succeeds.",
+                   (gauge("engine_healthy", "instance, engine", "max"), "{{engine}} from {{instance}}"),
+                   one="healthy", zero="ejected"),
+    graph("Calls by engine", "Engine that answered the call.", "reqps",
           (rate("calls", "engine"), "{{engine}}"), stacked=True),
-    graph("Faults", "Not reached, broken off, or silent; of calls and of checks.", "suffix: /s",
-          (rate("upstream_faults", "engine, fault"), "{{engine}}: {{fault}}")),
-    graph("Failovers and ejections", "Calls that went on to the next endpoint; endpoints passed over.", "suffix: /s",
-          (rate("failovers", "engine"), "failed over from {{engine}}"), (rate("ejections", "engine"), "{{engine}} ejected")),
-    graph("Queue of each endpoint", "Calls that wait for their turn (max_in_flight).", "short",
-          (now("queued_calls", "engine"), "{{engine}}")),
-    table("What they are", "As they were found out; auto is one that nobody has called yet.",
+    graph("Engine faults", "Failed connections, lost connections and timeouts, of calls and of health checks.", "suffix: /s",
+          (rate("engine_faults", "engine, fault"), "{{engine}}: {{fault}}")),
+    graph("Failovers and ejections", "Calls retried at another endpoint, and endpoints ejected.", "suffix: /s",
+          (rate("failovers", "engine"), "failover from {{engine}}"), (rate("ejections", "engine"), "{{engine}} ejected")),
+    graph("Queue length", "Calls queued for each endpoint (max_in_flight).", "short",
+          (gauge("queued_calls", "engine"), "{{engine}}")),
+    table("Detected engines", "Kind and version of each endpoint; auto until its first call.",
           f"max by (engine, kind, version) (tokentape_engine_info{{{ALL}}})", ("engine", "kind", "version")),
+    quantiles_by_engine("Call duration by engine", "Time from the arrival of a call to its end.", "call_duration_seconds"),
+    quantiles_by_engine("Time to first byte by engine",
+                        "Time from the arrival of a call to the first byte of the engine's response.",
+                        "time_to_first_byte_seconds"),
 ])  # fmt: skip
 
 ROLLOUTS = Row("Rollouts", [
-    graph("Rollouts with a call in flight", "Counted once at each worker that has a call of theirs.", "short",
-          (now("open_rollouts", "instance"), "{{instance}}")),
-    graph("Oldest call", "For how long the call has been in flight that has been longest. Over an hour an alert begins.", "s",
-          (now("oldest_call_seconds", "instance", "max"), "{{instance}}")),
-    graph("Groups", "What becomes of groups: complete, claimed by a trainer, and then done or released.", "suffix: /s",
-          (rate("groups", "event"), "{{event}}")),
-    graph("Steps that ended late", "After their rollout was finished, deleted (not stored) or expired (which restores it).",
-          "suffix: /s", (rate("late"), "finished"), (rate("steps_of_deleted"), "deleted"),
+    graph("Rollouts with calls in flight", "Counted once per worker.", "short",
+          (gauge("in_flight_rollouts", "instance"), "{{instance}}")),
+    graph("Oldest call", "Age of the oldest call in flight. An alert fires above one hour.", "s",
+          (gauge("oldest_call_age_seconds", "instance", "max"), "{{instance}}")),
+    graph("Groups by event", "Groups that became complete, claimed by a trainer, done, released or dropped.", "suffix: /s",
+          (rate("group_events", "event"), "{{event}}")),
+    graph("Late steps", "Steps that ended after their rollout finished, was deleted (discarded) or expired (restored).",
+          "suffix: /s", (rate("late_steps"), "finished"), (rate("discarded_steps"), "deleted"),
           (rate("restored_rollouts"), "expired"), width=24),
 ])  # fmt: skip
 
 PROCESS = Row("Process", [
-    graph("CPU", "Cores that a replica uses, its workers together. A worker cannot use more than one.", "none",
-          (f"rate({of_process('cpu_seconds_total')}[$__rate_interval])", "{{instance}}")),
-    graph("Memory", "Resident memory, its workers together.", "bytes",
-          (of_process("resident_memory_bytes"), "{{instance}}")),
-    graph("Bytes of calls in flight", "Over the bound (agents.max_bytes_in_flight) new calls get 429.", "bytes",
-          (now("held_bytes", "instance"), "{{instance}}"), (now("held_bytes_bound", "instance"), "bound of {{instance}}")),
-    graph("File descriptors", "Connections are most of them.", "short",
-          (of_process("open_fds"), "{{instance}}"), (of_process("max_fds"), "most of {{instance}}")),
-    graph("Workers", "How many answered when metrics were asked for, and how many were left out.", "short",
-          (now("workers", "instance"), "{{instance}}"),
-          (rate("workers_left_out", "instance"), "left out by {{instance}}, a second")),
-    graph("Time since the last start", "Of each replica's youngest process. A saw's teeth are restarts.", "s",
-          (f"time() - {of_process('start_time_seconds')}", "{{instance}}")),
-    table("Replicas", "Which version answers where.", f"max by (instance, version) (tokentape_build_info{{{ALL}}})",
+    graph("CPU", "Cores used by a replica, all workers together. One worker uses at most one core.", "none",
+          (f"rate({process('cpu_seconds_total')}[$__rate_interval])", "{{instance}}")),
+    graph("Memory", "Resident memory of a replica, all workers together.", "bytes",
+          (process("resident_memory_bytes"), "{{instance}}")),
+    graph("Bytes in flight", "Bytes held by calls in flight. At the limit (agents.max_bytes_in_flight) new calls get 429.",
+          "bytes", (gauge("in_flight_bytes", "instance"), "{{instance}}"),
+          (gauge("in_flight_limit_bytes", "instance"), "limit of {{instance}}")),
+    graph("File descriptors", "Most of them are connections.", "short",
+          (process("open_fds"), "{{instance}}"), (process("max_fds"), "limit of {{instance}}")),
+    graph("Workers", "Workers that answered the last scrape, and the rate of those that did not.", "short",
+          (gauge("workers", "instance"), "{{instance}}"),
+          (rate("workers_missing", "instance"), "missing per second at {{instance}}")),
+    graph("Uptime", "Time since the last start of a process of the replica.", "s",
+          (f"time() - {process('start_time_seconds')}", "{{instance}}")),
+    table("Replicas", "Version of each replica.", f"max by (instance, version) (tokentape_build_info{{{ALL}}})",
           ("instance", "version"), width=12, height=5),
-    table("Store", "What its servers are, and when a step counts as stored (store.durability).",
+    table("Store server", "Version and durability of the store (store.durability).",
           f"max by (version, durability) (tokentape_store_info{{{ALL}}})", ("version", "durability"), width=12, height=5),
 ])  # fmt: skip
 
-ROWS: Final = (OVERVIEW, TRAFFIC, ADDED, TOKENS, FIDELITY, DRIFT, STORE, ENGINES, ROLLOUTS, PROCESS)
+ROWS: Final = (OVERVIEW, TRAFFIC, OVERHEAD, TOKENS, FIDELITY, DRIFT, STORE, ENGINES, ROLLOUTS, PROCESS)
 
 
 def dashboard() -> dict[str, Any]:
-    """The dashboard as Grafana reads it."""
+    """Return the dashboard as Grafana's JSON model."""
     return {
         "uid": "tokentape",
         "title": "TokenTape",
-        "description": "Calls, tokens, fidelity, store and engines of the recording proxy. Made by `make docs`.",
+        "description": "Calls, tokens, fidelity, store and engines of TokenTape. Generated by `make docs`.",
         "tags": ["tokentape", "llm", "reinforcement-learning"],
         "schemaVersion": SCHEMA_VERSION,
         "version": 1,
         "editable": True,
-        "graphTooltip": 1,  # one cross-hair through all panels
+        "graphTooltip": 1,  # shared crosshair
         "timezone": "browser",
         "time": {"from": "now-1h", "to": "now"},
         "refresh": "15s",
@@ -207,7 +223,7 @@ def dashboard() -> dict[str, Any]:
 
 
 def dashboard_page() -> str:
-    """dashboards/tokentape.json."""
+    """Return the content of dashboards/tokentape.json."""
     return orjson.dumps(dashboard(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE).decode()
 
 
@@ -221,19 +237,19 @@ def _variables() -> list[dict[str, Any]]:
     }
     return [
         datasource,
-        _labels_of("job", "Job", "label_values(tokentape_build_info, job)"),
-        _labels_of("instance", "Replica", 'label_values(tokentape_build_info{job=~"$job"}, instance)'),
+        _label_variable("job", "Job", "label_values(tokentape_build_info, job)"),
+        _label_variable("instance", "Replica", 'label_values(tokentape_build_info{job=~"$job"}, instance)'),
     ]
 
 
-def _labels_of(name: str, label: str, query: str) -> dict[str, Any]:
-    """A choice among the values of a label: some, or all, which is what one finds chosen."""
+def _label_variable(name: str, label: str, query: str) -> dict[str, Any]:
+    """Return a variable with the values of a label: several can be selected, and all are by default."""
     return {
         "name": name,
         "label": label,
         "type": "query",
         "datasource": DATASOURCE,
-        "query": {"qryType": 1, "query": query, "refId": f"variable-{name}"},  # 1: by the values of a label
+        "query": {"qryType": 1, "query": query, "refId": f"variable-{name}"},  # 1: label_values
         "refresh": 2,
         "sort": 1,
         "multi": True,

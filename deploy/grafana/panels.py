@@ -1,8 +1,4 @@
-"""The panels of a Grafana dashboard as JSON: what all of them share, and what each kind of panel has besides.
-
-Holds how a panel is written for Grafana 11 and 12, and how panels are laid out on its grid of 24 columns. It must not know what
-is shown: that is dashboard.py's.
-"""
+"""The JSON of Grafana panels (Grafana 11 and 12) and their layout on the grid of 24 columns."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +10,7 @@ DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A panel before it has its place: `kind` is Grafana's name of it, `queries` are (expression, legend)."""
+    """A panel without its position. `kind` is Grafana's panel type; `queries` are (expression, legend)."""
 
     kind: str
     title: str
@@ -25,8 +21,8 @@ class Panel:
     height: int = 7
     options: dict[str, Any] = field(default_factory=dict)
     defaults: dict[str, Any] = field(default_factory=dict)
-    form: dict[str, Any] = field(default_factory=dict)  # of each query
-    more: dict[str, Any] = field(default_factory=dict)
+    target_options: dict[str, Any] = field(default_factory=dict)
+    extra: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +37,7 @@ def graph(
     title: str, description: str, unit: str, *queries: tuple[str, str],
     stacked: bool = False, limit: float | None = None, width: int = 8,
 ) -> Panel:  # fmt: skip
-    """Curves over time. `limit` draws a line where an alert begins."""
+    """Return a time series panel. `limit` draws the threshold of an alert."""
     custom = {
         "drawStyle": "line", "lineWidth": 1, "fillOpacity": 30 if stacked else 8, "showPoints": "never", "spanNulls": False,
         "stacking": {"mode": "normal" if stacked else "none", "group": "A"},
@@ -55,10 +51,10 @@ def graph(
     return Panel("timeseries", title, description, queries, unit, width, options=options, defaults=defaults)
 
 
-def number(
+def stat(
     title: str, description: str, unit: str, query: str, *, limit: float | None = None, low: bool = False
 ) -> Panel:
-    """One number, red past its limit (or below it, if `low`), with its curve behind it."""
+    """Return a stat panel: red above its limit, or below it if `low`."""
     options = {
         "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
         "colorMode": "value", "graphMode": "area", "justifyMode": "auto", "orientation": "auto", "textMode": "auto",
@@ -68,65 +64,73 @@ def number(
     )
 
 
-def states(title: str, description: str, query: tuple[str, str], *, one: str, zero: str, one_is_good: bool) -> Panel:
-    """What is 1 or 0, as coloured stretches over time."""
-    good, bad = {"color": "green"}, {"color": "red"}
-    worded = {
-        "1": {"text": one, "index": 0, **(good if one_is_good else bad)},
-        "0": {"text": zero, "index": 1, **(bad if one_is_good else good)},
+def state_timeline(title: str, description: str, query: tuple[str, str], *, one: str, zero: str) -> Panel:
+    """Return a state timeline of a gauge that is 1 (green) or 0 (red), with a word for each."""
+    mapping = {
+        "1": {"text": one, "index": 0, "color": "green"},
+        "0": {"text": zero, "index": 1, "color": "red"},
     }
     options = {
         "showValue": "auto", "rowHeight": 0.8, "mergeValues": True, "alignValue": "left",
         "legend": {"displayMode": "list", "placement": "bottom", "showLegend": False, "calcs": []},
         "tooltip": {"mode": "single", "sort": "none"},
     }  # fmt: skip
-    defaults = {"mappings": [{"type": "value", "options": worded}], "custom": {"fillOpacity": 70, "lineWidth": 0}}
+    defaults = {"mappings": [{"type": "value", "options": mapping}], "custom": {"fillOpacity": 70, "lineWidth": 0}}
     return Panel("state-timeline", title, description, [query], "none", options=options, defaults=defaults)
 
 
-def heat(title: str, description: str, unit: str, query: str) -> Panel:
-    """A histogram over time: the darker, the more."""
+def heatmap(title: str, description: str, unit: str, query: str) -> Panel:
+    """Return a heatmap of a histogram over time."""
     options = {
         "calculate": False, "cellGap": 1, "showValue": "never", "yAxis": {"axisPlacement": "left", "unit": unit},
         "rowsFrame": {"layout": "auto"}, "legend": {"show": True}, "tooltip": {"mode": "single", "yHistogram": False},
         "color": {"mode": "scheme", "scheme": "Oranges", "steps": 64, "exponent": 0.5, "fill": "dark-orange", "reverse": False},
         "filterValues": {"le": 1e-9}, "exemplars": {"color": "rgba(255,0,255,0.7)"},
     }  # fmt: skip
-    return Panel("heatmap", title, description, [(query, "{{le}}")], unit, options=options, form={"format": "heatmap"})
+    return Panel(
+        "heatmap", title, description, [(query, "{{le}}")], unit, options=options, target_options={"format": "heatmap"}
+    )
 
 
 def table(
     title: str, description: str, query: str, columns: Sequence[str], *, width: int = 8, height: int = 7
 ) -> Panel:
-    """The labels of what is there now, one series a line."""
-    kept = {"include": {"names": [*columns]}}
+    """Return a table of the labels of the current series."""
+    selection = {"include": {"names": [*columns]}}
     return Panel(
         "table", title, description, [(query, "")], "none", width, height,
         options={"showHeader": True, "cellHeight": "sm"},
         defaults={"custom": {"align": "auto", "cellOptions": {"type": "auto"}, "inspect": False}},
-        form={"format": "table", "instant": True, "range": False},
-        more={"transformations": [{"id": "filterFieldsByName", "options": kept}]},
+        target_options={"format": "table", "instant": True, "range": False},
+        extra={"transformations": [{"id": "filterFieldsByName", "options": selection}]},
     )  # fmt: skip
 
 
 def laid_out(rows: Iterable[Row]) -> list[dict[str, Any]]:
-    """The JSON of all rows and panels, each at its place, numbered from 1."""
-    made: list[dict[str, Any]] = []
+    """Return the JSON of all rows and panels with their positions and ids."""
+    panels: list[dict[str, Any]] = []
     y = 0
     for row in rows:
-        place = {"h": 1, "w": WIDTH, "x": 0, "y": y}
-        made.append(
-            {"id": len(made) + 1, "type": "row", "title": row.title, "collapsed": False, "gridPos": place, "panels": []}
+        position = {"h": 1, "w": WIDTH, "x": 0, "y": y}
+        panels.append(
+            {
+                "id": len(panels) + 1,
+                "type": "row",
+                "title": row.title,
+                "collapsed": False,
+                "gridPos": position,
+                "panels": [],
+            }
         )
         x, y, height = 0, y + 1, 0
         for panel in row.panels:
             if x + panel.width > WIDTH:
                 x, y, height = 0, y + height, 0
-            place = {"h": panel.height, "w": panel.width, "x": x, "y": y}
-            made.append({"id": len(made) + 1, **_panel(panel), "gridPos": place})
+            position = {"h": panel.height, "w": panel.width, "x": x, "y": y}
+            panels.append({"id": len(panels) + 1, **_panel(panel), "gridPos": position})
             x, height = x + panel.width, max(height, panel.height)
         y += height
-    return made
+    return panels
 
 
 def _panel(panel: Panel) -> dict[str, Any]:
@@ -138,14 +142,14 @@ def _panel(panel: Panel) -> dict[str, Any]:
         "title": panel.title,
         "description": panel.description,
         "datasource": DATASOURCE,
-        "targets": [_target(number, query, panel.form) for number, query in enumerate(panel.queries)],
+        "targets": [_target(number, query, panel.target_options) for number, query in enumerate(panel.queries)],
         "options": panel.options,
         "fieldConfig": {"defaults": defaults, "overrides": []},
-        **panel.more,
+        **panel.extra,
     }
 
 
-def _target(number: int, query: tuple[str, str], form: dict[str, Any]) -> dict[str, Any]:
+def _target(number: int, query: tuple[str, str], options: dict[str, Any]) -> dict[str, Any]:
     expression, legend = query
     return {
         "refId": chr(ord("A") + number),
@@ -154,7 +158,7 @@ def _target(number: int, query: tuple[str, str], form: dict[str, Any]) -> dict[s
         "expr": expression,
         "legendFormat": legend,
         "range": True,
-        **form,
+        **options,
     }
 
 

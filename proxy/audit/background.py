@@ -86,7 +86,7 @@ class BackgroundAudit:
                 LOG.warning("an audited step is not aligned", extra={"fields": fields})
 
     def _observe(self, engine: str, recorded: Recorded, scored: Scored) -> None:
-        sizes = self._metrics.audit_difference.labels(engine)
+        sizes = self._metrics.audit_logprob_difference.labels(engine)
         for pair in pairs_of(recorded, scored):
             sizes.observe(pair.size)
 

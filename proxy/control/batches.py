@@ -41,7 +41,7 @@ async def claim_batch(request: web.Request) -> web.Response:
     if _has_left(request):
         await undo(parts, claim, claim.held)
         return web.Response(status=CLIENT_LEFT)
-    parts.metrics.groups.labels("claimed").inc(len(claim.held))
+    parts.metrics.group_events.labels("claimed").inc(len(claim.held))
     return web.Response(body=_answer(claim, lease_ms), content_type="application/json")
 
 
@@ -109,7 +109,7 @@ async def ack_batch(request: web.Request) -> web.Response:
     if ack.delete:
         for group_id in done:
             await drop_group(parts, group_id)
-    parts.metrics.groups.labels("done").inc(len(done))
+    parts.metrics.group_events.labels("done").inc(len(done))
     return await _end(parts, batch, "acked", {"batch_id": batch.batch_id, "acked": done, "lost": lost})
 
 
@@ -131,7 +131,7 @@ async def release_batch(request: web.Request) -> web.Response:
         return _json(batch.answer)
     released = [one.group for one in batch.held if await give_back(parts, batch.batch_id, one)]
     lost = [one.group for one in batch.held if one.group not in released]
-    parts.metrics.groups.labels("released").inc(len(released))
+    parts.metrics.group_events.labels("released").inc(len(released))
     return await _end(parts, batch, "released", {"batch_id": batch.batch_id, "released": released, "lost": lost})
 
 

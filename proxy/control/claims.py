@@ -217,4 +217,4 @@ async def _drop(parts: Parts, claim: Claim, held: Held, why: str) -> None:
     fields: Mapping[str, bytes | None] = {**dict.fromkeys(_UNHELD), **write_fields({"status": "dropped", "why": why})}
     await parts.store.queue.remove(held.waiting, claim.batch_id, fields, now_ms=parts.clock.now_ms())
     claim.dropped.append({"group_id": held.waiting.group, "why": why})
-    parts.metrics.groups.labels("dropped").inc()
+    parts.metrics.group_events.labels("dropped").inc()

@@ -44,7 +44,7 @@ async def complete_if_full(parts: Parts, group_id: str) -> None:
     try:
         note = orjson.dumps({"oldest": oldest})
         await parts.store.queue.offer(group_id, note, fields, expect={"status": None}, now_ms=now_ms)
-        parts.metrics.groups.labels("complete").inc()
+        parts.metrics.group_events.labels("complete").inc()
     except FieldsChanged:
         return  # somebody was quicker
 

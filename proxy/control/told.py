@@ -1,8 +1,7 @@
-"""What `GET /metrics` tells beside what was counted: which version this is, what engines and store are, how the store does.
+"""The gauges of `GET /metrics` that describe the proxy, its engines and its store.
 
-Holds these gauges, made anew whenever somebody asks: they are the same whichever worker answers, so they are told once and
-never added up. A store that is away, or slow to say, is left out: `tokentape_store_away` tells of it, and Prometheus is
-answered in time.
+They are created anew for each scrape and are the same in every worker, so they are not summed. The gauges of a store that is
+unreachable or slow are left out, so that the scrape does not time out; `tokentape_store_up` shows an unreachable store.
 """
 
 import asyncio
@@ -16,32 +15,34 @@ from proxy.parts import Parts
 from proxy.upstream import Endpoint
 from storage.errors import StorageError
 
-_STORE_WITHIN_S = 1.0
+_STORE_TIMEOUT_S = 1.0
 _VERSION: Final = version("tokentape")
 
 FACTS: Final = {
-    "memory_bytes": "Memory that the servers of the store have taken.",
-    "memory_bound_bytes": "Memory that they may take (maxmemory); 0 if one has no bound.",
-    "file_written": "1 if each of them keeps an append-only file and wrote it well last, else 0.",
+    "memory_bytes": "Memory used by the servers of the store.",
+    "memory_limit_bytes": "Memory limit of the servers of the store (maxmemory); 0 if one of them has no limit.",
+    "aof_ok": "1 if every server of the store keeps an append-only file and its last write succeeded, else 0.",
 }
 
 
 async def told_now(parts: Parts) -> bytes:
-    """As Prometheus reads it."""
+    """Return the gauges in Prometheus' text format."""
     registry = CollectorRegistry()
     make_told(registry, parts.upstream.endpoints, await _facts(parts))
     return generate_latest(registry)
 
 
 def make_told(registry: CollectorRegistry, endpoints: Collection[Endpoint], facts: Mapping[str, str]) -> list[Gauge]:
-    """The gauges, registered. Facts that the store does not tell are left out."""
-    build = Gauge("tokentape_build_info", "1; the label is the version of this proxy.", ("version",), registry=registry)
+    """Create the gauges and register them. Facts that the store does not report are left out."""
+    build = Gauge(
+        "tokentape_build_info", "Always 1; the label is the version of TokenTape.", ("version",), registry=registry
+    )
     build.labels(_VERSION).set(1)
-    text = "1; the labels are what an endpoint was found to be."
+    text = "Always 1; the labels are the detected kind and version of an endpoint."
     engines = Gauge("tokentape_engine_info", text, ("engine", "kind", "version"), registry=registry)
     for endpoint in endpoints:
         engines.labels(endpoint.settings.label, endpoint.kind, endpoint.version or "unknown").set(1)
-    text = "1; the labels are what the store's servers are, and when a step counts as stored."
+    text = "Always 1; the labels are the version and the durability of the store."
     store_is = Gauge("tokentape_store_info", text, ("version", "durability"), registry=registry)
     if "version" in facts:
         store_is.labels(facts["version"], facts["durability"]).set(1)
@@ -52,10 +53,10 @@ def make_told(registry: CollectorRegistry, endpoints: Collection[Endpoint], fact
 
 
 async def _facts(parts: Parts) -> dict[str, str]:
-    """What the store says of itself; nothing where it does not in time."""
+    """Return the facts that the store reports; nothing if it is unreachable or slow."""
     if parts.recorder.standing.away is not None:
         return {}
     try:
-        return await asyncio.wait_for(parts.store.facts(), _STORE_WITHIN_S)
+        return await asyncio.wait_for(parts.store.facts(), _STORE_TIMEOUT_S)
     except (TimeoutError, StorageError):
         return {}

@@ -196,7 +196,7 @@ class Upstream:
 
     @contextmanager
     def _waiting(self, label: str) -> Iterator[None]:
-        with self._metrics.queued.labels(label).track_inprogress(), self._metrics.queue.time():
+        with self._metrics.queued_calls.labels(label).track_inprogress(), self._metrics.queue_duration_seconds.time():
             yield
 
     @contextmanager
@@ -209,7 +209,7 @@ class Upstream:
             if not is_aside:
                 endpoint.is_known = False
                 self.watch.failed(endpoint, fault.message)
-                self._metrics.upstream_faults.labels(endpoint.settings.label, fault.fault).inc()
+                self._metrics.engine_faults.labels(endpoint.settings.label, fault.fault).inc()
             raise fault from error
 
     def _fault(self, label: str, error: Exception) -> EngineFault:

@@ -37,7 +37,7 @@ class Watch:
 
     def follow(self, endpoint: Endpoint) -> None:
         """Check an endpoint from now on. One that is followed may have another name by now."""
-        self._metrics.healthy.labels(endpoint.settings.label).set(not endpoint.health.is_ejected)
+        self._metrics.engine_healthy.labels(endpoint.settings.label).set(not endpoint.health.is_ejected)
         self._metrics.begin_engine(endpoint.settings.label)
         if endpoint not in self._tasks:
             self._ejected[endpoint] = asyncio.Event()
@@ -95,7 +95,7 @@ class Watch:
         is_ejected, label = endpoint.health.is_ejected, endpoint.settings.label
         if is_ejected == was_ejected or endpoint not in self._ejected:
             return
-        self._metrics.healthy.labels(label).set(not is_ejected)
+        self._metrics.engine_healthy.labels(label).set(not is_ejected)
         if is_ejected:
             self._metrics.ejections.labels(label).inc()
             self._ejected[endpoint].set()

@@ -100,7 +100,7 @@ def told_of(servers: Sequence[ServerFacts]) -> dict[str, str]:
         "servers": ", ".join(server.where for server in servers),
         "version": ", ".join(sorted({f"{server.name} {server.version}" for server in servers})),
         "memory_bytes": str(sum(int(server.said.get("used_memory", 0)) for server in servers)),
-        "memory_bound_bytes": str(sum(bounds) if all(bounds) else 0),
-        "file_written": str(int(all(server.writes_file for server in servers))),
+        "memory_limit_bytes": str(sum(bounds) if all(bounds) else 0),
+        "aof_ok": str(int(all(server.writes_file for server in servers))),
         "clock_s": str(max((int(server.said.get("server_time_usec", 0)) for server in servers), default=0) / 1e6),
     }

@@ -36,10 +36,10 @@ async def test_steps_are_scored_again_and_counted(store, http, rate, audited):
             assert 0 == await metric(http, served.url, 'tokentape_audits_total{engine="fake",verdict="aligned"}')
             return
         async with asyncio.timeout(50):
-            while sampled != await metric(http, served.url, 'tokentape_audit_difference_count{engine="fake"}'):
+            while sampled != await metric(http, served.url, 'tokentape_audit_logprob_difference_count{engine="fake"}'):
                 await asyncio.sleep(0.01)
         assert 1 == await metric(http, served.url, 'tokentape_audits_total{engine="fake",verdict="aligned"}')
-        low = await metric(http, served.url, 'tokentape_audit_difference_bucket{engine="fake",le="0.001"}')
+        low = await metric(http, served.url, 'tokentape_audit_logprob_difference_bucket{engine="fake",le="0.001"}')
         assert sampled == low
 
 

@@ -101,7 +101,7 @@ async def test_a_group_that_finishes_all_at_once_is_complete_once(proxy):
     claimed = await proxy.claim(groups=5)
 
     assert ["g"] == [group["group_id"] for group in claimed["groups"]]
-    assert 'tokentape_groups_total{event="complete"} 1.0' in (await proxy.get("/metrics")).text.decode()
+    assert 'tokentape_group_events_total{event="complete"} 1.0' in (await proxy.get("/metrics")).text.decode()
 
 
 async def test_a_group_that_calls_brought_into_being_has_no_size(proxy):

@@ -85,7 +85,7 @@ async def test_a_step_that_ends_after_the_finish_is_stored_and_exported_only_whe
     assert 1 == len(before)
     assert before == await proxy.export("/rollouts/r1")
     assert [None, ["late"]] == [row.get("problems") for row in flagged]
-    assert "tokentape_late_total 1.0" in metrics
+    assert "tokentape_late_steps_total 1.0" in metrics
     assert "ended after the rollout was finished" in skipped
 
 

@@ -36,8 +36,8 @@ async def test_metrics_count_calls_tokens_and_steps(proxy):
     assert 'tokentape_calls_total{dialect="chat",engine="fake",status="200"} 1.0' in text
     assert 'tokentape_steps_total{fidelity="exact",status="complete"} 1.0' in text
     assert 'tokentape_fidelity_problems_total{code="echo"} 1.0' in text
-    assert "tokentape_calls_in_flight 0.0" in text
-    assert 'tokentape_store_seconds_count{verb="append"} 2.0' in text
+    assert "tokentape_in_flight_calls 0.0" in text
+    assert 'tokentape_store_operation_duration_seconds_count{operation="append"} 2.0' in text
 
 
 async def test_errors_of_ours_are_counted_by_code(proxy):

@@ -39,8 +39,8 @@ async def test_the_store_tells_its_memory_and_whether_it_writes_its_file(proxy):
     assert float(memory) > 100_000
     ((labels, _),) = await told_by(proxy, "store_info")
     assert re.fullmatch(r'\{durability="acknowledged",version="valkey [\d.]+"\}', labels)
-    assert [("", "0.0")] == await told_by(proxy, "store_memory_bound_bytes")
-    assert [("", "1.0")] == await told_by(proxy, "store_file_written")
+    assert [("", "0.0")] == await told_by(proxy, "store_memory_limit_bytes")
+    assert [("", "1.0")] == await told_by(proxy, "store_aof_ok")
 
 
 async def test_a_store_that_does_not_say_is_left_out(proxy, store, monkeypatch):
@@ -50,7 +50,7 @@ async def test_a_store_that_does_not_say_is_left_out(proxy, store, monkeypatch):
     store.failing.clear()
     store.waiting["facts"] = asyncio.Event()
     with monkeypatch.context() as hurried:
-        hurried.setattr(told, "_STORE_WITHIN_S", 0.05)
+        hurried.setattr(told, "_STORE_TIMEOUT_S", 0.05)
         slow = await told_by(proxy, "store_memory_bytes")
         version_meanwhile = await told_by(proxy, "build_info")
     store.waiting["facts"].set()

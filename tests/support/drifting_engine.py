@@ -107,7 +107,7 @@ class Drifting:
         """How often this kind was counted."""
         async with self._http.get(f"{self._url}/metrics") as answer:
             lines = (await answer.text()).splitlines()
-        name = f'tokentape_drift_total{{kind="{kind}"}} '
+        name = f'tokentape_drift_boundaries_total{{kind="{kind}"}} '
         return next((float(line.removeprefix(name)) for line in lines if line.startswith(name)), 0)
 
 

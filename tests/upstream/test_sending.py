@@ -126,7 +126,7 @@ async def test_calls_of_no_rollout_have_their_turn_too(upstream_to, registry):
 
     assert (2, 0) == (len(engine.asked), endpoint.turns.in_flight)
     assert 0.0 == registry.get_sample_value("tokentape_queued_calls", {"engine": "e0"})
-    assert 1.0 == registry.get_sample_value("tokentape_queue_seconds_count")
+    assert 1.0 == registry.get_sample_value("tokentape_queue_duration_seconds_count")
 
 
 @pytest.mark.parametrize("what", ["dies", "goes"])

@@ -58,9 +58,9 @@ def test_the_bound_of_all_servers_is_none_if_one_has_none():
     """Its share could not be told from a sum."""
     bounded, free = facts(maxmemory="100", used_memory="30"), facts(used_memory="5")
 
-    assert ("60", "200") == (told_of([bounded] * 2)["memory_bytes"], told_of([bounded] * 2)["memory_bound_bytes"])
-    assert ("35", "0") == (told_of([bounded, free])["memory_bytes"], told_of([bounded, free])["memory_bound_bytes"])
-    assert ("1", "0") == tuple(told_of([bounded, one])["file_written"] for one in (free, facts(aof_enabled="0")))
+    assert ("60", "200") == (told_of([bounded] * 2)["memory_bytes"], told_of([bounded] * 2)["memory_limit_bytes"])
+    assert ("35", "0") == (told_of([bounded, free])["memory_bytes"], told_of([bounded, free])["memory_limit_bytes"])
+    assert ("1", "0") == tuple(told_of([bounded, one])["aof_ok"] for one in (free, facts(aof_enabled="0")))
 
 
 async def test_facts_are_those_of_the_server(on_redis):

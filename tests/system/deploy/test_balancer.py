@@ -82,7 +82,7 @@ async def in_flight(http, setup):
     found = []
     for replica in setup.replicas:
         async with http.get(f"http://{replica}:8401/metrics") as answer:
-            found.append(float(re.search(r"^tokentape_calls_in_flight (\S+)$", await answer.text(), re.MULTILINE)[1]))
+            found.append(float(re.search(r"^tokentape_in_flight_calls (\S+)$", await answer.text(), re.MULTILINE)[1]))
     return found
 
 

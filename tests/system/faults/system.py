@@ -197,7 +197,7 @@ class System:
         """How many steps wait, in the journals of all workers."""
         async with http.get(self.url + "/metrics") as answer:
             said = dict(line.rsplit(" ", 1) for line in (await answer.text()).splitlines() if line[0] != "#")
-        return float(said["tokentape_spooled_steps"])
+        return float(said["tokentape_journal_steps"])
 
     def worker_pids(self) -> list[int]:
         """The processes that the proxy's own has started and that are alive."""

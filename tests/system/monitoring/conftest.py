@@ -1,7 +1,4 @@
-"""One run of the scene for all tests: what Prometheus said on a good day, while the store was away, after it, and at the end.
-
-Holds the order of events and what was kept of each; the tests judge it.
-"""
+"""One run of the scene for all tests: normal operation, an outage of the store, recovery, and a stopped proxy."""
 
 import re
 import signal
@@ -17,8 +14,8 @@ from deploy.grafana.dashboard import dashboard
 from . import environment
 from .scene import deployed_rules, playing
 
-# Curves that the dashboard leaves out while they are zero, of what does not happen to simulated engines: by metric, the reason.
-MAY_BE_ZERO = {"tokentape_new_losses_total": "the simulator loses only what the table says"}
+# Metrics of events that simulated engines do not cause, with the reason. The dashboard hides their curves while they are zero.
+MAY_BE_ZERO = {"tokentape_unexpected_losses_total": "the simulator loses only what docs/exactness.md lists"}
 
 Vector = list[dict[str, Any]]
 Alerts = dict[str, list[dict[str, Any]]]
@@ -26,48 +23,49 @@ Alerts = dict[str, list[dict[str, Any]]]
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What was seen. `vectors` are by expression, of panels and recording rules."""
+    """The results of the run. `vectors` are those of panels and recording rules, by expression."""
 
     good_day: Alerts
-    store_away: Alerts
+    store_down: Alerts
     proxy_down: Alerts
     vectors: dict[str, Vector]
-    selected: dict[str, Vector]  # by selector, of alerts
+    selected: dict[str, Vector]  # by selector of the alerts
     metrics: str
     rules: Any
     targets: Any
 
 
 def panel_expressions() -> list[str]:
-    """Every query of the dashboard."""
+    """Return every query of the dashboard."""
     return [target["expr"] for panel in dashboard()["panels"] for target in panel.get("targets", ())]
 
 
 def rules_of(kind: str) -> list[dict[str, Any]]:
-    """Every recording rule (`record`) or every alert (`alert`)."""
+    """Return every recording rule (`record`) or every alert (`alert`)."""
     return [rule for group in deployed_rules()["groups"] for rule in group["rules"] if kind in rule]
 
 
 @pytest.fixture(scope="session")
 def binaries() -> Path:
-    """The folder of prometheus and promtool."""
+    """Return the folder of prometheus and promtool."""
     return environment.prometheus()
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def seen(binaries, tmp_path_factory) -> Seen:
-    """Everything that is asked of Prometheus, in one run."""
+    """Run the scene once, and return everything that Prometheus shows of it."""
     async with playing(tmp_path_factory.mktemp("scene"), binaries) as scene:
         good_day = await scene.until_alert("TokenTapeEndpointEjected", "TokenTapeStepsFlagged")
         await scene.store.end(signal.SIGKILL)
-        away = ("TokenTapeStoreAway", "TokenTapeStoreFailing", "TokenTapeSpoolNotEmpty")
-        store_away = await scene.until_alert(*away)
+        outage = ("TokenTapeStoreDown", "TokenTapeStoreFailing", "TokenTapeJournalNotEmpty")
+        store_down = await scene.until_alert(*outage)
         await scene.store.start()
         await scene.store_answers()
         await scene.ask_store("CONFIG SET maxmemory 1gb")
-        await scene.until_no_alert("TokenTapeStoreAway", "TokenTapeSpoolNotEmpty")
+        await scene.until_no_alert("TokenTapeStoreDown", "TokenTapeJournalNotEmpty")
         expressions = {
-            as_shown(one) for one in (*panel_expressions(), *(rule["record"] for rule in rules_of("record")))
+            as_shown(expression)
+            for expression in (*panel_expressions(), *(rule["record"] for rule in rules_of("record")))
         }
         vectors = await scene.shown(expressions)
         selectors = {selector for rule in rules_of("alert") for selector in selectors_of(rule["expr"])}
@@ -75,14 +73,14 @@ async def seen(binaries, tmp_path_factory) -> Seen:
         metrics, rules, targets = await scene.metrics(), await scene.ask("rules"), await scene.ask("targets")
         await scene.proxy.end(signal.SIGTERM)
         proxy_down = await scene.until_alert("TokenTapeDown")
-    return Seen(good_day, store_away, proxy_down, vectors, selected, metrics, rules, targets)
+    return Seen(good_day, store_down, proxy_down, vectors, selected, metrics, rules, targets)
 
 
 def as_shown(expression: str) -> str:
-    """An expression that shows something after a run: of what must not happen in it, with the zeros."""
+    """Return the expression without the filter that hides zeros, for metrics that may be zero after a run."""
     return expression.removesuffix(" > 0") if any(metric in expression for metric in MAY_BE_ZERO) else expression
 
 
 def selectors_of(expression: str) -> list[str]:
-    """The metrics that an expression looks at, each with its labels: a matcher that meets no series would never fire."""
+    """Return the selectors of an expression: an alert whose selector matches no series never fires."""
     return re.findall(r"\b(?:tokentape_|process_|up\b|\w+:)[\w:]*(?:\{[^}]*\})?", expression)

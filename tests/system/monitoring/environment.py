@@ -1,8 +1,7 @@
-"""What the tests of monitoring need besides Python: Prometheus with promtool, and the types of Grafana's dashboards.
+"""Download what the monitoring tests need: Prometheus with promtool, and the TypeScript types of Grafana's dashboards.
 
-Holds where they come from and where they are kept (`$XDG_CACHE_HOME/tokentape` or `~/.cache/tokentape`, about 120 MB, which may
-be deleted at will); nothing here starts anything. Prometheus is taken out of Debian's package without installing it, so no
-service of it is ever started.
+Both are cached in `$XDG_CACHE_HOME/tokentape` or `~/.cache/tokentape` (120 MB, safe to delete). Debian's Prometheus package
+is unpacked and not installed, so its service never starts.
 """
 
 import hashlib
@@ -17,25 +16,25 @@ GRAFANA_SCHEMA, TYPESCRIPT = "11.6.0", "5.9.3"
 
 
 class EnvironmentUnavailable(Exception):
-    """Something could not be had; the sentence says what, and what to do."""
+    """A tool is missing; the message says which one and what to do."""
 
 
 def prometheus() -> Path:
-    """The folder with `prometheus` and `promtool`: those of PATH, else those of Debian's package."""
+    """Return the folder with `prometheus` and `promtool`, from PATH or from Debian's package."""
     found = shutil.which("prometheus"), shutil.which("promtool")
     if all(found) and Path(found[0]).parent == Path(found[1]).parent:
         return Path(found[0]).parent
     if shutil.which("apt-get") is None:
         raise EnvironmentUnavailable(
-            "Prometheus is not there: put prometheus and promtool on PATH (https://prometheus.io/download)"
+            "Prometheus not found: put prometheus and promtool on PATH (https://prometheus.io/download)"
         )
     return _made(_home() / f"prometheus-{_key(Path('/etc/os-release').read_text())}", _unpack) / "usr" / "bin"
 
 
 def grafana_types() -> Path:
-    """The folder of an npm project with Grafana's own types of a dashboard, and the compiler that reads them."""
+    """Return the folder of an npm project with Grafana's types of a dashboard and the TypeScript compiler."""
     if shutil.which("npm") is None:
-        raise EnvironmentUnavailable("npm is not there: install Node.js 20 or newer (Debian: apt-get install npm)")
+        raise EnvironmentUnavailable("npm not found: install Node.js 20 or newer (Debian: apt-get install npm)")
     return _made(_home() / f"grafana-types-{_key(GRAFANA_SCHEMA, TYPESCRIPT)}", _install_types)
 
 
@@ -45,7 +44,7 @@ def _unpack(folder: Path) -> None:
     except EnvironmentUnavailable:
         if os.geteuid() != 0:
             raise
-        _run(folder, "apt-get", "update")  # no lists of packages, or old ones
+        _run(folder, "apt-get", "update")  # the package lists are missing or old
         _run(folder, "apt-get", "download", "prometheus")
     (package,) = folder.glob("*.deb")
     _run(folder, "dpkg-deb", "--extract", package.name, ".")
@@ -69,7 +68,7 @@ def _key(*parts: str) -> str:
 
 
 def _made(folder: Path, make: Callable[[Path], None]) -> Path:
-    """Make a folder unless it is there: in a sibling, renamed when whole, so that half a one never counts."""
+    """Create a folder if it is missing: in a sibling that is renamed once complete, so that an interrupted run leaves none."""
     if not folder.exists():
         part = Path(tempfile.mkdtemp(prefix=f"{folder.name}.part-", dir=folder.parent))
         part.chmod(0o755)  # apt's own user downloads into it
@@ -86,6 +85,6 @@ def _run(folder: Path, *command: str) -> None:
     if done.returncode != 0:
         tail = "\n".join(done.stdout.splitlines()[-15:])
         raise EnvironmentUnavailable(
-            f"The tests of monitoring need what `{' '.join(command)}` brings, and it ended with exit code {done.returncode}. "
+            f"`{' '.join(command)}`, which the monitoring tests need, failed with exit code {done.returncode}. "
             f"Check the network and the configuration of {command[0]}, or install it yourself, then try again.\n{tail}"
         )

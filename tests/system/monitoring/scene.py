@@ -1,7 +1,6 @@
-"""A proxy of two workers that has good days and bad ones, and a Prometheus that watches it, all of them real processes.
+"""A proxy of two workers under load and a Prometheus that scrapes it, as real processes.
 
-Holds the parts, the agents and the trainer that use it, and the questions that Prometheus is asked. The rules are those of
-deploy/, but that an alert waits a second instead of minutes, so that a test can.
+The rules are those of deploy/, except that an alert fires after a second instead of minutes.
 """
 
 import asyncio
@@ -25,7 +24,7 @@ CHAT = "v1/chat/completions"
 
 
 class Scene:
-    """Everything, running. `url` is the model API, `control` the other one, `gone` the engine that never was."""
+    """All processes. `url` is the model API, `control` the control API, `gone` the port of an engine that does not exist."""
 
     def __init__(self, folder: Path, binaries: Path) -> None:
         self.folder = folder
@@ -70,7 +69,7 @@ class Scene:
         }
 
     def write_rules(self) -> None:
-        """The deployed files, with addresses of this scene, a look every second, and alerts that wait no longer."""
+        """Write the deployed files with this scene's addresses, a scrape every second, and alerts that fire after a second."""
         (self.folder / "control_key").write_text(KEY)
         config = yaml.safe_load((DEPLOYED / "prometheus.yml").read_text())
         config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
@@ -90,7 +89,7 @@ class Scene:
         await asyncio.gather(self.store.start(), self.one.start(), self.two.start(), self.prometheus.start())
         await self.store_answers()
         await self.ask_store("CONFIG SET maxmemory 1gb")
-        for url in self._engines:  # one that is late would be ejected, too
+        for url in self._engines:  # a slow start would eject it
             await self._until_well(f"{url}/health")
         await self.proxy.start()
         await self._until_well(f"{self.control}/ready")
@@ -129,35 +128,35 @@ class Scene:
             return 0
 
     async def post(self, url: str, body: Mapping[str, Any], **headers: str) -> dict[str, Any]:
-        """Post JSON, on a connection of its own so that either worker may get it; the answer, or nothing if it fails."""
+        """Post JSON on a new connection, so that either worker can get it. Return the response, or {} on failure."""
         with suppress(aiohttp.ClientError, TimeoutError):
-            told = {"Connection": "close", "Authorization": f"Bearer {KEY}", **headers}
-            async with self.http.post(url, json=body, headers=told) as answer:
+            headers = {"Connection": "close", "Authorization": f"Bearer {KEY}", **headers}
+            async with self.http.post(url, json=body, headers=headers) as answer:
                 if answer.content_type == "application/json":
                     return await answer.json()
                 await answer.read()
         return {}
 
     async def metrics(self) -> str:
-        """What the proxy tells Prometheus."""
+        """Return the /metrics of the proxy."""
         async with self.http.get(self.control + "/metrics", headers={"Authorization": f"Bearer {KEY}"}) as answer:
             assert answer.status == 200
             return await answer.text()
 
-    async def ask(self, path: str, **said: str) -> Any:
-        """The data that Prometheus answers a question with."""
-        async with self.http.get(f"http://127.0.0.1:{self.port}/api/v1/{path}", params=said) as answer:
-            told = await answer.json()
-        assert told["status"] == "success", (told, said)
-        return told["data"]
+    async def ask(self, path: str, **params: str) -> Any:
+        """Return the data of a request to Prometheus' API."""
+        async with self.http.get(f"http://127.0.0.1:{self.port}/api/v1/{path}", params=params) as answer:
+            body = await answer.json()
+        assert body["status"] == "success", (body, params)
+        return body["data"]
 
     async def query(self, expression: str) -> list[dict[str, Any]]:
-        """The vector that an expression is now, where dashboards' variables stand for everything."""
+        """Return the current vector of an expression, with every value of the dashboard's variables."""
         return (await self.ask("query", query=without_variables(expression)))["result"]
 
     async def shown(self, expressions: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
-        """The vector of each, once it shows something: what is rare among what agents do may take a while to happen."""
-        found: dict[str, list[dict[str, Any]]] = {one: [] for one in expressions}
+        """Return the vector of each expression once it has data: rare events take a while to happen."""
+        found: dict[str, list[dict[str, Any]]] = {expression: [] for expression in expressions}
         with suppress(TimeoutError):
             async with asyncio.timeout(60):
                 while missing := [expression for expression, vector in found.items() if not shows(vector)]:
@@ -167,20 +166,22 @@ class Scene:
         return found
 
     async def alerts(self) -> dict[str, list[dict[str, Any]]]:
-        """The alerts that are pending or firing, by name."""
+        """Return the pending and firing alerts by name."""
         found: dict[str, list[dict[str, Any]]] = {}
         for alert in (await self.ask("alerts"))["alerts"]:
             found.setdefault(alert["labels"]["alertname"], []).append(alert)
         return found
 
     async def until_alert(self, *names: str) -> dict[str, list[dict[str, Any]]]:
-        """The alerts, once all of these fire."""
+        """Return the alerts once all of these fire."""
         firing: set[str] = set()
         try:
             async with asyncio.timeout(90):
                 while True:
                     found = await self.alerts()
-                    firing = {name for name, told in found.items() if any(one["state"] == "firing" for one in told)}
+                    firing = {
+                        name for name, alerts in found.items() if any(alert["state"] == "firing" for alert in alerts)
+                    }
                     if firing >= {*names}:
                         return found
                     await asyncio.sleep(0.25)
@@ -188,35 +189,35 @@ class Scene:
             raise AssertionError(f"only these fire after 90 s: {sorted(firing)}") from None
 
     async def until_no_alert(self, *names: str) -> None:
-        """Return once none of these is there."""
+        """Return once none of these is pending or firing."""
         async with asyncio.timeout(90):
             while (await self.alerts()).keys() & {*names}:
                 await asyncio.sleep(0.25)
 
 
 def without_variables(expression: str) -> str:
-    """A dashboard's expression as Grafana would send it: everything chosen, and the last minute."""
+    """Return a dashboard's expression as Grafana sends it, with everything selected and a rate interval of a minute."""
     return expression.replace("$__rate_interval", "1m").replace("$job", ".+").replace("$instance", ".+")
 
 
 def shows(vector: list[dict[str, Any]]) -> bool:
-    """Whether any of it is a number."""
-    return any(not math.isnan(float(one["value"][1])) for one in vector)
+    """Return whether any value is a number."""
+    return any(not math.isnan(float(series["value"][1])) for series in vector)
 
 
 def deployed_rules() -> dict[str, Any]:
-    """deploy/prometheus/rules.yml."""
+    """Return the content of deploy/prometheus/rules.yml."""
     return yaml.safe_load((DEPLOYED / "rules.yml").read_text())
 
 
 async def live(scene: Scene, number: int) -> None:
-    """One agent's life, again and again: groups that are played, drift, flagged steps, clients that leave, errors."""
+    """Run an agent in a loop: groups, drift, flagged steps, disconnects and errors."""
     turn = 0
     while True:
         turn += 1
         group = f"g{number}-{turn}"
         opened = await scene.post(f"{scene.control}/groups", {"group_id": group, "size": 2})
-        await asyncio.gather(*(_play(scene, one["rollout_id"]) for one in opened.get("rollouts", ())))
+        await asyncio.gather(*(_play(scene, rollout["rollout_id"]) for rollout in opened.get("rollouts", ())))
         claim = {"consumer": "t", "groups": 4, "format": "sequences", "wait_s": 0, "lease_s": 60}
         batch = await scene.post(f"{scene.control}/batches/claim", claim)
         if batch.get("batch_id"):
@@ -233,7 +234,7 @@ async def _play(scene: Scene, rollout: str) -> None:
     reply = await scene.post(f"{base}/{CHAT}", {"model": "m", "messages": ask, "max_tokens": 12}, **same)
     if "choices" not in reply:
         return
-    await scene.post(f"{base}/{CHAT}", {"model": "m", "messages": ask, "max_tokens": 12}, **same)  # given again
+    await scene.post(f"{base}/{CHAT}", {"model": "m", "messages": ask, "max_tokens": 12}, **same)  # replayed
     edited = {"role": "assistant", "content": (reply["choices"][0]["message"]["content"] or "") + " And so on."}
     more = [*ask, edited, {"role": "user", "content": "Go on."}]
     await scene.post(f"{base}/{CHAT}", {"model": "m", "messages": more, "max_tokens": 12, "stream": True})
@@ -243,7 +244,7 @@ async def _play(scene: Scene, rollout: str) -> None:
 
 
 async def talk(scene: Scene, number: int) -> None:
-    """An agent that goes on in one rollout, whatever becomes of the store, and a probe beside it."""
+    """Run an agent that continues one rollout during outages of the store, and a health probe."""
     body = {"model": "m", "messages": [{"role": "user", "content": "Hello."}], "max_tokens": 4}
     while True:
         await scene.post(f"{scene.url}/rollouts/steady-{number}/{CHAT}", body)
@@ -252,7 +253,7 @@ async def talk(scene: Scene, number: int) -> None:
 
 
 async def _leave(scene: Scene, url: str, body: Mapping[str, Any]) -> None:
-    """Begin a stream and leave it."""
+    """Start a stream and disconnect."""
     with suppress(aiohttp.ClientError, TimeoutError):
         async with scene.http.post(url, json=body, headers={"Connection": "close"}) as answer:
             await answer.content.readany()
@@ -260,7 +261,7 @@ async def _leave(scene: Scene, url: str, body: Mapping[str, Any]) -> None:
 
 @asynccontextmanager
 async def playing(folder: Path, binaries: Path, agents: int = 3) -> AsyncIterator[Scene]:
-    """The scene with so many agents of each kind at work."""
+    """Run the scene with this many agents of each kind."""
     scene = Scene(folder, binaries)
     try:
         await scene.start()

@@ -1,4 +1,4 @@
-"""The dashboard, read by Grafana's own types: no Grafana is at hand for tests, but what it says of its files is."""
+"""The dashboard, checked with the TypeScript types that Grafana publishes."""
 
 import subprocess
 
@@ -21,7 +21,7 @@ OPTIONS = {
     "heatmap": ("heatmap", "HeatmapPanelCfg"),
     "table": ("table", "TablePanelCfg"),
 }
-# JSON has no enums: their values stand for them. The query is @grafana/prometheus', which is a package of its own.
+# JSON has the values of enums. The type of a query is in another package, @grafana/prometheus.
 HEAD = f"""
 import type {{ Dashboard, Panel, RowPanel, FieldConfig }} from "{RAW}/dashboard/x/dashboard_types.gen";
 type Plain<T> = T extends string ? `${{T}}` : T extends number ? T : T extends (infer U)[] ? Plain<U>[]
@@ -33,19 +33,19 @@ type Exact<O, C> = Plain<Omit<Panel, "options" | "fieldConfig" | "targets"> & {{
 """
 
 
-def checked_by_grafana(told: dict) -> str:
-    """What the compiler says of a dashboard; nothing if every field is one of Grafana's, of its type."""
+def type_errors(model: dict) -> str:
+    """Return the compiler's errors for a dashboard; empty if every field is valid."""
     project = environment.grafana_types()
     lines = [HEAD]
     for folder, name in OPTIONS.values():
         module = f"{RAW}/composable/{folder}/panelcfg/x/{name}_types.gen"
         lines.append(f'import type * as {folder} from "{module}";')
-    for panel in told["panels"]:
+    for panel in model["panels"]:
         kind = OPTIONS[panel["type"]][0] if panel["type"] != "row" else "row"
         fields = "never" if kind == "stat" else f"{kind}.FieldConfig"
         shape = "Plain<RowPanel>" if kind == "row" else f"Exact<{kind}.Options, {fields}>"
         lines.append(f"const panel{panel['id']}: {shape} = {orjson.dumps(panel).decode()};")
-    whole = {**told, "panels": []}
+    whole = {**model, "panels": []}
     lines.append(f"const whole: Plain<Dashboard> = {orjson.dumps(whole).decode()};")
     (project / "dashboard.ts").write_text("\n".join(lines))
     flags = [
@@ -66,9 +66,9 @@ def checked_by_grafana(told: dict) -> str:
     return done.stdout + done.stderr
 
 
-def test_every_field_is_one_of_grafanas():
-    """Panels, their options, fields and queries, as @grafana/schema has them: no field that Grafana would not know."""
-    assert "" == checked_by_grafana(orjson.loads(dashboard_page()))
+def test_every_field_is_valid():
+    """Panels, options, fields and queries match the types of @grafana/schema."""
+    assert "" == type_errors(orjson.loads(dashboard_page()))
 
 
 @pytest.mark.parametrize(
@@ -81,16 +81,16 @@ def test_every_field_is_one_of_grafanas():
     ],
     ids=["unknown option", "unknown value", "unknown style", "no query"],
 )
-def test_a_field_that_grafana_does_not_know_is_found(break_it, why):
+def test_an_invalid_field_is_found(break_it, why):
     """The check can fail."""
     broken = orjson.loads(dashboard_page())
     break_it(next(panel for panel in broken["panels"] if panel["type"] == "timeseries"))
 
-    assert why in checked_by_grafana(broken)
+    assert why in type_errors(broken)
 
 
-def test_panels_lie_beside_each_other():
-    """None over another, none over the edge, and none without a title, a description and a unit."""
+def test_panels_do_not_overlap():
+    """And each has a title, a description and a unit."""
     taken: dict[tuple[int, int], int] = {}
     for panel in dashboard()["panels"]:
         place = panel["gridPos"]
@@ -109,8 +109,8 @@ def test_panels_lie_beside_each_other():
             assert all(target["legendFormat"] for target in panel["targets"]) or panel["type"] == "table"
 
 
-def test_provisioning_leads_to_the_dashboard_and_its_datasource():
-    """The folder that compose mounts, and a datasource of the kind that the dashboard asks for."""
+def test_provisioning_matches_the_dashboard():
+    """The folder that compose mounts, and a data source of the type that the dashboard uses."""
     (provider,) = yaml.safe_load((GRAFANA / "provisioning/dashboards/tokentape.yml").read_text())["providers"]
     (source,) = yaml.safe_load((GRAFANA / "provisioning/datasources/prometheus.yml").read_text())["datasources"]
     asked = {panel["datasource"]["type"] for panel in dashboard()["panels"] if "datasource" in panel}

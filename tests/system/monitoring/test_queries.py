@@ -1,35 +1,35 @@
-"""Every query of the dashboard and every rule, asked of a Prometheus that watched a proxy of two workers."""
+"""Every query of the dashboard and every rule, evaluated by a Prometheus that scraped a proxy of two workers."""
 
 import pytest
 
 from .conftest import as_shown, panel_expressions, rules_of, selectors_of
 from .scene import shows
 
-pytestmark = pytest.mark.timeout(600)  # the first test waits for the whole run
+pytestmark = pytest.mark.timeout(600)  # the first test runs the scene
 
 
 @pytest.mark.parametrize("expression", sorted({*panel_expressions()}))
-def test_each_panel_shows_something(seen, expression):
-    """No query is empty, or nothing but NaN, after a run in which everything happened once."""
+def test_each_panel_shows_data(seen, expression):
+    """No query is empty or only NaN after a run in which everything happened once."""
     assert shows(seen.vectors[as_shown(expression)])
 
 
 @pytest.mark.parametrize("name", [rule["record"] for rule in rules_of("record")])
 def test_each_recording_rule_records(seen, name):
-    """Under its name, as dashboards and alerts ask for it."""
+    """Under the name that dashboards and alerts use."""
     assert shows(seen.vectors[name])
 
 
 @pytest.mark.parametrize("rule", rules_of("alert"), ids=lambda rule: rule["alert"])
-def test_each_alert_looks_at_series_that_are_there(seen, rule):
-    """Most alerts are quiet on a good day; a matcher that no series meets would keep one quiet for ever."""
+def test_each_selector_of_an_alert_matches_a_series(seen, rule):
+    """An alert whose selector matches nothing never fires."""
     assert selectors_of(rule["expr"])
     for selector in selectors_of(rule["expr"]):
         assert seen.selected[selector], selector
 
 
 def test_no_rule_fails(seen):
-    """Prometheus evaluated each of them, and had no complaint."""
+    """Prometheus evaluated each of them without an error."""
     rules = [rule for group in seen.rules["groups"] for rule in group["rules"]]
 
     assert len(rules) == len(rules_of("record")) + len(rules_of("alert"))
@@ -37,7 +37,7 @@ def test_no_rule_fails(seen):
 
 
 def test_the_proxy_was_scraped_with_its_key(seen):
-    """As deploy/prometheus/prometheus.yml says: the key is in a file."""
-    (target,) = [one for one in seen.targets["activeTargets"] if one["labels"]["job"] == "tokentape"]
+    """From the file that deploy/prometheus/prometheus.yml names."""
+    (target,) = [target for target in seen.targets["activeTargets"] if target["labels"]["job"] == "tokentape"]
 
     assert ("up", "") == (target["health"], target["lastError"])
