@@ -1,7 +1,4 @@
-"""Which programs are run, and what is known of each.
-
-Holds the programs of docs/clients.md (`PAGE`) and the tool loops of programs/ (`LOOPS`); nothing here runs one.
-"""
+"""The programs of docs/clients.md (`PAGE`) and the tool loops of programs/ (`LOOPS`)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,7 +9,7 @@ BOTH = (WHOLE, STREAMED)
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """A client of the page: its heading, what runs its program, the package whose version is told, and what it must print."""
+    """A client of the page: heading, runtime of its program, package whose version is reported, and expected output."""
 
     heading: str
     runs: str
@@ -22,10 +19,10 @@ class Client:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """A tool loop of programs/: whose it is, its file, what runs it, and the dialect.
+    """A tool loop of programs/: its client and package, its runtime and file, and its dialect.
 
-    `drift` is the kind of drift that it is known for, by way, and `reflecting` the same where the model thinks; docs/clients.md
-    says why. What is not listed must be linear.
+    `drift` is the known kind of drift, by framing (whole or streamed), and `reflecting` the same where the model
+    reasons; docs/clients.md gives the reasons. A loop without an entry must be linear.
     """
 
     client: str
@@ -37,14 +34,14 @@ class Loop:
     task: str = "Where is it dry?"
     answer: str = "In Tromsø, for four days."
     calls: tuple[tuple[str, float], ...] = (("Bergen", 2.5), ("Oslo", 1), ("Tromsø", 4))
-    drift: Mapping[str, str] = field(  # by vLLM, which gives its template the arguments as objects
+    drift: Mapping[str, str] = field(  # from vLLM, which passes arguments to its template as objects
         default_factory=lambda: {WHOLE: "tool_call_rewritten", STREAMED: "tool_call_rewritten"}
     )
     reflecting: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
-        """As tests are named."""
+        """The test's ID."""
         return f"{self.client}, {self.dialect}"
 
 

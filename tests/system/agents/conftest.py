@@ -1,4 +1,4 @@
-"""What the agents' tests share: their environment, the scripted engine, and the table of what was seen."""
+"""Fixtures of the agent tests: their environment, the scripted engine, and the results table."""
 
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,20 +17,20 @@ WINDOW = 131_072  # Claude Code's first prompt alone has some 33,000 of the simu
 
 
 def pytest_collection_modifyitems(items):
-    """A program may have to be read from a cold disk."""
+    """Allow time to load a program from a cold disk."""
     for item in items:
         item.add_marker(pytest.mark.timeout(240))
 
 
 @pytest.fixture(scope="session")
 def environment():
-    """The clients, installed."""
+    """The installed clients."""
     return ensure()
 
 
 @pytest.fixture(scope="session")
 def table():
-    """What was seen; it is written into the page when every client was."""
+    """The results table. It is written to the page if every client ran."""
     table = Table()
     yield table
     if table.is_whole:
@@ -39,7 +39,7 @@ def table():
 
 @pytest.fixture
 def scripted():
-    """Starts an engine that says what script.yaml says; each remembers failures of its own."""
+    """Start an engine that replies as script.yaml says; each one counts its own failures."""
 
     @asynccontextmanager
     async def started():

@@ -1,8 +1,8 @@
-"""The environment of the agents' tests: other people's clients and agents, in folders of their own, made once and kept.
+"""The environment of the agent tests: third-party clients and agents, installed once and cached.
 
-Holds which packages, where they are kept and how they are made; nothing here starts one. There are two of Python, since
-litellm wants openai below 3 and the others above, and one of Node. Everything lies under `$XDG_CACHE_HOME/tokentape` (or
-`~/.cache/tokentape`), about 1.8 GB, and may be deleted at will.
+There are two Python environments, since litellm requires openai below 3 and the others above, and one for Node. They
+are in `$XDG_CACHE_HOME/tokentape` (or `~/.cache/tokentape`), use about 1.8 GB, and may be deleted at any time. Run as a
+program, it creates what is missing and prints the folder.
 """
 
 import fcntl
@@ -22,17 +22,17 @@ OLDEST_NODE = 20
 
 
 class AgentsUnavailable(Exception):
-    """The agents could not be had; the sentence says which step failed and what to do."""
+    """An agent could not be installed; the message names the failed step and the fix."""
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """The folder that has it all."""
+    """The folder that contains all environments."""
 
     folder: Path
 
     def python(self, name: str) -> Path:
-        """The python of `main` or `litellm`."""
+        """Return the Python of `main` or `litellm`."""
         return self.folder / name / "bin" / "python"
 
     @property
@@ -42,9 +42,10 @@ class Environment:
 
 
 def ensure() -> Environment:
-    """Give the environment, making it where it is missing. A second caller waits for the first.
+    """Return the environment, creating it if it is missing. A second caller waits for the first.
 
-    Raises `AgentsUnavailable` if node or npm is missing, or a package cannot be had.
+    Raises:
+        AgentsUnavailable: node or npm is missing, or a package cannot be installed.
     """
     check_node()
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tokentape"
@@ -55,14 +56,18 @@ def ensure() -> Environment:
         / f"agents-{hashlib.sha256(chr(0).join([sys.version, sys.base_prefix, *made_of]).encode()).hexdigest()[:12]}"
     )
     with (home / "agents.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel lets go of it when its holder dies
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel releases it when the process ends
         if not folder.exists():
             _make(folder)
     return Environment(folder)
 
 
 def check_node() -> None:
-    """Node and npm are there, and new enough. Raises `AgentsUnavailable`."""
+    """Check that Node and npm are installed and new enough.
+
+    Raises:
+        AgentsUnavailable: one is missing or too old.
+    """
     for program in ("node", "npm"):
         if shutil.which(program) is None:
             raise AgentsUnavailable(
@@ -75,7 +80,7 @@ def check_node() -> None:
 
 
 def _make(folder: Path) -> None:
-    """Make it in a sibling, renamed when whole, so that half a one never counts."""
+    """Create it in a sibling folder and rename that when it is complete, so that a partial one is never used."""
     for left_behind in folder.parent.glob("agents-*.part-*"):
         shutil.rmtree(left_behind, ignore_errors=True)
     part = Path(tempfile.mkdtemp(prefix=f"{folder.name}.part-", dir=folder.parent))

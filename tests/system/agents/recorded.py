@@ -1,7 +1,4 @@
-"""What a proxy recorded of a program: its steps, their tree, and whether the engine scores it the same.
-
-Holds the reading of the control API and the audit of what is exported. The table is `seen`.
-"""
+"""The recorded rollout of a program: its steps, its tree, and the audit of its export."""
 
 import io
 from contextlib import redirect_stdout
@@ -19,7 +16,7 @@ from proxy.download import Wanted
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A rollout as the control API tells it, and the names of all rollouts."""
+    """A rollout as the control API returns it, and the IDs of all rollouts."""
 
     steps: list[dict[str, Any]]
     tree: dict[str, Any]
@@ -27,35 +24,35 @@ class Recorded:
 
     @property
     def complete(self) -> list[dict[str, Any]]:
-        """The steps of calls that were answered."""
+        """The steps of calls that succeeded."""
         return [step for step in self.steps if step["status"] == "complete"]
 
     @property
     def inexact(self) -> list[Any]:
-        """Why steps of answered calls are not exact."""
+        """The fidelity of successful steps that are not exact."""
         return [step["fidelity"] for step in self.complete if not step["fidelity"]["exact"]]
 
     @property
     def drift(self) -> str:
-        """The kinds of drift, in the order of the alphabet."""
+        """The kinds of drift, sorted."""
         return ", ".join(sorted({one["kind"] for one in self.tree["drift"]}))
 
     @property
     def why(self) -> str:
-        """Where prompts part from what was sampled."""
+        """The texts at which prompts depart from the sampled ids."""
         return "\n".join(
             f"{one['kind']}: {one['expected_text']!r} / {one['found_text']!r}" for one in self.tree["drift"]
         )
 
     @property
     def is_linear(self) -> bool:
-        """Whether each answered call goes on from the one before it."""
+        """Whether each successful call extends the previous one."""
         parents = [node["parent"] for node in self.tree["nodes"]]
         return parents == [None, *range(len(parents) - 1)]
 
 
 async def recorded(http: aiohttp.ClientSession, url: str, rollout: str) -> Recorded:
-    """What became of a rollout."""
+    """Fetch a rollout from the control API."""
 
     async def told(path: str) -> Any:
         async with http.get(url + path) as answer:
@@ -68,7 +65,9 @@ async def recorded(http: aiohttp.ClientSession, url: str, rollout: str) -> Recor
 
 
 async def scores_as_recorded(source: str | Path, engine_url: str, rollout: str) -> dict[str, Any]:
-    """What `tokentape audit` says of a rollout's sequences, which the engine scores once more; of a proxy's or a file's."""
+    """Return the report of `tokentape audit`: the engine scores a rollout's sequences again, read from a proxy or a
+    file.
+    """
     wanted = Wanted("sequences", (rollout,), None, "exact", "ndjson")
     place = source if isinstance(source, Path) else Place(source)
     request = Request(
@@ -81,5 +80,5 @@ async def scores_as_recorded(source: str | Path, engine_url: str, rollout: str) 
 
 
 def is_scored_alike(scored: dict[str, Any]) -> bool:
-    """Whether every sequence scores as it was recorded; tools that are `strict` constrain it, and leave nothing to compare."""
+    """Whether every sequence scores as recorded. `strict` tools constrain sampling and leave nothing to compare."""
     return scored["verdicts"].keys() <= {"aligned", "nothing to compare"} and scored["tokens"] + scored["left_out"] > 0

@@ -1,7 +1,4 @@
-"""Other people's programs, run as they stand: where the engine is, is in their environment, and nowhere else.
-
-Holds their processes and what they print. What was recorded of them is in `recorded`.
-"""
+"""Processes of third-party programs, run unmodified: the engine's address comes from the environment only."""
 
 import asyncio
 import os
@@ -16,7 +13,7 @@ _VERSION = "import importlib.metadata as m, sys; print(m.version(sys.argv[1]))"
 
 
 def address(url: str, rollout: str | None = None) -> dict[str, str]:
-    """The variables that the official clients read; with no rollout, of an engine itself."""
+    """Return the variables that the official clients read. Without a rollout, the address is the engine's own."""
     root = url if rollout is None else f"{url}/rollouts/{rollout}"
     return {
         "OPENAI_BASE_URL": f"{root}/v1",
@@ -29,15 +26,17 @@ def address(url: str, rollout: str | None = None) -> dict[str, str]:
 async def run(
     runs: str, program: Path, *words: str, where: dict[str, str], environment: Environment, folder: Path
 ) -> str:
-    """What a program prints, which must end well. `runs`: a python of the environment, `node`, `bash`, or `cli`."""
+    """Run a program and return its output; it must exit with 0. `runs` is a Python environment, `node`, `bash`, or
+    `cli`.
+    """
     said = {
         **where,
         "HOME": str(folder),
         "PATH": os.environ["PATH"],
-        "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else it asks GitHub for prices
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # otherwise it downloads prices from GitHub
         "MSWEA_SILENT_STARTUP": "1",
         "LANGSMITH_TRACING": "false",
-        "PYTHONWARNINGS": "error",  # of answers that a client does not take as they are, too
+        "PYTHONWARNINGS": "error",  # including those for responses that a client does not accept as they are
     }
     if runs == "cli":
         said["PATH"] = f"{environment.node / 'node_modules' / '.bin'}:{said['PATH']}"
@@ -45,7 +44,7 @@ async def run(
 
 
 def _starting(runs: str, program: Path, environment: Environment, folder: Path) -> list[str]:
-    if runs == "node":  # which looks for packages from where a program lies
+    if runs == "node":  # it looks for packages from the program's own folder
         (folder / "node_modules").symlink_to(environment.node / "node_modules")
         for source in {program, *PROGRAMS.glob("*.mjs")}:
             (folder / source.name).write_bytes(source.read_bytes())
@@ -56,7 +55,7 @@ def _starting(runs: str, program: Path, environment: Environment, folder: Path) 
 
 
 async def version_of(runs: str, package: str, environment: Environment) -> str:
-    """The version that ran."""
+    """Return the version that ran."""
     if runs == "bash":
         return (await output_of(["curl", "--version"])).split()[1]
     if runs in ("node", "cli"):
@@ -66,7 +65,7 @@ async def version_of(runs: str, package: str, environment: Environment) -> str:
 
 
 async def output_of(command: list[str], environ: dict[str, str] | None = None, folder: Path | None = None) -> str:
-    """What a command prints; it must end well."""
+    """Run a command and return its output; it must exit with 0."""
     started = await asyncio.create_subprocess_exec(
         *command,
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,

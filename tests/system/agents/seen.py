@@ -1,7 +1,4 @@
-"""The table of docs/clients.md: what was seen of each client.
-
-Holds its rows, and the writing of them. Rule: it is written when every client was seen, by a run of all tests.
-"""
+"""The results table of docs/clients.md. It is written by a run of all tests, once every client ran."""
 
 import re
 from collections.abc import Iterator
@@ -21,7 +18,7 @@ ON_THE_PAGE_ONLY = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One run: how many steps its calls that were answered made, how many of them exact, failed calls, kinds of drift."""
+    """One run: number of successful steps, number of exact ones, failed calls, kinds of drift."""
 
     version: str
     dialect: str
@@ -33,19 +30,19 @@ class Seen:
 
 @dataclass(slots=True)
 class Table:
-    """What was seen: of loops by name, way and whether the model thought; of programs of the page by heading and way."""
+    """Results of loops by name, framing and whether the model reasons; of the page's programs by heading."""
 
     loops: dict[tuple[str, str, bool], Seen] = field(default_factory=dict)
     page: dict[str, tuple[str, Seen]] = field(default_factory=dict)
 
     @property
     def is_whole(self) -> bool:
-        """Whether every client was seen."""
+        """Whether every client ran."""
         wanted = {(loop.name, way, thinks) for loop in LOOPS for way in loop.ways for thinks in (False, True)}
         return wanted <= self.loops.keys() and {client.heading for client in ON_THE_PAGE_ONLY} <= self.page.keys()
 
     def write(self) -> None:
-        """Write it into the page."""
+        """Write the table into the page."""
         lines = [_HEAD, "|---" * 9 + "|", *(line for loop in LOOPS for line in self._lines_of(loop))]
         for client in ON_THE_PAGE_ONLY:
             way, seen = self.page[client.heading]
@@ -54,7 +51,7 @@ class Table:
         DOCUMENT.write_text(_TABLE.sub(lambda _: f"\n{table}\n\n", DOCUMENT.read_text()))
 
     def _lines_of(self, loop: Loop) -> Iterator[str]:
-        """One line where streaming makes no difference, else two."""
+        """Yield one line if streaming makes no difference, otherwise two."""
         pairs = [(self.loops[loop.name, way, False], self.loops[loop.name, way, True]) for way in loop.ways]
         ways = {WHOLE: "no", STREAMED: "yes"}
         told = [(ways[way], pair) for way, pair in zip(loop.ways, pairs, strict=True)]

@@ -1,6 +1,6 @@
-"""Tool loops of unmodified frameworks, as docs/clients.md tells of them: the same outcome, exact steps, one sequence.
+"""Tool loops of unmodified frameworks, as docs/clients.md lists them: same outcome, exact steps, one sequence.
 
-The engine says what script.yaml says, and fails once on the way.
+The engine replies as script.yaml says, and fails once.
 """
 
 import orjson
@@ -12,7 +12,7 @@ from .recorded import is_scored_alike, recorded, scores_as_recorded
 from .running import PROGRAMS, address, run, version_of
 from .seen import Seen
 
-# Agents ask for more tokens than the window has, by names that no engine serves, with tools that only a vendor hosts.
+# Agents request more tokens than the window has, models that no engine serves, and tools that only a vendor hosts.
 TERMS = {
     "sampling": {"cap": {"max_tokens": "auto"}},
     "models": {"*": "simulated"},
@@ -23,7 +23,7 @@ ONCE = [pytest.param(loop, loop.ways[-1], id=loop.name) for loop in LOOPS]
 
 
 async def outcome_of(loop: Loop, way: str, where, environment, folder, *, task: str | None = None):
-    """What a program tells that it came to."""
+    """Run a program and return the outcome that it prints."""
     folder.mkdir(exist_ok=True)
     words = (task or loop.task, loop.dialect, way)
     printed = await run(loop.runs, PROGRAMS / loop.file, *words, where=where, environment=environment, folder=folder)
@@ -32,12 +32,12 @@ async def outcome_of(loop: Loop, way: str, where, environment, folder, *, task: 
 
 
 def scripted_outcome(loop: Loop):
-    """What the script leads to."""
+    """Return the outcome of the script."""
     return {"answer": loop.answer, "calls": [list(call) for call in loop.calls]}
 
 
 async def seen_of(loop: Loop, found, environment) -> Seen:
-    """What the table tells of it."""
+    """Return the loop's row of the table."""
     exact = len(found.complete) - len(found.inexact)
     failed = len(found.steps) - len(found.complete)
     version = f"{loop.package} {await version_of(loop.runs, loop.package, environment)}"
@@ -45,10 +45,12 @@ async def seen_of(loop: Loop, found, environment) -> Seen:
 
 
 @pytest.mark.parametrize(("loop", "way"), RUNS)
-async def test_a_loop_comes_to_the_same_and_is_recorded_exactly(
+async def test_a_loop_has_the_scripted_outcome_and_exact_steps(
     loop, way, environment, table, scripted, store, http, tmp_path
 ):
-    """Every call is a step; those answered are exact and go on from each other; the failed one is its own; all score again."""
+    """Every call is a step; successful ones are exact and extend each other; the failed one is separate; all score the
+    same.
+    """
     async with scripted() as engine, proxying(engine, store, **TERMS) as served:
         where = address(served.url, "a-loop")
         came_to = await outcome_of(loop, way, where, environment, tmp_path / "recorded")
@@ -68,17 +70,17 @@ async def test_a_loop_comes_to_the_same_and_is_recorded_exactly(
 
 
 @pytest.mark.parametrize(("loop", "way"), [run for run in RUNS if run.values[0].dialect == "chat"])
-async def test_without_the_proxy_a_loop_comes_to_the_same(loop, way, environment, scripted, tmp_path):
-    """Chat is what the engine itself speaks: the script is not what makes outcomes alike."""
+async def test_a_loop_has_the_scripted_outcome_without_the_proxy(loop, way, environment, scripted, tmp_path):
+    """The engine itself serves chat, so the outcome does not depend on the proxy."""
     async with scripted() as engine:
         assert scripted_outcome(loop) == await outcome_of(loop, way, address(engine), environment, tmp_path / "direct")
 
 
 @pytest.mark.parametrize(("loop", "way"), RUNS)
-async def test_thoughts_come_back_or_the_tree_says_that_they_did_not(
+async def test_reasoning_is_sent_back_or_the_tree_reports_drift(
     loop, way, environment, table, scripted, store, http, tmp_path
 ):
-    """What a dialect cannot carry or a program drops is drift of a known kind; steps are exact all the same."""
+    """Reasoning that a dialect cannot carry or a program drops is drift of a known kind; the steps are exact."""
     async with scripted() as engine, proxying(engine, store, **TERMS) as served:
         task = loop.task.replace("?", ", on reflection?").replace("file.", "file, on reflection.")
         where = address(served.url, "a-loop")

@@ -1,6 +1,6 @@
-"""docs/clients.md: every program of the page, as it stands, run by its own client against the proxy.
+"""Every program of docs/clients.md, run unmodified by its own client against the proxy.
 
-Each must print what the script makes of it, and its rollout must have steps, all of them exact.
+Each must print the scripted outcome, and all steps of its rollout must be exact.
 """
 
 import re
@@ -16,7 +16,7 @@ from .seen import DOCUMENT, Seen
 
 
 def programs() -> dict[str, Block]:
-    """The one program below each heading of the page that has one of a client's."""
+    """Return the program below each heading of the page."""
     sections = re.split(r"^## ", DOCUMENT.read_text(), flags=re.MULTILINE)[1:]
     headings = [
         section.partition("\n")[0] for section in sections for _ in re.findall(r"^```\w", section, re.MULTILINE)
@@ -25,14 +25,14 @@ def programs() -> dict[str, Block]:
     return {heading: block for heading, block in found if block.checked_by is not None}
 
 
-def test_every_program_of_the_page_has_its_client():
-    """And every client its program."""
+def test_every_program_of_the_page_has_a_client():
+    """And every client has a program."""
     assert {client.heading for client in PAGE} == programs().keys()
 
 
 @pytest.mark.parametrize("client", PAGE, ids=lambda client: client.heading)
-async def test_an_unmodified_client_is_recorded_exactly(client, environment, table, scripted, store, http, tmp_path):
-    """It prints the outcome; its rollout, which only its base URL names, has steps; each is exact."""
+async def test_the_steps_of_an_unmodified_client_are_exact(client, environment, table, scripted, store, http, tmp_path):
+    """The program prints the outcome; its rollout is named by the base URL only."""
     program = tmp_path / ("program.mjs" if client.runs == "node" else "program")
     program.write_text(programs()[client.heading].text)
     async with scripted() as engine, proxying(engine, store) as served:

@@ -1,4 +1,4 @@
-"""Two frameworks before a real vLLM, whose tiny model is told what to say: exact steps, which it scores again as recorded."""
+"""Two frameworks with a real vLLM, whose tiny model's output is constrained: exact steps, which it scores as recorded."""
 
 import orjson
 import pytest
@@ -20,8 +20,8 @@ FIELDS = [orjson.dumps(FIRM | fields).decode() for fields in (CALLED, ANSWERED)]
 @pytest.mark.parametrize(
     ("file", "dialect"), [("forced_agents.py", "responses"), ("forced_pydantic.py", "messages")], ids=str
 )
-async def test_a_framework_before_a_real_engine_is_recorded_exactly(file, dialect, vllm, environment, http, tmp_path):  # noqa: F811
-    """A call of a tool and an answer to its result: the tool saw the call that was sampled, and the agent the answer."""
+async def test_the_steps_of_a_framework_with_a_real_engine_are_exact(file, dialect, vllm, environment, http, tmp_path):  # noqa: F811
+    """The tool receives the sampled call, and the agent the sampled answer."""
     async with through_proxy(vllm.url, tmp_path, models={"*": "tiny"}) as proxy:
         where = address(proxy.url, "r1")
         printed = await run("main", PROGRAMS / file, *FIELDS, where=where, environment=environment, folder=tmp_path)
@@ -36,13 +36,16 @@ async def test_a_framework_before_a_real_engine_is_recorded_exactly(file, dialec
     assert answered["content"] == came_to[1]
     assert [(dialect, "complete")] * 2 == [(step["dialect"], step["status"]) for step in found.steps]
     assert [] == found.inexact
-    assert found.is_linear or "retokenized" == found.drift, found.why  # a random model cuts a forced text anyhow
+    # A random model does not tokenize a constrained text canonically.
+    assert found.is_linear or "retokenized" == found.drift, found.why
     check_rows(found.steps, rows)
     assert scored["aligned"], scored
 
 
 def answer_of(rows, step_id):
-    """The row of a step, of which only the step's own tokens count: those under a grammar score otherwise without it."""
+    """Return a step's row with only its own free tokens trained: constrained ones score differently without the
+    grammar.
+    """
     (row,) = [row for row in rows if row["spans"][-1]["step_id"] == step_id]
     start = row["spans"][-1]["start"]
     return {**row, "mask": [0] * start + row["mask"][start:], "logprobs": [None] * start + row["logprobs"][start:]}

@@ -1,4 +1,4 @@
-"""The same loops before real commands: `tokentape serve --workers 2`, and `tokentape simulate --script`."""
+"""The same loops with real commands: `tokentape serve --workers 2` and `tokentape simulate --script`."""
 
 import asyncio
 import tempfile
@@ -20,7 +20,7 @@ def served(tmp_path_factory):
     """The proxy's process and URL, and the engine's URL."""
     folder = tmp_path_factory.mktemp("workers")
     configuration = folder / "config.yaml"
-    # A pipe of logs that nobody reads would stop it.
+    # Nobody reads the log's pipe, and a full pipe would block the process.
     configuration.write_bytes(
         orjson.dumps({**TERMS, "store": {"url": f"embedded:{folder / 'store'}"}, "log": {"level": "error"}})
     )
@@ -31,11 +31,11 @@ def served(tmp_path_factory):
 
 
 @pytest.mark.parametrize("number", range(len(LOOPS)), ids=[loop.name for loop in LOOPS])
-async def test_a_loop_before_two_workers_is_recorded_exactly(number, served, environment, http, tmp_path):
-    """Whichever of them each of its calls comes to."""
+async def test_a_loop_is_recorded_exactly_by_two_workers(number, served, environment, http, tmp_path):
+    """Any of its calls may reach either worker."""
     loop, (_, url, engine) = LOOPS[number], served
     way, rollout = loop.ways[-1], f"loop-{number}"
-    task = f"{loop.task} That is loop {number}."  # the engine fails once for each
+    task = f"{loop.task} That is loop {number}."  # the engine fails once for each task
     came_to = await outcome_of(loop, way, address(url, rollout), environment, tmp_path / "recorded", task=task)
     found = await recorded(http, url, rollout)
     scored = await scores_as_recorded(url, engine, rollout)
@@ -48,8 +48,8 @@ async def test_a_loop_before_two_workers_is_recorded_exactly(number, served, env
     assert is_scored_alike(scored), scored
 
 
-async def test_both_workers_had_calls(served, http):
-    """Else nothing of the above was shown. Each tells the other of its own when metrics are asked for."""
+async def test_both_workers_received_calls(served, http):
+    """Otherwise the tests above prove nothing. Workers share their metrics when metrics are requested."""
     process, url, _ = served
     async with asyncio.timeout(20):
         while 2 > sum(count > 0 for count in calls_of_each(process.pid)):
@@ -58,7 +58,7 @@ async def test_both_workers_had_calls(served, http):
 
 
 def calls_of_each(pid: int) -> list[float]:
-    """The calls that each worker told of."""
+    """Return the number of calls of each worker."""
     (folder,) = Path(tempfile.gettempdir()).glob(f"tokentape-{pid}-*")
     return [
         sum(value for one, *_, samples in orjson.loads(path.read_bytes()) if one == "tokentape_calls"

@@ -1,7 +1,7 @@
-"""A real headless Chromium before a real proxy.
+"""A headless Chromium and a proxy, started once for all tests.
 
-Holds how both are started, once for all tests, and the page of each test, which fails its test for any script that hostile
-contents got to run, any report of the security policy, and any error on the console.
+The page of a test fails it for any script that hostile contents got to run, any report of the security policy, and any
+error on the console.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from storage import StoreOptions, open_store
 SLOW_MS = 20_000
 REPORTS = """addEventListener('securitypolicyviolation', (found) =>
   console.error(`violation: ${found.violatedDirective} ${found.blockedURI}`))"""
-expect.set_options(timeout=SLOW_MS)  # a busy machine is slow, not wrong
+expect.set_options(timeout=SLOW_MS)  # tolerates a busy machine
 DESK = {"width": 1280, "height": 900}
 
 
@@ -34,14 +34,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One loop for all: the browser belongs to the loop that it was started in."""
+    """Run all tests in one loop: the browser belongs to the loop in which it was started."""
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
 
 
 def find_chromium() -> str:
-    """Where Chromium is; installed, if that may be done here. Fails with what to do."""
+    """Return the path of Chromium; install it if this is possible here. Fails with the fix otherwise."""
     names = ("chromium", "chromium-browser", "google-chrome")
     found = next(filter(None, map(shutil.which, names)), None)
     if found is None and hasattr(os, "geteuid") and os.geteuid() == 0 and shutil.which("apt-get"):
@@ -55,7 +55,7 @@ def find_chromium() -> str:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def browser():
-    """Chromium, headless."""
+    """A headless Chromium."""
     async with async_playwright() as playwright:
         started = await playwright.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
         yield started
@@ -63,7 +63,7 @@ async def browser():
 
 
 async def contents_of(stack: AsyncExitStack, server, prefix: str, **said) -> Contents:
-    """An empty proxy to fill."""
+    """Start an empty proxy to fill."""
     store = await open_store(f"unix:{server.socket}", StoreOptions(prefix=prefix))
     stack.push_async_callback(store.close)
     engine = await stack.enter_async_context(simulating("127.0.0.1:0", Options()))
@@ -83,7 +83,7 @@ async def contents(server):
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def many(server):
-    """A proxy with 5,000 steps, and with 200,000 tokens."""
+    """A proxy with 5,000 steps, and a step of 200,000 tokens."""
     async with AsyncExitStack() as stack:
         made = await contents_of(stack, server, "ui-large")
         await large(made)
@@ -92,7 +92,7 @@ async def many(server):
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def guarded(server):
-    """A proxy that wants keys, with one rollout."""
+    """A proxy that requires keys, with one rollout."""
     async with AsyncExitStack() as stack:
         keys = {"control": {"api_keys": ["control-key"]}, "agents": {"api_keys": ["agent-key"]}}
         made = await contents_of(stack, server, "ui-guarded", **keys)
@@ -104,7 +104,7 @@ async def guarded(server):
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def open_page(browser):
-    """Opens pages: `await open_page(url, **options)`. At the end none of them may have met anything unexpected."""
+    """Open pages with `await open_page(url, **options)`. None of them may report an unexpected problem by the end."""
     met, contexts = [], []
 
     async def opening(url: str, *, viewport=None, scheme="light", expected=()):

@@ -1,4 +1,4 @@
-"""The page for people who do not see it, or see little: what axe-core finds, in every view, by day and by night."""
+"""Accessibility of the page: axe-core finds no problem in any view, light or dark."""
 
 import pytest
 from axe_playwright_python.async_playwright import Axe
@@ -15,8 +15,8 @@ async def violations(page) -> list[str]:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("where", PLAIN)
-async def test_lists_and_plots(contents, open_page, where, scheme):
-    """Names, roles and contrasts are as WCAG asks."""
+async def test_lists_and_plots_are_accessible(contents, open_page, where, scheme):
+    """Names, roles and contrasts satisfy WCAG."""
     page = await open_page(f"{contents.url}/ui{where}", scheme=scheme)
     await page.locator(".row:not(.head), .plot").first.wait_for()
 
@@ -26,8 +26,8 @@ async def test_lists_and_plots(contents, open_page, where, scheme):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("way", ["mask", "logprob"])
 @pytest.mark.parametrize("where", TOKENS)
-async def test_tokens(contents, open_page, where, way, scheme):
-    """On every colour of either scale, words can be read."""
+async def test_tokens_are_accessible(contents, open_page, where, way, scheme):
+    """Text is readable on every colour of both scales."""
     page = await open_page(f"{contents.url}/ui{where}", scheme=scheme)
     if where.endswith("sequences"):
         await page.locator("#sequences-0").click()
@@ -37,8 +37,8 @@ async def test_tokens(contents, open_page, where, way, scheme):
     assert [] == await violations(page)
 
 
-async def test_the_form_and_the_help(guarded, contents, open_page):
-    """What asks for a key, and what tells the keys."""
+async def test_the_key_form_and_the_help_are_accessible(guarded, contents, open_page):
+    """So are the form that asks for a key and the list of keyboard shortcuts."""
     page = await open_page(f"{guarded.url}/ui", expected=("Failed to load resource",))
     await page.locator("#key").wait_for()
     assert [] == await violations(page)

@@ -1,4 +1,4 @@
-"""The lists: rollouts, groups and steps are there, are filtered, sorted, walked through and opened."""
+"""The lists of rollouts, groups and steps: contents, filters, order, keyboard navigation."""
 
 from playwright.async_api import expect
 
@@ -9,8 +9,8 @@ async def column(page, table: str, key: str) -> list[str]:
     return await page.locator(f".row.g-{table}:not(.head) .c-{key}").all_inner_texts()
 
 
-async def test_every_rollout_is_listed_with_what_the_control_api_tells(contents, open_page):
-    """Status, reward, steps, tokens, exact and flagged ones, drift, group."""
+async def test_every_rollout_is_listed_with_its_values(contents, open_page):
+    """Status, reward, steps, tokens, exact and flagged steps, drift and group are those of the control API."""
     page = await open_page(f"{contents.url}/ui")
     await expect(page.locator(".row.g-rollouts:not(.head)")).to_have_count(20)
     told = {one["rollout_id"]: one for one in (await contents.control("GET", "/rollouts"))["rollouts"]}
@@ -26,8 +26,8 @@ async def test_every_rollout_is_listed_with_what_the_control_api_tells(contents,
         assert ("⚑" in await row.locator(".c-fidelity").inner_text()) == (counts["flagged"] > 0)
 
 
-async def test_a_list_is_filtered_by_words_and_by_status(contents, open_page):
-    """Of ids, groups, models and metadata; `/` goes there."""
+async def test_a_list_is_filtered_by_text_and_by_status(contents, open_page):
+    """The text is searched in IDs, groups, models and metadata; `/` focuses the field."""
     page = await open_page(f"{contents.url}/ui")
     rows = page.locator(".row.g-rollouts:not(.head)")
     await expect(rows).to_have_count(20)
@@ -45,7 +45,7 @@ async def test_a_list_is_filtered_by_words_and_by_status(contents, open_page):
 
 
 async def test_a_list_is_sorted_by_its_columns(contents, open_page):
-    """Large first where that is what people seek, then small first; what has no value is last either way."""
+    """The first click sorts in the useful direction, the second reverses it; rows without a value are last in both."""
     page = await open_page(f"{contents.url}/ui")
     await expect(page.locator(".row.g-rollouts:not(.head)")).to_have_count(20)
     orders = []
@@ -60,8 +60,8 @@ async def test_a_list_is_sorted_by_its_columns(contents, open_page):
     assert "ascending" == await page.get_by_role("columnheader", name="Reward").get_attribute("aria-sort")
 
 
-async def test_everything_is_reached_by_keys(contents, open_page):
-    """j and k walk, Enter opens, Esc goes back, ? helps, g g leads to the groups."""
+async def test_everything_is_reached_by_keyboard(contents, open_page):
+    """j and k move, Enter opens, Esc returns, ? shows the help, g g opens the groups."""
     page = await open_page(f"{contents.url}/ui")
     await expect(page.locator(".row.g-rollouts:not(.head)")).to_have_count(20)
     await page.keyboard.press("End")
@@ -94,8 +94,8 @@ async def test_everything_is_reached_by_keys(contents, open_page):
     await expect(page.locator(".row.g-groups:not(.head)")).to_have_count(5)
 
 
-async def test_focus_can_be_seen(contents, open_page):
-    """Whatever Tab leads to has an outline."""
+async def test_focus_is_visible(contents, open_page):
+    """Every element that Tab reaches has an outline."""
     page = await open_page(f"{contents.url}/ui")
     await expect(page.locator(".row.g-rollouts:not(.head)")).to_have_count(20)
     told = (
@@ -112,7 +112,7 @@ async def test_focus_can_be_seen(contents, open_page):
 
 
 async def test_a_group_is_listed_and_opened(contents, open_page):
-    """With what its rollouts come to; then with each of them."""
+    """The list has the group's totals, its page each of its rollouts."""
     told = await contents.control("GET", "/groups/math-2")
     page = await open_page(f"{contents.url}/ui#/groups")
     row = page.locator(".row.g-groups", has=page.locator("a[href='#/group/math-2']"))
@@ -131,8 +131,8 @@ async def test_a_group_is_listed_and_opened(contents, open_page):
     await expect(page.locator("#steps-0")).to_be_visible()
 
 
-async def test_a_tree_is_shown_on_a_time_line(contents, open_page):
-    """Branches go deeper, bars stand where calls were in time, flagged and failed steps say so."""
+async def test_a_tree_is_shown_on_a_timeline(contents, open_page):
+    """Branches are indented, bars are at the times of calls, and flagged and failed steps are marked."""
     page = await open_page(f"{contents.url}/ui#/rollout/branching")
     await expect(page.locator(".row.g-steps:not(.head)")).to_have_count(5)
     lefts = [
@@ -149,14 +149,14 @@ async def test_a_tree_is_shown_on_a_time_line(contents, open_page):
 
 
 async def test_drift_is_marked_in_the_tree(contents, open_page):
-    """With its kind."""
+    """The mark names its kind."""
     page = await open_page(f"{contents.url}/ui#/rollout/drifting")
     (first, *_) = (await contents.control("GET", "/rollouts/drifting/tree"))["drift"]
     await expect(page.locator(".driftmark").first).to_have_text(f"◆ {first['kind']}")
 
 
-async def test_a_view_that_is_none_says_so(contents, open_page):
-    """Also where the hash cannot be decoded, or names nothing that is there."""
+async def test_an_unknown_view_shows_an_error(contents, open_page):
+    """So does a hash that cannot be decoded, or that names a missing rollout."""
     missing = ("Failed to load resource",)
     page = await open_page(f"{contents.url}/ui#/%E0%A4%A")
     await expect(page.locator("h1")).to_have_text("Nothing is here")
@@ -167,7 +167,7 @@ async def test_a_view_that_is_none_says_so(contents, open_page):
 
 
 async def test_the_theme_is_chosen_and_kept_for_the_tab(contents, open_page):
-    """By day, by night, or as the system has it."""
+    """Light, dark, or as the system."""
     page = await open_page(f"{contents.url}/ui", scheme="dark")
     back = "getComputedStyle(document.documentElement).backgroundColor"
     dark = await page.evaluate(back)

@@ -1,4 +1,4 @@
-"""The page follows what happens, without being reloaded."""
+"""Live updates of the page."""
 
 import socket
 from contextlib import asynccontextmanager
@@ -10,12 +10,12 @@ from proxy.server import running, simulating
 from proxy.simulator.options import Options
 from storage import StoreOptions, open_store
 
-GONE = ("status of 404",)  # the page asks for what was deleted, and the browser says so
+GONE = ("status of 404",)  # the page requests a deleted rollout, and the browser logs the 404
 BROKEN = ("Failed to load resource", "net::ERR")
 
 
 async def test_a_list_follows_rollouts(contents, open_page):
-    """A new one appears, what changes of it changes, and one that is deleted goes."""
+    """A new rollout appears, changes are shown, and a deleted one disappears."""
     page = await open_page(f"{contents.url}/ui", expected=GONE)
     await expect(page.locator("#live")).to_have_text("live")
     await page.evaluate("window.same = true")
@@ -35,7 +35,7 @@ async def test_a_list_follows_rollouts(contents, open_page):
 
 
 async def test_a_rollout_follows_its_steps(contents, open_page):
-    """Each appears when it is stored; the row that was chosen stays chosen."""
+    """Each step appears when it is stored; the selected row stays selected."""
     opened = await contents.control("POST", "/rollouts", {"rollout_id": "growing"})
     await contents.turns(opened["base_url"], 1)
     page = await open_page(f"{contents.url}/ui#/rollout/growing", expected=GONE)
@@ -52,7 +52,7 @@ async def test_a_rollout_follows_its_steps(contents, open_page):
 
 
 async def test_a_group_follows_its_rollouts(contents, open_page):
-    """Their statuses and rewards."""
+    """Their statuses and rewards are updated."""
     opened = await contents.control("POST", "/groups", {"group_id": "followed", "size": 2})
     page = await open_page(f"{contents.url}/ui#/group/followed", expected=GONE)
     await expect(page.locator("#live")).to_have_text("live")
@@ -75,8 +75,8 @@ async def on_port(port: int, server):
     await store.close()
 
 
-async def test_a_proxy_that_comes_back_is_followed_again(server, contents, open_page):
-    """What happened meanwhile is seen: the page looks anew."""
+async def test_the_page_catches_up_when_the_proxy_returns(server, contents, open_page):
+    """What changed during the outage is shown: the page loads everything again."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

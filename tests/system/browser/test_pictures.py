@@ -1,4 +1,4 @@
-"""Pictures of the page, for people to look at: `make test-ui PICTURES=docs/images` takes them anew."""
+"""Screenshots of the page for its readers: `make test-ui PICTURES=docs/images` takes them again."""
 
 import re
 from io import BytesIO
@@ -16,14 +16,14 @@ TALL = {"width": 1280, "height": 1100}
 
 @pytest.fixture
 def take(request, tmp_path):
-    """Takes a picture of a page as it is; it is no larger than a repository likes."""
+    """Take a screenshot of a page and limit its size for the repository."""
     folder = request.config.getoption("--pictures") or tmp_path
 
     async def taking(page, name: str) -> None:
         await page.evaluate("document.fonts.ready")
         path = folder / f"ui-{name}.png"
         seen = Image.open(BytesIO(await page.screenshot())).convert("RGB")
-        seen.quantize(256, kmeans=3).save(path, optimize=True)  # a third of the bytes; rare colours stay what they are
+        seen.quantize(256, kmeans=3).save(path, optimize=True)  # a third of the bytes; rare colours keep their values
         assert 5_000 < path.stat().st_size < MOST_BYTES
 
     return taking
@@ -34,8 +34,8 @@ async def step_of(contents, rollout: str, at: int) -> str:
     return f"{contents.url}/ui#/rollout/{rollout}/step/{step['step_id']}"
 
 
-async def test_lists(contents, open_page, take):
-    """By day, by night, and at a phone's width."""
+async def test_pictures_of_lists(contents, open_page, take):
+    """Light, dark, and at a phone's width."""
     for name, scheme, viewport in (
         ("list", "light", DESK),
         ("list-dark", "dark", DESK),
@@ -47,14 +47,14 @@ async def test_lists(contents, open_page, take):
         await take(page, name)
 
 
-async def test_groups(contents, open_page, take):
-    """With what their rollouts come to."""
+async def test_pictures_of_groups(contents, open_page, take):
+    """With their totals."""
     page = await open_page(f"{contents.url}/ui#/groups", viewport=LOW)
     await expect(page.locator(".row.g-groups", has_text="math-1").locator(".c-steps")).to_have_text(re.compile("[1-9]"))
     await take(page, "groups")
 
 
-async def test_trees(contents, many, open_page, take):
+async def test_pictures_of_trees(contents, many, open_page, take):
     """One with branches, one with 5,000 steps."""
     page = await open_page(f"{contents.url}/ui#/rollout/branching", viewport=DESK)
     await expect(page.locator("#steps-4")).to_be_visible()
@@ -66,8 +66,8 @@ async def test_trees(contents, many, open_page, take):
     await take(page, "tree-5000-dark")
 
 
-async def test_tokens(contents, many, open_page, take):
-    """By mask and by logprob, by day and by night, at a phone's width, and of 200,000."""
+async def test_pictures_of_tokens(contents, many, open_page, take):
+    """By mask and by logprob, light and dark, at a phone's width, and of 200,000 tokens."""
     url = await step_of(contents, "conversation", 1)
     for name, scheme, way in (("tokens-mask", "light", "mask"), ("tokens-logprob-dark", "dark", "logprob")):
         page = await open_page(url, scheme=scheme, viewport=TALL)
@@ -94,16 +94,16 @@ async def test_tokens(contents, many, open_page, take):
     await take(page, "tokens-200000")
 
 
-async def test_sequences(contents, open_page, take):
-    """Rows, and one of them opened."""
+async def test_pictures_of_sequences(contents, open_page, take):
+    """Rows, one of them open."""
     page = await open_page(f"{contents.url}/ui#/rollout/branching/sequences", viewport=DESK)
     await page.locator("#sequences-1").click()
     await expect(page.locator(".tokens .t:not(.noid)").first).to_be_visible()
     await take(page, "sequences")
 
 
-async def test_plots(contents, open_page, take):
-    """Reward by policy version, tokens a second, logprobs."""
+async def test_pictures_of_plots(contents, open_page, take):
+    """Reward by policy version, tokens per second, logprobs."""
     page = await open_page(f"{contents.url}/ui#/plots", viewport=DESK)
     await expect(page.locator(".sum")).to_have_text("20 of 20 rollouts with steps")
     await take(page, "plots")

@@ -1,6 +1,6 @@
-"""What is recorded is untrusted: nothing of it runs, nothing of it rearranges the page, and keys stay where they belong.
+"""Recorded contents are untrusted: none of them runs or changes the page, and keys stay in the tab.
 
-That no dialog opened, no policy was violated and no error was written to the console is asserted of every page, by the fixture.
+The `open_page` fixture asserts for every page that no dialog opened, no policy was violated and no error was logged.
 """
 
 from urllib.parse import quote
@@ -19,15 +19,15 @@ def rollout() -> str:
 
 
 async def made_of_it(page) -> list[int]:
-    """What hostile contents would have made: images, frames, scripts beside ours, links to scripts, listeners."""
+    """Count what hostile contents would create: images, frames, foreign scripts, javascript links, listeners."""
     return await page.evaluate(
         "[document.querySelectorAll('img, iframe, object, embed, base, form').length, document.scripts.length,"
         ' document.querySelectorAll(\'[href^="javascript" i], [onerror], [onload], [onclick], [src^="x"]\').length]'
     )
 
 
-async def test_hostile_ids_and_words_are_text_in_lists(contents, open_page):
-    """An id that is markup is listed, opened, and is what it is."""
+async def test_hostile_ids_and_texts_are_text_in_lists(contents, open_page):
+    """An ID that is markup is listed and opened as plain text."""
     page = await open_page(f"{contents.url}/ui")
     link = page.locator("a[href^='#/rollout/%22']")
     assert HOSTILE_ID.replace("\u202e", "⟨U+202E⟩") == await link.text_content()
@@ -40,7 +40,7 @@ async def test_hostile_ids_and_words_are_text_in_lists(contents, open_page):
 
 
 async def test_a_hostile_step_is_text_in_every_view(contents, open_page, rollout):
-    """Its messages, tools, tokens, names, sequences, plots and raw JSON."""
+    """In its messages, tools, tokens, names, sequences, plots and raw JSON."""
     page = await open_page(f"{contents.url}/ui{rollout}")
     await page.locator("#steps-0").click()
     await expect(page.locator(".tokens .t:not(.noid)").first).to_be_visible()
@@ -62,8 +62,8 @@ async def test_a_hostile_step_is_text_in_every_view(contents, open_page, rollout
     assert [0, 1, 0] == await made_of_it(page)
 
 
-async def test_text_that_turns_around_is_written_out(contents, open_page, rollout):
-    """Marks of direction, NUL and escapes are seen as what they are, in messages and in tokens."""
+async def test_directional_and_control_characters_are_escaped(contents, open_page, rollout):
+    """Bidirectional marks, NUL and escape sequences are shown by name, in messages and in tokens."""
     page = await open_page(f"{contents.url}/ui{rollout}")
     await page.locator("#steps-0").click()
     await expect(page.locator(".tokens .t:not(.noid)").first).to_be_visible()
@@ -74,8 +74,8 @@ async def test_text_that_turns_around_is_written_out(contents, open_page, rollou
     await expect(page.locator(".tokens")).to_contain_text("⟨U+202E⟩⟨U+0000⟩")
 
 
-async def test_a_word_of_a_megabyte_is_folded(contents, open_page, rollout):
-    """Nothing grows beyond the page, and all of it is there when it is asked for."""
+async def test_a_text_of_a_megabyte_is_folded(contents, open_page, rollout):
+    """Nothing grows beyond the page, and the whole text is available on request."""
     page = await open_page(f"{contents.url}/ui{rollout}")
     await page.locator("#steps-0").click()
     await expect(page.locator(".tokens .t:not(.noid)").first).to_be_visible()
@@ -87,8 +87,8 @@ async def test_a_word_of_a_megabyte_is_folded(contents, open_page, rollout):
     )
 
 
-async def test_the_policy_blocks_what_would_run_all_the_same(contents, open_page):
-    """If markup ever got in: neither a script in it runs, nor a listener, nor eval; nothing is asked of elsewhere."""
+async def test_the_security_policy_blocks_injected_markup(contents, open_page):
+    """If markup got in, no script, listener or eval in it would run, and no other host would be requested."""
     blocked = ("violation:", "Content Security Policy", "unsafe-eval", "Failed to load", "Refused")
     page = await open_page(f"{contents.url}/ui", expected=blocked)
     await page.evaluate(
@@ -126,8 +126,8 @@ async def test_the_policy_blocks_what_would_run_all_the_same(contents, open_page
     assert ["frame-src", "style-src-elem"] == reports
 
 
-async def test_nobody_else_is_asked_for_anything(contents, open_page):
-    """The page works without a network: all that it loads comes from this proxy."""
+async def test_no_other_host_is_requested(contents, open_page):
+    """The page works without a network: it loads everything from this proxy."""
     page = await open_page(f"{contents.url}/ui#/plots")
     asked = []
     page.on("request", lambda request: asked.append(request.url))
@@ -138,8 +138,10 @@ async def test_nobody_else_is_asked_for_anything(contents, open_page):
     assert [] == [url for url in asked if not url.startswith(contents.url)]
 
 
-async def test_a_key_is_asked_for_and_kept_for_the_tab(guarded, open_page):
-    """A wrong one is asked for again; the right one is in the session's storage and nowhere else, until it is forgotten."""
+async def test_a_key_is_requested_and_kept_for_the_tab(guarded, open_page):
+    """A wrong key is requested again; the right one is in the session's storage and nowhere else, until it is
+    forgotten.
+    """
     page = await open_page(f"{guarded.url}/ui", expected=UNASKED)
     await expect(page.locator("h1")).to_have_text("A control key is needed")
     await page.locator("#key").fill("a wrong one")
@@ -164,8 +166,8 @@ async def test_a_key_is_asked_for_and_kept_for_the_tab(guarded, open_page):
     assert None is await page.evaluate("sessionStorage.getItem('tokentape.key')")
 
 
-async def test_the_key_goes_to_the_control_api_alone(guarded, open_page):
-    """In the header of its requests; never in a URL, and not with the page's own files."""
+async def test_the_key_is_sent_to_the_control_api_only(guarded, open_page):
+    """It is in a request header, never in a URL, and not in requests for the page's own files."""
     page = await open_page(f"{guarded.url}/ui", expected=UNASKED)
     await page.locator("#key").fill("control-key")
     asked = []

@@ -1,4 +1,4 @@
-"""Large rollouts, small screens: what is in the document stays little, and everything is reached."""
+"""Large rollouts and small screens: the document stays small, and everything is reachable."""
 
 import asyncio
 
@@ -13,8 +13,8 @@ NODES = "document.querySelectorAll('*').length"
 FITS = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
 
 
-async def test_thousands_of_steps_are_a_list_of_those_in_view(many, open_page):
-    """From the first to the last, by keys; no step is loaded before it is opened."""
+async def test_of_thousands_of_steps_only_those_in_view_are_in_the_document(many, open_page):
+    """Keys reach the first and the last one; no step is loaded before it is opened."""
     page = await open_page(f"{many.url}/ui#/rollout/many")
     asked = []
     page.on("request", lambda request: asked.append(request.url))
@@ -32,8 +32,8 @@ async def test_thousands_of_steps_are_a_list_of_those_in_view(many, open_page):
     assert 1 == len([url for url in asked if "/steps/" in url and "/texts" not in url])
 
 
-async def test_hundreds_of_thousands_of_tokens_are_those_in_view(many, open_page):
-    """From the first to the last; between them the scroll bar leads anywhere."""
+async def test_of_hundreds_of_thousands_of_tokens_only_those_in_view_are_in_the_document(many, open_page):
+    """The scroll bar reaches every token from the first to the last."""
     page = await open_page(f"{many.url}/ui#/rollout/long/step/long-0")
     await expect(page.locator(".tokens .t").first).to_be_visible()
     assert f"{TOKENS:,} tokens" in await page.locator(".tokenview").inner_text()
@@ -41,14 +41,14 @@ async def test_hundreds_of_thousands_of_tokens_are_those_in_view(many, open_page
     await page.keyboard.press("End")
     await expect(page.locator(f"#t-{TOKENS - 1}")).to_be_visible()
     await page.evaluate("(() => { const t = document.querySelector('.tokens'); t.scrollTop = t.scrollHeight / 2; })()")
-    middle = f".tokens .t[id^='t-{TOKENS // 2 // 10_000}']"  # within ten thousand of it
+    middle = f".tokens .t[id^='t-{TOKENS // 2 // 10_000}']"  # within 10,000 tokens of it
     await expect(page.locator(middle).first).to_be_visible()
     assert await page.evaluate(NODES) < MOST_NODES
     assert await page.evaluate("document.querySelectorAll('.tokens .t.k-sampled').length") > 0
 
 
-async def test_many_sequences_are_a_list_too(many, open_page):
-    """Fifty rows of thousands of tokens; the one that is opened has its tokens."""
+async def test_of_many_sequences_only_those_in_view_are_in_the_document(many, open_page):
+    """Fifty rows of thousands of tokens; an opened row shows its tokens."""
     page = await open_page(f"{many.url}/ui#/rollout/many/sequences")
     await expect(page.get_by_role("grid")).to_have_attribute("aria-rowcount", "50")
     await page.keyboard.press("End")
@@ -57,8 +57,8 @@ async def test_many_sequences_are_a_list_too(many, open_page):
     assert await page.evaluate(NODES) < MOST_NODES
 
 
-async def test_a_list_of_many_rollouts_is_loaded_in_parts(many, open_page):
-    """The newest 500, and older ones when they are asked for; filters say that there are others."""
+async def test_a_list_of_many_rollouts_is_loaded_in_pages(many, open_page):
+    """The newest 500 first, older ones on request; filters note that there are more."""
     for start in range(0, ROLLOUTS, 100):
         names = [f"listed-{at}" for at in range(start, start + 100)]
         await asyncio.gather(*(many.control("POST", "/rollouts", {"rollout_id": name}) for name in names))
@@ -78,8 +78,8 @@ async def test_a_list_of_many_rollouts_is_loaded_in_parts(many, open_page):
     await expect(grid).to_have_attribute("aria-rowcount", "1")
 
 
-async def test_plots_of_many_calls_draw_some(many, open_page):
-    """And say how many."""
+async def test_plots_of_many_calls_draw_a_sample(many, open_page):
+    """And show its size."""
     page = await open_page(f"{many.url}/ui#/rollout/many/plots")
     await expect(page.locator(".plot .dim")).to_contain_text(f"of {STEPS} points are drawn")
     assert await page.evaluate(NODES) < 2 * MOST_NODES
@@ -94,7 +94,7 @@ async def test_plots_of_many_calls_draw_some(many, open_page):
 )  # fmt: skip
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_every_view_fits_a_phone(contents, open_page, where, scheme):
-    """Nothing is wider than 360 pixels, by day and by night."""
+    """Nothing is wider than 360 pixels, light or dark."""
     page = await open_page(f"{contents.url}/ui{where}", viewport=PHONE, scheme=scheme)
     await page.locator(".row:not(.head), .plot, .facts div").first.wait_for()
     if "step/branchin-2" in where:

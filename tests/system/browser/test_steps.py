@@ -1,4 +1,4 @@
-"""A step and a sequence: messages, tokens coloured by what they are, values under the pointer, raw JSON."""
+"""The page of a step and of a sequence: messages, coloured tokens, values on hover, raw JSON."""
 
 import math
 
@@ -14,7 +14,7 @@ BINS = (0, -0.05, -0.2, -0.5, -1, -2, -4, -8)
 
 
 async def opened(contents, open_page, rollout: str, at: int, **named):
-    """The page of a step, with its texts there, and the step's JSON."""
+    """Open the page of a step; return it, with texts loaded, and the step's JSON."""
     steps = (await contents.control("GET", f"/rollouts/{rollout}/steps"))["steps"]
     step = steps[at]
     page = await open_page(f"{contents.url}/ui#/rollout/{rollout}/step/{step['step_id']}", **named)
@@ -27,7 +27,7 @@ def bin_of(logprob: float) -> int:
 
 
 async def shown(page) -> list[dict]:
-    """Every token in the document: its place, classes, background and text."""
+    """Return every token in the document: index, classes, background and text."""
     return await page.evaluate(
         "[...document.querySelectorAll('.tokens .t')].map((t) => ({ i: Number(t.dataset.i), classes: [...t.classList],"
         " back: getComputedStyle(t).backgroundColor, line: getComputedStyle(t).textDecorationLine, text: t.textContent }))"
@@ -35,7 +35,7 @@ async def shown(page) -> list[dict]:
 
 
 async def test_tokens_are_coloured_by_mask(contents, open_page):
-    """Just those that the step sampled have the colour that the legend has for them, and an underline beside it."""
+    """Exactly the sampled tokens have the legend's colour for them, and an underline."""
     page, step = await opened(contents, open_page, "conversation", 1)
     tokens = await shown(page)
     given = len(step["prompt_ids"])
@@ -48,7 +48,7 @@ async def test_tokens_are_coloured_by_mask(contents, open_page):
 
 
 async def test_tokens_are_coloured_by_logprob(contents, open_page):
-    """Each sampled one by its own, as the legend has it; the choice is kept for the tab."""
+    """Each sampled token by its own logprob, as in the legend; the choice is kept for the tab."""
     page, step = await opened(contents, open_page, "conversation", 1)
     await page.get_by_role("button", name="by logprob").click()
     legend = [await page.evaluate(BACK, f".legend .l-{at}") for at in range(len(BINS))]
@@ -65,8 +65,8 @@ async def test_tokens_are_coloured_by_logprob(contents, open_page):
     await expect(page.get_by_role("button", name="by mask")).to_have_attribute("aria-pressed", "true")
 
 
-async def test_a_flagged_step_has_the_colour_of_the_flagged(contents, open_page):
-    """And says why."""
+async def test_a_flagged_step_has_the_colour_of_flagged_tokens(contents, open_page):
+    """And shows the reason."""
     page, step = await opened(contents, open_page, "branching", 3)
     flagged = await page.evaluate(BACK, ".legend .k-flagged")
     tokens = await shown(page)
@@ -83,8 +83,8 @@ async def facts(page) -> dict[str, str]:
     return dict(found)
 
 
-async def test_a_token_tells_its_values_under_the_pointer(contents, open_page):
-    """Id, text, logprob, probability, policy version, span."""
+async def test_hovering_a_token_shows_its_values(contents, open_page):
+    """ID, text, logprob, probability, policy version and span."""
     page, step = await opened(contents, open_page, "branching", 2)
     given, choice = len(step["prompt_ids"]), step["choices"][0]
     texts = (await contents.control("GET", f"/rollouts/branching/steps/{step['step_id']}/texts"))["texts"]
@@ -105,7 +105,7 @@ async def test_a_token_tells_its_values_under_the_pointer(contents, open_page):
 
 
 async def test_spans_are_marked_and_reached_by_a_key(contents, open_page):
-    """Where the first begins, and where another version of the weights went on."""
+    """A span starts with the first sampled token and where another version of the weights continues."""
     page, step = await opened(contents, open_page, "branching", 2)
     given = len(step["prompt_ids"])
     starts = [token["i"] for token in await shown(page) if "span-start" in token["classes"]]
@@ -118,8 +118,8 @@ async def test_spans_are_marked_and_reached_by_a_key(contents, open_page):
     assert str(given + 9) == (await facts(page))["token"]
 
 
-async def test_where_nobody_knows_texts_ids_are_shown(contents, open_page):
-    """Plainly, with all that is known of them; the page says so."""
+async def test_ids_are_shown_if_texts_are_unknown(contents, open_page):
+    """With everything else that is known of them; the page notes it."""
     (*_, step) = (await contents.control("GET", "/rollouts/drifting/steps"))["steps"]
     async with running(settings_for(None), contents.store) as served:  # the engine that sampled is not configured
         page = await open_page(f"{served.url}/ui#/rollout/drifting/step/{step['step_id']}")
@@ -132,14 +132,14 @@ async def test_where_nobody_knows_texts_ids_are_shown(contents, open_page):
 
 
 async def test_a_call_without_ids_says_so(contents, open_page):
-    """A call that failed has no tokens; its answer is shown."""
+    """A failed call has no tokens; its response is shown."""
     page = await open_page(f"{contents.url}/ui#/rollout/branching/step/branching-4")
     await expect(page.locator(".empty").first).to_have_text("The engine told no token ids for this call.")
     await expect(page.locator(".message[data-role='error']")).to_contain_text("400 bad <img src=x")
 
 
 async def test_drift_is_marked_at_its_token(contents, open_page):
-    """In the step whose ids parted and in the earlier one, and told with both texts."""
+    """In the step that drifts and in the earlier one, with both texts."""
     (first, *_) = (await contents.control("GET", "/rollouts/drifting/tree"))["drift"]
     for name in ("step_id", "earlier_step_id"):
         page = await open_page(f"{contents.url}/ui#/rollout/drifting/step/{first[name]}")
@@ -148,7 +148,7 @@ async def test_drift_is_marked_at_its_token(contents, open_page):
 
 
 async def test_messages_are_shown(contents, open_page):
-    """What was asked, and what was answered."""
+    """Those of the request, then the reply."""
     page, step = await opened(contents, open_page, "conversation", 1)
     told = await page.locator(".message").all_inner_texts()
     asked = [message["content"] for message in step["request"]["messages"]]
@@ -157,8 +157,8 @@ async def test_messages_are_shown(contents, open_page):
     assert [*asked, reply] == [one.split("\n", 1)[1].strip() for one in told]
 
 
-async def test_messages_are_those_that_were_sent(contents, open_page):
-    """Where a client's own body was of another shape, which the raw JSON has."""
+async def test_the_messages_sent_to_the_engine_are_shown(contents, open_page):
+    """If the client's own body has another shape; the raw JSON has that body."""
     page, step = await opened(contents, open_page, "branching", 1)
     told = await page.locator(".message").all_inner_texts()
 
@@ -169,7 +169,7 @@ async def test_messages_are_those_that_were_sent(contents, open_page):
 
 
 async def test_tokens_open_where_sampling_begins(many, open_page):
-    """Behind a prompt of 100,000 tokens, for the pointer and for keys; whoever looks elsewhere is left there."""
+    """Behind a prompt of 100,000 tokens, for pointer and keyboard; after scrolling elsewhere, the view stays there."""
     page = await open_page(f"{many.url}/ui#/rollout/long/step/long-0")
     opening, tokens = page.locator(f"#t-{TOKENS // 2}:not(.noid)"), page.locator(".tokens")
     await expect(opening).to_be_visible()
@@ -182,7 +182,7 @@ async def test_tokens_open_where_sampling_begins(many, open_page):
 
 
 async def test_raw_json_is_one_click_away(contents, open_page):
-    """Seen, and saved as it is."""
+    """It is shown, and downloaded unchanged."""
     page, step = await opened(contents, open_page, "conversation", 1)
     await page.get_by_role("button", name="Raw JSON").click()
     await expect(page.locator(".rawline").nth(1)).to_contain_text(step["step_id"])
@@ -194,7 +194,7 @@ async def test_raw_json_is_one_click_away(contents, open_page):
 
 
 async def test_sequences_are_shown_as_rows(contents, open_page):
-    """As the export has them; an opened one has its tokens by their mask, and those trained elsewhere look otherwise."""
+    """As exported; an opened row colours its tokens by mask, and those trained in another row differ."""
     told = (await contents.control("GET", "/rollouts/branching/export?format=sequences"))["rows"]
     page = await open_page(f"{contents.url}/ui#/rollout/branching/sequences")
     await expect(page.locator(".row.g-sequences:not(.head)")).to_have_count(len(told))
@@ -212,7 +212,7 @@ async def test_sequences_are_shown_as_rows(contents, open_page):
 
 
 async def test_drift_is_marked_in_sequences(contents, open_page):
-    """Where a row's step parted from another one, too."""
+    """Also where a row's step departs from a step of another row."""
     (first, *_) = (await contents.control("GET", "/rollouts/drifting/tree"))["drift"]
     rows = (await contents.control("GET", "/rollouts/drifting/export?format=sequences"))["rows"]
     branch = next(row["branch"] for row in rows if first["step_id"] in {span["step_id"] for span in row["spans"]})
@@ -223,7 +223,7 @@ async def test_drift_is_marked_in_sequences(contents, open_page):
     assert f"{first['kind']}: ids part here" == (await facts(page))["drift"]
 
 
-async def test_flagged_steps_are_in_rows_if_they_are_asked_for(contents, open_page):
+async def test_flagged_steps_are_in_rows_on_request(contents, open_page):
     """In their own colour."""
     page = await open_page(f"{contents.url}/ui#/rollout/branching/sequences")
     await page.locator("select").select_option("flagged")
@@ -232,8 +232,8 @@ async def test_flagged_steps_are_in_rows_if_they_are_asked_for(contents, open_pa
     await expect(page.locator(".tokens .k-flagged")).to_have_count(16)
 
 
-async def test_texts_come_into_view_as_they_are_needed(many, open_page):
-    """Of 200,000 tokens, a window."""
+async def test_texts_are_loaded_as_they_come_into_view(many, open_page):
+    """Of 200,000 tokens, only a window is requested."""
     asked = []
     page = await open_page(f"{many.url}/ui#/rollout/long/step/long-0")
     page.on("request", lambda request: "/texts" in request.url and asked.append(request.url))
@@ -246,7 +246,7 @@ async def test_texts_come_into_view_as_they_are_needed(many, open_page):
 
 
 async def test_plots_have_axes_units_and_values(contents, open_page):
-    """Reward by policy version, tokens a second, logprobs: each mark tells its value, by pointer and by key."""
+    """Reward by policy version, tokens per second, logprobs: each mark shows its value, by pointer and by keyboard."""
     page = await open_page(f"{contents.url}/ui#/plots")
     await expect(page.locator(".sum")).to_have_text("20 of 20 rollouts with steps")
     plots = page.locator(".plot")
@@ -255,7 +255,7 @@ async def test_plots_have_axes_units_and_values(contents, open_page):
     assert ["seconds since the first call was sent", "tokens/s"] == labels[1]
     assert "logprob (nats)" in labels[2][0]
     assert {"1", "2", "3", "4"} <= set(await plots.nth(0).locator(".tick").all_text_contents())
-    assert 18 == await plots.nth(0).locator(".point-mark").count()  # the two that are open have none
+    assert 18 == await plots.nth(0).locator(".point-mark").count()  # the two open ones have none
     await plots.nth(2).locator("svg").focus()
     await page.keyboard.press("ArrowRight")
     await expect(plots.nth(2).locator(".told")).to_contain_text("logprob below -10")
@@ -263,8 +263,8 @@ async def test_plots_have_axes_units_and_values(contents, open_page):
     await expect(plots.nth(0).locator(".told")).to_contain_text("reward")
 
 
-async def test_a_rollout_has_plots_of_its_own(contents, open_page):
-    """Speed by time, and its logprobs as the tree counts them."""
+async def test_a_rollout_has_its_own_plots(contents, open_page):
+    """Speed over time, and its logprobs as the tree counts them."""
     page = await open_page(f"{contents.url}/ui#/rollout/conversation/plots")
     counts = (await contents.control("GET", "/rollouts/conversation/tree"))["logprobs"]["counts"]
     bars = page.locator(".plot").nth(1).locator(".bar-mark title")

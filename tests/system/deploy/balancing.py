@@ -1,7 +1,4 @@
-"""A balancer as compose.yaml runs it: a real HAProxy with its configuration, and names that say who is there.
-
-Holds the two and how they are started. Replicas and what they answer are the tests'.
-"""
+"""The balancer of compose.yaml: a real HAProxy with its configuration, and a name server for the replicas' addresses."""
 
 import asyncio
 import os
@@ -20,13 +17,13 @@ CONFIGURATION = DEPLOY / "haproxy" / "haproxy.cfg"
 
 
 def own_addresses(count: int) -> list[str]:
-    """Loopback addresses that nobody else uses: the ports of the configuration are free on each."""
+    """Return loopback addresses on which the configured ports are free."""
     net = f"127.{1 + randbelow(254)}.{randbelow(256)}"
     return [f"{net}.{1 + number}" for number in range(count)]
 
 
 class Names(asyncio.DatagramProtocol):
-    """A name server that answers every question for an address with `addresses`, as Docker's does for a service."""
+    """A name server that answers every query with `addresses`, as Docker's does for a service."""
 
     def __init__(self) -> None:
         self.addresses: list[str] = []
@@ -35,7 +32,7 @@ class Names(asyncio.DatagramProtocol):
         self._transport = transport
 
     def datagram_received(self, asked: bytes, sender: tuple[str, int]) -> None:
-        end = asked.index(b"\0", 12) + 5  # the name, its end, type and class
+        end = asked.index(b"\0", 12) + 5  # the name, its terminator, type and class
         is_for_an_address = asked[end - 4 : end - 2] == b"\0\1"
         found = self.addresses if is_for_an_address else []
         head = asked[:2] + b"\x85\x80" + struct.pack(">HHHH", 1, len(found), 0, 0)
@@ -45,7 +42,7 @@ class Names(asyncio.DatagramProtocol):
 
 @asynccontextmanager
 async def naming() -> AsyncIterator[tuple[Names, str]]:
-    """The name server, and its address."""
+    """Start the name server; yield it and its address."""
     transport, names = await asyncio.get_running_loop().create_datagram_endpoint(Names, ("127.0.0.1", 0))
     try:
         yield names, "{}:{}".format(*transport.get_extra_info("sockname"))
@@ -55,7 +52,7 @@ async def naming() -> AsyncIterator[tuple[Names, str]]:
 
 @asynccontextmanager
 async def balancing(address: str, port: int, names: str, http: aiohttp.ClientSession) -> AsyncIterator[str]:
-    """HAProxy before the replicas' APIs on this port, passing requests on: its URL."""
+    """Start HAProxy for the replicas' listeners on this port; yield its URL once it forwards requests."""
     said = {**os.environ, "API_PORT": str(port), "API_ADDRESS": address, "DNS": names}
     command = [program("haproxy"), "-db", "-f", str(CONFIGURATION)]
     balancer = await asyncio.create_subprocess_exec(*command, env=said)
@@ -73,7 +70,7 @@ async def balancing(address: str, port: int, names: str, http: aiohttp.ClientSes
 
 
 async def _passes_on(http: aiohttp.ClientSession, url: str) -> bool:
-    """Whether an answer is a replica's, which has nothing at this path; the balancer's own is 503."""
+    """Return whether a replica answers: it has nothing at this path, and the balancer itself answers 503."""
     try:
         async with http.get(url) as answer:
             return answer.status == 404

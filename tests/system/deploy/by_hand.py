@@ -1,7 +1,7 @@
-"""The steps of deploy/Dockerfile by hand: without an engine for images, in a folder instead of a root of its own.
+"""The steps of deploy/Dockerfile, run without a container engine in a folder instead of an image.
 
-Holds the reading of the file and the running of its steps. It knows the instructions that the file has, and refuses others.
-What it cannot show is the base image: it is this machine's Python that stands for it.
+Only the instructions that the file contains are supported. The base image is not tested: this machine's Python stands
+in for it.
 """
 
 import json
@@ -20,11 +20,11 @@ from .environment import Missing
 
 REPOSITORY = DEPLOY.parent
 DOCKERFILE = DEPLOY / "Dockerfile"
-_OWN = re.compile(r"(?<![\w./])/(src|opt|data)\b")  # the folders that the file makes; in ours they lie below `root`
+_OWN = re.compile(r"(?<![\w./])/(src|opt|data)\b")  # the folders that the file creates; here they are below `root`
 
 
 def instructions() -> Iterator[tuple[str, str]]:
-    """The instructions of the file: each word and what follows it."""
+    """Return the instructions of the file: keyword and arguments."""
     lines = [line for line in DOCKERFILE.read_text().splitlines() if line.strip() and not line.startswith("#")]
     for whole in "\n".join(lines).replace("\\\n", "").splitlines():
         word, _, rest = whole.partition(" ")
@@ -33,7 +33,7 @@ def instructions() -> Iterator[tuple[str, str]]:
 
 @dataclass
 class Image:
-    """What the steps made: `root` holds its folders, and the rest is how it is run."""
+    """The result of the build: `root` contains its folders, the rest describes how to run it."""
 
     root: Path
     environment: dict[str, str] = field(default_factory=dict)
@@ -43,12 +43,12 @@ class Image:
     health: list[str] = field(default_factory=list)
 
     def here(self, text: str) -> str:
-        """A text of the file, with its folders where ours are."""
+        """Return a text of the file with its folders replaced by those below `root`."""
         return _OWN.sub(rf"{self.root}/\1", text)
 
 
 def build(root: Path) -> Image:
-    """Run the steps of the first stage, and read the last one."""
+    """Run the steps of the first stage and read the last one."""
     python = root / "bin" / "python"
     python.parent.mkdir()
     python.symlink_to(_python_for_all())
@@ -82,7 +82,7 @@ def _workdir(image: Image, rest: str) -> None:
 
 def _copy(image: Image, rest: str) -> None:
     if rest.startswith("--from="):
-        return  # both stages have one root here
+        return  # both stages have the same root here
     *sources, target = rest.split()
     allowed = (REPOSITORY / ".dockerignore").read_text().splitlines()
     for source in sources:
@@ -96,7 +96,7 @@ def _copy(image: Image, rest: str) -> None:
 
 def _run(image: Image, rest: str) -> None:
     if "useradd" in rest:
-        return  # the machine's users are not ours to make: its number is used without a name
+        return  # a test does not create users; the number works without a name
     pip = {name: value for name, value in os.environ.items() if name.startswith("PIP_") or "proxy" in name.lower()}
     environment = {"HOME": str(image.root), **pip, **image.environment}
     command = ["/bin/sh", "-c", image.here(rest)]
@@ -109,7 +109,7 @@ def _user(image: Image, rest: str) -> None:
 
 
 def _command(image: Image, rest: str) -> None:
-    image.command += json.loads(rest)  # ENTRYPOINT, then CMD: the form without a shell
+    image.command += json.loads(rest)  # ENTRYPOINT, then CMD, in exec form
 
 
 def _health(image: Image, rest: str) -> None:
@@ -117,7 +117,7 @@ def _health(image: Image, rest: str) -> None:
 
 
 def _nothing(image: Image, rest: str) -> None:
-    """What is only told: to people, and to the engine that runs an image."""
+    """Ignore an instruction that only informs people or the container engine."""
 
 
 _STEPS = {
@@ -127,7 +127,11 @@ _STEPS = {
 
 
 def _python_for_all() -> Path:
-    """A Python that any user of this machine can run. Raises `Missing`."""
+    """Return a Python that any user of this machine can run.
+
+    Raises:
+        Missing: there is none.
+    """
     for name in (Path(sys.base_prefix) / "bin" / "python3", Path("/usr/local/bin/python3"), Path("/usr/bin/python3")):
         path = name.resolve()
         if path.exists() and all(folder.stat().st_mode & 0o001 for folder in (path, *path.parents)):

@@ -1,4 +1,4 @@
-"""What the tests of deploy/ share: its files, and how a checker is asked."""
+"""Fixtures of the deploy tests: the files of deploy/, and the checkers."""
 
 import re
 import subprocess
@@ -15,7 +15,7 @@ VARIABLE = re.compile(r"\$\$|\$\{(\w+)(?:(:-|:\?)([^}]*))?\}")
 
 @pytest.fixture(scope="session")
 def checker():
-    """Run a program of the checkers' environment, or a line of Python there: its exit code and what it said."""
+    """Run a program of the checkers' environment, or Python code in it; return the exit code and the output."""
     folder = checkers()
 
     def run(name: str, *words: str, said: str = "") -> tuple[int, str]:
@@ -28,14 +28,14 @@ def checker():
 
 @pytest.fixture(scope="session")
 def variables():
-    """What a person has in .env: env.example, with keys where it has none."""
+    """The variables of .env: env.example, with keys where it has none."""
     lines = [line.partition("=") for line in (DEPLOY / "env.example").read_text().splitlines() if line[:1].isalpha()]
     return {name: value or f"a-{name.lower()}" for name, _, value in lines}
 
 
 @pytest.fixture(scope="session")
 def compose_text(variables):
-    """compose.yaml with its variables, as `docker compose config` puts them in."""
+    """compose.yaml with its variables substituted, as by `docker compose config`."""
 
     def value_of(found: re.Match[str]) -> str:
         if found[0] == "$$":

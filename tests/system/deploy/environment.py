@@ -1,7 +1,7 @@
-"""What the tests of deploy/ need besides .venv: checkers from PyPI, and programs of Debian.
+"""What the deploy tests need besides .venv: checkers from PyPI, and Debian programs.
 
-Holds which they are and how they are had. The checkers get an environment of their own under `$XDG_CACHE_HOME/tokentape`
-(or `~/.cache/tokentape`), some 150 MB, made once, which may be deleted at will. Run as a program it makes what is missing.
+The checkers have their own environment in `$XDG_CACHE_HOME/tokentape` (or `~/.cache/tokentape`), about 150 MB, created
+once; it may be deleted at any time. Run as a program, it creates what is missing.
 """
 
 import hashlib
@@ -14,15 +14,23 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 REQUIREMENTS = HERE / "requirements.txt"
-PROGRAMS = {"haproxy": "haproxy", "kubectl": "kubernetes-client", "systemd-analyze": "systemd"}  # and Debian's packages
+PROGRAMS = {
+    "haproxy": "haproxy",
+    "kubectl": "kubernetes-client",
+    "systemd-analyze": "systemd",
+}  # and their Debian packages
 
 
 class Missing(Exception):
-    """Something could not be had; the sentence says what, and how to have it."""
+    """Something is not available; the message names it and how to install it."""
 
 
 def checkers() -> Path:
-    """The folder of the checkers' programs, made if it is not there. Raises `Missing`."""
+    """Return the folder of the checkers' programs, creating it if it is missing.
+
+    Raises:
+        Missing: a checker cannot be installed.
+    """
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tokentape"
     key = hashlib.sha256(f"{REQUIREMENTS.read_text()}{sys.version}{sys.base_prefix}".encode()).hexdigest()[:12]
     folder = home / f"deploy-{key}"
@@ -32,8 +40,8 @@ def checkers() -> Path:
         try:
             _run([sys.executable, "-m", "venv", str(part)])
             _run([str(part / "bin" / "python"), "-m", "pip", "install", "--quiet", "--requirement", str(REQUIREMENTS)])
-            part.rename(folder)  # whole, or not at all; scripts name the other folder, so each is run by its python
-        except OSError:  # another process was first
+            part.rename(folder)  # atomic; scripts name the other folder, so each is run by its Python
+        except OSError:  # another process was faster
             if not folder.exists():
                 raise
         finally:
@@ -42,7 +50,11 @@ def checkers() -> Path:
 
 
 def program(name: str) -> str:
-    """The path of a program of Debian, installed if we are root. Raises `Missing`."""
+    """Return the path of a Debian program, installing it if we are root.
+
+    Raises:
+        Missing: it is not installed and cannot be.
+    """
     found = shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
     if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
         _run(["apt-get", "update", "--quiet"])

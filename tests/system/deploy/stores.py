@@ -1,7 +1,4 @@
-"""A real valkey-server with a deployed configuration, and what an operator is told of it.
-
-Holds its start and its end, and one question.
-"""
+"""A real valkey-server with a deployed configuration, and what TokenTape reports about it."""
 
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -15,7 +12,9 @@ from storage.options import StoreOptions
 
 @contextmanager
 def valkey(command: Sequence[str], **environment: str) -> Iterator[bytes]:
-    """The server of this command, once it answers: its command line, as every program of the machine reads it."""
+    """Start a server with this command; yield its command line, which every user of the machine can read, once it
+    answers.
+    """
     server = subprocess.Popen([*command], stdout=subprocess.PIPE, text=True, env=environment or None)
     try:
         assert any("Ready to accept connections" in line for line in server.stdout)
@@ -27,7 +26,7 @@ def valkey(command: Sequence[str], **environment: str) -> Iterator[bytes]:
 
 
 async def facts_of(url: str, password: str | None) -> dict[str, Any]:
-    """What an operator is told of a store that has to have each step on disk."""
+    """Return the warnings that an operator gets if each step must be on disk."""
     store = await open_store(url, StoreOptions(durability="fsync", password=password))
     try:
         return await store.facts()

@@ -1,4 +1,4 @@
-"""The balancer of compose.yaml, for real: HAProxy with deploy/haproxy/haproxy.cfg before two replicas over one Valkey."""
+"""The balancer of compose.yaml: HAProxy with deploy/haproxy/haproxy.cfg, two replicas and one Valkey."""
 
 import asyncio
 import io
@@ -27,14 +27,14 @@ EVENTS = [event + b"\n\n" for event in STREAM.answer.split(b"\n\n")[:-1]]
 
 
 class Setup:
-    """Two replicas behind their names, and the balancers of both APIs."""
+    """Two replicas behind their names, and the balancers of the model API and the control API."""
 
     def __init__(self, tmp_path, words):
         self.address, *self.replicas = own_addresses(3)
         self._folder, self._words = tmp_path, words
 
     def start(self, replica):
-        """A replica at its address, with the ports that the image has."""
+        """Start a replica at its address, with the ports of the image."""
         config = self._folder / f"{replica}.yaml"
         agents_url = f"http://{self.address}:8400"
         config.write_text(
@@ -45,9 +45,11 @@ class Setup:
 
 @pytest.fixture
 async def setup(engine, server, store, http, tmp_path, monkeypatch):
-    """Everything started, and both balancers passing on."""
+    """Everything started, with both balancers forwarding."""
     monkeypatch.setenv("TOKENTAPE_STORE__PREFIX", store._store._prefix)
-    monkeypatch.setenv("TOKENTAPE_LOG__LEVEL", "warning")  # nobody reads the log here, and a full pipe would stop it
+    monkeypatch.setenv(
+        "TOKENTAPE_LOG__LEVEL", "warning"
+    )  # nobody reads this log, and a full pipe would block the process
     monkeypatch.setenv("TOKENTAPE_SHUTDOWN_DELAY_S", "5")
     monkeypatch.setenv("TOKENTAPE_DRAIN_TIMEOUT_S", "20")
     setup = Setup(tmp_path, ("serve", "--store", f"unix:{server.socket}", "--engine", engine.url))
@@ -62,7 +64,7 @@ async def setup(engine, server, store, http, tmp_path, monkeypatch):
 
 
 def hold_streams(engine):
-    """The engine streams three events, and the rest once the event that is given has been set."""
+    """Have the engine stream three events, and the rest once the given event is set."""
     go_on = asyncio.Event()
 
     async def answering(request, body):
@@ -78,7 +80,7 @@ def hold_streams(engine):
 
 
 async def in_flight(http, setup):
-    """The calls in flight at each replica, as it says itself."""
+    """Return the calls in flight at each replica, from its metrics."""
     found = []
     for replica in setup.replicas:
         async with http.get(f"http://{replica}:8401/metrics") as answer:
@@ -87,7 +89,7 @@ async def in_flight(http, setup):
 
 
 def test_the_configuration_is_valid(monkeypatch):
-    """HAProxy finds nothing to complain about."""
+    """HAProxy reports no warning."""
     monkeypatch.setenv("API_PORT", "8400")
     done = subprocess.run(
         [program("haproxy"), "-c", "-f", str(CONFIGURATION)], capture_output=True, text=True, check=False
@@ -96,8 +98,8 @@ def test_the_configuration_is_valid(monkeypatch):
     assert (0, "") == (done.returncode, done.stderr)
 
 
-async def test_a_stream_passes_as_it_comes(setup, engine, store, http):
-    """The first token is at the agent while the engine has not said the next; then all of it is passed and stored."""
+async def test_a_stream_is_forwarded_without_buffering(setup, engine, store, http):
+    """The agent receives the first token before the engine sends the next; then the rest is forwarded and stored."""
     go_on = hold_streams(engine)
     async with http.post(f"{setup.models}/rollouts/r1{CHAT}", json=STREAMED) as answer:
         first = await answer.content.readuntil(b"\n\n")
@@ -111,8 +113,8 @@ async def test_a_stream_passes_as_it_comes(setup, engine, store, http):
 
 
 @pytest.mark.parametrize("body", [BODY, STREAMED], ids=["unstreamed", "streamed"])
-async def test_an_agent_that_leaves_ends_its_call_at_the_engine(setup, engine, store, http, body):
-    """Before anything of the answer has come, and in the middle of a stream: the engine samples for nobody."""
+async def test_a_client_disconnect_ends_the_call_at_the_engine(setup, engine, store, http, body):
+    """Before the response starts, and in the middle of a stream: the engine stops sampling."""
     if body is STREAMED:
         engine.streams(EVENTS[:3], then="hang")
         answer = await http.post(f"{setup.models}/rollouts/r1{CHAT}", json=body)
@@ -129,8 +131,8 @@ async def test_an_agent_that_leaves_ends_its_call_at_the_engine(setup, engine, s
     assert "the client left" == step.reason
 
 
-async def test_calls_go_where_the_fewest_are(setup, engine, http):
-    """Ten at once of one client are five at each replica, also on connections that it had already."""
+async def test_calls_go_to_the_replica_with_the_fewest(setup, engine, http):
+    """Ten concurrent calls of one client are five at each replica, also on connections that are already open."""
     engine.plays(WHOLE)
     for _ in range(3):
         await (await http.post(f"{setup.models}{CHAT}", json=BODY)).read()
@@ -144,8 +146,8 @@ async def test_calls_go_where_the_fewest_are(setup, engine, http):
     assert all(end.endswith(b"data: [DONE]\n\n") for end in ends)
 
 
-async def test_a_long_prompt_passes(setup, engine, store, http):
-    """Sixteen megabytes of it: nothing in between has a limit of its own."""
+async def test_a_long_prompt_is_forwarded(setup, engine, store, http):
+    """A prompt of 16 MB passes: no part of the path has a smaller limit."""
     engine.plays(WHOLE)
     body = {**BODY, "messages": [{"role": "user", "content": "x" * 2**24}]}
     text, kind = io.BytesIO(orjson.dumps(body)), {"Content-Type": "application/json"}
@@ -156,8 +158,8 @@ async def test_a_long_prompt_passes(setup, engine, store, http):
     assert body["messages"] == engine.asked[-1]["messages"]
 
 
-async def test_a_replica_stops_under_load_and_no_call_fails(setup, engine, store, http):
-    """Its calls in flight end whole and its exit code is 0; all others go to the other replica, until it is back."""
+async def test_no_call_fails_when_a_replica_stops_under_load(setup, engine, store, http):
+    """Its calls in flight complete and it exits with 0; new calls go to the other replica until it is back."""
     go_on = hold_streams(engine)
     held = [await http.post(f"{setup.models}/rollouts/held{n}{CHAT}", json=STREAMED) for n in range(2)]
     engine.plays(WHOLE)
@@ -178,14 +180,14 @@ async def test_a_replica_stops_under_load_and_no_call_fails(setup, engine, store
     await until_calls(50)
     process = setup.processes[f"http://{setup.replicas[0]}:8400"]
     process.send_signal(signal.SIGTERM)
-    with pytest.raises(aiohttp.ClientConnectionError):  # refused, or ended where a connection was kept
+    with pytest.raises(aiohttp.ClientConnectionError):  # connection refused, or closed while idle
         while (await http.get(f"http://{setup.replicas[0]}:8400/")).status:
             await until_calls(10)
     await until_calls(50)
     go_on.set()
     ends = [await answer.read() for answer in held]
     code = await asyncio.to_thread(process.wait, 20)
-    with setup.start(setup.replicas[0]):  # and it is asked again
+    with setup.start(setup.replicas[0]):  # and the request is sent again
         async with asyncio.timeout(20):
             while not (await in_flight(http, setup))[0]:
                 await until_calls(1)
@@ -198,8 +200,8 @@ async def test_a_replica_stops_under_load_and_no_call_fails(setup, engine, store
     assert told.total() == sum([len(await steps_of(store, f"r{number}")) for number in range(8)])
 
 
-async def test_an_engine_that_is_away_is_told_by_the_replica(setup, engine, http):
-    """Replicas that are not ready still answer: with a reason, and not with the balancer's own page."""
+async def test_a_replica_reports_that_the_engine_is_unreachable(setup, engine, http):
+    """Replicas that are not ready still answer, with a reason, instead of the balancer's own error page."""
 
     async def answering(request, body):
         request.transport.abort()
@@ -209,7 +211,7 @@ async def test_an_engine_that_is_away_is_told_by_the_replica(setup, engine, http
         while (await http.get(f"{setup.control}/ready")).status != 503:
             await asyncio.sleep(0.1)
     told = []
-    for _ in range(20):  # for two seconds, in which the balancer checks each replica four times
+    for _ in range(20):  # two seconds, in which the balancer checks each replica four times
         async with http.post(f"{setup.models}{CHAT}", json=BODY) as answer:
             told.append((answer.status, (await answer.json())["error"]["type"]))
         await asyncio.sleep(0.1)
@@ -217,8 +219,8 @@ async def test_an_engine_that_is_away_is_told_by_the_replica(setup, engine, http
     assert [(502, "upstream_error")] * 20 == told
 
 
-async def test_without_replicas_an_agent_is_told_to_come_again(setup):
-    """The balancer's own refusal is one that OpenAI's clients read, wait after, and try again."""
+async def test_without_replicas_agents_get_503_with_retry_after(setup):
+    """OpenAI's clients can read the balancer's own error, wait, and retry."""
     for process in setup.processes.values():
         process.kill()
         process.wait()
@@ -229,8 +231,8 @@ async def test_without_replicas_an_agent_is_told_to_come_again(setup):
     assert "no_replica" == told["error"]["type"]
 
 
-async def test_the_apis_stay_apart(setup, http):
-    """Each balancer passes on its API alone; a rollout that is opened at one is told where the other is."""
+async def test_the_model_api_and_the_control_api_stay_separate(setup, http):
+    """Each balancer forwards only its own API; a rollout that is opened on the one has the URL of the other."""
     async with http.post(f"{setup.control}/rollouts", json={"rollout_id": "r1"}) as answer:
         opened = await answer.json()
     async with http.get(f"{setup.models}/rollouts/r1") as answer:

@@ -1,4 +1,4 @@
-"""deploy/compose.yaml: of the Compose specification, and of one piece with what it mounts and runs."""
+"""deploy/compose.yaml conforms to the Compose specification and to the files that it mounts."""
 
 import re
 
@@ -13,7 +13,7 @@ from .conftest import DEPLOY
 from .stores import facts_of, valkey
 
 PARSE = "import sys; from compose_spec import PyCompose; PyCompose.from_yaml(sys.stdin.read()).to_spec()"
-STORED_AFTER_S = 30  # what a proxy may need to store what was cut
+STORED_AFTER_S = 30  # what a proxy may need to store the steps of aborted calls
 
 
 def seconds(text):
@@ -21,24 +21,24 @@ def seconds(text):
 
 
 def whole(text):
-    """With what YAML's anchors stand for in their place, which the checker does not do."""
+    """Expand YAML's anchors, which the checker does not do."""
     return yaml.safe_dump(yaml.safe_load(text))
 
 
 @pytest.fixture
 def replica(services, monkeypatch):
-    """The settings of a replica, as its environment says them."""
+    """Return the settings of a replica from its environment."""
     for name, value in services["proxy"]["environment"].items():
         monkeypatch.setenv(name, value)
     return Settings()
 
 
-def test_it_is_of_the_specification(checker, compose_text):
-    """With every variable of env.example put in, no field is unknown and no value of the wrong kind."""
+def test_it_conforms_to_the_specification(checker, compose_text):
+    """With every variable of env.example substituted, there is no unknown field and no value of a wrong type."""
     assert (0, "") == checker(PARSE, said=whole(compose_text))
 
 
-def test_a_field_that_is_none_is_found(checker, compose_text):
+def test_an_unknown_field_is_found(checker, compose_text):
     """The check can fail."""
     code, said = checker(PARSE, said=whole(compose_text).replace("restart:", "restrat:", 1))
 
@@ -46,8 +46,8 @@ def test_a_field_that_is_none_is_found(checker, compose_text):
     assert "restrat" in said
 
 
-def test_its_environment_is_settings(replica, services):
-    """The replicas' variables are read as settings: keys, an engine, a store that has each step on disk."""
+def test_its_environment_is_valid_settings(replica, services):
+    """The replicas' variables configure keys, an engine, and a store that writes each step to disk."""
     assert replica.agents.api_keys
     assert replica.control.api_keys
     assert ["http://simulator:8000"] == [endpoint.url for endpoint in replica.engines.endpoints]
@@ -56,8 +56,8 @@ def test_its_environment_is_settings(replica, services):
     assert set(services["proxy"]["environment"]) == named
 
 
-def test_calls_have_time_to_end(replica, services):
-    """Docker waits longer than the replicas' calls in flight, and than the balancers' own wait for theirs."""
+def test_calls_have_time_to_finish(replica, services):
+    """Docker waits longer than the replicas wait for calls in flight, and than the balancers wait for theirs."""
     balancer = (DEPLOY / "haproxy" / "haproxy.cfg").read_text()
     hard_stop = seconds(re.search(r"hard-stop-after (\w+)", balancer)[1])
 
@@ -67,8 +67,8 @@ def test_calls_have_time_to_end(replica, services):
         assert seconds(services[name]["stop_grace_period"]) > hard_stop >= stops_within
 
 
-def test_only_the_model_api_is_open_to_others(services):
-    """Every other port is this machine's, and the network of agents has the model API's balancer alone."""
+def test_only_the_model_api_is_reachable_by_others(services):
+    """Every other port is bound to this machine, and the agents' network contains only the model API's balancer."""
     ports = {name: service.get("ports", []) for name, service in services.items()}
 
     assert ["8400:8400"] == ports.pop("models")
@@ -76,15 +76,15 @@ def test_only_the_model_api_is_open_to_others(services):
     assert ["models"] == [name for name, service in services.items() if "agents" in service["networks"]]
 
 
-def test_our_containers_can_do_little(services):
-    """No capabilities, no new ones, nothing to write on but /tmp and what is mounted."""
+def test_our_containers_have_few_rights(services):
+    """No capabilities, no new privileges, and nothing writable but /tmp and mounts."""
     for name in ("models", "control", "proxy", "simulator"):
         assert ["ALL"] == services[name]["cap_drop"], name
         assert ["no-new-privileges:true"] == services[name]["security_opt"], name
         assert services[name]["read_only"] is True, name
 
 
-def test_what_is_mounted_is_there(services):
+def test_mounted_files_exist(services):
     """Every path of this folder that a service mounts exists in the tree."""
     mounted = [mount.split(":")[0] for service in services.values() for mount in service.get("volumes", [])]
     missing = [path for path in mounted if path.startswith("./") and not (DEPLOY / path).exists()]
@@ -93,7 +93,7 @@ def test_what_is_mounted_is_there(services):
 
 
 def test_prometheus_scrapes_each_replica_with_a_control_key(compose_text, services):
-    """By the name that compose gives all of them, at their control port, with the key that compose puts there as a file."""
+    """By the service's name, at the control port, with the key that compose mounts as a file."""
     scraped = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())["scrape_configs"]
     (job,) = [job for job in scraped if job["job_name"] == "tokentape"]
     (secret,) = services["prometheus"]["secrets"]
@@ -105,8 +105,8 @@ def test_prometheus_scrapes_each_replica_with_a_control_key(compose_text, servic
     assert {"environment": "CONTROL_KEY"} == yaml.safe_load(compose_text)["secrets"][secret]
 
 
-async def test_the_store_takes_the_configuration_and_keeps_what_it_is_told(compose_text, replica, tmp_path):
-    """A real valkey-server with this file asks for the password, and promises what durability fsync wants."""
+async def test_the_store_accepts_the_configuration_and_writes_to_disk(compose_text, replica, tmp_path):
+    """A real valkey-server with this file requires the password, and provides the durability `fsync`."""
     said = yaml.safe_load(compose_text)["configs"]["valkey.conf"]["content"]
     where = f"unix:{tmp_path}/v.sock"
     config = tmp_path / "valkey.conf"

@@ -1,4 +1,4 @@
-"""deploy/Dockerfile: linted, and its steps run by hand; then what they made, as a user with no rights, on a tree to read."""
+"""deploy/Dockerfile: the linter's report, and the result of its steps, run by an unprivileged user in a read-only tree."""
 
 import asyncio
 import os
@@ -24,7 +24,7 @@ BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "strea
 
 @pytest.fixture(scope="module")
 def image():
-    """What the steps made, in a folder that other users may read, and nobody write."""
+    """The built image, in a folder that other users can read and nobody can write."""
     root = Path(tempfile.mkdtemp(prefix="tokentape-image-"))
     try:
         root.chmod(0o755)
@@ -42,7 +42,7 @@ def image():
 
 
 class Container:
-    """The image, run on free ports instead of its own, as its user if we may."""
+    """The image, run on free ports instead of its own, as its own user if possible."""
 
     def __init__(self, image, **said):
         self.image = image
@@ -64,14 +64,14 @@ class Container:
         )  # fmt: skip
 
     def ends(self, command):
-        """The exit code of a command that runs in it, and what it complained of."""
+        """Run a command in it; return its exit code and stderr."""
         process = self.start(command)
         _, said = process.communicate(timeout=60)
         return process.returncode, said
 
     @contextmanager
     def running(self):
-        """The image's own command, once it listens."""
+        """Run the image's own command; yield once it listens."""
         process = self.start(self.image.command)
         try:
             said = ""
@@ -95,29 +95,29 @@ def container(image, engine):
 
 
 def test_the_linter_finds_nothing(checker):
-    """hadolint, which looks at the shell's lines too; and it does find things."""
+    """hadolint also checks the shell code; the check can fail."""
     assert (0, "") == checker("hadolint", str(DOCKERFILE))
     assert checker("hadolint", "-", said="FROM python\nRUN cd /x && apt-get install y\n")[0] != 0
 
 
-def test_without_keys_it_refuses_to_start(image):
-    """An image listens to everybody, so what it asks for first are keys."""
+def test_it_does_not_start_without_keys(image):
+    """An image listens on all interfaces, so keys are required."""
     code, said = Container(image).ends(image.command)
 
     assert 1 == code
     assert "agents.api_keys is empty" in said
 
 
-def test_its_user_can_write_nothing_of_it(container):
-    """Neither a new file beside the program, nor the program."""
+def test_its_user_cannot_write_to_it(container):
+    """Neither a new file beside the program, nor the program itself."""
     for name in ("new", "bin/tokentape"):
         code, said = container.ends(["/bin/sh", "-c", f": >> {container.image.root}/opt/tokentape/{name}"])
         assert code != 0
         assert "Permission denied" in said
 
 
-async def test_it_serves_is_healthy_and_ends_its_stream_before_it_stops(container, engine, http):
-    """A call with the embedded store; SIGTERM in the middle of the next: its stream ends whole, and the exit code is 0."""
+async def test_it_serves_is_healthy_and_ends_a_stream_before_it_stops(container, engine, http):
+    """A call with the embedded store; on SIGTERM during the next, its stream completes and the exit code is 0."""
     go_on = asyncio.Event()
 
     async def answering(request, body):
@@ -144,7 +144,7 @@ async def test_it_serves_is_healthy_and_ends_its_stream_before_it_stops(containe
         second = await answer.read()
         code = await asyncio.to_thread(process.wait, 30)
     unhealthy, _ = await asyncio.to_thread(container.ends, container.image.health)
-    with container.running():  # what was stored is in /data
+    with container.running():  # stored steps are in /data
         kept = await (await http.get(f"{container.control}/rollouts/r1/steps", headers=control)).json()
 
     assert (0, "") == healthy

@@ -1,4 +1,4 @@
-"""The commands of deploy/README.md, which nobody can run here as they stand: what they name is there."""
+"""The commands of deploy/README.md cannot be run here as written; the files and settings that they name exist."""
 
 import re
 import shlex
@@ -12,7 +12,7 @@ from .conftest import DEPLOY
 
 PAGE = DEPLOY / "README.md"
 BLOCKS = re.findall(r"```bash\n(.*?)```", PAGE.read_text(), re.DOTALL)
-MADE = {"secret.yaml", ".env", "deploy"}  # by the reader, of the examples; and where `cd` goes
+MADE = {"secret.yaml", ".env", "deploy"}  # created by the reader from the examples; and the target of `cd`
 
 
 def words_of(block):
@@ -20,8 +20,8 @@ def words_of(block):
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
-def test_every_file_that_a_command_names_is_in_the_tree(block):
-    """From the top, or from deploy/ after `cd deploy`."""
+def test_every_file_in_a_command_exists(block):
+    """Relative to the top, or to deploy/ after `cd deploy`."""
     top = DEPLOY if "cd deploy" in block else DEPLOY.parent
     files = {
         word
@@ -32,8 +32,8 @@ def test_every_file_that_a_command_names_is_in_the_tree(block):
     assert [] == [name for name in files - MADE if not (top / name).exists()]
 
 
-def test_every_setting_is_one():
-    """Variables of ours that the page names set something."""
+def test_every_variable_is_a_setting():
+    """Every TOKENTAPE_ variable on the page sets something."""
     names = {f"{ENVIRONMENT_PREFIX}{name.upper().replace('.', '__')}" for name, *_ in settings_of(Settings)}
     said = set(re.findall(r"TOKENTAPE_\w+", PAGE.read_text()))
 
@@ -41,7 +41,7 @@ def test_every_setting_is_one():
     assert set() == said - names
 
 
-def test_there_is_something_to_look_at():
-    """Docker, Compose, Kubernetes, systemd: a block of commands each."""
+def test_every_way_of_deployment_has_commands():
+    """Docker, Compose, Kubernetes and systemd have a block of commands each."""
     assert 4 == len(BLOCKS)
     assert "deploy/kubernetes/valkey" in words_of(BLOCKS[2])

@@ -1,4 +1,4 @@
-"""deploy/kubernetes: of the API's schemas, as kustomize builds it, and of one piece with the settings and the metrics."""
+"""deploy/kubernetes, built by kustomize, conforms to the API's schemas, the settings and the metrics."""
 
 import json
 import re
@@ -25,7 +25,7 @@ import sys, yaml, kubernetes_validate
 for one in yaml.safe_load_all(sys.stdin):
     kubernetes_validate.validate(one, sys.argv[1], strict=True)
 """
-# These models pass over fields that they do not know: what comes out again tells.
+# These models ignore unknown fields: the output shows which were read.
 OF_THE_OPERATOR = """
 import sys, yaml
 from cloudcoil.models.prometheus_operator import v1
@@ -37,7 +37,7 @@ for one in yaml.safe_load_all(sys.stdin):
 
 
 def built(folder):
-    """What kustomize makes of a folder."""
+    """Return kustomize's output for a folder."""
     command = [program("kubectl"), "kustomize", str(folder)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
 
@@ -50,7 +50,7 @@ def objects():
 
 @pytest.fixture(scope="module")
 def secret():
-    """The Secret as a person makes it of the example: with keys where it has words in « »."""
+    """The Secret, made from the example with keys instead of the placeholders in « »."""
     text = (FOLDER / "secret.example.yaml").read_text()
     return yaml.safe_load(re.sub(r"«(.*?)»", lambda found: found[1].replace(" ", "-"), text))["stringData"]
 
@@ -62,7 +62,7 @@ def pod(objects):
 
 @pytest.fixture
 def settings(pod, secret, monkeypatch):
-    """The settings of a replica: its file, and its variables of the Secret."""
+    """The settings of a replica: its file, and the variables from the Secret."""
     (container,) = pod["spec"]["containers"]
     for variable in container["env"]:
         monkeypatch.setenv(variable["name"], secret[variable["valueFrom"]["secretKeyRef"]["key"]])
@@ -70,7 +70,7 @@ def settings(pod, secret, monkeypatch):
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_every_object_is_of_the_api(checker, version):
+def test_every_object_conforms_to_the_api(checker, version):
     """The kustomizations and the examples, strictly: no unknown field, no wrong value."""
     files = [(FOLDER / f"{name}.example.yaml").read_text() for name in ("secret", "agents-namespace")]
     text = "---\n".join([built(FOLDER), built(FOLDER / "valkey"), *files])
@@ -78,7 +78,7 @@ def test_every_object_is_of_the_api(checker, version):
     assert (0, "") == checker(OF_THE_API, version, said=text)
 
 
-def test_a_field_that_is_none_is_found(checker):
+def test_an_unknown_field_is_found(checker):
     """The check can fail."""
     code, said = checker(OF_THE_API, VERSIONS[-1], said=built(FOLDER).replace("minReplicas", "leastReplicas"))
 
@@ -86,8 +86,8 @@ def test_a_field_that_is_none_is_found(checker):
     assert "leastReplicas" in said
 
 
-def test_the_monitoring_objects_are_of_the_operators_types(checker):
-    """ServiceMonitor and PrometheusRule, and nothing of them is unknown."""
+def test_the_monitoring_objects_conform_to_the_operators_types(checker):
+    """ServiceMonitor and PrometheusRule have no unknown field."""
     text = built(FOLDER / "monitoring")
 
     assert ["PrometheusRule", "ServiceMonitor"] == sorted(one["kind"] for one in yaml.safe_load_all(text))
@@ -95,15 +95,15 @@ def test_the_monitoring_objects_are_of_the_operators_types(checker):
     assert checker(OF_THE_OPERATOR, said=text.replace("jobLabel", "jobName"))[0] != 0
 
 
-def test_the_rules_are_prometheus_own():
-    """One source: the groups of the PrometheusRule are those of deploy/prometheus/rules.yml."""
+def test_the_rules_are_those_of_prometheus():
+    """There is one source: the groups of the PrometheusRule are those of deploy/prometheus/rules.yml."""
     (rule,) = [one for one in yaml.safe_load_all(built(FOLDER / "monitoring")) if one["kind"] == "PrometheusRule"]
 
     assert yaml.safe_load((DEPLOY / "prometheus" / "rules.yml").read_text()) == rule["spec"]
 
 
-def test_the_configuration_is_read(settings):
-    """The file and the Secret's variables are settings: keys for both APIs, an engine, a durable store."""
+def test_the_configuration_is_valid_settings(settings):
+    """The file and the Secret's variables configure keys for both APIs, an engine, and a durable store."""
     assert settings.agents.api_keys
     assert len(settings.control.api_keys) == 2
     assert settings.engines.endpoints
@@ -111,8 +111,8 @@ def test_the_configuration_is_read(settings):
     assert settings.store.password
 
 
-def test_the_example_of_the_secret_is_refused():
-    """Its words are read by everybody: a proxy starts with keys of one's own only."""
+def test_the_example_secret_is_rejected():
+    """Everybody can read its values: a proxy starts only with other keys."""
     said = yaml.safe_load((FOLDER / "secret.example.yaml").read_text())["stringData"]
     for section in ("agents", "control"):
         with pytest.raises(ValidationError, match="invalid API key: it must be printable ASCII"):
@@ -120,7 +120,7 @@ def test_the_example_of_the_secret_is_refused():
 
 
 def test_prometheus_has_one_of_the_control_keys(secret, settings):
-    """The ServiceMonitor's key is in the Secret, and opens the control API."""
+    """The ServiceMonitor's key is in the Secret and is accepted by the control API."""
     monitor = yaml.safe_load((FOLDER / "monitoring" / "servicemonitor.yaml").read_text())
     (endpoint,) = monitor["spec"]["endpoints"]
     key = secret[endpoint["authorization"]["credentials"]["key"]]
@@ -128,14 +128,14 @@ def test_prometheus_has_one_of_the_control_keys(secret, settings):
     assert key in {one.get_secret_value() for one in settings.control.api_keys}
 
 
-def test_calls_have_time_to_end(pod, settings):
-    """A pod accepts calls until none are sent, and is killed after drain_timeout_s and 30 s to store aborted calls."""
+def test_calls_have_time_to_finish(pod, settings):
+    """A pod accepts calls while they are routed to it, and is killed after drain_timeout_s and 30 s to store the rest."""
     assert settings.shutdown_delay_s >= 5
     assert pod["spec"]["terminationGracePeriodSeconds"] >= settings.shutdown_delay_s + settings.drain_timeout_s + 30
 
 
-def test_a_pod_is_not_root_and_writes_nowhere_but_in_its_volumes(pod):
-    """As Kubernetes' restricted profile has it, and with the numbers of the image's user."""
+def test_a_pod_is_not_root_and_writes_only_to_its_volumes(pod):
+    """As Kubernetes' restricted profile requires, and with the user and group of the image."""
     (container,) = pod["spec"]["containers"]
     image = (DEPLOY / "Dockerfile").read_text()
     own = pod["spec"]["securityContext"]
@@ -149,8 +149,8 @@ def test_a_pod_is_not_root_and_writes_nowhere_but_in_its_volumes(pod):
     assert {"/tmp", "/data"} <= {mount["mountPath"] for mount in container["volumeMounts"]}
 
 
-def test_every_selector_finds_the_pod(objects, pod):
-    """Services, the budget and the network's rules are about the pods that the Deployment makes."""
+def test_every_selector_matches_the_pod(objects, pod):
+    """Services, the disruption budget and the network policy select the pods of the Deployment."""
     labels = pod["metadata"]["labels"].items()
     selectors = [
         *(one["spec"]["selector"] for (kind, _), one in objects.items() if kind == "Service"),
@@ -163,7 +163,7 @@ def test_every_selector_finds_the_pod(objects, pod):
     assert all(selector.items() <= labels for selector in selectors)
 
 
-def test_agents_reach_the_model_api_only(objects):
+def test_agents_reach_only_the_model_api(objects):
     """By the label of their namespace; trainers reach both APIs, monitoring the control API."""
     allowed = {}
     for rule in objects["NetworkPolicy", "tokentape"]["spec"]["ingress"]:
@@ -174,8 +174,8 @@ def test_agents_reach_the_model_api_only(objects):
     assert {"agents": {"models"}, "trainers": {"models", "control"}, "monitoring": {"control"}} == allowed
 
 
-def test_each_service_has_an_api_of_its_own(objects, pod):
-    """Their ports are the container's, by name, and the APIs' own."""
+def test_each_service_has_one_api(objects, pod):
+    """Their ports are the container's, by name."""
     (container,) = pod["spec"]["containers"]
     named = {port["name"]: port["containerPort"] for port in container["ports"]}
     apis = {
@@ -188,8 +188,8 @@ def test_each_service_has_an_api_of_its_own(objects, pod):
     assert named == apis == {"models": 8400, "control": 8401}
 
 
-async def test_what_is_scaled_by_is_exported(objects, store, http):
-    """The metric of the autoscaler is in a real /metrics, and prometheus-adapter is told of it by that name."""
+async def test_the_metric_of_the_autoscaler_is_exported(objects, store, http):
+    """It is in a real /metrics, and prometheus-adapter uses it by that name."""
     (metric,) = objects["HorizontalPodAutoscaler", "tokentape"]["spec"]["metrics"]
     name = metric["pods"]["metric"]["name"]
     (rule,) = yaml.safe_load((FOLDER / "monitoring" / "prometheus-adapter-values.yaml").read_text())["rules"]["custom"]
@@ -201,8 +201,8 @@ async def test_what_is_scaled_by_is_exported(objects, store, http):
     assert rule["seriesQuery"].startswith(f"{name}{{")
 
 
-async def test_the_probes_are_answered_without_a_key(pod, store, http):
-    """/health and /ready, on the control port, with the keys configured that every other route wants."""
+async def test_the_probes_need_no_key(pod, store, http):
+    """/health and /ready, on the control port, while every other route requires a key."""
     (container,) = pod["spec"]["containers"]
     probes = [container[f"{name}Probe"]["httpGet"] for name in ("liveness", "readiness", "startup")]
     keys = {"agents": {"api_keys": ["a"]}, "control": {"api_keys": ["c"], "listen": "127.0.0.1:0"}}
@@ -216,8 +216,8 @@ async def test_the_probes_are_answered_without_a_key(pod, store, http):
     assert {"/health": 200, "/ready": 503, "/metrics": 401} == statuses  # no engine: not ready
 
 
-async def test_the_store_keeps_what_it_is_told_and_its_password_off_its_command_line(tmp_path):
-    """As its container starts it: any program of the node reads command lines."""
+async def test_the_store_writes_to_disk_and_keeps_its_password_off_its_command_line(tmp_path):
+    """As its container starts it: any program of the node can read command lines."""
     (stateful,) = [one for one in yaml.safe_load_all(built(FOLDER / "valkey")) if one["kind"] == "StatefulSet"]
     (container,) = stateful["spec"]["template"]["spec"]["containers"]
     (script,) = container["args"]

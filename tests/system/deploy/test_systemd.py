@@ -12,12 +12,12 @@ from .conftest import DEPLOY
 from .environment import program
 
 UNIT = DEPLOY / "tokentape.service"
-MOST_EXPOSED = "15"  # tenths, of systemd-analyze's 0 (none) to 100
+MOST_EXPOSED = "15"  # tenths on systemd-analyze's scale from 0 (safe) to 100
 
 
 @pytest.fixture
 def analyze(tmp_path):
-    """systemd-analyze on the unit, whose program is one that is there."""
+    """Run systemd-analyze on the unit, with a program that exists."""
     text = UNIT.read_text().replace("/opt/tokentape/bin/tokentape", sys.executable)
     assert sys.executable in text
 
@@ -31,25 +31,25 @@ def analyze(tmp_path):
 
 
 def test_the_unit_is_valid(analyze):
-    """No unknown setting, no bad value, and nothing that systemd would pass over with a warning."""
+    """No unknown setting, no bad value, and no warning."""
     done = analyze("verify")
 
     assert (0, "") == (done.returncode, done.stderr)
 
 
-def test_a_setting_that_is_none_is_found(analyze):
+def test_an_unknown_setting_is_found(analyze):
     """The check can fail."""
     assert "KilMode" in analyze("verify", change=lambda text: text.replace("KillMode=", "KilMode=")).stderr
 
 
-def test_it_may_do_little(analyze):
-    """What systemd-analyze counts as exposed is at most 1.5 of 10; sockets to anywhere are most of it."""
+def test_it_has_few_rights(analyze):
+    """systemd-analyze's exposure is at most 1.5 of 10; most of it is network access."""
     done = analyze("security", "--offline=true", f"--threshold={MOST_EXPOSED}")
 
     assert 0 == done.returncode, done.stdout[-400:]
 
 
-def test_without_its_walls_it_would_not_pass(analyze):
+def test_without_sandboxing_the_check_fails(analyze):
     """That check can fail, too."""
     walls = re.compile(r"^(Protect|Restrict|Private|System|Capability)\w+=.*$", re.MULTILINE)
     bare = analyze("security", "--offline=true", f"--threshold={MOST_EXPOSED}", change=lambda text: walls.sub("", text))
@@ -57,8 +57,8 @@ def test_without_its_walls_it_would_not_pass(analyze):
     assert bare.returncode != 0
 
 
-def test_calls_have_time_to_end():
-    """The proxy alone is told to stop, and has the default drain_timeout_s and half a minute before all of it is killed."""
+def test_calls_have_time_to_finish():
+    """Only the proxy's main process gets SIGTERM, and all are killed only after the default drain_timeout_s and 30 s."""
     said = dict(line.split("=", 1) for line in UNIT.read_text().splitlines() if re.match(r"\w+=", line))
 
     assert "mixed" == said["KillMode"]

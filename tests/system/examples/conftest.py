@@ -1,4 +1,4 @@
-"""The examples as their users run them: before the simulator, in `make test` cut short, in `make examples` whole."""
+"""The examples, run as their users run them with the simulator: shortened in `make test`, in full in `make examples`."""
 
 import asyncio
 import sys
@@ -20,20 +20,20 @@ def pytest_addoption(parser):
 
 @pytest.fixture
 def whole(request):
-    """Whether nothing is cut short."""
+    """Whether examples run in full."""
     return request.config.getoption("whole", False)
 
 
 @pytest.fixture
 async def simulated(store):
-    """A proxy before the simulator, and the simulator itself: their URLs."""
+    """A proxy in front of the simulator, and the simulator: their URLs."""
     async with simulating("127.0.0.1:0", Options()) as engine, proxying(engine, store) as served:
         yield served.url, engine
 
 
 @pytest.fixture
 def run(whole, capfd):
-    """Runs an example's `main` with a command line, beside the event loop; what it returns, and what was printed."""
+    """Run an example's `main` with a command line, beside the event loop; return its result and its output."""
 
     async def run(main: Callable[[list[str]], Any], *arguments: object) -> tuple[Any, str]:
         returned = await asyncio.to_thread(main, [str(each) for each in arguments])

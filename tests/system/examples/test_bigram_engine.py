@@ -1,4 +1,4 @@
-"""examples/bigram_engine.py: a policy that can be read, as an engine."""
+"""examples/bigram_engine.py: an engine whose policy is a table of logits."""
 
 import aiohttp
 import bigram_engine
@@ -9,12 +9,12 @@ ASKED = {"model": "policy", "messages": [{"role": "user", "content": "Say: A b!"
 
 
 def skewed(seed):
-    """Logits that are not all the same."""
+    """Return logits that are not all equal."""
     return np.random.default_rng(seed).normal(size=(len(VOCABULARY),) * 2).astype("<f4")
 
 
-def test_what_is_told_is_what_was_sampled_and_from_what():
-    """The prompt's ids are the message's letters; each logprob is the table's, after the token before."""
+def test_ids_and_logprobs_are_those_of_the_policy():
+    """The prompt's ids are the message's letters; each logprob is the table's, given the previous token."""
     policy = Policy(seed=1)
     policy.load(skewed(2).tobytes())
     answer = policy.answer(ASKED)
@@ -27,8 +27,8 @@ def test_what_is_told_is_what_was_sampled_and_from_what():
     assert choice["message"]["content"] == "".join(VOCABULARY[token] for token in choice["token_ids"]).strip("\n")
 
 
-def test_tokens_come_as_often_as_their_probability_says():
-    """The policy gradient is of this distribution, so another one would be another policy."""
+def test_tokens_are_as_frequent_as_their_probability():
+    """The policy gradient assumes this distribution; another one would be another policy."""
     policy = Policy(seed=3)
     policy.load(skewed(4).tobytes())
     firsts = [policy.sample(END, 1)[0][0] for _ in range(20_000)]
@@ -37,8 +37,8 @@ def test_tokens_come_as_often_as_their_probability_says():
     assert np.abs(seen - np.exp(log_softmax(skewed(4))[END])).max() < 0.01
 
 
-async def test_weights_are_replaced_and_what_is_unknown_is_refused():
-    """By one POST; a policy that always ends its turn answers with one token."""
+async def test_weights_are_replaced_by_a_post_and_unknown_models_are_rejected():
+    """A policy that always samples the EOS answers with one token."""
     ending = np.zeros_like(skewed(0))
     ending[:, END] = 100
     with bigram_engine.serving("127.0.0.1", 0) as url:

@@ -1,4 +1,4 @@
-"""examples/grpo_numpy.py: a policy gradient on what was recorded, of the policy that samples."""
+"""examples/grpo_numpy.py: policy gradients from recorded rollouts of the policy that samples."""
 
 from types import SimpleNamespace
 
@@ -11,8 +11,8 @@ from fakes import proxying
 from tokentape import AsyncClient
 
 
-async def test_the_reward_rises_and_each_batch_is_of_the_weights_that_were_pushed(store, run, whole):
-    """The recorded logprobs are the trainer's own before each update; the loss falls by it; the reward grows."""
+async def test_the_reward_rises_and_each_batch_is_of_the_pushed_weights(store, run, whole):
+    """The recorded logprobs equal the trainer's before each update; the update lowers the loss; the reward rises."""
     cut = [] if whole else ["--steps", 5, "--groups", 2, "--size", 8, "--rate", 250]
     with bigram_engine.serving("127.0.0.1", 0, seed=7) as engine:
         async with proxying(engine, store) as served:
@@ -34,7 +34,7 @@ async def test_the_reward_rises_and_each_batch_is_of_the_weights_that_were_pushe
 
 
 def test_the_gradient_is_that_of_the_loss():
-    """By finite differences, where the clip is at work and where it is not; its tokens are those of the mask."""
+    """By finite differences, with and without clipping; only tokens of the mask count."""
     draws = np.random.default_rng(5)
     tokens = draws.integers(0, 28, size=40)
     row = {
@@ -63,13 +63,13 @@ def test_the_gradient_is_that_of_the_loss():
     ("words", "reward"),
     [(("bababababada", "abababababab"), 1.0), (("bababababada", ""), 0.5), (("aaaaaaaaaaaa", "b"), 0)],
 )
-def test_the_reward_is_of_turns_between_consonants_and_vowels(words, reward):
-    """Words that end early lose what they left out."""
+def test_the_reward_counts_turns_between_consonants_and_vowels(words, reward):
+    """Words that end early lose the missing ones."""
     assert reward == grpo_numpy.reward_of(words)
 
 
-async def test_weights_are_pushed_while_no_call_is_in_flight_and_calls_go_on_when_that_fails():
-    """An engine that is away leaves the proxy resumed, and the version as it was."""
+async def test_weights_are_pushed_while_no_call_is_in_flight_and_calls_resume_after_a_failure():
+    """If the engine is unreachable, the proxy is resumed and its policy version is unchanged."""
     told = []
 
     async def note(word, *_, **__):

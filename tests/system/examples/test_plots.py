@@ -1,4 +1,4 @@
-"""examples/plots.py: pictures of exported rows."""
+"""examples/plots.py: plots of exported rows."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ from tokentape import AsyncClient
 
 
 async def played(url):
-    """Two groups under two policy versions, with rewards."""
+    """Record two groups with rewards under two policy versions."""
     async with AsyncClient(url) as client, AsyncOpenAI(base_url=url, api_key="none") as agents:
         for version in (9, 10):
             await client.put_policy(version)
@@ -25,8 +25,8 @@ async def played(url):
         return [row async for row in client.export(format="sequences")]
 
 
-async def test_a_proxys_rows_make_a_picture(simulated, run, tmp_path):
-    """Of all sampled tokens; how many there were is said."""
+async def test_the_rows_of_a_proxy_are_plotted(simulated, run, tmp_path):
+    """The program prints the number of sampled tokens."""
     url, _ = simulated
     rows = await played(url)
     _, told = await run(plots.main, "--url", url, "--out", tmp_path / "plots.png")
@@ -37,7 +37,7 @@ async def test_a_proxys_rows_make_a_picture(simulated, run, tmp_path):
 
 
 @pytest.mark.parametrize(("container", "name"), [("parquet", "rows.parquet"), ("ndjson", "rows.ndjson")])
-async def test_rows_of_a_file_are_those_of_the_proxy(simulated, tmp_path, container, name):
+async def test_the_rows_of_a_file_are_those_of_the_proxy(simulated, tmp_path, container, name):
     """As it exports them, in either container."""
     url, _ = simulated
     rows = await played(url)
@@ -48,8 +48,8 @@ async def test_rows_of_a_file_are_those_of_the_proxy(simulated, tmp_path, contai
     assert vars(plots.Seen(rows)) == vars(plots.Seen(plots.rows_of(None, tmp_path / name)))
 
 
-async def test_what_is_seen_is_each_sampled_token_once(simulated):
-    """By its place in its turn, its turn in the sequence, and rewards by version and group."""
+async def test_each_sampled_token_is_plotted_once(simulated):
+    """By its index in its turn, its turn in the sequence, and rewards by version and group."""
     rows = await played(simulated[0])
     seen = plots.Seen(rows)
 
@@ -64,8 +64,8 @@ async def test_what_is_seen_is_each_sampled_token_once(simulated):
     assert max(seen.places) == max(max(lengths) for lengths in seen.turns.values()) - 1
 
 
-def test_a_span_that_branches_share_is_counted_where_it_is_trained():
-    """In one of them."""
+def test_a_span_shared_by_branches_is_counted_once():
+    """In the branch that trains it."""
 
     def row(*owned):
         spans = [{"start": 1, "end": 3, "owned": owned[0]}, {"start": 4, "end": 5, "owned": owned[1]}]
@@ -77,8 +77,8 @@ def test_a_span_that_branches_share_is_counted_where_it_is_trained():
     assert [-1.0, -2.0, -3.0, -3.0] == seen.logprobs
 
 
-async def test_nothing_to_plot_is_said(simulated, capsys):
-    """With an exit status that says that there is no picture."""
+async def test_without_rows_it_fails(simulated, capsys):
+    """With an exit status that says that there is no plot."""
     with pytest.raises(SystemExit, match="1"):
         await asyncio.to_thread(plots.main, ["--url", simulated[0]])
 

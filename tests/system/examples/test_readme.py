@@ -1,4 +1,4 @@
-"""examples/README.md, and the rules of the house for examples."""
+"""examples/README.md, and the rules for examples."""
 
 import ast
 import re
@@ -13,8 +13,8 @@ COMMANDS = re.findall(r"^(?:\S*python) examples/(\w+\.py)(.*)$", README, re.MULT
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.name)
-def test_each_program_is_short_and_uses_public_things_only(program):
-    """At most 150 lines, a `main`, a docstring that says what it shows; of this project the client and nothing else."""
+def test_each_program_is_short_and_uses_only_the_client(program):
+    """At most 150 lines, a `main`, and a docstring; of this project it imports the client and nothing else."""
     tree = ast.parse(program.read_text())
     imported = {
         name
@@ -29,8 +29,8 @@ def test_each_program_is_short_and_uses_public_things_only(program):
     assert [] == [name for name in imported if name.partition(".")[0] in ("proxy", "storage")]
 
 
-def test_every_program_is_in_the_table_and_every_command_names_one_with_options_that_it_has():
-    """What a reader copies does run: there is such a file, and it knows each option."""
+def test_the_table_has_every_program_and_its_commands_use_existing_options():
+    """A command that a reader copies runs: its file exists and accepts each option."""
     assert {path.name for path in PROGRAMS} == set(re.findall(r"^\| \[(\w+\.py)\]", README, re.MULTILINE))
     assert len(COMMANDS) >= 6
     for name, arguments in COMMANDS:

@@ -1,4 +1,4 @@
-"""examples/record_agent.py: the runner of an agent that was not written for us."""
+"""examples/record_agent.py: a runner for agents that do not know TokenTape."""
 
 import sys
 from itertools import groupby
@@ -8,8 +8,8 @@ import record_agent
 from tokentape import AsyncClient
 
 
-async def test_the_agent_is_recorded_as_it_is_and_its_rows_are_printed(simulated, run):
-    """Four calls, two of which call tools, make one row whose sampled tokens are the steps', and a reward."""
+async def test_the_agent_is_recorded_unchanged_and_its_rows_are_printed(simulated, run):
+    """Four calls, two of which call tools, are one row with a reward; its sampled tokens are the steps'."""
     url, _ = simulated
     (row,), told = await run(record_agent.main, "--url", url)
     async with AsyncClient(url) as client:
@@ -31,8 +31,8 @@ async def test_the_agent_is_recorded_as_it_is_and_its_rows_are_printed(simulated
     assert f"{row['rollout_id']}: completed, reward 1.0" in told
 
 
-async def test_an_agent_that_fails_leaves_a_rollout_that_failed(simulated, run):
-    """Its exit status says so, whether or not it made a call; there is nothing to train."""
+async def test_a_failing_agent_leaves_a_failed_rollout(simulated, run):
+    """The exit status reports it, whether or not it made a call; there is no row to train."""
     url, _ = simulated
     rows, told = await run(record_agent.main, "--url", url, "--", sys.executable, "-c", "raise SystemExit(3)")
 
@@ -49,8 +49,8 @@ urllib.request.urlopen(urllib.request.Request(url + "/v1/chat/completions", body
 """
 
 
-async def test_the_key_alone_names_the_rollout_too(simulated, run):
-    """An agent that takes no base URL with a path in it is recorded all the same."""
+async def test_the_key_alone_names_the_rollout(simulated, run):
+    """An agent that does not accept a base URL with a path is recorded, too."""
     url, _ = simulated
     (row,), told = await run(record_agent.main, "--url", url, "--", sys.executable, "-c", KEYED)
 
@@ -58,6 +58,6 @@ async def test_the_key_alone_names_the_rollout_too(simulated, run):
     assert 4 == sum(row["mask"])
 
 
-def test_a_row_is_shown_as_runs_of_given_and_sampled_tokens():
-    """Given ones in brackets."""
+def test_a_row_is_printed_as_runs_of_prompt_and_sampled_tokens():
+    """Prompt tokens are in brackets."""
     assert "[2] 1 [1] 3" == record_agent.shape_of({"mask": [0, 0, 1, 0, 1, 1, 1]})

@@ -1,4 +1,4 @@
-"""examples/tool_agent.py: an agent that knows of nothing but OpenAI's client."""
+"""examples/tool_agent.py: an agent that uses only OpenAI's client."""
 
 import asyncio
 from pathlib import Path
@@ -20,13 +20,13 @@ from openai import OpenAI
         (("delete", "{}"), "error: KeyError('delete')"),
     ],
 )
-def test_tools_are_real_and_their_faults_are_told_to_the_model(call, result):
-    """A result, or what was wrong, never an exception."""
+def test_tools_work_and_report_their_errors_to_the_model(call, result):
+    """They return a result or an error message, and raise no exception."""
     assert tool_agent.run_tool(*call).startswith(result)
 
 
-async def test_the_agent_runs_straight_at_an_engine_too(simulated):
-    """Without a proxy, it looks up first, calculates then, and answers in words both times."""
+async def test_the_agent_works_with_an_engine_directly(simulated):
+    """Without a proxy it calls a tool, then another, and answers in text both times."""
     _, engine = simulated
     with OpenAI(base_url=f"{engine}/v1", api_key="none") as client:
         said = await asyncio.to_thread(tool_agent.run_agent, client)
@@ -38,8 +38,8 @@ async def test_the_agent_runs_straight_at_an_engine_too(simulated):
     assert all(message["content"] for message in said[3::4])
 
 
-def test_the_agent_has_no_word_of_the_proxy():
-    """That it is unchanged is the point of it."""
+def test_the_agent_does_not_mention_the_proxy():
+    """The example shows that an agent needs no change."""
     code = Path(tool_agent.__file__).read_text().partition('"""\n\n')[2]
 
     assert not {"proxy", "rollout", "tokentape"} & set(code.lower().replace(".", " ").split())

@@ -1,4 +1,4 @@
-"""examples/trl_rollout_func.py: what TRL's GRPOTrainer asks, and what it makes of the answer."""
+"""examples/trl_rollout_func.py: what TRL's GRPOTrainer requests and expects."""
 
 import asyncio
 from types import SimpleNamespace
@@ -11,8 +11,8 @@ from tokentape import AsyncClient
 KEYS = ["prompt_ids", "completion_ids", "logprobs", "env_mask", "reward"]
 
 
-async def test_it_gives_a_row_for_each_prompt_in_their_order(simulated, run):
-    """Run as a program: sampled tokens and their logprobs, a mask over what the agent put in between, a reward."""
+async def test_it_returns_a_row_for_each_prompt_in_order(simulated, run):
+    """Run as a program: sampled tokens and their logprobs, a mask over the agent's own text in between, a reward."""
     url, _ = simulated
     given, told = await run(trl_rollout_func.main, "--url", url)
     async with AsyncClient(url) as client:
@@ -39,8 +39,8 @@ async def test_it_gives_a_row_for_each_prompt_in_their_order(simulated, run):
     assert [] == queued
 
 
-async def test_new_weights_are_pushed_once_a_step_and_announced(simulated):
-    """Not before the first step, and not again for the same one."""
+async def test_new_weights_are_pushed_and_announced_once_a_step(simulated):
+    """Not before the first step, and not twice for the same step."""
     url, _ = simulated
     pushed = []
     trainer = SimpleNamespace(num_generations=1, state=SimpleNamespace(global_step=0))
@@ -60,7 +60,7 @@ async def test_new_weights_are_pushed_once_a_step_and_announced(simulated):
 
 
 async def test_of_several_sequences_the_last_is_trained(simulated):
-    """An agent that begins anew leaves two; the one that its reward is of is given."""
+    """An agent that starts over leaves two; the rewarded one is returned."""
     url, _ = simulated
 
     async def solve(agent, prompt):
@@ -75,8 +75,8 @@ async def test_of_several_sequences_the_last_is_trained(simulated):
     assert [[1, 1, 1]] == given["env_mask"]
 
 
-async def test_a_rollout_without_a_row_is_told_and_not_left_out(simulated):
-    """TRL counts on a row for each prompt: an agent that asked nothing is an error that names its rollout."""
+async def test_a_rollout_without_a_row_is_an_error(simulated):
+    """TRL requires a row for each prompt: an agent without calls raises an error that names its rollout."""
     url, _ = simulated
 
     async def solve(agent, prompt):

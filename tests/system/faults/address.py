@@ -1,11 +1,13 @@
-"""One address for a store whose primary changes: what a service name or a balancer is to real ones."""
+"""A stable address for a store whose primary changes, in place of a service name or a balancer."""
 
 import asyncio
 from contextlib import suppress
 
 
 class StableAddress:
-    """A port whose connections lead to another one, which may change; those that led elsewhere are cut then."""
+    """A port that forwards its connections to another port. When the target changes, connections to the old one are
+    closed.
+    """
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -13,7 +15,7 @@ class StableAddress:
         self._pipes: set[asyncio.Task] = set()
 
     async def listen(self) -> int:
-        """The port to use."""
+        """Listen, and return the port."""
         self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
         return self._server.sockets[0].getsockname()[1]
 
@@ -50,4 +52,4 @@ async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
         while read := await reader.read(2**16):
             writer.write(read)
             await writer.drain()
-    writer.close()  # and the other way ends as well
+    writer.close()  # and the other direction ends as well

@@ -1,7 +1,7 @@
-"""An engine of the test's own: `python engine.py PORT LOG`. It speaks vLLM's chat protocol and logs what it samples.
+"""A minimal engine: `python engine.py PORT LOG`. It serves vLLM's chat API and logs what it samples.
 
-What a call is to get is in its message: `UID MODE AT`. MODE is whole, hang, garbage, refuse or cut; AT, the event at which.
-A line of the log is on its way to the disk before the first byte of the answer is.
+The message selects the response: `UID MODE AT`. MODE is whole, hang, garbage, refuse or cut; AT is the index of the
+event. A line of the log is written before the first byte of the response.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ SAMPLED = 12
 
 
 def sampled(uid: str) -> tuple[list[int], list[float]]:
-    """The ids and logprobs of a call: its own, so that no two calls can be taken for each other."""
+    """Return the ids and logprobs of a call. They are unique, so that no two calls can be confused."""
     dice = Random(uid)
     return [dice.randrange(1, 50_000) for _ in range(SAMPLED)], [
         -dice.randrange(1, 2**16) / 2**12 for _ in range(SAMPLED)

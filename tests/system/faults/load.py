@@ -1,4 +1,4 @@
-"""Agents: streamed and unstreamed calls with unique ids, some of which their clients leave, and what each client saw."""
+"""Agents that make streamed and unstreamed calls with unique IDs, abandon some, and note what each client received."""
 
 import asyncio
 from contextlib import suppress
@@ -11,7 +11,7 @@ MODES = ["whole"] * 20 + ["cut"] * 3 + ["garbage", "refuse", "hang"]
 
 
 class Agents:
-    """Agents that call until told to stop. `ended` has each call whose client saw its end, and the step it was told."""
+    """Agents that make calls until they are stopped. `ended` maps each call whose client saw its end to its step ID."""
 
     def __init__(self, url: str, dice: Random, count: int) -> None:
         self._url, self._dice = url, dice
@@ -59,9 +59,9 @@ class Agents:
                     answer.close()
                     return
                 if stream and text.endswith(b"data: [DONE]\n\n"):
-                    self._saw_the_end(uid, answer)  # an agent reads no further
+                    self._saw_the_end(uid, answer)  # an agent stops reading
         if answer.status == 200 and not stream:
-            with suppress(orjson.JSONDecodeError):  # garbage in is garbage out
+            with suppress(orjson.JSONDecodeError):  # a garbled response cannot be parsed
                 orjson.loads(text)
                 self._saw_the_end(uid, answer)
         if answer.status != 200:

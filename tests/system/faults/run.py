@@ -1,6 +1,7 @@
-"""One run: load, faults in random order at random moments, and what must hold afterwards.
+"""One run: load, faults in random order at random times, and the assertions afterwards.
 
-`python -m tests.system.faults.run --seconds 300 --seed 1` is the long form; tests/system/faults/test_faults.py the short one.
+`python -m tests.system.faults.run --seconds 300 --seed 1` is the long form; tests/system/faults/test_faults.py the
+short one.
 """
 
 import argparse
@@ -26,7 +27,7 @@ async def kill_proxy(system: System, dice: Random, away_s: float) -> None:
 
 
 async def kill_worker(system: System, dice: Random, away_s: float) -> None:
-    """One of several that share the port; another takes its place."""
+    """Kill one of the processes that share the port; another one replaces it."""
     pids = await system.all_workers()
     lost = dice.choice(pids)
     os.kill(lost, signal.SIGKILL)
@@ -48,7 +49,7 @@ async def kill_store(system: System, dice: Random, away_s: float) -> None:
 
 
 async def start_without_store(system: System, dice: Random, away_s: float) -> None:
-    """Both are lost, and the proxy is first to come back: it waits, and needs no supervisor to go on."""
+    """Kill both and start the proxy first: it waits for the store, and continues without a restart."""
     await system.store.end(signal.SIGKILL)
     await system.proxy.end(signal.SIGKILL)
     await system.is_alive()
@@ -91,7 +92,9 @@ async def freeze_engine(system: System, dice: Random, away_s: float) -> None:
 
 
 async def fill_disk(system: System, dice: Random, away_s: float) -> None:
-    """Within an entry of its file; where every write is synced, the server ends itself rather than say what is not so."""
+    """Fill the disk within an entry of the store's file; with every write synced, the server exits rather than lose
+    one.
+    """
     system.store.let_files_grow_to(_longest_file(system) + dice.randrange(4000))
     await asyncio.wait_for(system.store.process.wait(), 30)
     await asyncio.sleep(dice.random() * away_s)
@@ -100,7 +103,7 @@ async def fill_disk(system: System, dice: Random, away_s: float) -> None:
 
 
 async def fill_disk_of_a_patient_store(system: System, dice: Random, away_s: float) -> None:
-    """Where writes are synced later, the server refuses writes (MISCONF) until there is room."""
+    """Fill the disk of a store that does not sync writes: it refuses them (MISCONF) until there is room."""
     await system.ask_store("CONFIG", "SET", "appendfsync", "no")
     system.store.let_files_grow_to(_longest_file(system) + dice.randrange(4000))
     await system.store_says("aof_last_write_status:err")
@@ -111,7 +114,7 @@ async def fill_disk_of_a_patient_store(system: System, dice: Random, away_s: flo
 
 
 async def fill_journal(system: System, dice: Random, away_s: float) -> None:
-    """While the store is stopped: what has no place in either is told to nobody, and what has one is replayed."""
+    """Fill the journal's disk while the store is stopped: no client sees the end of a call that fits in neither."""
     size = system.spool.stat().st_size + dice.randrange(20_000) if system.spool.exists() else 0
     system.proxy.let_files_grow_to(size)
     await stop_store(system, dice, away_s)
@@ -119,7 +122,7 @@ async def fill_journal(system: System, dice: Random, away_s: float) -> None:
 
 
 async def fail_over(system: System, dice: Random, away_s: float) -> None:
-    """The primary is lost, at once or in silence; its replica takes over, and the lost one comes back as a replica."""
+    """Kill or freeze the primary; its replica takes over, and the old primary returns as a replica."""
     await system.followed()
     system.store.send(dice.choice((signal.SIGKILL, signal.SIGSTOP)))
     await asyncio.sleep(dice.random() * away_s)
@@ -160,7 +163,11 @@ async def run(
     agents: int = 6,
     faults: Sequence[Fault] = FAULTS,
 ) -> dict[str, int]:
-    """A run until every fault happened once and the time is over; what was counted. Raises AssertionError."""
+    """Run until every fault happened once and the time is over; return the counts.
+
+    Raises:
+        AssertionError: a step is lost, doubled, damaged or wrong.
+    """
     dice, done = Random(seed), Counter()
     workers = 2 if kill_worker in faults else 1
     system = System(folder, on_failure, replicated=fail_over in faults, workers=workers)
@@ -176,11 +183,11 @@ async def run(
                 await system.ready()
         ended = len(load.ended)
         async with asyncio.timeout(60):
-            while len(load.ended) < ended + agents:  # it goes on by itself
+            while len(load.ended) < ended + agents:  # calls continue without help
                 await asyncio.sleep(0.02)
         await load.stop()
         await system.ready()
-        code = await system.proxy.end(signal.SIGTERM)  # so that steps of clients that left are written
+        code = await system.proxy.end(signal.SIGTERM)  # so that steps of abandoned calls are written
         assert code == 0, f"after SIGTERM the proxy ended with {code}"
         await system.ready()
         logged = set(system.engine_log.read_text().split())
@@ -190,7 +197,7 @@ async def run(
 
 
 def main() -> None:
-    """Runs one after the other, each with a seed of its own, half of them with a journal, until the time is over."""
+    """Run with one seed after another, half of the runs with a journal, until the time is over."""
     options = argparse.ArgumentParser()
     options.add_argument("--seconds", type=float, default=480)
     options.add_argument("--seed", type=int, default=int(time.time()))

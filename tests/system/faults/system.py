@@ -1,4 +1,4 @@
-"""The parts under test, each a real process: the engine, a Valkey, the proxy; and their ends, one like the other."""
+"""The processes under test: the engine, a Valkey, and the proxy."""
 
 import asyncio
 import os
@@ -25,7 +25,7 @@ def free_port() -> int:
 
 
 class Part:
-    """A process that is started again on the same port, with the same files."""
+    """A process that is restarted on the same port, with the same files."""
 
     def __init__(self, name: str, words: list[str], folder: Path, **environment: str) -> None:
         self.name, self.words, self.folder, self.environment = name, words, folder, environment
@@ -40,11 +40,11 @@ class Part:
                 stdout=log,
                 stderr=log,
                 env={**os.environ, **self.environment},
-                restore_signals=False,  # SIGXFSZ stays ignored, as Python has it: a write that is too long just fails
+                restore_signals=False,  # SIGXFSZ stays ignored, as in Python: a write beyond the limit fails
             )
 
     async def end(self, how: signal.Signals) -> int:
-        """Send a signal and wait for the end; the exit code."""
+        """Send a signal, wait for the process to end, and return its exit code."""
         with suppress(ProcessLookupError):
             self.process.send_signal(how)
         return await asyncio.wait_for(self.process.wait(), 30)
@@ -53,13 +53,13 @@ class Part:
         self.process.send_signal(how)
 
     def let_files_grow_to(self, size: int | None) -> None:
-        """A full disk: no file of the process can become longer than this. None: as long as it likes."""
+        """Limit the size of the process's files, as a full disk does. None removes the limit."""
         _, hard = resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE)
         resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE, (hard if size is None else size, hard))
 
 
 def valkey(folder: Path, name: str, port: int) -> Part:
-    """A server that has written to its file what it acknowledged."""
+    """Return a server that syncs each write before it acknowledges it."""
     (folder / name).mkdir()
     said = {
         "port": str(port), "bind": "127.0.0.1", "dir": str(folder / name), "appendonly": "yes",
@@ -72,10 +72,10 @@ def valkey(folder: Path, name: str, port: int) -> Part:
 
 
 class System:
-    """Engine, store and proxy in a folder. `keeping` starts the proxy again whenever it has ended, as a supervisor would.
+    """Engine, store and proxy in a folder. `keeping` restarts the proxy whenever it has ended, as a supervisor does.
 
-    `replicated`: the store has a replica, every write waits for it, and the proxy finds whichever is the primary behind
-    one address. `workers`: so many processes of the proxy share its port.
+    `replicated`: the store has a replica, every write waits for it, and the proxy reaches the current primary at a
+    stable address. `workers`: this many processes of the proxy share its port.
     """
 
     def __init__(self, folder: Path, on_failure: str, *, replicated: bool = False, workers: int = 1) -> None:
@@ -130,16 +130,16 @@ class System:
             await asyncio.sleep(0.05)
 
     async def follow(self) -> None:
-        """Start the replica anew, after the store that takes writes now."""
+        """Start the replica again, of the current store."""
         await self.replica.start("--replicaof", f"127.0.0.1 {self.store_port}")
         await self.followed()
 
     async def followed(self) -> None:
-        """Return once the replica has all that the store has: what takes over earlier would lack it."""
+        """Wait until the replica has all writes of the store: a promotion before that would lose some."""
         await self.store_says("connected_slaves:1", "state=online")
 
     async def promote(self) -> None:
-        """The replica becomes the store, and the address leads to it; the old one is a replica that is not running."""
+        """Make the replica the store and direct the address to it; the old store becomes a stopped replica."""
         self.store, self.replica = self.replica, self.store
         self.store_port, self.replica_port = self.replica_port, self.store_port
         assert await self.ask_store("REPLICAOF", "NO", "ONE") == b"+OK\r\n"
@@ -153,7 +153,7 @@ class System:
         return reply
 
     async def store_says(self, *words: str) -> None:
-        """Return once its INFO has these words."""
+        """Wait until the store's INFO contains this text."""
         async with asyncio.timeout(30):
             said = b""
             while not all(word.encode() in said for word in words):
@@ -169,7 +169,7 @@ class System:
                 await asyncio.sleep(0.02)
 
     async def is_alive(self) -> None:
-        """Return once the proxy answers, ready or not."""
+        """Wait until the proxy answers, ready or not."""
         async with asyncio.timeout(30), aiohttp.ClientSession() as http:
             while True:
                 with suppress(aiohttp.ClientError, OSError):
@@ -178,7 +178,7 @@ class System:
                 await asyncio.sleep(0.02)
 
     async def ready(self) -> None:
-        """Return once the proxy is ready and no step waits in its journal, by itself and within half a minute."""
+        """Wait until the proxy is ready and its journal is empty; that takes at most half a minute."""
         told: object = "nothing"
         try:
             async with asyncio.timeout(30), aiohttp.ClientSession() as http:
@@ -194,18 +194,18 @@ class System:
             raise AssertionError(f"not ready after half a minute; it says {told}") from None
 
     async def _spooled(self, http: aiohttp.ClientSession) -> float:
-        """How many steps wait, in the journals of all workers."""
+        """Return the number of steps in the journals of all workers."""
         async with http.get(self.url + "/metrics") as answer:
             said = dict(line.rsplit(" ", 1) for line in (await answer.text()).splitlines() if line[0] != "#")
         return float(said["tokentape_journal_steps"])
 
     def worker_pids(self) -> list[int]:
-        """The processes that the proxy's own has started and that are alive."""
+        """Return the live child processes of the proxy's main process."""
         of_threads = Path(f"/proc/{self.proxy.process.pid}/task").glob("*/children")
         return [int(pid) for children in of_threads for pid in children.read_text().split()]
 
     async def all_workers(self) -> list[int]:
-        """Their pids, once all are there."""
+        """Return the PIDs of all workers, once they have started."""
         async with asyncio.timeout(30):
             while len(pids := self.worker_pids()) < self.workers:
                 await asyncio.sleep(0.02)

@@ -1,4 +1,4 @@
-"""Both ends of a call break off at every place in turn: the engine around each of its events, the client at each stage."""
+"""Calls that break off at every point: by the engine around each of its events, by the client at each stage."""
 
 import asyncio
 from urllib.parse import urlsplit
@@ -23,7 +23,7 @@ def events(stream: bytes) -> list[bytes]:
 
 
 def cuts(stream: bytes) -> dict[str, bytes]:
-    """Every way to lose the rest: before, in and after each event, by a name that says so."""
+    """Return every way to cut the response, by name: before, in and after each event."""
     places, came = {"before": b""}, b""
     for number, event in enumerate(events(stream)):
         places[f"in-{number}"] = came + event[: len(event) // 2]
@@ -37,7 +37,7 @@ def asked(cassette: Cassette) -> dict:
 
 
 def plays_parts(engine, parts: dict[str, bytes], *, then_hangs: bool) -> None:
-    """Which part of the answer a call gets is named by its X-Request-Id, which the engine is told."""
+    """Answer with the part of the response that the call's X-Request-Id selects."""
 
     async def answering(request, body):
         response = aiohttp.web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -52,15 +52,15 @@ def plays_parts(engine, parts: dict[str, bytes], *, then_hangs: bool) -> None:
 
 
 def is_a_part(step, whole) -> bool:
-    """Whether what was recorded is how each choice of the whole began."""
+    """Return whether each recorded choice is a prefix of the sampled one."""
     return all(
         choice.ids.tolist() == whole.choices[choice.index].ids.tolist()[: len(choice.ids)] for choice in step.choices
     )
 
 
 @pytest.mark.parametrize("cassette", STREAMS, ids=str)
-async def test_a_stream_that_its_engine_cuts_at_any_place_leaves_one_step_of_what_came(store, engine, http, cassette):
-    """The client got its whole end, and the step is complete; or it got no end, and the step is partial and says so."""
+async def test_a_stream_that_the_engine_cuts_anywhere_leaves_one_step_of_its_tokens(store, engine, http, cassette):
+    """If the client got the end, the step is complete; otherwise the step is partial and has a flag."""
     places, gate = cuts(cassette.answer), asyncio.Semaphore(AT_ONCE)
     plays_parts(engine, places, then_hangs=False)
 
@@ -89,8 +89,8 @@ async def test_a_stream_that_its_engine_cuts_at_any_place_leaves_one_step_of_wha
         assert not is_last or whole.sampled == step.sampled
 
 
-async def test_a_client_that_leaves_after_any_event_leaves_one_step_of_what_came(store, engine):
-    """Its engine is told to stop; the step is partial, and says that nobody got it."""
+async def test_a_client_disconnect_after_any_event_leaves_one_step_of_its_tokens(store, engine):
+    """The call at the engine is aborted; the step is partial, and flagged as not delivered."""
     came = {f"after-{number}": events(STREAM.answer)[:number] for number in range(1, len(events(STREAM.answer)))}
     plays_parts(engine, {place: b"".join(read) for place, read in came.items()}, then_hangs=True)
 
@@ -114,8 +114,8 @@ async def test_a_client_that_leaves_after_any_event_leaves_one_step_of_what_came
             assert shown_events - 1 <= step.sampled <= len(read) - 1, place  # the first event has no token
 
 
-async def test_a_client_that_leaves_an_unstreamed_call_at_any_stage_leaves_one_step(store, engine, http):
-    """Before the engine answered, with its head, and at each part of its body: partial, and nobody got it."""
+async def test_a_client_disconnect_at_any_stage_of_an_unstreamed_call_leaves_one_step(store, engine, http):
+    """Before the engine answers, at the headers, and at each part of the body: partial and not delivered."""
     stages = {f"after-{size}": WHOLE.answer[:size] for size in range(0, len(WHOLE.answer), len(WHOLE.answer) // 8)}
     fed = asyncio.Event()
 
@@ -140,8 +140,8 @@ async def test_a_client_that_leaves_an_unstreamed_call_at_any_stage_leaves_one_s
             assert ("partial", False, ()) == (step.status, step.delivered, step.choices), stage
 
 
-async def test_a_client_that_leaves_within_its_request_was_never_there(store, engine, http):
-    """Cut at every byte of head and body: no engine is asked, no step is stored, and the next call goes on."""
+async def test_a_client_disconnect_within_the_request_leaves_nothing(store, engine, http):
+    """Cut at every byte of head and body: the engine gets no request, no step is stored, and the next call works."""
     body = orjson.dumps({"model": "tiny", "messages": []})
     engine.plays(WHOLE)
     async with proxying(engine.url, store) as served:
@@ -151,7 +151,9 @@ async def test_a_client_that_leaves_within_its_request_was_never_there(store, en
             reader, writer = await asyncio.open_connection(where.hostname, where.port)
             writer.write((head + body)[:size])
             writer.write_eof()
-            answer = await asyncio.wait_for(reader.read(), 50)  # a refusal at most, and the end
+            answer = await asyncio.wait_for(
+                reader.read(), 50
+            )  # at most an error response, then the connection is closed
             assert not answer.startswith(b"HTTP/1.1 200"), size
             writer.close()
             await writer.wait_closed()

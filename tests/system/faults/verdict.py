@@ -1,4 +1,4 @@
-"""What must hold after a run, read straight from the store."""
+"""The assertions after a run, read from the store."""
 
 from collections import Counter
 
@@ -13,7 +13,7 @@ from tests.system.faults.engine import sampled
 
 
 async def judge(store_url: str, ended: dict[str, str], logged: set[str]) -> dict[str, int]:
-    """Assert that nothing was lost, doubled, half-written or left without an owner; what was counted."""
+    """Assert that no step is lost, doubled, half-written or without an owner; return the counts."""
     store = await open_store(store_url)
     seen: Counter[str] = Counter()
     statuses: Counter[str] = Counter()
@@ -56,5 +56,5 @@ def _is_as_the_engine_said(step, uid: str, ended: dict[str, str], logged: set[st
     if step.status == "complete" and step.exact:
         assert (ids, logprobs) == (got, step.choices[0].logprobs.tolist()), f"{uid}: not what the engine sampled"
     else:
-        places = iter(ids)  # a garbled event is passed over: what is there is there in order
+        places = iter(ids)  # garbled events are skipped: the recorded ids are a subsequence
         assert all(token in places for token in got), f"{uid}: {orjson.dumps(got)} is not of what the engine sampled"

@@ -1,11 +1,11 @@
-"""How many cases are tried: a few with a fixed seed in `make test`, 100,000 with fresh ones in `make fuzz`."""
+"""The number of cases: a few with a fixed seed in `make test`, 110,000 with new seeds in `make fuzz`."""
 
 import asyncio
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-CASES = 1_600  # of all files together, where nobody says --cases
+CASES = 1_600  # of all files together, without --cases
 
 
 def pytest_addoption(parser):
@@ -14,7 +14,7 @@ def pytest_addoption(parser):
 
 @pytest.fixture
 def fuzz(request, record_property):
-    """Tries a share of all cases: `await fuzz(share, strategy, check)`, where `check` may be a coroutine function."""
+    """Try a share of all cases: `await fuzz(share, strategy, check)`, where `check` may be a coroutine function."""
     cases = request.config.getoption("cases", None)
 
     async def fuzz(share, strategy, check):
@@ -46,7 +46,7 @@ def fuzz(request, record_property):
 
 
 def pytest_terminal_summary(terminalreporter):
-    """How many were tried."""
+    """Print the number of cases."""
     passed = terminalreporter.stats.get("passed", [])
     counts = [value for report in passed for name, value in report.user_properties if name == "cases"]
     if counts and report_wanted(terminalreporter.config):

@@ -1,4 +1,4 @@
-"""Bodies of the model API, from bytes that are no JSON to calls with one odd field, before a real proxy."""
+"""Bodies of the model API, from bytes that are not JSON to calls with one odd field, sent to a proxy."""
 
 import aiohttp
 import orjson
@@ -47,7 +47,7 @@ GOOD = {
 
 
 def spelt(body):
-    """The body as JSON that may hold what orjson does not write."""
+    """Encode the body as JSON, including values that orjson does not write."""
     import json
 
     return json.dumps(body).encode()
@@ -55,7 +55,7 @@ def spelt(body):
 
 @st.composite
 def bodies(draw):
-    """A good call with some odd fields; sometimes any JSON or bytes instead, sometimes with a byte changed."""
+    """Draw a valid call with some odd fields, any JSON, or any bytes; sometimes with one byte changed."""
     path = draw(st.sampled_from(sorted(GOOD)))
     odd = {name: draw(ODD[name]) for name in draw(st.lists(st.sampled_from(sorted(ODD)), max_size=3, unique=True))}
     text = spelt(GOOD[path] | odd)
@@ -67,8 +67,8 @@ def bodies(draw):
     return path, text, draw(st.none() | st.sampled_from(["choices", "x", ""]))
 
 
-async def test_no_body_fails_us_and_what_is_recorded_is_what_was_asked(fuzz, store):
-    """A refusal or an answer of the engine's, never a 500; and the step's request is the body, value for value."""
+async def test_no_body_causes_a_500_and_the_recorded_request_is_the_body(fuzz, store):
+    """Each gets an error or the engine's response; the step's request equals the body, value for value."""
     async with (
         simulating("127.0.0.1:0", Options()) as engine,
         proxying(engine, store) as served,

@@ -1,4 +1,4 @@
-"""Engines that err: an exact step has the ids and logprobs that were sampled, whatever the engine does to its answer."""
+"""Engines with faults: an exact step has the sampled ids and logprobs, whatever the engine does to its response."""
 
 from contextlib import suppress
 from dataclasses import replace
@@ -24,13 +24,13 @@ SEEDS = st.integers(0, 2**24 - 1)
 LISTED_EVERY = 10
 
 
-async def test_a_right_answer_is_exact(fuzz):
-    """The model of engines writes what TokenTape takes for right: so what is flagged below is flagged for its fault."""
+async def test_a_correct_response_is_exact(fuzz):
+    """The model of engines writes responses without a flag, so a flag below is due to the injected fault."""
 
     def check(seed):
         call = replace(drawn(seed), faults=(), cut=None, over=False)
         step = recorded(call, call.plan())
-        # Of several choices llama.cpp counts one, and a stream of SGLang's completions their sum.
+        # Of several choices llama.cpp counts one, and SGLang's streamed completions count their sum.
         live = call.kind == "sglang" and call.dialect == "completions" and call.plan().framing == "live"
         uncounted = (call.kind == "llamacpp" or live) and len(call.truth.choices) > 1
         assert right(step, call) or uncounted, told(call, call.plan())
@@ -40,7 +40,7 @@ async def test_a_right_answer_is_exact(fuzz):
 
 
 def keys_of(value, path=()) -> set[tuple]:
-    """The paths of all keys of objects within a value, whatever the place in a list."""
+    """Return the paths of all keys within a value, ignoring list indices."""
     if isinstance(value, list):
         return set().union(*(keys_of(inner, path) for inner in value))
     if not isinstance(value, dict):
@@ -56,8 +56,8 @@ def keys_of_answer(text: bytes, *, is_stream: bool) -> set[tuple]:
 
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang", "llamacpp"])
-def test_the_model_writes_what_engines_were_seen_to_write(kind):
-    """Each key of its answers is, in its place, in an answer that was recorded."""
+def test_the_model_writes_only_recorded_fields(kind):
+    """Each key of its responses occurs at the same path in a cassette."""
     seen: dict[tuple, set] = {}
     cassettes = dialect_cassettes() if kind == "vllm" else http_cassettes(kind)
     for cassette in cassettes:
@@ -70,16 +70,14 @@ def test_the_model_writes_what_engines_were_seen_to_write(kind):
         is_stream = content_type.startswith("text/event-stream")
         if call.kind == kind and (call.path, is_stream) in seen:
             written = keys_of_answer(text, is_stream=is_stream) - seen[call.path, is_stream]
-            written -= {
-                path for path in written if path[-1].startswith((" t", "token_id:"))
-            }  # tokens, not names of fields
-            # Not every stream was asked for these when it was recorded.
+            written -= {path for path in written if path[-1].startswith((" t", "token_id:"))}  # tokens, not field names
+            # Not every recorded stream requested these.
             written -= {path for path in seen[call.path, False] if path[0] in ("usage", "__verbose")}
             assert [] == sorted(written), (call.path, is_stream)
 
 
-async def test_no_exact_step_differs_from_what_was_sampled(fuzz):
-    """A fault is flagged, or harmless; nothing is raised, no part of an exchange takes long, and readers bear the step."""
+async def test_an_exact_step_never_differs_from_what_was_sampled(fuzz):
+    """A fault is flagged or harmless; no exception, no slow part of an exchange, no reader that fails."""
 
     def check(seed):
         call = drawn(seed)
@@ -91,13 +89,13 @@ async def test_no_exact_step_differs_from_what_was_sampled(fuzz):
 
 
 def call_of(seed: int, kind: str) -> FaultyCall:
-    """The first call of this kind of engine, from a seed on."""
+    """Return the first call of this engine type, searching from a seed."""
     return next(call for call in map(drawn, range(seed * 100, seed * 100 + 100)) if call.kind == kind)
 
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang", "llamacpp"])
-async def test_a_faulty_engine_fails_no_reader(fuzz, server, kind):
-    """Through a real proxy: no 500, no answer without an end, no step that claims too much, no long callback."""
+async def test_a_faulty_engine_breaks_no_reader(fuzz, server, kind):
+    """With a real proxy: no 500, no response without an end, no inexact step marked exact, no slow callback."""
     prefix = token_hex(8)
     async with (
         raw_engine(kind) as engine,
@@ -107,12 +105,12 @@ async def test_a_faulty_engine_fails_no_reader(fuzz, server, kind):
         readers, agent = Readers(http, proxy.url), Agent(http, proxy.url, engine)
         number, failures = 0, []
         await agent.call("warm", replace(call_of(0, kind), faults=()), Random(1))
-        await readers.all_formats("warm")  # what is imported then takes long, once
+        await readers.all_formats("warm")  # so that slow imports happen once, before
         await proxy.reset()
 
         async def check(seed):
             nonlocal number
-            if failures:  # a proxy that holds earlier cases would not fail the same way again
+            if failures:  # with earlier cases in the proxy, it would not fail again in the same way
                 return
             number += 1
             random = Random(seed)
@@ -135,7 +133,7 @@ async def test_a_faulty_engine_fails_no_reader(fuzz, server, kind):
 
 
 async def session(readers: Readers, agent: Agent, calls: list[FaultyCall], random: Random, *, group: str) -> None:
-    """A group of two rollouts: one of these calls, one of a call without faults; read, finished, claimed and deleted."""
+    """Record a group of two rollouts, one with these calls and one with a good call; read, finish, claim and delete it."""
     members = [f"{group}-{at}" for at in range(2)]
     opened = [{"rollout_id": member, "group_id": group} for member in members]
     for body in opened:

@@ -1,4 +1,4 @@
-"""Messages: bodies that nobody would send, and answers that a model may sample, told in any pieces and sent back."""
+"""Anthropic Messages: odd bodies, and any sampled response, streamed in any pieces and sent back."""
 
 import copy
 
@@ -18,8 +18,8 @@ SIZES = st.lists(st.integers(1, 9), min_size=1, max_size=4)
 TOLD = Told("01a9", 1795229441, "m")
 
 
-async def test_whatever_is_sent_is_read_or_refused_by_its_place(fuzz):
-    """What is read can be sent to an engine, and the body stays as it was."""
+async def test_any_body_is_read_or_rejected_by_its_field(fuzz):
+    """A valid body can be sent to an engine; the client's body is unchanged."""
 
     def check(body):
         before = copy.deepcopy(body)
@@ -33,8 +33,8 @@ async def test_whatever_is_sent_is_read_or_refused_by_its_place(fuzz):
     await fuzz(0.01, BODIES, check)
 
 
-async def test_whatever_is_sampled_comes_back_as_it_was(fuzz):
-    """However the stream was cut; and the stream is the whole answer."""
+async def test_any_sampled_response_is_sent_back_unchanged(fuzz):
+    """However the stream is cut; and the stream equals the unstreamed response."""
 
     def check(drawn):
         message, sizes, apart = drawn

@@ -1,4 +1,4 @@
-"""Agents that send anything: an answer in the dialect's shape, never a 500, and readers that bear what was recorded."""
+"""Agents that send anything: a response in the dialect's shape, never a 500, and readers that handle the record."""
 
 import asyncio
 from copy import deepcopy
@@ -25,7 +25,7 @@ DIALECTS = {path: dialect for dialect, path in PATHS.items()}
 
 
 def answering(random: Random):
-    """A healthy engine that now and then refuses."""
+    """An engine that works, and rejects a call now and then."""
 
     async def answering(path: str, body: dict) -> Sent:
         if path in ("/tokenize", "/detokenize", "/v1/tokenize", "/v1/detokenize"):
@@ -42,7 +42,7 @@ def answering(random: Random):
 
 
 async def converse(url: str, rollout: str, random: Random) -> list[Request]:
-    """Some calls in one rollout; a chat goes on with what came back. Gives what was sent. Raises Failed."""
+    """Make some calls in one rollout, continuing the chat with each reply; return what was sent. Raises Failed."""
     sent, messages = [], None
     for _ in range(random.choice((1, 1, 2, 3))):
         request = drawn_request(random, rollout, messages)
@@ -62,7 +62,7 @@ async def converse(url: str, rollout: str, random: Random) -> list[Request]:
 
 
 def gone_on(request: Request, answered: bytes, random: Random) -> list | None:
-    """The messages of a chat's next call: those before, the reply and a tool's result."""
+    """Return the messages of a chat's next call: the previous ones, the reply, and a tool result."""
     try:
         before = orjson.loads(request.body)["messages"]
         reply = orjson.loads(answered)["choices"][0]["message"]
@@ -72,8 +72,8 @@ def gone_on(request: Request, answered: bytes, random: Random) -> list | None:
         return None
 
 
-async def test_no_request_of_an_agent_fails_us(fuzz, server):
-    """Through a real proxy: no 500, no answer without an end, no long callback, and the readers go on."""
+async def test_no_request_of_an_agent_causes_a_500(fuzz, server):
+    """With a real proxy: no response without an end, no slow callback, and every reader works."""
     async with (
         raw_engine("vllm") as engine,
         watched_proxy(engine.url, f"unix:{server.socket}", store={"prefix": token_hex(8)}) as proxy,
@@ -87,7 +87,7 @@ async def test_no_request_of_an_agent_fails_us(fuzz, server):
 
         async def check(seed):
             nonlocal number
-            if failures:  # a proxy that holds earlier cases would not fail the same way again
+            if failures:  # with earlier cases in the proxy, it would not fail again in the same way
                 return
             number += 1
             random, rollout = Random(seed), f"r{number}"

@@ -1,4 +1,4 @@
-"""Stored records whose bytes are not what was written, with right checksums: a step, or a clear refusal."""
+"""Stored records with changed bytes and valid checksums: decoded to a step, or rejected."""
 
 from array import array
 from contextlib import suppress
@@ -46,7 +46,7 @@ VALUE = st.recursive(
 
 
 def sealed(payload, schema=SCHEMA):
-    """A record with a right checksum around any payload."""
+    """Return a record with a valid checksum of any payload."""
     packed = zstandard.compress(payload)
     return (
         b"TT"
@@ -57,7 +57,7 @@ def sealed(payload, schema=SCHEMA):
 
 
 def with_head(payload, change):
-    """The payload with its head changed as a value, its length told rightly."""
+    """Return the payload with a changed head and the correct length."""
     size = int.from_bytes(payload[:4], "little")
     head = orjson.loads(payload[16 : 16 + size])
     change(head)
@@ -67,7 +67,7 @@ def with_head(payload, change):
 
 @st.composite
 def records(draw):
-    """A record and its blocks: bytes changed in the payload, values in the head, bytes in a block, or none at all of these."""
+    """Draw a record and its blocks with changed bytes, changed values of the head, damaged blocks, or none of these."""
     written = draw(st.sampled_from(WRITTEN))
     payload, blocks = zstandard.decompress(written.record[11:]), dict(written.blocks)
     for _ in range(draw(st.integers(1, 2))):
@@ -94,13 +94,13 @@ def records(draw):
                     if isinstance(place, dict) and place:
                         place[sorted(place)[inner % len(place)]] = value
 
-                with suppress(orjson.JSONDecodeError, AttributeError, TypeError):  # the head may be spoilt already
+                with suppress(orjson.JSONDecodeError, AttributeError, TypeError):  # the head may be damaged already
                     payload = with_head(payload, change)
     return sealed(payload, draw(st.sampled_from([1, SCHEMA]))), blocks
 
 
-async def test_a_wrong_record_is_a_step_or_a_refusal(fuzz):
-    """`UnreadableRecord` and nothing else; what can be read is a step whose ids and logprobs are arrays."""
+async def test_a_damaged_record_is_a_step_or_an_error(fuzz):
+    """The only exception is `UnreadableRecord`; a decoded step has ids and logprobs as arrays."""
 
     def check(drawn):
         record, blocks = drawn

@@ -1,4 +1,4 @@
-"""Calls of Responses with odd things in odd places, read and answered without a proxy around them."""
+"""OpenAI Responses: calls with odd values anywhere, parsed and rendered without a proxy."""
 
 import orjson
 import pytest
@@ -15,8 +15,8 @@ SHARE = 0.1
 ANSWER = response_of({"role": "assistant", "content": "a"})
 
 
-async def test_no_body_fails_us(fuzz):
-    """A refusal that names a field, or a chat body that is JSON and whose answer can be told; the body stays as it was."""
+async def test_any_body_is_rejected_or_answered(fuzz):
+    """An error names a field; a chat body is JSON and its response can be rendered; the client's body is unchanged."""
     read = 0
 
     def check(drawn):

@@ -1,4 +1,6 @@
-"""Answers of engines, cut, dropped, doubled and garbled: each leaves a step, and an exact one tells just the ids that came."""
+"""Streams of engines with events cut, dropped, doubled and garbled: each leaves a step, and an exact one has the sent
+ids.
+"""
 
 from contextlib import suppress
 
@@ -21,7 +23,7 @@ CHAT = next(cassette for cassette in STREAMS if "chat" in cassette.path)
 
 @st.composite
 def spoilt(draw, cassettes):
-    """A recorded stream with events dropped, doubled, swapped or garbled, in any reads; the engine may die at its end."""
+    """Draw a recorded stream with events dropped, doubled, swapped or garbled, in any reads; the engine may disconnect."""
     cassette = draw(st.sampled_from(cassettes))
     events = cassette.answer.split(b"\n\n")
     for _ in range(draw(st.integers(0, 3))):
@@ -48,13 +50,13 @@ def spoilt(draw, cassettes):
 
 
 def ids_told(answer):
-    """The sampled ids of each choice, by a plain reading of the stream: None if that is not possible."""
+    """Read the sampled ids of each choice from the stream in a simple way. None if that is not possible."""
     told = {}
     for event in answer.split(b"\n\n"):
         if event in (b"", b"data: [DONE]"):
             continue
         if not event.startswith(b"data: {") or b"\n" in event or b"\r" in event:
-            return None  # there are other spellings of an event, and this reader knows one
+            return None  # events can be written in other ways, and this parser knows one
         try:
             for choice in orjson.loads(event.removeprefix(b"data: ")).get("choices") or []:
                 told.setdefault(choice["index"], []).extend(choice.get("token_ids") or [])
@@ -64,7 +66,7 @@ def ids_told(answer):
 
 
 def check_step(step, answer):
-    """What was written reads the same; a step without a problem has the ids of the stream, in order."""
+    """Assert that the record reads the same, and that a step without a flag has the ids of the stream, in order."""
     written = encode(step)
     read = decode(written.record, BlockReader(written.blocks))
     assert [choice.ids for choice in read.choices] == [choice.ids for choice in step.choices]
@@ -73,22 +75,22 @@ def check_step(step, answer):
         assert {choice.index: choice.ids.tolist() for choice in step.choices} == told
 
 
-async def test_a_spoilt_stream_leaves_a_step_that_claims_no_more_than_came(fuzz):
-    """No exception, a step that can be stored, exact only with the very ids; nothing is shown that did not come."""
+async def test_a_damaged_stream_leaves_a_step_that_claims_only_what_was_sent(fuzz):
+    """No exception; a step that can be stored and is exact only with the sent ids; the client gets only what was sent."""
 
     def check(drawn):
         cassette, answer, reads = drawn
         plan = plan_of(cassette.path, cassette.body)
         exchanged = play(plan, cassette, reads)
         check_step(exchanged[2], answer)
-        # An event that is told in other words has a space after "data:", also where the engine's has none.
+        # A rewritten event has a space after "data:", also where the engine's has none.
         assert len(exchanged[0]) + len(exchanged[1]) <= len(answer) + 2 + answer.count(b"data:")
 
     await fuzz(0.24, spoilt(STREAMS), check)
 
 
-async def test_a_client_gets_the_end_of_a_spoilt_stream(fuzz, store, engine):
-    """On real sockets: an answer, or a connection that breaks; then a step of it in the store, and never a 500."""
+async def test_a_client_gets_the_end_of_a_damaged_stream(fuzz, store, engine):
+    """With sockets: a response or a closed connection, then a step in the store, and never a 500."""
     known = {"endpoints": [{"url": engine.url, "kind": "vllm"}]}
     number = 0
     async with running(settings_for(None, engines=known), store) as served, aiohttp.ClientSession() as http:

@@ -1,4 +1,4 @@
-"""What the tests ask of the engine: the same body directly, through the proxy, and directly with the flags set."""
+"""Calls of an engine: the same body sent directly, through the proxy, and directly with the injected flags."""
 
 import re
 from typing import Any
@@ -22,7 +22,7 @@ _CHAT = {"model": "tiny", "messages": QUESTION, "seed": 7, "max_tokens": 24}
 _TEXT = {"model": "tiny", "prompt": "Once upon a time", "seed": 7, "max_tokens": 24}
 _FORCED = {"tools": [TOOL], "structured_outputs": {"regex": CALL}, "max_tokens": 100}
 
-# name -> (path, body): every shape that an agent's call may have.
+# name -> (path, body): every shape that an agent's call can have.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": (CHAT, _CHAT),
     "chat greedy": (CHAT, _CHAT | {"temperature": 0}),
@@ -52,13 +52,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def flagged(path: str, body: dict[str, Any]) -> dict[str, Any]:
-    """The body as a client sends it that wants ids and logprobs for itself."""
+    """Return the body as a client sends it that requests ids and logprobs itself."""
     logprobs = body.get("logprobs") or (True if path == CHAT else 0)
     return body | {"return_token_ids": True, "logprobs": logprobs}
 
 
 async def ask(http: aiohttp.ClientSession, url: str, body: dict[str, Any], *, stream: bool) -> tuple[int, list[Any]]:
-    """The status, and the response or the chunks, without what differs between any two runs."""
+    """Return the status, and the response or the chunks, without the fields that differ between any two runs."""
     async with http.post(url, json=body | ({"stream": True} if stream else {})) as answer:
         text = await answer.read()
     if not stream or answer.content_type == "application/json":
@@ -69,7 +69,7 @@ async def ask(http: aiohttp.ClientSession, url: str, body: dict[str, Any], *, st
 
 
 def sampled(answers: list[Any], *, stream: bool) -> dict[int, dict[str, Any]]:
-    """Ids, logprobs and finish reason of each choice, gathered without any code of the proxy's."""
+    """Return ids, logprobs and finish reason of each choice, parsed without the proxy's code."""
     found: dict[int, dict[str, Any]] = {}
     for answer in answers:
         for choice in answer["choices"]:

@@ -1,8 +1,7 @@
-"""The engines of the engine's tests: a real vLLM and a real llama.cpp on the CPU, each started once for the whole run.
+"""Fixtures of the real engines: vLLM and llama.cpp on the CPU, each started once for the whole run.
 
-Holds how they are started, watched and stopped, and the direct ways to them; what they are made of is in
-environment.py. vLLM's weights are random: steer replies with a seed, `logit_bias`, `ignore_eos`, or
-`structured_outputs`. llama.cpp's are a small chat model's: steer with `grammar`.
+environment.py installs them. vLLM's weights are random: constrain its output with a seed, `logit_bias`, `ignore_eos` or
+`structured_outputs`. llama.cpp serves a small chat model: constrain it with `grammar`.
 """
 
 import http.client
@@ -32,8 +31,8 @@ FLAGS = (
     "--max-model-len=2048",
     "--max-num-seqs=16",
     "--enforce-eager",
-    # By default a process of its own runs the model, awaited in a loop of sched_yield calls. On Linux 6.18
-    # and two cores that starves every other session of the machine, these tests too, for seconds at a time.
+    # By default a separate process runs the model and is awaited in a loop of sched_yield calls. On Linux 6.18 and two
+    # cores that starves all other processes of the machine, including these tests, for seconds.
     "--distributed-executor-backend=uni",
 )
 PARSERS = ("--enable-auto-tool-choice", "--tool-call-parser=hermes", "--reasoning-parser=qwen3")
@@ -44,8 +43,8 @@ VARIABLES = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
-    # Else vLLM 0.32 on a CPU overrules the executor above (platforms/cpu.py); a server does nothing else with
-    # it. That executor leaves the number of threads to us: one core for the engine, the others for the tests.
+    # Otherwise vLLM 0.32 on a CPU replaces the executor above (platforms/cpu.py); the variable has no other effect on a
+    # server. With that executor we set the number of threads: one core for the engine, the others for the tests.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "OMP_NUM_THREADS": "1",
     "VLLM_SERVER_DEV_MODE": "1",  # pause, weight version
@@ -54,7 +53,7 @@ VARIABLES = {
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A running engine: where it listens, and what it writes."""
+    """A running engine: its port and its log."""
 
     port: int
     log: Path
@@ -66,7 +65,7 @@ class Engine:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let the clock of each test run for the test alone: building and starting the engine takes minutes."""
+    """Apply each test's timeout to the test alone: building and starting the engine takes minutes."""
     for item in items:
         if item.path.is_relative_to(environment.HERE):
             item.add_marker(pytest.mark.timeout(TEST_S, func_only=True))
@@ -74,7 +73,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """A real vLLM that serves the tiny model as `tiny`, with a tool parser and a reasoning parser."""
+    """A vLLM that serves the tiny model as `tiny`, with a tool parser and a reasoning parser."""
     log = tmp_path_factory.mktemp("engine") / "vllm.log"
     with start_vllm(environment.ensure().model, "tiny", log, *PARSERS, SCALE_OUT) as engine:
         yield engine
@@ -82,7 +81,7 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 @pytest.fixture(scope="session")
 def llamacpp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """A real llama.cpp server, with SmolLM2-135M-Instruct as `smollm2` and two slots of 4096 tokens."""
+    """A llama.cpp server that serves SmolLM2-135M-Instruct as `smollm2`, with two slots of 4096 tokens."""
     made = environment.ensure_llamacpp()
     engine = Engine(_free_port(), tmp_path_factory.mktemp("engine") / "llamacpp.log")
     program = environment.HERE / "llamacpp_server.py"
@@ -92,7 +91,7 @@ def llamacpp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 @pytest.fixture
 async def direct(vllm: Engine) -> AsyncIterator[openai.AsyncOpenAI]:
-    """The official client, straight at the engine."""
+    """OpenAI's client, connected to the engine without the proxy."""
     async with openai.AsyncOpenAI(base_url=f"{vllm.url}/v1", api_key="none", max_retries=0) as client:
         yield client
 
@@ -111,13 +110,13 @@ def metric(vllm: Engine) -> Callable[[str], Awaitable[float]]:
 
 @pytest.fixture
 def running_requests(metric: Callable[[str], Awaitable[float]]) -> Callable[[], Awaitable[float]]:
-    """A function that asks the engine how many requests it is working on."""
+    """A function that returns the number of the engine's running requests."""
     return partial(metric, "vllm:num_requests_running")
 
 
 @contextmanager
 def start_vllm(model: Path, name: str, log: Path, *flags: str) -> Iterator[Engine]:
-    """A vLLM with this model, served under this name, until the end."""
+    """Start a vLLM that serves this model under this name; stop it at the end."""
     engine = Engine(_free_port(), log)
     command = [
         *(str(environment.ensure().python), "-m", "vllm.entrypoints.openai.api_server", *FLAGS, *flags),
@@ -135,8 +134,8 @@ def _free_port() -> int:
 
 @contextmanager
 def _process(command: list[str], engine: Engine) -> Iterator[None]:
-    """Start the engine in a process group of its own, wait until it is ready, and stop it whatever happens."""
-    # A terminated run must stop its engine as an interrupted one does.
+    """Start the engine in a new process group, wait until it is ready, and stop it in any case."""
+    # SIGTERM must stop the engine as Ctrl-C does.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     with engine.log.open("wb") as log:
         process = subprocess.Popen(
@@ -156,7 +155,7 @@ def _process(command: list[str], engine: Engine) -> Iterator[None]:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Ask the engine to end; then end what is left of its process group."""
+    """Terminate the engine, then kill what is left of its process group."""
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
         process.wait(STOP_S)

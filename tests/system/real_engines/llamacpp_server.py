@@ -1,6 +1,6 @@
-"""A real llama.cpp server as a program of its own: `python llamacpp_server.py MODEL PORT`, until it is told to end.
+"""A llama.cpp server: `python llamacpp_server.py MODEL PORT`, until it is terminated.
 
-Holds the parameters it runs with. It imports nothing of ours: it runs in the environment that environment.py makes.
+It runs in the environment that environment.py builds, so it imports nothing of this project.
 """
 
 import signal
@@ -10,7 +10,7 @@ import xllamacpp
 
 
 def serve(model: str, port: int) -> None:
-    """Serve the model on this port of the loopback. Its log goes to stderr."""
+    """Serve the model on this port of the loopback interface. The log goes to stderr."""
     params = xllamacpp.CommonParams()
     params.model.path = model
     params.model_alias = {"smollm2"}
@@ -19,7 +19,7 @@ def serve(model: str, port: int) -> None:
     params.n_ctx = 8192
     params.n_parallel = 2
     params.use_jinja = True
-    # One core for the engine, the others for the tests. More threads also wait for each other in a busy loop.
+    # One core for the engine, the others for the tests. More threads also busy-wait for each other.
     params.cpuparams.n_threads = 1
     params.cpuparams_batch.n_threads = 1
     server = xllamacpp.Server(params)

@@ -1,8 +1,8 @@
-"""What the tiny model would have said otherwise: the logprobs of given ids at another temperature, or from other weights.
+"""Logprobs of given ids by the tiny model at another temperature, or with other weights.
 
-Run by the python that has vLLM: `python other_scores.py FOLDER < question > answer`. Holds the scoring by transformers
-alone; the question is `{"ids": [id], "asked": [{"temperature": float, "seed": int or null}]}`, where a seed draws weights
-anew, and the answer one list of logprobs for each, null for the first id.
+Run it with vLLM's Python: `python other_scores.py FOLDER < question > answer`. The question is `{"ids": [id], "asked":
+[{"temperature": float, "seed": int or null}]}`, where a seed draws new weights; the answer is a list of logprobs for
+each entry, null for the first id. It uses transformers only.
 """
 
 import json
@@ -14,7 +14,7 @@ from transformers import Qwen3ForCausalLM
 
 
 def scores(model: Qwen3ForCausalLM, ids: list[int], temperature: float) -> list[float | None]:
-    """The logprob of each id after those before it."""
+    """Return the logprob of each id given those before it."""
     with torch.no_grad():
         logits = model(torch.tensor([ids])).logits[0, :-1].float() / temperature
     told = torch.log_softmax(logits, dim=-1).gather(1, torch.tensor(ids[1:]).unsqueeze(1))

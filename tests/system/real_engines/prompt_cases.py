@@ -1,6 +1,6 @@
-"""Requests of agents, of which vLLM's own Messages and Responses make prompts that ours have to be.
+"""Requests for which our prompts must equal those of vLLM's own Messages and Responses endpoints.
 
-Holds the bodies, by name: each kind of content, alone and as Claude Code and Codex send it.
+The bodies, by name: each kind of content, alone and as Claude Code and Codex send it.
 """
 
 from typing import Any
@@ -15,27 +15,27 @@ Body = dict[str, Any]
 
 
 def text(said: str, **extra: Any) -> Body:
-    """A block of text."""
+    """Return a text block."""
     return {"type": "text", "text": said, **extra}
 
 
 def uses(number: int, **given: Any) -> Body:
-    """A call of a tool."""
+    """Return a tool_use block."""
     return {"type": "tool_use", "id": f"toolu_{number}", "name": "add", "input": given}
 
 
 def result(number: int, content: Any = "124", **extra: Any) -> Body:
-    """What it answered."""
+    """Return its tool_result block."""
     return {"type": "tool_result", "tool_use_id": f"toolu_{number}", "content": content, **extra}
 
 
 def thinks(thought: str) -> Body:
-    """A block of reasoning."""
+    """Return a thinking block."""
     return {"type": "thinking", "thinking": thought, "signature": "sig"}
 
 
 def talk(*turns: tuple[str, Any], **fields: Any) -> Body:
-    """A body of Messages, of these turns."""
+    """Return a Messages body with these turns."""
     return {"messages": [{"role": role, "content": content} for role, content in turns], **fields}
 
 
@@ -158,23 +158,23 @@ CUSTOM = {"type": "custom", "name": "patch", "description": "Patch it.", "format
 
 
 def message(role: str, *parts: str, **extra: Any) -> Body:
-    """A message of these parts."""
+    """Return a message with these parts."""
     kind = "output_text" if role == "assistant" else "input_text"
     return {"type": "message", "role": role, "content": [{"type": kind, "text": part} for part in parts], **extra}
 
 
 def thought(said: str) -> Body:
-    """Thoughts."""
+    """Return a reasoning item."""
     return {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": said}]}
 
 
 def call(number: int, arguments: str = '{"x":1}') -> Body:
-    """A call of a function."""
+    """Return a function_call item."""
     return {"type": "function_call", "call_id": f"c{number}", "name": "add", "arguments": arguments}
 
 
 def output(number: int, said: Any = "124") -> Body:
-    """What it answered."""
+    """Return its function_call_output item."""
     return {"type": "function_call_output", "call_id": f"c{number}", "output": said}
 
 
@@ -191,7 +191,7 @@ PARTS = [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"
 
 
 def ask(*items: Body, **fields: Any) -> Body:
-    """A body of Responses, of these items."""
+    """Return a Responses body with these items."""
     return {"input": list(items), **fields}
 
 

@@ -1,4 +1,4 @@
-"""`tokentape audit` on the real engine: what it sampled is aligned, and each way to spoil it is found and named."""
+"""`tokentape audit` with a real engine: sampled rows are aligned, and each kind of damage is detected and named."""
 
 import asyncio
 import io
@@ -21,14 +21,14 @@ TOOL = {"type": "function", "function": {"name": "add", "parameters": PARAMETERS
 STRICT = {"type": "function", "function": {**TOOL["function"], "strict": True}}
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "answer", "schema": PARAMETERS}}
 TOOL_CALL = "4090"  # the id of <tool_call>
-# What puts a grammar on a call, in vLLM 0.32.
+# What constrains a call by a grammar, in vLLM 0.32.
 BOUND = {
     "required": {"tools": [TOOL], "tool_choice": "required"},
     "named": {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "add"}}},
     "schema": {"response_format": SCHEMA},
     "object": {"response_format": {"type": "json_object"}},
 }
-# What changes what is sampled, and not what raw logprobs are of.
+# What affects sampling but not raw logprobs.
 FREE = {
     "odds": {"top_p": 0.7, "extra_body": {"top_k": 20, "min_p": 0.01, "min_tokens": 20}},
     "penalties": {"presence_penalty": 1, "frequency_penalty": 1, "extra_body": {"repetition_penalty": 1.3}},
@@ -42,7 +42,7 @@ SAMPLED = 150
 
 @pytest.fixture
 async def recorded(vllm, tmp_path):
-    """A running proxy with honest rollouts: two turns in one row, other temperatures (raw logprobs), a stream."""
+    """A running proxy with correct rollouts: two turns in one row, other temperatures (raw logprobs), a stream."""
     async with through_proxy(vllm.url, tmp_path) as through:
         ask = {"model": "tiny", "max_tokens": SAMPLED, "seed": 7, "extra_body": {"ignore_eos": True}}
         first = {**ask, "extra_body": {"ignore_eos": True, "return_token_ids": True}}
@@ -69,7 +69,7 @@ async def row(recorded) -> dict:
 
 @pytest.fixture
 async def audited(vllm, tmp_path):
-    """A function that audits rows of a file, or of a proxy, on the engine: the whole of its JSON."""
+    """A function that audits rows of a file, or of a proxy, with the engine, and returns the JSON report."""
     number = iter(range(100))
 
     async def run(*rows: dict, url: str | None = None) -> dict:
@@ -102,7 +102,7 @@ async def others(row: dict) -> list[list[float | None]]:
     answer, errors = await process.communicate(orjson.dumps({"ids": row["token_ids"], "asked": asked}))
     assert 0 == process.returncode, errors.decode()
     *others, own = orjson.loads(answer)
-    # It is the same model: otherwise what follows would show nothing.
+    # It must be the same model; otherwise the tests below prove nothing.
     bound = [range(span["start"], span["end"]) for span in row["spans"] if span["constrained"]]
     told = [(own[at], two) for at, two in enumerate(row["logprobs"]) if not any(at in places for places in bound)]
     pairs = [(one, two) for one, two in told if two is not None]
@@ -118,8 +118,8 @@ def with_logprobs(row: dict, values: list[float | None]) -> dict:
     return row | {"logprobs": [value if mask else None for value, mask in zip(values, row["mask"], strict=True)]}
 
 
-async def test_what_the_engine_sampled_is_aligned(recorded, audited):
-    """Turns joined in one row, any temperature, streamed and not; all of it within a thousandth."""
+async def test_rows_that_the_engine_sampled_are_aligned(recorded, audited):
+    """Several turns in one row, any temperature, streamed and not: within a thousandth."""
     told = await audited(url=recorded.url)
 
     assert {"aligned": 5} == told["verdicts"]
@@ -128,8 +128,8 @@ async def test_what_the_engine_sampled_is_aligned(recorded, audited):
     assert all(one["telling"] > SAMPLED / 2 for one in told["sequences"])
 
 
-async def test_shifts_are_found_and_measured(row, audited):
-    """Ids, the mask, or mask and logprobs, moved by one place; ids moved so that one is lost."""
+async def test_shifts_are_detected_and_measured(row, audited):
+    """Ids, the mask, or mask and logprobs, shifted by one; ids shifted so that one is lost."""
     told = await audited(
         row | {"token_ids": rolled(row["token_ids"], 1)},
         row | {"token_ids": rolled(row["token_ids"], -1)},
@@ -145,8 +145,8 @@ async def test_shifts_are_found_and_measured(row, audited):
 
 
 @pytest.mark.parametrize("turn", [0, 1])
-async def test_a_replaced_token_is_found_where_it_is(row, audited, turn):
-    """In the middle of a turn, at its very end, and between two turns."""
+async def test_a_replaced_token_is_located(row, audited, turn):
+    """In the middle of a turn, at its end, and between two turns."""
     spans = row["spans"]
     middle, last = (spans[turn]["start"] + spans[turn]["end"]) // 2, spans[1]["end"] - 1
     rows = []
@@ -161,8 +161,8 @@ async def test_a_replaced_token_is_found_where_it_is(row, audited, turn):
     assert "what lies between was not sampled" in told["sequences"][2]["note"]
 
 
-async def test_logprobs_of_other_weights_and_temperatures_are_told(row, audited):
-    """The same ids with what another temperature, and another model, would have said of them."""
+async def test_logprobs_of_other_weights_and_temperatures_are_detected(row, audited):
+    """The same ids with the logprobs of another temperature, and of another model."""
     warm, foreign = await others(row)
     told = await audited(with_logprobs(row, warm), with_logprobs(row, foreign))
     temperature, model = told["sequences"]
@@ -174,7 +174,7 @@ async def test_logprobs_of_other_weights_and_temperatures_are_told(row, audited)
 
 @pytest.fixture
 async def bound(vllm, tmp_path):
-    """A function that gives the row of a rollout: a call with a grammar, and after its ids one without."""
+    """A function that returns the row of a rollout: a call with a grammar, then one without."""
     (tmp_path / "bound").mkdir()
     async with through_proxy(vllm.url, tmp_path / "bound") as through:
 
@@ -197,7 +197,7 @@ async def bound(vllm, tmp_path):
 
 @pytest.mark.parametrize("name", BOUND)
 async def test_tokens_under_a_grammar_are_left_out_of_the_verdict(bound, audited, name):
-    """Such a rollout is well as far as it can be compared; other weights are found all the same, by its other tokens."""
+    """Such a rollout is aligned as far as it can be compared; other weights are still detected by its other tokens."""
     row = await bound(name)
     _, foreign = await others(row)
     unmarked = row | {"spans": [{**span, "constrained": None} for span in row["spans"]]}
@@ -209,12 +209,12 @@ async def test_tokens_under_a_grammar_are_left_out_of_the_verdict(bound, audited
     assert (SAMPLED, sampled) == (told["tokens"], told["left_out"])
     assert told["max"] < 1e-3
     assert (False, {"other weights": 1}) == (wrong["aligned"], wrong["verdicts"])
-    assert not blind["aligned"]  # the mark is what it takes
+    assert not blind["aligned"]  # the mark is required
     assert blind["max"] > 0.5
 
 
 async def test_a_rollout_under_a_grammar_alone_has_nothing_to_compare(bound, row, audited):
-    """That is its verdict: well beside what is aligned, and no proof of anything alone."""
+    """This verdict does not fail the audit beside aligned rows, and proves nothing alone."""
     alone = await bound("required", goes_on=False)
     beside, by_itself = await audited(row, alone), await audited(alone)
 
@@ -232,10 +232,8 @@ async def test_a_rollout_under_a_grammar_alone_has_nothing_to_compare(bound, row
     ],
     ids=["strict", "single", "free"],
 )
-async def test_a_call_that_the_model_chose_is_constrained_where_the_request_says_so(
-    vllm, tmp_path, audited, tools, is_bound
-):
-    """vLLM 0.32 puts a grammar on calls of strict tools, and where one call is allowed; of other tools it has none."""
+async def test_a_tool_call_is_constrained_if_the_request_requires_it(vllm, tmp_path, audited, tools, is_bound):
+    """vLLM 0.32 applies a grammar to strict tools and to parallel_tool_calls: false, and to no other tools."""
     extra = {"chat_template_kwargs": {"enable_thinking": False}}
     ask = {"model": "tiny", "messages": QUESTION, "max_tokens": 40, "seed": 7, "logit_bias": {TOOL_CALL: 10}}
     async with through_proxy(vllm.url, tmp_path) as through:
@@ -250,8 +248,8 @@ async def test_a_call_that_the_model_chose_is_constrained_where_the_request_says
     assert is_bound != blind["aligned"]
 
 
-async def test_raw_logprobs_know_nothing_of_what_else_steers_sampling(vllm, tmp_path, audited):
-    """Cuts, penalties, biases and lists of tokens: all of it is compared."""
+async def test_raw_logprobs_do_not_depend_on_sampling_parameters(vllm, tmp_path, audited):
+    """With top-k, penalties, biases and token lists, all tokens are compared."""
     async with through_proxy(vllm.url, tmp_path) as through:
         for name, asked in FREE.items():
             async with through.agent(name) as agent:

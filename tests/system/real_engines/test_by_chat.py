@@ -1,4 +1,4 @@
-"""Agents that speak Messages or Responses, unmodified, before the real engine: exact steps, and one sequence."""
+"""Unmodified Messages and Responses clients with a real engine: exact steps, and one sequence."""
 
 import anthropic
 import openai
@@ -15,7 +15,7 @@ ALIASES = {"claude-*": "tiny", "gpt-*": "tiny", "m": "tiny"}
 
 
 async def by_messages(proxy, rollout, *, stream):
-    """Three turns of Anthropic's client: a call of a tool, an answer to its result, and to a further question."""
+    """Run three turns of Anthropic's client: a tool call, an answer to its result, and one to a further question."""
     tools = [{"name": FUNCTION["name"], "input_schema": FUNCTION["parameters"]}]
     said = [{"role": "user", "content": QUESTION}]
     async with anthropic.AsyncAnthropic(base_url=f"{proxy.url}/rollouts/{rollout}", api_key="none") as client:
@@ -40,7 +40,7 @@ async def by_messages(proxy, rollout, *, stream):
 
 
 async def by_responses(proxy, rollout, *, stream):
-    """The same of OpenAI's, which names the answer before."""
+    """Run the same with OpenAI's client, which references the previous response."""
     tools = [{"type": "function", "name": FUNCTION["name"], "parameters": FUNCTION["parameters"]}]
     asked, before = QUESTION, None
     async with openai.AsyncOpenAI(base_url=f"{proxy.url}/rollouts/{rollout}/v1", api_key="none") as client:
@@ -65,8 +65,8 @@ async def by_responses(proxy, rollout, *, stream):
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("converse", [by_messages, by_responses])
-async def test_three_turns_are_exact_and_go_on_from_each_other_as_in_chat(vllm, tmp_path, converse, stream):
-    """Every step is exact; where ids do not extend each other, the tree says so, as it does of the chat dialect."""
+async def test_three_turns_are_exact_and_extend_each_other_as_in_chat(vllm, tmp_path, converse, stream):
+    """Every step is exact; ids that do not extend each other are reported as drift, as for the chat dialect."""
     async with through_proxy(vllm.url, tmp_path, models=ALIASES) as proxy:
         await converse(proxy, "r1", stream=stream)
         steps, rows, tree = await proxy.steps("r1"), await proxy.rows("r1"), await proxy.get("/rollouts/r1/tree")
@@ -79,7 +79,7 @@ async def test_three_turns_are_exact_and_go_on_from_each_other_as_in_chat(vllm, 
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_agents_that_ask_for_more_than_the_window_get_what_it_leaves(vllm, tmp_path, stream):
+async def test_max_tokens_beyond_the_context_window_is_capped(vllm, tmp_path, stream):
     """`cap: {max_tokens: auto}`, in either dialect: 32,000 tokens of a window of 2,048."""
     rules = {"cap": {"max_tokens": "auto"}, "override": {"stop_token_ids": list(range(4089))}}
     async with through_proxy(vllm.url, tmp_path, models=ALIASES, sampling=rules) as proxy:
@@ -100,8 +100,8 @@ async def test_agents_that_ask_for_more_than_the_window_get_what_it_leaves(vllm,
 
 
 @pytest.mark.parametrize("kind", ["messages", "responses"])
-async def test_the_engines_refusals_keep_their_words(vllm, tmp_path, kind):
-    """In the shape of the dialect, with the engine's status; the step says it, too."""
+async def test_errors_of_the_engine_keep_their_message(vllm, tmp_path, kind):
+    """In the dialect's shape, with the engine's status; the step has it, too."""
     async with through_proxy(vllm.url, tmp_path, models=ALIASES) as proxy:
         if kind == "messages":
             async with anthropic.AsyncAnthropic(base_url=f"{proxy.url}/rollouts/r1", api_key="none") as client:

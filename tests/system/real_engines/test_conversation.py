@@ -1,4 +1,4 @@
-"""Conversations of an unmodified agent: the tree, the sequences, and the engine's own opinion of them."""
+"""Conversations of an unmodified agent: the tree, the sequences, and their scores by the engine."""
 
 import asyncio
 
@@ -7,19 +7,19 @@ import pytest
 from .asking import CALL, QUESTION, TOOL
 from .through import through_proxy
 
-# Digits are tokens of their own, so text carries them back unchanged; the second end of turn would not come back.
+# Each digit is a token, so text preserves them; the second EOS would not come back from text.
 DIGITS = {"structured_outputs": {"regex": "[0-9]{4}"}}
 NO_SECOND_END = {"4087": -100}
 TOLERANCE = 1e-4
 
 
 def kwargs(*, preserve: bool) -> dict:
-    """With `preserve`, our template keeps earlier turns as they were sampled; else it strips them."""
+    """With `preserve`, our template keeps earlier turns as they were sampled; otherwise it strips their reasoning."""
     return {"chat_template_kwargs": {"enable_thinking": False, "preserve_thinking": preserve}}
 
 
 async def say(agent, messages, *, stream, preserve, **more):
-    """One turn of the agent: what it would append to its messages."""
+    """Make one call of the agent; return the message that it appends."""
     body = {
         "model": "tiny",
         "messages": messages,
@@ -47,7 +47,7 @@ async def say(agent, messages, *, stream, preserve, **more):
 
 
 async def converse(proxy, rollout, *, stream, preserve):
-    """Three turns: a call of a tool, an answer to its result, and an answer to a further question."""
+    """Run three turns: a tool call, an answer to its result, and an answer to a further question."""
     async with proxy.agent(rollout) as agent:
         messages = list(QUESTION)
         called = await say(agent, messages, stream=stream, preserve=preserve, structured_outputs={"regex": CALL})
@@ -60,7 +60,7 @@ async def converse(proxy, rollout, *, stream, preserve):
 
 
 def check_rows(steps, rows):
-    """The laws on real data: ids are the recorded ones, and each sampled token is trained once."""
+    """Assert that row ids are the recorded ones and that each sampled token is trained once."""
     recorded = {(step["step_id"], choice["index"]): (step, choice) for step in steps for choice in step["choices"]}
     trained = dict.fromkeys(recorded, 0)
     for row in rows:
@@ -80,8 +80,8 @@ def check_rows(steps, rows):
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_a_template_that_keeps_turns_gives_one_sequence_or_a_fork_that_is_reported(vllm, tmp_path, stream):
-    """Where ids extend each other, steps join; where a forced call was spelt otherwise, the fork is reported as drift."""
+async def test_a_template_that_keeps_turns_gives_one_sequence_or_reported_drift(vllm, tmp_path, stream):
+    """Steps join where ids extend each other; where a forced call is tokenized differently, the fork is drift."""
     async with through_proxy(vllm.url, tmp_path) as proxy:
         steps, rows, tree = await converse(proxy, "r1", stream=stream, preserve=True)
 
@@ -94,8 +94,8 @@ async def test_a_template_that_keeps_turns_gives_one_sequence_or_a_fork_that_is_
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_a_template_that_strips_turns_forks_and_nothing_is_invented(vllm, tmp_path, stream):
-    """Every boundary is reported, and every row holds recorded ids only."""
+async def test_a_template_that_strips_turns_forks_and_rows_have_only_recorded_ids(vllm, tmp_path, stream):
+    """Every fork is reported as drift."""
     async with through_proxy(vllm.url, tmp_path) as proxy:
         steps, rows, tree = await converse(proxy, "r1", stream=stream, preserve=False)
 
@@ -110,7 +110,7 @@ async def test_a_template_that_strips_turns_forks_and_nothing_is_invented(vllm, 
 
 
 async def rescored(direct, row) -> list[float]:
-    """The engine's logprob of each trained token of a row, given the row's own ids as prompt."""
+    """Return the engine's logprob of each trained token of a row, given the row's own ids as prompt."""
     ids = row["token_ids"]
     scored = await direct.completions.create(model="tiny", prompt=ids, max_tokens=1, extra_body={"prompt_logprobs": 0})
     entries = scored.choices[0].prompt_logprobs
@@ -118,21 +118,21 @@ async def rescored(direct, row) -> list[float]:
 
 
 def differences(row, scores) -> list[float]:
-    """How far each recorded logprob of a trained token is from the engine's."""
+    """Return how far each recorded logprob of a trained token is from the engine's."""
     kept = [logprob for logprob, trained in zip(row["logprobs"], row["mask"], strict=True) if trained]
     return [abs(one - other) for one, other in zip(kept, scores, strict=True)]
 
 
 async def chatter(agent, *, stream, preserve):
-    """Three turns of free text: nothing constrains the sampling, so the engine can score it again."""
+    """Run three turns of free text: unconstrained sampling, so the engine can score it again."""
     messages = []
     for turn in range(3):
         messages.append({"role": "user", "content": f"Turn {turn}."})
         messages.append(await say(agent, messages, stream=stream, preserve=preserve))
 
 
-async def test_every_exported_sequence_scores_as_it_was_recorded(vllm, direct, tmp_path):
-    """The proof that tokens, masks and logprobs are aligned: the engine, asked again, says the same numbers."""
+async def test_every_exported_sequence_scores_as_recorded(vllm, direct, tmp_path):
+    """Ids, masks and logprobs are aligned: the engine computes the same logprobs again."""
     async with through_proxy(vllm.url, tmp_path) as proxy:
         for number, (stream, preserve) in enumerate(((True, True), (False, False))):
             async with proxy.agent(f"r{number}") as agent:
@@ -157,8 +157,8 @@ async def test_every_exported_sequence_scores_as_it_was_recorded(vllm, direct, t
     assert worst < TOLERANCE, (worst, tokens)
 
 
-async def test_logprobs_under_a_grammar_are_those_of_what_the_grammar_left(vllm, direct, tmp_path):
-    """A fact of vLLM 0.32: they are taken after the grammar's mask, so scoring without it gives lower ones, never higher."""
+async def test_logprobs_under_a_grammar_are_those_after_its_mask(vllm, direct, tmp_path):
+    """So scoring without the grammar gives lower ones, never higher (vLLM 0.32)."""
     async with through_proxy(vllm.url, tmp_path) as proxy:
         async with proxy.agent("r1") as agent:
             await say(agent, list(QUESTION), stream=False, preserve=True, **DIGITS)
@@ -172,8 +172,8 @@ async def test_logprobs_under_a_grammar_are_those_of_what_the_grammar_left(vllm,
     assert DIGITS["structured_outputs"] == step["sampling"]["structured_outputs"]
 
 
-async def test_rescoring_catches_a_wrong_token_and_a_shifted_mask(vllm, direct, tmp_path):
-    """The proof can fail: tampered rows score otherwise."""
+async def test_scoring_detects_a_wrong_token_and_a_shifted_mask(vllm, direct, tmp_path):
+    """The test above can fail: modified rows score differently."""
     async with through_proxy(vllm.url, tmp_path) as proxy:
         async with proxy.agent("r1") as agent:
             await agent.chat.completions.create(model="tiny", messages=QUESTION, seed=5, max_tokens=60)

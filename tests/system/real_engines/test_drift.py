@@ -1,4 +1,4 @@
-"""Drift on the real engine: why the ids of a conversation part, found out with its own texts."""
+"""Drift with a real engine: its kind, and the engine's own texts."""
 
 import pytest
 
@@ -12,7 +12,7 @@ KEPT = {"chat_template_kwargs": {"enable_thinking": False, "preserve_thinking": 
 
 
 async def two_turns(proxy, *, first: dict, then: dict, changed=None) -> list[dict]:
-    """A turn, and one that goes on from it; `changed` is what the agent makes of the reply. The drift between them."""
+    """Run a turn and a second one after `changed` edits the reply; return the drift between them."""
     async with proxy.agent("r1") as agent:
         said = await agent.chat.completions.create(messages=QUESTION, **BODY, **first)
         reply = said.choices[0].message.model_dump(exclude_none=True)
@@ -62,8 +62,8 @@ THINKING = {"extra_body": {"logit_bias": {"4095": 6.5, "4087": -100}}}
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-async def test_why_the_ids_parted(vllm, tmp_path, kind, first, then, changed):
-    """The kind is found out, and the engine's own texts stand beside the ids."""
+async def test_the_kind_of_drift_is_classified(vllm, tmp_path, kind, first, then, changed):
+    """With the engine's own texts beside the ids."""
     async with through_proxy(vllm.url, tmp_path) as proxy:
         (drift,) = await two_turns(proxy, first=first, then=then, changed=changed)
 
@@ -72,8 +72,8 @@ async def test_why_the_ids_parted(vllm, tmp_path, kind, first, then, changed):
     assert drift["expected_ids"] != drift["found_ids"]
 
 
-async def test_text_that_is_cut_into_other_tokens(vllm, tmp_path):
-    """A forced word that the tokenizer would spell in one token was sampled in several, and comes back as one."""
+async def test_text_that_is_tokenized_differently_is_drift(vllm, tmp_path):
+    """A forced word was sampled as several tokens, and comes back as one, as the tokenizer writes it."""
     forced = {"extra_body": KEPT | {"structured_outputs": {"regex": "import self import self import self"}}}
     async with through_proxy(vllm.url, tmp_path) as proxy:
         drift = await two_turns(proxy, first=forced, then={"extra_body": KEPT | DIGITS})
@@ -82,6 +82,6 @@ async def test_text_that_is_cut_into_other_tokens(vllm, tmp_path):
 
 
 async def test_a_template_that_keeps_turns_has_no_drift(vllm, tmp_path):
-    """Digits come back as they were sampled, and nothing is reported."""
+    """Digits come back as they were sampled."""
     async with through_proxy(vllm.url, tmp_path) as proxy:
         assert [] == await two_turns(proxy, first={"extra_body": KEPT | DIGITS}, then={"extra_body": KEPT | DIGITS})

@@ -1,4 +1,4 @@
-"""What the other tests of the engine lean on, asked of the engine itself: no proxy in between."""
+"""Facts about the engine on which the other tests depend, verified without a proxy."""
 
 import asyncio
 
@@ -21,8 +21,8 @@ CALL = r'<tool_call>\n\{"name": "add", "arguments": \{"x": [1-9][0-9]{2}\}\}\n</
 
 
 @pytest.mark.parametrize("n", [1, 3])
-async def test_stream_twin(direct, n):
-    """The same seed gives the same ids and logprobs, streamed and not."""
+async def test_streamed_and_unstreamed_calls_sample_the_same(direct, n):
+    """The same seed gives the same ids and logprobs."""
     body = {"model": "tiny", "messages": QUESTION, "seed": SEED, "n": n, "max_tokens": 40, "logprobs": True}
     whole = await direct.chat.completions.create(**body, extra_body=ASK)
     expected = {
@@ -42,8 +42,8 @@ async def test_stream_twin(direct, n):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-async def test_rescoring(direct, temperature):
-    """The engine scores sampled ids, given back as a prompt, as it did when it sampled them."""
+async def test_sampled_ids_score_the_same_as_a_prompt(direct, temperature):
+    """The engine gives them the logprobs with which it sampled them."""
     reply = await direct.chat.completions.create(
         model="tiny",
         messages=QUESTION,
@@ -70,8 +70,8 @@ async def test_rescoring(direct, temperature):
     [{"chat_template_kwargs": {"enable_thinking": False}}, {"logit_bias": {END_OF_THINKING: 100}}],
     ids=["thinking switched off", "thinking ended at once"],
 )
-async def test_forced_tool_call(direct, steered):
-    """A tool call forced by a regex comes back parsed."""
+async def test_a_forced_tool_call_is_parsed(direct, steered):
+    """A tool call forced by a regex is in the response's tool calls."""
     reply = await direct.chat.completions.create(
         model="tiny",
         messages=QUESTION,
@@ -88,14 +88,14 @@ async def test_forced_tool_call(direct, steered):
 
 
 @pytest.mark.parametrize("preserve", [True, False])
-async def test_second_turn(direct, preserve):
-    """The second turn's prompt extends the first turn exactly when the template keeps its think block."""
+async def test_the_second_turn_extends_the_first_if_reasoning_is_kept(direct, preserve):
+    """And only if the template keeps its think block."""
     body = {
         "model": "tiny",
         "seed": SEED,
         "max_tokens": 20,
-        # Digits are tokens of their own, so text carries them back unchanged. The template ends every message
-        # in the same way, so a reply that ended in the other of the two ends would not come back as it was.
+        # Each digit is a token, so text preserves them. The template ends every message with the same EOS, so a reply
+        # that ended with the other one would not come back as it was.
         "logit_bias": {END_OF_TEXT: -100},
         "extra_body": ASK
         | {"structured_outputs": {"regex": "[0-9]{4}"}}
@@ -111,8 +111,8 @@ async def test_second_turn(direct, preserve):
     assert preserve == (second.prompt_token_ids[: len(ids)] == ids)
 
 
-async def test_leaving(direct, metric, running_requests):
-    """A client that leaves in the middle of a stream leaves no request running, and sampling ends."""
+async def test_a_client_disconnect_aborts_the_request(direct, metric, running_requests):
+    """A client that disconnects in the middle of a stream leaves no request running, and sampling ends."""
     before = await metric("vllm:generation_tokens_total")
     stream = await direct.chat.completions.create(
         model="tiny", messages=QUESTION, max_tokens=1900, stream=True, extra_body={"ignore_eos": True}

@@ -1,4 +1,4 @@
-"""Tokens in, tokens out: `/inference/v1/generate` through the proxy is what it is without, and is recorded exactly."""
+"""Tokens in, tokens out: `/inference/v1/generate` is the same through the proxy, and is recorded exactly."""
 
 import asyncio
 from functools import partial
@@ -33,7 +33,7 @@ async def http():
 
 
 async def ask(http, url, body, *, stream=False):
-    """The status, and the response or the chunks, without what differs between any two runs."""
+    """Return the status, and the response or the chunks, without the fields that differ between any two runs."""
     more = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
     async with http.post(url, json=body | more) as answer:
         text = await answer.read()
@@ -45,7 +45,7 @@ async def ask(http, url, body, *, stream=False):
 
 
 def said(answers):
-    """What answers say, however the engine gathered tokens into chunks: keys of every kind of object, and values."""
+    """Return keys and values, independent of how the engine grouped tokens into chunks."""
     keys, heads, choices = set(), [], {}
     for answer in answers:
         keys.add(tuple(answer))
@@ -62,8 +62,8 @@ def said(answers):
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("case", CASES)
-async def test_recorded_exactly_and_shown_untouched(vllm, http, tmp_path, case, stream):
-    """The direct answer is shown, key by key; ids, logprobs and versions of the direct answer to all flags are kept."""
+async def test_calls_are_recorded_exactly_and_responses_are_unchanged(vllm, http, tmp_path, case, stream):
+    """Key by key the direct response; the step has the ids, logprobs and versions of a direct response with all flags."""
     body = BODY | CASES[case]
     flagged = body | {"return_token_ids": True, "sampling_params": {"logprobs": 0} | body["sampling_params"]}
     async with through_proxy(vllm.url, tmp_path) as proxy:
@@ -94,7 +94,7 @@ async def test_recorded_exactly_and_shown_untouched(vllm, http, tmp_path, case, 
         {"model": "unknown"},
     ],
 )
-async def test_a_refusal_is_the_engines_own(vllm, http, tmp_path, wrong):
+async def test_an_error_is_the_engines_own(vllm, http, tmp_path, wrong):
     """Status and body, as without the proxy."""
     async with through_proxy(vllm.url, tmp_path) as proxy:
         direct = await ask(http, vllm.url + GENERATE, BODY | wrong)
@@ -105,7 +105,7 @@ async def test_a_refusal_is_the_engines_own(vllm, http, tmp_path, wrong):
 
 
 async def test_sampled_ids_that_are_sent_back_extend_the_sequence(vllm, http, tmp_path):
-    """No template and no tokenizer stands between, so turns always join."""
+    """No template and no tokenizer is involved, so turns always join."""
     async with through_proxy(vllm.url, tmp_path) as proxy:
         url, prompt = f"{proxy.url}/rollouts/r1{GENERATE}", BODY["token_ids"]
         for stream in (False, True, False):
@@ -117,8 +117,8 @@ async def test_sampled_ids_that_are_sent_back_extend_the_sequence(vllm, http, tm
     assert 72 == sum(row["mask"])
 
 
-async def test_rules_of_a_rollout_reach_the_sampling_parameters(vllm, http, tmp_path):
-    """Where this endpoint has them, and by the one name it knows for the bound on tokens."""
+async def test_rules_of_a_rollout_apply_to_the_sampling_parameters(vllm, http, tmp_path):
+    """Where this endpoint has them, and by its only name for the token limit."""
     rules = {"override": {"temperature": 0.5}, "cap": {"max_completion_tokens": 3}}
     async with through_proxy(vllm.url, tmp_path) as proxy:
         async with http.post(f"{proxy.url}/rollouts", json={"rollout_id": "r1", "sampling": rules}) as opened:
@@ -131,7 +131,7 @@ async def test_rules_of_a_rollout_reach_the_sampling_parameters(vllm, http, tmp_
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_weights_that_change_in_flight_are_told_apart(vllm, http, tmp_path, stream, metric):
+async def test_weights_that_change_in_flight_have_different_versions(vllm, http, tmp_path, stream, metric):
     """Each sampled token has the version that sampled it, in the step and in the row."""
     sampled = partial(metric, "vllm:generation_tokens_total")
     body = BODY | {"sampling_params": {"seed": 3, "max_tokens": 1500, "ignore_eos": True}}
@@ -139,7 +139,7 @@ async def test_weights_that_change_in_flight_are_told_apart(vllm, http, tmp_path
         async with through_proxy(vllm.url, tmp_path) as proxy:
             before = await sampled()
             calling = asyncio.ensure_future(ask(http, f"{proxy.url}/rollouts/r1{GENERATE}", body, stream=stream))
-            while await sampled() < before + 20:  # no event tells it to one who waits for an unstreamed answer
+            while await sampled() < before + 20:  # an unstreamed response has no event for it
                 assert not calling.done()
             await change_weights(http, vllm, "v2")
             await calling
@@ -156,6 +156,6 @@ async def test_weights_that_change_in_flight_are_told_apart(vllm, http, tmp_path
 
 
 async def change_weights(http, vllm, version):
-    """Say so to the engine; its weights stay."""
+    """Set the engine's weight version; its weights do not change."""
     async with http.post(f"{vllm.url}/update_weight_version", json={"new_version": version}) as answer:
         assert 200 == answer.status

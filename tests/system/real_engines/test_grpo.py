@@ -1,4 +1,4 @@
-"""A small loop in GRPO's shape on the real engine, from opening groups to acknowledging batches."""
+"""A small loop in GRPO's shape with a real engine, from opening groups to acknowledging batches."""
 
 from asyncio import Semaphore
 
@@ -11,10 +11,10 @@ from .test_conversation import DIGITS, say
 from .through import through_proxy
 
 
-async def test_four_groups_of_four_are_opened_played_rewarded_and_taken_by_two_consumers(vllm, tmp_path):
+async def test_two_consumers_take_four_groups_of_four_once_each(vllm, tmp_path):
     """Agents of one to three turns, the first of which calls a tool; two formats; nothing is left over, nothing twice.
 
-    The engine spells some calls otherwise than they were sampled: such rollouts fork, so the formats are ones that can say it.
+    The engine rewrites some sampled calls, so such rollouts fork; both formats can represent that.
     """
     at_once = Semaphore(8)
 

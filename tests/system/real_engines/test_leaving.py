@@ -1,4 +1,4 @@
-"""Agents that leave: the engine stops, and what came is kept."""
+"""Agents that disconnect: the engine stops, and the received tokens are recorded."""
 
 import asyncio
 
@@ -13,14 +13,14 @@ WITHIN_S = 30
 
 
 async def until(reached, what):
-    """Wait until what the engine reports is so: it tells by its metrics only, so they are asked again."""
+    """Wait until a metric of the engine satisfies the condition; it has no notification."""
     async with asyncio.timeout(WITHIN_S):
         while not reached(await what()):
             await asyncio.sleep(0.05)
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_a_client_that_leaves_stops_the_engine(vllm, running_requests, tmp_path, stream):
+async def test_a_client_disconnect_stops_the_engine(vllm, running_requests, tmp_path, stream):
     """The engine's running requests return to zero long before the reply would have ended."""
     async with through_proxy(vllm.url, tmp_path) as proxy, aiohttp.ClientSession() as http:
         await until(lambda running: running == 0, running_requests)
@@ -43,5 +43,5 @@ async def test_a_client_that_leaves_stops_the_engine(vllm, running_requests, tmp
 
 
 async def _steps(proxy):
-    """The steps so far; none while the rollout has none."""
+    """Return the recorded steps; none if the rollout does not exist yet."""
     return await proxy.steps("r1")

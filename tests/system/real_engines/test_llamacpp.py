@@ -1,4 +1,4 @@
-"""A real llama.cpp behind the proxy: its answers untouched, its tokens exact or flagged."""
+"""A real llama.cpp behind the proxy: its responses unchanged, its tokens exact or flagged."""
 
 from itertools import pairwise
 
@@ -45,7 +45,7 @@ CASES = {
 }
 # Streams of completions are live: they have entries for a stop string's tokens, but ids only where they have entries.
 LIVE = {"completions stop": set(), "completions over several": {"completion_count"}}
-# The engine's own stream drops a character that was cut; unstreamed, and so replayed, it comes as U+FFFD.
+# The engine's own stream drops an incomplete character; unstreamed, and so replayed, it is U+FFFD.
 STREAMED_OTHERWISE = {"cut inside a character"}
 ASKED = {
     "chat logprobs": (CHAT, _CHAT | {"logprobs": True, "top_logprobs": 2}),
@@ -66,9 +66,9 @@ async def posted(http, url, body):
 
 
 def normal(answer):
-    """An answer or event without what differs between any two runs: names, times, and what was in the cache.
+    """Return a response or event without what differs between any two runs: names, times, cache hits.
 
-    Nor does it hold `__verbose`, whose inside tells what was asked, our flags among it.
+    Nor `__verbose`, which shows the request, including our flags.
     """
     answer = {**answer, "id": "", "created": 0, "timings": sorted(answer.get("timings") or ())}
     if "usage" in answer:
@@ -79,14 +79,14 @@ def normal(answer):
 
 
 def events(stream):
-    """The payloads of a stream but for its comments and its end, which must be there."""
+    """Return the payloads of a stream, which must end properly, without its comments."""
     payloads = [line.removeprefix(b"data: ") for line in stream.split(b"\n") if line.startswith(b"data: ")]
     assert payloads[-1] == b"[DONE]"
     return [event for payload in payloads[:-1] if (event := orjson.loads(payload)) is not None]
 
 
 def said(stream):
-    """By choice, the text and the reason to finish; with the keys that the choices and deltas have."""
+    """Return text and finish reason by choice, and the keys of choices and deltas."""
     told = {}
     for event in events(stream):
         for choice in event["choices"]:
@@ -104,7 +104,7 @@ async def tokenized(http, engine, text):
 
 
 async def steps_of(llamacpp, http, folder, path, *bodies):
-    """The answers through the proxy, and the steps recorded."""
+    """Return the responses through the proxy, and the recorded steps."""
     async with through_proxy(llamacpp.url, folder) as proxy:
         answers = [await posted(http, f"{proxy.url}/rollouts/r1{path}", body) for body in bodies]
         return answers, await proxy.steps("r1")
@@ -112,8 +112,8 @@ async def steps_of(llamacpp, http, folder, path, *bodies):
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("case", CASES)
-async def test_recorded_exactly_or_flagged(llamacpp, http, tmp_path, case, stream):
-    """A step has every sampled id and its logprob, or says what is missing; streamed as well as not."""
+async def test_calls_are_recorded_exactly_or_flagged(llamacpp, http, tmp_path, case, stream):
+    """A step has every sampled id and its logprob, or a flag for what is missing, streamed and not."""
     path, body, problems = CASES[case]
     problems = LIVE.get(case, problems) if stream else problems
     _, own = await posted(http, llamacpp.url + path, body | {"verbose": True, "return_tokens": True})
@@ -133,8 +133,8 @@ async def test_recorded_exactly_or_flagged(llamacpp, http, tmp_path, case, strea
         assert len(choices[0]["ids"]) == len(choices[0]["logprobs"]) > 0
 
 
-async def test_the_prompt_is_what_the_template_gives(llamacpp, http, tmp_path):
-    """The prompt's ids are those of the rendered template, also where a user writes what looks like a special token."""
+async def test_the_prompt_is_the_rendered_template(llamacpp, http, tmp_path):
+    """The prompt's ids are those of the template, also if a user's text looks like a special token."""
     _, rendered = await posted(http, f"{llamacpp.url}/apply-template", {"messages": CONVERSATION})
     expected = await tokenized(http, llamacpp, orjson.loads(rendered)["prompt"])
 
@@ -145,8 +145,8 @@ async def test_the_prompt_is_what_the_template_gives(llamacpp, http, tmp_path):
 
 
 @pytest.mark.parametrize("case", CASES | ASKED)
-async def test_an_unstreamed_answer_is_shown_untouched(llamacpp, http, tmp_path, case):
-    """What the client sees is what the engine alone answers: the same keys, in the same order."""
+async def test_an_unstreamed_response_is_unchanged(llamacpp, http, tmp_path, case):
+    """The client gets what the engine alone answers: the same keys in the same order."""
     path, body = (CASES | ASKED)[case][:2]
     status, own = await posted(http, llamacpp.url + path, body)
     (shown,), _ = await steps_of(llamacpp, http, tmp_path, path, body)
@@ -155,8 +155,8 @@ async def test_an_unstreamed_answer_is_shown_untouched(llamacpp, http, tmp_path,
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case not in STREAMED_OTHERWISE])
-async def test_a_stream_says_what_the_engines_own_does(llamacpp, http, tmp_path, case):
-    """Text, finish reasons and keys are those of the engine's own stream, also where it was replayed."""
+async def test_a_stream_has_the_contents_of_the_engines_own(llamacpp, http, tmp_path, case):
+    """Text, finish reasons and keys are those of the engine's own stream, also if it is synthetic."""
     path, body, _ = CASES[case]
     _, own = await posted(http, llamacpp.url + path, body | {"stream": True})
     (shown,), (step,) = await steps_of(llamacpp, http, tmp_path, path, body | {"stream": True})
@@ -168,8 +168,8 @@ async def test_a_stream_says_what_the_engines_own_does(llamacpp, http, tmp_path,
 
 
 @pytest.mark.parametrize(("path", "body"), [(CHAT, _CHAT), (COMPLETIONS, _TEXT)], ids=["chat", "completions"])
-async def test_usage_stands_where_the_engine_puts_it(llamacpp, http, tmp_path, path, body):
-    """Asked for, it comes in an event of its own in chat, and in the last one of completions, as ever."""
+async def test_usage_is_in_the_event_where_the_engine_sends_it(llamacpp, http, tmp_path, path, body):
+    """On request it is in a separate event in chat, and always in the last event of completions."""
     asked = body | {"stream": True, "stream_options": {"include_usage": True}}
     _, own = await posted(http, llamacpp.url + path, asked)
     (shown,), _ = await steps_of(llamacpp, http, tmp_path, path, asked)
@@ -191,8 +191,8 @@ async def test_usage_stands_where_the_engine_puts_it(llamacpp, http, tmp_path, p
     ],
     ids=["tools, stream and logprobs", "top_logprobs alone", "more choices than slots", "type", "no messages", "ids"],
 )
-async def test_a_refusal_stays_one(llamacpp, http, tmp_path, path, body):
-    """What the engine refuses without us it refuses through us, byte for byte."""
+async def test_an_error_is_unchanged(llamacpp, http, tmp_path, path, body):
+    """What the engine rejects is rejected through the proxy, byte for byte the same."""
     own = await posted(http, llamacpp.url + path, body)
     (shown,), _ = await steps_of(llamacpp, http, tmp_path, path, body)
 
@@ -200,8 +200,8 @@ async def test_a_refusal_stays_one(llamacpp, http, tmp_path, path, body):
     assert own == shown
 
 
-async def test_an_agent_with_the_official_client(llamacpp, tmp_path):
-    """Turns streamed and not, with tools and without: exact, and each prompt begins with what went before."""
+async def test_an_agent_with_the_official_client_is_recorded_exactly(llamacpp, tmp_path):
+    """With turns streamed and not, with tools and without: each prompt starts with the previous ids."""
     messages = list(QUESTION)
     async with through_proxy(llamacpp.url, tmp_path) as proxy, proxy.agent("r1") as agent:
         for stream, tools in ((False, openai.omit), (True, openai.omit), (True, [TOOL])):
@@ -220,8 +220,8 @@ async def test_an_agent_with_the_official_client(llamacpp, tmp_path):
         assert after["prompt_ids"][: len(whole)] == whole or before["choices"][0]["finish_reason"] == "length"
 
 
-async def test_the_engine_is_recognised(llamacpp, tmp_path):
-    """Nobody said which engine it is."""
+async def test_the_engine_type_is_detected(llamacpp, tmp_path):
+    """Without configuration."""
     async with through_proxy(llamacpp.url, tmp_path) as proxy, proxy.agent("r1") as agent:
         await agent.completions.create(model="smollm2", prompt="Once", max_tokens=1)
         (engine,) = (await proxy.get("/engines"))["engines"]
@@ -229,8 +229,8 @@ async def test_the_engine_is_recognised(llamacpp, tmp_path):
     assert (engine["kind"], engine["streams"]) == ("llamacpp", {"chat": "replay", "completions": "live"})
 
 
-async def test_what_scores_are_of(llamacpp, http, tmp_path):
-    """The recorded logprobs are of the model itself: the same at any temperature, and under a grammar."""
+async def test_recorded_logprobs_are_the_models_own(llamacpp, http, tmp_path):
+    """The same at any temperature, and under a grammar."""
     bodies = [_CHAT | {"max_tokens": 1, "grammar": 'root ::= "The"', "temperature": heat} for heat in (0, 0.8, 1.5)]
     _, steps = await steps_of(llamacpp, http, tmp_path, CHAT, *bodies)
 

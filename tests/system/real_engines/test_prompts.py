@@ -1,4 +1,4 @@
-"""The prompts of Messages and Responses, against those that vLLM's own endpoints make of the same requests."""
+"""Prompts of Messages and Responses, compared with those of vLLM's own endpoints for the same requests."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from .conftest import PARSERS, SCALE_OUT, Engine, start_vllm
 from .prompt_cases import MESSAGES, RESPONSES
 from .through import through_proxy
 
-# TRL has the templates of many models. This one takes parts, and a system in the first place alone.
+# TRL has the templates of many models. This one accepts content parts, and a system message in the first place only.
 QWEN = "qwen3_5_think.jinja"
 
 
@@ -25,8 +25,8 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 @pytest.mark.parametrize("template", ["vllm", "qwen"])
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
-async def test_a_prompt_is_the_one_that_the_engine_makes_by_itself(template, path, request, tmp_path):
-    """Id by id, whatever the request holds; where the engine refuses it by itself, it refuses it here."""
+async def test_a_prompt_equals_that_of_the_engines_own_endpoint(template, path, request, tmp_path):
+    """Id by id, for every request; what the engine's endpoint rejects is rejected here."""
     engine = request.getfixturevalue(template)
     cases, least = (MESSAGES, {"max_tokens": 1}) if path == "/v1/messages" else (RESPONSES, {"max_output_tokens": 16})
     found, wanted = {}, {}
@@ -40,8 +40,8 @@ async def test_a_prompt_is_the_one_that_the_engine_makes_by_itself(template, pat
 
 
 @pytest.mark.parametrize("template", ["vllm", "qwen"])
-async def test_the_count_of_a_prompt_is_its_length(template, request, tmp_path):
-    """Of every prompt that the engine makes."""
+async def test_the_token_count_of_a_prompt_is_its_length(template, request, tmp_path):
+    """For every prompt that the engine accepts."""
     engine = request.getfixturevalue(template)
     found, wanted = {}, {}
     async with through_proxy(engine.url, tmp_path) as proxy:
@@ -57,14 +57,14 @@ async def test_the_count_of_a_prompt_is_its_length(template, request, tmp_path):
 
 
 async def rendered(proxy, url, body):
-    """The prompt that the engine makes, as ids; or the status with which it refuses."""
+    """Return the ids of the prompt that the engine renders, or the status of its error."""
     async with proxy.http.post(url, json=body) as answer:
         told = await answer.json()
         return told["token_ids"] if answer.status == 200 else answer.status
 
 
 async def sampled_from(proxy, rollout, path, body):
-    """The prompt of the step that a call through the proxy leaves; or the status with which it is refused."""
+    """Return the prompt ids of the step of a call through the proxy, or the status of its error."""
     async with proxy.http.post(f"{proxy.url}/rollouts/{rollout}{path}", json=body) as answer:
         await answer.read()
         if answer.status != 200:

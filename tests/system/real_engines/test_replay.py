@@ -1,4 +1,4 @@
-"""Streams that are replayed: asked of the real engine unstreamed, and told as it would have told them."""
+"""Synthetic streams: the engine is called unstreamed, and the client gets the stream that it would have sent."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ from .test_leaving import LONG, until
 from .through import through_proxy
 
 REPLAY = {"streaming": "replay"}
-# The engine itself says another message in its two framings (tests/wire/test_fold.py): ids are the same.
+# The engine's message differs between its two framings (tests/wire/test_fold.py): ids are the same.
 OTHER_MESSAGE = {"reasoning", "required tool"}
 PLAIN = [name for name in CASES if "asked" not in name and name not in ("two prompts", "echo")]
 
@@ -23,8 +23,10 @@ async def http():
 
 
 @pytest.mark.parametrize("case", PLAIN)
-async def test_a_replay_says_what_the_stream_would_have_said(vllm, http, tmp_path, case):
-    """Texts, calls, thoughts, reasons and the keys of every event; and the step has the ids of the whole answer."""
+async def test_a_synthetic_stream_has_the_contents_of_the_engines_own(vllm, http, tmp_path, case):
+    """Texts, calls, reasoning, finish reasons and the keys of every event; and the step has the ids of the whole
+    response.
+    """
     path, body = CASES[case]
     body = body | {"stream_options": {"include_usage": True}}
     async with through_proxy(vllm.url, tmp_path, record=REPLAY) as proxy:
@@ -42,23 +44,23 @@ async def test_a_replay_says_what_the_stream_would_have_said(vllm, http, tmp_pat
 
 
 def counted(chunks) -> dict:
-    """Usage, but for the number of thoughts, of which the engine's streams count one more (seen on vLLM 0.32)."""
+    """Return usage without the number of reasoning tokens: vLLM 0.32's streams count one more."""
     return {key: value for key, value in chunks[-1]["usage"].items() if key != "completion_tokens_details"}
 
 
-# Text in an event of its own, and a finish in one: as vLLM sends them wherever not all of it is one token.
+# Text in an event, and the finish reason in another: as vLLM sends them unless all of it is one token.
 TEXT = ("delta", "finish_reason", "index", "logprobs", "token_ids")
 ALWAYS = {(), TEXT, tuple(sorted((*TEXT, "stop_reason")))}
 
 
 def keys(chunks) -> set[tuple[str, ...]]:
-    """The keys of choices, and of their deltas."""
+    """Return the keys of choices and of their deltas."""
     choices = [choice for chunk in chunks for choice in chunk["choices"]]
     return {tuple(sorted(said)) for choice in choices for said in (choice, choice.get("delta") or ())}
 
 
 def said(chunks) -> dict:
-    """By choice: its texts joined, its calls by name and arguments, and why it finished."""
+    """Return texts, calls by name and arguments, and the finish reason, by choice."""
     found: dict = {}
     for chunk in chunks:
         for choice in chunk["choices"]:
@@ -77,8 +79,8 @@ def said(chunks) -> dict:
     return found
 
 
-async def test_a_client_that_leaves_a_replay_stops_the_engine(vllm, running_requests, tmp_path):
-    """It hears comments meanwhile; when it goes, so does the engine's request."""
+async def test_a_client_disconnect_from_a_synthetic_stream_stops_the_engine(vllm, running_requests, tmp_path):
+    """The client gets comments meanwhile; when it disconnects, the engine's request is aborted."""
     async with (
         through_proxy(vllm.url, tmp_path, record=REPLAY | {"keep_alive_interval_s": 0.1}) as proxy,
         aiohttp.ClientSession() as http,
@@ -93,8 +95,8 @@ async def test_a_client_that_leaves_a_replay_stops_the_engine(vllm, running_requ
     assert b": keep-alive\n\n" == first
 
 
-async def test_the_engine_is_recognised(vllm, http, tmp_path):
-    """By its own answers: kind and version, and that its streams lose nothing."""
+async def test_the_engine_type_is_detected(vllm, http, tmp_path):
+    """By its responses: kind and version, and that its streams lose nothing."""
     async with through_proxy(vllm.url, tmp_path) as proxy:
         (shown,) = (await proxy.get("/engines"))["engines"]
 

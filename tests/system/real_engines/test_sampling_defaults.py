@@ -1,11 +1,11 @@
-"""Sampling defaults: a step records what the engine samples with where its request leaves a field out."""
+"""Sampling defaults: a step records the engine's own values of fields that its request omits."""
 
 from .asking import QUESTION
 from .through import through_proxy
 
 
 async def test_vllms_defaults_are_recorded_with_a_call_that_sets_none(vllm, tmp_path):
-    """As it shows them with --enable-scale-out; a field that is sent is recorded as sent."""
+    """As vLLM reports them with --enable-scale-out; a field of the request is recorded as sent."""
     async with through_proxy(vllm.url, tmp_path) as proxy:
         async with proxy.agent("r1") as agent:
             await agent.chat.completions.create(model="tiny", messages=QUESTION, max_tokens=2)

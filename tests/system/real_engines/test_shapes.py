@@ -1,4 +1,4 @@
-"""Shapes of rollouts on the real engine: what an agent does with its history, and the tree and rows that come of it."""
+"""Shapes of rollouts with a real engine: what an agent does with its history, and the resulting tree and rows."""
 
 import aiohttp
 import pytest
@@ -11,13 +11,13 @@ EOS = 4089
 
 
 class Agent:
-    """An agent that speaks in tokens, so that its prompts are just what a shape wants."""
+    """An agent that sends token ids, so that each prompt is exactly what a shape needs."""
 
     def __init__(self, url: str, http: aiohttp.ClientSession) -> None:
         self._url, self._http, self._seed = f"{url}/rollouts/r1/v1/completions", http, 0
 
     async def say(self, prompt: list[int], *, headers: dict | None = None, **more) -> list[list[int]]:
-        """One call: of each choice, the prompt and what was sampled after it."""
+        """Make one call; return prompt and sampled ids of each choice."""
         self._seed += 1
         body = {"model": "tiny", "prompt": prompt, "max_tokens": 5, "seed": self._seed, "return_token_ids": True}
         async with self._http.post(self._url, json=body | more, headers=headers) as answer:
@@ -51,7 +51,7 @@ async def one_of_several(agent):
 
 async def truncated(agent):
     (said,) = await agent.say(START, ignore_eos=True)
-    await agent.say(said, ignore_eos=True)  # with nothing between
+    await agent.say(said, ignore_eos=True)  # nothing in between
 
 
 async def empty(agent):
@@ -99,8 +99,8 @@ async def identical(agent):
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-async def test_what_an_agent_does_with_its_history(vllm, tmp_path, shape, steps, roots, rows, superseded):
-    """Steps join where their ids go on, and nowhere else; each sampled token is trained once."""
+async def test_steps_join_where_their_ids_extend_each_other(vllm, tmp_path, shape, steps, roots, rows, superseded):
+    """And nowhere else; each sampled token is trained once."""
     async with through_proxy(vllm.url, tmp_path) as proxy, aiohttp.ClientSession() as http:
         await shape(Agent(proxy.url, http))
         recorded, exported = await proxy.steps("r1"), await proxy.rows("r1")
@@ -114,8 +114,8 @@ async def test_what_an_agent_does_with_its_history(vllm, tmp_path, shape, steps,
     check_rows([step for step in recorded if (step["step_id"], 0) not in replaced], exported)
 
 
-async def test_a_repeat_with_its_key_is_answered_once(vllm, tmp_path):
-    """The engine is not asked again, and the rollout has one step."""
+async def test_a_retry_with_an_idempotency_key_is_one_step(vllm, tmp_path):
+    """The engine gets one request."""
     async with through_proxy(vllm.url, tmp_path) as proxy, aiohttp.ClientSession() as http:
         agent = Agent(proxy.url, http)
         said = [await agent.say(START, seed=3, headers={"Idempotency-Key": "k"}) for _ in range(3)]

@@ -1,4 +1,4 @@
-"""Pieces and ids on choices, of a real vLLM's replies, with the tokenizer that it has itself."""
+"""Token pieces and ids on the choices of a real vLLM's responses, with its own tokenizer."""
 
 import orjson
 import pytest
@@ -20,8 +20,8 @@ def folder():
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("alternatives", [0, 3])
-async def test_every_token_and_every_alternative_is_its_piece(vllm, tmp_path, folder, stream, alternatives):
-    """Looked up in the vocabulary, the pieces are the sampled ids, and alternatives have a token's own logprob too."""
+async def test_every_token_and_every_alternative_is_its_vocabulary_entry(vllm, tmp_path, folder, stream, alternatives):
+    """The pieces are the sampled ids, and alternatives have a token's own logprob, too."""
     vocabulary = load(str(folder))._loaded.get_vocab()
     async with through_proxy(vllm.url, tmp_path, tokenizer=folder) as through, through.agent("r1") as agent:
         asked = {"logprobs": True, "top_logprobs": alternatives, "stream": stream, "extra_headers": HEADERS}
@@ -40,7 +40,7 @@ async def test_every_token_and_every_alternative_is_its_piece(vllm, tmp_path, fo
 
 
 async def test_the_flags_of_verifiers_on_chat(vllm, tmp_path, direct):
-    """`logprobs: 1` among them: what the engine alone answers, key by key."""
+    """Including `logprobs: 1`: key by key the response of the engine alone."""
     asked = {**BODY, "logprobs": 1, "extra_body": VERIFIERS}
     async with through_proxy(vllm.url, tmp_path) as through, through.agent("r1") as agent:
         answer = await agent.chat.completions.create(**asked)

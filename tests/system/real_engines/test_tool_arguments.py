@@ -1,4 +1,4 @@
-"""Tool calls of earlier turns: the simulator prepares them for the template as the real vLLM does."""
+"""Tool calls of earlier turns: the simulator prepares them for the template as vLLM does."""
 
 import orjson
 import pytest
@@ -15,7 +15,7 @@ ARGUMENTS = (
 
 
 def said(arguments, **call):
-    """A conversation with one tool call."""
+    """Return a conversation with one tool call."""
     made = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}, **call}
     return [USER, {"role": "assistant", "content": None, "tool_calls": [made]}]
 
@@ -30,7 +30,7 @@ ODD = (
 
 
 def simulated(messages) -> str | None:
-    """The call as the simulator writes it into its prompt; None if it refuses it."""
+    """Return the call in the simulator's prompt; None if it rejects the request."""
     try:
         return call_in(text_to_tokenize({"messages": messages}))
     except RefusedError:
@@ -38,13 +38,13 @@ def simulated(messages) -> str | None:
 
 
 def call_in(prompt: str) -> str:
-    """The tool call of a prompt; empty if it has none."""
+    """Return the tool call in a prompt; empty if there is none."""
     return prompt.partition("<tool_call>")[2].partition("</tool_call>")[0]
 
 
 @pytest.mark.parametrize("messages", [*map(said, ARGUMENTS), *ODD], ids=lambda one: repr(one[1]["tool_calls"])[:90])
-async def test_the_simulator_writes_a_call_as_vllm_does(vllm, http, messages):
-    """Into the prompt of the next turn, or it refuses it, too."""
+async def test_the_simulator_renders_a_call_as_vllm_does(vllm, http, messages):
+    """In the prompt of the next turn, or both reject it."""
     async with http.post(f"{vllm.url}/tokenize", json={"model": "tiny", "messages": messages}) as answer:
         told = orjson.loads(await answer.read())
     if answer.status != 200:

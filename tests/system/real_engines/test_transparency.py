@@ -1,4 +1,4 @@
-"""What an agent sees through the proxy is what it sees without; what is recorded is what the engine sampled."""
+"""Agents get the same responses with and without the proxy; the steps have what the engine sampled."""
 
 import aiohttp
 import orjson
@@ -7,7 +7,7 @@ import pytest
 from .asking import CASES, CHAT, ask, flagged, sampled
 from .through import through_proxy
 
-NO_IDS = {"echo"}  # ids would eat the echoed text: recorded as text, and flagged
+NO_IDS = {"echo"}  # ids would replace the echoed text: recorded as text, and flagged
 
 
 @pytest.fixture
@@ -18,8 +18,8 @@ async def http():
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("case", CASES)
-async def test_recorded_exactly_and_shown_untouched(vllm, http, tmp_path, case, stream):
-    """Field by field the direct answer is shown; ids, logprobs and finish reasons of the direct flagged answer are kept."""
+async def test_calls_are_recorded_exactly_and_responses_are_unchanged(vllm, http, tmp_path, case, stream):
+    """Field by field the direct response; the step has ids, logprobs and finish reasons of a direct one with all flags."""
     path, body = CASES[case]
     async with through_proxy(vllm.url, tmp_path) as proxy:
         direct = await ask(http, vllm.url + path, body, stream=stream)
@@ -42,10 +42,10 @@ async def test_recorded_exactly_and_shown_untouched(vllm, http, tmp_path, case, 
 
 
 def _merged(chunks):
-    """What a list of chunks says, however the engine happened to gather tokens into them, and whichever choice came first.
+    """Return the contents of a list of chunks, independent of their grouping and of the order of choices.
 
-    Text and lists are joined by where they stand; of anything else, the values are kept in the order they came. With
-    the keys of every object, in order, so that none is added, lost or moved.
+    Text and lists are joined by path; of anything else, the values are listed in order. The keys of every object are
+    included, in order, so that none is added, lost or moved.
     """
     merged: dict[tuple, object] = {}
 
@@ -73,8 +73,8 @@ def _merged(chunks):
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_reasoning_switched_off_is_recorded_all_the_same(vllm, http, tmp_path, stream):
-    """The engine would withhold ids; asked for reasoning instead, it gives them, and the client sees none of it."""
+async def test_reasoning_that_is_switched_off_is_recorded(vllm, http, tmp_path, stream):
+    """The engine would omit ids, so the proxy requests reasoning; the client gets none of it."""
     path, body = CASES["reasoning"]
     async with through_proxy(vllm.url, tmp_path) as proxy:
         _, shown = await ask(http, f"{proxy.url}/rollouts/r1{path}", body | {"include_reasoning": False}, stream=stream)
@@ -93,8 +93,8 @@ def _content(answers):
     return "".join(message.get("content") or "" for message in messages)
 
 
-async def test_usage_is_shown_to_whom_asked_for_it(vllm, http, tmp_path):
-    """stream_options pass untouched, and the count is that of the recorded ids."""
+async def test_usage_is_included_on_request(vllm, http, tmp_path):
+    """stream_options are forwarded, and the count is that of the recorded ids."""
     path, body = CASES["tool call"]
     body = body | {"stream_options": {"include_usage": True}}
     async with through_proxy(vllm.url, tmp_path) as proxy:
@@ -121,8 +121,8 @@ async def test_usage_is_shown_to_whom_asked_for_it(vllm, http, tmp_path):
     ],
     ids=lambda body: ",".join(body)[:60] + str(len(str(body))),
 )
-async def test_refusals_of_the_engine_pass_as_they_are(vllm, http, tmp_path, body):
-    """Status, type and body are the engine's; the step keeps them."""
+async def test_errors_of_the_engine_are_unchanged(vllm, http, tmp_path, body):
+    """Status, type and body are the engine's; the step has them."""
     async with through_proxy(vllm.url, tmp_path) as proxy:
         async with http.post(vllm.url + CHAT, json=body) as direct:
             expected = (direct.status, direct.content_type, await direct.read())
@@ -139,8 +139,8 @@ async def test_refusals_of_the_engine_pass_as_they_are(vllm, http, tmp_path, bod
     )
 
 
-async def test_prompt_logprobs_pass(vllm, http, tmp_path):
-    """A client may ask the engine for what the proxy never injects."""
+async def test_prompt_logprobs_are_forwarded(vllm, http, tmp_path):
+    """A client may request fields that the proxy never injects."""
     path, body = CASES["ids in"]
     async with through_proxy(vllm.url, tmp_path) as proxy:
         direct = await ask(http, vllm.url + path, body | {"prompt_logprobs": 0}, stream=False)

@@ -1,6 +1,6 @@
-"""examples/trl_grpo.py: TRL's own GRPOTrainer, fed by the proxy, on a real vLLM that is given the new weights at each step.
+"""examples/trl_grpo.py: TRL's GRPOTrainer with rollouts from the proxy and a vLLM that gets new weights at each step.
 
-The engine here is one of its own: its weights change.
+It uses its own engine, because the weights change.
 """
 
 import asyncio
@@ -21,19 +21,19 @@ STEP = re.compile(r"step (\d+): policy-recorded (\S+), (\d+) tokens, reward (\S+
 
 @pytest.fixture(scope="module")
 def trl():
-    """TRL's python and the model that it trains."""
+    """TRL's Python and the model that it trains."""
     return environment.ensure_trl()
 
 
 @pytest.fixture
 def engine(trl, tmp_path):
-    """A vLLM that serves this model as `policy`; no parser takes the noise that it says for thoughts."""
+    """A vLLM that serves this model as `policy`; without a parser, its random text is not read as reasoning."""
     with start_vllm(trl.model, "policy", tmp_path / "vllm.log") as started:
         yield started
 
 
 async def train(trl, proxy: str, folder: Path, *arguments: str) -> list[tuple[float, int]]:
-    """Three steps of the example: at each, the largest difference of logprobs, and the number of trained tokens."""
+    """Run three steps of the example; return each one's largest difference of logprobs and number of trained tokens."""
     program = [str(trl.python), str(ROOT / "examples" / "trl_grpo.py"), "--url", proxy, "--model", str(trl.model)]
     told = ["--steps", "3", "--rate", "1e-3", "--out", str(folder), *arguments]
     done = await asyncio.to_thread(
@@ -50,8 +50,8 @@ async def train(trl, proxy: str, folder: Path, *arguments: str) -> list[tuple[fl
     return [(float(difference), int(tokens)) for _, difference, tokens, _ in lines]
 
 
-async def test_the_trainers_own_logprobs_are_the_recorded_ones_at_each_step(trl, engine, tmp_path):
-    """With new weights pushed at each step they are equal to float32's last digits; without, they part at once."""
+async def test_the_trainers_logprobs_equal_the_recorded_ones_at_each_step(trl, engine, tmp_path):
+    """Up to float32's last digits if new weights are pushed at each step; without that, they diverge at once."""
     async with through_proxy(engine.url, tmp_path) as proxy:
         pushed = await train(trl, proxy.url, tmp_path / "pushed", "--engine", engine.url)
         left = await train(trl, proxy.url, tmp_path / "left")

@@ -1,4 +1,4 @@
-"""record.logprobs: off, before a real vLLM and a real llama.cpp: the same ids, the same answers, no logprobs."""
+"""`record.logprobs: off` with vLLM and llama.cpp: the same ids and responses, without logprobs."""
 
 import aiohttp
 import orjson
@@ -17,7 +17,7 @@ DIALECTS = pytest.mark.parametrize("case", BODIES)
 
 
 async def told_and_recorded(engine, folder, path, body, logprobs):
-    """The texts that a client is told, and the step."""
+    """Return the texts that a client gets, and the step."""
     async with (
         through_proxy(engine.url, folder / logprobs, record={"logprobs": logprobs}) as proxy,
         aiohttp.ClientSession() as http,
@@ -30,7 +30,7 @@ async def told_and_recorded(engine, folder, path, body, logprobs):
 
 
 def texts(answer):
-    """The text of a whole answer, or of a stream's events, joined."""
+    """Return the text of a response, or of a stream's events, joined."""
     lines = answer.split(b"\n")
     payloads = [line[6:] for line in lines if line.startswith(b"data: {")] or [answer]
     choices = [choice for payload in payloads for choice in orjson.loads(payload)["choices"]]
@@ -40,7 +40,7 @@ def texts(answer):
 
 
 async def both(engine, folder, case, model, *, stream):
-    """What was told and recorded with logprobs, and without."""
+    """Return texts and step with logprobs, and without."""
     path, body = BODIES[case]
     body = {**body, "model": model, **({"stream": True} if stream else {})}
     return [await told_and_recorded(engine, folder, path, body, logprobs) for logprobs in ("full", "off")]
@@ -48,8 +48,8 @@ async def both(engine, folder, case, model, *, stream):
 
 @SHAPES
 @DIALECTS
-async def test_vllm_samples_the_same_and_tells_no_logprobs(vllm, tmp_path, case, stream):
-    """It is asked for ids alone; and a stream for its counts."""
+async def test_vllm_samples_the_same_without_logprobs(vllm, tmp_path, case, stream):
+    """The proxy requests ids only; and for a stream, the usage."""
     (full_text, full), (text, step) = await both(vllm, tmp_path, case, "tiny", stream=stream)
     counts = {"stream_options": {"include_usage": True}} if stream else {}
 
@@ -63,10 +63,8 @@ async def test_vllm_samples_the_same_and_tells_no_logprobs(vllm, tmp_path, case,
 
 @SHAPES
 @DIALECTS
-async def test_llamacpp_samples_the_same_and_tells_logprobs_only_where_its_ids_are_in_them(
-    llamacpp, tmp_path, case, stream
-):
-    """A live stream, which completions are."""
+async def test_llamacpp_returns_logprobs_only_if_its_ids_are_in_them(llamacpp, tmp_path, case, stream):
+    """That is, in a live stream of completions."""
     (full_text, full), (text, step) = await both(llamacpp, tmp_path, case, "smollm2", stream=stream)
     in_them = stream and case == "completions"
 
@@ -75,8 +73,8 @@ async def test_llamacpp_samples_the_same_and_tells_logprobs_only_where_its_ids_a
     assert (full["prompt_ids"], full["choices"][0]["ids"]) == (step["prompt_ids"], step["choices"][0]["ids"])
 
 
-async def test_llamacpps_split_characters_are_exact_where_nobody_wants_logprobs(llamacpp, tmp_path):
-    """Their ids are complete, and only logprobs would be missing."""
+async def test_llamacpps_split_characters_are_exact_without_logprobs(llamacpp, tmp_path):
+    """Their ids are complete, and only their logprobs would be missing."""
     path, body = BODIES["chat"]
     body = {**body, "model": "smollm2", "grammar": 'root ::= "a🦙🎉"'}
     steps = [

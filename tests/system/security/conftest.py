@@ -1,4 +1,4 @@
-"""A proxy with keys on both APIs and every optional route switched on, before the simulator; and raw sockets to it."""
+"""A proxy with keys for both APIs and every optional route, in front of the simulator; and raw sockets to it."""
 
 import asyncio
 from dataclasses import dataclass
@@ -19,13 +19,13 @@ TIMEOUT_S = 50
 
 @dataclass(frozen=True, slots=True)
 class Guarded:
-    """The proxy as somebody from outside meets it."""
+    """The proxy as an outside client sees it."""
 
     http: aiohttp.ClientSession
     url: str
 
     async def call(self, method: str, path: str, key: str | None = None, *, headers=None, **named) -> SimpleNamespace:
-        """One request, its path sent as it is spelt."""
+        """Send a request, its path unchanged."""
         said = {**({"Authorization": f"Bearer {key}"} if key else {}), **(headers or {})}
         async with self.http.request(method, URL(self.url + path, encoded=True), headers=said, **named) as answer:
             text = await answer.read()
@@ -33,7 +33,7 @@ class Guarded:
             return SimpleNamespace(status=answer.status, json=told, text=text, headers=answer.headers)
 
     async def raw(self, sent: bytes) -> bytes:
-        """Everything that comes back for these bytes, until the proxy ends the connection."""
+        """Send these bytes; return everything until the proxy closes the connection."""
         parts = urlsplit(self.url)
         reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
         try:
@@ -55,13 +55,13 @@ async def guarded_api():
 
 @pytest.fixture
 def said():
-    """Settings beyond those below; a test module may say its own."""
+    """Settings beyond those below; a test module may override this."""
     return {}
 
 
 @pytest.fixture
 async def guarded(store, said):
-    """A proxy that wants keys, with two rollouts (`r1`, `r2`), a group `g2` and the routes of Atropos."""
+    """A proxy that requires keys, with two rollouts (`r1`, `r2`), a group `g2` and the routes of Atropos."""
     settings = {
         "agents": {"api_keys": [AGENT], **said.get("agents", {})},
         "control": {"api_keys": [CONTROL]},

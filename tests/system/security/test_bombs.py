@@ -1,4 +1,4 @@
-"""Requests made to cost much: inflated, nested, long, slow."""
+"""Expensive requests: compressed, nested, long, slow."""
 
 import asyncio
 import gzip
@@ -30,7 +30,7 @@ UNSUPPORTED = ("unsupported_encoding", 415)
 
 @pytest.fixture
 def agents():
-    """The limits of the proxy, which a test may set otherwise. Times are generous: a busy machine is slow to send a body."""
+    """The limits of the proxy; a test may override them. Timeouts are long, since a busy machine sends a body slowly."""
     return {"max_body_bytes": MOST}
 
 
@@ -45,12 +45,12 @@ async def api(store, engine, guarded_api, agents):
 
 
 @pytest.mark.parametrize("coding", CODINGS)
-async def test_a_body_is_measured_inflated(api, engine, coding):
-    """A quarter of a gigabyte in little is refused: 413, or 415 for a coding that is not supported; in little memory."""
+async def test_the_body_limit_applies_to_inflated_bytes(api, engine, coding):
+    """256 MB in a few bytes are rejected in little memory: 413, or 415 for an unsupported encoding."""
     tracemalloc.start()
     try:
         answer = await api.call("POST", PATH, data=CODINGS[coding], headers={"Content-Encoding": coding})
-        _, most = tracemalloc.get_traced_memory()  # of the client as well
+        _, most = tracemalloc.get_traced_memory()  # including the client's
     finally:
         tracemalloc.stop()
 
@@ -60,8 +60,8 @@ async def test_a_body_is_measured_inflated(api, engine, coding):
     assert most < 16 * MOST
 
 
-async def test_a_body_of_the_longest_length_is_taken(api, engine):
-    """The bound is on inflated bytes, and one more is 413."""
+async def test_a_body_of_the_maximum_size_is_accepted(api, engine):
+    """The limit is on inflated bytes, and one more is 413."""
     exact = CHAT[:-1] + b" " * (MOST - len(CHAT)) + b"}"
     taken = await api.call("POST", PATH, data=gzip.compress(exact), headers={"Content-Encoding": "gzip"})
     refused = await api.call("POST", PATH, data=gzip.compress(exact + b" "), headers={"Content-Encoding": "gzip"})
@@ -84,8 +84,10 @@ async def test_a_body_of_the_longest_length_is_taken(api, engine):
     (b'{"messages":[]' + b',"a":1' * 150_000 + b"}", 200),
     (b'{"messages":[],"messages":"x","messages":[{"role":"user","content":"last"}]}', 200),
 ])  # fmt: skip
-async def test_json_bombs_are_refused_or_harmless(api, engine, bomb, status):
-    """Deep nesting, endless numbers, no UTF-8: 400; too many values: 413. Of duplicate keys the last counts, everywhere."""
+async def test_json_bombs_are_rejected_or_harmless(api, engine, bomb, status):
+    """Deep nesting, huge numbers and invalid UTF-8 are 400; too many values are 413. The last duplicate key wins
+    everywhere.
+    """
     answer = await api.call("POST", PATH, data=bomb)
 
     assert status == answer.status, answer.text[:300]
@@ -97,8 +99,8 @@ async def test_json_bombs_are_refused_or_harmless(api, engine, bomb, status):
 @pytest.mark.parametrize("lines", [
     b"X-Long: " + b"a" * 100_000, b"A" * 100_000 + b": 1", b"\r\n".join(b"X-%d: %s" % (n, b"a" * 99) for n in range(10_000)),
 ])  # fmt: skip
-async def test_huge_headers_are_refused(api, engine, lines):
-    """One long line, one long name, ten thousand lines: 400, and nothing is sent."""
+async def test_huge_headers_are_rejected(api, engine, lines):
+    """One long line, one long name, ten thousand lines: 400, and nothing is sent to the engine."""
     head = b"POST %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n%s\r\nContent-Length: 2\r\n\r\n{}"
     answer = await api.raw(head % (PATH.encode(), lines))
 
@@ -106,7 +108,7 @@ async def test_huge_headers_are_refused(api, engine, lines):
     assert [] == engine.asked
 
 
-async def test_a_path_may_not_be_endless(api):
+async def test_the_length_of_a_path_is_limited(api):
     """A request line of 100 kB is 400."""
     answer = await api.raw(b"GET /%s HTTP/1.1\r\nHost: x\r\n\r\n" % (b"a" * 100_000))
 
@@ -115,8 +117,8 @@ async def test_a_path_may_not_be_endless(api):
 
 @HASTY
 @pytest.mark.parametrize("sent", [b"", b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nX-Slow: "])
-async def test_a_head_that_does_not_come_to_its_end_is_not_waited_for(api, sent):
-    """The connection is closed after agents.idle_timeout_s, even though bytes drip in; others are served meanwhile."""
+async def test_an_incomplete_request_head_times_out(api, sent):
+    """The connection is closed after agents.idle_timeout_s, even if bytes keep arriving; other clients are served meanwhile."""
     parts = urlsplit(api.url)
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
     writer.write(sent)
@@ -137,8 +139,8 @@ async def test_a_head_that_does_not_come_to_its_end_is_not_waited_for(api, sent)
 
 
 @HASTY
-async def test_a_body_that_does_not_come_is_408(api, engine):
-    """After agents.body_timeout_s; nothing is sent."""
+async def test_an_incomplete_body_is_408(api, engine):
+    """After agents.body_timeout_s; nothing is sent to the engine."""
     head = b"POST %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 100\r\n\r\n{" % PATH.encode()
     answer = await api.raw(head)
 

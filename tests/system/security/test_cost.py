@@ -1,7 +1,7 @@
-"""What one request may cost: CPU time of the event loop, and memory; measured at a proxy in a process of its own.
+"""The cost of one request: CPU time of the event loop, and memory, measured in a proxy of its own process.
 
-Target: no callback of the event loop takes more than 100 ms of CPU time, and no request more than ten times its inflated size
-in memory (small ones: `SMALL_BYTES`, which bodies of very many values may take).
+Target: no callback of the event loop takes more than 100 ms of CPU time, and no request more than ten times its
+inflated size in memory (small ones: `SMALL_BYTES`, which bodies of very many values may take).
 """
 
 import gzip
@@ -21,18 +21,18 @@ CHAT, ROLLOUTS = "/rollouts/r1/v1/chat/completions", "/rollouts"
 
 
 def chat(text: bytes, *, fields: bytes = b"") -> bytes:
-    """A chat of the greatest size: fields, and one message that has this text again and again."""
+    """Return a chat of the maximum size: fields, and one message that repeats this text."""
     head, tail = b'{"model":"m",%s"messages":[{"role":"user","content":"' % fields, b'"}]}'
     return head + text * ((MOST - len(head) - len(tail)) // len(text)) + tail
 
 
 def listed(value: bytes, count: int, *, size: int) -> bytes:
-    """A chat with a list of a value so many times, and as much text beside it as is needed for a size."""
+    """Return a chat with a list that repeats a value, padded with text to a size."""
     start = b'{"model":"m","messages":[],"a":[%s]' % b",".join([value] * count)
     return start + b',"b":"' + b"x" * max(size - len(start) - 8, 0) + b'"}'
 
 
-# As many as are taken, alone and with a long text: one tenth more is 413 (`test_one_tenth_more_is_refused`).
+# As many as are accepted, alone and with a long text: 10 % more are 413 (`test_ten_percent_more_values_are_rejected`).
 VALUES = {
     "objects": (b"{}", 80_000, 288_000),
     "lists": (b"[]", 173_000, 608_000),
@@ -60,7 +60,7 @@ BODIES = {
 
 
 async def measured(proxy, http, path: str, data: bytes, coding: str = "identity"):
-    """The status of a request, its longest callback in seconds, and the growth of memory."""
+    """Return the status of a request, its longest callback in seconds, and the growth of memory."""
     await proxy.reset()
     headers = {"Content-Encoding": coding, "Content-Type": "application/json"}
     async with http.post(proxy.url + path, data=BytesIO(data), headers=headers) as answer:
@@ -78,8 +78,8 @@ async def proxy(server, engine):
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("name", BODIES)
-async def test_no_body_of_an_allowed_size_stops_the_loop_or_fills_the_memory(proxy, http, name):
-    """On the model API, and on the control API."""
+async def test_no_body_of_an_allowed_size_blocks_the_loop_or_fills_the_memory(proxy, http, name):
+    """On the model API and on the control API."""
     body = BODIES[name]
     assert len(body) <= MOST
     for path, expected in ((CHAT, 200), (ROLLOUTS, 413 if len(body) > 2**23 else 422)):
@@ -100,8 +100,8 @@ WRONG = {
 
 
 @pytest.mark.parametrize("path", WRONG)
-async def test_long_lists_are_checked_off_the_loop(proxy, http, path):
-    """In every form and dialect that looks at their items, of the right shape or the wrong one."""
+async def test_long_lists_are_checked_outside_the_loop(proxy, http, path):
+    """For every adapter and dialect that reads their items, valid or not."""
     status, found, grown = await measured(proxy, http, path, WRONG[path])
 
     assert status in (200, 413, 422)
@@ -110,8 +110,8 @@ async def test_long_lists_are_checked_off_the_loop(proxy, http, path):
 
 
 @pytest.mark.parametrize("name", VALUES)
-async def test_one_tenth_more_is_refused(store, engine, http, name):
-    """The bodies above are the worst of those that are taken."""
+async def test_ten_percent_more_values_are_rejected(store, engine, http, name):
+    """So the bodies above are the worst ones that are accepted."""
     value, alone, beside = VALUES[name]
     async with proxying(engine.url, store) as served:
         for count, size in ((alone, 0), (beside, MOST)):
@@ -124,8 +124,8 @@ async def test_one_tenth_more_is_refused(store, engine, http, name):
     ("gzip", gzip.compress(chat(b"x"))), ("gzip", gzip.compress(bytes(2**28))),
     ("gzip", gzip.compress(b"") * 1_000_000), ("deflate", zlib.compress(bytes(2**28))),
 ], ids=["32 MB", "a quarter of a gigabyte", "empty members", "deflate"])  # fmt: skip
-async def test_little_on_the_wire_is_refused_before_it_is_much(proxy, http, coding, packed):
-    """More than a hundred times its bytes, or more members than anybody has."""
+async def test_a_high_compression_ratio_is_rejected_before_inflating(proxy, http, coding, packed):
+    """More than a hundred times its bytes, or more gzip members than any client sends."""
     status, found, grown = await measured(proxy, http, CHAT, packed, coding)
 
     assert status in (400, 413)

@@ -1,4 +1,4 @@
-"""Headers, paths and queries of any bytes: an answer, and never a 500."""
+"""Headers, paths and queries of any bytes: a response, and never a 500."""
 
 import re
 
@@ -40,7 +40,7 @@ async def api(store, engine, guarded_api):
 
 
 def sent(path: bytes, *lines: bytes) -> bytes:
-    """A request as bytes; a POST where the path takes one."""
+    """Send a request as bytes, with POST where the path accepts it."""
     body = CHAT if path.partition(b"?")[0].rpartition(b"/")[2] in POSTED else b""
     line = b"%s %s HTTP/1.1" % (b"POST" if body else b"GET", path)
     head = (line, b"Host: x", b"Connection: close", b"Content-Length: %d" % len(body))
@@ -48,7 +48,7 @@ def sent(path: bytes, *lines: bytes) -> bytes:
 
 
 def check(answer: bytes, sent: bytes) -> None:
-    """No 500, but for what the engine does not answer; and what is refused is refused in JSON."""
+    """Assert that there is no 500 except for the engine's failures, and that errors are JSON."""
     head, _, body = answer.partition(b"\r\n\r\n")
     status = int(re.match(rb"HTTP/1\.[01] (\d{3}) ", head)[1])
     assert status < 500 or status == 502, (answer[:500], sent[:200])
@@ -58,8 +58,8 @@ def check(answer: bytes, sent: bytes) -> None:
 
 
 @pytest.mark.parametrize("header", HEADERS)
-async def test_a_header_of_any_bytes_is_taken_or_refused(api, header):
-    """On every path: 4xx in JSON, or an answer."""
+async def test_a_header_of_any_bytes_is_accepted_or_rejected(api, header):
+    """On every path: 4xx in JSON, or a response."""
     for path in PATHS:
         for value in ODD[:5]:
             request = sent(path.encode(), header.encode() + b": " + value)
@@ -67,7 +67,7 @@ async def test_a_header_of_any_bytes_is_taken_or_refused(api, header):
 
 
 async def test_an_idempotency_key_of_any_bytes_is_a_key(api, engine, store):
-    """The same bytes are the same key, other bytes another."""
+    """Equal bytes are the same key, other bytes another key."""
     answers = [
         await api.raw(sent(b"/rollouts/r1/v1/chat/completions", b"Idempotency-Key: " + key))
         for key in (b"\xff", b"\xff", b"\xfe")
@@ -83,8 +83,8 @@ async def test_an_idempotency_key_of_any_bytes_is_a_key(api, engine, store):
     [*ODD[:7], b"%ff", b"%ed%a0%80", b"%00", b"%2e%2e", b"%", b"a%zz", b"%09", b"%F0%9F"],
     ids=lambda odd: repr(odd[:20]),
 )
-async def test_a_path_or_query_of_any_bytes_is_taken_or_refused(api, odd):
-    """As ids, names of models and answers, options and cursors."""
+async def test_a_path_or_query_of_any_bytes_is_accepted_or_rejected(api, odd):
+    """As IDs, names of models and responses, options and cursors."""
     paths = [
         b"/%s", b"/rollouts/%s", b"/rollouts/%s/steps", b"/rollouts/%s/v1/chat/completions", b"/v1/models/%s",
         b"/sessions/%s/v1/chat/completions", b"/v1/responses/%s", b"/groups/%s", b"/rollouts/r1/steps/%s",
@@ -102,7 +102,7 @@ async def test_a_path_or_query_of_any_bytes_is_taken_or_refused(api, odd):
     value=st.binary(min_size=1, max_size=20).filter(lambda value: not set(value) & {0, 10, 13}),
     header=st.sampled_from(HEADERS),
 )
-async def test_headers_drawn_at_random(api, value, header):
-    """Whatever comes."""
+async def test_random_headers_are_accepted_or_rejected(api, value, header):
+    """Drawn by hypothesis."""
     request = sent(b"/rollouts/r1/v1/chat/completions", header.encode() + b": " + value)
     check(await api.raw(request), request)

@@ -1,4 +1,4 @@
-"""Whom the proxy calls: those of the configuration, whatever a request says."""
+"""The proxy calls only configured servers, whatever a request contains."""
 
 import asyncio
 
@@ -17,7 +17,7 @@ NAMES = (
 
 @pytest.fixture
 async def trap():
-    """A server that nobody should call; and whether somebody did."""
+    """Yield a server that must not be called, and its requests."""
     called = asyncio.Event()
 
     async def answer(reader, writer):
@@ -31,7 +31,7 @@ async def trap():
 
 
 async def test_no_url_of_a_request_is_fetched(store, engine, guarded_api, trap):
-    """In any field of a body, in the query, in a header, on every route: the proxy calls its own engine and nobody else."""
+    """In any field of a body, in the query, in a header, on every route: the proxy calls only its own engine."""
     url, called = trap
     engine.plays(WHOLE)
     body = dict.fromkeys(NAMES, url) | {"rollout_id": "r1", "servers": [{"base_url": url, "server_type": "vllm"}]}
@@ -55,7 +55,7 @@ async def test_no_url_of_a_request_is_fetched(store, engine, guarded_api, trap):
 
 
 async def test_a_redirect_of_the_engine_is_not_followed(store, engine, guarded_api, trap):
-    """It is told to the client as it is; an engine must not lead us elsewhere."""
+    """The client gets it unchanged; an engine cannot redirect the proxy to another server."""
     from aiohttp import web
 
     url, called = trap

@@ -1,4 +1,4 @@
-"""What a key opens, tried on every route that the description lists."""
+"""The rights of each key, on every route of /openapi.json."""
 
 import re
 
@@ -22,7 +22,7 @@ def is_health(path):
 
 
 def is_page(path):
-    """The files of the page: they hold nothing, and ask for a key themselves."""
+    """Return whether this is a file of the page: they contain no data, and the page itself asks for a key."""
     return path.startswith("/ui")
 
 
@@ -41,7 +41,7 @@ OF_SESSIONS = [(r.method, r.path) for r in ROUTES if r.path.startswith("/{uuid}/
 
 
 def filled(path, name):
-    """The path with every name in it replaced."""
+    """Return the path with every parameter replaced."""
     return re.sub(r"\{\w+\}", name, path)
 
 
@@ -58,7 +58,7 @@ async def victims(guarded):
 
 
 async def state(guarded):
-    """What the control API tells of all that is not r1's own."""
+    """Return everything that does not belong to r1, from the control API."""
     told = [
         (await guarded.call("GET", path, CONTROL)).json for path in ("/rollouts", "/groups", "/policy", "/sessions")
     ]
@@ -67,7 +67,7 @@ async def state(guarded):
 
 
 def test_every_route_of_the_description_is_tried():
-    """Each belongs to one API: none falls between the lists below."""
+    """Each belongs to one API: none is missing from the lists below."""
     listed = {*CONTROLLING, *NAMING, *PLAIN, *OF_SESSIONS, *COUNTING, *STORED}
     rest = {(r.method, r.path) for r in ROUTES} - listed
 
@@ -79,8 +79,8 @@ def test_every_route_of_the_description_is_tried():
     assert len(NAMING) > 6
 
 
-async def test_agents_keys_open_nothing_of_the_control_api(guarded, victims):
-    """An agents' key, a minted one (also of the very rollout), a forged one, one by name, none: 401 or 403, nothing done."""
+async def test_agent_keys_have_no_access_to_the_control_api(guarded, victims):
+    """An agent key, a minted one (also of that rollout), a forged one, a name, none: 401 or 403, and nothing changes."""
     before = await state(guarded)
     keys = (AGENT, victims["r1"], victims["r2"], mint("r2", "birth", b"secret"), "rollout:r2", "control-keY", "x", None)
     passed = []
@@ -101,8 +101,8 @@ async def test_agents_keys_open_nothing_of_the_control_api(guarded, victims):
     "/sessions/../rollouts/r2/export", "/r1/v1/../../rollouts", "/rollouts/r1/v1/../../r2/steps", "/rollouts/r1/../r2/steps",
     "/rollouts/r2%2Fexport", "/rollouts/r2/steps/../steps", "/groups/g2/%2e%2e/%2e%2e/rollouts", "http://x/rollouts", "*",
 ])  # fmt: skip
-async def test_no_spelling_of_a_path_leads_past_the_key(guarded, victims, spelling):
-    """Dots, doubled slashes, encoded letters, absolute forms: never a control route's answer."""
+async def test_no_form_of_a_path_bypasses_the_key(guarded, victims, spelling):
+    """Dots, double slashes, encoded letters, absolute URLs: never the response of a control route."""
     for method in ("GET", "HEAD", "OPTIONS", "TRACE"):
         for key in (victims["r1"], AGENT):
             sent = (
@@ -114,8 +114,8 @@ async def test_no_spelling_of_a_path_leads_past_the_key(guarded, victims, spelli
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "PATCH", "DELETE", "HEAD", "POST"])
-async def test_a_method_named_in_a_header_does_nothing(guarded, victims, method):
-    """X-HTTP-Method-Override and its kin are headers like others."""
+async def test_a_method_override_header_is_ignored(guarded, victims, method):
+    """X-HTTP-Method-Override and similar headers have no effect."""
     before = await state(guarded)
     for name in ("X-HTTP-Method-Override", "X-Method-Override", "X-Original-URL", "X-Rewrite-URL"):
         value = method if "Method" in name else "/rollouts/r2"
@@ -126,8 +126,8 @@ async def test_a_method_named_in_a_header_does_nothing(guarded, victims, method)
 
 
 @pytest.mark.parametrize(("method", "path"), NAMING)
-async def test_a_minted_key_opens_no_other_rollout_by_its_path(guarded, victims, method, path):
-    """403, and the other rollout has what it had."""
+async def test_a_minted_key_has_no_access_to_another_rollout_by_path(guarded, victims, method, path):
+    """403, and the other rollout is unchanged."""
     before = await state(guarded)
     body = {**CHAT, "prompt": "hi", "rollout_id": "r1", "status": "COMPLETED"}
     answer = await guarded.call(method, filled(path, "r2"), victims["r1"], json=body)
@@ -137,8 +137,8 @@ async def test_a_minted_key_opens_no_other_rollout_by_its_path(guarded, victims,
 
 
 @pytest.mark.parametrize(("method", "path"), PLAIN)
-async def test_a_minted_key_opens_no_other_rollout_by_header_or_body(guarded, victims, method, path):
-    """A header that names another is 403; a body's name yields to the key's own."""
+async def test_a_minted_key_has_no_access_to_another_rollout_by_header_or_body(guarded, victims, method, path):
+    """A header that names another rollout is 403; the key takes precedence over a name in the body."""
     before = (await guarded.call("GET", "/rollouts/r2", CONTROL)).json
     names = {"rollout_id": "r2", "metadata": {"rollout_id": "r2"}}
     prompt = {"prompt_token_ids": [3, 4]} if path == "/generate" else [3, 4]
@@ -156,8 +156,8 @@ async def test_a_minted_key_opens_no_other_rollout_by_header_or_body(guarded, vi
 
 
 @pytest.mark.parametrize(("method", "path"), STORED)
-async def test_a_minted_key_opens_no_answer_of_another_rollout(guarded, victims, method, path):
-    """403 by the answer's own name, which says its rollout; the answer stays."""
+async def test_a_minted_key_has_no_access_to_a_response_of_another_rollout(guarded, victims, method, path):
+    """403 by the response's ID, which contains its rollout's; the response remains."""
     answer = await guarded.call("POST", "/rollouts/r2/v1/responses", victims["r2"], json=BODIES["/v1/responses"])
     foreign = await guarded.call(method, filled(path, answer.json["id"]), victims["r1"])
     own = await guarded.call("GET", filled("/v1/responses/{response_id}", answer.json["id"]), victims["r2"])
@@ -166,15 +166,15 @@ async def test_a_minted_key_opens_no_answer_of_another_rollout(guarded, victims,
 
 
 @pytest.mark.parametrize(("method", "path"), OF_SESSIONS)
-async def test_a_minted_key_opens_no_other_session(guarded, victims, method, path):
-    """Atropos' sessions are rollouts: 403 for another's key."""
+async def test_a_minted_key_has_no_access_to_another_session(guarded, victims, method, path):
+    """Atropos sessions are rollouts: 403 for another one's key."""
     answer = await guarded.call(method, filled(path, victims["session"]), victims["r1"], json=CHAT)
 
     assert 403 == answer.status
 
 
-async def test_a_result_is_taken_for_the_keys_own_rollout_only(guarded, victims):
-    """Osmosis' callback with another's id is 403, wherever the id stands."""
+async def test_a_result_is_accepted_only_for_the_keys_own_rollout(guarded, victims):
+    """Osmosis' callback with the ID of another rollout is 403, wherever the ID is."""
     body = {"rollout_id": "r2", "status": "COMPLETED", "final_messages": [], "reward": 1.0}
     for path in ("/v1/rollout/completed", "/rollouts/r2/v1/rollout/completed", "/sessions/r2/v1/rollout/completed"):
         assert 403 == (await guarded.call("POST", path, victims["r1"], json=body)).status
@@ -182,8 +182,8 @@ async def test_a_result_is_taken_for_the_keys_own_rollout_only(guarded, victims)
     assert "open" == (await guarded.call("GET", "/rollouts/r2", CONTROL)).json["status"]
 
 
-async def test_a_key_ends_with_its_rollout(guarded, victims):
-    """Deleted and opened again under the same name, it has another key; the old one is 401."""
+async def test_a_key_expires_with_its_rollout(guarded, victims):
+    """Deleted and opened again under the same ID, a rollout has a new key; the old one is 401."""
     await guarded.call("DELETE", "/rollouts/r1", CONTROL)
     again = await guarded.call("POST", "/rollouts", CONTROL, json={"rollout_id": "r1"})
     old = await guarded.call("POST", "/v1/chat/completions", victims["r1"], json=CHAT)

@@ -1,4 +1,4 @@
-"""Secrets are planted wherever one can stand, and looked for wherever they could come out."""
+"""Secrets are configured in every possible place, and searched for in all output."""
 
 import asyncio
 import io
@@ -40,7 +40,7 @@ SAID = {
 
 @pytest.fixture
 def logged():
-    """All that is logged, by us and by what we stand on, at every level and in both formats."""
+    """Everything logged at every level in both formats, by TokenTape and its libraries."""
     out = io.StringIO()
     streams = []
     for form in (TextLines, JsonLines):
@@ -69,7 +69,7 @@ async def api(store, engine, guarded_api):
 
 
 async def seen(api, engine, store):
-    """Everything that came out: calls that go well and that go wrong in each way we know, and what is told of them."""
+    """All output: of calls that succeed or fail in every known way, and of the routes that report them."""
     out = []
     minted = (await api.call("POST", "/rollouts", CONTROL, json={"rollout_id": "r1"})).json["api_key"]
 
@@ -113,8 +113,8 @@ async def seen(api, engine, store):
     return out, minted
 
 
-async def test_no_secret_comes_out(api, engine, store, logged):
-    """Not in logs, answers, metrics, errors, stored steps or exports, whether calls go well or not."""
+async def test_no_output_contains_a_secret(api, engine, store, logged):
+    """Not logs, responses, metrics, errors, stored steps or exports, whether calls succeed or fail."""
     out, minted = await seen(api, engine, store)
 
     assert len(await steps_of(store, "r1")) >= 2
@@ -127,7 +127,7 @@ async def test_no_secret_comes_out(api, engine, store, logged):
 
 
 async def test_the_engine_gets_its_key_and_a_server_its_own(api, engine, store):
-    """Each secret is used where it belongs: what the test above looks for was there to be found."""
+    """Each secret is used where it belongs, so the test above searches for values that exist."""
     engine.plays(WHOLE)
     await api.call("POST", "/rollouts/r1/v1/chat/completions", AGENT, json=CHAT)
 
@@ -135,7 +135,7 @@ async def test_the_engine_gets_its_key_and_a_server_its_own(api, engine, store):
 
 
 def test_a_malformed_request_is_logged_without_its_bytes(logged):
-    """aiohttp's own words quote the line that nobody could read."""
+    """aiohttp's own message quotes the malformed line."""
     from aiohttp.http_exceptions import BadHttpMessage
 
     WIRE_LOG.error(
@@ -147,7 +147,7 @@ def test_a_malformed_request_is_logged_without_its_bytes(logged):
 
 
 async def test_settings_show_no_secret():
-    """Printed, dumped or failing, they show that a secret is there and not what it is."""
+    """Printed, dumped or in an error, they show that a secret is set, but not its value."""
     settings = settings_for(
         "http://e", **{**SAID, "osmosis": {"servers": {"s": {"url": "http://s", "api_key": SERVER}}}}
     )

@@ -1,4 +1,4 @@
-"""Requests that two readers would read differently, on raw sockets before an engine that remembers what it was sent."""
+"""Requests that two servers could parse differently, on raw sockets, with an engine that notes what it receives."""
 
 import re
 
@@ -26,14 +26,14 @@ async def api(store, engine, guarded_api):
 
 
 def request(*lines, body=BODY, path=PATH, length=True):
-    """A POST of these header lines, the connection to be closed after it."""
+    """Return a POST with these header lines that closes the connection."""
     sized = (b"Content-Length: %d" % len(body),) if length else ()
     head = (b"POST %s HTTP/1.1" % path.encode("latin-1"), b"Host: x", b"Connection: close", *sized, *lines)
     return b"\r\n".join(head) + b"\r\n\r\n" + body
 
 
 def statuses(answer):
-    """The status of every answer that came back on the connection."""
+    """Return the status of every response on the connection."""
     return [int(status) for status in re.findall(rb"HTTP/1\.[01] (\d{3}) ", answer)]
 
 
@@ -56,8 +56,8 @@ def statuses(answer):
     (b"Content-Length: 1_0",),
     (b"Content-Length : 0",),
 ])  # fmt: skip
-async def test_a_body_of_two_lengths_is_refused(api, engine, store, lines):
-    """Conflicting or odd lengths are 400, nothing is sent on, and what is hidden behind them is no request."""
+async def test_a_body_with_two_lengths_is_rejected(api, engine, store, lines):
+    """Conflicting or malformed lengths are 400, nothing is forwarded, and the bytes behind are not read as a request."""
     answer = await api.raw(request(*lines, body=BODY + HIDDEN))
 
     assert [400] == statuses(answer)
@@ -69,8 +69,8 @@ async def test_a_body_of_two_lengths_is_refused(api, engine, store, lines):
     b"0\r\n\r\n", b"0x3\r\nabc\r\n0\r\n\r\n", b"-1\r\n\r\n", b"fffffffffffffffff\r\n", b"3 \r\nabc\r\n0\r\n\r\n",
     b"3\nabc\n0\n\n", b"3;\nx\r\nabc\r\n0\r\n\r\n", b"2\r\nabc\r\n0\r\n\r\n",
 ])  # fmt: skip
-async def test_chunks_that_are_none_are_refused(api, engine, body):
-    """400, once; the bytes behind them are no request."""
+async def test_malformed_chunks_are_rejected(api, engine, body):
+    """One 400; the bytes behind them are not read as a request."""
     answer = await api.raw(request(b"Transfer-Encoding: chunked", body=body + HIDDEN, length=False))
 
     assert 400 == statuses(answer)[0]
@@ -78,7 +78,7 @@ async def test_chunks_that_are_none_are_refused(api, engine, body):
 
 
 async def test_one_request_is_one_request_to_the_engine(api, engine):
-    """A body that spells a second request reaches the engine re-framed, by its length, and is a body."""
+    """A body that looks like a second request reaches the engine as a body, with a Content-Length."""
     content = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": HIDDEN.decode()}]})
     answer = await api.raw(request(body=content))
 
@@ -92,8 +92,8 @@ async def test_one_request_is_one_request_to_the_engine(api, engine):
     (b"X-Rollout-Id: a\x00b",), (b"X-Rollout-Id: a\nX-Evil: 1",), (b"X-Rollout-Id: a\r\n b",), (b"X-Rollout-Id: a\x7fb",),
     (b"X Y: 1",), (b"X\x00Y: 1",), (b": empty",), (b"no colon",), (b"X-Rollout-Id: " + b"a" * (MAX_ID_CHARACTERS + 1),),
 ])  # fmt: skip
-async def test_headers_that_are_none_are_refused(api, engine, lines):
-    """Control characters, folded lines, names that are none: 400, and nothing is sent."""
+async def test_malformed_headers_are_rejected(api, engine, lines):
+    """Control characters, folded lines and invalid names are 400, and nothing is forwarded."""
     answer = await api.raw(request(*lines, path="/v1/chat/completions"))
 
     assert [400] == statuses(answer)
@@ -103,8 +103,8 @@ async def test_headers_that_are_none_are_refused(api, engine, lines):
 @pytest.mark.parametrize(
     "name", ["a%0d%0aX-Evil:%201", "a%0aSet-Cookie:x", "%00", "a%c2%85b", "%ff", "%ed%a0%80", "a%0d"]
 )
-async def test_an_id_splits_no_answer(api, engine, name):
-    """Line ends in an id, however encoded, are 400; no header comes of them."""
+async def test_an_id_cannot_split_a_response(api, engine, name):
+    """Line breaks in an ID, in any encoding, are 400 and create no header."""
     for path in (f"/rollouts/{name}/v1/chat/completions", f"/sessions/{name}/v1/completions", f"/rollouts/{name}/tree"):
         answer = await api.raw(request(path=path))
         head = answer.partition(b"\r\n\r\n")[0].lower()
@@ -116,8 +116,8 @@ async def test_an_id_splits_no_answer(api, engine, name):
 
 
 @pytest.mark.parametrize("field", ["rollout_id", "metadata"])
-async def test_an_id_in_a_body_splits_no_answer(api, engine, field):
-    """Nor does one of a body, whose JSON may spell any character."""
+async def test_an_id_in_a_body_cannot_split_a_response(api, engine, field):
+    """JSON can encode any character; the result is the same."""
     for name in ("a\r\nX-Evil: 1", "a\x00", "\ud800"):
         value = name if field == "rollout_id" else {"rollout_id": name}
         spelt = b'{"messages":[],"%s":%s}' % (field.encode(), _ascii(value))
@@ -128,16 +128,16 @@ async def test_an_id_in_a_body_splits_no_answer(api, engine, field):
     assert [] == engine.asked
 
 
-async def test_an_id_of_any_letters_comes_back_in_one_header(api):
-    """Letters beyond ASCII are told in X-Rollout-Id, in one line."""
+async def test_an_id_with_non_ascii_letters_is_one_header(api):
+    """X-Rollout-Id has it in one line."""
     answer = await api.raw(request(path="/rollouts/gr%C3%BC%C3%9F%20%2F%20%E2%9C%93/v1/chat/completions"))
 
     assert [200] == statuses(answer)
     assert "X-Rollout-Id: grüß / ✓\r\n".encode() in answer
 
 
-async def test_hop_by_hop_headers_and_keys_go_no_further(api, engine, store):
-    """What a Connection header names, keys in any spelling, and framing are not the engine's to see."""
+async def test_hop_by_hop_headers_and_keys_are_not_forwarded(api, engine, store):
+    """The engine gets no header that Connection names, no key in any case, and no framing of the client."""
     lines = (
         b"Authorization: Bearer planted", b"X-API-KEY: planted", b"Proxy-Authorization: planted", b"TE: trailers, planted",
         b"Keep-Alive: planted", b"X-Named: planted", b"Connection: X-Named",
@@ -154,8 +154,8 @@ async def test_hop_by_hop_headers_and_keys_go_no_further(api, engine, store):
     "/v1/models/x%0d%0aEvil",
     "/rollouts/r1/v1/models/../../pause",
 ])  # fmt: skip
-async def test_a_models_name_climbs_to_no_other_route_of_the_engine(api, engine, path):
-    """Dot segments and control characters, encoded or not, are 404, and the engine is not asked."""
+async def test_a_model_name_reaches_no_other_route_of_the_engine(api, engine, path):
+    """Dot segments and control characters, encoded or not, are 404 without a request to the engine."""
     await engine_is_known(api)
     asked = len(engine.asked)
     answer = await api.raw(b"GET %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % path.encode())
@@ -166,8 +166,8 @@ async def test_a_models_name_climbs_to_no_other_route_of_the_engine(api, engine,
 
 @pytest.mark.parametrize("path", ["/pause", "/v1/load_lora_adapter", "/collective_rpc", "/tokenize/../pause", "//tokenize",
     "/tokenize/", "/update_weights_from_disk", "http://10.0.0.1/tokenize", "/v1/embeddings%2f..%2f..%2fpause"])  # fmt: skip
-async def test_no_other_route_of_the_engine_can_be_reached(api, engine, path):
-    """What is not recorded and not on the allow-list is 404, in any spelling."""
+async def test_no_other_route_of_the_engine_is_reachable(api, engine, path):
+    """A route that is neither recorded nor on the allow-list is 404, in any form."""
     await engine_is_known(api)
     asked = len(engine.asked)
     answer = await api.raw(request(path=path))
@@ -177,7 +177,7 @@ async def test_no_other_route_of_the_engine_can_be_reached(api, engine, path):
 
 
 async def engine_is_known(api):
-    """After one call, nothing more is asked of the engine by itself."""
+    """After one call, the proxy sends the engine no requests of its own."""
     assert [200] == statuses(await api.raw(request()))
 
 

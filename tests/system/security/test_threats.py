@@ -1,4 +1,4 @@
-"""The threat model of docs/security.md: each line names tests, and each test is there."""
+"""The threat model of docs/security.md: each line names tests, and each test exists."""
 
 import re
 from pathlib import Path
@@ -11,15 +11,15 @@ NAMED = re.compile(r"`(?:(tests/[\w/]+\.py)::)(test_\w+)`")
 
 
 def test_every_line_of_the_threat_model_names_a_test():
-    """A promise without a test is a hope."""
+    """A promise needs a test."""
     promises = [cells for cells in LINES if cells[0].strip() not in ("who", "---")]
 
     assert len(promises) > 25
     assert [] == [cells for cells in promises if not NAMED.search(cells[-1])]
 
 
-def test_every_test_that_the_threat_model_names_is_there():
-    """A test that was renamed is renamed on the page, too."""
+def test_every_test_that_the_threat_model_names_exists():
+    """A renamed test is renamed on the page, too."""
     named = NAMED.findall(PAGE)
 
     assert [] == [

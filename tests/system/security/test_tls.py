@@ -1,4 +1,4 @@
-"""TLS on both sides: who listens with it, and whom it is spoken to. The store's: tests/storage/redis/test_connections.py."""
+"""TLS on both sides, of the listeners and of calls to engines. The store's: tests/storage/redis/test_connections.py."""
 
 import ssl
 import warnings
@@ -18,7 +18,7 @@ CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
 @pytest.fixture
 async def secure_engine(certificate):
-    """An engine behind TLS, and what it was asked."""
+    """An engine that requires TLS, and the requests that it received."""
     asked = []
 
     async def answer(request):
@@ -39,7 +39,7 @@ async def secure_engine(certificate):
 
 
 async def test_both_apis_listen_with_tls(store, engine, certificate):
-    """With listen_tls: whoever trusts the certificate is served, on both ports; plain HTTP is not spoken there."""
+    """With listen_tls, a client that trusts the certificate is served on both ports; plain HTTP is rejected."""
     engine.plays(WHOLE)
     listen_tls = {"cert_file": certificate[0], "key_file": certificate[1]}
     async with (
@@ -60,8 +60,8 @@ async def test_both_apis_listen_with_tls(store, engine, certificate):
     assert told["base_url"].startswith("https://")
 
 
-async def test_old_versions_of_tls_are_not_spoken(store, engine, certificate):
-    """TLS 1.2 at least."""
+async def test_old_versions_of_tls_are_rejected(store, engine, certificate):
+    """The minimum is TLS 1.2."""
     listen_tls = {"cert_file": certificate[0], "key_file": certificate[1]}
     async with proxying(engine.url, store, listen_tls=listen_tls) as served, aiohttp.ClientSession() as http:
         old = ssl.create_default_context(cafile=certificate[0])
@@ -79,16 +79,16 @@ async def test_old_versions_of_tls_are_not_spoken(store, engine, certificate):
     assert 200 == spoken.status
 
 
-async def test_files_that_are_no_certificate_are_said(store, engine, tmp_path, certificate):
-    """Before anything listens."""
+async def test_invalid_certificate_files_are_reported(store, engine, tmp_path, certificate):
+    """Before the server listens."""
     for cert, key in ((certificate[1], certificate[0]), (tmp_path / "none", certificate[1])):
         with pytest.raises(ValueError, match="listen_tls"):
             async with proxying(engine.url, store, listen_tls={"cert_file": cert, "key_file": key}):
                 pass
 
 
-async def test_an_engine_behind_tls_is_called_if_its_authority_is_known(store, certificate, secure_engine):
-    """With engines.ca_file; without it the certificate is refused, 503, and nothing is sent."""
+async def test_an_engine_with_tls_is_called_if_its_ca_is_trusted(store, certificate, secure_engine):
+    """With engines.ca_file; otherwise its certificate is rejected, with 503, and nothing is sent."""
     url, asked = secure_engine
     async with aiohttp.ClientSession() as http:
         async with (
@@ -106,8 +106,8 @@ async def test_an_engine_behind_tls_is_called_if_its_authority_is_known(store, c
     assert "/v1/chat/completions" in asked
 
 
-async def test_an_export_of_ones_own_store_needs_no_certificate(tmp_path, engine, certificate):
-    """The command's own proxy is for itself: the certificate's name need not be 127.0.0.1."""
+async def test_an_export_with_an_own_store_needs_no_certificate(tmp_path, engine, certificate):
+    """The proxy of the command itself is local: the certificate's name need not be 127.0.0.1."""
     listen_tls = {"cert_file": certificate[0], "key_file": certificate[1]}
     settings = settings_for(engine.url, listen_tls=listen_tls, store={"url": f"embedded:{tmp_path / 'store'}"})
     async with running(settings):

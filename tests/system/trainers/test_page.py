@@ -1,4 +1,4 @@
-"""docs/trainers.md: its lines, run in order against a proxy, in the trainers' own classes as published."""
+"""The code of docs/trainers.md, run in order against a proxy with the trainers' published classes."""
 
 import asyncio
 import sys
@@ -27,7 +27,7 @@ SAMPLING = {"temperature": 0.5, "top_p": 0.9, "top_k": 20, "min_p": 0.1, "repeti
 
 
 def published() -> dict[str, ModuleType]:
-    """What the page imports: each trainer's own, without what its package brings along."""
+    """The page's imports: each trainer's own classes, without its package's dependencies."""
     abstract = {"ABC": ABC, "abstractmethod": abstractmethod}
     verl = load_published(
         "verl/experimental/agent_loop/agent_loop.py",
@@ -58,7 +58,7 @@ class TrajectoryID:
 
 
 class Sample(SimpleNamespace):
-    """slime's (624b824), made of a dict."""
+    """slime's (624b824), created from a dict."""
 
     @classmethod
     def from_dict(cls, given):
@@ -84,7 +84,7 @@ class TrainingSample(msgspec.Struct, array_like=True, gc=False):
 
 
 def not_installable() -> dict[str, ModuleType]:
-    """Stand-ins for the trainers that cannot be installed: the classes that the page names."""
+    """Replace the trainers that cannot be installed by the classes that the page names."""
     given = {
         "skyrl.train.generators.base": {"GeneratorInterface": ABC, "TrajectoryID": TrajectoryID},
         "slime.rollout.base_types": {"RolloutFnTrainOutput": SimpleNamespace},
@@ -99,7 +99,7 @@ def not_installable() -> dict[str, ModuleType]:
 
 @pytest.fixture
 async def page(store, monkeypatch):
-    """The names that the page's programs make, against a proxy."""
+    """The names that the page's programs define, against a proxy."""
     names: dict[str, Any] = {}
     modules = published()
     for package in {part for name in modules for part in _upwards(name)} - modules.keys():
@@ -119,7 +119,7 @@ def _upwards(name: str) -> list[str]:
 
 
 async def play(page, groups=1, size=4, sampling=None):
-    """Groups that wait to be taken."""
+    """Record groups that are ready to be claimed."""
     async with AsyncClient(page.url) as client:
         await client.put_policy(3)
         for _ in range(groups):
@@ -127,15 +127,15 @@ async def play(page, groups=1, size=4, sampling=None):
 
 
 async def sampled_with(page):
-    """What each recorded step was sampled with, of all rollouts."""
+    """Return the sampling parameters of each recorded step, of all rollouts."""
     async with AsyncClient(page.url) as client:
         steps = [step async for one in client.rollouts() async for step in client.steps(one["rollout_id"])]
-    facts = {"logprobs_mode", "constrained"}  # of the engine's logprobs, not of what was asked
+    facts = {"logprobs_mode", "constrained"}  # a field of the engine's logprobs, not of the request
     return [{name: value for name, value in step["sampling"].items() if name not in facts} for step in steps]
 
 
-async def test_trl_gets_a_completion_of_each_prompt_that_it_hands(page):
-    """Prompts come repeated, as its sampler repeats them; rows come in their order, sampled with the trainer's settings."""
+async def test_trl_gets_a_completion_of_each_prompt(page):
+    """Prompts are repeated as its sampler repeats them; rows are in their order, sampled with the trainer's settings."""
     stop = {"stop": ["END"]}
     args = SimpleNamespace(max_completion_length=24, generation_kwargs=stop, **SAMPLING)
     other = [{"role": "user", "content": "Name a city, and say more of it than is asked."}]
@@ -158,7 +158,7 @@ def async_args(**given):
 
 
 async def test_trls_queue_is_filled_with_its_samples(page):
-    """Of every rollout of the group: numpy arrays, with the version that was announced, and a number for each group."""
+    """With each rollout of the group: numpy arrays, the announced version, and a number for each group."""
     await play(page, groups=2)
     worker = page.RecordedWorker([TASK], async_args())
     async with AsyncClient(page.url) as client:
@@ -172,8 +172,8 @@ async def test_trls_queue_is_filled_with_its_samples(page):
     assert [4, 4] == list(Counter(sample.group_id for sample in samples).values())
 
 
-async def test_trls_worker_plays_and_announces_until_its_thread_ends(page):
-    """Started, it fills the queue by itself; once its thread is over, its health check raises."""
+async def test_trls_worker_generates_and_announces_until_its_thread_ends(page):
+    """Once started, it fills the queue; once its thread has ended, its health check raises."""
     worker = page.RecordedWorker([TASK], async_args())
     await asyncio.to_thread(worker.update_model_version, 1)
     worker.start()
@@ -188,7 +188,7 @@ async def test_trls_worker_plays_and_announces_until_its_thread_ends(page):
 
 
 async def test_verls_agent_loop_returns_its_output(page):
-    """Registered by its name; within the lengths that its worker pads to, sampled with its settings."""
+    """Registered by name; within the lengths to which its worker pads, sampled with its settings."""
     loop = object.__new__(page.RecordedLoop)  # verl's own __init__ needs a model's tokenizer
     loop.rollout_config = SimpleNamespace(prompt_length=7, response_length=5)
     said = {"temperature": 0.5, "top_p": 0.9, "top_k": -1, "repetition_penalty": 1.0}
@@ -202,7 +202,7 @@ async def test_verls_agent_loop_returns_its_output(page):
 
 
 async def test_openrlhfs_executor_returns_its_response(page):
-    """With the prompt and label that it was given, sampled with its settings."""
+    """With its prompt and label, sampled with its settings."""
     params = SimpleNamespace(temperature=0.5, top_p=0.9, top_k=20, min_tokens=1, max_tokens=24, stop=[])
     response = await page.AgentExecutor().execute("2 + 2?", "4", params, 2048, None, None)
 
@@ -215,7 +215,7 @@ async def test_openrlhfs_executor_returns_its_response(page):
 
 
 async def test_areals_workflow_returns_its_tensors(page):
-    """All of one length, but for the reward, sampled with its settings."""
+    """All of one length except the reward, sampled with its settings."""
     async with AsyncClient(page.url) as client:
         await client.put_policy(3)
     said = {"top_p": 0.9, "top_k": 20, "frequency_penalty": 0.0, "ignore_eos": False, "stop": ["END"]}
@@ -239,7 +239,7 @@ async def test_tinkers_data_are_made_of_batches(page):
 
 
 async def test_skyrls_generator_returns_one_output_in_order(page):
-    """With the trainer's own trajectory ids; those of a claimed group are made of its objects."""
+    """With the trainer's own trajectory IDs; those of a claimed group are made of its objects."""
     ids = [TrajectoryID("a", 0), TrajectoryID("a", 1)]
     params = {"max_tokens": 24, "temperature": 0.5, "top_p": 0.9, "top_k": 20, "logprobs": 0}
     output = await page.RecordedGenerator().generate(

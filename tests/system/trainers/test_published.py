@@ -1,7 +1,7 @@
-"""Our rows in the trainers' own classes and parsers, as published; what each makes of the worked rollout by itself is ours.
+"""Our rows in the trainers' published classes and parsers: each one's own result for the shared example equals ours.
 
-slime's, prime-rl's and SkyRL's are not here: the first two are not on PyPI, the last is not for Python 3.11. TRL's
-`rollout_func` has no class: its trainer reads the dict in the midst of a step.
+slime, prime-rl and SkyRL are missing: the first two are not on PyPI, the last does not support Python 3.11. TRL's
+`rollout_func` has no class: its trainer reads the dict in the middle of a step.
 """
 
 import asyncio
@@ -25,12 +25,12 @@ TURNS = [(worked.P, worked.S1, worked.L1), ([*worked.P, *worked.S1, *worked.T], 
 
 
 def listed(tensors):
-    """Lists of tensors."""
+    """Return tensors as lists."""
     return {key: tensor.tolist() for key, tensor in tensors.items()}
 
 
-def test_trl_async():
-    """TRL's reconciling of the turns gives the arrays of our row, clean; its sample takes the row."""
+def test_trl_async_accepts_our_row():
+    """TRL's reconciliation of the turns gives the arrays of our row, clean; its sample accepts the row."""
     names = (
         "TurnRecord",
         "TrainingSequence",
@@ -53,8 +53,8 @@ def test_trl_async():
     assert worker.RolloutSample(prompt=[], completion=[], **row).model_version == 3
 
 
-def test_verl():
-    """verl's AgentLoopOutput takes the row, every field by its name, and makes of it what its trainer pads."""
+def test_verl_accepts_our_row():
+    """verl's AgentLoopOutput accepts every field by name, and its trainer can pad the result."""
     loop = load_published(
         "verl/experimental/agent_loop/agent_loop.py", "AgentLoopMetrics", "AgentLoopOutput",
         BaseModel=pydantic.BaseModel, Optional=Optional, Any=Any, torch=torch,
@@ -69,8 +69,8 @@ def test_verl():
     assert [0.0] * 8 + [1.0] == made["rm_scores"].tolist()
 
 
-def test_areal():
-    """AReaL's dict of two interactions, one after the other, is our row."""
+def test_areals_interactions_are_our_row():
+    """AReaL's dict of two consecutive interactions equals our row."""
     types = load_published(
         "areal/experimental/openai/types.py", "InteractionWithTokenLogpReward",
         dataclass=dataclass, field=field, torch=torch,
@@ -88,8 +88,8 @@ def test_areal():
     assert worked.rows("areal") == [listed(before.to_tensor_dict())]
 
 
-def test_openrlhf():
-    """OpenRLHF makes of our agent response the very Experience that we export."""
+def test_openrlhfs_experience_is_ours():
+    """OpenRLHF makes the Experience that we export of our agent response."""
     generator = load_published(
         "openrlhf/trainer/ppo_utils/samples_generator.py", "SamplesGenerator._process_response_into_experience",
         Experience=SimpleNamespace, torch=torch,
@@ -101,8 +101,8 @@ def test_openrlhf():
     assert experience == listed({key: vars(made)[key] for key in experience})
 
 
-def test_tinker():
-    """Tinker's Datum takes the row, and types its fields by their names."""
+def test_tinkers_datum_accepts_our_row():
+    """Tinker's Datum gives each field the type of its name."""
     its_datum, its_input = import_published("tinker", "types.datum", "types.model_input", without=["httpx"])
     (row,) = worked.rows("tinker")
     inputs = {key: value for key, value in row.items() if key != "model_input"}
@@ -115,8 +115,8 @@ def test_tinker():
     assert inputs == {key: tensor.tolist() for key, tensor in datum.loss_fn_inputs.items()}
 
 
-def test_scored_data():
-    """The model by which Atropos' API reads `POST /scored_data` takes a group, and has a field for each of its keys."""
+def test_atropos_accepts_our_group():
+    """The model by which Atropos' API reads `POST /scored_data` accepts a group and has a field for each of its keys."""
     server = load_published(
         "atroposlib/api/server.py", "ScoredData",
         BaseModel=pydantic.BaseModel, field_validator=pydantic.field_validator,
@@ -129,14 +129,14 @@ def test_scored_data():
 
 
 class _Module:
-    """equinox' Module, as far as it goes here: a frozen dataclass."""
+    """equinox' Module as far as needed: a frozen dataclass."""
 
     def __init_subclass__(cls, **named):
         super().__init_subclass__(**named)
         dataclass(frozen=True)(cls)
 
 
-def test_marin():
+def test_marins_conversion_marks_our_sampled_tokens():
     """Marin's conversion for its trainer puts our tokens where they were sampled."""
     types = load_published(
         "marin/rl/types.py", "RolloutMetadata", "Rollout", "RolloutGroup",
@@ -165,8 +165,8 @@ def test_marin():
 
 @pytest.mark.parametrize("max_len", [None, 12, 5])
 @pytest.mark.parametrize("finish_reason", ["stop", "length", "tool_calls"])
-def test_verifiers_steps(max_len, finish_reason):
-    """verifiers' own environment makes of the recorded response the step that we give, but for what only ours has."""
+def test_verifiers_steps_are_ours(max_len, finish_reason):
+    """verifiers' environment makes our step of the recorded response, except for fields that only ours has."""
     names = ("parse_response_tokens", "parse_response_messages", "parse_is_truncated")
     given = {"ChatCompletion": ChatCompletion, "TrajectoryStepTokens": dict, "ChatMessage": dict, "cast": typing.cast}
     parsers = load_published("verifiers/utils/response_utils.py", *names, **given)
@@ -196,8 +196,8 @@ def test_verifiers_steps(max_len, finish_reason):
 
 
 @pytest.mark.parametrize("max_len", [None, 12, 11, 10, 9, 3])
-def test_verifiers(max_len):
-    """verifiers' parser finds in the recorded response, as its client would get it, what our step has."""
+def test_verifiers_parser_reads_the_recorded_response(max_len):
+    """It finds what our step has in the response that its client gets."""
     parser = load_published(
         "verifiers/utils/response_utils.py", "parse_response_tokens",
         ChatCompletion=ChatCompletion, TrajectoryStepTokens=dict,

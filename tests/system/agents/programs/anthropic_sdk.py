@@ -1,4 +1,4 @@
-"""The official SDK's own tool runner."""
+"""The official SDK with its own tool runner."""
 
 from anthropic import Anthropic, beta_tool
 from weather import MODEL, STREAMED, SYSTEM, TASK, tell, weather

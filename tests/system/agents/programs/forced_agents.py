@@ -1,6 +1,6 @@
-"""OpenAI's Agents SDK before a model that knows nothing: what it says is forced, by fields that the SDK passes on.
+"""OpenAI's Agents SDK with a random model, whose output is constrained by request fields that the SDK passes on.
 
-A first run ends with a call, a second goes on from it. Called with the fields of each, as JSON.
+The first run ends with a tool call, the second continues it. The arguments are the fields of each run, as JSON.
 """
 
 import asyncio
@@ -13,20 +13,20 @@ set_tracing_disabled(True)
 CALLED, ANSWERED = map(json.loads, sys.argv[1:])
 
 
-@function_tool(strict_mode=False)  # vLLM forces strict calls in its own way
+@function_tool(strict_mode=False)  # vLLM constrains strict calls itself
 def add(x: int) -> str:
     """Add one to a number."""
     return str(x + 1)
 
 
 def agent(fields: dict, **more) -> Agent:
-    """An agent whose calls have these fields."""
+    """Return an agent whose calls have these fields."""
     settings = ModelSettings(max_tokens=60, extra_body=fields)
     return Agent(name="Calculator", model="gpt-5", tools=[add], model_settings=settings, **more)
 
 
 async def main() -> None:
-    """Both runs, the second streamed."""
+    """Run both, the second streamed."""
     first = await Runner.run(agent(CALLED, tool_use_behavior="stop_on_first_tool"), "What is 57 and 67?")
     second = Runner.run_streamed(agent(ANSWERED), first.to_input_list())
     async for _ in second.stream_events():

@@ -1,4 +1,4 @@
-"""pydantic-ai with Anthropic's model before a model that knows nothing: what it says is forced, as in forced_agents.py."""
+"""pydantic-ai's Anthropic model with a random model, whose output is constrained as in forced_agents.py."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ results = []
 
 
 def fields(ctx: RunContext) -> ModelSettings:
-    """The fields of the run's next call."""
+    """Return the fields of the run's next call."""
     return {"max_tokens": 60, "extra_body": CALLED if ctx.run_step == 1 else ANSWERED}
 
 

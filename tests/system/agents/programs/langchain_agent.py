@@ -1,11 +1,11 @@
-"""LangChain's agent, with OpenAI's chat and responses, and with Anthropic's messages."""
+"""LangChain's agent, with OpenAI's Chat Completions and Responses and with Anthropic's Messages."""
 
 from langchain.agents import create_agent
 from weather import DIALECT, MODEL, STREAMED, SYSTEM, TASK, tell, weather
 
 
 def model():
-    """The model class of a dialect."""
+    """Return the model class of the dialect."""
     if DIALECT == "messages":
         from langchain_anthropic import ChatAnthropic
 

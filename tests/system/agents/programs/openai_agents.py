@@ -1,4 +1,4 @@
-"""OpenAI's Agents SDK; `responses, chained` has it name the response before instead of sending all again."""
+"""OpenAI's Agents SDK; with `responses, chained` it sends the previous response's ID instead of the whole conversation."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ agent = Agent(name="Forecaster", instructions=SYSTEM, model=MODEL, tools=[functi
 
 
 async def main() -> None:
-    """One run."""
+    """Run the agent once."""
     chained = {"auto_previous_response_id": DIALECT == "responses, chained"}
     if STREAMED:
         result = Runner.run_streamed(agent, TASK, **chained)

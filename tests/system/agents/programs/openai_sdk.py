@@ -1,4 +1,4 @@
-"""The official SDK with a loop of one's own, by its streaming helpers, or by `parse`."""
+"""The official SDK with its streaming helpers or `parse`, in a loop written by hand."""
 
 from json import loads
 
@@ -10,7 +10,7 @@ FUNCTION = {"name": "weather", "parameters": SCHEMA, "strict": True}
 
 
 def by_chat() -> str:
-    """Messages, which grow by what came."""
+    """Append each reply and tool result to the messages."""
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": TASK}]
     while True:
         ask = {"model": MODEL, "messages": messages, "tools": [{"type": "function", "function": FUNCTION}]}
@@ -30,7 +30,7 @@ def by_chat() -> str:
 
 
 def by_responses() -> str:
-    """Items, which grow by what came."""
+    """Append each reply and tool result to the input items."""
     items = [{"role": "user", "content": TASK}]
     while True:
         ask = {

@@ -1,4 +1,4 @@
-"""pydantic-ai, by each of its models; it streams where someone listens."""
+"""pydantic-ai with each of its models; it streams if there is an event handler."""
 
 import asyncio
 
@@ -7,7 +7,7 @@ from weather import DIALECT, MODEL, STREAMED, SYSTEM, TASK, tell, weather
 
 
 def model():
-    """The model class of a dialect."""
+    """Return the model class of the dialect."""
     if DIALECT == "messages":
         from pydantic_ai.models.anthropic import AnthropicModel
 
@@ -18,13 +18,13 @@ def model():
 
 
 async def listen(_, events) -> None:
-    """Hear everything."""
+    """Consume all events."""
     async for _ in events:
         pass
 
 
 async def main() -> None:
-    """One run."""
+    """Run the agent once."""
     agent = Agent(model(), instructions=SYSTEM, tools=[weather])
     tell((await agent.run(TASK, event_stream_handler=listen if STREAMED else None)).output)
 

@@ -1,4 +1,4 @@
-"""smolagents, whose agents end by a tool."""
+"""smolagents, whose agents finish with a tool call."""
 
 from smolagents import LogLevel, OpenAIModel, ToolCallingAgent, tool
 from weather import MODEL, STREAMED, TASK, tell, weather

@@ -1,4 +1,4 @@
-"""mini-swe-agent, which really runs the commands, in the folder that it is started in."""
+"""mini-swe-agent, which runs real commands in its working directory."""
 
 from pathlib import Path
 

@@ -1,7 +1,7 @@
-"""What every program here is called with, its one tool, and how it tells what came of it.
+"""The arguments, the tool and the output format of every program here.
 
-A program is called with a task, a dialect and `whole` or `streamed`. Where the engine is stands in the environment, and
-nowhere else.
+A program is called with a task, a dialect, and `whole` or `streamed`. The engine's address comes from the environment
+only.
 """
 
 import json
@@ -15,11 +15,11 @@ _calls = []
 
 
 def weather(city: str, days: float) -> str:
-    """Tell the weather of a city.
+    """Return the weather forecast of a city.
 
     Args:
         city: The city.
-        days: For how many days.
+        days: The number of days.
     """
     _calls.append([city, days])
     return f"{city}: dry for {days:g} days."
@@ -34,5 +34,5 @@ SCHEMA = {
 
 
 def tell(answer: str) -> None:
-    """Print what the agent came to, and which calls its tool saw; those of one turn may run in any order."""
+    """Print the agent's answer and the arguments of its tool calls, sorted: those of one turn may run in any order."""
     sys.stdout.write("\n" + json.dumps({"answer": answer, "calls": sorted(_calls)}) + "\n")

@@ -1,7 +1,7 @@
 """The trainers' own loops, on a CPU, with a real vLLM behind the proxy: `make test-trainers`.
 
-Contains the engine, the proxy and the running of programs. A program runs in the trainers' python, and prints one JSON
-object as its last line. The engine's weights are those that the trainers load; nobody pushes new ones.
+A program runs in the trainers' Python and prints one JSON object as its last line. The engine serves the weights that
+the trainers load; no update is pushed.
 """
 
 import asyncio
@@ -23,14 +23,14 @@ from tests.system.real_engines.through import Through
 
 PROGRAMS = Path(__file__).parent / "programs"
 ROOT = Path(__file__).parents[4]
-# What TRL compares its own logprobs with: of the logits divided by the temperature.
+# TRL compares its own logprobs with those of the logits divided by the temperature.
 MODE = "processed_logprobs"
 
 Run = Callable[..., Awaitable[dict[str, Any]]]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let the clock of each test run for the test alone: building and starting the engine takes minutes."""
+    """Apply each test's timeout to the test alone: building and starting the engine takes minutes."""
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker(pytest.mark.timeout(TEST_S, func_only=True))
@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def trainers() -> environment.Environment:
-    """The python that has the trainers, and the model that they train."""
+    """The Python that has the trainers, and the model that they train."""
     return environment.ensure_trainers()
 
 
@@ -52,7 +52,7 @@ def engine(trainers: environment.Environment, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture
 async def proxy(engine: Engine, tmp_path: Path) -> AsyncIterator[Through]:
-    """The proxy before it, with a store of its own."""
+    """A proxy in front of it, with its own store."""
     endpoint = {"url": engine.url, "logprobs_mode": MODE}
     settings = load(
         listen="127.0.0.1:0", engines={"endpoints": [endpoint]}, store={"url": f"embedded:{tmp_path / 'store'}"}
@@ -64,7 +64,7 @@ async def proxy(engine: Engine, tmp_path: Path) -> AsyncIterator[Through]:
 
 @pytest.fixture
 def run(trainers: environment.Environment, proxy: Through, tmp_path: Path) -> Run:
-    """A function that runs a program against the proxy, and returns what it printed."""
+    """Run a program against the proxy; return what it prints."""
 
     async def run_program(name: str, *, model: bool = False, folder: bool = False) -> dict[str, Any]:
         given = [proxy.url, *([str(trainers.model)] if model else []), *([str(tmp_path / "out")] if folder else [])]
@@ -85,7 +85,7 @@ def run(trainers: environment.Environment, proxy: Through, tmp_path: Path) -> Ru
 
 @pytest.fixture
 def recorded(proxy: Through) -> Callable[[], Awaitable[list[dict[str, Any]]]]:
-    """A function that returns the recorded steps of all rollouts."""
+    """Return the recorded steps of all rollouts."""
 
     async def read() -> list[dict[str, Any]]:
         rollouts = (await proxy.get("/rollouts?limit=1000"))["rollouts"]

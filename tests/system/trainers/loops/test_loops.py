@@ -1,4 +1,4 @@
-"""docs/trainers.md: its lines in the trainers' own loops."""
+"""The code of docs/trainers.md in the trainers' own loops."""
 
 import pytest
 
@@ -6,12 +6,12 @@ SET = {"temperature": 0.7, "top_p": 0.95, "top_k": 50, "max_tokens": 16}
 
 
 def sampled_with(steps, *names):
-    """The fields of these names, of each step's sampling."""
+    """Return these fields of each step's sampling parameters."""
     return [{name: step["sampling"].get(name) for name in names} for step in steps]
 
 
 async def test_trl_trains_two_steps_with_the_pages_rollout_function(run, recorded):
-    """It hands each prompt twice, one after the other, and its settings reach every call."""
+    """It passes each prompt twice in a row, and its settings reach every call."""
     made = await run("grpo", model=True, folder=True)
     steps = await recorded()
 
@@ -26,21 +26,21 @@ async def test_trl_trains_two_steps_with_the_pages_rollout_function(run, recorde
 
 
 async def test_trls_asynchronous_trainer_ends_after_its_epochs(run, recorded):
-    """Each group counts once; its own logprobs are the recorded ones, so the importance ratio is 1."""
+    """Each group is trained once; the trainer's logprobs equal the recorded ones, so the importance ratio is 1."""
     made = await run("async_grpo", model=True, folder=True)
     logs = [log for log in made["log"] if "ratio" in log]
     steps = await recorded()
 
     assert 2 <= made["steps"] < made["ceiling"]
-    assert len(made["groups"]) >= 4  # two epochs of two prompts; the next ones may be on their way
+    assert len(made["groups"]) >= 4  # two epochs of two prompts; the next ones may have started
     assert made["steps"] == len(logs)
     assert [1.0] * len(logs) == pytest.approx([log["ratio"] for log in logs], abs=1e-3)
     assert [{"temperature": 0.7, "max_tokens": 16}] * len(steps) == sampled_with(steps, "temperature", "max_tokens")
     assert {str(version) for version in range(1, made["steps"] + 2)} >= {step["policy_version"] for step in steps}
 
 
-async def test_verls_worker_makes_a_batch_of_the_pages_loop(run, recorded):
-    """Registered by name, padded to its lengths, with the recorded ids and logprobs where the mask is 1."""
+async def test_verls_worker_makes_a_batch_with_the_pages_loop(run, recorded):
+    """Registered by name, padded to the worker's lengths, with the recorded ids and logprobs where the mask is 1."""
     made = await run("verl_worker", model=True)
     tensors, steps = made["tensors"], await recorded()
     rows = zip(tensors["responses"], tensors["response_mask"], tensors["rollout_log_probs"], strict=True)
@@ -65,7 +65,7 @@ async def test_openrlhf_makes_an_experience_of_the_pages_response(run, recorded)
 
 
 async def test_areal_batches_the_pages_episodes(run, recorded):
-    """Its own check of their format passes, and its batch has the recorded ids where the loss mask is 1."""
+    """Its check of their format passes, and its batch has the recorded ids where the loss mask is 1."""
     made = await run("areal_workflow")
     steps = await recorded()
     rows = zip(made["input_ids"], made["loss_mask"], made["versions"], strict=True)

@@ -1,4 +1,4 @@
-"""AReaL's workflow of the page: two episodes, checked and batched by the trainer. Run by the trainers' python: URL."""
+"""The page's AReaL workflow: two episodes, checked and batched by the trainer. Arguments: URL."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ workflow = page["RecordedWorkflow"](gconfig)
 
 
 async def main():
-    """Play an episode of each task."""
+    """Run an episode of each task."""
     async with page["AsyncClient"](sys.argv[1]) as client:
         await client.put_policy(3)
     return [await workflow.arun_episode(None, {"messages": task}) for task in TASKS]

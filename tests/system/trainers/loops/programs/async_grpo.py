@@ -1,7 +1,7 @@
-"""TRL's AsyncGRPOTrainer, two epochs of two groups, with the page's worker. Run by the trainers' python: URL MODEL FOLDER.
+"""TRL's AsyncGRPOTrainer, two epochs of two groups, with the page's worker. Arguments: URL MODEL FOLDER.
 
-Weights are not pushed to the engine: that is the trainer's own NCCL, which needs GPUs. The learning rate is 0, so that the
-engine has the trainer's weights all the same.
+Weights are not pushed to the engine, because the trainer does that with NCCL, which needs GPUs. The learning rate is 0,
+so the engine has the trainer's weights.
 """
 
 import json
@@ -18,7 +18,7 @@ page = lines_of(url, "RecordedWorker")
 
 
 class NoTransfer:
-    """TRL's WeightTransferProtocol that transfers nothing."""
+    """TRL's WeightTransferProtocol without a transfer."""
 
     def init_weight_transfer(self):
         """Do nothing."""

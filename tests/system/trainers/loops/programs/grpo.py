@@ -1,4 +1,4 @@
-"""TRL's GRPOTrainer, two steps, with the page's rollout function. Run by the trainers' python: `grpo.py URL MODEL FOLDER`."""
+"""TRL's GRPOTrainer, two steps, with the page's rollout function. Arguments: URL MODEL FOLDER."""
 
 import json
 import sys
@@ -13,7 +13,7 @@ handed = []
 
 
 def watched(prompts, trainer):
-    """The page's function, with a note of how many prompts it was handed and what it made of them."""
+    """Call the page's function and note its prompts and its result."""
     made = page["rollout_func"](prompts, trainer)
     handed.append({"prompts": prompts, "ids": made["completion_ids"], "mask": made["env_mask"]})
     return made

@@ -1,4 +1,4 @@
-"""OpenRLHF's executor of the page, and the trainer's Experience of its response. Run by the trainers' python: URL."""
+"""The page's OpenRLHF executor, and the trainer's Experience of its response. Arguments: URL."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""The lines of docs/trainers.md, for programs that run in the trainers' python."""
+"""The code of docs/trainers.md, for programs that run in the trainers' Python."""
 
 import sys
 from types import ModuleType

@@ -1,6 +1,6 @@
 """Attention over packed sequences in plain torch, in place of the flash attention kernel, which needs a GPU.
 
-Contains what AsyncGRPO (trl 1.16.0) calls of the kernel, and a number in place of the GPU's speed. Queries are aligned with
+Contains what AsyncGRPO (trl 1.16.0) calls of the kernel, and a constant for the GPU's speed. Queries are aligned with
 the end of their keys, as in the kernel.
 """
 
@@ -29,6 +29,6 @@ def attend(query, key, value, cu_q, cu_k, max_q, max_k, *, softmax_scale, causal
 
 
 def install():
-    """Let TRL find this in place of the kernel, and a number in place of the GPU's speed, which it reports."""
+    """Register this with TRL in place of the kernel, and a constant for the GPU's speed, which it reports."""
     async_grpo_trainer.get_peak_flops_per_device = lambda *_: 1e12
     packing._flash_attn = lambda: SimpleNamespace(flash_attn_varlen_func=attend)

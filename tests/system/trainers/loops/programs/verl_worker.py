@@ -1,4 +1,4 @@
-"""verl's agent loop worker with the page's loop: registry, padding, DataProto. Run by the trainers' python: URL MODEL."""
+"""verl's agent loop worker with the page's loop: registry, padding, DataProto. Arguments: URL MODEL."""
 
 import asyncio
 import json
