@@ -74,7 +74,7 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
-docs: $(READY)  ## the pages that the code prints, and the site of all: build/docs/index.html
+docs: $(READY)  ## the generated pages, the generated blocking client, and the site: build/docs/index.html
 	$(BIN)/python -m docs.generate
 	@$(BIN)/python -c "import furo" 2>/dev/null || $(BIN)/python -m pip install --quiet --constraint constraints.txt --group docs
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --fresh-env --quiet --conf-dir docs . build/docs

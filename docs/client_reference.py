@@ -1,4 +1,4 @@
-"""docs/client-reference.md: every class and method of the Python client, out of its signatures and docstrings."""
+"""docs/client-reference.md: the classes and methods of the Python client, from their signatures and docstrings."""
 
 import inspect
 import re
@@ -7,14 +7,14 @@ from typing import Any
 
 import tokentape
 
-_OPENING = """`from tokentape import …`, after `pip install 'tokentape[client]'`. How they are used is told in
-[client.md](client.md), what the routes behind them take and answer in [api.md](api.md). `AsyncClient` has the methods of
-`Client`, awaited; below it stand only those that `Client` has not.
+_OPENING = """Install the client with `pip install 'tokentape[client]'`; import each class from `tokentape`. The guide is
+[The Python client](client.md); requests and responses are documented with [every route](api.md). `AsyncClient` has every method
+of `Client` as a coroutine or an async iterator; its own section lists only the methods that `Client` does not have.
 """
 
 
 def client_page(made: str) -> str:
-    """The page."""
+    """Return docs/client-reference.md; `made` is the comment that says how it is made."""
     parts = [f"# The client's classes\n\n{made}{_OPENING}"]
     known: set[str] = set()
     for name in (
@@ -23,6 +23,7 @@ def client_page(made: str) -> str:
         "Batch",
         "ClientError",
         "ManagedServer",
+        "InexactStep",
         "ManagedServerAdapter",
         "SequenceNode",
     ):
@@ -30,8 +31,8 @@ def client_page(made: str) -> str:
         methods = {inner: member for inner, member in _members(kind) if name != "AsyncClient" or inner not in known}
         if name == "Client":
             known = set(methods)
-        lines = [f"## {name}\n", _told(kind), *(_method(inner, member) for inner, member in methods.items())]
-        parts.append("\n".join(lines))
+        listed = [_method(inner, member) for inner, member in methods.items()]
+        parts.append("\n".join([f"## {name}\n", f"`{name}{_signature(kind)}`\n", _docstring(kind), *listed]))
     return "\n".join(parts)
 
 
@@ -43,16 +44,21 @@ def _members(kind: type) -> Iterator[tuple[str, Any]]:
 
 def _method(name: str, member: Any) -> str:
     if isinstance(member, property):
-        return f"- `{name}`\n  {_told(member, indent='  ')}"
-    signature = str(inspect.signature(member)).replace("(self, ", "(").replace("(self)", "()")
-    signature = re.sub(r"\b(?:[a-z_]+\.)+(?=[A-Z])", "", signature)  # names without their modules
-    signature = re.sub(r"'([A-Z]\w+)'", r"\1", signature)
+        return f"- `{name}`\n  {_docstring(member, indent='  ')}"
     awaited = "await " if inspect.iscoroutinefunction(member) else ""
-    return f"- `{awaited}{name}{signature}`\n  {_told(member, indent='  ')}"
+    return f"- `{awaited}{name}{_signature(member)}`\n  {_docstring(member, indent='  ')}"
 
 
-def _told(thing: Any, indent: str = "") -> str:
-    """A docstring as a paragraph, line by line."""
+def _signature(function: Any) -> str:
+    """Return the arguments and the type of the result, without `self` and without the modules of types."""
+    signature = str(inspect.signature(function)).replace("(self, ", "(").replace("(self)", "()")
+    signature = re.sub(r"\b(?:[a-z_]+\.)+(?=[A-Z])", "", signature)
+    signature = re.sub(r"'([A-Z]\w+)'", r"\1", signature)
+    return signature.removesuffix(" -> None") if isinstance(function, type) else signature
+
+
+def _docstring(thing: Any, indent: str = "") -> str:
+    """Return a docstring with all lines but the first indented."""
     text = inspect.getdoc(thing) or ""
     return (
         "\n".join(f"{indent}{line}" if line and number else line for number, line in enumerate(text.splitlines()))

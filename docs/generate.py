@@ -1,5 +1,5 @@
-"""Pages that the code prints: commands, settings, metrics, errors, fidelity, formats, shapes, routes, the client's classes,
-the list of decisions, the dashboard, and the example configuration.
+"""Files that are generated: pages of commands, settings, metrics, errors, fidelity, formats, shapes, routes, the client's
+classes and decisions; the dashboard, the example configuration, and the blocking client (tokentape/sync_client.py).
 
 `python -m docs.generate` writes them; `tests/test_docs.py` fails when one is stale.
 """

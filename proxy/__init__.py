@@ -28,4 +28,5 @@ A call comes in at `calls`, is decided by `wire.plan`, sent by `upstream`, under
 `recorder`, and only then ended by `relay`. Nothing pure ever awaits.
 """
 
+# The `tokentape` command looks for this line before it imports the package; see tokentape/__main__.py.
 DISTRIBUTION = "tokentape"

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["StoreOptions", "open_store", "start_shared"]
 
+# The `tokentape` command looks for this line before it imports the package; see tokentape/__main__.py.
 DISTRIBUTION = "tokentape"
 
 

@@ -7,9 +7,9 @@
     openai_adapter   ManagedServerAdapter: a ManagedServer with the methods of an OpenAI client
     nodes            SequenceNode, and the texts of nodes
     prompt_logprobs  the most likely token ids at each position of a prompt
-    requests         [pure] one function per route: method, path, query and body
-    transport        [pure] Request, ClientError and the retry policy
-    types            [pure] the JSON of responses as TypedDicts, and the protocols between these modules
+    requests         one function per route: method, path, query and body
+    transport        Request, ClientError and the retry policy
+    types            the JSON of responses as TypedDicts, and the protocols between these modules
     __main__         the `tokentape` command, which starts the server's command line
 
 `import tokentape` loads nothing else; a name is imported when it is first used. The clients require httpx2

@@ -78,7 +78,7 @@ class AsyncClient:
         reward: float | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> Rollout:
-        """Finish the rollout: it accepts no more calls. Finishing it again with the same status changes nothing."""
+        """Finish the rollout: it accepts no more calls. The same request again changes nothing."""
         body = {"status": status, "reward": reward, "metadata": metadata}
         return cast("Rollout", await self._request(requests.finish_rollout(rollout_id, body)))
 
@@ -179,7 +179,7 @@ class AsyncClient:
             async for batch in client.batches(consumer="trainer-0", groups=4, format="trl"):
                 train(batch.groups)
 
-        A batch is acknowledged when the body reaches its end, or by `await batch.ack()`. After an exception or a `break` it
+        A batch is acknowledged when the loop continues, or by `await batch.ack()`. After an exception or a `break` it
         is released, so that no group is lost: call `ack` before a `break`. The loop ends when no group is available for
         `wait_s`; None waits without a limit. The reason why groups are refused or dropped is logged once per reason.
         """

@@ -14,6 +14,7 @@ from tokentape.types import BatchApi, ClaimedGroup
 LONG_POLL_S: Final = 30.0
 HEARTBEATS_PER_LEASE: Final = 3  # two can fail before the lease expires
 LOST_STATUSES: Final = (404, 409)
+LEASE_LOST: Final = "lease_lost"
 LOG: Final = logging.getLogger("tokentape.client")
 _NAMES_AND_NUMBERS: Final = re.compile(r"'[^']*'|\d+")
 
@@ -46,7 +47,7 @@ class Batch:
                 f"{', '.join(result['lost'])}; its other groups are acknowledged.",
                 status=409,
                 type="conflict",
-                code="lease_lost",
+                code=LEASE_LOST,
             )
 
     async def release(self) -> None:

@@ -36,13 +36,13 @@ NO_TOKENS: Final = frozenset({"no_token_ids", "no_prompt_ids", "no_logprobs"})
 
 
 class InexactStep(Exception):
-    """A recorded step is not exact, so it makes no node. `reply` is the response of the engine."""
+    """A recorded step is not exact, so it makes no node. `response` is the response of the engine."""
 
-    def __init__(self, step: Step, reply: Any) -> None:
+    def __init__(self, step: Step, response: Any) -> None:
         reasons = " ".join(step["fidelity"]["why"])
         super().__init__(f"step {step['step_id']} of rollout {step['rollout_id']} is not exact: {reasons}")
         self.step = step
-        self.reply = reply
+        self.response = response
 
 
 class ManagedServer:

@@ -8,7 +8,7 @@ from typing import Any, Final
 from urllib.parse import quote
 from uuid import uuid4
 
-from tokentape.transport import ClientError, Request
+from tokentape.transport import NOT_VALID, ClientError, Request
 
 MAX_FLOAT32: Final = 3.4028234663852886e38  # trainers keep rewards as float32
 NDJSON: Final = {"Accept": "application/x-ndjson"}
@@ -136,7 +136,7 @@ def check_float32(name: str, signal: Any) -> None:
             pending.extend(value)
         elif isinstance(value, int | float) and not -MAX_FLOAT32 <= value <= MAX_FLOAT32:
             message = f"{name}: every number must be finite and within the range of float32 (±{MAX_FLOAT32:.8g})"
-            raise ClientError(message, type="invalid_request_error", code="not_valid", param=name)
+            raise ClientError(message, type="invalid_request_error", code=NOT_VALID, param=name)
 
 
 def quote_id(name: str) -> str:

@@ -75,7 +75,7 @@ class Client:
         reward: float | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> Rollout:
-        """Finish the rollout: it accepts no more calls. Finishing it again with the same status changes nothing."""
+        """Finish the rollout: it accepts no more calls. The same request again changes nothing."""
         body = {"status": status, "reward": reward, "metadata": metadata}
         return cast("Rollout", self._request(requests.finish_rollout(rollout_id, body)))
 

@@ -7,6 +7,8 @@ from importlib import import_module
 from typing import Any, Final
 
 RETRIED_STATUSES: Final = (429, 503)
+ROLLOUT_LIMIT: Final = "rollout_limit"  # the type of a 429 that no retry can pass
+NOT_VALID: Final = "not_valid"
 MAX_RETRY_DELAY_S: Final = 60.0
 MAX_ERROR_CHARACTERS: Final = 500
 
@@ -85,7 +87,7 @@ def retry_delay(error: ClientError, attempt: int, max_attempts: int) -> float | 
     `rollout_limit`) stays reached.
     """
     unreachable = error.status is None and error.code == "unreachable"
-    retriable = unreachable or (error.status in RETRIED_STATUSES and error.type != "rollout_limit")
+    retriable = unreachable or (error.status in RETRIED_STATUSES and error.type != ROLLOUT_LIMIT)
     if attempt >= max_attempts or not retriable:
         return None
     delay = 0.25 * 2 ** (attempt - 1) if error.retry_after_s is None else error.retry_after_s

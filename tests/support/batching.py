@@ -1,56 +1,56 @@
-"""The routes of batches as one consumer sees them, without the store behind them."""
+"""A server with the routes of batches as one consumer sees them, without a store."""
 
 import asyncio
 
 from aiohttp import web
 
 
-class Batching:
-    """The routes of batches, as far as one consumer sees them: what is ready, and what was said of each batch."""
+class BatchServer:
+    """Claims come from `ready`; `lost` are batches whose lease is lost, `partly_lost` groups of a batch that are lost.
+
+    `requests` has each request: ("claim", body) or (verb, batch id, body).
+    """
 
     def __init__(self, engine) -> None:
         self.ready: list[list[dict]] = []
         self.refused: list[dict] = []
         self.dropped: list[dict] = []
-        self.said: list[tuple] = []
+        self.requests: list[tuple] = []
         self.lost: set[str] = set()
         self.partly_lost: list[str] = []
-        self.patient = True
+        self.long_polls = True
         self.extended = asyncio.Event()
         self.arrived = asyncio.Event()
-        engine.answering = self.answer
+        engine.answering = self.respond
 
-    async def answer(self, request, body):
+    async def respond(self, request, body):
         if request.path == "/batches/claim":
             return await self.claim(body)
         _, _, batch, verb = request.path.split("/")
-        self.said.append((verb, batch, body))
+        self.requests.append((verb, batch, body))
         if batch in self.lost:
             self.extended.set()
-            error = {"message": "the lease ran out", "type": "conflict", "code": "lease_lost", "param": None}
+            error = {"message": "the lease expired", "type": "conflict", "code": "lease_lost", "param": None}
             return web.json_response({"error": error}, status=409)
         if verb == "extend":
             self.extended.set()
         return web.json_response({"batch_id": batch, "lost": self.partly_lost})
 
     async def claim(self, body):
-        self.said.append(("claim", body))
-        if not self.ready and body["wait_s"] and self.patient:
+        self.requests.append(("claim", body))
+        if not self.ready and body["wait_s"] and self.long_polls:
             await self.arrived.wait()
+        left_out = {"refused": self.refused, "dropped": self.dropped}
         if not self.ready:
-            return web.json_response({"batch_id": None, "expires_ms": None, "groups": [], **self.left_out()})
-        groups = self.ready.pop(0)
-        batch = f"b{sum(said[0] == 'claim' for said in self.said)}"
-        return web.json_response({"batch_id": batch, "expires_ms": 0, "groups": groups, **self.left_out()})
+            return web.json_response({"batch_id": None, "expires_ms": None, "groups": [], **left_out})
+        batch = f"b{sum(request[0] == 'claim' for request in self.requests)}"
+        return web.json_response({"batch_id": batch, "expires_ms": 0, "groups": self.ready.pop(0), **left_out})
 
-    def left_out(self):
-        return {"refused": self.refused, "dropped": self.dropped}
-
-    def verbs(self) -> list[str]:
-        """What was said, without the claims and the heartbeat."""
-        return [f"{said[0]} {said[1]}" for said in self.said if said[0] in ("ack", "release")]
+    def ended(self) -> list[str]:
+        """The acks and releases, without claims and heartbeats."""
+        return [f"{request[0]} {request[1]}" for request in self.requests if request[0] in ("ack", "release")]
 
 
 def group(name: str) -> dict:
-    """A group as a claim tells it."""
+    """A group of a claim."""
     return {"group_id": name, "policy_version": None, "metadata": {}, "rollouts": [], "skipped": [], "data": []}

@@ -5,15 +5,12 @@ error that says what to do. The addresses that pages use stand for those that ar
 and 8401 for an engine.
 """
 
-import asyncio
 import contextlib
-import inspect
 import io
 import re
 import shlex
 import subprocess
 import tomllib
-from ast import PyCF_ALLOW_TOP_LEVEL_AWAIT
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,13 +69,10 @@ def follow(block: Block, reader: Reader) -> str:
 
 
 def _python(text: str, reader: Reader) -> str:
-    """Run; blocks of a page are one program, which may await at its top."""
-    code = compile(reader.here(text), "a page", "exec", flags=PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    """Run a block as a reader pastes it: the blocks of a page are one program, without `await` at the top level."""
+    code = compile(reader.here(text), "a page", "exec")
     with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.chdir(reader.folder):
-        if code.co_flags & inspect.CO_COROUTINE:
-            asyncio.run(eval(code, reader.names))
-        else:
-            exec(code, reader.names)
+        exec(code, reader.names)
     return printed.getvalue()
 
 

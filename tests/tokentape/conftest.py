@@ -1,4 +1,4 @@
-"""The two clients before a real proxy and the simulator, and both made to look alike."""
+"""Both clients with one interface, before a real proxy and the simulator."""
 
 import asyncio
 import inspect
@@ -15,41 +15,41 @@ from tokentape import AsyncClient, Client
 
 @pytest.fixture
 def shape():
-    """Whose shapes the simulator speaks; a test may parametrize it."""
+    """The engine whose HTTP API the simulator has; a test can parametrize it."""
     return "vllm"
 
 
 @pytest.fixture
 async def simulated(shape):
-    """The simulator, listening: its URL."""
+    """The URL of a running simulator."""
     async with simulating("127.0.0.1:0", Options(shape=shape)) as url:
         yield url
 
 
 @pytest.fixture
 async def url(simulated, store):
-    """A proxy before it, listening."""
+    """The URL of a running proxy before the simulator."""
     async with proxying(simulated, store) as served:
         yield served.url
 
 
-@pytest.fixture(params=["awaiting", "blocking"])
+@pytest.fixture(params=["async", "blocking"])
 def client_at(request):
-    """Makes a client of the one kind, then of the other, whose methods are all awaited and whose iterators are lists."""
-    make = AsyncClient if request.param == "awaiting" else Client
-    return lambda url, **said: Alike(make(url, **said))
+    """A function that makes either client for a URL; every method is a coroutine, every iterator a list."""
+    make = AsyncClient if request.param == "async" else Client
+    return lambda url, **options: EitherClient(make(url, **options))
 
 
 @pytest.fixture
 async def client(client_at, url):
-    """Either client before the proxy."""
-    alike = client_at(url)
-    yield alike
-    await alike.close()
+    """Either client of the proxy."""
+    either = client_at(url)
+    yield either
+    await either.close()
 
 
-class Alike:
-    """A client of either kind, awaited."""
+class EitherClient:
+    """A client of either kind with coroutines for methods."""
 
     def __init__(self, client) -> None:
         self._client = client
@@ -57,21 +57,21 @@ class Alike:
     def __getattr__(self, name: str):
         method = getattr(self._client, name)
 
-        async def called(*args, **named):
+        async def call(*args, **options):
             if isinstance(self._client, AsyncClient):
-                answer = method(*args, **named)
-                return await answer if inspect.isawaitable(answer) else [each async for each in answer]
-            return await asyncio.to_thread(lambda: _whole(method(*args, **named)))
+                result = method(*args, **options)
+                return await result if inspect.isawaitable(result) else [item async for item in result]
+            return await asyncio.to_thread(lambda: _list_if_iterator(method(*args, **options)))
 
-        return called
-
-
-def _whole(answer):
-    return list(answer) if inspect.isgenerator(answer) else answer
+        return call
 
 
-async def talk(opened, *texts, **fields):
-    """An agent with the official client, that says each text in turn: the ids of its steps."""
+def _list_if_iterator(result):
+    return list(result) if inspect.isgenerator(result) else result
+
+
+async def send_turns(opened, *texts, **fields):
+    """Send each text as a turn of one conversation with the official client; return the step ids."""
     messages, steps = [], []
     async with openai.AsyncOpenAI(base_url=opened["base_url"], api_key=opened["api_key"], max_retries=0) as agent:
         for text in texts:
@@ -86,5 +86,5 @@ async def talk(opened, *texts, **fields):
 
 @pytest.fixture
 def agent():
-    """`talk`, as a fixture: test modules import nothing of this file."""
-    return SimpleNamespace(talk=talk)
+    """`send_turns` as a fixture: test modules cannot import from this file."""
+    return SimpleNamespace(send_turns=send_turns)

@@ -1,74 +1,60 @@
-"""The client's documentation: its examples run as they stand."""
+"""The examples of docs/client.md and of the package's docstring run as pasted."""
 
 import asyncio
 import contextlib
 import doctest
-import inspect
 import io
 import re
-from ast import PyCF_ALLOW_TOP_LEVEL_AWAIT
 from pathlib import Path
 
-from batching import Batching, group
-from scripted import Words
+from batching import BatchServer, group
 
 import tokentape
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "client.md").read_text()
 EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-HERE = "http://127.0.0.1:8400"
-
-
-class Decoding(Words):
-    """Some tokenizer: the ids are the simulator's, and it knows no word of them."""
-
-    def decode(self, ids, skip_special_tokens=False):
-        return " ".join(map(str, ids))
+PROXY = "http://127.0.0.1:8400"
 
 
 async def run(example: str, url: str) -> str:
-    """What an example prints; one that blocks does so in a thread, for the proxy is served here."""
-    code = compile(example.replace(HERE, url), "docs/client.md", "exec", flags=PyCF_ALLOW_TOP_LEVEL_AWAIT)
-    names = {"tokenizer": Decoding()}
+    """Run an example in a thread, because the proxy runs in this one; return what it prints."""
+    code = compile(example.replace(PROXY, url), "docs/client.md", "exec")
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        if code.co_flags & inspect.CO_COROUTINE:
-            await eval(code, names)
-        else:
-            await asyncio.to_thread(exec, code, names)
+        await asyncio.to_thread(exec, code, {})
     return printed.getvalue()
 
 
-def test_every_example_of_the_page_is_asserted_below():
-    """So that a new one is too."""
+def test_every_example_of_the_page_has_a_test_below():
+    """A new example requires a new test."""
     assert 3 == len(EXAMPLES)
 
 
-async def test_the_example_of_a_rollout(url):
-    """A row, and the rollout that it is of."""
+async def test_the_rollout_example_prints_a_row_and_the_counts_of_the_rollout(url):
+    """The row is in TRL's format."""
     row, rollout = (await run(EXAMPLES[0], url)).splitlines()
 
     assert "prompt_ids" in row
     assert "'exact': 1" in rollout
 
 
-async def test_the_example_of_batches(engine):
-    """Two batches, each acknowledged; then nothing for a while."""
-    batching = Batching(engine)
-    batching.ready = [[group("g1"), group("g2")], [group("g3")]]
-    batching.patient = False
+async def test_the_batches_example_acknowledges_each_batch_and_ends(engine):
+    """Two batches, then none for `wait_s`."""
+    server = BatchServer(engine)
+    server.ready = [[group("g1"), group("g2")], [group("g3")]]
+    server.long_polls = False
 
     assert "b1 ['g1', 'g2']\nb2 ['g3']\n" == await run(EXAMPLES[1], engine.url)
-    assert ["ack b1", "ack b2"] == batching.verbs()
+    assert ["ack b1", "ack b2"] == server.ended()
 
 
-async def test_the_example_of_managed_server(url):
-    """Four samples and their nodes."""
+async def test_the_managed_server_example_prints_four_completions(url):
+    """A line for each completion and its node."""
     assert 4 == len((await run(EXAMPLES[2], url)).splitlines())
 
 
-async def test_the_example_of_the_package(url):
-    """As a doctest has it."""
-    text = (tokentape.__doc__ or "").replace(HERE, url)
+async def test_the_example_of_the_package_is_a_doctest(url):
+    """Its three statements run and print what the docstring shows."""
+    text = (tokentape.__doc__ or "").replace(PROXY, url)
     test = doctest.DocTestParser().get_doctest(text, {}, "tokentape", None, None)
     runner = doctest.DocTestRunner(verbose=False)
     results = await asyncio.to_thread(runner.run, test)

@@ -1,4 +1,4 @@
-"""ManagedServer: the acceptance checks AT of the systems that the proxy serves, over a real proxy."""
+"""ManagedServer: the acceptance checks AT of the systems that TokenTape serves, over a real proxy."""
 
 import asyncio
 
@@ -19,7 +19,7 @@ TOOL = {
 
 
 class Simulated:
-    """The simulator's own tokenizer, as transformers would have it."""
+    """The simulator's tokenizer with the interface of transformers."""
 
     def encode(self, text, add_special_tokens=True):
         return load_tokenizer().encode(text)
@@ -42,14 +42,14 @@ def script(engine):
 
 @pytest.fixture
 async def scripted(script, engine, store):
-    """A client of a proxy before an engine that says what the test says."""
+    """A client of a proxy before an engine whose completions a test sets."""
     async with proxying(engine.url, store) as served, AsyncClient(served.url) as client:
         yield client
 
 
 def keeps_the_invariants(node) -> bool:
     lists = (node.tokens, node.masked_tokens, node.logprobs)
-    return len({len(each) for each in lists}) == 1 and all(
+    return len({len(values) for values in lists}) == 1 and all(
         (masked, logprob) == (-100, 1.0) or (masked == token and logprob <= 0)
         for token, masked, logprob in zip(*lists, strict=True)
     )
@@ -60,7 +60,7 @@ def trained(node) -> list[int]:
 
 
 async def recorded(managed) -> list[tuple[list[int], list[int]]]:
-    """Prompt and sampled ids of each choice that the proxy recorded, in order."""
+    """The prompt ids and completion ids of each recorded choice, in order."""
     steps = [step async for step in managed.server.steps(managed.opened["rollout_id"])]
     return [(step["prompt_ids"], choice["ids"]) for step in steps for choice in step["choices"]]
 
@@ -69,48 +69,48 @@ async def recorded(managed) -> list[tuple[list[int], list[int]]]:
 @pytest.mark.parametrize("n", [1, 4])
 @pytest.mark.parametrize("turns", [1, 2, 3])
 @pytest.mark.parametrize("track_tree", [False, True])
-async def test_at_1_a_chat_of_some_turns_keeps_the_invariants(client, turns, n, track_tree):
-    """Lengths equal, tokens exact, masked where 1.0, every turn trained, no end of sequence doubled or lost."""
+async def test_at_1_nodes_of_a_chat_keep_the_invariants(client, turns, n, track_tree):
+    """Equal lengths, exact tokens, masks where the logprob is 1.0, every turn trained, each end of sequence once."""
     messages = [USER]
     async with client.managed_server(Simulated(), track_tree=track_tree) as managed:
         for turn in range(turns):
             reply = await managed.chat_completion(messages=messages, n=n, seed=turn, max_tokens=64)
             messages += [{"role": "assistant", "content": reply.choices[0].message.content}, USER]
-        told = await recorded(managed)
+        steps = await recorded(managed)
         state = managed.get_state()
 
     nodes = list(state["sequences"].values()) if track_tree else state["nodes"]
     assert all(map(keeps_the_invariants, nodes))
-    # In the default mode a first choice goes on in its place; the tree keeps every one of every turn.
-    kept = [pair for place, pair in enumerate(told) if track_tree or place % n or place == (turns - 1) * n]
+    # In the default mode a turn replaces the first choice it continues; the tree keeps all choices of all turns.
+    kept = [pair for index, pair in enumerate(steps) if track_tree or index % n or index == (turns - 1) * n]
     assert sorted([*prompt, *ids] for prompt, ids in kept) == sorted(node.tokens for node in nodes)
-    last = next(node for node in nodes if node.tokens == [*told[-n][0], *told[-n][1]])
-    assert [token for _, ids in told[::n] for token in ids] == trained(last)
+    last = next(node for node in nodes if node.tokens == [*steps[-n][0], *steps[-n][1]])
+    assert [token for _, ids in steps[::n] for token in ids] == trained(last)
     assert load_tokenizer().decode(last.tokens) == last.full_text
 
 
 @pytest.mark.parametrize("shape", ["vllm", "sglang"])
 @pytest.mark.parametrize("n", [1, 4])
 @pytest.mark.parametrize("turns", [1, 2, 3])
-async def test_at_1_a_completion_of_some_turns_keeps_the_invariants(client, turns, n):
-    """A prompt that begins with a node's text goes on from that node's ids, whatever ids its text would have."""
+async def test_at_1_nodes_of_completions_keep_the_invariants(client, turns, n):
+    """A prompt that starts with the text of a node continues its ids, whatever ids the text alone would have."""
     prompt = "Once upon a time"
     async with client.managed_server(Simulated()) as managed:
         for turn in range(turns):
             await managed.completion(prompt=prompt, n=n, seed=turn, max_tokens=32)
             prompt = managed.current_nodes[0].full_text + " And then"
-        told = await recorded(managed)
+        steps = await recorded(managed)
 
     nodes = managed.get_state()["nodes"]
     assert n + (n - 1) * (turns - 1) == len(nodes)
     assert all(map(keeps_the_invariants, nodes))
-    assert [token for _, ids in told[::n] for token in ids] == trained(nodes[0])
-    assert [*told[-n][0], *told[-n][1]] == nodes[0].tokens
+    assert [token for _, ids in steps[::n] for token in ids] == trained(nodes[0])
+    assert [*steps[-n][0], *steps[-n][1]] == nodes[0].tokens
     assert nodes[0].full_text == load_tokenizer().decode(nodes[0].tokens)
 
 
-async def test_at_2_nodes_are_extended_each_in_its_place(scripted, script):
-    """8 samples; each gone on from; then 8 under another system prompt: 8, 8, 16 nodes."""
+async def test_at_2_each_turn_replaces_the_node_it_continues(scripted, script):
+    """8 samples, each continued, then 8 under another system prompt: 8, 8, 16 nodes."""
     first = [f"sample {number}" for number in range(8)]
     async with scripted.managed_server(script.words) as managed:
         script.says(*first)
@@ -129,8 +129,8 @@ async def test_at_2_nodes_are_extended_each_in_its_place(scripted, script):
 
 
 @pytest.mark.parametrize("track_tree", [False, True])
-async def test_at_3_identical_samples_stay_as_many_nodes(scripted, script, track_tree):
-    """In both modes; and each can be gone on from."""
+async def test_at_3_equal_samples_are_separate_nodes(scripted, script, track_tree):
+    """In both modes, and each can be continued."""
     script.says(*["the same"] * 4)
     async with scripted.managed_server(script.words, track_tree=track_tree) as managed:
         await managed.chat_completion(messages=[USER], n=4)
@@ -144,8 +144,8 @@ async def test_at_3_identical_samples_stay_as_many_nodes(scripted, script, track
     assert (8 if track_tree else 4) == len(managed.sequences if track_tree else managed.current_nodes)
 
 
-async def test_at_4_an_empty_sample_captures_no_other_prompt(scripted, script):
-    """A completion that is an end of sequence alone has the text of its prompt, and is no beginning of another's."""
+async def test_at_4_an_empty_completion_is_not_continued_by_another_prompt(scripted, script):
+    """The text of a completion that is only an end of sequence is more than that of its prompt."""
     script.says("", "B")
     async with scripted.managed_server(script.words) as managed:
         await managed.completion(prompt="A")
@@ -157,7 +157,7 @@ async def test_at_4_an_empty_sample_captures_no_other_prompt(scripted, script):
 
 
 async def test_at_5_a_conversation_with_tools_is_one_node(client):
-    """6 completions, 12 messages and more, each call and each result in its place."""
+    """6 completions and at least 12 messages, with each call and each result."""
     messages = [USER]
     async with client.managed_server(Simulated(), tool_parser="hermes") as managed:
         for turn in range(6):
@@ -170,16 +170,16 @@ async def test_at_5_a_conversation_with_tools_is_one_node(client):
             messages += [
                 {"role": "tool", "tool_call_id": call["id"], "content": "nothing"} for call in message.tool_calls or ()
             ]
-        told = await recorded(managed)
+        steps = await recorded(managed)
 
     (node,) = managed.get_state()["nodes"]
     assert 12 <= len(messages)
-    assert [token for _, ids in told for token in ids] == trained(node)
+    assert [token for _, ids in steps for token in ids] == trained(node)
     assert 5 == node.full_text.count("nothing")
 
 
-async def test_a_reply_without_calls_has_none_as_in_atropos(script, scripted):
-    """Also where the engine says an empty list."""
+async def test_a_response_without_tool_calls_has_none_as_in_atropos(script, scripted):
+    """Also if the engine returns an empty list."""
     script.message = {"tool_calls": []}
     script.says("Hello")
     async with ManagedServer(scripted, script.words, tool_parser="hermes") as managed:
@@ -189,8 +189,8 @@ async def test_a_reply_without_calls_has_none_as_in_atropos(script, scripted):
 
 
 @pytest.mark.parametrize("prompt", ["Say it", f"{BOS}Say it"])
-async def test_at_6_the_beginning_of_sequence_is_there_once_in_a_completion(scripted, script, prompt):
-    """Whether the text spells it or the engine adds it; and when the node goes on."""
+async def test_at_6_a_completion_has_one_bos(scripted, script, prompt):
+    """Whether the prompt contains it or the engine adds it, and after a second turn."""
     script.says(" yes", " no")
     async with scripted.managed_server(script.words) as managed:
         await managed.completion(prompt=prompt)
@@ -201,8 +201,8 @@ async def test_at_6_the_beginning_of_sequence_is_there_once_in_a_completion(scri
     assert 2 == node.tokens.count(2)
 
 
-async def test_at_6_the_beginning_of_sequence_is_there_once_in_a_chat(scripted, script):
-    """The template writes it."""
+async def test_at_6_a_chat_has_one_bos(scripted, script):
+    """The chat template adds it."""
     script.says("yes")
     async with scripted.managed_server(script.words) as managed:
         await managed.chat_completion(messages=[USER])
@@ -211,31 +211,31 @@ async def test_at_6_the_beginning_of_sequence_is_there_once_in_a_chat(scripted, 
     assert (1, 1) == (node.tokens[0], node.tokens.count(1))
 
 
-async def test_at_10_two_calls_at_once_give_two_correct_nodes(client):
-    """Of two conversations, and of one that both go on from."""
+async def test_at_10_two_concurrent_calls_make_two_correct_nodes(client):
+    """Of two conversations, and of two turns that continue one node."""
     async with client.managed_server(Simulated()) as managed:
 
-        async def ask(text, *before):
-            messages = [*before, {"role": "user", "content": text}]
+        async def send(text, *earlier):
+            messages = [*earlier, {"role": "user", "content": text}]
             return await managed.chat_completion(messages=messages, seed=1, max_tokens=16)
 
-        one, _ = await asyncio.gather(ask("one"), ask("two"))
+        one, _ = await asyncio.gather(send("one"), send("two"))
         assert 2 == len(managed.current_nodes)
-        said = [{"role": "user", "content": "one"}, {"role": "assistant", "content": one.choices[0].message.content}]
-        await asyncio.gather(ask("more", *said), ask("less", *said))
-        told = await recorded(managed)
+        turn = [{"role": "user", "content": "one"}, {"role": "assistant", "content": one.choices[0].message.content}]
+        await asyncio.gather(send("more", *turn), send("less", *turn))
+        steps = await recorded(managed)
 
     nodes = managed.get_state()["nodes"]
     assert 3 == len(nodes)
     assert all(map(keeps_the_invariants, nodes))
-    assert all([*prompt, *ids] in [node.tokens for node in nodes] for prompt, ids in told[2:])
-    # Both go on from what the first turn of one sampled; which of the first two was recorded first is open.
-    going_on = [sum(trained(node)[: len(ids)] == list(ids) for node in nodes) for _, ids in told[:2]]
-    assert [1, 2] == sorted(going_on)
+    assert all([*prompt, *ids] in [node.tokens for node in nodes] for prompt, ids in steps[2:])
+    # Both continue the first turn of one conversation; which conversation is recorded first is not defined.
+    continued = [sum(trained(node)[: len(ids)] == list(ids) for node in nodes) for _, ids in steps[:2]]
+    assert [1, 2] == sorted(continued)
 
 
-async def test_at_11_a_step_that_is_not_exact_gives_no_node(scripted, script):
-    """One logprob too few: an error with the reply, the step flagged, nothing exported and nothing padded."""
+async def test_at_11_a_step_that_is_not_exact_makes_no_node(scripted, script):
+    """With one logprob too few the error has the response, the step is flagged, and nothing is exported or padded."""
     script.says("one two three")
     script.logprobs_short_by = 1
     async with scripted.managed_server(script.words, allow_dummy_tokens=True) as managed:
@@ -244,13 +244,13 @@ async def test_at_11_a_step_that_is_not_exact_gives_no_node(scripted, script):
     rollout_id = managed.opened["rollout_id"]
 
     assert {"nodes": []} == managed.get_state()
-    assert "one two three" == caught.value.reply.choices[0].message.content
+    assert "one two three" == caught.value.response.choices[0].message.content
     assert ["logprob_count"] == caught.value.step["fidelity"]["problems"]
     assert [] == [row async for row in scripted.export_rollout(rollout_id, "nodes")]
 
 
-async def test_a_proxy_that_asks_for_no_logprobs_gives_no_node(script, engine, store):
-    """The step is exact all the same; a node would not be."""
+async def test_a_proxy_that_requests_no_logprobs_makes_no_node(script, engine, store):
+    """The step is exact; a node would not be."""
     script.says("one two")
     script.logprobs_short_by = 3
     async with (
@@ -264,8 +264,8 @@ async def test_a_proxy_that_asks_for_no_logprobs_gives_no_node(script, engine, s
     assert {"nodes": []} == managed.get_state()
 
 
-async def test_at_12_a_reply_that_was_cut_says_so_with_tools_active(client):
-    """`length` in the reply and in the node."""
+async def test_at_12_a_truncated_completion_has_finish_reason_length_with_tools(client):
+    """In the response and in the node."""
     async with client.managed_server(Simulated(), tool_parser="hermes") as managed:
         reply = await managed.chat_completion(messages=[USER], tools=[TOOL], seed=1, max_tokens=3)
 
@@ -274,25 +274,25 @@ async def test_at_12_a_reply_that_was_cut_says_so_with_tools_active(client):
 
 
 @pytest.mark.parametrize("kind", ["chat", "text"])
-async def test_an_engine_that_tells_text_only_is_refused(scripted, script, kind):
-    """Unless placeholders are asked for."""
+async def test_an_engine_that_returns_text_only_raises(scripted, script, kind):
+    """The error names the argument that makes placeholders."""
     script.tells_ids = False
     script.says("yes")
     async with scripted.managed_server() as managed:
         with pytest.raises(NotImplementedError, match="allow_dummy_tokens"):
-            await ask(managed, kind)
+            await sample(managed, kind)
 
     assert {"nodes": []} == managed.get_state()
 
 
 @pytest.mark.parametrize("kind", ["chat", "text"])
-async def test_placeholders_say_that_they_are(scripted, script, kind):
-    """Each node of each choice: 128 of them, as Atropos makes them, joined to nothing."""
+async def test_placeholders_are_marked_in_their_metadata(scripted, script, kind):
+    """A node per choice with 128 tokens, as in Atropos; a placeholder continues no node."""
     script.tells_ids = False
     script.says("yes", "no", "more")
     async with scripted.managed_server(allow_dummy_tokens=True) as managed:
-        await ask(managed, kind, n=2)
-        await ask(managed, kind)
+        await sample(managed, kind, n=2)
+        await sample(managed, kind)
 
     nodes = managed.get_state()["nodes"]
     assert [{"finish_reason": "stop", "dummy_tokens": True}] * 3 == [node.metadata for node in nodes]
@@ -302,14 +302,14 @@ async def test_placeholders_say_that_they_are(scripted, script, kind):
     assert nodes[0].full_text.endswith("yes")
 
 
-async def ask(managed, kind, **said):
+async def sample(managed, kind, **options):
     if kind == "chat":
-        return await managed.chat_completion(messages=[USER], **said)
-    return await managed.completion(prompt="Say", **said)
+        return await managed.chat_completion(messages=[USER], **options)
+    return await managed.completion(prompt="Say", **options)
 
 
 async def test_the_state_is_a_copy(scripted, script):
-    """It survives reset and the end of the context, and what is done to it changes nothing here."""
+    """It does not change with reset or the end of the block, and changing it does not change the nodes."""
     script.says("yes")
     async with scripted.managed_server(script.words) as managed:
         await managed.chat_completion(messages=[USER])
@@ -322,8 +322,8 @@ async def test_the_state_is_a_copy(scripted, script):
     assert (1, []) == (len(state["nodes"]), managed.current_nodes)
 
 
-async def test_the_rollout_is_opened_at_the_first_call_and_finished_at_the_end(scripted, script):
-    """On the terms given; failed where the block raised."""
+async def test_the_first_call_opens_the_rollout_and_the_end_of_the_block_finishes_it(scripted, script):
+    """With the options of `rollout`; as failed if the block raises."""
     script.says("yes")
     async with scripted.managed_server(rollout={"group_id": "g1"}) as managed:
         assert managed.opened is None
@@ -333,13 +333,13 @@ async def test_the_rollout_is_opened_at_the_first_call_and_finished_at_the_end(s
             script.says("yes")
             await failing.chat_completion(messages=[USER])
             1 / 0  # noqa: B018
-    rollouts = [await scripted.rollout(each.opened["rollout_id"]) for each in (managed, failing)]
+    rollouts = [await scripted.rollout(server.opened["rollout_id"]) for server in (managed, failing)]
 
-    assert [("completed", "g1"), ("failed", None)] == [(each["status"], each["group_id"]) for each in rollouts]
+    assert [("completed", "g1"), ("failed", None)] == [(rollout["status"], rollout["group_id"]) for rollout in rollouts]
 
 
-async def test_without_a_context_it_is_closed_by_hand(scripted, script):
-    """The rollout stays open, for nobody said how it ended; and closing twice is fine."""
+async def test_close_leaves_the_rollout_open(scripted, script):
+    """Without `async with` its status is unknown. Closing twice is no error."""
     script.says("yes")
     managed = ManagedServer(scripted)
     await managed.chat_completion(messages=[USER])
@@ -350,8 +350,8 @@ async def test_without_a_context_it_is_closed_by_hand(scripted, script):
     assert 1 == len(managed.current_nodes)
 
 
-async def test_a_rollout_that_was_opened_before_is_left_open(scripted, script):
-    """Whoever opened it finishes it."""
+async def test_a_rollout_passed_as_opened_is_not_finished(scripted, script):
+    """The code that opened it finishes it."""
     script.says("yes")
     opened = await scripted.open_rollout("r1")
     async with ManagedServer(scripted, opened=opened) as managed:
@@ -361,8 +361,8 @@ async def test_a_rollout_that_was_opened_before_is_left_open(scripted, script):
     assert ("open", 1) == (rollout["status"], rollout["counts"]["exact"])
 
 
-async def test_a_rollout_that_was_finished_in_the_block_stays_as_it_is(scripted, script):
-    """The block knew better how."""
+async def test_a_rollout_that_the_block_finishes_keeps_its_status(scripted, script):
+    """The 409 of the second finish is ignored."""
     script.says("yes")
     async with scripted.managed_server() as managed:
         await managed.chat_completion(messages=[USER])
@@ -371,8 +371,8 @@ async def test_a_rollout_that_was_finished_in_the_block_stays_as_it_is(scripted,
     assert "truncated" == (await scripted.rollout(managed.opened["rollout_id"]))["status"]
 
 
-async def test_without_a_tokenizer_no_text_is_made_up(scripted, script):
-    """A chat's node has none; a completion's is what was sent and what was told."""
+async def test_without_a_tokenizer_a_node_has_only_texts_that_were_sent_or_returned(scripted, script):
+    """A chat node has an empty text; that of a completion is its prompt and the engine's text."""
     script.says("yes", " no")
     async with scripted.managed_server() as managed:
         await managed.chat_completion(messages=[USER])
@@ -381,8 +381,8 @@ async def test_without_a_tokenizer_no_text_is_made_up(scripted, script):
     assert ["", "Say no"] == [node.full_text for node in managed.current_nodes]
 
 
-async def test_a_prompt_of_ids_goes_on_from_them(scripted, script):
-    """As exact as a text is not."""
+async def test_a_prompt_can_be_token_ids(scripted, script):
+    """It continues the node whose ids it starts with."""
     script.says("yes", "no", finish_reason="length")
     async with scripted.managed_server(script.words) as managed:
         await managed.completion(prompt=script.words.encode("Say"))
@@ -392,7 +392,7 @@ async def test_a_prompt_of_ids_goes_on_from_them(scripted, script):
 
 
 async def test_tools_are_sent_only_with_a_tool_parser(scripted, script, engine):
-    """As in Atropos, and tool_choice with them; but not without a word."""
+    """As in Atropos, with a warning; tool_choice too."""
     script.says("yes", "yes")
     async with scripted.managed_server() as without, scripted.managed_server(tool_parser="hermes") as with_one:
         with pytest.warns(UserWarning, match="tool_parser"):
@@ -402,26 +402,26 @@ async def test_tools_are_sent_only_with_a_tool_parser(scripted, script, engine):
     assert [("tools" in body, "tool_choice" in body) for body in engine.asked] == [(False, False), (True, True)]
 
 
-async def test_sampling_keys_are_the_engines(scripted, script, engine):
-    """Any; but those of Atropos' own servers are said in the engine's words, or not at all."""
+async def test_other_arguments_are_sent_to_the_engine(scripted, script, engine):
+    """Arguments of Atropos' own servers are renamed or removed."""
     script.says("yes", "yes")
     async with scripted.managed_server() as managed:
         await managed.chat_completion(messages=[USER], top_k=5, split="eval", max_new_tokens=7, model="policy")
         await managed.completion(prompt="Say", top_k=5, split="eval", max_new_tokens=7, model="policy")
 
-    told = [(body["top_k"], body["max_tokens"], body["model"], "split" in body) for body in engine.asked]
-    assert [(5, 7, "policy", False)] * 2 == told
+    sent = [(body["top_k"], body["max_tokens"], body["model"], "split" in body) for body in engine.asked]
+    assert [(5, 7, "policy", False)] * 2 == sent
 
 
-async def test_a_stream_is_refused(scripted):
-    """With what to do instead."""
+async def test_streaming_raises(scripted):
+    """The error names the alternative."""
     async with scripted.managed_server() as managed:
         with pytest.raises(ValueError, match="remove stream"):
             await managed.chat_completion(messages=[USER], stream=True)
 
 
-async def test_what_the_engine_refuses_is_an_openai_error(scripted, engine):
-    """And makes no node."""
+async def test_an_error_of_the_engine_is_an_openai_error(scripted, engine):
+    """It makes no node."""
     engine.answering = nothing
     async with scripted.managed_server() as managed:
         with pytest.raises(openai.InternalServerError):
@@ -430,21 +430,21 @@ async def test_what_the_engine_refuses_is_an_openai_error(scripted, engine):
     assert [] == managed.current_nodes
 
 
-async def test_a_call_that_is_sent_again_has_one_key(engine):
-    """So that the proxy answers a repeat with what it recorded, and does not sample twice; another call has another key."""
+async def test_a_retried_call_keeps_its_idempotency_key(engine):
+    """The proxy replays the recorded response and samples once; another call has another key."""
     engine.answering = nothing
     opened = {"base_url": f"{engine.url}/v1", "api_key": "k", "rollout_id": "r1"}
     async with AsyncClient(engine.url) as client, ManagedServer(client, opened=opened) as managed:
         for kind in ("chat", "text"):
             with pytest.raises(openai.InternalServerError):
-                await ask(managed, kind)
+                await sample(managed, kind)
     keys = [headers["idempotency-key"] for headers in engine.headers]
 
     assert [3, 3] == [keys.count(key) for key in dict.fromkeys(keys)]
 
 
-async def test_what_else_is_wrong_with_finishing_is_raised(scripted, script):
-    """The rollout was deleted in the block, say."""
+async def test_other_errors_of_finishing_are_raised(scripted, script):
+    """For example, 404 if the block deleted the rollout."""
     script.says("yes")
     with pytest.raises(ClientError, match="404"):
         async with scripted.managed_server() as managed:
@@ -452,14 +452,14 @@ async def test_what_else_is_wrong_with_finishing_is_raised(scripted, script):
             await scripted.delete_rollout(managed.opened["rollout_id"])
 
 
-def test_thoughts_are_kept_by_the_engines_template_alone():
-    """preserve_think_blocks cannot be kept as a promise here, and says so."""
+def test_preserve_think_blocks_raises():
+    """The chat template of the engine decides which reasoning stays."""
     with pytest.raises(NotImplementedError, match="chat_template_kwargs"):
         AsyncClient("http://127.0.0.1:1").managed_server(preserve_think_blocks=True)
 
 
-def test_another_base_url_is_not_known():
-    """There is one server, and its own address is no other."""
+def test_another_base_url_raises():
+    """The only server is the proxy; its own URL is accepted."""
     client = AsyncClient("http://127.0.0.1:1")
 
     assert client is client.managed_server(base_url="http://127.0.0.1:1/v1").server

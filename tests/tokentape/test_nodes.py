@@ -1,4 +1,4 @@
-"""Nodes grow by ids: laws over every tree of turns, and the cases that texts get wrong."""
+"""Nodes grow by token ids, for every tree of turns; texts of nodes."""
 
 import pytest
 from hypothesis import given
@@ -28,8 +28,8 @@ def grown(*turns, track_tree=False) -> Nodes:
     return nodes
 
 
-def test_a_first_turn_is_a_node_a_sample_in_their_order():
-    """Prompt masked, sample trained."""
+def test_a_first_turn_makes_a_node_per_sample():
+    """The prompt is masked, the completion is trained."""
     nodes = grown(([1, 2], sample(3, text="a"), sample(4, text="b", finish_reason="length")))
 
     assert [
@@ -38,37 +38,37 @@ def test_a_first_turn_is_a_node_a_sample_in_their_order():
     ] == nodes.current
 
 
-def test_a_turn_replaces_what_it_goes_on_from_and_its_further_samples_come_last():
-    """Choice 0 in the parent's place; what the parent sampled stays trained in each."""
+def test_a_turn_replaces_the_node_it_continues_and_appends_its_further_samples():
+    """Completion tokens of the parent stay trained in each."""
     nodes = grown(([1], sample(2), sample(3)), ([1, 2, 9], sample(4), sample(5)))
 
     assert [[1, 2, 9, 4], [1, 3], [1, 2, 9, 5]] == [node.tokens for node in nodes.current]
     assert [[-100, 2, -100, 4], [-100, 3], [-100, 2, -100, 5]] == [node.masked_tokens for node in nodes.current]
 
 
-def test_the_longest_beginning_is_gone_on_from():
-    """Not the first."""
+def test_a_turn_continues_the_node_with_the_longest_prefix():
+    """Not the first one with any prefix."""
     nodes = grown(([1], sample(2)), ([5], sample(6)), ([1, 2, 3], sample(4)), ([1, 2, 3, 4, 7], sample(8)))
 
     assert [[-100, 2, -100, 4, -100, 8], [-100, 6]] == [node.masked_tokens for node in nodes.current]
 
 
-def test_of_equal_nodes_one_that_nothing_went_on_from():
-    """So that equal samples are each gone on from in turn."""
+def test_of_equal_nodes_a_turn_continues_one_that_no_turn_has_continued():
+    """Each of several equal samples can be continued."""
     nodes = grown(([1], sample(2), sample(2)), ([1, 2, 3], sample(4)), ([1, 2, 3], sample(5)))
 
     assert [[1, 2, 3, 4], [1, 2, 3, 5]] == [node.tokens for node in nodes.current]
 
 
-def test_a_branch_off_a_replaced_node_is_one_more():
-    """What was sampled before the branch is trained there too, as with two samples of one call."""
+def test_a_branch_from_a_replaced_node_adds_a_node():
+    """Completion tokens before the branch are trained there too, as with two samples of one call."""
     nodes = grown(([1], sample(2)), ([1, 2, 3], sample(4)), ([1, 2, 5], sample(6)))
 
     assert [[-100, 2, -100, 4], [-100, 2, -100, 6]] == [node.masked_tokens for node in nodes.current]
 
 
 def test_the_tree_keeps_every_node():
-    """By its text; texts alike are told apart by a number."""
+    """By its text; keys of equal texts get a number."""
     nodes = grown(([1], sample(2), sample(2), sample(3)), ([1, 2, 4], sample(5, text="more")), track_tree=True)
 
     assert ["text", "text\x002", "text\x003", "more"] == list(nodes.sequences)
@@ -76,8 +76,8 @@ def test_the_tree_keeps_every_node():
     assert [] == nodes.current
 
 
-def test_the_node_with_the_longest_text_is_found():
-    """One without a text begins nothing; of equals, one that nothing went on from."""
+def test_the_node_with_the_longest_text_prefix_is_found():
+    """An empty text is no prefix; of equal texts, a node that no turn has continued."""
     nodes = grown(([1], sample(2, text="A b"), sample(3, text="A"), sample(4, text="")))
     twins = grown(([1], sample(2, text="A"), sample(3, text="A")), ([1, 2, 9], sample(4, text="A c")))
 
@@ -87,8 +87,8 @@ def test_the_node_with_the_longest_text_is_found():
     assert [1, 3] == twins.longest_text_prefix("A d").tokens
 
 
-def test_a_copy_is_a_nodes_own():
-    """And as a dict it has the five names."""
+def test_a_copy_shares_no_list_with_its_node():
+    """As a dict, a node has the five fields of Atropos."""
     node = SequenceNode("a", [1], [-100], [1.0], {"finish_reason": None})
     copy = node.copy()
     copy.tokens.append(2)
@@ -103,13 +103,13 @@ TURNS = st.lists(st.tuples(st.integers(0, 5), IDS, st.lists(IDS, min_size=1, max
 
 
 @given(TURNS, st.booleans())
-def test_whatever_the_turns_every_sample_is_trained_as_it_was(turns, track_tree):
-    """Of equal lengths; each call's sample ends a node that was there; masked exactly where nothing was sampled."""
+def test_every_sample_of_any_turns_is_trained_with_its_ids_and_logprobs(turns, track_tree):
+    """The lists have equal lengths, each sample ends a node, and exactly the tokens of prompts are masked."""
     nodes = Nodes(track_tree=track_tree)
     count = 0
     for base, rest, samples in turns:
-        known = nodes._all
-        prompt = [*(known[base % len(known)].tokens if known else ()), *rest]
+        earlier = nodes._all
+        prompt = [*(earlier[base % len(earlier)].tokens if earlier else ()), *rest]
         nodes.grow(prompt, [sample(*ids) for ids in samples])
         count += len(samples)
         for node, ids in zip(nodes._all[-len(samples) :], samples, strict=True):
@@ -125,31 +125,31 @@ def test_whatever_the_turns_every_sample_is_trained_as_it_was(turns, track_tree)
 
 
 USER = {"role": "user", "content": "hi"}
-REPLY = {"role": "assistant", "content": "yes"}
+ANSWER = {"role": "assistant", "content": "yes"}
 
 
 def test_messages_are_rendered_by_the_chat_template():
-    """Asking for a reply unless the last message is one; tools too."""
+    """With tools, and with a generation prompt unless the last message is the assistant's."""
     managed = ManagedServer(None, Words())
 
     assert f"{BOS}<user>hi{EOS}<assistant>" == managed._convert_messages_to_prompt([USER])
-    assert f"{BOS}<user>hi{EOS}<assistant>yes{EOS}" == managed._convert_messages_to_prompt([USER, REPLY])
+    assert f"{BOS}<user>hi{EOS}<assistant>yes{EOS}" == managed._convert_messages_to_prompt([USER, ANSWER])
     assert f"{BOS}<tools 1><user>hi{EOS}<assistant>" == managed._convert_messages_to_prompt([USER], tools=[{}])
 
 
 def test_without_a_chat_template_messages_are_lines():
-    """For people to read; nothing is sampled from it."""
-    assert "user: hi\nassistant: yes" == render_prompt(None, [USER, REPLY], None)
+    """They are for people; nothing is sampled from them."""
+    assert "user: hi\nassistant: yes" == render_prompt(None, [USER, ANSWER], None)
 
 
-def test_a_conversation_of_text_alone_is_told_as_such():
-    """Paragraphs, as Atropos' placeholder has them."""
+def test_the_text_of_a_placeholder_is_paragraphs():
+    """As in Atropos."""
     assert "user:hi\n\nassistant:yes" == dummy_text([USER], "yes")
     assert "user:hi\n\nassistant:" == dummy_text([USER], None)
 
 
-def test_a_completion_text_a_prompt_is_what_the_ids_add():
-    """A tokenizer whose words lose their space at the beginning of a text keeps it here."""
+def test_the_text_of_a_completion_is_what_its_ids_add_to_the_prompt():
+    """Some tokenizers remove the space at the start of a text; it is kept here."""
 
     class Stripping(Words):
         def decode(self, ids, skip_special_tokens=False):
@@ -162,29 +162,29 @@ def test_a_completion_text_a_prompt_is_what_the_ids_add():
     assert " it" == completion_text(None, prompt, ids, " it")
 
 
-def test_a_text_whose_beginning_reads_otherwise_alone_is_read_from_its_own_ids():
-    """Half a character, say."""
+def test_a_completion_is_decoded_alone_if_the_prompt_decodes_differently_with_it():
+    """Half a character at the end of the prompt, for example."""
 
     class Halving(Words):
         def decode(self, ids, skip_special_tokens=False):
             return "�" if len(ids) == 1 else "ab"
 
-    assert "�" == completion_text(Halving(), [1], [2], "told")
+    assert "�" == completion_text(Halving(), [1], [2], "engine")
 
 
-@pytest.mark.parametrize(("text", "spelled"), [(f"{BOS}Say", True), ("Say", False)])
-def test_a_beginning_of_sequence_is_seen_where_it_is_spelled(text, spelled):
-    """By a tokenizer that has one."""
+@pytest.mark.parametrize(("text", "expected"), [(f"{BOS}Say", True), ("Say", False)])
+def test_a_text_starts_with_bos_if_the_tokenizer_has_one(text, expected):
+    """The engine must not add another."""
     words = Words()
 
-    assert spelled == starts_with_bos(words, text)
+    assert expected == starts_with_bos(words, text)
     words.bos_token = None
     assert not starts_with_bos(words, text)
     assert not starts_with_bos(None, text)
 
 
 class Call:
-    """A reply with tool calls, and its step, as far as the translator looks."""
+    """A response with tool calls and its step, with the fields that the translator reads."""
 
     def __init__(self, words, text, *calls) -> None:
         message = type("Message", (), {"tool_calls": [{"id": call} for call in calls]})
@@ -192,12 +192,12 @@ class Call:
         self.step = {"fidelity": {"exact": True}, "choices": [{"ids": words.encode(text + EOS, False)}]}
 
 
-def test_a_replayed_tool_call_is_the_text_that_was_sampled():
-    """By all of its calls' ids; what was not sampled here is left to the template."""
+def test_a_replayed_tool_call_is_rendered_as_its_sampled_text():
+    """Found by the ids of all calls of the message; other messages are rendered by the template."""
     words = Words()
     translator = ManagedServer(None, words, tool_parser="hermes")._get_translator()
-    reply = Call(words, "<call>a<call>b", "1", "2")
-    translator.remember(reply, reply.step, words)
+    response = Call(words, "<call>a<call>b", "1", "2")
+    translator.remember(response, response.step, words)
     replayed = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}, {"id": "2"}]}
     other = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}, {"id": "3"}]}
 

@@ -1,12 +1,12 @@
-"""ManagedServer with the interface of an OpenAI client."""
+"""ManagedServerAdapter has the methods of an OpenAI client that create completions."""
 
 import pytest
 
 from tokentape import AsyncClient, ManagedServerAdapter
 
 
-async def test_both_creates_sample_through_the_managed_server(url):
-    """Their replies are the same, and their nodes are kept."""
+async def test_both_create_methods_sample_through_the_managed_server(url):
+    """They return the responses of OpenAI's client, and make nodes."""
     async with AsyncClient(url) as client, client.managed_server() as managed:
         adapter = ManagedServerAdapter(managed, "http://base/v1")
         messages = [{"role": "user", "content": "hi"}]
@@ -17,8 +17,8 @@ async def test_both_creates_sample_through_the_managed_server(url):
     assert (2, 3) == (len(chat.choices), len(managed.current_nodes))
 
 
-async def test_what_is_not_there_is_said_so():
-    """`post` and `copy` of an OpenAI client would go past the nodes."""
+async def test_methods_that_would_bypass_the_nodes_raise():
+    """`post` and `copy` of an OpenAI client."""
     adapter = ManagedServerAdapter(None, "http://base/v1")
 
     with pytest.raises(NotImplementedError, match="copy"):

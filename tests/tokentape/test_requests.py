@@ -1,96 +1,98 @@
 """Each route of the control API through either client, before a real proxy."""
 
-from math import inf, nan
+from math import inf, nan, nextafter
 from typing import get_type_hints
 
+import httpx2
 import pytest
 from aiohttp import web
 
-from tokentape import ClientError
-from tokentape.requests import open_group, open_rollout, query_from
+from tokentape import AsyncClient, ClientError
+from tokentape.requests import MAX_FLOAT32, open_group, open_rollout, query_from
+from tokentape.transport import NOT_VALID
 from tokentape.types import Choice, OpenedRollout, Rollout, Step
 
-HOSTILE = ["a/b", "a%2Fb?c#d", "🦊 x", '{"}\\']
+SPECIAL_IDS = ["a/b", "a%2Fb?c#d", "🦊 x", '{"}\\']
 
 
-async def test_a_rollout_is_opened_looked_at_rewarded_and_finished(client, agent):
-    """Open, call, look, patch, finish: each answers with the rollout as it stands then."""
+async def test_opening_reading_patching_and_finishing_return_the_rollout(client, agent):
+    """Each with its state at that time."""
     opened = await client.open_rollout("r1", group_id="g1", metadata={"task": "sum"}, limits={"max_steps": 5})
-    (step_id,) = await agent.talk(opened, "hi")
-    looked = await client.rollout("r1")
+    (step_id,) = await agent.send_turns(opened, "hi")
+    read = await client.rollout("r1")
     patched = await client.patch_rollout("r1", reward=0.5, step_rewards={step_id: 1.0})
     finished = await client.finish_rollout("r1", "failed", metadata={"why": "late"})
 
     assert ("open", {"task": "sum"}, "g1") == (opened["status"], opened["metadata"], opened["group_id"])
-    assert (1, 1) == (looked["counts"]["steps"], looked["counts"]["exact"])
+    assert (1, 1) == (read["counts"]["steps"], read["counts"]["exact"])
     assert (0.5, {step_id: 1.0}) == (patched["reward"], patched["step_rewards"])
     assert ("failed", {"why": "late"}, 0.5) == (finished["status"], finished["metadata"], finished["reward"])
 
 
-async def test_the_same_opening_gives_the_same_answer(client):
-    """So that an ask whose answer was lost can be asked again."""
+async def test_opening_a_rollout_twice_returns_the_same_response(client):
+    """A request whose response was lost can be sent again."""
     assert await client.open_rollout("r1", model="policy") == await client.open_rollout("r1", model="policy")
 
 
-async def test_an_opening_without_an_id_makes_one(client):
-    """Each its own."""
-    one, two = await client.open_rollout(), await client.open_rollout()
+async def test_rollouts_without_an_id_get_different_ids(client):
+    """The client makes them."""
+    first, second = await client.open_rollout(), await client.open_rollout()
 
-    assert one["rollout_id"] != two["rollout_id"]
+    assert first["rollout_id"] != second["rollout_id"]
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-async def test_any_id_may_stand_in_a_path(client, agent, name):
-    """Slashes, dots, query signs, emoji: they reach the rollout that they name."""
+@pytest.mark.parametrize("name", SPECIAL_IDS)
+async def test_any_id_can_be_part_of_a_path(client, agent, name):
+    """Slashes, percent signs, query signs, emoji: the request reaches the rollout."""
     opened = await client.open_rollout(name)
-    (step_id,) = await agent.talk(opened, "hi")
+    (step_id,) = await agent.send_turns(opened, "hi")
 
     assert name == (await client.rollout(name))["rollout_id"]
     assert step_id == (await client.step(name, step_id))["step_id"]
 
 
-async def test_an_id_of_dots_is_no_folder(client):
-    """`..` is a rollout like another."""
+async def test_an_id_of_dots_is_not_a_parent_folder(client):
+    """`..` is a valid rollout id."""
     await client.open_rollout("..")
 
     assert ".." == (await client.rollout(".."))["rollout_id"]
 
 
-async def test_listings_are_asked_for_page_by_page(client):
-    """All rollouts, newest first, whatever the size of a page; filters are the route's."""
+async def test_rollouts_are_listed_page_by_page(client):
+    """All rollouts, whatever the page size; filters are those of the route."""
     names = [f"r{number}" for number in range(5)]
     for name in names:
         await client.open_rollout(name, group_id="odd" if name in ("r1", "r3") else None)
     await client.finish_rollout("r3")
 
-    assert sorted(names) == sorted(each["rollout_id"] for each in await client.rollouts(page=2))
-    assert ["r1", "r3"] == sorted(each["rollout_id"] for each in await client.rollouts(group_id="odd", page=1))
-    assert ["r3"] == [each["rollout_id"] for each in await client.rollouts(status="completed")]
+    assert sorted(names) == sorted(rollout["rollout_id"] for rollout in await client.rollouts(page=2))
+    assert ["r1", "r3"] == sorted(rollout["rollout_id"] for rollout in await client.rollouts(group_id="odd", page=1))
+    assert ["r3"] == [rollout["rollout_id"] for rollout in await client.rollouts(status="completed")]
     assert [] == await client.rollouts(since=4_000_000_000)
 
 
-async def test_steps_are_asked_for_page_by_page(client, agent):
-    """All steps in the order of storing, none twice; also when the last page is full."""
+async def test_steps_are_listed_page_by_page(client, agent):
+    """All steps once, in the order in which they were stored; also if the last page is full."""
     opened = await client.open_rollout("r1")
-    told = await agent.talk(opened, "one", "two", "three", "four")
+    sent = await agent.send_turns(opened, "one", "two", "three", "four")
 
-    assert told == [step["step_id"] for step in await client.steps("r1", page=2)]
-    assert told == [step["step_id"] for step in await client.steps("r1", page=3)]
+    assert sent == [step["step_id"] for step in await client.steps("r1", page=2)]
+    assert sent == [step["step_id"] for step in await client.steps("r1", page=3)]
 
 
-async def test_the_tree_of_a_rollout(client, agent):
-    """Two turns are two nodes, one below the other."""
-    steps = await agent.talk(await client.open_rollout("r1"), "one", "two")
+async def test_two_turns_are_two_nodes_of_the_tree(client, agent):
+    """The second is the child of the first."""
+    steps = await agent.send_turns(await client.open_rollout("r1"), "one", "two")
 
     nodes = (await client.tree("r1"))["nodes"]
 
     assert [(steps[0], None), (steps[1], 0)] == [(node["step_id"], node["parent"]) for node in nodes]
 
 
-async def test_exports_are_rows(client, agent):
-    """Of one rollout and of many, one dict a row; options are the route's."""
+async def test_exports_of_one_and_of_many_rollouts_are_rows(client, agent):
+    """A dict per row; options are the query parameters of the route."""
     for name in ("r1", "r2"):
-        await agent.talk(await client.open_rollout(name), "one", "two")
+        await agent.send_turns(await client.open_rollout(name), "one", "two")
     await client.finish_rollout("r2")
     rows = await client.export_rollout("r1")
     steps = await client.export_rollout("r1", "steps")
@@ -101,8 +103,8 @@ async def test_exports_are_rows(client, agent):
     assert ["r2"] == [row["rollout_id"] for row in await client.export(status="completed", max_len=10_000)]
 
 
-async def test_a_deleted_rollout_is_gone(client):
-    """And deleting it again is no error."""
+async def test_a_deleted_rollout_is_not_found(client):
+    """Deleting it again is no error."""
     await client.open_rollout("r1")
     await client.delete_rollout("r1")
     await client.delete_rollout("r1")
@@ -112,10 +114,10 @@ async def test_a_deleted_rollout_is_gone(client):
     assert 404 == caught.value.status
 
 
-async def test_answers_have_the_shapes_that_are_typed(client, agent):
-    """Each field that a type names is there, and no answer has one that its type does not name."""
+async def test_responses_have_exactly_the_fields_of_their_types(client, agent):
+    """No field is missing, and none is untyped."""
     opened = await client.open_rollout("r1")
-    await agent.talk(opened, "hi")
+    await agent.send_turns(opened, "hi")
     (step,) = await client.steps("r1")
 
     assert get_type_hints(OpenedRollout).keys() == opened.keys()
@@ -125,16 +127,16 @@ async def test_answers_have_the_shapes_that_are_typed(client, agent):
 
 
 @pytest.fixture
-def heard(engine):
-    """What a server that says {} to everything was asked: method, path with query, body."""
-    asked = []
+def received(engine):
+    """The requests that a server receives: method, path with query, body."""
+    requests = []
 
     async def answering(request, body):
-        asked.append((request.method, request.raw_path, None if body == {"raw": b""} else body))
+        requests.append((request.method, request.raw_path, None if body == {"raw": b""} else body))
         return web.json_response({"groups": [], "cursor": None})
 
     engine.answering = answering
-    return asked
+    return requests
 
 
 GROUPS = [
@@ -158,34 +160,34 @@ GROUPS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("call", "named", "method", "path", "body"), GROUPS, ids=lambda value: str(value)[:40])
-async def test_groups_batches_and_policy_are_asked_at_their_routes(
-    client_at, engine, heard, call, named, method, path, body
+@pytest.mark.parametrize(("call", "options", "method", "path", "body"), GROUPS, ids=lambda value: str(value)[:40])
+async def test_groups_batches_and_policy_have_their_routes(
+    client_at, engine, received, call, options, method, path, body
 ):
-    """What is said and nothing else: no nulls."""
+    """The body has the arguments and no nulls."""
     client = client_at(engine.url)
-    await getattr(client, call[0])(*call[1:], **named)
+    await getattr(client, call[0])(*call[1:], **options)
     await client.close()
 
-    assert [(method, path, body)] == heard
+    assert [(method, path, body)] == received
 
 
-def test_an_opening_names_what_it_opens_before_it_asks():
-    """So that to ask again after a lost answer opens nothing twice."""
+def test_the_id_of_what_is_opened_is_made_before_the_request():
+    """A retry after a lost response opens nothing twice."""
     assert open_rollout(None, {}).body["rollout_id"]
     assert open_group(None, {}).body["group_id"]
 
 
-def test_a_query_says_true_as_the_route_reads_it():
-    """Booleans in small letters; what is None is not said."""
+def test_booleans_of_a_query_are_lower_case():
+    """Options that are None are left out."""
     assert {"report": "true", "limit": "3"} == query_from(report=True, limit=3, status=None)
 
 
 @pytest.mark.parametrize("number", [nan, inf, -inf, 1e39, 10**400])
-async def test_a_reward_that_is_no_float32_is_not_sent(client, agent, number):
-    """JSON would say null, which removes a reward; the error names the field, and the proxy is not called."""
+async def test_a_reward_beyond_float32_is_not_sent(client, agent, number):
+    """NaN would be null in JSON, which removes a reward. The error names the field."""
     opened = await client.open_rollout("r1")
-    (step_id,) = await agent.talk(opened, "hi")
+    (step_id,) = await agent.send_turns(opened, "hi")
     await client.patch_rollout("r1", reward=0.5)
     changes = [
         {"reward": number},
@@ -203,3 +205,14 @@ async def test_a_reward_that_is_no_float32_is_not_sent(client, agent, number):
         await client.finish_rollout("r1", reward=number)
 
     assert ("open", 0.5) == ((rollout := await client.rollout("r1"))["status"], rollout["reward"])
+
+
+async def test_the_proxy_has_the_same_range_of_rewards(url):
+    """It accepts the largest float32, and returns the code of the client's error for the next number."""
+    async with AsyncClient(url) as client, httpx2.AsyncClient(base_url=url) as http:
+        await client.open_rollout("r1")
+        patched = await client.patch_rollout("r1", reward=MAX_FLOAT32)
+        response = await http.patch("/rollouts/r1", json={"reward": nextafter(MAX_FLOAT32, inf)})
+
+    assert MAX_FLOAT32 == patched["reward"]
+    assert (422, NOT_VALID) == (response.status_code, response.json()["error"]["code"])

@@ -1,4 +1,4 @@
-"""What only the blocking client has; test_verbs and test_awaiting ask the rest of both."""
+"""What only the blocking client does; test_requests and test_async_client test what both do."""
 
 import asyncio
 
@@ -7,8 +7,8 @@ import pytest
 from tokentape import Client, ClientError
 
 
-async def test_a_blocking_client_works_in_a_thread_of_its_own(url):
-    """As a trainer's data loader uses it: opened, finished and listed in a `with`."""
+async def test_a_blocking_client_works_in_a_thread(url):
+    """A trainer's data loader uses it like this: opens, finishes and lists rollouts in a `with`."""
 
     def work():
         with Client(url) as client:
@@ -21,8 +21,8 @@ async def test_a_blocking_client_works_in_a_thread_of_its_own(url):
     assert [opened] == listed
 
 
-async def test_rows_are_read_as_they_come(engine):
-    """The first row is there before the last is sent; leaving early closes the connection."""
+async def test_rows_are_read_as_they_arrive(engine):
+    """The first row is available before the last is sent; closing the iterator closes the connection."""
     engine.streams([b'{"row": 1}\n{"row"', b": 2}\n"], then="hang")
 
     def work():
@@ -36,8 +36,8 @@ async def test_rows_are_read_as_they_come(engine):
     await engine.aborted.wait()
 
 
-async def test_a_silent_proxy_is_not_waited_for_for_ever(engine):
-    """`timeout_s` is how long an answer may take to begin."""
+async def test_a_request_without_a_response_times_out(engine):
+    """After `timeout_s`."""
     engine.hangs()
 
     def work():

@@ -1,15 +1,16 @@
-"""What is refused, and how long a client waits before it asks again."""
+"""Errors from responses, and the retry policy."""
 
 import pytest
 
-from tokentape.transport import ClientError, error_from_response, parse_line, retry_delay
+from proxy import errors
+from tokentape.transport import NOT_VALID, ROLLOUT_LIMIT, ClientError, error_from_response, parse_line, retry_delay
 
-OURS = b'{"error": {"message": "no such rollout", "type": "not_found", "param": "rollout_id", "code": "unknown"}}'
+BODY = b'{"error": {"message": "no such rollout", "type": "not_found", "param": "rollout_id", "code": "unknown"}}'
 
 
-def test_a_refusal_of_ours_keeps_what_it_says():
-    """Message, status, type, code, param; and all of it in its text."""
-    error = error_from_response(404, {}, OURS)
+def test_an_error_has_the_fields_of_its_response():
+    """Message, status, type, code and param; status, code and message are in its text."""
+    error = error_from_response(404, {}, BODY)
 
     assert ("no such rollout", 404, "not_found", "unknown", "rollout_id") == (
         error.message, error.status, error.type, error.code, error.param,
@@ -18,7 +19,7 @@ def test_a_refusal_of_ours_keeps_what_it_says():
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("content", "message"),
     [
         (b"", "the response has no body"),
         (b"<html>502</html>", "<html>502</html>"),
@@ -28,44 +29,49 @@ def test_a_refusal_of_ours_keeps_what_it_says():
         (b"\xff", "�"),
     ],
 )
-def test_a_refusal_of_somebody_else_has_its_text(text, message):
-    """A load balancer's page, say."""
-    error = error_from_response(502, {}, text)
+def test_an_error_of_another_server_has_its_text_as_message(content, message):
+    """A load balancer's page, for example."""
+    error = error_from_response(502, {}, content)
 
     assert (message, 502, "http_error") == (error.message, error.status, error.type)
 
 
-@pytest.mark.parametrize(("said", "seconds"), [(None, None), ("2", 2.0), ("-1", 0.0), ("Wed, 21 Oct 2026", None)])
-def test_retry_after_is_read_as_seconds(said, seconds):
-    """A date is left to the default pause."""
-    headers = {} if said is None else {"Retry-After": said}
+@pytest.mark.parametrize(("header", "seconds"), [(None, None), ("2", 2.0), ("-1", 0.0), ("Wed, 21 Oct 2026", None)])
+def test_retry_after_is_parsed_as_seconds(header, seconds):
+    """A date is ignored: the default delay applies."""
+    headers = {} if header is None else {"Retry-After": header}
 
-    assert seconds == error_from_response(503, headers, OURS).retry_after_s
+    assert seconds == error_from_response(503, headers, BODY).retry_after_s
 
 
-def refused(status, **said):
-    return ClientError("no", status=status, **said)
+def failed(status, **fields):
+    return ClientError("no", status=status, **fields)
 
 
 @pytest.mark.parametrize(
-    ("error", "attempt", "pause"),
+    ("error", "attempt", "delay"),
     [
-        (refused(503, retry_after_s=2.0), 1, 2.0),
-        (refused(429, retry_after_s=0.0), 4, 0.0),
-        (refused(503), 1, 0.25),
-        (refused(503), 3, 1.0),
-        (ClientError("away", code="unreachable"), 2, 0.5),
-        (refused(503, retry_after_s=61.0), 1, None),
-        (refused(503), 5, None),
-        (refused(429, type="rollout_limit"), 1, None),
-        (refused(404), 1, None),
-        (refused(500), 1, None),
-        (ClientError("cut", code="connection_lost"), 1, None),
+        (failed(503, retry_after_s=2.0), 1, 2.0),
+        (failed(429, retry_after_s=0.0), 4, 0.0),
+        (failed(503), 1, 0.25),
+        (failed(503), 3, 1.0),
+        (ClientError("connection refused", code="unreachable"), 2, 0.5),
+        (failed(503, retry_after_s=61.0), 1, None),
+        (failed(503), 5, None),
+        (failed(429, type="rollout_limit"), 1, None),
+        (failed(404), 1, None),
+        (failed(500), 1, None),
+        (ClientError("reset", code="connection_lost"), 1, None),
     ],
 )
-def test_only_what_was_not_carried_out_is_asked_again(error, attempt, pause):
-    """429, 503 and a refused connection, five times, each after its Retry-After or twice the pause before."""
-    assert pause == retry_delay(error, attempt, 5)
+def test_only_requests_that_were_not_processed_are_retried(error, attempt, delay):
+    """429, 503 and a failed connection, five attempts, after Retry-After or twice the previous delay."""
+    assert delay == retry_delay(error, attempt, 5)
+
+
+def test_the_names_of_errors_are_those_of_the_proxy():
+    """The client has its own copy of them, because it imports nothing of the server."""
+    assert (ROLLOUT_LIMIT, NOT_VALID) == (errors.LimitReached.kind, errors.NotValid.code)
 
 
 def test_a_line_is_json():
