@@ -16,18 +16,18 @@ from typing import Final
 
 import orjson
 
-from proxy.simulator.tokenizer import NAMED, Tokenizer, Vocabulary, split_words
+from proxy.simulator.tokenizer import NAMED_TOKENS, Tokenizer, Vocabulary, split_words
 
 _OUTPUT: Final = Path(__file__).parent.parent / "proxy" / "simulator" / "vocabulary.json"
 _VOCABULARY_SIZE: Final = 2_048
-_FOLLOWERS: Final = 8
-_STARTERS: Final = 24
-_PROSE: Final = re.compile(r"[A-Z][A-Za-z0-9 ,;:()'/-]{30,}\.")
+_MAX_FOLLOWERS: Final = 8
+_MAX_STARTERS: Final = 24
+_SENTENCE: Final = re.compile(r"[A-Z][A-Za-z0-9 ,;:()'/-]{30,}\.")
 _TEMPLATE_WORDS: Final = 'system\nuser\nassistant\n# Tools\n{"name": "", "arguments": {"type": "string"}}\n\n'
 
 
 def docstrings() -> Iterator[str]:
-    """Every documentation string of the standard library, in the order of file names."""
+    """Yield the docstrings of the standard library, ordered by file name."""
     yield from pydoc_data.topics.topics.values()
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         for node in ast.walk(ast.parse(path.read_bytes())):
@@ -36,44 +36,44 @@ def docstrings() -> Iterator[str]:
 
 
 def sentences() -> list[str]:
-    """What of it reads as sentences, each once."""
+    """Return the sentences of the docstrings, without duplicates."""
     found: dict[str, None] = {}
     for text in docstrings():
         for paragraph in text.split("\n\n"):
-            for sentence in _PROSE.findall(" ".join(paragraph.split())):
+            for sentence in _SENTENCE.findall(" ".join(paragraph.split())):
                 found[sentence] = None
     return list(found)
 
 
 def learn_merges(texts: Sequence[str], count: int) -> list[tuple[int, int]]:
-    """The byte pairs to merge, most frequent first; ties go to the smaller ids, so that runs agree."""
+    """Return the pairs of ids to merge, most frequent first; of equally frequent pairs, the one with the smaller ids."""
     words = Counter(word for text in texts for word in split_words(text))
-    spelled = {word: list(word.encode()) for word in words}
+    ids_by_word = {word: list(word.encode()) for word in words}
     pairs: Counter[tuple[int, int]] = Counter()
-    places: defaultdict[tuple[int, int], set[str]] = defaultdict(set)
-    for word, ids in spelled.items():
+    words_by_pair: defaultdict[tuple[int, int], set[str]] = defaultdict(set)
+    for word, ids in ids_by_word.items():
         for pair in pairwise(ids):
             pairs[pair] += words[word]
-            places[pair].add(word)
+            words_by_pair[pair].add(word)
     merges: list[tuple[int, int]] = []
     while len(merges) < count:
         best = max(pairs, key=lambda pair: (pairs[pair], -pair[0], -pair[1]))
         merged = 256 + len(merges)
         merges.append(best)
-        for word in sorted(places.pop(best)):
-            ids = spelled[word]
+        for word in sorted(words_by_pair.pop(best)):
+            ids = ids_by_word[word]
             for pair in pairwise(ids):
                 pairs[pair] -= words[word]
-            spelled[word] = ids = merge(ids, best, merged)
+            ids_by_word[word] = ids = merge(ids, best, merged)
             for pair in pairwise(ids):
                 pairs[pair] += words[word]
-                places[pair].add(word)
+                words_by_pair[pair].add(word)
         del pairs[best]
     return merges
 
 
 def merge(ids: Sequence[int], pair: tuple[int, int], merged: int) -> list[int]:
-    """The ids with each occurrence of the pair replaced."""
+    """Return the ids with each occurrence of the pair replaced."""
     out: list[int] = []
     for token in ids:
         if out and (out[-1], token) == pair:
@@ -84,45 +84,46 @@ def merge(ids: Sequence[int], pair: tuple[int, int], merged: int) -> list[int]:
 
 
 def learn_followers(texts: Sequence[str], tokenizer: Tokenizer) -> tuple[list[list[int]], list[int]]:
-    """For each token those that often follow it, and the tokens that often begin a sentence.
+    """Return for each token the tokens that often follow it, and the tokens that often begin a sentence.
 
-    Of what follows a token only whole words, their endings and plain signs are kept, so that a walk along it
-    reads like words, and its ids are the ones that its text would be encoded to.
+    Followers are limited to whole words, their endings and simple punctuation, so that a walk along them reads like
+    words, and its text is encoded to the same ids.
     """
     follows: defaultdict[int, Counter[int]] = defaultdict(Counter)
     begins = Counter[int]()
     for text in texts:
         ids = tokenizer.encode(text)
         begins[ids[0]] += 1
-        # The first word without its space occurs only here, with it only after another sentence.
-        for token, following in [*pairwise(ids), *pairwise(tokenizer.encode(". " + text)[:2])]:
-            follows[token][following] += 1
+        # Sentences are separate texts, so a word with a space after a period occurs only in the second pair.
+        for token, follower in [*pairwise(ids), *pairwise(tokenizer.encode(". " + text)[:2])]:
+            follows[token][follower] += 1
 
-    def letter(token: int) -> bool:
+    def is_letter(token: int) -> bool:
         return tokenizer.pieces[token][:1].isalpha()
 
     def ends_word(token: int) -> bool:
-        seen = follows[token]
-        return sum(seen[each] for each in seen if letter(each)) * 5 < seen.total()
+        counts = follows[token]
+        return sum(counts[follower] for follower in counts if is_letter(follower)) * 5 < counts.total()
 
-    def fits(token: int, following: int) -> bool:
-        piece = tokenizer.pieces[following]
-        if letter(following):
+    def fits(token: int, follower: int) -> bool:
+        piece = tokenizer.pieces[follower]
+        if is_letter(follower):
             return not ends_word(token)
-        return piece in {b".", b",", b";", b":"} or (piece[1:].isalpha() and ends_word(following))
+        return piece in {b".", b",", b";", b":"} or (piece[1:].isalpha() and ends_word(follower))
 
     followers = [
-        [each for each, seen in follows[token].most_common() if seen > 1 and fits(token, each)][:_FOLLOWERS]
+        [follower for follower, count in follows[token].most_common() if count > 1 and fits(token, follower)]
         for token in range(len(tokenizer))
     ]
-    whole = [token for token, _ in begins.most_common() if ends_word(token) and followers[token]]
-    return followers, whole[:_STARTERS]
+    followers = [tokens[:_MAX_FOLLOWERS] for tokens in followers]
+    starters = [token for token, _ in begins.most_common() if ends_word(token) and followers[token]]
+    return followers, starters[:_MAX_STARTERS]
 
 
 def learn() -> Vocabulary:
-    """The whole vocabulary."""
+    """Return the vocabulary."""
     texts = sentences()
-    merges = learn_merges([*texts, *[_TEMPLATE_WORDS] * 50], _VOCABULARY_SIZE - 256 - len(NAMED))
+    merges = learn_merges([*texts, *[_TEMPLATE_WORDS] * 50], _VOCABULARY_SIZE - 256 - len(NAMED_TOKENS))
     tokenizer = Tokenizer(merges)
     counts = Counter(token for text in texts for token in tokenizer.encode(text))
     followers, starters = learn_followers(texts, tokenizer)

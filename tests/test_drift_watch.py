@@ -9,10 +9,10 @@ from fakes import proxying
 
 from proxy.server import simulating
 from proxy.simulator.options import Options
-from proxy.simulator.script import Conversation, Said, Script, Turn
+from proxy.simulator.script import Conversation, Script, ScriptedCall, Turn
 
 # Cut within its last character, which vLLM's clients are not shown; and a call whose arguments the parser writes with spaces.
-TURNS = [Turn(say="It rains 😀"), Turn(call=[Said("look", '{"city":"Oslo"}')]), Turn(say="Done.")]
+TURNS = [Turn(say="It rains 😀"), Turn(call=[ScriptedCall("look", '{"city":"Oslo"}')]), Turn(say="Done.")]
 LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 
 

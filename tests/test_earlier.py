@@ -10,14 +10,14 @@ from stored import steps_of
 
 from proxy.server import simulating
 from proxy.simulator.options import Options
-from proxy.simulator.script import Conversation, Said, Script, Turn
+from proxy.simulator.script import Conversation, Script, ScriptedCall, Turn
 
 SPACED = '{"city":  "Oslo",\n "days": 1.0}'
 PATCH = '*** Begin Patch\n+ a "quoted" line\n*** End Patch'
-TURNS = [Turn(say="I look.", call=[Said("weather", {"city": "Oslo"})]), Turn(say="It rains."), Turn(say="Bye.")]
+TURNS = [Turn(say="I look.", call=[ScriptedCall("weather", {"city": "Oslo"})]), Turn(say="It rains."), Turn(say="Bye.")]
 # vLLM's parser spells arguments anew in whole answers (hermes, 0.32.0), and tells them as sampled in streams. Its template
 # is given the object, and not the text that comes back.
-UNUSUAL = [Turn(say="I look.", call=[Said("weather", SPACED)]), *TURNS[1:]]
+UNUSUAL = [Turn(say="I look.", call=[ScriptedCall("weather", SPACED)]), *TURNS[1:]]
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "number"}}}
 
 
@@ -101,7 +101,7 @@ async def test_a_call_may_name_the_answer_before_it_and_no_rollout(http, urls, s
     assert is_linear(tree), tree
 
 
-@pytest.mark.parametrize("turns", [[Turn(call=[Said("apply_patch", {"input": PATCH})]), Turn(say="Done.")]])
+@pytest.mark.parametrize("turns", [[Turn(call=[ScriptedCall("apply_patch", {"input": PATCH})]), Turn(say="Done.")]])
 async def test_the_input_of_a_custom_tool_comes_back_in_what_it_was_sampled_in(http, urls, sdk):
     """A freeform tool is a function of one string to the engine; the agent knows the string only."""
     client = sdk(openai.AsyncOpenAI, f"{urls[0]}/rollouts/r1/v1")

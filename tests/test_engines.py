@@ -14,7 +14,7 @@ BODY = {"model": "simulated", "messages": ASK, "max_tokens": 200, "seed": 7}
 
 SGLANG = Options(shape="sglang", seed=7)
 BARE = Options(shape="sglang", seed=7, has_parser=False)
-OLD = Options(shape="sglang", seed=7, knows_ids_flags=False)
+OLD = Options(shape="sglang", seed=7, supports_ids_flags=False)
 
 
 async def told(client, *, stream: bool, **more) -> tuple[str, str | None]:

@@ -1,12 +1,10 @@
-"""The simulated model: what may come after a prefix of ids, and how likely each token is.
+"""The simulated language model: the probability of each token after a prefix of ids.
 
-Holds a proper probability distribution over the whole vocabulary that depends on the prefix ids and on
-nothing else, so that scoring a sequence again gives the very numbers of its sampling; it must not hold seeds,
-temperatures or draws.
+The distribution covers the whole vocabulary and depends on the prefix alone, so scoring a sequence again gives exactly
+the logprobs of its sampling. Seeds and temperatures are the sampler's.
 
-The likely tokens are those that often followed the last id in the training text, weighed by their rank and by
-a hash of the whole prefix. What is left of the probability is spread over the vocabulary as often as each
-token occurred.
+The likely tokens are those that often follow the last id in the training text, weighted by rank and by a hash of the
+whole prefix. The rest of the probability is spread over the vocabulary by token frequency.
 """
 
 import math
@@ -20,13 +18,13 @@ from typing import Final
 from proxy.simulator.tokenizer import Vocabulary, load_vocabulary
 
 _MASK: Final = (1 << 64) - 1
-_TAIL: Final = 0.04  # the share of probability spread over the whole vocabulary
+_TAIL_SHARE: Final = 0.04  # of the probability, spread over the whole vocabulary
 _RANK_WEIGHTS: Final = tuple(1.0 / (rank + 1.5) for rank in range(8))
 _FLOAT32: Final = Struct("f")
 
 
 def mix(value: int) -> int:
-    """Scramble 64 bits, so that each bit of the answer depends on every bit of the value (splitmix64)."""
+    """Return 64 mixed bits, each of which depends on all bits of the value (splitmix64)."""
     value &= _MASK
     value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
     value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK
@@ -34,108 +32,104 @@ def mix(value: int) -> int:
 
 
 def as_float32(value: float) -> float:
-    """A number as the engines' arithmetic keeps it."""
+    """Round to float32, the precision of engines."""
     rounded: float = _FLOAT32.unpack(_FLOAT32.pack(value))[0]
     return rounded
 
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """All that the model keeps of the ids so far: a rolling hash of them, and the last one."""
+    """The ids so far, as far as the model needs them: a rolling hash of all, and the last id (-1: there are none)."""
 
     hash: int = 0
     last: int = -1
 
-    def then(self, token: int) -> "Prefix":
-        """The prefix one id longer."""
+    def with_token(self, token: int) -> "Prefix":
+        """Return the prefix that is one id longer."""
         return Prefix((self.hash ^ (token + 1)) * 0x9E3779B97F4A7C15 & _MASK, token)
 
 
-def prefix_of(ids: Iterable[int]) -> Prefix:
-    """The prefix that these ids are."""
+def prefix_from(ids: Iterable[int]) -> Prefix:
+    """Return the prefix that consists of these ids."""
     prefix = Prefix()
     for token in ids:
-        prefix = prefix.then(token)
+        prefix = prefix.with_token(token)
     return prefix
 
 
 @dataclass(frozen=True, slots=True)
-class Tail:
-    """The part of every distribution that no prefix moves.
+class UnigramTail:
+    """The part of every distribution that does not depend on the prefix.
 
-    `chances` has one probability per id and sums to `_TAIL`; `rising` is the same, sorted; `best` is ids,
-    likely first.
+    `probabilities` has one entry per id and sums to `_TAIL_SHARE`; `ascending` is the same, sorted; `ids` are all ids,
+    most likely first.
     """
 
-    chances: Sequence[float]
-    rising: Sequence[float]
-    best: Sequence[int]
+    probabilities: Sequence[float]
+    ascending: Sequence[float]
+    ids: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
-class Odds:
-    """The distribution after one prefix.
-
-    `likely` has the whole probability of the few tokens that stand out.
-    """
+class TokenDistribution:
+    """The distribution after one prefix. `likely`: the full probability of the few tokens above the tail."""
 
     likely: dict[int, float]
-    tail: Tail
+    tail: UnigramTail
 
-    def chance(self, token: int) -> float:
-        """The probability of a token; over the vocabulary they sum to one."""
-        return self.likely.get(token) or self.tail.chances[token]
+    def probability(self, token: int) -> float:
+        """Return the probability of a token; over the vocabulary they sum to one."""
+        return self.likely.get(token) or self.tail.probabilities[token]
 
     def logprob(self, token: int) -> float:
-        """The natural logarithm of the probability, rounded to float32 as engines compute it."""
-        return as_float32(math.log(self.chance(token)))
+        """Return the natural logarithm of the probability, rounded to float32."""
+        return as_float32(math.log(self.probability(token)))
 
-    def best(self, count: int) -> list[int]:
-        """The `count` most likely tokens, most likely first."""
-        others = [token for token in self.tail.best[: count + len(self.likely)] if token not in self.likely]
-        return sorted([*self.likely, *others], key=self.chance, reverse=True)[:count]
+    def top(self, count: int) -> list[int]:
+        """Return the `count` most likely tokens, most likely first."""
+        others = [token for token in self.tail.ids[: count + len(self.likely)] if token not in self.likely]
+        return sorted([*self.likely, *others], key=self.probability, reverse=True)[:count]
 
     def rank(self, token: int) -> int:
-        """How many tokens are at least as likely as this one and come before it: 1 for the most likely."""
-        chance = self.chance(token)
-        rising = self.tail.rising
-        above = len(rising) - bisect_right(rising, chance)
-        lifted = sum(1 for t, p in self.likely.items() if self.tail.chances[t] <= chance < p)
-        return 1 + above + lifted
+        """Return the token's rank: 1 for the most likely one."""
+        probability = self.probability(token)
+        ascending = self.tail.ascending
+        above = len(ascending) - bisect_right(ascending, probability)
+        raised = sum(1 for t, p in self.likely.items() if self.tail.probabilities[t] <= probability < p)
+        return 1 + above + raised
 
 
-class Distribution:
-    """The model. `odds(prefix)` is a pure function."""
+class NextTokenModel:
+    """The language model: `distribution(prefix)` is a pure function."""
 
     __slots__ = ("_followers", "_starters", "tail")
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         counts = [count + 0.5 for count in vocabulary["counts"]]
-        scale = _TAIL / math.fsum(counts)
-        chances = [count * scale for count in counts]
-        order = sorted(range(len(chances)), key=lambda token: (-chances[token], token))
-        self.tail = Tail(chances, sorted(chances), order)
+        scale = _TAIL_SHARE / math.fsum(counts)
+        probabilities = [count * scale for count in counts]
+        ids = sorted(range(len(probabilities)), key=lambda token: (-probabilities[token], token))
+        self.tail = UnigramTail(probabilities, sorted(probabilities), ids)
         self._starters = tuple(vocabulary["starters"])
         self._followers = tuple(map(tuple, vocabulary["followers"]))
 
-    def odds(self, prefix: Prefix) -> Odds:
-        """The distribution after this prefix."""
+    def distribution(self, prefix: Prefix) -> TokenDistribution:
+        """Return the distribution after this prefix."""
         bits = mix(prefix.hash)
         tokens = self._followers[prefix.last] if prefix.last >= 0 else ()
         if not tokens:
-            at = bits >> 58  # any eight neighbours in the ring of tokens that sentences start with
-            ring = self._starters + self._starters
-            tokens = ring[at % len(self._starters) :][:8]
+            start = (bits >> 58) % len(self._starters)  # eight neighbors in the ring of starters
+            tokens = (self._starters + self._starters)[start:][:8]
         weights = [
-            weight * (32 + (bits >> (place * 7) & 127)) for place, weight in enumerate(_RANK_WEIGHTS[: len(tokens)])
+            weight * (32 + (bits >> (rank * 7) & 127)) for rank, weight in enumerate(_RANK_WEIGHTS[: len(tokens)])
         ]
-        scale = (1.0 - _TAIL) / sum(weights)
-        chances = self.tail.chances
-        likely = {token: weight * scale + chances[token] for token, weight in zip(tokens, weights, strict=True)}
-        return Odds(likely, self.tail)
+        scale = (1.0 - _TAIL_SHARE) / sum(weights)
+        tail = self.tail.probabilities
+        likely = {token: weight * scale + tail[token] for token, weight in zip(tokens, weights, strict=True)}
+        return TokenDistribution(likely, self.tail)
 
 
 @cache
-def load_distribution() -> Distribution:
-    """The model over the installed vocabulary."""
-    return Distribution(load_vocabulary())
+def load_next_token_model() -> NextTokenModel:
+    """Return the model over the installed vocabulary."""
+    return NextTokenModel(load_vocabulary())

@@ -1,8 +1,4 @@
-"""What every shape of engine does alike: read a body, sample in rounds, pace the tokens, write the answer.
-
-Holds the calls in flight and their pace; what is answered is made by the replies, and which routes there are
-is for `vllm.routes` and `sglang.routes`. With them it is all of the package that awaits.
-"""
+"""The simulated engine: reads bodies, samples all choices of a call in rounds, paces tokens and sends responses."""
 
 import asyncio
 from collections import defaultdict
@@ -14,22 +10,23 @@ import orjson
 from aiohttp import web
 
 from proxy.clock import Clock
-from proxy.simulator.errors import missing, not_json, not_readable
+from proxy.simulator.errors import invalid_json, missing_field, validation_errors
 from proxy.simulator.generation import Token
 from proxy.simulator.model import Model
 from proxy.simulator.options import Options
-from proxy.simulator.requests import Body, Common
-from proxy.simulator.weights import Versions, Weights
-from proxy.simulator.wire import DONE, Answer, Head, Reply
+from proxy.simulator.requests import Body, CommonFields
+from proxy.simulator.weights import Weights, WeightVersions
+from proxy.simulator.wire import DONE, Head, JsonObject, Response
 
-_CHUNKS_A_WRITE: Final = 32  # without a delay; a socket write costs more than making a chunk
-_ROUNDS_A_TURN: Final = 256  # after so many tokens without a pause, other calls get their turn
+_CHUNKS_PER_WRITE: Final = 32  # without a delay; a socket write costs more than building a chunk
+_ROUNDS_PER_YIELD: Final = 256  # without a delay, other calls run after this many rounds
 
 Round = list[tuple[int, Token]]
+"""One token for each choice that is still open, with the choice's index."""
 
 
 class Engine:
-    """One engine at work: its model, the label of its weights, and how many calls it is at."""
+    """One simulated engine: model, options, label of the weights, and the number of running calls."""
 
     __slots__ = ("clock", "model", "options", "running", "started_s", "weights")
 
@@ -42,127 +39,127 @@ class Engine:
         self.started_s = int(clock.now())
 
     def new_hex(self) -> str:
-        """A new name, for what needs one."""
+        """Return 16 random hex digits, for ids."""
         return self.clock.entropy(8).hex()
 
-    def head(self, name: str, common: Common) -> Head:
-        """The head of an answer of this name, from now."""
+    def head(self, response_id: str, common: CommonFields) -> Head:
+        """Return the head of a response that is created now."""
         model = common.model or self.options.model
-        return Head(name, int(self.clock.now()), model, self.options.fingerprint)
+        return Head(response_id, int(self.clock.now()), model, self.options.fingerprint)
 
-    async def answer(
+    async def respond(
         self,
         request: web.Request,
-        common: Common,
-        reply: Reply,
-        versions: Versions | None = None,
+        common: CommonFields,
+        response: Response,
+        versions: WeightVersions | None = None,
         *,
         scores_prompt: bool = False,
     ) -> web.StreamResponse:
-        """Sample a reply and write it; `versions` is told which weights sampled what.
+        """Sample the choices and send the response; record in `versions` which weights sample which tokens.
 
-        To score a prompt takes its time, about 10 µs a token, so it is done in a thread.
+        With `scores_prompt` the body is built in a thread, because scoring takes about 10 µs per prompt token.
         """
-        rounds = self._rounds(reply, common, versions)
+        rounds = self._rounds(response, common, versions)
         self.running += 1
         try:
             if common.stream:
-                return await self._stream(request, reply, rounds)
-            choices = await self._sampled(request, rounds)
+                return await self._stream(request, response, rounds)
+            choices = await self._sample(request, rounds)
             if scores_prompt:
-                return as_json(await asyncio.to_thread(reply.whole, choices))
-            return as_json(reply.whole(choices))
+                return json_response(await asyncio.to_thread(response.body, choices))
+            return json_response(response.body(choices))
         except ConnectionResetError:
-            return web.Response()  # the client left: nobody reads it, and sampling has ended as in vLLM
+            return web.Response()  # the client has disconnected, which ends sampling, as in vLLM
         finally:
             self.running -= 1
 
-    def _rounds(self, reply: Reply, common: Common, versions: Versions | None) -> Iterator[Round]:
-        """The tokens of all choices, in rounds of one for each that is still open."""
+    def _rounds(self, response: Response, common: CommonFields, versions: WeightVersions | None) -> Iterator[Round]:
+        """Yield rounds until all choices have ended."""
         seed = common.seed if common.seed is not None else self.options.seed
         if seed is None:
             seed = int.from_bytes(self.clock.entropy(8), "big")
         choices = [
-            # As in vLLM, sample i of seed s is the only sample of seed s + i.
-            self.model.reply(prefix, common, manner, seed + sample)
-            for prefix, manner in reply.prompts
-            for sample in range(common.samples)
+            # As in vLLM, choice i of seed s equals the only choice of seed s + i.
+            self.model.generate(prefix, common, options, seed + number)
+            for prefix, options in response.prompts
+            for number in range(common.choices)
         ]
         open_choices = dict(enumerate(choices))
         aborts = self.weights.aborts
         position = 0
         while open_choices:
             if versions is not None:
-                versions.note(position, self.weights.version)
-            told = [(index, next(tokens)) for index, tokens in open_choices.items()]
+                versions.record(position, self.weights.version)
+            tokens = [(index, next(choice)) for index, choice in open_choices.items()]
             if self.weights.aborts != aborts:
-                told = [(index, replace(token, finish_reason="abort", stop_reason=None)) for index, token in told]
-            for index, token in told:
+                tokens = [(index, replace(token, finish_reason="abort", stop_reason=None)) for index, token in tokens]
+            for index, token in tokens:
                 if token.finish_reason is not None:
                     del open_choices[index]
             position += 1
-            yield told
+            yield tokens
 
-    async def _stream(self, request: web.Request, reply: Reply, rounds: Iterator[Round]) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
-        pending = reply.opening()
-        await response.prepare(request)
-        cuts = {manner.cut for _, manner in reply.prompts} - {None}
-        for count, told in enumerate(rounds):
-            if count in cuts:
-                await response.write(b"".join(pending))
-                request.transport.close()  # type: ignore[union-attr] # it was there a line before
-            if pending and (self.options.token_delay_s or len(pending) >= _CHUNKS_A_WRITE):
-                await response.write(b"".join(pending))
+    async def _stream(self, request: web.Request, response: Response, rounds: Iterator[Round]) -> web.StreamResponse:
+        stream = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        pending = response.opening_events()
+        await stream.prepare(request)
+        disconnect_after = {options.disconnect_after for _, options in response.prompts} - {None}
+        for count, tokens in enumerate(rounds):
+            if count in disconnect_after:
+                await stream.write(b"".join(pending))
+                request.transport.close()  # type: ignore[union-attr] # still connected: the write would have raised
+            if pending and (self.options.token_delay_s or len(pending) >= _CHUNKS_PER_WRITE):
+                await stream.write(b"".join(pending))
                 pending.clear()
             await self._pause(request, count)
-            for index, token in told:
-                pending += reply.events(index, token)
-        await response.write(b"".join([*pending, *reply.closing(), DONE]))
-        await response.write_eof()
-        return response
+            for index, token in tokens:
+                pending += response.token_events(index, token)
+        await stream.write(b"".join([*pending, *response.closing_events(), DONE]))
+        await stream.write_eof()
+        return stream
 
-    async def _sampled(self, request: web.Request, rounds: Iterator[Round]) -> list[list[Token]]:
-        """All tokens of each choice."""
+    async def _sample(self, request: web.Request, rounds: Iterator[Round]) -> list[list[Token]]:
+        """Return all tokens of each choice."""
         choices: dict[int, list[Token]] = defaultdict(list)
-        for count, told in enumerate(rounds):
+        for count, tokens in enumerate(rounds):
             await self._pause(request, count)
-            for index, token in told:
+            for index, token in tokens:
                 choices[index].append(token)
         return [choices[index] for index in sorted(choices)]
 
     async def _pause(self, request: web.Request, count: int) -> None:
-        """Wait as long as a token takes; raises `ConnectionResetError` if the client left meanwhile."""
+        """Wait for the delay of a token; raise ConnectionResetError if the client has disconnected."""
         if self.options.token_delay_s:
             await asyncio.sleep(self.options.token_delay_s)
-        elif count % _ROUNDS_A_TURN == _ROUNDS_A_TURN - 1:
+        elif count % _ROUNDS_PER_YIELD == _ROUNDS_PER_YIELD - 1:
             await asyncio.sleep(0)
         if request.transport is None or request.transport.is_closing():
             raise ConnectionResetError
 
 
 async def read_body(request: web.Request) -> Body:
-    """The JSON object that a request brings; refuses anything else in vLLM's words."""
+    """Return the JSON object in a request's body; raise RequestError for any other body."""
     if request.content_type != "application/json":
-        raise not_readable(["Unsupported Media Type: Only 'application/json' is allowed"], None)
+        raise validation_errors(["Unsupported Media Type: Only 'application/json' is allowed"], None)
     raw = await request.read()
     if not raw:
-        raise missing("body")
+        raise missing_field("body")
     try:
         body = orjson.loads(raw)
-    except orjson.JSONDecodeError as fault:
-        raise not_json(fault) from fault
+    except orjson.JSONDecodeError as error:
+        raise invalid_json(error) from error
     if not isinstance(body, dict):
-        raise not_readable(["The body must be a JSON object."], "body")
+        raise validation_errors(["The body must be a JSON object."], "body")
     return body
 
 
-def as_json(answer: Answer | list[Answer], status: int = 200) -> web.Response:
-    """An answer that is JSON."""
-    return web.Response(body=orjson.dumps(answer), status=status, content_type="application/json")
+def json_response(payload: JsonObject | list[JsonObject], status: int = 200) -> web.Response:
+    """Return a response with a JSON body."""
+    return web.Response(body=orjson.dumps(payload), status=status, content_type="application/json")
 
 
-def as_gauge(name: str, labels: str, help_text: str, value: float) -> web.Response:
-    """One gauge, as Prometheus reads it."""
+def gauge_response(name: str, labels: str, help_text: str, value: float) -> web.Response:
+    """Return one gauge in the text format of Prometheus."""
     text = f"# HELP {name} {help_text}\n# TYPE {name} gauge\n{name}{{{labels}}} {value:.1f}\n"
     return web.Response(text=text)

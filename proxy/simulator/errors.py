@@ -1,8 +1,4 @@
-"""What a simulated engine refuses, in vLLM's words.
-
-Holds the one exception and the checks that need no tokenizer; sentences, types and params are those of vLLM
-0.32 (cassettes `err_*`).
-"""
+"""Error responses in vLLM 0.32's words; texts, types and params are those of the cassettes `err_*`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,8 +7,8 @@ import orjson
 from pydantic import ValidationError
 
 
-class RefusedError(Exception):
-    """A request that the engine does not take; `body` is the whole answer."""
+class RequestError(Exception):
+    """A request that the engine rejects; `body` is the response body in vLLM's form."""
 
     def __init__(self, message: str, param: str | None = None, *, status: int = 400, kind: str) -> None:
         super().__init__(message)
@@ -21,64 +17,64 @@ class RefusedError(Exception):
         self.body = {"error": {"message": message, "type": kind, "param": param, "code": status}}
 
 
-def bad_value(message: str, param: str | None = None, value: object = None) -> RefusedError:
-    """A value that is well formed but not allowed; vLLM names the field at the end of the sentence."""
-    named = f" (parameter={param}{'' if value is None else f', value={value}'})" if param else ""
-    return RefusedError(message + named, param, kind="BadRequestError")
+def invalid_value(message: str, param: str | None = None, value: object = None) -> RequestError:
+    """Return the error for a value of the right type that is not allowed; vLLM names the field after the sentence."""
+    suffix = f" (parameter={param}{'' if value is None else f', value={value}'})" if param else ""
+    return RequestError(message + suffix, param, kind="BadRequestError")
 
 
-def no_model(model: str, served: str) -> RefusedError:
-    """A model that is not served."""
+def model_not_found(model: str, served: str) -> RequestError:
+    """Return the error for a model that is not served."""
     message = f"The model `{model}` does not exist. Valid aliases: {served}."
-    return RefusedError(message, "model", status=404, kind="NotFoundError")
+    return RequestError(message, "model", status=404, kind="NotFoundError")
 
 
-def scale_out_disabled() -> RefusedError:
-    """A route that the engine was not told to offer."""
+def scale_out_disabled() -> RequestError:
+    """Return the error of the scale-out endpoints on an engine without them."""
     message = "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them."
-    return RefusedError(message, status=403, kind="PermissionDeniedError")
+    return RequestError(message, status=403, kind="PermissionDeniedError")
 
 
-def not_readable(problems: Sequence[object], param: str | None) -> RefusedError:
-    """A body that cannot be read as a request at all."""
+def validation_errors(problems: Sequence[object], param: str | None) -> RequestError:
+    """Return the error for a body that fails validation, with all its problems."""
     count = f"{len(problems)} validation error{'s' if len(problems) > 1 else ''}"
-    return RefusedError("\n  ".join([f"{count}:", *map(str, problems)]), param, kind="Bad Request")
+    return RequestError("\n  ".join([f"{count}:", *map(str, problems)]), param, kind="Bad Request")
 
 
-def missing(loc: str) -> RefusedError:
-    """Something that must be there and is not."""
-    return not_readable([{"type": "missing", "loc": loc, "msg": "Field required", "input": "None"}], loc)
+def missing_field(loc: str) -> RequestError:
+    """Return the error for a required field that is missing."""
+    return validation_errors([{"type": "missing", "loc": loc, "msg": "Field required", "input": "None"}], loc)
 
 
-def not_json(fault: orjson.JSONDecodeError) -> RefusedError:
-    """A body that is not JSON."""
-    loc = f"body.{fault.pos}"
+def invalid_json(error: orjson.JSONDecodeError) -> RequestError:
+    """Return the error for a body that is not JSON."""
+    loc = f"body.{error.pos}"
     problem = {
         "type": "json_invalid",
         "loc": loc,
         "msg": "JSON decode error",
         "input": "<dict of 0 items>",
-        "ctx": {"error": fault.msg},
+        "ctx": {"error": error.msg},
     }
-    return not_readable([problem], loc)
+    return validation_errors([problem], loc)
 
 
-def not_valid(fault: ValidationError) -> RefusedError:
-    """A body whose fields are missing or of the wrong type."""
+def invalid_fields(errors: ValidationError) -> RequestError:
+    """Return the error for a body whose fields are missing or have the wrong type."""
     problems = []
     locs = []
-    for error in fault.errors(include_url=False):
-        # Of a place inside a union pydantic names the branches too; vLLM does not.
+    for error in errors.errors(include_url=False):
+        # Inside a union pydantic's location also names the branch; vLLM's does not.
         head, *rest = error["loc"] or ("",)
         loc = ".".join(["body", str(head), *(str(part) for part in rest if isinstance(part, int))]).rstrip(".")
         locs.append(loc)
-        problem = {"type": error["type"], "loc": loc, "msg": error["msg"], "input": _outline(error["input"])}
+        problem = {"type": error["type"], "loc": loc, "msg": error["msg"], "input": _summary(error["input"])}
         problems.append(problem | ({"ctx": error["ctx"]} if "ctx" in error else {}))
-    return not_readable(problems, locs[0])
+    return validation_errors(problems, locs[0])
 
 
-def _outline(value: Any) -> str:
-    """A value in an error message: scalars as they are, containers by their size."""
+def _summary(value: Any) -> str:
+    """Return a value as error messages show it: scalars in full, containers by their size."""
     if isinstance(value, dict | list):
         return f"<{type(value).__name__} of {len(value)} items>"
     return str(value)

@@ -1,124 +1,123 @@
-"""The life of one choice: sampled tokens become text, and something ends them.
-
-Holds decoding, stop tokens, stop strings and lengths, as vLLM 0.32 has them; it must not hold parsers or wire
-shapes. Which ids are sampled is the sampler's business; what is made of the text is for `chat` and
-`completions`.
-"""
+"""One choice: decodes sampled ids to text and ends at stop tokens, stop strings or the length, as vLLM 0.32 does."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from proxy.simulator.distribution import Odds
+from proxy.simulator.distribution import TokenDistribution
 from proxy.simulator.tokenizer import Decoder, Tokenizer
 
 
-class Scored(NamedTuple):
-    """A token's string, its logprob and its id."""
+class TokenLogprob(NamedTuple):
+    """A token's string, logprob and id."""
 
     string: str
     logprob: float
     id: int
 
     def name(self, *, by_id: bool) -> str:
-        """What stands for the token beside its logprob: its string, or its id as vLLM spells it."""
+        """Return the token's string, or its id in vLLM's form (`return_tokens_as_token_ids`)."""
         return f"token_id:{self.id}" if by_id else self.string
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One sampled token. `text` is what it adds to the text, which may be nothing, or more than itself.
+    """One sampled token.
 
-    `scores` is the token itself with its logprob, then the most likely tokens, if alternatives were asked
-    for. `odds` is what it was drawn from, for the shapes that tell more of it.
+    `text` is what the token adds to the text: nothing, its own string, or also text that was held back before.
+    `logprobs` has the token itself, then the most likely tokens if the request wants alternatives.
     """
 
     id: int
     text: str
-    scores: tuple[Scored, ...]
-    odds: Odds
+    logprobs: tuple[TokenLogprob, ...]
+    distribution: TokenDistribution
     finish_reason: str | None = None
     stop_reason: int | str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What ends a choice. `ends` are the ids that end a turn of themselves; empty when they are ignored."""
+class StopConditions:
+    """What ends a choice. `eos_ids` end a turn; empty with `ignore_eos`."""
 
     max_tokens: int
     min_tokens: int = 0
-    ends: tuple[int, ...] = ()
-    stop_ids: frozenset[int] = frozenset()
-    stops: tuple[str, ...] = ()
-    show_stop: bool = False
+    eos_ids: tuple[int, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
+    stop_strings: tuple[str, ...] = ()
+    include_stop: bool = False
 
 
 @dataclass(slots=True)
-class Text:
-    """The text of a choice, of which the end is held back while it may be the beginning of a stop string."""
+class TextBuffer:
+    """The text of a choice; holds the end back while it may be the beginning of a stop string."""
 
-    limits: Limits
-    whole: str = ""
-    shown: int = 0
-    hold: int = field(init=False)
+    conditions: StopConditions
+    text: str = ""
+    released: int = 0
+    held_back: int = field(init=False)
 
     def __post_init__(self) -> None:
-        longest = max(map(len, self.limits.stops), default=1)
-        self.hold = 0 if self.limits.show_stop else longest - 1
+        longest = max(map(len, self.conditions.stop_strings), default=1)
+        self.held_back = 0 if self.conditions.include_stop else longest - 1
 
     def feed(self, piece: str) -> str | None:
-        """Add a piece; the stop string that this completes, with the text cut at it, or None."""
-        self.whole += piece
-        for stop in self.limits.stops:
-            at = self.whole.find(stop, max(0, len(self.whole) - len(piece) - len(stop) + 1))
-            if piece and at >= 0:
-                self.whole = self.whole[: at + len(stop) if self.limits.show_stop else at]
+        """Append a piece; return the stop string that it completes (the text then ends there), or None."""
+        self.text += piece
+        for stop in self.conditions.stop_strings:
+            start = self.text.find(stop, max(0, len(self.text) - len(piece) - len(stop) + 1))
+            if piece and start >= 0:
+                self.text = self.text[: start + len(stop) if self.conditions.include_stop else start]
                 return stop
         return None
 
-    def show(self, *, ended: bool) -> str:
-        """What of it can be shown now and was not yet."""
-        until = len(self.whole) - (0 if ended else self.hold)
-        if until <= self.shown:
+    def release(self, *, ended: bool) -> str:
+        """Return the text that is final and was not returned before."""
+        until = len(self.text) - (0 if ended else self.held_back)
+        if until <= self.released:
             return ""
-        text = self.whole[self.shown : until]
-        self.shown = until
+        text = self.text[self.released : until]
+        self.released = until
         return text
 
 
 def generate(
-    sampled: Iterable[tuple[int, Odds]], tokenizer: Tokenizer, limits: Limits, alternatives: int
+    sampled: Iterable[tuple[int, TokenDistribution]],
+    tokenizer: Tokenizer,
+    conditions: StopConditions,
+    alternatives: int,
 ) -> Iterator[Token]:
-    """Sampled ids as tokens with text, until something ends them; the last one says what.
+    """Yield sampled ids as tokens with text until a stop condition is met; the last token has the finish reason.
 
-    A stop token or stop string is sampled as any other, so its ids stay; only the text is cut
-    (cassettes `stop_*`).
+    A stop token, or the tokens of a stop string, stay among the ids; only the text is cut (cassettes `stop_*`).
     """
     decoder = Decoder(tokenizer)
-    text = Text(limits)
-    for count, (token, odds) in enumerate(sampled, 1):
-        finish, reason = _why_ends(token, count, limits)
-        scores = score(token, odds, decoder, alternatives)
-        if finish != "stop" or limits.show_stop:
-            stop = text.feed(decoder.feed(token))
-            if stop is not None and count > limits.min_tokens:
+    buffer = TextBuffer(conditions)
+    for count, (token, distribution) in enumerate(sampled, 1):
+        finish, reason = _finish(token, count, conditions)
+        logprobs = token_logprobs(token, distribution, decoder, alternatives)
+        if finish != "stop" or conditions.include_stop:
+            stop = buffer.feed(decoder.feed(token))
+            if stop is not None and count > conditions.min_tokens:
                 finish, reason = "stop", stop
-        yield Token(token, text.show(ended=finish is not None), scores, odds, finish, reason)
+        yield Token(token, buffer.release(ended=finish is not None), logprobs, distribution, finish, reason)
         if finish is not None:
             return
 
 
-def _why_ends(token: int, count: int, limits: Limits) -> tuple[str | None, int | str | None]:
-    """The finish and stop reasons that the token or its place gives; the length counts last."""
-    if count >= limits.min_tokens:
-        if token in limits.ends:
-            return "stop", None if token == limits.ends[0] else token
-        if token in limits.stop_ids:
+def _finish(token: int, count: int, conditions: StopConditions) -> tuple[str | None, int | str | None]:
+    """Return the finish and stop reasons that the token's id or its position gives; stop precedes length."""
+    if count >= conditions.min_tokens:
+        if token in conditions.eos_ids:
+            return "stop", None if token == conditions.eos_ids[0] else token
+        if token in conditions.stop_token_ids:
             return "stop", token
-    return ("length" if count >= limits.max_tokens else None), None
+    return ("length" if count >= conditions.max_tokens else None), None
 
 
-def score(token: int, odds: Odds, decoder: Decoder, alternatives: int) -> tuple[Scored, ...]:
-    """The token with its logprob, then the `alternatives` most likely ones, each once."""
-    ids = dict.fromkeys([token, *odds.best(alternatives)]) if alternatives else (token,)
-    return tuple([Scored(decoder.string(each), odds.logprob(each), each) for each in ids])
+def token_logprobs(
+    token: int, distribution: TokenDistribution, decoder: Decoder, alternatives: int
+) -> tuple[TokenLogprob, ...]:
+    """Return the token's logprob, then those of the `alternatives` most likely tokens, each token once."""
+    ids = dict.fromkeys([token, *distribution.top(alternatives)]) if alternatives else (token,)
+    return tuple([TokenLogprob(decoder.string(i), distribution.logprob(i), i) for i in ids])

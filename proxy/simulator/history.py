@@ -1,7 +1,7 @@
-"""Tool calls of earlier turns, as an engine prepares them for its chat template.
+"""Prepares the tool calls of earlier turns for the chat template, as vLLM 0.32 and SGLang 0.5.23 do.
 
-Holds what vLLM 0.32 and SGLang 0.5.23 do before any template is rendered: both parse `arguments` from JSON, so a template
-sees an object and writes it in its own spelling. They differ in what else they accept.
+Both engines parse `arguments` from JSON, so the template gets an object and formats it anew. They differ in what else
+they accept.
 """
 
 import json
@@ -12,7 +12,7 @@ import orjson
 from pydantic import TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from proxy.simulator.errors import RefusedError, bad_value, not_valid
+from proxy.simulator.errors import RequestError, invalid_fields, invalid_value
 
 Message = dict[str, Any]
 
@@ -48,55 +48,61 @@ _SGLANG_CALLS: Final = TypeAdapter(list[_SglangCall])
 
 
 def prepare_for_vllm(messages: Sequence[Message]) -> list[Message]:
-    """Return messages whose tool calls have an object as arguments.
+    """Return the messages with an object as the arguments of each tool call.
 
     Arguments that are empty, invalid JSON, or JSON of another type become `{}` (vLLM 0.32, renderers/chat_utils.py,
-    `_postprocess_messages`). Raises RefusedError for a call without id, type or name, or whose arguments are no string.
+    `_postprocess_messages`).
+
+    Raises:
+        RequestError: a call has no id, type or name, or its arguments are not a string.
     """
     return [_prepared(message, _VLLM_CALLS, _object_or_empty) for message in messages]
 
 
 def prepare_for_sglang(messages: Sequence[Message]) -> list[Message]:
-    """Return messages whose tool calls have an object as arguments, or None where a call had none.
+    """Return the messages with an object as the arguments of each tool call, or None for a call without arguments.
 
-    Raises RefusedError for a string that is not a JSON object (SGLang 0.5.23, entrypoints/openai/serving_chat.py,
-    `normalize_assistant_tool_call_arguments`), and for a call without function.
+    Raises:
+        RequestError: arguments are a string but not a JSON object (SGLang 0.5.23, entrypoints/openai/serving_chat.py,
+            `normalize_assistant_tool_call_arguments`), or a call has no function.
     """
-    return [_prepared(message, _SGLANG_CALLS, _object_or_refused) for message in messages]
+    return [_prepared(message, _SGLANG_CALLS, _object_required) for message in messages]
 
 
-def _prepared(message: Message, shape: TypeAdapter[Any], read: Callable[[Any], object]) -> Message:
-    written = message.get("tool_calls")
-    if message.get("role") != "assistant" or not written:
+def _prepared(message: Message, shape: TypeAdapter[Any], parse: Callable[[Any], object]) -> Message:
+    tool_calls = message.get("tool_calls")
+    if message.get("role") != "assistant" or not tool_calls:
         return message
-    if isinstance(written, list) and any(isinstance(call, dict) and call.get("type") == "custom" for call in written):
-        raise bad_value("chat completions only support assistant tool_calls of type 'function'.", "tool_calls")
+    if isinstance(tool_calls, list) and any(
+        isinstance(call, dict) and call.get("type") == "custom" for call in tool_calls
+    ):
+        raise invalid_value("chat completions only support assistant tool_calls of type 'function'.", "tool_calls")
     try:
-        calls = shape.validate_python(written)
-    except ValidationError as fault:
-        raise not_valid(fault) from fault
-    functions = [{"name": call.function.name, "arguments": read(call.function.arguments)} for call in calls]
+        calls = shape.validate_python(tool_calls)
+    except ValidationError as error:
+        raise invalid_fields(error) from error
+    functions = [{"name": call.function.name, "arguments": parse(call.function.arguments)} for call in calls]
     return {**message, "tool_calls": [{"function": function} for function in functions]}
 
 
 def _object_or_empty(arguments: str) -> dict[str, Any]:
     try:
-        parsed = json.loads(arguments)  # noqa: TID251 - what vLLM reads it with takes more
+        parsed = json.loads(arguments)  # noqa: TID251 - vLLM uses json, which accepts more than orjson
     except json.JSONDecodeError:
         return {}
-    except ValueError as fault:  # a number of more than 4,300 digits
-        raise bad_value(str(fault)) from fault
+    except ValueError as error:  # an integer of more than 4,300 digits
+        raise invalid_value(str(error)) from error
     return parsed if isinstance(parsed, dict) else {}
 
 
-def _object_or_refused(arguments: str | dict[str, Any] | None) -> dict[str, Any] | None:
+def _object_required(arguments: str | dict[str, Any] | None) -> dict[str, Any] | None:
     if not isinstance(arguments, str):
         return arguments
     try:
         parsed = orjson.loads(arguments)
-    except orjson.JSONDecodeError as fault:
+    except orjson.JSONDecodeError as error:
         message = "Assistant tool call function.arguments must be valid JSON."
-        raise RefusedError(message, kind="BadRequest") from fault
+        raise RequestError(message, kind="BadRequest") from error
     if not isinstance(parsed, dict):
-        raise RefusedError("Assistant tool call function.arguments must be a JSON object.", kind="BadRequest")
+        raise RequestError("Assistant tool call function.arguments must be a JSON object.", kind="BadRequest")
     return parsed

@@ -1,118 +1,114 @@
-"""The simulated model in use: prompts go in, tokens come out.
-
-Holds the tokenizer, the distribution and the words together, and the scores of a prompt; it must not hold what chat
-and completions make of the tokens.
-"""
+"""The simulated model: generates the tokens of choices and scores the tokens of prompts."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from proxy.simulator.distribution import Distribution, Prefix, load_distribution, mix, prefix_of
-from proxy.simulator.errors import bad_value
-from proxy.simulator.generation import Limits, Scored, Token, generate, score
-from proxy.simulator.requests import Common
-from proxy.simulator.sampler import Draws, Sampler, Words, plan_reply, words_of
+from proxy.simulator.distribution import NextTokenModel, Prefix, load_next_token_model, mix, prefix_from
+from proxy.simulator.errors import invalid_value
+from proxy.simulator.generation import StopConditions, Token, TokenLogprob, generate, token_logprobs
+from proxy.simulator.requests import CommonFields
+from proxy.simulator.sampler import RandomStream, Sampler, Words, plan_reply, words_from
 from proxy.simulator.tokenizer import Decoder, Tokenizer, load_tokenizer, load_vocabulary
 
 
 @dataclass(frozen=True, slots=True)
-class Manner:
-    """How a reply shall go, beside what the request's sampling settings say.
+class GenerationOptions:
+    """How to generate a choice, apart from the fields of `CommonFields`.
 
-    `room` is how many tokens it may have; `alternatives` how many likely tokens are told beside each; `call`,
-    if given, makes the ids of the tool call that the reply is; with `thinking` it begins with a thought. `said` is the
-    whole reply, where a script says it, and `cut` after how many tokens it breaks off.
+    `max_tokens` is what the context window allows. `alternatives` is the number of most likely tokens to score at each
+    position. `make_call` returns the ids of the tool call that the reply consists of. With `reasoning` the reply begins
+    with reasoning. `scripted_ids` is the whole reply of a script, and `disconnect_after` the number of tokens after which
+    the engine disconnects.
     """
 
-    room: int
+    max_tokens: int
     alternatives: int = 0
-    call: Callable[[Draws], Sequence[int]] | None = None
-    thinking: bool = False
-    said: Sequence[int] | None = None
-    cut: int | None = None
+    make_call: Callable[[RandomStream], Sequence[int]] | None = None
+    reasoning: bool = False
+    scripted_ids: Sequence[int] | None = None
+    disconnect_after: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """The model with its tokenizer. All of it is pure."""
+    """The model and its tokenizer; all methods are pure."""
 
     tokenizer: Tokenizer
-    distribution: Distribution
+    next_token: NextTokenModel
     words: Words
 
-    def reply(self, prompt: Prefix, common: Common, manner: Manner, seed: int) -> Iterator[Token]:
-        """The tokens of one choice."""
+    def generate(self, prompt: Prefix, common: CommonFields, options: GenerationOptions, seed: int) -> Iterator[Token]:
+        """Yield the tokens of one choice."""
         temperature = 1.0 if common.temperature is None else common.temperature
         seed = mix(seed if temperature else 0)
-        ends = (self.tokenizer.id("<|im_end|>"), self.tokenizer.id("<|endoftext|>"))
-        thought = (self.tokenizer.id("<think>"), self.tokenizer.id("</think>"))
-        draws = Draws(mix(seed) ^ prompt.hash)
-        call = manner.said or (manner.call(draws) if manner.call else ())
+        eos_ids = (self.tokenizer.id("<|im_end|>"), self.tokenizer.id("<|endoftext|>"))
+        reasoning_tags = (self.tokenizer.id("<think>"), self.tokenizer.id("</think>"))
+        stream = RandomStream(mix(seed) ^ prompt.hash)
+        forced = options.scripted_ids or (options.make_call(stream) if options.make_call else ())
         plan = plan_reply(
-            draws,
-            end=None if common.ignore_eos else ends[0],
-            call=call,
-            think=thought if manner.thinking and manner.said is None else None,
+            stream,
+            end=None if common.ignore_eos else eos_ids[0],
+            forced=forced,
+            reasoning_tags=reasoning_tags if options.reasoning and options.scripted_ids is None else None,
             min_tokens=common.min_tokens,
         )
-        limits = Limits(
-            max_tokens=manner.room,
+        conditions = StopConditions(
+            max_tokens=options.max_tokens,
             min_tokens=common.min_tokens,
-            ends=() if common.ignore_eos else ends,
-            stop_ids=frozenset(common.stop_token_ids or ()),
-            stops=common.stops,
-            show_stop=common.include_stop_str_in_output,
+            eos_ids=() if common.ignore_eos else eos_ids,
+            stop_token_ids=frozenset(common.stop_token_ids or ()),
+            stop_strings=common.stop_strings,
+            include_stop=common.include_stop_str_in_output,
         )
-        sampler = Sampler(self.distribution, self.words, seed, temperature)
-        return generate(sampler.sample(prompt, plan), self.tokenizer, limits, manner.alternatives)
+        sampler = Sampler(self.next_token, self.words, seed, temperature)
+        return generate(sampler.sample(prompt, plan), self.tokenizer, conditions, options.alternatives)
 
-    def prompt_scores(self, ids: Sequence[int], alternatives: int) -> list[tuple[Scored, ...]]:
-        """The scores of each prompt token but the first, which nothing came before."""
+    def score(self, ids: Sequence[int], alternatives: int) -> list[tuple[TokenLogprob, ...]]:
+        """Return the logprobs of each prompt token but the first, which has no prefix."""
         decoder = Decoder(self.tokenizer)
         scores = []
         for prefix, token in self._prefixes(ids, decoder):
-            scores.append(score(token, self.distribution.odds(prefix), decoder, alternatives))
+            scores.append(token_logprobs(token, self.next_token.distribution(prefix), decoder, alternatives))
         return scores
 
     def prompt_logprobs(self, ids: Sequence[int], alternatives: int) -> list[dict[str, Any] | None]:
-        """The `prompt_logprobs` of an answer: by id, each token, then the likeliest; null for the first."""
+        """Return `prompt_logprobs`: None for the first token, then by id the token and the most likely tokens."""
         decoder = Decoder(self.tokenizer)
         entries: list[dict[str, Any] | None] = [None]
         for prefix, token in self._prefixes(ids, decoder):
-            odds = self.distribution.odds(prefix)
-            each = dict.fromkeys([token, *odds.best(alternatives)])
+            distribution = self.next_token.distribution(prefix)
             entries.append(
                 {
                     str(i): {
-                        "logprob": odds.logprob(i),
-                        "rank": odds.rank(i),
+                        "logprob": distribution.logprob(i),
+                        "rank": distribution.rank(i),
                         "decoded_token": decoder.string(i),
                     }
-                    for i in each
+                    for i in dict.fromkeys([token, *distribution.top(alternatives)])
                 }
             )
         return entries
 
     def _prefixes(self, ids: Sequence[int], decoder: Decoder) -> Iterator[tuple[Prefix, int]]:
-        """Each token but the first, with what came before it; the decoder stands before the token."""
-        prefix = prefix_of(ids[:1])
+        """Yield each token but the first with its prefix; the decoder has been fed the tokens before it."""
+        prefix = prefix_from(ids[:1])
         decoder.feed(ids[0])
         for token in ids[1:]:
             yield prefix, token
-            prefix = prefix.then(token)
+            prefix = prefix.with_token(token)
             decoder.feed(token)
 
     def check_ids(self, ids: Sequence[int]) -> None:
-        """Refuse ids that are no tokens."""
+        """Raise RequestError for an id outside the vocabulary."""
         unknown = next((i for i in ids if not 0 <= i < len(self.tokenizer)), None)
         if unknown is not None:
-            raise bad_value(f"Token id {unknown} is out of vocabulary")
+            raise invalid_value(f"Token id {unknown} is out of vocabulary")
 
 
 @cache
 def load_model() -> Model:
-    """The model over the installed vocabulary; loaded once, it is shared by all engines of the process."""
+    """Return the model over the installed vocabulary; it is loaded once, and all engines of the process share it."""
     tokenizer = load_tokenizer()
-    return Model(tokenizer, load_distribution(), words_of(load_vocabulary(), tokenizer))
+    return Model(tokenizer, load_next_token_model(), words_from(load_vocabulary(), tokenizer))

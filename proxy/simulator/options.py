@@ -1,7 +1,4 @@
-"""The options of a simulated engine.
-
-Holds what whoever starts the engine may choose, and nothing that a request chooses.
-"""
+"""The options of a simulated engine."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -13,16 +10,16 @@ Shape = Literal["vllm", "sglang"]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What one simulated engine is set to.
+    """The options of one simulated engine.
 
-    `seed` stands in for the seed of requests that bring none (None: a fresh one each time). `token_delay_s`
-    is waited before each token, so that people see a stream. `strict_models` refuses any model name but
-    `model`, as vLLM does. `weight_version` is the label it starts with.
+    `shape` is the engine whose HTTP API it has. `seed` is used for requests without a seed (None: a random one for each).
+    `token_delay_s` is the delay before each token. `strict_models` rejects model names other than `model`, as vLLM does.
+    `weight_version` is the initial label of the weights. `routed_experts` returns experts when a request wants them.
+    With a `script`, chat completions follow the script.
 
-    SGLang's shape only: without `has_parser` neither thoughts nor tool calls are found, and streams lose logprobs, as
-    SGLang 0.5.23 does; `knows_ids_flags` False is an older server, which ignores whatever asks for ids.
-    vLLM's shape only: `scale_out` offers `/inference/v1/generate`, which tells `sampling_mask` if so set. Either shape
-    tells `routed_experts` if so set. With a `script`, chats are replied to as that says.
+    SGLang only: without `has_parser`, neither reasoning nor tool calls are parsed, and streams lose logprobs, as in
+    SGLang 0.5.23; without `supports_ids_flags` it behaves like an older server, which ignores flags for ids.
+    vLLM only: `scale_out` enables `/inference/v1/generate`, and `sampling_mask` adds `sampling_mask` to its choices.
     """
 
     model: str = "simulated"
@@ -34,7 +31,7 @@ class Options:
     shape: Shape = "vllm"
     weight_version: str = "default"
     has_parser: bool = True
-    knows_ids_flags: bool = True
+    supports_ids_flags: bool = True
     scale_out: bool = True
     sampling_mask: bool = False
     routed_experts: bool = False

@@ -1,8 +1,7 @@
-"""What chat makes of generated text: thought, content and tool calls, whole and piece by piece.
+"""Parses reasoning, content and tool calls out of generated text, complete or piece by piece.
 
-Holds the parsing that vLLM 0.32 does with its `qwen3` reasoning parser and its `hermes` tool parser; it must
-not hold chunks or ids. The two ways differ as they do in vLLM: read whole, a call that was cut off stays
-text; read piece by piece, what came of it was already told as a call.
+Behaves like vLLM 0.32's `qwen3` reasoning parser and `hermes` tool parser. Like them, the two ways differ: in a complete
+text a truncated tool call stays content; in a stream, its name and arguments have already been sent as a call.
 """
 
 import json
@@ -18,12 +17,12 @@ from proxy.simulator.template import to_json
 _CALL: Final = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 _NAME: Final = re.compile(r'\s*\{\s*"name":\s*("(?:[^"\\]|\\.)*")')
 _ARGUMENTS: Final = re.compile(r',\s*"arguments":\s*')
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
-_THOUGHT_OPEN, _THOUGHT_CLOSE = "<think>", "</think>"
+_CALL_OPEN, _CALL_CLOSE = "<tool_call>", "</tool_call>"
+_REASONING_OPEN, _REASONING_CLOSE = "<think>", "</think>"
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ToolCall:
     """A tool call: the function's name, and its arguments as JSON text."""
 
     name: str
@@ -31,134 +30,134 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Parsed:
-    """A reply, understood. `content` and `reasoning` are None when there is none."""
+class ParsedReply:
+    """A parsed reply. `content` and `reasoning` are None if there is none."""
 
     content: str | None
     reasoning: str | None = None
-    calls: Sequence[Call] = ()
+    calls: Sequence[ToolCall] = ()
 
 
-def parse(text: str, *, thinking: bool, tools: bool) -> Parsed:
-    """Understand a whole reply."""
+def parse(text: str, *, reasoning: bool, tools: bool) -> ParsedReply:
+    """Parse a complete reply, for reasoning and tool calls as far as these are enabled."""
     content: str | None = text
-    reasoning = None
-    if thinking:
-        thought, _, rest = text.removeprefix(_THOUGHT_OPEN).partition(_THOUGHT_CLOSE)
-        reasoning, content = thought or None, rest or None
+    reasoning_text = None
+    if reasoning:
+        before, _, after = text.removeprefix(_REASONING_OPEN).partition(_REASONING_CLOSE)
+        reasoning_text, content = before or None, after or None
     if not tools or not content:
-        return Parsed(content, reasoning)
-    calls = [_read_call(inner) for inner in _CALL.findall(content)]
-    whole = [call for call in calls if call is not None]
-    if not whole or len(whole) < len(calls):
-        return Parsed(content, reasoning)
-    return Parsed(content[: content.index(_OPEN)] or None, reasoning, whole)
+        return ParsedReply(content, reasoning_text)
+    calls = [_parse_call(inner) for inner in _CALL.findall(content)]
+    valid = [call for call in calls if call is not None]
+    if not valid or len(valid) < len(calls):
+        return ParsedReply(content, reasoning_text)
+    return ParsedReply(content[: content.index(_CALL_OPEN)] or None, reasoning_text, valid)
 
 
-def _read_call(inner: str) -> Call | None:
-    """The call written between its tokens, or None if it is not one."""
+def _parse_call(inner: str) -> ToolCall | None:
+    """Return the call between its tags, or None if it is malformed."""
     try:
-        call = json.loads(inner)  # noqa: TID251 - what vLLM's parser reads it with
+        call = json.loads(inner)  # noqa: TID251 - vLLM's parser uses json, too
     except (ValueError, RecursionError):
         return None
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
         return None
-    return Call(call["name"], to_json(call.get("arguments")))
+    return ToolCall(call["name"], to_json(call.get("arguments")))
 
 
 @dataclass(frozen=True, slots=True)
-class CallPiece:
-    """What is told of the call at this place: its name, which opens it, or more of its arguments."""
+class CallDelta:
+    """A part of the call at this index: its name, which opens the call, or more of its arguments."""
 
-    place: int
+    index: int
     name: str | None = None
     arguments: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """What one piece of text adds to a reply."""
+class Delta:
+    """What a piece of text adds to a reply."""
 
     content: str = ""
     reasoning: str = ""
-    calls: Sequence[CallPiece] = ()
+    calls: Sequence[CallDelta] = ()
 
 
-class PieceParser:
-    """Understands a reply piece by piece; what may be the beginning of a token of its own is held back."""
+class StreamParser:
+    """Parses a reply piece by piece; holds text back while it may be the beginning of a tag."""
 
-    __slots__ = ("_held", "_mode", "_name", "_place", "_told", "_tools")
+    __slots__ = ("_buffer", "_index", "_mode", "_name", "_sent", "_tools")
 
-    def __init__(self, *, thinking: bool, tools: bool) -> None:
-        self._mode = "start" if thinking else "content"
+    def __init__(self, *, reasoning: bool, tools: bool) -> None:
+        self._mode = "start" if reasoning else "content"
         self._tools = tools
-        self._held = ""
-        self._place = -1
+        self._buffer = ""
+        self._index = -1
         self._name: str | None = None
-        self._told = 0
+        self._sent = 0  # characters of the current call's arguments
 
-    def feed(self, text: str, *, ended: bool) -> Piece:
-        """What this text adds; at the end, what was held back of thought and content comes out."""
-        self._held += text
+    def feed(self, text: str, *, ended: bool) -> Delta:
+        """Return what this text adds; with `ended`, also the reasoning or content that was held back."""
+        self._buffer += text
         content = reasoning = ""
-        calls: list[CallPiece] = []
+        calls: list[CallDelta] = []
         before = None
         while self._mode != before:
             before = self._mode
             if before == "start":
-                reasoning = self._until(_THOUGHT_OPEN, "thought", ended=ended)
-            elif before == "thought":
-                reasoning += self._until(_THOUGHT_CLOSE, "content", ended=ended)
+                reasoning = self._until(_REASONING_OPEN, "reasoning", ended=ended)
+            elif before == "reasoning":
+                reasoning += self._until(_REASONING_CLOSE, "content", ended=ended)
             elif before == "call":
                 calls += self._call()
             else:
-                told = self._place >= 0  # what stands between and behind calls is shown to nobody
-                said = self._until(_OPEN if self._tools else None, "call", ended=ended)
-                content += "" if told else said
-        return Piece(content, reasoning, calls)
+                after_call = self._index >= 0  # text between and after calls is dropped
+                piece = self._until(_CALL_OPEN if self._tools else None, "call", ended=ended)
+                content += "" if after_call else piece
+        return Delta(content, reasoning, calls)
 
-    def _until(self, mark: str | None, then: str, *, ended: bool) -> str:
-        """What is held up to the mark, which changes the mode; without it, all that is surely before one."""
-        at = -1 if mark is None else self._held.find(mark)
-        if mark is not None and at >= 0:
-            text, self._held, self._mode = self._held[:at], self._held[at + len(mark) :], then
-            if then == "call":
-                self._place, self._name, self._told = self._place + 1, None, 0
+    def _until(self, tag: str | None, next_mode: str, *, ended: bool) -> str:
+        """Return the buffered text before the tag, and change the mode; without the tag, all that cannot be part of it."""
+        start = -1 if tag is None else self._buffer.find(tag)
+        if tag is not None and start >= 0:
+            text, self._buffer, self._mode = self._buffer[:start], self._buffer[start + len(tag) :], next_mode
+            if next_mode == "call":
+                self._index, self._name, self._sent = self._index + 1, None, 0
             return text
-        sure = len(self._held) - (0 if ended or mark is None else _overlap(self._held, mark))
-        text, self._held = self._held[:sure], self._held[sure:]
+        end = len(self._buffer) - (0 if ended or tag is None else _overlap(self._buffer, tag))
+        text, self._buffer = self._buffer[:end], self._buffer[end:]
         return text
 
-    def _call(self) -> Iterator[CallPiece]:
-        """The name when it is whole, with what of the arguments was not yet told; the close ends the call."""
-        inner, closed, rest = self._held.partition(_CLOSE)
-        named = _NAME.match(inner)
-        if named is not None:
-            fresh = None
+    def _call(self) -> Iterator[CallDelta]:
+        """Yield the call's name once it is complete, and the arguments that were not sent yet; the closing tag ends it."""
+        inner, closed, rest = self._buffer.partition(_CALL_CLOSE)
+        name_match = _NAME.match(inner)
+        if name_match is not None:
+            name = None
             if self._name is None:
-                fresh = self._name = str(orjson.loads(named[1]))
-            begun = _ARGUMENTS.match(inner, named.end())
-            known = inner[begun.end() : _value_end(inner, begun.end())].rstrip() if begun else ""
-            told, self._told = known[self._told :], len(known)
-            if fresh is not None or told:
-                yield CallPiece(self._place, fresh, told)
+                name = self._name = str(orjson.loads(name_match[1]))
+            start = _ARGUMENTS.match(inner, name_match.end())
+            arguments = inner[start.end() : _value_end(inner, start.end())].rstrip() if start else ""
+            unsent, self._sent = arguments[self._sent :], len(arguments)
+            if name is not None or unsent:
+                yield CallDelta(self._index, name, unsent)
         if closed:
-            self._held, self._mode = rest, "content"
+            self._buffer, self._mode = rest, "content"
 
 
-def _overlap(text: str, mark: str) -> int:
-    """How many characters at the end of the text may be the beginning of the mark."""
-    return next((size for size in range(len(mark) - 1, 0, -1) if text.endswith(mark[:size])), 0)
+def _overlap(text: str, tag: str) -> int:
+    """Return the length of the longest end of the text that is a beginning of the tag."""
+    return next((size for size in range(len(tag) - 1, 0, -1) if text.endswith(tag[:size])), 0)
 
 
 def _value_end(text: str, start: int) -> int:
-    """Where the JSON value that starts here ends; the end of the text if it does not yet."""
+    """Return the end of the JSON value that starts here; the end of the text if the value is incomplete."""
     depth = 0
-    for part in re.finditer(r'"(?:[^"\\]|\\.)*"?|[{}\[\],]', text[start:]):
-        sign = part[0]
+    for match in re.finditer(r'"(?:[^"\\]|\\.)*"?|[{}\[\],]', text[start:]):
+        sign = match[0]
         depth += (sign in {"{", "["}) - (sign in {"}", "]"})
         if depth < 0 or (depth == 0 and sign == ","):
-            return start + part.start()
+            return start + match.start()
         if depth == 0 and sign in {"}", "]"}:
-            return start + part.end()
+            return start + match.end()
     return len(text)

@@ -4,23 +4,34 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from proxy.simulator.errors import bad_value
+from proxy.simulator.errors import invalid_value
 from proxy.simulator.history import prepare_for_vllm
-from proxy.simulator.model import Manner, Model
+from proxy.simulator.model import GenerationOptions, Model
 from proxy.simulator.options import Options
-from proxy.simulator.requests import Body, Chat, Common, Completions, Prepare, read_chat
-from proxy.simulator.sampler import Draws
+from proxy.simulator.requests import (
+    Body,
+    ChatRequest,
+    CommonFields,
+    CompletionsRequest,
+    PrepareMessages,
+    read_chat,
+)
+from proxy.simulator.sampler import RandomStream
 from proxy.simulator.template import call_text, render
 from proxy.simulator.tool_arguments import make_arguments
 
 _DEFAULT_MAX_TOKENS: Final = 16  # OpenAI's, which vLLM keeps for completions
 
-RoomFor = Callable[[int, int | None, Common, Options], int]
-"""How many tokens may be sampled after a prompt of this length, and if this many were asked for."""
+MaxTokensRule = Callable[[int, int | None, CommonFields, Options], int]
+"""An engine's rule, like `vllm_max_tokens`."""
 
 
-def room_for(prompt_length: int, asked: int | None, common: Common, options: Options) -> int:
-    """How many tokens may be sampled after a prompt; refuses what does not fit, as vLLM 0.32 does."""
+def vllm_max_tokens(prompt_length: int, requested: int | None, common: CommonFields, options: Options) -> int:
+    """Return the number of tokens that may be sampled after a prompt, by the rules of vLLM 0.32.
+
+    Raises:
+        RequestError: the prompt or the requested length does not fit into the context window.
+    """
     window = options.max_model_len
     if prompt_length > window:
         message = (
@@ -28,33 +39,37 @@ def room_for(prompt_length: int, asked: int | None, common: Common, options: Opt
             f"{window + 1} input tokens, which exceeds this limit even without any output tokens. "
             "Please reduce the length of the input prompt."
         )
-        raise bad_value(message, "input_tokens", window + 1)
-    if asked is not None and asked > window:
+        raise invalid_value(message, "input_tokens", window + 1)
+    if requested is not None and requested > window:
         message = (
-            f"max_tokens={asked} cannot be greater than max_model_len={window}. Please request fewer output tokens."
+            f"max_tokens={requested} cannot be greater than max_model_len={window}. Please request fewer output tokens."
         )
-        raise bad_value(message, "max_tokens", asked)
+        raise invalid_value(message, "max_tokens", requested)
     left = window - prompt_length
-    room = left if asked is None else min(asked, left)
-    if room < 1:
-        raise bad_value(f"max_tokens must be at least 1, got {room}.", "max_tokens", room)
-    if common.min_tokens > room:
-        message = f"min_tokens must be less than or equal to max_tokens={room}, got {common.min_tokens}."
-        raise bad_value(message, "min_tokens", common.min_tokens)
-    return room
+    max_tokens = left if requested is None else min(requested, left)
+    if max_tokens < 1:
+        raise invalid_value(f"max_tokens must be at least 1, got {max_tokens}.", "max_tokens", max_tokens)
+    if common.min_tokens > max_tokens:
+        message = f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {common.min_tokens}."
+        raise invalid_value(message, "min_tokens", common.min_tokens)
+    return max_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """The rendered prompt of a chat, and how it shall be replied to."""
+    """The rendered prompt of a chat, and the options of its choices."""
 
     text: str
     ids: Sequence[int]
-    manner: Manner
+    options: GenerationOptions
 
 
-def rendered(chat: Chat) -> str:
-    """The text of a chat's prompt; refuses half a surrogate pair, which JSON inside `arguments` can spell."""
+def render_chat(chat: ChatRequest) -> str:
+    """Return the text of a chat's prompt.
+
+    Raises:
+        RequestError: the text has a lone surrogate, which JSON in `arguments` can contain.
+    """
     text = render(
         chat.messages,
         tools=chat.tools or (),
@@ -64,68 +79,85 @@ def rendered(chat: Chat) -> str:
     )
     try:
         text.encode()
-    except UnicodeEncodeError as fault:
+    except UnicodeEncodeError as error:
         message = "TextEncodeInput must be Union[TextInputSequence, Tuple[InputSequence, InputSequence]]"
-        raise bad_value(message) from fault  # vLLM's, of its tokenizer
+        raise invalid_value(message) from error  # the message of vLLM's tokenizer
     return text
 
 
 def chat_prompt(
-    chat: Chat,
-    common: Common,
+    chat: ChatRequest,
+    common: CommonFields,
     model: Model,
     options: Options,
     *,
     ids: Sequence[int] | None = None,
-    room_for: RoomFor = room_for,
+    max_tokens_rule: MaxTokensRule = vllm_max_tokens,
 ) -> ChatPrompt:
-    """Render a chat and plan the reply; refuses what does not fit the model's window. `ids` stand in for the text."""
-    text = rendered(chat)
+    """Return the prompt of a chat; `ids` replace those of the rendered text.
+
+    Raises:
+        RequestError: the prompt does not fit into the context window, or the script fails the request.
+    """
+    text = render_chat(chat)
     ids = model.tokenizer.encode(text) if ids is None else ids
-    asked = chat.max_completion_tokens if chat.max_completion_tokens is not None else common.max_tokens
-    manner = Manner(
-        room=room_for(len(ids), asked, common, options),
+    requested = chat.max_completion_tokens if chat.max_completion_tokens is not None else common.max_tokens
+    generation = GenerationOptions(
+        max_tokens=max_tokens_rule(len(ids), requested, common, options),
         alternatives=chat.top_logprobs or 0,
-        call=_caller(chat, model),
-        thinking=chat.enable_thinking is True and chat.add_generation_prompt,
+        make_call=_call_maker(chat, model),
+        reasoning=chat.enable_thinking is True and chat.add_generation_prompt,
     )
     if options.script is not None:
-        turn, cut = options.script.turn(chat.messages)
-        manner = replace(manner, said=model.tokenizer.encode(turn.text), thinking=bool(turn.think), cut=cut)
-    return ChatPrompt(text, ids, manner)
+        turn, disconnect_after = options.script.turn(chat.messages)
+        generation = replace(
+            generation,
+            scripted_ids=model.tokenizer.encode(turn.text),
+            reasoning=bool(turn.think),
+            disconnect_after=disconnect_after,
+        )
+    return ChatPrompt(text, ids, generation)
 
 
-def _caller(chat: Chat, model: Model) -> Callable[[Draws], Sequence[int]] | None:
-    """What makes the tool call: after a user's message, or if the request insists; None: there is none."""
-    insists = chat.tool_choice == "required" or chat.named_tool is not None
-    asked = chat.messages[-1].get("role") == "user" and chat.add_generation_prompt
-    if not chat.functions or not (insists or asked):
+def _call_maker(chat: ChatRequest, model: Model) -> Callable[[RandomStream], Sequence[int]] | None:
+    """Return a function that makes a tool call's ids; None unless a user's message or `tool_choice` leads to a call."""
+    required = chat.tool_choice == "required" or chat.named_tool is not None
+    after_user = chat.messages[-1].get("role") == "user" and chat.add_generation_prompt
+    if not chat.functions or not (required or after_user):
         return None
     function = next(f for f in chat.functions if chat.named_tool in {None, f["name"]})
 
-    def call(draws: Draws) -> Sequence[int]:
-        arguments = make_arguments(function.get("parameters"), draws, model.words.texts)
+    def make_call(stream: RandomStream) -> Sequence[int]:
+        arguments = make_arguments(function.get("parameters"), stream, model.words.texts)
         return model.tokenizer.encode(call_text(function["name"], arguments))
 
-    return call
+    return make_call
 
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
-    """One prompt: its ids, its text, and how it shall be replied to."""
+    """One prompt of a completions request, and the options of its choices."""
 
     ids: Sequence[int]
     text: str
-    manner: Manner
+    options: GenerationOptions
 
 
 def text_prompts(
-    completions: Completions, common: Common, model: Model, options: Options, room_for: RoomFor = room_for
+    completions: CompletionsRequest,
+    common: CommonFields,
+    model: Model,
+    options: Options,
+    max_tokens_rule: MaxTokensRule = vllm_max_tokens,
 ) -> list[TextPrompt]:
-    """The prompts of a request; refuses ids that are no tokens, and what does not fit the model's window."""
-    asked = _DEFAULT_MAX_TOKENS if common.max_tokens is None else common.max_tokens
-    if asked == 0 and completions.echo:
-        asked = 1  # the engine samples one token all the same (cassette `cmpl_echo_mt0`)
+    """Return the prompts of a completions request.
+
+    Raises:
+        RequestError: an id is outside the vocabulary, or a prompt is empty or does not fit into the context window.
+    """
+    requested = _DEFAULT_MAX_TOKENS if common.max_tokens is None else common.max_tokens
+    if requested == 0 and completions.echo:
+        requested = 1  # vLLM samples one token nevertheless (cassette `cmpl_echo_mt0`)
     prompts = []
     for prompt in completions.prompts:
         if isinstance(prompt, str):
@@ -134,16 +166,16 @@ def text_prompts(
             model.check_ids(prompt)
             ids, text = prompt, model.tokenizer.decode(prompt)
         if not ids:
-            raise bad_value("Either prompt or prompt_embeds must be provided and non-empty.")
-        manner = Manner(room_for(len(ids), asked, common, options), completions.logprobs or 0)
-        prompts.append(TextPrompt(ids, text, manner))
+            raise invalid_value("Either prompt or prompt_embeds must be provided and non-empty.")
+        max_tokens = max_tokens_rule(len(ids), requested, common, options)
+        prompts.append(TextPrompt(ids, text, GenerationOptions(max_tokens, completions.logprobs or 0)))
     return prompts
 
 
-def text_to_tokenize(body: Body, prepare: Prepare = prepare_for_vllm) -> str:
-    """The text of a prompt or of rendered messages."""
+def text_to_tokenize(body: Body, prepare: PrepareMessages = prepare_for_vllm) -> str:
+    """Return the text of a `/tokenize` request: its prompt, or its rendered messages."""
     if "messages" in body:
-        return rendered(read_chat(body, prepare))
+        return render_chat(read_chat(body, prepare))
     if isinstance(body.get("prompt"), str):
         return str(body["prompt"])
-    raise bad_value("Give a prompt that is a string, or messages.", "prompt")
+    raise invalid_value("Give a prompt that is a string, or messages.", "prompt")

@@ -1,8 +1,7 @@
-"""What clients may ask of the simulated engine: the fields it reads, their types and their bounds.
+"""Request bodies: the fields that both engines read, their types and bounds.
 
-Holds the shapes of requests and the checks on their values; it must not hold what is done with them. Fields
-that are not named here are ignored, as vLLM ignores what it does not know; so are sampling parameters the
-simulator has no use for (penalties, top_p, top_k, logit_bias, structured outputs).
+Other fields are ignored, as vLLM ignores fields that it does not know. That includes sampling parameters that the
+simulator does not implement: penalties, top_p, top_k, logit_bias, structured outputs.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,16 +11,16 @@ from typing import Annotated, Any, Final, TypeVar
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from proxy.simulator.errors import bad_value, missing, no_model, not_valid
+from proxy.simulator.errors import invalid_fields, invalid_value, missing_field, model_not_found
 from proxy.simulator.history import Message, prepare_for_vllm
 from proxy.simulator.options import Options
 
-_MOST_LOGPROBS: Final = 20  # vLLM's --max-logprobs
-_MOST_SAMPLES: Final = 1_024  # a choice costs memory before its first token
+_MAX_LOGPROBS: Final = 20  # vLLM's --max-logprobs
+_MAX_CHOICES: Final = 1_024  # a choice takes memory before its first token
 
 Body = dict[str, Any]
-Asked = TypeVar("Asked")
-Prepare = Callable[[Sequence[Message]], list[Message]]
+Fields = TypeVar("Fields")
+PrepareMessages = Callable[[Sequence[Message]], list[Message]]
 _TokenId = Annotated[int, Field(ge=0)]
 
 
@@ -34,8 +33,8 @@ class StreamOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Common:
-    """What chat and completions share: sampling, stops, streaming, and what to return."""
+class CommonFields:
+    """The fields that chat and completions share: sampling, stops, streaming, and what to return."""
 
     model: str | None = None
     n: int | None = 1
@@ -56,13 +55,13 @@ class Common:
     request_id: str | None = None
 
     @property
-    def samples(self) -> int:
-        """How many choices for each prompt."""
+    def choices(self) -> int:
+        """The number of choices for each prompt."""
         return 1 if self.n is None else self.n
 
     @property
-    def stops(self) -> tuple[str, ...]:
-        """The stop strings."""
+    def stop_strings(self) -> tuple[str, ...]:
+        """`stop` as a tuple."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     @property
@@ -71,14 +70,14 @@ class Common:
         return bool(self.stream_options and self.stream_options.include_usage)
 
     @property
-    def usage_on_chunks(self) -> bool:
-        """Whether each chunk of a stream carries the usage so far."""
+    def continuous_usage(self) -> bool:
+        """Whether each chunk of a stream has the usage so far."""
         return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
 
 @dataclass(frozen=True, slots=True)
-class Chat:
-    """What only chat has."""
+class ChatRequest:
+    """The fields that only chat has."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
@@ -94,7 +93,7 @@ class Chat:
 
     @property
     def enable_thinking(self) -> bool | None:
-        """Whether the reply shall begin with a thought; None: the request does not say."""
+        """`enable_thinking` of the template; None if the request does not set it."""
         value = (self.chat_template_kwargs or {}).get("enable_thinking")
         return None if value is None else bool(value)
 
@@ -108,13 +107,13 @@ class Chat:
 
     @property
     def functions(self) -> list[dict[str, Any]]:
-        """The functions that may be called."""
+        """The functions that the model may call."""
         return [] if self.tool_choice == "none" else [tool["function"] for tool in self.tools or ()]
 
 
 @dataclass(frozen=True, slots=True)
-class Completions:
-    """What only completions have."""
+class CompletionsRequest:
+    """The fields that only completions have."""
 
     prompt: list[_TokenId] | list[list[_TokenId]] | str | list[str] | None = None
     echo: bool | None = False
@@ -131,101 +130,101 @@ class Completions:
         return [prompt] if isinstance(prompt[0], int) else list(prompt)
 
 
-_COMMON: Final = TypeAdapter(Common)
-_CHAT: Final = TypeAdapter(Chat)
-_COMPLETIONS: Final = TypeAdapter(Completions)
+_COMMON: Final = TypeAdapter(CommonFields)
+_CHAT: Final = TypeAdapter(ChatRequest)
+_COMPLETIONS: Final = TypeAdapter(CompletionsRequest)
 
 
-def read_common(body: Body, options: Options) -> Common:
-    """The shared fields, checked."""
+def read_common(body: Body, options: Options) -> CommonFields:
+    """Return the shared fields. Like all readers here, raises RequestError for a value that is not allowed."""
     common = read_fields(_COMMON, body)
     if options.strict_models and common.model not in {None, options.model}:
-        raise no_model(str(common.model), options.model)
-    if common.samples < 1:
-        raise bad_value(f"n must be at least 1, got {common.n}.")
-    if common.samples > _MOST_SAMPLES:
-        raise bad_value(f"n must be at most {_MOST_SAMPLES}, got {common.n}.")
+        raise model_not_found(str(common.model), options.model)
+    if common.choices < 1:
+        raise invalid_value(f"n must be at least 1, got {common.n}.")
+    if common.choices > _MAX_CHOICES:
+        raise invalid_value(f"n must be at most {_MAX_CHOICES}, got {common.n}.")
     if common.temperature is not None and common.temperature < 0:
         value = common.temperature
-        raise bad_value(f"temperature must be non-negative, got {value}.", "temperature", value)
+        raise invalid_value(f"temperature must be non-negative, got {value}.", "temperature", value)
     if common.top_p is not None and not 0 < common.top_p <= 1:
-        raise bad_value(f"top_p must be in (0, 1], got {common.top_p}.", "top_p", common.top_p)
+        raise invalid_value(f"top_p must be in (0, 1], got {common.top_p}.", "top_p", common.top_p)
     if common.stream_options and not common.stream:
-        raise bad_value("Stream options can only be defined when `stream=True`.", "stream_options")
+        raise invalid_value("Stream options can only be defined when `stream=True`.", "stream_options")
     if common.prompt_logprobs is not None and common.stream:
-        raise bad_value("`prompt_logprobs` are not available when `stream=True`.", "prompt_logprobs")
+        raise invalid_value("`prompt_logprobs` are not available when `stream=True`.", "prompt_logprobs")
     check_logprobs(common.prompt_logprobs, "prompt_logprobs", "prompt")
     return common
 
 
-def read_chat(body: Body, prepare: Prepare = prepare_for_vllm) -> Chat:
-    """The fields of chat, checked; `prepare` makes of its messages what the template is given."""
+def read_chat(body: Body, prepare: PrepareMessages = prepare_for_vllm) -> ChatRequest:
+    """Return the fields of chat, with the messages prepared for the template by `prepare`."""
     chat = read_fields(_CHAT, body)
     if not chat.messages:
-        raise bad_value("Cannot apply chat template to an empty conversation. Provide at least one message.")
+        raise invalid_value("Cannot apply chat template to an empty conversation. Provide at least one message.")
     _check_tools(chat)
     if chat.top_logprobs and not chat.logprobs:
-        raise bad_value("when using `top_logprobs`, `logprobs` must be set to true.", "top_logprobs")
+        raise invalid_value("when using `top_logprobs`, `logprobs` must be set to true.", "top_logprobs")
     if chat.continue_final_message and chat.add_generation_prompt:
-        raise bad_value("Cannot set both `continue_final_message` and `add_generation_prompt` to True.")
+        raise invalid_value("Cannot set both `continue_final_message` and `add_generation_prompt` to True.")
     check_logprobs(chat.top_logprobs, "logprobs", "sample")
     return replace(chat, messages=prepare(chat.messages))
 
 
-def read_completions(body: Body) -> Completions:
-    """The fields of completions, checked."""
+def read_completions(body: Body) -> CompletionsRequest:
+    """Return the fields of completions."""
     completions = read_fields(_COMPLETIONS, body)
     check_logprobs(completions.logprobs, "logprobs", "sample")
     return completions
 
 
-def read_fields(shape: TypeAdapter[Asked], body: Body) -> Asked:
-    """The fields of a shape; refuses a body that has them not, or of other types."""
+def read_fields(shape: TypeAdapter[Fields], body: Body) -> Fields:
+    """Return the fields of a shape; raises RequestError if they are missing or of the wrong type."""
     try:
         return shape.validate_python(body)
-    except ValidationError as fault:
-        raise not_valid(fault) from fault
+    except ValidationError as error:
+        raise invalid_fields(error) from error
 
 
-def check_logprobs(count: int | None, param: str, what: str) -> None:
-    """Refuse more logprobs than the engine tells, and less than none."""
-    if count is not None and count > _MOST_LOGPROBS:
-        asked = f"Requested {what} logprobs of {count}, which is greater than max allowed: {_MOST_LOGPROBS}"
-        raise bad_value(asked, param, count)
+def check_logprobs(count: int | None, param: str, kind: str) -> None:
+    """Raise RequestError for a number of logprobs that is out of bounds."""
+    if count is not None and count > _MAX_LOGPROBS:
+        message = f"Requested {kind} logprobs of {count}, which is greater than max allowed: {_MAX_LOGPROBS}"
+        raise invalid_value(message, param, count)
     if count is not None and count < 0:
-        raise bad_value(f"`{param}` must be a non-negative value.", param, count)
+        raise invalid_value(f"`{param}` must be a non-negative value.", param, count)
 
 
 def ids_to_detokenize(body: Body) -> list[int]:
-    """The ids of a request for their text."""
+    """Return the ids of a `/detokenize` request."""
     ids = body.get("tokens")
     if not isinstance(ids, list) or not all(isinstance(i, int) for i in ids):
-        raise bad_value("Give tokens that are a list of ids.", "tokens")
+        raise invalid_value("Give tokens that are a list of ids.", "tokens")
     return ids
 
 
 def new_version(body: Body) -> str:
-    """The label that a request gives the weights."""
+    """Return the label of an `/update_weight_version` request."""
     version = body.get("new_version")
     if not isinstance(version, str):
-        raise missing("body.new_version")
+        raise missing_field("body.new_version")
     return version
 
 
-def _check_tools(chat: Chat) -> None:
-    for place, tool in enumerate(chat.tools or ()):
+def _check_tools(chat: ChatRequest) -> None:
+    for index, tool in enumerate(chat.tools or ()):
         function = tool.get("function")
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise bad_value(f"tools[{place}] must have a function with a name.", "tools")
+            raise invalid_value(f"tools[{index}] must have a function with a name.", "tools")
     if chat.tool_choice is None or chat.tool_choice == "none":
         return
     if not chat.tools:
-        raise bad_value("When using `tool_choice`, `tools` must be set.", "tool_choice")
+        raise invalid_value("When using `tool_choice`, `tools` must be set.", "tool_choice")
     if isinstance(chat.tool_choice, dict):
         if chat.named_tool not in {function["name"] for function in chat.functions}:
-            raise bad_value("The tool named in `tool_choice` is not among the `tools`.", "tool_choice")
+            raise invalid_value("The tool named in `tool_choice` is not among the `tools`.", "tool_choice")
     elif chat.tool_choice not in {"auto", "required"}:
-        raise bad_value(
+        raise invalid_value(
             f"tool_choice must be none, auto, required or name a tool, got {chat.tool_choice!r}.",
             "tool_choice",
         )

@@ -1,17 +1,21 @@
-"""The routes that engines of both shapes have in common."""
+"""The routes that both engines have."""
 
-from typing import Any, ClassVar
+from typing import ClassVar, Final
 
 from aiohttp import web
 
-from proxy.simulator.engine import Engine, as_json, read_body
+from proxy.simulator.engine import Engine, json_response, read_body
 from proxy.simulator.requests import ids_to_detokenize
+from proxy.simulator.wire import JsonObject
 
-VERSION = "simulator-0.1"
+VERSION: Final = "simulator-0.1"
 
 
 class EngineRoutes:
-    """Base of a shape's routes; `owned_by` and `text_key` are the shape's own words."""
+    """The base of an engine's routes.
+
+    `owned_by`: the owner in the model list. `text_key`: the key of the text in the response of `/detokenize`.
+    """
 
     __slots__ = ("_engine",)
 
@@ -22,7 +26,7 @@ class EngineRoutes:
         self._engine = engine
 
     def table(self) -> list[web.RouteDef]:
-        """Return the common routes; a shape adds its own."""
+        """Return the routes; a subclass adds its own."""
         return [
             web.post("/detokenize", self.detokenize),
             web.get("/v1/models", self.models),
@@ -30,20 +34,20 @@ class EngineRoutes:
         ]
 
     async def detokenize(self, request: web.Request) -> web.Response:
-        """`POST /detokenize`: the text of ids."""
+        """Handle `POST /detokenize`: ids to text."""
         ids = ids_to_detokenize(await read_body(request))
         self._engine.model.check_ids(ids)
-        return as_json({self.text_key: self._engine.model.tokenizer.decode(ids)})
+        return json_response({self.text_key: self._engine.model.tokenizer.decode(ids)})
 
     async def models(self, request: web.Request) -> web.Response:
-        """`GET /v1/models`."""
-        return as_json({"object": "list", "data": [self._model_card()]})
+        """Handle `GET /v1/models`."""
+        return json_response({"object": "list", "data": [self._model_card()]})
 
     async def health(self, request: web.Request) -> web.Response:
-        """`GET /health`."""
+        """Handle `GET /health`."""
         return web.Response()
 
-    def _model_card(self) -> dict[str, Any]:
+    def _model_card(self) -> JsonObject:
         options = self._engine.options
         return {
             "id": options.model,

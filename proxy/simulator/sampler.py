@@ -1,8 +1,6 @@
-"""What the simulated engine samples: draws from the distribution, along the plan of a reply.
+"""Seeded sampling: draws tokens from the model's distribution along the plan of a reply.
 
-Holds seeded draws and the plan (which tokens are given, which are free, where the reply ends); it must not
-hold text, stops or wire shapes. The same prompt, plan, seed and temperature give the same ids, wherever and
-whenever.
+The same prompt, plan, seed and temperature always give the same ids.
 """
 
 import math
@@ -12,114 +10,120 @@ from dataclasses import dataclass
 from itertools import accumulate, chain, repeat
 from typing import Final
 
-from proxy.simulator.distribution import Distribution, Odds, Prefix, mix
+from proxy.simulator.distribution import NextTokenModel, Prefix, TokenDistribution, mix
 from proxy.simulator.tokenizer import Tokenizer, Vocabulary
 
 FREE: Final = -1
-"""In a plan: a token to be drawn. Any other entry is the id that is sampled there."""
+"""An entry of a plan: a token to be drawn. Any other entry is the id to sample at that position."""
 
-SHORTEST_REPLY, LONGEST_REPLY = 8, 60  # tokens, the end of the turn included
-SHORTEST_THOUGHT, LONGEST_THOUGHT = 4, 16
+# In tokens; a reply counts its end-of-turn token.
+MIN_REPLY_TOKENS, MAX_REPLY_TOKENS = 8, 60
+MIN_REASONING_TOKENS, MAX_REASONING_TOKENS = 4, 16
 
 
 @dataclass(slots=True)
-class Draws:
-    """A stream of numbers that only the seed determines."""
+class RandomStream:
+    """A stream of random numbers that the seed determines."""
 
     seed: int
 
     def below(self, count: int) -> int:
-        """A whole number from 0 to `count` - 1."""
+        """Return an integer from 0 to `count` - 1."""
         self.seed = mix(self.seed + 0x9E3779B97F4A7C15)
         return self.seed % count
 
     def between(self, low: int, high: int) -> int:
-        """A whole number from `low` to `high`, both included."""
+        """Return an integer from `low` to `high`, both included."""
         return low + self.below(high - low + 1)
+
+    def unit(self) -> float:
+        """Return a number from 0 (included) to 1 (excluded)."""
+        return self.below(1 << 53) / (1 << 53)
 
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """The tokens that are whole words with their space, and so fit after anything; `shares` add up."""
+    """The tokens that are a whole word with a leading space, which can follow any text.
+
+    `cumulative_counts` are their frequencies, added up; `texts` are the longer words, without the space.
+    """
 
     tokens: Sequence[int]
-    shares: Sequence[float]
+    cumulative_counts: Sequence[float]
     texts: Sequence[str]
 
     def pick(self, unit: float) -> int:
-        """The word at this place of the unit interval."""
-        return self.tokens[bisect(self.shares, unit * self.shares[-1], hi=len(self.shares) - 1)]
+        """Return the word at a point of the unit interval."""
+        counts = self.cumulative_counts
+        return self.tokens[bisect(counts, unit * counts[-1], hi=len(counts) - 1)]
 
 
-def words_of(vocabulary: Vocabulary, tokenizer: Tokenizer) -> Words:
-    """The words of a vocabulary: tokens that begin with a space and that no letters follow."""
+def words_from(vocabulary: Vocabulary, tokenizer: Tokenizer) -> Words:
+    """Return the words of a vocabulary: tokens that begin with a space and that no letter follows."""
 
-    def letter(token: int) -> bool:
+    def is_letter(token: int) -> bool:
         return tokenizer.pieces[token][:1].isalpha()
 
     tokens = [
         token
         for token, followers in enumerate(vocabulary["followers"])
-        if followers and not any(map(letter, followers)) and tokenizer.pieces[token][1:].isalpha()
+        if followers and not any(map(is_letter, followers)) and tokenizer.pieces[token][1:].isalpha()
         if tokenizer.pieces[token].startswith(b" ")
     ]
-    shares = list(accumulate(float(vocabulary["counts"][token]) for token in tokens))
+    cumulative_counts = list(accumulate(float(vocabulary["counts"][token]) for token in tokens))
     texts = [tokenizer.decode([token]).strip() for token in tokens]
-    return Words(tokens, shares, [text for text in texts if len(text) > 3])
+    return Words(tokens, cumulative_counts, [text for text in texts if len(text) > 3])
 
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """Draws the tokens of one choice.
+    """Samples the tokens of one choice. At temperature 0 it takes the most likely token, whatever the seed."""
 
-    `temperature` 0 always takes the most likely token, and needs no seed.
-    """
-
-    distribution: Distribution
+    model: NextTokenModel
     words: Words
     seed: int
     temperature: float
 
-    def draw(self, odds: Odds, prefix: Prefix) -> int:
-        """One free token: among the likely ones, or now and then any word; never the end of the turn."""
+    def draw(self, distribution: TokenDistribution, prefix: Prefix) -> int:
+        """Draw one token: one of the likely ones, or sometimes any word; never an end-of-turn token."""
+        likely = distribution.likely
         if self.temperature == 0:
-            return max(odds.likely, key=odds.chance)
+            return max(likely, key=distribution.probability)
         power = 1.0 / self.temperature
-        rest = 1.0 - math.fsum(odds.likely.values())
-        # Relative to the largest, so that a power of a small chance does not vanish for all of them.
-        largest = max(odds.likely.values())
-        weights = [(chance / largest) ** power for chance in odds.likely.values()]
-        rising = list(accumulate([*weights, (max(rest, 0.0) / largest) ** power]))
-        draws = Draws(self.seed ^ prefix.hash)
-        at = bisect(rising, draws.below(1 << 53) / (1 << 53) * rising[-1], hi=len(rising) - 1)
-        if at < len(weights):
-            return list(odds.likely)[at]
-        return self.words.pick(draws.below(1 << 53) / (1 << 53))
+        rest = 1.0 - math.fsum(likely.values())
+        # Relative to the largest probability, so that the powers do not all underflow to zero.
+        largest = max(likely.values())
+        weights = [(probability / largest) ** power for probability in likely.values()]
+        cumulative = list(accumulate([*weights, (max(rest, 0.0) / largest) ** power]))
+        stream = RandomStream(self.seed ^ prefix.hash)
+        index = bisect(cumulative, stream.unit() * cumulative[-1], hi=len(cumulative) - 1)
+        return list(likely)[index] if index < len(weights) else self.words.pick(stream.unit())
 
-    def sample(self, prefix: Prefix, plan: Sequence[int]) -> Iterator[tuple[int, Odds]]:
-        """The tokens of a reply, each with the odds it was sampled from; past the plan, free ones."""
+    def sample(self, prefix: Prefix, plan: Sequence[int]) -> Iterator[tuple[int, TokenDistribution]]:
+        """Yield the tokens of a reply with the distributions that they are sampled from; after the plan, drawn tokens."""
         for planned in chain(plan, repeat(FREE)):
-            odds = self.distribution.odds(prefix)
-            token = self.draw(odds, prefix) if planned == FREE else planned
-            yield token, odds
-            prefix = prefix.then(token)
+            distribution = self.model.distribution(prefix)
+            token = self.draw(distribution, prefix) if planned == FREE else planned
+            yield token, distribution
+            prefix = prefix.with_token(token)
 
 
 def plan_reply(
-    draws: Draws,
+    stream: RandomStream,
     *,
     end: int | None,
-    call: Sequence[int] = (),
-    think: tuple[int, int] | None = None,
+    forced: Sequence[int] = (),
+    reasoning_tags: tuple[int, int] | None = None,
     min_tokens: int = 0,
 ) -> list[int]:
-    """Lay out a reply: a thought if `think` (its two tokens) is given, a tool call or words, then the end.
+    """Return the plan of a reply: reasoning between `reasoning_tags`, then `forced` ids or drawn words, then `end`.
 
-    `end` None lets the reply run on until something else stops it. `call` is the ids of a tool call.
+    With `end` None the plan has no end-of-turn token.
     """
     plan: list[int] = []
-    if think is not None:
-        plan += [think[0], *[FREE] * draws.between(SHORTEST_THOUGHT, LONGEST_THOUGHT), think[1]]
-    plan += call or [FREE] * (draws.between(SHORTEST_REPLY, LONGEST_REPLY) - 1)
+    if reasoning_tags is not None:
+        opening, closing = reasoning_tags
+        plan += [opening, *[FREE] * stream.between(MIN_REASONING_TOKENS, MAX_REASONING_TOKENS), closing]
+    plan += forced or [FREE] * (stream.between(MIN_REPLY_TOKENS, MAX_REPLY_TOKENS) - 1)
     plan += [FREE] * (min_tokens - len(plan))
     return plan if end is None else [*plan, end]

@@ -1,17 +1,16 @@
-"""Scripts: what the simulated model says, turn by turn, instead of drawn words.
+"""Scripts: the replies of the simulated model, turn by turn, in place of drawn words.
 
-Holds the reading of a script and the finding of a turn. Scripted text is sampled as any other: as ids, with logprobs, parsed
-as a reply is. Which turn a chat is at is told by how many replies it holds already: so every rollout, retry and branch gets
-the turn that is its own. It must not hold sockets.
+Scripted text is sampled like any other: as ids, with logprobs, and parsed as a reply. The number of assistant messages in
+a chat determines its turn, so every rollout, retry and branch gets its own turn.
 
-    - say: I look that up.                             # a list of turns; each field may be absent
+    - say: I look that up.                             # a list of turns; every field is optional
       think: The user wants the weather.
-      call: [{name: weather, arguments: {city: Oslo}}]   # arguments as text are said as they stand
+      call: [{name: weather, arguments: {city: Oslo}}]   # arguments that are a string are written unchanged
     - fail: {status: 503, times: 2}                    # the first two attempts at this turn
       say: It rains.
-      cut: 3                                           # the first attempt breaks off after three tokens
+      cut: 3                                           # the first attempt disconnects after three tokens
 
-or several conversations, of which the first counts whose `when` occurs in the first message of a user:
+or several conversations, of which the first applies whose `when` occurs in the first user message:
 
     - when: Oslo
       turns: [{say: It rains.}]
@@ -27,14 +26,14 @@ import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from proxy.simulator.errors import RefusedError, bad_value
+from proxy.simulator.errors import RequestError, invalid_value
 from proxy.simulator.template import call_text, content_text
 
 _STRICT: Final = ConfigDict(extra="forbid")
 
 
 @dataclass(frozen=True, config=_STRICT)
-class Said:
+class ScriptedCall:
     """A tool call."""
 
     name: str
@@ -43,7 +42,7 @@ class Said:
 
 @dataclass(frozen=True, config=_STRICT)
 class Failure:
-    """A refusal, so many times."""
+    """An error response to the first `times` attempts."""
 
     status: int = 500
     times: int = 1
@@ -52,73 +51,82 @@ class Failure:
 
 @dataclass(frozen=True, config=_STRICT)
 class Turn:
-    """One reply: a thought, a text, calls, in this order; or first a failure."""
+    """One reply: reasoning, text and calls, in this order.
+
+    `fail`: error responses before it. `cut`: the first attempt after those disconnects after that many tokens.
+    """
 
     say: str = ""
     think: str = ""
-    call: list[Said] = field(default_factory=list)
+    call: list[ScriptedCall] = field(default_factory=list)
     fail: Failure | None = None
     cut: int | None = None
 
     @property
     def text(self) -> str:
-        """The reply as the model writes it, and as the template repeats it."""
-        said = (f"<think>{self.think}</think>" if self.think else "") + self.say
-        return "\n".join(filter(None, (said, *(call_text(call.name, call.arguments) for call in self.call))))
+        """The reply as the model writes it, which is how the template repeats it."""
+        text = (f"<think>{self.think}</think>" if self.think else "") + self.say
+        return "\n".join(filter(None, (text, *(call_text(call.name, call.arguments) for call in self.call))))
 
 
 @dataclass(frozen=True, config=_STRICT)
 class Conversation:
-    """Turns for the chats that speak of something; of anything, if `when` is empty."""
+    """The turns of chats whose first user message contains `when`."""
 
     turns: list[Turn]
     when: str = ""
 
 
-_READ: Final = TypeAdapter(list[Turn] | list[Conversation])
+_FILE: Final = TypeAdapter(list[Turn] | list[Conversation])
 
 
 class Script:
-    """A script at work: it remembers which failures were had."""
+    """A script, and how many attempts there were at each of its turns."""
 
-    __slots__ = ("_conversations", "_had")
+    __slots__ = ("_attempts", "_conversations")
 
     def __init__(self, conversations: Sequence[Conversation]) -> None:
         self._conversations = tuple(conversations)
-        self._had: Counter[tuple[str, int, int]] = Counter()
+        self._attempts: Counter[tuple[str, int, int]] = Counter()
 
     def turn(self, messages: Sequence[Mapping[str, Any]]) -> tuple[Turn, int | None]:
-        """The turn that a chat is at, and after how many tokens this attempt at it breaks off.
+        """Return the turn of a chat, and the number of tokens after which this attempt disconnects (None: it does not).
 
-        Raises RefusedError for a failure that the script wants, and where it has no such turn.
+        Raises:
+            RequestError: this attempt fails by the script, or the script has no such conversation or turn.
         """
-        asked = next((content_text(one.get("content")) for one in messages if one.get("role") == "user"), "")
-        number = sum(one.get("role") == "assistant" for one in messages)
-        place = next((at for at, one in enumerate(self._conversations) if one.when in asked), None)
-        if place is None:
-            raise bad_value(f"The script has no conversation for {asked[:80]!r}.", "messages")
-        conversation = self._conversations[place]
-        if number >= len(conversation.turns):
-            raise bad_value(
-                f"The script has {len(conversation.turns)} turns, and this is turn {number + 1}.", "messages"
-            )
-        turn = conversation.turns[number]
-        attempt = self._had[asked, place, number]
-        self._had[asked, place, number] += 1
+        users = (content_text(message.get("content")) for message in messages if message.get("role") == "user")
+        topic = next(users, "")
+        number = sum(message.get("role") == "assistant" for message in messages)
+        index = next((i for i, conversation in enumerate(self._conversations) if conversation.when in topic), None)
+        if index is None:
+            raise invalid_value(f"The script has no conversation for {topic[:80]!r}.", "messages")
+        turns = self._conversations[index].turns
+        if number >= len(turns):
+            raise invalid_value(f"The script has {len(turns)} turns, and this is turn {number + 1}.", "messages")
+        turn = turns[number]
+        attempt = self._attempts[topic, index, number]
+        self._attempts[topic, index, number] += 1
         failures = 0 if turn.fail is None else turn.fail.times
         if turn.fail is not None and attempt < failures:
-            raise RefusedError(turn.fail.message, status=turn.fail.status, kind="InternalServerError")
+            raise RequestError(turn.fail.message, status=turn.fail.status, kind="InternalServerError")
         return turn, turn.cut if attempt == failures else None
 
 
 def read_script(path: Path) -> Script:
-    """The script of a YAML or JSON file. Raises ValueError, saying what is wrong with it, or OSError."""
+    """Read a script from a YAML or JSON file.
+
+    Raises:
+        ValueError: the file is not a script; the message names the problems.
+        OSError: the file cannot be read.
+    """
     try:
-        read = _READ.validate_python(yaml.safe_load(path.read_text()))
+        entries = _FILE.validate_python(yaml.safe_load(path.read_text()))
     except yaml.YAMLError as error:
-        raise ValueError(f"the script {path} is not YAML: {error}") from error
-    except ValidationError as error:
-        told = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()[:4])
-        raise ValueError(f"the script {path} cannot be read: {told}") from error
-    turns = [one for one in read if isinstance(one, Turn)]
-    return Script([one for one in read if isinstance(one, Conversation)] or [Conversation(turns)])
+        raise ValueError(f"script {path} is not valid YAML: {error}") from error
+    except ValidationError as invalid:
+        problems = [f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in invalid.errors()[:4]]
+        raise ValueError(f"script {path} is invalid: {'; '.join(problems)}") from invalid
+    turns = [entry for entry in entries if isinstance(entry, Turn)]
+    conversations = [entry for entry in entries if isinstance(entry, Conversation)]
+    return Script(conversations or [Conversation(turns)])

@@ -1,8 +1,4 @@
-"""The simulated engine as an aiohttp application.
-
-Holds which shape's routes an engine has, and refusals in that shape; the routes are in `vllm.routes` and
-`sglang.routes`.
-"""
+"""The simulated engine as an aiohttp application."""
 
 from collections.abc import Callable
 from typing import Final
@@ -11,48 +7,48 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from proxy.clock import Clock, SystemClock
-from proxy.simulator.engine import Engine, as_json
-from proxy.simulator.errors import RefusedError
+from proxy.simulator.engine import Engine, json_response
+from proxy.simulator.errors import RequestError
 from proxy.simulator.model import load_model
 from proxy.simulator.options import Options
 from proxy.simulator.sglang.routes import SglangRoutes
-from proxy.simulator.sglang.wire import flat
+from proxy.simulator.sglang.wire import error_body
 from proxy.simulator.vllm.routes import VllmRoutes
-from proxy.simulator.wire import Answer
+from proxy.simulator.wire import JsonObject
 
-_LARGEST_BODY_BYTES: Final = 64 << 20
+_MAX_BODY_BYTES: Final = 64 << 20
 
 
 def make_engine(options: Options, clock: Clock | None = None) -> web.Application:
-    """A simulated engine, ready to be served."""
+    """Return the application of a simulated engine."""
     engine = Engine(options, clock or SystemClock(), load_model())
     if options.shape == "sglang":
-        routes, body_of = SglangRoutes(engine).table(), flat
+        routes, body_from = SglangRoutes(engine).table(), error_body
     else:
-        routes, body_of = VllmRoutes(engine).table(), _nested
-    app = web.Application(middlewares=[_answering_faults(body_of)], client_max_size=_LARGEST_BODY_BYTES)
+        routes, body_from = VllmRoutes(engine).table(), _vllm_error_body
+    app = web.Application(middlewares=[_error_middleware(body_from)], client_max_size=_MAX_BODY_BYTES)
     app.add_routes(routes)
     return app
 
 
-def _nested(refusal: RefusedError) -> Answer:
-    return refusal.body
+def _vllm_error_body(error: RequestError) -> JsonObject:
+    return error.body
 
 
-def _answering_faults(body_of: Callable[[RefusedError], Answer]) -> Middleware:
-    """Refusals, unknown routes and wrong methods in the engine's shapes."""
+def _error_middleware(body_from: Callable[[RequestError], JsonObject]) -> Middleware:
+    """Return a middleware that sends errors, unknown routes and wrong methods in the engine's form."""
 
     @web.middleware
-    async def answer_faults(request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def send_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             return await handler(request)
-        except RefusedError as refusal:
-            return as_json(body_of(refusal), refusal.status)
-        except web.HTTPMethodNotAllowed as fault:
-            response = as_json({"detail": "Method Not Allowed"}, 405)
-            response.headers["Allow"] = ", ".join(sorted(fault.allowed_methods))
+        except RequestError as error:
+            return json_response(body_from(error), error.status)
+        except web.HTTPMethodNotAllowed as error:
+            response = json_response({"detail": "Method Not Allowed"}, 405)
+            response.headers["Allow"] = ", ".join(sorted(error.allowed_methods))
             return response
-        except web.HTTPException as fault:
-            return as_json({"detail": fault.reason}, fault.status)
+        except web.HTTPException as error:
+            return json_response({"detail": error.reason}, error.status)
 
-    return answer_faults
+    return send_errors

@@ -1,23 +1,23 @@
-"""The chat template: messages and tools as the text that the simulated model continues.
+"""The chat template: renders messages and tools as the text that the simulated model continues (ChatML).
 
-Holds a ChatML of our own in plain Python, and nothing of ids or sampling. Two of its habits are those that
-make the prompts of consecutive turns diverge on real engines: thoughts of turns before the last real user
-message are left out, and with thinking switched off the prompt ends in an empty thought that history will not
-hold.
+Like the templates of real models, it makes the prompts of consecutive turns diverge in two ways: it leaves out the
+reasoning of turns before the last user message, and with reasoning disabled the prompt ends in an empty reasoning block
+that later prompts do not contain.
 """
 
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from proxy.simulator.errors import bad_value
+from proxy.simulator.errors import invalid_value
 
+# Part of the prompt, hence of the ids that the simulator returns.
 _TOOLS_BEFORE: Final = "# Tools\n\nYou may call these functions, given as one JSON schema a line:\n"
 _TOOLS_AFTER: Final = (
     "\n\nTo call one, write its name and arguments as JSON:\n"
     '<tool_call>\n{"name": "...", "arguments": {...}}\n</tool_call>'
 )
-_EMPTY_THOUGHT: Final = "<think>\n\n</think>\n\n"
+_EMPTY_REASONING: Final = "<think>\n\n</think>\n\n"
 
 Message = Mapping[str, Any]
 
@@ -30,15 +30,19 @@ def render(
     continue_final_message: bool = False,
     enable_thinking: bool | None = None,
 ) -> str:
-    """The whole prompt. With `continue_final_message` it ends inside the last message."""
-    asked = [place for place, message in enumerate(messages) if message.get("role") == "user"]
-    last_asked = asked[-1] if asked else -1
+    """Return the prompt. With `continue_final_message` it ends inside the last message.
+
+    Raises:
+        RequestError: a message has content that is not text.
+    """
+    users = [index for index, message in enumerate(messages) if message.get("role") == "user"]
+    last_user = users[-1] if users else -1
     turns: list[tuple[str, str]] = []
     after_result = False
-    for place, message in enumerate(messages):
+    for index, message in enumerate(messages):
         role, text = str(message.get("role")), content_text(message.get("content"))
         if role == "assistant":
-            text = _assistant(message, text, thought_kept=place > last_asked)
+            text = _assistant(message, text, keep_reasoning=index > last_user)
         elif role == "tool":
             text = f"<tool_response>\n{text}\n</tool_response>"
             role = "user"
@@ -50,47 +54,51 @@ def render(
     if not continue_final_message:
         prompt += "<|im_end|>\n"
     if add_generation_prompt:
-        prompt += "<|im_start|>assistant\n" + (_EMPTY_THOUGHT if enable_thinking is False else "")
+        prompt += "<|im_start|>assistant\n" + (_EMPTY_REASONING if enable_thinking is False else "")
     return prompt
 
 
 def content_text(content: object) -> str:
-    """The text of a message's content, which is a string, a list of parts of text, or nothing."""
+    """Return the text of a message's content: a string, a list of text parts, or None.
+
+    Raises:
+        RequestError: the content is something else.
+    """
     if content is None:
         return ""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise bad_value("A message's content must be a string or a list of parts.", "messages")
+        raise invalid_value("A message's content must be a string or a list of parts.", "messages")
     texts: list[str] = []
     for part in content:
         text = part.get("text") if isinstance(part, dict) else part
         if not isinstance(text, str):
             kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-            raise bad_value(f"The model takes only parts of type text, not {kind}.", "messages")
+            raise invalid_value(f"The model takes only parts of type text, not {kind}.", "messages")
         texts.append(text)
     return "\n".join(texts)
 
 
 def to_json(value: object) -> str:
-    """JSON as templates write it: the `tojson` of transformers is `json.dumps` with letters that are not escaped."""
-    return json.dumps(value, ensure_ascii=False)  # noqa: TID251 - this spelling is the point
+    """Return JSON as templates write it: transformers' `tojson` is `json.dumps` without escaping of letters."""
+    return json.dumps(value, ensure_ascii=False)  # noqa: TID251 - orjson formats differently
 
 
 def call_text(name: str, arguments: object) -> str:
-    """A tool call as the model writes it; arguments that come as a string are taken as they are."""
-    written = arguments if isinstance(arguments, str) else to_json(arguments)
-    return f'<tool_call>\n{{"name": {to_json(name)}, "arguments": {written}}}\n</tool_call>'
+    """Return a tool call as the model writes it; `arguments` that are a string are written unchanged."""
+    arguments_text = arguments if isinstance(arguments, str) else to_json(arguments)
+    return f'<tool_call>\n{{"name": {to_json(name)}, "arguments": {arguments_text}}}\n</tool_call>'
 
 
-def _assistant(message: Message, text: str, *, thought_kept: bool) -> str:
-    """What an assistant's turn said: its thought if that is kept, its text, its tool calls."""
+def _assistant(message: Message, text: str, *, keep_reasoning: bool) -> str:
+    """Return the text of an assistant turn: its reasoning if that is kept, its content, its tool calls."""
     before, closed, answer = text.rpartition("</think>")
-    thought = message.get("reasoning") or message.get("reasoning_content")
+    reasoning = message.get("reasoning") or message.get("reasoning_content")
     if closed:
-        thought, text = before.removeprefix("<think>"), answer
-    if thought and thought_kept:
-        text = f"<think>{thought}</think>{text}"
+        reasoning, text = before.removeprefix("<think>"), answer
+    if reasoning and keep_reasoning:
+        text = f"<think>{reasoning}</think>{text}"
     functions = [call["function"] for call in message.get("tool_calls") or ()]
     calls = [call_text(str(function["name"]), function["arguments"]) for function in functions]
     gap = "\n" if text and calls and not text.endswith("\n") else ""
@@ -98,10 +106,10 @@ def _assistant(message: Message, text: str, *, thought_kept: bool) -> str:
 
 
 def _with_tools(turns: Sequence[tuple[str, str]], tools: Sequence[Mapping[str, Any]]) -> Sequence[tuple[str, str]]:
-    """The turns, with the tools told in the system message, which is made if there is none."""
+    """Return the turns with the tools in the system message; adds one if there is none."""
     if not tools:
         return turns
-    told = _TOOLS_BEFORE + "\n".join(map(to_json, tools)) + _TOOLS_AFTER
+    text = _TOOLS_BEFORE + "\n".join(map(to_json, tools)) + _TOOLS_AFTER
     if turns and turns[0][0] == "system":
-        return [("system", f"{turns[0][1]}\n\n{told}"), *turns[1:]]
-    return [("system", told), *turns]
+        return [("system", f"{turns[0][1]}\n\n{text}"), *turns[1:]]
+    return [("system", text), *turns]

@@ -1,10 +1,7 @@
-"""A small byte-level BPE tokenizer, and the decoder that turns ids into text one by one.
+"""A small byte-level BPE tokenizer, and a decoder that turns ids into text one id at a time.
 
-Holds the cutting of text into words, the merges, the special and added tokens, and the decoding back; it must
-not hold anything of chat, sampling or HTTP. The merges are read from `vocabulary.json`, which
-`benchmarks/train_vocabulary.py` makes.
-
-Ids: the 256 bytes, then one id for each merge in the order learnt, then the tokens of `NAMED`.
+Ids: the 256 bytes, then one id for each merge in the order learned, then `NAMED_TOKENS`. The merges are in
+`vocabulary.json`, which `benchmarks/train_vocabulary.py` writes.
 """
 
 import re
@@ -16,17 +13,17 @@ from typing import Final, TypedDict
 
 import orjson
 
-SPECIAL: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-"""Tokens that never show in generated text (`skip_special_tokens`)."""
+SPECIAL_TOKENS: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+"""Tokens that are removed from generated text (`skip_special_tokens`)."""
 
-ADDED: Final = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
-"""Tokens of their own that do show: parsers look for them."""
+ADDED_TOKENS: Final = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
+"""Single tokens that stay in generated text, because parsers need them."""
 
-NAMED: Final = SPECIAL + ADDED
+NAMED_TOKENS: Final = SPECIAL_TOKENS + ADDED_TOKENS
 
-# Qwen's cutting in the standard library's terms: a contraction; letters with one leading sign or space; one
-# digit; other signs with their newlines; newlines; spaces. Runs are bounded so that encoding is linear in the
-# text.
+# Qwen's pre-tokenizer, written for the standard library: a contraction; letters with one leading sign or space; one
+# digit; other signs with the newlines after them; newlines; spaces. Runs are bounded so that the time to encode is
+# linear in the length of the text.
 _WORDS: Final = re.compile(
     r"'(?:[sdmtSDMT]|ll|ve|re|LL|VE|RE)"
     r"|(?:[^\r\n\w]|_)?[^\W\d_]{1,24}"
@@ -36,15 +33,15 @@ _WORDS: Final = re.compile(
     r"|\s{1,24}(?!\S)"
     r"|\s{1,24}"
 )
-_NAMED: Final = re.compile("(" + "|".join(re.escape(name) for name in NAMED) + ")")
-_CACHED_WORDS: Final = 50_000  # about 10 MB of them; real prompts repeat far fewer
+_NAMED_TOKEN: Final = re.compile("(" + "|".join(re.escape(name) for name in NAMED_TOKENS) + ")")
+_MAX_CACHED_WORDS: Final = 50_000  # about 10 MB; real prompts have far fewer different words
 
 
 class Vocabulary(TypedDict):
-    """What `vocabulary.json` holds.
+    """The contents of `vocabulary.json`.
 
-    Pairs of ids to merge; for each id how often it occurred and which ids often follow it; ids that often
-    begin a sentence.
+    `merges`: pairs of ids. `counts` and `followers`, by id: how often a token occurs in the training text, and which
+    tokens often follow it. `starters`: ids that often begin a sentence.
     """
 
     merges: list[tuple[int, int]]
@@ -55,21 +52,21 @@ class Vocabulary(TypedDict):
 
 @cache
 def load_vocabulary() -> Vocabulary:
-    """Read the vocabulary that is installed beside this file."""
+    """Return the installed vocabulary."""
     raw = files("proxy.simulator").joinpath("vocabulary.json").read_bytes()
     vocabulary: Vocabulary = orjson.loads(raw)
     return vocabulary
 
 
 def split_words(text: str) -> list[str]:
-    """Cut text into the words that merges never cross; joined, they are the text."""
+    """Split a text into words, which merges do not cross; joined, they are the text again."""
     return _WORDS.findall(text)
 
 
 class Tokenizer:
-    """Text to ids and back. `decode(encode(text)) == text` for any text that UTF-8 can carry."""
+    """Text to ids and back: `decode(encode(text)) == text` for every text that UTF-8 can encode."""
 
-    __slots__ = ("_cached", "_named", "_ranks", "pieces", "special")
+    __slots__ = ("_cache", "_named_ids", "_ranks", "pieces", "special_ids")
 
     def __init__(self, merges: Iterable[tuple[int, int]]) -> None:
         pieces = [bytes([byte]) for byte in range(256)]
@@ -77,37 +74,37 @@ class Tokenizer:
         for left, right in merges:
             self._ranks[left, right] = len(pieces)
             pieces.append(pieces[left] + pieces[right])
-        self._named = {name: len(pieces) + place for place, name in enumerate(NAMED)}
-        self.pieces: Sequence[bytes] = (*pieces, *(name.encode() for name in NAMED))
-        self.special = frozenset(self._named[name] for name in SPECIAL)
-        self._cached: dict[str, tuple[int, ...]] = {}
+        self._named_ids = {name: len(pieces) + index for index, name in enumerate(NAMED_TOKENS)}
+        self.pieces: Sequence[bytes] = (*pieces, *(name.encode() for name in NAMED_TOKENS))
+        self.special_ids = frozenset(self._named_ids[name] for name in SPECIAL_TOKENS)
+        self._cache: dict[str, tuple[int, ...]] = {}
 
     def __len__(self) -> int:
-        """How many ids there are."""
+        """Return the number of ids."""
         return len(self.pieces)
 
     def id(self, name: str) -> int:
-        """The id of a special or added token."""
-        return self._named[name]
+        """Return the id of a special or added token."""
+        return self._named_ids[name]
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text; the spelling of a special or added token becomes that token, as in vLLM."""
+        """Return the ids of a text; the name of a special or added token becomes that one token, as in vLLM."""
         ids: list[int] = []
-        for place, part in enumerate(_NAMED.split(text)):
-            if place % 2:
-                ids.append(self._named[part])
+        for index, part in enumerate(_NAMED_TOKEN.split(text)):
+            if index % 2:  # `split` alternates text and what the pattern matched
+                ids.append(self._named_ids[part])
                 continue
             for word in split_words(part):
-                ids.extend(self._cached.get(word) or self._encode_word(word))
+                ids.extend(self._cache.get(word) or self._encode_word(word))
         return ids
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
-        """The text of these ids; bytes that are no character become U+FFFD."""
-        hidden = self.special if skip_special else frozenset[int]()
-        return b"".join([self.pieces[i] for i in ids if i not in hidden]).decode("utf-8", "replace")
+        """Return the text of ids; bytes that are not valid UTF-8 become U+FFFD."""
+        skipped = self.special_ids if skip_special else frozenset[int]()
+        return b"".join([self.pieces[i] for i in ids if i not in skipped]).decode("utf-8", "replace")
 
     def _encode_word(self, word: str) -> tuple[int, ...]:
-        """Merge the bytes of one word, always the pair learnt first; words are short enough for that."""
+        """Merge the bytes of one word, always the pair that was learned first; words are short."""
         ids = list(word.encode())
         unknown = len(self.pieces)
         while len(ids) > 1:
@@ -115,50 +112,49 @@ class Tokenizer:
             best = min(ranks)
             if best == unknown:
                 break
-            at = ranks.index(best)
-            ids[at : at + 2] = [best]
-        if len(self._cached) < _CACHED_WORDS:
-            self._cached[word] = tuple(ids)
+            index = ranks.index(best)
+            ids[index : index + 2] = [best]
+        if len(self._cache) < _MAX_CACHED_WORDS:
+            self._cache[word] = tuple(ids)
         return tuple(ids)
 
 
 class Decoder:
-    """Turns sampled ids into text as they come, holding back what is not yet a whole character.
+    """Turns sampled ids into text one id at a time, and keeps incomplete characters back.
 
-    As vLLM 0.32 does (cassette `utf8_emoji_stream`): the ids that begin a character have the string "", the
-    one that completes it has the whole character; a character that is never completed is missing from the
-    text.
+    As vLLM 0.32 does (cassette `utf8_emoji_stream`): the ids that begin a character have the string "", the id that
+    completes it has the whole character, and a character that is never completed is missing from the text.
     """
 
-    __slots__ = ("_held", "_tokenizer")
+    __slots__ = ("_pending", "_tokenizer")
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._held = b""
+        self._pending = b""
 
     def string(self, token: int) -> str:
-        """The token's own string, as it stands beside its logprob; does not move the decoder."""
+        """Return the token's string as logprobs show it; the decoder does not advance."""
         piece = self._tokenizer.pieces[token]
         try:
             return piece.decode()
         except UnicodeDecodeError:
-            text = (self._held + piece).decode("utf-8", "replace")
+            text = (self._pending + piece).decode("utf-8", "replace")
             return "" if text.endswith("\ufffd") else text.lstrip("\ufffd")
 
     def feed(self, token: int) -> str:
-        """The text that this token completes; special tokens have none."""
-        if token in self._tokenizer.special:
+        """Return the text that this token completes; special tokens have none."""
+        if token in self._tokenizer.special_ids:
             return ""
-        spelled = self._held + self._tokenizer.pieces[token]
-        text = spelled.decode("utf-8", "replace")
+        raw = self._pending + self._tokenizer.pieces[token]
+        text = raw.decode("utf-8", "replace")
         if text.endswith("\ufffd"):
-            self._held = spelled
+            self._pending = raw
             return ""
-        self._held = b""
+        self._pending = b""
         return text
 
 
 @cache
 def load_tokenizer() -> Tokenizer:
-    """The tokenizer of the installed vocabulary; there is one, shared, for it only ever caches."""
+    """Return the tokenizer of the installed vocabulary; all engines share it, its only state is a cache."""
     return Tokenizer(load_vocabulary()["merges"])

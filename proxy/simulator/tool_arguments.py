@@ -1,59 +1,59 @@
-"""Arguments for a tool call, made up from the JSON schema of the tool.
+"""Arguments of a tool call, made up from the tool's JSON schema.
 
-Holds the invention of values that fit a schema's types, bounds, choices and references, and nothing of how a
-call is written. Patterns and formats are not looked at: a simulated model may well be wrong about them.
+They fit types, bounds, enums and references. Patterns and formats are ignored: a model may get them wrong, too.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from proxy.simulator.sampler import Draws
+from proxy.simulator.sampler import RandomStream
 
 Schema = Mapping[str, Any]
 
-_DEEPEST: Final = 6  # schemas may refer to themselves
-_MOST_VALUES: Final = 200
-_MOST_ITEMS: Final = 2
-_LONGEST: Final = 256  # of texts and arrays, whatever a schema demands
+_MAX_DEPTH: Final = 6  # schemas can refer to themselves
+_MAX_VALUES: Final = 200
+_MAX_ITEMS: Final = 2
+_MAX_LENGTH: Final = 256  # of strings and arrays, whatever the schema requires
 
 
-def make_arguments(schema: object, draws: Draws, words: Sequence[str]) -> dict[str, Any]:
-    """Arguments that fit the `parameters` of a function; empty if it says nothing of them."""
+def make_arguments(schema: object, stream: RandomStream, words: Sequence[str]) -> dict[str, Any]:
+    """Return arguments that fit the `parameters` of a function; empty if it has none. Strings are made of `words`."""
     if not isinstance(schema, Mapping):
         return {}
-    root = schema.get("$defs") or schema.get("definitions") or {}
-    made = _Maker(draws, words, root if isinstance(root, Mapping) else {}).value({"type": "object", **schema}, 0)
-    return made if isinstance(made, dict) else {}
+    definitions = schema.get("$defs") or schema.get("definitions") or {}
+    maker = _ValueMaker(stream, words, definitions if isinstance(definitions, Mapping) else {})
+    arguments = maker.value({"type": "object", **schema}, 0)
+    return arguments if isinstance(arguments, dict) else {}
 
 
-class _Maker:
-    """Makes values; `definitions` are the schemas that others may refer to."""
+class _ValueMaker:
+    """Makes values that fit schemas; `definitions` are the schemas that `$ref` can name."""
 
-    __slots__ = ("_definitions", "_draws", "_made", "_words")
+    __slots__ = ("_count", "_definitions", "_stream", "_words")
 
-    def __init__(self, draws: Draws, words: Sequence[str], definitions: Schema) -> None:
-        self._draws = draws
+    def __init__(self, stream: RandomStream, words: Sequence[str], definitions: Schema) -> None:
+        self._stream = stream
         self._words = words
         self._definitions = definitions
-        self._made = 0
+        self._count = 0
 
     def value(self, schema: object, depth: int) -> Any:
-        """A value that fits; null where a schema goes too deep or wide."""
-        self._made += 1
-        if not isinstance(schema, Mapping) or depth > _DEEPEST or self._made > _MOST_VALUES:
+        """Return a value that fits; None where the schema is too deep or has too many values."""
+        self._count += 1
+        if not isinstance(schema, Mapping) or depth > _MAX_DEPTH or self._count > _MAX_VALUES:
             return None
         if "const" in schema:
             return schema["const"]
-        choices = schema.get("enum")
-        if isinstance(choices, list) and choices:
-            return choices[self._draws.below(len(choices))]
-        other = self._other(schema)
-        if other is not None:
-            return self.value(other, depth + 1)
-        return self._typed(schema, depth)
+        options = schema.get("enum")
+        if isinstance(options, list) and options:
+            return options[self._stream.below(len(options))]
+        target = self._target(schema)
+        if target is not None:
+            return self.value(target, depth + 1)
+        return self._typed_value(schema, depth)
 
-    def _other(self, schema: Schema) -> object:
-        """The schema that stands for this one: what it refers to, or the first of its alternatives."""
+    def _target(self, schema: Schema) -> object:
+        """Return the schema that applies instead: the referenced one, or the first alternative."""
         if isinstance(schema.get("$ref"), str):
             return self._definitions.get(schema["$ref"].rpartition("/")[2], {})
         for key in ("anyOf", "oneOf", "allOf"):
@@ -61,34 +61,34 @@ class _Maker:
                 return schema[key][0]
         return None
 
-    def _typed(self, schema: Schema, depth: int) -> Any:
-        kinds = schema.get("type", "object" if "properties" in schema else "string")
-        kind = kinds[0] if isinstance(kinds, list) and kinds else kinds
+    def _typed_value(self, schema: Schema, depth: int) -> Any:
+        types = schema.get("type", "object" if "properties" in schema else "string")
+        kind = types[0] if isinstance(types, list) and types else types
         if kind == "object":
             properties = schema.get("properties")
             fields = properties if isinstance(properties, Mapping) else {}
             return {str(name): self.value(field, depth + 1) for name, field in fields.items()}
         if kind == "array":
-            count = max(1 + self._draws.below(_MOST_ITEMS), _bound(schema, "minItems", 0))
+            count = max(1 + self._stream.below(_MAX_ITEMS), _bound(schema, "minItems", 0))
             count = min(count, _bound(schema, "maxItems", count))
-            return [self.value(schema.get("items", {}), depth + 1) for _ in range(min(count, _LONGEST))]
+            return [self.value(schema.get("items", {}), depth + 1) for _ in range(min(count, _MAX_LENGTH))]
         if kind in ("integer", "number"):
             low = _bound(schema, "minimum", _bound(schema, "exclusiveMinimum", 0) + 1)
             high = _bound(schema, "maximum", _bound(schema, "exclusiveMaximum", low + 10) - 1)
-            whole = self._draws.between(low, max(low, high))
-            return whole if kind == "integer" else whole + 0.5 * (whole < high)
+            integer = self._stream.between(low, max(low, high))
+            return integer if kind == "integer" else integer + 0.5 * (integer < high)
         if kind == "boolean":
-            return self._draws.below(2) == 1
-        return None if kind == "null" else self._text(schema)
+            return self._stream.below(2) == 1
+        return None if kind == "null" else self._string(schema)
 
-    def _text(self, schema: Schema) -> str:
-        text = self._words[self._draws.below(len(self._words))]
-        shortest = min(max(_bound(schema, "minLength", 0), 0), _LONGEST)
-        text *= 1 + shortest // len(text)
-        return text[: max(shortest, _bound(schema, "maxLength", len(text)))]
+    def _string(self, schema: Schema) -> str:
+        text = self._words[self._stream.below(len(self._words))]
+        min_length = min(max(_bound(schema, "minLength", 0), 0), _MAX_LENGTH)
+        text *= 1 + min_length // len(text)
+        return text[: max(min_length, _bound(schema, "maxLength", len(text)))]
 
 
 def _bound(schema: Schema, key: str, default: int) -> int:
-    """A bound of a schema as a whole number; the default if it has none that is one."""
+    """Return a bound of a schema as an integer; the default if it is absent or no reasonable number."""
     value = schema.get(key)
     return int(value) if isinstance(value, int | float) and abs(value) < 1 << 40 else default

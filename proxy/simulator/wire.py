@@ -1,8 +1,6 @@
-"""What answers share on the wire.
+"""What all responses share: id and model, usage, server-sent events, and the protocol that `engine` sends them by.
 
-Holds the head and the usage of an answer, its server-sent events, and the protocol by which the server writes
-any kind; it must not hold what only one of them has. Key order and null keys are those of vLLM 0.32's
-answers, which SGLang shares where it uses them.
+The order of keys and the null values are vLLM 0.32's; SGLang 0.5.23 has the same where it uses these functions.
 """
 
 from collections.abc import Sequence
@@ -13,64 +11,64 @@ import orjson
 
 from proxy.simulator.distribution import Prefix
 from proxy.simulator.generation import Token
-from proxy.simulator.model import Manner
+from proxy.simulator.model import GenerationOptions
 
 DONE: Final = b"data: [DONE]\n\n"
 
-Answer = dict[str, Any]
+JsonObject = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What begins every answer and chunk; `created_s` is unix seconds."""
+    """The values at the start of every response and chunk; `created_s` is Unix seconds."""
 
     id: str
     created_s: int
     model: str
     fingerprint: str
 
-    def keys(self, kind: str) -> Answer:
-        """The first keys of an answer of this kind."""
+    def keys(self, kind: str) -> JsonObject:
+        """Return the first keys of a response whose `object` is `kind`."""
         return {"id": self.id, "object": kind, "created": self.created_s, "model": self.model}
 
 
-class Reply(Protocol):
-    """An answer in the making. `engine` asks for it whole, or token by token."""
+class Response(Protocol):
+    """A response that `engine` builds in full, or streams token by token."""
 
     @property
-    def prompts(self) -> Sequence[tuple[Prefix, Manner]]:
-        """For each prompt, what the model sees of it, and how its replies shall go."""
+    def prompts(self) -> Sequence[tuple[Prefix, GenerationOptions]]:
+        """The prompts, each with the options of its choices."""
         ...
 
-    def opening(self) -> list[bytes]:
-        """The events before the first token."""
+    def opening_events(self) -> list[bytes]:
+        """Return the events before the first token."""
         ...
 
-    def events(self, index: int, token: Token) -> list[bytes]:
-        """The events of one token of one choice; none if the engine would send none."""
+    def token_events(self, index: int, token: Token) -> list[bytes]:
+        """Return the events of one token of one choice; none if the engine sends none."""
         ...
 
-    def closing(self) -> list[bytes]:
-        """The events after the last token."""
+    def closing_events(self) -> list[bytes]:
+        """Return the events after the last token."""
         ...
 
-    def whole(self, choices: Sequence[Sequence[Token]]) -> Answer | list[Answer]:
-        """The answer that is not streamed."""
+    def body(self, choices: Sequence[Sequence[Token]]) -> JsonObject | list[JsonObject]:
+        """Return the body of the response that is not streamed."""
         ...
 
 
-def event(answer: Answer) -> bytes:
-    """A chunk as a server-sent event."""
-    return b"data: " + orjson.dumps(answer) + b"\n\n"
+def event(payload: JsonObject) -> bytes:
+    """Return a chunk as a server-sent event."""
+    return b"data: " + orjson.dumps(payload) + b"\n\n"
 
 
-def named_event(name: bytes, answer: Answer) -> bytes:
-    """A chunk as a server-sent event that has a name."""
-    return b"event: " + name + b"\n" + event(answer)
+def named_event(name: bytes, payload: JsonObject) -> bytes:
+    """Return a chunk as a server-sent event with an `event` field."""
+    return b"event: " + name + b"\n" + event(payload)
 
 
-def usage(prompt_tokens: int, completion_tokens: int, **details: Any) -> Answer:
-    """The usage of an answer; `details` are the keys that only some answers have."""
+def usage(prompt_tokens: int, completion_tokens: int, **details: Any) -> JsonObject:
+    """Return `usage`; `details` are the keys that only some responses have."""
     return {
         "prompt_tokens": prompt_tokens,
         "total_tokens": prompt_tokens + completion_tokens,

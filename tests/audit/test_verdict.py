@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from proxy.audit.recorded import OFFSETS, of_row
 from proxy.audit.verdict import judge, may_be_moved, moved_ids
-from proxy.simulator.distribution import mix, prefix_of
+from proxy.simulator.distribution import mix, prefix_from
 
 TOLERANCE = 0.01
 PROMPT, TURNS = 12, ((12, 60), (70, 110))
@@ -25,7 +25,7 @@ def chance(prefix, weights) -> float:
 
 
 def scores(ids, weights=0) -> list[float | None]:
-    prefixes = list(accumulate(ids[1:], lambda prefix, token: prefix.then(token), initial=prefix_of(ids[:1])))
+    prefixes = list(accumulate(ids[1:], lambda prefix, token: prefix.with_token(token), initial=prefix_from(ids[:1])))
     return [None, *(math.log(chance(prefix, weights)) for prefix in prefixes[1:])]
 
 
@@ -189,7 +189,7 @@ def test_an_id_lost_at_the_start_is_shifted():
     row["token_ids"] = [*row["token_ids"][1:], 0]
 
     def nearly(ids):
-        near = (prefix_of(ids[max(i - 3, 0) : i + 1]) for i in range(1, len(ids)))
+        near = (prefix_from(ids[max(i - 3, 0) : i + 1]) for i in range(1, len(ids)))
         return [None, *(math.log(chance(prefix, 0)) * 1.05 - 0.02 for prefix in near)]
 
     honestly = nearly(honest(13)["token_ids"])

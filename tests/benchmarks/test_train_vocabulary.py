@@ -1,4 +1,4 @@
-"""How the vocabulary is learnt."""
+"""The training of the simulator's vocabulary."""
 
 from benchmarks.train_vocabulary import learn_followers, learn_merges, merge
 from proxy.simulator.tokenizer import Tokenizer
@@ -7,19 +7,19 @@ TEXTS = ["The cat sat.", "The cat ran.", "The cat sat, the dog ran."] * 3
 
 
 def test_the_most_frequent_pair_is_merged_first():
-    """Merges come most frequent first, ties by the smaller ids, so that each run learns the same."""
+    """Merges are ordered by frequency, then by the smaller ids, so that every run gives the same result."""
     merges = learn_merges(TEXTS, 4)
 
     assert merges == [(97, 116), (104, 101), (32, 99), (84, 257)]
 
 
 def test_merging_replaces_each_occurrence():
-    """Every occurrence of a pair is replaced, from the left, overlapping ones once."""
+    """Every occurrence of a pair is replaced from the left; overlapping occurrences are replaced once."""
     assert merge([1, 1, 1, 2, 1, 1], (1, 1), 9) == [9, 1, 2, 9]
 
 
-def test_followers_are_what_followed():
-    """A token's followers are what came after it more than once, and a sentence begins with a whole word."""
+def test_followers_and_starters():
+    """A token's followers are the tokens that follow it more than once; starters are whole words that begin sentences."""
     tokenizer = Tokenizer(learn_merges(TEXTS, 12))
     followers, starters = learn_followers(TEXTS, tokenizer)
     the = tokenizer.encode("The")[-1]

@@ -17,7 +17,7 @@ HELLO = [{"role": "user", "content": "Say hello to the world."}]
 
 @dataclass(frozen=True)
 class Cassette:
-    """One exchange recorded from vLLM 0.32."""
+    """A request and its response, recorded from vLLM 0.32."""
 
     method: str
     path: str
@@ -28,45 +28,45 @@ class Cassette:
     raw: bytes
 
     @property
-    def answer(self) -> dict[str, Any]:
+    def payload(self) -> dict[str, Any]:
         return orjson.loads(self.raw)
 
     @property
     def chunks(self) -> list[dict[str, Any]]:
-        return chunks_of(self.raw)
+        return chunks_from(self.raw)
 
 
-def chunks_of(raw: bytes) -> list[dict[str, Any]]:
-    """The chunks of a stream, whatever their events are called."""
+def chunks_from(raw: bytes) -> list[dict[str, Any]]:
+    """The chunks of a stream, with or without `event` fields."""
     events = raw.split(b"\n\n")
     assert events[-2:] == [b"data: [DONE]", b""]
     return [orjson.loads(event.partition(b"data: ")[2]) for event in events[:-2]]
 
 
-def skeleton_of(value: Any, key: str = "") -> Any:
-    """The shape of JSON: keys in their order and types of values; what a key is made of data is left out."""
+def skeleton_from(value: Any, key: str = "") -> Any:
+    """The shape of JSON: keys in order and types of values; keys that are tokens or ids are left out."""
     if key == "bytes":
         return "bytes"
     if isinstance(value, dict):
         if value and (key == "top_logprobs" or all(name.isdigit() for name in value)) and "token" not in value:
-            return ("by token", frozenset(skeleton_of(each) for each in value.values()))
-        return tuple((name, skeleton_of(each, name)) for name, each in value.items())
+            return ("by token", frozenset(skeleton_from(item) for item in value.values()))
+        return tuple((name, skeleton_from(item, name)) for name, item in value.items())
     if isinstance(value, list):
-        return ("list", frozenset(skeleton_of(each, key) for each in value))
+        return ("list", frozenset(skeleton_from(item, key) for item in value))
     kinds = {str: "text", bool: "yes or no", type(None): "null"}
     return kinds.get(type(value), "number")
 
 
 @pytest.fixture
 def cassette() -> Callable[[str], Cassette]:
-    """The recorded exchange of a name."""
+    """Return a function that reads a recorded request and response."""
 
     def read(name: str) -> Cassette:
         path = find(name, ".request.json")
         case = path.name.removesuffix(".request.json")
         request = orjson.loads(path.read_bytes())
         meta = path.with_name(f"{case}.meta.json")
-        answers = [path for path in path.parent.glob(f"{case}.response.*") if path.suffix in {".json", ".sse", ".txt"}]
+        responses = [p for p in path.parent.glob(f"{case}.response.*") if p.suffix in {".json", ".sse", ".txt"}]
         raw_body = request["raw_body"].encode() if "raw_body" in request else orjson.dumps(request.get("body"))
         return Cassette(
             request["method"],
@@ -75,27 +75,27 @@ def cassette() -> Callable[[str], Cassette]:
             request.get("body"),
             raw_body,
             orjson.loads(meta.read_bytes())["status"] if meta.exists() else 200,
-            answers[0].read_bytes(),
+            responses[0].read_bytes(),
         )
 
     return read
 
 
-@pytest.fixture(name="chunks_of")
-def chunks_of_fixture() -> Callable[[bytes], list[dict[str, Any]]]:
-    """The chunks of a stream."""
-    return chunks_of
+@pytest.fixture(name="chunks_from")
+def chunks_from_fixture() -> Callable[[bytes], list[dict[str, Any]]]:
+    """Return the chunks of a stream."""
+    return chunks_from
 
 
 @pytest.fixture
 def skeleton() -> Callable[[Any], Any]:
-    """The shape of JSON."""
-    return skeleton_of
+    """Return a function that gives the shape of JSON."""
+    return skeleton_from
 
 
 @pytest.fixture
 def tools() -> list[dict[str, Any]]:
-    """One tool."""
+    """A list of one tool."""
     parameters = {
         "type": "object",
         "properties": {"city": {"type": "string", "maxLength": 12}, "days": {"type": "integer"}},
@@ -106,7 +106,7 @@ def tools() -> list[dict[str, Any]]:
 
 
 class Caller:
-    """Calls an engine the way clients do, and understands the answer."""
+    """A client that sends requests and returns parsed responses."""
 
     def __init__(self, client: TestClient) -> None:
         self.client = client
@@ -130,12 +130,12 @@ class Caller:
         async with self.client.post(path, json={**body, "stream": True}) as response:
             assert response.status == 200, await response.read()
             assert response.headers["Content-Type"] == "text/event-stream; charset=utf-8"
-            return chunks_of(await response.read())
+            return chunks_from(await response.read())
 
 
 @pytest.fixture
 def start(aiohttp_client) -> Callable[[Options], Awaitable[Caller]]:
-    """Start an engine with options of the test's own."""
+    """Return a function that starts an engine with options."""
 
     async def started(options: Options) -> Caller:
         return Caller(await aiohttp_client(make_engine(options)))
@@ -145,5 +145,5 @@ def start(aiohttp_client) -> Callable[[Options], Awaitable[Caller]]:
 
 @pytest.fixture
 async def engine(start) -> Caller:
-    """An engine that is set as nobody set it."""
+    """An engine with default options."""
     return await start(Options())

@@ -1,4 +1,4 @@
-"""What may come after a prefix, and how likely it is."""
+"""The probability of each token after a prefix."""
 
 import math
 from array import array
@@ -6,69 +6,71 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.simulator.distribution import Prefix, load_distribution, mix, prefix_of
+from proxy.simulator.distribution import Prefix, load_next_token_model, mix, prefix_from
 
-MODEL = load_distribution()
+MODEL = load_next_token_model()
 SIZE = 2_048
 IDS = st.lists(st.integers(0, SIZE - 1), max_size=20)
 
 
 @given(IDS)
-def test_the_chances_sum_to_one(ids):
-    """After any prefix, the chances of all tokens sum to one."""
-    odds = MODEL.odds(prefix_of(ids))
+def test_probabilities_sum_to_one(ids):
+    """After any prefix, the probabilities of all tokens sum to one."""
+    distribution = MODEL.distribution(prefix_from(ids))
 
-    assert math.isclose(1.0, math.fsum(odds.chance(token) for token in range(SIZE)), abs_tol=1e-12)
+    assert math.isclose(1.0, math.fsum(distribution.probability(token) for token in range(SIZE)), abs_tol=1e-12)
 
 
 @given(IDS, st.integers(0, SIZE - 1))
 def test_a_logprob_is_a_negative_float32(ids, token):
-    """Each logprob is below zero, finite, and loses nothing as a float32."""
-    logprob = MODEL.odds(prefix_of(ids)).logprob(token)
+    """Each logprob is negative, finite and exact in float32."""
+    logprob = MODEL.distribution(prefix_from(ids)).logprob(token)
 
     assert logprob < 0
     assert logprob == array("f", [logprob])[0]
 
 
 @given(IDS, IDS)
-def test_only_the_ids_count(first, second):
-    """The distribution depends on the prefix ids alone, however they were put together."""
-    grown = prefix_of(first)
+def test_the_distribution_depends_on_the_ids_alone(first, second):
+    """A prefix that is extended token by token has the same distribution as one built at once."""
+    extended = prefix_from(first)
     for token in second:
-        grown = grown.then(token)
+        extended = extended.with_token(token)
 
-    assert MODEL.odds(prefix_of([*first, *second])) == MODEL.odds(grown)
+    assert MODEL.distribution(prefix_from([*first, *second])) == MODEL.distribution(extended)
 
 
-def test_an_earlier_id_moves_the_odds():
-    """A change of any id before moves the distribution."""
-    assert MODEL.odds(prefix_of([1, 300])) != MODEL.odds(prefix_of([2, 300]))
+def test_an_earlier_id_changes_the_distribution():
+    """An id before the last one changes the distribution."""
+    assert MODEL.distribution(prefix_from([1, 300])) != MODEL.distribution(prefix_from([2, 300]))
 
 
 @given(IDS, st.integers(0, 30))
-def test_the_best_are_the_most_likely(ids, count):
-    """The best tokens are those of the greatest chances, in order, each once."""
-    odds = MODEL.odds(prefix_of(ids))
-    best = odds.best(count)
+def test_top_tokens_are_the_most_likely(ids, count):
+    """The top tokens have the highest probabilities, in descending order, each token once."""
+    distribution = MODEL.distribution(prefix_from(ids))
+    top = distribution.top(count)
+    highest = sorted(map(distribution.probability, range(SIZE)), reverse=True)[:count]
 
-    assert sorted(map(odds.chance, range(SIZE)), reverse=True)[:count] == [odds.chance(token) for token in best]
-    assert len(set(best)) == count
+    assert highest == [distribution.probability(token) for token in top]
+    assert len(set(top)) == count
 
 
 @given(IDS, st.integers(0, SIZE - 1))
-def test_the_rank_counts_the_more_likely(ids, token):
-    """A token's rank is one more than the number of tokens that are more likely."""
-    odds = MODEL.odds(prefix_of(ids))
+def test_the_rank_counts_more_likely_tokens(ids, token):
+    """A token's rank is one more than the number of more likely tokens."""
+    distribution = MODEL.distribution(prefix_from(ids))
+    probability = distribution.probability(token)
 
-    assert 1 + sum(odds.chance(other) > odds.chance(token) for other in range(SIZE)) == odds.rank(token)
+    assert 1 + sum(distribution.probability(other) > probability for other in range(SIZE)) == distribution.rank(token)
 
 
 def test_an_empty_prefix_begins_a_sentence():
-    """After nothing at all, something that begins a sentence is likely."""
-    assert len(MODEL.odds(Prefix()).likely) == 8
+    """After an empty prefix, eight tokens that begin sentences are likely."""
+    assert len(MODEL.distribution(Prefix()).likely) == 8
 
 
 @given(st.integers())
 def test_mixing_stays_within_64_bits(value):
-    """Mixed numbers are 64 bits wide, whatever went in."""
+    """A mixed number has at most 64 bits, whatever the input."""
     assert 0 <= mix(value) < 1 << 64

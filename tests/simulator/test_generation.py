@@ -1,11 +1,11 @@
-"""Sampled tokens become text, and something ends them."""
+"""One choice: from sampled ids to text, until a stop condition is met."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.simulator.distribution import load_distribution, prefix_of
-from proxy.simulator.generation import Limits, Token, generate
+from proxy.simulator.distribution import load_next_token_model, prefix_from
+from proxy.simulator.generation import StopConditions, Token, generate
 from proxy.simulator.tokenizer import load_tokenizer
 
 TOKENIZER = load_tokenizer()
@@ -13,112 +13,114 @@ END, SECOND_END = TOKENIZER.id("<|im_end|>"), TOKENIZER.id("<|endoftext|>")
 TEXT = "Return the current file. It is a list of objects"
 
 
-def generated(text: str, alternatives: int = 0, **limits) -> list[Token]:
+def generated(text: str, alternatives: int = 0, **conditions) -> list[Token]:
     ids = TOKENIZER.encode(text)
-    odds = load_distribution().odds(prefix_of([]))
-    limits = {"max_tokens": len(ids), "ends": (END, SECOND_END), **limits}
-    return list(generate([(token, odds) for token in ids], TOKENIZER, Limits(**limits), alternatives))
+    distribution = load_next_token_model().distribution(prefix_from([]))
+    conditions = {"max_tokens": len(ids), "eos_ids": (END, SECOND_END), **conditions}
+    return list(
+        generate([(token, distribution) for token in ids], TOKENIZER, StopConditions(**conditions), alternatives)
+    )
 
 
-def shown(tokens: list[Token]) -> str:
+def text_from(tokens: list[Token]) -> str:
     return "".join(token.text for token in tokens)
 
 
-def last(tokens: list[Token]) -> tuple[str | None, int | str | None]:
+def reasons(tokens: list[Token]) -> tuple[str | None, int | str | None]:
     return tokens[-1].finish_reason, tokens[-1].stop_reason
 
 
-def test_the_length_ends_it():
-    """At the greatest length a choice ends with the reason length."""
+def test_the_length_ends_a_choice():
+    """At max_tokens a choice ends with the finish reason length."""
     tokens = generated(TEXT, max_tokens=3)
 
     assert len(tokens) == 3
-    assert last(tokens) == ("length", None)
+    assert reasons(tokens) == ("length", None)
 
 
-def test_the_end_of_the_turn_is_sampled_and_not_shown():
-    """The end token is among the ids, but not in the text."""
+def test_the_end_of_turn_token_has_no_text():
+    """The end-of-turn token is among the ids, but not in the text."""
     tokens = generated("It is<|im_end|>", max_tokens=9)
 
     assert [*TOKENIZER.encode("It is"), END] == [token.id for token in tokens]
-    assert shown(tokens) == "It is"
-    assert last(tokens) == ("stop", None)
+    assert text_from(tokens) == "It is"
+    assert reasons(tokens) == ("stop", None)
 
 
-def test_the_end_of_the_turn_goes_before_the_length():
-    """An end token at the greatest length ends with the reason stop."""
-    assert last(generated("It<|im_end|>")) == ("stop", None)
+def test_the_end_of_the_turn_precedes_the_length():
+    """An end-of-turn token at max_tokens gives the finish reason stop."""
+    assert reasons(generated("It<|im_end|>")) == ("stop", None)
 
 
-def test_a_second_end_token_is_named():
-    """Another end token of the model is told as the stop reason."""
-    assert last(generated("It<|endoftext|>")) == ("stop", SECOND_END)
+def test_a_second_end_token_is_the_stop_reason():
+    """Another end token of the model is the stop reason."""
+    assert reasons(generated("It<|endoftext|>")) == ("stop", SECOND_END)
 
 
-def test_a_stop_token_ends_it():
-    """A stop token is among the ids, its text is not shown, and it is the stop reason."""
+def test_a_stop_token_ends_a_choice():
+    """A stop token is among the ids but not in the text, and it is the stop reason."""
     stop = TOKENIZER.encode(" file")[0]
-    tokens = generated(TEXT, stop_ids=frozenset([stop]))
+    tokens = generated(TEXT, stop_token_ids=frozenset([stop]))
 
-    assert shown(tokens) == "Return the current"
+    assert text_from(tokens) == "Return the current"
     assert stop == tokens[-1].id
-    assert ("stop", stop) == last(tokens)
+    assert ("stop", stop) == reasons(tokens)
 
 
-def test_a_stop_token_is_shown_if_asked():
-    """With include_stop_str_in_output the text of a stop token is shown."""
+def test_the_text_of_a_stop_token_can_be_included():
+    """With include_stop_str_in_output the text of a stop token is in the text."""
     stop = frozenset(TOKENIZER.encode(" file"))
 
-    assert shown(generated(TEXT, stop_ids=stop, show_stop=True)) == "Return the current file"
+    assert text_from(generated(TEXT, stop_token_ids=stop, include_stop=True)) == "Return the current file"
 
 
-def test_nothing_stops_before_the_least_length():
-    """Before min_tokens neither end tokens nor stop tokens nor stop strings end a choice."""
-    tokens = generated("It<|im_end|> is", min_tokens=3, stops=("t",), max_tokens=3)
+def test_nothing_stops_before_min_tokens():
+    """Before min_tokens, neither end tokens nor stop tokens nor stop strings end a choice."""
+    tokens = generated("It<|im_end|> is", min_tokens=3, stop_strings=("t",), max_tokens=3)
 
-    assert last(tokens) == ("length", None)
+    assert reasons(tokens) == ("length", None)
 
 
-def test_a_stop_string_cuts_the_text_and_no_ids():
-    """A stop string ends a choice: the text is cut before it, all sampled ids stay."""
-    tokens = generated(TEXT, stops=("nowhere", "le. I"))
+def test_a_stop_string_cuts_the_text_but_not_the_ids():
+    """A stop string ends a choice: the text ends before it, and all sampled ids are kept."""
+    tokens = generated(TEXT, stop_strings=("nowhere", "le. I"))
 
-    assert shown(tokens) == "Return the current fi"
+    assert text_from(tokens) == "Return the current fi"
     assert TOKENIZER.encode("Return the current file. I") == [token.id for token in tokens]
-    assert last(tokens) == ("stop", "le. I")
+    assert reasons(tokens) == ("stop", "le. I")
 
 
-def test_a_stop_string_is_shown_if_asked():
-    """With include_stop_str_in_output the text is cut behind the stop string."""
-    assert shown(generated(TEXT, stops=("le. I",), show_stop=True)) == "Return the current file. I"
+def test_a_stop_string_can_be_included():
+    """With include_stop_str_in_output the text ends after the stop string."""
+    assert text_from(generated(TEXT, stop_strings=("le. I",), include_stop=True)) == "Return the current file. I"
 
 
 def test_text_is_held_back_for_stop_strings():
-    """So much of the text is held back as may be the beginning of the longest stop string."""
-    tokens = generated("Return the", stops=("xyz",))
+    """The end of the text is held back while it may be the beginning of the longest stop string."""
+    tokens = generated("Return the", stop_strings=("xyz",))
 
     assert [token.text for token in tokens] == ["Retu", "rn the"]
 
 
 @given(st.lists(st.sampled_from([" the", "le", ".", " I", "t", "\u00e9", "zz"]), min_size=1), st.integers(1, 5))
-def test_what_is_shown_is_the_text(pieces, size):
-    """Whatever is held back on the way, at the end exactly the text up to the stop string was shown."""
+def test_the_pieces_are_the_text(pieces, size):
+    """The pieces of text that were released, joined, are the text up to the stop string."""
     text = "".join(pieces)
     stop = "le. It"[:size]
 
-    assert text.partition(stop)[0] == shown(generated(text, stops=(stop,)))
+    assert text.partition(stop)[0] == text_from(generated(text, stop_strings=(stop,)))
 
 
 @pytest.mark.parametrize("count", [1, 4])
 def test_alternatives_follow_the_token(count):
-    """The scores are the token itself, then the most likely ones, each once."""
-    scores = generated("It", count)[0].scores
+    """The logprobs are those of the token, then of the most likely tokens, each token once."""
+    logprobs = generated("It", count)[0].logprobs
 
-    assert scores[0][0] == "It"
-    assert len(scores) == len(set(scores))
-    assert count <= len(scores) <= count + 1
+    assert logprobs[0][0] == "It"
+    assert len(logprobs) == len(set(logprobs))
+    assert count <= len(logprobs) <= count + 1
 
 
-def test_only_the_token_is_scored_otherwise():
-    """Without alternatives there is one score."""
-    assert [len(token.scores) for token in generated("It")] == [1]
+def test_without_alternatives_there_is_one_logprob():
+    """Without alternatives a token has its own logprob only."""
+    assert [len(token.logprobs) for token in generated("It")] == [1]

@@ -3,8 +3,8 @@
 from proxy.simulator.options import Options
 
 
-def test_an_engine_needs_no_options():
-    """Left alone an engine is a vLLM named "simulated" of 32,768 tokens, waits not and takes any model."""
+def test_every_option_has_a_default():
+    """By default an engine is a vLLM with model "simulated", 32,768 tokens, no delay, and accepts any model name."""
     options = Options()
 
     assert (options.shape, options.model, options.max_model_len) == ("vllm", "simulated", 32_768)

@@ -1,4 +1,4 @@
-"""Thoughts, content and tool calls in generated text."""
+"""Reasoning, content and tool calls in generated text."""
 
 from itertools import pairwise
 
@@ -6,29 +6,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.simulator.parser import Call, CallPiece, Parsed, Piece, PieceParser, parse
+from proxy.simulator.parser import CallDelta, Delta, ParsedReply, StreamParser, ToolCall, parse
 from proxy.simulator.template import call_text
 
 CALL = call_text("f", {"a": '}"{', "b": [1, {}]})
 OTHER = '<tool_call>{"name":"f", "arguments":3, "id":1}</tool_call>'
-PARSED = Call("f", '{"a": "}\\"{", "b": [1, {}]}')
+PARSED = ToolCall("f", '{"a": "}\\"{", "b": [1, {}]}')
 
 
-def fold(pieces: list[Piece]) -> Parsed:
-    calls: list[Call] = []
-    for told in [call for piece in pieces for call in piece.calls]:
-        if told.name is not None:
-            calls.append(Call(told.name, ""))
-        calls[told.place] = Call(calls[told.place].name, calls[told.place].arguments + told.arguments)
+def joined(pieces: list[Delta]) -> ParsedReply:
+    calls: list[ToolCall] = []
+    for delta in [call for piece in pieces for call in piece.calls]:
+        if delta.name is not None:
+            calls.append(ToolCall(delta.name, ""))
+        calls[delta.index] = ToolCall(calls[delta.index].name, calls[delta.index].arguments + delta.arguments)
     content = "".join(piece.content for piece in pieces)
-    return Parsed(content or None, "".join(piece.reasoning for piece in pieces) or None, calls)
+    return ParsedReply(content or None, "".join(piece.reasoning for piece in pieces) or None, calls)
 
 
-def fed(text: str, cuts: list[int], *, thinking: bool = True, tools: bool = True) -> list[Piece]:
-    parser = PieceParser(thinking=thinking, tools=tools)
+def fed(text: str, cuts: list[int], *, reasoning: bool = True, tools: bool = True) -> list[Delta]:
+    parser = StreamParser(reasoning=reasoning, tools=tools)
     edges = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
     parts = [text[a:b] for a, b in pairwise(edges)] or [""]
-    return [parser.feed(part, ended=place == len(parts) - 1) for place, part in enumerate(parts)]
+    return [parser.feed(part, ended=index == len(parts) - 1) for index, part in enumerate(parts)]
 
 
 REPLIES = [
@@ -47,51 +47,51 @@ REPLIES = [
 
 
 @given(st.sampled_from(["Hm.", "", "a<b </thin"]), st.sampled_from(REPLIES), st.lists(st.integers(0, 200)))
-def test_pieces_folded_are_the_whole(thought, reply, cuts):
-    """However a reply is cut into pieces, folded they are what the whole is understood as."""
-    text = f"<think>{thought}</think>{reply}"
-    whole = parse(text, thinking=True, tools=True)
+def test_streaming_gives_the_same_reply(reasoning, reply, cuts):
+    """However a reply is split into pieces, the joined deltas are the reply that is parsed as a whole."""
+    text = f"<think>{reasoning}</think>{reply}"
+    parsed = parse(text, reasoning=True, tools=True)
 
-    assert Parsed(whole.content, whole.reasoning, list(whole.calls)) == fold(fed(text, cuts))
+    assert ParsedReply(parsed.content, parsed.reasoning, list(parsed.calls)) == joined(fed(text, cuts))
 
 
 def test_a_reply_has_three_parts():
-    """A thought, content and tool calls are told apart."""
+    """A reply is split into reasoning, content and tool calls."""
     text = f"<think>Hm.</think>Look: {CALL}"
 
-    assert Parsed("Look: ", "Hm.", [PARSED]) == parse(text, thinking=True, tools=True)
+    assert ParsedReply("Look: ", "Hm.", [PARSED]) == parse(text, reasoning=True, tools=True)
 
 
-def test_a_thought_may_never_end():
-    """A reply that ends while thinking has no content."""
-    assert Parsed(None, "Hm") == parse("<think>Hm", thinking=True, tools=True)
+def test_reasoning_may_not_end():
+    """A reply that ends within its reasoning has no content."""
+    assert ParsedReply(None, "Hm") == parse("<think>Hm", reasoning=True, tools=True)
 
 
-def test_a_call_that_was_not_offered_is_content():
-    """Without tools, the text of a call is content, whole and in pieces."""
-    assert Parsed(CALL) == parse(CALL, thinking=False, tools=False)
-    assert Parsed(CALL, None, []) == fold(fed(CALL, [5, 20], thinking=False, tools=False))
+def test_without_tools_a_call_is_content():
+    """Without tools, the text of a call is content, streamed or not."""
+    assert ParsedReply(CALL) == parse(CALL, reasoning=False, tools=False)
+    assert ParsedReply(CALL, None, []) == joined(fed(CALL, [5, 20], reasoning=False, tools=False))
 
 
 @pytest.mark.parametrize(
     "text",
     [CALL[:-5], "<tool_call>f()</tool_call>", "<tool_call>[]</tool_call>", "<tool_call>{}</tool_call>"],
 )
-def test_a_broken_call_is_content(text):
-    """Understood whole, a call that was cut off or is malformed stays text."""
-    assert Parsed(text) == parse(text, thinking=False, tools=True)
+def test_a_malformed_call_is_content(text):
+    """In a complete text, a truncated or malformed call stays content."""
+    assert ParsedReply(text) == parse(text, reasoning=False, tools=True)
 
 
-def test_a_call_that_was_cut_off_was_told_in_pieces():
-    """In pieces, the name and the arguments so far have been told when a call is cut off."""
-    pieces = fed('<tool_call>\n{"name": "f", "arguments": {"a": ', [], thinking=False)
+def test_a_truncated_call_is_streamed():
+    """In a stream, the name and the arguments so far of a truncated call are sent as a call."""
+    pieces = fed('<tool_call>\n{"name": "f", "arguments": {"a": ', [], reasoning=False)
 
-    assert [Piece(calls=[CallPiece(0, "f", '{"a":')])] == pieces
+    assert [Delta(calls=[CallDelta(0, "f", '{"a":')])] == pieces
 
 
-def test_the_name_is_told_first():
-    """The name of a call is told as soon as it is whole, then its arguments piece by piece."""
-    parser = PieceParser(thinking=False, tools=True)
+def test_the_name_comes_first():
+    """The name of a call is sent once it is complete, then its arguments piece by piece."""
+    parser = StreamParser(reasoning=False, tools=True)
     texts = [
         "<tool_call>",
         '{"name": "f',
@@ -105,9 +105,9 @@ def test_the_name_is_told_first():
         "}",
         "</tool_call>",
     ]
-    told = [[(call.name, call.arguments) for call in parser.feed(text, ended=False).calls] for text in texts]
+    deltas = [[(call.name, call.arguments) for call in parser.feed(text, ended=False).calls] for text in texts]
 
-    assert told == [
+    assert deltas == [
         [],
         [],
         [("f", "")],

@@ -2,20 +2,20 @@
 
 import pytest
 
-from proxy.simulator.errors import RefusedError
+from proxy.simulator.errors import RequestError
 from proxy.simulator.options import Options
-from proxy.simulator.prompts import room_for, text_to_tokenize
-from proxy.simulator.requests import Common
+from proxy.simulator.prompts import text_to_tokenize, vllm_max_tokens
+from proxy.simulator.requests import CommonFields
 
 
-@pytest.mark.parametrize(("length", "asked", "room"), [(1, None, 99), (1, 5, 5), (99, 5, 1), (60, 100, 40)])
-def test_a_reply_has_the_room_that_is_left(length, asked, room):
-    """A reply may have as many tokens as asked, but no more than the window leaves."""
-    assert room == room_for(length, asked, Common(), Options(max_model_len=100))
+@pytest.mark.parametrize(("length", "requested", "max_tokens"), [(1, None, 99), (1, 5, 5), (99, 5, 1), (60, 100, 40)])
+def test_max_tokens_fits_into_the_context_window(length, requested, max_tokens):
+    """A reply may have as many tokens as requested, but no more than the context window leaves."""
+    assert max_tokens == vllm_max_tokens(length, requested, CommonFields(), Options(max_model_len=100))
 
 
 @pytest.mark.parametrize(
-    ("length", "asked", "least", "param"),
+    ("length", "requested", "min_tokens", "param"),
     [
         (101, 5, 0, "input_tokens"),
         (100, 5, 0, "max_tokens"),
@@ -24,24 +24,24 @@ def test_a_reply_has_the_room_that_is_left(length, asked, room):
         (1, 5, 6, "min_tokens"),
     ],
 )
-def test_what_does_not_fit_is_refused(length, asked, least, param):
-    """A prompt or a length that the window cannot hold is refused, and the refusal names the field."""
-    with pytest.raises(RefusedError) as refused:
-        room_for(length, asked, Common(min_tokens=least), Options(max_model_len=100))
+def test_a_request_that_does_not_fit_is_an_error(length, requested, min_tokens, param):
+    """The error for a prompt or a length that does not fit into the context window names the field."""
+    with pytest.raises(RequestError) as error:
+        vllm_max_tokens(length, requested, CommonFields(min_tokens=min_tokens), Options(max_model_len=100))
 
-    assert param == refused.value.body["error"]["param"]
+    assert param == error.value.body["error"]["param"]
 
 
-def test_a_text_is_given_or_rendered():
-    """The text to tokenize is the prompt itself, or the messages rendered."""
+def test_the_text_is_the_prompt_or_rendered_messages():
+    """The text to tokenize is the prompt itself or the rendered messages."""
     assert text_to_tokenize({"prompt": "Hi"}) == "Hi"
     assert text_to_tokenize({"messages": [{"role": "user", "content": "Hi"}]}).endswith("<|im_start|>assistant\n")
 
 
 @pytest.mark.parametrize("body", [{}, {"prompt": [1]}])
-def test_a_body_without_a_text_is_refused(body):
-    """A body with neither messages nor a prompt that is a string is refused."""
-    with pytest.raises(RefusedError) as refusal:
+def test_a_body_without_text_is_an_error(body):
+    """A body with neither messages nor a prompt that is a string is a 400 error."""
+    with pytest.raises(RequestError) as error:
         text_to_tokenize(body)
 
-    assert refusal.value.status == 400
+    assert error.value.status == 400

@@ -1,8 +1,8 @@
-"""What clients may ask, and what is refused."""
+"""Request fields and their bounds."""
 
 import pytest
 
-from proxy.simulator.errors import RefusedError
+from proxy.simulator.errors import RequestError
 from proxy.simulator.options import Options
 from proxy.simulator.requests import ids_to_detokenize, new_version, read_chat, read_common, read_completions
 
@@ -10,25 +10,25 @@ MESSAGES = [{"role": "user", "content": "Hi"}]
 TOOL = {"type": "function", "function": {"name": "f"}}
 
 
-def refusal(read, *arguments) -> dict:
-    with pytest.raises(RefusedError) as refused:
+def error_from(read, *arguments) -> dict:
+    with pytest.raises(RequestError) as error:
         read(*arguments)
-    return refused.value.body["error"]
+    return error.value.body["error"]
 
 
-def test_nothing_needs_to_be_asked():
-    """Every shared field has a default, null stands for it, and fields that nobody knows are ignored."""
+def test_every_shared_field_is_optional():
+    """Every shared field has a default, which null selects, too; unknown fields are ignored."""
     common = read_common({"n": None, "temperature": None, "no_such_field": 1}, Options())
 
-    assert common.samples == 1
-    assert common.stops == ()
+    assert common.choices == 1
+    assert common.stop_strings == ()
     assert not common.include_usage
 
 
 @pytest.mark.parametrize(("stop", "stops"), [("a", ("a",)), (["a", "b"], ("a", "b")), ([], ())])
-def test_stops_are_one_or_several(stop, stops):
-    """Stop strings come alone or in a list."""
-    assert stops == read_common({"stop": stop}, Options()).stops
+def test_stop_is_a_string_or_a_list(stop, stops):
+    """`stop` is one string or a list."""
+    assert stops == read_common({"stop": stop}, Options()).stop_strings
 
 
 @pytest.mark.parametrize(
@@ -47,15 +47,15 @@ def test_stops_are_one_or_several(stop, stops):
     ],
 )
 def test_shared_fields_have_their_bounds(body, param):
-    """A value out of bounds, or of another type, is refused, and the refusal names the field."""
-    assert param == refusal(read_common, body, Options())["param"]
+    """The error for a value that is out of bounds or of the wrong type names the field."""
+    assert param == error_from(read_common, body, Options())["param"]
 
 
-def test_another_model_is_refused_if_names_are_strict():
-    """An unknown model is refused only by an engine that is strict; a missing one never is."""
+def test_strict_models_rejects_other_models():
+    """An unknown model is an error only with `strict_models`; a missing model never is."""
     strict = Options(strict_models=True)
 
-    assert refusal(read_common, {"model": "x"}, strict)["code"] == 404
+    assert error_from(read_common, {"model": "x"}, strict)["code"] == 404
     assert read_common({}, strict).model is None
     assert read_common({"model": "x"}, Options()).model == "x"
 
@@ -77,8 +77,8 @@ def test_another_model_is_refused_if_names_are_strict():
     ],
 )
 def test_chat_fields_have_their_bounds(body, param):
-    """What chat cannot do is refused, and the refusal names the field."""
-    assert param == refusal(read_chat, {"messages": MESSAGES, **body})["param"]
+    """The error for an invalid field of chat names the field."""
+    assert param == error_from(read_chat, {"messages": MESSAGES, **body})["param"]
 
 
 @pytest.mark.parametrize(
@@ -91,8 +91,8 @@ def test_chat_fields_have_their_bounds(body, param):
         ({"type": "function", "function": {"name": "f"}}, "f", 1),
     ],
 )
-def test_tools_are_offered_by_choice(choice, named, offered):
-    """`tool_choice` names a tool, demands or forbids one; none of it leaves the choice to the model."""
+def test_tool_choice_selects_the_tools(choice, named, offered):
+    """`tool_choice` can name a tool or exclude all; otherwise the model may call any."""
     chat = read_chat({"messages": MESSAGES, "tools": [TOOL], "tool_choice": choice})
 
     assert named == chat.named_tool
@@ -100,8 +100,8 @@ def test_tools_are_offered_by_choice(choice, named, offered):
 
 
 @pytest.mark.parametrize(("kwargs", "thinking"), [(None, None), ({}, None), ({"enable_thinking": 0}, False)])
-def test_thinking_may_be_left_open(kwargs, thinking):
-    """Whether to think is taken from the template's arguments, and may be left open."""
+def test_enable_thinking_is_optional(kwargs, thinking):
+    """`enable_thinking` is taken from `chat_template_kwargs`; None if absent."""
     assert thinking == read_chat({"messages": MESSAGES, "chat_template_kwargs": kwargs}).enable_thinking
 
 
@@ -117,14 +117,14 @@ def test_thinking_may_be_left_open(kwargs, thinking):
     ],
 )
 def test_prompts_are_texts_or_ids(prompt, prompts):
-    """A prompt is a text or ids, and there may be several."""
+    """A prompt is a text or ids; a request has one or several."""
     assert prompts == read_completions({"prompt": prompt}).prompts
 
 
 def test_completions_fields_have_their_bounds():
-    """Too many logprobs and negative ids are refused."""
-    assert refusal(read_completions, {"prompt": "a", "logprobs": 21})["param"] == "logprobs"
-    assert refusal(read_completions, {"prompt": [-1]})["param"] == "body.prompt.0"
+    """Too many logprobs and negative ids are errors."""
+    assert error_from(read_completions, {"prompt": "a", "logprobs": 21})["param"] == "logprobs"
+    assert error_from(read_completions, {"prompt": [-1]})["param"] == "body.prompt.0"
 
 
 @pytest.mark.parametrize(
@@ -136,15 +136,15 @@ def test_completions_fields_have_their_bounds():
         (new_version, {"new_version": 3}),
     ],
 )
-def test_what_cannot_be_read_is_refused(read, body):
-    """A body without what it must have is refused."""
-    with pytest.raises(RefusedError) as refusal:
+def test_a_missing_or_wrong_field_is_an_error(read, body):
+    """A required field that is missing or of the wrong type is a 400 error."""
+    with pytest.raises(RequestError) as error:
         read(body)
 
-    assert refusal.value.status == 400
+    assert error.value.status == 400
 
 
 def test_ids_and_labels_are_read():
-    """Ids and the label of the weights are taken as they are."""
+    """Ids and the label of the weights are returned unchanged."""
     assert ids_to_detokenize({"tokens": [1, 2]}) == [1, 2]
     assert new_version({"new_version": "step-2"}) == "step-2"

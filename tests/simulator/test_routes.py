@@ -1,4 +1,4 @@
-"""The routes that both shapes have."""
+"""The routes that both engines have."""
 
 import pytest
 
@@ -7,12 +7,12 @@ from proxy.simulator.options import Options
 
 @pytest.fixture(params=["vllm", "sglang"])
 async def served(request, start):
-    """An engine of each shape, with a model name of its own."""
+    """An engine of each shape, and its shape."""
     return request.param, await start(Options(shape=request.param, model="tiny", max_model_len=99))
 
 
 async def test_the_model_is_listed(served):
-    """The one model is listed with its name, its owner and the length of its context window."""
+    """The model list has one model with its name, owner and context window."""
     shape, engine = served
     async with engine.client.get("/v1/models") as response:
         (model,) = (await response.json())["data"]
@@ -23,7 +23,7 @@ async def test_the_model_is_listed(served):
 
 
 async def test_ids_become_text(served):
-    """`/detokenize` returns the text of ids, under the key that the engine of this shape uses."""
+    """`/detokenize` returns the text of ids under the engine's own key."""
     shape, engine = served
     ids = (await engine("/tokenize", prompt="Return the"))["tokens"]
 

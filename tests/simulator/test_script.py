@@ -1,4 +1,4 @@
-"""Scripted replies: the model says what a file says, and samples it as any other text."""
+"""Scripted replies."""
 
 import openai
 import pytest
@@ -6,7 +6,7 @@ from openai import AsyncOpenAI
 
 from proxy.server import simulating
 from proxy.simulator.options import Options
-from proxy.simulator.script import Said, Turn, read_script
+from proxy.simulator.script import ScriptedCall, Turn, read_script
 from proxy.simulator.template import render
 
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}]
@@ -21,13 +21,13 @@ WEATHER = """
 
 @pytest.fixture
 def text():
-    """The script; a test may parametrize it."""
+    """The script; a test can parametrize it."""
     return WEATHER
 
 
 @pytest.fixture(params=["vllm", "sglang"])
 async def client(request, text, tmp_path):
-    """OpenAI's client before an engine with the script of the test."""
+    """OpenAI's client of an engine with the script of the test."""
     (tmp_path / "script.yaml").write_text(text)
     script = read_script(tmp_path / "script.yaml")
     async with (
@@ -37,18 +37,18 @@ async def client(request, text, tmp_path):
         yield client
 
 
-async def said(client, messages, **more):
-    answer = await client.chat.completions.create(model="simulated", messages=messages, logprobs=True, **more)
-    return answer.choices[0]
+async def reply(client, messages, **fields):
+    completion = await client.chat.completions.create(model="simulated", messages=messages, logprobs=True, **fields)
+    return completion.choices[0]
 
 
-async def test_a_turn_is_a_thought_a_text_and_calls(client):
-    """Parsed as a reply is, and sampled as ids with logprobs."""
-    choice = await said(client, [{"role": "user", "content": "Oslo?"}], tools=TOOLS)
+async def test_a_turn_has_reasoning_text_and_calls(client):
+    """A turn is parsed like any reply, and sampled as ids with logprobs."""
+    choice = await reply(client, [{"role": "user", "content": "Oslo?"}], tools=TOOLS)
     message = choice.message
-    thought = getattr(message, "reasoning", None) or message.reasoning_content
+    reasoning = getattr(message, "reasoning", None) or message.reasoning_content
 
-    assert ("Where is it?", "I look that up.\n") == (thought, message.content)
+    assert ("Where is it?", "I look that up.\n") == (reasoning, message.content)
     assert [("weather", '{"city": "Oslo"}'), ("weather", '{"city": "Rome"}')] == [
         (call.function.name, call.function.arguments) for call in message.tool_calls
     ]
@@ -60,8 +60,8 @@ async def test_a_turn_is_a_thought_a_text_and_calls(client):
 @pytest.mark.parametrize("say", ["", "I look that up."])
 @pytest.mark.parametrize("calls", [0, 2])
 async def test_a_turn_is_written_as_the_template_repeats_it(think, say, calls):
-    """Else a linear agent's prompts would part from what was sampled."""
-    turn = Turn(say=say, think=think, call=[Said("weather", {"city": "Oslo"})] * calls)
+    """A scripted reply has the text that the template renders, so that the next prompt extends the sampled ids."""
+    turn = Turn(say=say, think=think, call=[ScriptedCall("weather", {"city": "Oslo"})] * calls)
     function = {"name": "weather", "arguments": '{"city": "Oslo"}'}
     message = {"role": "assistant", "content": say, "reasoning": think, "tool_calls": [{"function": function}] * calls}
     prompt = render([{"role": "user", "content": "Oslo?"}, message], add_generation_prompt=False)
@@ -69,8 +69,8 @@ async def test_a_turn_is_written_as_the_template_repeats_it(think, say, calls):
     assert prompt.endswith(f"<|im_start|>assistant\n{turn.text}<|im_end|>\n")
 
 
-async def test_failures_are_had_first_and_then_the_turn(client):
-    """Of the turn that the chat is at: it holds one reply already."""
+async def test_failures_precede_the_turn(client):
+    """The first attempts at a turn fail as often as the script says, then the turn is returned."""
     messages = [
         {"role": "user", "content": "Oslo?"},
         {"role": "assistant", "content": "…"},
@@ -78,39 +78,39 @@ async def test_failures_are_had_first_and_then_the_turn(client):
     ]
     for _ in range(2):
         with pytest.raises(openai.InternalServerError, match="the script says so"):
-            await said(client, messages)
+            await reply(client, messages)
 
-    assert "It rains." == (await said(client, messages)).message.content
+    assert "It rains." == (await reply(client, messages)).message.content
 
 
 @pytest.mark.parametrize("text", ["[{say: One two three four five., cut: 3}]"])
-async def test_a_cut_breaks_the_first_attempt_off(client):
-    """Streamed; the next one is whole."""
-    ask = {"model": "simulated", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+async def test_a_cut_disconnects_the_first_attempt(client):
+    """The first attempt at a streamed turn with `cut` disconnects; the next attempt is complete."""
+    fields = {"model": "simulated", "messages": [{"role": "user", "content": "hi"}], "stream": True}
     texts = []
     with pytest.raises(openai.APIError):
-        async for chunk in await client.chat.completions.create(**ask):
+        async for chunk in await client.chat.completions.create(**fields):
             texts += [chunk.choices[0].delta.content or ""]
-    whole = [chunk.choices[0].delta.content or "" async for chunk in await client.chat.completions.create(**ask)]
+    complete = [chunk.choices[0].delta.content or "" async for chunk in await client.chat.completions.create(**fields)]
 
-    assert "One two three four five." == "".join(whole)
-    assert 0 < len("".join(texts)) < len("".join(whole))
+    assert "One two three four five." == "".join(complete)
+    assert 0 < len("".join(texts)) < len("".join(complete))
 
 
 @pytest.mark.parametrize("text", ["[{when: Rome, turns: [{say: Sun.}]}, {when: Oslo, turns: [{say: Rain.}]}]"])
-async def test_conversations_are_told_apart_by_what_they_are_about(client):
-    """By the first message of a user; one of none of them is refused, and so is a turn too many."""
-    assert "Rain." == (await said(client, [{"role": "user", "content": "How is Oslo?"}])).message.content
-    assert "Sun." == (await said(client, [{"role": "user", "content": "And Rome?"}])).message.content
+async def test_the_first_user_message_selects_the_conversation(client):
+    """The first user message selects the conversation; no match, and a turn after the last, are errors."""
+    assert "Rain." == (await reply(client, [{"role": "user", "content": "How is Oslo?"}])).message.content
+    assert "Sun." == (await reply(client, [{"role": "user", "content": "And Rome?"}])).message.content
     with pytest.raises(openai.BadRequestError, match="no conversation"):
-        await said(client, [{"role": "user", "content": "Paris?"}])
+        await reply(client, [{"role": "user", "content": "Paris?"}])
     with pytest.raises(openai.BadRequestError, match="1 turns, and this is turn 2"):
-        await said(client, [{"role": "user", "content": "Rome"}, {"role": "assistant", "content": "Sun."}])
+        await reply(client, [{"role": "user", "content": "Rome"}, {"role": "assistant", "content": "Sun."}])
 
 
 @pytest.mark.parametrize("text", ["- sya: x", "a: [", "3", "- say: 3"])
-def test_what_is_no_script_is_said(tmp_path, text):
-    """With the file's name."""
+def test_an_invalid_script_is_an_error(tmp_path, text):
+    """The error for a file that is not a script names the file."""
     (tmp_path / "s.yaml").write_text(text)
 
     with pytest.raises(ValueError, match=r"s\.yaml"):

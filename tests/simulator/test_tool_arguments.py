@@ -1,10 +1,10 @@
-"""Arguments made up from a JSON schema."""
+"""Arguments that are made up from a JSON schema."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.simulator.sampler import Draws
+from proxy.simulator.sampler import RandomStream
 from proxy.simulator.tool_arguments import make_arguments
 
 WORDS = ["object", "file", "value"]
@@ -21,8 +21,9 @@ JSON = st.recursive(
 )
 
 
-def made(schema, seed=1):
-    return make_arguments({"properties": {"x": schema}}, Draws(seed), WORDS)["x"]
+def value_from(schema, seed=1):
+    """The value that is made for a property with this schema."""
+    return make_arguments({"properties": {"x": schema}}, RandomStream(seed), WORDS)["x"]
 
 
 @pytest.mark.parametrize(
@@ -48,27 +49,27 @@ def made(schema, seed=1):
     ],
 )
 def test_values_fit_the_schema(schema, fits):
-    """A value fits the type, bounds and choices of its schema, whatever the seed."""
-    assert all(fits(made(schema, seed)) for seed in range(20))
+    """A value fits the type, bounds and enum of its schema, whatever the seed."""
+    assert all(fits(value_from(schema, seed)) for seed in range(20))
 
 
 def test_references_are_followed():
-    """A reference stands for the definition that it names, one that leads nowhere for anything."""
+    """A reference gives a value of the definition that it names; a reference to nothing gives a string."""
     schema = {"properties": {"x": {"$ref": "#/$defs/day"}}, "$defs": {"day": {"const": "Monday"}}}
 
-    assert make_arguments(schema, Draws(1), WORDS) == {"x": "Monday"}
-    assert made({"$ref": "#/$defs/none"}) in WORDS
+    assert make_arguments(schema, RandomStream(1), WORDS) == {"x": "Monday"}
+    assert value_from({"$ref": "#/$defs/none"}) in WORDS
 
 
 def test_a_schema_may_refer_to_itself():
-    """Values of a schema that refers to itself end at some depth, and there are not too many of them."""
+    """Values of a schema that refers to itself are limited in depth and number."""
     node = {"type": "object", "properties": {str(i): {"$ref": "#/$defs/node"} for i in range(20)}}
-    arguments = make_arguments({**node, "$defs": {"node": node}}, Draws(1), WORDS)
+    arguments = make_arguments({**node, "$defs": {"node": node}}, RandomStream(1), WORDS)
 
     assert str(arguments).count("None") < 5_000
 
 
 @given(JSON, st.integers())
 def test_any_schema_gives_an_object(schema, seed):
-    """Whatever stands in place of a schema, arguments are an object."""
-    assert isinstance(make_arguments(schema, Draws(seed), WORDS), dict)
+    """Any JSON in place of a schema gives an object."""
+    assert isinstance(make_arguments(schema, RandomStream(seed), WORDS), dict)

@@ -1,9 +1,9 @@
-"""What answers share on the wire."""
+"""What all responses share."""
 
 from proxy.simulator.wire import Head, event, usage
 
 
-def test_an_answer_begins_with_its_head():
+def test_a_response_begins_with_its_head():
     """The first keys are id, object, created and model, in this order."""
     head = Head("cmpl-1", 5, "simulated", "fp").keys("text_completion")
 
@@ -20,8 +20,8 @@ def test_a_chunk_is_one_event():
     assert event({"a": "é"}) == 'data: {"a":"é"}\n\n'.encode()
 
 
-def test_usage_counts_both_sides():
-    """Usage has the prompt's tokens, the total, and the sampled ones, then what only some answers have."""
+def test_usage_counts_prompt_and_completion():
+    """Usage has the prompt tokens, the total and the completion tokens, then the details of some responses."""
     assert list(usage(2, 3, more=None).items()) == [
         ("prompt_tokens", 2),
         ("total_tokens", 5),

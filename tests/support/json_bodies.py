@@ -1,4 +1,4 @@
-"""Bodies that clients of a simulated engine may send: fields that it knows, with values that fit and any others."""
+"""Hypothesis strategies of request bodies for a simulated engine: its fields with valid values and any other JSON."""
 
 from hypothesis import strategies as st
 

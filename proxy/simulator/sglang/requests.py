@@ -1,7 +1,7 @@
-"""What clients may ask of an engine that speaks SGLang's protocol, beside what it shares with vLLM.
+"""SGLang's own request fields, headers, limits and errors.
 
-Holds SGLang's own fields, headers and refusals; sampling, stops, messages and tools are read by `requests`, once
-what only vLLM refuses is taken out. Sentences are those of SGLang 0.5.23.
+Sampling, stops, messages and tools are read by `proxy.simulator.requests`, without the fields that only vLLM rejects.
+Error messages are those of SGLang 0.5.23.
 """
 
 from collections.abc import Mapping
@@ -10,32 +10,32 @@ from typing import Annotated, Any, Final
 from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from proxy.simulator.errors import RefusedError
+from proxy.simulator.errors import RequestError
 from proxy.simulator.history import prepare_for_sglang
 from proxy.simulator.options import Options
-from proxy.simulator.requests import Body, Chat, Common, read_chat, read_common, read_fields
+from proxy.simulator.requests import Body, ChatRequest, CommonFields, read_chat, read_common, read_fields
 
 _HEADERS: Final = {
     "return_input_ids_in_sglext": "x-sglext-return-input-ids",
     "return_output_ids_in_sglext": "x-sglext-return-output-ids",
     "framed": "x-sglext-ids-framed",
 }
-# The names that sampling parameters of `/generate` have elsewhere.
-_NATIVE: Final = {
+# Sampling parameters of `/generate` -> the fields of `CommonFields`.
+_COMMON_NAMES: Final = {
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
     "sampling_seed": "seed",
     "no_stop_trim": "include_stop_str_in_output",
 }
-_NOT_SHARED: Final = {"prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids"}  # vLLM's
+_VLLM_ONLY: Final = {"prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids"}
 _DEFAULT_NEW_TOKENS: Final = 128  # of SGLang's SamplingParams
 
 _Ids = list[Annotated[int, Field(ge=0)]]
 
 
 @dataclass(frozen=True, slots=True)
-class Flags:
-    """What chat and completions may be asked to tell of their tokens, and prompts of ids. `framed` is a header only."""
+class SglangFields:
+    """The fields of chat and completions that only SGLang has; `framed` is a header only."""
 
     return_token_ids: bool | None = False
     return_prompt_token_ids: bool | None = False
@@ -49,13 +49,13 @@ class Flags:
 
     @property
     def prompt_ids(self) -> bool:
-        """Whether choices tell the ids of the prompt."""
+        """Whether choices have the prompt's ids."""
         return bool(self.return_token_ids or self.return_prompt_token_ids)
 
 
 @dataclass(frozen=True, slots=True)
-class Native:
-    """The fields of `/generate`, but `sampling_params`."""
+class NativeRequest:
+    """The fields of `/generate`, without `sampling_params`."""
 
     text: str | list[str] | None = None
     input_ids: _Ids | list[_Ids] | None = None
@@ -69,36 +69,37 @@ class Native:
 
     @property
     def is_batch(self) -> bool:
-        """Whether there are several prompts, be they one."""
-        given = self.text if self.text is not None else self.input_ids
-        return isinstance(given, list) and not (self.text is None and (not given or isinstance(given[0], int)))
+        """Whether the request has a list of prompts, of any length."""
+        prompts = self.text if self.text is not None else self.input_ids
+        return isinstance(prompts, list) and not (self.text is None and (not prompts or isinstance(prompts[0], int)))
 
     @property
     def prompts(self) -> list[str | list[int]]:
         """The prompts, each a text or ids."""
-        given: Any = self.text if self.text is not None else self.input_ids
-        return list(given) if self.is_batch else [given]
+        prompts: Any = self.text if self.text is not None else self.input_ids
+        return list(prompts) if self.is_batch else [prompts]
 
 
-_FLAGS: Final = TypeAdapter(Flags)
-_NATIVE_FIELDS: Final = TypeAdapter(Native)
+_SGLANG_FIELDS: Final = TypeAdapter(SglangFields)
+_NATIVE: Final = TypeAdapter(NativeRequest)
 
 
-def refused(message: str, kind: str = "BadRequestError") -> RefusedError:
-    """A request that SGLang does not take."""
-    return RefusedError(message, kind=kind)
+def request_error(message: str, kind: str = "BadRequestError") -> RequestError:
+    """Return the error for a request that SGLang rejects."""
+    return RequestError(message, kind=kind)
 
 
-def read_flags(body: Body, headers: Mapping[str, str], options: Options) -> Flags:
-    """SGLang's own fields; an older server knows no flag that asks for ids."""
-    body = {key: body[key] for key in Flags.__dataclass_fields__ if key in body and key != "framed"}
-    flags = read_fields(_FLAGS, body | {key: True for key, name in _HEADERS.items() if headers.get(name) == "1"})
-    return flags if options.knows_ids_flags else Flags(input_ids=flags.input_ids, rid=flags.rid)
+def read_sglang_fields(body: Body, headers: Mapping[str, str], options: Options) -> SglangFields:
+    """Return SGLang's own fields; without `supports_ids_flags`, only `input_ids` and `rid`."""
+    body = {key: body[key] for key in SglangFields.__dataclass_fields__ if key in body and key != "framed"}
+    flags = {key: True for key, name in _HEADERS.items() if headers.get(name) == "1"}
+    fields = read_fields(_SGLANG_FIELDS, body | flags)
+    return fields if options.supports_ids_flags else SglangFields(input_ids=fields.input_ids, rid=fields.rid)
 
 
-def read_shared(body: Body, options: Options) -> Common:
-    """The fields that every endpoint has."""
-    kept = {key: value for key, value in body.items() if key not in _NOT_SHARED}
+def read_sglang_common(body: Body, options: Options) -> CommonFields:
+    """Return the fields that chat and completions share."""
+    kept = {key: value for key, value in body.items() if key not in _VLLM_ONLY}
     if "no_stop_trim" in body:
         kept["include_stop_str_in_output"] = body["no_stop_trim"]
     if not body.get("stream"):
@@ -106,65 +107,71 @@ def read_shared(body: Body, options: Options) -> Common:
     return read_common(kept, options)
 
 
-def read_sglang_chat(body: Body, flags: Flags) -> Chat:
-    """The fields of chat, checked."""
+def read_sglang_chat(body: Body, fields: SglangFields) -> ChatRequest:
+    """Return the fields of chat; raises RequestError for a value that is not allowed."""
     if body.get("messages") == []:
-        raise refused("Messages cannot be empty.")
+        raise request_error("Messages cannot be empty.")
     kept = dict(body)
     if not body.get("logprobs"):
-        kept.pop("top_logprobs", None)  # without logprobs they are no fault (cassette `chat_top_without_logprobs`)
+        kept.pop("top_logprobs", None)  # allowed without logprobs (cassette `chat_top_without_logprobs`)
     if not body.get("tools") and body.get("tool_choice") == "auto":
         del kept["tool_choice"]
     chat = read_chat(kept, prepare_for_sglang)
     if body.get("stream"):
-        _refuse_stream(flags)
+        _check_stream(fields)
     return chat
 
 
-def _refuse_stream(flags: Flags) -> None:
-    """A stream of chat tells no ids in its choices (cassette `chat_stream_return_token_ids_REJECTED`)."""
-    for name, where in (
+def _check_stream(fields: SglangFields) -> None:
+    """Raise RequestError for ids in a chat stream (cassette `chat_stream_return_token_ids_REJECTED`)."""
+    for name, endpoint in (
         ("return_prompt_token_ids", ""),
         ("return_token_ids", " on /v1/chat/completions"),
         ("return_meta_info", ""),
     ):
-        if getattr(flags, name):
-            message = f"{name} is not supported with streaming{where}. Please set stream=false when using {name}=true."
-            raise refused(message, "BadRequest")
+        if getattr(fields, name):
+            message = (
+                f"{name} is not supported with streaming{endpoint}. Please set stream=false when using {name}=true."
+            )
+            raise request_error(message, "BadRequest")
 
 
-def read_native(body: Body, options: Options) -> tuple[Native, Common]:
-    """The fields of `/generate`, checked."""
-    asked = read_fields(_NATIVE_FIELDS, body)
-    if (asked.text is None) == (asked.input_ids is None):
-        raise refused("Either text, input_ids or input_embeds should be provided.")
+def read_native(body: Body, options: Options) -> tuple[NativeRequest, CommonFields]:
+    """Return the fields of `/generate`; raises RequestError for a value that is not allowed."""
+    native = read_fields(_NATIVE, body)
+    if (native.text is None) == (native.input_ids is None):
+        raise request_error("Either text, input_ids or input_embeds should be provided.")
     sampling = body.get("sampling_params") or {}
     if not isinstance(sampling, dict):
-        raise refused("sampling_params must be an object.")
-    spelt: Body = {_NATIVE.get(str(key), str(key)): value for key, value in sampling.items() if value is not None}
-    common = read_common({"max_tokens": _DEFAULT_NEW_TOKENS, **spelt, "stream": body.get("stream")}, options)
+        raise request_error("sampling_params must be an object.")
+    renamed: Body = {_COMMON_NAMES.get(str(key), str(key)): v for key, v in sampling.items() if v is not None}
+    common = read_common({"max_tokens": _DEFAULT_NEW_TOKENS, **renamed, "stream": body.get("stream")}, options)
     if common.max_tokens is not None and common.max_tokens < 0:
-        raise refused(f"max_new_tokens must be at least 0, got {common.max_tokens}.")
-    return asked, common
+        raise request_error(f"max_new_tokens must be at least 0, got {common.max_tokens}.")
+    return native, common
 
 
-def sglang_room(prompt_length: int, asked: int | None, common: Common, options: Options) -> int:
-    """How many tokens may be sampled after a prompt; refuses what does not fit (cassette `chat_overlong`)."""
+def sglang_max_tokens(prompt_length: int, requested: int | None, common: CommonFields, options: Options) -> int:
+    """Return the number of tokens that may be sampled after a prompt (cassette `chat_overlong`).
+
+    Raises:
+        RequestError: the prompt or the requested length does not fit into the context window.
+    """
     window = options.max_model_len
     if prompt_length >= window:
         message = f"The input ({prompt_length} tokens) is longer than the model's context length ({window} tokens)."
-        raise refused(message)
-    if asked is not None and prompt_length + asked > window:
+        raise request_error(message)
+    if requested is not None and prompt_length + requested > window:
         message = (
-            f"Requested token count exceeds the model's maximum context length of {window} tokens. "
-            f"You requested a total of {prompt_length + asked} tokens: {prompt_length} tokens from the input messages "
-            f"and {asked} tokens for the completion. Please reduce the number of tokens in the input messages or the "
+            f"Requested token count exceeds the model's maximum context length of {window} tokens. You requested a "
+            f"total of {prompt_length + requested} tokens: {prompt_length} tokens from the input messages and "
+            f"{requested} tokens for the completion. Please reduce the number of tokens in the input messages or the "
             "completion to fit within the limit."
         )
-        raise refused(message)
-    room = window - prompt_length if asked is None else asked
-    if room < 1:
-        raise refused(f"max_new_tokens must be at least 1, got {room}.")
-    if common.min_tokens > room:
-        raise refused(f"min_new_tokens must be in [0, max_new_tokens({room})], got {common.min_tokens}.")
-    return room
+        raise request_error(message)
+    max_tokens = window - prompt_length if requested is None else requested
+    if max_tokens < 1:
+        raise request_error(f"max_new_tokens must be at least 1, got {max_tokens}.")
+    if common.min_tokens > max_tokens:
+        raise request_error(f"min_new_tokens must be in [0, max_new_tokens({max_tokens})], got {common.min_tokens}.")
+    return max_tokens

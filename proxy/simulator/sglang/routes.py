@@ -1,27 +1,29 @@
-"""The routes of an engine that speaks SGLang's protocol.
-
-Holds the reading of requests and what answers that sample nothing; replies are made by `chat`,
-`completions` and `generate`.
-"""
+"""SGLang's routes."""
 
 from aiohttp import web
 
-from proxy.simulator.engine import as_gauge, as_json, read_body
-from proxy.simulator.errors import RefusedError
+from proxy.simulator.engine import gauge_response, json_response, read_body
+from proxy.simulator.errors import RequestError
 from proxy.simulator.history import prepare_for_sglang
 from proxy.simulator.prompts import chat_prompt, text_prompts, text_to_tokenize
-from proxy.simulator.requests import Common, new_version, read_completions
+from proxy.simulator.requests import CommonFields, new_version, read_completions
 from proxy.simulator.routes import VERSION, EngineRoutes
-from proxy.simulator.sglang.chat import SglangChatReply
-from proxy.simulator.sglang.completions import SglangCompletionsReply
-from proxy.simulator.sglang.generate import NativeReply, native_prompts
-from proxy.simulator.sglang.requests import read_flags, read_native, read_sglang_chat, read_shared, sglang_room
-from proxy.simulator.sglang.wire import Behind, Scoring
-from proxy.simulator.weights import Versions
+from proxy.simulator.sglang.chat import SglangChatResponse
+from proxy.simulator.sglang.completions import SglangCompletionsResponse
+from proxy.simulator.sglang.generate import NativeResponse, native_prompts
+from proxy.simulator.sglang.requests import (
+    read_native,
+    read_sglang_chat,
+    read_sglang_common,
+    read_sglang_fields,
+    sglang_max_tokens,
+)
+from proxy.simulator.sglang.wire import LogprobFormatter, ResponseMetadata
+from proxy.simulator.weights import WeightVersions
 
 
 class SglangRoutes(EngineRoutes):
-    """The routes of one engine."""
+    """The routes of one SGLang engine."""
 
     __slots__ = ()
 
@@ -29,7 +31,7 @@ class SglangRoutes(EngineRoutes):
     text_key = "text"
 
     def table(self) -> list[web.RouteDef]:
-        """All of them; some have an older name, too."""
+        """Return all routes; some have an older path, too."""
         return [
             *super().table(),
             web.post("/v1/chat/completions", self.chat),
@@ -47,93 +49,115 @@ class SglangRoutes(EngineRoutes):
         ]
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
-        """`POST /v1/chat/completions`."""
+        """Handle `POST /v1/chat/completions`."""
         engine = self._engine
         body = await read_body(request)
-        flags = read_flags(body, request.headers, engine.options)
-        chat = read_sglang_chat(body, flags)
-        common = read_shared(body, engine.options)
-        if flags.input_ids is not None:
-            engine.model.check_ids(flags.input_ids)
-        prompt = chat_prompt(chat, common, engine.model, engine.options, ids=flags.input_ids, room_for=sglang_room)
-        behind = self._behind(flags.rid)
-        head = engine.head(behind.id, common)
-        scoring = self._scoring(common)
-        reply = SglangChatReply(chat, common, flags, engine.options, head, prompt, scoring, behind, self._new_call_id)
-        return await engine.answer(request, common, reply, behind.versions)
+        fields = read_sglang_fields(body, request.headers, engine.options)
+        chat = read_sglang_chat(body, fields)
+        common = read_sglang_common(body, engine.options)
+        if fields.input_ids is not None:
+            engine.model.check_ids(fields.input_ids)
+        prompt = chat_prompt(
+            chat, common, engine.model, engine.options, ids=fields.input_ids, max_tokens_rule=sglang_max_tokens
+        )
+        metadata = self._metadata(fields.rid)
+        head = engine.head(metadata.id, common)
+        response = SglangChatResponse(
+            chat,
+            common,
+            fields,
+            engine.options,
+            head,
+            prompt,
+            self._formatter(common),
+            metadata,
+            self._new_call_id,
+        )
+        return await engine.respond(request, common, response, metadata.versions)
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
-        """`POST /v1/completions`."""
+        """Handle `POST /v1/completions`."""
         engine = self._engine
         body = await read_body(request)
-        flags = read_flags(body, request.headers, engine.options)
-        completions, common = read_completions(body), read_shared(body, engine.options)
-        prompts = text_prompts(completions, common, engine.model, engine.options, sglang_room)
-        behind = self._behind(flags.rid)
-        head = engine.head(behind.id, common)
-        reply = SglangCompletionsReply(completions, common, flags, head, prompts, self._scoring(common), behind)
-        return await engine.answer(request, common, reply, behind.versions)
+        fields = read_sglang_fields(body, request.headers, engine.options)
+        completions, common = read_completions(body), read_sglang_common(body, engine.options)
+        prompts = text_prompts(completions, common, engine.model, engine.options, sglang_max_tokens)
+        metadata = self._metadata(fields.rid)
+        head = engine.head(metadata.id, common)
+        formatter = self._formatter(common)
+        response = SglangCompletionsResponse(completions, common, fields, head, prompts, formatter, metadata)
+        return await engine.respond(request, common, response, metadata.versions)
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
-        """`POST /generate`: its refusals have a shape of their own."""
+        """Handle `POST /generate`, whose errors have another form than those of the OpenAI endpoints."""
         engine = self._engine
         try:
-            asked, common = read_native(await read_body(request), engine.options)
-            prompts = native_prompts(asked, common, engine.model, engine.options)
-        except RefusedError as refusal:
-            unread = refusal.kind == "Bad Request"
-            return as_json({"error": str(refusal) if unread else {"message": str(refusal)}}, refusal.status)
-        behind = self._behind(asked.rid)
-        reply = NativeReply(asked, common, engine.model, engine.options, prompts, self._scoring(common), behind)
-        return await engine.answer(request, common, reply, behind.versions, scores_prompt=bool(asked.return_logprob))
+            native, common = read_native(await read_body(request), engine.options)
+            prompts = native_prompts(native, common, engine.model, engine.options)
+        except RequestError as error:
+            is_validation = error.kind == "Bad Request"
+            return json_response({"error": str(error) if is_validation else {"message": str(error)}}, error.status)
+        metadata = self._metadata(native.rid)
+        formatter = self._formatter(common)
+        response = NativeResponse(native, common, engine.model, engine.options, prompts, formatter, metadata)
+        scores_prompt = bool(native.return_logprob)
+        return await engine.respond(request, common, response, metadata.versions, scores_prompt=scores_prompt)
 
     async def tokenize(self, request: web.Request) -> web.Response:
-        """`POST /v1/tokenize`: the ids of a prompt or of rendered messages."""
+        """Handle `POST /v1/tokenize`: a prompt or rendered messages to ids."""
         ids = self._engine.model.tokenizer.encode(text_to_tokenize(await read_body(request), prepare_for_sglang))
-        return as_json({"tokens": ids, "count": len(ids), "max_model_len": self._engine.options.max_model_len})
+        return json_response({"tokens": ids, "count": len(ids), "max_model_len": self._engine.options.max_model_len})
 
     async def update_weight_version(self, request: web.Request) -> web.Response:
-        """`POST /update_weight_version`: another label from now on; ends the calls in flight unless told not to."""
+        """Handle `POST /update_weight_version`: a new label; aborts running calls unless `abort_all_requests` is false."""
         body = await read_body(request)
         version = new_version(body)
         self._engine.weights.version = version
         if body.get("abort_all_requests", True):
             self._engine.weights.aborts += 1
-        return as_json({"success": True, "message": f"Weight version updated to {version}", "new_version": version})
+        message = f"Weight version updated to {version}"
+        return json_response({"success": True, "message": message, "new_version": version})
 
     async def server_info(self, request: web.Request) -> web.Response:
-        """`GET /server_info`: says honestly that this is no SGLang."""
+        """Handle `GET /server_info`; the version is one that no SGLang has."""
         options = self._engine.options
-        told = {"model_path": options.model, "context_length": options.max_model_len}
-        return as_json({**told, **self._parsers, "version": VERSION})
+        info = {"model_path": options.model, "context_length": options.max_model_len}
+        return json_response({**info, **self._parsers, "version": VERSION})
 
     async def model_info(self, request: web.Request) -> web.Response:
-        """`GET /model_info`."""
-        told = {
+        """Handle `GET /model_info`."""
+        info = {
             "model_path": self._engine.options.model,
             "tokenizer_path": self._engine.options.model,
             "is_generation": True,
             "preferred_sampling_params": None,
             "weight_version": self._engine.weights.version,
         }
-        return as_json({**told, **self._parsers})
+        return json_response({**info, **self._parsers})
 
     async def metrics(self, request: web.Request) -> web.Response:
-        """`GET /metrics`: the one gauge that tells whether a call was aborted."""
+        """Handle `GET /metrics`: the number of running calls, the one gauge that shows whether a call was aborted."""
         labels = f'model_name="{self._engine.options.model}"'
-        return as_gauge("sglang:num_running_reqs", labels, "The number of running requests.", self._engine.running)
+        return gauge_response(
+            "sglang:num_running_reqs", labels, "The number of running requests.", self._engine.running
+        )
 
     @property
     def _parsers(self) -> dict[str, str | None]:
-        """The parsers that `parser` behaves like, if there are any."""
-        has = self._engine.options.has_parser
-        return {"reasoning_parser": "qwen3" if has else None, "tool_call_parser": "qwen25" if has else None}
+        """The names of the parsers that `proxy.simulator.parser` behaves like."""
+        has_parser = self._engine.options.has_parser
+        return {
+            "reasoning_parser": "qwen3" if has_parser else None,
+            "tool_call_parser": "qwen25" if has_parser else None,
+        }
 
-    def _behind(self, rid: str | None) -> Behind:
-        return Behind(rid or self._engine.new_hex() + self._engine.new_hex(), Versions(), self._engine.weights)
+    def _metadata(self, rid: str | None) -> ResponseMetadata:
+        response_id = rid or self._engine.new_hex() + self._engine.new_hex()
+        return ResponseMetadata(response_id, WeightVersions(), self._engine.weights)
 
-    def _scoring(self, common: Common) -> Scoring:
-        return Scoring(self._engine.model.tokenizer, 1.0 if common.temperature is None else common.temperature)
+    def _formatter(self, common: CommonFields) -> LogprobFormatter:
+        temperature = 1.0 if common.temperature is None else common.temperature
+        return LogprobFormatter(self._engine.model.tokenizer, temperature)
 
     def _new_call_id(self) -> str:
         return f"call_{self._engine.clock.entropy(12).hex()}"

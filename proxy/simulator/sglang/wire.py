@@ -1,7 +1,6 @@
-"""What answers of SGLang's shape share on the wire: logprobs, usage, finish, versions, `meta_info`.
+"""What SGLang's responses share: errors, logprobs, usage, finish reasons, weight versions and `meta_info`.
 
-Holds the small objects inside of answers, whoever has them; it must not hold an answer. Key order and null keys
-are those of SGLang 0.5.23's answers (cassettes `sglang-0.5.23/*`).
+The order of keys and the null values are those of SGLang 0.5.23's responses (cassettes `sglang-0.5.23/*`).
 """
 
 import math
@@ -10,30 +9,30 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from proxy.simulator.distribution import Odds, Tail, as_float32
-from proxy.simulator.errors import RefusedError
+from proxy.simulator.distribution import TokenDistribution, UnigramTail, as_float32
+from proxy.simulator.errors import RequestError
 from proxy.simulator.generation import Token
 from proxy.simulator.tokenizer import Tokenizer
-from proxy.simulator.weights import Versions, Weights, as_int32
-from proxy.simulator.wire import Answer
+from proxy.simulator.weights import Weights, WeightVersions, experts_as_int32
+from proxy.simulator.wire import JsonObject
 
-Pair = list[Any]
-"""A logprob, the token's id, and its text or null."""
+LogprobTuple = list[Any]
+"""A logprob, the token's id, and its text or None: an entry of `output_token_logprobs`."""
 
 
-def flat(refusal: RefusedError) -> Answer:
-    """A refusal in SGLang's shape, which is not nested."""
+def error_body(error: RequestError) -> JsonObject:
+    """Return the body of an error response, which is not nested."""
     return {
         "object": "error",
-        "message": str(refusal),
-        "type": refusal.kind,
+        "message": str(error),
+        "type": error.kind,
         "param": None,
-        "code": refusal.status,
+        "code": error.status,
     }
 
 
-def full_usage(prompt_tokens: int, completion_tokens: int) -> Answer:
-    """The usage of chat, and of completions that are not streamed. Thoughts are not counted apart."""
+def full_usage(prompt_tokens: int, completion_tokens: int) -> JsonObject:
+    """Return the usage of chat, and of completions that are not streamed; reasoning tokens are not counted."""
     return {
         "prompt_tokens": prompt_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
@@ -44,112 +43,119 @@ def full_usage(prompt_tokens: int, completion_tokens: int) -> Answer:
     }
 
 
-def matched(token: Token) -> int | str | None:
-    """What ended a choice: an id or a stop string; the end of a turn is told by its id, too."""
+def matched_stop(token: Token) -> int | str | None:
+    """Return `matched_stop`: the id or stop string that ended the choice; for the end of a turn, its id."""
     if token.finish_reason != "stop":
         return None
     return token.id if token.stop_reason is None else token.stop_reason
 
 
 @dataclass(slots=True)
-class Tempered:
-    """The odds of one place at a temperature; 0 and 1 leave them as they are (greedy batches are told raw)."""
+class TemperedDistribution:
+    """A distribution after temperature, which SGLang's logprobs are of: log_softmax(logits / temperature).
 
-    odds: Odds
+    Temperatures 0 and 1 change nothing: logprobs of greedy batches are the model's own. A sampler that truncates the
+    vocabulary (top_k, top_p) changes nothing either (SGLang 0.5.23, `layers/sampler.py:208-331`).
+    """
+
+    distribution: TokenDistribution
     temperature: float
     _log_sum: float | None = field(init=False, default=None)
 
     def logprob(self, token: int) -> float:
-        """The natural logarithm of the probability after temperature, rounded to float32."""
+        """Return the natural logarithm of the probability after temperature, rounded to float32."""
         if self.temperature in {0.0, 1.0}:
-            return self.odds.logprob(token)
+            return self.distribution.logprob(token)
         if self._log_sum is None:
-            self._log_sum = _log_sum(self.odds, 1.0 / self.temperature)
-        return as_float32(math.log(self.odds.chance(token)) / self.temperature - self._log_sum)
+            self._log_sum = _log_sum(self.distribution, 1.0 / self.temperature)
+        return as_float32(math.log(self.distribution.probability(token)) / self.temperature - self._log_sum)
 
 
-def _log_sum(odds: Odds, power: float) -> float:
-    """The logarithm of the sum of all chances to this power.
+def _log_sum(distribution: TokenDistribution, power: float) -> float:
+    """Return the logarithm of the sum of all probabilities to this power.
 
-    The tail's part is the same after every prefix, so only the likely tokens are added up anew.
+    The sum over the tail is cached, because it is the same after every prefix; the likely tokens correct it.
     """
-    highest = math.log(max(odds.likely.values()))
-    total = math.exp(_tail_log_sum(_Identity(odds.tail), power) - power * highest)
-    for token, chance in odds.likely.items():
-        total += math.exp(power * (math.log(chance) - highest))
-        total -= math.exp(power * (math.log(odds.tail.chances[token]) - highest))
+    highest = math.log(max(distribution.likely.values()))
+    total = math.exp(_tail_log_sum(_TailKey(distribution.tail), power) - power * highest)
+    for token, probability in distribution.likely.items():
+        total += math.exp(power * (math.log(probability) - highest))
+        total -= math.exp(power * (math.log(distribution.tail.probabilities[token]) - highest))
     return power * highest + math.log(total)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Identity:
-    """A tail as the key of a cache: the same one, not an equal one."""
+class _TailKey:
+    """A tail as a cache key, compared by identity."""
 
-    tail: Tail
+    tail: UnigramTail
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Identity) and other.tail is self.tail
+        return isinstance(other, _TailKey) and other.tail is self.tail
 
     def __hash__(self) -> int:
         return id(self.tail)
 
 
 @lru_cache(maxsize=64)
-def _tail_log_sum(key: _Identity, power: float) -> float:
-    logs = [math.log(chance) for chance in key.tail.chances]
+def _tail_log_sum(key: _TailKey, power: float) -> float:
+    logs = [math.log(probability) for probability in key.tail.probabilities]
     highest = max(logs)
-    return power * highest + math.log(math.fsum(math.exp(power * (each - highest)) for each in logs))
+    return power * highest + math.log(math.fsum(math.exp(power * (log - highest)) for log in logs))
 
 
 @dataclass(frozen=True, slots=True)
-class Scoring:
-    """How tokens and their logprobs are told: after temperature, by their own bytes."""
+class LogprobFormatter:
+    """Formats tokens and their logprobs: after temperature, each token by its own bytes."""
 
     tokenizer: Tokenizer
     temperature: float
 
-    def entry(self, token: Token, alternatives: int) -> Answer:
-        """One entry of chat's `logprobs.content`."""
-        odds = Tempered(token.odds, self.temperature)
-        told = [self._one(odds, i) for i in token.odds.best(alternatives)] if alternatives else []
-        return self._one(odds, token.id) | {"top_logprobs": told}
+    def chat_entry(self, token: Token, alternatives: int) -> JsonObject:
+        """Return an entry of chat's `logprobs.content`."""
+        tempered = self._tempered(token)
+        top = token.distribution.top(alternatives) if alternatives else []
+        return self._entry(tempered, token.id) | {"top_logprobs": [self._entry(tempered, i) for i in top]}
 
-    def _one(self, odds: Tempered, token: int) -> Answer:
+    def _entry(self, tempered: TemperedDistribution, token: int) -> JsonObject:
         return {
             "token": self.text(token),
             "bytes": list(self.tokenizer.pieces[token]),
-            "logprob": odds.logprob(token),
+            "logprob": tempered.logprob(token),
         }
 
-    def pair(self, token: Token, *, with_text: bool) -> Pair:
-        """One entry of `output_token_logprobs`."""
-        told = self.text(token.id) if with_text else None
-        return [Tempered(token.odds, self.temperature).logprob(token.id), token.id, told]
+    def sampled(self, token: Token, *, with_text: bool) -> LogprobTuple:
+        """Return the entry of the sampled token."""
+        return [self._tempered(token).logprob(token.id), token.id, self.text(token.id) if with_text else None]
 
-    def best(self, token: Token, alternatives: int, *, with_text: bool) -> list[Pair]:
-        """The likely tokens of one place, likely first."""
-        odds = Tempered(token.odds, self.temperature)
-        return [[odds.logprob(i), i, self.text(i) if with_text else None] for i in token.odds.best(alternatives)]
+    def top(self, token: Token, alternatives: int, *, with_text: bool) -> list[LogprobTuple]:
+        """Return the entries of the most likely tokens at the position, most likely first."""
+        tempered = self._tempered(token)
+        ids = token.distribution.top(alternatives)
+        return [[tempered.logprob(i), i, self.text(i) if with_text else None] for i in ids]
 
     def text(self, token: int) -> str:
-        """A token's own text; bytes that are no character become U+FFFD."""
+        """Return the text of a single token; bytes that are not valid UTF-8 become U+FFFD."""
         return self.tokenizer.decode([token])
+
+    def _tempered(self, token: Token) -> TemperedDistribution:
+        return TemperedDistribution(token.distribution, self.temperature)
 
 
 @dataclass(frozen=True, slots=True)
-class Behind:
-    """What stands behind an answer and is told in its margins: the engine's name for it, and its weights."""
+class ResponseMetadata:
+    """The id of a response and the weights that sample it."""
 
     id: str
-    versions: Versions
+    versions: WeightVersions
     weights: Weights
 
-    def metadata(self, length: int) -> Answer:
-        """`metadata`, of an answer whose first choice has this length."""
+    def metadata(self, length: int) -> JsonObject:
+        """Return `metadata` of a response whose first choice has this length."""
         return {"weight_version": self.weights.version, "weight_versions": self.versions.spans(length)}
 
-    def meta_info(self, prompt: Sequence[int], tokens: Sequence[Token]) -> Answer:
-        """`meta_info` of one choice, without logprobs. A simulated engine takes no time worth telling."""
+    def meta_info(self, prompt: Sequence[int], tokens: Sequence[Token]) -> JsonObject:
+        """Return `meta_info` of one choice, without logprobs; the latency is always 0."""
         return {
             "id": self.id,
             "finish_reason": _native_finish(tokens),
@@ -164,13 +170,13 @@ class Behind:
         }
 
 
-def _native_finish(tokens: Sequence[Token]) -> Answer | None:
-    """The finish reason as the engine itself tells it; no tokens at all are what a length of 0 allows."""
+def _native_finish(tokens: Sequence[Token]) -> JsonObject | None:
+    """Return the finish reason of the native API; a choice has no tokens if `max_new_tokens` is 0."""
     if not tokens:
         return {"type": "length", "length": 0}
     last = tokens[-1]
     if last.finish_reason == "stop":
-        return {"type": "stop", "matched": matched(last)}
+        return {"type": "stop", "matched": matched_stop(last)}
     if last.finish_reason == "length":
         return {"type": "length", "length": len(tokens)}
     if last.finish_reason == "abort":
@@ -178,14 +184,16 @@ def _native_finish(tokens: Sequence[Token]) -> Answer | None:
     return None
 
 
-def output_logprobs(scoring: Scoring, tokens: Sequence[Token], alternatives: int, *, with_text: bool) -> Answer:
-    """The keys of `meta_info` that tell the logprobs of what was sampled."""
-    told: Answer = {"output_token_logprobs": [scoring.pair(token, with_text=with_text) for token in tokens]}
+def output_logprobs(
+    formatter: LogprobFormatter, tokens: Sequence[Token], alternatives: int, *, with_text: bool
+) -> JsonObject:
+    """Return the keys of `meta_info` with the logprobs of the sampled tokens."""
+    keys: JsonObject = {"output_token_logprobs": [formatter.sampled(token, with_text=with_text) for token in tokens]}
     if alternatives:
-        told["output_top_logprobs"] = [scoring.best(token, alternatives, with_text=with_text) for token in tokens]
-    return told | {"output_token_logprobs_length": len(tokens)}
+        keys["output_top_logprobs"] = [formatter.top(token, alternatives, with_text=with_text) for token in tokens]
+    return keys | {"output_token_logprobs_length": len(tokens)}
 
 
-def experts(prompt: Sequence[int], tokens: Sequence[Token]) -> str:
-    """`routed_experts` of one choice."""
-    return as_int32([*prompt, *[token.id for token in tokens]])
+def routed_experts(prompt: Sequence[int], tokens: Sequence[Token]) -> str:
+    """Return `routed_experts` of one choice."""
+    return experts_as_int32([*prompt, *[token.id for token in tokens]])

@@ -1,26 +1,25 @@
-"""Completions answers: prompts in, a text completion or its chunks out, as vLLM 0.32 writes them.
+"""vLLM's `/v1/completions`: prompts in, a text completion or its chunks out.
 
-Holds what only completions have: several prompts, prompts of ids, echo, and their own shape of logprobs; it
-must not hold sockets. Shapes are those of the cassettes `cmpl_*`.
+Shapes are those of the cassettes `cmpl_*`, recorded from vLLM 0.32.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from proxy.simulator.distribution import Prefix, prefix_of
-from proxy.simulator.generation import Scored, Token
-from proxy.simulator.model import Manner, Model
+from proxy.simulator.distribution import Prefix, prefix_from
+from proxy.simulator.generation import Token, TokenLogprob
+from proxy.simulator.model import GenerationOptions, Model
 from proxy.simulator.prompts import TextPrompt
-from proxy.simulator.requests import Common, Completions
-from proxy.simulator.wire import Answer, Head, event, usage
+from proxy.simulator.requests import CommonFields, CompletionsRequest
+from proxy.simulator.wire import Head, JsonObject, event, usage
 
 
 @dataclass(slots=True)
-class CompletionsReply:
-    """One completions answer in the making; see `wire.Reply`. Choice `i` belongs to prompt `i // n`."""
+class CompletionsResponse:
+    """A text completion; see `wire.Response`. Choice `i` belongs to prompt `i // n`."""
 
-    completions: Completions
-    common: Common
+    completions: CompletionsRequest
+    common: CommonFields
     model: Model
     head: Head
     texts: Sequence[TextPrompt]
@@ -28,55 +27,55 @@ class CompletionsReply:
     _sampled: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        count = len(self.texts) * self.common.samples
+        count = len(self.texts) * self.common.choices
         self._offsets = [0] * count
         self._sampled = [0] * count
 
     @property
-    def prompts(self) -> Sequence[tuple[Prefix, Manner]]:
+    def prompts(self) -> Sequence[tuple[Prefix, GenerationOptions]]:
         """The prompts, in the order of the request."""
-        return [(prefix_of(text.ids), text.manner) for text in self.texts]
+        return [(prefix_from(text.ids), text.options) for text in self.texts]
 
-    def opening(self) -> list[bytes]:
-        """Nothing: completions have no role chunk."""
+    def opening_events(self) -> list[bytes]:
+        """Return no events: completions have no role chunk."""
         return []
 
-    def events(self, index: int, token: Token) -> list[bytes]:
-        """The chunk of one token, even if it adds no text; the first of a choice tells the prompt."""
+    def token_events(self, index: int, token: Token) -> list[bytes]:
+        """Return the chunk of one token, even if it adds no text; the first chunk of a choice has the prompt's ids."""
         prompt = self._prompt(index)
         first = self._sampled[index] == 0
         self._sampled[index] += 1
-        tells_prompt = first and bool(self.common.return_token_ids or self.completions.echo)
+        has_prompt_ids = first and bool(self.common.return_token_ids or self.completions.echo)
         choice = {
             "index": index,
             "text": self._text([token], prompt, first=first),
             "logprobs": self._logprobs(index, [token], prompt, first=first),
             "finish_reason": token.finish_reason,
             "stop_reason": token.stop_reason,
-            "prompt_token_ids": prompt.ids if tells_prompt else None,
+            "prompt_token_ids": prompt.ids if has_prompt_ids else None,
             "token_ids": [token.id] if self.common.return_token_ids else None,
         }
         chunk = self.head.keys("text_completion") | {"choices": [choice]}
-        if self.common.usage_on_chunks:
+        if self.common.continuous_usage:
             chunk["usage"] = usage(len(prompt.ids), self._sampled[index])
         if token.finish_reason is not None and not self.common.include_usage:
             chunk["system_fingerprint"] = self.head.fingerprint
         return [event(chunk)]
 
-    def closing(self) -> list[bytes]:
-        """The usage chunk, if it was asked for."""
+    def closing_events(self) -> list[bytes]:
+        """Return the usage chunk, if the request wants it."""
         if not self.common.include_usage:
             return []
-        told = {
+        chunk = {
             "choices": [],
             "usage": usage(self._prompt_tokens, sum(self._sampled)),
             "system_fingerprint": self.head.fingerprint,
         }
-        return [event(self.head.keys("text_completion") | told)]
+        return [event(self.head.keys("text_completion") | chunk)]
 
-    def whole(self, choices: Sequence[Sequence[Token]]) -> Answer:
-        """The text completion."""
-        counted = usage(
+    def body(self, choices: Sequence[Sequence[Token]]) -> JsonObject:
+        """Return the text completion."""
+        total = usage(
             self._prompt_tokens,
             sum(map(len, choices)),
             prompt_tokens_details=None,
@@ -86,17 +85,17 @@ class CompletionsReply:
             "choices": [self._choice(index, tokens) for index, tokens in enumerate(choices)],
             "service_tier": None,
             "system_fingerprint": self.head.fingerprint,
-            "usage": counted,
+            "usage": total,
             "kv_transfer_params": None,
             "ec_transfer_params": None,
             "metrics": None,
         }
 
-    def _choice(self, index: int, tokens: Sequence[Token]) -> Answer:
+    def _choice(self, index: int, tokens: Sequence[Token]) -> JsonObject:
         prompt = self._prompt(index)
-        asked = self.common.prompt_logprobs
+        alternatives = self.common.prompt_logprobs
         if self.completions.echo and self.completions.logprobs is not None:
-            asked = self.completions.logprobs  # that is how vLLM comes to the prompt's logprobs
+            alternatives = self.completions.logprobs  # as in vLLM, which gets the prompt's logprobs this way
         return {
             "index": index,
             "text": self._text(tokens, prompt, first=True),
@@ -104,13 +103,13 @@ class CompletionsReply:
             "finish_reason": tokens[-1].finish_reason,
             "stop_reason": tokens[-1].stop_reason,
             "token_ids": [token.id for token in tokens] if self.common.return_token_ids else None,
-            "prompt_logprobs": None if asked is None else self.model.prompt_logprobs(prompt.ids, asked),
+            "prompt_logprobs": None if alternatives is None else self.model.prompt_logprobs(prompt.ids, alternatives),
             "prompt_token_ids": prompt.ids if self.common.return_token_ids else None,
             "routed_experts": None,
         }
 
     def _prompt(self, index: int) -> TextPrompt:
-        return self.texts[index // self.common.samples]
+        return self.texts[index // self.common.choices]
 
     @property
     def _prompt_tokens(self) -> int:
@@ -121,34 +120,34 @@ class CompletionsReply:
         return bool(self.completions.echo) and self.common.max_tokens == 0
 
     def _text(self, tokens: Sequence[Token], prompt: TextPrompt, *, first: bool) -> str:
-        """The text of these tokens; an echoed prompt stands first, unless ids are asked for too."""
+        """Return the text of these tokens, after the echoed prompt unless the request also wants ids."""
         echoes = first and self.completions.echo and not self.common.return_token_ids
         generated = "" if self._only_echoes else "".join(token.text for token in tokens)
         return prompt.text + generated if echoes else generated
 
-    def _logprobs(self, index: int, tokens: Sequence[Token], prompt: TextPrompt, *, first: bool) -> Answer | None:
-        """The logprobs of these tokens; those of an echoed prompt stand first, its first token has none."""
+    def _logprobs(self, index: int, tokens: Sequence[Token], prompt: TextPrompt, *, first: bool) -> JsonObject | None:
+        """Return the logprobs of these tokens, after those of an echoed prompt, whose first token has none."""
         alternatives = self.completions.logprobs
         if alternatives is None:
             return None
         by_id = bool(self.common.return_tokens_as_token_ids)
-        scores: list[tuple[Scored, ...] | None] = []
+        entries: list[tuple[TokenLogprob, ...] | None] = []
         strings = []
         if first and self.completions.echo:
-            known = self.model.prompt_scores(prompt.ids, alternatives)
-            scores += [None, *known]
-            opening = Scored(self.model.tokenizer.decode(prompt.ids[:1]), 0.0, prompt.ids[0])
-            strings += [opening.name(by_id=by_id), *(score[0].name(by_id=by_id) for score in known)]
+            prompt_entries = self.model.score(prompt.ids, alternatives)
+            entries += [None, *prompt_entries]
+            opening = TokenLogprob(self.model.tokenizer.decode(prompt.ids[:1]), 0.0, prompt.ids[0])
+            strings += [opening.name(by_id=by_id), *(entry[0].name(by_id=by_id) for entry in prompt_entries)]
         if not self._only_echoes:
-            scores += [token.scores for token in tokens]
-            strings += [token.scores[0].name(by_id=by_id) for token in tokens]
+            entries += [token.logprobs for token in tokens]
+            strings += [token.logprobs[0].name(by_id=by_id) for token in tokens]
         offsets = []
         for string in strings:
             offsets.append(self._offsets[index])
             self._offsets[index] += len(string)
         return {
             "text_offset": offsets,
-            "token_logprobs": [score and score[0].logprob for score in scores],
+            "token_logprobs": [entry and entry[0].logprob for entry in entries],
             "tokens": strings,
-            "top_logprobs": [score and {each.name(by_id=by_id): each.logprob for each in score} for score in scores],
+            "top_logprobs": [entry and {t.name(by_id=by_id): t.logprob for t in entry} for entry in entries],
         }

@@ -1,26 +1,21 @@
-"""The routes of an engine that speaks vLLM's protocol.
-
-Holds the reading of requests and what answers that sample nothing; replies are made by `chat`, `completions`
-and `generate`.
-"""
-
-from typing import Any
+"""vLLM's routes."""
 
 from aiohttp import web
 
-from proxy.simulator.engine import as_gauge, as_json, read_body
+from proxy.simulator.engine import gauge_response, json_response, read_body
 from proxy.simulator.errors import scale_out_disabled
 from proxy.simulator.prompts import chat_prompt, text_prompts, text_to_tokenize
-from proxy.simulator.requests import Common, new_version, read_chat, read_common, read_completions
+from proxy.simulator.requests import CommonFields, new_version, read_chat, read_common, read_completions
 from proxy.simulator.routes import VERSION, EngineRoutes
-from proxy.simulator.vllm.chat import ChatReply
-from proxy.simulator.vllm.completions import CompletionsReply
-from proxy.simulator.vllm.generate import GenerateReply, generate_prompt, read_generate
-from proxy.simulator.weights import Versions
+from proxy.simulator.vllm.chat import ChatResponse
+from proxy.simulator.vllm.completions import CompletionsResponse
+from proxy.simulator.vllm.generate import GenerateResponse, generation_options, read_generate
+from proxy.simulator.weights import WeightVersions
+from proxy.simulator.wire import JsonObject
 
 
 class VllmRoutes(EngineRoutes):
-    """The routes of one engine."""
+    """The routes of one vLLM engine."""
 
     __slots__ = ()
 
@@ -28,7 +23,7 @@ class VllmRoutes(EngineRoutes):
     text_key = "prompt"
 
     def table(self) -> list[web.RouteDef]:
-        """All of them."""
+        """Return all routes."""
         return [
             *super().table(),
             web.post("/v1/chat/completions", self.chat),
@@ -43,73 +38,73 @@ class VllmRoutes(EngineRoutes):
         ]
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
-        """`POST /v1/chat/completions`."""
+        """Handle `POST /v1/chat/completions`."""
         engine = self._engine
         body = await read_body(request)
         common = read_common(body, engine.options)
-        head = engine.head(self._name("chatcmpl", request, common), common)
+        head = engine.head(self._response_id("chatcmpl", request, common), common)
         chat = read_chat(body)
         prompt = chat_prompt(chat, common, engine.model, engine.options)
-        reply = ChatReply(chat, common, engine.model, head, prompt, lambda: f"chatcmpl-tool-{engine.new_hex()}")
-        return await engine.answer(request, common, reply, scores_prompt=common.prompt_logprobs is not None)
+        response = ChatResponse(chat, common, engine.model, head, prompt, lambda: f"chatcmpl-tool-{engine.new_hex()}")
+        return await engine.respond(request, common, response, scores_prompt=common.prompt_logprobs is not None)
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
-        """`POST /v1/completions`."""
+        """Handle `POST /v1/completions`."""
         engine = self._engine
         body = await read_body(request)
         common = read_common(body, engine.options)
-        head = engine.head(self._name("cmpl", request, common), common)
+        head = engine.head(self._response_id("cmpl", request, common), common)
         completions = read_completions(body)
         prompts = text_prompts(completions, common, engine.model, engine.options)
-        reply = CompletionsReply(completions, common, engine.model, head, prompts)
-        scores = common.prompt_logprobs is not None or bool(completions.echo)
-        return await engine.answer(request, common, reply, scores_prompt=scores)
+        response = CompletionsResponse(completions, common, engine.model, head, prompts)
+        scores_prompt = common.prompt_logprobs is not None or bool(completions.echo)
+        return await engine.respond(request, common, response, scores_prompt=scores_prompt)
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
-        """`POST /inference/v1/generate`: tokens in, tokens out."""
+        """Handle `POST /inference/v1/generate`: ids in, ids out."""
         engine = self._engine
         if not engine.options.scale_out:
             raise scale_out_disabled()
-        asked, common = read_generate(await read_body(request), engine.options)
-        prompt = generate_prompt(asked, common, engine.model, engine.options)
-        head = engine.head(self._name("generate-tokens", request, common), common)
-        versions = Versions()
-        reply = GenerateReply(asked, common, engine.model, engine.options, head, prompt, versions)
-        scores = common.prompt_logprobs is not None
-        return await engine.answer(request, common, reply, versions, scores_prompt=scores)
+        fields, common = read_generate(await read_body(request), engine.options)
+        options = generation_options(fields, common, engine.model, engine.options)
+        head = engine.head(self._response_id("generate-tokens", request, common), common)
+        versions = WeightVersions()
+        response = GenerateResponse(fields, common, engine.model, engine.options, head, options, versions)
+        scores_prompt = common.prompt_logprobs is not None
+        return await engine.respond(request, common, response, versions, scores_prompt=scores_prompt)
 
     async def tokenize(self, request: web.Request) -> web.Response:
-        """`POST /tokenize`: the ids of a prompt or of rendered messages."""
+        """Handle `POST /tokenize`: a prompt or rendered messages to ids."""
         body = await read_body(request)
         tokenizer = self._engine.model.tokenizer
         ids = tokenizer.encode(text_to_tokenize(body))
         strings = [tokenizer.decode([i]) for i in ids] if body.get("return_token_strs") else None
         window = self._engine.options.max_model_len
-        return as_json({"count": len(ids), "max_model_len": window, "tokens": ids, "token_strs": strings})
+        return json_response({"count": len(ids), "max_model_len": window, "tokens": ids, "token_strs": strings})
 
     async def weight_info(self, request: web.Request) -> web.Response:
-        """`GET /weight_info`: the label of the weights."""
-        return as_json({"weight_version": self._engine.weights.version})
+        """Handle `GET /weight_info`: the label of the weights."""
+        return json_response({"weight_version": self._engine.weights.version})
 
     async def update_weight_version(self, request: web.Request) -> web.Response:
-        """`POST /update_weight_version`: tokens from now on are sampled under another label."""
+        """Handle `POST /update_weight_version`: a new label for the tokens that are sampled from now on."""
         version = new_version(await read_body(request))
         self._engine.weights.version = version
-        return as_json({"success": True, "new_version": version})
+        return json_response({"success": True, "new_version": version})
 
     async def version(self, request: web.Request) -> web.Response:
-        """`GET /version`: says honestly that this is no vLLM."""
-        return as_json({"version": VERSION})
+        """Handle `GET /version`: a version that no vLLM has."""
+        return json_response({"version": VERSION})
 
     async def metrics(self, request: web.Request) -> web.Response:
-        """`GET /metrics`: the one gauge that tells whether a call was aborted."""
+        """Handle `GET /metrics`: the number of running calls, the one gauge that shows whether a call was aborted."""
         labels = f'engine="0",model_name="{self._engine.options.model}"'
-        told = "Number of requests in model execution batches."
-        return as_gauge("vllm:num_requests_running", labels, told, self._engine.running)
+        help_text = "Number of requests in model execution batches."
+        return gauge_response("vllm:num_requests_running", labels, help_text, self._engine.running)
 
-    def _model_card(self) -> dict[str, Any]:
+    def _model_card(self) -> JsonObject:
         return super()._model_card() | {"permission": []}
 
-    def _name(self, kind: str, request: web.Request, common: Common) -> str:
-        """The id of an answer, which the client may choose."""
+    def _response_id(self, kind: str, request: web.Request, common: CommonFields) -> str:
+        """Return the id of a response, which the client can choose."""
         return f"{kind}-{request.headers.get('X-Request-Id') or common.request_id or self._engine.new_hex()}"

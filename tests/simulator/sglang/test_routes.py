@@ -1,4 +1,4 @@
-"""An engine of SGLang's shape, as clients meet it."""
+"""SGLang's routes from the clients' side."""
 
 import openai
 import orjson
@@ -12,20 +12,20 @@ from proxy.engines.base import Traits
 from proxy.engines.recognition import QUESTIONS, Seen, recognise
 from proxy.simulator.options import Options
 
-OURS = Options(shape="sglang", max_model_len=4000)
+SGLANG = Options(shape="sglang", max_model_len=4000)
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "Say hello."}]
 
 
 @pytest.fixture
 async def sglang(start):
-    """An engine that speaks SGLang's protocol."""
-    return await start(OURS)
+    """An engine with SGLang's API."""
+    return await start(SGLANG)
 
 
 @pytest.mark.parametrize("has_parser", [True, False])
-async def test_it_is_recognised(start, has_parser):
-    """By what it answers it is known for an SGLang, whose parsers can be read off it."""
+async def test_it_is_detected(start, has_parser):
+    """It is detected as SGLang, with or without parsers."""
     engine = await start(Options(shape="sglang", has_parser=has_parser))
     seen = {}
     for path in QUESTIONS:
@@ -36,23 +36,23 @@ async def test_it_is_recognised(start, has_parser):
     assert Traits("sglang", "simulator-0.1", has_parser) == recognise(seen)
 
 
-async def test_the_official_client_chats(sglang):
-    """The official client gets a chat completion, the same one from a stream, and completions."""
+async def test_openais_client_chats(sglang):
+    """OpenAI's client gets a chat completion, the same one as a stream, and completions."""
     url = str(sglang.client.make_url("/v1"))
     async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as agent:
-        answer = await agent.chat.completions.create(model="any", messages=MESSAGES, seed=1, logprobs=True)
+        completion = await agent.chat.completions.create(model="any", messages=MESSAGES, seed=1, logprobs=True)
         stream = await agent.chat.completions.create(model="any", messages=MESSAGES, seed=1, stream=True)
         text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
         completed = await agent.completions.create(model="any", prompt="Return the", seed=1)
 
-    assert answer.choices[0].message.content == text
-    assert answer.usage.completion_tokens == len(answer.choices[0].logprobs.content)
+    assert completion.choices[0].message.content == text
+    assert completion.usage.completion_tokens == len(completion.choices[0].logprobs.content)
     assert completed.choices[0].text
 
 
 @pytest.mark.parametrize("name", ["chat_stream_return_token_ids_REJECTED", "chat_empty_messages"])
-async def test_refusals_are_the_recorded_ones(sglang, name):
-    """What SGLang refuses is refused with the same status and, word for word, the same body."""
+async def test_errors_equal_the_recorded_ones(sglang, name):
+    """Requests that SGLang rejects get the same status and body."""
     recorded = load_http("sglang", name)
     async with sglang.client.post(recorded.path, json=recorded.body) as response:
         assert response.status == recorded.status
@@ -60,81 +60,81 @@ async def test_refusals_are_the_recorded_ones(sglang, name):
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_an_overlong_prompt_is_refused_in_the_recorded_words(sglang, stream):
-    """A prompt longer than the window is a 400 with SGLang's sentence, streamed or not."""
+async def test_an_overlong_prompt_is_the_recorded_error(sglang, stream):
+    """A prompt that does not fit into the context window is a 400 with SGLang's message, streamed or not."""
     body = {"messages": [{"role": "user", "content": " word" * 6000}], "stream": stream}
     async with sglang.client.post(CHAT, json=body) as response:
-        told = await response.json()
+        error = await response.json()
     recorded = orjson.loads(load_http("sglang", "chat_overlong").answer)
-    count = told["message"].split("(")[1].split(" ")[0]
+    count = error["message"].split("(")[1].split(" ")[0]
 
     assert response.status == 400
-    assert told == {**recorded, "message": recorded["message"].replace("6031", count)}
+    assert error == {**recorded, "message": recorded["message"].replace("6031", count)}
 
 
 @pytest.mark.parametrize("flag", ["return_token_ids", "return_meta_info", "return_prompt_token_ids"])
 async def test_an_older_server_ignores_the_flags(start, flag):
-    """An older server streams and answers as if nobody had asked for ids."""
-    engine = await start(Options(shape="sglang", knows_ids_flags=False, seed=1))
+    """An older server responds as if the request had no flags for ids."""
+    engine = await start(Options(shape="sglang", supports_ids_flags=False, seed=1))
     plain = await engine.chat()
-    asked = await engine.chat(**{flag: True})
+    flagged = await engine.chat(**{flag: True})
     chunks = await engine.chat_stream(**{flag: True})
 
-    assert asked["choices"] == plain["choices"]
+    assert flagged["choices"] == plain["choices"]
     assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
 
 
 @pytest.mark.parametrize("aborts", [False, True])
-async def test_a_version_may_change_while_tokens_are_sampled(start, chunks_of, aborts):
-    """Tokens after a change of the label are of the new version; unless told not to, it ends the calls in flight."""
+async def test_the_version_can_change_during_a_call(start, chunks_from, aborts):
+    """Tokens after an update of the label have the new version; by default the update aborts running calls."""
     engine = await start(Options(shape="sglang", token_delay_s=0.002))
     body = {"text": "If", "sampling_params": {"max_new_tokens": 400, "ignore_eos": True}, "stream": True}
     async with engine.client.post("/generate", json=body) as response:
         first = await response.content.readuntil(b"\n\n")
         more = {} if aborts else {"abort_all_requests": False}
-        told = await engine("/update_weight_version", new_version="v2", **more)
-        last = chunks_of(first + await response.read())[-1]["meta_info"]
+        updated = await engine("/update_weight_version", new_version="v2", **more)
+        last = chunks_from(first + await response.read())[-1]["meta_info"]
     async with engine.client.get("/model_info") as response:
         label = (await response.json())["weight_version"]
-    one, two = last["weight_versions"]
+    first_span, second_span = last["weight_versions"]
 
-    assert (told["new_version"], label, last["weight_version"]) == ("v2", "v2", "v2")
-    assert (one["version"], one["start"], two["version"]) == ("default", 0, "v2")
-    assert one["end"] == two["start"]
-    assert two["end"] == last["completion_tokens"]
+    assert (updated["new_version"], label, last["weight_version"]) == ("v2", "v2", "v2")
+    assert (first_span["version"], first_span["start"], second_span["version"]) == ("default", 0, "v2")
+    assert first_span["end"] == second_span["start"]
+    assert second_span["end"] == last["completion_tokens"]
     assert last["finish_reason"]["type"] == ("abort" if aborts else "length")
 
 
-async def test_spans_stand_in_metadata(start):
-    """Unstreamed answers tell the spans of their first choice, whatever was asked."""
-    answer = await (await start(Options(shape="sglang", weight_version="step-7"))).chat(seed=1)
-    count = answer["usage"]["completion_tokens"]
+async def test_metadata_has_the_spans(start):
+    """An unstreamed response always has the spans of its first choice."""
+    completion = await (await start(Options(shape="sglang", weight_version="step-7"))).chat(seed=1)
+    count = completion["usage"]["completion_tokens"]
 
-    assert answer["metadata"] == {
+    assert completion["metadata"] == {
         "weight_version": "step-7",
         "weight_versions": [{"version": "step-7", "start": 0, "end": count}],
     }
 
 
-async def test_a_name_is_taken(sglang):
-    """`rid` is the id of the answer and of its `meta_info`."""
-    answer = await sglang.chat(rid="ro-1:step-3", return_meta_info=True)
+async def test_rid_is_the_id(sglang):
+    """`rid` is the id of the response and of its `meta_info`."""
+    completion = await sglang.chat(rid="ro-1:step-3", return_meta_info=True)
 
-    assert answer["id"] == answer["choices"][0]["meta_info"]["id"] == "ro-1:step-3"
+    assert completion["id"] == completion["choices"][0]["meta_info"]["id"] == "ro-1:step-3"
 
 
 async def test_tokenize_and_detokenize(sglang):
-    """Ids of a text and back, by either name."""
-    told = await sglang("/v1/tokenize", prompt="Return the")
+    """Both paths of tokenize return the ids of a text, and detokenize returns the text."""
+    tokenized = await sglang("/v1/tokenize", prompt="Return the")
     older = await sglang("/tokenize", prompt="Return the")
 
-    assert told == older
-    assert list(told) == ["tokens", "count", "max_model_len"]
-    assert await sglang("/v1/detokenize", tokens=told["tokens"]) == {"text": "Return the"}
+    assert tokenized == older
+    assert list(tokenized) == ["tokens", "count", "max_model_len"]
+    assert await sglang("/v1/detokenize", tokens=tokenized["tokens"]) == {"text": "Return the"}
 
 
 async def test_health_metrics_and_models(sglang):
-    """It is healthy, serves one model, and tells how many calls are running."""
+    """The engine is healthy, lists one model, and reports the number of running calls."""
     async with sglang.client.get("/health") as response:
         assert response.status == 200
     async with sglang.client.get("/v1/models") as response:
@@ -161,8 +161,8 @@ FLAGS = st.fixed_dictionaries(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(path=st.sampled_from([CHAT, "/v1/completions", "/generate", "/v1/tokenize"]), body=BODIES, flags=FLAGS)
-async def test_any_body_is_answered_or_refused(sglang, path, body, flags):
-    """Whatever JSON a body holds, it is answered or refused, and never breaks the engine."""
+async def test_every_body_gets_a_response(sglang, path, body, flags):
+    """Any JSON body gets a 200 or a 400 with a body."""
     headers = {"Content-Type": "application/json"}
     async with sglang.client.post(path, data=orjson.dumps(body | flags), headers=headers) as response:
         raw = await response.read()

@@ -1,4 +1,4 @@
-"""The small objects inside of SGLang's answers."""
+"""What SGLang's responses share."""
 
 import math
 
@@ -6,25 +6,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.simulator.distribution import load_distribution, prefix_of
-from proxy.simulator.errors import bad_value
+from proxy.simulator.distribution import load_next_token_model, prefix_from
+from proxy.simulator.errors import invalid_value
 from proxy.simulator.generation import Token
-from proxy.simulator.sglang.wire import Behind, Scoring, Tempered, flat, matched, output_logprobs
+from proxy.simulator.sglang.wire import (
+    LogprobFormatter,
+    ResponseMetadata,
+    TemperedDistribution,
+    error_body,
+    matched_stop,
+    output_logprobs,
+)
 from proxy.simulator.tokenizer import load_tokenizer, load_vocabulary
-from proxy.simulator.weights import Versions, Weights
+from proxy.simulator.weights import Weights, WeightVersions
 
 SIZE = len(load_vocabulary()["counts"])
 IDS = st.lists(st.integers(0, SIZE - 1), max_size=5)
-ODDS = load_distribution().odds(prefix_of([5]))
+DISTRIBUTION = load_next_token_model().distribution(prefix_from([5]))
 
 
 def token(token_id=7, finish=None, stop=None):
-    return Token(token_id, "", (), ODDS, finish, stop)
+    return Token(token_id, "", (), DISTRIBUTION, finish, stop)
 
 
-def test_a_refusal_is_flat():
-    """An error is one object, not nested, and names no param."""
-    assert list(flat(bad_value("No.", "x")).items()) == [
+def test_an_error_is_flat():
+    """An error body is not nested and has no param."""
+    assert list(error_body(invalid_value("No.", "x")).items()) == [
         ("object", "error"),
         ("message", "No. (parameter=x)"),
         ("type", "BadRequestError"),
@@ -34,7 +41,7 @@ def test_a_refusal_is_flat():
 
 
 @pytest.mark.parametrize(
-    ("ended", "told"),
+    ("last", "matched"),
     [
         (token(finish="stop"), 7),
         (token(finish="stop", stop="end"), "end"),
@@ -42,65 +49,66 @@ def test_a_refusal_is_flat():
         (token(), None),
     ],
 )
-def test_what_matched_is_an_id_or_a_string(ended, told):
-    """The end of a turn is told by its id, a stop string by itself, and nothing else matched anything."""
-    assert told == matched(ended)
+def test_matched_stop_is_an_id_or_a_string(last, matched):
+    """matched_stop is the id of an end token, a stop string, or None."""
+    assert matched == matched_stop(last)
 
 
-def test_a_split_character_has_its_true_bytes():
-    """The bytes of a token are its own, even where they are no character; its text has U+FFFD for them."""
-    scoring = Scoring(load_tokenizer(), 1.0)
-    entry = scoring.entry(token(0xF0), 0)
+def test_an_incomplete_character_has_its_own_bytes():
+    """The `bytes` of a token are its own, even if they are not valid UTF-8; its text then is U+FFFD."""
+    formatter = LogprobFormatter(load_tokenizer(), 1.0)
+    entry = formatter.chat_entry(token(0xF0), 0)
 
     assert (entry["bytes"], entry["token"], entry["top_logprobs"]) == ([0xF0], "\ufffd", [])
 
 
-def test_pairs_have_texts_if_asked():
-    """A pair is a logprob, an id, and its text or null; likely tokens are told likely first."""
-    scoring = Scoring(load_tokenizer(), 1.0)
-    told = output_logprobs(scoring, [token()], 3, with_text=False)
-    likely = [logprob for logprob, _, _ in told["output_top_logprobs"][0]]
+def test_entries_have_texts_on_request():
+    """An entry is a logprob, an id, and the text or null; alternatives are ordered by probability."""
+    formatter = LogprobFormatter(load_tokenizer(), 1.0)
+    keys = output_logprobs(formatter, [token()], 3, with_text=False)
+    likely = [logprob for logprob, _, _ in keys["output_top_logprobs"][0]]
 
-    assert told["output_token_logprobs"] == [[ODDS.logprob(7), 7, None]]
-    assert scoring.pair(token(), with_text=True)[2] == load_tokenizer().decode([7])
+    assert keys["output_token_logprobs"] == [[DISTRIBUTION.logprob(7), 7, None]]
+    assert formatter.sampled(token(), with_text=True)[2] == load_tokenizer().decode([7])
     assert likely == sorted(likely, reverse=True)
-    assert told["output_token_logprobs_length"] == 1
+    assert keys["output_token_logprobs_length"] == 1
 
 
-def test_metadata_tells_the_version_now_and_those_that_sampled():
-    """The version is the one at the end of the call, the spans are those of its tokens."""
-    versions, weights = Versions(), Weights("b")
-    versions.note(0, "a")
-    behind = Behind("r", versions, weights)
+def test_metadata_has_the_current_version_and_the_spans():
+    """The version is that at the end of the call, the spans are those of the tokens."""
+    versions, weights = WeightVersions(), Weights("b")
+    versions.record(0, "a")
+    metadata = ResponseMetadata("r", versions, weights)
 
-    assert behind.metadata(2) == {
+    assert metadata.metadata(2) == {
         "weight_version": "b",
         "weight_versions": [{"version": "a", "start": 0, "end": 2}],
     }
-    assert behind.meta_info([1, 2], [token(), token(finish="abort")])["finish_reason"]["type"] == "abort"
+    assert metadata.meta_info([1, 2], [token(), token(finish="abort")])["finish_reason"]["type"] == "abort"
 
 
 @given(IDS, st.sampled_from([0.3, 0.7, 1.0, 1.5]))
-def test_the_chances_sum_to_one(ids, temperature):
+def test_probabilities_sum_to_one(ids, temperature):
     """At any temperature the probabilities of the whole vocabulary sum to one."""
-    tempered = Tempered(load_distribution().odds(prefix_of(ids)), temperature)
+    tempered = TemperedDistribution(load_next_token_model().distribution(prefix_from(ids)), temperature)
 
     assert math.fsum(math.exp(tempered.logprob(token)) for token in range(SIZE)) == pytest.approx(1, abs=1e-5)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_zero_and_one_change_nothing(temperature):
-    """Greedy calls and those at temperature 1 are told the model's own logprobs, bit by bit."""
-    odds = load_distribution().odds(prefix_of([5]))
+def test_temperatures_0_and_1_change_nothing(temperature):
+    """At temperatures 0 and 1 logprobs are exactly the model's own."""
+    distribution = load_next_token_model().distribution(prefix_from([5]))
+    tempered = TemperedDistribution(distribution, temperature)
 
-    assert all(odds.logprob(token) == Tempered(odds, temperature).logprob(token) for token in range(SIZE))
+    assert all(distribution.logprob(token) == tempered.logprob(token) for token in range(SIZE))
 
 
-def test_a_low_temperature_lifts_the_likely():
-    """Below 1 the likeliest token gets likelier, however low; above 1 less so."""
-    odds = load_distribution().odds(prefix_of([5]))
-    (best,) = odds.best(1)
-    logprobs = [Tempered(odds, temperature).logprob(best) for temperature in (0.0001, 0.5, 1.0, 2.0)]
+def test_a_low_temperature_raises_the_most_likely_token():
+    """The lower the temperature, the higher the logprob of the most likely token."""
+    distribution = load_next_token_model().distribution(prefix_from([5]))
+    (top,) = distribution.top(1)
+    logprobs = [TemperedDistribution(distribution, temperature).logprob(top) for temperature in (0.0001, 0.5, 1.0, 2.0)]
 
     assert logprobs == sorted(logprobs, reverse=True)
     assert logprobs[0] == pytest.approx(0, abs=1e-6)

@@ -1,4 +1,4 @@
-"""Chat answers, in vLLM's shapes."""
+"""vLLM's chat completions."""
 
 from typing import Any
 
@@ -8,29 +8,29 @@ import pytest
 from proxy.simulator.options import Options
 
 TINY = Options(model="tiny", max_model_len=2048)
-ASKS_ALL = {"return_token_ids": True, "logprobs": True}
+ALL_TOKENS = {"return_token_ids": True, "logprobs": True}
 
 
-def fold(chunks: list[dict[str, Any]]) -> dict[str, Any]:
-    """What a client makes of a stream with one choice."""
-    folded: dict[str, Any] = {"content": "", "reasoning": "", "calls": [], "ids": [], "logprobs": []}
+def accumulated(chunks: list[dict[str, Any]]) -> dict[str, Any]:
+    """The reply that a client accumulates from a stream with one choice."""
+    reply: dict[str, Any] = {"content": "", "reasoning": "", "calls": [], "ids": [], "logprobs": []}
     for choice in [choice for chunk in chunks for choice in chunk["choices"]]:
         delta = choice["delta"]
-        folded["content"] += delta.get("content") or ""
-        folded["reasoning"] += delta.get("reasoning") or ""
+        reply["content"] += delta.get("content") or ""
+        reply["reasoning"] += delta.get("reasoning") or ""
         for call in delta.get("tool_calls", ()):
             if "id" in call:
-                folded["calls"].append([call["function"]["name"], ""])
-            folded["calls"][call["index"]][1] += call["function"].get("arguments", "")
-        folded["ids"] += choice.get("token_ids") or []
-        folded["logprobs"] += (choice["logprobs"] or {}).get("content", [])
-        folded["finish_reason"] = choice["finish_reason"]
-    return folded
+                reply["calls"].append([call["function"]["name"], ""])
+            reply["calls"][call["index"]][1] += call["function"].get("arguments", "")
+        reply["ids"] += choice.get("token_ids") or []
+        reply["logprobs"] += (choice["logprobs"] or {}).get("content", [])
+        reply["finish_reason"] = choice["finish_reason"]
+    return reply
 
 
-def whole(answer: dict[str, Any]) -> dict[str, Any]:
-    """The same of an answer that was not streamed."""
-    choice = answer["choices"][0]
+def unstreamed(completion: dict[str, Any]) -> dict[str, Any]:
+    """The same of a completion that is not streamed."""
+    choice = completion["choices"][0]
     message = choice["message"]
     return {
         "content": message["content"] or "",
@@ -58,12 +58,12 @@ def whole(answer: dict[str, Any]) -> dict[str, Any]:
         "tool_include_reasoning_false",
     ],
 )
-async def test_answers_that_run_out_have_the_recorded_shape(start, cassette, skeleton, name):
-    """An answer cut by its length has the keys, their order, and the nulls of vLLM's answer."""
+async def test_truncated_completions_have_the_recorded_shape(start, cassette, skeleton, name):
+    """A completion that ends with length has the keys, their order and the nulls of vLLM's."""
     recorded = cassette(name)
-    answer = await (await start(TINY))(recorded.path, **recorded.body, ignore_eos=True)
+    completion = await (await start(TINY))(recorded.path, **recorded.body, ignore_eos=True)
 
-    assert skeleton(recorded.answer) == skeleton(answer)
+    assert skeleton(recorded.payload) == skeleton(completion)
 
 
 @pytest.mark.parametrize(
@@ -77,18 +77,18 @@ async def test_answers_that_run_out_have_the_recorded_shape(start, cassette, ske
         "tool_named",
     ],
 )
-async def test_answers_that_end_have_the_recorded_shape(start, cassette, skeleton, name):
-    """An answer that ends of itself has the shape of vLLM's answer to the same request."""
+async def test_complete_completions_have_the_recorded_shape(start, cassette, skeleton, name):
+    """A completion that ends its turn has the shape of vLLM's completion for the same request."""
     recorded = cassette(name)
-    answer = await (await start(TINY))(recorded.path, **recorded.body)
+    completion = await (await start(TINY))(recorded.path, **recorded.body)
 
-    assert skeleton(recorded.answer) == skeleton(answer)
-    assert recorded.answer["choices"][0]["finish_reason"] == answer["choices"][0]["finish_reason"]
+    assert skeleton(recorded.payload) == skeleton(completion)
+    assert recorded.payload["choices"][0]["finish_reason"] == completion["choices"][0]["finish_reason"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_thoughts_have_the_recorded_shape(start, cassette, skeleton, stream):
-    """A thought and a tool call after it have the shape of vLLM's choices."""
+async def test_reasoning_has_the_recorded_shape(start, cassette, skeleton, stream):
+    """Reasoning and a tool call after it have the shape of vLLM's choices."""
     recorded = cassette("reasoning/r_regex_after" + "_stream" * stream)
     body = {**recorded.body, "chat_template_kwargs": {"enable_thinking": True}}
     engine = await start(TINY)
@@ -96,7 +96,7 @@ async def test_thoughts_have_the_recorded_shape(start, cassette, skeleton, strea
         theirs, ours = recorded.chunks, await engine.stream(recorded.path, **body)
         assert {skeleton(chunk["choices"]) for chunk in theirs} == {skeleton(chunk["choices"]) for chunk in ours}
     else:
-        assert skeleton(recorded.answer["choices"]) == skeleton((await engine(recorded.path, **body))["choices"])
+        assert skeleton(recorded.payload["choices"]) == skeleton((await engine(recorded.path, **body))["choices"])
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ async def test_thoughts_have_the_recorded_shape(start, cassette, skeleton, strea
     ],
 )
 async def test_chunks_have_the_recorded_shapes(start, cassette, skeleton, name, more):
-    """Each chunk has the shape of one of vLLM's; the first and the last ones are of the same shape."""
+    """Each chunk has the shape of one of vLLM's; the first and the last have the shapes of vLLM's first and last."""
     recorded = cassette(name + "_stream")
     chunks = await (await start(TINY)).stream(recorded.path, **{**recorded.body, **more})
     ours, theirs = [skeleton(chunk) for chunk in chunks], [skeleton(chunk) for chunk in recorded.chunks]
@@ -143,29 +143,29 @@ async def test_chunks_have_the_recorded_shapes(start, cassette, skeleton, name, 
         {"top_logprobs": 3},
     ],
 )
-async def test_streamed_and_unstreamed_are_twins(engine, tools, more):
-    """Streamed or not, the same seed gives the same ids, bit-equal logprobs, text and calls."""
-    body = {"seed": 3, **ASKS_ALL, **more}
+async def test_streamed_and_unstreamed_are_equal(engine, tools, more):
+    """Streamed or not, the same seed gives the same ids, logprobs (bit by bit), text and calls."""
+    body = {"seed": 3, **ALL_TOKENS, **more}
     if "tools" in more:
         body["tools"] = tools
 
-    assert whole(await engine.chat(**body)) == fold(await engine.chat_stream(**body))
+    assert unstreamed(await engine.chat(**body)) == accumulated(await engine.chat_stream(**body))
 
 
 @pytest.mark.parametrize("more", [{}, {"tools": True}, {"stop": ["e c", "The end of all"]}, {"n": 2}])
-async def test_asking_for_tokens_adds_what_can_be_hidden(engine, tools, more):
-    """Ids and logprobs change no chunk but by filling nulls, and add only chunks with an empty delta."""
+async def test_ids_and_logprobs_can_be_stripped(engine, tools, more):
+    """Requesting ids and logprobs only fills null values and adds chunks with an empty delta."""
     body = {"seed": 3, "stream_options": {"include_usage": True}, **more}
     if "tools" in more:
         body["tools"] = tools
     plain = await engine.chat_stream(**body)
-    hidden = []
-    for chunk in await engine.chat_stream(**body, **ASKS_ALL):
+    stripped = []
+    for chunk in await engine.chat_stream(**body, **ALL_TOKENS):
         choice = (chunk["choices"] or [{"delta": None}])[0]
         if choice["delta"] != {} or choice["finish_reason"] is not None:
-            hidden.append(chunk)
-        for place in (chunk, choice):
-            place.update({key: None for key in ("prompt_token_ids", "token_ids", "logprobs") if key in place})
+            stripped.append(chunk)
+        for fields in (chunk, choice):
+            fields.update({key: None for key in ("prompt_token_ids", "token_ids", "logprobs") if key in fields})
 
     def comparable(chunk: dict[str, Any]) -> bytes:
         calls = [call for choice in chunk["choices"] for call in choice["delta"].get("tool_calls", ())]
@@ -173,11 +173,11 @@ async def test_asking_for_tokens_adds_what_can_be_hidden(engine, tools, more):
             call.pop("id", None)
         return orjson.dumps({**chunk, "id": "", "created": 0})
 
-    assert [comparable(chunk) for chunk in plain] == [comparable(chunk) for chunk in hidden]
+    assert [comparable(chunk) for chunk in plain] == [comparable(chunk) for chunk in stripped]
 
 
-async def test_a_tool_is_called_when_the_user_asks(engine, tools):
-    """After a user's message the reply is a well-formed tool call, whose arguments fit the schema."""
+async def test_a_tool_is_called_after_a_user_message(engine, tools):
+    """After a user's message the reply is a valid tool call with arguments that fit the schema."""
     choice = (await engine.chat(tools=tools, seed=1))["choices"][0]
     function = choice["message"]["tool_calls"][0]["function"]
     arguments = orjson.loads(function["arguments"])
@@ -190,21 +190,21 @@ async def test_a_tool_is_called_when_the_user_asks(engine, tools):
 
 
 async def test_calls_of_several_choices_differ(engine, tools):
-    """Each choice makes a call of its own."""
-    answer = await engine.chat(tools=tools, seed=1, n=6)
-    calls = {c["message"]["tool_calls"][0]["function"]["arguments"] for c in answer["choices"]}
+    """The choices of one request have different tool calls."""
+    completion = await engine.chat(tools=tools, seed=1, n=6)
+    calls = {c["message"]["tool_calls"][0]["function"]["arguments"] for c in completion["choices"]}
 
     assert len(calls) > 1
 
 
 async def test_turns_of_a_conversation_extend_each_other(engine, tools):
-    """Each prompt of a conversation begins with the earlier prompt and what was sampled after it."""
+    """Each prompt of a conversation begins with the earlier prompt and the ids sampled after it."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": "How will it be?"}]
     known: list[int] = []
     for result in ("sunny", None, "rain", None):
-        answer = await engine.chat(messages, tools=tools, return_token_ids=True, seed=5)
-        choice = answer["choices"][0]
-        prompt = answer["prompt_token_ids"]
+        completion = await engine.chat(messages, tools=tools, return_token_ids=True, seed=5)
+        choice = completion["choices"][0]
+        prompt = completion["prompt_token_ids"]
         assert known == prompt[: len(known)]
         known = prompt + choice["token_ids"]
         messages.append({k: v for k, v in choice["message"].items() if v is not None})
@@ -216,30 +216,30 @@ async def test_turns_of_a_conversation_extend_each_other(engine, tools):
             messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
 
 
-async def test_a_thought_comes_first_if_enabled(engine):
-    """With thinking enabled the reply has a thought, whose tokens are counted."""
-    answer = await engine.chat(seed=2, chat_template_kwargs={"enable_thinking": True})
-    message = answer["choices"][0]["message"]
+async def test_reasoning_comes_first_if_enabled(engine):
+    """With `enable_thinking` the reply has reasoning, and usage counts its tokens."""
+    completion = await engine.chat(seed=2, chat_template_kwargs={"enable_thinking": True})
+    message = completion["choices"][0]["message"]
 
     assert message["reasoning"]
     assert message["content"]
-    assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
+    assert completion["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
 
 
 @pytest.mark.parametrize("more", [{}, {"chat_template_kwargs": {"enable_thinking": True}}])
-async def test_hidden_reasoning_loses_the_tokens(engine, more):
-    """With include_reasoning false neither thought nor ids nor logprobs are told; the prompt's ids are."""
-    body = {"seed": 2, "include_reasoning": False, **ASKS_ALL, **more}
-    answer, chunks = await engine.chat(**body), await engine.chat_stream(**body)
+async def test_hidden_reasoning_hides_ids_and_logprobs(engine, more):
+    """With include_reasoning false, reasoning, ids and logprobs are absent; the prompt's ids are present."""
+    body = {"seed": 2, "include_reasoning": False, **ALL_TOKENS, **more}
+    completion, chunks = await engine.chat(**body), await engine.chat_stream(**body)
 
-    assert whole(answer) == fold(chunks)
-    assert whole(answer)["ids"] == whole(answer)["logprobs"] == []
-    assert answer["choices"][0]["message"]["reasoning"] is None
-    assert answer["prompt_token_ids"] == chunks[0]["prompt_token_ids"]
+    assert unstreamed(completion) == accumulated(chunks)
+    assert unstreamed(completion)["ids"] == unstreamed(completion)["logprobs"] == []
+    assert completion["choices"][0]["message"]["reasoning"] is None
+    assert completion["prompt_token_ids"] == chunks[0]["prompt_token_ids"]
 
 
 async def test_a_message_can_be_continued(engine):
-    """The last message of an assistant is continued in place, without a new turn."""
+    """With continue_final_message the prompt ends inside the last message of the assistant."""
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Return the"}]
     body = {"add_generation_prompt": False, "continue_final_message": True, "return_prompt_text": True}
 
@@ -247,55 +247,55 @@ async def test_a_message_can_be_continued(engine):
 
 
 @pytest.mark.parametrize("more", [{"max_completion_tokens": 3}, {"max_tokens": 3}])
-async def test_a_reply_is_no_longer_than_asked(engine, more):
-    """Both names of the greatest length are known."""
-    answer = await engine.chat(seed=1, **more)
+async def test_a_reply_has_a_maximum_length(engine, more):
+    """max_completion_tokens and max_tokens both limit the reply."""
+    completion = await engine.chat(seed=1, **more)
 
-    assert answer["usage"]["completion_tokens"] == 3
-    assert answer["choices"][0]["finish_reason"] == "length"
+    assert completion["usage"]["completion_tokens"] == 3
+    assert completion["choices"][0]["finish_reason"] == "length"
 
 
 def named_by_id(choices) -> bool:
-    """Whether all entries of the choices' logprobs name ids; bytes of the token itself spell its text, others' their name."""
+    """Whether all logprob entries name ids, with the token's text as its `bytes` and the name as those of alternatives."""
     entries = [entry for choice in choices for entry in (choice["logprobs"] or {}).get("content", ())]
     ids = [token for choice in choices for token in choice.get("token_ids") or ()]
-    others = [other for entry in entries for other in entry["top_logprobs"]]
+    alternatives = [other for entry in entries for other in entry["top_logprobs"]]
     own = b"".join(bytes(entry["bytes"]) for entry in entries)
     return (
         len(entries) > 0
         and (not ids or [f"token_id:{token}" for token in ids] == [entry["token"] for entry in entries])
-        and all(entry["token"].removeprefix("token_id:").isdigit() for entry in [*entries, *others])
-        and all(bytes(other["bytes"]).decode() == other["token"] for other in others)
+        and all(entry["token"].removeprefix("token_id:").isdigit() for entry in [*entries, *alternatives])
+        and all(bytes(other["bytes"]).decode() == other["token"] for other in alternatives)
         and b"token_id:" not in own
     )
 
 
-async def test_tokens_are_named_by_their_ids(start, cassette, skeleton):
-    """With return_tokens_as_token_ids, as vLLM does, whole and streamed."""
-    whole, streamed = cassette("chat_ids_lp_asids"), cassette("chat_asids_only_stream")
+async def test_tokens_can_be_named_by_id(start, cassette, skeleton):
+    """With return_tokens_as_token_ids logprobs name ids as in vLLM, streamed or not."""
+    complete, streamed = cassette("chat_ids_lp_asids"), cassette("chat_asids_only_stream")
     engine = await start(TINY)
-    answer = await engine(whole.path, **whole.body, ignore_eos=True)
+    completion = await engine(complete.path, **complete.body, ignore_eos=True)
     chunks = await engine.stream(streamed.path, **streamed.body, ignore_eos=True)
-    told, theirs = ([choice for chunk in each for choice in chunk["choices"]] for each in (chunks, streamed.chunks))
+    ours, theirs = ([choice for chunk in stream for choice in chunk["choices"]] for stream in (chunks, streamed.chunks))
 
-    assert skeleton(whole.answer) == skeleton(answer)
+    assert skeleton(complete.payload) == skeleton(completion)
     assert {skeleton(chunk) for chunk in streamed.chunks} >= {skeleton(chunk) for chunk in chunks}
-    assert all(map(named_by_id, (whole.answer["choices"], answer["choices"], theirs, told)))
+    assert all(map(named_by_id, (complete.payload["choices"], completion["choices"], theirs, ours)))
 
 
-async def test_more_alternatives_are_named_by_their_ids(engine):
-    """They are the tokens that they are without the flag, with the same logprobs."""
-    asked = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8, "seed": 1, "logprobs": True}
+async def test_alternatives_can_be_named_by_id(engine):
+    """Alternatives are the same with and without return_tokens_as_token_ids, with the same logprobs."""
+    fields = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8, "seed": 1, "logprobs": True}
     strings, named = [
-        await engine("/v1/chat/completions", **asked, top_logprobs=3, return_tokens_as_token_ids=flag)
+        await engine("/v1/chat/completions", **fields, top_logprobs=3, return_tokens_as_token_ids=flag)
         for flag in (False, True)
     ]
     (by_string,), (by_id,) = (
-        [choice["logprobs"]["content"] for choice in answer["choices"]] for answer in (strings, named)
+        [choice["logprobs"]["content"] for choice in completion["choices"]] for completion in (strings, named)
     )
 
     assert named_by_id(named["choices"])
     assert not named_by_id(strings["choices"])
-    assert [[each["logprob"] for each in entry["top_logprobs"]] for entry in by_string] == [
-        [each["logprob"] for each in entry["top_logprobs"]] for entry in by_id
+    assert [[other["logprob"] for other in entry["top_logprobs"]] for entry in by_string] == [
+        [other["logprob"] for other in entry["top_logprobs"]] for entry in by_id
     ]

@@ -1,4 +1,4 @@
-"""Completions answers, in vLLM's shapes."""
+"""vLLM's completions."""
 
 from typing import Any
 
@@ -25,13 +25,13 @@ TINY = Options(model="tiny", max_model_len=2048)
         "cmpl_echo_mt0",
     ],
 )
-async def test_answers_have_the_recorded_shape(start, cassette, skeleton, name):
-    """An answer has the keys, their order, and the nulls of vLLM's answer to the same request."""
+async def test_completions_have_the_recorded_shape(start, cassette, skeleton, name):
+    """A completion has the keys, their order and the nulls of vLLM's completion for the same request."""
     recorded = cassette(name)
-    answer = await (await start(TINY))(recorded.path, **recorded.body, ignore_eos=True)
+    completion = await (await start(TINY))(recorded.path, **recorded.body, ignore_eos=True)
 
-    assert skeleton(recorded.answer) == skeleton(answer)
-    assert len(recorded.answer["choices"]) == len(answer["choices"])
+    assert skeleton(recorded.payload) == skeleton(completion)
+    assert len(recorded.payload["choices"]) == len(completion["choices"])
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ async def test_answers_have_the_recorded_shape(start, cassette, skeleton, name):
     ],
 )
 async def test_chunks_have_the_recorded_shapes(start, cassette, skeleton, name, more):
-    """The chunks are of the shapes of vLLM's chunks, first and last ones included."""
+    """The chunks have the shapes of vLLM's chunks, and so do the first and the last one."""
     recorded = cassette(name + "_stream")
     chunks = await (await start(TINY)).stream(recorded.path, **recorded.body, **more)
     ours, theirs = [skeleton(chunk) for chunk in chunks], [skeleton(chunk) for chunk in recorded.chunks]
@@ -57,16 +57,16 @@ async def test_chunks_have_the_recorded_shapes(start, cassette, skeleton, name, 
     assert (theirs[0], theirs[-1]) == (ours[0], ours[-1])
 
 
-def fold(chunks: list[dict[str, Any]]) -> dict[int, list[Any]]:
-    folded: dict[int, list[Any]] = {}
+def accumulated(chunks: list[dict[str, Any]]) -> dict[int, list[Any]]:
+    choices: dict[int, list[Any]] = {}
     for choice in [choice for chunk in chunks for choice in chunk["choices"]]:
-        told = folded.setdefault(choice["index"], ["", [], [], None, None, None])
-        told[0] += choice["text"]
-        told[1] += choice["token_ids"]
-        told[2] += list(zip(*choice["logprobs"].values(), strict=True))
-        told[3] = told[3] or choice["prompt_token_ids"]
-        told[4:] = [choice["finish_reason"], choice["stop_reason"]]
-    return folded
+        parts = choices.setdefault(choice["index"], ["", [], [], None, None, None])
+        parts[0] += choice["text"]
+        parts[1] += choice["token_ids"]
+        parts[2] += list(zip(*choice["logprobs"].values(), strict=True))
+        parts[3] = parts[3] or choice["prompt_token_ids"]
+        parts[4:] = [choice["finish_reason"], choice["stop_reason"]]
+    return choices
 
 
 @pytest.mark.parametrize(
@@ -83,8 +83,8 @@ def fold(chunks: list[dict[str, Any]]) -> dict[int, list[Any]]:
         {"echo": True, "max_tokens": 0},
     ],
 )
-async def test_streamed_and_unstreamed_are_twins(engine, more):
-    """Streamed or not, the same seed gives each choice the same ids, bit-equal logprobs, text and reasons."""
+async def test_streamed_and_unstreamed_are_equal(engine, more):
+    """Streamed or not, the same seed gives each choice the same ids, logprobs (bit by bit), text and reasons."""
     body = {
         "prompt": "Return the",
         "seed": 3,
@@ -93,8 +93,8 @@ async def test_streamed_and_unstreamed_are_twins(engine, more):
         "logprobs": 1,
         **more,
     }
-    answer = await engine("/v1/completions", **body)
-    whole = {
+    completion = await engine("/v1/completions", **body)
+    complete = {
         choice["index"]: [
             choice["text"],
             choice["token_ids"],
@@ -103,13 +103,13 @@ async def test_streamed_and_unstreamed_are_twins(engine, more):
             choice["finish_reason"],
             choice["stop_reason"],
         ]
-        for choice in answer["choices"]
+        for choice in completion["choices"]
     }
 
-    assert whole == fold(await engine.stream("/v1/completions", **body))
+    assert complete == accumulated(await engine.stream("/v1/completions", **body))
 
 
-async def test_scoring_again_gives_the_recorded_logprobs(engine, tools):
+async def test_scoring_a_chat_gives_its_logprobs(engine, tools):
     """A chat's ids, sent as a prompt with prompt_logprobs, have exactly the logprobs of their sampling."""
     for more in (
         {},
@@ -128,8 +128,8 @@ async def test_scoring_again_gives_the_recorded_logprobs(engine, tools):
 
 
 @pytest.mark.parametrize("more", [{}, {"temperature": 0}, {"temperature": 0.6}, {"prompt": [350, 261]}])
-async def test_scoring_a_completion_again_gives_its_logprobs(engine, more):
-    """A completion's ids behind its prompt's have, as a prompt of ids, bit by bit the logprobs of their sampling."""
+async def test_scoring_a_completion_gives_its_logprobs(engine, more):
+    """A completion's ids, sent after its prompt's ids as a prompt, have exactly the logprobs of their sampling."""
     body = {"prompt": "Return the", "seed": 5, "max_tokens": 40, "logprobs": 0, "return_token_ids": True, **more}
     (sampled,) = (await engine("/v1/completions", **body))["choices"]
     ids = sampled["prompt_token_ids"] + sampled["token_ids"]
@@ -143,8 +143,8 @@ async def test_scoring_a_completion_again_gives_its_logprobs(engine, more):
     assert scored["prompt_logprobs"][0] is None
 
 
-async def test_a_stream_cannot_score(engine, cassette):
-    """Prompt logprobs with a stream are refused in the recorded words."""
+async def test_a_stream_has_no_prompt_logprobs(engine, cassette):
+    """Prompt logprobs with a stream are the recorded error."""
     async with engine.client.post(
         "/v1/completions", json={"prompt": "If", "prompt_logprobs": 1, "stream": True}
     ) as response:
@@ -152,8 +152,8 @@ async def test_a_stream_cannot_score(engine, cassette):
         assert await response.read() == cassette("chat_promptlp_stream").raw
 
 
-async def test_choices_count_through_prompts_and_samples(engine):
-    """Choice `i` is sample `i % n` of prompt `i // n`, and sample `k` is what seed + `k` gives alone."""
+async def test_choices_are_ordered_by_prompt(engine):
+    """Choice `i` is sample `i % n` of prompt `i // n`, and sample `k` equals the only sample of seed + `k`."""
     both = await engine.completion(["Return the", "If it is"], n=2, seed=4)
     alone = await engine.completion("If it is", seed=5)
 
@@ -162,7 +162,7 @@ async def test_choices_count_through_prompts_and_samples(engine):
 
 
 async def test_text_and_ids_are_the_same_prompt(engine):
-    """A prompt of ids is continued as its text is."""
+    """A prompt of ids gives the same completion as its text."""
     text = await engine.completion("Return the", seed=4, return_token_ids=True)
     ids = text["choices"][0]["prompt_token_ids"]
 
@@ -170,8 +170,8 @@ async def test_text_and_ids_are_the_same_prompt(engine):
 
 
 @pytest.mark.parametrize(("more", "text"), [({}, "Return the"), ({"return_token_ids": True}, "")])
-async def test_an_echo_is_lost_with_ids(engine, more, text):
-    """An echoed prompt stands before the text, unless ids are asked for: then it is lost, as in vLLM."""
+async def test_an_echo_is_missing_with_ids(engine, more, text):
+    """An echoed prompt precedes the text; with return_token_ids it is missing, as in vLLM."""
     body = {"seed": 4, "max_tokens": 0, "echo": True, **more}
     chunks = await engine.stream("/v1/completions", prompt="Return the", **body)
 
@@ -180,8 +180,8 @@ async def test_an_echo_is_lost_with_ids(engine, more, text):
     assert chunks[0]["choices"][0]["prompt_token_ids"]
 
 
-async def test_usage_can_stand_on_each_chunk(engine):
-    """With continuous_usage_stats each chunk counts the tokens of its choice so far."""
+async def test_usage_can_be_in_each_chunk(engine):
+    """With continuous_usage_stats each chunk has the number of tokens of its choice so far."""
     options = {"include_usage": True, "continuous_usage_stats": True}
     chunks = await engine.stream("/v1/completions", prompt="If", seed=1, max_tokens=3, stream_options=options)
 
@@ -190,37 +190,37 @@ async def test_usage_can_stand_on_each_chunk(engine):
 
 async def test_sixteen_tokens_are_the_default(engine):
     """Without max_tokens a completion has at most 16 tokens."""
-    answer = await engine.completion("If", seed=1, ignore_eos=True)
+    completion = await engine.completion("If", seed=1, ignore_eos=True)
 
-    assert answer["usage"]["completion_tokens"] == 16
+    assert completion["usage"]["completion_tokens"] == 16
 
 
 def named_by_id(choice) -> bool:
-    """Whether the logprobs of a choice name ids, at offsets that count what stands there."""
-    told = choice["logprobs"]
-    names = [*told["tokens"], *(name for each in told["top_logprobs"] for name in each or ())]
-    ends = [offset + len(name) for offset, name in zip(told["text_offset"], told["tokens"], strict=True)]
+    """Whether the logprobs of a choice name ids, with text offsets that count the names."""
+    logprobs = choice["logprobs"]
+    names = [*logprobs["tokens"], *(name for entry in logprobs["top_logprobs"] for name in entry or ())]
+    ends = [offset + len(name) for offset, name in zip(logprobs["text_offset"], logprobs["tokens"], strict=True)]
     return (
-        [f"token_id:{token}" for token in choice["token_ids"]] == told["tokens"][-len(choice["token_ids"]) :]
+        [f"token_id:{token}" for token in choice["token_ids"]] == logprobs["tokens"][-len(choice["token_ids"]) :]
         and all(name.removeprefix("token_id:").isdigit() for name in names)
-        and told["text_offset"][1:] == ends[:-1]
+        and logprobs["text_offset"][1:] == ends[:-1]
     )
 
 
 @pytest.mark.parametrize("more", [{}, {"logprobs": 3}, {"echo": True}])
-async def test_tokens_are_named_by_their_ids(start, cassette, skeleton, more):
-    """With return_tokens_as_token_ids, as vLLM does; those of an echoed prompt, too."""
+async def test_tokens_can_be_named_by_id(start, cassette, skeleton, more):
+    """With return_tokens_as_token_ids logprobs name ids as in vLLM, those of an echoed prompt, too."""
     recorded = cassette("cmpl_asids")
-    answer = await (await start(TINY))(recorded.path, **{**recorded.body, **more}, ignore_eos=True)
+    completion = await (await start(TINY))(recorded.path, **{**recorded.body, **more}, ignore_eos=True)
 
-    assert named_by_id(recorded.answer["choices"][0])
-    assert named_by_id(answer["choices"][0])
-    assert more or skeleton(recorded.answer) == skeleton(answer)
+    assert named_by_id(recorded.payload["choices"][0])
+    assert named_by_id(completion["choices"][0])
+    assert more or skeleton(recorded.payload) == skeleton(completion)
 
 
-async def test_streamed_tokens_are_named_by_their_ids(engine):
-    """In each chunk."""
-    asked = {"prompt": "Hi", "max_tokens": 6, "logprobs": 2, "return_token_ids": True}
-    chunks = await engine.stream("/v1/completions", **asked, return_tokens_as_token_ids=True)
+async def test_streamed_tokens_can_be_named_by_id(engine):
+    """With return_tokens_as_token_ids the logprobs of each chunk name ids."""
+    fields = {"prompt": "Hi", "max_tokens": 6, "logprobs": 2, "return_token_ids": True}
+    chunks = await engine.stream("/v1/completions", **fields, return_tokens_as_token_ids=True)
 
     assert all(named_by_id(choice) for chunk in chunks for choice in chunk["choices"])

@@ -1,4 +1,4 @@
-"""Generate answers, in vLLM's shape."""
+"""vLLM's generate endpoint."""
 
 from base64 import b64decode
 from typing import Any
@@ -12,8 +12,8 @@ PATH = "/inference/v1/generate"
 PROMPT = [350, 261]
 
 
-def for_us(body: dict[str, Any]) -> dict[str, Any]:
-    """A recorded body with ids that the simulator has, sampled to the same length."""
+def adapted(body: dict[str, Any]) -> dict[str, Any]:
+    """A recorded body with ids of the simulator's vocabulary, and a reply of the recorded length."""
     sampling = {**body["sampling_params"], "ignore_eos": True}
     return {**body, "token_ids": [i % 2_000 for i in body["token_ids"]], "sampling_params": sampling}
 
@@ -28,26 +28,26 @@ def for_us(body: dict[str, Any]) -> dict[str, Any]:
         "processed/kvtp_cmp_gen",
     ],
 )
-async def test_answers_have_the_recorded_shape(start, cassette, skeleton, name):
-    """An answer has the keys, their order, and the nulls of vLLM's answer to the same request."""
+async def test_responses_have_the_recorded_shape(start, cassette, skeleton, name):
+    """A response has the keys, their order and the nulls of vLLM's response to the same request."""
     recorded = cassette(name)
-    answer = await (await start(TINY))(PATH, **for_us(recorded.body))
+    response_body = await (await start(TINY))(PATH, **adapted(recorded.body))
 
-    assert skeleton(recorded.answer) == skeleton(answer)
-    assert recorded.answer["usage"] == answer["usage"]
-    assert answer["choices"][0]["weight_versions"][0]["end"] == answer["usage"]["completion_tokens"]
+    assert skeleton(recorded.payload) == skeleton(response_body)
+    assert recorded.payload["usage"] == response_body["usage"]
+    assert response_body["choices"][0]["weight_versions"][0]["end"] == response_body["usage"]["completion_tokens"]
 
 
 async def test_chunks_have_the_recorded_shapes(start, cassette, skeleton):
-    """The chunks are of the shapes of vLLM's chunks, in their order."""
+    """The chunks have the shapes of vLLM's chunks, in order."""
     recorded = cassette("scale_out/generate_stream")
-    chunks = await (await start(TINY)).stream(PATH, **for_us(recorded.body))
+    chunks = await (await start(TINY)).stream(PATH, **adapted(recorded.body))
 
     assert [skeleton(chunk) for chunk in recorded.chunks] == [skeleton(chunk) for chunk in chunks]
 
 
 @pytest.mark.parametrize("mode", ["tokens", "text"])
-async def test_streamed_and_unstreamed_are_twins(start, mode):
+async def test_streamed_and_unstreamed_are_equal(start, mode):
     """Streamed or not, the same seed gives each choice the same ids, logprobs, masks, experts and versions."""
     engine = await start(Options(sampling_mask=True, routed_experts=True))
     body = {
@@ -56,28 +56,30 @@ async def test_streamed_and_unstreamed_are_twins(start, mode):
         "output_mode": mode,
         "stream_options": {"include_usage": True},
     }
-    whole = await engine(PATH, **{**body, "stream_options": None})
+    complete = await engine(PATH, **{**body, "stream_options": None})
     chunks = await engine.stream(PATH, **body)
-    folded: dict[int, dict[str, Any]] = {}
+    accumulated: dict[int, dict[str, Any]] = {}
     for choice in [choice for chunk in chunks for choice in chunk["choices"]]:
-        told = folded.setdefault(choice["index"], {"token_ids": [], "content": [], "sampling_mask": [], "text": ""})
-        told["token_ids"] += choice["token_ids"]
-        told["content"] += choice["logprobs"]["content"]
-        told["sampling_mask"] += choice["sampling_mask"]
-        told["text"] += choice.get("text", "")
-        told["last"] = {key: choice[key] for key in ("finish_reason", "routed_experts", "weight_versions")}
+        parts = accumulated.setdefault(
+            choice["index"], {"token_ids": [], "content": [], "sampling_mask": [], "text": ""}
+        )
+        parts["token_ids"] += choice["token_ids"]
+        parts["content"] += choice["logprobs"]["content"]
+        parts["sampling_mask"] += choice["sampling_mask"]
+        parts["text"] += choice.get("text", "")
+        parts["last"] = {key: choice[key] for key in ("finish_reason", "routed_experts", "weight_versions")}
 
-    for choice in whole["choices"]:
-        told = folded[choice["index"]]
-        assert choice["logprobs"]["content"] == told.pop("content")
-        assert choice.get("text", "") == told.pop("text")
-        last = told.pop("last")
-        assert told | last == {key: choice[key] for key in told | last}
-    assert chunks[-1]["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
+    for choice in complete["choices"]:
+        parts = accumulated[choice["index"]]
+        assert choice["logprobs"]["content"] == parts.pop("content")
+        assert choice.get("text", "") == parts.pop("text")
+        last = parts.pop("last")
+        assert parts | last == {key: choice[key] for key in parts | last}
+    assert chunks[-1]["usage"]["completion_tokens"] == complete["usage"]["completion_tokens"]
 
 
-async def test_generate_samples_what_completions_sample(engine):
-    """The same ids and seed give the same tokens and logprobs as completions."""
+async def test_generate_equals_completions(engine):
+    """The same ids and seed give the same tokens and logprobs as `/v1/completions`."""
     generated = await engine(
         PATH, token_ids=PROMPT, sampling_params={"seed": 3, "max_tokens": 12, "logprobs": 0, "temperature": 0.7}
     )
@@ -89,15 +91,15 @@ async def test_generate_samples_what_completions_sample(engine):
     assert [entry["logprob"] for entry in ours["logprobs"]["content"]] == theirs["logprobs"]["token_logprobs"]
 
 
-async def test_masks_and_experts_are_told_if_so_set(start):
-    """A mask has the sampled id at each place, experts are of all tokens but the last; both are null otherwise."""
+async def test_masks_and_experts_are_optional(start):
+    """If enabled, masks contain the sampled ids, and experts are those of all tokens but the last; otherwise both are null."""
     body = {"token_ids": PROMPT, "sampling_params": {"seed": 3, "max_tokens": 5, "ignore_eos": True}}
     plain = (await (await start(Options()))(PATH, **body))["choices"][0]
-    told = (await (await start(Options(sampling_mask=True, routed_experts=True)))(PATH, **body))["choices"][0]
+    enabled = (await (await start(Options(sampling_mask=True, routed_experts=True)))(PATH, **body))["choices"][0]
 
     assert (plain["sampling_mask"], plain["routed_experts"]) == (None, None)
-    assert all(token in mask for token, mask in zip(told["token_ids"], told["sampling_mask"], strict=True))
-    assert b"'shape': (6, 2, 2)" in b64decode(told["routed_experts"])
+    assert all(token in mask for token, mask in zip(enabled["token_ids"], enabled["sampling_mask"], strict=True))
+    assert b"'shape': (6, 2, 2)" in b64decode(enabled["routed_experts"])
 
 
 @pytest.mark.parametrize(
@@ -114,8 +116,8 @@ async def test_masks_and_experts_are_told_if_so_set(start):
         {"token_ids": [1], "sampling_params": {"prompt_logprobs": 1}, "stream": True},
     ],
 )
-async def test_what_cannot_be_answered_is_refused(engine, body):
-    """Bodies without ids or sampling parameters, or with values that are not allowed, are a 400 that says why."""
+async def test_invalid_requests_are_errors(engine, body):
+    """Bodies without ids or sampling parameters, or with invalid values, are 400 errors with a message."""
     async with engine.client.post(PATH, json=body) as response:
         assert response.status == 400
         assert (await response.json())["error"]["message"]

@@ -3,7 +3,7 @@
 import orjson
 import pytest
 
-from proxy.simulator.errors import RefusedError
+from proxy.simulator.errors import RequestError
 from proxy.simulator.prompts import text_to_tokenize
 
 USER = {"role": "user", "content": "Count to three."}
@@ -33,7 +33,7 @@ def simulated(messages) -> str | None:
     """Return the call in the simulator's prompt; None if it rejects the request."""
     try:
         return call_in(text_to_tokenize({"messages": messages}))
-    except RefusedError:
+    except RequestError:
         return None
 
 
