@@ -12,7 +12,7 @@ from proxy.trajectory.record import encode
 from proxy.trajectory.step import Step
 from storage import open_store
 from storage.store import Store
-from storage.types import Entry
+from storage.types import StepWrite
 
 AT_ONCE = 32
 
@@ -37,12 +37,12 @@ async def fill(
 
 
 async def _store(store: Store, name: str, steps: Sequence[Step]) -> None:
-    birth = (await store.open(name, {}, now_ms=1)).birth
+    incarnation = (await store.open(name, {}, now_ms=1)).incarnation
     known: set[bytes] = set()
     for step in steps:
         record = encode(replace(step, rollout_id=name), known)
         known |= {*record.blocks, *record.names}
-        entry = Entry(name, birth, step.step_id, record.record, record.blocks, record.leans_on, {"steps": 1})
+        entry = StepWrite(name, incarnation, step.step_id, record.record, record.blocks, record.leans_on, {"steps": 1})
         await store.append(entry, now_ms=1)
 
 

@@ -21,7 +21,7 @@ from proxy.trajectory.rollout import RolloutFacts
 from proxy.trajectory.sequence import Options
 from proxy.trajectory.step import Choice, EngineFacts, Span, Step, Timing
 from storage import open_store
-from storage.types import Entry
+from storage.types import StepWrite
 
 ROUNDS = 5
 
@@ -168,12 +168,12 @@ def storage_row(rollouts: int = 8) -> Row:
                 for number in range(rollouts):
                     known: set[bytes] = set()
                     name = f"r{number}"
-                    birth = (await store.open(name, {}, now_ms=1)).birth
+                    incarnation = (await store.open(name, {}, now_ms=1)).incarnation
                     for step in conversation(50, 32_000, name):
                         record = encode(step, known)
                         known |= {*record.blocks, *record.names}
-                        entry = Entry(
-                            name, birth, step.step_id, record.record, record.blocks, record.leans_on, {"steps": 1}
+                        entry = StepWrite(
+                            name, incarnation, step.step_id, record.record, record.blocks, record.leans_on, {"steps": 1}
                         )
                         await store.append(entry, now_ms=1)
                 grown = server.info("memory")["used_memory_dataset"] - before

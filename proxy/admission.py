@@ -13,8 +13,8 @@ from proxy.membership import join
 from proxy.parts import Parts
 from proxy.places import LEASE_MS
 from proxy.rollouts import Rollout, read_rollout, write_fields
-from storage.errors import FieldsChanged, StorageError, StoreAway
-from storage.types import Place
+from storage.errors import FieldsChanged, StorageError, StoreUnreachable
+from storage.types import Reservation
 
 
 @asynccontextmanager
@@ -22,7 +22,7 @@ async def admitted(parts: Parts, rollout_id: str, group_id: str | None, step_id:
     """Its rollout, once nothing holds a call, which is in flight then. Raises Paused."""
     while True:
         rollout = await open_rollout(parts, rollout_id, group_id, step_id)
-        lifetime = parts.lifetimes.kept(rollout.rollout_id, rollout.birth, rollout.group_id, rollout.origin)
+        lifetime = parts.lifetimes.kept(rollout.rollout_id, rollout.incarnation, rollout.group_id, rollout.origin)
         async with parts.places.kept(rollout, step_id):
             with lifetime:
                 if await parts.pause.passed():
@@ -39,24 +39,24 @@ async def open_rollout(parts: Parts, rollout_id: str, group_id: str | None, step
     started = parts.clock.monotonic()
     try:
         parts.recorder.standing.check()
-        fields, place = write_fields({"group_id": group_id}), Place(step_id, LEASE_MS)
-        stored = await parts.store.open(rollout_id, fields, now_ms=parts.clock.now_ms(), place=place)
+        fields, reservation = write_fields({"group_id": group_id}), Reservation(step_id, LEASE_MS)
+        stored = await parts.store.open(rollout_id, fields, now_ms=parts.clock.now_ms(), reservation=reservation)
         rollout = read_rollout(stored)
         if rollout.group_id is not None and not rollout.counts.get("steps"):
             await join(parts.store, parts.clock, stored, rollout.group_id)
     except StorageError as error:
         parts.metrics.store_operation_failures.labels("open").inc()
         parts.recorder.standing.failed(error)
-        if isinstance(error, StoreAway) and (remembered := parts.remembered.find(rollout_id)) is not None:
+        if isinstance(error, StoreUnreachable) and (remembered := parts.remembered.find(rollout_id)) is not None:
             return remembered
         raise StoreFault(f"the call could not be recorded, so it was not made: {error}") from error
     finally:
         parts.metrics.store_operation_duration_seconds.labels("open").observe(parts.clock.monotonic() - started)
-    parts.policy.told(stored.notices)
-    parts.fleet.told(stored.notices)
+    parts.policy.told(stored.announcements)
+    parts.fleet.told(stored.announcements)
     if parts.recorder.spooled is not None:
         parts.remembered.keep(rollout)
-    parts.pause.told(stored.notices)
+    parts.pause.told(stored.announcements)
     return rollout
 
 
@@ -74,7 +74,7 @@ async def guard(parts: Parts, rollout: Rollout) -> None:
 async def _mark_limited(parts: Parts, rollout_id: str) -> None:
     try:
         fields = write_fields({"status": "limited"})
-        await parts.store.amend(rollout_id, fields, expect={"status": None}, now_ms=parts.clock.now_ms())
+        await parts.store.update_if(rollout_id, fields, expect={"status": None}, now_ms=parts.clock.now_ms())
     except FieldsChanged:
         pass  # somebody finished or marked it meanwhile
     except StorageError as error:

@@ -136,7 +136,7 @@ async def _make_parts(
     totals = _kept(stack, Totals(registry, metrics, crew))
     await totals.start()
     opened = store or _kept(stack, await open_store(settings.store.url, store_options(settings.store)))
-    secret = await opened.constant(_SECRET, clock.entropy(32))  # first: a start without a store ends here
+    secret = await opened.set_once(_SECRET, clock.entropy(32))  # first: a start without a store ends here
     upstream = _kept(stack, Upstream(settings.engines, metrics))
     audit = _kept(stack, BackgroundAudit(settings.audit.sample_rate, upstream, metrics, clock))
     audit.start()
@@ -148,8 +148,8 @@ async def _make_parts(
     max_paused, timeout_s = agents.max_paused, agents.pause_timeout_s
     tokenizers = Tokenizers(settings.engines.endpoints)
     follow = [upstream.replace, tokenizers.replace, lambda said: metrics.keep_engines({one.label for one in said})]
-    fleet = Fleet(opened.notices, settings.engines.endpoints, follow)
-    pause = Pause(opened.notices, new_id(clock), max_waiting=max_paused, timeout_s=timeout_s, tell=fleet.told)
+    fleet = Fleet(opened.announcements, settings.engines.endpoints, follow)
+    pause = Pause(opened.announcements, new_id(clock), max_waiting=max_paused, timeout_s=timeout_s, tell=fleet.told)
     app[ROLLOUT_SERVERS] = _kept(stack, RolloutServers(settings.osmosis))  # closed before the recorder: it notes cuts
     await _kept(stack, pause).start()
     return Parts(

@@ -30,7 +30,7 @@ from proxy.trajectory.blocks import BlockReader
 from proxy.trajectory.record import UnreadableRecord, decode
 from proxy.trajectory.step import Step
 from proxy.wire.replay import CONTENT_TYPE, replay_events
-from storage.errors import RolloutGone
+from storage.errors import RolloutDeleted
 from storage.store import Store
 
 KEY: Final = "Idempotency-Key"
@@ -95,7 +95,7 @@ class Attempts:
             yield Attempt(step_id, extra)
             return
         raw = key.encode("utf-8", "surrogateescape")  # the bytes as they came: a header may have any
-        name = (rollout.rollout_id, rollout.birth, blake2b(raw, digest_size=16).hexdigest())
+        name = (rollout.rollout_id, rollout.incarnation, blake2b(raw, digest_size=16).hexdigest())
         while (flight := self._in_flight.get(name)) is not None and not flight.over.is_set():
             _check_body(flight.request_key, request_key)
             await flight.over.wait()
@@ -111,8 +111,8 @@ class Attempts:
         """Note that the call is made: from now on, other processes know of it."""
         if not attempt.marks:
             return
-        with suppress(RolloutGone):  # deleted meanwhile: the recorder will let its step go as well
-            await self._store.mark(rollout.rollout_id, rollout.birth, attempt.marks, now_ms=self._clock.now_ms())
+        with suppress(RolloutDeleted):  # deleted meanwhile: the recorder will let its step go as well
+            await self._store.mark(rollout.rollout_id, rollout.incarnation, attempt.marks, now_ms=self._clock.now_ms())
 
     async def _next(self, rollout: Rollout, digest: str, flight: _Flight, step_id: str) -> Attempt:
         """The next attempt under a key that nobody here has in flight."""

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import orjson
 
-from storage.types import StoredRollout, Waiting
+from storage.types import QueuedGroup, StoredEntity
 
 Ending = Literal["acked", "released"]
 
@@ -21,26 +21,26 @@ class Batch:
 
     batch_id: str
     consumer: str
-    held: tuple[Waiting, ...]
+    held: tuple[QueuedGroup, ...]
     ended: Ending | None = None
     answer: Mapping[str, Any] | None = None
 
 
-def read_batch(stored: StoredRollout) -> Batch:
+def read_batch(stored: StoredEntity) -> Batch:
     """The batch that these fields describe."""
     fields = {name: orjson.loads(value) for name, value in stored.fields.items()}
     return Batch(
         batch_id=stored.name,
         consumer=fields["consumer"],
-        held=tuple(Waiting(group, place, b"") for group, place in fields["held"]),
+        held=tuple(QueuedGroup(group, place, b"") for group, place in fields["held"]),
         ended=fields.get("ended"),
         answer=fields.get("answer"),
     )
 
 
-def write_batch(consumer: str, held: list[Waiting]) -> dict[str, bytes]:
+def write_batch(consumer: str, held: list[QueuedGroup]) -> dict[str, bytes]:
     """The fields of a new batch."""
     return {
         "consumer": orjson.dumps(consumer),
-        "held": orjson.dumps([(waiting.group, waiting.place) for waiting in held]),
+        "held": orjson.dumps([(waiting.group, waiting.entry_id) for waiting in held]),
     }

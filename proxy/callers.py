@@ -60,13 +60,13 @@ async def prove(parts: Parts, minted: MintedKey) -> bool:
     Raises Unauthorized.
     """
     try:
-        stored = await parts.store.look(minted.rollout_id)
+        stored = await parts.store.get(minted.rollout_id)
     except StorageError as error:
         raise StoreFault(f"the store cannot be reached: {error}") from error
-    if stored is not None and proves(minted, stored.birth, parts.secret):
+    if stored is not None and proves(minted, stored.incarnation, parts.secret):
         return False
     dispatch = None if stored is None else orjson.loads(stored.fields.get("osmosis", b"{}")).get("asked")
-    if stored is None or dispatch is None or not proves(minted, stored.birth, parts.secret, dispatch=dispatch):
+    if stored is None or dispatch is None or not proves(minted, stored.incarnation, parts.secret, dispatch=dispatch):
         raise Unauthorized("the API key is of no rollout that is there (any more)")
     return True
 

@@ -201,7 +201,7 @@ async def give_again(
         await response.write_eof()
     except ClientConnectionResetError:
         return web.Response(status=CLIENT_LEFT)  # nobody is there to read it
-    parts.recorder.delivered(rollout.rollout_id, rollout.birth, again.step.step_id)
+    parts.recorder.delivered(rollout.rollout_id, rollout.incarnation, again.step.step_id)
     parts.metrics.idempotent_replays.labels(again.step.dialect).inc()
     return response
 
@@ -248,9 +248,8 @@ async def make_call(
     order = ranked if asked.names_rollout or asked.tokens is not None else least_loaded
     endpoint, *others = order(parts.upstream.endpoints, rollout.rollout_id)
     plan, fault = await plan_for(endpoint, ())
-    call = Call(
-        request, plan, endpoint, rollout.birth, asked.received, asked.started, asked.body_bytes, fault, attempt.stored
-    )
+    times = (asked.received, asked.started)
+    call = Call(request, plan, endpoint, rollout.incarnation, *times, asked.body_bytes, fault, attempt.stored)
     call.reshape = None if form is None else form.reshape
     call.plan_for, call.elsewhere = plan_for, others[: parts.settings.engines.max_attempts - 1]
     parts.places.use(attempt.step_id)

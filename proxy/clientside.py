@@ -38,7 +38,7 @@ class Call:
     request: web.Request
     plan: Plan
     endpoint: Endpoint
-    birth: str
+    incarnation: str
     received: float
     started: float
     body_bytes: int

@@ -37,10 +37,10 @@ class DriftWatch:
     def __repr__(self) -> str:
         return f"<DriftWatch {len(self._tasks)} waiting, {self._endings!r}>"
 
-    def offer(self, step: Step, birth: str, appended: Appended) -> None:
+    def offer(self, step: Step, incarnation: str, appended: Appended) -> None:
         """Take a step that was stored, once its call is over with it."""
         if step.is_chat and not self._is_closed:
-            asyncio.get_running_loop().call_soon(self._take, step, birth)
+            asyncio.get_running_loop().call_soon(self._take, step, incarnation)
 
     async def close(self) -> None:
         """Wait a moment for what is under way, and leave the rest."""
@@ -52,11 +52,11 @@ class DriftWatch:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    def _take(self, step: Step, birth: str) -> None:
-        window = self._endings.take((step.rollout_id, birth), step)
+    def _take(self, step: Step, incarnation: str) -> None:
+        window = self._endings.take((step.rollout_id, incarnation), step)
         if window is None or self._is_closed or len(self._tasks) >= _MOST_WAITING:
             return
-        name = (step.rollout_id, birth, window.key)
+        name = (step.rollout_id, incarnation, window.key)
         if name not in self._kept:  # a step of several that go on alike
             self._kept[name] = None
             if len(self._kept) > _REMEMBERED:
@@ -69,13 +69,13 @@ class DriftWatch:
         task.add_done_callback(self._tasks.discard)
 
     async def _look_up(self, name: tuple[str, str, str], window: Window) -> None:
-        rollout_id, birth, key = name
+        rollout_id, incarnation, key = name
         # On a connection of its own: another one may still have the end of a stream.
         told = await look_up(self._parts, window, alone=True)
         if not isinstance(told, tuple):
             self._kept.pop(name, None)
             self._warn(window.engine, rollout_id)
-        await keep_texts(self._parts, rollout_id, birth, {key: told})
+        await keep_texts(self._parts, rollout_id, incarnation, {key: told})
 
     def _warn(self, engine: str, rollout_id: str) -> None:
         now = self._parts.clock.monotonic()

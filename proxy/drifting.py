@@ -28,7 +28,7 @@ from proxy.trajectory.drift import Boundary, Drift, Texts, Window, explain, find
 from proxy.trajectory.step import Step
 from proxy.trajectory.tree import grow
 from proxy.upstream import Endpoint
-from storage.errors import FieldsChanged, RolloutGone, StorageError
+from storage.errors import FieldsChanged, RolloutDeleted, StorageError
 
 _TEXTS_WITHIN_S: Final = 5.0
 _MOST_LOOKED_UP: Final = 100  # boundaries of a rollout whose texts are looked up at one look
@@ -54,7 +54,7 @@ async def find_drift(parts: Parts, rollout: Rollout, steps: Sequence[Step], *, t
     if texts != "none":
         wanted = deciding if texts == "deciding" else deciding | missing
         told |= await _look_up(parts, wanted)
-        await keep_texts(parts, rollout.rollout_id, rollout.birth, {key: told[key] for key in deciding})
+        await keep_texts(parts, rollout.rollout_id, rollout.incarnation, {key: told[key] for key in deciding})
     return [
         _explained(boundary, told.get(key, "not_requested")) for key, boundary in zip(keys, boundaries, strict=True)
     ]
@@ -70,10 +70,10 @@ async def count_drift(parts: Parts, rollout: Rollout, drift: Sequence[Drift], st
         expect = {name: rollout.origin.fields.get(name) for name in (DRIFT_FIELD, FINISHED_FIELD)}
         fields = {DRIFT_FIELD: orjson.dumps({"kinds": found.kinds, "steps": found.steps})}
         try:
-            stored = await parts.store.amend(rollout.rollout_id, fields, expect=expect, now_ms=parts.clock.now_ms())
+            stored = await parts.store.update_if(rollout.rollout_id, fields, expect=expect, now_ms=parts.clock.now_ms())
         except FieldsChanged as changed:
             if (
-                changed.rollout.birth != rollout.birth
+                changed.rollout.incarnation != rollout.incarnation
                 or changed.rollout.fields.get(FINISHED_FIELD) != expect[FINISHED_FIELD]
             ):
                 return  # deleted, and opened anew
@@ -124,14 +124,14 @@ def _deadline() -> float:
     return asyncio.get_running_loop().time() + _TEXTS_WITHIN_S
 
 
-async def keep_texts(parts: Parts, rollout_id: str, birth: str, told: Mapping[str, Pair | Texts]) -> None:
+async def keep_texts(parts: Parts, rollout_id: str, incarnation: str, told: Mapping[str, Pair | Texts]) -> None:
     """Keep those texts that are known, by the keys of their windows. If the store fails, that is logged."""
     marks = {_TEXTS_MARK + key: orjson.dumps(pair) for key, pair in told.items() if isinstance(pair, tuple)}
     if not marks:
         return
     try:
-        await parts.store.mark(rollout_id, birth, marks, now_ms=parts.clock.now_ms())
-    except RolloutGone:
+        await parts.store.mark(rollout_id, incarnation, marks, now_ms=parts.clock.now_ms())
+    except RolloutDeleted:
         return  # deleted meanwhile
     except StorageError as error:
         LOG.warning("texts of drift are not kept: %s", error, extra={"fields": {"rollout_id": rollout_id}})

@@ -54,7 +54,7 @@ async def with_earlier(parts: Parts, rollout: Rollout, form: ByChat) -> ByChat:
     return replace(form, earlier=earlier_of(before, named, calls))
 
 
-async def keep_calls(parts: Parts, plan: Plan, birth: str, step: Step) -> None:
+async def keep_calls(parts: Parts, plan: Plan, incarnation: str, step: Step) -> None:
     """Keep the text of calls that no client can bring back, before their client hears of them.
 
     Where the store is away it is lost: the next prompt then differs from what was sampled, and the tree shows it.
@@ -70,7 +70,7 @@ async def keep_calls(parts: Parts, plan: Plan, birth: str, step: Step) -> None:
         return
     marks = {_mark_of(name): orjson.dumps(call) for name, call in kept.items()}
     try:
-        await parts.store.mark(plan.rollout_id, birth, marks, now_ms=parts.clock.now_ms())
+        await parts.store.mark(plan.rollout_id, incarnation, marks, now_ms=parts.clock.now_ms())
     except StorageError as error:
         LOG.error("the text of calls is not kept: %s", error, extra={"fields": {"step_id": plan.step_id}})
 

@@ -12,8 +12,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from proxy.config import EndpointList, EndpointSettings
 from proxy.logs import LOG
-from storage.store import Notices
-from storage.types import Notice
+from storage.store import Announcements
+from storage.types import Announcement
 
 ENGINES_NOTICE: Final = "engines"
 _LIST: Final[TypeAdapter[list[EndpointSettings]]] = TypeAdapter(EndpointList)
@@ -24,7 +24,9 @@ Changed = Callable[[Sequence[EndpointSettings]], None]
 class Fleet:
     """The endpoints as this process knows them. `changed` are told of every change."""
 
-    def __init__(self, notices: Notices, configured: Sequence[EndpointSettings], changed: Sequence[Changed]) -> None:
+    def __init__(
+        self, notices: Announcements, configured: Sequence[EndpointSettings], changed: Sequence[Changed]
+    ) -> None:
         self.number = 0
         self.is_put = False
         self._notices = notices
@@ -39,7 +41,7 @@ class Fleet:
         value = orjson.dumps(None if endpoints is None else [_written(endpoint) for endpoint in endpoints])
         self.told({ENGINES_NOTICE: await self._notices.announce(ENGINES_NOTICE, value)})
 
-    def told(self, notices: Mapping[str, Notice]) -> None:
+    def told(self, notices: Mapping[str, Announcement]) -> None:
         """Take over what is newer: answers of the store may overtake each other."""
         notice = notices.get(ENGINES_NOTICE)
         if notice is None or notice.number <= self.number:

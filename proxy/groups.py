@@ -1,6 +1,6 @@
 """A group as the proxy knows it: its terms, its members, its state, and how they lie in the store's fields and marks.
 
-Holds the frozen `Group`, read out of a `StoredRollout`, and the names of what carries it. It neither reads nor writes the
+Holds the frozen `Group`, read out of a `StoredEntity`, and the names of what carries it. It neither reads nor writes the
 store. A group that calls brought into being has no size, and is never complete by itself.
 """
 
@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import orjson
 
-from storage.types import StoredRollout
+from storage.types import StoredEntity
 
 MEMBER_MARK: Final = "member:"
 FINISHED_MARK: Final = "finished:"
@@ -27,7 +27,7 @@ class Group:
     """
 
     group_id: str
-    birth: str
+    incarnation: str
     created_ms: int
     size: int | None = None
     members: tuple[str, ...] = ()
@@ -51,14 +51,14 @@ class Group:
         return "complete" if self.status == "claimed" and (self.lease_ms or 0) <= now_ms else self.status
 
 
-def read_group(stored: StoredRollout, marks: Mapping[str, bytes] | None = None) -> Group:
+def read_group(stored: StoredEntity, marks: Mapping[str, bytes] | None = None) -> Group:
     """The group that these fields describe, with the members and what is finished by the marks."""
     fields = {name: orjson.loads(value) for name, value in stored.fields.items() if name != "opened_with"}
     made: list[str] = fields.get("members") or []
     joined = _named(marks or {}, MEMBER_MARK) - set(made)
     return Group(
         group_id=stored.name,
-        birth=stored.birth,
+        incarnation=stored.incarnation,
         created_ms=stored.created_ms,
         size=fields.get("size"),
         members=(*made, *sorted(joined)),

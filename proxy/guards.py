@@ -28,7 +28,7 @@ def within_limits(rollout: Rollout, now_ms: int) -> None:
     name = f"the rollout {rollout.rollout_id!r}"
     if limits.max_steps is not None and steps >= limits.max_steps:
         raise LimitReached(f"{name} has its {limits.max_steps} steps")
-    if rollout.has_place is False:
+    if rollout.has_reservation is False:
         raise LimitReached(
             f"{name} has {steps} of its {limits.max_steps} steps, and calls for the others are in flight"
         )

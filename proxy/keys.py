@@ -1,7 +1,7 @@
 """Keys: who may call models, who may control, and keys minted for one rollout.
 
 Holds hashes of configured keys and the minting of a rollout's own key; never a key in clear. A minted key is a proof, not
-a record: an HMAC over the rollout's id and birth under the store's secret. So the same rollout always gives the same
+a record: an HMAC over the rollout's id and incarnation under the store's secret. So the same rollout always gives the same
 key, every replica can check it, nothing about it is stored, and deleting the rollout ends it. The key of a dispatch is
 another HMAC, over the dispatch as well: a rollout server can report a result with it, and an agent cannot with its own.
 
@@ -20,7 +20,7 @@ MINTED_PREFIX = "tt-"
 
 @dataclass(frozen=True, slots=True)
 class MintedKey:
-    """What a minted key claims: its rollout, and the proof still to be checked against the rollout's birth."""
+    """What a minted key claims: its rollout, and the proof still to be checked against the rollout's incarnation."""
 
     rollout_id: str
     proof: str
@@ -47,13 +47,13 @@ class KeyRing:
         return found
 
 
-def mint(rollout_id: str, birth: str, secret: bytes, *, dispatch: str | None = None) -> str:
+def mint(rollout_id: str, incarnation: str, secret: bytes, *, dispatch: str | None = None) -> str:
     """Return the key that may call models within this rollout and nothing else.
 
     `dispatch` is the digest of a dispatch of the rollout: its key may also report the rollout's result.
     """
     name = base64.urlsafe_b64encode(rollout_id.encode()).rstrip(b"=").decode()
-    return f"{MINTED_PREFIX}{name}.{_proof(rollout_id, birth, secret, dispatch)}"
+    return f"{MINTED_PREFIX}{name}.{_proof(rollout_id, incarnation, secret, dispatch)}"
 
 
 def read_minted(key: str) -> MintedKey | None:
@@ -67,9 +67,9 @@ def read_minted(key: str) -> MintedKey | None:
         return None
 
 
-def proves(key: MintedKey, birth: str, secret: bytes, *, dispatch: str | None = None) -> bool:
+def proves(key: MintedKey, incarnation: str, secret: bytes, *, dispatch: str | None = None) -> bool:
     """Whether the key was minted for this life of the rollout, and for this dispatch of it if one is given."""
-    expected = _proof(key.rollout_id, birth, secret, dispatch).encode()
+    expected = _proof(key.rollout_id, incarnation, secret, dispatch).encode()
     return hmac.compare_digest(key.proof.encode("utf-8", "replace"), expected)
 
 
@@ -83,7 +83,7 @@ def _hash(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
 
 
-def _proof(rollout_id: str, birth: str, secret: bytes, dispatch: str | None) -> str:
-    parts = [birth, rollout_id] if dispatch is None else [birth, rollout_id, dispatch]
+def _proof(rollout_id: str, incarnation: str, secret: bytes, dispatch: str | None) -> str:
+    parts = [incarnation, rollout_id] if dispatch is None else [incarnation, rollout_id, dispatch]
     message = b"\0".join(part.encode() for part in parts)  # no id has a control character
     return base64.urlsafe_b64encode(hmac.digest(secret, message, "sha256")).rstrip(b"=").decode()

@@ -60,12 +60,12 @@ class Lifetimes:
                 await self._task
 
     @contextmanager
-    def kept(self, rollout_id: str, birth: str, group_id: str | None, origin: Origin) -> Iterator[None]:
+    def kept(self, rollout_id: str, incarnation: str, group_id: str | None, origin: Origin) -> Iterator[None]:
         """Keep a rollout, and its group, while the context lasts. `origin` is how it was stored when the call opened it."""
         if self._ttl_s is None:
             yield
             return
-        name = (rollout_id, birth)
+        name = (rollout_id, incarnation)
         kept = self._kept.setdefault(name, _Kept(0, group_id, origin))
         kept.calls += 1
         kept.origin = origin  # the latest: it may have been rewarded since the first call
@@ -76,9 +76,9 @@ class Lifetimes:
             if not kept.calls:
                 del self._kept[name]
 
-    def origin(self, rollout_id: str, birth: str) -> Origin | None:
+    def origin(self, rollout_id: str, incarnation: str) -> Origin | None:
         """What a rollout with calls in flight is restored with, should it have expired."""
-        kept = self._kept.get((rollout_id, birth))
+        kept = self._kept.get((rollout_id, incarnation))
         return None if kept is None else kept.origin
 
     async def renew(self) -> None:
@@ -88,7 +88,7 @@ class Lifetimes:
         lives += [(self._store.groups, group, None) for group in groups]
         for start in range(0, len(lives), _AT_ONCE):
             now = lives[start : start + _AT_ONCE]
-            await asyncio.gather(*(store.renew(name, birth) for store, name, birth in now))
+            await asyncio.gather(*(store.renew(name, incarnation) for store, name, incarnation in now))
 
     async def _renew_again_and_again(self) -> None:
         while True:

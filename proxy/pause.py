@@ -16,8 +16,8 @@ import orjson
 
 from proxy.errors import Paused
 from storage.errors import StorageError
-from storage.store import Notices
-from storage.types import Notice
+from storage.store import Announcements
+from storage.types import Announcement
 
 PAUSE_NOTICE: Final = "pause"
 _BEAT_S: Final = 1.0  # between beats; so long may it take until every process knows of a pause
@@ -30,12 +30,12 @@ class Pause:
 
     def __init__(
         self,
-        notices: Notices,
+        notices: Announcements,
         who: str,
         *,
         max_waiting: int,
         timeout_s: float,
-        tell: Callable[[Mapping[str, Notice]], None] | None = None,
+        tell: Callable[[Mapping[str, Announcement]], None] | None = None,
     ) -> None:
         self.mode: str | None = None
         self.number = 0
@@ -64,9 +64,9 @@ class Pause:
             await asyncio.wait([self._task])
         with suppress(StorageError, TimeoutError):  # it is forgotten when its life is over
             async with asyncio.timeout(_BEAT_S):
-                await self._notices.beat(self._who, b"", life_ms=0)
+                await self._notices.heartbeat(self._who, b"", lifetime_ms=0)
 
-    def told(self, notices: Mapping[str, Notice]) -> None:
+    def told(self, notices: Mapping[str, Announcement]) -> None:
         """Take over what is newer: answers of the store may overtake each other."""
         notice = notices.get(PAUSE_NOTICE)
         if notice is not None and notice.number > self.number:
@@ -113,7 +113,7 @@ class Pause:
     async def beat(self) -> tuple[int, int]:
         """Tell what is in flight here; give back how many calls are at all processes, and how many know no newer pause."""
         mine = orjson.dumps([self.number, self._in_flight])
-        notices, beats = await self._notices.beat(self._who, mine, life_ms=_LIFE_MS)
+        notices, beats = await self._notices.heartbeat(self._who, mine, lifetime_ms=_LIFE_MS)
         self.told(notices)
         if self._tell is not None:
             self._tell(notices)  # whoever else lives by notices, and has no beat of their own

@@ -12,7 +12,7 @@ from typing import Any, Final
 from proxy.rollouts import Rollout
 from storage.errors import StorageError
 from storage.store import Store
-from storage.types import Place
+from storage.types import Reservation
 
 LEASE_MS: Final = 60_000  # so long are the places of a process that died counted
 _RENEW_S: Final = 20.0
@@ -32,7 +32,7 @@ class Places:
     @asynccontextmanager
     async def kept(self, rollout: Rollout, step_id: str) -> AsyncIterator[None]:
         """The place that was given for a step, if one was, until the context is left. Nothing is awaited on the way in."""
-        if not rollout.has_place:
+        if not rollout.has_reservation:
             yield
             return
         self._unused.add(step_id)
@@ -56,4 +56,6 @@ class Places:
 
     async def _lease(self, rollout: Rollout, step_id: str, lease_ms: int) -> None:
         with suppress(StorageError):  # it will come free by itself
-            await self._store.places.hold(rollout.rollout_id, rollout.birth, Place(step_id, lease_ms))
+            await self._store.reservations.extend(
+                rollout.rollout_id, rollout.incarnation, Reservation(step_id, lease_ms)
+            )

@@ -8,12 +8,12 @@ from typing import Final
 
 import orjson
 
-from storage.types import Notice
+from storage.types import Announcement
 
 POLICY_NOTICE: Final = "policy"
 
 
-def read_policy(notices: Mapping[str, Notice]) -> str | None:
+def read_policy(notices: Mapping[str, Announcement]) -> str | None:
     """The policy version that is announced, None if none is."""
     notice = notices.get(POLICY_NOTICE)
     version: str | None = None if notice is None else orjson.loads(notice.value)
@@ -29,7 +29,7 @@ class Policy:
         self.version: str | None = None
         self._number = -1
 
-    def told(self, notices: Mapping[str, Notice]) -> None:
+    def told(self, notices: Mapping[str, Announcement]) -> None:
         """Take over what is newer: answers of the store may overtake each other."""
         notice = notices.get(POLICY_NOTICE)
         if notice is not None and notice.number > self._number:

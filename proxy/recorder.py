@@ -30,9 +30,9 @@ from proxy.standing import Standing
 from proxy.trajectory.blocks import BlockReader
 from proxy.trajectory.record import Record, UnreadableRecord, decode, encode_leniently
 from proxy.trajectory.step import Step
-from storage.errors import MissingBlocks, RolloutExpired, RolloutGone, StorageError, StoreAway
+from storage.errors import MissingBlocks, RolloutDeleted, RolloutExpired, StorageError, StoreUnreachable
 from storage.store import Store
-from storage.types import Appended, Entry, Origin, StoredRollout
+from storage.types import Appended, Origin, StepWrite, StoredEntity
 
 T = TypeVar("T")
 Follower: TypeAlias = Callable[[Step, str, Appended], None]
@@ -48,7 +48,7 @@ DELIVERED_MARK = "delivered:"  # its client asked again and got the answer then
 class Recorder:
     """Writes steps. `close` when no more come.
 
-    `followers` are called with each step that is stored, the birth of its rollout and what became of it; they must not block.
+    `followers` are called with each stored step, the incarnation of its rollout and the result; they must not block.
     """
 
     def __init__(
@@ -84,31 +84,34 @@ class Recorder:
         """How many steps wait in the journal; None if there is none."""
         return None if self._spool is None else self._spool.pending
 
-    async def record(self, step: Step, birth: str, *, body_bytes: int) -> None:
+    async def record(self, step: Step, incarnation: str, *, body_bytes: int) -> None:
         """Store a step. Raises StoreFault if it could not be stored; a deleted rollout's steps are not stored, and counted.
 
         `body_bytes` is how long request and response were, roughly: big ones are encoded in a thread. If the caller is
         cancelled meanwhile, the step is stored all the same, and marked as not delivered.
         """
-        task = self.hold(self._append(step, birth, body_bytes, self._origin(step, birth)))
+        task = self.hold(self._append(step, incarnation, body_bytes, self._origin(step, incarnation)))
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
             self._owe(task, body_bytes)
-            self.hold(self._mark_undelivered(task, step, birth))
+            self.hold(self._mark_undelivered(task, step, incarnation))
             raise
 
-    def keep(self, step: Step, birth: str, *, body_bytes: int) -> None:
+    def keep(self, step: Step, incarnation: str, *, body_bytes: int) -> None:
         """Store a step that nobody waits for: its client has left."""
-        self._owe(self.hold(self._append_unwatched(step, birth, body_bytes, self._origin(step, birth))), body_bytes)
+        self._owe(
+            self.hold(self._append_unwatched(step, incarnation, body_bytes, self._origin(step, incarnation))),
+            body_bytes,
+        )
 
-    def undelivered(self, step: Step, birth: str) -> None:
+    def undelivered(self, step: Step, incarnation: str) -> None:
         """Note that the client of a stored step was gone before the end was written."""
-        self.hold(self._mark_undelivered(None, step, birth))
+        self.hold(self._mark_undelivered(None, step, incarnation))
 
-    def delivered(self, rollout_id: str, birth: str, step_id: str) -> None:
+    def delivered(self, rollout_id: str, incarnation: str, step_id: str) -> None:
         """Note that a stored answer was given again, whole: whatever became of it before, its client has it now."""
-        self.hold(self._mark(rollout_id, birth, DELIVERED_MARK + step_id))
+        self.hold(self._mark(rollout_id, incarnation, DELIVERED_MARK + step_id))
 
     async def close(self) -> None:
         """Wait until everything taken is written."""
@@ -130,31 +133,31 @@ class Recorder:
         if self._spool is not None:
             await self._spool.replay(self._append_again)
 
-    async def _append_again(self, entry: Entry) -> None:
+    async def _append_again(self, entry: StepWrite) -> None:
         """Give the store an entry of the journal."""
         now_ms = self._clock.now_ms()
         if not entry.record:  # no step is without a record: a mark
-            with suppress(RolloutGone):
-                await self._store.mark(entry.rollout, entry.birth, {entry.name: b"1"}, now_ms=now_ms)
+            with suppress(RolloutDeleted):
+                await self._store.mark(entry.rollout, entry.incarnation, {entry.name: b"1"}, now_ms=now_ms)
             return
-        stored = await self._store.look(entry.rollout)
+        stored = await self._store.get(entry.rollout)
         late_if = await asyncio.to_thread(_late_if, entry, stored)
         entry = replace(entry, late_if=late_if, origin=entry.origin or Origin(now_ms))
         try:
             self._note(entry, await self._store.append(entry, now_ms=now_ms))
-        except RolloutGone:
+        except RolloutDeleted:
             self._note_deleted(entry.name)
 
-    async def _journal(self, step: Step, birth: str, body_bytes: int, spool: Spool, origin: Origin) -> None:
+    async def _journal(self, step: Step, incarnation: str, body_bytes: int, spool: Spool, origin: Origin) -> None:
         """Write a step into the journal, with every block it needs: what the store knows then, nobody knows now."""
         step, record = await _encoded(step, set(), body_bytes)
         try:
-            await self._wait_in(spool, _entry(step, birth, record, origin))
+            await self._wait_in(spool, _entry(step, incarnation, record, origin))
         except OSError as error:
             raise StoreFault(f"the step could be stored neither in the store nor in the journal: {error}") from error
         self._count(step)
 
-    async def _wait_in(self, spool: Spool, entry: Entry) -> None:
+    async def _wait_in(self, spool: Spool, entry: StepWrite) -> None:
         """Write an entry into the journal. Raises OSError."""
         await spool.write(entry)
         self.standing.look()  # the store may have come back, and all others been replayed, while this one was written
@@ -173,48 +176,50 @@ class Recorder:
         if not task.cancelled():
             task.exception()  # seen: whoever awaits it gets it too, and nobody else is told twice
 
-    async def _append(self, step: Step, birth: str, body_bytes: int, origin: Origin) -> None:
+    async def _append(self, step: Step, incarnation: str, body_bytes: int, origin: Origin) -> None:
         step = replace(step, timing=replace(step.timing, stored=self._clock.now()))
         if self._spool is not None and (self._spool.pending or self.standing.away is not None):
-            await self._journal(step, birth, body_bytes, self._spool, origin)  # behind those that wait: order holds
+            await self._journal(
+                step, incarnation, body_bytes, self._spool, origin
+            )  # behind those that wait: order holds
             return
-        known = self._known_of(step.rollout_id, birth)
+        known = self._known_of(step.rollout_id, incarnation)
         step, record = await _encoded(step, known, body_bytes)
         started = self._clock.monotonic()
         try:
-            entry = _entry(step, birth, record)
+            entry = _entry(step, incarnation, record)
             try:
                 appended = await self._store.append(entry, now_ms=self._clock.now_ms())
             except (MissingBlocks, RolloutExpired):
                 # The rollout has expired, and its blocks with it; or the store lost blocks that are known here.
                 step, record = await _encoded(step, set(), body_bytes)
-                entry = _entry(step, birth, record, origin)
+                entry = _entry(step, incarnation, record, origin)
                 appended = await self._store.append(entry, now_ms=self._clock.now_ms())
-        except RolloutGone:
+        except RolloutDeleted:
             self._note_deleted(step.step_id)
             return
         except StorageError as error:
             self._metrics.store_operation_failures.labels("append").inc()
             self.standing.failed(error)
-            if self._spool is not None and isinstance(error, StoreAway):
-                await self._journal(step, birth, body_bytes, self._spool, origin)
+            if self._spool is not None and isinstance(error, StoreUnreachable):
+                await self._journal(step, incarnation, body_bytes, self._spool, origin)
                 return
             raise StoreFault(f"the step could not be stored, so its end is not shown: {error}") from error
         finally:
             self._metrics.store_operation_duration_seconds.labels("append").observe(self._clock.monotonic() - started)
-        if self._known.get((step.rollout_id, birth)) is known:  # not forgotten meanwhile
+        if self._known.get((step.rollout_id, incarnation)) is known:  # not forgotten meanwhile
             self._learn(known, record)
         self._note(entry, appended)
         self._count(step)
         for follow in self.followers:
-            follow(step, birth, appended)
+            follow(step, incarnation, appended)
 
-    def _origin(self, step: Step, birth: str) -> Origin:
+    def _origin(self, step: Step, incarnation: str) -> Origin:
         """What its rollout is restored with, should it have expired: at least its age, so that no step is lost."""
-        known = None if self._origin_of is None else self._origin_of(step.rollout_id, birth)
+        known = None if self._origin_of is None else self._origin_of(step.rollout_id, incarnation)
         return known or Origin(round(step.timing.received * 1000))
 
-    def _note(self, entry: Entry, appended: Appended) -> None:
+    def _note(self, entry: StepWrite, appended: Appended) -> None:
         """Count and log what was unusual about an append."""
         fields = {"rollout_id": entry.rollout, "step_id": entry.name}
         if appended.is_late:
@@ -228,42 +233,42 @@ class Recorder:
         self._metrics.discarded_steps.inc()
         LOG.info("a step is not stored: its rollout was deleted", extra={"fields": {"step_id": step_id}})
 
-    async def _append_unwatched(self, step: Step, birth: str, body_bytes: int, origin: Origin) -> None:
+    async def _append_unwatched(self, step: Step, incarnation: str, body_bytes: int, origin: Origin) -> None:
         try:
-            await self._append(step, birth, body_bytes, origin)
+            await self._append(step, incarnation, body_bytes, origin)
         except ProxyError as error:
             LOG.error("a partial step is lost: %s", error, extra={"fields": {"step_id": step.step_id}})
 
-    async def _mark_undelivered(self, after: "asyncio.Task[None] | None", step: Step, birth: str) -> None:
+    async def _mark_undelivered(self, after: "asyncio.Task[None] | None", step: Step, incarnation: str) -> None:
         if after is not None:
             await asyncio.wait([after])
             if after.exception() is not None:
                 return  # not stored, so there is nothing to mark
-        if await self._mark(step.rollout_id, birth, UNDELIVERED_MARK + step.step_id):
+        if await self._mark(step.rollout_id, incarnation, UNDELIVERED_MARK + step.step_id):
             self._metrics.undelivered_steps.inc()
 
-    async def _mark(self, rollout_id: str, birth: str, mark: str) -> bool:
+    async def _mark(self, rollout_id: str, incarnation: str, mark: str) -> bool:
         """Set a mark that nobody waits for; whether it is set, or will be."""
         try:
             try:
                 self.standing.check()
-                await self._store.mark(rollout_id, birth, {mark: b"1"}, now_ms=self._clock.now_ms())
-            except StoreAway as error:
+                await self._store.mark(rollout_id, incarnation, {mark: b"1"}, now_ms=self._clock.now_ms())
+            except StoreUnreachable as error:
                 self._metrics.store_operation_failures.labels("mark").inc()
                 self.standing.failed(error)
                 if self._spool is None:
                     raise
-                await self._wait_in(self._spool, Entry(rollout_id, birth, mark, b"", {}, (), {}))
-        except RolloutGone:
+                await self._wait_in(self._spool, StepWrite(rollout_id, incarnation, mark, b"", {}, (), {}))
+        except RolloutDeleted:
             return False  # deleted meanwhile, the step with it
         except (StorageError, OSError) as error:
             LOG.error("a step is not marked: %s", error, extra={"fields": {"rollout_id": rollout_id, "mark": mark}})
             return False
         return True
 
-    def _known_of(self, rollout_id: str, birth: str) -> set[bytes]:
+    def _known_of(self, rollout_id: str, incarnation: str) -> set[bytes]:
         """The blocks of this life of the rollout that are known to be stored; the longest unused are forgotten."""
-        key = (rollout_id, birth)
+        key = (rollout_id, incarnation)
         known = self._known.setdefault(key, set())
         self._known.move_to_end(key)
         while self._known_count > _KNOWN_BLOCKS and len(self._known) > 1:
@@ -294,7 +299,7 @@ async def _encoded(step: Step, known: set[bytes], body_bytes: int) -> tuple[Step
     return await asyncio.to_thread(encode_leniently, step, known)
 
 
-def _entry(step: Step, birth: str, record: Record, origin: Origin | None = None) -> Entry:
+def _entry(step: Step, incarnation: str, record: Record, origin: Origin | None = None) -> StepWrite:
     counts = {
         "steps": 1,
         _fidelity(step): 1,
@@ -302,9 +307,9 @@ def _entry(step: Step, birth: str, record: Record, origin: Origin | None = None)
         "prompt_tokens": sum(map(len, step.prompts)),
         **({"mask_mismatches": 1} if "mask_mismatch" in step.extra else {}),
     }
-    return Entry(
+    return StepWrite(
         step.rollout_id,
-        birth,
+        incarnation,
         step.step_id,
         record.record,
         record.blocks,
@@ -315,7 +320,7 @@ def _entry(step: Step, birth: str, record: Record, origin: Origin | None = None)
     )
 
 
-def _late_if(entry: Entry, stored: StoredRollout | None) -> str:
+def _late_if(entry: StepWrite, stored: StoredEntity | None) -> str:
     """The field whose presence makes an entry of the journal late.
 
     A step that the journal took before its rollout was finished is not late, unless the rollout was given out in a batch since.

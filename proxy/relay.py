@@ -53,7 +53,7 @@ async def relay(parts: Parts, call: Call) -> web.StreamResponse:
         outcome = await _outcome(parts, call, client)
         call.step = outcome.step
         try:
-            await parts.recorder.record(outcome.step, call.birth, body_bytes=call.body_bytes)
+            await parts.recorder.record(outcome.step, call.incarnation, body_bytes=call.body_bytes)
         except StoreFault:
             if not client.has_seen_something:
                 raise
@@ -130,7 +130,7 @@ async def _at_endpoint(parts: Parts, call: Call, client: Client) -> Outcome | No
         call.step = exchange.abort(
             call.cut or "the client left", call.timing(), delivered=False, policy_version=parts.policy.version
         ).step
-        parts.recorder.keep(call.step, call.birth, body_bytes=call.body_bytes)
+        parts.recorder.keep(call.step, call.incarnation, body_bytes=call.body_bytes)
         raise
 
 
@@ -297,13 +297,15 @@ async def _end(parts: Parts, call: Call, client: Client, outcome: Outcome) -> we
         client.status = outcome.status
     is_shown = False
     try:
-        await keep_calls(parts, call.plan, call.birth, outcome.step)  # the step is stored: nobody's leaving can lose it
+        await keep_calls(
+            parts, call.plan, call.incarnation, outcome.step
+        )  # the step is stored: nobody's leaving can lose it
         shown = await client.end(outcome.end, broken=outcome.broken)
         is_shown = True
         return shown
     finally:
         if not is_shown:
-            parts.recorder.undelivered(outcome.step, call.birth)
+            parts.recorder.undelivered(outcome.step, call.incarnation)
 
 
 def _report(parts: Parts, call: Call, client: Client) -> None:

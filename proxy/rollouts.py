@@ -1,6 +1,6 @@
 """A rollout as the proxy knows it: its terms, its state, and how both lie in the store's fields.
 
-Holds the frozen `Rollout`, read out of a `StoredRollout`, and the names of the fields and marks that carry it. It neither
+Holds the frozen `Rollout`, read out of a `StoredEntity`, and the names of the fields and marks that carry it. It neither
 reads nor writes the store.
 """
 
@@ -13,7 +13,7 @@ import orjson
 from proxy.policy import read_policy
 from proxy.recorder import DELIVERED_MARK, UNDELIVERED_MARK
 from proxy.wire.plan import Sampling
-from storage.types import LATE_MARK, Origin, StoredRollout
+from storage.types import LATE_MARK, Origin, StoredEntity
 
 RESULT: Final = "osmosis"  # in the metadata: what a rollout server reported, or an agent claims it did
 DRIFT_FIELD: Final = "drift"  # counted when the rollout was finished, and completed since
@@ -63,7 +63,7 @@ class Rollout:
     """
 
     rollout_id: str
-    birth: str
+    incarnation: str
     created_ms: int
     touched_ms: int
     status: str = "open"
@@ -84,7 +84,7 @@ class Rollout:
     reply: Mapping[str, str] = field(default_factory=dict)  # what replies tell of tokens
     counts: Mapping[str, int] = field(default_factory=dict)
     drift: CountedDrift | None = None  # None while nobody counted it
-    has_place: bool | None = None  # whether a call of it has one; None where any number of steps fits
+    has_reservation: bool | None = None  # whether a call of it has one; None where any number of steps fits
     origin: Origin = field(default=Origin(0), repr=False, compare=False)  # what the store knew of it, as it was read
 
     @property
@@ -114,13 +114,13 @@ class Marks:
     late: frozenset[str] = frozenset()
 
 
-def read_rollout(stored: StoredRollout) -> Rollout:
+def read_rollout(stored: StoredEntity) -> Rollout:
     """The rollout that these fields describe."""
     fields = {name: orjson.loads(value) for name, value in stored.fields.items() if name != "opened_with"}
     sampling = fields.get("sampling") or {}
     return Rollout(
         rollout_id=stored.name,
-        birth=stored.birth,
+        incarnation=stored.incarnation,
         created_ms=stored.created_ms,
         touched_ms=stored.touched_ms,
         status=fields.get("status", "open"),
@@ -131,7 +131,7 @@ def read_rollout(stored: StoredRollout) -> Rollout:
         step_rewards=fields.get("step_rewards") or {},
         advantages=fields.get("advantages"),
         claimed_by=fields.get("claimed_by"),
-        policy_version=read_policy(stored.notices),
+        policy_version=read_policy(stored.announcements),
         metadata=fields.get("metadata") or {},
         sampling=Sampling(**{name: rules or {} for name, rules in sampling.items()}),
         tools=tuple(fields.get("tools") or ()),
@@ -141,7 +141,7 @@ def read_rollout(stored: StoredRollout) -> Rollout:
         reply=fields.get("reply") or {},
         counts=stored.counts,
         drift=_drift(fields.get(DRIFT_FIELD), stored.counts.get("steps", 0)),
-        has_place=stored.has_place,
+        has_reservation=stored.has_reservation,
         origin=Origin(stored.created_ms, stored.fields),
     )
 

@@ -22,7 +22,7 @@ from proxy.parts import PARTS
 from proxy.simulator.options import Options
 from proxy.standin import StandIn
 from proxy.totals import Crew
-from storage.errors import StoreAway
+from storage.errors import StoreUnreachable
 from storage.store import Store
 
 _CONTROL_DRAIN_TIMEOUT_S = (
@@ -53,7 +53,7 @@ async def running(
         while served is None:
             try:
                 served = await stack.enter_async_context(_started(settings, store, clock, crew))
-            except StoreAway as error:
+            except StoreUnreachable as error:
                 await _until_there(settings, store, StandIn(str(error)), shared=crew is not None)
         yield served
 

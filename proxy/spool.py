@@ -24,7 +24,7 @@ from typing import Any, Final
 import orjson
 
 from proxy.logs import LOG
-from storage.types import Entry, Origin
+from storage.types import Origin, StepWrite
 
 _MAGIC: Final = b"TTSP"
 _CHECKSUM_BYTES: Final = 16
@@ -57,7 +57,7 @@ class Spool:
         """How many entries wait for the store."""
         return len(self._frames)
 
-    async def write(self, entry: Entry) -> None:
+    async def write(self, entry: StepWrite) -> None:
         """Append an entry; it is on disk when this returns. Raises OSError, and then nothing was appended.
 
         Not to be cancelled: the thread that writes would not know. The recorder holds the task.
@@ -68,14 +68,14 @@ class Spool:
             self._frames.append((self._end, len(frame)))
             self._end += len(frame)
 
-    async def replay(self, append: Callable[[Entry], Awaitable[None]]) -> None:
+    async def replay(self, append: Callable[[StepWrite], Awaitable[None]]) -> None:
         """Give every entry to `append`; those written meanwhile too. Empties the file after the last.
 
         Raises what `append` raises; what it did not take stays.
         """
         while self._frames:
             frames = tuple(islice(self._frames, _AT_ONCE))
-            rollouts: defaultdict[str, list[tuple[int, Entry]]] = defaultdict(list)
+            rollouts: defaultdict[str, list[tuple[int, StepWrite]]] = defaultdict(list)
             gone: set[int] = set()
             for offset, entry in await asyncio.to_thread(self._entries, frames):
                 if entry is None:
@@ -84,7 +84,7 @@ class Spool:
                 else:
                     rollouts[entry.rollout].append((offset, entry))
 
-            async def in_order(entries: list[tuple[int, Entry]], gone: set[int] = gone) -> None:
+            async def in_order(entries: list[tuple[int, StepWrite]], gone: set[int] = gone) -> None:
                 for offset, entry in entries:
                     await append(entry)
                     gone.add(offset)
@@ -99,9 +99,9 @@ class Spool:
         """Let go of the file; what is in it is replayed by whoever opens it next."""
         os.close(self._file)
 
-    def _entries(self, frames: Iterable[tuple[int, int]]) -> list[tuple[int, Entry | None]]:
+    def _entries(self, frames: Iterable[tuple[int, int]]) -> list[tuple[int, StepWrite | None]]:
         """The offset and the entry of each frame; None for one that is damaged."""
-        read: list[tuple[int, Entry | None]] = []
+        read: list[tuple[int, StepWrite | None]] = []
         for offset, length in frames:
             try:
                 read.append((offset, unpack(os.pread(self._file, length, offset))))
@@ -145,16 +145,16 @@ class Spool:
         return frames, end
 
 
-def pack(entry: Entry) -> bytes:
+def pack(entry: StepWrite) -> bytes:
     """An entry as a frame."""
     head = orjson.dumps(
         {
             "rollout": entry.rollout,
-            "birth": entry.birth,
+            "birth": entry.incarnation,
             "name": entry.name,
             "record": len(entry.record),
             "blocks": [(name.hex(), len(block)) for name, block in entry.blocks.items()],
-            "leans_on": [name.hex() for name in entry.leans_on],
+            "leans_on": [name.hex() for name in entry.required_blocks],
             "counts": dict(entry.counts),
             "late_if": entry.late_if,
             "origin": None if entry.origin is None else _origin_json(entry.origin),
@@ -164,7 +164,7 @@ def pack(entry: Entry) -> bytes:
     return b"".join((_MAGIC, len(body).to_bytes(4, "little"), _checksum(body), body))
 
 
-def unpack(frame: bytes) -> Entry:
+def unpack(frame: bytes) -> StepWrite:
     """The entry of a whole frame. Raises ValueError for a frame that is not."""
     body = frame[_HEAD_BYTES:]
     if _checksum(body) != frame[_HEAD_BYTES - _CHECKSUM_BYTES : _HEAD_BYTES]:
@@ -179,7 +179,7 @@ def unpack(frame: bytes) -> Entry:
     given = head.get("origin")  # a journal of an earlier version has none
     fields = {name: value.encode("latin-1") for name, value in (given or {}).get("fields", {}).items()}
     origin = None if given is None else Origin(given["created_ms"], fields)
-    return Entry(
+    return StepWrite(
         head["rollout"],
         head["birth"],
         head["name"],

@@ -14,7 +14,7 @@ from proxy.logs import LOG
 from proxy.sections import StoreSettings
 from proxy.standing import PROBE
 from storage import open_store
-from storage.errors import StoreAway
+from storage.errors import StoreUnreachable
 from storage.store import Store
 
 _PAUSE_S = 0.5
@@ -44,7 +44,7 @@ class StandIn:
             await asyncio.sleep(_PAUSE_S)
             try:
                 await _takes_a_write(settings, store)
-            except StoreAway as error:
+            except StoreUnreachable as error:
                 self.away = str(error)
             else:
                 LOG.info("the store is there")
@@ -64,7 +64,7 @@ class StandIn:
 async def _takes_a_write(settings: StoreSettings, store: Store | None) -> None:
     opened = store or await open_store(settings.url, store_options(settings))
     try:
-        await opened.constant(PROBE, b"1")
+        await opened.set_once(PROBE, b"1")
     finally:
         if store is None:
             await opened.close()

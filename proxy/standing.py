@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 
 from proxy.logs import LOG
 from proxy.metrics import Metrics
-from storage.errors import StorageError, StoreAway
+from storage.errors import StorageError, StoreUnreachable
 from storage.store import Store
 
 _PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0)  # between two looks; the last one again and again
@@ -32,13 +32,13 @@ class Standing:
         return f"<Standing {self.away or 'there'}>"
 
     def check(self) -> None:
-        """Raise StoreAway while the store is known to be away."""
+        """Raise StoreUnreachable while the store is known to be away."""
         if self.away is not None:
-            raise StoreAway(self.away)
+            raise StoreUnreachable(self.away)
 
     def failed(self, error: StorageError) -> None:
         """A verb failed. If that means the store is away, it is looked for from now on."""
-        if isinstance(error, StoreAway) and self.away is None:
+        if isinstance(error, StoreUnreachable) and self.away is None:
             LOG.error("the store is away: %s", error)
             self.away = str(error)
             self._metrics.store_up.set(0)
@@ -61,7 +61,7 @@ class Standing:
             try:
                 async with asyncio.timeout(_LOOK_S):
                     await self._store.ping()
-                    await self._store.constant(PROBE, b"1")
+                    await self._store.set_once(PROBE, b"1")
                 if self.away is not None:
                     LOG.info("the store is back")
                 self.away = None

@@ -38,9 +38,9 @@ async def answer_stored(request: web.Request, parts: Parts, target: Target, call
     if await parts.store.marks(step.rollout_id, [mark]):
         raise NotFound(f"the response {name[:200]!r} was deleted", param="response_id")
     if request.method == "DELETE":
-        stored = await parts.store.look(step.rollout_id)
+        stored = await parts.store.get(step.rollout_id)
         if stored is not None:
-            await parts.store.mark(step.rollout_id, stored.birth, {mark: b"1"}, now_ms=parts.clock.now_ms())
+            await parts.store.mark(step.rollout_id, stored.incarnation, {mark: b"1"}, now_ms=parts.clock.now_ms())
         return _json({"id": name, "object": "response", "deleted": True})
     return _json(turn_of(step).answer() if rest == "" else _listed(request, step))
 

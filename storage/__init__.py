@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 from storage.errors import StorageError
 from storage.options import Address, StoreOptions, read_url
 from storage.redis.cluster import Cluster
-from storage.redis.connections import Servers, Single, connections_to, connections_to_socket
+from storage.redis.connections import Servers, SingleServer, connections_to, connections_to_socket
 from storage.redis.durability import barrier_for
-from storage.redis.server_info import ask_facts, check_facts
+from storage.redis.server_info import check_supported, fetch_info
 from storage.redis.store import RedisStore
 from storage.store import Store
 
@@ -36,7 +36,7 @@ DISTRIBUTION = "tokentape"
 async def open_store(url: str, options: StoreOptions | None = None) -> Store:
     """Open the store at `url`: `embedded:PATH`, `unix:PATH`, `redis://`, `rediss://`, `redis+cluster://`, ….
 
-    It is reached and checked before this returns. Raises `ValueError` for a URL that is none, `StoreAway` when nothing
+    It is reached and checked before this returns. Raises `ValueError` for a URL that is none, `StoreUnreachable` when nothing
     answers, `StorageError` when what answers cannot keep what the options promise.
     """
     address = read_url(url)
@@ -44,9 +44,9 @@ async def open_store(url: str, options: StoreOptions | None = None) -> Store:
     if address.kind == "embedded":
         return await _open_embedded(address, options)
     if address.kind == "unix":
-        return await _open(Single(connections_to_socket(str(address.path), address, options)), options)
+        return await _open(SingleServer(connections_to_socket(str(address.path), address, options)), options)
     if address.kind == "single":
-        return await _open(Single(connections_to(*address.hosts[0], address, options)), options)
+        return await _open(SingleServer(connections_to(*address.hosts[0], address, options)), options)
     cluster = Cluster(address.hosts, lambda host, port: connections_to(host, port, address, options))
     return await _open(cluster, options)
 
@@ -62,7 +62,7 @@ async def start_shared(url: str, options: StoreOptions) -> "EmbeddedServer | Non
 
 async def _open_embedded(address: Address, options: StoreOptions) -> Store:
     server = await _start(address, options)
-    return await _open(Single(connections_to_socket(server.socket, address, options)), options, server.stop)
+    return await _open(SingleServer(connections_to_socket(server.socket, address, options)), options, server.stop)
 
 
 async def _start(address: Address, options: StoreOptions) -> "EmbeddedServer":
@@ -79,9 +79,9 @@ async def _open(
     servers: Servers, options: StoreOptions, stop: Callable[[], Awaitable[None]] | None = None
 ) -> RedisStore:
     try:
-        every = [(server, await ask_facts(server)) for server in await servers.all()]
+        every = [(server, await fetch_info(server)) for server in await servers.all()]
         for _, facts in every:
-            check_facts(facts, in_cluster=isinstance(servers, Cluster))
+            check_supported(facts, in_cluster=isinstance(servers, Cluster))
         barrier = await barrier_for(every, options)
     except BaseException:
         await servers.close()

@@ -2,18 +2,18 @@
 
 from collections.abc import Sequence
 
-from storage.types import StoredRollout
+from storage.types import StoredEntity
 
 
 class StorageError(Exception):
     """Something the store could not do, in one sentence. The kinds below say what to do about it."""
 
 
-class StoreAway(StorageError):
+class StoreUnreachable(StorageError):
     """The store cannot be reached, or answered that it cannot write now. Try again later."""
 
 
-class RolloutGone(StorageError):
+class RolloutDeleted(StorageError):
     """The rollout was deleted since it was opened (and maybe opened anew). Nothing was stored."""
 
 
@@ -32,6 +32,6 @@ class MissingBlocks(StorageError):
 class FieldsChanged(StorageError):
     """A field did not have the expected value; nothing was written. `rollout` is how it stands now."""
 
-    def __init__(self, rollout: StoredRollout) -> None:
+    def __init__(self, rollout: StoredEntity) -> None:
         super().__init__(f"the fields of rollout {rollout.name!r} are not as expected")
         self.rollout = rollout

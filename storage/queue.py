@@ -8,17 +8,17 @@ policy, a trainer or a rollout is.
 from collections.abc import Mapping
 from typing import Protocol
 
-from storage.types import StoredRollout, Waiting
+from storage.types import QueuedGroup, StoredEntity
 
 
 class Queue(Protocol):
-    """Groups, each held by at most one holder at a time. Every verb raises `StoreAway` like those of `Store`.
+    """Groups, each held by at most one holder at a time. Every verb raises `StoreUnreachable` like those of `Store`.
 
     Each verb moves a group and sets fields of it at once or not at all (None removes a field), and may safely be asked
     again when its answer was lost. A holder's name must be used for one taking only.
     """
 
-    async def offer(
+    async def enqueue(
         self,
         group: str,
         note: bytes,
@@ -26,35 +26,35 @@ class Queue(Protocol):
         *,
         expect: Mapping[str, bytes | None],
         now_ms: int,
-    ) -> StoredRollout | None:
-        """Set fields as `Store.amend` does, and put the group in the queue, once, if all of `expect` hold.
+    ) -> StoredEntity | None:
+        """Set fields as `Store.update_if` does, and put the group in the queue, once, if all of `expect` hold.
 
         None if there is no such group. Raises `FieldsChanged` if an expectation fails.
         """
         ...
 
-    async def waiting(self, limit: int) -> list[Waiting]:
+    async def list_available(self, limit: int) -> list[QueuedGroup]:
         """Groups that nobody holds, the longest waiting first (to the millisecond): at least the first `limit` of them."""
         ...
 
-    async def take(
-        self, waiting: Waiting, holder: str, fields: Mapping[str, bytes | None], *, lease_ms: int, now_ms: int
+    async def claim(
+        self, group: QueuedGroup, holder: str, fields: Mapping[str, bytes | None], *, lease_ms: int, now_ms: int
     ) -> bool:
-        """Hold a group that nobody holds, for up to `LONGEST_LEASE_MS`; whether it is held now."""
+        """Hold a group that nobody holds, for up to `MAX_LEASE_MS`; whether it is held now."""
         ...
 
     async def extend(
-        self, waiting: Waiting, holder: str, fields: Mapping[str, bytes | None], *, lease_ms: int, now_ms: int
+        self, group: QueuedGroup, holder: str, fields: Mapping[str, bytes | None], *, lease_ms: int, now_ms: int
     ) -> bool:
         """Hold it for so long from now on; False if it is somebody else's, or nobody's any more."""
         ...
 
-    async def give_back(
-        self, waiting: Waiting, holder: str, fields: Mapping[str, bytes | None], *, now_ms: int
+    async def release(
+        self, group: QueuedGroup, holder: str, fields: Mapping[str, bytes | None], *, now_ms: int
     ) -> bool:
         """Let it wait again, in its old place; False if it was not this holder's."""
         ...
 
-    async def remove(self, waiting: Waiting, holder: str, fields: Mapping[str, bytes | None], *, now_ms: int) -> bool:
+    async def remove(self, group: QueuedGroup, holder: str, fields: Mapping[str, bytes | None], *, now_ms: int) -> bool:
         """Take it out of the queue for good; False if it was not this holder's, also the second time."""
         ...

@@ -9,21 +9,33 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from storage.queue import Queue
-from storage.types import Appended, Change, Doubt, Entry, Notice, Page, Place, StoredRollout, Whole
+from storage.types import (
+    Announcement,
+    Appended,
+    Change,
+    FullRollout,
+    Page,
+    Reservation,
+    ServerWarning,
+    StepWrite,
+    StoredEntity,
+)
 
 
-class Notices(Protocol):
+class Announcements(Protocol):
     """Small values that every `Store.open` tells along, whoever opens whatever. They live for ever."""
 
-    async def announce(self, name: str, value: bytes) -> Notice:
+    async def announce(self, name: str, value: bytes) -> Announcement:
         """Set one, and give it back. Every `open` that begins after this returned tells it, or what was announced after it."""
         ...
 
-    async def read(self) -> dict[str, Notice]:
+    async def read(self) -> dict[str, Announcement]:
         """All of them."""
         ...
 
-    async def beat(self, name: str, value: bytes, *, life_ms: int) -> tuple[dict[str, Notice], dict[str, bytes]]:
+    async def heartbeat(
+        self, name: str, value: bytes, *, lifetime_ms: int
+    ) -> tuple[dict[str, Announcement], dict[str, bytes]]:
         """Say a value that is forgotten after its life (0: at once); give back all notices, and all values that are alive.
 
         A value is kept in memory only: no durability is waited for.
@@ -31,13 +43,13 @@ class Notices(Protocol):
         ...
 
 
-class Places(Protocol):
+class Reservations(Protocol):
     """Places for records to come, of rollouts that take only so many: those with a field `places`, a number.
 
     `Store.open` gives one, the record of its name takes it up, and it comes free when its lease is over.
     """
 
-    async def hold(self, rollout: str, birth: str, place: Place) -> None:
+    async def extend(self, rollout: str, incarnation: str, reservation: Reservation) -> None:
         """Hold a place for so long from now; 0: no more. Nothing happens if that life of the rollout is over."""
         ...
 
@@ -45,25 +57,25 @@ class Places(Protocol):
 class Changes(Protocol):
     """The changes of a store's rollouts, by whatever process."""
 
-    def follow(self) -> AbstractAsyncContextManager[AsyncIterator[Change | None]]:
+    def subscribe(self) -> AbstractAsyncContextManager[AsyncIterator[Change | None]]:
         """Listen. Every change after the context was entered is given, in the order of each rollout; it never ends.
 
-        None says that nothing was heard for some seconds, and that the store is still there. Raises `StoreAway` when it
+        None says that nothing was heard for some seconds, and that the store is still there. Raises `StoreUnreachable` when it
         is not, on entering or later: what changes from then on is not told, so look anew after following again.
         """
         ...
 
 
 class Store(Protocol):
-    """Rollouts kept durably. Every verb raises `StoreAway` when the store cannot be reached in time.
+    """Rollouts kept durably. Every verb raises `StoreUnreachable` when the store cannot be reached in time.
 
     Every verb may safely be asked again when its answer was lost. What is written to a rollout renews its lifetime, if
     the store gives it one; reading does not.
     """
 
     async def open(
-        self, rollout: str, fields: Mapping[str, bytes], *, now_ms: int, place: Place | None = None
-    ) -> StoredRollout:
+        self, rollout: str, fields: Mapping[str, bytes], *, now_ms: int, reservation: Reservation | None = None
+    ) -> StoredEntity:
         """Give back the rollout of this name, making it with `fields` if there is none. One round trip.
 
         With a place, it is held for the record of that name, if the rollout has one left.
@@ -71,12 +83,12 @@ class Store(Protocol):
         ...
 
     @property
-    def places(self) -> Places:
+    def reservations(self) -> Reservations:
         """The places that are held for records to come."""
         ...
 
     @property
-    def notices(self) -> Notices:
+    def announcements(self) -> Announcements:
         """What is announced to everybody who opens a rollout of this store."""
         ...
 
@@ -100,7 +112,7 @@ class Store(Protocol):
         """The queue of this store's groups."""
         ...
 
-    def beside(self, group: str, rollout: str) -> bool:
+    def same_slot(self, group: str, rollout: str) -> bool:
         """Whether a group and a rollout of these names can be opened together: one name in sixteen can."""
         ...
 
@@ -111,7 +123,7 @@ class Store(Protocol):
         rollouts: Mapping[str, Mapping[str, bytes]],
         *,
         now_ms: int,
-    ) -> StoredRollout:
+    ) -> StoredEntity:
         """Make a group and its rollouts, all with their fields, at once or not at all; give back the group.
 
         A group that is there already stays as it is, and nothing is made. Raises `ValueError` for a rollout that is not
@@ -119,18 +131,18 @@ class Store(Protocol):
         """
         ...
 
-    async def look(self, rollout: str) -> StoredRollout | None:
+    async def get(self, rollout: str) -> StoredEntity | None:
         """The rollout of this name, or None. Makes nothing."""
         ...
 
-    async def amend(
+    async def update_if(
         self,
         rollout: str,
         fields: Mapping[str, bytes | None],
         *,
         expect: Mapping[str, bytes | None],
         now_ms: int,
-    ) -> StoredRollout | None:
+    ) -> StoredEntity | None:
         """Set fields (None removes one), if all of `expect` hold (None: absent); give back the rollout as it is then.
 
         None if there is no such rollout. Raises `FieldsChanged`, and writes nothing, if an expectation fails; asked
@@ -138,21 +150,21 @@ class Store(Protocol):
         """
         ...
 
-    async def append(self, entry: Entry, *, now_ms: int) -> Appended:
+    async def append(self, entry: StepWrite, *, now_ms: int) -> Appended:
         """Store a record with its blocks and counts, all or nothing, as durably as the store is set to.
 
         One round trip. Appending a name that is there already changes nothing but `touched_ms` and gives its first
         index, so that a caller who lost the answer may simply repeat it. A rollout that expired since it was opened is
-        restored, with the same birth, by an entry with an origin; if it was opened anew, that life gets the record.
+        restored, with the same incarnation, by an entry with an origin; if it was opened anew, that life gets the record.
 
         Raises:
-            RolloutGone: the rollout was deleted.
+            RolloutDeleted: the rollout was deleted.
             RolloutExpired: it expired, and the entry has no origin.
             MissingBlocks: blocks that the record leans on are not stored.
         """
         ...
 
-    async def renew(self, rollout: str, birth: str | None) -> bool:
+    async def renew(self, rollout: str, incarnation: str | None) -> bool:
         """Begin the lifetime of a rollout anew, or of any life of it; whether it is there. No durability is waited for."""
         ...
 
@@ -161,10 +173,10 @@ class Store(Protocol):
         """For how many seconds a rollout lives that nothing is written to; None: for ever."""
         ...
 
-    async def mark(self, rollout: str, birth: str, marks: Mapping[str, bytes], *, now_ms: int) -> None:
+    async def mark(self, rollout: str, incarnation: str, marks: Mapping[str, bytes], *, now_ms: int) -> None:
         """Set small facts learnt after a record was stored (a reward, a lost client).
 
-        Raises `RolloutGone` if the rollout was deleted, or has expired and was not opened again.
+        Raises `RolloutDeleted` if the rollout was deleted, or has expired and was not opened again.
         """
         ...
 
@@ -176,7 +188,7 @@ class Store(Protocol):
         """Up to `limit` records from index `start` on, in the order they were appended."""
         ...
 
-    async def whole(self, rollout: str, limit: int) -> Whole | None:
+    async def read_all(self, rollout: str, limit: int) -> FullRollout | None:
         """Up to `limit` records and all else of a rollout, in one round trip; None if there is no such rollout."""
         ...
 
@@ -199,24 +211,24 @@ class Store(Protocol):
         """All rollout names, newest first, in constant memory."""
         ...
 
-    async def drop(self, rollout: str) -> bool:
-        """Delete everything of a rollout; whether there was anything. Appends under its birth fail from then on."""
+    async def delete(self, rollout: str) -> bool:
+        """Delete everything of a rollout; whether there was anything. Appends under its incarnation fail from then on."""
         ...
 
-    async def constant(self, name: str, value: bytes) -> bytes:
+    async def set_once(self, name: str, value: bytes) -> bytes:
         """Set a constant of the whole store if it is not set yet; give back what holds."""
         ...
 
-    async def facts(self) -> dict[str, str]:
+    async def info(self) -> dict[str, str]:
         """What is there: server, version, durability, and anything an operator should know. Reaches the store."""
         ...
 
-    async def doubts(self) -> Sequence[Doubt]:
+    async def warnings(self) -> Sequence[ServerWarning]:
         """What speaks against the servers, each with what to do about it. Reaches the store."""
         ...
 
     async def ping(self) -> None:
-        """Return if the store answers; else raise `StoreAway`."""
+        """Return if the store answers; else raise `StoreUnreachable`."""
         ...
 
     async def close(self) -> None:

@@ -5,18 +5,18 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 LATE_MARK: Final = "late:"  # before the name of a record; append.lua spells the same
-LONGEST_LEASE_MS: Final = 86_400_000  # a day; queue_pending.lua spells the same
+MAX_LEASE_MS: Final = 86_400_000  # a day; queue_pending.lua spells the same
 
 
 @dataclass(frozen=True, slots=True)
-class Notice:
+class Announcement:
     """What was announced, and its number: of two notices of one name, the later one has the higher."""
 
     value: bytes
     number: int
 
 
-class Place(NamedTuple):
+class Reservation(NamedTuple):
     """A place for a record to come, held by the record's name for as long as the lease."""
 
     name: str
@@ -24,23 +24,23 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class StoredRollout:
+class StoredEntity:
     """A rollout as the store knows it.
 
-    `birth` tells two lives of one name apart (deleted and opened again); `created` is true only in the answer of the
-    `open` that made it; `created_ms` and `touched_ms` are unix milliseconds. `notices` is what was announced, told by
-    `open` only. `has_place`: whether the place that `open` asked for was given; None if any number of records fits.
+    `incarnation` tells two lives of one name apart (deleted and opened again); `created` is true only in the answer of the
+    `open` that made it; `created_ms` and `touched_ms` are unix milliseconds. `announcements` is what was announced, told by
+    `open` only. `has_reservation`: whether the place that `open` asked for was given; None if any number of records fits.
     """
 
     name: str
-    birth: str
+    incarnation: str
     created_ms: int
     touched_ms: int
     fields: Mapping[str, bytes]
     counts: Mapping[str, int]
     created: bool = False
-    notices: Mapping[str, Notice] = field(default_factory=dict)
-    has_place: bool | None = None
+    announcements: Mapping[str, Announcement] = field(default_factory=dict)
+    has_reservation: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,30 +60,30 @@ class Appended(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class StepWrite:
     """One record to append, with all that must be stored together with it.
 
-    `blocks` are new ones (name -> bytes); `leans_on` names blocks that must be in the store already; `counts` are
+    `blocks` are new ones (name -> bytes); `required_blocks` names blocks that must be in the store already; `counts` are
     added to the rollout's counts. `late_if` is the name of a field: if the rollout has it when the record is stored, the
     record is late, by a mark `late:` and its name; the count `late` counts those. `origin` restores a rollout that expired.
     """
 
     rollout: str
-    birth: str
+    incarnation: str
     name: str
     record: bytes
     blocks: Mapping[bytes, bytes] = field(default_factory=dict)
-    leans_on: Sequence[bytes] = ()
+    required_blocks: Sequence[bytes] = ()
     counts: Mapping[str, int] = field(default_factory=dict)
     late_if: str | None = None
     origin: Origin | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class FullRollout:
     """All of a rollout: its records, then read its blocks and marks, then itself."""
 
-    rollout: StoredRollout
+    rollout: StoredEntity
     records: list[bytes]
     blocks: dict[bytes, bytes]
     marks: dict[str, bytes]
@@ -107,18 +107,18 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class QueuedGroup:
     """A group that nobody holds: its place in the queue, which tells its age, and the note it was offered with."""
 
     group: str
-    place: str
+    entry_id: str
     note: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Doubt:
+class ServerWarning:
     """Something that speaks against a server, and what to do about it. A fault: rollouts may be lost by it."""
 
-    seen: str
-    mend: str
-    is_fault: bool = True
+    problem: str
+    fix: str
+    can_lose_data: bool = True

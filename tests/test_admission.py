@@ -31,7 +31,7 @@ async def test_the_group_of_a_new_rollout_is_named_by_header(store, engine, http
 async def test_while_the_store_is_known_to_be_away_calls_are_refused_early(store, engine, http):
     """503 with Retry-After, in the dialect's shape; neither store nor engine is asked. Once it is back, calls go on."""
     async with proxying(engine.url, store) as served:
-        store.failing |= {"append", "constant"}
+        store.failing |= {"append", "set_once"}
         path = served.url + "/rollouts/r1/v1/chat/completions"
         async with http.post(path, json=BODY) as first:
             pass
@@ -56,7 +56,7 @@ async def test_with_a_journal_rollouts_that_are_known_go_on_while_the_store_is_a
     async with running(settings_for(engine.url, store=spooling), store) as served:
         known, new = (f"{served.url}/rollouts/{name}/v1/chat/completions" for name in ("r1", "r2"))
         statuses = []
-        for url, failing in ((known, ()), (known, ("append", "constant", "ping")), (known, ("open",)), (new, ())):
+        for url, failing in ((known, ()), (known, ("append", "set_once", "ping")), (known, ("open",)), (new, ())):
             store.failing |= set(failing)
             async with http.post(url, json=BODY) as answer:
                 statuses.append(answer.status)

@@ -9,7 +9,7 @@ from fakes import fake_engine, proxying
 async def test_a_store_that_is_away_is_503_before_anything_is_sent(store):
     """A call that could not be recorded is not made."""
     async with fake_engine() as engine, proxying(engine.url, store) as served, aiohttp.ClientSession() as http:
-        store.failing = {"open", "look", "list"}
+        store.failing = {"open", "get", "list"}
         async with http.post(served.url + "/v1/chat/completions", json={"messages": []}) as model:
             told = await model.json()
         async with http.get(served.url + "/rollouts") as control:

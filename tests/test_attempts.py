@@ -13,7 +13,7 @@ from stored import some_steps, steps_of, undelivered_of
 from proxy.attempts import given_answer
 from proxy.rollouts import read_marks
 from proxy.trajectory.tree import grow
-from storage.errors import StoreAway
+from storage.errors import StoreUnreachable
 
 WHOLE, STREAM = load("chat_ids_lp"), load("chat_ids_lp_stream")
 FAILED = load("err_badmodel")
@@ -160,7 +160,7 @@ async def test_a_deleted_rollout_takes_its_keys_along(store, engine, http):
     engine.plays(WHOLE)
     async with proxying(engine.url, store) as served:
         one = await post(http, served)
-        await store.drop("r1")
+        await store.delete("r1")
         two = await post(http, served)
 
     assert one[1]["X-Step-Id"] != two[1]["X-Step-Id"]
@@ -266,7 +266,7 @@ async def test_a_store_that_is_away_is_told_before_anything_is_sent(store, engin
 
     assert (503, "store_unavailable") == (status, orjson.loads(error)["error"]["type"])
     assert [] == engine.asked
-    with pytest.raises(StoreAway):
+    with pytest.raises(StoreUnreachable):
         await store.marks("r1")
 
 

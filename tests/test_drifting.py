@@ -199,6 +199,6 @@ async def test_a_store_that_cannot_be_written_costs_the_tree_of_a_finished_rollo
         await rollout.finish()
         await rollout.counted(unexplained=1)
         drifting.tells = same
-        store.failing.add("amend")
+        store.failing.add("update_if")
 
         assert "retokenized" == (await rollout.boundary())["kind"]

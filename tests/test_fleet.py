@@ -13,7 +13,7 @@ from proxy.config import EndpointSettings
 from proxy.fleet import ENGINES_NOTICE, Fleet
 from proxy.server import simulating
 from proxy.simulator.options import Options
-from storage.types import Notice
+from storage.types import Announcement
 
 CONFIGURED = [EndpointSettings(url="http://127.0.0.1:1", name="configured")]
 PUT = [EndpointSettings(url="http://127.0.0.1:2", name="put", api_key="planted", kind="vllm", max_in_flight=8)]
@@ -22,7 +22,7 @@ PUT = [EndpointSettings(url="http://127.0.0.1:2", name="put", api_key="planted",
 @pytest.fixture
 def fleet(store):
     told = []
-    fleet = Fleet(store.notices, CONFIGURED, [told.append])
+    fleet = Fleet(store.announcements, CONFIGURED, [told.append])
     fleet.heard = told
     return fleet
 
@@ -33,8 +33,8 @@ async def test_what_is_put_comes_back_as_it_was(store, fleet):
     assert ([PUT], True) == (fleet.heard, fleet.is_put)
     assert "planted" == fleet.heard[0][0].api_key.get_secret_value()
 
-    later = Fleet(store.notices, CONFIGURED, [])
-    later.told(await store.notices.read())
+    later = Fleet(store.announcements, CONFIGURED, [])
+    later.told(await store.announcements.read())
     assert later.is_put
     await fleet.put(None)
     assert (CONFIGURED, False) == (fleet.heard[-1], fleet.is_put)
@@ -43,7 +43,7 @@ async def test_what_is_put_comes_back_as_it_was(store, fleet):
 async def test_what_is_older_changes_nothing(fleet):
     """Answers of the store may overtake each other."""
     await fleet.put(PUT)
-    fleet.told({ENGINES_NOTICE: Notice(b"null", fleet.number)})
+    fleet.told({ENGINES_NOTICE: Announcement(b"null", fleet.number)})
     fleet.told({})
 
     assert ([PUT], True) == (fleet.heard, fleet.is_put)
@@ -52,7 +52,7 @@ async def test_what_is_older_changes_nothing(fleet):
 async def test_what_cannot_be_read_is_left_alone(fleet, caplog):
     """A process of a later version may know fields that this one does not: its calls go on, and no key is logged."""
     said = orjson.dumps([{"url": "http://x", "api_key": "planted", "weight": "planted-too"}])
-    fleet.told({ENGINES_NOTICE: Notice(said, 7)})
+    fleet.told({ENGINES_NOTICE: Announcement(said, 7)})
 
     assert ([], False, 7) == (fleet.heard, fleet.is_put, fleet.number)
     assert "0.weight" in caplog.text

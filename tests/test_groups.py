@@ -3,11 +3,11 @@
 import orjson
 
 from proxy.groups import FINISHED_MARK, MEMBER_MARK, read_group
-from storage.types import StoredRollout
+from storage.types import StoredEntity
 
 
 def stored(**fields):
-    return StoredRollout("g", "b", 1, 2, {name: orjson.dumps(value) for name, value in fields.items()}, {})
+    return StoredEntity("g", "b", 1, 2, {name: orjson.dumps(value) for name, value in fields.items()}, {})
 
 
 def marks(**members):

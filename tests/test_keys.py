@@ -9,16 +9,16 @@ NAMES = st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1, max_
 
 
 @given(NAMES, st.text("0123456789abcdef", min_size=16, max_size=16))
-def test_a_minted_key_proves_its_own_rollout(name, birth):
+def test_a_minted_key_proves_its_own_rollout(name, incarnation):
     """And no other life, id or store."""
-    key = read_minted(mint(name, birth, b"secret"))
+    key = read_minted(mint(name, incarnation, b"secret"))
 
     assert name == key.rollout_id
-    assert proves(key, birth, b"secret")
-    assert not proves(key, birth + "0", b"secret")
-    assert not proves(key, birth, b"other")
+    assert proves(key, incarnation, b"secret")
+    assert not proves(key, incarnation + "0", b"secret")
+    assert not proves(key, incarnation, b"other")
     assert not proves(
-        read_minted(mint(name + "x", birth, b"secret")).__class__(name, key.proof + "x"), birth, b"secret"
+        read_minted(mint(name + "x", incarnation, b"secret")).__class__(name, key.proof + "x"), incarnation, b"secret"
     )
 
 

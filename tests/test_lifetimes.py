@@ -13,7 +13,7 @@ from stored import rollout_of, some_steps, steps_of
 from proxy.lifetimes import Lifetimes
 from proxy.metrics import make_metrics
 from storage import StoreOptions, open_store
-from storage.redis.keys import keys_of
+from storage.redis.keys import rollout_keys
 from storage.types import Origin
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
@@ -42,17 +42,17 @@ async def on_key(store, verb, key, *more):
 
 async def age(store, name="r1"):
     """Let a rollout be about to expire."""
-    for key in keys_of(store._prefix, name).all()[:5]:
+    for key in rollout_keys(store._prefix, name).all()[:5]:
         await on_key(store, "PEXPIRE", key, 50_000)
 
 
 async def is_renewed(store, name="r1"):
-    return 900_000 < await on_key(store, "PTTL", keys_of(store._prefix, name).rollout)
+    return 900_000 < await on_key(store, "PTTL", rollout_keys(store._prefix, name).rollout)
 
 
 async def expire(store, name="r1"):
     """What happens to a rollout when its time has come."""
-    for key in keys_of(store._prefix, name).all()[:5]:
+    for key in rollout_keys(store._prefix, name).all()[:5]:
         await on_key(store, "DEL", key)
 
 
@@ -64,7 +64,7 @@ async def until(condition):
 
 async def kept_one(store, lifetimes, group_id=None):
     made = await store.open("r1", {}, now_ms=1)
-    return made.birth, lifetimes.kept("r1", made.birth, group_id, Origin(made.created_ms, made.fields))
+    return made.incarnation, lifetimes.kept("r1", made.incarnation, group_id, Origin(made.created_ms, made.fields))
 
 
 async def test_a_rollout_is_renewed_while_it_has_a_call_in_flight(mortal, metrics):
@@ -112,10 +112,10 @@ async def test_renewing_goes_on_by_itself_whatever_fails(mortal, metrics):
 async def test_without_a_ttl_nothing_is_kept(store, metrics):
     """And no task runs."""
     lifetimes = await Lifetimes(store, metrics).start()
-    birth, kept = await kept_one(store, lifetimes)
+    incarnation, kept = await kept_one(store, lifetimes)
     with kept:
         assert (None, "<Lifetimes 0 rollouts kept>", None) == (
-            lifetimes.origin("r1", birth), repr(lifetimes), lifetimes._task
+            lifetimes.origin("r1", incarnation), repr(lifetimes), lifetimes._task
         )  # fmt: skip
     await lifetimes.close()
 
@@ -124,7 +124,7 @@ async def test_of_thousands_of_calls_each_rollout_is_renewed_once_in_bounded_bun
     """Never more than some at once; the cost is the rollouts', not the calls'."""
     lifetimes, at_once, most, renewed = Lifetimes(mortal, metrics), 0, 0, []
 
-    async def renew(name, birth):
+    async def renew(name, incarnation):
         nonlocal at_once, most
         at_once += 1
         most = max(most, at_once)
@@ -169,7 +169,7 @@ async def test_a_step_whose_rollout_expired_meanwhile_is_stored(mortal, engine, 
         async with http.post(served.url + "/rollouts", json=terms) as answer:
             opened = await answer.json()
         calling = await in_flight(engine, http, served.url)
-        before = await mortal.look("r1")
+        before = await mortal.get("r1")
         await expire(mortal)
         held.set()
         status = (await calling).status
@@ -180,7 +180,7 @@ async def test_a_step_whose_rollout_expired_meanwhile_is_stored(mortal, engine, 
             told = await answer.text()
 
     assert (200, 1) == (status, len(await steps_of(mortal, "r1")))
-    assert (before.birth, before.created_ms) == (rollout.birth, rollout.created_ms)
+    assert (before.incarnation, before.created_ms) == (rollout.incarnation, rollout.created_ms)
     assert ("g1", {"task": 7}, 5, "open") == (
         rollout.group_id, rollout.metadata, rollout.limits.max_steps, rollout.status
     )  # fmt: skip
@@ -212,7 +212,7 @@ async def test_a_step_whose_rollout_was_deleted_meanwhile_is_not_stored_and_coun
         async with http.get(served.url + "/metrics") as answer:
             told = await answer.text()
 
-    assert (200, None) == (status, await mortal.look("r1"))
+    assert (200, None) == (status, await mortal.get("r1"))
     assert "tokentape_discarded_steps_total 1.0" in told
     assert "tokentape_restored_rollouts_total 0.0" in told
 

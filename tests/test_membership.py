@@ -28,7 +28,7 @@ async def test_a_group_comes_into_being_with_those_that_join_it(store):
 
 async def test_nobody_joins_a_group_that_was_opened_with_its_rollouts(store):
     """A rollout that was made for it is unmade; one that was there before stays; its own members are at home."""
-    name = next(name for name in (f"m{n}" for n in range(1000)) if store.beside("g", name))
+    name = next(name for name in (f"m{n}" for n in range(1000)) if store.same_slot("g", name))
     await store.open_group("g", {"size": b"1", "members": b'["%s"]' % name.encode()}, {name: {}}, now_ms=1)
     there = await opened(store, "there")
 
@@ -37,8 +37,8 @@ async def test_nobody_joins_a_group_that_was_opened_with_its_rollouts(store):
         with pytest.raises(Conflict, match="none of them"):
             await join(store, CLOCK, rollout, "g")
 
-    assert await store.look("new") is None
-    assert await store.look("there") is not None
+    assert await store.get("new") is None
+    assert await store.get("there") is not None
     assert (name,) == (await find_group(store, "g")).members
 
 
@@ -49,7 +49,7 @@ async def test_a_group_deleted_while_somebody_joins_comes_into_being_again(store
     joining = asyncio.ensure_future(join(SimpleNamespace(groups=groups), CLOCK, await opened(store), "g"))
     groups.reached["mark"] = asyncio.Event()
     await groups.reached["mark"].wait()
-    await store.groups.drop("g")
+    await store.groups.delete("g")
     groups.waiting.pop("mark").set()
     await joining
 
@@ -64,9 +64,9 @@ async def test_who_is_finished_is_noted_in_the_group(store):
 
     assert {"r1"} == (await find_group(store, "g")).finished
 
-    await store.groups.drop("g")
+    await store.groups.delete("g")
     await store.groups.open("g", {}, now_ms=1)
     await mark_finished(store, CLOCK, group, "r1")
 
     assert frozenset() == (await find_group(store, "g")).finished
-    assert read_group(await store.groups.look("g")).members == ()
+    assert read_group(await store.groups.get("g")).members == ()

@@ -17,7 +17,7 @@ def timeout_s():
 @pytest.fixture
 async def pauses(store, timeout_s):
     """Two processes' pauses over one store, each with room for one call that waits."""
-    both = [Pause(store.notices, who, max_waiting=1, timeout_s=timeout_s) for who in "ab"]
+    both = [Pause(store.announcements, who, max_waiting=1, timeout_s=timeout_s) for who in "ab"]
     for pause in both:
         await pause.start()
     yield both

@@ -99,13 +99,13 @@ async def test_a_long_call_keeps_its_place(proxy, store, engine, http, monkeypat
     """Its lease is renewed for as long as it lasts: here the first one is over at once, and the renewed one holds."""
     monkeypatch.setattr(places, "_RENEW_S", 0.02)
     monkeypatch.setattr("proxy.admission.LEASE_MS", 1)
-    hold, renewed = store.places.hold, set()
+    hold, renewed = store.reservations.extend, set()
 
-    async def counted(rollout, birth, place):
-        await hold(rollout, birth, place)
+    async def counted(rollout, incarnation, place):
+        await hold(rollout, incarnation, place)
         renewed.add(place[0])
 
-    monkeypatch.setattr(store.places, "hold", counted)
+    monkeypatch.setattr(store.reservations, "extend", counted)
     engine.hangs()
     calls = [asyncio.ensure_future(status_of(http, proxy)) for _ in range(2)]
 

@@ -3,11 +3,11 @@
 import orjson
 
 from proxy.policy import POLICY_NOTICE, Policy, read_policy
-from storage.types import Notice
+from storage.types import Announcement
 
 
 def notices(version, number):
-    return {POLICY_NOTICE: Notice(orjson.dumps(version), number)}
+    return {POLICY_NOTICE: Announcement(orjson.dumps(version), number)}
 
 
 def test_a_version_is_read_from_the_notices():

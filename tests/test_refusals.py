@@ -9,7 +9,7 @@ from fakes import proxying, settings_for
 from proxy.errors import BadCall, EngineBroke, InternalError, NoEngine, StoreFault
 from proxy.refusals import internal_error
 from proxy.server import running
-from storage.errors import StoreAway
+from storage.errors import StoreUnreachable
 
 CHAT = "/rollouts/r1/v1/chat/completions"
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
@@ -59,9 +59,9 @@ async def test_agents_do_not_learn_where_an_engine_is(store, http, logged, path,
 
 async def test_agents_do_not_learn_where_the_store_is(store, engine, http, logged, monkeypatch):
     """The control API does: whoever operates the proxy reads it there."""
-    monkeypatch.setattr("fakes.StoreAway", lambda _: StoreAway("cannot connect to /run/secret.sock"))
+    monkeypatch.setattr("fakes.StoreUnreachable", lambda _: StoreUnreachable("cannot connect to /run/secret.sock"))
     async with proxying(engine.url, store) as served:
-        store.failing = {"open", "look", "list"}
+        store.failing = {"open", "get", "list"}
         async with http.post(served.url + CHAT, json=BODY) as agents, http.get(served.url + "/rollouts") as operators:
             seen, known = await agents.text(), await operators.text()
 

@@ -4,7 +4,7 @@ import pytest
 
 from proxy.rollouts import CountedDrift, Limits, read_marks, read_rollout, write_fields
 from proxy.wire.plan import Sampling
-from storage.types import StoredRollout
+from storage.types import StoredEntity
 
 
 def test_what_is_written_is_read_again():
@@ -20,7 +20,7 @@ def test_what_is_written_is_read_again():
         "model": None,
     }
     written = write_fields(fields)
-    rollout = read_rollout(StoredRollout("r1", "b", 1, 2, written | {"opened_with": b"not json"}, {"steps": 4}))
+    rollout = read_rollout(StoredEntity("r1", "b", 1, 2, written | {"opened_with": b"not json"}, {"steps": 4}))
 
     assert "model" not in written
     assert ("failed", True, "g", 0.5, {"a": 1}) == (
@@ -29,7 +29,7 @@ def test_what_is_written_is_read_again():
     assert (Sampling(default={"n": 1}), ({"x": 1},), Limits(max_steps=3), 4) == (
         rollout.sampling, rollout.tools, rollout.limits, rollout.counts["steps"]
     )  # fmt: skip
-    assert ("open", False) == (read_rollout(StoredRollout("r2", "b", 1, 2, {}, {})).status, False)
+    assert ("open", False) == (read_rollout(StoredEntity("r2", "b", 1, 2, {}, {})).status, False)
 
 
 def test_marks_are_read_by_their_kind():
@@ -53,14 +53,14 @@ def drifted(steps: int, **kinds: int) -> CountedDrift:
 def test_drift_is_known_once_it_is_counted_in_all_steps_and_explained():
     """A step that came later, or a place without its kind, is a reason to look again."""
     fields = {"drift": b'{"kinds": {"edited": 1}, "steps": 2}'}
-    known = read_rollout(StoredRollout("r1", "b", 1, 2, fields, {"steps": 2}))
-    more = read_rollout(StoredRollout("r1", "b", 1, 2, fields, {"steps": 3}))
+    known = read_rollout(StoredEntity("r1", "b", 1, 2, fields, {"steps": 2}))
+    more = read_rollout(StoredEntity("r1", "b", 1, 2, fields, {"steps": 3}))
     unexplained = {"drift": b'{"kinds": {"unexplained": 1}, "steps": 2}'}
 
     assert (drifted(2, edited=1), True, False) == (known.drift, known.is_drift_known, more.is_drift_known)
-    assert not read_rollout(StoredRollout("r1", "b", 1, 2, unexplained, {"steps": 2})).is_drift_known
-    assert not read_rollout(StoredRollout("r1", "b", 1, 2, {}, {})).is_drift_known
-    assert read_rollout(StoredRollout("r1", "b", 1, 2, fields, {"steps": 1})).drift is None, (
+    assert not read_rollout(StoredEntity("r1", "b", 1, 2, unexplained, {"steps": 2})).is_drift_known
+    assert not read_rollout(StoredEntity("r1", "b", 1, 2, {}, {})).is_drift_known
+    assert read_rollout(StoredEntity("r1", "b", 1, 2, fields, {"steps": 1})).drift is None, (
         "it expired, and is restored"
     )
 

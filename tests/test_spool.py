@@ -12,16 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.spool import Spool, pack, unpack
-from storage.errors import StoreAway
-from storage.types import Entry, Origin
+from storage.errors import StoreUnreachable
+from storage.types import Origin, StepWrite
 
 
-def entry(number: int, record: bytes = b"record") -> Entry:
-    return Entry("r1", "birth", f"S{number}", record, {b"\x01\x02": b"block"}, (b"\x03",), {"steps": 1})
+def entry(number: int, record: bytes = b"record") -> StepWrite:
+    return StepWrite("r1", "birth", f"S{number}", record, {b"\x01\x02": b"block"}, (b"\x03",), {"steps": 1})
 
 
 def kept_by(taken: list):
-    async def append(one: Entry) -> None:
+    async def append(one: StepWrite) -> None:
         taken.append(one)
 
     return append
@@ -31,7 +31,7 @@ def kept_by(taken: list):
 def test_an_entry_comes_back_as_it_was(record, blocks, name):
     """Every byte of it."""
     fields = {f"f{number}": block for number, block in enumerate(blocks.values())}
-    plain = Entry("r/ö", "b", name, record, blocks, tuple(blocks), {"steps": 1, "exact": 1})
+    plain = StepWrite("r/ö", "b", name, record, blocks, tuple(blocks), {"steps": 1, "exact": 1})
     for before in (plain, replace(plain, late_if="closed", origin=Origin(5, fields)), replace(plain, origin=Origin(0))):
         assert before == unpack(pack(before))
 
@@ -70,12 +70,12 @@ async def test_a_replay_that_stops_goes_on_where_it_stopped(tmp_path):
     await spool.write(entry(1))
     await spool.write(entry(2))
 
-    async def away_at_the_second(one: Entry) -> None:
+    async def away_at_the_second(one: StepWrite) -> None:
         if taken:
-            raise StoreAway("away")
+            raise StoreUnreachable("away")
         taken.append(one)
 
-    with pytest.raises(StoreAway):
+    with pytest.raises(StoreUnreachable):
         await spool.replay(away_at_the_second)
     await spool.write(entry(3))
     await spool.replay(kept_by(taken))
@@ -91,7 +91,7 @@ async def test_rollouts_are_replayed_side_by_side_each_in_its_order(tmp_path):
         for rollout in ("r1", "r2"):
             await spool.write(replace(entry(number), rollout=rollout))
 
-    async def together(one: Entry) -> None:
+    async def together(one: StepWrite) -> None:
         await asyncio.wait_for(both.wait(), 50)
         taken.append((one.rollout, one.name))
 
@@ -109,12 +109,12 @@ async def test_a_rollout_that_the_store_refuses_holds_up_itself_and_those_behind
     for number, rollout in enumerate(("r1", "r2", "r1")):
         await spool.write(replace(entry(number), rollout=rollout))
 
-    async def refusing(one: Entry) -> None:
+    async def refusing(one: StepWrite) -> None:
         if one.rollout == "r1" and not taken:
-            raise StoreAway("away")
+            raise StoreUnreachable("away")
         taken.append(one.name)
 
-    with pytest.raises(StoreAway):
+    with pytest.raises(StoreUnreachable):
         await spool.replay(refusing)
     waiting = spool.pending
     taken.append("-")

@@ -61,7 +61,7 @@ async def test_without_a_store_a_start_is_alive_not_ready_and_refuses_calls_unti
     store, engine, http, addresses
 ):
     """Also on the control API's own port; /ready says why; no engine is asked of anything meanwhile."""
-    store.failing.add("constant")
+    store.failing.add("set_once")
     model, control = (f"http://{address}" for address in addresses)
     engine.plays(load("chat_ids_lp"))
     settings = settings_for(engine.url, listen=addresses[0], control={"listen": addresses[1]})
@@ -111,10 +111,10 @@ async def test_a_store_that_comes_and_cannot_be_used_ends_the_start(store, engin
     async def unfit(*args):
         raise StorageError("it is too old")
 
-    store.failing.add("constant")
+    store.failing.add("set_once")
     async with starting(settings_for(engine.url, listen=addresses[0]), store) as task:
         await answer_of(http, f"http://{addresses[0]}/ready", 503)
-        monkeypatch.setattr(store._store, "constant", unfit)
+        monkeypatch.setattr(store._store, "set_once", unfit)
         store.failing.clear()
         with pytest.raises(StorageError, match="too old"):
             await task

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry
 
 from proxy.metrics import make_metrics
 from proxy.standing import Standing
-from storage.errors import RolloutGone, StoreAway
+from storage.errors import RolloutDeleted, StoreUnreachable
 
 
 @pytest.fixture
@@ -27,9 +27,9 @@ async def standing(store, back):
 
 async def test_a_store_that_failed_is_away_until_it_takes_a_write(standing, store, back):
     """A PING is not enough: a store that is full answers one."""
-    store.failing.add("constant")
-    standing.failed(StoreAway("it is full"))
-    with pytest.raises(StoreAway, match="it is full"):
+    store.failing.add("set_once")
+    standing.failed(StoreUnreachable("it is full"))
+    with pytest.raises(StoreUnreachable, match="it is full"):
         standing.check()
     pings, real = asyncio.Semaphore(0), store._store.ping
 
@@ -49,7 +49,7 @@ async def test_a_store_that_failed_is_away_until_it_takes_a_write(standing, stor
 
 async def test_what_is_wrong_with_one_rollout_is_not_the_stores_absence(standing):
     """A deleted rollout is no reason to refuse others."""
-    standing.failed(RolloutGone("deleted"))
+    standing.failed(RolloutDeleted("deleted"))
 
     standing.check()
 
@@ -57,7 +57,7 @@ async def test_what_is_wrong_with_one_rollout_is_not_the_stores_absence(standing
 async def test_work_at_its_return_that_finds_it_away_is_done_again(store):
     """The return counts once its work is done."""
     done = asyncio.Event()
-    failures = [StoreAway("away again")]
+    failures = [StoreUnreachable("away again")]
 
     async def is_back() -> None:
         if failures:

@@ -52,7 +52,7 @@ class BackgroundAudit:
             self._task.cancel()
             await asyncio.wait([self._task])
 
-    def offer(self, step: Step, birth: str, appended: Appended) -> None:
+    def offer(self, step: Step, incarnation: str, appended: Appended) -> None:
         """A step that was stored: taken if it is drawn, can be scored, and nothing else waits. Never blocks."""
         if self._task is None or self._waiting.full() or not is_scorable(step):
             return

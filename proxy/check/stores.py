@@ -25,7 +25,7 @@ async def check_store(settings: StoreSettings, clock: Clock, *, runs: bool = Fal
         store = await open_store(settings.url, store_options(settings))
         try:
             ours = clock.now()
-            facts, doubts = await store.facts(), await store.doubts()
+            facts, warnings = await store.info(), await store.warnings()
         finally:
             await store.close()
     except (StorageError, ValueError, OSError) as error:
@@ -38,9 +38,9 @@ async def check_store(settings: StoreSettings, clock: Clock, *, runs: bool = Fal
         return
     for finding in check_clock(subject, float(facts.pop("clock_s")), ours):
         yield finding
-    for doubt in doubts:
-        yield Finding(subject, "fault" if doubt.is_fault else "note", doubt.seen, doubt.mend)
-    if not any(doubt.is_fault for doubt in doubts):
+    for warning in warnings:
+        yield Finding(subject, "fault" if warning.can_lose_data else "note", warning.problem, warning.fix)
+    if not any(warning.can_lose_data for warning in warnings):
         yield Finding(subject, "ok", ", ".join(f"{name} {value}" for name, value in facts.items()))
 
 

@@ -67,7 +67,7 @@ def in_their_shape(route: Handler) -> Handler:
 async def session_of(request: web.Request) -> Rollout:
     """The session that the path names. Raises NotFound."""
     name = request.match_info["uuid"]
-    stored = await request.app[PARTS].store.look(name) if is_session_id(name) else None
+    stored = await request.app[PARTS].store.get(name) if is_session_id(name) else None
     rollout = None if stored is None else read_rollout(stored)
     if rollout is None or terms_of(rollout) is None:
         raise NotFound(f"Session {name} not found")
@@ -139,7 +139,7 @@ async def list_sessions(request: web.Request) -> web.Response:
     parts = request.app[PARTS]
     shown = []
     async for name in parts.store.names():
-        stored = await parts.store.look(name) if is_session_id(name) else None
+        stored = await parts.store.get(name) if is_session_id(name) else None
         rollout = None if stored is None else read_rollout(stored)
         if rollout is not None and (terms := terms_of(rollout)) is not None:
             shown.append(
@@ -174,7 +174,7 @@ async def delete_session(request: web.Request) -> web.Response:
     if parts.settings.atropos.keep_sessions:
         await _finish(parts, rollout)
     else:
-        await parts.store.drop(rollout.rollout_id)
+        await parts.store.delete(rollout.rollout_id)
     return _json({"status": "deleted", "uuid": rollout.rollout_id})
 
 
@@ -187,7 +187,7 @@ async def _finish(parts: Parts, rollout: Rollout) -> None:
         fields = write_fields({"metadata": metadata_of_deleted(rollout)})
         expect = {"metadata": rollout.origin.fields.get("metadata")}
         try:
-            await parts.store.amend(rollout.rollout_id, fields, expect=expect, now_ms=parts.clock.now_ms())
+            await parts.store.update_if(rollout.rollout_id, fields, expect=expect, now_ms=parts.clock.now_ms())
         except FieldsChanged as changed:
             rollout = read_rollout(changed.rollout)  # somebody was quicker: look again
         else:

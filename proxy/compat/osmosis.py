@@ -103,7 +103,7 @@ async def _amended(parts: Parts, rollout: Rollout, fields: Mapping[str, Any]) ->
     """
     name, expect = rollout.rollout_id, {each: rollout.origin.fields.get(each) for each in _DECIDING}
     try:
-        stored = await parts.store.amend(name, write_fields(fields), expect=expect, now_ms=parts.clock.now_ms())
+        stored = await parts.store.update_if(name, write_fields(fields), expect=expect, now_ms=parts.clock.now_ms())
     except FieldsChanged as changed:
         return False, read_rollout(changed.rollout)
     if stored is None:
@@ -116,7 +116,7 @@ async def with_tools(parts: Parts, rollout: Rollout) -> Rollout:
     until = parts.clock.monotonic() + _TOOLS_WITHIN_S
     while rollout.is_starting and parts.clock.monotonic() < until:
         await asyncio.sleep(_LOOK_EVERY_S)
-        stored = await parts.store.look(rollout.rollout_id)
+        stored = await parts.store.get(rollout.rollout_id)
         if stored is None:
             raise no_rollout(rollout.rollout_id)
         rollout = read_rollout(stored)

@@ -43,7 +43,7 @@ async def dispatch_rollout(request: web.Request) -> web.Response:
     state = "starting" if asked.protocol == "async" else "started"
     kept = write_fields({"osmosis": ticket(asked.server, asked.protocol, digest, state)})
     try:
-        stored = await parts.store.amend(
+        stored = await parts.store.update_if(
             rollout.rollout_id, kept, expect={"osmosis": None, "status": None}, now_ms=parts.clock.now_ms()
         )
     except FieldsChanged as changed:
@@ -56,7 +56,7 @@ async def dispatch_rollout(request: web.Request) -> web.Response:
         raise no_rollout(rollout.rollout_id)
     rollout = read_rollout(stored)
     body = _request_of(asked, rollout, servers.server_url or model_url(request, parts))
-    key = mint(rollout.rollout_id, rollout.birth, parts.secret, dispatch=digest)
+    key = mint(rollout.rollout_id, rollout.incarnation, parts.secret, dispatch=digest)
     body["callback_api_key" if asked.protocol == "sync" else "api_key"] = key
     task = servers.hold(_run(parts, servers, rollout, asked, body))
     if not asked.wait:
@@ -107,7 +107,7 @@ async def _begin(parts: Parts, rollout: Rollout, init: InitAnswer) -> None:
     """Keep the tools that the server named; calls may come now."""
     fields = write_fields({"osmosis": {**rollout.osmosis, "state": "started"}, "tools": init.tools or None})
     try:
-        await parts.store.amend(rollout.rollout_id, fields, expect={}, now_ms=parts.clock.now_ms())
+        await parts.store.update_if(rollout.rollout_id, fields, expect={}, now_ms=parts.clock.now_ms())
     except StorageError as error:
         LOG.error("the tools of a rollout are lost: %s", error, extra={"fields": {"rollout_id": rollout.rollout_id}})
 

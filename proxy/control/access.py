@@ -53,7 +53,7 @@ def rollout_id_of(request: web.Request) -> str:
 async def rollout_of(request: web.Request) -> Rollout:
     """The rollout that the path names. Raises NotFound."""
     name = rollout_id_of(request)
-    stored = await request.app[PARTS].store.look(name)
+    stored = await request.app[PARTS].store.get(name)
     if stored is None:
         raise no_rollout(name)
     return read_rollout(stored)

@@ -21,7 +21,7 @@ from proxy.control.wanted import wanted_by_claim
 from proxy.errors import Conflict, LeaseLost, NotFound
 from proxy.parts import PARTS, Parts
 from proxy.rollouts import write_fields
-from storage.types import Waiting
+from storage.types import QueuedGroup
 
 _LOOK_AGAIN_S: Final = 0.2
 
@@ -113,9 +113,9 @@ async def ack_batch(request: web.Request) -> web.Response:
     return await _end(parts, batch, "acked", {"batch_id": batch.batch_id, "acked": done, "lost": lost})
 
 
-async def _was_done(parts: Parts, batch: Batch, waiting: Waiting) -> bool:
+async def _was_done(parts: Parts, batch: Batch, waiting: QueuedGroup) -> bool:
     """Whether this batch's first acknowledgement, whose answer was lost, had come so far."""
-    stored = await parts.store.groups.look(waiting.group)
+    stored = await parts.store.groups.get(waiting.group)
     if stored is None:
         return True  # deleted: nobody else can hold it
     fields = write_fields({"status": "done", "batch_id": batch.batch_id})
@@ -155,7 +155,7 @@ async def extend_batch(request: web.Request) -> web.Response:
 async def _batch_of(request: web.Request, *, ending: Ending | None) -> Batch:
     """The batch that the path names. Raises NotFound, or Conflict if it ended in another way."""
     name = rollout_id_of(request)
-    stored = await request.app[PARTS].store.batches.look(name)
+    stored = await request.app[PARTS].store.batches.get(name)
     if stored is None:
         raise NotFound(f"there is no batch {name!r}", param="batch_id")
     batch = read_batch(stored)
@@ -177,7 +177,7 @@ def _check_any(batch: Batch, held: list[str]) -> None:
 async def _end(parts: Parts, batch: Batch, ended: Ending, answer: dict[str, Any]) -> web.Response:
     """Keep the answer, for whoever asks again because it got lost."""
     fields = write_fields({"ended": ended, "answer": answer})
-    await parts.store.batches.amend(batch.batch_id, fields, expect={}, now_ms=parts.clock.now_ms())
+    await parts.store.batches.update_if(batch.batch_id, fields, expect={}, now_ms=parts.clock.now_ms())
     return _json(answer)
 
 

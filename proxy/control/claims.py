@@ -27,7 +27,7 @@ from proxy.parts import Parts
 from proxy.policy import read_policy
 from proxy.rollouts import Rollout, read_rollout, write_fields
 from storage.errors import FieldsChanged, StorageError
-from storage.types import Waiting
+from storage.types import QueuedGroup
 
 _LOOKED_AT: Final = 1000  # of each bucket, the longest waiting
 _UNHELD: Final = ("batch_id", "consumer", "lease_ms")
@@ -38,7 +38,7 @@ _UNKNOWN: Final = -1  # a policy version that is no number is taken for older th
 class Held:
     """A leased group: its entry in the queue, the rollouts whose rewards the claim froze, and its JSON once rendered."""
 
-    waiting: Waiting
+    waiting: QueuedGroup
     frozen: tuple[str, ...] = ()
     rendered: bytes = b""
 
@@ -63,8 +63,8 @@ class Claim:
 
 async def fill(parts: Parts, claim: Claim) -> None:
     """Hold groups that wait, in the order that the claim wants, until it is full or none is left."""
-    claim.policy_version = read_policy(await parts.store.notices.read())
-    waiting = await parts.store.queue.waiting(_LOOKED_AT)
+    claim.policy_version = read_policy(await parts.store.announcements.read())
+    waiting = await parts.store.queue.list_available(_LOOKED_AT)
     for one in sorted(waiting, key=lambda one: _rank(one, claim.said.order)):
         if claim.is_full:
             return
@@ -72,10 +72,10 @@ async def fill(parts: Parts, claim: Claim) -> None:
             await _consider(parts, claim, one)
 
 
-async def give_back(parts: Parts, batch_id: str, waiting: Waiting) -> bool:
+async def give_back(parts: Parts, batch_id: str, waiting: QueuedGroup) -> bool:
     """Let a leased group wait again; return whether it was leased."""
     fields = {**dict.fromkeys(_UNHELD), **write_fields({"status": "complete"})}
-    return await parts.store.queue.give_back(waiting, batch_id, fields, now_ms=parts.clock.now_ms())
+    return await parts.store.queue.release(waiting, batch_id, fields, now_ms=parts.clock.now_ms())
 
 
 async def undo(parts: Parts, claim: Claim, held: Iterable[Held]) -> None:
@@ -99,18 +99,18 @@ def held_fields(parts: Parts, batch_id: str, consumer: str, lease_s: float) -> d
     return write_fields({"status": "claimed", "batch_id": batch_id, "consumer": consumer, "lease_ms": until})
 
 
-def _rank(waiting: Waiting, order: str) -> int:
+def _rank(waiting: QueuedGroup, order: str) -> int:
     """Groups of equal rank stay in the order in which they wait."""
     version = _version(waiting)
     return version if order == "oldest" else -version
 
 
-def _version(waiting: Waiting) -> int:
+def _version(waiting: QueuedGroup) -> int:
     number = number_of(orjson.loads(waiting.note)["oldest"])
     return _UNKNOWN if number is None else number
 
 
-async def _consider(parts: Parts, claim: Claim, waiting: Waiting) -> None:
+async def _consider(parts: Parts, claim: Claim, waiting: QueuedGroup) -> None:
     """Lease one group and render it, if it meets the conditions of the claim."""
     too_stale = why_stale(claim, waiting)
     if too_stale is not None and claim.said.stale == "keep":
@@ -118,7 +118,7 @@ async def _consider(parts: Parts, claim: Claim, waiting: Waiting) -> None:
         return
     lease_ms, now_ms = max(1, round(claim.said.lease_s * 1000)), parts.clock.now_ms()
     fields = held_fields(parts, claim.batch_id, claim.said.consumer, claim.said.lease_s)
-    if not await parts.store.queue.take(waiting, claim.batch_id, fields, lease_ms=lease_ms, now_ms=now_ms):
+    if not await parts.store.queue.claim(waiting, claim.batch_id, fields, lease_ms=lease_ms, now_ms=now_ms):
         return  # somebody was quicker, or it was deleted
     held = Held(waiting)
     try:
@@ -135,7 +135,7 @@ async def _consider(parts: Parts, claim: Claim, waiting: Waiting) -> None:
         raise
 
 
-def why_stale(claim: Claim, waiting: Waiting) -> str | None:
+def why_stale(claim: Claim, waiting: QueuedGroup) -> str | None:
     """Why a group is too old for the claim; None if it is not. What cannot be told to be fresh is stale."""
     most = claim.said.max_staleness
     if most is None:
@@ -183,7 +183,7 @@ async def _freeze(parts: Parts, rollouts: list[Rollout], batch_id: str) -> list[
     now_ms = parts.clock.now_ms()
     stored = await asyncio.gather(
         *(
-            parts.store.amend(rollout.rollout_id, {} if rollout.claimed_by else fields, expect={}, now_ms=now_ms)
+            parts.store.update_if(rollout.rollout_id, {} if rollout.claimed_by else fields, expect={}, now_ms=now_ms)
             for rollout in rollouts
         ),
         return_exceptions=True,  # all of them are done before any is undone
@@ -208,7 +208,7 @@ async def _thaw(parts: Parts, claim: Claim, held: Held) -> None:
     expect = write_fields({"claimed_by": claim.batch_id})
     for rollout_id in held.frozen:
         with suppress(FieldsChanged):
-            await parts.store.amend(rollout_id, {"claimed_by": None}, expect=expect, now_ms=now_ms)
+            await parts.store.update_if(rollout_id, {"claimed_by": None}, expect=expect, now_ms=now_ms)
 
 
 async def _drop(parts: Parts, claim: Claim, held: Held, why: str) -> None:

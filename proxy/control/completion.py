@@ -43,7 +43,7 @@ async def complete_if_full(parts: Parts, group_id: str) -> None:
     fields = write_fields({"status": "complete", "complete_ms": now_ms, "oldest": oldest})
     try:
         note = orjson.dumps({"oldest": oldest})
-        await parts.store.queue.offer(group_id, note, fields, expect={"status": None}, now_ms=now_ms)
+        await parts.store.queue.enqueue(group_id, note, fields, expect={"status": None}, now_ms=now_ms)
         parts.metrics.group_events.labels("complete").inc()
     except FieldsChanged:
         return  # somebody was quicker
@@ -74,7 +74,7 @@ async def members_of(parts: Parts, group: Group) -> list[Rollout]:
     found: list[Rollout] = []
     for start in range(0, len(group.members), _AT_ONCE):
         names = group.members[start : start + _AT_ONCE]
-        stored = await asyncio.gather(*map(parts.store.look, names))
+        stored = await asyncio.gather(*map(parts.store.get, names))
         found += [read_rollout(one) for one in stored if one is not None]
     return found
 

@@ -36,7 +36,7 @@ def settle_late(parts: Parts, step: Step, appended: Appended) -> None:
 
 async def _settle(parts: Parts, rollout_id: str) -> None:
     try:
-        stored = await parts.store.look(rollout_id)
+        stored = await parts.store.get(rollout_id)
         rollout = None if stored is None else read_rollout(stored)
         if rollout is None or not rollout.is_finished or rollout.is_drift_known:
             return

@@ -28,7 +28,7 @@ async def show_events(request: web.Request) -> web.StreamResponse:
     parts = request.app[PARTS]
     only_known(request, ("rollout_id",))
     wanted = request.query.get("rollout_id")
-    async with parts.store.changes.follow() as changes:
+    async with parts.store.changes.subscribe() as changes:
         response = web.StreamResponse(headers=_HEADERS)
         await response.prepare(request)
         await response.write(b": following\n\n")

@@ -185,7 +185,7 @@ async def _rollouts(
     """The rollouts that a query asks for, newest first, in constant memory. `since` is unix seconds."""
     given = 0
     async for name in parts.store.names():
-        stored = await parts.store.look(name)
+        stored = await parts.store.get(name)
         if stored is None:
             continue  # deleted meanwhile
         if since is not None and stored.created_ms < since * 1000:

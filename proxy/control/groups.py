@@ -26,7 +26,7 @@ from proxy.groups import STATUSES, Group, read_group
 from proxy.membership import find_group
 from proxy.parts import PARTS, Parts
 from proxy.rollouts import Rollout, write_fields
-from storage.types import StoredRollout
+from storage.types import StoredEntity
 
 _LISTED: Final = 100
 _MOST_LISTED: Final = 1000
@@ -73,14 +73,14 @@ def _beside(parts: Parts, group_id: str) -> str:
     """A fresh id that can be opened together with its group: one in sixteen can."""
     while True:
         name = new_id(parts.clock)
-        if parts.store.beside(group_id, name):
+        if parts.store.same_slot(group_id, name):
             return name
 
 
-async def _opened(request: web.Request, parts: Parts, stored: StoredRollout) -> dict[str, Any]:
+async def _opened(request: web.Request, parts: Parts, stored: StoredEntity) -> dict[str, Any]:
     """What an opening answers, the same each time."""
     group = read_group(stored)
-    found = await asyncio.gather(*map(parts.store.look, group.members))
+    found = await asyncio.gather(*map(parts.store.get, group.members))
     return {
         "group_id": group.group_id,
         "size": group.size,
@@ -168,8 +168,8 @@ async def drop_group(parts: Parts, group_id: str) -> None:
     group = await find_group(parts.store, group_id)
     if group is not None:
         for name in group.members:
-            await parts.store.drop(name)
-        await parts.store.groups.drop(group_id)
+            await parts.store.delete(name)
+        await parts.store.groups.delete(group_id)
 
 
 async def group_of(request: web.Request) -> Group:

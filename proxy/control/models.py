@@ -21,7 +21,7 @@ from proxy.errors import BadCall, NotValid
 from proxy.naming import checked_id
 from proxy.sections import Caps
 from proxy.signals import Signal, Signals, read_object
-from storage.types import LONGEST_LEASE_MS
+from storage.types import MAX_LEASE_MS
 
 
 def _id(name: str) -> str:
@@ -97,7 +97,7 @@ class ClaimBatch(_Body):
     consumer: Id
     groups: Annotated[int, Field(ge=1, le=1000)] = 1
     wait_s: Annotated[FiniteFloat, Field(ge=0, le=600)] = 0
-    lease_s: Annotated[FiniteFloat, Field(gt=0, le=LONGEST_LEASE_MS / 1000)] = 600
+    lease_s: Annotated[FiniteFloat, Field(gt=0, le=MAX_LEASE_MS / 1000)] = 600
     order: Literal["oldest", "newest"] = "oldest"
     max_staleness: Annotated[int, Field(ge=0)] | None = None
     stale: Literal["drop", "keep"] = "drop"
@@ -129,7 +129,7 @@ class ReleaseBatch(_Body):
 class ExtendBatch(_Body):
     """`POST /batches/{id}/extend`: held for so long from now on."""
 
-    lease_s: Annotated[FiniteFloat, Field(gt=0, le=LONGEST_LEASE_MS / 1000)] = 600
+    lease_s: Annotated[FiniteFloat, Field(gt=0, le=MAX_LEASE_MS / 1000)] = 600
 
 
 class PutEngines(_Body):

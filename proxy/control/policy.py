@@ -22,7 +22,7 @@ _LOOK_S: Final = 0.05
 
 async def show_policy(request: web.Request) -> web.Response:
     """`GET /policy`: the version that is announced, null if none is."""
-    return _json({"version": read_policy(await request.app[PARTS].store.notices.read())})
+    return _json({"version": read_policy(await request.app[PARTS].store.announcements.read())})
 
 
 async def put_policy(request: web.Request) -> web.Response:
@@ -30,7 +30,7 @@ async def put_policy(request: web.Request) -> web.Response:
     said = await body_of(request, PutPolicy)
     version = str(said.version)
     parts = request.app[PARTS]
-    parts.policy.told({POLICY_NOTICE: await parts.store.notices.announce(POLICY_NOTICE, orjson.dumps(version))})
+    parts.policy.told({POLICY_NOTICE: await parts.store.announcements.announce(POLICY_NOTICE, orjson.dumps(version))})
     return _json({"version": version})
 
 

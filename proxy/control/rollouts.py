@@ -26,7 +26,7 @@ from proxy.membership import join
 from proxy.parts import PARTS, Parts
 from proxy.rollouts import STATUSES, Rollout, own_metadata, read_marks, read_rollout, write_fields
 from storage.errors import FieldsChanged
-from storage.types import StoredRollout
+from storage.types import StoredEntity
 
 _LISTED = 100
 _DOTS = (".", "..")
@@ -69,7 +69,7 @@ async def list_rollouts(request: web.Request) -> web.Response:
     except ValueError as error:
         raise BadCall(str(error), param="cursor") from None
     wanted = filter_of(request)
-    found = await asyncio.gather(*map(parts.store.look, page.names))
+    found = await asyncio.gather(*map(parts.store.get, page.names))
     rollouts = [rollout for stored in found if stored is not None and wanted(rollout := read_rollout(stored))]
     shown = await asyncio.gather(*(_shown(request, parts, rollout) for rollout in rollouts))
     listed = [{**one, "metadata": own_metadata(one["metadata"])} for one in shown]
@@ -124,7 +124,9 @@ async def patch_rollout(request: web.Request) -> web.Response:
         expect = write_fields({"step_rewards": rollout.step_rewards or None})
         expected = {"claimed_by": None, "step_rewards": expect.get("step_rewards")} if signals else {}
         try:
-            stored = await parts.store.amend(rollout.rollout_id, fields, expect=expected, now_ms=parts.clock.now_ms())
+            stored = await parts.store.update_if(
+                rollout.rollout_id, fields, expect=expected, now_ms=parts.clock.now_ms()
+            )
         except FieldsChanged as changed:
             rollout = read_rollout(changed.rollout)  # somebody was quicker: look again
             continue
@@ -165,7 +167,7 @@ async def finish(parts: Parts, rollout: Rollout, said: FinishRollout) -> Rollout
         )
         expect = write_fields({"status": rollout.status}) if rollout.status != "open" else {"status": None}
         try:
-            stored = await parts.store.amend(name, fields, expect=expect, now_ms=parts.clock.now_ms())
+            stored = await parts.store.update_if(name, fields, expect=expect, now_ms=parts.clock.now_ms())
         except FieldsChanged as changed:
             rollout = read_rollout(changed.rollout)  # somebody was quicker: look again
             continue
@@ -196,15 +198,15 @@ async def after_finish(parts: Parts, rollout: Rollout, *, again: bool = False) -
 
 async def delete_rollout(request: web.Request) -> web.Response:
     """`DELETE /rollouts/{id}`: 204, also when there is nothing (any more)."""
-    await request.app[PARTS].store.drop(rollout_id_of(request))
+    await request.app[PARTS].store.delete(rollout_id_of(request))
     return web.Response(status=204)
 
 
-def opened(request: web.Request, parts: Parts, stored: StoredRollout) -> dict[str, Any]:
+def opened(request: web.Request, parts: Parts, stored: StoredEntity) -> dict[str, Any]:
     """What an opening answers: the rollout without what changes with time, so that it is the same answer again."""
     shown = _terms(request, parts, read_rollout(stored))
     shown["metadata"] = own_metadata(shown["metadata"])
-    key = mint(stored.name, stored.birth, parts.secret)
+    key = mint(stored.name, stored.incarnation, parts.secret)
     return {**shown, "status": "open", "created_ms": stored.created_ms, "api_key": key}
 
 

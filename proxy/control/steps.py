@@ -45,8 +45,8 @@ async def read_steps(parts: Parts, rollout: Rollout, *, whole: bool) -> list[Ste
     Without `whole`, requests and responses stay unread: rows of ids need neither.
     """
     if rollout.counts.get("steps", 0) < _PAGE:
-        told = await parts.store.whole(rollout.rollout_id, _PAGE)
-        if told is None or told.rollout.birth != rollout.birth:
+        told = await parts.store.read_all(rollout.rollout_id, _PAGE)
+        if told is None or told.rollout.incarnation != rollout.incarnation:
             raise no_rollout(rollout.rollout_id)
         if len(told.records) < _PAGE:
             reader = BlockReader(told.blocks)
@@ -92,8 +92,8 @@ async def _decoded(parts: Parts, rollout: Rollout, records: Sequence[bytes], sta
     name = rollout.rollout_id
     reader = BlockReader(await parts.store.blocks(name))
     marks = await parts.store.marks(name)
-    stored = await parts.store.look(name)
-    if stored is None or stored.birth != rollout.birth:
+    stored = await parts.store.get(name)
+    if stored is None or stored.incarnation != rollout.incarnation:
         raise no_rollout(name)
     return await _decode(name, records, start, reader, marks, whole=whole)
 
@@ -160,7 +160,7 @@ async def list_steps(request: web.Request) -> web.Response:
 
 async def read_step(parts: Parts, rollout_id: str, step_id: str) -> Step | None:
     """One step, whole; None if the rollout, or it, is not there."""
-    stored = await parts.store.look(rollout_id)
+    stored = await parts.store.get(rollout_id)
     found = None if stored is None else await parts.store.find(rollout_id, step_id)
     if stored is None or found is None:
         return None

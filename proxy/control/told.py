@@ -57,6 +57,6 @@ async def _facts(parts: Parts) -> dict[str, str]:
     if parts.recorder.standing.away is not None:
         return {}
     try:
-        return await asyncio.wait_for(parts.store.facts(), _STORE_TIMEOUT_S)
+        return await asyncio.wait_for(parts.store.info(), _STORE_TIMEOUT_S)
     except (TimeoutError, StorageError):
         return {}

@@ -7,39 +7,43 @@ is `Store.append`. No durability is waited for where a place is held: it is a le
 import asyncio
 
 from storage.redis import scripts
-from storage.redis.decoding import pairs, read_notices
-from storage.redis.keys import BUCKETS, beats_key, keys_of, notices_key
+from storage.redis.decoding import pairs, read_announcements
+from storage.redis.keys import BUCKETS, announcements_key, heartbeats_key, rollout_keys
 from storage.redis.scripts import Run
-from storage.types import Notice, Place
+from storage.types import Announcement, Reservation
 
 
-class RedisNotices:
+class RedisAnnouncements:
     """The notices under `prefix`."""
 
     def __init__(self, run: Run, prefix: str, *, run_fast: Run) -> None:
         self._run = run
         self._run_fast = run_fast  # waits for no disk and no replica: a beat that is lost is beaten again
-        self._beats = beats_key(prefix, BUCKETS[0])
-        self._keys = [notices_key(prefix, bucket) for bucket in BUCKETS]
+        self._beats = heartbeats_key(prefix, BUCKETS[0])
+        self._keys = [announcements_key(prefix, bucket) for bucket in BUCKETS]
 
-    async def announce(self, name: str, value: bytes) -> Notice:
+    async def announce(self, name: str, value: bytes) -> Announcement:
         """Set what every `open` tells along from now on, wherever it is done."""
         first, *others = self._keys
         number = await self._run(scripts.ANNOUNCE, [first], (name, value, ""))
         await asyncio.gather(*(self._run(scripts.ANNOUNCE, [key], (name, value, number)) for key in others))
-        return Notice(value, number)
+        return Announcement(value, number)
 
-    async def read(self) -> dict[str, Notice]:
+    async def read(self) -> dict[str, Announcement]:
         """What was announced last."""
-        return read_notices(await self._run(scripts.NOTICES, [self._keys[0]], ()))
+        return read_announcements(await self._run(scripts.ANNOUNCEMENTS, [self._keys[0]], ()))
 
-    async def beat(self, name: str, value: bytes, *, life_ms: int) -> tuple[dict[str, Notice], dict[str, bytes]]:
+    async def heartbeat(
+        self, name: str, value: bytes, *, lifetime_ms: int
+    ) -> tuple[dict[str, Announcement], dict[str, bytes]]:
         """Say that `name` is alive; give back what is announced, and everybody's last beat."""
-        notices, beats = await self._run_fast(scripts.BEAT, [self._keys[0], self._beats], (name, life_ms, value))
-        return read_notices(notices), {who.decode(): said for who, said in pairs(beats)}
+        notices, beats = await self._run_fast(
+            scripts.HEARTBEAT, [self._keys[0], self._beats], (name, lifetime_ms, value)
+        )
+        return read_announcements(notices), {who.decode(): said for who, said in pairs(beats)}
 
 
-class RedisPlaces:
+class RedisReservations:
     """The places of a Redis store's rollouts."""
 
     def __init__(self, run: Run, prefix: str) -> None:
@@ -47,9 +51,9 @@ class RedisPlaces:
         self._prefix = prefix
 
     def __repr__(self) -> str:
-        return f"<RedisPlaces under {self._prefix}>"
+        return f"<RedisReservations under {self._prefix}>"
 
-    async def hold(self, rollout: str, birth: str, place: Place) -> None:
+    async def extend(self, rollout: str, incarnation: str, reservation: Reservation) -> None:
         """Hold a place for so long from now; 0: no more. Nothing happens if that life of the rollout is over."""
-        keys = keys_of(self._prefix, rollout)
-        await self._run(scripts.HOLD, keys.all(), (keys.encoded, 0, 0, birth, *place))
+        keys = rollout_keys(self._prefix, rollout)
+        await self._run(scripts.EXTEND_RESERVATION, keys.all(), (keys.encoded, 0, 0, incarnation, *reservation))

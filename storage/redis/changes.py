@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Final
 from urllib.parse import unquote
 
-from storage.errors import StoreAway
+from storage.errors import StoreUnreachable
 from storage.redis.connections import Servers
 from storage.redis.keys import BUCKETS, bucket_keys
 from storage.types import Change
@@ -25,7 +25,7 @@ class RedisChanges:
         self._channels = [bucket_keys(prefix, bucket)[0] for bucket in BUCKETS]
 
     @asynccontextmanager
-    async def follow(self) -> AsyncIterator[AsyncIterator[Change | None]]:
+    async def subscribe(self) -> AsyncIterator[AsyncIterator[Change | None]]:
         """Listen, on a connection of its own, to the first server that lets us."""
         async with AsyncExitStack() as stack:
             messages = await self._listened(stack)
@@ -34,7 +34,7 @@ class RedisChanges:
     async def _listened(self, stack: AsyncExitStack) -> AsyncIterator[bytes | None]:
         *others, last = await self._servers.all()
         for server in others:
-            with suppress(StoreAway):
+            with suppress(StoreUnreachable):
                 return await stack.enter_async_context(server.listen(self._channels, _QUIET_S))
         return await stack.enter_async_context(last.listen(self._channels, _QUIET_S))
 

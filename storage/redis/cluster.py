@@ -11,7 +11,7 @@ from typing import Final
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.exceptions import AskError, MovedError, ResponseError, TryAgainError
 
-from storage.errors import StorageError, StoreAway
+from storage.errors import StorageError, StoreUnreachable
 from storage.redis.connections import Connections
 from storage.redis.errors import checked
 from storage.redis.multiplexed import Reply
@@ -50,7 +50,7 @@ class Cluster:
             owner = await self._owner(slot)
             try:
                 replies = await self._server(owner).ask(commands, shared=shared, confirmed=confirmed)
-            except StoreAway:
+            except StoreUnreachable:
                 await self._learn(self._lessons)
                 if await self._owner(slot) == owner:
                     raise
@@ -66,7 +66,7 @@ class Cluster:
             if not isinstance(replies[0], TryAgainError):
                 return replies
             await asyncio.sleep(_SETTLE_S)  # some keys of the slot are on their way to another server
-        raise StoreAway(f"slot {slot} of the cluster is moving from one server to another; try again later")
+        raise StoreUnreachable(f"slot {slot} of the cluster is moving from one server to another; try again later")
 
     async def all(self) -> list[Connections]:
         """Every primary."""
@@ -92,7 +92,7 @@ class Cluster:
             await self._learn(self._lessons)
             owner = self._owners[slot]
         if owner is None:
-            raise StoreAway(f"no server of the cluster at {self._server(self._seeds[0]).where} owns slot {slot}")
+            raise StoreUnreachable(f"no server of the cluster at {self._server(self._seeds[0]).where} owns slot {slot}")
         return owner
 
     async def _follow(self, moved: MovedError, owner: Place) -> None:
@@ -111,13 +111,13 @@ class Cluster:
                 try:
                     async with asyncio.timeout(_LEARN_TIMEOUT_S):
                         (slots,) = await server.ask([("CLUSTER", "SLOTS")])
-                except (StoreAway, TimeoutError) as error:
+                except (StoreUnreachable, TimeoutError) as error:
                     faults.append(str(error) or f"{server.where} did not answer within {_LEARN_TIMEOUT_S:g} s")
                     continue
                 self._believe(slots, place, server.where)
                 self._lessons += 1
                 return
-            raise StoreAway(f"no server of the cluster can be reached: {'; '.join(faults)}")
+            raise StoreUnreachable(f"no server of the cluster can be reached: {'; '.join(faults)}")
 
     def _believe(self, slots: Reply, teller: Place, where: str) -> None:
         """Take over the reply of CLUSTER SLOTS: start, end, then host and port of the primary, for each range."""

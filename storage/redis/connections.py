@@ -18,10 +18,10 @@ from redis.asyncio.connection import AbstractConnection, Connection, SSLConnecti
 from redis.exceptions import AuthenticationError, RedisError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from storage.errors import StoreAway
+from storage.errors import StoreUnreachable
 from storage.options import Address, StoreOptions
-from storage.redis.errors import checked, naming_faults
-from storage.redis.multiplexed import CONFIRM, Line, Reply, read_reply
+from storage.redis.errors import checked, translated_errors
+from storage.redis.multiplexed import CONFIRM, MultiplexedConnection, Reply, read_reply
 from storage.redis.scripts import Command
 
 # redis-py would read its own version off the disk for every connection, to tell the server (8.1: half a millisecond).
@@ -58,7 +58,7 @@ class Servers(Protocol):
 class Connections:
     """Up to `max_connections` connections to one server, each lent to one caller at a time; more callers wait, in order.
 
-    And one `Line` beside them, for what is short and frequent: sharing it costs a third of the CPU time of a loan.
+    And one `MultiplexedConnection` for short commands: sharing it costs a third of the CPU time of a loan.
 
     Commands whose connection breaks are sent once more on a fresh one, since a server that was restarted leaves a pool
     of dead ones behind: so they must be such that doing them twice is doing them once. If `patient`, they are sent until
@@ -78,7 +78,7 @@ class Connections:
         self._timeout_s = options.timeout_s
         self._free = asyncio.Semaphore(options.max_connections)
         self._idle: list[AbstractConnection] = []
-        self._line = Line(make, options.timeout_s)
+        self._line = MultiplexedConnection(make, options.timeout_s)
         self._patient = patient
         self._has_met = False
         self._closed = False
@@ -91,10 +91,10 @@ class Connections:
 
         `shared`: on the line, unless they are long; they must not block. `confirmed`: a PING follows on the same connection
         once they are answered, and its reply is the last one: an error if the server could not write its append-only file
-        (see `multiplexed`). Raises `StoreAway` when no answer came within `timeout_s`, all waiting included.
+        (see `multiplexed`). Raises `StoreUnreachable` when no answer came within `timeout_s`, all waiting included.
         """
         packed = [pack_command(command) for command in commands]  # type: ignore[arg-type] # stub says 1-tuple
-        with naming_faults(self.where, self._timeout_s):
+        with translated_errors(self.where, self._timeout_s):
             if shared and sum(map(len, packed)) <= _SHORT_BYTES:
                 return await self._insist(partial(self._line.ask, confirmed=confirmed), packed)
             async with asyncio.timeout(self._timeout_s), self._free:
@@ -103,7 +103,7 @@ class Connections:
     async def _insist(self, ask: Callable[[list[bytes]], Awaitable[list[Reply]]], packed: list[bytes]) -> list[Reply]:
         """Ask once more when the connection breaks; if patient, until the time is over."""
         if self._closed:
-            raise StoreAway("the store is closed")
+            raise StoreUnreachable("the store is closed")
         loop = asyncio.get_running_loop()
         attempt, end = 1, loop.time() + self._timeout_s - 2 * _PAUSE_S
         while True:
@@ -125,11 +125,11 @@ class Connections:
     async def listen(self, channels: Sequence[bytes], quiet_s: float) -> AsyncIterator[AsyncIterator[bytes | None]]:
         """Subscribe, on a connection of its own. Gives messages, and None whenever none came for so long.
 
-        Raises `StoreAway`, on entering or later, when the server is not there, or does not answer when it is asked.
+        Raises `StoreUnreachable`, on entering or later, when the server is not there, or does not answer when it is asked.
         """
         connection = self._make()
         try:
-            with naming_faults(self.where, self._timeout_s):
+            with translated_errors(self.where, self._timeout_s):
                 async with asyncio.timeout(self._timeout_s):
                     await connection.connect()  # type: ignore[no-untyped-call]
                     await _send(connection, ("SUBSCRIBE", *channels))
@@ -142,7 +142,7 @@ class Connections:
 
     async def _messages(self, connection: AbstractConnection, quiet_s: float) -> AsyncIterator[bytes | None]:
         was_asked = False
-        with naming_faults(self.where, quiet_s):
+        with translated_errors(self.where, quiet_s):
             while True:
                 try:
                     async with asyncio.timeout(quiet_s):
@@ -194,7 +194,7 @@ async def _send(connection: AbstractConnection, command: Command) -> None:
     await connection.send_packed_command(packed, check_health=False)
 
 
-class Single:
+class SingleServer:
     """The one server of a store that is no cluster."""
 
     def __init__(self, connections: Connections) -> None:

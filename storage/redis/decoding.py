@@ -6,13 +6,18 @@ Holds the reading of flat replies, and nothing that asks for them.
 from collections.abc import Iterable, Mapping, Sequence
 
 from storage.redis.multiplexed import Reply
-from storage.types import Notice, StoredRollout
+from storage.types import Announcement, StoredEntity
 
 
 def read_rollout(
-    name: str, reply: Reply, *, own_birth: str | None = None, notices: Reply = (), has_place: int | None = None
-) -> StoredRollout:
-    """The rollout that a reply of HGETALL tells of; `own_birth` is the one that the caller would have given it."""
+    name: str,
+    reply: Reply,
+    *,
+    own_incarnation: str | None = None,
+    announcements: Reply = (),
+    has_reservation: int | None = None,
+) -> StoredEntity:
+    """The rollout that a reply of HGETALL tells of; `own_incarnation` is the one that the caller would have given it."""
     own: dict[bytes, bytes] = {}
     fields: dict[str, bytes] = {}
     counts: dict[str, int] = {}
@@ -23,18 +28,20 @@ def read_rollout(
             counts[key[2:].decode()] = int(value)
         else:
             own[key] = value
-    birth = own[b"birth"].decode()
+    incarnation = own[b"birth"].decode()
     created_ms, touched_ms = int(own[b"created_ms"]), int(own[b"touched_ms"])
-    created = birth == own_birth
-    given = None if has_place is None else bool(has_place)
-    return StoredRollout(name, birth, created_ms, touched_ms, fields, counts, created, read_notices(notices), given)
+    created = incarnation == own_incarnation
+    given = None if has_reservation is None else bool(has_reservation)
+    return StoredEntity(
+        name, incarnation, created_ms, touched_ms, fields, counts, created, read_announcements(announcements), given
+    )
 
 
-def read_notices(reply: Reply) -> dict[str, Notice]:
+def read_announcements(reply: Reply) -> dict[str, Announcement]:
     """What is announced."""
     said = dict(pairs(reply))
     names = [name for name in said if not name.startswith(b"number:")]
-    return {name.decode(): Notice(said[name], int(said[b"number:" + name])) for name in names}
+    return {name.decode(): Announcement(said[name], int(said[b"number:" + name])) for name in names}
 
 
 def pairs(reply: Sequence[bytes]) -> Iterable[tuple[bytes, bytes]]:

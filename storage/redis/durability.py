@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from storage.errors import StorageError, StoreAway
+from storage.errors import StorageError, StoreUnreachable
 from storage.options import StoreOptions
 from storage.redis.connections import Connections
 from storage.redis.errors import checked
 from storage.redis.multiplexed import Reply
 from storage.redis.scripts import Command
-from storage.redis.server_info import ServerFacts
+from storage.redis.server_info import ServerInfo
 
 _WAITAOF_SINCE: Final = (7, 2)
 
@@ -32,7 +32,7 @@ class Barrier:
     confirmed: bool = False
 
     def check(self, replies: Sequence[Reply]) -> None:
-        """Raise `StoreAway` if the write before it is not confirmed so often. It may be there all the same."""
+        """Raise `StoreUnreachable` if the write before it is not confirmed so often. It may be there all the same."""
         for reply in replies:
             answer = checked(reply)
             if answer == b"PONG":
@@ -40,13 +40,13 @@ class Barrier:
             # WAIT answers how many replicas; WAITAOF how many own disks (0 or 1), then how many replicas' disks.
             confirmed, by = (answer[0], "disks") if isinstance(answer, list) else (answer, "replicas")
             if confirmed < self.wanted:
-                raise StoreAway(
+                raise StoreUnreachable(
                     f"the write reached {confirmed} of {self.wanted} {by} in time; ask again: it may be there, and will "
                     "not be made twice"
                 )
 
 
-async def barrier_for(servers: Sequence[tuple[Connections, ServerFacts]], options: StoreOptions) -> Barrier:
+async def barrier_for(servers: Sequence[tuple[Connections, ServerInfo]], options: StoreOptions) -> Barrier:
     """The barrier that keeps the options' promise on these servers. Raises `StorageError` if none can."""
     wait_ms = max(1, int(options.timeout_s * 750))  # less than the timeout, so that a caller learns what was short
     if options.durability == "acknowledged":

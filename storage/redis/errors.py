@@ -17,7 +17,7 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from storage.errors import StorageError, StoreAway
+from storage.errors import StorageError, StoreUnreachable
 
 # The first words of replies of a server that is there and cannot serve now, but may later. redis-py drops some of these
 # words and keeps them in the class's name; `_word` puts them together again.
@@ -37,16 +37,16 @@ _WORDS_BY_CLASS: Final = {
 
 
 @contextmanager
-def naming_faults(where: str, timeout_s: float) -> Iterator[None]:
+def translated_errors(where: str, timeout_s: float) -> Iterator[None]:
     """Turn whatever goes wrong between us and the server at `where` into a `StorageError`."""
     try:
         yield
     except (AuthenticationError, NoPermissionError) as error:
         raise StorageError(f"the store at {where} does not let us in: {error}; check its user and password") from error
     except (RedisTimeoutError, TimeoutError) as error:
-        raise StoreAway(f"the store at {where} did not answer within {timeout_s:g} s") from error
+        raise StoreUnreachable(f"the store at {where} did not answer within {timeout_s:g} s") from error
     except (RedisConnectionError, OSError) as error:
-        raise StoreAway(f"the store at {where} cannot be reached: {error}") from error
+        raise StoreUnreachable(f"the store at {where} cannot be reached: {error}") from error
     except RedisError as error:
         raise StorageError(f"what answers at {where} does not speak the Redis protocol: {error}") from error
 
@@ -58,7 +58,7 @@ def checked(reply: Any) -> Any:
     word = _WORDS_BY_CLASS.get(type(reply).__name__)
     sentence = f"{word} {reply}" if word else str(reply)
     if sentence.partition(" ")[0] in _AWAY_WORDS:
-        raise StoreAway(f"the store cannot serve now: {sentence}") from reply
+        raise StoreUnreachable(f"the store cannot serve now: {sentence}") from reply
     if isinstance(reply, NoPermissionError):
         raise StorageError(f"the store's user may not do what TokenTape needs: {sentence}") from reply
     raise StorageError(f"the store refused a command: {sentence}") from reply

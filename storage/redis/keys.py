@@ -66,7 +66,7 @@ GROUPS: Final = ".groups"  # behind the prefix
 BATCHES: Final = ".batches"
 
 
-def bucket_of(name: str) -> str:
+def bucket_for(name: str) -> str:
     """The bucket that a name falls into."""
     return BUCKETS[crc32(_encoded(name).encode()) % len(BUCKETS)]
 
@@ -77,9 +77,9 @@ def _encoded(name: str) -> str:
 
 
 @lru_cache(maxsize=4096)
-def keys_of(prefix: str, rollout: str) -> RolloutKeys:
+def rollout_keys(prefix: str, rollout: str) -> RolloutKeys:
     """The keys of a rollout of any name."""
-    encoded, bucket = _encoded(rollout), bucket_of(rollout)
+    encoded, bucket = _encoded(rollout), bucket_for(rollout)
     listing, expiry = bucket_keys(prefix, bucket)
     parts = ("rollout", "records", "positions", "blocks", "marks")
     own = {part: f"{prefix}:{{{bucket}}}:{part}:{encoded}".encode() for part in parts}
@@ -96,7 +96,7 @@ def queue_key(prefix: str, bucket: str) -> bytes:
     return f"{prefix}{GROUPS}:{{{bucket}}}:queue".encode()
 
 
-def notices_key(prefix: str, bucket: str) -> bytes:
+def announcements_key(prefix: str, bucket: str) -> bytes:
     """What is announced to a bucket."""
     return f"{prefix}:{{{bucket}}}:notices".encode()
 
@@ -106,7 +106,7 @@ def deleted_key(prefix: str, bucket: str) -> bytes:
     return f"{prefix}:{{{bucket}}}:deleted".encode()
 
 
-def beats_key(prefix: str, bucket: str) -> bytes:
+def heartbeats_key(prefix: str, bucket: str) -> bytes:
     """Who is alive, of a store's processes."""
     return f"{prefix}:{{{bucket}}}:beats".encode()
 
@@ -116,6 +116,6 @@ def constants_key(prefix: str) -> bytes:
     return f"{prefix}:constants".encode()
 
 
-def name_of(member: str) -> str:
+def name_from_member(member: str) -> str:
     """The rollout that a member of a listing stands for."""
     return unquote(member[AGE_DIGITS:], errors="surrogatepass")

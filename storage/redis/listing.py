@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 from storage.redis import scripts
-from storage.redis.keys import AGE_DIGITS, BUCKETS, bucket_keys, name_of
+from storage.redis.keys import AGE_DIGITS, BUCKETS, bucket_keys, name_from_member
 from storage.redis.scripts import Run
 from storage.types import Page
 
@@ -35,7 +35,7 @@ class RedisListing:
         keys = (bucket_keys(self._prefix, bucket) for bucket in BUCKETS)
         parts = await asyncio.gather(*(self._run(scripts.LIST, one, (newest, oldest, limit + 1)) for one in keys))
         merged = sorted((member.decode() for part in parts for member in part), reverse=True)
-        names = tuple(map(name_of, merged[:limit]))
+        names = tuple(map(name_from_member, merged[:limit]))
         return Page(names, merged[limit - 1] if len(merged) > limit else None)
 
     async def names(self) -> AsyncIterator[str]:

@@ -1,8 +1,7 @@
 """A connection that many callers share.
 
-Holds the `Line`: commands that callers send in one turn of the event loop go out in one write, and replies come back in
-order. It is for short commands: a long or blocking one delays all that follow. It must not know what the commands mean,
-and retries nothing.
+Commands that callers send in one turn of the event loop go out in one write, and replies come back in order. It is for short
+commands: a long or blocking one delays all that follow. It must not know what the commands mean, and retries nothing.
 
 A write may have to be confirmed. Valkey and Redis write the append-only file before they send replies, but send them also
 if that write failed, and only then refuse further writes, and PING (MISCONF; Valkey 9.1, processCommand in server.c). So a
@@ -28,7 +27,7 @@ CONFIRM: Final[bytes] = pack_command(("PING",))
 _LOOKS: Final = 4  # within the time that an answer may take
 
 
-class Line:
+class MultiplexedConnection:
     """One connection at a time, made when it is first needed, and made anew when it broke."""
 
     def __init__(self, make: Callable[[], AbstractConnection], timeout_s: float) -> None:
@@ -54,7 +53,7 @@ class Line:
 
 
 @dataclass(slots=True)
-class _Asked:
+class _PendingReply:
     """A caller that waits for `count` replies (and a confirmation), and after which look its commands were sent."""
 
     count: int
@@ -74,7 +73,7 @@ class _Talk:
         self._connection = connection
         self._look_every_s = look_every_s
         self._outbox: list[bytes] = []
-        self._waiting: deque[_Asked] = deque()
+        self._waiting: deque[_PendingReply] = deque()
         self._unconfirmed: list[tuple[asyncio.Future[list[Reply]], list[Reply]]] = []
         self._said = asyncio.Event()
         self._looks = 0
@@ -87,7 +86,7 @@ class _Talk:
     def ask(self, packed: Sequence[bytes], *, confirmed: bool = False) -> "asyncio.Future[list[Reply]]":
         answer: asyncio.Future[list[Reply]] = self._loop.create_future()
         self._outbox += packed
-        self._waiting.append(_Asked(len(packed), confirmed, self._looks, answer))
+        self._waiting.append(_PendingReply(len(packed), confirmed, self._looks, answer))
         self._said.set()
         if self._looking is None:
             self._silent = 0

@@ -8,8 +8,8 @@ The queue is a stream for each bucket, read by one consumer group. Which entry i
 group's own list of pending entries, so that claiming, and claiming from one that fell silent, are the server's. An entry is
 pending from the start: for the consumer `-`, which is nobody, and idle for longer than any lease. A lease of less than the
 longest is taken by being idle for the rest already (`XCLAIM … IDLE`): so whoever may take an entry need not know whose lease
-it was, and the server's clock alone decides. Scripts of the queue, but for `FREE`, get the seven keys of the group, then the
-stream.
+it was, and the server's clock alone decides. Scripts of the queue, but for `QUEUE_AVAILABLE`, get the seven keys of the
+group, then the stream.
 """
 
 from collections.abc import Awaitable, Sequence
@@ -63,20 +63,20 @@ _TOUCH: Final = ("prune", "touch")
 _FIELDS: Final = (*_TOUCH, "fields")
 
 OPEN: Final = _load(*_TOUCH, "reservations", "open")
-OPEN_ALL: Final = _load("prune", "open_group")
-AMEND: Final = _load(*_FIELDS, "update_if")
+OPEN_GROUP: Final = _load("prune", "open_group")
+UPDATE_IF: Final = _load(*_FIELDS, "update_if")
 APPEND: Final = _load(*_TOUCH, "reservations", "was_deleted", "append")
 MARK: Final = _load(*_TOUCH, "was_deleted", "mark")
 RENEW: Final = _load(*_TOUCH, "renew")
-DROP: Final = _load(*_TOUCH, "delete")
+DELETE: Final = _load(*_TOUCH, "delete")
 FIND: Final = _load("find")
 LIST: Final = _load("prune", "list")
-HOLD: Final = _load("prune", "reservations", "extend_reservation")
+EXTEND_RESERVATION: Final = _load("prune", "reservations", "extend_reservation")
 
 ANNOUNCE: Final = _load("announce")
-NOTICES: Final = _load("announcements")
-BEAT: Final = _load("heartbeat")
+ANNOUNCEMENTS: Final = _load("announcements")
+HEARTBEAT: Final = _load("heartbeat")
 
-OFFER: Final = _load(*_FIELDS, "queue_pending", "queue_offer")
-MOVE: Final = _load(*_FIELDS, "queue_pending", "queue_move")
-FREE: Final = _load("queue_pending", "queue_free")
+ENQUEUE: Final = _load(*_FIELDS, "queue_pending", "queue_offer")
+QUEUE_MOVE: Final = _load(*_FIELDS, "queue_pending", "queue_move")
+QUEUE_AVAILABLE: Final = _load("queue_pending", "queue_free")

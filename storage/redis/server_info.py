@@ -10,13 +10,13 @@ from typing import Final
 from storage.errors import StorageError
 from storage.redis.connections import Connections
 from storage.redis.errors import checked
-from storage.types import Doubt
+from storage.types import ServerWarning
 
 _OLDEST: Final = (7, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class ServerFacts:
+class ServerInfo:
     """A server: its name and version, the Redis version it is compatible with, and what INFO `said` besides."""
 
     where: str
@@ -32,7 +32,7 @@ class ServerFacts:
         return self.said.get("aof_enabled") == "1" and told == ("ok", "ok")
 
     @property
-    def doubts(self) -> list[Doubt]:
+    def warnings(self) -> list[ServerWarning]:
         """What an operator should mend, or at least know."""
         policy, role = self.said.get("maxmemory_policy", "noeviction"), self.said.get("role", "master")
         is_bounded = self.said.get("maxmemory", "0") != "0"
@@ -40,32 +40,32 @@ class ServerFacts:
         # Our own server, on a socket of ours, is fsynced by us (storage.embedded.server).
         is_lazy = self.said.get("appendfsync") == "no" and self.said.get("aof_enabled") == "1" and "/" not in self.where
         found = {
-            Doubt(
+            ServerWarning(
                 f"{self.where} throws keys away when its memory is full (maxmemory-policy {policy})",
                 "set maxmemory-policy noeviction: a full store then refuses steps, and nothing is lost unseen",
             ): is_bounded and policy != "noeviction",
-            Doubt(
+            ServerWarning(
                 f"{self.where} keeps no append-only file: what it got since its last snapshot dies with it",
                 "set appendonly yes, and appendfsync everysec or always",
             ): self.said.get("aof_enabled") == "0",
-            Doubt(
+            ServerWarning(
                 f"{self.where} cannot write its append-only file",
                 "look at its log and its disk: what it took since is in memory only",
             ): has_failed,
-            Doubt(
+            ServerWarning(
                 f"{self.where} leaves it to the system when its file is on disk (appendfsync no)",
                 "set appendfsync everysec: a power cut else costs what the system had not written, some 30 s",
-                is_fault=False,
+                can_lose_data=False,
             ): is_lazy,
-            Doubt(
+            ServerWarning(
                 f"{self.where} is a replica ({role}), which takes no writes",
                 f"give the primary's address: {self.said.get('master_host')}:{self.said.get('master_port')}",
             ): role in {"slave", "replica"},
         }
-        return [doubt for doubt, holds in found.items() if holds]
+        return [warning for warning, applies in found.items() if applies]
 
 
-async def ask_facts(server: Connections) -> ServerFacts:
+async def fetch_info(server: Connections) -> ServerInfo:
     """What the server says of itself, and how it writes its file, if we may ask that."""
     reply, setting = await server.ask([("INFO",), ("CONFIG", "GET", "appendfsync")])
     lines = checked(reply).decode("utf-8", "replace").splitlines()
@@ -74,7 +74,7 @@ async def ask_facts(server: Connections) -> ServerFacts:
         said["appendfsync"] = setting[1].decode()
     redis_version = said.get("redis_version", "0.0")  # Valkey 8 and 9 call themselves Redis 7.2.4 here
     major, minor, *_ = redis_version.split(".")
-    return ServerFacts(
+    return ServerInfo(
         where=server.where,
         name=said.get("server_name", "redis"),
         version=said.get("valkey_version") or redis_version,
@@ -83,7 +83,7 @@ async def ask_facts(server: Connections) -> ServerFacts:
     )
 
 
-def check_facts(facts: ServerFacts, *, in_cluster: bool) -> None:
+def check_supported(facts: ServerInfo, *, in_cluster: bool) -> None:
     """Raise `StorageError` if this is not a server that can be used so."""
     if facts.compatible < _OLDEST:
         raise StorageError(
@@ -93,7 +93,7 @@ def check_facts(facts: ServerFacts, *, in_cluster: bool) -> None:
         raise StorageError(f"{facts.where} is one server of a cluster: write redis+cluster://{facts.where}")
 
 
-def told_of(servers: Sequence[ServerFacts]) -> dict[str, str]:
+def summarize(servers: Sequence[ServerInfo]) -> dict[str, str]:
     """What an operator is told of all servers of a store."""
     bounds = [int(server.said.get("maxmemory", 0)) for server in servers]
     return {

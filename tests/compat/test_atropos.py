@@ -18,7 +18,7 @@ from trainers import load_published
 
 from proxy.server import simulating
 from proxy.simulator.options import Options
-from storage.errors import StoreAway
+from storage.errors import StoreUnreachable
 
 NO_SUCH = "00000000-0000-8000-8000-000000000000"
 CONTROL = {"agents": {"api_keys": ["agent"]}, "control": {"api_keys": ["control"]}}
@@ -303,12 +303,12 @@ async def test_what_a_deleted_session_was_finished_as_stays(proxy, store):
     before, meanwhile = await proxy.create(), await proxy.create()
     await finish_as_failed(proxy, store, before)
     assert 200 == (await proxy.ask("DELETE", f"/{before}"))[0]
-    store.waiting["amend"] = asyncio.Event()
+    store.waiting["update_if"] = asyncio.Event()
     deleting = asyncio.create_task(proxy.ask("DELETE", f"/{meanwhile}"))
     async with asyncio.timeout(10):
-        while "amend" not in store.reached:
+        while "update_if" not in store.reached:
             await asyncio.sleep(0.005)
-    goes_on = store.waiting.pop("amend")
+    goes_on = store.waiting.pop("update_if")
     await finish_as_failed(proxy, store, meanwhile)
     goes_on.set()
     assert 200 == (await deleting)[0]
@@ -387,7 +387,7 @@ async def test_health_answers_without_the_store(proxy, store):
     """It says that the process lives; how many sessions there are is not known then."""
 
     async def names():
-        raise StoreAway("the test took the store away")
+        raise StoreUnreachable("the test took the store away")
         yield
 
     store.names = names

@@ -94,7 +94,7 @@ async def test_at_9_the_vllm_clients_health_probe_is_answered_and_never_a_step(s
         assert (200, {"status": "ok"}) == (answer.status, await answer.json())
 
     assert [] == engine.asked
-    assert await store.look("r1") is None
+    assert await store.get("r1") is None
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ async def test_os_4_a_malformed_mask_is_422_and_nothing_is_recorded(proxy, store
     status, told = await proxy.post("/v1/completions", FLAT | {"response_mask": mask})
 
     assert (422, "response_mask") == (status, told["error"]["param"])
-    assert await store.look("r1") is None
+    assert await store.get("r1") is None
 
 
 @pytest.mark.parametrize(
@@ -316,14 +316,14 @@ async def test_a_rollout_that_is_deleted_while_a_call_waits_for_its_tools_is_404
     """There is nothing any more that tools could be of."""
     await proxy.post("/rollouts", {"rollout_id": "r1"})
     starting = write_fields({"osmosis": ticket("calculator", "async", "", "starting")})
-    await store.amend("r1", starting, expect={}, now_ms=1)
-    store.waiting["look"] = asyncio.Event()
+    await store.update_if("r1", starting, expect={}, now_ms=1)
+    store.waiting["get"] = asyncio.Event()
     calling = asyncio.create_task(proxy.post("/v1/chat/completions", CHAT))
     async with asyncio.timeout(TIMEOUT_S):
-        while "look" not in store.reached:
+        while "get" not in store.reached:
             await asyncio.sleep(0.005)
     await proxy.http.delete(f"{proxy.url}/rollouts/r1")
-    store.waiting["look"].set()
+    store.waiting["get"].set()
 
     assert 404 == (await calling)[0]
 
@@ -427,8 +427,8 @@ async def test_the_key_of_a_dispatch_serves_the_calls_of_its_rollout(guarded, ru
     runner.chat = lambda asked: asyncio.sleep(0)
     key = await dispatched(guarded, runner)
     await guarded.post("/rollouts", {"rollout_id": "r2"}, BOSS)
-    birth = (await store.look("r1")).birth
-    forged = mint("r1", birth, b"secret", dispatch="x")
+    incarnation = (await store.get("r1")).incarnation
+    forged = mint("r1", incarnation, b"secret", dispatch="x")
     statuses = [
         (await guarded.post(f"/rollouts/{name}/v1/chat/completions", CHAT, keyed(one)))[0]
         for name, one in (("r1", key), ("r2", key), ("r1", forged))
@@ -464,14 +464,14 @@ async def test_a_result_changes_nothing_that_the_control_api_set(guarded, runner
             assert 200 == answer.status
 
     if is_between:
-        amend, store.amend = store.amend, None
+        amend, store.update_if = store.update_if, None
 
         async def late(*args, **named):
-            store.amend = amend
+            store.update_if = amend
             await set_it()
             return await amend(*args, **named)
 
-        store.amend = late
+        store.update_if = late
     else:
         await set_it()
     status, _ = await guarded.post(COMPLETED, RESULT, keyed(key))
@@ -486,14 +486,14 @@ async def test_a_result_changes_nothing_that_the_control_api_set(guarded, runner
 
 async def test_a_claim_does_not_undo_what_a_trainer_writes_meanwhile(guarded, store):
     """Metadata are one field: a claim is put beside what stands there when it is written."""
-    amend = store.amend
+    amend = store.update_if
 
     async def late(*args, **named):
-        store.amend = amend
+        store.update_if = amend
         await guarded.http.patch(f"{guarded.url}/rollouts/r1", json={"metadata": {"task": 8}}, headers=BOSS)
         return await amend(*args, **named)
 
-    store.amend = late
+    store.update_if = late
     await guarded.post(COMPLETED, RESULT, keyed(guarded.minted))
 
     assert {"task": 8, "osmosis": {"claim": {"status": "COMPLETED", "finish_reason": "stop", "reward": 0.25}}} == (
@@ -540,7 +540,7 @@ async def test_a_result_that_names_another_rollout_than_its_path_is_400(proxy, s
     status, told = await proxy.post(f"{prefix}/v1/rollout/completed", RESULT | {"rollout_id": "r2"})
 
     assert (400, "rollout_id") == (status, told["error"]["param"])
-    assert (None, None) == (await store.look("r1"), await store.look("r2"))
+    assert (None, None) == (await store.get("r1"), await store.get("r2"))
 
 
 @pytest.mark.parametrize("caller", ["boss", "minted"])
@@ -583,7 +583,7 @@ async def test_a_result_with_a_reward_that_is_no_float32_is_422(proxy, store, re
     async with proxy.http.post(f"{proxy.url}/v1/rollout/completed", data=body) as answer:
         assert 422 == answer.status
 
-    assert await store.look("r1") is None
+    assert await store.get("r1") is None
 
 
 async def test_a_dispatchs_answer_with_such_a_reward_fails_the_rollout(proxy, runner, store):

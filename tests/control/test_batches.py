@@ -74,9 +74,9 @@ async def test_an_acknowledgement_whose_end_was_lost_is_made_good(proxy, store):
     await proxy.group("g", 1)
     batch = await proxy.claim()
     batches = store.batches
-    amend, batches.amend = batches.amend, failing
+    amend, batches.update_if = batches.update_if, failing
     first = await settle(proxy, batch, "ack")
-    batches.amend = amend
+    batches.update_if = amend
     again = await settle(proxy, batch, "ack", delete=True)
 
     assert (503, 200, ["g"]) == (first.status, again.status, again.json["acked"])
@@ -84,9 +84,9 @@ async def test_an_acknowledgement_whose_end_was_lost_is_made_good(proxy, store):
 
 
 async def failing(*_, **__):
-    from storage.errors import StoreAway
+    from storage.errors import StoreUnreachable
 
-    raise StoreAway("the test took the store away")
+    raise StoreUnreachable("the test took the store away")
 
 
 async def test_a_lease_that_runs_out_gives_the_groups_to_the_next(proxy):

@@ -7,8 +7,8 @@ import aiohttp
 import pytest
 
 from proxy.control import claims
-from storage.errors import StoreAway
-from storage.types import Entry
+from storage.errors import StoreUnreachable
+from storage.types import StepWrite
 
 
 async def names(proxy, **said):
@@ -180,7 +180,7 @@ async def test_a_group_deleted_while_it_waits_is_passed_over(proxy, store):
     """Also where the deleting leaves its entry behind."""
     await proxy.group("gone", 1)
     await proxy.group("g", 1)
-    await store.groups.drop("gone")
+    await store.groups.delete("gone")
 
     assert ["g"] == await names(proxy)
 
@@ -189,7 +189,7 @@ async def test_a_store_that_fails_while_groups_are_rendered_leaves_none_held(pro
     """503, and the next claim gets them."""
     await proxy.group("g1", 1)
     await proxy.group("g2", 1)
-    store.failing.add("whole")
+    store.failing.add("read_all")
     answer = await proxy.post("/batches/claim", {"consumer": "trainer", "groups": 2})
     store.failing.clear()
 
@@ -233,8 +233,8 @@ async def test_a_group_with_a_step_that_cannot_be_read_is_refused_and_the_others
     """By the rollout's name; once that is deleted, the group is given without it."""
     bad, good = await proxy.group("damaged", 1, 0)
     await proxy.group("whole", 1, 0)
-    stored = await store.look(bad)
-    await store.append(Entry(bad, stored.birth, "broken", b"TT\x01 not a record"), now_ms=1)
+    stored = await store.get(bad)
+    await store.append(StepWrite(bad, stored.incarnation, "broken", b"TT\x01 not a record"), now_ms=1)
     claimed = await proxy.claim(groups=10)
     exported = await proxy.get("/groups/damaged/export?report=true")
     rewarded = await proxy.patch(f"/rollouts/{bad}", {"reward": 3})
@@ -252,24 +252,24 @@ async def test_a_group_with_a_step_that_cannot_be_read_is_refused_and_the_others
     assert [("damaged", [good])] == [(group["group_id"], group["rollouts"]) for group in later["groups"]]
 
 
-@pytest.mark.parametrize("verb", ["whole", "opened"])
+@pytest.mark.parametrize("verb", ["read_all", "opened"])
 async def test_a_claim_that_fails_half_way_leaves_every_reward_as_it_was(proxy, store, verb):
     """What it had taken waits again, and its rewards can be changed: those of groups that it had rendered, too."""
     members = [member for name in ("g1", "g2") for member in await proxy.group(name, 1, 0)]
-    read, counted = store.whole, []
+    read, counted = store.read_all, []
 
     async def whole(name, limit):
         counted.append(name)
         if len(counted) == 4:
-            raise StoreAway("the test took the store away")
+            raise StoreUnreachable("the test took the store away")
         return await read(name, limit)
 
-    if verb == "whole":
-        store.whole = whole
+    if verb == "read_all":
+        store.read_all = whole
     else:
         store.batches.open, opening = away, store.batches.open
     failed = await proxy.post("/batches/claim", {"consumer": "trainer", "groups": 2})
-    store.whole = read
+    store.read_all = read
     if verb == "opened":
         store.batches.open = opening
     claimed_by = [(await proxy.get(f"/rollouts/{member}")).json["claimed_by"] for member in members]
@@ -281,7 +281,7 @@ async def test_a_claim_that_fails_half_way_leaves_every_reward_as_it_was(proxy, 
 
 
 async def away(*_, **__):
-    raise StoreAway("the test took the store away")
+    raise StoreUnreachable("the test took the store away")
 
 
 @pytest.mark.parametrize("how", ["failed", "cancelled"])
@@ -322,7 +322,7 @@ async def test_a_claim_that_lost_its_lease_leaves_the_rewards_of_whoever_has_the
         found = await render(*given, **named)
         going.set()
         await go_on.wait()
-        raise StoreAway("the test took the store away") if named else found
+        raise StoreUnreachable("the test took the store away") if named else found
 
     monkeypatch.setattr(claims, "gather", slow)
     first = asyncio.ensure_future(proxy.post("/batches/claim", {"consumer": "slow", "lease_s": 0.001}))

@@ -10,14 +10,14 @@ from forests import make_choice, make_step
 from proxy.server import running
 from proxy.trajectory.record import encode
 from proxy.trajectory.step import Span
-from storage.types import Entry
+from storage.types import StepWrite
 
 
 async def left_by_a_crash(proxy, store):
     """A group whose members are finished, and that was not told of the last of them."""
     members = await proxy.group("g", 1, None, finish=False)
     await proxy.finish(members[0], reward=1)
-    await store.amend(members[1], {"status": b'"completed"'}, expect={}, now_ms=1)
+    await store.update_if(members[1], {"status": b'"completed"'}, expect={}, now_ms=1)
     return members
 
 
@@ -61,9 +61,9 @@ async def test_a_finish_that_could_not_be_told_to_the_group_is_not_told_to_be_do
 
 
 async def away(*_, **__):
-    from storage.errors import StoreAway
+    from storage.errors import StoreUnreachable
 
-    raise StoreAway("the test took the store away")
+    raise StoreUnreachable("the test took the store away")
 
 
 async def test_a_claimed_group_is_not_offered_again_by_a_late_finish(proxy):
@@ -94,7 +94,7 @@ async def test_a_group_with_an_odd_rollout_is_finished_shown_and_complete(proxy,
     """Its oldest version is not known where a step cannot be read; the other groups are claimed."""
     bad, good = await proxy.group("odd", 1, 0, finish=False)
     await proxy.group("good", 1, 0)
-    stored = await store.look(bad)
+    stored = await store.get(bad)
     step = make_step(
         "0", [1], make_choice(0, [10], finish_reason={"type": "stop"}, spans=(Span(0, 1, 7),)), rollout_id=bad,
         response={"choices": [{"index": -1, "message": {"tool_calls": 5}}]}, request={"messages": [5, {"tool_calls": 5}]},
@@ -102,7 +102,7 @@ async def test_a_group_with_an_odd_rollout_is_finished_shown_and_complete(proxy,
     if odd == "versions":
         step = replace(step, choices=(replace(step.choices[0], finish_reason="stop"),))
     record = encode(step)
-    entry = Entry(bad, stored.birth, "0", record.record, blocks=record.blocks)
+    entry = StepWrite(bad, stored.incarnation, "0", record.record, blocks=record.blocks)
     if odd == "damaged":
         entry = replace(entry, record=b"TT\x01 not a record")
     await store.append(entry, now_ms=1)

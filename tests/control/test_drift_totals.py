@@ -21,7 +21,7 @@ def drifting(engine):
 async def finish_unseen(store) -> None:
     """Finish the rollout as a process does that dies before it counts."""
     fields = {"status": b'"completed"', "finished_ms": b"1"}
-    await store.amend("r1", fields, expect={"status": None}, now_ms=1)
+    await store.update_if("r1", fields, expect={"status": None}, now_ms=1)
 
 
 async def test_a_late_step_is_counted(store, engine, drifting, http):
@@ -71,10 +71,10 @@ async def test_a_finish_that_is_repeated_counts_what_was_not_counted(store, drif
         await rollout.two_turns()
         await finish_unseen(store)
         await rollout.finish()
-        while "drift" not in (await store.look("r1")).fields:
+        while "drift" not in (await store.get("r1")).fields:
             await asyncio.sleep(0.005)
 
-        assert {"kinds": {"retokenized": 1}, "steps": 2} == orjson.loads((await store.look("r1")).fields["drift"])
+        assert {"kinds": {"retokenized": 1}, "steps": 2} == orjson.loads((await store.get("r1")).fields["drift"])
 
 
 async def test_a_rollout_that_is_open_has_no_totals(store, drifting, http):
@@ -85,7 +85,7 @@ async def test_a_rollout_that_is_open_has_no_totals(store, drifting, http):
         await rollout.boundary()
 
         assert (await rollout.get())["drift"] is None
-        assert "drift" not in (await store.look("r1")).fields
+        assert "drift" not in (await store.get("r1")).fields
 
 
 async def test_a_store_that_fails_is_named_in_the_log(store, drifting, http, caplog):
@@ -93,7 +93,7 @@ async def test_a_store_that_fails_is_named_in_the_log(store, drifting, http, cap
     async with proxying(drifting.url, store) as served:
         rollout = Drifting(http, served.url)
         await rollout.two_turns()
-        store.failing.add("whole")
+        store.failing.add("read_all")
         await rollout.finish()
         while "drift is not counted" not in caplog.text:
             await asyncio.sleep(0.005)

@@ -9,7 +9,7 @@ from fakes import settings_for
 
 from proxy.control.events import event_of
 from proxy.server import running
-from storage.errors import StoreAway
+from storage.errors import StoreUnreachable
 from storage.types import Change
 
 
@@ -71,8 +71,8 @@ async def test_a_store_that_is_away_is_said(proxy, store, monkeypatch):
     """503, as with every other route."""
 
     class Away:
-        def follow(self):
-            raise StoreAway("the test took the store away")
+        def subscribe(self):
+            raise StoreUnreachable("the test took the store away")
 
     monkeypatch.setattr(store._store, "changes", Away())
 

@@ -10,14 +10,14 @@ import pyarrow.ipc
 import pyarrow.parquet
 import pytest
 
-from storage.errors import StoreAway
-from storage.types import Entry
+from storage.errors import StoreUnreachable
+from storage.types import StepWrite
 
 
 async def break_a_step(store, rollout_id):
     """Store what is no record among a rollout's steps."""
-    stored = await store.look(rollout_id)
-    await store.append(Entry(rollout_id, stored.birth, "broken", b"TT\x01 not a record"), now_ms=1)
+    stored = await store.get(rollout_id)
+    await store.append(StepWrite(rollout_id, stored.incarnation, "broken", b"TT\x01 not a record"), now_ms=1)
 
 
 async def test_a_conversation_exports_as_one_row_of_equal_arrays(proxy):
@@ -104,7 +104,7 @@ async def test_a_filter_that_is_none_is_400_before_anything_is_streamed(proxy, q
 async def test_an_export_that_fails_before_its_first_row_has_the_failure_for_an_answer(proxy, store):
     """Its status and its sentence."""
     await proxy.chat("r1")
-    store.failing.add("look")
+    store.failing.add("get")
     away = await proxy.get("/rollouts/r1/export")
     many = await proxy.get("/export")
 
@@ -129,14 +129,14 @@ async def test_an_export_that_breaks_off_is_seen_to_be_cut(proxy, store, contain
     await proxy.chat("older")
     await asyncio.sleep(0.002)  # rollouts of one millisecond have no order of age
     await proxy.chat("newer")
-    read = store.whole
+    read = store.read_all
 
     async def whole(name, limit):
         if name == "older":
-            raise StoreAway("the test took the store away")
+            raise StoreUnreachable("the test took the store away")
         return await read(name, limit)
 
-    store.whole = whole
+    store.read_all = whole
     async with proxy.http.get(f"{proxy.url}/export?container={container}") as answer:
         with pytest.raises(aiohttp.ClientPayloadError):
             await answer.read()
@@ -214,11 +214,11 @@ async def test_a_rollout_deleted_while_many_are_exported_is_left_out(proxy, stor
     """The others are not lost over it."""
     await proxy.chat("r1")
     await proxy.chat("r2")
-    store.waiting["whole"], store.reached["whole"] = asyncio.Event(), asyncio.Event()
+    store.waiting["read_all"], store.reached["read_all"] = asyncio.Event(), asyncio.Event()
     exporting = asyncio.ensure_future(proxy.get("/export"))
-    await store.reached["whole"].wait()
+    await store.reached["read_all"].wait()
     await proxy.delete("/rollouts/r1")
-    store.waiting.pop("whole").set()
+    store.waiting.pop("read_all").set()
     rows = (await exporting).json["rows"]
 
     assert ["r2"] == [row["rollout_id"] for row in rows]
@@ -255,8 +255,8 @@ async def test_a_long_rollout_exports_like_a_short_one(proxy):
 async def test_an_undelivered_step_is_not_exported(proxy, store):
     """Nobody acted on what nobody got."""
     said = await proxy.chat("r1")
-    stored = await store.look("r1")
-    await store.mark("r1", stored.birth, {f"undelivered:{said.step_id}": b"1"}, now_ms=1)
+    stored = await store.get("r1")
+    await store.mark("r1", stored.incarnation, {f"undelivered:{said.step_id}": b"1"}, now_ms=1)
     answer = await proxy.get("/rollouts/r1/export")
 
     assert [] == answer.json["rows"]

@@ -224,11 +224,11 @@ async def test_a_patch_that_is_not_valid_is_422_and_changes_nothing(proxy, body)
 async def test_a_patch_of_a_rollout_deleted_meanwhile_is_404(proxy, store):
     """The store is not to blame."""
     (step,) = await proxy.turns("r1", 1)
-    store.waiting["amend"], store.reached["amend"] = asyncio.Event(), asyncio.Event()
+    store.waiting["update_if"], store.reached["update_if"] = asyncio.Event(), asyncio.Event()
     patching = asyncio.ensure_future(proxy.patch("/rollouts/r1", {"step_rewards": {step: 1}}))
-    await store.reached["amend"].wait()
+    await store.reached["update_if"].wait()
     await proxy.delete("/rollouts/r1")
-    store.waiting.pop("amend").set()
+    store.waiting.pop("update_if").set()
 
     assert 404 == (await patching).status
 
@@ -263,10 +263,10 @@ async def test_many_finishes_at_once_agree_on_one(proxy):
 async def test_a_finish_that_another_overtakes_is_judged_by_how_the_rollout_stands(proxy, store, word, status):
     """It saw the rollout open; the first that is stored counts."""
     await proxy.post("/rollouts", {"rollout_id": "r1"})
-    store.waiting["amend"], store.reached["amend"] = asyncio.Event(), asyncio.Event()
+    store.waiting["update_if"], store.reached["update_if"] = asyncio.Event(), asyncio.Event()
     slow = asyncio.ensure_future(proxy.post("/rollouts/r1/finish", {"status": word}))
-    await store.reached["amend"].wait()
-    overtaken = store.waiting.pop("amend")
+    await store.reached["update_if"].wait()
+    overtaken = store.waiting.pop("update_if")
     quick = await proxy.post("/rollouts/r1/finish", {"status": "completed"})
     overtaken.set()
 
@@ -285,7 +285,7 @@ async def test_a_deleted_rollout_leaves_nothing_and_its_calls_in_flight_store_no
     await calling
 
     assert (204, 204, 404) == (first.status, again.status, (await proxy.get("/rollouts/r1")).status)
-    assert await store.look("r1") is None
+    assert await store.get("r1") is None
     assert ["r0"] == [rollout["rollout_id"] for rollout in (await proxy.get("/rollouts")).json["rollouts"]]
 
 

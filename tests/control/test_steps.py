@@ -5,7 +5,7 @@ import asyncio
 import orjson
 import pytest
 
-from storage.types import Entry
+from storage.types import StepWrite
 
 
 async def test_a_step_is_shown_whole(proxy):
@@ -77,8 +77,9 @@ def length(request, monkeypatch):
 
 
 READING = [
-    ("/steps", "short", "read"), ("/steps", "short", "blocks"), ("/tree", "short", "whole"), ("/export", "short", "whole"),
-    ("/tree", "long", "read"), ("/tree", "long", "blocks"), ("/export", "long", "read"), ("/export", "long", "blocks"),
+    ("/steps", "short", "read"), ("/steps", "short", "blocks"), ("/tree", "short", "read_all"),
+    ("/export", "short", "read_all"), ("/tree", "long", "read"), ("/tree", "long", "blocks"),
+    ("/export", "long", "read"), ("/export", "long", "blocks"),
 ]  # fmt: skip
 
 
@@ -100,7 +101,7 @@ async def test_a_step_stored_while_others_are_read_harms_nothing(proxy, store, p
 async def test_a_rollout_deleted_while_it_is_read_is_404(proxy, store, path, again, length):
     """Also if it is there again: halves of two lives are no rollout."""
     (step,) = await proxy.turns("r1", 1)
-    verb = "whole" if length == "short" and path in {"/tree", "/export"} else "marks"
+    verb = "read_all" if length == "short" and path in {"/tree", "/export"} else "marks"
     store.waiting[verb], store.reached[verb] = asyncio.Event(), asyncio.Event()
     reading = asyncio.ensure_future(proxy.get(f"/rollouts/r1{path.format(step=step)}"))
     await store.reached[verb].wait()
@@ -124,8 +125,8 @@ async def test_many_steps_are_shown_like_few(proxy):
 async def test_a_damaged_record_is_told_and_never_passed_over(proxy, store):
     """Exporting less than there is, in silence, is not an option."""
     await proxy.chat("r1")
-    stored = await store.look("r1")
-    await store.append(Entry("r1", stored.birth, "broken", b"TT\x01 not a record"), now_ms=1)
+    stored = await store.get("r1")
+    await store.append(StepWrite("r1", stored.incarnation, "broken", b"TT\x01 not a record"), now_ms=1)
 
     for path in ("/steps", "/export", "/tree"):
         answer = await proxy.get(f"/rollouts/r1{path}")

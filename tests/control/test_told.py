@@ -45,15 +45,15 @@ async def test_the_store_tells_its_memory_and_whether_it_writes_its_file(proxy):
 
 async def test_a_store_that_does_not_say_is_left_out(proxy, store, monkeypatch):
     """Whether it fails, is known to be away, or is slow: Prometheus is answered, and in time."""
-    store.failing.add("facts")
+    store.failing.add("info")
     failing = await told_by(proxy, "store_memory_bytes")
     store.failing.clear()
-    store.waiting["facts"] = asyncio.Event()
+    store.waiting["info"] = asyncio.Event()
     with monkeypatch.context() as hurried:
         hurried.setattr(told, "_STORE_TIMEOUT_S", 0.05)
         slow = await told_by(proxy, "store_memory_bytes")
         version_meanwhile = await told_by(proxy, "build_info")
-    store.waiting["facts"].set()
+    store.waiting["info"].set()
 
     assert [] == failing == slow
     assert 1 == len(version_meanwhile)

@@ -11,7 +11,7 @@ from recorded import Cassette
 from proxy.config import Settings, load
 from proxy.engines.recognition import QUESTIONS
 from proxy.server import Served, running
-from storage.errors import StoreAway
+from storage.errors import StoreUnreachable
 
 Answering = Callable[[web.Request, dict], Awaitable[web.StreamResponse]]
 
@@ -139,7 +139,7 @@ class FailingStore:
             if verb in self.waiting:
                 await self.waiting[verb].wait()
             if verb in self.failing:
-                raise StoreAway("the test took the store away")
+                raise StoreUnreachable("the test took the store away")
             return await real(*args, **named)
 
         return instead

@@ -100,9 +100,9 @@ class Contents:
     async def made(self, rollout_id: str, steps: list[Step], **terms) -> None:
         """Steps put into the store as they would be."""
         await self.control("POST", "/rollouts", {"rollout_id": rollout_id, **terms})
-        birth = (await self.store.look(rollout_id)).birth
+        incarnation = (await self.store.get(rollout_id)).incarnation
         for step in steps:
-            await self.recorder.record(step, birth, body_bytes=10_000)
+            await self.recorder.record(step, incarnation, body_bytes=10_000)
 
     def step(self, rollout_id: str, at: int, prompt: list[int], sampled: list[int], **facts) -> Step:
         """A step at its place in time, with logprobs as models have them: most near nought, some far away."""

@@ -19,7 +19,7 @@ async def steps_of(store, rollout_id: str) -> list[Step]:
 
 async def rollout_of(store, rollout_id: str) -> Rollout:
     """The rollout as it stands."""
-    return read_rollout(await store.look(rollout_id))
+    return read_rollout(await store.get(rollout_id))
 
 
 async def some_steps(store, rollout_id: str, count: int = 1) -> list[Step]:

@@ -7,7 +7,7 @@ import typer
 
 from proxy.terminal.exits import Exit
 from proxy.terminal.running import fail, run
-from storage.errors import StoreAway
+from storage.errors import StoreUnreachable
 
 
 async def ends(error: BaseException | None = None) -> int:
@@ -22,7 +22,9 @@ def test_what_comes_of_the_work_is_given_back():
     assert 7 == run(ends())
 
 
-@pytest.mark.parametrize("error", [StoreAway("no \x1b store"), ValueError("no \x1b store"), OSError("no \x1b store")])
+@pytest.mark.parametrize(
+    "error", [StoreUnreachable("no \x1b store"), ValueError("no \x1b store"), OSError("no \x1b store")]
+)
 def test_a_failure_is_a_sentence_and_a_code(error, capsys):
     """Never a traceback, nor what a terminal would obey."""
     with pytest.raises(typer.Exit) as ended:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from storage import open_store
 from storage.embedded import aof
 from storage.errors import StorageError
-from storage.types import Entry
+from storage.types import StepWrite
 
 MARKS = {"mark": b"\r\nlast"}
 
@@ -151,10 +151,10 @@ async def stored(tmp_path):
     """The path of a store that was stopped with three records and, as its last write, a mark."""
     path = tmp_path / "store"
     store = await open_store(f"embedded:{path}")
-    birth = (await store.open("r", {}, now_ms=1)).birth
+    incarnation = (await store.open("r", {}, now_ms=1)).incarnation
     for number in range(3):
-        await store.append(Entry("r", birth, f"s{number}", b"%d" % number, counts={"steps": 1}), now_ms=2)
-    await store.mark("r", birth, MARKS, now_ms=3)
+        await store.append(StepWrite("r", incarnation, f"s{number}", b"%d" % number, counts={"steps": 1}), now_ms=2)
+    await store.mark("r", incarnation, MARKS, now_ms=3)
     await store.close()
     return path
 
@@ -190,7 +190,7 @@ async def test_a_store_whose_last_write_was_damaged_starts(stored, opened, caplo
         store = await opened(f"embedded:{stored}")
 
     assert [b"0", b"1", b"2"] == await store.read("r", 0, 9)
-    assert {"steps": 3} == (await store.look("r")).counts
+    assert {"steps": 3} == (await store.get("r")).counts
     assert {} == await store.marks("r")
     assert whole[:kept] == file.read_bytes()[:kept]
     (saved,) = file.parent.glob("*.cut-*")

@@ -14,21 +14,21 @@ import pytest
 from storage import StoreOptions, open_store
 from storage.embedded import server as embedded_server
 from storage.embedded.server import start_embedded
-from storage.errors import StorageError, StoreAway
-from storage.types import Entry
+from storage.errors import StorageError, StoreUnreachable
+from storage.types import StepWrite
 
 # An owner that appends one record after the other, and prints the index of each when it is acknowledged.
 OWNER = """
 import asyncio, sys
 from storage import StoreOptions, open_store
-from storage.types import Entry
+from storage.types import StepWrite
 
 async def main():
     store = await open_store(sys.argv[1], StoreOptions())
-    birth = (await store.open("r", {}, now_ms=1)).birth
+    incarnation = (await store.open("r", {}, now_ms=1)).incarnation
     number = 0
     while True:
-        print((await store.append(Entry("r", birth, f"s{number}", b"%d" % number), now_ms=1)).position, flush=True)
+        print((await store.append(StepWrite("r", incarnation, f"s{number}", b"%d" % number), now_ms=1)).position, flush=True)
         number += 1
 
 asyncio.run(main())
@@ -60,19 +60,19 @@ def is_alive(pid):
 
 
 async def entry(store, name="s0", record=b"record"):
-    return Entry("r", (await store.open("r", {}, now_ms=1)).birth, name, record)
+    return StepWrite("r", (await store.open("r", {}, now_ms=1)).incarnation, name, record)
 
 
 async def test_what_was_stored_is_there_after_a_restart(url, opened):
     """A store that was closed and opened again has everything."""
     store = await open_store(url, StoreOptions())
     await store.append(await entry(store), now_ms=2)
-    before = await store.look("r")
+    before = await store.get("r")
     await store.close()
 
     store = await opened(url)
 
-    assert before == await store.look("r")
+    assert before == await store.get("r")
     assert [b"record"] == await store.read("r", 0, 9)
 
 
@@ -85,7 +85,7 @@ async def test_close_ends_the_server_and_leaves_no_socket(url, path):
 
     assert not is_alive(pid)
     assert not (path / "valkey.sock").exists()
-    with pytest.raises(StoreAway, match="closed"):
+    with pytest.raises(StoreUnreachable, match="closed"):
         await store.ping()
     await (await open_store(url)).close()
 
@@ -120,7 +120,7 @@ async def test_a_killed_server_loses_nothing_acknowledged(url, path, opened, dur
     async def write(writer):
         for number in range(40):
             record = b"%d-%d" % (writer, number)
-            one = Entry("r", first.birth, record.decode(), record, counts={"steps": 1})
+            one = StepWrite("r", first.incarnation, record.decode(), record, counts={"steps": 1})
             stored.append(((await store.append(one, now_ms=2)).position, record))
             if len(stored) == 100:
                 os.kill(pid, signal.SIGKILL)
@@ -129,7 +129,7 @@ async def test_a_killed_server_loses_nothing_acknowledged(url, path, opened, dur
 
     assert 320 == len(stored)
     assert [record for _, record in sorted(stored)] == await store.read("r", 0, 1000)
-    assert {"steps": 320} == (await store.look("r")).counts
+    assert {"steps": 320} == (await store.get("r")).counts
     assert pid != server_pid(path)
 
 
@@ -221,16 +221,16 @@ async def test_a_half_written_end_is_left_out(url, path, opened):
     store = await opened(url)
 
     assert [b"record"] == await store.read("r", 0, 9)
-    assert 1 == (await store.append(Entry("r", first.birth, "s1", b"next"), now_ms=3)).position
+    assert 1 == (await store.append(StepWrite("r", first.incarnation, "s1", b"next"), now_ms=3)).position
 
 
 async def append_until_refused(store, size=5000):
     """Append records until the store refuses one; the names of those whose append returned."""
-    birth = (await store.open("r", {}, now_ms=1)).birth
+    incarnation = (await store.open("r", {}, now_ms=1)).incarnation
     names = []
-    with pytest.raises(StoreAway, match="MISCONF"):
+    with pytest.raises(StoreUnreachable, match="MISCONF"):
         while True:
-            one = Entry("r", birth, f"s{len(names)}", b"%d-" % len(names) + os.urandom(size))
+            one = StepWrite("r", incarnation, f"s{len(names)}", b"%d-" % len(names) + os.urandom(size))
             await store.append(one, now_ms=2)
             names.append(one.name)
     return names
@@ -255,13 +255,13 @@ async def test_a_server_that_cannot_write_its_file_acknowledges_nothing(url, pat
     _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
     longest = file.stat().st_size + 40_000  # for this process: the one that is started after it has no such limit
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (longest, hard))
-    birth = (await store.open("r", {}, now_ms=1)).birth
+    incarnation = (await store.open("r", {}, now_ms=1)).incarnation
     stored = ["first"]
 
     async def write(writer):
-        with pytest.raises(StoreAway, match="MISCONF"):
+        with pytest.raises(StoreUnreachable, match="MISCONF"):
             for number in range(100):
-                await store.append(Entry("r", birth, f"{writer}-{number}", os.urandom(1000)), now_ms=2)
+                await store.append(StepWrite("r", incarnation, f"{writer}-{number}", os.urandom(1000)), now_ms=2)
                 stored.append(f"{writer}-{number}")
 
     await asyncio.gather(*map(write, range(4)))
@@ -360,7 +360,7 @@ async def test_a_server_that_cannot_start_shows_its_log(url, path):
 
 
 async def test_while_the_server_cannot_be_started_calls_are_away(url, path, opened, until, caplog):
-    """A server that cannot be started again is tried again and again; meanwhile calls raise `StoreAway` in time."""
+    """A server that cannot be started again is tried again and again; meanwhile calls raise `StoreUnreachable` in time."""
     store = await opened(url, timeout_s=2)
     await store.open("r", {}, now_ms=1)
     manifest = next((path / "appendonlydir").glob("*.manifest"))
@@ -368,13 +368,13 @@ async def test_while_the_server_cannot_be_started_calls_are_away(url, path, open
     manifest.write_bytes(b"nonsense\n")
     os.kill(server_pid(path), signal.SIGKILL)
 
-    with pytest.raises(StoreAway):
+    with pytest.raises(StoreUnreachable):
         await store.open("r", {}, now_ms=2)
 
     manifest.write_bytes(whole)
 
     async def is_back():
-        with suppress(StoreAway):
+        with suppress(StoreUnreachable):
             return not (await store.open("r", {}, now_ms=3)).created
         return False
 

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from storage.errors import StorageError, StoreAway
+from storage.errors import StorageError, StoreUnreachable
 from storage.redis.changes import read_change
-from storage.types import Change, Entry
+from storage.types import Change, StepWrite
 
 
 @pytest.fixture(params=["embedded", "redis", "cluster"])
@@ -17,15 +17,15 @@ async def store(request, url_of, opened):
 
 async def test_every_change_of_a_rollout_is_told_in_order_with_the_records(store):
     """Made, appended to, marked, amended, deleted; an append that is asked again is told once, a look not at all."""
-    async with store.changes.follow() as changes:
-        birth = (await store.open("a b/🙂", {}, now_ms=1)).birth
+    async with store.changes.subscribe() as changes:
+        incarnation = (await store.open("a b/🙂", {}, now_ms=1)).incarnation
         await store.open("a b/🙂", {}, now_ms=2)
         for name in ("s1", "s2", "s2"):
-            await store.append(Entry("a b/🙂", birth, name, b"record"), now_ms=3)
-        await store.mark("a b/🙂", birth, {"m": b"1"}, now_ms=4)
-        await store.amend("a b/🙂", {"status": b"1"}, expect={}, now_ms=5)
-        await store.look("a b/🙂")
-        await store.drop("a b/🙂")
+            await store.append(StepWrite("a b/🙂", incarnation, name, b"record"), now_ms=3)
+        await store.mark("a b/🙂", incarnation, {"m": b"1"}, now_ms=4)
+        await store.update_if("a b/🙂", {"status": b"1"}, expect={}, now_ms=5)
+        await store.get("a b/🙂")
+        await store.delete("a b/🙂")
         told = [await anext(changes) for _ in range(6)]
 
     plain = Change("a b/🙂")
@@ -34,8 +34,8 @@ async def test_every_change_of_a_rollout_is_told_in_order_with_the_records(store
 
 async def test_rollouts_that_are_opened_with_a_group_are_told(store):
     """Each by its name; the group itself is of another space, and is not."""
-    names = [name for name in map(str, range(200)) if store.beside("g", name)][:3]
-    async with store.changes.follow() as changes:
+    names = [name for name in map(str, range(200)) if store.same_slot("g", name)][:3]
+    async with store.changes.subscribe() as changes:
         await store.open_group("g", {}, {name: {} for name in names}, now_ms=1)
         await store.open("after", {}, now_ms=2)
         told = {(await anext(changes)).rollout for _ in range(4)}
@@ -46,7 +46,7 @@ async def test_rollouts_that_are_opened_with_a_group_are_told(store):
 async def test_rollouts_in_every_bucket_are_told_to_everybody_who_listens(store):
     """Whichever server of a cluster has them, and whichever is listened to."""
     names = {f"r{number}" for number in range(64)}
-    async with store.changes.follow() as one, store.changes.follow() as other:
+    async with store.changes.subscribe() as one, store.changes.subscribe() as other:
         await asyncio.gather(*(store.open(name, {}, now_ms=1) for name in names))
 
         assert names == {(await anext(one)).rollout for _ in names}
@@ -54,18 +54,18 @@ async def test_rollouts_in_every_bucket_are_told_to_everybody_who_listens(store)
 
 
 async def test_silence_is_told_and_the_store_is_asked_whether_it_is_there(opened, start, monkeypatch):
-    """None for as long as it answers; a store that does not is `StoreAway`."""
+    """None for as long as it answers; a store that does not is `StoreUnreachable`."""
     monkeypatch.setattr("storage.redis.changes._QUIET_S", 0.05)
     server = start()
     store = await opened(server.url)
-    async with store.changes.follow() as changes:
+    async with store.changes.subscribe() as changes:
         assert None is await anext(changes)
         assert None is await anext(changes)
         server.stop()
-        with pytest.raises(StoreAway):
+        with pytest.raises(StoreUnreachable):
             [change async for change in changes]
-    with pytest.raises(StoreAway):
-        async with store.changes.follow():
+    with pytest.raises(StoreUnreachable):
+        async with store.changes.subscribe():
             pass
 
 
@@ -78,7 +78,7 @@ async def test_a_user_without_channels_writes_but_cannot_listen(opened, start_re
 
     assert (await store.open("r", {}, now_ms=1)).created
     with pytest.raises(StorageError, match="channel"):
-        async with store.changes.follow():
+        async with store.changes.subscribe():
             pass
 
 

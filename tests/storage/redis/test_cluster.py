@@ -5,9 +5,9 @@ import asyncio
 import pytest
 from redis.crc import key_slot
 
-from storage.errors import StorageError, StoreAway
-from storage.redis.keys import keys_of
-from storage.types import Entry
+from storage.errors import StorageError, StoreUnreachable
+from storage.redis.keys import rollout_keys
+from storage.types import StepWrite
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ async def test_rollouts_are_spread_over_all_primaries(store, command):
     await asyncio.gather(*(store.open(f"r{i}", {}, now_ms=i) for i in range(300)))
 
     assert all(60 < count < 150 for count in await command(store, "DBSIZE"))
-    assert 3 == (await store.facts())["servers"].count("127.0.0.1")
+    assert 3 == (await store.info())["servers"].count("127.0.0.1")
 
 
 async def test_any_server_of_the_cluster_leads_to_it(cluster_servers, url_of, opened, store):
@@ -35,8 +35,8 @@ async def test_any_server_of_the_cluster_leads_to_it(cluster_servers, url_of, op
 
 
 async def test_no_server_is_away(opened):
-    """When no server of a cluster answers, `StoreAway` names them."""
-    with pytest.raises(StoreAway, match=r"127.0.0.1:1 .*; .*127.0.0.1:2 "):
+    """When no server of a cluster answers, `StoreUnreachable` names them."""
+    with pytest.raises(StoreUnreachable, match=r"127.0.0.1:1 .*; .*127.0.0.1:2 "):
         await opened("redis+cluster://127.0.0.1:1,127.0.0.1:2")
 
 
@@ -55,9 +55,9 @@ async def test_a_wrong_map_is_put_right(store):
     places = sorted(set(cluster._owners))
     cluster._owners = [places[places.index(owner) - 1] for owner in cluster._owners]
 
-    birth = (await store.open("r", {}, now_ms=1)).birth
+    incarnation = (await store.open("r", {}, now_ms=1)).incarnation
 
-    assert 0 == (await store.append(Entry("r", birth, "s", b"1"), now_ms=2)).position
+    assert 0 == (await store.append(StepWrite("r", incarnation, "s", b"1"), now_ms=2)).position
     assert ("r",) == (await store.list()).names
 
 
@@ -71,7 +71,7 @@ async def test_a_lost_owner_is_looked_for(store, owner):
 
 async def test_a_moving_slot_is_followed(store, cluster_servers):
     """While a slot moves, its rollouts can be looked at, and writes are away; once it has moved, all goes there."""
-    key = keys_of("tt", "r").rollout
+    key = rollout_keys("tt", "r").rollout
     slot = key_slot(key)
     nodes = {}
     for server in cluster_servers:
@@ -87,8 +87,8 @@ async def test_a_moving_slot_is_followed(store, cluster_servers):
     tell(target[0], "IMPORTING", source[1])
     tell(source[0], "MIGRATING", target[1])
     try:
-        assert None is await store.look("r")
-        with pytest.raises(StoreAway, match="is moving from one server to another"):
+        assert None is await store.get("r")
+        with pytest.raises(StoreUnreachable, match="is moving from one server to another"):
             await store.open("r", {}, now_ms=1)
     finally:
         for server in (target[0], source[0], *(server for server, _ in nodes.values())):
@@ -99,19 +99,19 @@ async def test_a_moving_slot_is_followed(store, cluster_servers):
 
 
 async def test_a_dead_primary_takes_only_its_own_rollouts_away(store, cluster_servers, until):
-    """When a primary dies, its rollouts raise `StoreAway` in time and the others' go on; when it is back, so are they."""
+    """When a primary dies, its rollouts raise `StoreUnreachable` in time and the others' go on; when it is back, they do."""
     victim = cluster_servers[2]
     slots = store._servers._owners
-    owners = {name: slots[key_slot(keys_of("tt", name).rollout)][1] for name in map(str, range(100))}
+    owners = {name: slots[key_slot(rollout_keys("tt", name).rollout)][1] for name in map(str, range(100))}
     lost = next(name for name, port in owners.items() if port == victim.port)
     kept = next(name for name, port in owners.items() if port != victim.port)
     await store.open(kept, {}, now_ms=1)
     victim.stop()
     try:
         async with asyncio.timeout(50):
-            with pytest.raises(StoreAway):
+            with pytest.raises(StoreUnreachable):
                 await store.open(lost, {}, now_ms=1)
-            with pytest.raises(StoreAway):
+            with pytest.raises(StoreUnreachable):
                 await store.ping()
         assert not (await store.open(kept, {}, now_ms=2)).created
     finally:
@@ -120,7 +120,7 @@ async def test_a_dead_primary_takes_only_its_own_rollouts_away(store, cluster_se
     async def is_back():
         try:
             await store.open(lost, {}, now_ms=3)
-        except StoreAway:
+        except StoreUnreachable:
             return False
         return True
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 
 from storage import StoreOptions
-from storage.errors import StorageError, StoreAway
+from storage.errors import StorageError, StoreUnreachable
 from storage.options import Address
 from storage.redis.connections import connections_to
 
@@ -111,7 +111,7 @@ async def test_a_silent_server_is_away_in_time(connect, serve, shared):
     server = await serve()
     connections = connect(server, timeout_s=0.1)
 
-    with pytest.raises(StoreAway, match=r"127.0.0.1:\d+ did not answer within 0.1 s"):
+    with pytest.raises(StoreUnreachable, match=r"127.0.0.1:\d+ did not answer within 0.1 s"):
         await connections.ask([("PING",)], shared=shared)
 
 
@@ -122,7 +122,7 @@ async def test_waiting_for_a_connection_ends_in_time(connect, serve):
 
     answers = await asyncio.gather(*(connections.ask([("PING",)]) for _ in range(5)), return_exceptions=True)
 
-    assert [StoreAway] * 5 == [type(answer) for answer in answers]
+    assert [StoreUnreachable] * 5 == [type(answer) for answer in answers]
 
 
 async def test_no_server_is_away_at_once(opened):
@@ -131,7 +131,7 @@ async def test_no_server_is_away_at_once(opened):
         taken.bind(("127.0.0.1", 0))
 
         async with asyncio.timeout(50):
-            with pytest.raises(StoreAway, match="cannot be reached"):
+            with pytest.raises(StoreUnreachable, match="cannot be reached"):
                 await opened(f"redis://127.0.0.1:{taken.getsockname()[1]}", timeout_s=600)
 
 
@@ -151,7 +151,7 @@ async def test_closed_connections_are_not_used_again(connect, redis_server, shar
     await connections.ask([("PING",)], shared=shared)
     await connections.close()
 
-    with pytest.raises(StoreAway, match="closed"):
+    with pytest.raises(StoreUnreachable, match="closed"):
         await connections.ask([("PING",)], shared=shared)
 
 
@@ -170,7 +170,7 @@ async def test_tls_and_acl(start_redis, certificate, opened):
 
     await store.open("r", {}, now_ms=1)
     assert ("r",) == (await by_url.list()).names
-    with pytest.raises(StoreAway, match=r"(?i)certificate"):
+    with pytest.raises(StoreUnreachable, match=r"(?i)certificate"):
         await opened(server.url, username="tape", password="pass/word")
     with pytest.raises(StorageError, match="does not let us in"):
         await opened(server.url, username="tape", password="wrong", ca_file=certificate[0])

@@ -11,9 +11,9 @@ def test_a_flat_reply_is_read_by_pairs():
 def test_a_rollout_is_read_by_what_its_fields_are_called():
     """Its own facts, fields (`f:`) and counts (`n:`)."""
     reply = [b"birth", b"x", b"created_ms", b"1", b"touched_ms", b"2", b"f:status", b"open", b"n:steps", b"3"]
-    read = read_rollout("r", reply, own_birth="x")
+    read = read_rollout("r", reply, own_incarnation="x")
 
-    assert ("r", "x", 1, 2, True) == (read.name, read.birth, read.created_ms, read.touched_ms, read.created)
+    assert ("r", "x", 1, 2, True) == (read.name, read.incarnation, read.created_ms, read.touched_ms, read.created)
     assert ({"status": b"open"}, {"steps": 3}) == (read.fields, read.counts)
     assert not read_rollout("r", reply).created
 

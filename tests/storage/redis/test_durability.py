@@ -5,15 +5,15 @@ import signal
 
 import pytest
 
-from storage.errors import StorageError, StoreAway
+from storage.errors import StorageError, StoreUnreachable
 from storage.redis.durability import Barrier
-from storage.types import Entry
+from storage.types import StepWrite
 
 
 async def appended(store, name="s", now_ms=2):
     """The index of a record appended to a rollout."""
-    birth = (await store.open("r", {}, now_ms=1)).birth
-    return (await store.append(Entry("r", birth, name, b"1"), now_ms=now_ms)).position
+    incarnation = (await store.open("r", {}, now_ms=1)).incarnation
+    return (await store.append(StepWrite("r", incarnation, name, b"1"), now_ms=now_ms)).position
 
 
 async def test_acknowledged_waits_for_the_reply_only(on_redis):
@@ -101,14 +101,14 @@ async def test_replicated_waits_for_the_replica(replicated):
 
 
 async def test_a_replica_that_does_not_answer_is_said(replicated):
-    """A write that no replica confirmed in time raises `StoreAway`, a repeated one too, until it is confirmed."""
+    """A write that no replica confirmed in time raises `StoreUnreachable`, a repeated one too, until it is confirmed."""
     _, replica, store = replicated
     await appended(store, "s0")
-    entry = Entry("r", (await store.look("r")).birth, "s1", b"1")
+    entry = StepWrite("r", (await store.get("r")).incarnation, "s1", b"1")
     os.kill(replica.process.pid, signal.SIGSTOP)
     try:
         for _ in range(2):
-            with pytest.raises(StoreAway, match="reached 0 of 1 replicas in time; ask again"):
+            with pytest.raises(StoreUnreachable, match="reached 0 of 1 replicas in time; ask again"):
                 await store.append(entry, now_ms=2)
     finally:
         os.kill(replica.process.pid, signal.SIGCONT)
@@ -118,19 +118,19 @@ async def test_a_replica_that_does_not_answer_is_said(replicated):
 
 
 async def test_a_replica_takes_no_writes(replicated, opened):
-    """A store opened on a replica raises `StoreAway` at the first write, in the server's words."""
+    """A store opened on a replica raises `StoreUnreachable` at the first write, in the server's words."""
     _, replica, _ = replicated
     store = await opened(replica.url)
 
-    with pytest.raises(StoreAway, match="READONLY"):
+    with pytest.raises(StoreUnreachable, match="READONLY"):
         await store.open("r", {}, now_ms=1)
 
 
 async def test_replicated_in_a_cluster_waits_on_the_same_server(url_of, opened):
-    """In a cluster too, a write without its replicas raises `StoreAway`, from the server that has it."""
+    """In a cluster too, a write without its replicas raises `StoreUnreachable`, from the server that has it."""
     store = await opened(url_of("cluster"), durability="replicated", timeout_s=2)
 
-    with pytest.raises(StoreAway, match="reached 0 of 1 replicas"):
+    with pytest.raises(StoreUnreachable, match="reached 0 of 1 replicas"):
         await appended(store)
 
 

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from storage import StoreOptions
-from storage.errors import StoreAway
+from storage.errors import StoreUnreachable
 from storage.options import Address
 from storage.redis.connections import connections_to
 
@@ -113,7 +113,7 @@ async def test_when_the_line_falls_silent_it_is_given_up(connect, stub):
         await asyncio.sleep(0.001)
     second = asyncio.ensure_future(connections.ask([("PING",)], shared=True))
 
-    with pytest.raises(StoreAway, match=r"did not answer within 0.4 s"):
+    with pytest.raises(StoreUnreachable, match=r"did not answer within 0.4 s"):
         await first
     assert [b"PONG"] == await second
 
@@ -142,7 +142,7 @@ async def test_when_the_server_hangs_up_all_ask_once_more(connect, stub):
 @pytest.mark.parametrize("shared", [True, False])
 async def test_a_reply_without_its_confirmation_is_none(connect, stub, shared):
     """Where the connection breaks before the confirmation, both are repeated on the next one."""
-    with pytest.raises(StoreAway, match="cannot be reached"):
+    with pytest.raises(StoreUnreachable, match="cannot be reached"):
         await connect(await stub(answered=1, last=None)).ask([("PING",)], shared=shared, confirmed=True)
 
     answered = await connect(await stub(answered=2, last=None)).ask([("PING",)], shared=shared, confirmed=True)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from storage.errors import StoreAway
+from storage.errors import StoreUnreachable
 from storage.redis import scripts
-from storage.types import LATE_MARK, LONGEST_LEASE_MS, Entry
+from storage.types import LATE_MARK, MAX_LEASE_MS, StepWrite
 
 LUA = Path(scripts.__file__).with_name("lua")
 LOADED = {name: script for name, script in vars(scripts).items() if isinstance(script, scripts.Script)}
@@ -35,37 +35,37 @@ async def test_open_and_append_take_one_round_trip(url_of, opened, command, kind
     await command(store, "SCRIPT", "FLUSH")
     store._servers = counted = Counted(store._servers)
 
-    birth = (await store.open("r", {"a": b"1"}, now_ms=1)).birth
-    await store.append(Entry("r", birth, "s1", b"1", {b"b": b"1"}, (), {"steps": 1}), now_ms=2)
+    incarnation = (await store.open("r", {"a": b"1"}, now_ms=1)).incarnation
+    await store.append(StepWrite("r", incarnation, "s1", b"1", {b"b": b"1"}, (), {"steps": 1}), now_ms=2)
 
     assert 4 == counted.asked  # each was told its script first
 
     await store.open("r", {"a": b"1"}, now_ms=1)
-    await store.append(Entry("r", birth, "s2", b"2", {b"c": b"1"}, (b"b",), {"steps": 1}), now_ms=3)
+    await store.append(StepWrite("r", incarnation, "s2", b"2", {b"c": b"1"}, (b"b",), {"steps": 1}), now_ms=3)
 
     assert 6 == counted.asked
 
 
 async def test_a_server_that_forgot_a_script_is_told_again(on_redis, command):
     """A restarted server, which knows no script, makes no verb fail."""
-    birth = (await on_redis.open("r", {}, now_ms=1)).birth
+    incarnation = (await on_redis.open("r", {}, now_ms=1)).incarnation
     await command(on_redis, "SCRIPT", "FLUSH")
 
-    assert 0 == (await on_redis.append(Entry("r", birth, "s", b"1"), now_ms=2)).position
+    assert 0 == (await on_redis.append(StepWrite("r", incarnation, "s", b"1"), now_ms=2)).position
     assert (0, b"1") == await on_redis.find("r", "s")
 
 
 async def test_a_full_server_writes_nothing(on_redis, command):
-    """When the server's memory is full, an append raises `StoreAway` and has written nothing at all."""
-    birth = (await on_redis.open("r", {}, now_ms=1)).birth
-    entry = Entry("r", birth, "s", b"1", {b"b": b"1"}, (), {"steps": 1})
-    before = await on_redis.look("r")
+    """When the server's memory is full, an append raises `StoreUnreachable` and has written nothing at all."""
+    incarnation = (await on_redis.open("r", {}, now_ms=1)).incarnation
+    entry = StepWrite("r", incarnation, "s", b"1", {b"b": b"1"}, (), {"steps": 1})
+    before = await on_redis.get("r")
     await command(on_redis, "CONFIG", "SET", "maxmemory", 1)
     try:
-        with pytest.raises(StoreAway, match="OOM"):
+        with pytest.raises(StoreUnreachable, match="OOM"):
             await on_redis.append(entry, now_ms=2)
-        assert before == await on_redis.look("r")
-        assert "maxmemory-policy" not in str(await on_redis.doubts())
+        assert before == await on_redis.get("r")
+        assert "maxmemory-policy" not in str(await on_redis.warnings())
     finally:
         await command(on_redis, "CONFIG", "SET", "maxmemory", 0)
 
@@ -99,5 +99,5 @@ def test_each_lua_file_is_part_of_a_script():
 
 def test_constants_of_the_scripts_are_those_of_the_code():
     """The longest lease and the mark of a late record are written in Lua as well."""
-    assert f"local LONGEST = {LONGEST_LEASE_MS}\n" in (LUA / "queue_pending.lua").read_text()
+    assert f"local LONGEST = {MAX_LEASE_MS}\n" in (LUA / "queue_pending.lua").read_text()
     assert f"'{LATE_MARK}' .. ARGV[5]" in (LUA / "append.lua").read_text()

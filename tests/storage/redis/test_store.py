@@ -6,8 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from storage.redis.keys import keys_of
-from storage.types import Entry
+from storage.redis.keys import rollout_keys
+from storage.types import StepWrite
 
 
 @pytest.fixture(params=["redis", "cluster"])
@@ -17,11 +17,11 @@ async def mortal(request, url_of, opened):
 
 
 async def filled(store, name="r"):
-    """The birth of a rollout that has every kind of key."""
-    birth = (await store.open(name, {"a": b"1"}, now_ms=1)).birth
-    await store.append(Entry(name, birth, "s1", b"1", {b"b": b"1"}, (), {"steps": 1}), now_ms=2)
-    await store.mark(name, birth, {"m": b"1"}, now_ms=3)
-    return birth
+    """The incarnation of a rollout that has every kind of key."""
+    incarnation = (await store.open(name, {"a": b"1"}, now_ms=1)).incarnation
+    await store.append(StepWrite(name, incarnation, "s1", b"1", {b"b": b"1"}, (), {"steps": 1}), now_ms=2)
+    await store.mark(name, incarnation, {"m": b"1"}, now_ms=3)
+    return incarnation
 
 
 async def on_key(store, verb, key, *more):
@@ -33,30 +33,30 @@ async def on_key(store, verb, key, *more):
 async def test_an_idle_rollout_expires_and_leaves_no_key(url_of, opened, key_count, until, kind):
     """With a ttl, a rollout that nothing is written to vanishes, and leaves no key behind."""
     store = await opened(url_of(kind), ttl_s=2)
-    birth = await filled(store)
+    incarnation = await filled(store)
 
     async def is_empty():
         return 0 == await key_count(store)
 
     await until(is_empty)
 
-    assert None is await store.look("r")
+    assert None is await store.get("r")
     assert () == (await store.list()).names
     with pytest.raises(Exception, match="expired"):
-        await store.append(Entry("r", birth, "s2", b"2"), now_ms=4)
+        await store.append(StepWrite("r", incarnation, "s2", b"2"), now_ms=4)
     assert await is_empty()
 
 
 async def test_every_write_renews_all_lifetimes(mortal):
     """Each write to a rollout sets the expiry of all its keys, and of its place in the listing, anew."""
-    birth = await filled(mortal)
-    keys = keys_of("tt", "r").all()
+    incarnation = await filled(mortal)
+    keys = rollout_keys("tt", "r").all()
     writes = (
         lambda: mortal.open("r", {}, now_ms=5),
-        lambda: mortal.append(Entry("r", birth, "s2", b"2"), now_ms=5),
-        lambda: mortal.append(Entry("r", birth, "s2", b"2"), now_ms=5),
-        lambda: mortal.mark("r", birth, {"m": b"2"}, now_ms=5),
-        lambda: mortal.amend("r", {"a": b"2"}, expect={}, now_ms=5),
+        lambda: mortal.append(StepWrite("r", incarnation, "s2", b"2"), now_ms=5),
+        lambda: mortal.append(StepWrite("r", incarnation, "s2", b"2"), now_ms=5),
+        lambda: mortal.mark("r", incarnation, {"m": b"2"}, now_ms=5),
+        lambda: mortal.update_if("r", {"a": b"2"}, expect={}, now_ms=5),
     )
     for write in writes:
         for key in keys:
@@ -69,11 +69,11 @@ async def test_every_write_renews_all_lifetimes(mortal):
 async def test_reading_renews_nothing(mortal):
     """Looking at a rollout does not keep it alive."""
     await filled(mortal)
-    keys = keys_of("tt", "r").all()
+    keys = rollout_keys("tt", "r").all()
     for key in keys:
         await on_key(mortal, "PEXPIRE", key, 5_000)
 
-    await mortal.look("r")
+    await mortal.get("r")
     await mortal.read("r", 0, 9)
     await mortal.marks("r")
     await mortal.find("r", "s1")
@@ -102,7 +102,7 @@ async def test_writes_clear_the_dead_away(mortal):
     """Nobody needs to list for the dead to be taken out of the listing: every write takes some."""
     keys = await with_a_dead_one(mortal)
 
-    await mortal.amend("living", {}, expect={}, now_ms=2)
+    await mortal.update_if("living", {}, expect={}, now_ms=2)
 
     assert 1 == await on_key(mortal, "ZCARD", keys.listing)
     assert 1 == await on_key(mortal, "ZCARD", keys.expiry)
@@ -110,11 +110,11 @@ async def test_writes_clear_the_dead_away(mortal):
 
 async def with_a_dead_one(store):
     """The keys of a living rollout in whose bucket another died."""
-    keys = keys_of("tt", "living")
-    dead = next(name for name in map(str, range(1000)) if keys_of("tt", name).listing == keys.listing)
+    keys = rollout_keys("tt", "living")
+    dead = next(name for name in map(str, range(1000)) if rollout_keys("tt", name).listing == keys.listing)
     await filled(store, "living")
     await filled(store, dead)
-    dead_keys = keys_of("tt", dead)
+    dead_keys = rollout_keys("tt", dead)
     for key in dead_keys.all()[:5]:
         await on_key(store, "DEL", key)
     await on_key(store, "ZADD", keys.expiry, 1_000, b"000000000000001" + dead_keys.encoded)
@@ -134,14 +134,16 @@ async def test_a_lost_answer_does_no_harm(on_redis):
 
     on_redis._servers.ask = ask_twice
     made = await on_redis.open("r", {"a": b"1"}, now_ms=1)
-    index, *_ = await on_redis.append(Entry("r", made.birth, "s", b"1", {b"b": b"1"}, (), {"steps": 1}), now_ms=2)
-    await on_redis.mark("r", made.birth, {"m": b"1"}, now_ms=3)
+    index, *_ = await on_redis.append(
+        StepWrite("r", made.incarnation, "s", b"1", {b"b": b"1"}, (), {"steps": 1}), now_ms=2
+    )
+    await on_redis.mark("r", made.incarnation, {"m": b"1"}, now_ms=3)
 
     assert 3 == lost
     assert made.created
     assert 0 == index
     assert [b"1"] == await on_redis.read("r", 0, 9)
-    assert {"steps": 1} == (await on_redis.look("r")).counts
+    assert {"steps": 1} == (await on_redis.get("r")).counts
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -172,8 +174,8 @@ async def test_stores_of_different_prefixes_do_not_meet(url_of, opened, on_redis
     other = await opened(url_of("redis"), prefix="tt:other")
     await filled(on_redis)
 
-    assert None is await other.look("r")
+    assert None is await other.get("r")
     assert () == (await other.list()).names
-    assert not await other.drop("r")
-    assert b"theirs" == await other.constant("c", b"theirs")
-    assert b"ours" == await on_redis.constant("c", b"ours")
+    assert not await other.delete("r")
+    assert b"theirs" == await other.set_once("c", b"theirs")
+    assert b"ours" == await on_redis.set_once("c", b"ours")

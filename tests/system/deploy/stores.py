@@ -29,6 +29,6 @@ async def facts_of(url: str, password: str | None) -> dict[str, Any]:
     """Return the warnings that an operator gets if each step must be on disk."""
     store = await open_store(url, StoreOptions(durability="fsync", password=password))
     try:
-        return await store.facts()
+        return await store.info()
     finally:
         await store.close()

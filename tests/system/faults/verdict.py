@@ -8,7 +8,7 @@ from proxy.rollouts import read_rollout
 from proxy.trajectory.blocks import BlockReader
 from proxy.trajectory.record import decode
 from storage import open_store
-from storage.redis.keys import BUCKETS, beats_key, bucket_keys, constants_key, keys_of, notices_key
+from storage.redis.keys import BUCKETS, announcements_key, bucket_keys, constants_key, heartbeats_key, rollout_keys
 from tests.system.faults.engine import sampled
 
 
@@ -17,13 +17,13 @@ async def judge(store_url: str, ended: dict[str, str], logged: set[str]) -> dict
     store = await open_store(store_url)
     seen: Counter[str] = Counter()
     statuses: Counter[str] = Counter()
-    owned = {constants_key("tt"), beats_key("tt", BUCKETS[0])}
+    owned = {constants_key("tt"), heartbeats_key("tt", BUCKETS[0])}
     for bucket in BUCKETS:
-        owned |= {*bucket_keys("tt", bucket), notices_key("tt", bucket)}
+        owned |= {*bucket_keys("tt", bucket), announcements_key("tt", bucket)}
     try:
         async for name in store.names():
-            owned |= {*keys_of("tt", name).all()}
-            rollout = read_rollout(await store.look(name))
+            owned |= {*rollout_keys("tt", name).all()}
+            rollout = read_rollout(await store.get(name))
             records = await store.read(name, 0, 100_000)
             reader = BlockReader(await store.blocks(name))
             steps = [decode(record, reader, at) for at, record in enumerate(records)]

@@ -62,7 +62,7 @@ async def test_a_body_with_two_lengths_is_rejected(api, engine, store, lines):
 
     assert [400] == statuses(answer)
     assert [] == engine.asked
-    assert (None, None) == (await store.look("hidden"), await store.look("r1"))
+    assert (None, None) == (await store.get("hidden"), await store.get("r1"))
 
 
 @pytest.mark.parametrize("body", [
