@@ -8,7 +8,7 @@ from pathlib import Path
 import aiohttp
 
 from benchmarks.servers import Server
-from proxy.trajectory.record import encode
+from proxy.trajectory.codec import encode
 from proxy.trajectory.step import Step
 from storage import open_store
 from storage.store import Store

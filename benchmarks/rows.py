@@ -16,8 +16,8 @@ from benchmarks import exporting, load, upstream
 from benchmarks.servers import Server, serving, started
 from proxy.export import FORMATS
 from proxy.export.containers import CONTAINERS
-from proxy.trajectory.record import encode
-from proxy.trajectory.rollout import RolloutFacts
+from proxy.trajectory.codec import encode
+from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.sequence import Options
 from proxy.trajectory.step import Choice, EngineFacts, Span, Step, Timing
 from storage import open_store

@@ -131,9 +131,9 @@ class _WithoutPandas:
 
 async def _tokentape(engine: str, store: str) -> None:
     sys.meta_path.insert(0, _WithoutPandas())
-    from proxy.config import load
-    from proxy.server import running
-    from proxy.stopping import stopped_by_signals
+    from proxy.config.settings import load
+    from proxy.server.listener import running
+    from proxy.server.shutdown import stopped_by_signals
 
     settings = load(listen="127.0.0.1:0", engines={"endpoints": [{"url": engine}]}, store={"url": store})
     with stopped_by_signals() as stop:

@@ -13,15 +13,16 @@ from typing import Any
 import orjson
 
 from benchmarks import upstream
-from proxy.dialects import DIALECTS
-from proxy.engines import ENGINES
+from proxy.protocols.dialects import DIALECTS
+from proxy.protocols.engines import ENGINES
+from proxy.protocols.exchange import Exchange
+from proxy.protocols.lenient_json import read_json, write_json
+from proxy.protocols.plan import Plan, Terms, make_plan
+from proxy.protocols.response_validation import pack_tokens
+from proxy.protocols.sse import EventCutter
 from proxy.trajectory import fidelity
-from proxy.trajectory.record import encode
+from proxy.trajectory.codec import encode
 from proxy.trajectory.step import EngineFacts, Step, Timing
-from proxy.wire.exchange import Exchange, pack_tokens
-from proxy.wire.jsontext import read_json, write_json
-from proxy.wire.plan import Plan, Terms, make_plan
-from proxy.wire.sse import EventCutter
 
 ROUNDS, REPEATS = 7, 20
 PATH = "/v1/chat/completions"

@@ -16,8 +16,8 @@ import redis
 from aiohttp import web
 
 from benchmarks.curves import Curve
-from proxy.config import load
-from proxy.server import running
+from proxy.config.settings import load
+from proxy.server.listener import running
 
 SHAPES = {1: 1_200, 5: 4_000, 10: 8_000, 50: 32_000, 100: 32_000}  # turns, and the tokens that a conversation grows to
 TOKENS_IN_ALL = 256_000

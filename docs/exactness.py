@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from proxy.dialects.base import DialectName
-from proxy.engines import ENGINES, Engine, Traits
-from proxy.engines.losses import LOSSES, Circumstances, Loss, choose_framing, met
+from proxy.protocols.dialects.base import DialectName
+from proxy.protocols.engines import ENGINES, Engine, Traits
+from proxy.protocols.engines.quirks import LOSSES, Circumstances, Loss, choose_framing, met
 from proxy.trajectory.fidelity import PROBLEMS
 
 _NAMES = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama.cpp", "plain": "Any other (plain)"}

@@ -4,8 +4,7 @@ import sys
 from collections.abc import Iterator
 
 from proxy.export import FORMATS, Format
-from proxy.export.base import Batched, Fill
-from proxy.export.columns import Column
+from proxy.export.base import Batched, Column, Fill
 from proxy.export.containers import CONTAINERS
 
 _OPENING = """`GET /rollouts/{id}/export?format=…` gives the rows of one rollout in any of these formats. All are views of

@@ -24,9 +24,9 @@ from docs.generate_sync_client import TARGET as SYNC_CLIENT
 from docs.generate_sync_client import sync_client
 from docs.routes import api_page
 from proxy import errors
-from proxy.config import Settings
-from proxy.control.told import FACTS, make_told
-from proxy.metrics import make_metrics
+from proxy.api.health import FACTS, make_told
+from proxy.config.settings import Settings
+from proxy.telemetry.metrics import make_metrics
 from proxy.trajectory.fidelity import PROBLEMS
 
 HERE = Path(__file__).parent

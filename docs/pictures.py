@@ -16,19 +16,18 @@ import aiohttp
 import orjson
 from rich.console import Console
 
-from proxy.audit import command
-from proxy.check import findings
-from proxy.config import load
-from proxy.download import Wanted, download
-from proxy.server import running, simulating
+from proxy.cli import audit as command
+from proxy.cli.api_client import ControlClient
+from proxy.cli.check import findings, print_findings
+from proxy.cli.console import print_lines
+from proxy.cli.export import Wanted, download
+from proxy.cli.render.rollout import View
+from proxy.cli.render.step import summary
+from proxy.cli.show import Place, print_list, print_rollout, print_step
+from proxy.cli.tail import line
+from proxy.config.settings import load
+from proxy.server.listener import running, simulating
 from proxy.simulator.options import Options
-from proxy.terminal.asking import ControlClient
-from proxy.terminal.checking import print_findings
-from proxy.terminal.consoles import print_lines
-from proxy.terminal.looking import Place, print_list, print_rollout, print_step
-from proxy.terminal.rollout import View
-from proxy.terminal.step import summary
-from proxy.terminal.tail import line
 
 IMAGES = Path(__file__).parent / "images"
 SYSTEM = "You add numbers with the tool `add`, and answer in one sentence."

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from proxy.control.openapi import describe
+from proxy.api.control.openapi import describe
 
 _OPENING = """Every route of both APIs, as `GET /openapi.json` describes them; [http-api.md](http-api.md) has them in
 examples. A body is JSON. A route of the control API wants a key of `control.api_keys`, where there are any, as

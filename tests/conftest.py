@@ -45,10 +45,10 @@ if sys.version_info < (3, 12):
 
 
 _PROCESSES = (
-    "tests/test_workers.py",
+    "tests/server/test_supervisor.py",
     "tests/system/faults/",
-    "tests/test_main.py",
-    "tests/test_replicas.py",
+    "tests/cli/test_main.py",
+    "tests/system/test_replicas.py",
     "tests/audit/",
 )
 

@@ -7,8 +7,8 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from docs.generate import pages, settings_of
-from proxy.config import Settings
-from proxy.metrics import make_metrics
+from proxy.config.settings import Settings
+from proxy.telemetry.metrics import make_metrics
 
 ROOT = Path(__file__).parent.parent
 

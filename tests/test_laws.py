@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recorded import Cassette, cut, dialect_cassettes, http_cassettes, load, load_http, names, plan_of, play
 
-from proxy.dialects import DIALECTS
+from proxy.protocols.dialects import DIALECTS
+from proxy.protocols.exchange import Exchange
+from proxy.protocols.plan import Plan
 from proxy.trajectory.blocks import BlockReader
-from proxy.trajectory.record import decode, encode
-from proxy.trajectory.rollout import RolloutFacts
+from proxy.trajectory.codec import decode, encode
+from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.sequence import Options, sequences
 from proxy.trajectory.step import Step
-from proxy.wire.exchange import Exchange
-from proxy.wire.plan import Plan
 
 # What the proxy itself asks, by whatever engine: a client that set none of it.
 OURS = (

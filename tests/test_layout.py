@@ -29,17 +29,17 @@ STORAGE_ROWS = (("types", "errors"), ("queue", "options"), ("store",), ("redis",
 
 # A file without a test file is a decision, and decisions are listed here, each with its reason.
 UNTESTED = {
-    "proxy/parts.py": "a record of what app makes, and no code",
-    "proxy/sections.py": "values; tests/test_config.py and tests/test_docs.py read them through the settings",
+    "proxy/api/context.py": "a record of what app makes, and no code",
+    "proxy/config/sections.py": "values; tests/config/test_settings.py and tests/test_docs.py read them through the settings",
     "proxy/errors.py": "a tree of names; docs/errors.md is made from it, and every status is asserted where it is raised",
     "proxy/clock.py": "the machine's clock; new_id is asserted through every step id",
-    "proxy/trajectory/step.py": "frozen values; tests/trajectory/test_record.py draws them all",
-    "proxy/engines/base.py": "a protocol",
-    "proxy/dialects/translated.py": "protocols, and values without code",
+    "proxy/trajectory/step.py": "frozen values; tests/trajectory/test_codec.py draws them all",
+    "proxy/protocols/engines/base.py": "a protocol",
+    "proxy/protocols/dialects/translation.py": "protocols, and values without code",
     "tokentape/types.py": "types; tests/tokentape/test_requests.py asserts them against the proxy's answers",
-    "proxy/check/finding.py": "a frozen value",
-    "proxy/terminal/exits.py": "values; tests/test_main.py asserts what each command ends with, docs/cli.md is made of them",
-    "proxy/terminal/options.py": "types; tests/test_main.py and docs/cli.md read them through the commands",
+    "proxy/cli/check/finding.py": "a frozen value",
+    "proxy/cli/runner.py": "values; tests/cli/test_main.py asserts what each command ends with, docs/cli.md is made of them",
+    "proxy/cli/options.py": "types; tests/cli/test_main.py and docs/cli.md read them through the commands",
     "storage/store.py": "a protocol; tests/storage/test_store.py is its contract suite",
     "storage/types.py": "frozen values; tests/storage/test_store.py reads them all",
     "storage/errors.py": "the kinds of one error; each is asserted where it is raised",
@@ -98,7 +98,7 @@ def test_the_packages_are_ours():
 
 
 def test_each_source_file_has_its_test_file():
-    """proxy/wire/sse.py is tested by tests/wire/test_sse.py; exceptions are listed, and none is listed in vain."""
+    """proxy/protocols/sse.py is tested by tests/protocols/test_sse.py; exceptions are listed, and none is listed in vain."""
     without = set()
     for path in SOURCES:
         own = path.relative_to(ROOT)
@@ -216,7 +216,7 @@ def test_catching_everything_happens_in_three_places():
         if isinstance(node, ast.ExceptHandler) and isinstance(node.type, ast.Name) and node.type.id == "Exception"
     ]
 
-    assert ["proxy/app.py", "proxy/relay.py", "proxy/tokenizers.py"] == sorted(places)
+    assert ["proxy/server/app.py", "proxy/api/model/relay.py", "proxy/upstream/tokenizers.py"] == sorted(places)
 
 
 def test_the_environment_is_read_in_one_place():

@@ -12,7 +12,7 @@ import redis
 from fakes import settings_for
 from pages import ROOT, blocks_of
 
-from proxy.server import running, simulating
+from proxy.server.listener import running, simulating
 from proxy.simulator.options import Options
 
 BACKUP, PLAIN, PLAY = (

@@ -11,7 +11,7 @@ from fakes import settings_for
 from pages import ROOT, Block, anchor_of, anchors_of, blocks_of, links_of, pages
 from running_pages import KEY, Reader, follow
 
-from proxy.server import running, with_an_engine
+from proxy.server.listener import running, with_an_engine
 from storage import StoreOptions, open_store
 
 PAGES = {str(path.relative_to(ROOT)): path for path in pages()}

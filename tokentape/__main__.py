@@ -1,7 +1,7 @@
 """The `tokentape` command: checks that the server's packages are TokenTape's, then starts the server's command line.
 
 `proxy` and `storage` are names that other distributions use too: `pip install proxy.py` overwrites `proxy/__init__.py` and
-`proxy/__main__.py`, and `pip uninstall proxy.py` deletes both. Each of the two packages therefore contains the line MARK,
+`proxy/cli/main.py`, and `pip uninstall proxy.py` deletes both. Each of the two packages therefore contains the line MARK,
 which is read before the package is imported. This is the only module of `tokentape` that imports the server, by name.
 """
 
@@ -22,7 +22,7 @@ def main() -> None:
     for package in PACKAGES:
         if problem := package_problem(package):
             sys.exit(f"tokentape: {problem}")
-    import_module("proxy.__main__").main()
+    import_module("proxy.cli.main").main()
 
 
 def package_problem(package: str) -> str | None:

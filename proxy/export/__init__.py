@@ -1,22 +1,19 @@
 """What a rollout is exported as: one file per format, and the containers rows come in."""
 
 from proxy.export.areal import ArealFormat
+from proxy.export.atropos import NodesFormat, ScoredDataFormat
 from proxy.export.base import Fill, Format, Inexpressible, Plan, Rows
 from proxy.export.marin import MarinFormat
-from proxy.export.nodes import NodesFormat
 from proxy.export.openrlhf import OpenRlhfExperienceFormat, OpenRlhfFormat
 from proxy.export.osmosis import OsmosisFormat
 from proxy.export.prime_rl import PrimeRlFormat
-from proxy.export.scored_data import ScoredDataFormat
 from proxy.export.sequences import SequencesFormat
 from proxy.export.skyrl import SkyRlFormat, SkyRlStepwiseFormat
 from proxy.export.slime import SlimeFormat
 from proxy.export.steps import StepsFormat
 from proxy.export.tinker import TinkerFormat
-from proxy.export.training_examples import TrainingExamplesFormat
-from proxy.export.trl import TrlFormat
-from proxy.export.trl_async import TrlAsyncFormat
-from proxy.export.verifiers import VerifiersFormat
+from proxy.export.trl import TrlAsyncFormat, TrlFormat
+from proxy.export.verifiers import TrainingExamplesFormat, VerifiersFormat
 from proxy.export.verl import VerlDataProtoFormat, VerlFormat
 
 __all__ = ["FORMATS", "Fill", "Format", "Inexpressible", "Plan", "Rows"]

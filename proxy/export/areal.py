@@ -5,9 +5,8 @@ A reward that is missing would count as 0.0 there, so it is refused here.
 
 from typing import Any, ClassVar, Final
 
-from proxy.export.base import Listed
-from proxy.export.columns import BITS, COUNT, FLAG, IDS, LOGPROBS, REWARD, Columns
-from proxy.export.views import SequenceView, Source, logprobs_of
+from proxy.export.base import BITS, COUNT, FLAG, IDS, LOGPROBS, REWARD, Columns, Listed
+from proxy.export.sequence_view import SequenceView, Source, logprobs_of
 from proxy.trajectory.sequence import Row
 
 NOT_SAMPLED: Final = -1

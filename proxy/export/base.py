@@ -5,14 +5,32 @@ same rollout gives the same rows.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol, TypeAlias
 
-from proxy.export.columns import Columns
-from proxy.trajectory.rollout import RolloutFacts
+import orjson
+
+from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.sequence import Options, Skipped
 from proxy.trajectory.step import Step
+
+# Recursive types are not written before Python 3.12's `type`.
+Column: TypeAlias = "str | list[Column] | dict[str, Column]"
+Columns: TypeAlias = "Mapping[str, Column]"
+
+TEXT: Final = "text"
+JSON: Final = "json"  # whatever people gave, as JSON text: rows of one column must be of one type, and these are not
+FLAG: Final = "bool"
+BIT: Final = "int8"
+ID: Final = "int32"
+COUNT: Final = "int64"
+LOGPROB: Final = "float32"
+REWARD: Final = "float64"
+
+IDS: Final[list[Column]] = [ID]
+BITS: Final[list[Column]] = [BIT]
+LOGPROBS: Final[list[Column]] = [LOGPROB]
 
 
 class Inexpressible(ValueError):
@@ -157,3 +175,15 @@ class Batched(Listed):
 def skipped_rows(skipped: Sequence[Skipped]) -> list[dict[str, str]]:
     """What was left out, JSON-ready."""
     return [{"step_id": left.step_id, "why": left.why} for left in skipped]
+
+
+def written(value: Any) -> bytes:
+    """Write a value as compact JSON. Raises `TypeError` for what JSON cannot express, never for its depth."""
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        if isinstance(value, dict):
+            return orjson.dumps({name: orjson.Fragment(written(inner)) for name, inner in value.items()})
+        if isinstance(value, list | tuple):
+            return orjson.dumps([orjson.Fragment(written(inner)) for inner in value])
+        raise

@@ -13,9 +13,7 @@ from typing import Any, Final
 
 import orjson
 
-from proxy.export.base import Format
-from proxy.export.columns import BITS, IDS, JSON, Column, Columns
-from proxy.export.writing import written
+from proxy.export.base import BITS, IDS, JSON, Column, Columns, Format, written
 
 BATCH_ROWS: Final = 1024
 BATCH_VALUES: Final = 250_000  # numbers in lists: about 1 MB in a batch, and ten times that as rows; more is no faster

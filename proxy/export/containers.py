@@ -9,9 +9,8 @@ from typing import Any, Protocol
 
 import orjson
 
-from proxy.export.base import Format
+from proxy.export.base import Format, written
 from proxy.export.columnar import Arrow, Parquet
-from proxy.export.writing import written
 
 
 class Writer(Protocol):

@@ -7,11 +7,10 @@ prompt; later steps are grouped with those that reached the same.
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
-from proxy.export.base import Inexpressible, Rows
-from proxy.export.columns import COUNT, FLAG, IDS, JSON, LOGPROBS, REWARD, TEXT, Columns
-from proxy.export.turnwise import Sampled, TurnView, step_reward
-from proxy.export.views import Source
-from proxy.trajectory import typed
+from proxy.export.base import COUNT, FLAG, IDS, JSON, LOGPROBS, REWARD, TEXT, Columns, Inexpressible, Rows
+from proxy.export.sequence_view import Source
+from proxy.export.turn_view import Sampled, TurnView, step_reward
+from proxy.trajectory import record_values as typed
 
 _UNKNOWN: Final = -1  # its own default
 # The trace of how it was sampled, by the names that requests have (RolloutDecodingTrace).

@@ -5,9 +5,8 @@ The agent's response is unshifted. An Experience has its action arrays from posi
 
 from typing import Any, ClassVar
 
-from proxy.export.base import Listed
-from proxy.export.columns import BITS, COUNT, FLAG, IDS, LOGPROB, LOGPROBS, REWARD, Columns
-from proxy.export.views import SequenceView, Source, logprobs_of, turns
+from proxy.export.base import BITS, COUNT, FLAG, IDS, LOGPROB, LOGPROBS, REWARD, Columns, Listed
+from proxy.export.sequence_view import SequenceView, Source, logprobs_of, turns
 from proxy.trajectory.sequence import Row
 
 

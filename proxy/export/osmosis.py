@@ -6,9 +6,8 @@ here is the exact one, and `mask_claims` shows both numbers.
 
 from typing import Any, ClassVar
 
-from proxy.export.base import Listed
-from proxy.export.columns import BITS, COUNT, IDS, LOGPROBS, REWARD, TEXT, Columns
-from proxy.export.views import SequenceView, Source, logprobs_of, turns
+from proxy.export.base import BITS, COUNT, IDS, LOGPROBS, REWARD, TEXT, Columns, Listed
+from proxy.export.sequence_view import SequenceView, Source, logprobs_of, turns
 from proxy.trajectory.sequence import Row
 
 

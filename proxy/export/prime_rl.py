@@ -5,9 +5,8 @@
 
 from typing import Any, ClassVar
 
-from proxy.export.base import Listed
-from proxy.export.columns import FLAG, IDS, JSON, LOGPROBS, TEXT, Columns
-from proxy.export.views import SequenceView, Source, advantages_of, logprobs_of, turns
+from proxy.export.base import FLAG, IDS, JSON, LOGPROBS, TEXT, Columns, Listed
+from proxy.export.sequence_view import SequenceView, Source, advantages_of, logprobs_of, turns
 from proxy.trajectory.sequence import Row
 
 

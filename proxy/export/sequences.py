@@ -8,9 +8,25 @@ grammar or a forced tool call is in them.
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from proxy.export.base import PLAIN, Fill, Listed, Plan, Planned, skipped_rows
-from proxy.export.columns import BITS, COUNT, FLAG, IDS, JSON, LOGPROB, LOGPROBS, REWARD, TEXT, Columns
-from proxy.trajectory.rollout import RolloutFacts
+from proxy.export.base import (
+    BITS,
+    COUNT,
+    FLAG,
+    IDS,
+    JSON,
+    LOGPROB,
+    LOGPROBS,
+    PLAIN,
+    REWARD,
+    TEXT,
+    Columns,
+    Fill,
+    Listed,
+    Plan,
+    Planned,
+    skipped_rows,
+)
+from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.sequence import Options, Row, sequences
 from proxy.trajectory.step import Step
 

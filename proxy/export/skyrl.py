@@ -6,10 +6,9 @@ response must end in the EOS; a stop string leaves none, and is refused.
 
 from typing import Any, ClassVar
 
-from proxy.export.base import Batched, Inexpressible
-from proxy.export.columns import BITS, COUNT, FLAG, IDS, JSON, LOGPROBS, TEXT, Columns
-from proxy.export.turnwise import Sampled, TurnView
-from proxy.export.views import SequenceView, Source, logprobs_of, step_reward_ends, turn_rewards
+from proxy.export.base import BITS, COUNT, FLAG, IDS, JSON, LOGPROBS, TEXT, Batched, Columns, Inexpressible
+from proxy.export.sequence_view import SequenceView, Source, logprobs_of, step_reward_ends, turn_rewards
+from proxy.export.turn_view import Sampled, TurnView
 from proxy.trajectory.sequence import Row
 
 _COLUMNS: Columns = {

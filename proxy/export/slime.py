@@ -7,9 +7,8 @@ are derived from the ids of the rollout and the group, so they are distinct over
 
 from typing import Any, ClassVar
 
-from proxy.export.base import Listed
-from proxy.export.columns import BITS, COUNT, IDS, LOGPROBS, REWARD, TEXT, Columns
-from proxy.export.views import SequenceView, Source, id_number, logprobs_of
+from proxy.export.base import BITS, COUNT, IDS, LOGPROBS, REWARD, TEXT, Columns, Listed
+from proxy.export.sequence_view import SequenceView, Source, id_number, logprobs_of
 from proxy.trajectory.sequence import Row
 
 

@@ -7,14 +7,29 @@ where the engine gave any, problems where there are some.
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from proxy.export.base import PLAIN, Fill, Listed, Plan, Planned, skipped_rows
-from proxy.export.columns import COUNT, FLAG, IDS, JSON, LOGPROB, LOGPROBS, REWARD, TEXT, Columns
+from proxy.export.base import (
+    COUNT,
+    FLAG,
+    IDS,
+    JSON,
+    LOGPROB,
+    LOGPROBS,
+    PLAIN,
+    REWARD,
+    TEXT,
+    Columns,
+    Fill,
+    Listed,
+    Plan,
+    Planned,
+    skipped_rows,
+)
+from proxy.trajectory.arrays import unpack_experts, unpack_mask
+from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.fidelity import is_unlogged
-from proxy.trajectory.packing import unpack_experts, unpack_mask
-from proxy.trajectory.rollout import RolloutFacts
+from proxy.trajectory.record_values import number
 from proxy.trajectory.sequence import Options, select
 from proxy.trajectory.step import Choice, Step
-from proxy.trajectory.typed import number
 
 
 class StepsFormat(Listed, Planned):

@@ -5,9 +5,8 @@ The cookbook (0.6.1) takes a `mask` out before it sends; there is none here.
 
 from typing import Any, ClassVar
 
-from proxy.export.base import Listed
-from proxy.export.columns import IDS, LOGPROBS, Columns
-from proxy.export.views import SequenceView, Source, advantages_of, logprobs_of
+from proxy.export.base import IDS, LOGPROBS, Columns, Listed
+from proxy.export.sequence_view import SequenceView, Source, advantages_of, logprobs_of
 from proxy.trajectory.sequence import Row
 
 

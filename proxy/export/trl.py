@@ -5,9 +5,8 @@ The trainer reads the last completion id: one that is no EOS says "truncated". I
 
 from typing import Any, ClassVar
 
-from proxy.export.base import Batched
-from proxy.export.columns import BITS, IDS, LOGPROBS, REWARD, Columns
-from proxy.export.views import SequenceView, Source, logprobs_of
+from proxy.export.base import BITS, COUNT, IDS, LOGPROB, LOGPROBS, REWARD, Batched, Columns, Listed
+from proxy.export.sequence_view import SequenceView, Source, advantage_of, logprobs_of, versions_of
 from proxy.trajectory.sequence import Row
 
 
@@ -34,3 +33,31 @@ class TrlFormat(Batched, SequenceView):
             "env_mask": [row.mask[start:]],
         }
         return told if source.facts.reward is None else {**told, "reward": [source.reward()]}
+
+
+class TrlAsyncFormat(Listed, SequenceView):
+    """One RolloutSample for each sequence."""
+
+    name = "trl_async"
+    columns: ClassVar[Columns] = {
+        "input_ids": IDS,
+        "completion_mask": BITS,
+        "old_log_probs": LOGPROBS,
+        "advantage": LOGPROB,
+        "model_version": COUNT,
+        "group_id": COUNT,
+        "metrics": {"model_version_spread": LOGPROB},
+    }
+
+    def view(self, row: Row, source: Source) -> dict[str, Any]:
+        """Return the sample."""
+        versions = versions_of(row, source)
+        return {
+            "input_ids": row.token_ids,
+            "completion_mask": row.mask,
+            "old_log_probs": logprobs_of(row, source),
+            "advantage": advantage_of(source),
+            "model_version": versions[0],
+            "group_id": source.group_number(),
+            "metrics": {"model_version_spread": float(versions[-1] - versions[0])},
+        }

@@ -9,13 +9,11 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
-from proxy.export.base import Listed
-from proxy.export.columns import BITS, COUNT, FLAG, IDS, JSON, LOGPROB, LOGPROBS, REWARD, TEXT, Columns
-from proxy.export.turnwise import Sampled, TurnView, step_reward
-from proxy.export.views import Source
-from proxy.trajectory.answers import answers_of
+from proxy.export.base import BITS, COUNT, FLAG, IDS, JSON, LOGPROB, LOGPROBS, REWARD, TEXT, Columns, Listed
+from proxy.export.sequence_view import Source
+from proxy.export.turn_view import Sampled, TurnView, prompt_fill, step_reward
 from proxy.trajectory.sequence import is_cut
-from proxy.trajectory.step import Choice, Step
+from proxy.trajectory.step import Choice, Step, answers_of
 from proxy.trajectory.tree import placeable
 
 _NONE: Final = Choice(0, array("i"), array("f"))  # of a reply that no choice was recorded of
@@ -115,3 +113,20 @@ def _advantage(step: Step, given: Any) -> float | None:
     """The step's one advantage, if that was given; several cannot be said."""
     value = given.get(step.step_id) if isinstance(given, Mapping) else given
     return float(value) if isinstance(value, int | float) else None
+
+
+class TrainingExamplesFormat(Listed, TurnView):
+    """One example for each turn. `max_len` cuts as `max_seq_len` does there; of an overlong prompt no example is left."""
+
+    name = "training_examples"
+    cuts = True
+    columns: ClassVar[Columns] = {"token_ids": IDS, "logprobs": LOGPROBS, "mask": BITS, "reward": REWARD}
+
+    def turn(self, turn: Sampled, source: Source) -> dict[str, Any]:
+        """The example."""
+        return {
+            "token_ids": turn.prompt + turn.ids,
+            "logprobs": [prompt_fill(source)] * len(turn.prompt) + turn.logprobs,
+            "mask": [0] * len(turn.prompt) + [1] * len(turn.ids),
+            "reward": step_reward(turn.step, source),
+        }

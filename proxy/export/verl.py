@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from itertools import accumulate
 from typing import Any, ClassVar
 
-from proxy.export.base import Batched, Listed
-from proxy.export.columns import BITS, COUNT, IDS, JSON, LOGPROBS, REWARD, Columns
-from proxy.export.views import SequenceView, Source, logprobs_of, turns, versions_of
+from proxy.export.base import BITS, COUNT, IDS, JSON, LOGPROBS, REWARD, Batched, Columns, Listed
+from proxy.export.sequence_view import SequenceView, Source, logprobs_of, turns, versions_of
 from proxy.trajectory.sequence import Row
 
 

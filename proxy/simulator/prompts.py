@@ -8,14 +8,7 @@ from proxy.simulator.errors import invalid_value
 from proxy.simulator.history import prepare_for_vllm
 from proxy.simulator.model import GenerationOptions, Model
 from proxy.simulator.options import Options
-from proxy.simulator.requests import (
-    Body,
-    ChatRequest,
-    CommonFields,
-    CompletionsRequest,
-    PrepareMessages,
-    read_chat,
-)
+from proxy.simulator.requests import Body, ChatRequest, CommonFields, CompletionsRequest, PrepareMessages, read_chat
 from proxy.simulator.sampler import RandomStream
 from proxy.simulator.template import call_text, render
 from proxy.simulator.tool_arguments import make_arguments

@@ -17,7 +17,7 @@ from typing import Any, Final
 import orjson
 import zstandard
 
-from proxy.trajectory.shared import Link
+from proxy.trajectory.shared_ids import Link
 
 ROOT: Final = bytes(16)
 IDS: Final = b"ids"

@@ -17,11 +17,10 @@ from hashlib import blake2b
 from itertools import islice
 from typing import Any, Final, Literal
 
-from proxy.trajectory.answers import answers_of, messages_of
+from proxy.trajectory.arrays import to_little_endian
 from proxy.trajectory.conversation import Change, Digests, change, thinks
-from proxy.trajectory.kinds import Kind, kind_by_texts
-from proxy.trajectory.packing import to_little_endian
-from proxy.trajectory.step import Ids, Step
+from proxy.trajectory.drift_kinds import Kind, kind_by_texts
+from proxy.trajectory.step import Ids, Step, answers_of, messages_of
 from proxy.trajectory.tree import Node, Tree
 
 Texts = Literal["ok", "unavailable", "timeout", "over_limit", "not_requested"]

@@ -13,10 +13,9 @@ from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from proxy.trajectory.answers import answers_of, messages_of
 from proxy.trajectory.conversation import Digests, thinks
 from proxy.trajectory.drift import AROUND, OPENING, Window, first_difference, window_at
-from proxy.trajectory.step import Ids, Step
+from proxy.trajectory.step import Ids, Step, answers_of, messages_of
 
 _MOST_WEIGHT: Final = 2**24  # of ids of 4 bytes: 64 MB
 _ENDING_WEIGHT: Final = 256  # of one ending besides its ids

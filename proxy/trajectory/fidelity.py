@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import inf, isfinite
 from typing import Any, Final
 
-from proxy.trajectory.packing import to_little_endian
+from proxy.trajectory.arrays import to_little_endian
 from proxy.trajectory.step import Choice, Ids, Logprobs, Status, Step
 
 PROBLEMS: Final[dict[str, str]] = {

@@ -9,11 +9,10 @@ from dataclasses import asdict
 from math import isfinite
 from typing import Any, Final
 
-from proxy.trajectory.answers import answers_of
 from proxy.trajectory.drift import Drift
-from proxy.trajectory.rollout import RolloutFacts
+from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.sequence import sequences
-from proxy.trajectory.step import Choice, Step
+from proxy.trajectory.step import Choice, Step, answers_of
 from proxy.trajectory.tree import Node, Tree, grow
 
 _OPENING: Final = 80  # characters of a reply: a row of a list

@@ -10,8 +10,7 @@ from dataclasses import replace
 from math import nan
 from typing import Any, Final, Protocol
 
-from proxy.trajectory.answers import answers_of
-from proxy.trajectory.step import Choice, Ids, Step
+from proxy.trajectory.step import Choice, Ids, Step, answers_of
 
 RETOKENIZED: Final = "retokenized"
 

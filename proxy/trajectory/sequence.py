@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, Final, Literal
 
+from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.fidelity import is_unlogged
+from proxy.trajectory.record_values import number
 from proxy.trajectory.retokenize import RETOKENIZED
-from proxy.trajectory.rollout import RolloutFacts
 from proxy.trajectory.step import Choice, Span, Step
 from proxy.trajectory.tree import Node, Tree, grow, plant
-from proxy.trajectory.typed import number
 
 _CUT: Final = frozenset({"length", "abort", "error"})
 

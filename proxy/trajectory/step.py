@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from proxy.trajectory.shared import SharedIds
+from proxy.trajectory.shared_ids import SharedIds
 
 Status = Literal["complete", "partial", "error"]
 Dialect = Literal["chat", "completions", "generate", "messages", "responses"]
@@ -166,3 +166,19 @@ class Step:
     def sampled(self) -> int:
         """How many tokens were sampled, over all choices."""
         return sum(len(choice.ids) for choice in self.choices)
+
+
+def answers_of(step: Step) -> dict[int, dict[str, Any]]:
+    """Return the choices of a step's response by index; the first of each index, and one without an index is choice 0."""
+    given = (step.response or {}).get("choices")
+    found: dict[int, dict[str, Any]] = {}
+    for answer in given if isinstance(given, list) else ():
+        if isinstance(answer, dict) and type(index := answer.get("index", 0)) is int:
+            found.setdefault(index, answer)
+    return found
+
+
+def messages_of(step: Step) -> list[Any]:
+    """Return the messages that were sent; none if they are not a list."""
+    messages = step.body.get("messages")
+    return messages if isinstance(messages, list) else []

@@ -6,13 +6,12 @@ Holds values and what follows from them. It sends nothing and decides nothing.
 import asyncio
 from dataclasses import dataclass, field
 
-from proxy.config import EndpointSettings, EnginesSettings
-from proxy.engines import ENGINES, Engine, Traits
+from proxy.config.sections import EndpointSettings, EnginesSettings
+from proxy.protocols.engines import ENGINES, Engine, Traits
 from proxy.trajectory.step import EngineFacts
-from proxy.upstream.cached_answer import CachedAnswer
-from proxy.upstream.health import Health
-from proxy.upstream.listing import ModelList
-from proxy.upstream.turns import Turns
+from proxy.upstream.ejection import Health
+from proxy.upstream.lookups import CachedAnswer, ModelList
+from proxy.upstream.queue import Turns
 
 
 @dataclass(slots=True, eq=False)

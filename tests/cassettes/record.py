@@ -17,11 +17,11 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from proxy.dialects import DIALECTS
-from proxy.engines import ENGINES, Traits
-from proxy.engines.recognition import QUESTIONS, Seen, recognise
+from proxy.protocols.dialects import DIALECTS
+from proxy.protocols.engines import ENGINES, Traits
+from proxy.protocols.engines.detection import QUESTIONS, Seen, recognise
+from proxy.protocols.plan import Terms, make_plan
 from proxy.trajectory.step import EngineFacts
-from proxy.wire.plan import Terms, make_plan
 
 HERE = Path(__file__).parent
 VERSIONS = {"b0-unknown": "2026.10"}  # what the llama.cpp server of xllamacpp 2026.10 reports

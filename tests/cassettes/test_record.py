@@ -5,7 +5,7 @@ import asyncio
 import pytest
 import recorded
 
-from proxy.server import simulating
+from proxy.server.listener import simulating
 from proxy.simulator.options import Options
 
 from .record import CHAT, TABLE, Asked, Played, meet, record, requests, write

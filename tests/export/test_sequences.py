@@ -3,7 +3,7 @@
 from forests import make_choice, make_step
 
 from proxy.export import FORMATS, Fill
-from proxy.trajectory.rollout import RolloutFacts
+from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.sequence import Options
 
 FACTS = RolloutFacts("r1", "g1", reward=0.5)

@@ -8,7 +8,7 @@ import worked
 from forests import make_step
 
 from proxy.export import FORMATS, Inexpressible
-from proxy.export.views import id_number
+from proxy.export.sequence_view import id_number
 from proxy.trajectory.sequence import Options
 from proxy.trajectory.step import Span
 

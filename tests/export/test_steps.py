@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.export import FORMATS
-from proxy.trajectory.packing import pack_experts, pack_mask
-from proxy.trajectory.rollout import RolloutFacts
+from proxy.trajectory.arrays import pack_experts, pack_mask
+from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.sequence import Options
 from proxy.trajectory.step import Span
 

@@ -6,7 +6,7 @@ import pytest
 import worked
 
 from proxy.export import Inexpressible
-from proxy.export.views import id_number
+from proxy.export.sequence_view import id_number
 
 EXAMPLE = {
     "input_ids": [101, 102, 103, 201, 202, 9, 301, 302, 303, 304, 203, 9],

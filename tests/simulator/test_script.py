@@ -4,7 +4,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from proxy.server import simulating
+from proxy.server.listener import simulating
 from proxy.simulator.options import Options
 from proxy.simulator.script import ScriptedCall, Turn, read_script
 from proxy.simulator.template import render

@@ -7,11 +7,11 @@ from typing import Any
 import aiohttp
 import orjson
 
-from proxy.audit.recorded import name_of, of_row
-from proxy.audit.source import rows_of_proxy
-from proxy.download import Wanted
+from proxy.cli.audit import rows_of_proxy
+from proxy.cli.export import Wanted
 from proxy.export import FORMATS
 from proxy.export.containers import CONTAINERS
+from proxy.rollouts.audit.sample import name_of, of_row
 
 ADVANTAGES = ("none", "given", "grpo", "rloo")
 LENGTHS = "&prompt_length=64&response_length=64"

@@ -8,7 +8,7 @@ from anthropic.types import Message, RawMessageStreamEvent
 from hypothesis import strategies as st
 from pydantic import Field, TypeAdapter
 
-from proxy.wire.fold import ChatFold
+from proxy.protocols.accumulators import ChatFold
 
 EVENT = TypeAdapter(Annotated[RawMessageStreamEvent, Field(discriminator="type")])
 

@@ -6,7 +6,7 @@ from forests import make_choice, make_step
 from hypothesis import strategies as st
 
 from proxy.trajectory.blocks import BlockReader
-from proxy.trajectory.record import UnreadableRecord, decode, encode
+from proxy.trajectory.codec import UnreadableRecord, decode, encode
 from proxy.trajectory.step import Span
 
 DEEPEST = 248

@@ -8,9 +8,9 @@ import orjson
 from aiohttp import web
 from recorded import Cassette
 
-from proxy.config import Settings, load
-from proxy.engines.recognition import QUESTIONS
-from proxy.server import Served, running
+from proxy.config.settings import Settings, load
+from proxy.protocols.engines.detection import QUESTIONS
+from proxy.server.listener import Served, running
 from storage.errors import StoreUnreachable
 
 Answering = Callable[[web.Request, dict], Awaitable[web.StreamResponse]]

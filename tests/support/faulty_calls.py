@@ -15,8 +15,8 @@ from engine_faults import FAULTS, Fault
 from faulty_engine import Asked, Drawn, Truth, Written, answer
 from recorded import Cassette, plan_of
 
-from proxy.engines import Traits
-from proxy.wire.plan import Plan, Terms
+from proxy.protocols.engines import Traits
+from proxy.protocols.plan import Plan, Terms
 
 Json = dict[str, Any]
 PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions", "generate": "/inference/v1/generate"}

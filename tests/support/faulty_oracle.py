@@ -15,16 +15,16 @@ from engine_faults import FAULTS
 from faulty_calls import FaultyCall
 
 from proxy.export import FORMATS, Inexpressible
+from proxy.protocols.exchange import Exchange
+from proxy.protocols.plan import Plan
+from proxy.protocols.sse import EventCutter
 from proxy.trajectory import fidelity
 from proxy.trajectory.blocks import BlockReader
+from proxy.trajectory.codec import Record, decode, encode_leniently
+from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.outline import outline
-from proxy.trajectory.record import Record, decode, encode_leniently
-from proxy.trajectory.rollout import RolloutFacts
 from proxy.trajectory.sequence import Options
 from proxy.trajectory.step import Step, Timing
-from proxy.wire.exchange import Exchange
-from proxy.wire.plan import Plan
-from proxy.wire.sse import EventCutter
 
 Json = dict[str, Any]
 LONGEST_S = 0.1

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from fakes import settings_for
 from prometheus_client import CollectorRegistry
 
-from proxy.check import Finding, findings
-from proxy.check.engines import check_engine
-from proxy.metrics import make_metrics
+from proxy.cli.check import Finding, findings
+from proxy.cli.check.engines import check_engine
+from proxy.telemetry.metrics import make_metrics
 from proxy.upstream import Upstream
 
 

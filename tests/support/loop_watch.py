@@ -22,8 +22,8 @@ from typing import Any
 
 import orjson
 
-from proxy.config import load
-from proxy.server import running
+from proxy.config.settings import load
+from proxy.server.listener import running
 
 _READY_WITHIN_S = 30
 _ROOT = Path(__file__).parent.parent.parent

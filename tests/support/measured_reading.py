@@ -11,12 +11,12 @@ from pathlib import Path
 
 from forests import make_step
 
-from proxy.control.wanted import Wanted
+from proxy.api.control.export_query import Wanted
 from proxy.export import FORMATS, Fill
 from proxy.export.containers import CONTAINERS
 from proxy.trajectory.blocks import BlockReader
-from proxy.trajectory.record import decode, encode
-from proxy.trajectory.rollout import RolloutFacts
+from proxy.trajectory.codec import decode, encode
+from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.sequence import Options
 
 

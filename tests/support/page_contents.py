@@ -15,8 +15,8 @@ from openai import AsyncOpenAI
 from prometheus_client import CollectorRegistry
 
 from proxy.clock import SystemClock
-from proxy.metrics import make_metrics
-from proxy.recorder import Recorder
+from proxy.rollouts.recorder import Recorder
+from proxy.telemetry.metrics import make_metrics
 from proxy.trajectory.step import EngineFacts, Span, Step, Timing
 
 ENGINE = EngineFacts("fake", "vllm", "0.32.0", "http://engine")

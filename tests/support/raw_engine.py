@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from proxy.engines.recognition import QUESTIONS
+from proxy.protocols.engines.detection import QUESTIONS
 
 
 @dataclass

@@ -10,11 +10,11 @@ from pathlib import Path
 import orjson
 
 from proxy.clock import SystemClock
-from proxy.dialects import DIALECTS
-from proxy.engines import ENGINES, Traits
+from proxy.protocols.dialects import DIALECTS
+from proxy.protocols.engines import ENGINES, Traits
+from proxy.protocols.exchange import Exchange
+from proxy.protocols.plan import Plan, Terms, make_plan
 from proxy.trajectory.step import EngineFacts, Step, Timing
-from proxy.wire.exchange import Exchange
-from proxy.wire.plan import Plan, Terms, make_plan
 
 CASSETTES = Path(__file__).parent.parent / "cassettes"
 ROOTS = {

@@ -5,9 +5,9 @@ import json
 import orjson
 from hypothesis import strategies as st
 
-from proxy.dialects.responses import RESPONSES
-from proxy.dialects.translated import Earlier, Told
-from proxy.wire.fold import ChatFold
+from proxy.protocols.accumulators import ChatFold
+from proxy.protocols.dialects.responses import RESPONSES
+from proxy.protocols.dialects.translation import Earlier, Told
 
 TOLD = Told("01ARZ3NDEKTSV4RRFFQ69G5FAV", 1_790_000_000, "gpt-5")
 TOOLS = [

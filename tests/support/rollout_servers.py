@@ -14,7 +14,7 @@ import orjson
 from aiohttp import web
 from fakes import settings_for
 
-from proxy.server import running
+from proxy.server.listener import running
 from proxy.simulator.template import render
 from proxy.simulator.tokenizer import load_tokenizer
 

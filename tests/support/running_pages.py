@@ -23,9 +23,9 @@ from pages import ROOT, Block
 from pydantic import BaseModel
 from typer.testing import CliRunner
 
-from proxy.__main__ import app
-from proxy.config import load
-from proxy.control.openapi import ROUTES
+from proxy.api.control.openapi import ROUTES
+from proxy.cli.main import app
+from proxy.config.settings import load
 
 LASTING = {"serve", "simulate", "tail"}  # their lines are read as the command line reads them, and not run
 KEY = "CONTROL_KEY"  # a line that has it is sent to a proxy with this control key

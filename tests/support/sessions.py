@@ -8,7 +8,7 @@ import aiohttp
 import orjson
 from fakes import settings_for
 
-from proxy.server import running, simulating
+from proxy.server.listener import running, simulating
 from proxy.simulator.options import Options
 
 HELLO = [{"role": "user", "content": "Hello!"}]

@@ -2,9 +2,9 @@
 
 import asyncio
 
-from proxy.rollouts import Rollout, read_marks, read_rollout
+from proxy.rollouts.rollout import Rollout, read_marks, read_rollout
 from proxy.trajectory.blocks import BlockReader
-from proxy.trajectory.record import decode
+from proxy.trajectory.codec import decode
 from proxy.trajectory.step import Step
 
 TIMEOUT_S = 50

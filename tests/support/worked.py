@@ -9,7 +9,7 @@ from forests import make_choice, make_step
 
 from proxy.export import FORMATS
 from proxy.export.base import PLAIN
-from proxy.trajectory.rollout import RolloutFacts
+from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.sequence import Options
 
 P, S1, T, S2 = [101, 102, 103], [201, 202, 9], [301, 302, 303, 304], [203, 9]

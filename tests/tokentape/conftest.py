@@ -8,7 +8,7 @@ import openai
 import pytest
 from fakes import proxying
 
-from proxy.server import simulating
+from proxy.server.listener import simulating
 from proxy.simulator.options import Options
 from tokentape import AsyncClient, Client
 

@@ -8,8 +8,8 @@ from forests import forests, make_step
 from hypothesis import given
 
 from proxy.trajectory.drift import Boundary, Drift, Window, explain, find_boundaries
-from proxy.trajectory.kinds import KINDS
-from proxy.trajectory.rollout import RolloutFacts
+from proxy.trajectory.drift_kinds import KINDS
+from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.sequence import sequences
 from proxy.trajectory.tree import Tree, grow
 

@@ -9,8 +9,8 @@ import orjson
 import pytest
 from recorded import ROOTS, name_from
 
+from proxy.trajectory.arrays import pack_ids, pack_logprobs
 from proxy.trajectory.fidelity import PROBLEMS, Evidence, check, describe
-from proxy.trajectory.packing import pack_ids, pack_logprobs
 from proxy.trajectory.step import Choice
 
 

@@ -7,8 +7,8 @@ import pytest
 from forests import forests, make_choice, make_step
 from hypothesis import given
 
+from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.outline import outline
-from proxy.trajectory.rollout import RolloutFacts
 from proxy.trajectory.sequence import sequences
 from proxy.trajectory.step import Span, Timing
 

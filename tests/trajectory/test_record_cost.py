@@ -4,9 +4,9 @@ import random
 from array import array
 from time import thread_time
 
+from proxy.trajectory.arrays import pack_ids
 from proxy.trajectory.blocks import BlockReader
-from proxy.trajectory.packing import pack_ids
-from proxy.trajectory.record import decode, encode
+from proxy.trajectory.codec import decode, encode
 from proxy.trajectory.step import Choice, EngineFacts, Step, Timing
 
 

@@ -7,8 +7,8 @@ import pytest
 from forests import make_step
 from recorded import load, plan_of, play
 
+from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.retokenize import retokenize
-from proxy.trajectory.rollout import RolloutFacts
 from proxy.trajectory.sequence import Options, sequences
 
 FACTS = RolloutFacts("r1", None, "open", None, {}, None, {})

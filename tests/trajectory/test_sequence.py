@@ -11,7 +11,7 @@ from forests import full_ids, make_choice, make_step, rollouts
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.trajectory.rollout import RolloutFacts
+from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.sequence import Options, select, sequences
 from proxy.trajectory.step import Span
 from proxy.trajectory.tree import grow

@@ -9,7 +9,7 @@ from forests import full_ids, unique_forests
 from hypothesis import given
 from shapes import SHAPES, Counted
 
-from proxy.trajectory.rollout import RolloutFacts
+from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.sequence import Options, select, sequences
 from proxy.trajectory.tree import grow
 

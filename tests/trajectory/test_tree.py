@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.trajectory.blocks import BlockReader
-from proxy.trajectory.record import decode, encode
+from proxy.trajectory.codec import decode, encode
 from proxy.trajectory.tree import grow, plant
 
 TWIN = {"extra": {"request_key": "same"}}

@@ -3,8 +3,8 @@
 import pytest
 from prometheus_client import CollectorRegistry
 
-from proxy.config import EnginesSettings
-from proxy.metrics import make_metrics
+from proxy.config.sections import EnginesSettings
+from proxy.telemetry.metrics import make_metrics
 from proxy.upstream import Upstream
 
 

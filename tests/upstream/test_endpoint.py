@@ -3,8 +3,8 @@
 import pytest
 from pydantic import ValidationError
 
-from proxy.config import EndpointSettings, EnginesSettings
-from proxy.engines import Traits
+from proxy.config.sections import EndpointSettings, EnginesSettings
+from proxy.protocols.engines import Traits
 from proxy.upstream.endpoint import make_endpoint
 
 

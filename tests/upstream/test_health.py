@@ -1,71 +1,117 @@
-"""When an endpoint is passed over."""
+"""The watch over endpoints."""
+
+import asyncio
 
 import pytest
+from aiohttp import web
+from fakes import fake_engine
 
-from proxy.upstream.health import Health
+from proxy.errors import EngineFault
 
-
-@pytest.fixture
-def health():
-    return Health(eject_after=3, base_ejection_s=1, max_ejection_s=5)
-
-
-def fail(health, times, now):
-    for _ in range(times):
-        health.failed(now)
+QUICK = {"health_interval_s": 0.02, "base_ejection_s": 0.02, "max_ejection_s": 0.1}
 
 
-def test_faults_in_a_row_eject(health):
-    """Not those with an answered call between them."""
-    fail(health, 2, 0)
-    health.answered()
-    fail(health, 2, 0)
-    assert not health.is_ejected
-
-    fail(health, 1, 10)
-    assert 11 == health.ejected_until
+async def until(condition):
+    async with asyncio.timeout(50):
+        while not condition():
+            await asyncio.sleep(0.01)
 
 
-def test_a_thousand_faults_at_once_eject_once(health):
-    """The calls that an engine took with it prolong nothing."""
-    fail(health, 1000, 10)
+async def test_an_engine_that_dies_is_passed_over_and_back_when_it_is(upstream_to, registry, caplog):
+    """Without any call: the checks find out, and the metrics and the log say so."""
+    caplog.set_level("INFO")
+    async with fake_engine() as engine:
+        upstream = upstream_to(engine.url, engines=QUICK, kind="vllm")
+        (endpoint,) = upstream.endpoints
+        engine.facts, engine.unknown_status = {}, 503  # as vLLM does when its engine core is dead
 
-    assert (1, 11) == (health.ejections, health.ejected_until)
+        async def dead(request, body):
+            return web.Response(status=503)
 
+        engine.answering = dead
+        await until(lambda: endpoint.health.is_ejected)
+        assert 0.0 == registry.get_sample_value("tokentape_engine_healthy", {"engine": "e0"})
+        assert "e0 is passed over: the engine e0 answered 503" in caplog.text
 
-def test_each_ejection_in_a_row_is_twice_as_long_up_to_the_bound(health):
-    """Whatever the number of them; an answered call begins anew."""
-    fail(health, 3, 0)
-    lasted = []
-    for _ in range(100):
-        now = health.ejected_until
-        health.failed(now)
-        lasted.append(health.ejected_until - now)
-    assert [2, 4, 5, 5] == lasted[:4]
-    assert 5 == lasted[-1]
-
-    health.answered()
-    assert not health.is_ejected
-    fail(health, 3, 0)
-    assert 1 == health.ejected_until
-
-
-def test_a_good_check_brings_it_back_when_its_time_is_over(health):
-    """Not before: an engine whose calls fail is not called more often because its checks are good."""
-    fail(health, 3, 0)
-    health.passed(0.5)
-    assert health.is_ejected
-    health.passed(1)
-    assert not health.is_ejected
-
-    health.failed(1)
-    assert 3 == health.ejected_until
+        engine.facts = {"/health": {"status": "ok"}}
+        await until(lambda: not endpoint.health.is_ejected)
+        assert 1.0 == registry.get_sample_value("tokentape_engine_healthy", {"engine": "e0"})
+        assert 1.0 <= registry.get_sample_value("tokentape_ejections_total", {"engine": "e0"})
+        assert "e0 is back" in caplog.text
 
 
-def test_a_good_check_forgives_no_faults_of_calls(health):
-    """Else an engine that fails slowly would never be passed over."""
-    fail(health, 2, 0)
-    health.passed(0)
-    fail(health, 1, 0)
+async def test_after_a_bad_check_the_next_one_is_soon(upstream_to):
+    """An engine that nobody calls is passed over long before it has missed so many checks at their usual pace."""
+    async with fake_engine() as engine:
+        engine.facts = {}
+        upstream = upstream_to(engine.url, engines={"health_interval_s": 2, "eject_after": 20, "base_ejection_s": 0.01})
+        (endpoint,) = upstream.endpoints
+        async with asyncio.timeout(25):  # twenty checks 2 s apart, 1.6 s at the least, would take longer
+            await until(lambda: endpoint.health.is_ejected)
 
-    assert health.is_ejected
+
+@pytest.mark.parametrize(("status", "expected"), [(200, True), (404, True), (401, True), (500, False), (503, False)])
+async def test_an_engine_without_a_health_route_is_healthy_if_it_answers(upstream_to, status, expected):
+    """A plain one may have no such route, or want a key for it."""
+
+    async def answering(request, body):
+        return web.json_response({}, status=status)
+
+    async with fake_engine() as engine:
+        engine.facts, engine.answering = {}, answering
+        upstream = upstream_to(engine.url, kind="plain")
+        assert expected is await upstream.watch.check(upstream.endpoints[0])
+
+
+async def test_an_engine_that_hangs_at_its_health_is_not_healthy(upstream_to, monkeypatch):
+    """Silence is a fault as any other."""
+    monkeypatch.setattr("proxy.upstream.health._CHECK_WITHIN_S", 0.05)
+    async with fake_engine() as engine:
+        engine.facts = {}
+        upstream = upstream_to(engine.url, kind="plain")
+        (endpoint,) = upstream.endpoints
+        await upstream.know(endpoint)
+        engine.hangs()
+        assert not await upstream.watch.check(endpoint)
+
+    assert (1, 1) == (endpoint.faults, endpoint.health.faults)
+    assert "did not answer GET /health" in endpoint.last_fault
+
+
+async def test_faults_of_calls_eject_and_an_answer_brings_it_back(upstream_to):
+    """At once, whatever its ejection lasts: a call that was answered is better than a check."""
+    async with fake_engine() as engine:
+        upstream = upstream_to(engine.url, engines={"base_ejection_s": 600, "max_ejection_s": 600, "eject_after": 2})
+        (endpoint,) = upstream.endpoints
+        await upstream.know(endpoint)
+
+        async def breaking(request, body):
+            request.transport.close()
+            raise ConnectionResetError
+
+        async def call():
+            async with upstream.send(endpoint, "POST", "/x", headers=(), body=b"{}") as answer:
+                return [read async for read in answer.reads()]
+
+        engine.answering = breaking
+        for expected in (False, True):
+            with pytest.raises(EngineFault):
+                await call()
+            assert expected == endpoint.health.is_ejected
+
+        async def answering(request, body):
+            return web.json_response({})
+
+        engine.answering = answering
+        await call()
+
+    assert (False, 0) == (endpoint.health.is_ejected, endpoint.health.faults)
+
+
+async def test_checks_end_with_the_upstream(upstream_to):
+    """No task is left behind."""
+    before = asyncio.all_tasks()
+    upstream = upstream_to("http://127.0.0.1:9", "http://127.0.0.1:10")
+    await upstream.close()
+
+    assert set() == asyncio.all_tasks() - before

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from json_bodies import BODIES, JSON
 from recorded import load_http
 
-from proxy.engines.base import Traits
-from proxy.engines.recognition import QUESTIONS, Seen, recognise
+from proxy.protocols.engines.base import Traits
+from proxy.protocols.engines.detection import QUESTIONS, Seen, recognise
 from proxy.simulator.options import Options
 
 SGLANG = Options(shape="sglang", max_model_len=4000)

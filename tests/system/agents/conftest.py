@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.server import simulating
+from proxy.server.listener import simulating
 from proxy.simulator.options import Options
 from proxy.simulator.script import read_script
 

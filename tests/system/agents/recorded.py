@@ -10,8 +10,8 @@ import aiohttp
 import orjson
 from rich.console import Console
 
-from proxy.audit.command import Place, Request, audit
-from proxy.download import Wanted
+from proxy.cli.audit import Place, Request, audit
+from proxy.cli.export import Wanted
 
 
 @dataclass(frozen=True, slots=True)

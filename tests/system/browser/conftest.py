@@ -18,7 +18,7 @@ from fakes import settings_for
 from page_contents import Contents, large, small
 from playwright.async_api import async_playwright, expect
 
-from proxy.server import running, simulating
+from proxy.server.listener import running, simulating
 from proxy.simulator.options import Options
 from storage import StoreOptions, open_store
 

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from fakes import settings_for
 from playwright.async_api import expect
 
-from proxy.server import running, simulating
+from proxy.server.listener import running, simulating
 from proxy.simulator.options import Options
 from storage import StoreOptions, open_store
 

@@ -7,7 +7,7 @@ from fakes import settings_for
 from page_contents import TOKENS
 from playwright.async_api import expect
 
-from proxy.server import running
+from proxy.server.listener import running
 
 BACK = "(name) => getComputedStyle(document.querySelector(name)).backgroundColor"
 BINS = (0, -0.05, -0.2, -0.5, -1, -2, -4, -8)

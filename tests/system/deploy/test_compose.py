@@ -5,7 +5,7 @@ import re
 import pytest
 import yaml
 
-from proxy.config import Settings
+from proxy.config.settings import Settings
 from storage.embedded.server import bundled_server
 from storage.errors import StorageError
 

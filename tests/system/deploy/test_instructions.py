@@ -6,7 +6,7 @@ import shlex
 import pytest
 
 from docs.generate import settings_of
-from proxy.config import ENVIRONMENT_PREFIX, Settings
+from proxy.config.settings import ENVIRONMENT_PREFIX, Settings
 
 from .conftest import DEPLOY
 

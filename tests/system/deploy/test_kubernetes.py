@@ -9,8 +9,8 @@ import yaml
 from fakes import settings_for
 from pydantic import ValidationError
 
-from proxy.config import load
-from proxy.server import running
+from proxy.config.settings import load
+from proxy.server.listener import running
 from storage.embedded.server import bundled_server
 from storage.errors import StorageError
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from proxy.config import Settings
+from proxy.config.settings import Settings
 
 from .conftest import DEPLOY
 from .environment import program

@@ -4,9 +4,9 @@ from collections import Counter
 
 import orjson
 
-from proxy.rollouts import read_rollout
+from proxy.rollouts.rollout import read_rollout
 from proxy.trajectory.blocks import BlockReader
-from proxy.trajectory.record import decode
+from proxy.trajectory.codec import decode
 from storage import open_store
 from storage.redis.keys import BUCKETS, announcements_key, bucket_keys, constants_key, heartbeats_key, rollout_keys
 from tests.system.faults.engine import sampled

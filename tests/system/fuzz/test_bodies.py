@@ -7,7 +7,7 @@ from fakes import proxying
 from hypothesis import strategies as st
 from stored import steps_of
 
-from proxy.server import simulating
+from proxy.server.listener import simulating
 from proxy.simulator.options import Options
 
 pytestmark = [pytest.mark.timeout(3600), pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisWarning")]

@@ -17,7 +17,7 @@ from loop_watch import watched_proxy
 from raw_engine import raw_engine
 from recorded import dialect_cassettes, http_cassettes
 
-from proxy.wire.sse import EventCutter
+from proxy.protocols.sse import EventCutter
 
 pytestmark = [pytest.mark.timeout(3600), pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisWarning")]
 SEEDS = st.integers(0, 2**24 - 1)

@@ -8,10 +8,10 @@ from anthropic_bodies import BODIES
 from anthropic_events import accumulated, atoms, chunks_of, folded, messages, plain, response_of, sent_back
 from hypothesis import strategies as st
 
-from proxy.dialects.messages import MESSAGES
-from proxy.dialects.messages.arguments import named, unspoken
-from proxy.dialects.translated import Earlier, Told, Ways
 from proxy.errors import NotValid
+from proxy.protocols.dialects.messages import MESSAGES
+from proxy.protocols.dialects.messages.tool_arguments import named, unspoken
+from proxy.protocols.dialects.translation import Earlier, Told, Ways
 
 pytestmark = [pytest.mark.timeout(3600), pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisWarning")]
 SIZES = st.lists(st.integers(1, 9), min_size=1, max_size=4)

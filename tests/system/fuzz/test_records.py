@@ -10,7 +10,7 @@ import zstandard
 from hypothesis import strategies as st
 
 from proxy.trajectory.blocks import BlockReader
-from proxy.trajectory.record import SCHEMA, UnreadableRecord, decode, encode
+from proxy.trajectory.codec import SCHEMA, UnreadableRecord, decode, encode
 from proxy.trajectory.step import Choice, EngineFacts, Step, Timing
 
 pytestmark = [pytest.mark.timeout(3600), pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisWarning")]

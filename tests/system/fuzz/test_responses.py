@@ -5,10 +5,10 @@ import pytest
 from hypothesis import strategies as st
 from responses_drawn import EARLIER, TOLD, odd_bodies, response_of
 
-from proxy.dialects.responses import RESPONSES
-from proxy.dialects.responses.history import wanted_calls, wanted_items
-from proxy.dialects.translated import Ways
 from proxy.errors import BadCall, NotValid
+from proxy.protocols.dialects.responses import RESPONSES
+from proxy.protocols.dialects.responses.history import wanted_calls, wanted_items
+from proxy.protocols.dialects.translation import Ways
 
 pytestmark = [pytest.mark.timeout(3600), pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisWarning")]
 SHARE = 0.1

@@ -6,8 +6,8 @@ import pytest
 from fakes import settings_for
 from hypothesis.errors import Unsatisfiable
 
-from proxy.control.openapi import ROUTES, describe
-from proxy.server import running, simulating
+from proxy.api.control.openapi import ROUTES, describe
+from proxy.server.listener import running, simulating
 from proxy.simulator.options import Options
 
 pytestmark = pytest.mark.timeout(3600)

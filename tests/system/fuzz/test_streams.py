@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from recorded import cut, dialect_cassettes, plan_of, play
 from stored import some_steps
 
-from proxy.server import running
+from proxy.server.listener import running
 from proxy.trajectory.blocks import BlockReader
-from proxy.trajectory.record import decode, encode
+from proxy.trajectory.codec import decode, encode
 
 pytestmark = [pytest.mark.timeout(3600), pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisWarning")]
 STREAMS = [c for c in dialect_cassettes() if c.is_stream and c.status == 200 and "generate" not in c.path]

@@ -33,7 +33,7 @@ def test_the_configuration_is_valid(binaries, tmp_path):
 
 
 def test_each_alert_fires_when_it_should_and_only_then(binaries):
-    """rules.test.yml; tests/test_monitoring.py checks that each alert has both cases."""
+    """rules.test.yml; tests/telemetry/test_rules_and_dashboard.py checks that each alert has both cases."""
     assert "SUCCESS" in promtool(binaries, "test", "rules", "rules.test.yml")
 
 

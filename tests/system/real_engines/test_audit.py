@@ -9,8 +9,8 @@ import orjson
 import pytest
 from rich.console import Console
 
-from proxy.audit.command import Place, Request, audit
-from proxy.download import Wanted
+from proxy.cli.audit import Place, Request, audit
+from proxy.cli.export import Wanted
 
 from . import environment
 from .through import through_proxy

@@ -11,7 +11,7 @@ from .test_leaving import LONG, until
 from .through import through_proxy
 
 REPLAY = {"streaming": "replay"}
-# The engine's message differs between its two framings (tests/wire/test_fold.py): ids are the same.
+# The engine's message differs between its two framings (tests/protocols/test_accumulators.py): ids are the same.
 OTHER_MESSAGE = {"reasoning", "required tool"}
 PLAIN = [name for name in CASES if "asked" not in name and name not in ("two prompts", "echo")]
 

@@ -3,7 +3,7 @@
 import orjson
 import pytest
 
-from proxy.tokenizers import load
+from proxy.upstream.tokenizers import load
 
 from . import environment
 from .through import through_proxy

@@ -8,8 +8,8 @@ from typing import Any
 import aiohttp
 import openai
 
-from proxy.config import load
-from proxy.server import running
+from proxy.config.settings import load
+from proxy.server.listener import running
 
 
 class Through:

@@ -10,7 +10,7 @@ import pytest
 from fakes import settings_for
 from yarl import URL
 
-from proxy.server import running, simulating
+from proxy.server.listener import running, simulating
 from proxy.simulator.options import Options
 
 CONTROL, AGENT = "control-key", "agent-key"

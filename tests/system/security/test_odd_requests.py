@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from recorded import load
 
-from proxy.server import running
+from proxy.server.listener import running
 
 WHOLE = load("chat_ids_lp")
 CHAT = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]})

@@ -6,7 +6,7 @@ import pytest
 from fakes import proxying
 from recorded import load
 
-from proxy.control.openapi import ROUTES
+from proxy.api.control.openapi import ROUTES
 
 WHOLE = load("chat_ids_lp")
 NAMES = (

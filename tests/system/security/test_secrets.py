@@ -14,8 +14,8 @@ from rollout_servers import QUESTION, rollout_server
 from stored import steps_of
 
 from proxy.export import FORMATS
-from proxy.logs import LOG, WIRE_LOG, JsonLines, TextLines
-from proxy.server import running
+from proxy.server.listener import running
+from proxy.telemetry.logs import LOG, WIRE_LOG, JsonLines, TextLines
 
 WHOLE = load("chat_ids_lp")
 CONTROL, AGENT, ENGINE, SERVER, STORE = (

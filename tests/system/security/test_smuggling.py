@@ -8,7 +8,7 @@ from fakes import proxying
 from recorded import load
 from stored import steps_of
 
-from proxy.naming import MAX_ID_CHARACTERS
+from proxy.rollouts.rollout import MAX_ID_CHARACTERS
 
 WHOLE = load("chat_ids_lp")
 BODY = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]})

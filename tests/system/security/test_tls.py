@@ -9,8 +9,8 @@ from aiohttp import web
 from fakes import proxying, settings_for
 from recorded import load
 
-from proxy.download import Wanted, download
-from proxy.server import running
+from proxy.cli.export import Wanted, download
+from proxy.server.listener import running
 
 WHOLE = load("chat_ids_lp")
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}

@@ -16,7 +16,7 @@ from fakes import settings_for
 from pages import ROOT, blocks_of
 from trainers import import_published, load_published, torch
 
-from proxy.server import running, simulating
+from proxy.server.listener import running, simulating
 from proxy.simulator.options import Options
 from tokentape import AsyncClient
 

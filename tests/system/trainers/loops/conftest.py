@@ -15,8 +15,8 @@ import aiohttp
 import orjson
 import pytest
 
-from proxy.config import load
-from proxy.server import running
+from proxy.config.settings import load
+from proxy.server.listener import running
 from tests.system.real_engines import environment
 from tests.system.real_engines.conftest import TEST_S, VARIABLES, Engine, start_vllm
 from tests.system.real_engines.through import Through

@@ -1,0 +1,106 @@
+"""Who calls a model: the key of a call, and the rollout that it proves.
+
+Holds the checks of agents' keys, configured and minted. What a call may do beyond that is `calls`'.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+import orjson
+from aiohttp import web
+
+from proxy.api.api_keys import MintedKey, bearer, proves, read_minted
+from proxy.api.context import PARTS, Parts
+from proxy.api.rollout_id import KEY_PREFIX
+from proxy.errors import Forbidden, StoreFault, Unauthorized
+from storage.errors import StorageError
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who calls: the key as it came, and the rollout a minted key proves.
+
+    `is_dispatched`: the key was minted for the rollout's dispatch, and not for its agent.
+    """
+
+    key: str | None
+    minted: MintedKey | None
+    is_dispatched: bool = False
+
+
+async def identify(request: web.Request, parts: Parts, *, takes_control_keys: bool = False) -> Caller:
+    """Return who calls. Raises Unauthorized for a missing or wrong key."""
+    key = bearer(request.headers.get("Authorization")) or request.headers.get("X-Api-Key")
+    minted = read_minted(key) if key else None
+    if minted is not None:
+        return Caller(key, minted, await prove(parts, minted))
+    if takes_control_keys and key is not None and key in parts.control_keys:
+        return Caller(key, None)
+    if parts.agent_keys and (key is None or key not in parts.agent_keys):
+        raise Unauthorized("the API key is missing or not one of ours" if key else "an API key is needed")
+    return Caller(key, None)
+
+
+def may_report(caller: Caller, parts: Parts) -> bool:
+    """Whether a caller may report the result of a rollout, and so its reward and status.
+
+    With the key of the rollout's dispatch, or with a control key. Where no control key is configured, whoever reaches the
+    control API may set rewards there: so may a caller here, if both APIs share a port and its key is not an agent's.
+    """
+    if caller.is_dispatched or (caller.key is not None and caller.key in parts.control_keys):
+        return True
+    is_agent = caller.minted is not None or (
+        caller.key is not None and (caller.key in parts.agent_keys or caller.key.startswith(KEY_PREFIX))
+    )
+    return not is_agent and not parts.control_keys and parts.settings.control.listen is None
+
+
+async def prove(parts: Parts, minted: MintedKey) -> bool:
+    """Check a minted key against its rollout; return whether it is the key of the rollout's dispatch.
+
+    Raises Unauthorized.
+    """
+    try:
+        stored = await parts.store.get(minted.rollout_id)
+    except StorageError as error:
+        raise StoreFault(f"the store cannot be reached: {error}") from error
+    if stored is not None and proves(minted, stored.incarnation, parts.secret):
+        return False
+    dispatch = None if stored is None else orjson.loads(stored.fields.get("osmosis", b"{}")).get("asked")
+    if stored is None or dispatch is None or not proves(minted, stored.incarnation, parts.secret, dispatch=dispatch):
+        raise Unauthorized("the API key is of no rollout that is there (any more)")
+    return True
+
+
+def check_minted(minted: MintedKey | None, rollout_id: str | None) -> None:
+    """A minted key is good for its own rollout. Raises Forbidden."""
+    if minted is not None and rollout_id not in (None, minted.rollout_id):
+        raise Forbidden(f"the API key is of another rollout than {rollout_id!r}")
+
+
+MODEL_API: Final = "/{path}"  # the route that takes every path which is not the control API's
+SESSION_API: Final = "/{uuid}/v1"  # below it agents call, too: the sessions of Atropos' proxy
+# For load balancers, which have no keys; and the files of the page, which hold nothing and ask for one.
+_OPEN: Final = ("/health", "/ready", "/ui", "/ui/", "/ui/{file}")
+
+
+@web.middleware
+async def require_control_key(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Let a request of the control API pass with a control key, or where none is configured."""
+    resource = request.match_info.route.resource
+    canonical = "" if resource is None else resource.canonical
+    if canonical and canonical not in (MODEL_API, *_OPEN) and not canonical.startswith(f"{SESSION_API}/"):
+        check_control_key(request, request.app[PARTS])
+    return await handler(request)
+
+
+def check_control_key(request: web.Request, parts: Parts) -> None:
+    """Raises Unauthorized without a key or with an unknown one, Forbidden with an agent's."""
+    key = bearer(request.headers.get("Authorization")) or request.headers.get("X-Api-Key")
+    if key is not None and (read_minted(key) is not None or key in parts.agent_keys) and key not in parts.control_keys:
+        raise Forbidden("this key is an agent's: it may call models, and nothing of the control API")
+    if parts.control_keys and (key is None or key not in parts.control_keys):
+        raise Unauthorized("a control key is needed (Authorization: Bearer …)")

@@ -1,0 +1,202 @@
+"""Reading of request bodies from the connection: bounded, decompressed, and counted before the memory is used.
+
+aiohttp's own decompression is switched off (`server`): it knows no bound but the whole body's, and answers other codings as
+if the client had sent bad JSON. Every body of both APIs is read here.
+
+Rule: bytes are reserved (`pressure`) before they are received or inflated, and stay so until the request is answered.
+"""
+
+import asyncio
+import zlib
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, Final, ParamSpec, Protocol, TypeVar
+
+import orjson
+import zstandard
+from aiohttp import web
+
+from proxy.api.context import PARTS
+from proxy.api.memory_limit import Reservation
+from proxy.errors import BadCall, EngineBroke, TooLarge, TooSlow, Unsupported
+from proxy.upstream import Answer
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+RESERVED: Final = web.RequestKey("reserved", Reservation)
+OFF_LOOP_FROM_BYTES: Final = 2**16  # parsing and checking so much JSON takes milliseconds, 30 at worst
+
+_MOST_RATIO: Final = 100  # text of agents compresses 3 to 20 times, long repetitions 50 times
+_ANY_RATIO_BYTES: Final = 2**20
+_FIRST_PIECE_BYTES: Final = 2**16  # inflated on the loop, in a fraction of a millisecond
+_PIECE_BYTES: Final = 2**20
+_SLICE_BYTES: Final = 2**16
+_ZSTD_WINDOW_BYTES: Final = 2**23  # the most that RFC 9659 allows a sender
+_MOST_MEMBERS: Final = 1000  # of one gzip body; each costs time, and may be empty
+_BROKEN: Final = (EOFError, zlib.error, zstandard.ZstdError)  # of a stream that cannot be inflated
+
+
+async def off_loop(size: int, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+    """Run work on so many bytes: in a thread if they are many, so that the event loop goes on."""
+    return await asyncio.to_thread(work, *args, **named) if size > OFF_LOOP_FROM_BYTES else work(*args, **named)
+
+
+async def read_bytes(request: web.Request, *, most: int | None = None) -> bytes:
+    """Return the body, decompressed, of at most `most` bytes where that is less than the configured limit.
+
+    Its bytes stay reserved until `release`.
+
+    Raises TooLarge, TooSlow, Unsupported (the content coding), Overloaded, or BadCall for one that cannot be decompressed.
+    """
+    agents, coding = request.app[PARTS].settings.agents, _coding(request)
+    reserved = request.get(RESERVED)
+    if reserved is None:
+        reserved = request[RESERVED] = request.app[PARTS].pressure.reserve()
+    most = min(most or agents.max_body_bytes, agents.max_body_bytes)
+    try:
+        async with nullcontext() if request.content.is_eof() else asyncio.timeout(agents.body_timeout_s):
+            received = await _received(request, reserved, most)
+    except TimeoutError:
+        raise TooSlow(f"the body took longer than {agents.body_timeout_s:g} s (agents.body_timeout_s)") from None
+    except web.RequestPayloadError:
+        raise BadCall("the body does not have the form or the length that the headers announce") from None
+    if coding is None or not received:
+        return received
+    try:
+        return await _inflated(_SOURCES[coding](received), len(received), reserved, most)
+    except _BROKEN:
+        raise BadCall(f"the body cannot be decompressed (Content-Encoding: {coding})") from None
+
+
+async def read_json(answer: Answer) -> Any:
+    """Return the JSON of an engine's answer beside a call. Raises EngineFault.
+
+    It may be anything: the caller checks what it needs.
+    """
+    body = await answer.whole()
+    try:
+        return await off_loop(len(body), orjson.loads, body)
+    except orjson.JSONDecodeError as error:
+        raise EngineBroke(f"the engine's answer is not JSON: {error}") from None
+
+
+def release(request: web.Request) -> None:
+    """Give back what the request's body reserved: it is answered."""
+    if (reserved := request.get(RESERVED)) is not None:
+        reserved.release()
+
+
+async def _received(request: web.Request, reserved: Reservation, most: int) -> bytes:
+    """The body as it comes. A length that is announced is reserved at once: a refusal is then known before the body."""
+    announced = request.content_length or 0
+    if announced > most:
+        raise _too_long(most)
+    reserved.grow(announced)
+    body, counted = bytearray(), announced
+    while read := await request.content.readany():
+        if len(body) + len(read) > most:
+            raise _too_long(most)
+        reserved.grow(max(len(body) + len(read) - counted, 0))
+        body += read
+        counted = max(counted, len(body))
+    return await off_loop(len(body), bytes, body)
+
+
+async def _inflated(source: "_Source", packed: int, reserved: Reservation, most: int) -> bytes:
+    """All bytes of a source, at most `most` and at most `_MOST_RATIO` times those that came."""
+    by_ratio = max(packed * _MOST_RATIO, _ANY_RATIO_BYTES)
+    body, piece = bytearray(), _FIRST_PIECE_BYTES
+    while True:
+        reserved.grow(piece)
+        read = source.read(piece) if piece == _FIRST_PIECE_BYTES else await asyncio.to_thread(source.read, piece)
+        reserved.grow(len(read) - piece)
+        if not read:
+            return await off_loop(len(body), bytes, body)
+        body += read
+        if len(body) > most:
+            raise _too_long(most)
+        if len(body) > by_ratio:
+            raise TooLarge(f"the body inflates to more than {_MOST_RATIO} times the {packed} bytes that were sent")
+        piece = _PIECE_BYTES
+
+
+def _too_long(most: int) -> TooLarge:
+    return TooLarge(f"the body is longer than {most} bytes, which is the limit here (agents.max_body_bytes)")
+
+
+def _coding(request: web.Request) -> str | None:
+    """The content coding, None for a body as it is. Raises Unsupported."""
+    said = ", ".join(request.headers.getall("Content-Encoding", ())).strip().lower()
+    if said in ("", "identity"):
+        return None
+    if said not in _SOURCES:
+        raise Unsupported(f"Content-Encoding can be one of {', '.join(_SOURCES)} and identity")
+    return said
+
+
+class _Source(Protocol):
+    def read(self, size: int, /) -> bytes:
+        """The next inflated bytes, at most so many; none at the end."""
+        ...
+
+
+class _Zlib:
+    """A gzip or deflate body. gzip may have several members; a deflate body is one stream."""
+
+    def __init__(self, packed: bytes, window: int, members: int) -> None:
+        self._packed = memoryview(packed)
+        self._at = 0
+        self._window = window
+        self._members = members
+        self._inflate = zlib.decompressobj(window)
+        self._tail = b""
+        self._is_drained = False  # zlib may hold output back although it has taken all input
+
+    def read(self, size: int, /) -> bytes:
+        """See `_Source`. Raises zlib.error or EOFError."""
+        while True:
+            if not self._tail:
+                self._tail = bytes(self._packed[self._at : self._at + _SLICE_BYTES])
+                self._at += len(self._tail)
+            if not self._tail and self._inflate.eof:
+                return b""
+            if not self._tail and self._is_drained:
+                raise EOFError("the stream is cut off")
+            if self._inflate.eof:
+                self._next_member()
+            read = self._inflate.decompress(self._tail, size)
+            self._tail = self._inflate.unused_data if self._inflate.eof else self._inflate.unconsumed_tail
+            self._is_drained = not read
+            if read:
+                return read
+
+    def _next_member(self) -> None:
+        self._members -= 1
+        if not self._members:
+            raise EOFError("there are bytes after the stream")
+        self._inflate = zlib.decompressobj(self._window)
+
+
+def _gzip(packed: bytes) -> _Source:
+    return _Zlib(packed, 16 + zlib.MAX_WBITS, _MOST_MEMBERS)
+
+
+def _deflate(packed: bytes) -> _Source:
+    """With zlib's header, as the standard has it, or without, as some clients send it."""
+    has_header = len(packed) > 1 and packed[0] & 15 == zlib.DEFLATED and (packed[0] * 256 + packed[1]) % 31 == 0
+    return _Zlib(packed, zlib.MAX_WBITS if has_header else -zlib.MAX_WBITS, 1)
+
+
+def _zstd(packed: bytes) -> _Source:
+    reader = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES)
+    source: _Source = reader.stream_reader(packed, read_across_frames=True)
+    return source
+
+
+_SOURCES: Final[dict[str, Callable[[bytes], _Source]]] = {
+    "gzip": _gzip,
+    "x-gzip": _gzip,
+    "deflate": _deflate,
+    "zstd": _zstd,
+}

@@ -1,0 +1,74 @@
+"""What agents call within a session of Atropos' proxy (296a0bc): `/{uuid}/v1/…`.
+
+Holds the part that is the model API's: the calls go the way of all calls. What its proxy lacks is served as well:
+completions, models, streams, and several calls at once.
+"""
+
+from typing import Final
+
+import orjson
+from aiohttp import web
+
+from proxy.api.adapters import ReadForm
+from proxy.api.auth import SESSION_API, Caller, check_minted, identify
+from proxy.api.body import read_body
+from proxy.api.body_reader import off_loop, read_bytes
+from proxy.api.compat.atropos.engines import rendered
+from proxy.api.compat.atropos.session import read_session_chat
+from proxy.api.compat.atropos.sessions import Handler, in_their_shape, session_of
+from proxy.api.compat.registry import read_form
+from proxy.api.context import PARTS
+from proxy.api.model.calls import answer_dialect
+from proxy.api.model.unrecorded import show_models
+from proxy.api.rollout_id import Target
+from proxy.rollouts.rollout import Rollout
+from proxy.upstream import choose
+
+_CHAT: Final = "/v1/chat/completions"
+_COMPLETIONS: Final = "/v1/completions"
+
+
+async def render(request: web.Request) -> web.Response:
+    """`POST …/chat/completions/render`: the prompt that the call would have. It leaves no step."""
+    rollout, _ = await _admitted(request)
+    parts = request.app[PARTS]
+    body = await read_bytes(request)
+    form = await off_loop(len(body), lambda: read_session_chat(_CHAT, read_body(body), parts.ways))
+    endpoint = choose(parts.upstream.endpoints, rollout.rollout_id)
+    call = form.native(parts.settings.models, endpoint.kind)
+    text, ids = await rendered(parts, endpoint, call)
+    told = {"prompt_text": text, "token_ids": ids, "num_tokens": len(ids)}
+    return web.Response(body=orjson.dumps(told), content_type="application/json")
+
+
+async def list_models(request: web.Request) -> web.StreamResponse:
+    """`GET …/models`: as without a session."""
+    await _admitted(request)
+    return await show_models(request, request.app[PARTS], "/v1/models")
+
+
+def _calling(endpoint: str, read: ReadForm) -> Handler:
+    """A recorded call of a session, read so."""
+
+    async def call(request: web.Request) -> web.StreamResponse:
+        rollout, caller = await _admitted(request)
+        parts = request.app[PARTS]
+        target = Target(endpoint, rollout.rollout_id)
+        return await answer_dialect(request, parts, target, caller, read)
+
+    return call
+
+
+async def _admitted(request: web.Request) -> tuple[Rollout, Caller]:
+    """The session and who calls, if this caller may call there. Raises Unauthorized, Forbidden, or NotFound."""
+    caller = await identify(request, request.app[PARTS])
+    check_minted(caller.minted, request.match_info["uuid"])
+    return await session_of(request), caller
+
+
+CALL_ROUTES: Final[list[web.RouteDef]] = [
+    web.post(SESSION_API + _CHAT.removeprefix("/v1"), in_their_shape(_calling(_CHAT, read_session_chat))),
+    web.post(SESSION_API + "/chat/completions/render", in_their_shape(render)),
+    web.post(SESSION_API + "/completions", in_their_shape(_calling(_COMPLETIONS, read_form))),
+    web.get(SESSION_API + "/models", in_their_shape(list_models)),
+]

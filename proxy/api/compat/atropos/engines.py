@@ -1,0 +1,103 @@
+"""What Atropos' proxy tells of engines and has them tell: the servers, their models, texts of ids, ids of messages.
+
+Holds the asking of configured engines, and no others: nothing here takes a URL from a request to send anything to it.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import orjson
+
+from proxy.api.body_reader import read_json
+from proxy.api.context import Parts
+from proxy.config.addresses import base_url
+from proxy.errors import BadCall, EngineFault, NotFound
+from proxy.protocols.engines.tokenizer_api import of_template
+from proxy.upstream import Endpoint
+
+_WITHIN_S: Final = 2
+_RENDERS: Final = (
+    "vllm",
+    "sglang",
+)  # /tokenize renders messages by the template that their chat does, /detokenize reverses
+
+
+def endpoint_named(parts: Parts, url: str) -> Endpoint:
+    """The configured engine of this base URL, with or without `/v1` and slashes. Raises NotFound, which lists them all."""
+    known = {endpoint.settings.url: endpoint for endpoint in parts.upstream.endpoints}
+    try:
+        return known[base_url(url)]
+    except (KeyError, ValueError):
+        raise NotFound(
+            f"No server with base_url {url!r}. Available: {list(known)}. Engines are those of the configuration "
+            "(engines.endpoints), and no other can be named here"
+        ) from None
+
+
+async def model_of(parts: Parts, endpoint: Endpoint) -> str | None:
+    """The model that an engine serves; None if it does not say."""
+    try:
+        listed = await asyncio.wait_for(_told(parts, endpoint, "GET", "/v1/models", None), _WITHIN_S)
+        return str(listed["data"][0]["id"])
+    except (EngineFault, NotRendered, TimeoutError, KeyError, IndexError, TypeError):
+        return None
+
+
+class NotRendered(BadCall):
+    """A prompt that could not be rendered; the sentence says why."""
+
+    def __init__(self, why: object) -> None:
+        super().__init__(f"Failed to render prompt: {why}")
+
+
+async def rendered(parts: Parts, endpoint: Endpoint, call: Mapping[str, Any]) -> tuple[str | None, list[int]]:
+    """The prompt that a chat call has: its text, where it can be known, and its ids. Raises NotRendered.
+
+    The engine itself is asked, with what decides its template in chat, so that it is the prompt that would be sampled from.
+    """
+    await parts.upstream.know(endpoint)
+    if endpoint.kind not in _RENDERS:
+        raise NotRendered(f"{endpoint.settings.public_label} ({endpoint.kind}) has no /tokenize for messages")
+    asked = {**({"model": call["model"]} if "model" in call else {}), **of_template(endpoint.kind, call)}
+    try:
+        told = await _told(parts, endpoint, "POST", "/tokenize", asked)
+    except EngineFault as fault:
+        raise NotRendered(fault.public) from fault
+    ids = told.get("tokens") if isinstance(told, dict) else None
+    if not isinstance(ids, list) or set(map(type, ids)) - {int}:
+        raise NotRendered("the engine's answer to POST /tokenize has no token ids")
+    return (await texts_of(parts, endpoint, [ids]))[0], ids
+
+
+async def texts_of(parts: Parts, endpoint: Endpoint, several: Sequence[Sequence[int]]) -> list[str | None]:
+    """The texts of ids, special tokens spelt out: by the endpoint's tokenizer, else by the engine; None where neither can."""
+    tokenizer = await parts.tokenizers.of(endpoint.settings.label)
+    if tokenizer is not None:
+        return await asyncio.to_thread(lambda: [tokenizer.decode(ids) for ids in several])
+    await parts.upstream.know(endpoint)
+    if endpoint.kind not in _RENDERS:
+        return [None] * len(several)
+    return list(await asyncio.gather(*(_detokenized(parts, endpoint, ids) for ids in several)))
+
+
+async def _detokenized(parts: Parts, endpoint: Endpoint, ids: Sequence[int]) -> str | None:
+    said = {"skip_special_tokens": False} if endpoint.kind == "sglang" else {}  # vLLM spells them out by itself
+    try:
+        told = await _told(parts, endpoint, "POST", "/detokenize", {"tokens": list(ids), **said})
+    except (EngineFault, NotRendered):
+        return None
+    name = "text" if endpoint.kind == "sglang" else "prompt"
+    text = told.get(name) if isinstance(told, dict) else None
+    return text if isinstance(text, str) else None
+
+
+async def _told(parts: Parts, endpoint: Endpoint, method: str, path: str, body: Any) -> Any:
+    """The JSON that an engine answers. Raises EngineFault, or NotRendered for an answer that is not 200."""
+    headers = () if body is None else (("Content-Type", "application/json"),)
+    text = None if body is None else orjson.dumps(body)
+    async with parts.upstream.send(endpoint, method, path, headers=headers, body=text) as answer:
+        if answer.status == 200:
+            return await read_json(answer)
+        said = (await answer.whole())[:300].decode("utf-8", "replace")
+    raise NotRendered(f"{endpoint.settings.name or 'the engine'} answered {answer.status}: {said}")

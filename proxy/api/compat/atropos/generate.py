@@ -1,0 +1,241 @@
+"""`POST /generate` as the token servers of Atropos ask it (296a0bc): ids in, ids and logprobs out.
+
+Holds the reading of both shapes as the completions call they are, and the answers made of its step. It must not await, and
+it makes nothing up: where the engine told no ids, the answer is an error.
+
+VLLMServer speaks to the script that Atropos ships with its trainer (`prompt.prompt_token_ids`), SGLangServer to SGLang's
+own endpoint (`input_ids`). Either is served from any engine that tells ids: which shape came is read off the body.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import isfinite
+from typing import Any, Final, Literal
+
+import orjson
+
+from proxy.errors import EngineBroke, NotValid
+from proxy.protocols.dialects.base import is_on, openai_error, samples_of
+from proxy.protocols.exchange import Outcome
+from proxy.protocols.plan import Plan
+from proxy.trajectory.step import Choice, Step
+
+GENERATE: Final = "/generate"
+COMPLETIONS: Final = "/v1/completions"
+_SGLANG_NEW_TOKENS: Final = 128  # SGLang's default on /generate; completions would take 16
+# Both shapes sample as they say, and with nothing more; completions would take the model's generation_config for the rest.
+_SAMPLING: Final = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+_RENAMED: Final = {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "sampling_seed": "seed",
+    "no_stop_trim": "include_stop_str_in_output",
+}
+_SGLANG_FIELDS: Final = frozenset(
+    {
+        "input_ids",
+        "sampling_params",
+        "return_logprob",
+        "return_text_in_logprobs",
+        "stream",
+        "rid",
+        "rollout_id",
+        "metadata",
+    }
+)
+_AS_GOOD_AS_ABSENT: Final = {"logprob_start_len": -1, "top_logprobs_num": 0}  # where they stand for nothing
+_NOT_SAMPLED: Final = (
+    "phantom_token"  # of a call for the prompt's logprobs, which samples one token that nobody asked for
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateForm:
+    """One call of `/generate`: as it came, and as a completions call.
+
+    `tells_logprobs`: whether the answer has them. `scores_prompt`: whether those of the prompt were asked for.
+    """
+
+    request: Mapping[str, Any]
+    body: dict[str, Any]
+    shape: Literal["vllm", "sglang"]
+    tells_logprobs: bool
+    scores_prompt: bool = False
+    endpoint: str = COMPLETIONS
+
+    def native(self, models: Mapping[str, str], kind: str | None) -> dict[str, Any]:
+        """The completions call. Its clients name no model, so a name for any model is the one."""
+        if kind == "plain":
+            raise NotValid(
+                "the engine of this rollout tells no token ids (kind: plain), and none are made up: use chat"
+            )
+        if self.scores_prompt and kind not in {"vllm", None}:
+            raise NotValid(
+                f"prompt_logprobs come from vLLM alone, and the engine of this rollout is {kind}",
+                param="prompt_logprobs",
+            )
+        return with_any_model(self.body, models)
+
+    def recorded(self, plan: Plan) -> Plan:
+        """The plan of the completions call. The one token of a call for the prompt's logprobs is not to be trained."""
+        if self.scores_prompt and plan.body.get("max_tokens") in {0, 1}:
+            plan = replace(plan, problems=(*plan.problems, _NOT_SAMPLED), expected=plan.expected | {_NOT_SAMPLED})
+        return as_it_came(plan, self.request, f"atropos_{self.shape}")
+
+    def reshape(self, outcome: Outcome) -> Outcome:
+        """The end as this client reads it; an error of ours where the engine's answer cannot be told in ids."""
+        step = outcome.step
+        if step.status != "complete":
+            return outcome
+        told = self.answer(step)
+        if told is not None:
+            return replace(outcome, end=told)
+        missing = "ids and a logprob for each of them" if self.tells_logprobs else "ids"
+        if self.scores_prompt:
+            missing += ", and prompt_logprobs"
+        fault = EngineBroke(
+            f"the engine {step.engine.name} did not tell {missing}, and none are made up; the step {step.step_id} says "
+            f"what is missing: {', '.join(step.problems) or 'prompt_logprobs'}"
+        )
+        return replace(outcome, end=openai_error(fault), status=fault.status)
+
+    def answer(self, step: Step) -> bytes | None:
+        """The answer of a step; None if not every sampled id is known, and its logprob."""
+        if step.status != "complete" or not step.prompts or not step.choices:
+            return None
+        if not all(self._is_whole(choice) for choice in step.choices):
+            return None
+        texts = {each["index"]: each.get("text") for each in (step.response or {})["choices"]}
+        if self.shape == "sglang":
+            answers = [self._sglang(step, choice, texts[choice.index]) for choice in step.choices]
+            return orjson.dumps(answers[0] if self._samples == 1 else answers)
+        told = self._vllm(step, [texts[choice.index] for choice in step.choices])
+        if self.scores_prompt:
+            scores = (step.response or {})["choices"][0].get("prompt_logprobs")
+            if scores is None:
+                return None
+            told["prompt_logprobs"] = [None if place is None else _by_id(place) for place in scores]
+        return orjson.dumps(told)
+
+    @property
+    def _samples(self) -> int | None:
+        return samples_of(self.body)
+
+    def _is_whole(self, choice: Choice) -> bool:
+        """Whether there are ids, and the logprobs that are to be told."""
+        if not choice.ids:
+            return self.body.get("max_tokens") == 0
+        return not self.tells_logprobs or (
+            len(choice.logprobs) == len(choice.ids) and all(isfinite(value) for value in choice.logprobs)
+        )
+
+    def _vllm(self, step: Step, texts: list[Any]) -> dict[str, Any]:
+        """As the script answers; it decodes the prompt, and here nobody asked for that text."""
+        told: dict[str, Any] = {
+            "text": texts,
+            "prompt": None,
+            "finish_reasons": [choice.finish_reason for choice in step.choices],
+        }
+        if not self.tells_logprobs:
+            return told
+        return {
+            **told,
+            "logprobs": [
+                [[{str(token): logprob}] for token, logprob in zip(choice.ids, choice.logprobs, strict=True)]
+                for choice in step.choices
+            ],
+            "prompt_token_ids": step.prompts[0].tolist(),
+            "token_ids": [choice.ids.tolist() for choice in step.choices],
+        }
+
+    def _sglang(self, step: Step, choice: Choice, text: Any) -> dict[str, Any]:
+        """As SGLang answers (0.5.23), as far as completions tell it."""
+        meta: dict[str, Any] = {
+            "id": (step.response or {}).get("id") or step.step_id,
+            "finish_reason": _sglang_reason(choice),
+            "prompt_tokens": len(step.prompts[0]),
+            "completion_tokens": len(choice.ids),
+        }
+        if self.tells_logprobs:
+            pairs = zip(choice.logprobs, choice.ids, strict=True)
+            meta["output_token_logprobs"] = [[logprob, token, None] for logprob, token in pairs]
+        return {"text": text, "output_ids": choice.ids.tolist(), "meta_info": meta}
+
+
+def with_any_model(body: dict[str, Any], models: Mapping[str, str]) -> dict[str, Any]:
+    """A body that names no model, with the one that stands for any, if there is one."""
+    return body if body.get("model") or "*" not in models else {**body, "model": models["*"]}
+
+
+def as_it_came(plan: Plan, request: Mapping[str, Any], form: str) -> Plan:
+    """The plan of a call that came in another form, saying what was changed of the body that came."""
+    changed = {name: value for name, value in plan.body.items() if name not in request or request[name] != value}
+    sent = {"set": changed, "unset": sorted(request.keys() - plan.body.keys())}
+    return replace(plan, request=dict(request), sent=sent, extra={**plan.extra, "form": form})
+
+
+def read_generate(body: Mapping[str, Any]) -> GenerateForm:
+    """The call that a body is. Raises NotValid for a body of neither shape, or one that could not be answered whole."""
+    if is_on(body.get("stream")):
+        raise NotValid("/generate is answered whole: leave out `stream`", param="stream")
+    if is_on(body.get("echo")):
+        raise NotValid("an engine that echoes its prompt tells no ids to trust: leave out `echo`", param="echo")
+    prompt = body.get("prompt")
+    if isinstance(prompt, Mapping) and "prompt_token_ids" in prompt:
+        ids = _ids(prompt["prompt_token_ids"], "prompt.prompt_token_ids")
+        scores = body.get("prompt_logprobs") is not None
+        taken = {"prompt", "logprobs", "stream"}
+        kept = {name: value for name, value in body.items() if name not in taken and value is not None}
+        return GenerateForm(
+            body, {**_SAMPLING, **kept, "prompt": ids}, "vllm", body.get("logprobs") is not None, scores
+        )
+    if "input_ids" in body:
+        return _read_sglang(body)
+    raise NotValid(
+        "/generate takes the ids of one prompt, as prompt.prompt_token_ids (vLLM's shape) or input_ids (SGLang's); texts go to "
+        "/v1/completions",
+        param="prompt",
+    )
+
+
+def _read_sglang(body: Mapping[str, Any]) -> GenerateForm:
+    ids = _ids(body["input_ids"], "input_ids")
+    sampling: Any = body.get("sampling_params") or {}
+    if not isinstance(sampling, Mapping):
+        raise NotValid("sampling_params is an object", param="sampling_params")
+    unknown = sorted(
+        name
+        for name, value in body.items()
+        if name not in _SGLANG_FIELDS and value not in (None, _AS_GOOD_AS_ABSENT.get(name))
+    )
+    if unknown:
+        raise NotValid(
+            f"{', '.join(unknown)}: of SGLang's own /generate, and not told by completions, which this call is sent as",
+            param=unknown[0],
+        )
+    renamed: dict[str, Any] = {
+        _RENAMED.get(str(name), str(name)): value for name, value in sampling.items() if value is not None
+    }
+    named = {name: body[name] for name in ("rid", "rollout_id", "metadata") if name in body}
+    asked: dict[str, Any] = {**_SAMPLING, "max_tokens": _SGLANG_NEW_TOKENS, **renamed, **named, "prompt": ids}
+    return GenerateForm(body, asked, "sglang", is_on(body.get("return_logprob")))
+
+
+def _ids(value: Any, name: str) -> list[int]:
+    """The ids of one prompt. Raises NotValid."""
+    if not isinstance(value, list) or not value or not all(type(token) is int for token in value):
+        raise NotValid(f"{name} is a list of token ids, of one prompt", param=name.partition(".")[0])
+    return value
+
+
+def _by_id(place: Mapping[str, Any]) -> dict[str, Any]:
+    """One place of vLLM's `prompt_logprobs`: its script tells the numbers alone."""
+    return {token: entry["logprob"] for token, entry in place.items()}
+
+
+def _sglang_reason(choice: Choice) -> dict[str, Any] | None:
+    """Why a choice finished, as SGLang says it: an object."""
+    if choice.finish_reason is None:
+        return None
+    more: dict[str, dict[str, Any]] = {"length": {"length": len(choice.ids)}, "stop": {"matched": choice.stop_reason}}
+    return {"type": choice.finish_reason, **more.get(choice.finish_reason, {})}

@@ -1,0 +1,81 @@
+"""What clients of Atropos' proxy send (296a0bc): its schemas, and the refusal that its own framework words.
+
+Holds the pydantic models of its bodies. Keys that it does not know are let through: it drops them in silence, we send them on.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from proxy.api.body import FIRST_FAULT, faults_of
+from proxy.errors import NotValid
+
+
+class SchemaFault(NotValid):
+    """A body that its schema refuses; `detail` is FastAPI's account of it."""
+
+    def __init__(self, detail: list[dict[str, Any]]) -> None:
+        super().__init__("; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in detail))
+        self.detail = detail
+
+
+class ServerNamed(BaseModel):
+    """A server that `POST /setup` names. All but its URL is the configuration's business here."""
+
+    base_url: str | None = None
+
+
+class Setup(BaseModel):
+    """`POST /setup`."""
+
+    model_config = ConfigDict(protected_namespaces=())
+
+    model_name: str | None = None
+    tokenizer_name: str | None = None
+    servers: Annotated[list[ServerNamed], FIRST_FAULT] = []
+
+
+class CreateSession(BaseModel):
+    """`POST /sessions/create`."""
+
+    tool_parser: Annotated[str, Field(max_length=256)] = "hermes"  # kept in the metadata of its rollout
+    track_tree: bool = False
+    base_url: str | None = None
+
+
+class Message(BaseModel):
+    """One message of a conversation."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: str
+    content: str | list[Any] | None = None
+    tool_calls: list[Any] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+
+
+class SessionCall(BaseModel):
+    """`POST /{uuid}/v1/chat/completions`, and its `/render`."""
+
+    model_config = ConfigDict(extra="allow")
+
+    messages: Annotated[list[Message], FIRST_FAULT]
+    max_tokens: int | None = 1024
+    temperature: float | None = 1.0
+    n: int | None = 1
+    stop: Annotated[list[str], FIRST_FAULT] | str | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+
+
+Read = TypeVar("Read", bound=BaseModel)
+
+
+def read_as(model: type[Read], body: Mapping[str, Any]) -> Read:
+    """The body as this model. Raises SchemaFault."""
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        raise SchemaFault([{**fault, "loc": ["body", *fault["loc"]]} for fault in faults_of(error)]) from None

@@ -1,0 +1,175 @@
+"""A session of Atropos' proxy (296a0bc): a rollout of ours, and the chat that its clients have with it.
+
+Holds what makes a rollout a session, the reading of its chat calls, the answers in its shape, and its nodes. It must not
+await: steps are given to it.
+
+A session is a rollout whose id is a UUID and whose metadata have its terms under `atropos`, so every replica serves it.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Any, Final
+
+import orjson
+
+from proxy.api.compat.atropos.generate import as_it_came, with_any_model
+from proxy.api.compat.atropos.schemas import SessionCall, read_as
+from proxy.errors import BadCall
+from proxy.export import FORMATS, Inexpressible
+from proxy.export.atropos import IGNORED, NOT_SAMPLED
+from proxy.protocols.dialects.base import is_on
+from proxy.protocols.dialects.translation import Ways
+from proxy.protocols.exchange import Outcome
+from proxy.protocols.plan import Plan
+from proxy.rollouts.rollout import Rollout
+from proxy.trajectory.facts import RolloutFacts
+from proxy.trajectory.fidelity import is_unlogged
+from proxy.trajectory.sequence import Options
+from proxy.trajectory.step import Step
+
+TERMS: Final = "atropos"  # in the metadata of its rollout
+_CHAT: Final = "/v1/chat/completions"
+_DEFAULTS: Final = {"max_tokens": 1024, "temperature": 1.0, "n": 1}  # of its schema
+# Version 8 of RFC 9562 is its makers' own: so sessions are told from other rollouts by their names alone.
+_NAMED: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-8[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
+
+
+def session_id(entropy: bytes) -> str:
+    """The id that 16 random bytes make."""
+    digits = entropy.hex()
+    variant = "89ab"[int(digits[16], 16) & 3]
+    return f"{digits[:8]}-{digits[8:12]}-8{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:]}"
+
+
+def is_session_id(name: str) -> bool:
+    """Whether a rollout of this name may be a session."""
+    return _NAMED.fullmatch(name) is not None
+
+
+def terms_of(rollout: Rollout) -> Mapping[str, Any] | None:
+    """The terms that a session was created with; None if the rollout is no session, or no more."""
+    terms = rollout.metadata.get(TERMS) if is_session_id(rollout.rollout_id) else None
+    return terms if isinstance(terms, Mapping) and not terms.get("deleted") else None
+
+
+def metadata_of_deleted(rollout: Rollout) -> dict[str, Any]:
+    """The metadata of a rollout that was a session and is kept: its terms say that its client deleted it."""
+    terms = rollout.metadata.get(TERMS)
+    return {**rollout.metadata, TERMS: {**(terms if isinstance(terms, Mapping) else {}), "deleted": True}}
+
+
+@dataclass(frozen=True, slots=True)
+class SessionChat:
+    """One chat call of a session: as it came, and as an engine's."""
+
+    request: Mapping[str, Any]
+    body: dict[str, Any]
+    endpoint: str = _CHAT
+    tells_logprobs: bool = True  # its nodes do
+
+    def native(self, models: Mapping[str, str], kind: str | None) -> dict[str, Any]:
+        """The chat call. Most of its clients name no model."""
+        return with_any_model(self.body, models)
+
+    def recorded(self, plan: Plan) -> Plan:
+        """The plan, saying what was changed of the body that came."""
+        return as_it_came(plan, self.request, "atropos_session")
+
+    def reshape(self, outcome: Outcome) -> Outcome:
+        """The end in its shape. A stream, which it has none of, is the engine's own."""
+        if is_on(self.body.get("stream")):
+            return outcome
+        told = self.answer(outcome.step)
+        if told is not None:
+            return replace(outcome, end=told)
+        message = f"Completion failed: {_reason(outcome.step)}"
+        return replace(outcome, end=error_body(500, message), status=500)
+
+    def answer(self, step: Step) -> bytes | None:
+        """The answer of a step; None if it has none that is whole, or was streamed."""
+        response = step.response or {}
+        choices = response.get("choices")
+        if is_on(self.body.get("stream")) or step.status != "complete" or not isinstance(choices, list) or not choices:
+            return None
+        answer = {
+            "id": f"chatcmpl-{blake2b(step.step_id.encode(), digest_size=6).hexdigest()}",
+            "object": "chat.completion",
+            "created": int(response.get("created") or step.timing.received),
+            "model": response.get("model"),
+            "choices": [
+                {"index": each["index"], "message": _message(each), "finish_reason": each.get("finish_reason")}
+                for each in choices
+            ],
+        }
+        return orjson.dumps(answer)
+
+
+def read_session_chat(_endpoint: str, body: Mapping[str, Any], _ways: Ways) -> SessionChat:
+    """The call that a body is. Raises SchemaFault, or BadCall for one without messages."""
+    call = read_as(SessionCall, body)
+    if not call.messages:
+        raise BadCall("messages must not be empty", param="messages")
+    said = {name: value for name, value in body.items() if value is not None}
+    if not said.get("tools"):
+        said = {name: value for name, value in said.items() if name not in {"tools", "tool_choice"}}
+    messages = [{key: value for key, value in message.items() if value is not None} for message in body["messages"]]
+    if "max_completion_tokens" in said:
+        said = {
+            "max_tokens": said["max_completion_tokens"],
+            **said,
+        }  # the other spelling of it, which then has no default
+    return SessionChat(body, {**_DEFAULTS, **said, "messages": messages})
+
+
+def nodes_of(facts: RolloutFacts, steps: Sequence[Step], *, as_tree: bool) -> list[dict[str, Any]]:
+    """The nodes of a session, their texts unknown.
+
+    A tree has one for each completion, and carries no mask forward; else they are what the `nodes` export gives.
+    """
+    if not as_tree:
+        return FORMATS["nodes"].rows(facts, steps, Options()).rows
+    trained = [step for step in steps if step.trainable]
+    if any(map(is_unlogged, trained)):
+        raise Inexpressible(
+            "its nodes want the logprob of each sampled token, and none was asked for (record.logprobs: off)"
+        )
+    return [
+        {
+            "full_text": None,
+            "tokens": [*step.prompts[choice.prompt], *choice.ids],
+            "masked_tokens": [*[IGNORED] * len(step.prompts[choice.prompt]), *choice.ids],
+            "logprobs": [*[NOT_SAMPLED] * len(step.prompts[choice.prompt]), *choice.logprobs],
+            "metadata": {"finish_reason": choice.finish_reason},
+        }
+        for step in trained
+        for choice in step.choices
+    ]
+
+
+def error_body(status: int, message: str) -> bytes:
+    """An error in its shape."""
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    return orjson.dumps({"error": {"message": message, "type": kind, "code": status}})
+
+
+def _message(choice: Mapping[str, Any]) -> dict[str, Any]:
+    """The reply: its role and content always, anything more only if it says something."""
+    message = choice.get("message") or {}
+    more = {name: value for name, value in message.items() if name not in {"role", "content"} and value}
+    return {"role": message.get("role") or "assistant", "content": message.get("content"), **more}
+
+
+def _reason(step: Step) -> str:
+    """Why there is no answer, in the engine's words if it had any."""
+    said = (step.response or {}).get("body")
+    if not isinstance(said, str):
+        return step.reason or "the engine's answer is none"
+    try:
+        told = orjson.loads(said)
+    except orjson.JSONDecodeError:
+        return said
+    error = told.get("error", told) if isinstance(told, dict) else told
+    message = error.get("message") if isinstance(error, dict) else None
+    return str(message or said)

@@ -1,0 +1,252 @@
+"""The routes of Atropos' proxy (296a0bc) by which sessions are created, looked at and deleted.
+
+Holds the part that is the control API's. What agents call within a session is `atropos_calls`'. A session is a rollout in
+the store, so every replica serves it; engines are those of the configuration, and nothing sent here adds one.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+import orjson
+from aiohttp import web
+
+from proxy.api.body import read_body
+from proxy.api.body_reader import off_loop, read_bytes
+from proxy.api.compat.atropos.engines import endpoint_named, model_of, texts_of
+from proxy.api.compat.atropos.schemas import CreateSession, SchemaFault, Setup, read_as
+from proxy.api.compat.atropos.session import (
+    TERMS,
+    error_body,
+    is_session_id,
+    metadata_of_deleted,
+    nodes_of,
+    session_id,
+    terms_of,
+)
+from proxy.api.context import PARTS, Parts
+from proxy.api.control.schemas import FinishRollout
+from proxy.api.failures import shown
+from proxy.api.health import healthy_engines
+from proxy.api.http import SHOWN
+from proxy.errors import Conflict, NotFound, ProxyError, StoreFault
+from proxy.export import Inexpressible
+from proxy.rollouts.finishing import finish
+from proxy.rollouts.rollout import Rollout, read_rollout, write_fields
+from proxy.rollouts.steps import aside, facts_of, read_steps
+from proxy.upstream import Endpoint, choose, own
+from storage.errors import FieldsChanged, StorageError
+
+_COUNTED_WITHIN_S: Final = 2
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def in_their_shape(route: Handler) -> Handler:
+    """A route whose failures are told as its clients know them."""
+
+    async def told(request: web.Request) -> web.StreamResponse:
+        try:
+            return await route(request)
+        except (ProxyError, StorageError) as failure:
+            if request.get(SHOWN):
+                raise  # half an answer is there already
+            error = (
+                failure if isinstance(failure, ProxyError) else StoreFault(f"the store cannot be reached: {failure}")
+            )
+        if isinstance(error, SchemaFault):
+            return _json({"detail": error.detail}, status=422)
+        error = shown(request, error)
+        headers = {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
+        body = error_body(error.status, error.message)
+        return web.Response(status=error.status, body=body, content_type="application/json", headers=headers)
+
+    return told
+
+
+async def session_of(request: web.Request) -> Rollout:
+    """The session that the path names. Raises NotFound."""
+    name = request.match_info["uuid"]
+    stored = await request.app[PARTS].store.get(name) if is_session_id(name) else None
+    rollout = None if stored is None else read_rollout(stored)
+    if rollout is None or terms_of(rollout) is None:
+        raise NotFound(f"Session {name} not found")
+    return rollout
+
+
+async def show_health(request: web.Request) -> web.Response:
+    """`GET /health`, with what its clients read there beside our own `status`."""
+    parts = request.app[PARTS]
+    engines, model, sessions = await asyncio.gather(healthy_engines(parts), _model(parts), _count_sessions(parts))
+    told = {
+        "status": "ok",
+        "model": model,
+        "sessions": sessions,
+        "servers": len(engines),
+        "healthy_servers": sum(engines.values()),
+    }
+    return _json(told)
+
+
+async def set_up(request: web.Request) -> web.Response:
+    """`POST /setup`: a check that the engines it names are those of the configuration, which alone decides who is asked."""
+    parts = request.app[PARTS]
+    text = await read_bytes(request)
+    setup = await off_loop(len(text), lambda: read_as(Setup, read_body(text)))
+    for server in setup.servers:
+        if server.base_url is None:
+            raise NoBaseUrl("base_url is missing in one of the servers")
+        endpoint_named(parts, server.base_url)
+    told = {
+        "status": "ok",
+        "servers": len(parts.upstream.endpoints),
+        "model_name": await _model(parts) or setup.model_name,
+    }
+    return _json(told)
+
+
+async def list_servers(request: web.Request) -> web.Response:
+    """`GET /servers`."""
+    parts = request.app[PARTS]
+    healthy = await healthy_engines(parts)
+    return _json({"servers": [await _server(parts, at, healthy) for at in range(len(parts.upstream.endpoints))]})
+
+
+async def create_session(request: web.Request) -> web.Response:
+    """`POST /sessions/create`: a rollout. With a `base_url`, its id is one that falls to that engine, wherever it is asked."""
+    parts = request.app[PARTS]
+    text = await read_bytes(request)
+    asked = await off_loop(len(text), lambda: read_as(CreateSession, read_body(text or b"{}")))
+    wanted = None if asked.base_url is None else endpoint_named(parts, asked.base_url)
+    name = session_id(parts.clock.entropy(16))
+    while wanted is not None and own(parts.upstream.endpoints, name).settings.url != wanted.settings.url:
+        name = session_id(parts.clock.entropy(16))
+    model = await model_of(parts, choose(parts.upstream.endpoints, name))
+    terms = {**asked.model_dump(), "model_name": model}
+    stored = await parts.store.open(name, write_fields({"metadata": {TERMS: terms}}), now_ms=parts.clock.now_ms())
+    told = {
+        "uuid": name,
+        "model_name": model,
+        "tool_parser": asked.tool_parser,
+        "base_url": asked.base_url,
+        "created_at": stored.created_ms / 1000,
+    }
+    return _json(told)
+
+
+async def list_sessions(request: web.Request) -> web.Response:
+    """`GET /sessions`: all of them, newest first."""
+    parts = request.app[PARTS]
+    shown = []
+    async for name in parts.store.names():
+        stored = await parts.store.get(name) if is_session_id(name) else None
+        rollout = None if stored is None else read_rollout(stored)
+        if rollout is not None and (terms := terms_of(rollout)) is not None:
+            shown.append(
+                {
+                    "uuid": name,
+                    "model_name": terms.get("model_name"),
+                    "base_url": terms.get("base_url"),
+                    "created_at": rollout.created_ms / 1000,
+                    "last_accessed": rollout.touched_ms / 1000,
+                    "num_nodes": len(await _nodes(parts, rollout, terms)),
+                }
+            )
+    return _json({"sessions": shown})
+
+
+async def show_nodes(request: web.Request) -> web.Response:
+    """`GET /{uuid}/nodes`: with texts, where a tokenizer is configured or the engine makes them; else `full_text` is null."""
+    parts = request.app[PARTS]
+    rollout = await session_of(request)
+    nodes = await _nodes(parts, rollout, terms_of(rollout) or {})
+    endpoint = choose(parts.upstream.endpoints, rollout.rollout_id)
+    texts = await texts_of(parts, endpoint, [node["tokens"] for node in nodes])
+    return _json({"nodes": [{**node, "full_text": text} for node, text in zip(nodes, texts, strict=True)]})
+
+
+async def delete_session(request: web.Request) -> web.Response:
+    """`DELETE /{uuid}`, as its client asks on leaving: the session is gone, and its rollout is finished.
+
+    With `atropos.keep_sessions: false` the rollout is gone as well, and everything of it.
+    """
+    parts, rollout = request.app[PARTS], await session_of(request)
+    if parts.settings.atropos.keep_sessions:
+        await _finish(parts, rollout)
+    else:
+        await parts.store.delete(rollout.rollout_id)
+    return _json({"status": "deleted", "uuid": rollout.rollout_id})
+
+
+async def _finish(parts: Parts, rollout: Rollout) -> None:
+    """Finish the rollout of a session, which is none from then on. What it was finished as before stays."""
+    if not rollout.is_finished:
+        with suppress(Conflict):  # somebody was quicker, who knew how it ended
+            rollout = await finish(parts, rollout, FinishRollout(status="completed"))
+    while True:
+        fields = write_fields({"metadata": metadata_of_deleted(rollout)})
+        expect = {"metadata": rollout.origin.fields.get("metadata")}
+        try:
+            await parts.store.update_if(rollout.rollout_id, fields, expect=expect, now_ms=parts.clock.now_ms())
+        except FieldsChanged as changed:
+            rollout = read_rollout(changed.rollout)  # somebody was quicker: look again
+        else:
+            return
+
+
+async def _count_sessions(parts: Parts) -> int | None:
+    """How many there are, by their names alone; None if the store does not say so in time: the process answers all the same."""
+
+    async def count() -> int:
+        return len([name async for name in parts.store.names() if is_session_id(name)])
+
+    try:
+        return await asyncio.wait_for(count(), _COUNTED_WITHIN_S)
+    except (TimeoutError, StorageError):
+        return None
+
+
+class NoBaseUrl(ProxyError):
+    """A server without a URL: what its proxy answers with 500."""
+
+
+async def _nodes(parts: Parts, rollout: Rollout, terms: Mapping[str, Any]) -> list[dict[str, Any]]:
+    steps = await read_steps(parts, rollout, whole=False)
+    as_tree = bool(terms.get("track_tree"))
+    try:
+        return await aside(len(steps), lambda: nodes_of(facts_of(rollout), steps, as_tree=as_tree))
+    except Inexpressible as refusal:
+        raise Conflict(str(refusal)) from None
+
+
+async def _model(parts: Parts) -> str | None:
+    """What the first engine serves: its proxy knows one model."""
+    return await model_of(parts, parts.upstream.endpoints[0]) if parts.upstream.endpoints else None
+
+
+async def _server(parts: Parts, at: int, healthy: Mapping[str, bool]) -> dict[str, Any]:
+    endpoint: Endpoint = parts.upstream.endpoints[at]
+    return {
+        "index": at,
+        "base_url": endpoint.settings.url,
+        "healthy": healthy[endpoint.settings.label],
+        "model_name": await model_of(parts, endpoint),
+        "server_type": endpoint.kind,
+    }
+
+
+def _json(value: Mapping[str, Any], *, status: int = 200) -> web.Response:
+    return web.Response(status=status, body=orjson.dumps(value), content_type="application/json")
+
+
+# Only with `atropos.enabled`, and before our own routes: of `/health` its shape is the wider one.
+SESSION_ROUTES: Final[list[web.RouteDef]] = [
+    web.get("/health", in_their_shape(show_health)),
+    web.post("/setup", in_their_shape(set_up)),
+    web.get("/servers", in_their_shape(list_servers)),
+    web.post("/sessions/create", in_their_shape(create_session)),
+    web.get("/sessions", in_their_shape(list_sessions)),
+    web.get("/{uuid}/nodes", in_their_shape(show_nodes)),
+    web.delete("/{uuid}", in_their_shape(delete_session)),
+]

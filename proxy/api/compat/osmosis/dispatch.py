@@ -1,0 +1,140 @@
+"""Dispatch: a rollout of ours is run by one of Osmosis' rollout servers.
+
+Holds `POST /rollouts/{id}/dispatch` and what becomes of the server's answer. Rule: a rollout is dispatched once; only
+servers that the configuration names are ever asked; and whatever goes wrong there ends the rollout as failed, with why.
+"""
+
+import asyncio
+from hashlib import blake2b
+from typing import Any, Final
+
+import orjson
+from aiohttp import web
+
+from proxy.api.api_keys import mint
+from proxy.api.body_reader import off_loop, read_bytes
+from proxy.api.compat.osmosis.callbacks import take_result, ticket
+from proxy.api.compat.osmosis.schemas import InitAnswer, RolloutResult, kept_result, validated
+from proxy.api.compat.osmosis.servers import RolloutServers, ServerFault
+from proxy.api.context import PARTS, Parts
+from proxy.api.control.schemas import DispatchRollout, read_as
+from proxy.api.query import rollout_of
+from proxy.api.urls import model_url
+from proxy.errors import Conflict, NotValid, ProxyError, TooLarge
+from proxy.rollouts.rollout import Rollout, no_rollout, read_rollout, write_fields
+from proxy.telemetry.logs import LOG
+from storage.errors import FieldsChanged, StorageError
+
+ROLLOUT_SERVERS = web.AppKey("rollout_servers", RolloutServers)
+_OURS: Final = {"server", "protocol", "wait"}  # of a dispatch, what the server is not told
+
+
+async def dispatch_rollout(request: web.Request) -> web.Response:
+    """`POST /rollouts/{id}/dispatch`: 202 at once, or with `wait` 200 when the server has answered.
+
+    The same again starts nothing and is 202; another dispatch of the rollout is 409.
+    """
+    parts, servers = request.app[PARTS], request.app[ROLLOUT_SERVERS]
+    text = await read_bytes(request)
+    asked = await off_loop(len(text), read_as, DispatchRollout, text)
+    digest = (await off_loop(len(text), blake2b, text, digest_size=16)).hexdigest()
+    servers.named(asked.server)
+    rollout = await rollout_of(request)
+    state = "starting" if asked.protocol == "async" else "started"
+    kept = write_fields({"osmosis": ticket(asked.server, asked.protocol, digest, state)})
+    try:
+        stored = await parts.store.update_if(
+            rollout.rollout_id, kept, expect={"osmosis": None, "status": None}, now_ms=parts.clock.now_ms()
+        )
+    except FieldsChanged as changed:
+        rollout = read_rollout(changed.rollout)
+        if rollout.osmosis.get("asked") != digest:
+            why = f"dispatched to {rollout.osmosis['server']}" if rollout.osmosis else rollout.status
+            raise Conflict(f"the rollout {rollout.rollout_id!r} is {why} already", param="rollout_id") from None
+        return _answer(rollout, status=202)
+    if stored is None:
+        raise no_rollout(rollout.rollout_id)
+    rollout = read_rollout(stored)
+    body = _request_of(asked, rollout, servers.server_url or model_url(request, parts))
+    key = mint(rollout.rollout_id, rollout.incarnation, parts.secret, dispatch=digest)
+    body["callback_api_key" if asked.protocol == "sync" else "api_key"] = key
+    task = servers.hold(_run(parts, servers, rollout, asked, body))
+    if not asked.wait:
+        return _answer(rollout, status=202)
+    await asyncio.shield(task)
+    return _answer(await rollout_of(request), status=200)
+
+
+def _request_of(asked: DispatchRollout, rollout: Rollout, server_url: str) -> dict[str, Any]:
+    """The RolloutRequest, by the names of its protocol."""
+    said = asked.model_dump(exclude=_OURS, exclude_none=True)
+    params = said.pop("sampling_params", None) or said.pop("completion_params", None) or {}
+    name = "sampling_params" if asked.protocol == "sync" else "completion_params"
+    return {**said, name: params, "rollout_id": rollout.rollout_id, "server_url": server_url}
+
+
+async def _run(
+    parts: Parts, servers: RolloutServers, rollout: Rollout, asked: DispatchRollout, body: dict[str, Any]
+) -> None:
+    """Have the rollout run, to its end or, asynchronously, to its beginning."""
+    try:
+        if asked.protocol == "async":
+            init = validated(InitAnswer, await servers.ask(asked.server, "/v1/rollout/init", body))
+            await _begin(parts, rollout, init)
+            return
+        result = _result_of(rollout, await servers.ask(asked.server, "/rollout", body))
+    except ServerFault as fault:
+        result = _failed(rollout, fault.category, fault.message, fault.status)
+    except (NotValid, TooLarge) as fault:
+        told = f"the rollout server {asked.server} answered what its protocol does not know: {fault.message}"
+        result = _failed(rollout, "validation_error", told)
+    except asyncio.CancelledError:
+        told = "the proxy was stopped before the rollout server had answered"
+        await _settle(parts, rollout, _failed(rollout, "aborted", told), is_aborted=True)
+        raise
+    await _settle(parts, rollout, result)
+
+
+def _result_of(rollout: Rollout, told: dict[str, Any]) -> RolloutResult:
+    result = validated(RolloutResult, told)
+    if result.rollout_id != rollout.rollout_id:
+        raise NotValid(f"rollout_id: the answer is of another rollout, {result.rollout_id!r}")
+    kept_result(result)
+    return result
+
+
+async def _begin(parts: Parts, rollout: Rollout, init: InitAnswer) -> None:
+    """Keep the tools that the server named; calls may come now."""
+    fields = write_fields({"osmosis": {**rollout.osmosis, "state": "started"}, "tools": init.tools or None})
+    try:
+        await parts.store.update_if(rollout.rollout_id, fields, expect={}, now_ms=parts.clock.now_ms())
+    except StorageError as error:
+        LOG.error("the tools of a rollout are lost: %s", error, extra={"fields": {"rollout_id": rollout.rollout_id}})
+
+
+async def _settle(parts: Parts, rollout: Rollout, result: RolloutResult, *, is_aborted: bool = False) -> None:
+    """Finish the rollout; one that was finished or deleted meanwhile stays as it is."""
+    try:
+        await take_result(parts, rollout, result, status="aborted" if is_aborted else None)
+    except (ProxyError, StorageError) as error:
+        LOG.error(
+            "a rollout server's result is not kept: %s", error, extra={"fields": {"rollout_id": rollout.rollout_id}}
+        )
+
+
+def _failed(rollout: Rollout, category: str, message: str, status: int | None = None) -> RolloutResult:
+    """The result of a rollout that its server did not bring to an end."""
+    fields = {"error_category": category, **({} if status is None else {"http_status": status})}
+    return RolloutResult(rollout_id=rollout.rollout_id, status="ERROR", error_message=message, extra_fields=fields)
+
+
+def _answer(rollout: Rollout, *, status: int) -> web.Response:
+    told = {
+        "rollout_id": rollout.rollout_id,
+        "server": rollout.osmosis.get("server"),
+        "protocol": rollout.osmosis.get("protocol"),
+        "status": rollout.status,
+        "tools": rollout.tools,
+        "result": rollout.metadata.get("osmosis"),
+    }
+    return web.Response(status=status, body=orjson.dumps(told), content_type="application/json")

@@ -1,0 +1,112 @@
+"""What Osmosis' rollout servers send: their schemas, with their ranges (71b6d83, and f47b00f~1 for the asynchronous one).
+
+Holds the pydantic models of the flat call, of a rollout's result and of an init's answer. Keys that the protocol does not
+know are let through, as its own schemas do.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+import orjson
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, ValidationError
+
+from proxy.api.body import FIRST_FAULT, faults_of
+from proxy.api.reward_values import Signal, read_object
+from proxy.errors import NotValid, TooLarge
+
+MOST_BYTES: Final = 64_000  # of a result in a rollout's metadata
+_TOLD = 5  # faults that a refusal names: a long list may have one at every place
+
+
+def _bits(mask: Any) -> Any:
+    """A mask, judged as a whole: its faults would otherwise be told one by one."""
+    if mask is not None and not (isinstance(mask, list) and all(type(bit) is int and bit in (0, 1) for bit in mask)):
+        raise ValueError("response_mask is null or a list of 0 and 1: one for each token added since the call before")
+    return mask
+
+
+Name = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    role: Literal["system", "user", "assistant", "tool", "function"]
+    content: str | Annotated[list[dict[str, Any]], FIRST_FAULT] | None = None
+    tool_calls: Annotated[list[dict[str, Any]], FIRST_FAULT] | None = None
+    tool_call_id: Annotated[str, Field(max_length=256)] | None = None
+
+
+class FlatCall(BaseModel):
+    """`POST /v1/completions` with messages. `n` and `stream` are refused where the flat answer cannot carry them."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    messages: Annotated[list[_Message], Field(min_length=1), FIRST_FAULT]
+    model: str = "default"
+    temperature: Annotated[FiniteFloat, Field(ge=0, le=2)] = 1.0
+    top_p: Annotated[FiniteFloat, Field(ge=0, le=1)] = 1.0
+    max_tokens: Annotated[int, Field(ge=1, le=32768)] = 512
+    stop: Annotated[list[str], FIRST_FAULT] | None = None
+    logprobs: bool = True
+    response_mask: Annotated[Annotated[list[int], FIRST_FAULT] | None, BeforeValidator(_bits)] = None
+    n: Literal[1] | None = None
+    stream: Literal[False] | None = None
+
+
+class RolloutResult(BaseModel):
+    """What a rollout came to, by its server's word: the answer to `POST /rollout`, or the body of a completed callback."""
+
+    model_config = ConfigDict(strict=True)
+
+    rollout_id: Name
+    status: Literal["COMPLETED", "ERROR"]
+    final_messages: Annotated[list[dict[str, Any]], FIRST_FAULT] | None = None
+    finish_reason: str | None = None
+    error_message: str | None = None
+    metrics: dict[str, Any] | None = None
+    extra_fields: dict[str, Any] | None = None
+    reward: Signal | None = None
+
+
+def read_result(text: bytes) -> RolloutResult:
+    """Return the result in the body of a completed callback. Raises BadCall, NotValid or TooLarge."""
+    result = validated(RolloutResult, read_object(text))
+    kept_result(result)
+    return result
+
+
+def kept_result(result: RolloutResult) -> dict[str, Any]:
+    """Return the fields of a result as a rollout keeps them: at most 64 kB of JSON.
+
+    Messages are what makes results long, and the rollout's steps have them: without room for all fields, they are left out,
+    and `left_out` names them. Raises TooLarge for other fields that are too long.
+    """
+    fields = result.model_dump(exclude_none=True, exclude={"rollout_id"})
+    if len(orjson.dumps(fields)) > MOST_BYTES and fields.pop("final_messages", None) is not None:
+        fields["left_out"] = ["final_messages"]
+    if len(orjson.dumps(fields)) > MOST_BYTES:
+        raise TooLarge(f"the fields of a result, without its messages, are at most {MOST_BYTES} bytes of JSON")
+    return fields
+
+
+class InitAnswer(BaseModel):
+    """The answer to `POST /v1/rollout/init`: the tools that the policy is to see."""
+
+    rollout_id: Name
+    tools: list[dict[str, Any]] = []
+
+
+Read = TypeVar("Read", bound=BaseModel)
+
+
+def validated(model: type[Read], body: Mapping[str, Any]) -> Read:
+    """The body as this model. Raises NotValid, which names the fields."""
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        faults = faults_of(error)
+        told = [f"{'.'.join(map(str, one['loc'])) or 'body'}: {one['msg']}" for one in faults[:_TOLD]]
+        more = [f"and {len(faults) - _TOLD} more"] if len(faults) > _TOLD else []
+        first = faults[0]["loc"]
+        raise NotValid("; ".join([*told, *more]), param=str(first[0]) if first else None) from None

@@ -1,0 +1,79 @@
+"""What the shells of one process share: made by `app`, used by every route.
+
+Holds one frozen record of long-lived things and the key under which an application carries it.
+"""
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Final
+
+from aiohttp import web
+
+from proxy.api.api_keys import KeyRing
+from proxy.api.memory_limit import Pressure
+from proxy.clock import Clock
+from proxy.config.settings import Settings
+from proxy.protocols.dialects.translation import Ways
+from proxy.protocols.sampling import Sampling
+from proxy.rollouts.drift_totals import Settling
+from proxy.rollouts.idempotency import Attempts
+from proxy.rollouts.lifetimes import Lifetimes
+from proxy.rollouts.opening import Remembered
+from proxy.rollouts.policy import Pause, Policy
+from proxy.rollouts.recorder import Recorder
+from proxy.rollouts.reservations import Places
+from proxy.telemetry.metrics import Metrics
+from proxy.telemetry.multiprocess import Totals
+from proxy.upstream import Upstream
+from proxy.upstream.registry import Fleet
+from proxy.upstream.token_text import TokenTexts
+from proxy.upstream.tokenizers import Tokenizers
+from storage.store import Store
+
+_LOOKS_AT_ONCE: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The long-lived things of one process.
+
+    `secret` is the store's: minted keys are proved by it. `in_flight` counts the calls in flight of each rollout.
+    `looks` bounds how many look-ups of texts of drift are under way at once, and `settling` completes the drift of rollouts.
+    `remembered` is filled where a journal stands in for the store. `stopping` is set once we were told to stop: no new
+    call is taken from then on.
+    """
+
+    settings: Settings
+    clock: Clock
+    metrics: Metrics
+    store: Store
+    upstream: Upstream
+    recorder: Recorder
+    pressure: Pressure
+    attempts: Attempts
+    agent_keys: KeyRing
+    control_keys: KeyRing
+    secret: bytes
+    sampling: Sampling
+    tokenizers: Tokenizers
+    pause: Pause
+    fleet: Fleet
+    totals: Totals
+    places: Places
+    lifetimes: Lifetimes
+    policy: Policy = field(default_factory=Policy)
+    in_flight: Counter[str] = field(default_factory=Counter)
+    remembered: Remembered = field(default_factory=Remembered)
+    token_texts: TokenTexts = field(default_factory=TokenTexts)
+    looks: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_LOOKS_AT_ONCE))
+    settling: Settling = field(default_factory=Settling)
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def ways(self) -> Ways:
+        """How dialects by way of chat are translated."""
+        return Ways(**dict(self.settings.dialects))
+
+
+PARTS = web.AppKey("parts", Parts)

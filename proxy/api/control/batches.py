@@ -1,0 +1,185 @@
+"""Batches: groups claimed by a consumer, and acknowledged, kept for longer, or given back by it.
+
+Holds the routes of `/batches` and the waiting of a claim. Which groups a claim gets is `claims`'. A batch may be settled
+through any process that shares the store, and settled again: the answer is the same.
+"""
+
+import asyncio
+from typing import Any, Final
+
+import orjson
+from aiohttp import web
+
+from proxy.api.context import PARTS, Parts
+from proxy.api.control.claims import Claim, fill, give_back, held_fields, undo
+from proxy.api.control.export_query import wanted_by_claim
+from proxy.api.control.groups import drop_group
+from proxy.api.control.schemas import AckBatch, ClaimBatch, ExtendBatch, ReleaseBatch
+from proxy.api.http import CLIENT_LEFT
+from proxy.api.query import body_of, rollout_id_of
+from proxy.clock import new_id
+from proxy.errors import Conflict, LeaseLost, NotFound
+from proxy.rollouts.group import Batch, Ending, read_batch, write_batch
+from proxy.rollouts.rollout import write_fields
+from storage.types import QueuedGroup
+
+_LOOK_AGAIN_S: Final = 0.2
+
+
+async def claim_batch(request: web.Request) -> web.Response:
+    """`POST /batches/claim`: up to so many complete groups that nobody else holds, waiting up to `wait_s` for the first."""
+    parts = request.app[PARTS]
+    said = await body_of(request, ClaimBatch)
+    claim = Claim(new_id(parts.clock), said, wanted_by_claim(said))
+    until = parts.clock.monotonic() + said.wait_s
+    try:
+        await _fill_in_time(request, parts, claim, until)
+        lease_ms = await _record(parts, claim)
+    except BaseException:
+        await undo(parts, claim, claim.held)
+        raise
+    if _has_left(request):
+        await undo(parts, claim, claim.held)
+        return web.Response(status=CLIENT_LEFT)
+    parts.metrics.group_events.labels("claimed").inc(len(claim.held))
+    return web.Response(body=_answer(claim, lease_ms), content_type="application/json")
+
+
+async def _fill_in_time(request: web.Request, parts: Parts, claim: Claim, until: float) -> None:
+    """Look for groups until there is one, the time is over, or nobody waits any more."""
+    while True:
+        await fill(parts, claim)
+        left = until - parts.clock.monotonic()
+        if claim.held or left <= 0 or _has_left(request):
+            return
+        await asyncio.sleep(min(_LOOK_AGAIN_S, left))
+
+
+def _has_left(request: web.Request) -> bool:
+    return request.transport is None or request.transport.is_closing()
+
+
+async def _record(parts: Parts, claim: Claim) -> int | None:
+    """Store which groups the batch has, so that it can be settled by its id; return when its lease ends.
+
+    The lease counts from now, after rendering. A group that somebody else took meanwhile is not part of the batch.
+    """
+    now_ms, lease_ms = parts.clock.now_ms(), max(1, round(claim.said.lease_s * 1000))
+    fields = held_fields(parts, claim.batch_id, claim.said.consumer, claim.said.lease_s)
+    claim.held = [
+        one
+        for one in claim.held
+        if await parts.store.queue.extend(one.waiting, claim.batch_id, fields, lease_ms=lease_ms, now_ms=now_ms)
+    ]
+    if not claim.held:
+        return None
+    held = [one.waiting for one in claim.held]
+    await parts.store.batches.open(claim.batch_id, write_batch(claim.said.consumer, held), now_ms=now_ms)
+    return now_ms + lease_ms
+
+
+def _answer(claim: Claim, lease_ms: int | None) -> bytes:
+    """The batch as JSON, around groups that are JSON already."""
+    told = {
+        "batch_id": claim.batch_id if claim.held else None,
+        "consumer": claim.said.consumer,
+        "format": claim.said.format,
+        "policy_version": claim.policy_version,
+        "lease_ms": lease_ms,
+        "dropped": claim.dropped,
+        "refused": [{"group_id": group, "why": why} for group, why in claim.refused.items()],
+    }
+    return orjson.dumps(told)[:-1] + b',"groups":[' + b",".join(one.rendered for one in claim.held) + b"]}"
+
+
+async def ack_batch(request: web.Request) -> web.Response:
+    """`POST /batches/{id}/ack`: done with its groups, for good. 409 if all of them are somebody else's by now."""
+    parts = request.app[PARTS]
+    ack = await body_of(request, AckBatch)
+    batch = await _batch_of(request, ending="acked")
+    if batch.answer is not None:
+        return _json(batch.answer)
+    fields = write_fields({"status": "done", "batch_id": batch.batch_id})
+    done: list[str] = []
+    lost: list[str] = []
+    for waiting in batch.held:
+        removed = await parts.store.queue.remove(waiting, batch.batch_id, fields, now_ms=parts.clock.now_ms())
+        (done if removed or await _was_done(parts, batch, waiting) else lost).append(waiting.group)
+    _check_any(batch, done)
+    if ack.delete:
+        for group_id in done:
+            await drop_group(parts, group_id)
+    parts.metrics.group_events.labels("done").inc(len(done))
+    return await _end(parts, batch, "acked", {"batch_id": batch.batch_id, "acked": done, "lost": lost})
+
+
+async def _was_done(parts: Parts, batch: Batch, waiting: QueuedGroup) -> bool:
+    """Whether this batch's first acknowledgement, whose answer was lost, had come so far."""
+    stored = await parts.store.groups.get(waiting.group)
+    if stored is None:
+        return True  # deleted: nobody else can hold it
+    fields = write_fields({"status": "done", "batch_id": batch.batch_id})
+    return all(stored.fields.get(name) == value for name, value in fields.items())
+
+
+async def release_batch(request: web.Request) -> web.Response:
+    """`POST /batches/{id}/release`: its groups wait again, in their old places."""
+    parts = request.app[PARTS]
+    await body_of(request, ReleaseBatch)
+    batch = await _batch_of(request, ending="released")
+    if batch.answer is not None:
+        return _json(batch.answer)
+    released = [one.group for one in batch.held if await give_back(parts, batch.batch_id, one)]
+    lost = [one.group for one in batch.held if one.group not in released]
+    parts.metrics.group_events.labels("released").inc(len(released))
+    return await _end(parts, batch, "released", {"batch_id": batch.batch_id, "released": released, "lost": lost})
+
+
+async def extend_batch(request: web.Request) -> web.Response:
+    """`POST /batches/{id}/extend`: held for `lease_s` from now on. 409 if all of its groups are somebody else's by now."""
+    parts = request.app[PARTS]
+    extend = await body_of(request, ExtendBatch)
+    batch = await _batch_of(request, ending=None)
+    fields = held_fields(parts, batch.batch_id, batch.consumer, extend.lease_s)
+    lease_ms, now_ms = max(1, round(extend.lease_s * 1000)), parts.clock.now_ms()
+    held = [
+        waiting.group
+        for waiting in batch.held
+        if await parts.store.queue.extend(waiting, batch.batch_id, fields, lease_ms=lease_ms, now_ms=now_ms)
+    ]
+    _check_any(batch, held)
+    lost = [one.group for one in batch.held if one.group not in held]
+    return _json({"batch_id": batch.batch_id, "lease_ms": now_ms + lease_ms, "held": held, "lost": lost})
+
+
+async def _batch_of(request: web.Request, *, ending: Ending | None) -> Batch:
+    """The batch that the path names. Raises NotFound, or Conflict if it ended in another way."""
+    name = rollout_id_of(request)
+    stored = await request.app[PARTS].store.batches.get(name)
+    if stored is None:
+        raise NotFound(f"there is no batch {name!r}", param="batch_id")
+    batch = read_batch(stored)
+    if batch.ended not in (None, ending):
+        raise Conflict(f"the batch {name!r} was {batch.ended} already", param="batch_id")
+    return batch
+
+
+def _check_any(batch: Batch, held: list[str]) -> None:
+    """Raises LeaseLost if none of its groups was held any more."""
+    if not held:
+        raise LeaseLost(
+            f"the lease of batch {batch.batch_id!r} ran out, and its groups were given to somebody else: "
+            "claim again, with a longer lease_s, or extend it in time",
+            param="batch_id",
+        )
+
+
+async def _end(parts: Parts, batch: Batch, ended: Ending, answer: dict[str, Any]) -> web.Response:
+    """Keep the answer, for whoever asks again because it got lost."""
+    fields = write_fields({"ended": ended, "answer": answer})
+    await parts.store.batches.update_if(batch.batch_id, fields, expect={}, now_ms=parts.clock.now_ms())
+    return _json(answer)
+
+
+def _json(value: Any) -> web.Response:
+    return web.Response(body=orjson.dumps(value), content_type="application/json")

@@ -1,0 +1,220 @@
+"""Claims: complete groups that nobody else holds, leased to a consumer and rendered.
+
+Contains the choice among the waiting groups, and the outcome of each: leased, refused, or dropped, with the reason. The
+rewards of a group are frozen before they are read, so that they are the same in the batch and afterwards. Whatever interrupts
+a claim, the groups it leased are given back and the rewards it froze can be changed again.
+"""
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+import orjson
+
+from proxy.api.context import Parts
+from proxy.api.control.export_query import Wanted
+from proxy.api.control.group_rows import Worth, gather
+from proxy.api.control.schemas import ClaimBatch
+from proxy.errors import Conflict
+from proxy.export.base import written
+from proxy.rollouts.completion import members_of
+from proxy.rollouts.group import find_group
+from proxy.rollouts.policy import read_policy
+from proxy.rollouts.rollout import Rollout, read_rollout, write_fields
+from proxy.rollouts.steps import aside
+from proxy.telemetry.logs import LOG
+from proxy.trajectory.facts import number_of
+from storage.errors import FieldsChanged, StorageError
+from storage.types import QueuedGroup
+
+_LOOKED_AT: Final = 1000  # of each bucket, the longest waiting
+_UNHELD: Final = ("batch_id", "consumer", "lease_ms")
+_UNKNOWN: Final = -1  # a policy version that is no number is taken for older than any
+
+
+@dataclass(slots=True)
+class Held:
+    """A leased group: its entry in the queue, the rollouts whose rewards the claim froze, and its JSON once rendered."""
+
+    waiting: QueuedGroup
+    frozen: tuple[str, ...] = ()
+    rendered: bytes = b""
+
+
+@dataclass(slots=True)
+class Claim:
+    """The state of one claim: the groups that it leased, and those that it dropped or refused, with the reasons."""
+
+    batch_id: str
+    said: ClaimBatch
+    wanted: Wanted
+    policy_version: str | None = None
+    held: list[Held] = field(default_factory=list)
+    dropped: list[dict[str, str]] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it has as many groups as it asked for."""
+        return len(self.held) >= self.said.groups
+
+
+async def fill(parts: Parts, claim: Claim) -> None:
+    """Hold groups that wait, in the order that the claim wants, until it is full or none is left."""
+    claim.policy_version = read_policy(await parts.store.announcements.read())
+    waiting = await parts.store.queue.list_available(_LOOKED_AT)
+    for one in sorted(waiting, key=lambda one: _rank(one, claim.said.order)):
+        if claim.is_full:
+            return
+        if one.group not in claim.refused:
+            await _consider(parts, claim, one)
+
+
+async def give_back(parts: Parts, batch_id: str, waiting: QueuedGroup) -> bool:
+    """Let a leased group wait again; return whether it was leased."""
+    fields = {**dict.fromkeys(_UNHELD), **write_fields({"status": "complete"})}
+    return await parts.store.queue.release(waiting, batch_id, fields, now_ms=parts.clock.now_ms())
+
+
+async def undo(parts: Parts, claim: Claim, held: Iterable[Held]) -> None:
+    """Give back groups that were not handed out, and unfreeze their rewards. Runs to its end even if it is cancelled."""
+
+    async def undone() -> None:
+        for one in held:
+            try:
+                await _thaw(parts, claim, one)
+                await give_back(parts, claim.batch_id, one.waiting)
+            except StorageError as error:  # the group waits again when its lease runs out
+                fields = {"group_id": one.waiting.group, "why": str(error)}
+                LOG.error("a claimed group is not given back before its lease ends", extra={"fields": fields})
+
+    await asyncio.shield(parts.recorder.hold(undone()))
+
+
+def held_fields(parts: Parts, batch_id: str, consumer: str, lease_s: float) -> dict[str, bytes]:
+    """The fields of a group that is held from now on."""
+    until = parts.clock.now_ms() + round(lease_s * 1000)
+    return write_fields({"status": "claimed", "batch_id": batch_id, "consumer": consumer, "lease_ms": until})
+
+
+def _rank(waiting: QueuedGroup, order: str) -> int:
+    """Groups of equal rank stay in the order in which they wait."""
+    version = _version(waiting)
+    return version if order == "oldest" else -version
+
+
+def _version(waiting: QueuedGroup) -> int:
+    number = number_of(orjson.loads(waiting.note)["oldest"])
+    return _UNKNOWN if number is None else number
+
+
+async def _consider(parts: Parts, claim: Claim, waiting: QueuedGroup) -> None:
+    """Lease one group and render it, if it meets the conditions of the claim."""
+    too_stale = why_stale(claim, waiting)
+    if too_stale is not None and claim.said.stale == "keep":
+        claim.refused[waiting.group] = too_stale
+        return
+    lease_ms, now_ms = max(1, round(claim.said.lease_s * 1000)), parts.clock.now_ms()
+    fields = held_fields(parts, claim.batch_id, claim.said.consumer, claim.said.lease_s)
+    if not await parts.store.queue.claim(waiting, claim.batch_id, fields, lease_ms=lease_ms, now_ms=now_ms):
+        return  # somebody was quicker, or it was deleted
+    held = Held(waiting)
+    try:
+        dropped = too_stale or await _render(parts, claim, held)
+        if dropped is not None:
+            await _drop(parts, claim, held, dropped)
+        elif held.rendered:
+            claim.held.append(held)
+    except Conflict as refusal:
+        claim.refused[waiting.group] = refusal.message
+        await undo(parts, claim, [held])
+    except BaseException:
+        await undo(parts, claim, [held])
+        raise
+
+
+def why_stale(claim: Claim, waiting: QueuedGroup) -> str | None:
+    """Why a group is too old for the claim; None if it is not. What cannot be told to be fresh is stale."""
+    most = claim.said.max_staleness
+    if most is None:
+        return None
+    now, oldest = number_of(claim.policy_version), _version(waiting)
+    if now is None or oldest == _UNKNOWN:
+        return "the policy version of its tokens, or the one announced (PUT /policy), is not known as a number"
+    behind = now - oldest
+    return f"its oldest token is {behind} policy versions behind, and max_staleness={most}" if behind > most else None
+
+
+async def _render(parts: Parts, claim: Claim, held: Held) -> str | None:
+    """Render a leased group; return why it is not worth training, None if it is.
+
+    Raises Conflict where it cannot be handed out as it is. A group that was deleted this moment is not rendered.
+    """
+    group = await find_group(parts.store, held.waiting.group)
+    if group is None:
+        return None  # its entry in the queue is removed when it is next taken
+    said, wanted = claim.said, claim.wanted
+    rollouts = await members_of(parts, group)
+    if said.rewarded and any(rollout.reward is None for rollout in rollouts):
+        raise Conflict("some of its rollouts have no reward yet")
+    held.frozen = tuple(rollout.rollout_id for rollout in rollouts if rollout.claimed_by is None)
+    frozen = await _freeze(parts, rollouts, claim.batch_id)
+    gathered = await gather(parts, wanted, group, frozen, Worth(said.min_group, said.only_mixed), whole=True)
+    if gathered.why is not None:
+        return gathered.why
+    whole = await gathered.whole(wanted)
+    described = {
+        "group_id": group.group_id,
+        "policy_version": group.oldest,
+        "complete_ms": group.complete_ms,
+        "metadata": group.metadata,
+        **gathered.described(wanted),
+        "late": {one.rollout_id: late for one in frozen if (late := one.counts.get("late", 0))},
+    }
+    held.rendered = await aside(gathered.count, lambda: written({**described, "data": whole}))
+    return None
+
+
+async def _freeze(parts: Parts, rollouts: list[Rollout], batch_id: str) -> list[Rollout]:
+    """Freeze the rewards of rollouts, and return the rollouts as they are from now on."""
+    fields = write_fields({"claimed_by": batch_id})
+    now_ms = parts.clock.now_ms()
+    stored = await asyncio.gather(
+        *(
+            parts.store.update_if(rollout.rollout_id, {} if rollout.claimed_by else fields, expect={}, now_ms=now_ms)
+            for rollout in rollouts
+        ),
+        return_exceptions=True,  # all of them are done before any is undone
+    )
+    for one in stored:
+        if isinstance(one, BaseException):
+            raise one
+    return [read_rollout(one) for one in stored if one is not None and not isinstance(one, BaseException)]
+
+
+async def _thaw(parts: Parts, claim: Claim, held: Held) -> None:
+    """Let the rewards that this claim froze be changed again.
+
+    Not if the lease has run out and somebody else has the group: that claim relies on the same marks.
+    """
+    fields = held_fields(parts, claim.batch_id, claim.said.consumer, claim.said.lease_s)
+    lease_ms, now_ms = max(1, round(claim.said.lease_s * 1000)), parts.clock.now_ms()
+    if not held.frozen or not await parts.store.queue.extend(
+        held.waiting, claim.batch_id, fields, lease_ms=lease_ms, now_ms=now_ms
+    ):
+        return
+    expect = write_fields({"claimed_by": claim.batch_id})
+    for rollout_id in held.frozen:
+        with suppress(FieldsChanged):
+            await parts.store.update_if(rollout_id, {"claimed_by": None}, expect=expect, now_ms=now_ms)
+
+
+async def _drop(parts: Parts, claim: Claim, held: Held, why: str) -> None:
+    """Take a group out of the queue for good: it can still be read and exported."""
+    await _thaw(parts, claim, held)
+    fields: Mapping[str, bytes | None] = {**dict.fromkeys(_UNHELD), **write_fields({"status": "dropped", "why": why})}
+    await parts.store.queue.remove(held.waiting, claim.batch_id, fields, now_ms=parts.clock.now_ms())
+    claim.dropped.append({"group_id": held.waiting.group, "why": why})
+    parts.metrics.group_events.labels("dropped").inc()

@@ -1,0 +1,191 @@
+"""The options of an export, and the rows of one rollout.
+
+Contains the parsing of options, from a query or from a claim, and the rendering of one rollout's rows. `exports` streams
+the rows of many rollouts, `gathering` combines those of a group.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import isfinite, nan
+from typing import Any, Final, cast
+
+from aiohttp import web
+
+from proxy.api.context import Parts
+from proxy.api.control.schemas import ClaimBatch
+from proxy.api.query import choice_of, number_of
+from proxy.errors import BadCall, Conflict
+from proxy.export import FORMATS, Fill, Format, Inexpressible, Plan, Rows
+from proxy.export.containers import CONTAINERS, Container, Writer, container_for
+from proxy.rollouts.rollout import Rollout
+from proxy.rollouts.steps import aside, facts_of, read_steps, weight_of
+from proxy.trajectory.retokenize import RETOKENIZED, retokenize
+from proxy.trajectory.sequence import Options
+from proxy.trajectory.step import Step
+
+_FILLS: Final = ("prompt_logprob", "pad_id", "prompt_length", "response_length")
+EXPORT_OPTIONS: Final = (
+    "format", "branches", "include", "max_len", "overlong", "container", "report", "advantage", *_FILLS,
+)  # fmt: skip
+_LOADED: Final[set[str]] = set()  # content types whose library is imported
+GIVEN: Final = ("given", "none")  # advantages that need no group
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The planned rows of one rollout, and how much work rendering is, in the unit of `aside`."""
+
+    plan: Plan
+    weight: int
+
+    async def rows(self) -> Rows:
+        """Render all rows at once. Raises Conflict if the format cannot express one of them."""
+        with_all = self.plan
+        try:
+            return await aside(self.weight, lambda: Rows(list(with_all.render()), with_all.skipped, with_all.trained))
+        except Inexpressible as refusal:
+            raise Conflict(str(refusal), param="format") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The options of an export. `advantage` is none, given, or the estimator to use on the group's rewards."""
+
+    form: Format
+    container: Container
+    options: Options
+    fill: Fill
+    advantage: str = "given"
+    report: bool = False
+
+    async def plan(self, parts: Parts, rollout: Rollout) -> Planned:
+        """Plan the rows of one rollout, with the advantages that it has.
+
+        Raises Conflict if the format cannot express it, DamagedStep if a step cannot be read, NotFound if the rollout was
+        deleted meanwhile, or StorageError.
+        """
+        retokenized = self.options.include == RETOKENIZED
+        steps = await read_steps(parts, rollout, whole=retokenized or self.form.whole)
+        if retokenized:
+            steps = await _retokenized(parts, steps)
+        # Loading a tokenizer takes seconds and may fail: only for formats that have text.
+        decode = await _decode(parts, steps) if "full_text" in self.form.columns else None
+        fill = replace(self.fill, decode=decode)
+        facts = facts_of(replace(rollout, advantages=None) if self.advantage == "none" else rollout)
+        weight = weight_of(steps)
+        try:
+            return Planned(await aside(weight, lambda: self.form.plan(facts, steps, self.options, fill)), weight)
+        except Inexpressible as refusal:
+            raise Conflict(str(refusal), param="format") from None
+
+    def about(self, rollout: Rollout, trained: Iterable[Sequence[str]]) -> list[dict[str, Any]]:
+        """Describe rows of a rollout, in their order; `trained` has the ids of the steps that each of them trains.
+
+        `advantage` is null unless the rollout has exactly one.
+        """
+        given = None if self.advantage == "none" else rollout.advantages
+        is_one = isinstance(given, int | float) and not isinstance(given, bool)
+        facts = {"reward": rollout.reward, "advantage": given if is_one else None}
+        return [{"rollout_id": rollout.rollout_id, "step_ids": list(step_ids), **facts} for step_ids in trained]
+
+    async def load(self) -> None:
+        """Import the library of the container off the event loop: pyarrow takes 0.2 s. Raises BadCall where it is missing."""
+        if self.container.content_type not in _LOADED:
+            await asyncio.to_thread(self.writer)
+            _LOADED.add(self.container.content_type)
+
+    def writer(self) -> Writer:
+        """Return a writer for one export. Raises BadCall where what it needs is not installed."""
+        try:
+            return self.container.writer(self.form)
+        except ValueError as error:
+            raise BadCall(str(error), param="container") from None
+
+    def pieces(self, rows: Iterable[Any], report: Mapping[str, Any]) -> Iterator[bytes]:
+        """Write rows into their container one by one, and the report after them if it was requested."""
+        writer = self.writer()
+        yield writer.opening()
+        yield from map(writer.row, rows)
+        yield writer.closing(report if self.report else None)
+
+
+def wanted_by_query(request: web.Request, advantages: Sequence[str] = GIVEN) -> Wanted:
+    """What a query asks for. Raises BadCall for an option that is unknown or not allowed, naming those that are."""
+    chosen = {
+        "branches": choice_of(request, "branches", ("all", "longest", "last"), "all"),
+        "include": choice_of(request, "include", ("exact", "flagged", RETOKENIZED), "exact"),
+        "overlong": choice_of(request, "overlong", ("cut", "drop", "keep"), "cut"),
+    }
+    return Wanted(
+        form=FORMATS[choice_of(request, "format", FORMATS, "sequences")],
+        container=_container_of(request),
+        options=Options(**cast("Any", chosen), max_len=number_of(request, "max_len", None, least=1)),
+        fill=Fill(
+            prompt_logprob=_logprob_of(request, "prompt_logprob"),
+            pad_id=number_of(request, "pad_id", 0, least=0) or 0,
+            prompt_length=number_of(request, "prompt_length", None, least=1),
+            response_length=number_of(request, "response_length", None, least=1),
+        ),
+        advantage=choice_of(request, "advantage", advantages, "given"),
+        report=choice_of(request, "report", ("true", "false"), "false") == "true",
+    )
+
+
+def wanted_by_claim(claim: ClaimBatch) -> Wanted:
+    """What a claim asks for. Raises BadCall for a format that is not known."""
+    if claim.format not in FORMATS:
+        raise BadCall(f"format={claim.format!r} is not known; known are {', '.join(FORMATS)}", param="format")
+    return Wanted(
+        form=FORMATS[claim.format],
+        container=CONTAINERS["json"],
+        options=Options(branches=claim.branches, include=claim.include, max_len=claim.max_len, overlong=claim.overlong),
+        fill=Fill(
+            prompt_logprob=claim.prompt_logprob,
+            pad_id=claim.pad_id,
+            prompt_length=claim.prompt_length,
+            response_length=claim.response_length,
+        ),
+        advantage=claim.advantage,
+    )
+
+
+def _container_of(request: web.Request) -> Container:
+    try:
+        return container_for(request.headers.get("Accept"), request.query.get("container"))
+    except ValueError as error:
+        raise BadCall(str(error), param="container") from None
+
+
+async def _decode(parts: Parts, steps: Sequence[Step]) -> Callable[[Sequence[int]], str] | None:
+    """What makes text of these steps' ids: the tokenizer of the one endpoint that they came from."""
+    names = {step.engine.name for step in steps}
+    tokenizer = await parts.tokenizers.of(names.pop()) if len(names) == 1 else None
+    return tokenizer.decode if tokenizer else None
+
+
+def _logprob_of(request: web.Request, name: str) -> float | None:
+    """A query parameter that is a number. Raises BadCall."""
+    given = request.query.get(name)
+    if given is None:
+        return None
+    try:
+        value = float(given)
+    except ValueError:
+        value = nan
+    if not isfinite(value):
+        raise BadCall(f"{name} must be a number, not {given!r}", param=name)
+    return value
+
+
+async def _retokenized(parts: Parts, steps: Sequence[Step]) -> list[Step]:
+    """The steps, with ids made for those that have none, by the tokenizers of their endpoints. Raises NotValid."""
+    names = {step.engine.name for step in steps}
+    tokenizers = {name: tokenizer for name in names if (tokenizer := await parts.tokenizers.of(name)) is not None}
+
+    def made() -> list[Step]:
+        return [
+            retokenize(step, tokenizers[step.engine.name]) if step.engine.name in tokenizers else step for step in steps
+        ]
+
+    return await asyncio.to_thread(made)

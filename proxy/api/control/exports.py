@@ -1,0 +1,208 @@
+"""Exports: rows for trainers, of one rollout or of many.
+
+Contains the streaming of rows: one rollout after the other, with a few read ahead, so that memory does not grow with their
+number. The rows of a rollout are written one by one.
+"""
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, suppress
+from typing import Any
+
+from aiohttp import web
+from aiohttp.client_exceptions import ClientConnectionResetError
+
+from proxy.api.context import PARTS, Parts
+from proxy.api.control.export_query import EXPORT_OPTIONS, Planned, Wanted, wanted_by_query
+from proxy.api.control.group_rows import GONE, without_rows
+from proxy.api.control.rollouts import RolloutFilter, filter_of
+from proxy.api.http import SHOWN
+from proxy.api.query import number_of, only_known, rollout_of
+from proxy.errors import Conflict, DamagedStep, NotFound, ProxyError
+from proxy.export import Inexpressible, Plan
+from proxy.export.containers import Writer
+from proxy.rollouts.rollout import Rollout, read_rollout
+from proxy.rollouts.steps import LONG, aside
+from proxy.telemetry.logs import LOG
+from storage.errors import StorageError
+
+_MOST_AHEAD = 4  # rollouts read while one is written,
+_MOST_STEPS_AHEAD = 200  # unless they are long
+_MOST_RENDERED = 256  # weight of a rollout whose rows may all be in memory at once: about 250,000 tokens
+
+
+async def export_rollout(request: web.Request) -> web.StreamResponse:
+    """`GET /rollouts/{id}/export?format=…`: the rows; `X-Export-Skipped` has the number of steps without rows, and why."""
+    only_known(request, EXPORT_OPTIONS)
+    wanted = wanted_by_query(request)
+    await wanted.load()
+    rollout = await rollout_of(request)
+    planned = await wanted.plan(request.app[PARTS], rollout)
+    plan = planned.plan
+    report = {"skipped": plan.skipped, "rows": wanted.about(rollout, plan.trained)}
+    try:
+        # Row by row, each of them bytes before the next is made: as Python lists all rows would take several times as much.
+        pieces = await aside(planned.weight, lambda: list(wanted.pieces(plan.render(), report)))
+    except Inexpressible as refusal:
+        raise Conflict(str(refusal), param="format") from None
+    response = web.StreamResponse(headers=skipped_header(plan.skipped, is_empty=not plan.trained))
+    response.content_type = wanted.container.content_type
+    response.content_length = sum(map(len, pieces))
+    await response.prepare(request)
+    request[SHOWN] = True
+    if request.method == "HEAD":
+        return response  # a body would be read as the next answer of the connection
+    with suppress(ClientConnectionResetError):
+        for piece in pieces:
+            await response.write(piece)
+        await response.write_eof()
+    return response
+
+
+async def export_many(request: web.Request) -> web.StreamResponse:
+    """`GET /export?format=…&status=&group_id=&since=&limit=`: rollouts newest first, streamed as they are read."""
+    only_known(request, (*EXPORT_OPTIONS, "status", "group_id", "since", "limit"))
+    parts = request.app[PARTS]
+    wanted = wanted_by_query(request)
+    await wanted.load()
+    rollouts = _rollouts(
+        parts,
+        filter_of(request),
+        limit=number_of(request, "limit", None, least=1),
+        since=number_of(request, "since", None, least=0),
+    )
+    async with aclosing(_pieces(parts, wanted, rollouts)) as pieces:
+        first = await anext(pieces)  # what fails up to here still has a status of its own
+        response = web.StreamResponse(headers={"Content-Type": wanted.container.content_type})
+        await response.prepare(request)
+        if request.method == "HEAD":
+            return response  # as for one rollout
+        request[SHOWN] = True  # from here on a failure cuts the connection: nobody takes the body for a whole one
+        try:
+            await response.write(first)
+            async for piece in pieces:
+                await response.write(piece)
+            await response.write_eof()
+        except ClientConnectionResetError:
+            pass  # nobody reads on
+        except (ProxyError, StorageError) as error:
+            LOG.error("an export broke off", extra={"fields": {"why": str(error)}})
+            raise
+        return response
+
+
+async def _pieces(parts: Parts, wanted: Wanted, rollouts: AsyncIterator[Rollout]) -> AsyncGenerator[bytes, None]:
+    """Write an export of many rollouts: at least one piece, and the first has the first row, if there is any."""
+    skipped: list[dict[str, str]] = []
+    described: list[dict[str, Any]] = []
+    writer = wanted.writer()
+    ahead = writer.opening()
+    async with aclosing(_read_ahead(parts, wanted, rollouts)) as found:
+        async for rollout, planned in found:
+            plan = planned.plan
+            async with aclosing(_written(planned, writer)) as pieces:
+                async for text in pieces:
+                    piece, ahead = ahead + text, b""
+                    if piece:
+                        yield piece
+            if wanted.report:
+                described += wanted.about(rollout, plan.trained)
+                skipped += [{"rollout_id": rollout.rollout_id, **left} for left in plan.skipped]
+    yield ahead + writer.closing({"skipped": skipped, "rows": described} if wanted.report else None)
+
+
+async def _written(planned: Planned, writer: Writer) -> AsyncGenerator[bytes, None]:
+    """Write the rows of one rollout; those that take milliseconds are made and written in a thread."""
+    rows = planned.plan.render()
+    of_each = planned.weight // max(1, len(planned.plan.trained))
+    while (row := await aside(of_each, lambda: next(rows, None))) is not None:
+        is_long = of_each >= LONG or writer.fills(row)
+        yield await asyncio.to_thread(writer.row, row) if is_long else writer.row(row)
+
+
+async def _read_ahead(
+    parts: Parts, wanted: Wanted, rollouts: AsyncIterator[Rollout]
+) -> AsyncGenerator[tuple[Rollout, Planned], None]:
+    """Plan the rows of rollouts, in their order; while one is written, the next few are read from the store."""
+    reading: deque[tuple[Rollout, asyncio.Task[Planned]]] = deque()
+    ahead = 0
+    try:
+        async for next_one in rollouts:
+            reading.append((next_one, asyncio.get_running_loop().create_task(_planned(parts, wanted, next_one))))
+            ahead += _steps(next_one)
+            while len(reading) > _MOST_AHEAD or (len(reading) > 1 and ahead > _MOST_STEPS_AHEAD):
+                rollout, task = reading.popleft()
+                ahead -= _steps(rollout)
+                yield rollout, await task
+        while reading:
+            rollout, task = reading.popleft()
+            yield rollout, await task
+    finally:
+        left = [task for _, task in reading]
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+
+
+async def _planned(parts: Parts, wanted: Wanted, rollout: Rollout) -> Planned:
+    """Plan the rows of one rollout of many; one that cannot be exported has none, and a skipped entry with the reason.
+
+    The rows that are planned can be rendered: those of a rollout of moderate size are rendered here, those of a large one
+    are rendered twice, so that they are in memory one at a time.
+    """
+    try:
+        planned = await wanted.plan(parts, rollout)
+        if planned.weight <= _MOST_RENDERED:
+            rows = await planned.rows()
+            plan = Plan(rows.trained, rows.skipped, lambda: iter(rows.rows))
+        else:
+            plan = planned.plan
+            await asyncio.to_thread(lambda: deque(plan.render(), maxlen=0))
+    except NotFound:
+        return _left_out(GONE)
+    except DamagedStep as damage:
+        LOG.error("a rollout is left out of an export", extra={"fields": {"why": damage.message}})
+        return _left_out(damage.message)
+    except Conflict as refusal:
+        return _left_out(refusal.message)
+    except Inexpressible as refusal:
+        return _left_out(str(refusal))
+    left = [] if plan.trained else [{"why": without_rows(plan.skipped)}]
+    return Planned(Plan(plan.trained, [*plan.skipped, *left], plan.render), planned.weight)
+
+
+def _left_out(why: str) -> Planned:
+    return Planned(Plan((), [{"why": why}], lambda: iter(())), 0)
+
+
+def _steps(rollout: Rollout) -> int:
+    return rollout.counts.get("steps", 0)
+
+
+async def _rollouts(
+    parts: Parts, wanted: RolloutFilter, *, limit: int | None, since: int | None
+) -> AsyncIterator[Rollout]:
+    """The rollouts that a query asks for, newest first, in constant memory. `since` is unix seconds."""
+    given = 0
+    async for name in parts.store.names():
+        stored = await parts.store.get(name)
+        if stored is None:
+            continue  # deleted meanwhile
+        if since is not None and stored.created_ms < since * 1000:
+            return
+        rollout = read_rollout(stored)
+        if wanted(rollout):
+            yield rollout
+            given += 1
+            if given == limit:
+                return
+
+
+def skipped_header(skipped: Sequence[Mapping[str, str]], *, is_empty: bool) -> dict[str, str]:
+    """The header that says how many were left out and why, in few words; none where nothing is to be said."""
+    if not skipped:
+        return {"X-Export-Skipped": "0; the rollout has no steps"} if is_empty else {}
+    reasons = Counter(left["why"] for left in skipped)
+    told = ", ".join(f"{why} ({count})" for why, count in reasons.most_common(5))
+    return {"X-Export-Skipped": f"{len(skipped)}; {told}"}

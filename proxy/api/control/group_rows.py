@@ -1,0 +1,139 @@
+"""Gathering: the rows of a group's rollouts, with their advantages, combined as the trainer takes them.
+
+Contains what a group gives, what it leaves out and why it may give nothing. It neither claims nor changes a group.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from proxy.api.context import Parts
+from proxy.api.control.export_query import GIVEN, Wanted
+from proxy.errors import Conflict, DamagedStep, NotFound
+from proxy.export import Inexpressible, Rows
+from proxy.rollouts.group import Group
+from proxy.rollouts.rollout import Rollout
+from proxy.rollouts.steps import aside
+from proxy.trajectory.advantages import ESTIMATORS
+
+ADVANTAGES: Final = (*GIVEN, *ESTIMATORS)
+GONE: Final = "it was deleted, or has expired"
+
+
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """What a group must have to be worth training: rollouts with rows, and rewards that differ."""
+
+    min_group: int = 1
+    only_mixed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A rollout of a group that has rows; its advantages are the estimated ones if an estimate was requested."""
+
+    rollout: Rollout
+    rows: Rows
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """The members of a group that have rows, in the group's order; or none, and `why`.
+
+    `skipped` names every other member of the group by its `rollout_id`, with the reason, and the steps that no row trains.
+    """
+
+    members: list[Member]
+    skipped: list[dict[str, str]]
+    why: str | None = None
+
+    @property
+    def count(self) -> int:
+        """The number of rows."""
+        return sum(len(member.rows.rows) for member in self.members)
+
+    async def whole(self, wanted: Wanted) -> Any:
+        """Combine the rows as the trainer takes them. Raises Conflict for members that cannot be combined."""
+        try:
+            return await aside(self.count, lambda: wanted.form.gather(self._rows()))
+        except Inexpressible as refusal:
+            raise Conflict(str(refusal), param="format") from None
+
+    def described(self, wanted: Wanted) -> dict[str, Any]:
+        """Return what a consumer needs beside `whole`.
+
+        `rollouts`, `rewards` and `advantages` have an entry for each member with rows; `rows` one for each row, in the
+        order of `whole`: of its items, of the entries of its lists, or of the rows within its items.
+        """
+        rollouts = [member.rollout for member in self.members]
+        advantages = None if wanted.advantage == "none" else [rollout.advantages for rollout in rollouts]
+        return {
+            "rollouts": [rollout.rollout_id for rollout in rollouts],
+            "rewards": [rollout.reward for rollout in rollouts],
+            "advantages": advantages,
+            "rows": self.about(wanted),
+            "skipped": self.skipped,
+        }
+
+    def about(self, wanted: Wanted) -> list[dict[str, Any]]:
+        """Describe each row, in the order in which `whole` has them."""
+        described = [wanted.about(member.rollout, member.rows.trained) for member in self.members]
+        return [described[member][row] for member, row in wanted.form.order(self._rows())]
+
+    def _rows(self) -> list[Rows]:
+        return [member.rows for member in self.members]
+
+
+async def gather(
+    parts: Parts, wanted: Wanted, group: Group, rollouts: Sequence[Rollout], worth: Worth, *, whole: bool = False
+) -> Gathered:
+    """Render the rows of a group; `rollouts` are those of its members that exist.
+
+    Raises Conflict if the format cannot express one of them. A member that cannot be read is skipped; where a group must be
+    `whole`, it raises DamagedStep.
+    """
+    rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
+    if worth.only_mixed and len(set(rewards)) < 2:
+        return Gathered([], [], f"the rewards of its {len(rollouts)} rollouts are all equal")
+    found = {rollout.rollout_id: rollout for rollout in with_advantages(rollouts, wanted.advantage)}
+    members, skipped = [], []
+    for name in group.members:
+        if name not in found:
+            skipped.append({"rollout_id": name, "why": GONE})
+            continue
+        try:
+            rows = await (await wanted.plan(parts, found[name])).rows()
+        except NotFound:
+            skipped.append({"rollout_id": name, "why": GONE})
+        except DamagedStep as damage:
+            if whole:
+                raise
+            skipped.append({"rollout_id": name, "why": damage.message})
+        else:
+            skipped += [{"rollout_id": name, **left} for left in rows.skipped]
+            if rows.rows:
+                members.append(Member(found[name], rows))
+            else:
+                skipped.append({"rollout_id": name, "why": without_rows(rows.skipped)})
+    if len(members) < worth.min_group:
+        return Gathered([], skipped, f"{len(members)} of its rollouts have rows, and min_group={worth.min_group}")
+    return Gathered(members, skipped)
+
+
+def without_rows(skipped: Sequence[object]) -> str:
+    """Return why a rollout has no rows; its skipped steps are named by themselves."""
+    return "none of its steps gave a row" if skipped else "it has no steps"
+
+
+def with_advantages(rollouts: Sequence[Rollout], how: str) -> list[Rollout]:
+    """Return the rollouts with estimated advantages, or unchanged where no estimate was requested.
+
+    The baseline is over all rollouts with a reward, also over those that turn out to have no rows: each is a sample of the
+    policy's return. A rollout without a reward gets no advantage.
+    """
+    if how not in ESTIMATORS:
+        return list(rollouts)
+    rewarded = [rollout for rollout in rollouts if rollout.reward is not None]
+    estimated = ESTIMATORS[how]([float(rollout.reward or 0.0) for rollout in rewarded])
+    by_id = {rollout.rollout_id: value for rollout, value in zip(rewarded, estimated, strict=True)}
+    return [replace(rollout, advantages=by_id.get(rollout.rollout_id)) for rollout in rollouts]

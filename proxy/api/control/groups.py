@@ -1,0 +1,220 @@
+"""Groups: opened with their rollouts, listed, looked at, exported, deleted.
+
+Holds the routes of `/groups`. When a group is complete is `completion`'s; who holds it, `batches`'.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import orjson
+from aiohttp import web
+
+from proxy.api.context import PARTS, Parts
+from proxy.api.control.export_query import EXPORT_OPTIONS, Wanted, wanted_by_query
+from proxy.api.control.exports import skipped_header
+from proxy.api.control.group_rows import ADVANTAGES, Gathered, Worth, gather
+from proxy.api.control.rollouts import opened
+from proxy.api.control.schemas import OpenGroup
+from proxy.api.query import body_of, choice_of, number_of, only_known, rollout_id_of
+from proxy.clock import new_id
+from proxy.errors import BadCall, Conflict, NotFound, TooLarge
+from proxy.export.base import written
+from proxy.export.containers import Json
+from proxy.rollouts.completion import members_of, settle
+from proxy.rollouts.group import STATUSES, Group, find_group, read_group
+from proxy.rollouts.rollout import Rollout, write_fields
+from proxy.rollouts.steps import aside
+from storage.types import StoredEntity
+
+_LISTED: Final = 100
+_MOST_LISTED: Final = 1000
+_MOST_TERMS_BYTES: Final = 2**23  # written in one script, and read again for the answer
+_COUNTS: Final = ("steps", "exact", "flagged", "sampled_tokens")
+
+
+async def open_group(request: web.Request) -> web.Response:
+    """`POST /groups`: the group and all its rollouts, or nothing: 201; 200 for the same body again; 409 for another."""
+    parts = request.app[PARTS]
+    opening = await body_of(request, OpenGroup)
+    name = opening.group_id or new_id(parts.clock)
+    terms = opening.rollout.model_dump(exclude_none=True, exclude_defaults=True)
+    said = {**opening.model_dump(exclude_none=True, exclude_defaults=True), "group_id": name, "rollout": terms}
+    members = [_beside(parts, name) for _ in range(opening.size)]
+    fields = write_fields({"size": opening.size, "members": members, "metadata": opening.metadata or None})
+    fields["opened_with"] = orjson.dumps(said, option=orjson.OPT_SORT_KEYS)
+    of_each = write_fields({**terms, "group_id": name})
+    _check_size(opening.size, of_each)
+    rollouts = dict.fromkeys(members, of_each)
+    stored = await parts.store.open_group(name, fields, rollouts, now_ms=parts.clock.now_ms())
+    if stored.fields.get("opened_with") != fields["opened_with"]:
+        raise Conflict(
+            f"the group {name!r} is there already, opened with other terms"
+            if "opened_with" in stored.fields
+            else f"the group {name!r} is there already: its rollouts brought it into being",
+            param="group_id",
+        )
+    shown = await _opened(request, parts, stored)
+    return _json(shown, status=201 if stored.created else 200)
+
+
+def _check_size(size: int, of_each: Mapping[str, bytes]) -> None:
+    """Raise TooLarge for rollouts whose terms, written for each of them, are too much for one request."""
+    each = sum(map(len, of_each.values()))
+    if size * each > _MOST_TERMS_BYTES:
+        raise TooLarge(
+            f"{size} rollouts with {each} bytes of terms each are more than {_MOST_TERMS_BYTES} bytes: put into `rollout` what "
+            "is small, and what they share into the group's `metadata`"
+        )
+
+
+def _beside(parts: Parts, group_id: str) -> str:
+    """A fresh id that can be opened together with its group: one in sixteen can."""
+    while True:
+        name = new_id(parts.clock)
+        if parts.store.same_slot(group_id, name):
+            return name
+
+
+async def _opened(request: web.Request, parts: Parts, stored: StoredEntity) -> dict[str, Any]:
+    """What an opening answers, the same each time."""
+    group = read_group(stored)
+    found = await asyncio.gather(*map(parts.store.get, group.members))
+    return {
+        "group_id": group.group_id,
+        "size": group.size,
+        "status": "open",
+        "metadata": group.metadata,
+        "created_ms": group.created_ms,
+        "rollouts": [opened(request, parts, rollout) for rollout in found if rollout is not None],
+    }
+
+
+async def list_groups(request: web.Request) -> web.Response:
+    """`GET /groups?status=&limit=&cursor=`: newest first; a filter may leave a page short of its limit."""
+    parts = request.app[PARTS]
+    only_known(request, ("status", "limit", "cursor"))
+    limit = number_of(request, "limit", _LISTED, least=1, most=_MOST_LISTED) or _LISTED
+    status = choice_of(request, "status", STATUSES, "open") if "status" in request.query else None
+    try:
+        page = await parts.store.groups.list(cursor=request.query.get("cursor"), limit=limit)
+    except ValueError as error:
+        raise BadCall(str(error), param="cursor") from None
+    found = await asyncio.gather(*(find_group(parts.store, name) for name in page.names))
+    now_ms = parts.clock.now_ms()
+    there = [group for group in found if group is not None]
+    shown = [_terms(group, now_ms) for group in there if status in (None, group.status_at(now_ms))]
+    return _json({"groups": shown, "cursor": page.cursor})
+
+
+async def show_group(request: web.Request) -> web.Response:
+    """`GET /groups/{id}`: the group with its members, their statuses, rewards, counts and drift."""
+    parts = request.app[PARTS]
+    group = await group_of(request)
+    if group.status == "open":
+        await settle(parts, group)  # what a crash may have left
+        group = await group_of(request)
+    rollouts = await members_of(parts, group)
+    return _json(shown_group(group, rollouts, parts.clock.now_ms()))
+
+
+async def delete_group(request: web.Request) -> web.Response:
+    """`DELETE /groups/{id}`: the group and all its rollouts; 204, also when there is nothing (any more)."""
+    await drop_group(request.app[PARTS], rollout_id_of(request))
+    return web.Response(status=204)
+
+
+async def export_group(request: web.Request) -> web.Response:
+    """`GET /groups/{id}/export?format=…`: in JSON what the trainer takes as one group, else its rows."""
+    parts = request.app[PARTS]
+    only_known(request, (*EXPORT_OPTIONS, "min_group", "only_mixed"))
+    wanted = wanted_by_query(request, ADVANTAGES)
+    await wanted.load()
+    worth = Worth(
+        min_group=number_of(request, "min_group", 1, least=1) or 1,
+        only_mixed=choice_of(request, "only_mixed", ("true", "false"), "false") == "true",
+    )
+    group = await group_of(request)
+    gathered = await gather(parts, wanted, group, await members_of(parts, group), worth)
+    skipped = [{"why": gathered.why}] if gathered.why else gathered.skipped
+    body = await _rendered(wanted, gathered)
+    return web.Response(
+        body=body,
+        content_type=wanted.container.content_type,
+        headers=skipped_header(skipped, is_empty=not gathered.members),
+    )
+
+
+async def _rendered(wanted: Wanted, gathered: Gathered) -> bytes:
+    """Write a group in its container: one JSON value, in an object beside a report if one is requested; or its rows.
+
+    The `rows` of the report are parallel to the rows, or to the entries of the lists of a format that is one object.
+    """
+    whole = await gathered.whole(wanted)
+    report = {"skipped": gathered.skipped, "why": gathered.why, "rows": gathered.about(wanted)}
+    if isinstance(wanted.container, Json):
+        shown = {"group": whole, "report": report} if wanted.report else whole
+        return await aside(gathered.count, lambda: written(shown))
+    if isinstance(whole, list):
+        rows = whole if wanted.container.nests else [row for each in whole for row in wanted.form.flat(each)]
+    else:
+        rows = [whole] if gathered.count else []
+    return await aside(gathered.count, lambda: b"".join(wanted.pieces(rows, report)))
+
+
+async def drop_group(parts: Parts, group_id: str) -> None:
+    """Delete a group and its rollouts, these first: so asking again finds what is left."""
+    group = await find_group(parts.store, group_id)
+    if group is not None:
+        for name in group.members:
+            await parts.store.delete(name)
+        await parts.store.groups.delete(group_id)
+
+
+async def group_of(request: web.Request) -> Group:
+    """The group that the path names. Raises NotFound."""
+    name = rollout_id_of(request)
+    group = await find_group(request.app[PARTS].store, name)
+    if group is None:
+        raise NotFound(f"there is no group {name!r}", param="group_id")
+    return group
+
+
+def shown_group(group: Group, rollouts: Sequence[Rollout], now_ms: int) -> dict[str, Any]:
+    """A group as people see it. `rewards` are in the order of its rollouts."""
+    return {
+        **_terms(group, now_ms),
+        "rollouts": [
+            {
+                "rollout_id": rollout.rollout_id,
+                "status": rollout.status,
+                "reward": rollout.reward,
+                **{name: rollout.counts.get(name, 0) for name in _COUNTS},
+                "drift": None if rollout.drift is None else rollout.drift.kinds,
+            }
+            for rollout in rollouts
+        ],
+        "rewards": [rollout.reward for rollout in rollouts],
+    }
+
+
+def _terms(group: Group, now_ms: int) -> dict[str, Any]:
+    status = group.status_at(now_ms)
+    held = {"batch_id": group.batch_id, "consumer": group.consumer, "lease_ms": group.lease_ms}
+    return {
+        "group_id": group.group_id,
+        "size": group.size,
+        "status": status,
+        "members": len(group.members),
+        "finished": len(group.finished & set(group.members)),
+        "policy_version": group.oldest,
+        "metadata": group.metadata,
+        "created_ms": group.created_ms,
+        "complete_ms": group.complete_ms,
+        **(held if status == "claimed" else {}),
+        **({"why": group.why} if status == "dropped" else {}),
+    }
+
+
+def _json(value: Mapping[str, Any], *, status: int = 200) -> web.Response:
+    return web.Response(status=status, body=orjson.dumps(value), content_type="application/json")

@@ -1,0 +1,210 @@
+"""What people send to the control API.
+
+Holds the pydantic models of request bodies and their reading: a misspelt field is refused, and the refusal names it.
+"""
+
+from typing import Annotated, Any, Final, Literal, Self, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
+
+from proxy.api.body import FIRST_FAULT, faults_of
+from proxy.api.reward_values import Signal, Signals, read_object
+from proxy.config.sections import Caps, EndpointList
+from proxy.errors import BadCall, NotValid
+from proxy.rollouts.rollout import checked_id
+from storage.types import MAX_LEASE_MS
+
+
+def _id(name: str) -> str:
+    try:
+        return checked_id(name, what="id")
+    except BadCall as error:
+        raise ValueError(error.message) from None
+
+
+Id = Annotated[str, AfterValidator(_id)]
+
+
+_NAMED_FAULTS: Final = 5  # of a body: a long list may have one at every place
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class SamplingRules(_Body):
+    """Rules on what agents ask of sampling: `override` wins, `default` yields, `cap` bounds from above."""
+
+    override: dict[str, Any] = {}
+    default: dict[str, Any] = {}
+    cap: Caps = {}
+
+
+class RolloutLimits(_Body):
+    """How much a rollout may take; past it calls get 429."""
+
+    max_steps: Annotated[int, Field(ge=0)] | None = None
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    deadline_s: Annotated[FiniteFloat, Field(ge=0)] | None = None
+
+
+class ReplyTokens(_Body):
+    """What replies tell of tokens, for clients that cannot send X-Reply-Tokens and X-Reply-Ids themselves."""
+
+    tokens: Literal["pieces"] | None = None
+    ids: Literal["choices"] | None = None
+
+
+class Terms(_Body):
+    """What a rollout is opened with."""
+
+    metadata: dict[str, Any] = {}
+    model: str | None = None
+    sampling: SamplingRules | None = None
+    tools: Annotated[list[dict[str, Any]], FIRST_FAULT] = []
+    limits: RolloutLimits | None = None
+    reply: ReplyTokens | None = None
+
+
+class OpenRollout(Terms):
+    """`POST /rollouts`."""
+
+    rollout_id: Id | None = None
+    group_id: Id | None = None
+
+
+class OpenGroup(_Body):
+    """`POST /groups`: `size` rollouts, all on the terms `rollout`."""
+
+    group_id: Id | None = None
+    size: Annotated[int, Field(ge=1, le=1000)]
+    rollout: Terms = Terms()
+    metadata: dict[str, Any] = {}
+
+
+class ClaimBatch(_Body):
+    """`POST /batches/claim`. The options of exports stand beside the others, by their names."""
+
+    consumer: Id
+    groups: Annotated[int, Field(ge=1, le=1000)] = 1
+    wait_s: Annotated[FiniteFloat, Field(ge=0, le=600)] = 0
+    lease_s: Annotated[FiniteFloat, Field(gt=0, le=MAX_LEASE_MS / 1000)] = 600
+    order: Literal["oldest", "newest"] = "oldest"
+    max_staleness: Annotated[int, Field(ge=0)] | None = None
+    stale: Literal["drop", "keep"] = "drop"
+    rewarded: bool = False
+    format: str = "sequences"
+    advantage: Literal["none", "given", "grpo", "rloo"] = "given"
+    min_group: Annotated[int, Field(ge=1)] = 1
+    only_mixed: bool = False
+    branches: Literal["all", "longest", "last"] = "all"
+    include: Literal["exact", "flagged", "retokenized"] = "exact"
+    max_len: Annotated[int, Field(ge=1)] | None = None
+    overlong: Literal["cut", "drop", "keep"] = "cut"
+    prompt_logprob: FiniteFloat | None = None
+    pad_id: Annotated[int, Field(ge=0)] = 0
+    prompt_length: Annotated[int, Field(ge=1)] | None = None
+    response_length: Annotated[int, Field(ge=1)] | None = None
+
+
+class AckBatch(_Body):
+    """`POST /batches/{id}/ack`: `delete` also deletes the groups and all their rollouts."""
+
+    delete: bool = False
+
+
+class ReleaseBatch(_Body):
+    """`POST /batches/{id}/release`."""
+
+
+class ExtendBatch(_Body):
+    """`POST /batches/{id}/extend`: held for so long from now on."""
+
+    lease_s: Annotated[FiniteFloat, Field(gt=0, le=MAX_LEASE_MS / 1000)] = 600
+
+
+class PutEngines(_Body):
+    """The endpoints that calls go to from now on; null: those of the configuration."""
+
+    endpoints: Annotated[EndpointList, Field(min_length=1, max_length=1000)] | None
+
+
+class PutPolicy(_Body):
+    """`PUT /policy`. A number is kept as its digits."""
+
+    version: Annotated[str, Field(min_length=1, max_length=256)] | int
+
+
+class PausePolicy(_Body):
+    """`POST /policy/pause`: calls wait for the end, or are refused."""
+
+    mode: Literal["wait", "reject"] = "wait"
+
+
+class PatchRollout(_Body):
+    """`PATCH /rollouts/{id}`: what is given is set. `step_rewards` are by step id: a number, or one for each sampled token."""
+
+    reward: Signal | None = None
+    step_rewards: dict[str, Signal | Annotated[list[Signal], FIRST_FAULT]] = {}
+    advantages: Signal | Annotated[list[Signal], FIRST_FAULT] | Signals | None = None
+    metadata: dict[str, Any] | None = None
+
+
+class FinishRollout(_Body):
+    """`POST /rollouts/{id}/finish`."""
+
+    status: Literal["completed", "failed", "aborted", "truncated"]
+    reward: Signal | None = None
+    metadata: dict[str, Any] | None = None
+
+
+class DispatchRollout(_Body):
+    """`POST /rollouts/{id}/dispatch`: which server runs the rollout, by which protocol, and what it is told.
+
+    The sampling is called `sampling_params` by the synchronous protocol and `completion_params` by the asynchronous one.
+    """
+
+    server: str
+    protocol: Literal["sync", "async"] = "sync"
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1), FIRST_FAULT]
+    sampling_params: dict[str, Any] | None = None
+    completion_params: dict[str, Any] | None = None
+    max_turns: Annotated[int, Field(ge=1, le=100)] = 10
+    max_tokens_total: Annotated[int, Field(ge=1, le=1_000_000)] = 8192
+    tool_server_url: str | None = None
+    tokenizer_name: str | None = None
+    tokenizer_revision: str | None = None
+    metadata: dict[str, Any] = {}
+    wait: bool = False
+
+    @model_validator(mode="after")
+    def _is_of_one_protocol(self) -> Self:
+        foreign = {
+            "sync": {"completion_params"},
+            "async": {"sampling_params", "tokenizer_name", "tokenizer_revision"},
+        }[self.protocol]
+        for name in sorted(foreign):
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name} is not known to the {self.protocol} protocol")
+        return self
+
+
+Read = TypeVar("Read", bound=_Body)
+
+
+def read_as(model: type[Read], text: bytes) -> Read:
+    """Return the body as this model; an empty one as `{}`.
+
+    Raises:
+        BadCall: the body is not a JSON object.
+        NotValid: a value is not allowed; the message names the first faults.
+    """
+    body = read_object(text or b"{}")
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        faults = faults_of(error)
+        named = [f"{'.'.join(map(str, one['loc'])) or 'body'}: {one['msg']}" for one in faults[:_NAMED_FAULTS]]
+        more = [f"and {len(faults) - _NAMED_FAULTS} more"] if len(faults) > _NAMED_FAULTS else []
+        first = faults[0]["loc"]
+        raise NotValid("; ".join([*named, *more]), param=str(first[0]) if first else None) from None

@@ -1,0 +1,142 @@
+"""Steps as they were recorded, and the tree they make.
+
+Holds the reading of steps out of the store, with what was learnt of them since, and the routes that show them.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict
+from math import isfinite
+from typing import Any
+from urllib.parse import unquote
+
+from aiohttp import web
+
+from proxy.api.context import PARTS
+from proxy.api.query import choice_of, number_of, only_known, rollout_of
+from proxy.errors import NotFound
+from proxy.export.base import written
+from proxy.export.containers import Ndjson, container_for
+from proxy.rollouts.drift_report import count_drift, find_drift
+from proxy.rollouts.rollout import Rollout
+from proxy.rollouts.steps import _decoded, facts_of, read_steps
+from proxy.trajectory import fidelity
+from proxy.trajectory.outline import outline
+from proxy.trajectory.step import Choice, Step
+from storage.errors import StorageError
+
+_SHOWN = 100
+_MOST_SHOWN = 1000
+
+
+async def list_steps(request: web.Request) -> web.Response:
+    """`GET /rollouts/{id}/steps?after=&limit=`: whole steps in the order of storing; NDJSON if accepted."""
+    parts = request.app[PARTS]
+    only_known(request, ("after", "limit"))
+    after = number_of(request, "after", None, least=0)
+    limit = number_of(request, "limit", _SHOWN, least=1, most=_MOST_SHOWN) or _SHOWN
+    rollout = await rollout_of(request)
+    start = 0 if after is None else after + 1
+    records = await parts.store.read(rollout.rollout_id, start, limit)
+    steps = await _decoded(parts, rollout, records, start, whole=True)
+    following = start + len(steps) - 1 if len(steps) == limit else None
+    container = container_for(request.headers.get("Accept"), None)
+
+    def page() -> bytes:
+        if isinstance(container, Ndjson):
+            return b"".join(written(step_json(step, rollout)) + b"\n" for step in steps)
+        return written({"steps": [step_json(step, rollout) for step in steps], "after": following})
+
+    return web.Response(body=await asyncio.to_thread(page), content_type=container.content_type)
+
+
+async def show_step(request: web.Request) -> web.Response:
+    """`GET /rollouts/{id}/steps/{step_id}`."""
+    step, rollout = await step_of(request)
+    body = await asyncio.to_thread(lambda: written(step_json(step, rollout)))
+    return web.Response(body=body, content_type="application/json")
+
+
+async def step_of(request: web.Request) -> tuple[Step, Rollout]:
+    """The step that the path names, whole, and its rollout. Raises NotFound."""
+    parts = request.app[PARTS]
+    rollout = await rollout_of(request)
+    step_id = unquote(request.raw_path.partition("?")[0].split("/")[4])
+    found = await parts.store.find(rollout.rollout_id, step_id)
+    if found is None:
+        raise NotFound(f"the rollout {rollout.rollout_id!r} has no step {step_id!r}", param="step_id")
+    index, record = found
+    (step,) = await _decoded(parts, rollout, [record], index, whole=True)
+    return step, rollout
+
+
+async def show_tree(request: web.Request) -> web.Response:
+    """`GET /rollouts/{id}/tree?texts=`: with `texts=false` no tokenizer and no engine is asked to explain drift.
+
+    What it completes of a finished rollout's drift is counted.
+    """
+    only_known(request, ("texts",))
+    texts = choice_of(request, "texts", ("true", "false"), "true") == "true"
+    rollout = await rollout_of(request)
+    parts = request.app[PARTS]
+    steps = await read_steps(parts, rollout, whole=True)
+    drift = await find_drift(parts, rollout, steps, texts="all" if texts else "none")
+    if texts and rollout.is_finished:
+        with suppress(StorageError):  # a later look counts what this one has found out
+            await count_drift(parts, rollout, drift, len(steps))
+    body = await asyncio.to_thread(lambda: written(outline(steps, facts_of(rollout), drift)))
+    return web.Response(body=body, content_type="application/json")
+
+
+def step_json(step: Step, rollout: Rollout) -> dict[str, Any]:
+    """A step as people see it. `prompt_ids` is null where there are several prompts: then `prompts` has them."""
+    one = step.prompts[0].tolist() if len(step.prompts) == 1 else None
+    return {
+        "step_id": step.step_id,
+        "rollout_id": step.rollout_id,
+        "index": step.index,
+        "dialect": step.dialect,
+        "endpoint": step.endpoint,
+        "engine": asdict(step.engine),
+        "model": {"asked": step.model_asked, "served": step.model_served},
+        "request": step.request,
+        "sent": step.sent,
+        "response": step.response,
+        "prompt_ids": one,
+        **({"prompts": [prompt.tolist() for prompt in step.prompts]} if len(step.prompts) > 1 else {}),
+        "choices": list(map(_choice_json, step.choices)),
+        "usage": step.usage,
+        "sampling": step.sampling,
+        "timing": asdict(step.timing),
+        "status": step.status,
+        "reason": step.reason,
+        "delivered": step.delivered,
+        "late": step.late,
+        "reward": rollout.step_rewards.get(step.step_id),
+        "policy_version": step.policy_version,
+        "policy_version_end": step.policy_version_end,
+        "fidelity": {
+            "exact": step.exact,
+            "problems": list(step.problems),
+            "why": fidelity.describe(step.problems),
+        },
+        "extra": step.extra,
+    }
+
+
+def _choice_json(choice: Choice) -> dict[str, Any]:
+    return {
+        "index": choice.index,
+        "prompt": choice.prompt,
+        "ids": choice.ids.tolist(),
+        "logprobs": list(_finite(choice)),
+        "finish_reason": choice.finish_reason,
+        "stop_reason": choice.stop_reason,
+        "spans": [asdict(span) for span in choice.spans],
+    }
+
+
+def _finite(choice: Choice) -> Iterator[float | None]:
+    """Logprobs as JSON has them: NaN and the infinities are null."""
+    return (value if isfinite(value) else None for value in choice.logprobs)

@@ -1,0 +1,91 @@
+"""What clients read of failures: the shape of the API and dialect, and nothing of the installation.
+
+Agents get no addresses, paths or exception texts. What an answer leaves out is logged under the id that the answer has.
+"""
+
+from collections.abc import Awaitable, Callable
+from uuid import uuid4
+
+from aiohttp import web
+
+from proxy.api.auth import MODEL_API, SESSION_API
+from proxy.api.body_reader import release
+from proxy.api.context import PARTS
+from proxy.api.http import SHOWN, SPOKEN
+from proxy.errors import BadCall, InternalError, NotFound, ProxyError, StoreFault
+from proxy.protocols.dialects.base import openai_error
+from proxy.telemetry.logs import LOG
+from storage.errors import StorageError
+
+
+def internal_error(failure: BaseException, **fields: object) -> InternalError:
+    """Log an exception that nothing expected, with `fields` and a new error id; return the error that names this id."""
+    error_id = uuid4().hex
+    LOG.error("internal error %s", error_id, exc_info=failure, extra={"fields": {"error_id": error_id, **fields}})
+    error = InternalError(f"the proxy failed; its log has the details (error id {error_id})")
+    error.error_id = error_id
+    return error
+
+
+def shown(request: web.Request, error: ProxyError) -> ProxyError:
+    """Return the error as the client of this request may see it; what agents may not see is logged."""
+    if error.public is None or not _is_of_an_agent(request):
+        return error
+    error_id = uuid4().hex
+    LOG.warning("%s: %s", error.code, error.message, extra={"fields": {"error_id": error_id, "path": request.path}})
+    return error.for_agents(f"error id {error_id}")
+
+
+def error_answer(request: web.Request, error: ProxyError) -> web.Response:
+    """Return the answer to a failure in the shape of the API, and the dialect, of the request."""
+    error = shown(request, error)
+    spoken = request.get(SPOKEN)
+    headers = {"Content-Type": "application/json"}
+    if error.retry_after_s is not None:
+        headers["Retry-After"] = str(error.retry_after_s)
+    if error.kind in {"rollout_limit", "rollout_closed"}:
+        headers["X-Should-Retry"] = "false"  # OpenAI's clients would wait and try again, which cannot help
+    status = spoken.status(error) if spoken else error.status
+    return web.Response(status=status, headers=headers, body=spoken.error(error) if spoken else openai_error(error))
+
+
+def _is_of_an_agent(request: web.Request) -> bool:
+    """Whether the request is not of the control API; one that no route matched is taken as an agent's."""
+    resource = request.match_info.route.resource
+    return resource is None or resource.canonical == MODEL_API or resource.canonical.startswith(f"{SESSION_API}/")
+
+
+@web.middleware
+async def answer_failures(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Answer every failure in the shape of the API that was called; release what the request's body reserved."""
+    try:
+        return await handler(request)
+    except ProxyError as error:
+        return _failed(request, error)
+    except StorageError as error:
+        return _failed(request, StoreFault(f"the store cannot be reached: {error}"))
+    except web.HTTPMethodNotAllowed as error:
+        allowed = ", ".join(sorted(error.allowed_methods))
+        return _failed(request, NotFound(f"{request.path} takes {allowed}, not {request.method}"))
+    except web.HTTPNotFound:
+        return _failed(request, NotFound(f"there is no {request.path!r} here"))
+    except web.HTTPException as error:
+        return _failed(request, BadCall(f"the request cannot be answered: {error.reason}"))
+    except Exception as failure:  # noqa: BLE001 - the outermost place: what nothing expected is logged, and answered as ours
+        return _failed(request, internal_error(failure, path=request.path))
+    finally:
+        release(request)
+
+
+def _failed(request: web.Request, error: ProxyError) -> web.Response:
+    """The answer to a failure.
+
+    Where a part of another answer was written already, the connection ends instead: half an answer must not look whole.
+    """
+    if request.get(SHOWN) and request.transport is not None:
+        request.transport.close()
+    if PARTS in request.app:  # a stand-in has none
+        request.app[PARTS].metrics.errors.labels(error.code).inc()
+    return error_answer(request, error)

@@ -1,0 +1,120 @@
+"""The system: alive, ready, its metrics.
+
+Holds the routes that operators and load balancers call.
+"""
+
+import asyncio
+from collections.abc import Collection, Mapping
+from importlib.metadata import version
+from typing import Any, Final
+
+import orjson
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
+
+from proxy.api.context import PARTS, Parts
+from proxy.upstream import Endpoint
+from storage.errors import StorageError
+
+_STORE_TIMEOUT_S = 1.0
+_VERSION: Final = version("tokentape")
+
+FACTS: Final = {
+    "memory_bytes": "Memory used by the servers of the store.",
+    "memory_limit_bytes": "Memory limit of the servers of the store (maxmemory); 0 if one of them has no limit.",
+    "aof_ok": "1 if every server of the store keeps an append-only file and its last write succeeded, else 0.",
+}
+
+
+async def told_now(parts: Parts) -> bytes:
+    """Return the gauges in Prometheus' text format."""
+    registry = CollectorRegistry()
+    make_told(registry, parts.upstream.endpoints, await _facts(parts))
+    return generate_latest(registry)
+
+
+def make_told(registry: CollectorRegistry, endpoints: Collection[Endpoint], facts: Mapping[str, str]) -> list[Gauge]:
+    """Create the gauges and register them. Facts that the store does not report are left out."""
+    build = Gauge(
+        "tokentape_build_info", "Always 1; the label is the version of TokenTape.", ("version",), registry=registry
+    )
+    build.labels(_VERSION).set(1)
+    text = "Always 1; the labels are the detected kind and version of an endpoint."
+    engines = Gauge("tokentape_engine_info", text, ("engine", "kind", "version"), registry=registry)
+    for endpoint in endpoints:
+        engines.labels(endpoint.settings.label, endpoint.kind, endpoint.version or "unknown").set(1)
+    text = "Always 1; the labels are the version and the durability of the store."
+    store_is = Gauge("tokentape_store_info", text, ("version", "durability"), registry=registry)
+    if "version" in facts:
+        store_is.labels(facts["version"], facts["durability"]).set(1)
+    store = {fact: Gauge(f"tokentape_store_{fact}", FACTS[fact], registry=registry) for fact in FACTS if fact in facts}
+    for fact, gauge in store.items():
+        gauge.set(float(facts[fact]))
+    return [build, engines, store_is, *store.values()]
+
+
+async def _facts(parts: Parts) -> dict[str, str]:
+    """Return the facts that the store reports; nothing if it is unreachable or slow."""
+    if parts.recorder.standing.away is not None:
+        return {}
+    try:
+        return await asyncio.wait_for(parts.store.info(), _STORE_TIMEOUT_S)
+    except (TimeoutError, StorageError):
+        return {}
+
+
+_READY_WITHIN_S = 2
+
+
+async def show_health(_request: web.Request) -> web.Response:
+    """`GET /health`: the process answers."""
+    return _json({"status": "ok"})
+
+
+async def show_ready(request: web.Request) -> web.Response:
+    """`GET /ready`: 200 if the store answers and at least one engine is healthy, else 503 saying which is not.
+
+    A journal stands in for a store that is away (store.on_failure: spool): `spooled` is how many steps wait in it.
+    From the first SIGTERM it is 503: for `shutdown_delay_s`, and with a separate port of the control API until the shutdown
+    is complete.
+    """
+    parts = request.app[PARTS]
+    if parts.stopping.is_set():
+        return _json({"status": "stopping", "in_flight": parts.in_flight.total()}, status=503)
+    store, engines = await asyncio.gather(_store(parts), healthy_engines(parts))
+    spooled = parts.recorder.spooled
+    is_ready = (store == "ok" or spooled is not None) and any(engines.values())
+    told: dict[str, Any] = {"status": "ready" if is_ready else "not ready", "store": store, "engines": engines}
+    if spooled is not None:
+        told["spooled"] = spooled
+    return _json(told, status=200 if is_ready else 503, headers={} if is_ready else {"Retry-After": "1"})
+
+
+async def show_metrics(request: web.Request) -> web.Response:
+    """`GET /metrics`: Prometheus, of all workers together."""
+    parts = request.app[PARTS]
+    counted, told = await asyncio.gather(parts.totals.exposition(), told_now(parts))
+    return web.Response(body=counted + told, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+async def _store(parts: Parts) -> str:
+    if parts.recorder.standing.away is not None:
+        return parts.recorder.standing.away
+    try:
+        await asyncio.wait_for(parts.store.ping(), _READY_WITHIN_S)
+    except TimeoutError:
+        return f"no answer within {_READY_WITHIN_S} s"
+    except StorageError as error:
+        return str(error)
+    return "ok"
+
+
+async def healthy_engines(parts: Parts) -> dict[str, bool]:
+    """Whether each endpoint is healthy, by name."""
+    endpoints = parts.upstream.endpoints
+    found = await asyncio.gather(*map(parts.upstream.watch.check, endpoints))
+    return {endpoint.settings.label: healthy for endpoint, healthy in zip(endpoints, found, strict=True)}
+
+
+def _json(value: dict[str, Any], *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+    return web.Response(status=status, body=orjson.dumps(value), content_type="application/json", headers=headers)

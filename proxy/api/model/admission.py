@@ -1,0 +1,80 @@
+"""The admission of a call: its rollout is opened, a pause is waited for, the guards are passed.
+
+Holds what stands between a call that was read and a call that is made. Must not know what the call asks.
+"""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from proxy.api.context import Parts
+from proxy.errors import LimitReached, RolloutClosed, StoreFault
+from proxy.rollouts.opening import open_rollout
+from proxy.rollouts.rollout import Rollout, write_fields
+from storage.errors import FieldsChanged, StorageError
+
+Guard = Callable[[Rollout, int], None]
+
+
+def is_open(rollout: Rollout, _now_ms: int) -> None:
+    """A finished rollout takes no calls."""
+    if rollout.is_finished:
+        raise RolloutClosed(f"the rollout {rollout.rollout_id!r} is {rollout.status} and takes no more calls")
+
+
+def within_limits(rollout: Rollout, now_ms: int) -> None:
+    """A rollout takes as many steps, sampled tokens and seconds as it was given."""
+    limits, steps, tokens = (
+        rollout.limits,
+        rollout.counts.get("steps", 0),
+        rollout.counts.get("sampled_tokens", 0),
+    )
+    name = f"the rollout {rollout.rollout_id!r}"
+    if limits.max_steps is not None and steps >= limits.max_steps:
+        raise LimitReached(f"{name} has its {limits.max_steps} steps")
+    if rollout.has_reservation is False:
+        raise LimitReached(
+            f"{name} has {steps} of its {limits.max_steps} steps, and calls for the others are in flight"
+        )
+    if limits.max_tokens is not None and tokens >= limits.max_tokens:
+        raise LimitReached(f"{name} has sampled {tokens} tokens of its {limits.max_tokens}")
+    if limits.deadline_s is not None and now_ms - rollout.created_ms > limits.deadline_s * 1000:
+        raise LimitReached(f"{name} is past its deadline of {limits.deadline_s:g} s")
+
+
+GUARDS: tuple[Guard, ...] = (is_open, within_limits)
+
+
+@asynccontextmanager
+async def admitted(parts: Parts, rollout_id: str, group_id: str | None, step_id: str) -> AsyncIterator[Rollout]:
+    """Its rollout, once nothing holds a call, which is in flight then. Raises Paused."""
+    while True:
+        rollout = await open_rollout(parts, rollout_id, group_id, step_id)
+        lifetime = parts.lifetimes.kept(rollout.rollout_id, rollout.incarnation, rollout.group_id, rollout.origin)
+        async with parts.places.kept(rollout, step_id):
+            with lifetime:
+                if await parts.pause.passed():
+                    continue  # opened anew: the policy is another one now
+                with parts.pause.counted():
+                    yield rollout
+                    return
+
+
+async def guard(parts: Parts, rollout: Rollout) -> None:
+    """Pass every guard; a rollout that has reached a limit is marked so."""
+    try:
+        for check in GUARDS:
+            check(rollout, parts.clock.now_ms())
+    except LimitReached:
+        if rollout.status == "open":
+            await _mark_limited(parts, rollout.rollout_id)
+        raise
+
+
+async def _mark_limited(parts: Parts, rollout_id: str) -> None:
+    try:
+        fields = write_fields({"status": "limited"})
+        await parts.store.update_if(rollout_id, fields, expect={"status": None}, now_ms=parts.clock.now_ms())
+    except FieldsChanged:
+        pass  # somebody finished or marked it meanwhile
+    except StorageError as error:
+        raise StoreFault(f"the store cannot be reached: {error}") from error

@@ -1,0 +1,175 @@
+"""The client's side of a call: what is decided of it, what its client has seen, how it ends there.
+
+Holds the `Call` on its way, and the `Client` that gets bytes: a head with the first of them, an end with the last. It knows
+neither engines nor the store; `relay` decides when what is written.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+from aiohttp.client_exceptions import ClientConnectionResetError
+
+from proxy.api.http import CLIENT_LEFT, SHOWN
+from proxy.errors import EngineFault
+from proxy.protocols.exchange import Exchange, Outcome
+from proxy.protocols.plan import Plan
+from proxy.protocols.synthetic_stream import CONTENT_TYPE, KEEP_ALIVE
+from proxy.trajectory.step import Step, Timing
+from proxy.upstream import Endpoint
+from proxy.upstream.headers import downstream
+
+# A call is planned for one endpoint; for another it is planned anew, with the attempts that failed before.
+PlanFor = Callable[[Endpoint, Sequence[Mapping[str, Any]]], Awaitable[tuple[Plan, EngineFault | None]]]
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One call, accepted: what is decided of it, and how far it has come.
+
+    `received` is wall time, the other times are monotonic.
+    """
+
+    request: web.Request
+    plan: Plan
+    endpoint: Endpoint
+    incarnation: str
+    received: float
+    started: float
+    body_bytes: int
+    fault: EngineFault | None = None  # found out before anything was sent
+    stored: asyncio.Event = field(default_factory=asyncio.Event)  # set once its step is
+    sent: float | None = None
+    first_byte: float | None = None
+    last_byte: float | None = None
+    step: Step | None = None
+    exchange: Exchange | None = None  # of the endpoint that answers
+    task: "asyncio.Task[Any] | None" = None
+    cut: str | None = None  # why the proxy itself ended the call
+    reshape: Callable[[Outcome], Outcome] | None = None  # for a client that reads its answer in another form
+    plan_for: PlanFor | None = None
+    elsewhere: list[Endpoint] = field(default_factory=list)  # where it may still be tried
+    failed: list[Mapping[str, Any]] = field(default_factory=list)  # where it was, and the fault
+
+    def stop(self, reason: str) -> None:
+        """End the call: its step has what came until now, and this reason."""
+        if self.task is not None:
+            self.cut = reason
+            self.task.cancel()
+
+    def timing(self) -> Timing:
+        """The times as a step keeps them."""
+        stamps = (
+            None if stamp is None else self.received + (stamp - self.started)
+            for stamp in (self.sent, self.first_byte, self.last_byte)
+        )
+        return Timing(self.received, *stamps)
+
+
+class Client:
+    """The client's side of a call: its head is written with the first bytes, its end with the last."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self.status = CLIENT_LEFT
+        self.has_heard_only_comments = False
+        self._headers: list[tuple[str, str]] = []
+        self._is_stream = False
+        self._stream: web.StreamResponse | None = None
+
+    @property
+    def has_seen_answer(self) -> bool:
+        """Whether a byte of the answer was written; comments are none."""
+        return self.has_seen_something and not self.has_heard_only_comments
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the client reads events."""
+        if self._stream is None:
+            return self._is_stream
+        return self._stream.headers.get("Content-Type", "").startswith("text/event-stream")
+
+    @property
+    def has_seen_something(self) -> bool:
+        """Whether anything was written: from then on no other status can be given."""
+        return self._stream is not None
+
+    def set_head(self, status: int, headers: Mapping[str, str], *, content_type: str | None = None) -> None:
+        """What the engine's head was; nothing is written yet. `content_type` if the client gets another one."""
+        plan = self._call.plan
+        self.status = status
+        self._is_stream = content_type == CONTENT_TYPE
+        shown = downstream(headers, rollout_id=plan.rollout_id, step_id=plan.step_id)
+        if content_type is not None:
+            shown = [pair for pair in shown if pair[0].lower() != "content-type"] + [("Content-Type", content_type)]
+        self._headers = shown
+
+    async def keep_alive(self) -> None:
+        """A comment in a stream that has nothing to say yet; the first one decides that the status is 200."""
+        if self._stream is None:
+            self.set_head(200, {}, content_type=CONTENT_TYPE)
+            self.has_heard_only_comments = True
+        await self.write(KEEP_ALIVE)
+
+    async def write(self, shown: bytes) -> None:
+        """Write bytes as they come. Raises ClientConnectionResetError when the client is gone."""
+        if self._stream is None:
+            self._call.request[SHOWN] = True
+            self._stream = web.StreamResponse(status=self.status, headers=self._headers)
+            await self._stream.prepare(self._call.request)
+        await self._stream.write(shown)
+
+    async def end(self, end: bytes, *, broken: bool) -> web.StreamResponse:
+        """Write the withheld end; nothing written yet means one write, with its length.
+
+        `broken`: the engine's connection ended improperly, and so does the client's. Raises ClientConnectionResetError
+        when the client is gone.
+        """
+        if self._stream is None:
+            response = web.Response(status=self.status, headers=self._headers, body=end)
+            await response.prepare(self._call.request)
+            await response.write_eof()
+            return response
+        if self.has_heard_only_comments and not self._is_stream:
+            end = self._call.plan.error_events(end)  # the status was given already
+        if end:
+            await self._stream.write(end)
+        if broken:
+            return self.cut()
+        transport = self._call.request.transport
+        if transport is None or transport.is_closing():
+            raise ClientConnectionResetError("the client left before the end was written")
+        await self._stream.write_eof()
+        return self._stream
+
+    def cut(self) -> web.StreamResponse:
+        """End the connection improperly: what was written is flushed, and the body stays without its last chunk."""
+        transport = self._call.request.transport
+        if transport is not None:
+            transport.close()
+        assert self._stream is not None
+        return self._stream
+
+
+@asynccontextmanager
+async def keeping_alive(call: Call, client: Client, *, every_s: float) -> AsyncIterator[None]:
+    """While a replayed call waits for its engine, its client hears so now and then."""
+    if call.plan.framing != "replay":
+        yield
+        return
+
+    async def keep_alive() -> None:
+        with suppress(ClientConnectionResetError):  # the server cancels the call itself
+            while True:
+                await asyncio.sleep(every_s)
+                await client.keep_alive()
+
+    task = asyncio.get_running_loop().create_task(keep_alive())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])

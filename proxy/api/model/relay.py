@@ -1,0 +1,332 @@
+"""The relay of a call: sent, shown as it comes, recorded, ended.
+
+Holds the one loop that carries bytes between an engine and a client, and what happens when either leaves. It understands
+nothing: the exchange does. Rule: the withheld end is written only after the recorder has the step.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+
+import orjson
+from aiohttp import web
+from aiohttp.client_exceptions import ClientConnectionResetError
+
+from proxy.api.context import Parts
+from proxy.api.failures import internal_error
+from proxy.api.http import CLIENT_LEFT
+from proxy.api.model.call import Call, Client, keeping_alive
+from proxy.api.model.references import keep_calls
+from proxy.errors import EngineBroke, EngineBusy, EngineFault, EngineSilent, NoEngine, NotValid, ProxyError, StoreFault
+from proxy.protocols.engines.quirks import LOST
+from proxy.protocols.exchange import Exchange, Outcome
+from proxy.protocols.response import ODD
+from proxy.telemetry.logs import LOG
+from proxy.upstream import AWAY, Answer
+
+T = TypeVar("T")
+
+_ASIDE_FROM_BYTES = 2**18  # parsing and writing so much JSON takes milliseconds
+_END_WITHIN_S = 0.2  # the body of an answer that is whole ends at once; uvicorn writes its end right behind [DONE]
+
+
+async def relay(parts: Parts, call: Call) -> web.StreamResponse:
+    """Carry a call through, to its end on whichever side it ends first."""
+    client = Client(call)
+    call.task = asyncio.current_task()
+    parts.metrics.in_flight_calls.inc()
+    parts.in_flight[call.plan.rollout_id] += 1
+    parts.pressure.calls.add(call)
+    try:
+        outcome = await _outcome(parts, call, client)
+        call.step = outcome.step
+        try:
+            await parts.recorder.record(outcome.step, call.incarnation, body_bytes=call.body_bytes)
+        except StoreFault:
+            if not client.has_seen_something:
+                raise
+            return client.cut()  # what is not stored may not be told to be over
+        call.stored.set()
+        return await _end(parts, call, client, outcome)
+    except ClientConnectionResetError:
+        return web.Response(status=CLIENT_LEFT)  # nobody is there to read it
+    except EngineBusy as busy:
+        client.status = busy.status  # as it will be told: nothing was sent, and nothing is recorded
+        raise
+    finally:
+        parts.metrics.in_flight_calls.dec()
+        parts.pressure.calls.discard(call)
+        parts.in_flight[call.plan.rollout_id] -= 1
+        if not parts.in_flight[call.plan.rollout_id]:
+            del parts.in_flight[call.plan.rollout_id]
+        _report(parts, call, client)
+
+
+async def _outcome(parts: Parts, call: Call, client: Client) -> Outcome:
+    """The engines' part: at one endpoint after the other, until one answers, the client saw something or none is left.
+
+    Once something was sent, an exception that nobody named costs no step: what came until then is recorded.
+    """
+    try:
+        while (outcome := await _at_endpoint(parts, call, client)) is None:
+            pass
+        return outcome if call.reshape is None else call.reshape(outcome)
+    except (ProxyError, ClientConnectionResetError):
+        raise
+    except Exception as error:
+        if call.sent is None:
+            raise
+        return _failed(call, client, error)
+    finally:
+        call.exchange = None  # its parsed answer need not stay in memory while the step is stored
+
+
+async def _at_endpoint(parts: Parts, call: Call, client: Client) -> Outcome | None:
+    """One endpoint's part: from sending to the last byte, whoever breaks off; None if the next one is to be tried."""
+    exchange: Exchange | None = None
+    try:
+        if call.failed:
+            await _move(call)
+        plan = call.plan
+        if call.fault is not None:
+            raise call.fault
+        async with keeping_alive(call, client, every_s=parts.settings.record.keep_alive_interval_s):
+            async with _in_turn(parts, call, client) as answer:
+                if answer.status in AWAY and call.elsewhere:
+                    raise EngineBroke(f"the engine {call.endpoint.settings.label} answered {answer.status}")
+                exchange = call.exchange = Exchange(
+                    plan,
+                    answer.status,
+                    answer.content_type,
+                    max_event_bytes=parts.settings.engines.max_event_bytes,
+                )
+                client.set_head(answer.status, answer.headers, content_type=exchange.content_type)
+                await _carry(parts, call, client, exchange, answer)
+            await _look_up(parts, call, exchange)
+        return await _aside(call.body_bytes, partial(exchange.finish, call.timing(), parts.policy.version))
+    except EngineFault as fault:
+        # Silence is no fault of the connection: the engine may be at work on it still.
+        if call.elsewhere and not client.has_seen_answer and not isinstance(fault, EngineSilent):
+            _note_failed(parts, call, fault)
+            return None
+        return _broken(call, client, exchange, fault)
+    except (asyncio.CancelledError, ClientConnectionResetError):
+        if call.sent is None:
+            raise  # it waited for its turn: nothing was asked of an engine
+        # The context above has closed the engine's connection: that is how the engine learns to stop.
+        exchange = exchange or Exchange(call.plan, 0, "")
+        call.step = exchange.abort(
+            call.cut or "the client left", call.timing(), delivered=False, policy_version=parts.policy.version
+        ).step
+        parts.recorder.keep(call.step, call.incarnation, body_bytes=call.body_bytes)
+        raise
+
+
+@asynccontextmanager
+async def _in_turn(parts: Parts, call: Call, client: Client) -> AsyncIterator[Answer]:
+    """The engine's answer, asked for when it is the call's turn. Raises EngineBusy where that can still be told."""
+    plan = call.plan
+    try:
+        async with parts.upstream.turn(call.endpoint, plan.rollout_id, may_leave=bool(call.elsewhere)):
+            body = await _aside(call.body_bytes, lambda: orjson.dumps(plan.body))
+            call.sent = parts.clock.monotonic()
+            sending = parts.upstream.send(
+                call.endpoint,
+                "POST",
+                plan.endpoint,
+                headers=[*call.request.headers.items(), *plan.headers.items()],
+                body=body,
+            )
+            async with sending as answer:
+                yield answer
+    except EngineBusy as busy:
+        if call.failed or client.has_heard_only_comments:
+            public = f"the engine cannot be called: {busy.message}"
+            label = call.endpoint.settings.label
+            raise NoEngine(f"the engine {label} cannot be called: {busy.message}", public=public) from busy
+        raise
+
+
+def _note_failed(parts: Parts, call: Call, fault: EngineFault) -> None:
+    """The step will say where it was tried in vain."""
+    label = call.endpoint.settings.label
+    call.failed.append({"endpoint": label, "fault": fault.message})
+    parts.metrics.failovers.labels(label).inc()
+    LOG.warning("tried at the next endpoint: %s", fault.message, extra={"fields": {"step_id": call.plan.step_id}})
+
+
+async def _move(call: Call) -> None:
+    """Plan the call for the next endpoint, which may be of another kind. Raises NoEngine if it cannot take the call."""
+    assert call.plan_for is not None
+    endpoint = call.elsewhere.pop(0)
+    try:
+        plan, fault = await call.plan_for(endpoint, call.failed)
+    except NotValid as error:
+        raise NoEngine(f"the engine {endpoint.settings.label} cannot take the call over: {error.message}") from error
+    call.endpoint, call.plan, call.fault = endpoint, plan, fault
+    call.first_byte = call.last_byte = None  # of an answer that nobody saw
+
+
+async def _carry(parts: Parts, call: Call, client: Client, exchange: Exchange, answer: Answer) -> None:
+    """The loop: bytes of the engine in, bytes for the client out, until the answer is whole."""
+    reads = answer.reads()
+    try:
+        async for read in reads:
+            call.last_byte = parts.clock.monotonic()
+            call.first_byte = call.first_byte or call.last_byte
+            call.body_bytes += len(read)
+            size = exchange.pending + len(read)
+            shown = (
+                exchange.feed(read) if size < _ASIDE_FROM_BYTES else await _aside(size, partial(exchange.feed, read))
+            )
+            if shown:
+                await client.write(shown)
+                client.has_heard_only_comments = False
+            if exchange.is_over:
+                break
+        if exchange.is_over:
+            await _let_end(reads, exchange)
+    except EngineFault:
+        if not exchange.is_over:
+            raise
+
+
+async def _let_end(reads: AsyncIterator[bytes], exchange: Exchange) -> None:
+    """Read to the end of the body, so that its connection can be used again; an engine that keeps it open is left."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_END_WITHIN_S):
+            async for read in reads:
+                exchange.feed(read)  # the exchange shows nothing more, and flags it
+
+
+async def _look_up(parts: Parts, call: Call, exchange: Exchange) -> None:
+    """Ask the engine what its answer left out. What cannot be found out stays unknown, and the step is flagged."""
+    if exchange.forces_usage:
+        call.endpoint.forces_usage = True
+    if (model := await _aside(call.body_bytes, exchange.other_model)) is not None:
+        exchange.served = await parts.upstream.served_models(call.endpoint, model)
+    lookup = await _aside(call.body_bytes, exchange.lookup)
+    if lookup is None:
+        return
+    headers, body = (("Content-Type", "application/json"),), orjson.dumps(lookup.body)
+    sending = parts.upstream.send(call.endpoint, "POST", lookup.path, headers=headers, body=body, alone=True)
+    try:
+        async with sending as answer:
+            text = await answer.whole()
+        exchange.found = orjson.loads(text) if answer.status == 200 else None
+    except (EngineFault, orjson.JSONDecodeError) as error:
+        LOG.warning("%s could not be asked for %s: %s", call.endpoint.settings.label, lookup.path, error)
+
+
+async def _aside(size: int, work: Callable[[], T]) -> T:
+    """Do work on so many bytes: in a thread if they are many, so that other calls go on meanwhile.
+
+    Whoever is cancelled waits for the thread: nobody else may work on the exchange before it is done.
+    """
+    if size <= _ASIDE_FROM_BYTES:
+        return work()
+    working = asyncio.get_running_loop().create_task(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        await asyncio.wait([working])
+        raise
+
+
+def _failed(call: Call, client: Client, error: Exception) -> Outcome:
+    """The proxy failed. The step has what came and where to look in the log; the client gets an error of its dialect."""
+    plan = call.plan
+    fault = internal_error(error, step_id=plan.step_id)
+    exchange = call.exchange or Exchange(plan, 0, "")
+    step = exchange.fail(f"internal error {fault.error_id}", call.timing())
+    body = plan.spoken.error(fault)
+    if not client.has_seen_something:
+        client.set_head(plan.spoken.status(fault), {"Content-Type": "application/json"})
+        return Outcome(body, step, broken=False)
+    if not client.is_stream:
+        return Outcome(b"", step, broken=True)
+    try:
+        return Outcome(plan.error_events(body), step, broken=False)
+    except ODD:  # what failed may be how this dialect writes its stream
+        return Outcome(b"", step, broken=True)
+
+
+def _broken(call: Call, client: Client, exchange: Exchange | None, fault: EngineFault) -> Outcome:
+    """The engine could not be reached, or broke off.
+
+    A client that has seen nothing yet gets an error; one that has seen a part sees it end as the engine ended it, if its
+    dialect is the engine's.
+    """
+    plan = call.plan
+    LOG.warning("the engine failed: %s", fault.message, extra={"fields": {"step_id": plan.step_id}})
+    error = plan.spoken.error(fault.for_agents(f"step {plan.step_id}"))
+    aborted = None if exchange is None else exchange.abort(fault.message, call.timing(), delivered=True)
+    outcome = aborted or _unanswered(call, fault)
+    if client.has_heard_only_comments:
+        return Outcome(plan.error_events(error), outcome.step, broken=False)
+    if client.has_seen_something:
+        # By way of chat the failure is told in the dialect's own event, and the stream ends as such streams do.
+        return replace(outcome, broken=plan.translation is None)
+    retry = {} if fault.retry_after_s is None else {"Retry-After": str(fault.retry_after_s)}
+    client.set_head(plan.spoken.status(fault), {"Content-Type": "application/json", **retry})
+    return Outcome(error, outcome.step, broken=False)
+
+
+def _unanswered(call: Call, fault: EngineFault) -> Outcome:
+    """A call that no engine answered: its step has the failure as an engine would have told it."""
+    exchange = Exchange(call.plan, fault.status, "application/json")
+    exchange.feed(call.plan.dialect.error(fault))
+    return exchange.finish(call.timing())
+
+
+async def _end(parts: Parts, call: Call, client: Client, outcome: Outcome) -> web.StreamResponse:
+    """Show the end. A client that has gone meanwhile did not get its turn, and the step says so."""
+    if outcome.status is not None:
+        client.status = outcome.status
+    is_shown = False
+    try:
+        await keep_calls(
+            parts, call.plan, call.incarnation, outcome.step
+        )  # the step is stored: nobody's leaving can lose it
+        shown = await client.end(outcome.end, broken=outcome.broken)
+        is_shown = True
+        return shown
+    finally:
+        if not is_shown:
+            parts.recorder.undelivered(outcome.step, call.incarnation)
+
+
+def _report(parts: Parts, call: Call, client: Client) -> None:
+    """Count the call and log its line: names, counts and durations, never content or keys."""
+    metrics, plan, step = parts.metrics, call.plan, call.step
+    labels = (plan.spoken.name, call.endpoint.settings.label, str(client.status))
+    total_s = parts.clock.monotonic() - call.started
+    metrics.calls.labels(*labels).inc()
+    metrics.call_duration_seconds.labels(*labels).observe(total_s)
+    # What was asked for otherwise on purpose (echo, a step without reasoning) has a code of its own, and loses the rest by it.
+    if step is not None and step.status == "complete" and not (plan.expected - LOST).intersection(step.problems):
+        for code in LOST.intersection(step.problems) - plan.expected:
+            metrics.unexpected_losses.labels(call.endpoint.settings.label, code).inc()
+            LOG.warning("a new fact of %s: %s", call.endpoint.kind, code, extra={"fields": {"step_id": step.step_id}})
+    if call.first_byte is not None and call.last_byte is not None and call.sent is not None:
+        metrics.time_to_first_byte_seconds.labels(*labels).observe(call.first_byte - call.started)
+        metrics.proxy_overhead_seconds.labels(plan.spoken.name).observe(max(total_s - (call.last_byte - call.sent), 0))
+    if not LOG.isEnabledFor(logging.INFO):
+        return
+    fields = {
+        "rollout_id": plan.rollout_id,
+        "step_id": plan.step_id,
+        "dialect": plan.spoken.name,
+        "engine": call.endpoint.settings.label,
+        "status": client.status,
+        "step": step.status if step else "none",
+        "prompt_tokens": sum(map(len, step.prompts)) if step else None,
+        "sampled_tokens": step.sampled if step else None,
+        "problems": ",".join(step.problems) or None if step else None,
+        "seconds": total_s,
+    }
+    LOG.info("call", extra={"fields": fields})

@@ -1,0 +1,70 @@
+"""Responses that were answered before: shown, listed, deleted.
+
+Holds the routes below `/v1/responses/{id}`. They are served from recorded steps, by every process that shares the store; to
+delete one hides it from agents, and the step stays for those who train on it.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+from urllib.parse import unquote
+
+import orjson
+from aiohttp import web
+
+from proxy.api.auth import Caller, check_minted
+from proxy.api.context import Parts
+from proxy.api.model.references import find_answer, turn_of
+from proxy.api.query import choice_of, number_of
+from proxy.api.rollout_id import Target
+from proxy.errors import NotFound
+from proxy.protocols.dialects.responses.history import input_items
+from proxy.protocols.dialects.responses.item_ids import rollout_of
+from proxy.trajectory.step import Step
+
+STORED: Final = "/v1/responses/"
+_DELETED_MARK: Final = "deleted:"
+_LISTED, _MOST_LISTED = 20, 100
+
+
+async def answer_stored(request: web.Request, parts: Parts, target: Target, caller: Caller) -> web.Response:
+    """`GET` and `DELETE /v1/responses/{id}`, `GET /v1/responses/{id}/input_items`. Raises NotFound."""
+    name, _, rest = unquote(target.endpoint.removeprefix(STORED)).partition("/")
+    named = target.rollout_id or (caller.minted.rollout_id if caller.minted else None)
+    check_minted(caller.minted, rollout_of(name))
+    if (request.method, rest) not in {("GET", ""), ("DELETE", ""), ("GET", "input_items")}:
+        raise NotFound(f"{request.method} {target.endpoint} is not served: an answer can be read, listed and deleted")
+    step = await find_answer(parts, name, named)
+    mark = _DELETED_MARK + step.step_id
+    if await parts.store.marks(step.rollout_id, [mark]):
+        raise NotFound(f"the response {name[:200]!r} was deleted", param="response_id")
+    if request.method == "DELETE":
+        stored = await parts.store.get(step.rollout_id)
+        if stored is not None:
+            await parts.store.mark(step.rollout_id, stored.incarnation, {mark: b"1"}, now_ms=parts.clock.now_ms())
+        return _json({"id": name, "object": "response", "deleted": True})
+    return _json(turn_of(step).answer() if rest == "" else _listed(request, step))
+
+
+def _listed(request: web.Request, step: Step) -> dict[str, Any]:
+    """A page of the items that a call came with; the latest first, if nothing else is asked."""
+    items = input_items(turn_of(step))
+    if choice_of(request, "order", ("asc", "desc"), "desc") == "desc":
+        items.reverse()
+    limit = number_of(request, "limit", _LISTED, least=1, most=_MOST_LISTED) or _LISTED
+    start = _place_after(request.query.get("after"), [item["id"] for item in items])
+    page = items[start : start + limit]
+    ids = [item["id"] for item in page] or [None]
+    more = start + limit < len(items)
+    return {"object": "list", "data": page, "first_id": ids[0], "last_id": ids[-1], "has_more": more}
+
+
+def _place_after(name: str | None, ids: Sequence[str]) -> int:
+    if name is None:
+        return 0
+    if name not in ids:
+        raise NotFound(f"there is no item {name[:200]!r}", param="after")
+    return ids.index(name) + 1
+
+
+def _json(value: dict[str, Any]) -> web.Response:
+    return web.Response(body=orjson.dumps(value), content_type="application/json")

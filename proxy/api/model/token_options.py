@@ -1,0 +1,62 @@
+"""What clients want told of tokens in their replies: read off headers and the rollout, and refused where it cannot be.
+
+Holds the decision, taken before anything is sent; how a response is then told is `wire.token_reply`'s. A header wins over
+the rollout. Nobody gets text for pieces: without the engine's tokenizer the call is refused.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from proxy.api.context import Parts
+from proxy.errors import NotValid
+from proxy.protocols.dialects import Dialect
+from proxy.protocols.token_annotations import TokenReply
+from proxy.rollouts.rollout import Rollout
+from proxy.upstream import Endpoint, choose
+
+TOKENS: Final = "X-Reply-Tokens"
+IDS: Final = "X-Reply-Ids"
+_KNOWN: Final = {TOKENS: "pieces", IDS: "choices"}
+_TELL_ALL: Final = ("vllm", "sglang")  # engines whose replies have every id, of prompts too
+
+
+async def read_token_reply(
+    parts: Parts, rollout: Rollout, headers: Mapping[str, str], dialect: Dialect, body: Mapping[str, Any]
+) -> TokenReply | None:
+    """What this call's client wants; None if nothing beside the usual. Raises NotValid for what cannot be told."""
+    tokens = headers.get(TOKENS) or rollout.reply.get("tokens")
+    ids = headers.get(IDS) or rollout.reply.get("ids")
+    if tokens is None and ids is None:
+        return None
+    for header, said in ((TOKENS, tokens), (IDS, ids)):
+        if said not in (None, _KNOWN[header]):
+            raise NotValid(f"{header} is {said!r}, and can be {_KNOWN[header]!r} only", param=header)
+    endpoint = choose(parts.upstream.endpoints, rollout.rollout_id)
+    fault = await parts.upstream.know(endpoint)
+    if fault is None and endpoint.kind not in _TELL_ALL:
+        raise NotValid(
+            f"{TOKENS} and {IDS} need an engine whose replies have all ids ({' or '.join(_TELL_ALL)}), and "
+            f"{endpoint.settings.public_label} is {endpoint.kind}",
+            param=IDS if tokens is None else TOKENS,
+        )
+    if tokens is None:
+        return TokenReply(ids=True)
+    _check_pieces(endpoint, dialect, body)
+    tokenizer = await parts.tokenizers.of(endpoint.settings.label)
+    if tokenizer is None:
+        raise NotValid(
+            f"{TOKENS} needs a tokenizer for {endpoint.settings.public_label}: set `tokenizer` of its endpoint in the "
+            "configuration to its folder or its name on the hub, and pip install 'tokentape[tokenizer]'",
+            param=TOKENS,
+        )
+    return TokenReply(tokenizer.pieces, ids=ids is not None)
+
+
+def _check_pieces(endpoint: Endpoint, dialect: Dialect, body: Mapping[str, Any]) -> None:
+    if dialect.name != "chat":
+        raise NotValid(f"{TOKENS} is for /v1/chat/completions; this is a call of {dialect.name}", param=TOKENS)
+    if endpoint.kind == "sglang" and body.get("top_logprobs"):
+        raise NotValid(
+            f"SGLang names alternatives by their text alone: {TOKENS} goes with top_logprobs on vLLM only",
+            param="top_logprobs",
+        )

@@ -1,0 +1,126 @@
+"""What is passed on unrecorded: the list of models, and the paths on the allow-list.
+
+Holds the relaying of calls that sample nothing. Whether a path may be passed on at all is decided in `calls`.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+from urllib.parse import unquote
+
+import orjson
+from aiohttp import web
+from aiohttp.client_exceptions import ClientConnectionResetError
+
+from proxy.api.body import read_body
+from proxy.api.body_reader import off_loop, read_json
+from proxy.api.context import Parts
+from proxy.api.http import SHOWN
+from proxy.errors import EngineBroke, NotFound, NotValid
+from proxy.protocols.dialects import DIALECTS
+from proxy.protocols.dialects.messages import models_list as listing
+from proxy.protocols.translated_call import CHAT, read_by_chat
+from proxy.upstream import Answer, least_loaded
+from proxy.upstream.context_window import count_prompt
+from proxy.upstream.headers import downstream
+from proxy.upstream.system_messages import for_engine
+
+_MOST_MODELS: Final = 10_000  # far more than any gateway lists
+
+
+async def pass_on(request: web.Request, parts: Parts, path: str, body: bytes) -> web.StreamResponse:
+    """Send a request on and its answer back, byte for byte, as it comes."""
+    endpoints = least_loaded(parts.upstream.endpoints, path)
+    _, mark, query = request.raw_path.partition("?")
+    headers = list(request.headers.items())
+    target = path + mark + query
+    async with parts.upstream.send_to_any(endpoints, request.method, target, headers=headers, body=body) as answer:
+        return await _relayed(request, answer)
+
+
+async def _relayed(request: web.Request, answer: Answer) -> web.StreamResponse:
+    """The engine's answer, byte for byte."""
+    response = web.StreamResponse(
+        status=answer.status, headers=downstream(answer.headers, rollout_id=None, step_id=None)
+    )
+    request[SHOWN] = True
+    await response.prepare(request)
+    try:
+        async for read in answer.reads():
+            await response.write(read)
+        await response.write_eof()
+    except ClientConnectionResetError:
+        pass  # the client left; leaving the context closes the engine's connection as well
+    return response
+
+
+async def show_models(request: web.Request, parts: Parts, path: str) -> web.StreamResponse:
+    """`GET /v1/models`: the engine's, and the configured aliases of them; in Anthropic's shape for its clients."""
+    aliases = [alias for alias in parts.settings.models if not alias.endswith("*")]
+    name = path.removeprefix("/v1/models").removeprefix("/")
+    if not names_a_model(name):
+        raise NotFound(f"there is no model {name!r}")
+    by_messages = "anthropic-version" in request.headers
+    if not by_messages and (not aliases or (name and name not in aliases)):
+        return await pass_on(request, parts, path, b"")
+    endpoints = least_loaded(parts.upstream.endpoints, path)
+    headers = list(request.headers.items())
+    async with parts.upstream.send_to_any(endpoints, "GET", "/v1/models", headers=headers, body=None) as answer:
+        shown = downstream(answer.headers, rollout_id=None, step_id=None)
+        if answer.status != 200:
+            return await _relayed(request, answer)
+        models = await read_json(answer)
+    listed = list(_with_aliases(_models_of(models), parts.settings.models))
+    if name:
+        found = next((model for model in listed if model["id"] == unquote(name)), None)
+        if found is None and name in aliases:
+            raise NotFound(f"the model {name!r} is an alias of {parts.settings.models[name]!r}, which no engine serves")
+        if found is None:
+            raise NotFound(f"there is no model {name!r}")
+        return web.Response(headers=shown, body=orjson.dumps(listing.model(found) if by_messages else found))
+    told = {**models, "data": listed}
+    return web.Response(headers=shown, body=orjson.dumps(listing.models(told) if by_messages else told))
+
+
+def _models_of(listing_of_engine: Any) -> list[dict[str, Any]]:
+    """The models in an engine's answer. Raises EngineBroke for an answer of another shape."""
+    models = listing_of_engine.get("data") if isinstance(listing_of_engine, dict) else None
+    if not isinstance(models, list) or len(models) > _MOST_MODELS:
+        raise EngineBroke("the engine's answer to GET /v1/models is not a list of models")
+    if not all(isinstance(model, dict) and isinstance(model.get("id"), str) for model in models):
+        raise EngineBroke("the engine's answer to GET /v1/models has models without an id")
+    return models
+
+
+def names_a_model(segments: str) -> bool:
+    """Whether this part of a path, still encoded, stays below `/v1/models`, however often the engine's side decodes it."""
+    name = unquote(segments)
+    return name.isprintable() and "%" not in name and not {".", ".."} & set(re.split(r"[/\\]", name))
+
+
+def _with_aliases(served: list[dict[str, Any]], aliases: dict[str, str]) -> Iterator[dict[str, Any]]:
+    """The engine's models, then each alias of one of them under its own name."""
+    yield from served
+    known = {model["id"]: model for model in served}
+    for alias, name in aliases.items():
+        if not alias.endswith("*") and name in known and alias not in known:
+            yield {**known[name], "id": alias}
+
+
+COUNT: Final = "/v1/messages/count_tokens"
+_MESSAGES: Final = "/v1/messages"
+
+
+async def count_tokens(parts: Parts, text: bytes) -> web.Response:
+    """`POST /v1/messages/count_tokens`. Raises NotValid where the engine cannot count."""
+    form = await off_loop(len(text), lambda: read_by_chat(_MESSAGES, {"max_tokens": 1, **read_body(text)}, parts.ways))
+    assert form is not None
+    endpoint, *_ = least_loaded(parts.upstream.endpoints, COUNT)
+    if (fault := await parts.upstream.know(endpoint)) is not None:
+        raise fault
+    form = await for_engine(parts, endpoint, form, parts.settings.models)
+    chat = await off_loop(len(text), form.native, {}, endpoint.kind)
+    counted = await count_prompt(parts, endpoint, DIALECTS[CHAT], chat, body_bytes=len(text))
+    if counted is None:
+        raise NotValid(f"{endpoint.settings.public_label} ({endpoint.kind}) cannot count the tokens of messages")
+    return web.Response(body=orjson.dumps({"input_tokens": counted.tokens}), content_type="application/json")

@@ -1,0 +1,66 @@
+"""Who may use the control API, and how its requests name things.
+
+Holds the middleware that asks for a control key, and the reading of ids, numbers and choices from paths and queries.
+"""
+
+from collections.abc import Collection
+from typing import Final
+
+from aiohttp import web
+
+from proxy.api.body_reader import off_loop, read_bytes
+from proxy.api.context import PARTS
+from proxy.api.control.schemas import Read, read_as
+from proxy.api.rollout_id import id_from_path
+from proxy.errors import BadCall
+from proxy.rollouts.rollout import Rollout, no_rollout, read_rollout
+
+_MOST_BYTES: Final = 8 * 2**20  # of terms and metadata, which are written again for the store and the answer
+_GREATEST: Final = 10**12 - 1  # beyond any count, index or unix time in seconds, and no trouble to the store
+
+
+def rollout_id_of(request: web.Request) -> str:
+    """The rollout id in the path, read from the path as it came: routers decode too much or too little."""
+    return id_from_path(request.raw_path.partition("?")[0].split("/")[2])
+
+
+async def rollout_of(request: web.Request) -> Rollout:
+    """The rollout that the path names. Raises NotFound."""
+    name = rollout_id_of(request)
+    stored = await request.app[PARTS].store.get(name)
+    if stored is None:
+        raise no_rollout(name)
+    return read_rollout(stored)
+
+
+async def body_of(request: web.Request, model: type[Read]) -> Read:
+    """Read the body as this model. Raises BadCall, NotValid, and what `read_bytes` raises."""
+    text = await read_bytes(request, most=_MOST_BYTES)
+    return await off_loop(len(text), read_as, model, text)
+
+
+def number_of(request: web.Request, name: str, default: int | None, *, least: int, most: int = _GREATEST) -> int | None:
+    """A whole number of the query. Raises BadCall."""
+    text = request.query.get(name)
+    if text is None:
+        return default
+    # Its length first: Python refuses to read a number of thousands of digits.
+    is_number = text.isascii() and text.isdecimal() and len(text) <= len(str(_GREATEST))
+    if not is_number or not least <= int(text) <= most:
+        raise BadCall(f"{name} is a whole number from {least} to {most}, not {text[:40]!r}", param=name)
+    return int(text)
+
+
+def choice_of(request: web.Request, name: str, known: Collection[str], default: str) -> str:
+    """One of some words of the query. Raises BadCall naming them."""
+    word = request.query.get(name, default)
+    if word not in known:
+        raise BadCall(f"{name}={word!r} is not known; known are {', '.join(known)}", param=name)
+    return word
+
+
+def only_known(request: web.Request, known: Collection[str]) -> None:
+    """Refuse a misspelt option. Raises BadCall."""
+    for name in request.query:
+        if name not in known:
+            raise BadCall(f"{name!r} is no option here; options are {', '.join(sorted(known))}", param=name)

@@ -1,0 +1,59 @@
+"""Rewards and advantages as trainers and rollout servers send them: finite numbers within the range of float32.
+
+Holds the types of such values and the reading of a body that has them. Trainers keep rewards as float32: what is beyond its
+range would be infinite there, and JSON has no infinity.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
+
+import orjson
+from pydantic import AfterValidator, Field, FiniteFloat
+
+from proxy.api.body import read_body
+from proxy.errors import BadCall, NotValid
+
+LARGEST: Final = 3.4028234663852886e38  # of float32
+_NO_NUMBERS: Final = ("NaN", "Infinity")  # as JavaScript and Python write them, behind a sign or none; JSON has neither
+
+
+def _all_finite(given: dict[str, Any]) -> dict[str, Any]:
+    """Check every number of an object, however deep. Raises ValueError."""
+    pending: list[Any] = [given]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, Mapping):
+            pending.extend(value.values())
+        elif isinstance(value, list):
+            pending.extend(value)
+        elif isinstance(value, int | float) and not -LARGEST <= value <= LARGEST:
+            raise ValueError(f"every number must be finite and within the range of float32 (±{LARGEST:.8g})")
+    return given
+
+
+Signal = Annotated[FiniteFloat, Field(ge=-LARGEST, le=LARGEST)]
+Signals = Annotated[dict[str, Any], AfterValidator(_all_finite)]
+
+
+def read_object(text: bytes) -> dict[str, Any]:
+    """Return the JSON object of a body that may have rewards.
+
+    Raises:
+        NotValid: a number is NaN, infinite, or too large for a float.
+        BadCall: the body is not a JSON object for another reason.
+    """
+    try:
+        return read_body(text)
+    except BadCall:
+        if _has_no_number(text):
+            raise NotValid("a number of the body is NaN, infinite or too large for a float") from None
+        raise
+
+
+def _has_no_number(text: bytes) -> bool:
+    """Whether a body is no JSON because of a number that is NaN or infinite. orjson 3.11 refuses 1e400 as infinity."""
+    try:
+        orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        return "infinity" in error.msg or error.doc.startswith(_NO_NUMBERS, error.pos)
+    return False

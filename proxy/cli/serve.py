@@ -1,0 +1,57 @@
+"""What `serve` and `simulate` say of themselves, and their running until they are told to stop.
+
+Holds the lines that they print. What they run is in `server`, `workers` and `worker`.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from proxy.cli.console import print_json
+from proxy.config.addresses import without_secrets
+from proxy.config.settings import Settings
+from proxy.server.listener import running, simulating, with_an_engine
+from proxy.server.shutdown import stopped_by_signals
+from proxy.server.supervisor import refuse_left_journals, working
+from proxy.simulator.options import Options
+from proxy.simulator.script import read_script
+from proxy.telemetry.logs import set_up
+
+
+async def serve(settings: Settings, notes: Console) -> None:
+    """Serve until a signal says otherwise."""
+    set_up(settings.log.level, settings.log.format)
+    refuse_left_journals(settings)
+    serving = running if settings.workers == 1 else working
+    with stopped_by_signals() as stop:
+        async with with_an_engine(settings) as (complete, is_simulated), serving(complete) as served:
+            if is_simulated:
+                notes.print("[bold yellow]No engine is configured: answers come from the built-in SIMULATOR.[/]")
+                notes.print("  Its words mean nothing. For a real engine: --engine http://127.0.0.1:8000")
+            for endpoint in complete.engines.endpoints:
+                notes.print(f"engine    {escape(endpoint.url)} ({endpoint.kind})", soft_wrap=True)
+            notes.print(f"store     {escape(without_secrets(complete.store.url))}", soft_wrap=True)
+            if served.control_url != served.url:
+                notes.print(f"control   {escape(served.control_url)}", soft_wrap=True)
+            url, agents_url = escape(served.url), escape(complete.agents.url or served.url)
+            notes.print(f"[bold]listening {url}[/]   OPENAI_BASE_URL={agents_url}/v1", soft_wrap=True)
+            await stop.wait()
+            notes.print("stopping: calls in flight end first")
+
+
+async def simulate(listen: str, options: Options, notes: Console, *, script: Path | None = None, as_json: bool) -> None:
+    """Run the simulator until a signal says otherwise; as JSON, its address is one line on standard output.
+
+    Raises ValueError or OSError for a script that cannot be read.
+    """
+    if script is not None:
+        options = replace(options, script=read_script(script))
+    with stopped_by_signals() as stop:
+        async with simulating(listen, options) as url:
+            if as_json:
+                print_json({"url": url, "model": options.model}, lines=True)
+            said = f"[bold]simulator listening {escape(url)}[/]   it serves {escape(repr(options.model))}"
+            notes.print(said, soft_wrap=True)
+            await stop.wait()

@@ -1,0 +1,124 @@
+"""Settings from the command line, environment variables (`TOKENTAPE_STORE__URL=…`) and a YAML file.
+
+The command line has precedence over the environment, and the environment over the file. Only this module reads the
+environment.
+"""
+
+from pathlib import Path
+from typing import Any, Self
+
+import orjson
+from pydantic import Field, SecretStr, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
+
+from proxy.config.addresses import is_loopback, split_listen
+from proxy.config.sections import (
+    AgentsSettings,
+    AtroposSettings,
+    AuditSettings,
+    ControlSettings,
+    DialectSettings,
+    EnginesSettings,
+    ListenTlsSettings,
+    LogSettings,
+    OsmosisSettings,
+    RecordSettings,
+    SamplingSettings,
+    StoreSettings,
+)
+
+ENVIRONMENT_PREFIX = "TOKENTAPE_"
+
+
+class Settings(BaseSettings):
+    """All settings."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENVIRONMENT_PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True
+    )
+
+    listen: str = Field("127.0.0.1:8400", description="Address to listen on, as HOST:PORT.")
+    listen_tls: ListenTlsSettings = Field(ListenTlsSettings(), description="TLS for the addresses of both APIs.")
+    insecure: bool = Field(default=False, description="Allow a non-loopback address without API keys.")
+    workers: int = Field(
+        1, ge=1, description="Number of processes that share the port and the store (docs/workers.md)."
+    )
+    shutdown_delay_s: float = Field(
+        0,
+        ge=0,
+        description="Seconds after SIGTERM in which calls are still accepted and /ready returns 503, for load balancers.",
+    )
+    drain_timeout_s: float = Field(
+        60, ge=0, description="Maximum seconds for calls in flight to finish on shutdown; then they are aborted."
+    )
+    engines: EnginesSettings = Field(EnginesSettings(), description="The engines and their limits.")
+    models: dict[str, str] = Field(
+        {}, description='Model names: requested name -> name at the engine; "claude-*" is a prefix, "*" any other.'
+    )
+    sampling: SamplingSettings = Field(SamplingSettings(), description="Rules for the sampling parameters of requests.")
+    agents: AgentsSettings = Field(AgentsSettings(), description="The model API.")
+    dialects: DialectSettings = Field(
+        DialectSettings(), description="Dialects that are translated to chat completions."
+    )
+    control: ControlSettings = Field(ControlSettings(), description="The control API.")
+    store: StoreSettings = Field(StoreSettings(), description="The store of rollouts and steps.")
+    record: RecordSettings = Field(RecordSettings(), description="What is recorded.")
+    osmosis: OsmosisSettings = Field(OsmosisSettings(), description="Rollout servers of Osmosis.")
+    atropos: AtroposSettings = Field(AtroposSettings(), description="Routes of the Atropos proxy.")
+    audit: AuditSettings = Field(AuditSettings(), description="Automatic audit of recorded steps.")
+    log: LogSettings = Field(LogSettings(), description="Logging.")
+
+    @model_validator(mode="after")
+    def _check_access(self) -> Self:
+        for section, listen, keys in (
+            ("agents", self.listen, self.agents.api_keys),
+            ("control", self.control.listen or self.listen, self.control.api_keys),
+        ):
+            host, _ = split_listen(listen)
+            if not keys and not self.insecure and not is_loopback(host):
+                raise ValueError(
+                    f"{listen} is not a loopback address, and {section}.api_keys is empty. Set {section}.api_keys, "
+                    "listen on 127.0.0.1, or pass --insecure if the network is closed"
+                )
+        return self
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Return the sources in the order of precedence: command line, environment, file."""
+        return init_settings, env_settings, YamlConfigSettingsSource(settings_cls)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the settings as JSON, including secrets. Send it to child processes by a pipe, and nowhere else.
+
+        `Settings(**json)` is equal in a process with the same environment.
+        """
+        payload: dict[str, Any] = orjson.loads(orjson.dumps(self.model_dump(), default=_reveal))
+        return payload
+
+
+def _reveal(value: Any) -> str:
+    return value.get_secret_value() if isinstance(value, SecretStr) else str(value)  # else a path
+
+
+def load(config: Path | None = None, **overrides: Any) -> Settings:
+    """Return the settings from a file (if any), the environment and `overrides`, which have precedence.
+
+    Raises:
+        ValueError: A setting is invalid (pydantic's ValidationError, which names each of them).
+        OSError: The file cannot be read.
+    """
+    if config is None:
+        return Settings(**overrides)
+    config.read_bytes()  # YamlConfigSettingsSource ignores a file that does not exist
+
+    class FromFile(Settings):
+        model_config = SettingsConfigDict(yaml_file=config)
+
+    return FromFile(**overrides)

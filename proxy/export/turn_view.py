@@ -1,0 +1,154 @@
+"""Views of a rollout turn by turn: formats whose rows are one prompt and what was sampled after it.
+
+Contains the choice of turns (those that canonical rows train, oldest first) and what `max_len` makes of them. Nothing is
+joined, so no mask is needed between turns, and a rollout of any shape has such rows.
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from proxy.export.base import PLAIN, Fill, Plan, Planned, skipped_rows
+from proxy.export.sequence_view import Source
+from proxy.trajectory.facts import RolloutFacts
+from proxy.trajectory.fidelity import is_unlogged
+from proxy.trajectory.retokenize import RETOKENIZED
+from proxy.trajectory.sequence import Options, Skipped, is_cut, sequences, stop_token_sampled
+from proxy.trajectory.step import Choice, Step
+from proxy.trajectory.tree import Node
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """One prompt and what was sampled after it.
+
+    `cut` says that `max_len` took something away, `overlong_prompt` that it took all that was sampled, and of the prompt.
+    """
+
+    step: Step
+    choice: Choice
+    prompt: list[int]
+    ids: list[int]
+    logprobs: list[float]
+    is_last: bool = False
+    cut: bool = False
+    overlong_prompt: bool = False
+
+    @property
+    def truncated(self) -> bool:
+        """Whether `max_len` cut the turn, or something other than the model ended it."""
+        return self.cut or is_cut(self.step, self.choice)
+
+    @property
+    def stop_token_sampled(self) -> bool | None:
+        """Whether the last id is the token that ended the turn; None where the engine does not say."""
+        return stop_token_sampled(Node(0, None, self.step, self.choice))
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """A choice that gets a row, before its tokens are copied. `room` is what `max_len` cuts it to, None if it fits.
+
+    `has_tokens` is unset for a choice whose engine gave no token ids.
+    """
+
+    step: Step
+    choice: Choice
+    room: int | None = None
+    has_tokens: bool = True
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.step.step_id, self.choice.index
+
+    @property
+    def step_ids(self) -> tuple[str, ...]:
+        """The step, if anything of it is trained."""
+        prompt_len = len(self.step.prompts[self.choice.prompt]) if self.has_tokens else 0
+        is_trained = self.has_tokens and (self.room is None or prompt_len < self.room)
+        return (self.step.step_id,) if is_trained else ()
+
+
+class TurnView(Planned):
+    """A format with one row for each turn.
+
+    `cuts` is set where a turn can be cut to `max_len`, `keeps_empty` where it has a row even if nothing sampled is left.
+    """
+
+    name: str
+    cuts = False
+    keeps_empty = False
+
+    def plan(self, facts: RolloutFacts, steps: Sequence[Step], options: Options, fill: Fill = PLAIN) -> Plan:
+        """Plan a view of each turn, the oldest first. Raises `Inexpressible`."""
+        found = sequences(steps, facts, replace(options, max_len=None))
+        skipped = list(found.skipped)
+        owned = {node.key: node for branch in found.branches for node in branch.owned_nodes}
+        turns = [
+            chosen for _, node in sorted(owned.items()) if (chosen := self._fit(node, options, skipped)) is not None
+        ]
+        source = Source(self.name, facts, {step.step_id: step for step in steps}, fill, len(found.branches) == 1)
+        bare = [_Chosen(step, choice, has_tokens=False) for step, choice in self.without_tokens(steps)]
+        last = turns[-1] if turns else None
+        bare_logprobs = {step.step_id for step in steps if RETOKENIZED in step.problems or is_unlogged(step)}
+        all_rows = sorted([*turns, *bare], key=lambda each: each.key)
+
+        def rendered() -> Iterator[Any]:
+            for each in all_rows:
+                if each.has_tokens and each.step.step_id in bare_logprobs:
+                    raise source.refuse_unlogged(f"step {each.step.step_id!r}")
+                if each.has_tokens:
+                    yield self.turn(_sampled(each, is_last=each is last), source)
+                else:
+                    yield self.bare(each.step, each.choice, source)
+
+        return Plan([each.step_ids for each in all_rows], skipped_rows(skipped), rendered)
+
+    @abstractmethod
+    def turn(self, turn: Sampled, source: Source) -> Any:
+        """Render a turn in this format. Raises `Inexpressible`."""
+
+    def without_tokens(self, steps: Sequence[Step]) -> Iterable[tuple[Step, Choice]]:
+        """Return the choices without token ids that have a row in this format all the same; mostly none."""
+        return ()
+
+    def bare(self, step: Step, choice: Choice, source: Source) -> Any:
+        """Render a choice of `without_tokens`."""
+        raise NotImplementedError
+
+    def _fit(self, node: Node, options: Options, skipped: list[Skipped]) -> _Chosen | None:
+        """Return the turn within `max_len`; None if it is left out, which is added to `skipped`."""
+        room = options.max_len
+        if room is None or options.overlong == "keep" or node.end <= room:
+            return _Chosen(node.step, node.choice)
+        if self.cuts and options.overlong == "cut" and (self.keeps_empty or node.start < room):
+            return _Chosen(node.step, node.choice, room)
+        skipped.append(Skipped(node.step.step_id, f"longer than max_len={room}"))
+        return None
+
+
+def _sampled(chosen: _Chosen, *, is_last: bool) -> Sampled:
+    step, choice = chosen.step, chosen.choice
+    prompt = step.prompts[choice.prompt].tolist()
+    turn = Sampled(step, choice, prompt, choice.ids.tolist(), choice.logprobs.tolist(), is_last)
+    return turn if chosen.room is None else _cut(turn, chosen.room)
+
+
+def _cut(turn: Sampled, room: int) -> Sampled:
+    """Cut the turn as verifiers cuts to its `max_seq_len` (fa7f5fa): of a longer prompt nothing sampled is left."""
+    if len(turn.prompt) > room:
+        return replace(turn, prompt=turn.prompt[:room], ids=[], logprobs=[], cut=True, overlong_prompt=True)
+    left = room - len(turn.prompt)
+    return replace(turn, ids=turn.ids[:left], logprobs=turn.logprobs[:left], cut=True)
+
+
+def step_reward(step: Step, source: Source) -> float:
+    """The step's own reward, else the rollout's."""
+    own = source.facts.step_reward(step.step_id)
+    return source.reward() if own is None else own
+
+
+def prompt_fill(source: Source) -> float:
+    """What stands for the logprob of a prompt's token."""
+    return 0.0 if source.fill.prompt_logprob is None else source.fill.prompt_logprob

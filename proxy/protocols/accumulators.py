@@ -1,0 +1,361 @@
+"""Stream chunks accumulated into the response that the unstreamed call would have given.
+
+One accumulator per shape that engines stream. An accumulator hides nothing and never changes a chunk; lists are extended into
+lists of its own. It notes where the chunks of one stream contradict each other: nothing else sees them one by one.
+
+Rule 1: text comes in pieces and is joined; of every other field that repeats, the last value that is not null wins.
+Rule 2: choices are matched by `index` and may interleave in any order.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final, Protocol, TypeAlias
+
+Json: TypeAlias = dict[str, Any]
+
+# Fields that have one value for the whole stream (vLLM 0.32.0, SGLang 0.5.23, llama.cpp 2026.10). `created` is not among
+# them: SGLang writes the time of each chunk.
+_CONSTANT: Final = frozenset({"id", "request_id", "model", "prompt_token_ids", "sglext"})
+
+
+class Fold(Protocol):
+    """Accumulates the chunks of one streamed call. `problems` are codes of `proxy.trajectory.fidelity.PROBLEMS`."""
+
+    problems: set[str]
+
+    def feed(self, chunk: Json) -> None:
+        """Add one chunk. Raises TypeError, KeyError, AttributeError or ValueError for a value that is not one."""
+        ...
+
+    def finish(self) -> Json:
+        """The response so far, its choices ordered by index."""
+        ...
+
+    @property
+    def finished(self) -> int:
+        """The number of choices that have a finish reason."""
+        ...
+
+
+class ChoiceFold:
+    """One choice of chat or completions: ids, logprobs, finish reason and any other field."""
+
+    __slots__ = ("counted", "fields", "ids", "logprobs", "text")
+
+    def __init__(self, index: int) -> None:
+        self.fields: Json = {"index": index, "finish_reason": None}
+        self.ids: list[int] | None = None
+        self.logprobs: dict[str, list[Any]] | None = None
+        self.text: list[str] = []
+        self.counted = 0  # the engine's running count of its tokens
+
+    def feed(self, choice: Json, problems: set[str]) -> None:
+        """Add what a chunk has of this choice."""
+        for key, value in choice.items():
+            if key in {"index", "delta"}:
+                continue
+            if value is None:
+                self.fields.setdefault(key, None)  # a field that is null to the end is in the response as well
+            elif key == "token_ids":
+                self.ids = extended(self.ids, value)
+            elif key == "logprobs":
+                self._extend_logprobs(value)
+            elif key == "text":
+                self.text.append(text_of(value))
+            else:
+                replace(self.fields, key, value, problems)
+
+    def _extend_logprobs(self, logprobs: Json) -> None:
+        self.logprobs = {} if self.logprobs is None else self.logprobs
+        for name, values in logprobs.items():
+            if values is not None:
+                self.logprobs[name] = extended(self.logprobs.get(name), values)
+
+    def finish(self) -> Json:
+        """The choice so far."""
+        lists = {"logprobs": self.logprobs, "token_ids": self.ids}
+        return {**self.fields, **{key: values for key, values in lists.items() if values is not None}}
+
+
+class Accumulating(Protocol):
+    """What `Chunks` needs of a choice: `fields` with its finish reason, and its running count."""
+
+    fields: Json
+    counted: int
+
+    def feed(self, choice: Json, problems: set[str]) -> None:
+        """Add what a chunk has of this choice."""
+        ...
+
+
+class Chunks:
+    """A whole stream: the top-level fields, the choices by index, and what contradicts itself."""
+
+    __slots__ = ("_make", "choices", "finished", "head", "problems")
+
+    def __init__(self, make: Callable[[int], Any] = ChoiceFold) -> None:
+        self._make = make
+        self.head: Json = {}
+        self.choices: dict[int, Any] = {}
+        self.finished = 0
+        self.problems: set[str] = set()
+
+    def feed(self, chunk: Json) -> list[Json]:
+        """Add one chunk; return its choices."""
+        head = self.head
+        for key, value in chunk.items():
+            if key == "choices":
+                continue
+            if key not in head:
+                head[key] = value
+            elif key == "usage":  # 1 and true are equal, and must not be
+                head[key] = head[key] if value is None else value
+            elif value is not None and value != (known := head[key]):
+                if known is not None and key in _CONSTANT:
+                    self.problems.add("changed_midstream")
+                head[key] = value
+        choices: list[Json] = chunk.get("choices") or []
+        for choice in choices:
+            self._feed_choice(choice)
+        usage = chunk.get("usage")
+        if usage is not None and len(choices) == 1:
+            self._check_running_count(usage, choices[0])
+        return choices
+
+    def _feed_choice(self, choice: Json) -> None:
+        index = choice["index"]
+        if type(index) is not int:
+            raise TypeError(f"a choice's index must be an integer, not {index!r}")
+        fold = self.choices.get(index)
+        if fold is None:
+            fold = self.choices[index] = self._make(index)
+        if fold.fields["finish_reason"] is None:
+            fold.feed(choice, self.problems)
+            if fold.fields["finish_reason"] is not None:
+                self.finished += 1
+            return
+        if _has_content(choice):
+            self.problems.add("content_after_end")
+        fold.feed(choice, self.problems)
+
+    def _check_running_count(self, usage: Any, choice: Json) -> None:
+        """`usage` beside a choice counts the tokens of that choice so far (vLLM 0.32.0, `continuous_usage_stats`).
+
+        An event that is repeated, lost or out of order breaks the count. Ids may come elsewhere than in events (SGLang).
+        """
+        count = usage.get("completion_tokens")
+        if type(count) is not int:
+            self.problems.add("bad_usage")
+            return
+        fold = self.choices[choice["index"]]
+        added = len(choice.get("token_ids") or ())
+        if count < fold.counted or (added and count - fold.counted != added):
+            self.problems.add("running_count")
+        fold.counted = count
+
+    def finish(self, kind: str | None, choices: list[Json]) -> Json:
+        """The response."""
+        usage = self.head.pop("usage", None)
+        named = {} if kind is None else {"object": kind}
+        return {**self.head, **named, "choices": choices, "usage": usage}
+
+
+def replace(fields: Json, key: str, value: Any, problems: set[str]) -> None:
+    """Set a field of a choice that comes once."""
+    known = fields.get(key)
+    if known is not None:
+        if key == "finish_reason":
+            problems.add("two_finish_reasons")
+        elif key in _CONSTANT and known != value:
+            problems.add("changed_midstream")
+    fields[key] = value
+
+
+def extended(values: list[Any] | None, more: Any) -> list[Any]:
+    """The list with more at its end, a new one if there was none. Raises TypeError for what is no list."""
+    if type(more) is not list:
+        raise TypeError(f"a list was expected, not {type(more).__name__}")
+    if values is None:
+        return more.copy()
+    values.extend(more)
+    return values
+
+
+def text_of(value: Any) -> str:
+    """A piece of text. Raises TypeError for what is none: it could not be joined."""
+    if not isinstance(value, str):
+        raise TypeError(f"text was expected, not {type(value).__name__}")
+    return value
+
+
+def _has_content(choice: Json) -> bool:
+    """Whether a chunk adds tokens, text or a call. Other fields may follow a finish reason (SGLang: hidden states)."""
+    delta = choice.get("delta") or {}
+    said = ("content", "reasoning", "reasoning_content", "tool_calls", "function_call")
+    return bool(
+        choice.get("token_ids") or choice.get("text") or choice.get("logprobs") or any(delta.get(key) for key in said)
+    )
+
+
+class CompletionsFold:
+    """Accumulates `text_completion` chunks."""
+
+    def __init__(self) -> None:
+        self._chunks = Chunks()
+        self.problems = self._chunks.problems
+
+    @property
+    def finished(self) -> int:
+        """The number of choices that have a finish reason."""
+        return self._chunks.finished
+
+    def feed(self, chunk: Json) -> None:
+        """Add one chunk."""
+        self._chunks.feed(chunk)
+
+    def finish(self) -> Json:
+        """A `text_completion` response."""
+        choices = [{**fold.finish(), "text": "".join(fold.text)} for _, fold in sorted(self._chunks.choices.items())]
+        return self._chunks.finish("text_completion", choices)
+
+
+class _MessageFold:
+    """The message of one chat choice: texts by field, tool calls by index, and whatever else a delta holds."""
+
+    __slots__ = ("calls", "fields", "texts")
+
+    def __init__(self) -> None:
+        self.texts: dict[str, list[str]] = {}
+        self.calls: dict[int, Json] = {}
+        self.fields: Json = {"role": "assistant", "content": None}
+
+    def feed(self, delta: Json) -> None:
+        for key, value in delta.items():
+            if value is None:
+                continue
+            if key == "tool_calls":
+                for call in extended(None, value):
+                    self._feed_call(call)
+            elif isinstance(value, str) and key != "role":
+                self.texts.setdefault(key, []).append(value)
+            else:
+                self.fields[key] = value
+
+    def _feed_call(self, call: Json) -> None:
+        index = call["index"]
+        if type(index) is not int:
+            raise TypeError(f"a tool call's index must be an integer, not {index!r}")
+        kept = self.calls.setdefault(index, {"id": None, "type": "function", "function": {}})
+        function = kept["function"]
+        for key, value in call.items():
+            if key not in {"index", "function"} and value is not None:
+                kept[key] = value
+        for key, value in (call.get("function") or {}).items():
+            if key == "arguments":
+                function.setdefault(key, []).append(text_of(value or ""))
+            elif value is not None:
+                function[key] = value
+
+    def finish(self) -> Json:
+        texts = {key: "".join(pieces) for key, pieces in self.texts.items()}
+        message = {**self.fields, **{key: text for key, text in texts.items() if text or key != "content"}}
+        if self.calls:
+            message["tool_calls"] = [
+                {
+                    **call,
+                    "function": {
+                        **call["function"],
+                        "arguments": "".join(call["function"].get("arguments", ())),
+                    },
+                }
+                for _, call in sorted(self.calls.items())
+            ]
+        return message
+
+
+class ChatFold:
+    """Accumulates `chat.completion.chunk` chunks."""
+
+    def __init__(self) -> None:
+        self._chunks = Chunks()
+        self._messages: dict[int, _MessageFold] = {}
+        self.problems = self._chunks.problems
+
+    @property
+    def finished(self) -> int:
+        """The number of choices that have a finish reason."""
+        return self._chunks.finished
+
+    def feed(self, chunk: Json) -> None:
+        """Add one chunk."""
+        for choice in self._chunks.feed(chunk):
+            message = self._messages.get(choice["index"])
+            if message is None:
+                message = self._messages[choice["index"]] = _MessageFold()
+            message.feed(choice.get("delta") or {})
+
+    def finish(self) -> Json:
+        """A `chat.completion` response."""
+        choices = [
+            {**fold.finish(), "message": self._messages[index].finish()}
+            for index, fold in sorted(self._chunks.choices.items())
+            if index in self._messages
+        ]
+        return self._chunks.finish("chat.completion", choices)
+
+
+class GenerateFold:
+    """Accumulates the chunks of `/inference/v1/generate`."""
+
+    def __init__(self) -> None:
+        self._chunks = Chunks(lambda _: _ChoiceFold())
+        self.problems = self._chunks.problems
+
+    @property
+    def finished(self) -> int:
+        """The number of choices that have a finish reason."""
+        return self._chunks.finished
+
+    def feed(self, chunk: Json) -> None:
+        """Add one chunk."""
+        self._chunks.feed(chunk)
+
+    def finish(self) -> Json:
+        """A response of the endpoint."""
+        choices = [fold.finish() for _, fold in sorted(self._chunks.choices.items())]
+        return self._chunks.finish(None, choices)
+
+
+class _ChoiceFold:
+    """One choice."""
+
+    __slots__ = ("_content", "_lists", "_texts", "counted", "fields")
+
+    def __init__(self) -> None:
+        self.fields: Json = {"finish_reason": None}
+        self.counted = 0
+        self._lists: dict[str, list[Any]] = {}
+        self._texts: list[str] = []
+        self._content: list[Any] | None = None
+
+    def feed(self, choice: Json, problems: set[str]) -> None:
+        """Add what a chunk has of this choice."""
+        for key, value in choice.items():
+            if value is None:
+                self.fields.setdefault(key, None)
+            elif key == "text":
+                self._texts.append(text_of(value))
+                self.fields[key] = None
+            elif key == "logprobs":
+                self._content = extended(self._content, value.get("content") or [])
+            elif key in {"token_ids", "sampling_mask"}:
+                self._lists[key] = extended(self._lists.get(key), value)
+            elif key == "index":
+                self.fields[key] = value
+            else:
+                replace(self.fields, key, value, problems)
+
+    def finish(self) -> Json:
+        """The choice so far."""
+        texts = {"text": "".join(self._texts)} if "text" in self.fields else {}
+        logprobs = None if self._content is None else {"content": self._content}
+        return {**self.fields, **self._lists, **texts, "logprobs": logprobs}

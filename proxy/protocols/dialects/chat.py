@@ -1,0 +1,51 @@
+"""OpenAI's chat completions: native, so nothing is translated."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from proxy.errors import ProxyError
+from proxy.protocols.accumulators import ChatFold, Fold
+from proxy.protocols.dialects.base import Asked, DialectName, is_on, openai_error, samples_of, wants_usage
+
+
+class Chat:
+    """`POST /v1/chat/completions`: one prompt, `n` choices."""
+
+    name: DialectName = "chat"
+
+    def asked(self, body: Mapping[str, Any]) -> Asked:
+        """`logprobs` is a flag here."""
+        samples = samples_of(body)
+        return Asked(
+            token_ids=is_on(body.get("return_token_ids")),
+            logprobs=is_on(body.get("logprobs")),
+            usage=wants_usage(body),
+            samples=samples,
+            choices=samples,
+        )
+
+    def sampling(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """On the body's top level."""
+        return body
+
+    def prompt_ids(self, body: Mapping[str, Any]) -> list[list[int]] | None:
+        """Messages are text."""
+        return None
+
+    def place_sampling(
+        self, body: Mapping[str, Any], fields: Mapping[str, Any], unset: Collection[str]
+    ) -> tuple[dict[str, Any], set[str]]:
+        """On the body's top level."""
+        return dict(fields), set(unset)
+
+    def fold(self) -> Fold:
+        """Chunks of `chat.completion.chunk`."""
+        return ChatFold()
+
+    def error(self, error: ProxyError) -> bytes:
+        """OpenAI's shape."""
+        return openai_error(error)
+
+    def status(self, error: ProxyError) -> int:
+        """Its own."""
+        return error.status

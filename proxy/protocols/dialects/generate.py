@@ -1,0 +1,72 @@
+"""vLLM's generate endpoint: tokens in, tokens out. Native, so nothing is translated.
+
+Holds what its bodies say. vLLM 0.32.0 serves it with `--enable-scale-out`, and else answers 403 with an error of
+OpenAI's shape, which is passed on like any other.
+
+As seen there, streamed and not: the sampled `token_ids` always come, in both output modes. `return_token_ids` adds the
+ids of the prompt (streamed: keys of the first chunk, which are absent without it). Logprobs come if
+`sampling_params.logprobs` is not null, of which 0 is the sampled token's own.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from proxy.errors import ProxyError
+from proxy.protocols.accumulators import Fold, GenerateFold
+from proxy.protocols.dialects.base import Asked, DialectName, is_on, openai_error, samples_of, wants_usage
+
+_BOUND = "max_completion_tokens"  # of the other dialects; vLLM's SamplingParams know `max_tokens` alone
+
+
+class Generate:
+    """`POST /inference/v1/generate`: one prompt of ids, `sampling_params.n` choices."""
+
+    name: DialectName = "generate"
+
+    def asked(self, body: Mapping[str, Any]) -> Asked:
+        """`token_ids` is of the prompt's ids: the sampled ones are always shown."""
+        sampling = self.sampling(body)
+        samples = samples_of(sampling)
+        return Asked(
+            token_ids=is_on(body.get("return_token_ids")),
+            logprobs=sampling.get("logprobs") is not None,
+            usage=wants_usage(body),
+            samples=samples,
+            choices=samples,
+        )
+
+    def sampling(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """They have an object of their own, in which the bound on tokens has one spelling only."""
+        given = body.get("sampling_params")
+        return {name: value for name, value in given.items() if name != _BOUND} if isinstance(given, dict) else {}
+
+    def prompt_ids(self, body: Mapping[str, Any]) -> list[list[int]] | None:
+        """Its ids; unless placeholders of images lengthen them (`features`), or the engine is to cut them."""
+        ids = body.get("token_ids")
+        is_changed = body.get("features") is not None or self.sampling(body).get("truncate_prompt_tokens") is not None
+        return [ids] if isinstance(ids, list) and not is_changed else None
+
+    def place_sampling(
+        self, body: Mapping[str, Any], fields: Mapping[str, Any], unset: Collection[str]
+    ) -> tuple[dict[str, Any], set[str]]:
+        """In that object, made anew. A body without one is left alone: the engine refuses it."""
+        given = body.get("sampling_params")
+        if not isinstance(given, dict) or not (fields or unset):
+            return {}, set()
+        spelt = {name: value for name, value in fields.items() if name != _BOUND}
+        if _BOUND in fields:
+            spelt["max_tokens"] = fields[_BOUND]
+        kept = {name: value for name, value in given.items() if name not in unset}
+        return {"sampling_params": {**kept, **spelt}}, set()
+
+    def fold(self) -> Fold:
+        """Chunks without a name, one choice each."""
+        return GenerateFold()
+
+    def error(self, error: ProxyError) -> bytes:
+        """OpenAI's shape."""
+        return openai_error(error)
+
+    def status(self, error: ProxyError) -> int:
+        """Its own."""
+        return error.status

@@ -1,0 +1,64 @@
+"""Anthropic's Messages, by way of chat: requests read as chat calls, chat's answers told in its blocks and events.
+
+    request     a body, read as a chat body        turns       its conversation, as chat messages
+    tools       what it offers to call             blocks      what users send: text, images, documents, results
+    telling     an answer, whole or streamed       told        the shapes of blocks and events
+    arguments   texts of calls, told as objects    beginning   how far a text can be the beginning of one
+    ending      stop reasons, usage                errors      types and statuses
+    listing     models                             checked     values by their type, refused by their place
+
+It must not know engines, sockets or the store. What chat cannot carry of it, and it of chat: docs/dialects.md.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from proxy.errors import ProxyError
+from proxy.protocols.dialects.base import DialectName
+from proxy.protocols.dialects.messages.errors import error_body, status_of, words_of
+from proxy.protocols.dialects.messages.renderer import MessagesTelling
+from proxy.protocols.dialects.messages.request import read
+from proxy.protocols.dialects.messages.tool_arguments import named, unspoken
+from proxy.protocols.dialects.translation import Earlier, Json, Leaning, Told, Ways
+
+__all__ = ["MESSAGES", "Messages"]
+
+_NONE: Final = Earlier()
+
+
+class Messages:
+    """`POST /v1/messages`."""
+
+    name: DialectName = "messages"
+
+    def read(self, body: Mapping[str, Any], ways: Ways, earlier: Earlier = _NONE) -> Json:
+        """The chat body. `earlier.items` are calls of earlier replies as sampled, by the id they were told by."""
+        return read(body, ways, earlier)
+
+    def leaning(self, body: Mapping[str, Any]) -> Leaning:
+        """Calls of tools: what comes back of them is an object, and was sampled as text."""
+        return Leaning(calls=sorted(named(body)))
+
+    def telling(self, body: Mapping[str, Any], told: Told) -> MessagesTelling:
+        """How the answer to this body is told."""
+        return MessagesTelling(told, body.get("stop_sequences"))
+
+    def kept(self, body: Mapping[str, Any], told: Told, response: Mapping[str, Any]) -> Mapping[str, Json]:
+        """Those whose text is not how objects are spelt here."""
+        message = response["choices"][0].get("message") or {}
+        return {name: call["function"] for name, call in unspoken(message, told.step_id).items()}
+
+    def status(self, error: ProxyError) -> int:
+        """The status by which a client learns of a failure of ours."""
+        return status_of(error)
+
+    def error(self, error: ProxyError) -> bytes:
+        """Anthropic's shape."""
+        return error_body(status_of(error), error.message, error.param)
+
+    def engine_error(self, status: int, text: str) -> bytes:
+        """The engine's own words, in Anthropic's shape."""
+        return error_body(status, words_of(text))
+
+
+MESSAGES: Final = Messages()

@@ -1,0 +1,176 @@
+"""One answer, told in this dialect: whole, or event by event.
+
+Holds the order of things. A stream opens a block with the first piece of it and closes it when something else begins; what
+ends the answer is told by `finish` alone. Accumulated, the events are the whole answer.
+
+A message that says text after its calls, or thinks after its text, is told in that order in a stream; whole, as chat has it:
+thoughts, text, calls. Read again, both are the same.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from proxy.protocols.dialects.messages import events as shapes
+from proxy.protocols.dialects.messages.errors import error_object, words_of
+from proxy.protocols.dialects.messages.events import stop_of, usage_of
+from proxy.protocols.dialects.messages.partial_json import Beginning
+from proxy.protocols.dialects.messages.tool_arguments import told_as, told_id, told_ids
+from proxy.protocols.dialects.translation import Json, Told
+
+_THOUGHTS = ("reasoning", "reasoning_content")  # vLLM 0.32 has the first, SGLang 0.5.23 and llama.cpp the second
+_NOTHING_CAME = "the engine's answer ended before it began"
+
+
+@dataclass(slots=True)
+class _Call:
+    """One call of a tool in a stream. `block` is where it is told; None: its name has not come yet."""
+
+    at: int
+    block: int | None = None
+    told_id: str | None = None
+    name: str | None = None
+    arguments: Beginning = field(default_factory=Beginning)
+    waiting: str = ""
+
+
+class MessagesTelling:
+    """The answer to one call. `stops` are the client's own stop sequences."""
+
+    def __init__(self, told: Told, stops: Any) -> None:
+        self._told = told
+        self._stops = stops
+        self._started = False
+        self._blocks = 0
+        self._open: str | None = None  # the kind of the block that pieces go to
+        self._spoke = False
+        self._calls: dict[int, _Call] = {}
+        self._ids: set[str] = set()
+
+    def whole(self, response: Json) -> Json:
+        """An unstreamed answer."""
+        choice = _first(response)
+        content = list(self._content(choice.get("message") or {}))
+        reason, stop = stop_of(choice, self._stops)
+        return shapes.message(self._told, content, usage_of(response.get("usage")), reason, stop)
+
+    def feed(self, chunk: Json) -> bytes:
+        """The events of a chunk."""
+        events = [] if self._started else [self._start(chunk.get("usage"))]
+        for choice in chunk.get("choices") or ():
+            if choice.get("index", 0) == 0:
+                events += self._say(choice.get("delta") or {})
+        return b"".join(events)
+
+    def finish(self, response: Json | None, error: str | None = None) -> bytes:
+        """The events that end the stream."""
+        if error is not None or response is None:
+            said = _NOTHING_CAME if error is None else words_of(error)
+            return shapes.event("error", error=error_object("api_error", said)["error"])
+        choice, usage = _first(response), usage_of(response.get("usage"))
+        events = [] if self._started else [self._start(response.get("usage"))]
+        for call in self._calls.values():
+            if call.block is None:
+                events += self._begin_call(call)
+        if (choice.get("message") or {}).get("content") == "" and not self._spoke:
+            events += self._begin("text", shapes.text(""))
+        events += self._close()
+        reason, stop = stop_of(choice, self._stops)
+        delta = {"stop_reason": reason, "stop_sequence": stop, "stop_details": None}
+        return b"".join(
+            [*events, shapes.event("message_delta", delta=delta, usage=usage), shapes.event("message_stop")]
+        )
+
+    def _content(self, message: Mapping[str, Any]) -> Iterator[Json]:
+        """The blocks of a message. An empty text is one, after all others; no text is none."""
+        thought, content = _thought(message), message.get("content")
+        if thought:
+            yield shapes.thinking(thought, shapes.signature_of(self._told))
+        if content:
+            yield shapes.text(content)
+        calls = message.get("tool_calls") or []
+        for told, call in zip(told_ids(calls, self._told.step_id), calls, strict=True):
+            function = call.get("function") or {}
+            yield shapes.tool_use(told, function.get("name") or "", told_as(function.get("arguments") or ""))
+        if content == "":
+            yield shapes.text("")
+
+    def _start(self, usage: Any) -> bytes:
+        """The beginning of the stream."""
+        self._started = True
+        begun = shapes.message(self._told, [], {**usage_of(usage), "output_tokens": 0}, None, None)
+        return shapes.event("message_start", message=begun) + shapes.PING
+
+    def _say(self, delta: Mapping[str, Any]) -> Iterator[bytes]:
+        """The events of a delta: thoughts, text, calls."""
+        thought, content = _thought(delta), delta.get("content")
+        if thought:
+            yield from self._begin("thinking", shapes.thinking("", ""), again=False)
+            yield self._delta(self._blocks - 1, {"type": "thinking_delta", "thinking": thought})
+        if content:
+            self._spoke = True
+            yield from self._begin("text", shapes.text(""), again=False)
+            yield self._delta(self._blocks - 1, {"type": "text_delta", "text": content})
+        for piece in delta.get("tool_calls") or ():
+            yield from self._call(piece)
+
+    def _call(self, piece: Mapping[str, Any]) -> Iterator[bytes]:
+        """The events of a piece of a tool call."""
+        at, function = piece.get("index", 0), piece.get("function") or {}
+        call = self._calls.get(at)
+        if call is None:
+            call = self._calls[at] = _Call(at)
+        call.waiting += function.get("arguments") or ""
+        if call.block is not None:
+            yield from self._tell(call)
+            return
+        call.told_id = call.told_id or piece.get("id")
+        call.name = function.get("name") or None
+        if call.name is not None:
+            yield from self._begin_call(call)
+
+    def _begin_call(self, call: _Call) -> Iterator[bytes]:
+        call.told_id = told_id(call.told_id, self._ids, self._told.step_id, call.at)
+        yield from self._begin("tool_use", shapes.tool_use(call.told_id, call.name or "", {}))
+        call.block = self._blocks - 1
+        yield from self._tell(call)
+
+    def _tell(self, call: _Call) -> Iterator[bytes]:
+        """What can be told of a call's arguments by now."""
+        said, call.waiting = call.arguments.feed(call.waiting), ""
+        if said and call.block is not None:
+            yield self._delta(call.block, {"type": "input_json_delta", "partial_json": said})
+
+    def _begin(self, kind: str, block: Json, *, again: bool = True) -> Iterator[bytes]:
+        """Open a block, and close the one that was open; one of the same kind goes on, if not `again`."""
+        if self._open == kind and not again:
+            return
+        yield from self._close()
+        yield shapes.event("content_block_start", index=self._blocks, content_block=block)
+        self._open = kind
+        self._blocks += 1
+
+    def _close(self) -> Iterator[bytes]:
+        """Close the block that is open."""
+        if self._open == "thinking":
+            yield self._delta(
+                self._blocks - 1, {"type": "signature_delta", "signature": shapes.signature_of(self._told)}
+            )
+        if self._open is not None:
+            yield shapes.event("content_block_stop", index=self._blocks - 1)
+        self._open = None
+
+    def _delta(self, index: int, delta: Json) -> bytes:
+        return shapes.event("content_block_delta", index=index, delta=delta)
+
+
+def _first(response: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The one choice; an answer that was put off before it began may have none."""
+    choices = response.get("choices") or [{}]
+    first: Mapping[str, Any] = choices[0]
+    return first
+
+
+def _thought(said: Mapping[str, Any]) -> str | None:
+    """The reasoning of a message or a delta, if there is any."""
+    return next((said[name] for name in _THOUGHTS if said.get(name)), None)

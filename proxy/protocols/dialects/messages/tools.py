@@ -1,0 +1,111 @@
+"""Tools that a call offers, and which of them the model may choose.
+
+Holds their translation to functions of chat. Tools that somebody else runs or knows (a server's, Anthropic's own by version)
+are refused by name: their results, or their schemas, are in nobody's hands here.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from proxy.protocols.dialects.messages.messages import TOOL_CHANGES
+from proxy.protocols.dialects.translation import Json
+from proxy.protocols.dialects.validation import a_flag, a_list, a_text, an_object, one_of, refusal
+
+_CHOICES = {"auto": "auto", "any": "required", "none": "none", "tool": None}
+
+
+def tools_of(body: Mapping[str, Any], *, ignore_hosted: bool = False) -> Json:
+    """The fields of a chat body that say which tools there are, and how they may be called.
+
+    `ignore_hosted`: tools that are not custom ones are left out instead of refused.
+    """
+    if body.get("mcp_servers") and not ignore_hosted:
+        raise refusal("mcp_servers", "tools of MCP servers are called by Anthropic's servers; have the agent call them")
+    given = [] if body.get("tools") is None else a_list(body["tools"], "tools")
+    offered = [_function(tool, f"tools.{at}", ignore_hosted=ignore_hosted) for at, tool in enumerate(given)]
+    offered = _changed([tool for tool in offered if tool], body)
+    fields: Json = {"tools": offered} if offered else {}
+    if body.get("tool_choice") is not None:
+        fields |= _choice(an_object(body["tool_choice"], "tool_choice"), offers=bool(fields))
+    return fields
+
+
+def _function(given: Any, at: str, *, ignore_hosted: bool) -> Json:
+    """One tool, as a function of chat; nothing, if it is left out."""
+    tool = an_object(given, at)
+    kind = tool.get("type")
+    if kind is not None and a_text(kind, f"{at}.type") != "custom":
+        if ignore_hosted:
+            return {}
+        name = tool.get("name") or tool.get("mcp_server_name") or kind
+        raise refusal(
+            at,
+            f"the tool {str(name)[:64]!r} ({kind[:64]}) is no custom one: the engine neither runs it nor knows its schema; "
+            "offer it with a name and an input_schema",
+        )
+    function: Json = {"name": a_text(tool.get("name"), f"{at}.name")}
+    if tool.get("description") is not None:
+        function["description"] = a_text(tool["description"], f"{at}.description")
+    schema = an_object(tool.get("input_schema"), f"{at}.input_schema")
+    function["parameters"] = schema if "type" in schema else {**schema, "type": "object"}  # as vLLM 0.32 completes it
+    for name in ("strict", "defer_loading"):
+        if tool.get(name) is not None:
+            function[name] = a_flag(tool[name], f"{at}.{name}")
+    return _as_function(function)
+
+
+def _as_function(function: Json) -> Json:
+    return {"type": "function", "function": function}
+
+
+def _changed(offered: list[Json], body: Mapping[str, Any]) -> list[Json]:
+    """The tools that hold at the end of the conversation: templates are given one list of them.
+
+    Blocks of system messages add and remove some. As in vLLM 0.32 (entrypoints/anthropic/serving.py:717), a tool that is
+    added by its name is no longer deferred.
+    """
+    changes = list(_changes(body))
+    if not changes:
+        return offered
+    tools = {tool["function"]["name"]: tool for tool in offered}
+    removed: set[str] = set()
+    for block, at in changes:
+        change = an_object(block.get("tool"), at)
+        if one_of(change.get("type"), f"{at}.type", ("tool_reference", "tool_definition")) == "tool_definition":
+            tool = _function(change.get("definition"), f"{at}.definition", ignore_hosted=False)
+            name = tool["function"]["name"]
+            tools[name] = tool
+        else:
+            name = a_text(change.get("name"), f"{at}.name")
+            if name not in tools:
+                raise refusal(f"{at}.name", f"{name[:64]!r} is none of the tools that the call offers")
+            if block["type"] == "tool_addition":
+                function = tools[name]["function"]
+                tools[name] = _as_function({field: function[field] for field in function if field != "defer_loading"})
+        (removed.add if block["type"] == "tool_removal" else removed.discard)(name)
+    return [tool for name, tool in tools.items() if name not in removed]
+
+
+def _changes(body: Mapping[str, Any]) -> Iterator[tuple[Json, str]]:
+    """The blocks that change which tools there are, each with the place of its tool; their turns were read before."""
+    for n, message in enumerate(body.get("messages") or ()):
+        content = message["content"] if message["role"] == "system" else None
+        for number, block in enumerate(content if isinstance(content, list) else ()):
+            if block["type"] in TOOL_CHANGES:
+                yield block, f"messages.{n}.content.{number}.tool"
+
+
+def _choice(choice: Json, *, offers: bool) -> Json:
+    """Which tools may be called. What is so anyway is not said where no tools are: vLLM 0.32 refuses it."""
+    kind = one_of(choice.get("type"), "tool_choice.type", _CHOICES)
+    fields: Json = {}
+    if kind == "tool":
+        name = a_text(choice.get("name"), "tool_choice.name")
+        fields["tool_choice"] = {"type": "function", "function": {"name": name}}
+    elif offers or kind == "any":
+        fields["tool_choice"] = _CHOICES[kind]
+    if choice.get("disable_parallel_tool_use") is not None:
+        alone = a_flag(choice["disable_parallel_tool_use"], "tool_choice.disable_parallel_tool_use")
+        if alone and offers:
+            fields["parallel_tool_calls"] = False
+    return fields

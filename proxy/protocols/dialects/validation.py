@@ -1,0 +1,75 @@
+"""Values of a body, checked for their type; what is wrong is refused by its place.
+
+Holds one reading per JSON type. It must not know what the values mean.
+
+A place is spelt as Anthropic spells it: `messages.0.content.1.text`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from proxy.errors import NotValid
+from proxy.protocols.dialects.translation import Json
+
+
+def refusal(at: str, sentence: str) -> NotValid:
+    """The refusal of what stands at this place."""
+    return NotValid(f"{at}: {sentence}", param=at)
+
+
+def a_text(value: Any, at: str) -> str:
+    """A string."""
+    if not isinstance(value, str):
+        raise refusal(at, f"must be a string, not {_kind(value)}")
+    return value
+
+
+def a_list(value: Any, at: str) -> list[Any]:
+    """A list."""
+    if not isinstance(value, list):
+        raise refusal(at, f"must be a list, not {_kind(value)}")
+    return value
+
+
+def an_object(value: Any, at: str) -> Json:
+    """An object."""
+    if not isinstance(value, dict):
+        raise refusal(at, f"must be an object, not {_kind(value)}")
+    return value
+
+
+def a_number(value: Any, at: str) -> int | float:
+    """A number."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise refusal(at, f"must be a number, not {_kind(value)}")
+    return value
+
+
+def a_count(value: Any, at: str) -> int:
+    """A whole number."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise refusal(at, f"must be a whole number, not {_kind(value)}")
+    return value
+
+
+def a_flag(value: Any, at: str) -> bool:
+    """True or false."""
+    if not isinstance(value, bool):
+        raise refusal(at, f"must be true or false, not {_kind(value)}")
+    return value
+
+
+def one_of(value: Any, at: str, known: Sequence[str] | Mapping[str, Any]) -> str:
+    """A string that is one of these."""
+    said = a_text(value, at)
+    if said not in known:
+        raise refusal(at, f"must be one of {', '.join(known)}, not {said[:64]!r}")
+    return said
+
+
+def _kind(value: Any) -> str:
+    """What JSON calls it."""
+    if value is None:
+        return "null"
+    names = {bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "a list"}
+    return names.get(type(value), "an object")

@@ -1,0 +1,74 @@
+"""Recognition: which engine a server is, by what it answers to a few harmless questions.
+
+Holds the questions and the reading of the answers. It asks nothing itself, and samples nothing.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from proxy.protocols.engines.base import Traits
+from proxy.protocols.engines.sampling_defaults import read_props
+
+# vLLM 0.32 has /version alone of them; SGLang 0.5.23 the four of its own (two by older names); llama.cpp /props.
+QUESTIONS: Final = (
+    "/version", "/server_info", "/get_server_info", "/model_info", "/get_model_info", "/props", "/v1/models",
+)  # fmt: skip
+
+# Who they say they are in /v1/models; the one way where a gateway lets nothing but /v1 through.
+_OWNERS: Final = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llamacpp", "tokentape-simulator": "vllm"}
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One answer: its status, the `Server` header, and the JSON of a body of status 200 (None otherwise)."""
+
+    status: int
+    server: str
+    body: Any
+
+
+def recognise(answers: Mapping[str, Seen]) -> Traits:
+    """The engine behind these answers, by path; `plain` if it is none that we know."""
+    bodies = {path: seen.body if isinstance(seen.body, dict) else {} for path, seen in answers.items()}
+    server_facts = bodies.get("/server_info") or bodies.get("/get_server_info") or {}
+    model_facts = bodies.get("/model_info") or bodies.get("/get_model_info") or {}
+    owner = _owner(bodies.get("/v1/models") or {})
+    props = bodies.get("/props") or {}
+    if "weight_version" in model_facts or owner == "sglang":
+        return Traits("sglang", _text(server_facts.get("version")), _has_parser({**server_facts, **model_facts}))
+    if any(seen.server.startswith("llama.cpp") for seen in answers.values()) or owner == "llamacpp":
+        return Traits("llamacpp", _text(props.get("build_info")), sampling_defaults=read_props(props))
+    version = _text((bodies.get("/version") or {}).get("version"))
+    if version is not None or owner == "vllm":
+        return Traits("vllm", version)
+    return Traits("plain")
+
+
+def names_of_models(listed: Any) -> frozenset[str] | None:
+    """The names in an answer of `GET /v1/models`: id and root (vLLM 0.32), and aliases (llama.cpp); None if it lists none."""
+    models = listed.get("data") if isinstance(listed, dict) else None
+    found = [model for model in models if isinstance(model, dict)] if isinstance(models, list) else []
+    aliases = [model["aliases"] for model in found if isinstance(model.get("aliases"), list)]
+    names = [model.get(field) for model in found for field in ("id", "root")] + [
+        name for some in aliases for name in some
+    ]
+    return frozenset(name for name in names if isinstance(name, str)) or None
+
+
+def _has_parser(facts: Mapping[str, Any]) -> bool | None:
+    """Whether a reasoning or a tool parser is configured; None if the server does not say."""
+    names = ("reasoning_parser", "tool_call_parser")
+    if not any(name in facts for name in names):
+        return None
+    return any(bool(facts.get(name)) for name in names)
+
+
+def _owner(models: Mapping[str, Any]) -> str | None:
+    listed = models.get("data")
+    first = listed[0] if isinstance(listed, list) and listed else None
+    return _OWNERS.get(str(first.get("owned_by"))) if isinstance(first, dict) else None
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None

@@ -1,0 +1,166 @@
+"""llama.cpp's server: ids inside its logprobs, complete ids by `verbose`, prompt ids by asking afterwards.
+
+Holds what is true of llama.cpp's chat and completions endpoints and of no other engine. Facts were seen on the server
+inside the wheel xllamacpp 2026.10.11549, with SmolLM2-135M-Instruct.
+
+Rule 1: a character split over several tokens has an entry for its last token only, and a matched stop string has none;
+        so entries are never taken for complete: `__verbose.tokens` is (it was in every case tried, as many as usage
+        counts), and what it disagrees with is flagged. It is the first choice's alone.
+Rule 2: `top_logprobs: 1` goes with `logprobs`: without it come 20 alternatives a token, with 0 no logprobs at all.
+Rule 3: `logprobs` with `tools` in a stream is a 400, so it is not asked there.
+Rule 4: a chat stream has no entry for the EOS, and lists no tokens; a completions stream has both, as a whole answer does.
+        So the ids of a stream, and of several choices, are those of the entries: logprobs are asked there in any case.
+Rule 5: the prompt's ids never come. `__verbose.prompt` is the very text that was tokenized, and `/tokenize` tokenizes it
+        again; the engine's count must agree.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from proxy.protocols.dialects.base import DialectName, is_on
+from proxy.protocols.engines.base import (
+    Ask,
+    Hidden,
+    Json,
+    Lookup,
+    Sampled,
+    StreamShape,
+    Tokens,
+    Wish,
+    index_of,
+    logprobs_of,
+    without,
+)
+
+_PROMPT: dict[DialectName, str] = {"chat": "messages", "completions": "prompt"}
+_VERBOSE = "__verbose"
+
+
+class Llamacpp:
+    """llama.cpp's own server: degraded. A step is exact where every sampled id has a logprob, else it is flagged."""
+
+    kind = "llamacpp"
+    logprobs_mode: str | None = "raw_logprobs"  # the same number at temperature 0 and 0.8
+    unbounded: frozenset[str] = frozenset()
+    always_sends_usage = True
+    shape = StreamShape(
+        head=frozenset({"created", "id", "model", "system_fingerprint", "object"}),
+        role={"role": "assistant", "content": None},
+        delta={},
+        call_delta={},
+        last=("timings",),
+        null_logprobs=False,
+    )
+
+    def ask(self, wish: Wish) -> Ask:
+        """`verbose` and `return_tokens` for ids and the prompt, `logprobs` where the server bears it."""
+        dialect, body, asked = wish.dialect, wish.body, wish.asked
+        if dialect not in _PROMPT or _PROMPT[dialect] not in body:
+            return Ask({}, Hidden())  # refused, or vLLM's own endpoint
+        problems = ("phantom_token",) if body.get("max_tokens") == 0 else ()  # one token is sampled all the same
+        fields: Json = {} if is_on(body.get("verbose")) else {"verbose": True}
+        if not is_on(body.get("return_tokens")):
+            fields["return_tokens"] = True
+        keys = {_VERBOSE} if "verbose" in fields else set()
+        wanted = wish.adds_logprobs or (not asked.logprobs and _ids_are_in_logprobs(wish))
+        if wanted and not _refuses_logprobs(dialect, body):
+            fields |= {"logprobs": True, "top_logprobs": 1} if dialect == "chat" else {"logprobs": 1}
+            keys |= {"logprobs"} if dialect == "chat" else set()  # a plain chat answer has no such key
+        hidden = Hidden(logprobs=dialect == "completions" and "logprobs" in fields, keys=frozenset(keys))
+        return Ask(fields, hidden, problems)
+
+    def constrains(self, asked: Mapping[str, Any], logprobs_mode: str | None) -> bool:
+        """Never: it takes its logprobs of the model's own logits, before grammars and samplers."""
+        return False
+
+    def bears_replay(self, dialect: DialectName, body: Mapping[str, Any]) -> bool:
+        """A stream with tools and logprobs is a 400 that must stay one."""
+        return not (dialect == "chat" and body.get("tools") and is_on(body.get("logprobs")))
+
+    def hide(self, dialect: DialectName, response: Json, hidden: Hidden) -> Json:
+        """Delete what a plain answer has not; null again what was null."""
+        if not hidden.anything:
+            return response
+        shown = {key: value for key, value in response.items() if key not in hidden.keys}
+        choices = response.get("choices")
+        if isinstance(choices, list):
+            shown["choices"] = [without(choice, hidden) for choice in choices]
+        return shown
+
+    def hide_chunk(self, dialect: DialectName, chunk: Json, hidden: Hidden) -> Json | None:
+        """Likewise: no event exists only because of the flags."""
+        return self.hide(dialect, chunk, hidden)
+
+    def must_send_usage(self, dialect: DialectName, finish: Json) -> bool:
+        """Never: the finish of a completions stream has the usage."""
+        return False
+
+    def lookup(self, dialect: DialectName, body: Mapping[str, Any], response: Json) -> Lookup | None:
+        """The ids of the prompt, by its text: of chat, or of a text; of several prompts only the first one's comes."""
+        prompt = (response.get(_VERBOSE) or {}).get("prompt")
+        is_text = dialect == "chat" or isinstance(body.get("prompt"), str)
+        if not is_text or not isinstance(prompt, str):
+            return None
+        return Lookup("/tokenize", {"content": prompt, "parse_special": True, "add_special": False})
+
+    def tokens(self, dialect: DialectName, body: Mapping[str, Any], response: Json, found: Any = None) -> Tokens:
+        """The ids of `__verbose` where they are, else those of the logprobs' entries."""
+        verbose = response.get(_VERBOSE) or {}
+        choices = response.get("choices") or ()
+        # One block for all choices: with several it is nobody's.
+        sampled = tuple(_sampled(choice, verbose if len(choices) == 1 else {}) for choice in choices)
+        prompt_ids = _prompt_ids(dialect, body)
+        notes = {}
+        if prompt_ids is None and isinstance(found, dict):
+            prompt_ids, notes = found.get("tokens"), {"prompt_ids": "tokenized again"}
+        problems = [
+            code
+            for code, holds in (
+                ("ids_disagree", any(_disagree(choice, one) for choice, one in zip(choices, sampled, strict=True))),
+                ("uncounted", any(one.counted is None for one in sampled)),
+                ("prompt_count", verbose.get("tokens_evaluated") not in {None, len(prompt_ids or ())}),
+            )
+            if holds
+        ]
+        return Tokens(prompt_ids, sampled, tuple(problems), notes)
+
+
+def _ids_are_in_logprobs(wish: Wish) -> bool:
+    """Whether `__verbose` lists not all tokens at the end, or not those of each choice."""
+    return wish.asked.choices != 1 or is_on(wish.body.get("stream"))
+
+
+def _refuses_logprobs(dialect: DialectName, body: Mapping[str, Any]) -> bool:
+    """Whether logprobs would be refused, or would turn a refusal (`top_logprobs` without them) into an answer."""
+    if dialect == "completions":
+        return False
+    return bool(body.get("top_logprobs")) or (is_on(body.get("stream")) and bool(body.get("tools")))
+
+
+def _prompt_ids(dialect: DialectName, body: Mapping[str, Any]) -> list[int] | None:
+    """The ids that the client itself gave as prompt."""
+    prompt = body.get("prompt") if dialect == "completions" else None
+    is_ids = isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt)
+    return list(prompt) if is_ids and isinstance(prompt, list) else None
+
+
+def _sampled(choice: Json, verbose: Json) -> Sampled:
+    """One choice's tokens. Where entries are not those of the complete ids, their logprobs are fewer, and it shows."""
+    entries = (choice.get("logprobs") or {}).get("content")
+    of_entries = None if entries is None else [entry["id"] for entry in entries]
+    return Sampled(
+        index=index_of(choice),
+        prompt_ids=None,
+        ids=verbose.get("tokens") or of_entries,
+        logprobs=logprobs_of(choice),
+        finish_reason=choice.get("finish_reason"),
+        stop_reason=verbose.get("stopping_word") or None,
+        counted=verbose.get("tokens_predicted"),
+    )
+
+
+def _disagree(choice: Json, sampled: Sampled) -> bool:
+    """Whether entries, as many as the ids, are of other ids."""
+    entries = (choice.get("logprobs") or {}).get("content") or ()
+    ids = sampled.ids or []
+    return len(entries) == len(ids) and any(entry["id"] != token for entry, token in zip(entries, ids, strict=True))

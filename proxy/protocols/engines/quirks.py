@@ -1,0 +1,216 @@
+"""What engines are known to lose: one line each, with the version and the source, in one table.
+
+Holds the table, and the one decision taken from it: whether a streamed call goes upstream as a stream (`live`), or is asked
+unstreamed and answered as a stream (`replay`). docs/exactness.md is printed from it. What a line does not say is not
+known: a step that turns out inexact without a line here is logged as a new fact.
+
+A loss has `codes` of `fidelity.PROBLEMS`, of which a step that meets it may have some. It is met in live streams only
+(replay mends it), or always (nothing does).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from proxy.protocols.dialects.base import DialectName, is_on
+from proxy.protocols.engines.base import Traits
+
+Framing = Literal["whole", "live", "replay"]
+Streaming = Literal["auto", "live", "replay"]
+
+
+@dataclass(frozen=True, slots=True)
+class Circumstances:
+    """What decides whether a loss is met: the call's dialect and body, what is known of the server, and what is wanted."""
+
+    dialect: DialectName
+    body: Mapping[str, Any]
+    traits: Traits
+    keep_reasoning: bool = True
+    wants_logprobs: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """One thing that an engine loses."""
+
+    engine: str
+    dialects: tuple[DialectName, ...]
+    framings: Literal["streams", "always"]
+    what: str
+    codes: tuple[str, ...]
+    source: str
+    met: Callable[[Circumstances], bool]
+
+
+def _always(_at: Circumstances) -> bool:
+    return True
+
+
+def _loses_logprobs_without_parser(at: Circumstances) -> bool:
+    return at.wants_logprobs and not at.traits.has_parser
+
+
+def _older_than_0_5_23(at: Circumstances) -> bool:
+    """Whether the version is older, or nobody knows."""
+    return at.traits.version is None or version_numbers(at.traits.version) < (0, 5, 23)
+
+
+def version_numbers(version: str) -> tuple[int, ...]:
+    """`0.5.23.post1` as (0, 5, 23)."""
+    numbers: list[int] = []
+    for part in version.split("."):
+        if not part.isdecimal():
+            break
+        numbers.append(int(part))
+    return tuple(numbers)
+
+
+def _has(*fields: str) -> Callable[[Circumstances], bool]:
+    return lambda at: any(is_on(at.body.get(field)) for field in fields)
+
+
+def _no_reasoning(at: Circumstances) -> bool:
+    return at.body.get("include_reasoning") is False and not at.keep_reasoning
+
+
+def _several(at: Circumstances) -> bool:
+    n = at.body.get("n")
+    return n is not None and n != 1
+
+
+def _several_in_all(at: Circumstances) -> bool:
+    """Whether the choices of a completions call, over all prompts, may be more than one."""
+    prompt = at.body.get("prompt")
+    prompts = len(prompt) if isinstance(prompt, list) and prompt and type(prompt[0]) is not int else 1
+    return _several(at) or prompts > 1
+
+
+def _no_tokens_wanted(at: Circumstances) -> bool:
+    return at.body.get("max_tokens") == 0
+
+
+def _has_more_than_text(at: Circumstances) -> bool:
+    """Whether a message has a part that is no text."""
+    messages = at.body.get("messages")
+    contents = [message.get("content") for message in messages or () if isinstance(message, dict)]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return any(isinstance(part, dict) and part.get("type") != "text" for part in parts)
+
+
+def _is_list_but_not_of_ids(prompt: Any) -> bool:
+    return isinstance(prompt, list) and not all(type(token) is int for token in prompt)
+
+
+_CHAT: Final[tuple[DialectName, ...]] = ("chat",)
+_COMPLETIONS: Final[tuple[DialectName, ...]] = ("completions",)
+_BOTH: Final[tuple[DialectName, ...]] = ("chat", "completions")
+
+LOSSES: Final[tuple[Loss, ...]] = (
+    Loss(
+        "vllm", _CHAT, "always", "`include_reasoning: false` with any parser on the server: no ids, no logprobs "
+        "(unless overridden, as it is by default).", ("reasoning_withheld",),
+        "seen on 0.32.0; chat_completion/serving.py:702-715, 1004-1008", _no_reasoning,
+    ),
+    Loss(
+        "vllm", _COMPLETIONS, "always", "`echo`: with ids the echoed prompt vanishes, so nothing is asked.", ("echo",),
+        "seen on 0.32.0; completion/serving.py:341, 537", _has("echo"),
+    ),
+    Loss(
+        "vllm", _COMPLETIONS, "always", "`max_tokens: 0`: one token is sampled all the same.", ("phantom_token",),
+        "seen on 0.32.0; completion/protocol.py:377", _no_tokens_wanted,
+    ),
+    Loss(
+        "vllm", _BOTH, "always", "Beam search: its logprobs are not those of a sampled path.", ("beam_search",),
+        "seen on 0.32.0", _has("use_beam_search"),
+    ),
+    Loss(
+        "vllm", _CHAT, "always", "Several `top_logprobs` without `logprobs`: a 400, which stays one.", ("no_logprobs",),
+        "seen on 0.32.0; chat_completion/protocol.py:884", lambda at: bool(at.body.get("top_logprobs"))
+        and not is_on(at.body.get("logprobs")),
+    ),
+    Loss(
+        "sglang", _CHAT, "streams", "No parser on the server: events without text lose their logprobs, the EOS always.",
+        ("logprob_count",), "run on 0.5.23; serving_chat.py:1054-1080", _loses_logprobs_without_parser,
+    ),
+    Loss(
+        "sglang", _CHAT, "streams", "Ids in streams came in 2026; a server of unknown or older version may ignore the flags.",
+        ("no_token_ids", "no_prompt_ids"), "read; PR #34488 (August 2026)", _older_than_0_5_23,
+    ),
+    Loss(
+        "sglang", _CHAT, "always", "Images and the like: the prompt's ids are those before they were put in.",
+        ("prompt_count",), "read in 0.5.23; tokenizer_manager.py:948", _has_more_than_text,
+    ),
+    Loss(
+        "sglang", _COMPLETIONS, "streams", "Several choices or prompts: usage counts their sum, so another may have repeated "
+        "what one lost.", ("uncounted",), "run on 0.5.23; serving_completions.py", _several_in_all,
+    ),
+    Loss(
+        "sglang", _BOTH, "always", "`echo` and beam search have another shape.", ("echo", "beam_search"),
+        "read in 0.5.23", _has("echo", "use_beam_search"),
+    ),
+    Loss(
+        "llamacpp", _CHAT, "streams", "The EOS has no entry, and `verbose` lists no tokens.",
+        ("logprob_count", "completion_count", "no_logprobs"), "seen on 2026.10", _always,
+    ),
+    Loss(
+        "llamacpp", _BOTH, "always", "A character over several tokens has a logprob for the last one only; so have, in part, "
+        "the tokens of a matched stop string.", ("logprob_count", "completion_count", "no_logprobs"), "seen on 2026.10",
+        _always,
+    ),
+    Loss(
+        "llamacpp", _BOTH, "always", "Several choices: usage counts one of them, so none can be shown to be complete.",
+        ("uncounted",), "seen on 2026.10", _several,
+    ),
+    Loss(
+        "llamacpp", _COMPLETIONS, "always", "Several prompts, or one of texts and ids mixed: nothing tells their ids.",
+        ("no_prompt_ids", "uncounted"), "seen on 2026.10", lambda at: _is_list_but_not_of_ids(at.body.get("prompt")),
+    ),
+    Loss(
+        "llamacpp", _BOTH, "always", "`max_tokens: 0`: one token is sampled all the same.", ("phantom_token",),
+        "seen on 2026.10", _no_tokens_wanted,
+    ),
+    Loss(
+        "llamacpp", _BOTH, "always", "`post_sampling_probs`: probabilities come in place of logprobs.", ("bad_logprob",),
+        "seen on 2026.10", _has("post_sampling_probs"),
+    ),
+    Loss(
+        "plain", _BOTH, "always", "No ids at all.", ("no_token_ids",), "by definition", _always,
+    ),
+)  # fmt: skip
+
+# The problems that mean that an engine lost something; with one of these and no line above, there is a new fact.
+LOST: Final = frozenset(
+    {"no_token_ids", "no_prompt_ids", "no_logprobs", "logprob_count", "completion_count", "prompt_count", "ids_disagree",
+     "bad_logprob"}
+)  # fmt: skip
+
+_OPTIONS_WE_REPLAY: Final = frozenset({"include_usage"})
+
+
+def met(engine: str, at: Circumstances, *, live: bool) -> list[Loss]:
+    """The lines of the table that a call meets. `live`: it goes upstream as a stream."""
+    return [
+        loss
+        for loss in LOSSES
+        if loss.engine == engine
+        and at.dialect in loss.dialects
+        and (live or loss.framings == "always")
+        and loss.met(at)
+    ]
+
+
+def choose_framing(streaming: Streaming, engine: str, at: Circumstances, *, bears_replay: bool) -> Framing:
+    """How a call goes upstream: `whole` if it is no stream; else as configured, or as the table advises.
+
+    Replayed is only what can be: a stream whose options we know, and that the engine would not have refused.
+    """
+    if not is_on(at.body.get("stream")):
+        return "whole"
+    options = at.body.get("stream_options")
+    known = options is None or (isinstance(options, dict) and options.keys() <= _OPTIONS_WE_REPLAY)
+    if streaming == "live" or not known or not bears_replay or at.body["stream"] is not True:
+        return "live"
+    if streaming == "replay":
+        return "replay"
+    return "replay" if any(loss.framings == "streams" for loss in met(engine, at, live=True)) else "live"

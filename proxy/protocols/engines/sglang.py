@@ -1,0 +1,240 @@
+"""SGLang: ids by flags of its own, which its chat streams refuse; logprobs after temperature.
+
+Holds what is true of SGLang's chat and completions endpoints and of no other engine. Facts were read off SGLang 0.5.23
+(its own serving code, run with a faked scheduler) and its source.
+
+Rule 1: the keys that our flags bring are absent from a plain answer, so hiding deletes them; `logprobs` is always there,
+        so hiding sets it null.
+Rule 2: `return_token_ids` and `return_meta_info` are never sent with a chat stream: they are a 400 there. Ids then come in
+        a named event of their own (`x-sglext-ids-framed`), after the finish.
+Rule 3: older servers ignore all of these flags with 200: what came is judged, never what was asked.
+Rule 4: each stream is to count its tokens. The usage event is dropped again; a server that sends one by default
+        (stream_response_default_include_usage) loses it, since its streams look the same then.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from proxy.protocols.dialects.base import DialectName, is_on
+from proxy.protocols.engines.base import (
+    Ask,
+    Hidden,
+    Json,
+    Lookup,
+    Sampled,
+    StreamShape,
+    Tokens,
+    Wish,
+    index_of,
+    logprobs_of,
+    names_other_ids,
+    usage_options,
+    without,
+)
+from proxy.protocols.engines.constraints import ALL, BIASES, PROCESSED, changes_odds, has_grammar
+
+_PROMPT: dict[DialectName, str] = {"chat": "messages", "completions": "prompt"}
+_GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
+_IDS_BOTH, _META = "return_token_ids", "return_meta_info"
+_INPUT, _OUTPUT = "return_input_ids_in_sglext", "return_output_ids_in_sglext"
+_HEADERS = {_INPUT: "x-sglext-return-input-ids", _OUTPUT: "x-sglext-return-output-ids"}
+_FRAMED = "x-sglext-ids-framed"
+_NOT_STREAMED = (_IDS_BOTH, _META, "return_prompt_token_ids")
+# What each flag brings: the keys of choices, or of `sglext`.
+_BROUGHT: dict[str, frozenset[str]] = {
+    _IDS_BOTH: frozenset({"prompt_token_ids", "response_token_ids", "token_ids"}),
+    _META: frozenset({"meta_info"}),
+    _INPUT: frozenset({"input_ids"}),
+    _OUTPUT: frozenset({"output_ids", "token_ids"}),  # token_ids: deltas that a later version may add (PR #37365)
+}
+
+
+class Sglang:
+    """SGLang ≥ 0.5.23 (the first with ids in chat); older ones are recorded, and flagged."""
+
+    kind = "sglang"
+    # log_softmax of logits / temperature, after penalties and bias, before top-k and top-p (layers/sampler.py:208-331).
+    logprobs_mode: str | None = "after_temperature_logprobs"
+    always_sends_usage = True
+    # Its serving code passes 31 tokens on where 24 were the most (a faked scheduler's); no running server was seen.
+    unbounded = frozenset({"tool_calls"})
+    shape = StreamShape(
+        head=frozenset({"id", "object", "created", "model"}),
+        role={"reasoning_content": None, "role": "assistant", "content": ""},
+        delta={"reasoning_content": None},
+        call_delta={"role": None, "content": None, "reasoning_content": None},
+        more_call={"id": None, "type": "function"},
+        more_function={"name": None},
+        choice=("matched_stop",),
+    )
+
+    def ask(self, wish: Wish) -> Ask:
+        """Ids by the flags of the framing; logprobs; versions of the weights where they can be had."""
+        dialect, body, asked = wish.dialect, wish.body, wish.asked
+        if dialect not in _PROMPT or _PROMPT[dialect] not in body:
+            return Ask({}, Hidden())  # refused, or vLLM's own endpoint
+        problems = tuple(_problems(dialect, body))
+        if "echo" in problems:
+            return Ask({}, Hidden(), problems)
+        if dialect == "completions" and is_on(body.get("stream")) and asked.choices != 1:
+            problems = (*problems, "uncounted")  # usage is their sum: what one lost another may have repeated
+        streamed = dialect == "chat" and is_on(body.get("stream"))
+        wanted = (_INPUT, _OUTPUT) if streamed else (_IDS_BOTH, _META) if dialect == "chat" else (_IDS_BOTH,)
+        missing = [
+            flag for flag in wanted if not is_on(body.get(flag)) and not is_on(wish.headers.get(_HEADERS.get(flag, "")))
+        ]
+        fields: Json = dict.fromkeys(missing, True)
+        if wish.adds_logprobs:
+            # In completions the number is that of alternatives, and 0 tells the sampled token's own (run on 0.5.23).
+            fields["logprobs"] = True if dialect == "chat" else 0 if wish.logprobs == "sampled" else 1
+        if options := usage_options(wish, running=False):
+            fields["stream_options"] = options
+        kept = {key for flag, keys in _BROUGHT.items() if is_on(body.get(flag)) for key in keys}
+        kept |= {"prompt_token_ids"} if is_on(body.get("return_prompt_token_ids")) else set()
+        hidden = Hidden(
+            logprobs="logprobs" in fields,
+            empty_deltas=streamed and not asked.logprobs,
+            usage=bool(options) and not asked.usage,
+            keys=frozenset(key for flag in missing for key in _BROUGHT[flag]) - kept,
+        )
+        # Framed, ids come in an event of their own, which can be dropped whole. Not if the client reads it itself.
+        framed = {_FRAMED: "1"} if streamed and len(missing) == len(wanted) else {}
+        return Ask(fields, hidden, problems, framed)
+
+    def constrains(self, asked: Mapping[str, Any], logprobs_mode: str | None) -> bool:
+        """Grammars, biases and penalties are on the logits in every mode; top-k, top-p and min-p come after the logprobs.
+
+        Penalties, the grammar's mask and `logit_bias` are applied in that order before the sampler takes its logprobs
+        (sampling_batch_info.py, sampler.py).
+        """
+        return has_grammar(asked, _GRAMMARS) or changes_odds(asked, ALL if logprobs_mode in PROCESSED else BIASES)
+
+    def bears_replay(self, dialect: DialectName, body: Mapping[str, Any]) -> bool:
+        """A chat stream with these flags is a 400 that must stay one."""
+        return dialect != "chat" or not any(is_on(body.get(flag)) for flag in _NOT_STREAMED)
+
+    def hide(self, dialect: DialectName, response: Json, hidden: Hidden) -> Json:
+        """Delete what the flags brought; null again what was null."""
+        if not hidden.anything:
+            return response
+        shown = _without_ids(response, hidden)
+        choices = response.get("choices")
+        if isinstance(choices, list):
+            shown["choices"] = [without(choice, hidden) for choice in choices]
+        return shown
+
+    def hide_chunk(self, dialect: DialectName, chunk: Json, hidden: Hidden) -> Json | None:
+        """Likewise; and drop the event of the ids, and what exists only to carry logprobs."""
+        if not hidden.anything:
+            return chunk
+        choices = chunk.get("choices")
+        if choices:
+            shown = [without(choice, hidden) for choice in choices]
+            if hidden.empty_deltas and all(map(_only_carries_logprobs, choices)):
+                return None
+            return {**_without_ids(chunk, hidden), "choices": shown}
+        if hidden.usage and chunk.get("usage") is not None and chunk.get("sglext") is None:
+            return None
+        if "sglext" not in chunk:
+            return chunk
+        rest = _without_ids(chunk, hidden)
+        # What else the client asked of sglext stays; a chunk that says nothing more would only confuse it.
+        return rest if "sglext" in rest or rest.get("usage") else None
+
+    def must_send_usage(self, dialect: DialectName, finish: Json) -> bool:
+        """Completions: nothing else counts their tokens. A chat stream has its ids in one list for each choice."""
+        return dialect == "completions"
+
+    def lookup(self, dialect: DialectName, body: Mapping[str, Any], response: Json) -> Lookup | None:
+        """Nothing: all tokens are in the answer."""
+        return None
+
+    def tokens(self, dialect: DialectName, body: Mapping[str, Any], response: Json, found: Any = None) -> Tokens:
+        """Unstreamed: in the choices. Streamed chat: in `sglext`, one list for each choice."""
+        extension = response.get("sglext") or {}
+        choices = response.get("choices") or ()
+        outputs = extension.get("output_ids")
+        sampled, problems, retractions = [], [], 0
+        if isinstance(outputs, list) and len(outputs) != len(choices):
+            problems.append("choice_count")
+        versions = (response.get("metadata") or {}).get("weight_versions") if len(choices) == 1 else None
+        for choice in choices:
+            meta = choice.get("meta_info") or {}
+            one = _sampled(choice, meta, outputs, versions)
+            sampled.append(one)
+            retractions += meta.get("num_retractions") or 0
+            prompt = extension.get("input_ids") if one.prompt_ids is None else one.prompt_ids
+            if prompt is not None and meta.get("prompt_tokens", len(prompt)) != len(prompt):
+                problems.append("prompt_count")
+            if _disagree(one, choice, meta, outputs) or names_other_ids(choice, one.ids):
+                problems.append("ids_disagree")
+        # Retracted: recomputed, maybe under new weights.
+        notes = {"retractions": retractions} if retractions else {}
+        return Tokens(extension.get("input_ids"), tuple(sampled), tuple(problems), notes)
+
+
+def _problems(dialect: DialectName, body: Mapping[str, Any]) -> list[str]:
+    """What is known to go wrong before the call is made."""
+    echo = ["echo"] if dialect == "completions" and is_on(body.get("echo")) else []
+    return [*echo, "beam_search"] if is_on(body.get("use_beam_search")) else echo
+
+
+def _without_ids(response: Json, hidden: Hidden) -> Json:
+    """The top level, anew, without the hidden keys of `sglext`, nor `sglext` itself if nothing else is in it."""
+    extension = response.get("sglext")
+    if not isinstance(extension, dict) or not hidden.keys:
+        return dict(response)
+    rest = {key: value for key, value in extension.items() if key not in hidden.keys}
+    said = any(value is not None for value in rest.values())
+    return {key: rest if key == "sglext" else value for key, value in response.items() if key != "sglext" or said}
+
+
+def _only_carries_logprobs(choice: Json) -> bool:
+    """Whether an event says nothing but logprobs: with a parser, SGLang sends such ones only where they were asked."""
+    delta = choice.get("delta")
+    said = delta is None or any(value is not None for value in delta.values())
+    return not said and choice.get("finish_reason") is None and choice.get("logprobs") is not None
+
+
+def _sampled(choice: Json, meta: Json, outputs: Any, versions: Any) -> Sampled:
+    """One choice's tokens: ids by whatever name they came under, logprobs paired with ids where they are."""
+    index = index_of(choice)
+    pairs = meta.get("output_token_logprobs")
+    ids = choice.get("response_token_ids")
+    if ids is None:
+        ids = choice.get("token_ids")
+    if ids is None and isinstance(outputs, list) and index < len(outputs):
+        ids = outputs[index]
+    if ids is None and pairs:
+        ids = [pair[1] for pair in pairs]
+    logprobs = [pair[0] for pair in pairs] if pairs else logprobs_of(choice)
+    if ids == [] and choice.get("finish_reason") == "abort":
+        logprobs = []  # one may come all the same (output_streamer.py:613)
+    return Sampled(
+        index=index,
+        prompt_ids=choice.get("prompt_token_ids"),
+        ids=ids,
+        logprobs=logprobs,
+        finish_reason=choice.get("finish_reason"),
+        stop_reason=choice.get("matched_stop"),
+        counted=meta.get("completion_tokens"),
+        spans=_spans(meta.get("weight_versions") or versions),
+        routed_experts=meta.get("routed_experts"),
+        sampling_mask=meta.get("output_token_sampling_mask"),
+    )
+
+
+def _disagree(one: Sampled, choice: Json, meta: Json, outputs: Any) -> bool:
+    """Whether the ids came more than once, and differ."""
+    given = [choice.get("response_token_ids"), choice.get("token_ids")]
+    given += [outputs[one.index]] if isinstance(outputs, list) and one.index < len(outputs) else []
+    pairs = meta.get("output_token_logprobs")
+    given += [[pair[1] for pair in pairs]] if pairs else []
+    return any(ids is not None and ids != one.ids for ids in given)
+
+
+def _spans(versions: Any) -> tuple[tuple[int, int, str | None], ...] | None:
+    """`[{"version", "start", "end"}]` over output positions."""
+    if not versions:
+        return None
+    return tuple((span["start"], span["end"], span["version"]) for span in versions)

@@ -1,0 +1,71 @@
+"""Plain: any OpenAI-compatible endpoint. It gives no ids, so there is nothing to ask and nothing to hide.
+
+Holds the engine of last resort: calls are recorded as text and flagged `no_token_ids`. Nothing is added to a body, since
+unknown servers may refuse what they do not know, and no placeholder is ever made up for an id.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from proxy.protocols.dialects.base import DialectName
+from proxy.protocols.engines.base import Ask, Hidden, Json, Lookup, Sampled, StreamShape, Tokens, Wish, index_of
+from proxy.protocols.engines.constraints import has_grammar
+
+
+class Plain:
+    """Text only."""
+
+    kind = "plain"
+    logprobs_mode: str | None = None  # nobody says what a server like this means by them
+    unbounded: frozenset[str] = frozenset()
+    always_sends_usage = False
+    shape = StreamShape(
+        head=frozenset({"id", "object", "created", "model", "system_fingerprint"}),
+        role={"role": "assistant", "content": ""},
+        delta={},
+        call_delta={},
+    )
+
+    def ask(self, wish: Wish) -> Ask:
+        """Nothing."""
+        return Ask({}, Hidden())
+
+    def constrains(self, asked: Mapping[str, Any], logprobs_mode: str | None) -> bool:
+        """A grammar may be in them; it has no logprobs of ids in any case."""
+        return has_grammar(asked, ())
+
+    def bears_replay(self, dialect: DialectName, body: Mapping[str, Any]) -> bool:
+        """Nobody knows what such a server refuses."""
+        return True
+
+    def hide(self, dialect: DialectName, response: Json, hidden: Hidden) -> Json:
+        """Nothing was asked."""
+        return response
+
+    def hide_chunk(self, dialect: DialectName, chunk: Json, hidden: Hidden) -> Json | None:
+        """Nothing was asked."""
+        return chunk
+
+    def must_send_usage(self, dialect: DialectName, finish: Json) -> bool:
+        """Nobody knows."""
+        return False
+
+    def lookup(self, dialect: DialectName, body: Mapping[str, Any], response: Json) -> Lookup | None:
+        """Nothing: there is nobody to ask."""
+        return None
+
+    def tokens(self, dialect: DialectName, body: Mapping[str, Any], response: Json, found: Any = None) -> Tokens:
+        """How each choice ended; no ids, and logprobs of no ids are of no use."""
+        choices = response.get("choices") or ()
+        return Tokens(None, tuple(_sampled(choice) for choice in choices))
+
+
+def _sampled(choice: Json) -> Sampled:
+    return Sampled(
+        index=index_of(choice),
+        prompt_ids=None,
+        ids=None,
+        logprobs=None,
+        finish_reason=choice.get("finish_reason"),
+        stop_reason=None,
+    )

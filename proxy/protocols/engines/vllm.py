@@ -1,0 +1,321 @@
+"""vLLM: ids and logprobs on request, in every framing.
+
+Holds what is true of vLLM's chat and completions endpoints and of no other engine. Facts were read off vLLM 0.32.0
+(V1 engine, CPU build, parsers hermes and qwen3).
+
+Rule 1: injection never adds or removes a key of an answer; it turns null into a value and adds stream events. So hiding
+        sets null again where the key is, and drops the added events.
+Rule 2: each stream is to count its tokens: ids alone cannot show a lost or repeated event. `include_usage` adds an event and
+        moves `system_fingerprint` to it from the finish; both are undone. Of several choices each is counted in each event
+        (`continuous_usage_stats`), since a sum cannot show what one choice lost and another repeated.
+Rule 3: a body that vLLM refuses must stay one that it refuses.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from proxy.protocols.dialects.base import DialectName, is_on
+from proxy.protocols.engines.base import (
+    Ask,
+    Hidden,
+    Json,
+    Lookup,
+    Sampled,
+    StreamShape,
+    Tokens,
+    Wish,
+    has_running_usage,
+    index_of,
+    logprobs_of,
+    names_other_ids,
+    usage_options,
+)
+from proxy.protocols.engines.constraints import ALL, PROCESSED, changes_odds, has_grammar, tools_of
+
+_OF_THE_PROMPT = ("prompt_token_ids", "mm_placeholders")  # both come by `return_token_ids`
+
+
+def ask_generate(wish: Wish) -> Ask:
+    """The ids of the prompt, which placeholders of images may lengthen, and logprobs. Sampled ids always come."""
+    body = wish.body
+    sampling = body.get("sampling_params")
+    if "token_ids" not in body or not isinstance(sampling, dict):
+        return Ask({}, Hidden())  # refused, by a message that shows the body
+    fields: Json = {}
+    if not wish.asked.token_ids:
+        fields["return_token_ids"] = True
+    # With `logprob_token_ids`, `logprobs` must be their number, and may then be more than the engine allows.
+    if wish.adds_logprobs and sampling.get("logprob_token_ids") is None:
+        fields["sampling_params"] = {**sampling, "logprobs": 0}
+    if options := usage_options(wish, running=wish.asked.choices != 1):
+        fields["stream_options"] = options
+    forced = sampling.get("trace_decode_token_ids") is not None
+    hidden = Hidden(
+        token_ids="return_token_ids" in fields,
+        logprobs="sampling_params" in fields,
+        usage=bool(options) and not wish.asked.usage,
+        running_usage=is_on(options.get("continuous_usage_stats")) and not has_running_usage(body),
+    )
+    return Ask(fields, hidden, ("forced_tokens",) if forced else ())
+
+
+def hide_generate(response: Json, hidden: Hidden) -> Json:
+    """An unstreamed (or folded) response without what the client did not ask for; a new dict if that differs."""
+    if not hidden.of_choices:
+        return response
+    shown = dict(response)
+    if hidden.token_ids:
+        shown |= {key: None for key in _OF_THE_PROMPT if key in shown}
+    return _without_logprobs(shown, hidden)
+
+
+def hide_generate_chunk(chunk: Json, hidden: Hidden) -> Json | None:
+    """A streamed chunk likewise; the same dict if nothing in it is to be hidden, None for the usage event."""
+    if hidden.usage and not chunk.get("choices") and chunk.get("usage") is not None:
+        return None
+    if hidden.running_usage and chunk.get("choices") and "usage" in chunk:
+        chunk = {**chunk, "usage": None}
+    said = hidden.token_ids and any(key in chunk for key in _OF_THE_PROMPT)
+    if not said and not (hidden.logprobs and chunk.get("choices")):
+        return chunk
+    shown = {key: value for key, value in chunk.items() if not (said and key in _OF_THE_PROMPT)}
+    return _without_logprobs(shown, hidden)
+
+
+def tokens_of_generate(response: Json) -> Tokens:
+    """One prompt, on the top level; all else on the choices."""
+    choices = response.get("choices") or ()
+    sampled = tuple(_sampled_of_generate(choice) for choice in choices)
+    disagree = any(_disagrees(choice) or names_other_ids(choice, choice.get("token_ids")) for choice in choices)
+    problems = ("ids_disagree",) if disagree else ()
+    return Tokens(response.get("prompt_token_ids"), sampled, problems)
+
+
+def _without_logprobs(shown: Json, hidden: Hidden) -> Json:
+    choices = shown.get("choices")
+    if not hidden.logprobs or not isinstance(choices, list):
+        return shown
+    return {**shown, "choices": [{**choice, "logprobs": None} for choice in choices]}
+
+
+def _content(choice: Json) -> list[Json] | None:
+    """An entry per sampled token; None if none were given."""
+    logprobs = choice.get("logprobs")
+    content: list[Json] | None = logprobs.get("content") if isinstance(logprobs, dict) else None
+    return content
+
+
+def _disagrees(choice: Json) -> bool:
+    """Whether logprobs are said to be of other ids; those of output mode "text" name none."""
+    pairs = zip(_content(choice) or (), choice.get("token_ids") or (), strict=False)
+    return any(entry.get("token_id", token_id) != token_id for entry, token_id in pairs)
+
+
+def _sampled_of_generate(choice: Json) -> Sampled:
+    content = _content(choice)
+    versions = choice.get("weight_versions")
+    return Sampled(
+        index=index_of(choice),
+        prompt_ids=None,
+        ids=choice.get("token_ids"),
+        logprobs=None if content is None else [entry["logprob"] for entry in content],
+        finish_reason=choice.get("finish_reason"),
+        stop_reason=choice.get("stop_reason"),
+        spans=None if versions is None else tuple((span["start"], span["end"], span["version"]) for span in versions),
+        routed_experts=choice.get("routed_experts"),
+        sampling_mask=choice.get("sampling_mask"),
+    )
+
+
+_PROMPT: dict[DialectName, str] = {"chat": "messages", "completions": "prompt"}
+_GRAMMARS = ("structured_outputs",)  # 0.32.0 ignores the guided_ fields, which vLLM had before 0.12
+
+
+class Vllm:
+    """vLLM ≥ 0.10 (the first with `return_token_ids` on both endpoints); verified on 0.32.0."""
+
+    kind = "vllm"
+    logprobs_mode: str | None = "raw_logprobs"
+    unbounded: frozenset[str] = frozenset()
+    always_sends_usage = True
+    shape = StreamShape(
+        head=frozenset({"id", "object", "created", "model"}),
+        role={"role": "assistant", "content": ""},
+        delta={},
+        call_delta={"content": None},
+        call={},
+        choice=("stop_reason",),
+        early=("token_ids",),
+        first=("prompt_token_ids", "prompt_text"),
+        last=("system_fingerprint",),
+        null_usage=False,
+    )
+
+    def ask(self, wish: Wish) -> Ask:
+        """`return_token_ids`, and `logprobs` where they are wanted, unless the call could not bear them."""
+        dialect, body, asked = wish.dialect, wish.body, wish.asked
+        if dialect == "generate":
+            return ask_generate(wish)
+        if _PROMPT[dialect] not in body:
+            return Ask({}, Hidden())  # refused, by a message that tells how many fields the body has
+        problems = tuple(_problems(dialect, body, keep_reasoning=wish.keep_reasoning))
+        if "echo" in problems:
+            # With ids the echoed prompt vanishes from `text`; with logprobs those of the prompt are mixed in.
+            return Ask({}, Hidden(), problems)
+        fields: Json = {}
+        if not asked.token_ids:
+            fields["return_token_ids"] = True
+        if wish.adds_logprobs and _bears_logprobs(dialect, body):
+            fields["logprobs"] = True if dialect == "chat" else 0
+        withheld = dialect == "chat" and body.get("include_reasoning") is False and wish.keep_reasoning
+        if withheld:
+            fields["include_reasoning"] = True
+        if options := usage_options(wish, running=asked.choices != 1):
+            fields["stream_options"] = options
+        hidden = Hidden(
+            token_ids="return_token_ids" in fields,
+            logprobs="logprobs" in fields,
+            # With either asked by the client, vLLM itself sends the events whose delta is empty.
+            empty_deltas=dialect == "chat" and not asked.token_ids and not asked.logprobs,
+            reasoning=withheld,
+            usage=bool(options) and not asked.usage,
+            running_usage=is_on(options.get("continuous_usage_stats")) and not has_running_usage(body),
+        )
+        return Ask(fields, hidden, problems)
+
+    def constrains(self, asked: Mapping[str, Any], logprobs_mode: str | None) -> bool:
+        """A grammar in any mode: its bitmask is on the logits before the sampler sees them (gpu_model_runner.py).
+
+        All else is in the `processed` modes only. `tool_choice: auto` has a grammar if a tool is strict, or if
+        `parallel_tool_calls` is false (parser/abstract_parser.py; with most tool parsers).
+        """
+        single_call = asked.get("parallel_tool_calls") is False and asked.get("tool_choice") != "none"
+        return (
+            has_grammar(asked, _GRAMMARS)
+            or (single_call and bool(tools_of(asked)))
+            or (logprobs_mode in PROCESSED and changes_odds(asked, ALL))
+        )
+
+    def bears_replay(self, dialect: DialectName, body: Mapping[str, Any]) -> bool:
+        """A stream cannot have prompt logprobs: a 400 that must stay one. Streams of generate lose nothing."""
+        return dialect != "generate" and body.get("prompt_logprobs") is None
+
+    def hide(self, dialect: DialectName, response: Json, hidden: Hidden) -> Json:
+        """Null again what was null."""
+        if dialect == "generate":
+            return hide_generate(response, hidden)
+        if not hidden.of_choices:
+            return response
+        shown = _without_prompt_ids(response, hidden)
+        choices = response.get("choices")
+        if isinstance(choices, list):
+            shown = {**shown, "choices": [_hide_choice(choice, hidden) for choice in choices]}
+        return shown
+
+    def hide_chunk(self, dialect: DialectName, chunk: Json, hidden: Hidden) -> Json | None:
+        """Null again what was null; drop what exists only because of the flags."""
+        if dialect == "generate":
+            return hide_generate_chunk(chunk, hidden)
+        choices = chunk.get("choices")
+        if not choices:
+            return None if hidden.usage and chunk.get("usage") is not None else chunk
+        if hidden.running_usage and "usage" in chunk:
+            chunk = {key: value for key, value in chunk.items() if key != "usage"}
+        if not hidden.of_choices:
+            return chunk
+        hid = [_hide_choice(choice, hidden) for choice in choices]
+        if hidden.empty_deltas and not hid[0].get("delta") and all(map(_is_flag_caused, hid)):
+            return None
+        shown = {**chunk, "choices": hid}
+        if hidden.token_ids and shown.get("prompt_token_ids") is not None:
+            shown["prompt_token_ids"] = None
+        return shown
+
+    def must_send_usage(self, dialect: DialectName, finish: Json) -> bool:
+        """A finish without the fingerprint: it is on the usage event then. Streams of generate have none to tell by."""
+        return dialect != "generate" and "system_fingerprint" not in finish
+
+    def lookup(self, dialect: DialectName, body: Mapping[str, Any], response: Json) -> Lookup | None:
+        """Nothing: all tokens are in the answer."""
+        return None
+
+    def tokens(self, dialect: DialectName, body: Mapping[str, Any], response: Json, found: Any = None) -> Tokens:
+        """Chat: one prompt, on the top level. Completions: each choice has its own."""
+        if dialect == "generate":
+            return tokens_of_generate(response)
+        choices = response.get("choices") or ()
+        sampled = tuple(_sampled(choice) for choice in choices)
+        disagree = any(names_other_ids(choice, one.ids) for choice, one in zip(choices, sampled, strict=True))
+        return Tokens(response.get("prompt_token_ids"), sampled, ("ids_disagree",) if disagree else ())
+
+
+def _problems(dialect: DialectName, body: Mapping[str, Any], *, keep_reasoning: bool) -> list[str]:
+    """What is known to go wrong before the call is made."""
+    problems = []
+    if dialect == "completions" and is_on(body.get("echo")):
+        problems.append("echo")
+    if is_on(body.get("use_beam_search")):
+        problems.append("beam_search")  # its logprobs are not those of a sampled path
+    if dialect == "completions" and body.get("max_tokens") == 0:
+        problems.append("phantom_token")  # the engine samples one token all the same
+    if dialect == "chat" and body.get("include_reasoning") is False and not keep_reasoning:
+        problems.append("reasoning_withheld")
+    return problems
+
+
+def _bears_logprobs(dialect: DialectName, body: Mapping[str, Any]) -> bool:
+    """Whether logprobs may be injected: in chat, `top_logprobs` without them is a 400 that must stay one."""
+    return dialect == "completions" or not body.get("top_logprobs")
+
+
+def _without_prompt_ids(response: Json, hidden: Hidden) -> Json:
+    """The top level with its prompt ids (chat only) null."""
+    if hidden.token_ids and response.get("prompt_token_ids") is not None:
+        return {**response, "prompt_token_ids": None}
+    return response
+
+
+def _hide_choice(choice: Json, hidden: Hidden) -> Json:
+    """A choice with what was injected null. Keys stay where they are: no key is added, the order is kept."""
+    shown = {**choice}
+    if hidden.token_ids:
+        for key in ("token_ids", "prompt_token_ids"):
+            if key in shown:
+                shown[key] = None
+    if hidden.logprobs and "logprobs" in shown:
+        shown["logprobs"] = None
+    if hidden.reasoning:
+        for key in ("message", "delta"):
+            if isinstance(shown.get(key), dict):
+                shown[key] = _without_reasoning(shown[key], is_delta=key == "delta")
+    return shown
+
+
+def _without_reasoning(message: Json, *, is_delta: bool) -> Json:
+    """A message without its reasoning: null in a whole message, gone from a delta (which then may be empty)."""
+    if message.get("reasoning") is None:
+        return message
+    if is_delta:
+        return {key: value for key, value in message.items() if key != "reasoning"}
+    return {**message, "reasoning": None}
+
+
+def _is_flag_caused(choice: Json) -> bool:
+    """Whether a chunk's choice says nothing: vLLM sends such a one only where ids or logprobs were asked.
+
+    `{"content": null}` and `{"content": ""}` are the engine's own and stay (seen without any flag).
+    """
+    return choice.get("delta") == {} and choice.get("finish_reason") is None
+
+
+def _sampled(choice: Json) -> Sampled:
+    """One choice's tokens."""
+    return Sampled(
+        index=index_of(choice),
+        prompt_ids=choice.get("prompt_token_ids"),
+        ids=choice.get("token_ids"),
+        logprobs=logprobs_of(choice),
+        finish_reason=choice.get("finish_reason"),
+        stop_reason=choice.get("stop_reason"),
+        routed_experts=choice.get("routed_experts"),
+    )

@@ -1,0 +1,206 @@
+"""The plan of a call: what to send upstream, and why it differs from what the client sent.
+
+Holds the pure decisions taken before anything is sent: model names, the rollout's sampling rules and tools, and what the
+engine is asked beyond the client's own wishes. It makes new dicts and never changes the client's.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from proxy.errors import NotValid
+from proxy.protocols.dialects.base import Asked, Dialect, Spoken
+from proxy.protocols.dialects.translation import Translation
+from proxy.protocols.engines.base import Engine, Json, LogprobsAsked, Traits, Wish
+from proxy.protocols.engines.quirks import Circumstances, Framing, Streaming, choose_framing, met
+from proxy.protocols.response import View
+from proxy.protocols.sampling import SAMPLING_FIELDS, Sampling, apply_rules, served_as
+from proxy.protocols.synthetic_stream import error_events
+from proxy.protocols.token_annotations import TokenReply
+from proxy.trajectory.step import EngineFacts
+
+_STREAM = frozenset({"stream", "stream_options"})
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What holds for calls of one rollout, from its opening and the configuration.
+
+    The call's own are `tokens`, and `room_left`: what the window leaves for it, where a cap asks for that.
+    """
+
+    sampling: Sampling = field(default_factory=Sampling)
+    tools: tuple[Json, ...] = ()
+    models: Mapping[str, str] = field(default_factory=dict)
+    keep_reasoning: bool = True
+    streaming: Streaming = "auto"
+    logprobs: LogprobsAsked = "full"
+    tokens: TokenReply | None = None
+    room_left: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One call, decided. `request` is the client's body, `body` what is sent, `sent` the difference on the top level.
+
+    `framing` is how it goes upstream; `expected` are the problems that the engine is known to have with such a call.
+    `wants_logprobs`: somebody does, so that a step without any lacks them. `translation`: the client's dialect, where it is
+    not the engine's.
+    """
+
+    step_id: str
+    rollout_id: str
+    endpoint: str
+    dialect: Dialect
+    engine: Engine
+    engine_facts: EngineFacts
+    asked: Asked
+    request: Json
+    body: Json
+    sent: Json
+    view: View
+    model_asked: str | None
+    model_served: str | None
+    sampling: Json
+    framing: Framing = "whole"
+    wants_logprobs: bool = True
+    headers: Mapping[str, str] = field(default_factory=dict)
+    policy_version: str | None = None
+    translation: Translation | None = None
+    problems: tuple[str, ...] = ()
+    expected: frozenset[str] = frozenset()
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def spoken(self) -> Spoken:
+        """The dialect that the client speaks."""
+        return self.translation or self.dialect
+
+    def error_events(self, body: bytes) -> bytes:
+        """An error within a stream that has begun: what would have been the whole body, in the client's dialect."""
+        telling = self.view.telling
+        return error_events(body) if telling is None else telling.finish(None, body.decode("utf-8", "replace"))
+
+
+def edit(body: Json, terms: Terms, dialect: Dialect) -> tuple[Json, set[str]]:
+    """The fields that the terms set in a body, and those they take out of it (ours, which no engine knows)."""
+    fields = {} if terms.tokens is None else terms.tokens.fields(body)
+    model = body.get("model")
+    if isinstance(model, str) and (served := served_as(model, terms.models)) is not None:
+        fields["model"] = served
+    if dialect.name == "chat" and type(body.get("logprobs")) is int and body["logprobs"] == 1:
+        fields["logprobs"] = True  # verifiers (fa7f5fa) sends 1; vLLM takes it for true, llama.cpp's server for nothing
+    if terms.tools and dialect.name != "generate" and not body.get("tools"):
+        fields["tools"] = list(terms.tools)
+    placed, unset = dialect.place_sampling(body, *apply_rules(dialect.sampling(body), terms.sampling, terms.room_left))
+    return {**fields, **placed}, unset | ({"rollout_id"} & body.keys())
+
+
+def make_plan(  # noqa: PLR0913 - a plan is all of this, and every argument has its name
+    body: Json,
+    *,
+    terms: Terms,
+    step_id: str,
+    rollout_id: str,
+    endpoint: str,
+    dialect: Dialect,
+    engine: Engine,
+    engine_facts: EngineFacts,
+    logprobs_mode: str | None,
+    traits: Traits | None = None,
+    headers: Mapping[str, str] | None = None,
+    policy_version: str | None = None,
+    extra: Mapping[str, Any] | None = None,
+) -> Plan:
+    """Decide a call. `headers` are the client's, by lowercase name. Raises NotValid for tokens no stream can tell."""
+    fields, unset = edit(body, terms, dialect)
+    edited = {key: value for key, value in body.items() if key not in unset} | fields
+    asked = _asked(dialect, body, edited)
+    at = Circumstances(dialect.name, edited, traits or Traits(engine.kind), terms.keep_reasoning, _wanted(terms, asked))
+    framing = _framing(engine, terms, at)
+    edited, taken = _unstreamed(edited) if framing == "replay" else (edited, frozenset[str]())
+    ask = engine.ask(_wish(at, edited, asked, terms, headers or {}))
+    sent_body = {**edited, **ask.fields}
+    model_asked, model_served = _name(body.get("model")), _name(sent_body.get("model"))
+    renamed = model_asked if model_asked != model_served else None
+    return Plan(
+        step_id=step_id,
+        rollout_id=rollout_id,
+        endpoint=endpoint,
+        dialect=dialect,
+        engine=engine,
+        engine_facts=engine_facts,
+        asked=asked,
+        request=body,
+        body=sent_body,
+        sent={"set": _changed(body, {**fields, **ask.fields}), "unset": sorted(unset | (taken & body.keys()))},
+        view=View(dialect, engine, ask.hidden, asked.choices, renamed, framing == "replay", asked.usage, terms.tokens),
+        model_asked=model_asked,
+        model_served=model_served,
+        sampling=_sampling(dialect, sent_body, engine, at.traits, logprobs_mode or engine.logprobs_mode),
+        framing=framing,
+        wants_logprobs=at.wants_logprobs,
+        headers=ask.headers,
+        policy_version=policy_version,
+        problems=ask.problems,
+        expected=frozenset(code for loss in met(engine.kind, at, live=framing == "live") for code in loss.codes),
+        extra={**(extra or {}), **({} if framing == "whole" else {"streaming": framing})},
+    )
+
+
+def _wish(at: Circumstances, body: Json, asked: Asked, terms: Terms, headers: Mapping[str, str]) -> Wish:
+    """The call as it is to be made, for the engine to add to."""
+    return Wish(at.dialect, body, asked, terms.keep_reasoning, headers, terms.logprobs, at.traits.forces_usage)
+
+
+def _asked(dialect: Dialect, body: Json, edited: Json) -> Asked:
+    """What may be seen is the client's own wish; how many choices come is decided by what is sent."""
+    sent = dialect.asked(edited)
+    return replace(dialect.asked(body), samples=sent.samples, choices=sent.choices)
+
+
+def _wanted(terms: Terms, asked: Asked) -> bool:
+    """Whether anybody wants logprobs: then a step without any lacks them."""
+    return terms.logprobs != "off" or asked.logprobs
+
+
+def _unstreamed(body: Json) -> tuple[Json, frozenset[str]]:
+    """The body of a call that is to be answered whole, and what that takes out of it."""
+    return {key: value for key, value in body.items() if key not in _STREAM}, _STREAM
+
+
+def _framing(engine: Engine, terms: Terms, at: Circumstances) -> Framing:
+    """How the call goes upstream."""
+    bears_replay = engine.bears_replay(at.dialect, at.body)
+    if terms.tokens is None:
+        return choose_framing(terms.streaming, engine.kind, at, bears_replay=bears_replay)
+    framing = choose_framing("replay", engine.kind, at, bears_replay=bears_replay)
+    if framing == "live":
+        raise NotValid(
+            "X-Reply-Tokens and X-Reply-Ids are of whole replies: this call cannot be made unstreamed and told as a stream; "
+            "leave out `stream`, or what goes with it",
+            param="stream",
+        )
+    return framing
+
+
+def _changed(body: Json, fields: Json) -> Json:
+    """The fields that are not as the client sent them."""
+    return {key: value for key, value in fields.items() if key not in body or body[key] != value}
+
+
+def _sampling(dialect: Dialect, body: Json, engine: Engine, traits: Traits, logprobs_mode: str | None) -> Json:
+    """Return what decides which distribution a token was drawn from: as sent, else the engine's default, if that is known.
+
+    And what its logprobs are of. The defaults are those of chat and completions: vLLM (0.32.0) uses none of them for
+    `/inference/v1/generate`.
+    """
+    sent = {key: value for key, value in dialect.sampling(body).items() if value is not None}
+    defaults = (traits.sampling_defaults or {}) if dialect.name != "generate" else {}
+    said = {key: sent[key] for key in SAMPLING_FIELDS if key in sent}
+    is_constrained = engine.constrains({**defaults, **sent}, logprobs_mode)
+    return {**defaults, **said, "logprobs_mode": logprobs_mode, "constrained": is_constrained}
+
+
+def _name(value: Any) -> str | None:
+    return value if isinstance(value, str) else None

@@ -1,0 +1,174 @@
+"""The validation of an engine's answer: its tokens as arrays and checked values, its message as readers expect it.
+
+An answer is other people's JSON, and any value of it may be of any type. Everything that readers rely on (ids, logprobs,
+indexes, finish reasons, policy versions, messages) is checked here, once. What does not fit is a problem of the step, and
+reaches no reader.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from proxy.protocols.dialects.base import DialectName
+from proxy.protocols.engines.base import Json, Sampled, Tokens
+from proxy.trajectory.arrays import pack_experts, pack_ids, pack_logprobs, pack_mask
+from proxy.trajectory.fidelity import FINISH_REASONS
+from proxy.trajectory.step import Choice, Ids, Span
+
+_LONGEST_REASON: Final = 100  # characters of a finish reason that are kept
+_TEXTS: Final = ("reasoning", "reasoning_content", "refusal", "role")
+_USAGE_DEPTH: Final = 2  # usage has counts, and objects of counts
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """The tokens of an answer as arrays: the prompts, the choices, the problems found, and what is worth a note.
+
+    `has_versions`: the engine itself reported the policy versions of the tokens.
+    """
+
+    prompts: tuple[Ids, ...] = ()
+    choices: tuple[Choice, ...] = ()
+    problems: frozenset[str] = frozenset()
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    has_versions: bool = False
+
+
+def pack_tokens(
+    tokens: Tokens, samples: int | None, policy_version: str | None, given: Sequence[list[int]] | None = None
+) -> Packed:
+    """Pack the engine's lists.
+
+    Choice index = prompt index times `samples` plus sample index, where each choice has a prompt of its own. `given` are the
+    prompts of the request, where it has ids. Raises ValueError, TypeError or OverflowError for what are no ids.
+    """
+    problems = set(tokens.problems)
+    prompts: dict[int, list[int]] = {} if tokens.prompt_ids is None else {0: tokens.prompt_ids}
+    choices = []
+    for sampled in tokens.choices:
+        prompt = sampled.index // (samples or 1) if tokens.prompt_ids is None else 0
+        if sampled.prompt_ids is not None and prompts.setdefault(prompt, sampled.prompt_ids) != sampled.prompt_ids:
+            problems.add("mixed_prompts")
+        choices.append(_choice(sampled, prompt, policy_version, problems))
+    if given is not None and prompts and [prompts[place] for place in sorted(prompts)] != given:
+        problems.add("other_prompt")
+    packed: tuple[Ids, ...] = ()
+    if "mixed_prompts" in problems or list(prompts) != list(range(len(prompts))):
+        problems.add("mixed_prompts")  # an index would point to the wrong prompt
+    else:
+        packed = tuple(pack_ids(ids) for ids in prompts.values())
+    has_versions = any(sampled.spans is not None for sampled in tokens.choices)
+    return Packed(packed, tuple(choices), frozenset(problems), tokens.notes, has_versions)
+
+
+def _choice(sampled: Sampled, prompt: int, policy_version: str | None, problems: set[str]) -> Choice:
+    ids = pack_ids(sampled.ids or [])
+    if ids and sampled.counted is not None and sampled.counted != len(ids):
+        problems.add("completion_count")
+    if sampled.sampling_mask is not None and len(sampled.sampling_mask) != len(ids):
+        problems.add("mask_count")
+    spans = _spans(sampled, len(ids), policy_version)
+    if spans is None:
+        problems.add("version_spans")
+    return Choice(
+        index=sampled.index,
+        ids=ids,
+        logprobs=pack_logprobs(sampled.logprobs or []),
+        finish_reason=_finish_reason(sampled.finish_reason, problems),
+        stop_reason=_stop_reason(sampled.stop_reason, problems),
+        prompt=prompt,
+        spans=spans or (),
+        routed_experts=None if sampled.routed_experts is None else pack_experts(sampled.routed_experts),
+        sampling_mask=None if sampled.sampling_mask is None else pack_mask(sampled.sampling_mask),
+    )
+
+
+def _finish_reason(given: Any, problems: set[str]) -> str | None:
+    """The reason as text. SGLang's native object (0.5.23) has it in `type`."""
+    reason = given.get("type") if isinstance(given, dict) else given
+    if reason is None and given is None:
+        return None
+    if isinstance(reason, str) and reason in FINISH_REASONS:
+        return reason
+    problems.add("unknown_finish_reason")
+    return reason if isinstance(reason, str) and len(reason) <= _LONGEST_REASON else None
+
+
+def _stop_reason(given: Any, problems: set[str]) -> int | str | None:
+    """A stop string, or the id of a stop token."""
+    if given is None or isinstance(given, str) or (type(given) is int and 0 <= given < 2**31):
+        return given
+    problems.add("unparsed_event")
+    return None
+
+
+def _spans(sampled: Sampled, count: int, policy_version: str | None) -> tuple[Span, ...] | None:
+    """The spans of policy versions: the engine's own, else one for all. None: the engine's do not cover the ids.
+
+    A version that is a number is kept as its digits, as `PUT /policy` keeps it.
+    """
+    if sampled.spans is None or not count:
+        return (Span(0, count, policy_version),) if count else ()
+    spans = []
+    for start, end, version in sampled.spans:
+        named = str(version) if type(version) is int else version
+        if type(start) is not int or type(end) is not int or not (named is None or isinstance(named, str)):
+            return None
+        if start > end:
+            return None
+        if start < end:
+            spans.append(Span(start, end, named))
+    bounds = [0, *(span.end for span in spans)]
+    joined = all(span.start == bound for span, bound in zip(spans, bounds, strict=False))
+    return tuple(spans) if joined and bounds[-1] == count else None
+
+
+def check_usage(usage: Any) -> tuple[Json | None, bool]:
+    """The usage of an answer as it is recorded, and whether it is sound: whole numbers from 0 on, and their sum."""
+    if usage is None:
+        return None, True
+    if not isinstance(usage, dict) or not _is_flat(usage, _USAGE_DEPTH):
+        return None, False
+    counts = [usage.get(name) for name in ("prompt_tokens", "completion_tokens", "total_tokens")]
+    known = [count for count in counts if count is not None]
+    if not all(type(count) is int and count >= 0 for count in known):
+        return usage, False
+    return usage, len(known) < 3 or 2 * known[2] == sum(known)
+
+
+def _is_flat(value: Any, depth: int) -> bool:
+    if isinstance(value, dict):
+        return depth > 0 and all(_is_flat(inner, depth - 1) for inner in value.values())
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def check_messages(dialect: DialectName, response: Json) -> set[str]:
+    """The problems of a whole or accumulated response: each choice has the message or text that readers expect."""
+    if dialect == "generate":
+        return set()
+    check = _check_message if dialect == "chat" else _check_text
+    choices = response.get("choices")
+    return {code for choice in choices or () for code in check(choice)} if isinstance(choices, list) else set()
+
+
+def _check_text(choice: Any) -> set[str]:
+    text = choice.get("text") if isinstance(choice, dict) else None
+    return set() if isinstance(text, str) else {"no_message"}
+
+
+def _check_message(choice: Any) -> set[str]:
+    message = choice.get("message") if isinstance(choice, dict) else None
+    if not isinstance(message, dict):
+        return {"no_message"}
+    calls = message.get("tool_calls")
+    sound = (
+        (message.get("content") is None or isinstance(message["content"], str | list))
+        and all(message.get(name) is None or isinstance(message[name], str) for name in _TEXTS)
+        and (calls is None or (isinstance(calls, list) and all(map(_is_call, calls))))
+    )
+    return set() if sound else {"unparsed_event"}
+
+
+def _is_call(call: Any) -> bool:
+    function = call.get("function") if isinstance(call, dict) else None
+    return isinstance(function, dict) and isinstance(function.get("name"), str | None)

@@ -1,0 +1,125 @@
+"""Replay: an unstreamed response, told as the stream that the engine would have sent.
+
+Holds the writing of events in an engine's own shape, for calls that were asked unstreamed because the engine's streams lose
+tokens. It neither hides nor judges: it is given what the client is to see.
+
+Rule 1: folding the events gives the response back: nothing is dropped, nothing is said twice.
+Rule 2: a choice's events are its role, its thoughts, its text, its tool calls, its finish; ids and logprobs that the client
+        asked for come with the first that has text, as they do when an engine sends several tokens at once.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from proxy.protocols.engines.base import Json, StreamShape
+from proxy.protocols.lenient_json import NotJson, read_json, write_json
+
+KEEP_ALIVE: Final = b": keep-alive\n\n"
+DONE: Final = b"data: [DONE]\n\n"
+CONTENT_TYPE: Final = "text/event-stream; charset=utf-8"
+
+_THOUGHTS: Final = ("reasoning_content", "reasoning")
+# Of an unstreamed choice only; no stream has them (vLLM 0.32.0).
+_UNSTREAMED: Final = frozenset({"index", "message", "logprobs", "finish_reason", "prompt_logprobs", "routed_experts"})
+
+
+def replay_events(shape: StreamShape, dialect: str, response: Json, *, usage: bool, loosely: bool = False) -> bytes:
+    """The whole stream of a response, with its terminal event. `usage`: the client asked for it."""
+    events = [_event(chunk, loosely=loosely) for chunk in chunks(shape, dialect, response, usage=usage)]
+    return b"".join([*events, DONE])
+
+
+def error_events(body: bytes) -> bytes:
+    """An error of the engine's within a stream that has begun: its own body, as an event (vLLM 0.32.0, SGLang 0.5.23)."""
+    try:
+        error, _ = read_json(body)
+    except NotJson:
+        error = {"message": body.decode("utf-8", "replace")}
+    nested = error if isinstance(error, dict) and "error" in error else {"error": error}
+    return b"data: " + write_json(nested, loosely=False) + b"\n\n" + DONE
+
+
+def chunks(shape: StreamShape, dialect: str, response: Json, *, usage: bool) -> Iterator[Json]:
+    """The events as JSON. Raises TypeError, KeyError or AttributeError for what has not the shape of a response."""
+    kind = "chat.completion.chunk" if dialect == "chat" else response.get("object")
+    head = {key: kind if key == "object" else value for key, value in response.items() if key in shape.head}
+    last = {key: response[key] for key in shape.last if key in response}
+    tell = _chat_choice if dialect == "chat" else _text_choice
+    told = [
+        {**head, "choices": [choice], **first}
+        for whole in sorted(response["choices"], key=lambda choice: choice["index"])
+        for choice, first in tell(shape, whole, response)
+    ]
+    if usage:
+        told.append({**head, "choices": [], "usage": _usage(shape, response.get("usage"))})
+    if told:
+        told[-1] |= last
+    yield from told
+
+
+def _usage(shape: StreamShape, usage: Any) -> Any:
+    """Usage as streams have it."""
+    if shape.null_usage or not isinstance(usage, dict):
+        return usage
+    return {key: value for key, value in usage.items() if value is not None}
+
+
+def _chat_choice(shape: StreamShape, whole: Json, response: Json) -> Iterator[tuple[Json, Json]]:
+    """The events of one chat choice, each with what the top level has beside the usual."""
+    first = {key: response[key] for key in shape.first if key in response}
+    yield _choice(shape, whole, dict(shape.role), early=False), first
+    logprobs = whole.get("logprobs")
+    early = {key: whole[key] for key in shape.early if key in whole}
+    for delta in _deltas(shape, whole["message"]):
+        choice = _choice(shape, whole, delta, early=True)
+        if logprobs is not None:
+            choice["logprobs"] = logprobs
+        yield {**choice, **early}, {}
+        logprobs, early = None, dict.fromkeys(early)
+    finish = _choice(shape, whole, dict(shape.delta), early=False)
+    if logprobs is not None:  # nothing was said, but something was sampled
+        finish["logprobs"] = logprobs
+    ending = {key: whole.get(key) for key in shape.choice}
+    extra = {key: value for key, value in whole.items() if key not in _UNSTREAMED | ending.keys() | early.keys()}
+    yield {**finish, "finish_reason": whole.get("finish_reason"), **ending, **early, **extra}, {}
+
+
+def _choice(shape: StreamShape, whole: Json, delta: Json, *, early: bool) -> Json:
+    """A choice of an event that says this delta."""
+    silent: Json = {"logprobs": None} if shape.null_logprobs else {}
+    # vLLM has stop_reason in its last event only; SGLang has matched_stop in each.
+    waiting = {} if shape.early else dict.fromkeys(shape.choice)
+    ids = dict.fromkeys(key for key in shape.early if early and key in whole)
+    return {"index": whole["index"], "delta": delta, **silent, "finish_reason": None, **waiting, **ids}
+
+
+def _deltas(shape: StreamShape, message: Mapping[str, Any]) -> Iterator[Json]:
+    """What a message says, one field at a time."""
+    for key in _THOUGHTS:
+        if message.get(key):
+            yield {**shape.delta, key: message[key]}
+    said = {
+        key: value
+        for key, value in message.items()
+        if key not in {"role", "tool_calls", *_THOUGHTS} and value not in (None, "")
+    }
+    if said:
+        yield {**shape.delta, **said}
+    for at, call in enumerate(message.get("tool_calls") or ()):
+        function = call["function"]
+        arguments = function.get("arguments")
+        named = {key: value for key, value in function.items() if key != "arguments"}
+        opening = {**call, "index": call.get("index", at), "function": {**named, **shape.call}}
+        yield {**shape.call_delta, "tool_calls": [opening]}
+        if arguments:
+            more = {**shape.more_function, "arguments": arguments}
+            yield {**shape.call_delta, "tool_calls": [{**shape.more_call, "index": opening["index"], "function": more}]}
+
+
+def _text_choice(_shape: StreamShape, whole: Json, _response: Json) -> Iterator[tuple[Json, Json]]:
+    """A choice of completions says all of itself in one event, as engines do when tokens come at once."""
+    yield {key: value for key, value in whole.items() if key not in {"prompt_logprobs", "routed_experts"}}, {}
+
+
+def _event(chunk: Json, *, loosely: bool) -> bytes:
+    return b"data: " + write_json(chunk, loosely=loosely) + b"\n\n"

@@ -1,0 +1,79 @@
+"""Tokens as a client wants them told in its reply: as pieces of the vocabulary, and as ids on each choice.
+
+Holds what is done to a whole response for a client that asked for it; the engine's ids decide everything. It must not hold
+tokenizers (it is given one's lookup), and never guesses: what cannot be told is null or absent.
+
+Marin's clients (a3109ee) look each token's string up in the vocabulary, and need pieces ("Ġhello") where engines give text
+(" hello"); its vLLM context (004f4a5) reads `prompt_token_ids` and `response_token_ids` of a choice.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from proxy.protocols.engines.base import Json, Sampled, Tokens
+
+Pieces = Callable[[Sequence[int]], Sequence[str | None]]
+
+# How vLLM writes a token that it was asked to name by its id.
+_NAMED: Final = "token_id:"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenReply:
+    """What one client is told beside the usual.
+
+    `pieces` gives the vocabulary's strings of ids, None for an id that it has not; without it tokens stay as the engine
+    spelt them. `ids`: each choice gets its ids and those of its prompt.
+    """
+
+    pieces: Pieces | None = None
+    ids: bool = False
+
+    def fields(self, body: Mapping[str, Any]) -> Json:
+        """What is to be asked of the engine for it: alternatives by their ids, since their text may be of several."""
+        named = self.pieces is not None and bool(body.get("top_logprobs"))
+        return {"return_tokens_as_token_ids": True} if named else {}
+
+    def tell(self, shown: Json, tokens: Tokens) -> Json:
+        """A response, anew, as this client wants it. Raises KeyError or TypeError for what has not the shape of one."""
+        sampled = {one.index: one for one in tokens.choices}
+        choices = [self._choice(choice, sampled[choice["index"]], tokens) for choice in shown["choices"]]
+        return {**shown, "choices": choices}
+
+    def _choice(self, choice: Json, sampled: Sampled, tokens: Tokens) -> Json:
+        told = {**choice}
+        prompt = tokens.prompt_ids if sampled.prompt_ids is None else sampled.prompt_ids
+        if self.ids and prompt is not None and sampled.ids is not None:
+            told |= {"prompt_token_ids": prompt, "response_token_ids": sampled.ids}
+        logprobs = choice.get("logprobs")
+        if self.pieces is not None and isinstance(logprobs, dict) and logprobs.get("content") is not None:
+            content = _spell(logprobs["content"], sampled.ids or (), self.pieces)
+            # A token's text in the place of its piece may be another token's piece.
+            told["logprobs"] = None if content is None else {**logprobs, "content": content}
+        return told
+
+
+def _spell(content: Sequence[Json], ids: Sequence[int], pieces: Pieces) -> list[Json] | None:
+    """The entries with pieces for text; None if one of them has no piece, or not every entry an id."""
+    if len(content) != len(ids):
+        return None
+    spelt = []
+    for entry, token in zip(content, ids, strict=True):
+        others = entry.get("top_logprobs") or ()
+        named = [_named(other) for other in others]
+        if None in named:
+            return None
+        piece, *alternatives = pieces([token, *(name for name in named if name is not None)])
+        if piece is None or None in alternatives:
+            return None
+        # The bytes that vLLM 0.32.0 gives of an alternative are then those of "token_id:7".
+        told = [{**other, "token": name, "bytes": None} for other, name in zip(others, alternatives, strict=True)]
+        spelt.append({**entry, "token": piece} | ({"top_logprobs": told} if "top_logprobs" in entry else {}))
+    return spelt
+
+
+def _named(entry: Json) -> int | None:
+    """The id by which an entry names its token."""
+    name = entry["token"].removeprefix(_NAMED)
+    return int(name) if name != entry["token"] and name.isdecimal() else None

@@ -1,0 +1,146 @@
+"""Dialects by way of chat, as forms: a call in another dialect is sent as a chat, and answered in that dialect.
+
+Holds what such a call is for planning, and its answer told once more from its step. How a dialect reads and tells is its
+own; what it leans on by name (`Earlier`) is looked up by `proxy.api.model.references`. It must not await.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from proxy.errors import NotValid
+from proxy.export.base import written
+from proxy.protocols.dialects import TRANSLATIONS
+from proxy.protocols.dialects.base import is_on
+from proxy.protocols.dialects.translation import Earlier, Telling, Told, Translation, Ways
+from proxy.protocols.engines import ENGINES
+from proxy.protocols.exchange import Outcome
+from proxy.protocols.plan import Plan
+from proxy.protocols.response import told_as_stream
+from proxy.trajectory.step import Step
+
+CHAT: Final = "/v1/chat/completions"
+
+# What reading a stored response that is not of chat's shape raises: such an answer cannot be given a second time.
+_ODD_SHAPE: Final = (TypeError, KeyError, AttributeError, ValueError, IndexError, NotValid)
+
+# What an engine makes of these dialects by itself (see `Ways`). Seen: vLLM 0.32.0; read: SGLang 0.5.23
+# (entrypoints/anthropic/serving.py:421), llama.cpp 2026.10.
+_OWN: Final[Mapping[str, Mapping[str, Any]]] = {
+    "vllm": {"thought": "reasoning"},
+    "sglang": {"thought": "reasoning_content", "system_joint": "\n"},
+    "llamacpp": {"thought": "reasoning_content"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ByChat:
+    """One call of a dialect by way of chat.
+
+    `received` is when it came, in unix seconds. `merges_systems` and `has_developers` are what the engine that is to answer
+    does with systems (`proxy.upstream.system_messages`).
+    """
+
+    translation: Translation
+    request: Mapping[str, Any]
+    body: dict[str, Any]
+    ways: Ways
+    received: float = 0.0
+    earlier: Earlier = field(default_factory=Earlier)
+    merges_systems: bool = False
+    has_developers: bool = False
+    endpoint: str = CHAT
+    tells_logprobs: bool = False  # whoever wants them asks for them, as in chat
+
+    def native(self, models: Mapping[str, str], kind: str | None = None) -> dict[str, Any]:
+        """The chat body, of which this kind of engine makes the prompt that its own endpoint would."""
+        return self.translation.read(self.request, self.ways_of(kind), self.earlier)
+
+    def ways_of(self, kind: str | None) -> Ways:
+        """How it is translated for an engine of this kind."""
+        own = {"merges_systems": self.merges_systems, "has_developers": self.has_developers, **_OWN.get(kind or "", {})}
+        return replace(self.ways, **own)
+
+    def recorded(self, plan: Plan) -> Plan:
+        """The plan of the chat call, which is told in the client's dialect; it may be made for several endpoints in turn."""
+        model = self.request.get("model")
+        asked = model if isinstance(model, str) else None
+        telling = self.translation.telling(self.request, told_of(plan.step_id, plan.rollout_id, self.received, asked))
+        changed = {key: value for key, value in plan.body.items() if _is_new(self.request, key, value)}
+        return replace(
+            plan,
+            request=dict(self.request),
+            sent={"set": changed, "unset": sorted(self.request.keys() - plan.body.keys())},
+            model_asked=asked,
+            translation=self.translation,
+            view=replace(plan.view, translation=self.translation, telling=telling),
+        )
+
+    def reshape(self, outcome: Outcome) -> Outcome:
+        """It was told in the client's dialect from the beginning."""
+        return outcome
+
+    def answer(self, step: Step) -> bytes | None:
+        """None: who tells an answer again tells it by its step's dialect."""
+        return None
+
+
+def read_by_chat(endpoint: str, body: Mapping[str, Any], ways: Ways) -> ByChat | None:
+    """The call of a dialect by way of chat; None if the endpoint is of none.
+
+    Raises NotValid, but for a call that names items, which cannot be read before they are found.
+    """
+    translation = TRANSLATIONS.get(endpoint)
+    if translation is None:
+        return None
+    chat = {} if translation.leaning(body).items else translation.read(body, ways)
+    return ByChat(translation, body, chat, ways)
+
+
+def spoken_at(endpoint: str, headers: Mapping[str, str]) -> Translation | None:
+    """What a client speaks at a path that samples nothing; None: OpenAI's shapes, which chat has."""
+    if "anthropic-version" in headers or endpoint.startswith("/v1/messages/"):
+        return TRANSLATIONS["/v1/messages"]
+    return None
+
+
+def telling_of(step: Step) -> Telling:
+    """How the answer of a step by way of chat is told: as it was."""
+    told = told_of(step.step_id, step.rollout_id, step.timing.received, step.model_asked)
+    return BY_NAME[step.dialect].telling(step.request, told)
+
+
+def whole_answer(step: Step) -> dict[str, Any] | None:
+    """Return the unstreamed answer of a step by way of chat; None if it has none that is whole and of chat's shape."""
+    if step.status != "complete" or step.response is None:
+        return None
+    try:
+        return telling_of(step).whole(dict(step.response))
+    except _ODD_SHAPE:
+        return None
+
+
+def answered(step: Step) -> bytes | None:
+    """Return what its client was answered: a JSON body, or a stream, maybe in fewer events; None as in `whole_answer`."""
+    engine = ENGINES.get(step.engine.kind)
+    if step.status != "complete" or step.response is None or engine is None:
+        return None
+    if is_on(step.request.get("stream")):
+        try:
+            return told_as_stream(engine, telling_of(step), dict(step.response))
+        except _ODD_SHAPE:
+            return None
+    whole = whole_answer(step)
+    return None if whole is None else written(whole)
+
+
+def told_of(step_id: str, rollout_id: str, received: float, model: str | None) -> Told:
+    """What is told of a call beside what was sampled."""
+    return Told(step_id=step_id, created_s=int(received), model=model or "", rollout_id=rollout_id)
+
+
+def _is_new(request: Mapping[str, Any], key: str, value: Any) -> bool:
+    return key not in request or request[key] != value
+
+
+BY_NAME: Final = {translation.name: translation for translation in TRANSLATIONS.values()}

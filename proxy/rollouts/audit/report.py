@@ -1,0 +1,97 @@
+"""What an audit tells: one result per sequence, as a table for people or JSON for programs.
+
+Holds `Result` and its two shapes. It judges nothing.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from proxy.rollouts.audit.sample import Recorded
+from proxy.rollouts.audit.verdict import Finding, Scored
+
+TOO_LONG, NOT_SCORED, NOTHING = "too long", "not scored", "nothing to compare"
+_AROUND = 5  # ids shown on each side of the first token beyond the tolerance
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What is told of one sequence: a verdict of `verdict`, or why there is none.
+
+    `count` tokens were compared; `left_out` have a recorded logprob that no engine can score again. `first` is the first
+    token beyond the tolerance, with what is around it.
+    """
+
+    rollout_id: str
+    branch: int
+    verdict: str
+    count: int = 0
+    telling: int = 0
+    mean: float | None = None
+    max: float | None = None
+    offset: int = 0
+    first: dict[str, Any] | None = field(default=None)
+    note: str = ""
+    left_out: int = 0
+
+    @property
+    def is_aligned(self) -> bool:
+        """Whether something of it was compared, and nothing is wrong with it."""
+        return self.verdict == "aligned"
+
+    @property
+    def is_well(self) -> bool:
+        """Whether nothing is known to be wrong with it."""
+        return self.is_aligned or self.verdict == NOTHING
+
+
+def of_finding(recorded: Recorded, scored: Scored, finding: Finding) -> Result:
+    """The result of a sequence that was judged."""
+    return Result(
+        recorded.name,
+        recorded.branch,
+        finding.verdict,
+        count=finding.count,
+        telling=finding.telling,
+        mean=finding.mean,
+        max=finding.max,
+        offset=finding.offset,
+        first=None if finding.first is None else _around(recorded, scored, finding.first),
+        note=finding.note,
+    )
+
+
+def summary(results: Sequence[Result]) -> dict[str, Any]:
+    """Everything, JSON-ready."""
+    compared = [result for result in results if result.mean is not None]
+    tokens = sum(result.count for result in compared)
+    weighed = sum((result.mean or 0) * result.count for result in compared)
+    return {
+        "aligned": is_well(results),
+        "verdicts": dict(Counter(result.verdict for result in results)),
+        "tokens": tokens,
+        "left_out": sum(result.left_out for result in results),
+        "mean": weighed / tokens if tokens else None,
+        "max": max((result.max or 0 for result in compared), default=None),
+        "sequences": [asdict(result) for result in results],
+    }
+
+
+def is_well(results: Sequence[Result]) -> bool:
+    """Whether a sequence is aligned, and each other one is or has nothing to compare: no comparison at all proves nothing."""
+    return any(result.is_aligned for result in results) and all(result.is_well for result in results)
+
+
+def _around(recorded: Recorded, scored: Scored, place: int) -> dict[str, Any]:
+    stretch = recorded.stretch_at(place)
+    ids = recorded.token_ids
+    return {
+        "place": place,
+        "step_id": stretch.step_id if stretch else None,
+        "before": list(ids[max(place - _AROUND, 0) : place]),
+        "id": ids[place],
+        "after": list(ids[place + 1 : place + 1 + _AROUND]),
+        "recorded": recorded.logprobs[place],
+        "scored": scored[place],
+    }

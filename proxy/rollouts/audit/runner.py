@@ -1,0 +1,159 @@
+"""The audit of many rows: some at once, each finished one noted, so that an interrupted run goes on where it was.
+
+Holds the workers and the journal. What a row means is judged in `verdict`; where rows come from, and who reads the results,
+is the caller's.
+
+Rule 1: a sequence is in the journal only with a result that asking again would not change: a sequence that the engine
+        could not be reached for, or failed on, is not.
+Rule 2: the journal knows a sequence by everything that its result depends on but the engine's weights: ids, logprobs,
+        tolerance, model. Audit other weights with another journal.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import asdict, dataclass, replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from proxy.rollouts.audit.report import NOT_SCORED, NOTHING, TOO_LONG, Result, of_finding
+from proxy.rollouts.audit.sample import OFFSETS, LogprobsMode, Recorded, name_of, of_row
+from proxy.rollouts.audit.scoring import NotScored, Scorer, TooLong
+from proxy.rollouts.audit.verdict import Finding, Scored, judge, may_be_moved, moved_ids
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How rows are judged. `at_once`: how many sequences the engine scores at the same time.
+
+    One vLLM 0.32 in float32 scores what it sampled within 1e-4; bfloat16, other batches and other kernels differ by more.
+    0.01, one part in a hundred of a likelihood, is far below what a wrong token does, and may be too strict for them.
+    """
+
+    tolerance: float = 0.01
+    logprobs_mode: LogprobsMode = "raw_logprobs"
+    at_once: int = 4
+
+
+class Journal:
+    """Finished results in a file, one JSON object a line; without a path, nowhere."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._file = None if path is None else path.open("a+b")
+        self._results: dict[str, Result] = {}
+        if self._file is not None:
+            self._file.seek(0)
+            torn = b""
+            for line in self._file:
+                torn = b"" if line.endswith(b"\n") else line
+                self._take(line)
+            if torn:  # a run that was killed while it wrote
+                self._file.write(b"\n")
+
+    def __repr__(self) -> str:
+        return f"<Journal of {len(self._results)} results>"
+
+    def find(self, key: str) -> Result | None:
+        """The result of a sequence that was finished before."""
+        return self._results.get(key)
+
+    def note(self, key: str, result: Result) -> None:
+        """Write a finished result; it is on its way to the disk when this returns."""
+        self._results[key] = result
+        if self._file is not None:
+            self._file.write(orjson.dumps({"key": key, "result": asdict(result)}) + b"\n")
+            self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+
+    def _take(self, line: bytes) -> None:
+        try:
+            noted = orjson.loads(line)
+            self._results[noted["key"]] = Result(**noted["result"])
+        except (orjson.JSONDecodeError, KeyError, TypeError):
+            return  # torn, or another version's: its sequence is scored again
+
+
+async def audit_rows(
+    rows: AsyncIterator[Any], scorer: Scorer, terms: Terms, journal: Journal, seen: Callable[[Result], None]
+) -> list[Result]:
+    """The results, in the order of the rows; each is shown to `seen` once it is there.
+
+    Raises what the rows raise, and what `Send` raises when the engine cannot be reached.
+    """
+    numbered: dict[int, Result] = {}
+    reading = asyncio.Lock()
+
+    async def work() -> None:
+        while True:
+            async with reading:
+                try:
+                    row = await anext(rows)
+                except StopAsyncIteration:
+                    return
+                number = len(numbered)
+                numbered[number] = _UNFINISHED
+            numbered[number] = result = await _audited(row, scorer, terms, journal)
+            seen(result)
+
+    try:
+        async with asyncio.TaskGroup() as workers:
+            for _ in range(terms.at_once):
+                workers.create_task(work())
+    except BaseExceptionGroup as group:
+        raise group.exceptions[0] from None  # one that fails ends all, and is the one to tell
+    return list(numbered.values())
+
+
+async def audit_one(recorded: Recorded, scorer: Scorer, terms: Terms) -> tuple[Scored, Finding | None]:
+    """Score a sequence, moved too if that may tell more, and judge it. Raises NotScored."""
+    recorded = recorded.comparable(terms.logprobs_mode)
+    scored = await scorer.score(recorded.token_ids)
+    finding = await asyncio.to_thread(judge, recorded, scored, terms.tolerance)
+    if await asyncio.to_thread(may_be_moved, finding, recorded, scored):
+        for offset in OFFSETS:
+            moved = {offset: await scorer.score(moved_ids(recorded.token_ids, offset))}
+            finding = await asyncio.to_thread(judge, recorded, scored, terms.tolerance, moved)
+            if finding is not None and finding.verdict == "shifted":
+                break
+    return scored, finding
+
+
+async def _audited(row: Any, scorer: Scorer, terms: Terms, journal: Journal) -> Result:
+    name = name_of(row)
+    try:
+        recorded = of_row(row)
+    except ValueError as error:
+        return Result(*name, NOT_SCORED, note=str(error))
+    left_out, reason = recorded.left_out(terms.logprobs_mode)
+    if left_out == recorded.count and not recorded.mask_offset:
+        return Result(*name, NOTHING, note=reason or _UNLOGGED, left_out=left_out)
+    key = await asyncio.to_thread(_key, recorded, scorer, terms)
+    if (known := journal.find(key)) is not None:
+        return known
+    try:
+        scored, finding = await audit_one(recorded, scorer, terms)
+    except TooLong as why:
+        result = Result(*name, TOO_LONG, note=str(why))
+    except NotScored as why:
+        return Result(*name, NOT_SCORED, note=str(why))  # the next run asks again
+    else:
+        told = of_finding(recorded, scored, finding) if finding else Result(*name, NOTHING, note=_BEYOND)
+        result = replace(told, left_out=left_out, note="; ".join(filter(None, (told.note, reason))))
+    journal.note(key, result)
+    return result
+
+
+def _key(recorded: Recorded, scorer: Scorer, terms: Terms) -> str:
+    depends = [asdict(recorded), scorer.kind, scorer.model, terms.tolerance, terms.logprobs_mode]
+    return blake2b(orjson.dumps(depends), digest_size=16).hexdigest()
+
+
+_UNFINISHED = Result("", 0, NOT_SCORED)
+_UNLOGGED = "it has no logprob: nothing of it is trained, or none was asked for (record.logprobs: off)"
+_BEYOND = "its only logprob is of the last token of a full window, which no prompt reaches"

@@ -1,0 +1,223 @@
+"""The judgement: what the differences between recorded and scored logprobs say of a sequence.
+
+Holds the comparison and the rule. Pure: who scored the ids, and how, is not seen here.
+
+A *difference* is recorded minus scored. An *offset* d supposes that recorded logprob i belongs to token i - d: that the
+logprobs stand d places too late. Most tokens of a good model have a logprob near 0, and agree whatever was shifted. So
+a token counts as evidence only if it is *telling*: of the scored values, few others are within the tolerance of its
+recorded one. How likely the agreeing tellings are by mere chance is the product, over them, of the share of values that
+would have agreed as well; an agreement is believed when that is below one in a thousand (in 3: in a hundred thousand,
+since at another temperature some likelihoods happen to stay what they were).
+
+The rule, in order:
+
+1. `aligned`: every difference is within the tolerance, and the mask covers the tokens that have logprobs. With few telling
+   tokens that says little, and `telling` shows it.
+2. `shifted`: at another offset nearly all telling tokens agree, and that is no chance. Or they do where they stand, once
+   the ids themselves are moved and scored again (a moved context gives other values everywhere, so that no offset of
+   the first scores would show it). Or the mask alone is moved.
+3. `wrong tokens`: what comes before the first difference agrees, which is no chance, and from there on differences are of
+   quite another size. Context is what does it: after a wrong token every later one is scored differently. Where the
+   stretch that differs was sampled by other weights or at another temperature than the one that agrees, it is 5.
+4. `shifted`, once more: at another offset the values are not equal but go together, and do not at 0. That is an id lost at
+   the start: the context is nearly right.
+5. `other weights`: all else. The differences are everywhere and from the start on. The note says how the values go
+   together: closely, then it is a temperature, a precision or a neighbouring version; not at all, then it is another
+   model, or a first prompt that is not the one sampled after.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from proxy.rollouts.audit.sample import OFFSETS, Recorded, Stretch
+from proxy.rollouts.audit.statistics import (
+    NEVER,
+    Likeness,
+    Pair,
+    go_together,
+    line_through,
+    nearly_all_agree,
+    no_chance,
+)
+
+Verdict = Literal["aligned", "shifted", "other weights", "wrong tokens"]
+Scored = Sequence[float | None]
+
+# A wrong token moves what follows by far more than engines differ among themselves (1e-4 on one vLLM 0.32 in float32).
+_JUMP = 20
+_STEEP_JUMP = 200  # where few tokens come before: at another temperature a few likelihoods happen to be nearly the same
+_LARGE = 10  # times the tolerance
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was found. `mean` and `max` are of |difference| at offset 0; `first` is the first token beyond the tolerance."""
+
+    verdict: Verdict
+    count: int
+    telling: int
+    mean: float
+    max: float
+    first: int | None = None
+    offset: int = 0
+    note: str = ""
+
+
+def moved_ids(token_ids: Sequence[int], offset: int) -> list[int]:
+    """The ids as they would be if recorded logprob i belonged to the token at i - offset."""
+    ids = list(token_ids)
+    return ids[-offset:] + ids[:-offset]
+
+
+def pairs_of(recorded: Recorded, scored: Scored, offset: int = 0) -> list[Pair]:
+    """Every token that has both values, at an offset."""
+    length = len(scored)
+    found = []
+    for place, value in enumerate(recorded.logprobs):
+        other = scored[place - offset] if 0 <= place - offset < length else None
+        if value is not None and other is not None:
+            found.append(Pair(place, value, other))
+    return found
+
+
+def judge(
+    recorded: Recorded, scored: Scored, tolerance: float, moved: Mapping[int, Scored] | None = None
+) -> Finding | None:
+    """The finding; None if there is nothing to compare. `moved`: the scores of the ids moved by an offset."""
+    pairs = pairs_of(recorded, scored)
+    if not pairs:
+        nothing = Finding("shifted", 0, 0, 0.0, 0.0)
+        return _mask_moved(nothing, recorded) if recorded.mask_offset else None
+    likeness = Likeness(pairs, tolerance)
+    beyond = [pair for pair in pairs if pair.size > tolerance]
+    finding = Finding(
+        verdict="aligned",
+        count=len(pairs),
+        telling=sum(map(likeness.is_telling, pairs)),
+        mean=sum(pair.size for pair in pairs) / len(pairs),
+        max=max(pair.size for pair in pairs),
+        first=beyond[0].place if beyond else None,
+    )
+    if not beyond and not recorded.mask_offset:
+        return finding
+    if not beyond:
+        return _mask_moved(finding, recorded)
+    return (
+        _shifted(finding, recorded, scored, moved or {}, tolerance)
+        or _broken(finding, recorded, pairs, likeness)
+        or _shifted_nearly(finding, recorded, scored, moved or {})
+        or replace(finding, verdict="other weights", note=_differing(recorded, pairs, beyond, tolerance))
+    )
+
+
+def may_be_moved(finding: Finding | None, recorded: Recorded, scored: Scored) -> bool:
+    """Whether it is worth an engine's time to score the ids moved: not where the values go together as they stand."""
+    return finding is not None and finding.verdict == "other weights" and not go_together(pairs_of(recorded, scored))
+
+
+def _mask_moved(finding: Finding, recorded: Recorded) -> Finding:
+    offset = recorded.mask_offset
+    return replace(finding, verdict="shifted", offset=offset, note=f"the mask stands {_places(offset)}")
+
+
+def _shifted(
+    finding: Finding, recorded: Recorded, scored: Scored, moved: Mapping[int, Scored], tolerance: float
+) -> Finding | None:
+    """An offset at which the values are equal."""
+    for offset in OFFSETS:
+        if nearly_all_agree(pairs_of(recorded, scored, offset), tolerance):
+            what = "logprobs stand" if recorded.mask_offset else "mask and logprobs stand"
+            return replace(finding, verdict="shifted", offset=offset, note=f"the {what} {_places(offset)}")
+    for offset, others in moved.items():
+        if nearly_all_agree(pairs_of(recorded, others), tolerance):
+            return replace(finding, verdict="shifted", offset=offset, note=f"the ids stand {_places(-offset)}")
+    return None
+
+
+def _shifted_nearly(
+    finding: Finding, recorded: Recorded, scored: Scored, moved: Mapping[int, Scored]
+) -> Finding | None:
+    """An offset at which the values go together, as they do not where they stand."""
+    if go_together(pairs_of(recorded, scored)):
+        return None
+    tried = {offset: pairs_of(recorded, scored, offset) for offset in OFFSETS}
+    near = [offset for offset, pairs in tried.items() if go_together(pairs)]
+    near += [offset for offset, others in moved.items() if go_together(pairs_of(recorded, others))]
+    if not near:
+        return None
+    note = f"the logprobs stand {_places(near[0])} against the ids, nearly: an id was lost or added at the start"
+    return replace(finding, verdict="shifted", offset=near[0], note=note)
+
+
+def _broken(finding: Finding, recorded: Recorded, pairs: Sequence[Pair], likeness: Likeness) -> Finding | None:
+    """A first wrong token after right ones."""
+    before = [pair for pair in pairs if pair.place < (finding.first or 0)]
+    telling = [pair.size for pair in before if likeness.is_telling(pair)]
+    after = [pair for pair in pairs[len(before) :] if pair.size > likeness.tolerance]
+    jump = sum(pair.size for pair in after) / len(after)
+    if not no_chance(before, likeness, NEVER) or finding.max < _LARGE * likeness.tolerance:
+        return None
+    long_right = no_chance(before, likeness, NEVER**2)
+    if sum(telling) / len(telling) * (_JUMP if long_right else _STEEP_JUMP) > jump:
+        return None
+    other = _other_conditions(recorded, before, after)
+    if other:
+        return replace(finding, verdict="other weights", note=other)
+    return replace(finding, verdict="wrong tokens", note=_where(before[-1].place, after, pairs))
+
+
+def _other_conditions(recorded: Recorded, before: Sequence[Pair], after: Sequence[Pair]) -> str:
+    """Why the tokens that differ may be right all the same: they were sampled by other weights, or otherwise."""
+    right = {_condition(recorded.stretch_at(pair.place)) for pair in before}
+    wrong = {_condition(recorded.stretch_at(pair.place)) for pair in after}
+    if right & wrong:
+        return ""
+    versions = ", ".join(sorted(version or "unnamed" for version, _ in wrong))
+    warmth = ", ".join(sorted(str(temperature) for _, temperature in wrong))
+    return f"only what was sampled by policy version {versions} at temperature {warmth} differs"
+
+
+def _condition(stretch: Stretch | None) -> tuple[str | None, float | None]:
+    return (None, None) if stretch is None else (stretch.policy_version, stretch.temperature)
+
+
+def _where(last_right: int, after: Sequence[Pair], pairs: Sequence[Pair]) -> str:
+    first = after[0].place
+    if first > last_right + 1:
+        return f"the first wrong id is one of {last_right + 1} to {first}: what lies between was not sampled"
+    later = [pair for pair in pairs if pair.place > first]
+    if later and len(after) == 1:
+        return "what follows agrees: this token or its logprob was changed, and its context was not"
+    return ""
+
+
+def _differing(recorded: Recorded, pairs: Sequence[Pair], beyond: Sequence[Pair], tolerance: float) -> str:
+    """What the differences look like, for the one who has to find their cause."""
+    if max(pair.size for pair in beyond) < _LARGE * tolerance:
+        return "the differences are small, as another precision or kernel makes them; --tolerance decides"
+    notes = []
+    correlation, slope = line_through(pairs)
+    if go_together(pairs):
+        notes.append(
+            f"the values go together (correlation {correlation:.2f}, slope {slope:.2f}): "
+            "another temperature (a slope near 1/temperature), or weights near these"
+        )
+    else:
+        notes.append(
+            f"the values hardly go together (correlation {correlation:.2f}): another model, or a first prompt "
+            "that is not the one sampled after"
+        )
+    if recorded.temperatures:
+        said = ", ".join(map(str, recorded.temperatures))
+        notes.append(
+            f"sampled at temperature {said}: if recorded after temperature, --logprobs-mode processed_logprobs"
+        )
+    if len(beyond) > 1 and all(pair.recorded > pair.scored for pair in beyond):
+        notes.append("every recorded value is the higher one, as under a grammar, a forced tool call or top-k")
+    return "; ".join(notes)
+
+
+def _places(offset: int) -> str:
+    count = abs(offset)
+    return f"{count} place{'s' if count > 1 else ''} too {'late' if offset > 0 else 'early'}"

@@ -1,0 +1,227 @@
+"""The journal of steps that the store could not take: appended to, read in order, emptied.
+
+Holds one file of frames and its lock. It knows entries as the store takes them, and neither steps nor why the store is away.
+A frame is `TTSP`, its length (u32), a checksum of 16 bytes, and the entry: the length of a JSON head (u32), the head, the
+record, the blocks.
+
+Rule 1: what `write` returned from is on disk (fsync): a client may be told of it.
+Rule 2: entries of a rollout are replayed in the order in which they were written; rollouts side by side, since those who write
+        meanwhile do so side by side as well, and would never be caught up with. The file is emptied only after the last: what
+        was replayed twice, because something failed in between, is in the store once, since the store knows steps by name.
+Rule 3: damage is passed over and counted. A tail that a crash cut short was told to nobody, and is cut off.
+"""
+
+import asyncio
+import os
+import sys
+from collections import defaultdict, deque
+from collections.abc import Awaitable, Callable, Container, Iterable, Iterator
+from hashlib import blake2b
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from proxy.telemetry.logs import LOG
+from storage.types import Origin, StepWrite
+
+_MAGIC: Final = b"TTSP"
+_CHECKSUM_BYTES: Final = 16
+_AT_ONCE: Final = 64  # entries in memory while they are replayed
+_HEAD_BYTES: Final = len(_MAGIC) + 4 + _CHECKSUM_BYTES
+
+
+class Spool:
+    """A journal at `path`, this process's alone. Raises OSError if it cannot be opened, or another process has it."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._lock = asyncio.Lock()
+        self.damaged = 0
+        try:
+            _take(self._file, path)
+            self._frames, self._end = self._found()
+            os.ftruncate(self._file, self._end)
+        except BaseException:
+            os.close(self._file)
+            raise
+
+    def __repr__(self) -> str:
+        return f"<Spool {self._path}, {self.pending} entries>"
+
+    @property
+    def pending(self) -> int:
+        """How many entries wait for the store."""
+        return len(self._frames)
+
+    async def write(self, entry: StepWrite) -> None:
+        """Append an entry; it is on disk when this returns. Raises OSError, and then nothing was appended.
+
+        Not to be cancelled: the thread that writes would not know. The recorder holds the task.
+        """
+        frame = pack(entry)
+        async with self._lock:
+            await asyncio.to_thread(self._append, frame)
+            self._frames.append((self._end, len(frame)))
+            self._end += len(frame)
+
+    async def replay(self, append: Callable[[StepWrite], Awaitable[None]]) -> None:
+        """Give every entry to `append`; those written meanwhile too. Empties the file after the last.
+
+        Raises what `append` raises; what it did not take stays.
+        """
+        while self._frames:
+            frames = tuple(islice(self._frames, _AT_ONCE))
+            rollouts: defaultdict[str, list[tuple[int, StepWrite]]] = defaultdict(list)
+            gone: set[int] = set()
+            for offset, entry in await asyncio.to_thread(self._entries, frames):
+                if entry is None:
+                    self.damaged += 1
+                    gone.add(offset)
+                else:
+                    rollouts[entry.rollout].append((offset, entry))
+
+            async def in_order(entries: list[tuple[int, StepWrite]], gone: set[int] = gone) -> None:
+                for offset, entry in entries:
+                    await append(entry)
+                    gone.add(offset)
+
+            outcomes = await asyncio.gather(*map(in_order, rollouts.values()), return_exceptions=True)
+            await self._forget(gone)
+            for outcome in outcomes:
+                if outcome is not None:
+                    raise outcome
+
+    def close(self) -> None:
+        """Let go of the file; what is in it is replayed by whoever opens it next."""
+        os.close(self._file)
+
+    def _entries(self, frames: Iterable[tuple[int, int]]) -> list[tuple[int, StepWrite | None]]:
+        """The offset and the entry of each frame; None for one that is damaged."""
+        read: list[tuple[int, StepWrite | None]] = []
+        for offset, length in frames:
+            try:
+                read.append((offset, unpack(os.pread(self._file, length, offset))))
+            except ValueError as error:
+                LOG.error("a step of %s is lost: %s", self._path, error)
+                read.append((offset, None))
+        return read
+
+    async def _forget(self, gone: Container[int]) -> None:
+        """Wait no more for the first entries, as far as they are gone."""
+        async with self._lock:
+            while self._frames and self._frames[0][0] in gone:
+                self._frames.popleft()
+            if not self._frames:
+                self._end = 0
+                os.ftruncate(self._file, 0)
+
+    def _append(self, frame: bytes) -> None:
+        try:
+            written = 0
+            while written < len(frame):
+                written += os.pwrite(self._file, frame[written:], self._end + written)
+            os.fsync(self._file)
+        except OSError:
+            os.ftruncate(self._file, self._end)
+            raise
+
+    def _found(self) -> tuple[deque[tuple[int, int]], int]:
+        """The whole frames of the file, and where the last one ends."""
+        text = self._path.read_bytes()
+        frames = deque(_whole_frames(text))
+        end = frames[-1][0] + frames[-1][1] if frames else 0
+        gaps = end - sum(length for _, length in frames)
+        if gaps:
+            self.damaged = 1
+            LOG.error(
+                "%s is damaged: %d bytes between whole entries cannot be read and are passed over", self._path, gaps
+            )
+        if frames:
+            LOG.warning("%s holds %d steps that are not in the store yet", self._path, len(frames))
+        return frames, end
+
+
+def pack(entry: StepWrite) -> bytes:
+    """An entry as a frame."""
+    head = orjson.dumps(
+        {
+            "rollout": entry.rollout,
+            "birth": entry.incarnation,
+            "name": entry.name,
+            "record": len(entry.record),
+            "blocks": [(name.hex(), len(block)) for name, block in entry.blocks.items()],
+            "leans_on": [name.hex() for name in entry.required_blocks],
+            "counts": dict(entry.counts),
+            "late_if": entry.late_if,
+            "origin": None if entry.origin is None else _origin_json(entry.origin),
+        }
+    )
+    body = b"".join((len(head).to_bytes(4, "little"), head, entry.record, *entry.blocks.values()))
+    return b"".join((_MAGIC, len(body).to_bytes(4, "little"), _checksum(body), body))
+
+
+def unpack(frame: bytes) -> StepWrite:
+    """The entry of a whole frame. Raises ValueError for a frame that is not."""
+    body = frame[_HEAD_BYTES:]
+    if _checksum(body) != frame[_HEAD_BYTES - _CHECKSUM_BYTES : _HEAD_BYTES]:
+        raise ValueError("the frame is damaged")
+    length = int.from_bytes(body[:4], "little")
+    head, at = orjson.loads(body[4 : 4 + length]), 4 + length
+    record, at = body[at : at + head["record"]], at + head["record"]
+    blocks = {}
+    for name, size in head["blocks"]:
+        blocks[bytes.fromhex(name)], at = body[at : at + size], at + size
+    leans_on = tuple(map(bytes.fromhex, head["leans_on"]))
+    given = head.get("origin")  # a journal of an earlier version has none
+    fields = {name: value.encode("latin-1") for name, value in (given or {}).get("fields", {}).items()}
+    origin = None if given is None else Origin(given["created_ms"], fields)
+    return StepWrite(
+        head["rollout"],
+        head["birth"],
+        head["name"],
+        record,
+        blocks,
+        leans_on,
+        head["counts"],
+        head.get("late_if"),
+        origin,
+    )
+
+
+def _origin_json(origin: Origin) -> dict[str, Any]:
+    """JSON has no bytes: each is a character."""
+    fields = {name: value.decode("latin-1") for name, value in origin.fields.items()}
+    return {"created_ms": origin.created_ms, "fields": fields}
+
+
+def _whole_frames(text: bytes) -> Iterator[tuple[int, int]]:
+    """Offset and length of each whole frame; what lies between them is damage."""
+    at = text.find(_MAGIC)
+    while at >= 0:
+        length = _HEAD_BYTES + int.from_bytes(text[at + 4 : at + 8], "little")
+        frame = text[at : at + length]
+        if len(frame) == length and _checksum(frame[_HEAD_BYTES:]) == frame[8:_HEAD_BYTES]:
+            yield at, length
+            at = text.find(_MAGIC, at + length)
+        else:
+            at = text.find(_MAGIC, at + 1)
+
+
+def _checksum(body: bytes) -> bytes:
+    return blake2b(body, digest_size=_CHECKSUM_BYTES).digest()
+
+
+def _take(file: int, path: Path) -> None:
+    """Lock the file; the kernel lets go of it when the process ends, however it ends."""
+    if sys.platform == "win32":
+        return
+    import fcntl  # noqa: PLC0415 - Windows has none
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise OSError(f"{path} is another process's journal: give each its own store.spool_path") from None

@@ -1,0 +1,155 @@
+"""The policy version that trainers announce, as it is told to whoever opens a rollout.
+
+Holds its name among the store's notices, and what this process was told last.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Final
+
+import orjson
+
+from proxy.errors import Paused
+from storage.errors import StorageError
+from storage.store import Announcements
+from storage.types import Announcement
+
+POLICY_NOTICE: Final = "policy"
+
+
+def read_policy(notices: Mapping[str, Announcement]) -> str | None:
+    """The policy version that is announced, None if none is."""
+    notice = notices.get(POLICY_NOTICE)
+    version: str | None = None if notice is None else orjson.loads(notice.value)
+    return version
+
+
+class Policy:
+    """The version that this process was told last: every call is told, so that one that ends may learn that it changed."""
+
+    __slots__ = ("_number", "version")
+
+    def __init__(self) -> None:
+        self.version: str | None = None
+        self._number = -1
+
+    def told(self, notices: Mapping[str, Announcement]) -> None:
+        """Take over what is newer: answers of the store may overtake each other."""
+        notice = notices.get(POLICY_NOTICE)
+        if notice is not None and notice.number > self._number:
+            self.version, self._number = read_policy(notices), notice.number
+
+
+PAUSE_NOTICE: Final = "pause"
+_BEAT_S: Final = 1.0  # between beats; so long may it take until every process knows of a pause
+_PAUSED_BEAT_S: Final = 0.1  # and while there is one: so long may it take until its end is known
+_LIFE_MS: Final = 5000  # a process that has not beaten for so long counts as dead
+
+
+class Pause:
+    """What this process knows of the pause. `start` inside the event loop, `close` before the store is closed."""
+
+    def __init__(
+        self,
+        notices: Announcements,
+        who: str,
+        *,
+        max_waiting: int,
+        timeout_s: float,
+        tell: Callable[[Mapping[str, Announcement]], None] | None = None,
+    ) -> None:
+        self.mode: str | None = None
+        self.number = 0
+        self._notices = notices
+        self._who = who
+        self._max_waiting = max_waiting
+        self._timeout_s = timeout_s
+        self._tell = tell
+        self._in_flight = 0
+        self._waiting = 0
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Pause {self.mode}, {self._in_flight} in flight, {self._waiting} waiting>"
+
+    async def start(self) -> None:
+        """Learn whether there is a pause, and begin to beat. Raises StorageError."""
+        await self.beat()
+        self._task = asyncio.get_running_loop().create_task(self._keep_beating())
+
+    async def close(self) -> None:
+        """Stop beating; the calls of this process are over."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        with suppress(StorageError, TimeoutError):  # it is forgotten when its life is over
+            async with asyncio.timeout(_BEAT_S):
+                await self._notices.heartbeat(self._who, b"", lifetime_ms=0)
+
+    def told(self, notices: Mapping[str, Announcement]) -> None:
+        """Take over what is newer: answers of the store may overtake each other."""
+        notice = notices.get(PAUSE_NOTICE)
+        if notice is not None and notice.number > self.number:
+            self.mode, self.number = orjson.loads(notice.value), notice.number
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+    async def announce(self, mode: str | None) -> int:
+        """Pause (or resume, with None) at every process that shares the store; give back its number."""
+        notice = await self._notices.announce(PAUSE_NOTICE, orjson.dumps(mode))
+        self.told({PAUSE_NOTICE: notice})
+        return notice.number
+
+    async def passed(self) -> bool:
+        """Wait until nothing is held; whether that took a wait (what was read before it is old then). Raises Paused."""
+        if self.mode is None:
+            return False
+        self._refuse_if_told()
+        if self._waiting >= self._max_waiting:
+            raise Paused(f"calls are paused, and {self._waiting} wait already (agents.max_paused); try again later")
+        self._waiting += 1
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                while self.mode == "wait":
+                    await self._changed.wait()
+        except TimeoutError:
+            raise Paused(
+                f"calls are still paused after {self._timeout_s:g} s (agents.pause_timeout_s); try again later"
+            ) from None
+        finally:
+            self._waiting -= 1
+        self._refuse_if_told()
+        return True
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """A call that is in flight. Enter it with no `await` since `passed` said False."""
+        self._in_flight += 1
+        try:
+            yield
+        finally:
+            self._in_flight -= 1
+
+    async def beat(self) -> tuple[int, int]:
+        """Tell what is in flight here; give back how many calls are at all processes, and how many know no newer pause."""
+        mine = orjson.dumps([self.number, self._in_flight])
+        notices, beats = await self._notices.heartbeat(self._who, mine, lifetime_ms=_LIFE_MS)
+        self.told(notices)
+        if self._tell is not None:
+            self._tell(notices)  # whoever else lives by notices, and has no beat of their own
+        told: list[tuple[int, int]] = [orjson.loads(value) for value in beats.values()]
+        return sum(in_flight for _, in_flight in told), sum(number < self.number for number, _ in told)
+
+    def _refuse_if_told(self) -> None:
+        if self.mode == "reject":
+            raise Paused("calls are paused while the weights change (POST /policy/pause); try again later")
+
+    async def _keep_beating(self) -> None:
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_BEAT_S if self.mode is None else _PAUSED_BEAT_S):
+                    await self._changed.wait()
+            with suppress(StorageError):  # calls notice it, and say so
+                await self.beat()

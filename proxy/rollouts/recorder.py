@@ -1,0 +1,342 @@
+"""The one writer of steps.
+
+Holds the way of a step into the store: encoded (in a thread if it is big), appended in one round trip, counted. It knows
+no sockets and no HTTP. What a caller awaits in `record` is durable when it returns; what `keep` takes is written by a
+task that the recorder holds, and `close` waits for all of them.
+
+Rule 1: the end of a turn is shown only after `record` returned.
+Rule 2: a step is appended once, whatever is asked again: the store knows its name.
+        Where it cannot be told, a journal may have it instead (`spool`): then it is durable there, until the store is back.
+Rule 3: steps of one rollout are stored in the order in which they ended, since their callers wait for each.
+Rule 4: a step that is stored after its rollout was finished is late, by the write that stores it (decisions/031). One whose
+        rollout has expired restores it; one whose rollout was deleted is not stored. Each is counted.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, TypeAlias, TypeVar
+
+import orjson
+
+from proxy.clock import Clock
+from proxy.errors import ProxyError, StoreFault
+from proxy.rollouts.journal import Spool
+from proxy.rollouts.rollout import DELIVERED_MARK, UNDELIVERED_MARK
+from proxy.rollouts.store_health import Standing
+from proxy.telemetry.logs import LOG
+from proxy.telemetry.metrics import Metrics
+from proxy.trajectory.blocks import BlockReader
+from proxy.trajectory.codec import Record, UnreadableRecord, decode, encode_leniently
+from proxy.trajectory.step import Step
+from storage.errors import MissingBlocks, RolloutDeleted, RolloutExpired, StorageError, StoreUnreachable
+from storage.store import Store
+from storage.types import Appended, Origin, StepWrite, StoredEntity
+
+T = TypeVar("T")
+Follower: TypeAlias = Callable[[Step, str, Appended], None]
+
+_ENCODE_IN_THREAD_FROM_BYTES = 2**18  # about a millisecond of hashing and compressing
+_KNOWN_BLOCKS = 2**18  # names of stored blocks kept in memory, over all rollouts: some 30 MB at most
+
+
+FINISHED_FIELD = "finished_ms"  # of a rollout: steps stored from then on are late
+CLAIMED_FIELD = "claimed_by"
+
+
+class Recorder:
+    """Writes steps. `close` when no more come.
+
+    `followers` are called with each stored step, the incarnation of its rollout and the result; they must not block.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        metrics: Metrics,
+        clock: Clock,
+        spool: Spool | None = None,
+        origin_of: Callable[[str, str], Origin | None] | None = None,
+        followers: Iterable[Follower] = (),
+    ) -> None:
+        self.followers = list(followers)
+        self._origin_of = origin_of
+        self._store = store
+        self._metrics = metrics
+        self._clock = clock
+        self._known: OrderedDict[tuple[str, str], set[bytes]] = OrderedDict()
+        self._known_count = 0
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._spool = spool
+        self.kept_bytes = 0  # of steps that nobody waits for
+        self.standing = Standing(store, metrics, self._replay)
+        if spool is not None:
+            metrics.journal_steps.set_function(lambda: spool.pending)
+            if spool.pending:
+                self.standing.look()
+
+    def __repr__(self) -> str:
+        return f"<Recorder {len(self._tasks)} waiting, {self._known_count} blocks known>"
+
+    @property
+    def spooled(self) -> int | None:
+        """How many steps wait in the journal; None if there is none."""
+        return None if self._spool is None else self._spool.pending
+
+    async def record(self, step: Step, incarnation: str, *, body_bytes: int) -> None:
+        """Store a step. Raises StoreFault if it could not be stored; a deleted rollout's steps are not stored, and counted.
+
+        `body_bytes` is how long request and response were, roughly: big ones are encoded in a thread. If the caller is
+        cancelled meanwhile, the step is stored all the same, and marked as not delivered.
+        """
+        task = self.hold(self._append(step, incarnation, body_bytes, self._origin(step, incarnation)))
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            self._owe(task, body_bytes)
+            self.hold(self._mark_undelivered(task, step, incarnation))
+            raise
+
+    def keep(self, step: Step, incarnation: str, *, body_bytes: int) -> None:
+        """Store a step that nobody waits for: its client has left."""
+        self._owe(
+            self.hold(self._append_unwatched(step, incarnation, body_bytes, self._origin(step, incarnation))),
+            body_bytes,
+        )
+
+    def undelivered(self, step: Step, incarnation: str) -> None:
+        """Note that the client of a stored step was gone before the end was written."""
+        self.hold(self._mark_undelivered(None, step, incarnation))
+
+    def delivered(self, rollout_id: str, incarnation: str, step_id: str) -> None:
+        """Note that a stored answer was given again, whole: whatever became of it before, its client has it now."""
+        self.hold(self._mark(rollout_id, incarnation, DELIVERED_MARK + step_id))
+
+    async def close(self) -> None:
+        """Wait until everything taken is written."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+        await self.standing.close()
+        if self._spool is not None:
+            self._spool.close()
+
+    def hold(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+        """A task that does not vanish: held until it is done."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._let_go)
+        return task
+
+    async def _replay(self) -> None:
+        """Give the store what the journal holds. Raises StorageError, and then the rest waits for the next time."""
+        if self._spool is not None:
+            await self._spool.replay(self._append_again)
+
+    async def _append_again(self, entry: StepWrite) -> None:
+        """Give the store an entry of the journal."""
+        now_ms = self._clock.now_ms()
+        if not entry.record:  # no step is without a record: a mark
+            with suppress(RolloutDeleted):
+                await self._store.mark(entry.rollout, entry.incarnation, {entry.name: b"1"}, now_ms=now_ms)
+            return
+        stored = await self._store.get(entry.rollout)
+        late_if = await asyncio.to_thread(_late_if, entry, stored)
+        entry = replace(entry, late_if=late_if, origin=entry.origin or Origin(now_ms))
+        try:
+            self._note(entry, await self._store.append(entry, now_ms=now_ms))
+        except RolloutDeleted:
+            self._note_deleted(entry.name)
+
+    async def _journal(self, step: Step, incarnation: str, body_bytes: int, spool: Spool, origin: Origin) -> None:
+        """Write a step into the journal, with every block it needs: what the store knows then, nobody knows now."""
+        step, record = await _encoded(step, set(), body_bytes)
+        try:
+            await self._wait_in(spool, _entry(step, incarnation, record, origin))
+        except OSError as error:
+            raise StoreFault(f"the step could be stored neither in the store nor in the journal: {error}") from error
+        self._count(step)
+
+    async def _wait_in(self, spool: Spool, entry: StepWrite) -> None:
+        """Write an entry into the journal. Raises OSError."""
+        await spool.write(entry)
+        self.standing.look()  # the store may have come back, and all others been replayed, while this one was written
+
+    def _owe(self, task: "asyncio.Task[None]", body_bytes: int) -> None:
+        """Count what a step holds until it is written, now that its call does not."""
+
+        def paid(_: "asyncio.Task[None]") -> None:
+            self.kept_bytes -= body_bytes
+
+        self.kept_bytes += body_bytes
+        task.add_done_callback(paid)
+
+    def _let_go(self, task: "asyncio.Task[Any]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # seen: whoever awaits it gets it too, and nobody else is told twice
+
+    async def _append(self, step: Step, incarnation: str, body_bytes: int, origin: Origin) -> None:
+        step = replace(step, timing=replace(step.timing, stored=self._clock.now()))
+        if self._spool is not None and (self._spool.pending or self.standing.away is not None):
+            await self._journal(
+                step, incarnation, body_bytes, self._spool, origin
+            )  # behind those that wait: order holds
+            return
+        known = self._known_of(step.rollout_id, incarnation)
+        step, record = await _encoded(step, known, body_bytes)
+        started = self._clock.monotonic()
+        try:
+            entry = _entry(step, incarnation, record)
+            try:
+                appended = await self._store.append(entry, now_ms=self._clock.now_ms())
+            except (MissingBlocks, RolloutExpired):
+                # The rollout has expired, and its blocks with it; or the store lost blocks that are known here.
+                step, record = await _encoded(step, set(), body_bytes)
+                entry = _entry(step, incarnation, record, origin)
+                appended = await self._store.append(entry, now_ms=self._clock.now_ms())
+        except RolloutDeleted:
+            self._note_deleted(step.step_id)
+            return
+        except StorageError as error:
+            self._metrics.store_operation_failures.labels("append").inc()
+            self.standing.failed(error)
+            if self._spool is not None and isinstance(error, StoreUnreachable):
+                await self._journal(step, incarnation, body_bytes, self._spool, origin)
+                return
+            raise StoreFault(f"the step could not be stored, so its end is not shown: {error}") from error
+        finally:
+            self._metrics.store_operation_duration_seconds.labels("append").observe(self._clock.monotonic() - started)
+        if self._known.get((step.rollout_id, incarnation)) is known:  # not forgotten meanwhile
+            self._learn(known, record)
+        self._note(entry, appended)
+        self._count(step)
+        for follow in self.followers:
+            follow(step, incarnation, appended)
+
+    def _origin(self, step: Step, incarnation: str) -> Origin:
+        """What its rollout is restored with, should it have expired: at least its age, so that no step is lost."""
+        known = None if self._origin_of is None else self._origin_of(step.rollout_id, incarnation)
+        return known or Origin(round(step.timing.received * 1000))
+
+    def _note(self, entry: StepWrite, appended: Appended) -> None:
+        """Count and log what was unusual about an append."""
+        fields = {"rollout_id": entry.rollout, "step_id": entry.name}
+        if appended.is_late:
+            self._metrics.late_steps.inc()
+            LOG.info("a step ended after its rollout was finished", extra={"fields": fields})
+        if appended.is_restored:
+            self._metrics.restored_rollouts.inc()
+            LOG.warning("a rollout had expired and is restored (store.ttl_s)", extra={"fields": fields})
+
+    def _note_deleted(self, step_id: str) -> None:
+        self._metrics.discarded_steps.inc()
+        LOG.info("a step is not stored: its rollout was deleted", extra={"fields": {"step_id": step_id}})
+
+    async def _append_unwatched(self, step: Step, incarnation: str, body_bytes: int, origin: Origin) -> None:
+        try:
+            await self._append(step, incarnation, body_bytes, origin)
+        except ProxyError as error:
+            LOG.error("a partial step is lost: %s", error, extra={"fields": {"step_id": step.step_id}})
+
+    async def _mark_undelivered(self, after: "asyncio.Task[None] | None", step: Step, incarnation: str) -> None:
+        if after is not None:
+            await asyncio.wait([after])
+            if after.exception() is not None:
+                return  # not stored, so there is nothing to mark
+        if await self._mark(step.rollout_id, incarnation, UNDELIVERED_MARK + step.step_id):
+            self._metrics.undelivered_steps.inc()
+
+    async def _mark(self, rollout_id: str, incarnation: str, mark: str) -> bool:
+        """Set a mark that nobody waits for; whether it is set, or will be."""
+        try:
+            try:
+                self.standing.check()
+                await self._store.mark(rollout_id, incarnation, {mark: b"1"}, now_ms=self._clock.now_ms())
+            except StoreUnreachable as error:
+                self._metrics.store_operation_failures.labels("mark").inc()
+                self.standing.failed(error)
+                if self._spool is None:
+                    raise
+                await self._wait_in(self._spool, StepWrite(rollout_id, incarnation, mark, b"", {}, (), {}))
+        except RolloutDeleted:
+            return False  # deleted meanwhile, the step with it
+        except (StorageError, OSError) as error:
+            LOG.error("a step is not marked: %s", error, extra={"fields": {"rollout_id": rollout_id, "mark": mark}})
+            return False
+        return True
+
+    def _known_of(self, rollout_id: str, incarnation: str) -> set[bytes]:
+        """The blocks of this life of the rollout that are known to be stored; the longest unused are forgotten."""
+        key = (rollout_id, incarnation)
+        known = self._known.setdefault(key, set())
+        self._known.move_to_end(key)
+        while self._known_count > _KNOWN_BLOCKS and len(self._known) > 1:
+            _, forgotten = self._known.popitem(last=False)
+            self._known_count -= len(forgotten)
+        return known
+
+    def _learn(self, known: set[bytes], record: Record) -> None:
+        before = len(known)
+        known.update(record.blocks)
+        known.update(record.names)
+        self._known_count += len(known) - before
+
+    def _count(self, step: Step) -> None:
+        """Count a stored step."""
+        metrics = self._metrics
+        metrics.steps.labels(step.status, _fidelity(step)).inc()
+        metrics.completion_tokens.labels(step.engine.name).inc(step.sampled)
+        metrics.prompt_tokens.labels(step.engine.name).inc(sum(map(len, step.prompts)))
+        for code in step.problems:
+            metrics.fidelity_problems.labels(code).inc()
+
+
+async def _encoded(step: Step, known: set[bytes], body_bytes: int) -> tuple[Step, Record]:
+    """The step as it is stored, and its record."""
+    if body_bytes < _ENCODE_IN_THREAD_FROM_BYTES:
+        return encode_leniently(step, known)
+    return await asyncio.to_thread(encode_leniently, step, known)
+
+
+def _entry(step: Step, incarnation: str, record: Record, origin: Origin | None = None) -> StepWrite:
+    counts = {
+        "steps": 1,
+        _fidelity(step): 1,
+        "sampled_tokens": step.sampled,
+        "prompt_tokens": sum(map(len, step.prompts)),
+        **({"mask_mismatches": 1} if "mask_mismatch" in step.extra else {}),
+    }
+    return StepWrite(
+        step.rollout_id,
+        incarnation,
+        step.step_id,
+        record.record,
+        record.blocks,
+        record.leans_on,
+        counts,
+        late_if=FINISHED_FIELD,
+        origin=origin,
+    )
+
+
+def _late_if(entry: StepWrite, stored: StoredEntity | None) -> str:
+    """The field whose presence makes an entry of the journal late.
+
+    A step that the journal took before its rollout was finished is not late, unless the rollout was given out in a batch since.
+    By the wall clock, where it was finished by now; a step of which that cannot be known is taken to have ended later.
+    """
+    finished = None if stored is None else stored.fields.get(FINISHED_FIELD)
+    if finished is None:
+        return CLAIMED_FIELD
+    try:
+        taken = decode(entry.record, BlockReader(entry.blocks), whole=False).timing.stored
+    except UnreadableRecord:
+        taken = None
+    return CLAIMED_FIELD if taken is not None and taken * 1000 < orjson.loads(finished) else FINISHED_FIELD
+
+
+def _fidelity(step: Step) -> str:
+    """How a step is counted: exact, flagged, or an error (which has no tokens to be either)."""
+    return "error" if step.status == "error" else "exact" if step.exact else "flagged"

@@ -1,0 +1,133 @@
+"""Reading a rollout's steps back from the store."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from proxy.api.context import Parts
+from proxy.errors import DamagedStep, NotValid
+from proxy.rollouts.rollout import Marks, Rollout, no_rollout, own_metadata, read_marks, read_rollout
+from proxy.trajectory.blocks import BlockReader
+from proxy.trajectory.codec import UnreadableRecord, decode
+from proxy.trajectory.facts import RolloutFacts
+from proxy.trajectory.step import Step
+
+T = TypeVar("T")
+
+_PAGE = 200  # records read from the store at once
+
+
+LONG = 32  # steps that take some milliseconds to decode, join and write
+_TOKENS_OF_A_STEP = 1024  # that many tokens take as long as a short step,
+_MESSAGES_OF_A_STEP = 64  # and so do so many messages,
+_BLOCKS_OF_A_STEP = 16  # and blocks that are read
+
+
+async def read_steps(parts: Parts, rollout: Rollout, *, whole: bool) -> list[Step]:
+    """All steps of a rollout, as delivered as they turned out to be.
+
+    Without `whole`, requests and responses stay unread: rows of ids need neither.
+    """
+    if rollout.counts.get("steps", 0) < _PAGE:
+        told = await parts.store.read_all(rollout.rollout_id, _PAGE)
+        if told is None or told.rollout.incarnation != rollout.incarnation:
+            raise no_rollout(rollout.rollout_id)
+        if len(told.records) < _PAGE:
+            reader = BlockReader(told.blocks)
+            return await _decode(rollout.rollout_id, told.records, 0, reader, told.marks, whole=whole)
+    records: list[bytes] = []
+    while len(records) % _PAGE == 0 and (page := await parts.store.read(rollout.rollout_id, len(records), _PAGE)):
+        records += page
+    return await _decoded(parts, rollout, records, 0, whole=whole)
+
+
+async def aside(weight: int, work: Callable[[], T]) -> T:
+    """Run work on many steps, or on long ones, in a thread, so that it does not block the event loop."""
+    return work() if weight < LONG else await asyncio.to_thread(work)
+
+
+def weight_of(steps: Sequence[Step]) -> int:
+    """Return how much work these steps are, for `aside`: a unit for each choice, and more for many tokens or messages."""
+    tokens = sum(step.sampled + sum(map(len, step.prompts)) for step in steps)
+    messages = sum(len(found) for step in steps if isinstance(found := step.request.get("messages"), list))
+    long = tokens // _TOKENS_OF_A_STEP + messages // _MESSAGES_OF_A_STEP
+    return sum(max(1, len(step.choices)) for step in steps) + long
+
+
+def facts_of(rollout: Rollout) -> RolloutFacts:
+    """What exported rows tell of a rollout."""
+    return RolloutFacts(
+        rollout_id=rollout.rollout_id,
+        group_id=rollout.group_id,
+        status=rollout.status,
+        reward=rollout.reward,
+        step_rewards=rollout.step_rewards,
+        advantages=rollout.advantages,
+        metadata=own_metadata(rollout.metadata),
+    )
+
+
+async def _decoded(parts: Parts, rollout: Rollout, records: Sequence[bytes], start: int, *, whole: bool) -> list[Step]:
+    """The steps of records, the first of which stands at `start`.
+
+    Blocks are read after records: so none is missing that a record leans on. Raises NotFound if the rollout is not the
+    one it was when its records were read: half of it, or halves of two, would be shown.
+    """
+    name = rollout.rollout_id
+    reader = BlockReader(await parts.store.blocks(name))
+    marks = await parts.store.marks(name)
+    stored = await parts.store.get(name)
+    if stored is None or stored.incarnation != rollout.incarnation:
+        raise no_rollout(name)
+    return await _decode(name, records, start, reader, marks, whole=whole)
+
+
+async def _decode(
+    name: str, records: Sequence[bytes], start: int, reader: BlockReader, marks: Mapping[str, bytes], *, whole: bool
+) -> list[Step]:
+    read = read_marks(marks)
+
+    def decoded() -> list[Step]:
+        return [_read(name, record, reader, start + at, read, whole=whole) for at, record in enumerate(records)]
+
+    return await aside(len(records) + reader.count // _BLOCKS_OF_A_STEP, decoded)
+
+
+def _read(name: str, record: bytes, reader: BlockReader, index: int, marks: Marks, *, whole: bool) -> Step:
+    try:
+        step = decode(record, reader, index, whole=whole)
+    except UnreadableRecord as error:
+        raise DamagedStep(f"the step at index {index} of rollout {name!r} cannot be read: {error}") from error
+    if step.step_id in marks.undelivered or step.step_id in marks.late:
+        delivered = step.delivered and step.step_id not in marks.undelivered
+        return replace(step, delivered=delivered, late=step.step_id in marks.late)
+    return step
+
+
+async def check_step_rewards(parts: Parts, rollout: Rollout, rewards: Mapping[str, float | list[float]]) -> None:
+    """Raises NotValid for rewards of a step that is not there, or that has not as many tokens."""
+    for step_id, given in rewards.items():
+        found = await parts.store.find(rollout.rollout_id, step_id)
+        if found is None:
+            raise NotValid(f"step_rewards: the rollout has no step {step_id!r}", param="step_rewards")
+        if isinstance(given, list):
+            (step,) = await _decoded(parts, rollout, [found[1]], found[0], whole=False)
+            counts = [len(choice.ids) for choice in step.choices]
+            if counts != [len(given)]:
+                raise NotValid(
+                    f"step_rewards: step {step_id!r} sampled {' and '.join(map(str, counts)) or 'no'} tokens, and there are "
+                    f"{len(given)} rewards; a list has one for each sampled token of a step with one choice",
+                    param="step_rewards",
+                )
+
+
+async def read_step(parts: Parts, rollout_id: str, step_id: str) -> Step | None:
+    """One step, whole; None if the rollout, or it, is not there."""
+    stored = await parts.store.get(rollout_id)
+    found = None if stored is None else await parts.store.find(rollout_id, step_id)
+    if stored is None or found is None:
+        return None
+    index, record = found
+    (step,) = await _decoded(parts, read_rollout(stored), [record], index, whole=True)
+    return step

@@ -1,0 +1,196 @@
+"""The composition root: everything is put together here and nowhere else.
+
+Holds `make_app`, the opening and closing of the long-lived parts, and the one place where failures become answers.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from typing import Protocol, TypeVar
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+
+from proxy.api.api_keys import KeyRing
+from proxy.api.auth import require_control_key
+from proxy.api.compat import COMPAT_ROUTES
+from proxy.api.compat.atropos.calls import CALL_ROUTES
+from proxy.api.compat.atropos.sessions import SESSION_ROUTES
+from proxy.api.compat.osmosis.dispatch import ROLLOUT_SERVERS
+from proxy.api.compat.osmosis.servers import RolloutServers
+from proxy.api.context import PARTS, Parts
+from proxy.api.control import CONTROL_ROUTES
+from proxy.api.failures import answer_failures
+from proxy.api.memory_limit import Pressure
+from proxy.api.model import calls
+from proxy.api.ui.routes import PAGE_ROUTES
+from proxy.clock import Clock, SystemClock, new_id
+from proxy.config.sections import StoreSettings
+from proxy.config.settings import Settings
+from proxy.protocols.sampling import Sampling
+from proxy.rollouts.audit.background import BackgroundAudit
+from proxy.rollouts.completion import settle_groups
+from proxy.rollouts.drift_totals import settle_late
+from proxy.rollouts.drift_watch import DriftWatch
+from proxy.rollouts.idempotency import Attempts
+from proxy.rollouts.journal import Spool
+from proxy.rollouts.lifetimes import Lifetimes
+from proxy.rollouts.policy import Pause
+from proxy.rollouts.recorder import Recorder
+from proxy.rollouts.reservations import Places
+from proxy.telemetry.metrics import make_metrics
+from proxy.telemetry.multiprocess import Crew, Totals
+from proxy.upstream import Upstream
+from proxy.upstream.registry import Fleet
+from proxy.upstream.tokenizers import Tokenizers
+from storage import StoreOptions, open_store
+from storage.store import Store
+
+_CUT_BEFORE_S = 0.05
+_SECRET = "minting-secret"  # noqa: S105 - the name of a constant in the store
+
+
+def make_app(
+    settings: Settings, store: Store | None = None, clock: Clock | None = None, crew: Crew | None = None
+) -> web.Application:
+    """The application with both APIs, or the model API alone where the control API has a port of its own.
+
+    A store that is given stays its giver's to close. Opening happens at start-up; StorageError and ValueError say why
+    it failed.
+    """
+    app = _new_app()
+    app.cleanup_ctx.append(_parts_of(settings, store, clock or SystemClock(), crew))
+    if settings.control.listen is None:
+        app.add_routes(_control_routes(settings))
+    if settings.atropos.enabled:
+        app.add_routes(CALL_ROUTES)
+    app.router.add_route("*", r"/{path:[\s\S]*}", calls.answer)  # an encoded newline, too, is ours to refuse
+    return app
+
+
+def make_control_app(settings: Settings, app: web.Application) -> web.Application:
+    """The control API alone, sharing the parts of a started application."""
+    control = _new_app()
+    control[PARTS] = app[PARTS]
+    control[ROLLOUT_SERVERS] = app[ROLLOUT_SERVERS]
+    control.add_routes(_control_routes(settings))
+    return control
+
+
+def store_options(settings: StoreSettings) -> StoreOptions:
+    """The store's options as the storage package takes them."""
+    return StoreOptions(
+        prefix=settings.prefix,
+        ttl_s=settings.ttl_s,
+        durability=settings.durability,
+        replicas=settings.replicas,
+        username=settings.username,
+        password=settings.password.get_secret_value() if settings.password else None,
+        ca_file=settings.ca_file,
+        timeout_s=settings.timeout_s,
+        max_connections=settings.max_connections,
+    )
+
+
+def _control_routes(settings: Settings) -> list[web.RouteDef]:
+    return [*(SESSION_ROUTES if settings.atropos.enabled else ()), *CONTROL_ROUTES, *COMPAT_ROUTES, *PAGE_ROUTES]
+
+
+def _new_app() -> web.Application:
+    return web.Application(middlewares=[answer_failures, require_control_key])
+
+
+def _parts_of(
+    settings: Settings, store: Store | None, clock: Clock, crew: Crew | None
+) -> Callable[[web.Application], AsyncIterator[None]]:
+    async def parts_of(app: web.Application) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            parts = await _make_parts(app, stack, settings, store, clock, crew)
+            watch = _kept(stack, DriftWatch(parts))
+            parts.recorder.followers += [watch.offer, lambda step, _, appended: settle_late(parts, step, appended)]
+            parts.metrics.in_flight_rollouts.set_function(lambda: len(parts.in_flight))
+            parts.metrics.oldest_call_age_seconds.set_function(lambda: parts.pressure.oldest_s(parts.clock.monotonic()))
+            app[PARTS] = parts
+            app.on_shutdown.append(_say_so)
+            settling = parts.recorder.hold(settle_groups(parts))
+            yield
+            settling.cancel()  # the next start settles what is left
+
+    return parts_of
+
+
+async def _make_parts(
+    app: web.Application,
+    stack: AsyncExitStack,
+    settings: Settings,
+    store: Store | None,
+    clock: Clock,
+    crew: Crew | None,
+) -> Parts:
+    """The parts, made in the order in which they need each other; the stack closes them in the other order."""
+    registry = CollectorRegistry()
+    metrics = make_metrics(registry)
+    totals = _kept(stack, Totals(registry, metrics, crew))
+    await totals.start()
+    opened = store or _kept(stack, await open_store(settings.store.url, store_options(settings.store)))
+    secret = await opened.set_once(_SECRET, clock.entropy(32))  # first: a start without a store ends here
+    upstream = _kept(stack, Upstream(settings.engines, metrics))
+    audit = _kept(stack, BackgroundAudit(settings.audit.sample_rate, upstream, metrics, clock))
+    audit.start()
+    spool = Spool(settings.store.spool_path) if settings.store.on_failure == "spool" else None
+    lifetimes = await _kept(stack, Lifetimes(opened, metrics)).start()
+    recorder = _kept(stack, Recorder(opened, metrics, clock, spool, lifetimes.origin, [audit.offer]))
+    agents = settings.agents
+    pressure = Pressure(agents.max_bytes_in_flight, agents.client_stall_timeout_s, metrics, lambda: recorder.kept_bytes)
+    max_paused, timeout_s = agents.max_paused, agents.pause_timeout_s
+    tokenizers = Tokenizers(settings.engines.endpoints)
+    follow = [upstream.replace, tokenizers.replace, lambda said: metrics.keep_engines({one.label for one in said})]
+    fleet = Fleet(opened.announcements, settings.engines.endpoints, follow)
+    pause = Pause(opened.announcements, new_id(clock), max_waiting=max_paused, timeout_s=timeout_s, tell=fleet.told)
+    app[ROLLOUT_SERVERS] = _kept(stack, RolloutServers(settings.osmosis))  # closed before the recorder: it notes cuts
+    await _kept(stack, pause).start()
+    return Parts(
+        settings=settings,
+        clock=clock,
+        metrics=metrics,
+        store=opened,
+        upstream=upstream,
+        recorder=recorder,
+        pressure=_kept(stack, pressure),
+        attempts=Attempts(opened, clock),
+        agent_keys=KeyRing(key.get_secret_value() for key in agents.api_keys),
+        control_keys=KeyRing(key.get_secret_value() for key in settings.control.api_keys),
+        secret=secret,
+        sampling=Sampling(settings.sampling.override, settings.sampling.default, settings.sampling.cap),
+        tokenizers=tokenizers,
+        pause=pause,
+        fleet=fleet,
+        totals=totals,
+        places=Places(opened, recorder.hold),
+        lifetimes=lifetimes,
+    )
+
+
+class _Closing(Protocol):
+    async def close(self) -> None: ...
+
+
+_Kept = TypeVar("_Kept", bound=_Closing)
+
+
+def _kept(stack: AsyncExitStack, thing: _Kept) -> _Kept:
+    stack.push_async_callback(thing.close)
+    return thing
+
+
+async def _say_so(app: web.Application) -> None:
+    """Called when nothing is accepted any more, and calls in flight are still being answered."""
+    parts = app[PARTS]
+    parts.stopping.set()
+
+    def cut() -> None:
+        for call in tuple(parts.pressure.calls):
+            call.stop("the proxy was stopped")
+
+    # Just before aiohttp cancels what is left: a step is to say who ended its call.
+    asyncio.get_running_loop().call_later(max(parts.settings.drain_timeout_s - _CUT_BEFORE_S, 0), cut)

@@ -1,0 +1,115 @@
+"""Connections of clients: aiohttp's own server, with our answer to what is not HTTP.
+
+aiohttp answers requests that it cannot parse by itself, in plain text with Python's representation of the bytes. Here they
+get a JSON error. It has no public hook for that, nor for its protocol class, so three of its methods are overridden.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeAlias
+
+from aiohttp import http_exceptions, web
+
+from proxy.api.failures import internal_error
+from proxy.errors import BadCall, ExpectationFailed, ProxyError
+from proxy.protocols.dialects.base import openai_error
+from proxy.telemetry.logs import WIRE_LOG
+
+# By class, the first that fits. The status of each is 400 in aiohttp, whatever the fault.
+_REASONS: Final[tuple[tuple[type[Exception], str], ...]] = (
+    (http_exceptions.LineTooLong, "the request line or a header is too long"),
+    (http_exceptions.InvalidHeader, "a header is not valid"),
+    (http_exceptions.InvalidURLError, "the path is not valid"),
+    (http_exceptions.BadHttpMethod, "the method is not valid"),
+    (http_exceptions.PayloadEncodingError, "the body does not have the form or the length that the headers announce"),
+    (http_exceptions.HttpProcessingError, "the request is not valid HTTP/1.1"),
+)
+
+
+class Runner(web.AppRunner):
+    """Runs an application; `options` are those of aiohttp's `RequestHandler`."""
+
+    def __init__(self, app: web.Application, *, shutdown_timeout: float, **options: Any) -> None:
+        # handler_cancellation: a client that leaves cancels its call at once, also while we wait for the engine.
+        super().__init__(app, handler_cancellation=True, shutdown_timeout=shutdown_timeout, **options)
+        self._options = options
+
+    async def _make_server(self) -> web.Server:
+        return _Server(await super()._make_server(), self._options)
+
+
+class _Server(web.Server):
+    """An application's server whose connections are ours."""
+
+    def __init__(self, server: web.Server, options: dict[str, Any]) -> None:
+        super().__init__(
+            _with_known_expectations(server.request_handler),
+            request_factory=server.request_factory,
+            handler_cancellation=server.handler_cancellation,
+        )
+        self._options = options
+
+    def __call__(self) -> web.RequestHandler:
+        return _Connection(self, loop=asyncio.get_running_loop(), **self._options)
+
+
+_Handler: TypeAlias = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+
+def _with_known_expectations(handle: _Handler) -> _Handler:
+    """Answer an `Expect` header that nobody knows, which aiohttp refuses before any middleware, in plain text."""
+
+    async def handled(request: web.BaseRequest) -> web.StreamResponse:
+        if request.headers.get("Expect", "100-continue").lower() != "100-continue":
+            return _refusal(ExpectationFailed("the only known value of the header Expect is 100-continue"))
+        return await handle(request)
+
+    return handled
+
+
+class _Connection(web.RequestHandler):
+    """One connection."""
+
+    __slots__ = ()
+
+    def close(self) -> None:
+        """Stop reading requests.
+
+        aiohttp (3.14) drops what comes after this. A connection that was accepted a moment ago begins to wait for a request
+        only now, and its client would wait for as long as an idle connection may.
+        """
+        super().close()
+        asyncio.get_running_loop().call_soon(self._close_if_waiting)
+
+    def _close_if_waiting(self) -> None:
+        if self._waiter is not None:  # no request is being answered
+            self.force_close()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """The answer to a request that aiohttp could not parse, or whose handler failed outside of our middleware."""
+        if request.writer.output_size > 0:
+            raise ConnectionError("a part of an answer was sent: the connection ends instead of another answer")
+        answer = _answer(exc)
+        answer.force_close()
+        return answer
+
+
+def _answer(failure: BaseException | None) -> web.Response:
+    error: ProxyError
+    reason = next((reason for kind, reason in _REASONS if isinstance(failure, kind)), None)
+    if reason is not None:
+        WIRE_LOG.info("a request could not be read: %s", reason)
+        error = BadCall(reason)
+    else:
+        error = internal_error(failure or TimeoutError())
+    return _refusal(error)
+
+
+def _refusal(error: ProxyError) -> web.Response:
+    return web.Response(status=error.status, body=openai_error(error), content_type="application/json")

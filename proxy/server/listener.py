@@ -1,0 +1,176 @@
+"""The listening sockets of the applications, from start to graceful shutdown.
+
+A shutdown first announces itself on /ready (`shutdown_delay_s`), then stops accepting connections, waits for calls in flight
+(`drain_timeout_s`), then for the recorder's pending writes, and closes the store last.
+"""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from proxy.api.context import PARTS
+from proxy.clock import Clock
+from proxy.config.addresses import split_listen
+from proxy.config.sections import EndpointSettings, ListenTlsSettings
+from proxy.config.settings import Settings
+from proxy.server.app import make_app, make_control_app
+from proxy.server.connections import Runner
+from proxy.server.standby import StandIn
+from proxy.simulator.options import Options
+from proxy.telemetry.logs import WIRE_LOG
+from proxy.telemetry.multiprocess import Crew
+from storage.errors import StoreUnreachable
+from storage.store import Store
+
+_CONTROL_DRAIN_TIMEOUT_S = (
+    5  # the control API is open until the last call has ended; requests that wait there then are aborted
+)
+_LINGERING_S = 2  # how long the rest of a refused body is read, so that its sender sees the refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Where a running process listens; `control_url` is `url` unless the control API has a port of its own."""
+
+    url: str
+    control_url: str
+
+
+@asynccontextmanager
+async def running(
+    settings: Settings, store: Store | None = None, clock: Clock | None = None, crew: Crew | None = None
+) -> AsyncIterator[Served]:
+    """The proxy, listening. A port of 0 takes a free one. Raises OSError, ValueError or StorageError if it cannot.
+
+    While the store is away it waits, and a stand-in listens. With a `crew`, it is one of several processes that share the
+    port.
+    """
+    async with AsyncExitStack() as stack:
+        served: Served | None = None
+        while served is None:
+            try:
+                served = await stack.enter_async_context(_started(settings, store, clock, crew))
+            except StoreUnreachable as error:
+                await _until_there(settings, store, StandIn(str(error)), shared=crew is not None)
+        yield served
+
+
+@asynccontextmanager
+async def _started(
+    settings: Settings, store: Store | None, clock: Clock | None, crew: Crew | None
+) -> AsyncIterator[Served]:
+    async with AsyncExitStack() as stack:
+        app = make_app(settings, store, clock, crew)
+        tls = _tls(settings.listen_tls)
+        shared = crew is not None
+        control_urls: list[str] = []
+        if settings.control.listen is not None:
+            app.cleanup_ctx.append(_control_api(settings, settings.control.listen, tls, control_urls, shared=shared))
+        idle_timeout_s, drain_timeout_s = settings.agents.idle_timeout_s, settings.drain_timeout_s
+        url = await _listen(
+            stack, app, settings.listen, tls, idle_timeout_s, drain_timeout_s=drain_timeout_s, shared=shared
+        )
+        yield Served(url, control_urls[0] if control_urls else url)
+        if settings.shutdown_delay_s:
+            app[PARTS].stopping.set()
+            await asyncio.sleep(settings.shutdown_delay_s)
+
+
+async def _until_there(settings: Settings, store: Store | None, stand_in: StandIn, *, shared: bool) -> None:
+    """Listen, and say that there is no store yet, until there is one."""
+    async with AsyncExitStack() as stack:
+        tls = _tls(settings.listen_tls)
+        for listen in filter(None, (settings.listen, settings.control.listen)):
+            app, idle_timeout_s = stand_in.make_app(), settings.agents.idle_timeout_s
+            await _listen(
+                stack, app, listen, tls, idle_timeout_s, drain_timeout_s=_CONTROL_DRAIN_TIMEOUT_S, shared=shared
+            )
+        await stand_in.until_there(settings.store, store)
+
+
+def _control_api(
+    settings: Settings, listen: str, tls: ssl.SSLContext | None, urls: list[str], *, shared: bool
+) -> Callable[[web.Application], AsyncIterator[None]]:
+    """The control API on its own port: there until the calls in flight have ended, so that /ready says what goes on."""
+
+    async def control_api(app: web.Application) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            control, idle_timeout_s = make_control_app(settings, app), settings.agents.idle_timeout_s
+            url = await _listen(
+                stack, control, listen, tls, idle_timeout_s, drain_timeout_s=_CONTROL_DRAIN_TIMEOUT_S, shared=shared
+            )
+            urls.append(url)
+            yield
+
+    return control_api
+
+
+@asynccontextmanager
+async def simulating(listen: str, options: Options) -> AsyncIterator[str]:
+    """The simulator, listening: its URL."""
+    from proxy.simulator.server import make_engine  # noqa: PLC0415 - a proxy before an engine needs none of it
+
+    async with AsyncExitStack() as stack:
+        yield await _listen(stack, make_engine(options), listen, drain_timeout_s=_CONTROL_DRAIN_TIMEOUT_S)
+
+
+@asynccontextmanager
+async def with_an_engine(settings: Settings) -> AsyncIterator[tuple[Settings, bool]]:
+    """The settings with at least one engine: where none is configured, the simulator is started (and True given)."""
+    if settings.engines.endpoints:
+        yield settings, False
+        return
+    async with simulating("127.0.0.1:0", Options()) as url:
+        endpoint = EndpointSettings(url=url, name="simulator", kind="vllm")
+        engines = settings.engines.model_copy(update={"endpoints": [endpoint]})
+        yield settings.model_copy(update={"engines": engines}), True
+
+
+def _tls(settings: ListenTlsSettings) -> ssl.SSLContext | None:
+    """What to listen with. Raises ValueError for files that are no certificate and its key."""
+    if settings.cert_file is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(settings.cert_file, settings.key_file, password="")  # none, rather than ask a terminal
+    except OSError as error:  # ssl's own error is one
+        raise ValueError(f"listen_tls: {settings.cert_file} and {settings.key_file} cannot be used: {error}") from error
+    return context
+
+
+async def _listen(
+    stack: AsyncExitStack,
+    app: web.Application,
+    listen: str,
+    tls: ssl.SSLContext | None = None,
+    idle_timeout_s: float = 75,
+    *,
+    drain_timeout_s: float,
+    shared: bool = False,
+) -> str:
+    """Start an application on an address, stopped by the stack, which waits `drain_timeout_s` for its calls; its URL.
+
+    If `shared`, other processes listen there too, and the kernel deals connections out among them.
+    """
+    host, port = split_listen(listen)
+    # keepalive_timeout: aiohttp (3.14) applies it to the head of the first request as well, however slowly it comes.
+    # auto_decompress: bodies are decompressed by `reading`, within its bounds.
+    runner = Runner(
+        app,
+        access_log=None,
+        logger=WIRE_LOG,
+        shutdown_timeout=drain_timeout_s,
+        keepalive_timeout=idle_timeout_s,
+        lingering_time=_LINGERING_S,
+        auto_decompress=False,
+    )
+    stack.push_async_callback(runner.cleanup)
+    await runner.setup()
+    site = web.TCPSite(runner, host, port, backlog=4096, ssl_context=tls, reuse_port=shared or None)
+    await site.start()
+    bound = runner.addresses[0][1]
+    return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{bound}"

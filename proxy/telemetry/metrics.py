@@ -1,0 +1,219 @@
+"""Every Prometheus metric of the proxy: name, labels and help text.
+
+A field of `Metrics` is the metric's name without `tokentape_` and, for counters, without `_total`. Label values come from
+closed sets (dialects, configured endpoints, statuses, codes): a client cannot create a label value.
+
+Counters whose labels are known in advance start at 0. Prometheus computes increases between two scrapes, so it would not see
+the first increase of a series that appears with the value 1.
+"""
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
+
+from proxy.errors import EngineFault, ProxyError
+from proxy.protocols.engines.quirks import LOST
+from proxy.trajectory.drift_kinds import KINDS
+from proxy.trajectory.fidelity import PROBLEMS
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_FINE_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
+_LOGPROB_DIFFERENCES = (1e-5, 1e-4, 1e-3, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10)
+
+VERDICTS: Final = (
+    "aligned",
+    "shifted",
+    "other weights",
+    "wrong tokens",
+)  # the values of proxy.rollouts.audit.verdict.Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """The metrics of one process.
+
+    `engine` labels are names of endpoints. A call counts for the endpoint to which it was routed last, even if it ended in the
+    queue of that endpoint; a request that is rejected before it is routed counts in `errors` only.
+    """
+
+    calls: Counter
+    errors: Counter
+    in_flight_calls: Gauge
+    oldest_call_age_seconds: Gauge
+    call_duration_seconds: Histogram
+    time_to_first_byte_seconds: Histogram
+    proxy_overhead_seconds: Histogram
+    prompt_tokens: Counter
+    completion_tokens: Counter
+    steps: Counter
+    fidelity_problems: Counter
+    undelivered_steps: Counter
+    late_steps: Counter
+    restored_rollouts: Counter
+    discarded_steps: Counter
+    idempotent_replays: Counter
+    health_probes: Counter
+    store_operation_duration_seconds: Histogram
+    store_operation_failures: Counter
+    store_up: Gauge
+    journal_steps: Gauge
+    engine_faults: Counter
+    failovers: Counter
+    ejections: Counter
+    engine_healthy: Gauge
+    queued_calls: Gauge
+    queue_duration_seconds: Histogram
+    unexpected_losses: Counter
+    drift_boundaries: Counter
+    group_events: Counter
+    audits: Counter
+    audit_logprob_difference: Histogram
+    in_flight_rollouts: Gauge
+    in_flight_bytes: Gauge
+    in_flight_limit_bytes: Gauge
+    stalled_clients: Counter
+    workers: Gauge
+    workers_missing: Counter
+
+    def all(self) -> list[Counter | Gauge | Histogram]:
+        """Return every metric."""
+        return [getattr(self, field.name) for field in fields(self)]
+
+    def begin_engine(self, name: str) -> None:
+        """Start the counters of an engine's failures at 0."""
+        for metric in (self.failovers, self.ejections):
+            metric.labels(name)
+        for fault in _subclasses(EngineFault):
+            self.engine_faults.labels(name, fault.fault)
+        for code in LOST:
+            self.unexpected_losses.labels(name, code)
+        for verdict in VERDICTS:
+            self.audits.labels(name, verdict)
+
+    def keep_engines(self, names: Collection[str]) -> None:
+        """Remove the series of all engines but these, in every metric with an `engine` label."""
+        for field, (_, _, labels) in _METRICS.items():
+            if "engine" in labels:
+                metric = getattr(self, field)
+                samples = [sample.labels for family in metric.collect() for sample in family.samples]
+                for values in {tuple(sample[label] for label in labels) for sample in samples}:
+                    if values[labels.index("engine")] not in names:
+                        metric.remove(*values)
+
+
+# By field of `Metrics`: the kind (a histogram by its buckets), the help text and the labels.
+_METRICS: dict[str, tuple[type[Counter] | type[Gauge] | tuple[float, ...], str, tuple[str, ...]]] = {
+    "calls": (Counter, "Calls answered.", ("dialect", "engine", "status")),
+    "errors": (Counter, "Requests answered with an error of TokenTape, by code (docs/errors.md).", ("code",)),
+    "in_flight_calls": (Gauge, "Calls in flight.", ()),
+    "oldest_call_age_seconds": (Gauge, "Age of the oldest call in flight; 0 if there is none.", ()),
+    "call_duration_seconds": (
+        _SECONDS, "Time from the arrival of a call to its end.", ("dialect", "engine", "status")
+    ),
+    "time_to_first_byte_seconds": (
+        _SECONDS, "Time from the arrival of a call to the first byte of the engine's response.",
+        ("dialect", "engine", "status"),
+    ),
+    "proxy_overhead_seconds": (
+        _FINE_SECONDS, "Time that a call spends in the proxy, its queue and its store, not at the engine.", ("dialect",)
+    ),
+    "prompt_tokens": (Counter, "Prompt tokens recorded.", ("engine",)),
+    "completion_tokens": (Counter, "Completion tokens recorded.", ("engine",)),
+    "steps": (Counter, "Steps stored, by status and fidelity.", ("status", "fidelity")),
+    "fidelity_problems": (Counter, "Fidelity problems of stored steps, by code (docs/fidelity.md).", ("code",)),
+    "undelivered_steps": (Counter, "Stored steps whose client disconnected before the end of the response.", ()),
+    "late_steps": (Counter, "Steps stored after their rollout finished; exports omit them by default.", ()),
+    "restored_rollouts": (Counter, "Expired rollouts (store.ttl_s) that a step restored.", ()),
+    "discarded_steps": (Counter, "Steps discarded because their rollout was deleted during the call.", ()),
+    "idempotent_replays": (
+        Counter, "Calls answered with the stored response of an earlier call with the same Idempotency-Key.", ("dialect",)
+    ),
+    "health_probes": (Counter, "Health probes forwarded to an engine without recording (agents.probes).", ("dialect",)),
+    "store_operation_duration_seconds": (_FINE_SECONDS, "Duration of store operations.", ("operation",)),
+    "store_operation_failures": (Counter, "Store operations that failed.", ("operation",)),
+    "store_up": (Gauge, "1 while the store is reachable and accepts writes, else 0.", ()),
+    "journal_steps": (Gauge, "Steps in the journal that are not in the store yet.", ()),
+    "engine_faults": (
+        Counter, "Failed requests to engines: connection failed, connection lost or timed out.", ("engine", "fault")
+    ),
+    "failovers": (Counter, "Calls retried at another endpoint, by the endpoint that failed.", ("engine",)),
+    "ejections": (
+        Counter, "Ejections of endpoints after consecutive failures (engines.eject_after).", ("engine",)
+    ),
+    "engine_healthy": (Gauge, "0 while an endpoint is ejected, else 1.", ("engine",)),
+    "queued_calls": (Gauge, "Calls in the queue of an endpoint (max_in_flight).", ("engine",)),
+    "queue_duration_seconds": (_SECONDS, "Time that queued calls spend in the queue.", ()),
+    "unexpected_losses": (
+        Counter, "Steps flagged for a loss that docs/exactness.md does not list for their engine, by code.",
+        ("engine", "code"),
+    ),
+    "drift_boundaries": (
+        Counter, "Boundaries in finished rollouts where the messages continue and the token ids do not, by kind of drift.",
+        ("kind",),
+    ),
+    "group_events": (Counter, "Groups that became complete, claimed, released, done or dropped.", ("event",)),
+    "audits": (Counter, "Steps scored again by their engine (audit.sample_rate), by verdict.", ("engine", "verdict")),
+    "audit_logprob_difference": (
+        _LOGPROB_DIFFERENCES, "Absolute difference of recorded and scored logprob, for each audited token.", ("engine",)
+    ),
+    "in_flight_rollouts": (Gauge, "Rollouts with a call in flight, counted once per worker.", ()),
+    "in_flight_bytes": (Gauge, "Bytes held by calls in flight.", ()),
+    "in_flight_limit_bytes": (
+        Gauge, "Limit of bytes held by calls in flight (agents.max_bytes_in_flight); above it new calls get 429.", ()
+    ),
+    "stalled_clients": (Counter, "Clients disconnected because they stopped reading (agents.client_stall_timeout_s).", ()),
+    "workers": (Gauge, "Worker processes included in these metrics.", ()),
+    "workers_missing": (Counter, "Workers that did not answer a collection of metrics within a second.", ()),
+}  # fmt: skip
+
+# Counters whose labels are known in advance. A step with an error has no tokens that could be exact or flagged.
+_INITIAL_LABELS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
+    "steps": (
+        *((status, fidelity) for status in ("complete", "partial") for fidelity in ("exact", "flagged")), ("error", "error")
+    ),
+    "fidelity_problems": tuple((code,) for code in PROBLEMS),
+    "store_operation_failures": (("open",), ("append",), ("mark",), ("renew",)),
+    "drift_boundaries": tuple((kind,) for kind in KINDS if kind != "unexplained"),
+    "group_events": (("complete",), ("claimed",), ("released",), ("done",), ("dropped",)),
+}  # fmt: skip
+
+START_TIME: Final = "process_start_time_seconds"
+
+# How the values of several workers become one, for gauges that are not summed (docs/workers.md). A store that one worker cannot
+# reach counts as down; an endpoint that one worker can use counts as healthy.
+AGGREGATION: Final[dict[str, Callable[[float, float], float]]] = {
+    "tokentape_store_up": min,
+    "tokentape_engine_healthy": max,
+    "tokentape_oldest_call_age_seconds": max,
+    START_TIME: max,
+}
+
+
+def make_metrics(registry: CollectorRegistry) -> Metrics:
+    """Create the metrics and register them."""
+    # prometheus_client 0.26 has no such option per registry. A `_created` sample costs a series per label set, in the text
+    # format even a family of its own, and process_start_time_seconds already shows restarts.
+    disable_created_metrics()  # type: ignore[no-untyped-call]
+    made: dict[str, Any] = {}
+    for field, (kind, text, labels) in _METRICS.items():
+        if isinstance(kind, tuple):
+            made[field] = Histogram(f"tokentape_{field}", text, labels, buckets=kind, registry=registry)
+        else:
+            made[field] = kind(f"tokentape_{field}", text, labels, registry=registry)
+    ProcessCollector(registry=registry)  # process_*: on Linux only
+    made["workers"].set(1)
+    made["store_up"].set(1)  # serving starts with a reachable store
+    for error in _subclasses(ProxyError):
+        made["errors"].labels(error.code)
+    for field, initial_labels in _INITIAL_LABELS.items():
+        for values in initial_labels:
+            made[field].labels(*values)
+    return Metrics(**made)
+
+
+def _subclasses(kind: type[ProxyError]) -> Iterator[Any]:
+    for subclass in kind.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)

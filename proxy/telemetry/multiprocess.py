@@ -1,0 +1,184 @@
+"""The metrics of all worker processes, summed by any of them.
+
+A worker that is scraped collects the metrics of the others over Unix sockets, in a folder that only the workers can access.
+Counting itself needs no shared memory and no files.
+
+The last answer of each worker is kept in the folder. It is used for a worker that does not answer, and a worker that replaces
+another one adds it to its own counters: Prometheus would read a lower sum as a restart from 0.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import orjson
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from proxy.telemetry.metrics import AGGREGATION, START_TIME, Metrics
+
+_TIMEOUT_S: Final = 1.0
+_Sample: TypeAlias = tuple[str, tuple[tuple[str, str], ...]]  # name and labels
+
+
+@dataclass(frozen=True, slots=True)
+class Crew:
+    """A worker's place among the workers: its number, and the folder that only they can access."""
+
+    number: int
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A metric with the value of each sample."""
+
+    name: str
+    kind: str
+    help: str
+    samples: dict[_Sample, float]
+
+
+class Totals:
+    """The metrics of this process, or of all workers if it is one of several. `start` in the event loop, then `close`."""
+
+    def __init__(self, registry: CollectorRegistry, metrics: Metrics, crew: Crew | None = None) -> None:
+        self._registry = registry
+        self._metrics = metrics
+        self._crew = crew
+        self._inherited: list[Family] = []
+        self._server: asyncio.Server | None = None
+
+    def __repr__(self) -> str:
+        return f"<Totals of {self._crew or 'this process'}>"
+
+    async def start(self) -> None:
+        """Take over the counters of the previous worker with this number, and start to answer the other workers."""
+        if self._crew is not None:
+            path = _socket(self._crew)
+            self._inherited = _last_answer(path)
+            path.unlink(missing_ok=True)
+            self._server = await asyncio.start_unix_server(self._answer, path)
+
+    async def close(self) -> None:
+        """Stop answering the other workers."""
+        if self._server is not None:
+            self._server.close()
+
+    async def exposition(self) -> bytes:
+        """Return all metrics in Prometheus' text format."""
+        if self._crew is None:
+            return generate_latest(self._registry)
+        own = _socket(self._crew)
+        paths = sorted(path for path in self._crew.folder.glob("*.sock") if path != own)
+        workers = []
+        for path, answer in zip(paths, await asyncio.gather(*map(_fetch, paths)), strict=True):
+            if answer is None:
+                self._metrics.workers_missing.inc()
+                workers.append(_last_answer(path))
+            else:
+                workers.append(_keep(path, answer))
+        workers.append(_keep(own, self._dump()))
+        return _text(summed(workers))
+
+    def _dump(self) -> bytes:
+        """Return the metrics of this worker, with the counters that it took over, as JSON."""
+        families = summed([families_of(self._registry), self._inherited])
+        return orjson.dumps([[family.name, family.kind, family.help, [*family.samples.items()]] for family in families])
+
+    async def _answer(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            writer.write(self._dump())
+            await writer.drain()
+        writer.close()
+
+
+def families_of(registry: CollectorRegistry) -> list[Family]:
+    """Return the current metrics of a registry."""
+    return [
+        Family(
+            metric.name,
+            metric.type,
+            metric.documentation,
+            {(sample.name, tuple(sample.labels.items())): sample.value for sample in metric.samples},
+        )
+        for metric in registry.collect()
+    ]
+
+
+def summed(workers: Iterable[Iterable[Family]]) -> list[Family]:
+    """Combine the metrics of several workers: sums, except for the gauges in `AGGREGATION`."""
+    combined: dict[str, Family] = {}
+    for family in (family for families in workers for family in families):
+        samples = combined.setdefault(family.name, Family(family.name, family.kind, family.help, {})).samples
+        aggregate = AGGREGATION.get(family.name)
+        for sample, value in family.samples.items():
+            if sample not in samples:
+                samples[sample] = value
+            elif aggregate is not None:
+                samples[sample] = aggregate(samples[sample], value)
+            else:
+                samples[sample] += value
+    return list(combined.values())
+
+
+def _socket(crew: Crew) -> Path:
+    return crew.folder / f"{crew.number}.sock"
+
+
+async def _fetch(path: Path) -> bytes | None:
+    """Return the metrics of the worker at a socket; None if it does not answer in time."""
+    try:
+        async with asyncio.timeout(_TIMEOUT_S):
+            reader, writer = await asyncio.open_unix_connection(path)
+            try:
+                return await reader.read() or None
+            finally:
+                writer.close()
+    except (TimeoutError, OSError):
+        return None
+
+
+def _keep(path: Path, answer: bytes) -> list[Family]:
+    """Write a worker's answer beside its socket, and parse it."""
+    new = path.with_suffix(".new")
+    new.write_bytes(answer)
+    new.replace(path.with_suffix(".json"))
+    return _parse(answer)
+
+
+def _last_answer(path: Path) -> list[Family]:
+    """Return a worker's last counters. Its gauges described a state that is over, except for its start time."""
+    try:
+        answer = path.with_suffix(".json").read_bytes()
+    except FileNotFoundError:
+        return []
+    return [family for family in _parse(answer) if family.kind != "gauge" or family.name == START_TIME]
+
+
+def _parse(answer: bytes) -> list[Family]:
+    return [
+        Family(name, kind, text, {(sample, tuple(map(tuple, labels))): value for (sample, labels), value in samples})
+        for name, kind, text, samples in orjson.loads(answer)
+    ]
+
+
+def _text(families: Iterable[Family]) -> bytes:
+    metrics = []
+    for family in families:
+        metric = Metric(family.name, family.help, family.kind)
+        for (name, labels), value in family.samples.items():
+            metric.add_sample(name, dict(labels), value)
+        metrics.append(metric)
+
+    class Combined(Collector):
+        def collect(self) -> Iterable[Any]:
+            return metrics
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Combined())
+    return generate_latest(registry)

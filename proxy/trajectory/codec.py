@@ -1,0 +1,276 @@
+"""The record: a step as bytes, and a step out of bytes.
+
+Holds the frame and the schemas of records, and what of a step goes into shared blocks. It must not store
+anything, nor judge what it writes: `blocks` cuts and joins, `storage` keeps, `fidelity` judges.
+
+A record is `TT`, the number of the schema, a checksum of 8 bytes, and a zstd frame. Schema 2 holds in that:
+the lengths of four JSON texts (u32 each), the texts (head, request, sent, response), then the arrays,
+little-endian: the tail of each prompt, the ids of each choice, the logprobs of each choice, and the experts and
+the mask of each choice that has them. In `request` and in what the proxy `set` of it, values that tend to come
+again are left null; the head's `chains` says where they are. So are experts and masks in `response`; the head's
+`again` says where they stood. Schema 1 is the same without experts and masks.
+"""
+
+from collections.abc import Container, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from hashlib import blake2b
+from io import BytesIO
+from typing import Any, Final
+
+import orjson
+
+from proxy.trajectory import blocks
+from proxy.trajectory import experts_and_masks as extras
+from proxy.trajectory.arrays import ids_from_little_endian, logprobs_from_little_endian, to_little_endian
+from proxy.trajectory.blocks import BlockReader, BlockWriter
+from proxy.trajectory.record_values import Typed, object_of, sent_of
+from proxy.trajectory.record_values import index as typed_index
+from proxy.trajectory.shared_ids import SharedIds
+from proxy.trajectory.step import Choice, Ids, Prompt, Step
+
+SCHEMA: Final = 2
+
+_MAGIC: Final = b"TT"
+_WRAPPINGS: Final = 24  # levels that a page may wrap a response in; orjson writes 254 in all
+_HEADER: Final = 11  # magic, schema, checksum
+_FACTS: Final = (  # what goes into the head as it is
+    "step_id", "rollout_id", "dialect", "endpoint", "engine", "model_asked", "model_served", "usage",
+    "sampling", "timing", "status", "reason", "delivered", "policy_version", "policy_version_end", "problems",
+    "extra",
+)  # fmt: skip
+
+
+class UnreadableRecord(ValueError):
+    """A record that cannot be read: damaged, of a newer schema, or without a block it needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A step ready to be stored.
+
+    `blocks` must be stored with it, those that it `leans_on` must be stored already. Once it is stored, so
+    are all blocks of its chains: `names` (of the last block of each chain) and those of `blocks` may then
+    count as known.
+    """
+
+    record: bytes
+    blocks: Mapping[bytes, bytes]
+    leans_on: tuple[bytes, ...]
+    names: tuple[bytes, ...]
+
+
+_SHORT_BYTES: Final = 2**12
+
+
+def encode(step: Step, known: Container[bytes] = frozenset()) -> Record:
+    """The step as a record and the blocks it needs that are not `known` to be stored.
+
+    All but `index`, which is the store's to say. A NaN in other people's JSON becomes null; in logprobs it is
+    kept. Raises `TypeError` for JSON that orjson cannot write: deeper than 254 levels, or integers beyond 64
+    bits.
+    """
+    writer = BlockWriter(known)
+    chains = {}
+    request, chains["request"] = _chain_fields(step.request, step.prompts, writer)
+    sent = dict(step.sent)
+    if isinstance(sent.get("set"), dict):
+        sent["set"], chains["sent"] = _chain_fields(sent["set"], step.prompts, writer)
+    prompts, arrays = [], []
+    for ids in step.prompts:
+        pieces, tail = blocks.cut(to_little_endian(ids))
+        prompts.append({"end": writer.write(blocks.IDS, pieces).hex(), "tail": len(tail)})
+        arrays.append(tail)
+    arrays += [to_little_endian(choice.ids) for choice in step.choices]
+    arrays += [to_little_endian(choice.logprobs) for choice in step.choices]
+    arrays += [raw for choice in step.choices for raw in extras.bytes_of(choice)]
+    response, again = extras.left_out(step.response, step.choices)
+    head = {name: getattr(step, name) for name in _FACTS}
+    head |= {
+        "prompts": prompts,
+        "choices": [_choice_head(choice) for choice in step.choices],
+        "chains": chains,
+        "again": again,
+    }
+    texts = [*map(orjson.dumps, (head, request, sent)), _bounded(response)]
+    packed = writer.compress(b"".join([*(len(text).to_bytes(4, "little") for text in texts), *texts, *arrays]))
+    frame = b"".join((_MAGIC, bytes([SCHEMA]), _checksum(SCHEMA, packed), packed))
+    return Record(frame, writer.blocks, tuple(writer.leans_on), tuple(writer.ends))
+
+
+def encode_leniently(step: Step, known: Container[bytes] = frozenset()) -> tuple[Step, Record]:
+    """The step as it is stored, and its record: the tokens are kept in any case.
+
+    A response that no JSON can carry is left out, and then whatever else of other people's JSON; the step is then flagged
+    `unparsed_event`.
+    """
+    odd = replace(step, response=None, problems=tuple(dict.fromkeys((*step.problems, "unparsed_event"))))
+    for lighter in (step, odd):
+        with suppress(TypeError):
+            return lighter, encode(lighter, known)
+    bare = replace(odd, request={}, sent={}, usage=None, sampling={}, extra={})
+    return bare, encode(bare, known)
+
+
+def decode(record: bytes, reader: BlockReader, index: int | None = None, *, whole: bool = True) -> Step:
+    """The step of a record, which stands at `index` of its rollout.
+
+    Not `whole`: `request` and `sent` are left empty and `response` None, for those who need only tokens.
+    Messages are shared between all steps of one reader and must not be changed. Raises `UnreadableRecord`,
+    nothing else.
+    """
+    if len(record) < _HEADER or not record.startswith(_MAGIC):
+        raise UnreadableRecord(f"these {len(record)} bytes are not a record")
+    schema, packed = record[2], record[_HEADER:]
+    if schema not in DECODERS:
+        raise UnreadableRecord(
+            f"the record is of schema {schema}, this version reads up to {SCHEMA}: read it with a newer one"
+        )
+    if record[3:_HEADER] != _checksum(schema, packed):
+        raise UnreadableRecord("the record is damaged: its checksum does not fit")
+    try:
+        return DECODERS[schema](packed, reader, index, whole=whole)
+    except blocks.BrokenChain as error:
+        raise UnreadableRecord(f"the record cannot be read: {error}") from error
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise UnreadableRecord(f"the record does not follow schema {schema}: {error!r}") from error
+
+
+def _bounded(response: Any) -> bytes:
+    """The response as JSON. Raises TypeError for one that could not be written within the answers of our own pages."""
+    for _ in range(_WRAPPINGS):
+        response = [response]
+    return orjson.dumps(response)[_WRAPPINGS:-_WRAPPINGS]
+
+
+def _checksum(schema: int, packed: bytes) -> bytes:
+    return blake2b(packed, digest_size=8, person=b"record", salt=bytes([schema])).digest()
+
+
+def _choice_head(choice: Choice) -> dict[str, Any]:
+    return {
+        "index": choice.index,
+        "finish_reason": choice.finish_reason,
+        "stop_reason": choice.stop_reason,
+        "prompt": choice.prompt,
+        "spans": choice.spans,
+        "ids": len(choice.ids),
+        "logprobs": len(choice.logprobs),
+        "code": choice.logprobs.typecode,
+        **extras.head_of(choice),
+    }
+
+
+def _chain_fields(
+    fields: Mapping[str, Any], prompts: tuple[Prompt, ...], writer: BlockWriter
+) -> tuple[dict[str, Any], dict[str, list[str]]]:
+    """The fields with the values that are chained or known left null, and for each of those where it is."""
+    left, chains = dict(fields), {}
+    for name, value in fields.items():
+        if isinstance(value, str | list | dict) and (chain := _chain_value(name, value, prompts, writer)):
+            left[name], chains[name] = None, chain
+    return left, chains
+
+
+def _json(value: Any) -> bytes:
+    """The JSON of a value, in as many bytes as it has: what orjson 3.13 returns keeps a buffer of 4 kB, however short it is."""
+    text = orjson.dumps(value)
+    return bytes(memoryview(text)) if len(text) < _SHORT_BYTES else text
+
+
+def _chain_value(name: str, value: Any, prompts: tuple[Prompt, ...], writer: BlockWriter) -> list[str] | None:
+    if name == "messages" and isinstance(value, list):
+        return ["messages", writer.write(blocks.MESSAGES, map(_json, value)).hex()]
+    text = orjson.dumps(value)
+    if name == "prompt" and prompts and isinstance(value, list):
+        # Compared as JSON, for which 1, 1.0 and true are three things.
+        if text == orjson.dumps(prompts[0].tolist()):
+            return ["prompt"]
+        if text == orjson.dumps([ids.tolist() for ids in prompts]):
+            return ["prompts"]
+    pieces, tail = blocks.cut(text)
+    if not pieces:
+        return None
+    # A cut may fall within a character, so the tail is bytes: latin-1 is the one encoding that carries any.
+    return ["json", writer.write(blocks.JSON, pieces).hex(), tail.decode("latin-1")]
+
+
+def _join_fields(
+    left: dict[str, Any], chains: dict[str, list[str]], prompts: tuple[Prompt, ...], reader: BlockReader
+) -> dict[str, Any]:
+    """What `_chain_fields` was given."""
+    for name, (kind, *where) in chains.items():
+        match kind:
+            case "messages":
+                left[name] = list(reader.read(blocks.MESSAGES, bytes.fromhex(where[0])))
+            case "prompt":
+                left[name] = prompts[0].tolist()
+            case "prompts":
+                left[name] = [ids.tolist() for ids in prompts]
+            case _:
+                pieces = reader.read(blocks.JSON, bytes.fromhex(where[0]))
+                left[name] = orjson.loads(b"".join((*pieces, where[1].encode("latin-1"))))
+    return left
+
+
+def _decode(packed: bytes, reader: BlockReader, index: int | None, *, whole: bool) -> Step:
+    stream = BytesIO(reader.expand(packed))
+    lengths = [int.from_bytes(_take(stream, 4), "little") for _ in range(4)]
+    head_text, request_text, sent_text, response_text = [_take(stream, length) for length in lengths]
+    head = orjson.loads(head_text)
+    prompts = tuple(
+        SharedIds(reader.link(bytes.fromhex(prompt["end"])), _take(stream, prompt["tail"]))
+        for prompt in head["prompts"]
+    )
+    typed = Typed()
+    facts = typed.facts(head)
+    sampled = [ids_from_little_endian(_take(stream, 4 * choice["ids"])) for choice in head["choices"]]
+    bare = [
+        _choice(choice, ids, stream, typed, len(prompts)) for choice, ids in zip(head["choices"], sampled, strict=True)
+    ]
+    choices = tuple(
+        extras.read(choice, said, partial(_take, stream)) for choice, said in zip(bare, head["choices"], strict=True)
+    )
+    if stream.read(1):
+        raise ValueError("bytes are left over")
+    request: dict[str, Any] = {}
+    sent: dict[str, Any] = {}
+    response = None
+    if whole:
+        request = _join_fields(_object(request_text), head["chains"]["request"], prompts, reader)
+        sent = sent_of(_object(sent_text))
+        if "sent" in head["chains"]:
+            sent["set"] = _join_fields(sent["set"], head["chains"]["sent"], prompts, reader)
+        response = typed.mapping(orjson.loads(response_text))
+        extras.put_back(response, head.get("again", []), choices)
+    facts["problems"] += tuple(code for code in typed.problems if code not in facts["problems"])
+    return Step(**facts, request=request, sent=sent, response=response, prompts=prompts, choices=choices, index=index)
+
+
+def _choice(head: dict[str, Any], ids: Ids, stream: BytesIO, typed: Typed, prompts: int) -> Choice:
+    size = 4 if head["code"] == "f" else 8
+    prompt = typed_index(head["prompt"])
+    return Choice(
+        index=typed_index(head["index"]),
+        ids=ids,
+        logprobs=logprobs_from_little_endian(head["code"], _take(stream, size * head["logprobs"])),
+        finish_reason=typed.text(head["finish_reason"]),
+        stop_reason=typed.stop_reason(head["stop_reason"]),
+        prompt=prompt if prompt >= 0 else prompts,  # a negative one is of no prompt, and -1 must not be the last
+        spans=typed.spans(head["spans"], len(ids)),
+    )
+
+
+def _object(text: bytes) -> dict[str, Any]:
+    return object_of(orjson.loads(text))
+
+
+def _take(stream: BytesIO, size: int) -> bytes:
+    taken = stream.read(size)
+    if len(taken) != size:
+        raise ValueError("bytes are missing")
+    return taken
+
+
+DECODERS: Final = {1: _decode, 2: _decode}  # what 2 added may be absent

@@ -1,0 +1,47 @@
+"""What exported rows say of their rollout.
+
+Holds the few facts of a rollout that a row carries, and nothing of its steps.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import fsum
+from typing import Any, Final
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutFacts:
+    """A rollout, as its rows tell of it.
+
+    `step_rewards` is by step id: a number, or one for each sampled token. `advantages` is as the trainer gave it.
+    """
+
+    rollout_id: str
+    group_id: str | None = None
+    status: str = "open"
+    reward: float | None = None
+    step_rewards: Mapping[str, float | Sequence[float]] = field(default_factory=dict)
+    advantages: Any = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def step_reward(self, step_id: str) -> float | None:
+        """The step's own reward, which is the sum of its tokens'; None if it was given none."""
+        given = self.step_rewards.get(step_id)
+        if given is None:
+            return None
+        return float(given) if isinstance(given, int | float) else fsum(given)
+
+    def token_rewards(self, step_id: str) -> Sequence[float] | None:
+        """The rewards of the step's sampled tokens; None if they were not given one by one."""
+        given = self.step_rewards.get(step_id)
+        return None if given is None or isinstance(given, int | float) else given
+
+
+_DIGITS: Final = 18  # of a policy version: columns of counts have 64 bits, and int() refuses thousands of digits
+
+
+def number_of(version: str | None) -> int | None:
+    """Return a version of the weights as a number; None unless it is a decimal number that fits into 64 bits."""
+    if version is None or len(version) > _DIGITS or not version.isascii() or not version.isdigit():
+        return None
+    return int(version)

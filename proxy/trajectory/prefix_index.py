@@ -1,0 +1,139 @@
+"""Prefixes: which of many id sequences another one begins with.
+
+Contains the index of id sequences by pieces of 256 ids. Prompts that share a chain of pieces are compared by its links, so a
+rollout whose prompts grow is indexed in time and memory linear in its unique tokens.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import Final
+
+from proxy.trajectory.arrays import to_little_endian
+from proxy.trajectory.shared_ids import Link, SharedIds
+from proxy.trajectory.step import Ids, Prompt
+
+PIECE: Final = 1024  # bytes; the same as in stored chains, so that their pieces need not be cut anew
+
+
+class Spot:
+    """A sequence of whole pieces. `ending` has the indexed sequences that end within the next piece, by their rest."""
+
+    __slots__ = ("_links", "_rests", "ending", "nearest", "parent", "piece")
+
+    def __init__(self, parent: "Spot | None", piece: bytes) -> None:
+        self.parent = parent
+        self.piece = piece
+        self.ending: dict[bytes, int] = {}
+        self._rests: list[bytes] | None = None
+        self._links: list[int] = []
+        self.nearest: tuple[Spot, int] | bool | None = False  # not looked for yet
+
+    def longest(self, rest: bytes) -> int:
+        """Return the place in `rests` of the longest one that `rest` begins with; -1 if there is none."""
+        if not self.ending:
+            return -1
+        rests = self._sorted()
+        # Whatever sorts between a prefix of `rest` and `rest` begins with that prefix, too.
+        at = bisect_right(rests, rest) - 1
+        while at >= 0 and not rest.startswith(rests[at]):
+            at = self._links[at]
+        return at
+
+    def shorter(self, at: int) -> int:
+        """Return the place of the longest rest that the one at this place begins with, other than itself; or -1."""
+        return self._links[at]
+
+    def number(self, at: int) -> int:
+        """Return the number of the sequence whose rest is at this place."""
+        return self.ending[self._sorted()[at]]
+
+    def above(self) -> "tuple[Spot, int] | None":
+        """Return the longest indexed sequence that ends before this one and is a prefix of it, as spot and place."""
+        path: list[Spot] = []
+        spot, found = self, None
+        while spot.parent is not None:
+            if not isinstance(spot.nearest, bool):
+                found = spot.nearest
+                break
+            path.append(spot)
+            at = spot.parent.longest(spot.piece)
+            if at >= 0:
+                found = (spot.parent, at)
+                break
+            spot = spot.parent
+        for each in path:
+            each.nearest = found
+        return found
+
+    def _sorted(self) -> list[bytes]:
+        """Return the rests in order, each linked to the longest other one that it begins with."""
+        if self._rests is None:
+            self._rests = sorted(self.ending)
+            inside: list[int] = []
+            for at, rest in enumerate(self._rests):
+                while inside and not rest.startswith(self._rests[inside[-1]]):
+                    inside.pop()
+                self._links.append(inside[-1] if inside else -1)
+                inside.append(at)
+        return self._rests
+
+
+class Prefixes:
+    """An index of numbered id sequences. All of them are added before the first is looked for."""
+
+    def __init__(self) -> None:
+        self._root = Spot(None, b"")
+        self._next: dict[tuple[int, bytes], Spot] = {}
+        self._of_links: dict[int, tuple[Link, Spot]] = {}  # by id(): links are kept here, so no id is used again
+
+    def locate(self, prompt: Prompt) -> tuple[Spot, bytes]:
+        """Return where a prompt ends: equal for equal ids."""
+        if not isinstance(prompt, SharedIds):
+            return self._onwards(self._root, to_little_endian(prompt))
+        fresh: list[Link] = []
+        spot = self._root
+        for link in prompt.links():
+            known = self._of_links.get(id(link))
+            if known is not None:
+                spot = known[1]
+                break
+            if len(link.piece) != PIECE:  # a chain that was cut otherwise
+                return self._onwards(self._root, to_little_endian(prompt.to_array()))
+            fresh.append(link)
+        for link in reversed(fresh):
+            spot = self._after(spot, link.piece)
+            self._of_links[id(link)] = (link, spot)
+        return self._onwards(spot, prompt.tail)
+
+    def add(self, place: tuple[Spot, bytes], ids: Ids, number: int) -> int:
+        """Index the sequence of these ids after a located prompt; return the number under which it is known.
+
+        That is the number of the first one that was added of the same ids.
+        """
+        spot, rest = self._onwards(place[0], place[1] + to_little_endian(ids))
+        return spot.ending.setdefault(rest, number)
+
+    def beginnings(self, place: tuple[Spot, bytes]) -> Iterator[int]:
+        """Return the numbers of the indexed sequences that a located prompt begins with, the longest first."""
+        spot, rest = place
+        at = spot.longest(rest)
+        found = (spot, at) if at >= 0 else spot.above()
+        while found is not None:
+            spot, at = found
+            while at >= 0:
+                yield spot.number(at)
+                at = spot.shorter(at)
+            found = spot.above()
+
+    def _onwards(self, spot: Spot, raw: bytes) -> tuple[Spot, bytes]:
+        whole = len(raw) - len(raw) % PIECE
+        for start in range(0, whole, PIECE):
+            spot = self._after(spot, raw[start : start + PIECE])
+        return spot, raw[whole:]
+
+    def _after(self, spot: Spot, piece: bytes) -> Spot:
+        key = (id(spot), piece)
+        found = self._next.get(key)
+        if found is None:
+            found = self._next[key] = Spot(spot, piece)
+        return found

@@ -1,0 +1,610 @@
+"""Osmosis' remote rollouts through the proxy: the numbered checks, and what its callbacks come to."""
+
+import asyncio
+
+import orjson
+import pytest
+from aiohttp import web
+from recorded import load
+from rollout_servers import ADD, QUESTION, dispatching, post, rollout_server
+from stored import TIMEOUT_S, rollout_of, some_steps, steps_of
+
+from proxy.api.api_keys import mint
+from proxy.api.compat.osmosis.callbacks import ticket
+from proxy.rollouts.rollout import write_fields
+from proxy.server.listener import simulating
+from proxy.simulator.options import Options
+
+WHOLE = load("chat_ids_lp")
+FLAT = {"model": "default", "messages": QUESTION, "rollout_id": "r1", "max_tokens": 24, "response_mask": None}
+CHAT = {"model": "default", "messages": QUESTION, "rollout_id": "r1", "max_tokens": 24}
+DISPATCH = {"server": "calculator", "messages": QUESTION, "wait": True}
+
+
+@pytest.fixture
+def shape():
+    return "vllm"
+
+
+@pytest.fixture
+async def simulator(shape):
+    async with simulating("127.0.0.1:0", Options(shape=shape)) as url:
+        yield url
+
+
+@pytest.fixture
+async def runner():
+    async with rollout_server() as runner:
+        yield runner
+
+
+@pytest.fixture
+async def proxy(simulator, store, runner):
+    async with dispatching(simulator, store, runner) as proxy:
+        yield proxy
+
+
+async def exported(proxy, rollout_id="r1"):
+    await proxy.http.patch(f"{proxy.url}/rollouts/{rollout_id}", json={"reward": 1.0})
+    status, told = await proxy.get(f"/rollouts/{rollout_id}/export?format=osmosis&container=json")
+    assert 200 == status, told
+    return told["rows"] if isinstance(told, dict) else told
+
+
+@pytest.mark.parametrize("shape", ["vllm", "sglang"])
+async def test_os_1_an_unmodified_rollout_server_gives_one_row_with_the_exact_mask(proxy, runner):
+    """Two calls and a tool between them: sampled, outside, sampled; and the claim was right."""
+    await proxy.post("/rollouts", {"rollout_id": "r1", "tools": [ADD]})
+    status, told = await proxy.post("/rollouts/r1/dispatch", DISPATCH)
+    (row,) = await exported(proxy)
+    first, second = runner.answers
+    outside = len(runner.masks[1])
+
+    assert (200, "COMPLETED", 2) == (status, told["result"]["status"], told["result"]["metrics"]["num_llm_calls"])
+    assert [1] * len(first["token_ids"]) + [0] * outside + [1] * len(second["token_ids"]) == row["response_mask"]
+    assert {"call": 1, "claimed": outside, "exact": outside} == row["mask_claims"][1]
+    assert 0 == (await proxy.get("/rollouts/r1"))[1]["counts"]["mask_mismatches"]
+
+
+@pytest.mark.parametrize("rollout_id", ["job/7 {a}:\u00e9\u4e2d", "x" * 256])
+async def test_os_2_the_body_names_the_rollout_whatever_characters_it_has(proxy, store, rollout_id):
+    """Both spellings of a call are grouped by it."""
+    for path, body in (("/v1/completions", FLAT), ("/v1/chat/completions", CHAT)):
+        status, _ = await proxy.post(path, body | {"rollout_id": rollout_id})
+        assert 200 == status
+
+    assert 2 == len(await steps_of(store, rollout_id))
+
+
+@pytest.mark.parametrize("wrong_by", [-3, 4])
+async def test_os_3_a_wrong_mask_is_served_reported_and_not_used(proxy, runner, store, wrong_by):
+    """The step and the rollout say so, with both lengths; the row has the exact one."""
+    runner.wrong_by = wrong_by
+    await proxy.post("/rollouts", {"rollout_id": "r1", "tools": [ADD]})
+    await proxy.post("/rollouts/r1/dispatch", DISPATCH)
+    (row,) = await exported(proxy)
+    _, step = await steps_of(store, "r1")
+    claimed = len(runner.masks[1])
+    exact = claimed - wrong_by
+
+    assert {"claimed": claimed, "exact": exact, "claimed_sampled": 0} == step.extra["mask_mismatch"]
+    assert {"call": 1, "claimed": claimed, "exact": exact} == row["mask_claims"][1]
+    assert exact == row["response_mask"].count(0)
+    assert step.exact
+    assert 1 == (await proxy.get("/rollouts/r1"))[1]["counts"]["mask_mismatches"]
+
+
+@pytest.mark.parametrize("mask", [[2], [0, 1, -1], [True], "0", {"0": 1}, [0.0]])
+async def test_os_4_a_malformed_mask_is_422_and_nothing_is_recorded(proxy, store, mask):
+    """Nothing is sent either."""
+    status, told = await proxy.post("/v1/completions", FLAT | {"response_mask": mask})
+
+    assert (422, "response_mask") == (status, told["error"]["param"])
+    assert await store.get("r1") is None
+
+
+@pytest.mark.parametrize(
+    ("status", "category"), [(429, "rate_limited"), (500, "trainer_server_error"), (503, "trainer_server_error")]
+)
+async def test_os_5_a_failing_engine_reaches_the_caller_as_such(store, engine, runner, status, category):
+    """Its status comes through, the rollout failed, and nothing of it is trained."""
+
+    async def answering(request, body):
+        return web.json_response({"error": {"message": "no"}}, status=status)
+
+    engine.answering = answering
+    async with dispatching(engine.url, store, runner) as proxy:
+        await proxy.post("/rollouts", {"rollout_id": "r1"})
+        _, told = await proxy.post("/rollouts/r1/dispatch", DISPATCH)
+        _, rows = await proxy.get("/rollouts/r1/export?format=steps&container=json")
+
+    assert ("failed", category, status) == (
+        told["status"], told["result"]["extra_fields"]["error_category"], told["result"]["extra_fields"]["http_status"]
+    )  # fmt: skip
+    assert ["error"] == [step.status for step in await steps_of(store, "r1")]
+    assert not (rows["rows"] if isinstance(rows, dict) else rows)
+
+
+async def test_os_5_an_engine_that_refuses_connections_is_503(store, runner):
+    """Retryable, by its status."""
+    async with dispatching("http://127.0.0.1:1", store, runner) as proxy:
+        status, _ = await proxy.post("/v1/completions", FLAT)
+
+    assert 503 == status
+
+
+async def test_os_6_nulls_are_removed_from_messages_before_the_engine_sees_them(store, engine, runner):
+    """And only there: a null among a tool's arguments stays, as text; and what came is recorded as it came."""
+    engine.plays(WHOLE)
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"a": None}}}
+    messages = [
+        {"role": "user", "content": "hi", "tool_calls": None, "tool_call_id": None},
+        {"role": "assistant", "content": None, "tool_calls": [call], "tool_call_id": None},
+    ]
+    async with dispatching(engine.url, store, runner) as proxy:
+        await proxy.post("/v1/completions", FLAT | {"messages": messages, "stop": None})
+    (step,) = await steps_of(store, "r1")
+    (asked,) = engine.asked
+
+    sent = {**call, "function": {"name": "add", "arguments": '{"a":null}'}}
+    assert [{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": [sent]}] == asked["messages"]
+    assert not {"rollout_id", "response_mask", "stop"} & asked.keys()
+    assert messages == step.request["messages"]
+    assert asked["messages"] == step.sent["set"]["messages"]
+    assert {"rollout_id", "response_mask", "stop"} <= set(step.sent["unset"])
+
+
+async def test_os_7_the_callback_key_is_ours_to_check_and_never_the_engines(store, engine, runner):
+    """The minted key of the dispatch, or an agent's; without one 401, with another rollout's 403."""
+    engine.plays(WHOLE)
+    async with dispatching(engine.url, store, runner, agents={"api_keys": ["agent"]}) as proxy:
+        await proxy.post("/rollouts", {"rollout_id": "r1"})
+        await proxy.post("/rollouts/r1/dispatch", DISPATCH)
+        key = runner.asked[0]["callback_api_key"]
+        refused = [
+            (await proxy.post(prefix + path, FLAT | {"status": "COMPLETED"}, headers))[0]
+            for path in ("/v1/completions", "/v1/rollout/completed")
+            for prefix, headers in (("", {}), ("/rollouts/r2", {"Authorization": f"Bearer {key}"}))
+        ]
+        other = {"rollout_id": "r2", "status": "COMPLETED"}
+        refused.append((await proxy.post("/v1/rollout/completed", other, {"X-Api-Key": key}))[0])
+        taken, _ = await proxy.post(
+            "/v1/rollout/completed", {"rollout_id": "r1", "status": "COMPLETED"}, {"X-Api-Key": key}
+        )
+
+    assert ([401, 403, 401, 403, 403], 200) == (refused, taken)
+    assert "Bearer server-key" == runner.headers[0]["authorization"]
+    assert not any("authorization" in headers for headers in engine.headers)
+    assert 1 == len(await steps_of(store, "r1"))
+
+
+async def test_os_8_completed_twice_is_one_completion(proxy, store):
+    """200 both times; reward, status and words of the server are on the rollout."""
+    await proxy.post("/v1/chat/completions", CHAT)
+    result = {"rollout_id": "r1", "status": "COMPLETED", "final_messages": [], "finish_reason": "stop", "reward": 0.25}
+    answers = [await proxy.post("/v1/rollout/completed", result) for _ in range(2)]
+    rollout = await rollout_of(store, "r1")
+
+    assert [(200, {"status": "ok"})] * 2 == answers
+    assert ("completed", 0.25, "stop") == (rollout.status, rollout.reward, rollout.metadata["osmosis"]["finish_reason"])
+    assert 409 == (await proxy.post("/v1/rollout/completed", result | {"status": "ERROR"}))[0]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_os_9_a_call_retried_after_a_fault_is_trained_once(store, engine, runner, path):
+    """Both attempts are there, and one of them is trained."""
+    statuses = [500, 200]
+
+    async def answering(request, body):
+        status = statuses.pop(0)
+        body = WHOLE.answer if status == 200 else b'{"error": {"message": "no"}}'
+        return web.Response(status=status, body=body, content_type="application/json")
+
+    engine.answering = answering
+    async with dispatching(engine.url, store, runner) as proxy:
+        seen = [(await proxy.post(path, FLAT))[0] for _ in range(2)]
+        _, rows = await proxy.get("/rollouts/r1/export?format=sequences&container=json")
+    rows = rows["rows"] if isinstance(rows, dict) else rows
+
+    assert [500, 200] == seen
+    assert ["error", "complete"] == [step.status for step in await steps_of(store, "r1")]
+    assert 1 == len(rows)
+
+
+async def test_os_9_a_call_whose_reply_was_lost_is_trained_once(store, engine, runner):
+    """The attempt that its client left stays visible, and the other one is trained."""
+    engine.hangs()
+    async with dispatching(engine.url, store, runner) as proxy:
+        leaving = asyncio.create_task(proxy.post("/v1/chat/completions", CHAT))
+        await engine.reached.wait()
+        leaving.cancel()
+        await some_steps(store, "r1")
+        engine.plays(WHOLE)
+        await proxy.post("/v1/chat/completions", CHAT)
+        _, rows = await proxy.get("/rollouts/r1/export?format=sequences&container=json")
+    rows = rows["rows"] if isinstance(rows, dict) else rows
+
+    assert [("partial", False), ("complete", True)] == [
+        (step.status, step.delivered) for step in await steps_of(store, "r1")
+    ]
+    assert 1 == len(rows)
+
+
+async def test_os_9_what_was_answered_whole_is_told_again(proxy, store):
+    """A reply lost behind us, where nobody can see it: the same call gets the same answer, and one step is there."""
+    answers = [await proxy.post("/v1/completions", FLAT) for _ in range(2)]
+
+    assert answers[0] == answers[1]
+    assert {"token_ids", "prompt_token_ids", "logprobs"} <= answers[1][1].keys()
+    assert 1 == len(await steps_of(store, "r1"))
+
+
+async def test_os_9_a_key_of_the_clients_own_goes_first(proxy, store):
+    """Equal calls under two keys are two calls, by its word."""
+    for key in ("a", "b", "b"):
+        await proxy.post("/v1/completions", FLAT, {"Idempotency-Key": key})
+
+    assert 2 == len(await steps_of(store, "r1"))
+
+
+async def test_os_9_equal_calls_of_other_rollouts_are_no_retries_by_themselves(proxy, store):
+    """Only what came by Osmosis' protocols is append-only."""
+    for _ in range(2):
+        await proxy.post("/v1/chat/completions", CHAT)
+
+    assert 2 == len(await steps_of(store, "r1"))
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_os_10_tools_of_the_rollout_are_added_and_usage_is_there(store, engine, runner, path):
+    """Only where the call names none."""
+    engine.plays(WHOLE)
+    other = {"type": "function", "function": {"name": "other"}}
+    async with dispatching(engine.url, store, runner) as proxy:
+        await proxy.post("/rollouts", {"rollout_id": "r1", "tools": [ADD]})
+        _, told = await proxy.post(path, FLAT)
+        await proxy.post(path, FLAT | {"tools": [other]})
+
+    assert [[ADD], [other]] == [asked["tools"] for asked in engine.asked]
+    assert told["usage"]["completion_tokens"] > 0
+
+
+async def test_the_flat_answer_has_every_field_that_its_clients_require(proxy, store):
+    """Works under a prefix too, and is recorded as the chat call that it is."""
+    body = {key: value for key, value in FLAT.items() if key != "rollout_id"}
+    async with proxy.http.post(f"{proxy.url}/rollouts/r1/v1/completions", json=body) as answer:
+        told = orjson.loads(await answer.read())
+    (step,) = await steps_of(store, "r1")
+    (choice,) = told["choices"]
+
+    assert ("chat.completion", "default", True, True) == (
+        told["object"], told["model"], isinstance(told["id"], str), isinstance(told["created"], int)
+    )  # fmt: skip
+    assert (0, "assistant", True) == (
+        choice["index"],
+        choice["message"]["role"],
+        isinstance(choice["finish_reason"], str),
+    )
+    assert step.choices[0].ids.tolist() == told["token_ids"]
+    assert step.choices[0].logprobs.tolist() == told["logprobs"]
+    assert step.prompts[0].tolist() == told["prompt_token_ids"]
+    assert ("chat", "/v1/chat/completions", "osmosis", True) == (
+        step.dialect, step.endpoint, step.extra["form"], step.exact
+    )  # fmt: skip
+
+
+async def test_a_flat_answer_has_logprobs_whatever_is_configured_unless_its_client_wants_none(simulator, store, runner):
+    """Its clients require them."""
+    async with dispatching(simulator, store, runner, record={"logprobs": "off"}) as proxy:
+        _, told = await proxy.post("/v1/completions", FLAT)
+        _, without = await proxy.post("/v1/completions", FLAT | {"logprobs": False, "seed": 2})
+
+    assert len(told["token_ids"]) == len(told["logprobs"]) > 0
+    assert (True, []) == (len(without["token_ids"]) > 0, without["logprobs"])
+
+
+async def test_a_flat_call_is_no_probe_however_small(store, engine, runner):
+    """Passed on as one, it would be a completion without a prompt."""
+    engine.plays(WHOLE)
+    async with dispatching(engine.url, store, runner, agents={"probes": {"one_token": True}}) as proxy:
+        status, _ = await proxy.post("/v1/completions", FLAT | {"max_tokens": 1})
+
+    assert (200, 1) == (status, len(await steps_of(store, "r1")))
+
+
+async def test_a_rollout_that_is_deleted_while_a_call_waits_for_its_tools_is_404(proxy, store):
+    """There is nothing any more that tools could be of."""
+    await proxy.post("/rollouts", {"rollout_id": "r1"})
+    starting = write_fields({"osmosis": ticket("calculator", "async", "", "starting")})
+    await store.update_if("r1", starting, expect={}, now_ms=1)
+    store.waiting["get"] = asyncio.Event()
+    calling = asyncio.create_task(proxy.post("/v1/chat/completions", CHAT))
+    async with asyncio.timeout(TIMEOUT_S):
+        while "get" not in store.reached:
+            await asyncio.sleep(0.005)
+    await proxy.http.delete(f"{proxy.url}/rollouts/r1")
+    store.waiting["get"].set()
+
+    assert 404 == (await calling)[0]
+
+
+async def test_a_result_of_a_rollout_without_a_call_is_kept(proxy, store):
+    """It failed before its first one, which is worth knowing."""
+    result = {"rollout_id": "r9", "status": "ERROR", "error_message": "no tools", "extra_fields": {"http_status": None}}
+    status, _ = await proxy.post("/v1/rollout/completed", result)
+    rollout = await rollout_of(store, "r9")
+
+    assert (200, "failed", "no tools") == (status, rollout.status, rollout.metadata["osmosis"]["error_message"])
+
+
+async def test_metadata_of_the_rollout_stays(proxy, store):
+    """The server's words stand beside it."""
+    await proxy.post("/rollouts", {"rollout_id": "r1", "metadata": {"task": 7}})
+    await post(proxy.http, f"{proxy.url}/rollouts/r1/v1/rollout/completed", {"rollout_id": "r1", "status": "COMPLETED"})
+
+    assert {"task", "osmosis"} == (await rollout_of(store, "r1")).metadata.keys()
+
+
+async def test_an_unnamed_flat_call_is_never_passed_on(store, engine, runner):
+    """Passed on, it would be a completion without a prompt."""
+    body = {key: value for key, value in FLAT.items() if key != "rollout_id"}
+    async with dispatching(engine.url, store, runner, agents={"unnamed_rollouts": "pass"}) as proxy:
+        status, told = await proxy.post("/v1/completions", body)
+
+    assert (400, "rollout_id", []) == (status, told["error"]["param"], engine.asked)
+
+
+KEYS = {"agents": {"api_keys": ["agent"]}, "control": {"api_keys": ["boss"]}}
+BOSS = {"Authorization": "Bearer boss"}
+RESULT = {"rollout_id": "r1", "status": "COMPLETED", "finish_reason": "stop", "reward": 0.25}
+COMPLETED = "/rollouts/r1/v1/rollout/completed"
+
+
+def keyed(key):
+    return {"Authorization": f"Bearer {key}"}
+
+
+@pytest.fixture
+async def guarded(store, engine, runner):
+    """A proxy with keys, and the minted key of its rollout r1, which has a call and the trainer's own reward."""
+    engine.plays(WHOLE)
+    async with dispatching(engine.url, store, runner, **KEYS) as proxy:
+        _, opened = await proxy.post("/rollouts", {"rollout_id": "r1", "metadata": {"task": 7}}, BOSS)
+        await proxy.post("/rollouts/r1/v1/chat/completions", CHAT, keyed(opened["api_key"]))
+        proxy.minted = opened["api_key"]
+        yield proxy
+
+
+async def dispatched(proxy, runner):
+    """The key that the rollout server of r1 was given; the server has not answered."""
+    await proxy.post("/rollouts/r1/dispatch", DISPATCH | {"protocol": "async", "wait": False}, BOSS)
+    async with asyncio.timeout(TIMEOUT_S):
+        while not runner.asked:
+            await asyncio.sleep(0.005)
+    return runner.asked[0]["api_key"]
+
+
+@pytest.mark.parametrize("is_dispatched", [False, True])
+@pytest.mark.parametrize("key", ["minted", "agent"])
+async def test_an_agent_cannot_report_its_own_result(guarded, runner, store, key, is_dispatched):
+    """Its result is kept as a claim: the reward of the trainer stays, and so does the status; its group is not complete."""
+    if is_dispatched:
+        runner.chat = lambda asked: asyncio.sleep(0)
+        await dispatched(guarded, runner)
+    await guarded.http.patch(f"{guarded.url}/rollouts/r1", json={"reward": -1.0}, headers=BOSS)
+    caller = keyed(guarded.minted if key == "minted" else "agent")
+    answers = [await guarded.post(COMPLETED, RESULT | {"reward": reward}, caller) for reward in (3e38, 1.0, 1.0)]
+    rollout = await rollout_of(store, "r1")
+
+    assert [(200, {"status": "ok"})] * 3 == answers
+    assert ("open", -1.0, None) == (rollout.status, rollout.reward, rollout.finished_ms)
+    claim = {"status": "COMPLETED", "finish_reason": "stop", "reward": 1.0}
+    assert {"task": 7, "osmosis": {"claim": claim}} == rollout.metadata
+
+
+async def test_the_key_of_a_dispatch_reports_its_result(guarded, runner, store):
+    """Once, whatever is reported again; a claim that came before stays beside it, and one that comes later changes nothing."""
+    runner.chat = lambda asked: asyncio.sleep(0)
+    key = await dispatched(guarded, runner)
+    await guarded.post(COMPLETED, RESULT | {"reward": 1.0}, keyed(guarded.minted))
+    answers = [await guarded.post(COMPLETED, RESULT, keyed(key)) for _ in range(2)]
+    reported = await rollout_of(store, "r1")
+    answers.append(await guarded.post(COMPLETED, RESULT | {"reward": 2.0}, keyed(guarded.minted)))
+    answers.append(await guarded.post("/v1/chat/completions", CHAT, keyed(key)))
+    other = await guarded.post(COMPLETED, RESULT | {"reward": 2.0}, keyed(key))
+
+    assert [200, 200, 200] == [status for status, _ in answers[:3]]
+    assert ("completed", 0.25) == (reported.status, reported.reward)
+    assert ("COMPLETED", 1.0) == (
+        reported.metadata["osmosis"]["status"], reported.metadata["osmosis"]["claim"]["reward"]
+    )  # fmt: skip
+    assert 409 == other[0]
+    assert reported.metadata == (await rollout_of(store, "r1")).metadata
+
+
+async def test_the_key_of_a_dispatch_serves_the_calls_of_its_rollout(guarded, runner, store):
+    """And of no other; with another store's secret, or of another dispatch, it is none."""
+    runner.chat = lambda asked: asyncio.sleep(0)
+    key = await dispatched(guarded, runner)
+    await guarded.post("/rollouts", {"rollout_id": "r2"}, BOSS)
+    incarnation = (await store.get("r1")).incarnation
+    forged = mint("r1", incarnation, b"secret", dispatch="x")
+    statuses = [
+        (await guarded.post(f"/rollouts/{name}/v1/chat/completions", CHAT, keyed(one)))[0]
+        for name, one in (("r1", key), ("r2", key), ("r1", forged))
+    ]
+    on_control = (await guarded.get("/rollouts/r1", keyed(key)))[0]
+
+    assert ([200, 403, 401], 403) == (statuses, on_control)
+    assert guarded.minted != key
+
+
+async def test_a_control_key_reports_a_result(guarded, store):
+    """Also of a rollout that has no call and was never opened."""
+    statuses = [
+        (await guarded.post("/v1/rollout/completed", RESULT | {"rollout_id": name, "status": status}, BOSS))[0]
+        for name, status in (("r1", "COMPLETED"), ("r1", "COMPLETED"), ("r9", "ERROR"))
+    ]
+
+    assert [200] * 3 == statuses
+    assert ("completed", "failed") == ((await rollout_of(store, "r1")).status, (await rollout_of(store, "r9")).status)
+    assert 401 == (await guarded.post("/v1/chat/completions", CHAT, BOSS))[0]
+
+
+@pytest.mark.parametrize("before", [{"reward": -1.0}, {"status": "aborted"}, {"status": "failed", "reward": -1.0}])
+@pytest.mark.parametrize("is_between", [False, True])
+async def test_a_result_changes_nothing_that_the_control_api_set(guarded, runner, store, before, is_between):
+    """Neither what was set before it came, nor what was set between its reading of the rollout and its writing."""
+    runner.chat = lambda asked: asyncio.sleep(0)
+    key = await dispatched(guarded, runner)
+    verb, path = ("post", "/rollouts/r1/finish") if "status" in before else ("patch", "/rollouts/r1")
+
+    async def set_it():
+        async with getattr(guarded.http, verb)(guarded.url + path, json=before, headers=BOSS) as answer:
+            assert 200 == answer.status
+
+    if is_between:
+        amend, store.update_if = store.update_if, None
+
+        async def late(*args, **named):
+            store.update_if = amend
+            await set_it()
+            return await amend(*args, **named)
+
+        store.update_if = late
+    else:
+        await set_it()
+    status, _ = await guarded.post(COMPLETED, RESULT, keyed(key))
+    rollout = await rollout_of(store, "r1")
+
+    assert 200 == status
+    assert before.get("status", "completed") == rollout.status
+    assert before.get("reward", rollout.reward) == rollout.reward
+    assert (None if "status" in before and "reward" not in before else -1.0) == rollout.reward
+    assert "COMPLETED" == rollout.metadata["osmosis"]["status"]
+
+
+async def test_a_claim_does_not_undo_what_a_trainer_writes_meanwhile(guarded, store):
+    """Metadata are one field: a claim is put beside what stands there when it is written."""
+    amend = store.update_if
+
+    async def late(*args, **named):
+        store.update_if = amend
+        await guarded.http.patch(f"{guarded.url}/rollouts/r1", json={"metadata": {"task": 8}}, headers=BOSS)
+        return await amend(*args, **named)
+
+    store.update_if = late
+    await guarded.post(COMPLETED, RESULT, keyed(guarded.minted))
+
+    assert {"task": 8, "osmosis": {"claim": {"status": "COMPLETED", "finish_reason": "stop", "reward": 0.25}}} == (
+        await rollout_of(store, "r1")
+    ).metadata
+
+
+@pytest.mark.parametrize("own", ["mine", {"env": "calculator"}])
+async def test_a_claim_leaves_a_trainers_own_use_of_its_name_alone(guarded, store, own):
+    """It is put beside it, where there is a beside."""
+    await guarded.http.patch(f"{guarded.url}/rollouts/r1", json={"metadata": {"osmosis": own}}, headers=BOSS)
+    status, _ = await guarded.post(COMPLETED, RESULT, keyed(guarded.minted))
+    kept = (await rollout_of(store, "r1")).metadata["osmosis"]
+
+    assert (200, own) == (status, kept if isinstance(own, str) else {"env": kept["env"]})
+    assert isinstance(own, str) or "claim" in kept
+
+
+async def test_without_control_keys_only_what_is_no_agents_key_reports(store, engine, runner):
+    """Whoever reaches the control API may set rewards there; an agent's key says that its caller is one."""
+    engine.plays(WHOLE)
+    async with dispatching(engine.url, store, runner) as proxy:
+        _, opened = await proxy.post("/rollouts", {"rollout_id": "r1"})
+        for caller in (keyed(opened["api_key"]), keyed("rollout:r1")):
+            assert 200 == (await proxy.post(COMPLETED, RESULT, caller))[0]
+        claimed = await rollout_of(store, "r1")
+        await proxy.post(COMPLETED, RESULT, keyed("none"))
+
+    assert ("open", None) == (claimed.status, claimed.reward)
+    assert ("completed", 0.25) == ((await rollout_of(store, "r1")).status, (await rollout_of(store, "r1")).reward)
+
+
+async def test_where_the_control_api_has_its_own_port_no_caller_without_a_key_reports(store, engine, runner):
+    """Agents reach the other port only."""
+    async with dispatching(engine.url, store, runner, control={"listen": "127.0.0.1:0"}) as proxy:
+        status, _ = await proxy.post("/v1/rollout/completed", RESULT)
+
+    assert (200, "open", None) == (status, (rollout := await rollout_of(store, "r1")).status, rollout.reward)
+
+
+@pytest.mark.parametrize("prefix", ["/rollouts/r1", "/sessions/r1"])
+async def test_a_result_that_names_another_rollout_than_its_path_is_400(proxy, store, prefix):
+    """Nothing of either is changed."""
+    status, told = await proxy.post(f"{prefix}/v1/rollout/completed", RESULT | {"rollout_id": "r2"})
+
+    assert (400, "rollout_id") == (status, told["error"]["param"])
+    assert (None, None) == (await store.get("r1"), await store.get("r2"))
+
+
+@pytest.mark.parametrize("caller", ["boss", "minted"])
+async def test_the_fields_of_a_result_are_bounded(guarded, store, caller):
+    """Over 64 kB its messages are left out; if other fields are as long, it is 413 and nothing is kept of it."""
+    caller = keyed(guarded.minted if caller == "minted" else caller)
+    long = {"metrics": {"x": ["y" * 100] * 1000}}
+    refused, _ = await guarded.post(COMPLETED, RESULT | long, caller)
+    before = await rollout_of(store, "r1")
+    messages = [{"role": "user", "content": "z" * 1000}] * 100
+    taken, _ = await guarded.post(COMPLETED, RESULT | {"final_messages": messages}, caller)
+    kept = (await rollout_of(store, "r1")).metadata["osmosis"]
+    kept = kept.get("claim", kept)
+
+    assert (413, {"task": 7}, "open") == (refused, before.metadata, before.status)
+    assert (200, ["final_messages"], 0.25) == (taken, kept["left_out"], kept["reward"])
+
+
+async def test_results_are_in_no_list(guarded, store):
+    """Nor in what opening a rollout again answers, nor in exported rows; the rollout itself shows them."""
+    for caller in (BOSS, keyed(guarded.minted)):
+        for _ in range(2):
+            await guarded.post(COMPLETED, RESULT, caller)
+    _, listed = await guarded.get("/rollouts", BOSS)
+    _, again = await guarded.post("/rollouts", {"rollout_id": "r1", "metadata": {"task": 7}}, BOSS)
+    _, rows = await guarded.get("/rollouts/r1/export?format=sequences&container=json", BOSS)
+    _, shown = await guarded.get("/rollouts/r1", BOSS)
+    rows = rows["rows"] if isinstance(rows, dict) else rows
+
+    assert [{"task": 7}] == [one["metadata"] for one in listed["rollouts"]]
+    assert {"task": 7} == again["metadata"]
+    assert [{"task": 7}] == [row["metadata"] for row in rows]
+    assert {"task", "osmosis"} == shown["metadata"].keys()
+
+
+@pytest.mark.parametrize("reward", ["NaN", "1e400", "1e39", "-Infinity"])
+async def test_a_result_with_a_reward_that_is_no_float32_is_422(proxy, store, reward):
+    """As on the control API."""
+    body = f'{{"rollout_id": "r1", "status": "COMPLETED", "reward": {reward}}}'
+    async with proxy.http.post(f"{proxy.url}/v1/rollout/completed", data=body) as answer:
+        assert 422 == answer.status
+
+    assert await store.get("r1") is None
+
+
+async def test_a_dispatchs_answer_with_such_a_reward_fails_the_rollout(proxy, runner, store):
+    """Its server did not keep to the protocol."""
+    await proxy.post("/rollouts", {"rollout_id": "r1"})
+    runner.told = {"rollout_id": "r1", "status": "COMPLETED", "reward": 1e39}
+    await proxy.post("/rollouts/r1/dispatch", DISPATCH)
+    rollout = await rollout_of(store, "r1")
+
+    assert ("failed", None) == (rollout.status, rollout.reward)
+    assert "validation_error" == rollout.metadata["osmosis"]["extra_fields"]["error_category"]
+
+
+async def test_a_dispatchs_answer_that_is_too_long_fails_the_rollout(proxy, runner, store):
+    """Long messages alone do not."""
+    fields = {"status": "COMPLETED", "reward": 1.0}
+    for name, more in (("r1", {"metrics": {"x": "y" * 70_000}}), ("r2", {"final_messages": [{"x": "y" * 70_000}]})):
+        await proxy.post("/rollouts", {"rollout_id": name})
+        runner.told = {"rollout_id": name, **fields, **more}
+        await proxy.post(f"/rollouts/{name}/dispatch", DISPATCH)
+    long, kept = await rollout_of(store, "r1"), await rollout_of(store, "r2")
+
+    assert ("failed", None, "completed", 1.0) == (long.status, long.reward, kept.status, kept.reward)
+    assert ["final_messages"] == kept.metadata["osmosis"]["left_out"]

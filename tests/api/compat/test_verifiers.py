@@ -1,0 +1,176 @@
+"""verifiers (fa7f5fa) through the proxy: its clients' flags, and its own parser on what they are answered."""
+
+from types import SimpleNamespace
+
+import orjson
+import pytest
+from fakes import proxying, settings_for
+from openai import AsyncOpenAI
+from openai.types import Completion
+from openai.types.chat import ChatCompletion
+from recorded import load
+from trainers import load_published
+
+from proxy.server.listener import running, simulating
+from proxy.simulator.options import Options
+
+MESSAGES = [{"role": "user", "content": "What is 2 + 2?"}]
+FLAGS = {"return_tokens_as_token_ids": True, "return_token_ids": True, "prompt_logprobs": 1}
+ASKED = {"model": "policy", "max_tokens": 12, "seed": 3}
+
+
+@pytest.fixture(scope="module")
+def parse():
+    """Its `parse_response_tokens`: release 0.1.9 has the commit's."""
+    types = {"ChatCompletion": ChatCompletion, "Completion": Completion, "TrajectoryStepTokens": dict}
+    return load_published("verifiers/utils/response_utils.py", "parse_response_tokens", **types).parse_response_tokens
+
+
+@pytest.fixture(params=["vllm", "sglang"])
+def shape(request):
+    return request.param
+
+
+@pytest.fixture
+async def proxy(store, http, shape):
+    """A proxy before a simulated engine, which is there to be asked directly as well."""
+    async with (
+        simulating("127.0.0.1:0", Options(shape=shape)) as engine,
+        running(settings_for(engine), store) as served,
+    ):
+        yield _Proxy(http, served.url, engine)
+
+
+class _Proxy:
+    def __init__(self, http, url, engine=None):
+        self.http, self.url, self.engine = http, url, engine
+
+    async def chat(self, **asked):
+        return await self._ask(f"{self.url}/rollouts/r1/v1", "chat", messages=MESSAGES, **asked)
+
+    async def directly(self, **asked):
+        return await self._ask(f"{self.engine}/v1", "chat", messages=MESSAGES, **asked)
+
+    async def complete(self, **asked):
+        return await self._ask(f"{self.url}/rollouts/r1/v1", "completions", prompt="2 + 2 =", **asked)
+
+    async def _ask(self, base_url, dialect, **asked):
+        async with AsyncOpenAI(base_url=base_url, api_key="x", max_retries=0) as client:
+            calls = client.chat.completions if dialect == "chat" else client.completions
+            return await calls.create(**ASKED | asked)
+
+    async def export(self, name="verifiers", *, reward=1.0, **options):
+        query = "".join(f"&{option}={value}" for option, value in options.items())
+        async with self.http.patch(f"{self.url}/rollouts/r1", json={"reward": reward}) as patched:
+            assert 200 == patched.status
+        async with self.http.get(f"{self.url}/rollouts/r1/export?format={name}&report=true{query}") as answer:
+            return SimpleNamespace(**orjson.loads(await answer.read()))
+
+
+def approximately(tokens):
+    """Its tokens, with logprobs as 32-bit floats keep them."""
+    return tokens | {"completion_logprobs": pytest.approx(tokens["completion_logprobs"])}
+
+
+async def test_vf_1_a_client_that_sets_the_flags_sees_the_tokens(store, engine, http):
+    """All of vLLM's answer, as recorded from one that was asked so: ids, logprobs, tokens named by their ids."""
+    recorded = load("chat_ids_lp_asids")
+    engine.plays(recorded)
+    async with proxying(engine.url, store) as served:
+        answer = await _Proxy(http, served.url).chat(logprobs=1, top_logprobs=1, extra_body=FLAGS)
+    direct = ChatCompletion.model_validate_json(recorded.answer)
+
+    assert direct.model_copy(update={"model": answer.model}) == answer
+    assert FLAGS == {key: engine.asked[0][key] for key in FLAGS}
+    assert f"token_id:{answer.choices[0].token_ids[0]}" == answer.choices[0].logprobs.content[0].token
+
+
+@pytest.mark.parametrize("shape", ["vllm"], indirect=True)
+async def test_vf_1_its_parser_finds_them(proxy, parse):
+    """In chat and in completions; they are the tokens of our export."""
+    answers = [await proxy.chat(logprobs=1, extra_body=FLAGS), await proxy.complete(logprobs=1, extra_body=FLAGS)]
+    parsed = [await parse(answer, kind) for answer, kind in zip(answers, ("chat", "completion"), strict=True)]
+
+    assert [approximately(tokens) for tokens in parsed] == [row["tokens"] for row in (await proxy.export()).rows]
+    assert all(tokens["completion_ids"] for tokens in parsed)
+
+
+async def test_vf_2_a_client_that_sets_none_sees_no_extra_key(proxy, parse):
+    """It sees what the engine alone would have answered, in which its parser finds nothing; our export has the tokens."""
+    answer, direct = await proxy.chat(), await proxy.directly()
+    (row,) = (await proxy.export()).rows
+
+    shown, alone = (one.model_dump(exclude={"id", "created"}, warnings=False) for one in (answer, direct))
+    assert alone == shown
+    assert await parse(answer, "chat") is None
+    assert answer.usage.prompt_tokens == len(row["tokens"]["prompt_ids"])
+    assert answer.usage.completion_tokens == len(row["tokens"]["completion_ids"])
+    assert len(row["tokens"]["completion_ids"]) == len(row["tokens"]["completion_logprobs"])
+
+
+async def test_vf_3_one_example_for_each_step(proxy):
+    """Joined as its note says, and with a reward: a step's own, else the rollout's."""
+    for _ in range(2):
+        await proxy.chat()
+    async with proxy.http.get(f"{proxy.url}/rollouts/r1/steps") as answer:
+        first, _ = (await answer.json())["steps"]
+    async with proxy.http.patch(f"{proxy.url}/rollouts/r1", json={"step_rewards": {first["step_id"]: 0.0}}) as patched:
+        assert 200 == patched.status
+    steps, examples = (await proxy.export()).rows, (await proxy.export("training_examples")).rows
+
+    assert [0.0, 1.0] == [step["reward"] for step in steps] == [example["reward"] for example in examples]
+    for step, example in zip(steps, examples, strict=True):
+        tokens = step["tokens"]
+        assert {
+            "token_ids": tokens["prompt_ids"] + tokens["completion_ids"],
+            "logprobs": [0.0] * len(tokens["prompt_ids"]) + tokens["completion_logprobs"],
+            "mask": tokens["prompt_mask"] + tokens["completion_mask"],
+            "reward": step["reward"],
+        } == example
+
+
+@pytest.mark.parametrize("shape", ["vllm"], indirect=True)
+async def test_vf_4_max_len_cuts_as_its_max_seq_len_does(proxy, parse):
+    """At every length, from one token to more than there are."""
+    answer = await proxy.chat(logprobs=1, extra_body=FLAGS)
+    length = answer.usage.total_tokens
+
+    for room in (1, answer.usage.prompt_tokens - 1, *range(answer.usage.prompt_tokens, length + 2)):
+        parsed = await parse(answer, "chat", room)
+        (row,) = (await proxy.export(max_len=room)).rows
+        assert approximately(parsed) == row["tokens"], room
+
+
+async def test_vf_5_an_engine_without_ids(store, engine, http):
+    """The step is kept with tokens null; it is no example; and the report counts it."""
+    engine.plays(load("chat_plain"))
+    async with proxying(None, store, engines={"endpoints": [{"url": engine.url, "kind": "plain"}]}) as served:
+        proxy = _Proxy(http, served.url)
+        answer = await proxy.chat()
+        steps, examples = await proxy.export(), await proxy.export("training_examples")
+
+    assert [None] == [row["tokens"] for row in steps.rows]
+    assert [[{"role": "assistant", "content": answer.choices[0].message.content}]] == [
+        [{key: message[key] for key in ("role", "content")} for message in row["completion"]] for row in steps.rows
+    ]
+    assert [] == examples.rows
+    assert 1 == len(steps.report["skipped"]) == len(examples.report["skipped"])
+    assert "no_token_ids" in examples.report["skipped"][0]["why"]
+
+
+@pytest.mark.parametrize(("asked", "sent"), [(1, "true"), (True, "true"), (2, "2")])
+async def test_vf_6_logprobs_1_on_chat_is_sent_as_a_flag(store, engine, http, asked, sent):
+    """The only form that all engines take there; what is neither is the engine's to refuse."""
+    engine.plays(load("chat_ids_lp"))
+    async with proxying(engine.url, store) as served:
+        await _Proxy(http, served.url).chat(logprobs=asked)
+
+    assert sent == orjson.dumps(engine.asked[0]["logprobs"]).decode()
+
+
+async def test_vf_6_a_client_that_sends_1_sees_its_logprobs(proxy):
+    """One for each token, of every engine."""
+    answer = await proxy.chat(logprobs=1)
+
+    assert answer.usage.completion_tokens == len(answer.choices[0].logprobs.content)
+    assert {entry.logprob for entry in answer.choices[0].logprobs.content} != {0.0}

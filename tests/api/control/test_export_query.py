@@ -1,0 +1,51 @@
+"""What an export is asked for, read from a query and from a claim."""
+
+import orjson
+import pytest
+from aiohttp.test_utils import make_mocked_request
+
+from proxy.api.control.export_query import wanted_by_claim, wanted_by_query
+from proxy.api.control.group_rows import ADVANTAGES
+from proxy.api.control.schemas import ClaimBatch, read_as
+from proxy.errors import BadCall
+
+OPTIONS = [
+    {},
+    {"format": "verl", "branches": "last", "include": "flagged", "overlong": "drop", "max_len": 7},
+    {
+        "format": "tinker",
+        "advantage": "grpo",
+        "prompt_logprob": 0.5,
+        "pad_id": 3,
+        "prompt_length": 4,
+        "response_length": 5,
+    },
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_claim_and_a_query_that_say_the_same_want_the_same(options):
+    """By the same names."""
+    query = "&".join(f"{name}={value}" for name, value in options.items())
+    by_query = wanted_by_query(make_mocked_request("GET", f"/groups/g/export?{query}"), ADVANTAGES)
+
+    assert by_query == wanted_by_claim(read_as(ClaimBatch, orjson.dumps({"consumer": "c", **options})))
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["format=nope", "branches=some", "max_len=0", "prompt_logprob=nan", "pad_id=-1", "container=xml", "report=1"],
+)
+def test_an_option_that_is_not_allowed_is_named(query):
+    """So that whoever misspelt it finds it."""
+    with pytest.raises(BadCall) as refused:
+        wanted_by_query(make_mocked_request("GET", f"/export?{query}"))
+
+    assert query.partition("=")[0] == refused.value.param
+
+
+def test_the_accepted_content_type_is_the_container():
+    """Where none is named."""
+    request = make_mocked_request("GET", "/export", headers={"Accept": "application/x-ndjson"})
+
+    assert "application/x-ndjson" == wanted_by_query(request).container.content_type

@@ -1,0 +1,155 @@
+"""Steps that end after their rollout was finished: stored, shown as late, and in nothing that was given out."""
+
+import asyncio
+
+import pytest
+from aiohttp import web
+from fakes import settings_for
+from recorded import load
+from stored import rollout_of, some_steps
+
+from proxy.server.listener import running
+
+WHOLE = load("chat_ids_lp")
+BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.fixture
+async def proxy(store, engine, http):
+    """A proxy whose engine answers, and holds what it is told to."""
+    engine.hold = asyncio.Event()
+    engine.hold.set()
+
+    async def answering(request, body):
+        await engine.hold.wait()
+        return web.Response(body=WHOLE.answer, content_type="application/json")
+
+    engine.answering = answering
+    async with running(settings_for(engine.url), store) as served:
+        yield ProxyClient(http, served.url)
+
+
+class ProxyClient:
+    def __init__(self, http, url) -> None:
+        self.http, self.url = http, url
+
+    async def call(self, method, path, body=None):
+        async with self.http.request(method, self.url + path, json=body) as answer:
+            assert answer.status < 300, await answer.text()
+            return await answer.json()
+
+    async def chat(self, rollout, **more):
+        async with self.http.post(f"{self.url}/rollouts/{rollout}/v1/chat/completions", json=BODY | more) as answer:
+            await answer.read()
+            return answer.status
+
+    async def export(self, path, include="exact"):
+        told = await self.call("GET", f"{path}/export?format=sequences&container=json&include={include}")
+        return told["rows"] if isinstance(told, dict) else told
+
+
+async def in_flight(proxy, engine, rollout, **more):
+    """A call that the engine has, which it will answer when `engine.hold` is set."""
+    asked = len(engine.asked)
+    engine.hold.clear()
+    calling = asyncio.ensure_future(proxy.chat(rollout, **more))
+    async with asyncio.timeout(10):
+        while len(engine.asked) == asked:
+            await asyncio.sleep(0.005)
+    return calling
+
+
+async def test_a_step_that_ends_after_the_finish_is_stored_and_exported_only_where_it_is_asked_for(
+    proxy, engine, store
+):
+    """It says so in the step, the tree, the counts, the metrics and the rows that have it."""
+    await proxy.chat("r1")
+    calling = await in_flight(proxy, engine, "r1", seed=2)
+    await proxy.call("POST", "/rollouts/r1/finish", {"status": "completed", "reward": 1.0})
+    before = await proxy.export("/rollouts/r1")
+    engine.hold.set()
+    status = await calling
+    steps = (await proxy.call("GET", "/rollouts/r1/steps"))["steps"]
+    tree = await proxy.call("GET", "/rollouts/r1/tree")
+    counts = (await proxy.call("GET", "/rollouts/r1"))["counts"]
+    flagged = await proxy.export("/rollouts/r1", "flagged")
+    async with proxy.http.get(proxy.url + "/metrics") as answer:
+        metrics = await answer.text()
+    async with proxy.http.get(proxy.url + "/rollouts/r1/export?format=sequences&container=json") as answer:
+        skipped = answer.headers["X-Export-Skipped"]
+
+    assert 200 == status
+    assert [False, True] == [step["late"] for step in steps]
+    assert [False, True] == [node["late"] for node in tree["nodes"]]
+    assert (2, 1) == (counts["steps"], counts["late"])
+    assert 1 == len(before)
+    assert before == await proxy.export("/rollouts/r1")
+    assert [None, ["late"]] == [row.get("problems") for row in flagged]
+    assert "tokentape_late_steps_total 1.0" in metrics
+    assert "ended after the rollout was finished" in skipped
+
+
+async def test_a_claim_says_how_many_late_steps_its_rollouts_had(proxy, engine, store):
+    """And what ends after it is late too: nothing is added to what was given out."""
+    opened = await proxy.call("POST", "/groups", {"group_id": "g1", "size": 2})
+    names = [rollout["rollout_id"] for rollout in opened["rollouts"]]
+    for name in names:
+        await proxy.chat(name)
+    calls = [await in_flight(proxy, engine, names[0], seed=seed) for seed in (2, 3)]
+    for name in names:
+        await proxy.call("POST", f"/rollouts/{name}/finish", {"status": "completed", "reward": 1.0})
+    calls[0].cancel()
+    await some_steps(store, names[0], 2)
+    batch = await proxy.call("POST", "/batches/claim", {"consumer": "trainer", "format": "sequences"})
+    engine.hold.set()
+    assert 200 == await calls[1]
+    await some_steps(store, names[0], 3)
+    (group,) = batch["groups"]
+
+    assert {names[0]: 1} == group["late"]
+    assert 2 == len(group["data"])
+    assert 2 == (await rollout_of(store, names[0])).counts["late"]
+    assert 2 == len(await proxy.export("/groups/g1"))
+
+
+async def test_however_finishes_claims_and_appends_race_nothing_is_exported_that_was_not_claimed(proxy, engine, store):
+    """Calls end before, while and after their group is finished, completed and claimed."""
+    for round_ in range(4):
+        opened = await proxy.call("POST", "/groups", {"group_id": f"g{round_}", "size": 2})
+        names = [rollout["rollout_id"] for rollout in opened["rollouts"]]
+        answers = asyncio.Semaphore(0)
+
+        async def answering(request, body, answers=answers):
+            await answers.acquire()
+            return web.Response(body=WHOLE.answer, content_type="application/json")
+
+        engine.answering = answering
+        calls = [asyncio.ensure_future(proxy.chat(name, seed=seed)) for name in names for seed in range(4)]
+        await until(lambda round_=round_: len(engine.asked) == 8 * (round_ + 1))
+        for _ in range(round_):
+            answers.release()
+        await until(lambda calls=calls, round_=round_: sum(call.done() for call in calls) == round_)
+        finishing = [
+            proxy.call("POST", f"/rollouts/{name}/finish", {"status": "completed", "reward": 1.0}) for name in names
+        ]
+        meanwhile = [asyncio.ensure_future(finish) for finish in finishing]
+        for _ in range(2):
+            answers.release()
+        await asyncio.gather(*meanwhile)
+        claiming = asyncio.ensure_future(proxy.call("POST", "/batches/claim", {"consumer": "trainer"}))
+        for _ in range(2):
+            answers.release()
+        (group,) = (await claiming)["groups"]
+        for _ in calls:
+            answers.release()
+        assert {200} == set(await asyncio.gather(*calls))
+        rows = await proxy.export(f"/groups/g{round_}")
+
+        assert [row["spans"] for row in group["data"]] == [row["spans"] for row in rows]
+        assert 8 == len(await proxy.export(f"/groups/g{round_}", "flagged"))
+
+
+async def until(condition):
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.005)

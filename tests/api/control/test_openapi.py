@@ -1,0 +1,44 @@
+"""The description of every route."""
+
+from proxy.api.compat import COMPAT_ROUTES
+from proxy.api.compat.atropos.calls import CALL_ROUTES
+from proxy.api.compat.atropos.generate import GENERATE
+from proxy.api.compat.atropos.sessions import SESSION_ROUTES
+from proxy.api.compat.osmosis.callbacks import COMPLETED
+from proxy.api.control import CONTROL_ROUTES
+from proxy.api.control.openapi import ROUTES, describe
+from proxy.api.ui.routes import PAGE_ROUTES
+from proxy.protocols.dialects import DIALECTS, TRANSLATIONS
+
+
+async def test_every_route_is_described(proxy):
+    """Of the control API just those that are there; of the model API every dialect and callback, under every prefix."""
+    routes = (*CONTROL_ROUTES, *COMPAT_ROUTES, *SESSION_ROUTES, *CALL_ROUTES, *PAGE_ROUTES)
+    control = {(route.method.lower(), route.path.replace(":[^/]+", "")) for route in routes}
+    described = {(route.method, route.path) for route in ROUTES}
+    calls = {
+        ("post", prefix + path)
+        for path in (*DIALECTS, *TRANSLATIONS, GENERATE, COMPLETED, "/v1/messages/count_tokens")
+        for prefix in ("", "/rollouts/{rollout_id}", "/sessions/{rollout_id}")
+    }
+    stored = {
+        (method, f"{prefix}/v1/responses/{{response_id}}{rest}")
+        for method, rest in (("get", ""), ("delete", ""), ("get", "/input_items"))
+        for prefix in ("", "/rollouts/{rollout_id}", "/sessions/{rollout_id}")
+    }
+    models = {("get", "/v1/models"), ("get", "/v1/models/{model}")}
+
+    health = {("get", f"/{name}/{{rollout_id}}/health") for name in ("rollouts", "sessions")}
+
+    assert control | calls | stored | models | health == described
+    assert describe() == (await proxy.get("/openapi.json")).json
+
+
+async def test_bodies_are_described_by_the_models_that_read_them(proxy):
+    """A reference that leads nowhere would be of no use."""
+    document = (await proxy.get("/openapi.json")).json
+    schemas = document["components"]["schemas"]
+    schema = document["paths"]["/rollouts"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+
+    assert "OpenRollout" == schema["$ref"].rpartition("/")[2]
+    assert {"rollout_id", "group_id", "sampling", "limits"} <= schemas["OpenRollout"]["properties"].keys()

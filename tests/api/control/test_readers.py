@@ -1,0 +1,97 @@
+"""No reader of a stored step fails for what is in it, whatever the type, the size or the depth."""
+
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+from any_json import odd_steps, read_back
+from hypothesis import HealthCheck, Phase, given, settings
+
+from proxy.api.control.steps import step_json
+from proxy.api.control.token_texts import recorded
+from proxy.export import FORMATS, Fill, Inexpressible
+from proxy.export.base import written
+from proxy.export.containers import CONTAINERS
+from proxy.protocols.translated_call import answered, whole_answer
+from proxy.rollouts.completion import versions_of
+from proxy.rollouts.rollout import Rollout
+from proxy.trajectory.drift import explain, find_boundaries
+from proxy.trajectory.facts import RolloutFacts, number_of
+from proxy.trajectory.outline import outline
+from proxy.trajectory.retokenize import retokenize
+from proxy.trajectory.sequence import Options
+from proxy.trajectory.tree import grow
+
+FACTS = RolloutFacts("r1", "g1", reward=1.0, advantages=0.5, metadata={"env_name": "demo"})
+FILL = Fill(prompt_length=64, response_length=64)
+FAST = {"suppress_health_check": list(HealthCheck), "deadline": None,
+        "phases": [Phase.explicit, Phase.reuse, Phase.generate]}  # fmt: skip  # deep values shrink for minutes
+many = settings(max_examples=300, **FAST)
+
+
+@many
+@given(odd_steps())
+def test_people_see_every_step_and_its_tree(steps):
+    """As JSON: the steps, their tree with its drift, the texts of their tokens."""
+    steps = read_back(steps)
+    rollout = Rollout("r1", "b", 1, 1)
+    drift = [explain(boundary, "a", "b") for boundary in find_boundaries(grow(steps))]
+
+    assert written(outline(steps, FACTS, drift))
+    assert written({"steps": [step_json(step, rollout) for step in steps]})
+    for step in steps:
+        for choice in step.choices:
+            assert len(recorded(step, choice, 0, 5) or ()) <= len(choice.ids)
+
+
+@many
+@given(odd_steps())
+def test_a_group_has_an_oldest_version(steps):
+    """A number, or none: whatever the engine called its weights."""
+    for version in versions_of(read_back(steps)):
+        assert number_of(version) is None or int(version) == number_of(version)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@settings(max_examples=30, **FAST)
+@given(odd_steps())
+def test_rows_are_written_or_refused(name, steps):
+    """Into every container, or with the reason; flagged steps too. Each row that is written has its entry of trained steps."""
+    steps = read_back(steps)
+    for include in ("exact", "flagged"):
+        with suppress(Inexpressible):
+            rows = FORMATS[name].rows(FACTS, steps, Options(include=include), FILL)
+            for container in CONTAINERS.values():
+                writer = container.writer(FORMATS[name])
+
+                assert writer.opening() is not None
+                assert len(rows.trained) == len([writer.row(row) for row in rows.rows])
+                assert writer.closing({"skipped": rows.skipped}) is not None
+
+
+@many
+@given(odd_steps())
+def test_an_answer_is_given_again_or_not_at_all(steps):
+    """To a client that asks again; a response of an odd shape is none that can be given."""
+    for step in read_back(steps):
+        if step.dialect in ("messages", "responses"):
+            answered(step)
+            whole_answer(step)
+
+
+class Letters:
+    def render(self, messages, tools, *, reply):
+        return list(range(len(list(messages))))
+
+    def encode(self, text):
+        return [*map(ord, text)]
+
+
+@many
+@given(odd_steps())
+def test_ids_are_made_of_text_or_not_at_all(steps):
+    """Where the text cannot be found, the step stays as it is."""
+    for step in read_back(steps):
+        bare = replace(step, problems=("no_token_ids",))
+
+        assert retokenize(bare, Letters()).step_id == step.step_id

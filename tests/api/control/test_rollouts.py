@@ -1,0 +1,379 @@
+"""Rollouts: opened, listed, looked at, rewarded, finished, deleted."""
+
+import asyncio
+
+import pytest
+from fakes import settings_for
+from openai import AsyncOpenAI
+from yarl import URL
+
+from proxy.api.urls import model_host
+from proxy.server.listener import running
+
+OPENING = {
+    "rollout_id": "a/b {c}",
+    "group_id": "g1",
+    "metadata": {"task": 7},
+    "sampling": {"override": {"temperature": 0}},
+    "limits": {"max_steps": 3},
+}
+
+
+async def test_an_opened_rollout_says_where_agents_reach_it(proxy):
+    """The base URL and the key of the answer are all that an agent needs."""
+    opened = await proxy.post("/rollouts", OPENING)
+    agent = AsyncOpenAI(base_url=opened.json["base_url"], api_key=opened.json["api_key"])
+    await agent.chat.completions.create(model="policy", messages=[{"role": "user", "content": "hi"}])
+    await agent.close()
+    rollout = await proxy.get("/rollouts/a%2Fb%20%7Bc%7D")
+
+    assert (201, "a/b {c}") == (opened.status, opened.json["rollout_id"])
+    assert {"steps": 1, "exact": 1, "flagged": 0}.items() <= rollout.json["counts"].items()
+    assert ("open", {"task": 7}, "g1", 3) == (
+        rollout.json["status"], rollout.json["metadata"], rollout.json["group_id"], rollout.json["limits"]["max_steps"]
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("rollout", [".", ".."])
+async def test_a_rollout_that_is_named_like_a_folder_is_reached_by_its_key(proxy, rollout):
+    """Every client would take its name out of a path."""
+    opened = (await proxy.post("/rollouts", {"rollout_id": rollout})).json
+    agent = AsyncOpenAI(base_url=opened["base_url"], api_key=opened["api_key"])
+    answer = await agent.chat.completions.with_raw_response.create(
+        model="policy", messages=[{"role": "user", "content": "hi"}]
+    )
+    await agent.close()
+
+    assert rollout == answer.headers["X-Rollout-Id"]
+
+
+@pytest.mark.parametrize(
+    ("listen", "seen", "reached"),
+    [
+        ("10.0.0.5:8400", "http://localhost:9000/rollouts", "10.0.0.5:8400"),
+        ("0.0.0.0:8400", "http://trainer.example:9000/rollouts", "trainer.example:8400"),
+        (":8400", "http://[::1]:9000/rollouts", "[::1]:8400"),
+        ("[::]:8400", "http://trainer.example/rollouts", "trainer.example:8400"),
+    ],
+)
+def test_an_api_bound_to_every_address_is_reached_where_the_request_was_sent(listen, seen, reached):
+    """Nobody can call 0.0.0.0."""
+    host = model_host(listen, URL(seen))
+
+    assert reached == host
+
+
+async def test_the_base_url_is_the_model_api_also_where_the_apis_have_ports_of_their_own(store, proxy):
+    """Agents do not call the control API."""
+    async with (
+        running(settings_for(None, control={"listen": "127.0.0.1:0"}), store) as served,
+        proxy.http.post(f"{served.control_url}/rollouts") as answer,
+    ):
+        opened = await answer.json()
+
+    assert f"http://127.0.0.1:0/rollouts/{opened['rollout_id']}/v1" == opened["base_url"]
+
+
+async def test_the_base_url_is_what_agents_url_says(store, proxy):
+    """Behind a balancer only an operator knows where agents reach us; /v1 at its end does no harm."""
+    agents = {"url": "https://tapes.example.com/models/v1"}
+    async with (
+        running(settings_for(None, agents=agents), store) as served,
+        proxy.http.post(f"{served.url}/rollouts") as answer,
+    ):
+        opened = await answer.json()
+
+    assert f"https://tapes.example.com/models/rollouts/{opened['rollout_id']}/v1" == opened["base_url"]
+
+
+async def test_opening_again_with_the_same_body_is_the_same_answer(proxy):
+    """Idempotent, the key included, also after calls were made."""
+    first = await proxy.post("/rollouts", {"rollout_id": "r1", "metadata": {"a": 1}})
+    await proxy.chat("r1")
+    again = await proxy.post("/rollouts", {"metadata": {"a": 1}, "rollout_id": "r1"})
+
+    assert (201, 200) == (first.status, again.status)
+    assert first.json == again.json
+
+
+async def test_opening_again_with_another_body_is_409(proxy):
+    """And the first terms stay."""
+    await proxy.post("/rollouts", {"rollout_id": "r1", "metadata": {"a": 1}})
+    again = await proxy.post("/rollouts", {"rollout_id": "r1", "metadata": {"a": 2}})
+
+    assert (409, "conflict_error") == (again.status, again.json["error"]["type"])
+    assert {"a": 1} == (await proxy.get("/rollouts/r1")).json["metadata"]
+
+
+async def test_a_rollout_that_a_call_made_cannot_be_opened(proxy):
+    """Its terms would not have held for that call."""
+    await proxy.chat("r1")
+
+    assert 409 == (await proxy.post("/rollouts", {"rollout_id": "r1"})).status
+
+
+async def test_an_opening_without_an_id_gets_one(proxy):
+    """Each its own."""
+    one, two = await proxy.post("/rollouts", {}), await proxy.post("/rollouts")
+
+    assert (201, 201) == (one.status, two.status)
+    assert one.json["rollout_id"] != two.json["rollout_id"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "named"),
+    [
+        ({"rolout_id": "x"}, 422, "rolout_id"),
+        ({"rollout_id": ""}, 422, "rollout_id"),
+        ({"rollout_id": "x" * 257}, 422, "rollout_id"),
+        ({"rollout_id": "a\nb"}, 422, "rollout_id"),
+        ({"rollout_id": 7}, 422, "rollout_id"),
+        ({"limits": {"max_steps": -1}}, 422, "limits.max_steps"),
+        ({"sampling": {"cap": {"max_tokens": "most"}}}, 422, "sampling.cap"),
+        ({"sampling": {"cap": {"top_k": "auto"}}}, 422, "sampling.cap"),
+        ([], 400, "object"),
+    ],
+)
+async def test_what_is_wrong_with_an_opening_is_named(proxy, body, status, named):
+    """422 with the field, 400 where there is no object at all; nothing is made."""
+    answer = await proxy.post("/rollouts", body)
+
+    assert status == answer.status
+    assert named in answer.json["error"]["message"]
+    assert [] == (await proxy.get("/rollouts")).json["rollouts"]
+
+
+async def test_listing_pages_newest_first_without_repeating_or_skipping(proxy):
+    """Through the cursor, also while others open rollouts."""
+    for number in range(7):
+        await proxy.post("/rollouts", {"rollout_id": f"r{number}"})
+        await asyncio.sleep(0.002)  # rollouts of one millisecond have no order of age
+    seen, cursor = [], ""
+    while True:
+        page = (await proxy.get(f"/rollouts?limit=3{cursor}")).json
+        seen += [rollout["rollout_id"] for rollout in page["rollouts"]]
+        await proxy.post("/rollouts", {})
+        if page["cursor"] is None:
+            break
+        cursor = f"&cursor={page['cursor']}"
+
+    assert [f"r{number}" for number in reversed(range(7))] == seen
+
+
+async def test_listing_filters_by_status_group_and_time(proxy):
+    """What does not fit is not listed."""
+    await proxy.post("/rollouts", {"rollout_id": "r1", "group_id": "g1"})
+    await proxy.post("/rollouts", {"rollout_id": "r2", "group_id": "g2"})
+    await proxy.post("/rollouts/r2/finish", {"status": "failed"})
+
+    async def listed(query):
+        return [rollout["rollout_id"] for rollout in (await proxy.get(f"/rollouts?{query}")).json["rollouts"]]
+
+    assert ["r1"] == await listed("group_id=g1")
+    assert ["r2"] == await listed("group_id=g2")
+    assert ["r2"] == await listed("status=failed")
+    assert [] == await listed("since=9999999999")
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "limit=0",
+        "limit=x",
+        "limit=1001",
+        f"limit={'9' * 5000}",
+        f"since={10**30}",
+        "limit=٣",
+        "since=-1",
+        "cursor=x",
+        "cursor=%00",
+        "status=new",
+        "colour=red",
+    ],
+)
+async def test_a_query_that_is_none_is_400(proxy, query):
+    """The sentence names what was wrong."""
+    answer = await proxy.get(f"/rollouts?{query}")
+
+    assert (400, query.partition("=")[0]) == (answer.status, answer.json["error"]["param"])
+
+
+async def test_rewards_and_metadata_can_be_patched_also_after_the_finish(proxy):
+    """What is not given stays."""
+    (step,) = await proxy.turns("r1", 1)
+    await proxy.patch("/rollouts/r1", {"metadata": {"a": 1}})
+    await proxy.post("/rollouts/r1/finish", {"status": "completed", "reward": 0.5})
+    patched = await proxy.patch("/rollouts/r1", {"reward": 1, "step_rewards": {step: -2.5}, "advantages": [0.5, 0.25]})
+
+    assert 200 == patched.status
+    expected = {"reward": 1.0, "step_rewards": {step: -2.5}, "advantages": [0.5, 0.25], "metadata": {"a": 1}}
+    assert expected == {name: patched.json[name] for name in expected}
+
+
+@pytest.mark.parametrize("body", [{"reward": "much"}, {"step_rewards": {"nobody": 1}}, {"status": "open"}])
+async def test_a_patch_that_is_not_valid_is_422_and_changes_nothing(proxy, body):
+    """An unknown step is named."""
+    await proxy.chat("r1")
+    before = (await proxy.get("/rollouts/r1")).json
+    answer = await proxy.patch("/rollouts/r1", body)
+
+    assert 422 == answer.status
+    assert before == (await proxy.get("/rollouts/r1")).json
+
+
+async def test_a_patch_of_a_rollout_deleted_meanwhile_is_404(proxy, store):
+    """The store is not to blame."""
+    (step,) = await proxy.turns("r1", 1)
+    store.waiting["update_if"], store.reached["update_if"] = asyncio.Event(), asyncio.Event()
+    patching = asyncio.ensure_future(proxy.patch("/rollouts/r1", {"step_rewards": {step: 1}}))
+    await store.reached["update_if"].wait()
+    await proxy.delete("/rollouts/r1")
+    store.waiting.pop("update_if").set()
+
+    assert 404 == (await patching).status
+
+
+async def test_a_finish_is_idempotent_and_closes_the_rollout(proxy):
+    """The same again is 200, another status or reward 409, and calls are 409."""
+    await proxy.chat("r1")
+    first = await proxy.post("/rollouts/r1/finish", {"status": "completed", "reward": 1, "metadata": {"b": 2}})
+    again = await proxy.post("/rollouts/r1/finish", {"status": "completed", "reward": 1})
+    other = await proxy.post("/rollouts/r1/finish", {"status": "failed"})
+    reward = await proxy.post("/rollouts/r1/finish", {"status": "completed", "reward": 2})
+    call = await proxy.post("/rollouts/r1/v1/chat/completions", {"messages": []})
+
+    assert (200, 200, 409, 409, 409) == (first.status, again.status, other.status, reward.status, call.status)
+    counted_later = {"drift": None, "touched_ms": 0}  # beside the answer
+    assert first.json | counted_later == again.json | counted_later
+    assert ("completed", 1.0, {"b": 2}) == (first.json["status"], first.json["reward"], first.json["metadata"])
+    assert ("rollout_closed", "false") == (call.json["error"]["type"], call.headers["X-Should-Retry"])
+
+
+async def test_many_finishes_at_once_agree_on_one(proxy):
+    """One status wins; whoever said another gets 409."""
+    await proxy.post("/rollouts", {"rollout_id": "r1"})
+    words = ["completed", "failed"] * 6
+    answers = await asyncio.gather(*(proxy.post("/rollouts/r1/finish", {"status": word}) for word in words))
+    status = (await proxy.get("/rollouts/r1")).json["status"]
+
+    assert [200 if word == status else 409 for word in words] == [answer.status for answer in answers]
+
+
+@pytest.mark.parametrize(("word", "status"), [("failed", 409), ("completed", 200)])
+async def test_a_finish_that_another_overtakes_is_judged_by_how_the_rollout_stands(proxy, store, word, status):
+    """It saw the rollout open; the first that is stored counts."""
+    await proxy.post("/rollouts", {"rollout_id": "r1"})
+    store.waiting["update_if"], store.reached["update_if"] = asyncio.Event(), asyncio.Event()
+    slow = asyncio.ensure_future(proxy.post("/rollouts/r1/finish", {"status": word}))
+    await store.reached["update_if"].wait()
+    overtaken = store.waiting.pop("update_if")
+    quick = await proxy.post("/rollouts/r1/finish", {"status": "completed"})
+    overtaken.set()
+
+    assert (200, status) == (quick.status, (await slow).status)
+    assert "completed" == (await proxy.get("/rollouts/r1")).json["status"]
+
+
+async def test_a_deleted_rollout_leaves_nothing_and_its_calls_in_flight_store_nothing(proxy, store):
+    """204, also the second time; a call that ends later is answered, and not kept."""
+    await proxy.chat("r0")
+    store.waiting["append"], store.reached["append"] = asyncio.Event(), asyncio.Event()
+    calling = asyncio.ensure_future(proxy.chat("r1"))
+    await store.reached["append"].wait()
+    first, again = await proxy.delete("/rollouts/r1"), await proxy.delete("/rollouts/r1")
+    store.waiting.pop("append").set()
+    await calling
+
+    assert (204, 204, 404) == (first.status, again.status, (await proxy.get("/rollouts/r1")).status)
+    assert await store.get("r1") is None
+    assert ["r0"] == [rollout["rollout_id"] for rollout in (await proxy.get("/rollouts")).json["rollouts"]]
+
+
+@pytest.mark.parametrize("path", ["", "/steps", "/steps/x", "/tree", "/export"])
+async def test_an_unknown_rollout_is_404(proxy, path):
+    """On every route about it."""
+    answer = await proxy.get(f"/rollouts/nobody{path}")
+
+    assert (404, "not_found_error") == (answer.status, answer.json["error"]["type"])
+
+
+async def test_a_step_is_rewarded_token_by_token(proxy):
+    """A list with one reward for each sampled token; with another length, or of several choices, it is 422."""
+    said = await proxy.chat("r1", max_tokens=3)
+    several = await proxy.chat("r1", n=2, max_tokens=3)
+    (step, _) = (await proxy.get("/rollouts/r1/steps")).json["steps"]
+    rewards = [0.5 * number for number, _ in enumerate(step["choices"][0]["ids"])]
+    answers = [
+        await proxy.patch("/rollouts/r1", {"step_rewards": {of: given}})
+        for of, given in ((said.step_id, [*rewards, 1]), (several.step_id, rewards), (said.step_id, rewards))
+    ]
+    rollout = (await proxy.get("/rollouts/r1")).json
+    shown = (await proxy.get(f"/rollouts/r1/steps/{said.step_id}")).json
+
+    assert [422, 422, 200] == [answer.status for answer in answers]
+    assert "step_rewards" == answers[0].json["error"]["param"]
+    assert {said.step_id: rewards} == rollout["step_rewards"]
+    assert rewards == shown["reward"]
+
+
+async def test_rewards_of_steps_given_at_once_are_all_kept(proxy):
+    """Whoever else gives some."""
+    steps = await proxy.turns("r1", 6)
+    await asyncio.gather(*(proxy.patch("/rollouts/r1", {"step_rewards": {step: 1}}) for step in steps))
+
+    assert dict.fromkeys(steps, 1.0) == (await proxy.get("/rollouts/r1")).json["step_rewards"]
+
+
+ABSURD = ["NaN", "-Infinity", "1e400", "1e39", "-3.5e38"]
+
+
+@pytest.mark.parametrize("number", ABSURD)
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"reward": %s}',
+        '{"step_rewards": {"STEP": %s}}',
+        '{"step_rewards": {"STEP": [%s]}}',
+        '{"advantages": %s}',
+        '{"advantages": [0.5, %s]}',
+        '{"advantages": {"STEP": %s}}',
+        '{"advantages": {"STEP": [0.5, %s]}}',
+        '{"advantages": {"STEP": {"deeper": [%s]}}}',
+    ],
+)
+async def test_a_reward_or_advantage_that_is_no_float32_is_422(proxy, body, number):
+    """NaN, the infinities and what is beyond float32, by each field of PATCH; nothing is changed."""
+    step_id = (await proxy.chat("r1")).step_id
+    before = (await proxy.get("/rollouts/r1")).json
+    refused = await proxy.call("PATCH", "/rollouts/r1", data=(body % number).replace("STEP", step_id))
+    after = (await proxy.get("/rollouts/r1")).json
+
+    assert (422, before) == (refused.status, after), refused.text
+
+
+@pytest.mark.parametrize("number", ABSURD)
+async def test_a_rollout_is_not_finished_with_a_reward_that_is_no_float32(proxy, number):
+    """Nor is it finished without."""
+    await proxy.chat("r1")
+    refused = await proxy.call("POST", "/rollouts/r1/finish", data=f'{{"status": "completed", "reward": {number}}}')
+
+    assert (422, "open") == (refused.status, (await proxy.get("/rollouts/r1")).json["status"])
+
+
+@pytest.mark.parametrize("number", [3.4028234663852886e38, -3.4028234663852886e38, 0, 2**63, 1e-310])
+async def test_a_reward_within_float32_is_kept(proxy, number):
+    """To the last of them."""
+    await proxy.chat("r1")
+    patched = await proxy.patch("/rollouts/r1", {"reward": number, "advantages": {"s": [number]}})
+
+    assert (200, number, [number]) == (patched.status, patched.json["reward"], patched.json["advantages"]["s"])
+
+
+async def test_a_refusal_of_many_rewards_is_short(proxy):
+    """It names some of the faults, however many there are."""
+    refused = await proxy.call("PATCH", "/rollouts/r1", data='{"advantages": [' + ", ".join(["1e39"] * 10_000) + "]}")
+    await proxy.chat("r1")
+    again = await proxy.call("PATCH", "/rollouts/r1", data='{"advantages": [' + ", ".join(["1e39"] * 10_000) + "]}")
+
+    assert (404, 422) == (refused.status, again.status)
+    assert len(again.text) < 2_000

@@ -1,0 +1,29 @@
+"""What people send to the control API."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.api.control.schemas import FinishRollout, OpenRollout, PatchRollout, read_as
+from proxy.errors import BadCall, NotValid
+
+
+def test_an_empty_body_means_the_defaults():
+    """Where everything may be left out."""
+    assert OpenRollout() == read_as(OpenRollout, b"")
+
+
+@pytest.mark.parametrize("text", [b'{"status": "open"}', b"{}", b'{"status": "failed", "reward": 1e999}'])
+def test_what_is_not_allowed_is_named(text):
+    """By its field; a number that is none is no reward."""
+    with pytest.raises(BadCall):
+        read_as(FinishRollout, text)
+
+
+@given(st.binary(max_size=80))
+def test_random_bytes_are_read_or_refused(text):
+    """Nothing else escapes."""
+    try:
+        read_as(PatchRollout, text)
+    except (BadCall, NotValid) as error:
+        assert error.status in (400, 422)

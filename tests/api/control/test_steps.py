@@ -1,0 +1,160 @@
+"""Steps as they were recorded, and the tree they make."""
+
+import asyncio
+
+import orjson
+import pytest
+
+from storage.types import StepWrite
+
+
+async def test_a_step_is_shown_whole(proxy):
+    """Request, what was added, response, ids, logprobs, timing, fidelity."""
+    (step_id,) = await proxy.turns("r1", 1)
+    step = (await proxy.get(f"/rollouts/r1/steps/{step_id}")).json
+    listed = (await proxy.get("/rollouts/r1/steps")).json
+
+    assert [step] == listed["steps"]
+    assert listed["after"] is None
+    assert (step_id, "r1", 0, "chat") == (step["step_id"], step["rollout_id"], step["index"], step["dialect"])
+    assert {"return_token_ids": True, "logprobs": True} == step["sent"]["set"]
+    assert "return_token_ids" not in step["request"]
+    assert {"asked": "policy", "served": "policy"} == step["model"]
+    choice = step["choices"][0]
+    assert len(choice["ids"]) == len(choice["logprobs"]) == step["usage"]["completion_tokens"]
+    assert len(step["prompt_ids"]) == step["usage"]["prompt_tokens"]
+    assert step["response"]["choices"][0]["token_ids"] is None
+    assert {"exact": True, "problems": [], "why": []} == step["fidelity"]
+    timing = step["timing"]
+    assert timing["received"] <= timing["sent"] <= timing["first_byte"] <= timing["last_byte"] <= timing["stored"]
+
+
+async def test_several_prompts_are_shown_apart(proxy):
+    """`prompt_ids` is null then, so that nobody pairs a choice with the wrong one."""
+    body = {"model": "policy", "prompt": ["one", "and two"], "max_tokens": 2}
+    await proxy.post("/rollouts/r1/v1/completions", body)
+    (step,) = (await proxy.get("/rollouts/r1/steps")).json["steps"]
+
+    assert step["prompt_ids"] is None
+    assert [0, 1] == [choice["prompt"] for choice in step["choices"]]
+    assert 2 == len(step["prompts"])
+
+
+async def test_steps_are_paged_by_index_and_come_as_lines_if_accepted(proxy):
+    """Neither repeated nor skipped; one JSON object a line."""
+    ids = await proxy.turns("r1", 5)
+    first = (await proxy.get("/rollouts/r1/steps?limit=2")).json
+    second = (await proxy.get(f"/rollouts/r1/steps?limit=9&after={first['after']}")).json
+    lines = await proxy.get("/rollouts/r1/steps", headers={"Accept": "application/x-ndjson"})
+
+    assert ids == [step["step_id"] for step in first["steps"] + second["steps"]]
+    assert ids == [orjson.loads(line)["step_id"] for line in lines.text.splitlines()]
+
+
+async def test_a_step_that_is_not_there_is_404(proxy):
+    """The sentence names it."""
+    await proxy.chat("r1")
+    answer = await proxy.get("/rollouts/r1/steps/nothing")
+
+    assert 404 == answer.status
+    assert "nothing" in answer.json["error"]["message"]
+
+
+@pytest.mark.parametrize("query", ["after=x", "after=-1", f"after={10**30}", "limit=0", "before=1"])
+async def test_a_page_that_is_none_is_400(proxy, query):
+    """As everywhere."""
+    await proxy.chat("r1")
+
+    assert 400 == (await proxy.get(f"/rollouts/r1/steps?{query}")).status
+
+
+@pytest.fixture(params=["short", "long"])
+def length(request, monkeypatch):
+    """A short rollout is read in one round trip, a long one page by page: here, by pages of one record."""
+    if request.param == "long":
+        monkeypatch.setattr("proxy.api.control.steps._PAGE", 1)
+    return request.param
+
+
+READING = [
+    ("/steps", "short", "read"), ("/steps", "short", "blocks"), ("/tree", "short", "read_all"),
+    ("/export", "short", "read_all"), ("/tree", "long", "read"), ("/tree", "long", "blocks"),
+    ("/export", "long", "read"), ("/export", "long", "blocks"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "length", "verb"), READING, indirect=["length"])
+async def test_a_step_stored_while_others_are_read_harms_nothing(proxy, store, path, verb, length):
+    """It is read whole or not yet: what it leans on is never missing."""
+    await proxy.chat("r1")
+    store.waiting[verb], store.reached[verb] = asyncio.Event(), asyncio.Event()
+    reading = asyncio.ensure_future(proxy.get(f"/rollouts/r1{path}"))
+    await store.reached[verb].wait()
+    await proxy.chat("r1", {"role": "user", "content": "word " * 2000}, max_tokens=2)  # a prompt of several blocks
+    store.waiting.pop(verb).set()
+
+    assert (200, 200) == ((await reading).status, (await proxy.get(f"/rollouts/r1{path}")).status)
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("path", ["/steps", "/steps/{step}", "/tree", "/export"])
+async def test_a_rollout_deleted_while_it_is_read_is_404(proxy, store, path, again, length):
+    """Also if it is there again: halves of two lives are no rollout."""
+    (step,) = await proxy.turns("r1", 1)
+    verb = "read_all" if length == "short" and path in {"/tree", "/export"} else "marks"
+    store.waiting[verb], store.reached[verb] = asyncio.Event(), asyncio.Event()
+    reading = asyncio.ensure_future(proxy.get(f"/rollouts/r1{path.format(step=step)}"))
+    await store.reached[verb].wait()
+    await proxy.delete("/rollouts/r1")
+    if again:
+        await proxy.chat("r1")
+    store.waiting.pop(verb).set()
+
+    assert 404 == (await reading).status
+
+
+async def test_many_steps_are_shown_like_few(proxy):
+    """Beyond a few dozen the work is done beside the event loop."""
+    ids = await proxy.turns("r1", 40)
+    steps = (await proxy.get("/rollouts/r1/steps")).json["steps"]
+    tree = (await proxy.get("/rollouts/r1/tree")).json
+
+    assert ids == [step["step_id"] for step in steps] == [node["step_id"] for node in tree["nodes"]]
+
+
+async def test_a_damaged_record_is_told_and_never_passed_over(proxy, store):
+    """Exporting less than there is, in silence, is not an option."""
+    await proxy.chat("r1")
+    stored = await store.get("r1")
+    await store.append(StepWrite("r1", stored.incarnation, "broken", b"TT\x01 not a record"), now_ms=1)
+
+    for path in ("/steps", "/export", "/tree"):
+        answer = await proxy.get(f"/rollouts/r1{path}")
+        assert (409, "damaged_step") == (answer.status, answer.json["error"]["code"])
+        assert "index 1" in answer.json["error"]["message"]
+
+
+async def test_the_tree_of_a_conversation_is_one_branch(proxy):
+    """Each turn hangs under the one before, by ids."""
+    await proxy.turns("r1", 3)
+    tree = (await proxy.get("/rollouts/r1/tree")).json
+
+    assert [None, 0, 1] == [node["parent"] for node in tree["nodes"]]
+    assert {"steps": 3, "nodes": 3, "roots": 1, "leaves": 1, "sequences": 1, "drift": 0}.items() <= tree[
+        "counts"
+    ].items()
+
+
+async def test_the_tree_reports_drift(proxy):
+    """A template that strips earlier reasoning makes ids part where messages go on."""
+    kwargs = {"chat_template_kwargs": {"enable_thinking": True}}
+    user = {"role": "user", "content": "hi"}
+    said = await proxy.chat("r1", user, **kwargs)
+    assistant = {"role": "assistant", "content": said.message["content"]}
+    await proxy.chat("r1", user, assistant, {"role": "user", "content": "go on"}, **kwargs)
+    tree = (await proxy.get("/rollouts/r1/tree")).json
+
+    (drift,) = tree["drift"]
+    assert said.step_id == drift["earlier_step_id"]
+    assert drift["expected_ids"] != drift["found_ids"]
+    assert [None, None] == [node["parent"] for node in tree["nodes"]]

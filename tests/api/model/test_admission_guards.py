@@ -1,0 +1,40 @@
+"""What a call must pass before anything is sent."""
+
+import pytest
+
+from proxy.api.model.admission import GUARDS
+from proxy.errors import LimitReached, RolloutClosed
+from proxy.rollouts.rollout import FINISHED, Limits, Rollout
+
+
+def check(now_ms: int = 1000, **named) -> None:
+    rollout = Rollout("r1", "b", 1000, 1000, **named)
+    for guard in GUARDS:
+        guard(rollout, now_ms)
+
+
+@pytest.mark.parametrize("status", FINISHED)
+def test_a_finished_rollout_is_closed(status):
+    """Whatever it finished as."""
+    with pytest.raises(RolloutClosed, match=status):
+        check(status=status)
+
+
+@pytest.mark.parametrize(
+    ("limits", "counts", "now_ms"),
+    [
+        (Limits(max_steps=2), {"steps": 2}, 1000),
+        (Limits(max_tokens=10), {"sampled_tokens": 12}, 1000),
+        (Limits(deadline_s=1.5), {}, 2501),
+        (Limits(max_steps=0), {}, 1000),
+    ],
+)
+def test_a_used_up_limit_refuses(limits, counts, now_ms):
+    """Steps, sampled tokens, seconds since it was opened."""
+    with pytest.raises(LimitReached):
+        check(now_ms, limits=limits, counts=counts)
+
+
+def test_below_every_limit_a_call_passes():
+    """Also one step, token and millisecond below."""
+    check(2500, limits=Limits(3, 10, 1.5), counts={"steps": 2, "sampled_tokens": 9})

@@ -1,0 +1,190 @@
+"""What is passed on unrecorded."""
+
+import re
+
+import aiohttp
+import pytest
+from aiohttp import web
+from fakes import proxying
+from yarl import URL
+
+from proxy.api.model.unrecorded import names_a_model
+
+MODELS = {"object": "list", "data": [{"id": "policy", "object": "model", "max_model_len": 2048}]}
+
+
+@pytest.fixture(autouse=True)
+def answered(engine):
+    """The engine lists its models, and says back what it was sent."""
+
+    async def answering(request, body):
+        if request.path == "/v1/models":
+            return web.json_response(MODELS)
+        return web.json_response({"path": request.raw_path, "body": body, "method": request.method}, status=207)
+
+    engine.answering = answering
+
+
+async def test_an_allowed_path_is_passed_on_untouched(store, engine):
+    """Method, query, body and status pass; nothing is recorded."""
+    async with (
+        proxying(engine.url, store) as served,
+        aiohttp.ClientSession() as http,
+        http.post(URL(served.url + "/tokenize?a=%2F", encoded=True), json={"prompt": "x"}) as answer,
+    ):
+        shown = await answer.json()
+
+    assert 207 == answer.status
+    assert {"path": "/tokenize?a=%2F", "body": {"prompt": "x"}, "method": "POST"} == shown
+    assert () == (await store.list()).names
+
+
+async def test_an_allowed_path_passes_under_a_rollout_too(store, engine):
+    """A client with a rollout's base URL finds the same paths there."""
+    async with (
+        proxying(engine.url, store) as served,
+        aiohttp.ClientSession() as http,
+        http.post(served.url + "/rollouts/r1/v1/embeddings", json={"input": "x"}) as answer,
+    ):
+        assert "/v1/embeddings" == (await answer.json())["path"]
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/v1/models", ["policy"]),
+        ("/rollouts/r1/v1/models", ["policy"]),
+    ],
+)
+async def test_the_engines_models_are_listed(store, engine, path, expected):
+    """As the engine lists them."""
+    async with (
+        proxying(engine.url, store) as served,
+        aiohttp.ClientSession() as http,
+        http.get(served.url + path) as answer,
+    ):
+        assert expected == [model["id"] for model in (await answer.json())["data"]]
+
+
+async def test_aliases_are_listed_beside_the_models_they_name(store, engine):
+    """An alias looks like the model it names; one that names nothing is not listed, nor is the catch-all."""
+    aliases = {"gpt-4o": "policy", "*": "policy", "lost": "nothing"}
+    async with proxying(engine.url, store, models=aliases) as served, aiohttp.ClientSession() as http:
+        async with http.get(served.url + "/v1/models") as answer:
+            listed = await answer.json()
+        async with http.get(served.url + "/v1/models/gpt-4o") as answer:
+            one = await answer.json()
+
+    assert ["policy", "gpt-4o"] == [model["id"] for model in listed["data"]]
+    assert ("gpt-4o", 2048) == (one["id"], one["max_model_len"])
+
+
+async def test_an_alias_that_names_nothing_is_404(store, engine):
+    """As an unknown model is."""
+    async with (
+        proxying(engine.url, store, models={"lost": "nothing"}) as served,
+        aiohttp.ClientSession() as http,
+        http.get(served.url + "/v1/models/lost") as answer,
+    ):
+        assert 404 == answer.status
+
+
+async def test_without_an_engine_it_is_503(store):
+    """The sentence says what to configure."""
+    async with (
+        proxying(None, store) as served,
+        aiohttp.ClientSession() as http,
+        http.get(served.url + "/v1/models") as answer,
+    ):
+        assert (503, "engine_unreachable") == (answer.status, (await answer.json())["error"]["code"])
+
+
+@pytest.mark.parametrize("eject_after", [1, 99], ids=["passed over", "tried in vain"])
+async def test_with_one_of_two_endpoints_dead_nothing_fails(store, engine, eject_after):
+    """What is passed on goes on to the next endpoint as calls do, and no longer tries one that is passed over."""
+    endpoints = [{"url": "http://127.0.0.1:9", "name": "dead"}, {"url": engine.url, "name": "live"}]
+    paths = [f"/p{n}" for n in range(20)]
+    said = {
+        "engines": {"endpoints": endpoints, "passthrough": paths, "eject_after": eject_after, "base_ejection_s": 600}
+    }
+    async with proxying(None, store, models={"alias": "policy"}, **said) as served, aiohttp.ClientSession() as http:
+
+        async def faults():
+            async with http.get(served.url + "/metrics") as answer:
+                return sum(map(float, re.findall(r'engine_faults_total\{engine="dead".*\} (.*)', await answer.text())))
+
+        async with http.get(served.url + "/engines"):
+            before = await faults()
+        for path in [*paths, "/v1/models", "/v1/models/alias"]:
+            method = "GET" if "models" in path else "POST"
+            async with http.request(method, served.url + path, json={}) as answer:
+                assert answer.status in {200, 207}
+        tried = await faults() - before
+
+    assert tried == 0 if eject_after == 1 else tried > 0
+
+
+JUNK = [
+    b"", b"no", b"\xff", b"null", b"7", b'"data"', b"[]", b"{}", b'{"data": null}', b'{"data": 5}', b'{"data": {"id": 1}}',
+    b'{"data": [null]}', b'{"data": ["policy"]}', b'{"data": [[]]}', b'{"data": [{}]}', b'{"data": [{"id": 7}]}',
+    b'{"data": [{"id": []}]}', b'{"data": [{"id": {}}]}', b'{"error": {"message": "no"}}', b"[" * 5000, b'{"data": [NaN]}',
+    b'{"data":[' + b'{"id":"x"},' * 20_000 + b"{}]}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("junk", JUNK, ids=lambda junk: junk[:30].decode("latin-1"))
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/alias"])
+@pytest.mark.parametrize("version", [None, "2023-06-01"])
+async def test_a_list_of_models_that_is_none_is_the_engines_fault(store, engine, http, junk, path, version):
+    """502 in the shape of the client's dialect, whatever the engine answers with status 200."""
+
+    async def answering(request, body):
+        return web.Response(body=junk, content_type="application/json")
+
+    engine.answering = answering
+    headers = {} if version is None else {"anthropic-version": version}
+    async with (
+        proxying(engine.url, store, models={"alias": "policy"}) as served,
+        http.get(served.url + path, headers=headers) as answer,
+    ):
+        said = await answer.json()
+
+    assert 502 == answer.status
+    assert "the engine broke off, or its answer cannot be read" in said["error"]["message"]
+    assert (version is not None) == ("code" not in said["error"])
+
+
+async def test_models_of_odd_fields_are_listed(store, engine, http):
+    """What is beside the id may be anything."""
+    odd = [{"id": "a", "created": "x", "max_model_len": []}, {"id": "b", "created": 10**30, "max_model_len": 1.5}]
+
+    async def answering(request, body):
+        return web.json_response({"data": odd})
+
+    engine.answering = answering
+    async with proxying(engine.url, store, models={"alias": "a"}) as served:
+        for headers in ({}, {"anthropic-version": "2023-06-01"}):
+            async with http.get(served.url + "/v1/models", headers=headers) as answer:
+                assert {"a", "b", "alias"} == {model["id"] for model in (await answer.json())["data"]}
+
+
+async def test_a_client_that_leaves_closes_the_engines_connection(store, engine):
+    """Nothing goes on for nobody."""
+    engine.streams([b"a" * 10], then="hang")
+    async with proxying(engine.url, store) as served, aiohttp.ClientSession() as http:
+        async with http.post(served.url + "/tokenize", json={}) as answer:
+            await answer.content.readexactly(10)
+            answer.close()
+        await engine.aborted.wait()
+
+    assert engine.aborted.is_set()
+
+
+@pytest.mark.parametrize(
+    ("segments", "expected"),
+    [("", True), ("policy", True), ("org/name-1.5", True), ("org%2Fname", True), ("a..b", True), ("gr%C3%BC%C3%9F", True),
+     ("..", False), ("a/../b", False), ("%2e%2E/x", False), ("a%5c..%5cb", False), ("%252e", False), ("a%0a", False)],
+)  # fmt: skip
+def test_a_models_name_does_not_climb(segments, expected):
+    """Dot segments, control characters and doubly encoded letters are no model's name."""
+    assert expected == names_a_model(segments)

@@ -1,0 +1,227 @@
+"""Bodies from the connection: decompressed, bounded, counted."""
+
+import asyncio
+import gzip
+import zlib
+from types import SimpleNamespace
+
+import orjson
+import pytest
+import zstandard
+from fakes import proxying
+from hypothesis import given
+from hypothesis import strategies as st
+from recorded import load
+
+from proxy.api import body_reader as reading
+from proxy.api.body_reader import _SOURCES, off_loop, read_bytes, read_json
+from proxy.api.context import PARTS
+from proxy.api.memory_limit import Reservation
+from proxy.errors import EngineBroke, Overloaded, TooLarge
+
+WHOLE = load("chat_ids_lp")
+CHAT = "/rollouts/r1/v1/chat/completions"
+BODY = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "hi" * 500}]})
+
+
+def raw_deflate(text: bytes) -> bytes:
+    packing = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    return packing.compress(text) + packing.flush()
+
+
+PACKED = {
+    "gzip": [gzip.compress(BODY), gzip.compress(BODY[:50]) + gzip.compress(b"") + gzip.compress(BODY[50:])],
+    "x-gzip": [gzip.compress(BODY)],
+    "deflate": [zlib.compress(BODY), raw_deflate(BODY)],
+    "zstd": [zstandard.compress(BODY), zstandard.compress(BODY[:50]) + zstandard.compress(BODY[50:])],
+    "identity": [BODY],
+    "": [BODY],
+}
+
+
+CASES = [(coding, number) for coding, several in PACKED.items() for number in range(len(several))]
+
+
+@pytest.mark.parametrize(("coding", "number"), CASES)
+async def test_every_coding_that_is_supported_reaches_the_engine_inflated(store, engine, http, coding, number):
+    """In any case, with and without deflate's header, in several members or frames."""
+    engine.plays(WHOLE)
+    async with proxying(engine.url, store) as served:
+        for said in (coding, coding.upper()):
+            async with http.post(
+                served.url + CHAT, data=PACKED[coding][number], headers={"Content-Encoding": said}
+            ) as answer:
+                assert 200 == answer.status, await answer.text()
+
+    assert ["hi" * 500] * 2 == [body["messages"][0]["content"] for body in engine.asked]
+    assert all("content-encoding" not in headers for headers in engine.headers)
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "zstd"])
+@pytest.mark.parametrize("damage", [
+    lambda packed: packed[:-9], lambda packed: packed[:1], lambda packed: packed + b"rest of something", lambda _: b"{}",
+])  # fmt: skip
+async def test_a_damaged_stream_is_400(store, engine, http, coding, damage):
+    """Cut off, followed by other bytes, or not of that coding at all: nothing is sent."""
+    async with proxying(engine.url, store) as served:
+        data = damage(PACKED[coding][0])
+        async with http.post(served.url + CHAT, data=data, headers={"Content-Encoding": coding}) as answer:
+            said = await answer.json()
+
+    assert (400, "bad_request") == (answer.status, said["error"]["code"])
+    assert [] == engine.asked
+
+
+@pytest.mark.parametrize("coding", ["br", "bogus", "gzip, gzip", "gzip, identity"])
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/rollouts", "/v1/embeddings"])
+async def test_another_coding_is_415_in_the_shape_of_the_path(store, engine, http, coding, path):
+    """On both APIs; the message names what is supported."""
+    async with (
+        proxying(engine.url, store) as served,
+        http.post(served.url + path, data=b"{}", headers={"Content-Encoding": coding}) as answer,
+    ):
+        said = await answer.json()
+
+    assert (400 if path == "/v1/messages" else 415) == answer.status  # Anthropic's API has no 415
+    assert "gzip" in said["error"]["message"]
+    assert "unsupported_encoding" == said["error"].get("code", "unsupported_encoding")
+    assert ("type" in said) == (path == "/v1/messages")
+    assert [] == engine.asked
+
+
+@given(
+    text=st.binary(max_size=5000) | st.binary(min_size=1, max_size=9).map(lambda part: part * 9000),
+    coding=st.sampled_from(["gzip", "deflate", "zstd"]),
+    size=st.integers(1, 3000),
+    parts=st.integers(1, 4),
+)
+def test_pieces_of_any_size_are_the_text(text, coding, size, parts):
+    """No byte is lost between two pieces, and none is longer than was asked for."""
+    pack = {"gzip": gzip.compress, "deflate": zlib.compress, "zstd": zstandard.compress}[coding]
+    cut = len(text) // parts + 1
+    several = [text[at : at + cut] for at in range(0, len(text), cut)] if coding != "deflate" else [text]
+    source = _SOURCES[coding](b"".join(map(pack, several or [b""])))
+    pieces = []
+    while piece := source.read(size):
+        pieces.append(piece)
+
+    assert text == b"".join(pieces)
+    assert all(len(piece) <= size for piece in pieces)
+
+
+def test_members_without_content_are_bounded():
+    """Each costs time and gives nothing."""
+    source = _SOURCES["gzip"](gzip.compress(b"") * 1001)
+    with pytest.raises(EOFError):
+        source.read(10)
+
+
+class Watched:
+    """A pressure that notes every growth, and refuses over a limit."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.held, self.highest = most, 0, 0
+
+    def reserve(self) -> Reservation:
+        return Reservation(self)
+
+    def take(self, more: int, *, own: int) -> None:
+        if self.held + more > self.most:
+            raise Overloaded("full")
+        self.held += more
+        self.highest = max(self.highest, self.held)
+
+
+def asked(data: bytes, *, most: int, held: int, length: int | None = None, coding: str = "gzip"):
+    """A request of these bytes, as far as it is read."""
+    reads = [data, b""]
+
+    class Content:
+        def is_eof(self):
+            return True
+
+        async def readany(self):
+            return reads.pop(0)
+
+    class Request(dict):
+        content, content_length = Content(), length
+        headers = SimpleNamespace(getall=lambda *_: (coding,))
+
+    request = Request()
+    agents = SimpleNamespace(max_body_bytes=most, body_timeout_s=9)
+    pressure = Watched(held)
+    request.app = {PARTS: SimpleNamespace(settings=SimpleNamespace(agents=agents), pressure=pressure)}
+    return request, pressure
+
+
+async def test_bytes_are_reserved_before_they_are_inflated(monkeypatch):
+    """The next piece is not inflated where there is no room for it."""
+    inflated = []
+    inflate = reading._Zlib.read
+    monkeypatch.setattr(reading._Zlib, "read", lambda self, size: inflated.append(inflate(self, size)) or inflated[-1])
+    request, pressure = asked(gzip.compress(bytes(2**25)), most=2**26, held=2**19)
+    with pytest.raises(Overloaded):
+        await read_bytes(request)
+
+    assert sum(map(len, inflated)) <= 2**19
+    assert pressure.highest <= 2**19
+
+
+async def test_an_announced_length_is_reserved_before_a_byte_is_read():
+    """And one that is too long is refused as early."""
+    request, pressure = asked(b"x", most=1000, held=10, length=11)
+    with pytest.raises(Overloaded):
+        await read_bytes(request)
+    assert 0 == pressure.highest
+    request, pressure = asked(b"x", most=1000, held=10, length=1001)
+    with pytest.raises(TooLarge):
+        await read_bytes(request)
+
+
+async def test_a_body_inflates_to_a_hundred_times_its_bytes_at_most():
+    """One megabyte is free; over the ratio it is refused, and little more was inflated."""
+    request, pressure = asked(gzip.compress(bytes(2**20)), most=2**26, held=2**27)
+    assert 2**20 == len(await read_bytes(request))
+    packed = gzip.compress(bytes(2**25))
+    request, pressure = asked(packed, most=2**26, held=2**27)
+    with pytest.raises(TooLarge, match="100 times"):
+        await read_bytes(request)
+
+    assert pressure.highest < 100 * len(packed) + 2**21
+
+
+async def test_what_a_request_reserved_is_free_again_when_it_is_answered(store, engine, http):
+    """Whether it went well or not, on both APIs."""
+    engine.plays(WHOLE)
+    calls = [("POST", CHAT, BODY), ("POST", CHAT, b"no"), ("POST", "/rollouts", b"{}"), ("POST", "/rollouts", b"no")]
+    async with proxying(engine.url, store) as served:
+        for method, path, data in calls:
+            async with http.request(method, served.url + path, data=data) as answer:
+                await answer.read()
+            async with http.get(served.url + "/metrics") as metrics:
+                assert "tokentape_in_flight_bytes 0.0" in await metrics.text()
+
+
+async def test_little_work_is_done_at_once_and_much_in_a_thread():
+    """So that a small body costs no change of threads, and a large one stops nobody."""
+    here = asyncio.get_running_loop()
+
+    def runs_here() -> bool:
+        try:
+            return asyncio.get_running_loop() is here
+        except RuntimeError:
+            return False
+
+    assert (True, False) == (await off_loop(2**16, runs_here), await off_loop(2**16 + 1, runs_here))
+
+
+@pytest.mark.parametrize("junk", [b"", b"no", b"\xff", b'{"a":', b"[" * 2000])
+async def test_an_engines_side_answer_that_is_not_json_is_its_fault(junk):
+    """Whatever it is."""
+
+    async def whole(body):
+        return bytearray(body)
+
+    with pytest.raises(EngineBroke):
+        await read_json(SimpleNamespace(whole=lambda: whole(junk)))
+    assert [1] == await read_json(SimpleNamespace(whole=lambda: whole(b"[1]")))

@@ -1,0 +1,68 @@
+"""Aliases that name nothing, and tokenizers that cannot be loaded."""
+
+import pytest
+from fakes import settings_for
+from findings import graded, of_all
+
+from proxy.cli.check import models
+from proxy.cli.check.models import check_aliases, check_tokenizer
+from proxy.config import settings as config
+from proxy.config.sections import EndpointSettings
+from proxy.errors import NotValid
+from proxy.server.listener import simulating
+from proxy.simulator.options import Options
+
+
+async def test_an_alias_that_names_nothing_is_a_fault(tmp_path):
+    """Told with what the engine does list, so that it can be mended without looking."""
+    aliases = {"gpt-4o": "simulated", "policy": "polcy"}
+    async with simulating("127.0.0.1:0", Options()) as url:
+        found = await of_all(settings_for(url, models=aliases, store={"url": f"embedded:{tmp_path / 'store'}"}))
+
+    (fault,) = graded(found)["fault"]
+    assert "models 'policy': it stands for 'polcy', which no engine lists -> the engines list simulated" in fault
+    assert "models 'gpt-4o': it stands for 'simulated'" in graded(found)["ok"][-1]
+
+
+def test_an_alias_that_some_engines_lack_is_a_note():
+    """Calls go to any of them."""
+    (note,) = graded(list(check_aliases({"*": "m"}, {"a": ["m"], "b": ["x"]})))["note"]
+
+    assert "not listed by b" in note
+
+
+def test_aliases_of_engines_that_told_nothing_are_passed_over():
+    """That an engine is away was said before."""
+    assert [] == list(check_aliases({"*": "m"}, {}))
+
+
+@pytest.mark.parametrize(
+    ("refusal", "mend"),
+    [
+        ("it cannot be loaded: no such folder", "a folder with tokenizer.json"),
+        ("pip install 'tokentape[tokenizer]'", ""),
+    ],
+)
+async def test_a_tokenizer_that_cannot_be_loaded_is_a_fault(monkeypatch, refusal, mend):
+    """With what to do, unless the refusal says that itself. What is refused is in tests/upstream/test_tokenizers.py."""
+
+    def load(path):
+        assert "none/here" == path
+        raise NotValid(refusal)
+
+    monkeypatch.setattr(models, "load", load)
+    finding = await check_tokenizer(EndpointSettings(url="http://127.0.0.1:9", tokenizer="none/here"))
+
+    assert ("fault", refusal) == (finding.grade, finding.seen)
+    assert mend in finding.mend
+
+
+async def test_a_tokenizer_of_an_engine_is_tried(tmp_path, monkeypatch):
+    """Of each endpoint that has one; one that loads is told."""
+    monkeypatch.setattr(models, "load", lambda _: None)
+    async with simulating("127.0.0.1:0", Options()) as url:
+        engines = {"endpoints": [{"url": url, "tokenizer": "good/one"}]}
+        said = {"listen": "127.0.0.1:0", "engines": engines, "store": {"url": f"embedded:{tmp_path / 'store'}"}}
+        found = graded(await of_all(config.load(**said)))
+
+    assert any("tokenizer good/one: it loads" in each for each in found["ok"])

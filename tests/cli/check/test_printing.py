@@ -1,0 +1,49 @@
+"""`tokentape check`: findings, as they are found."""
+
+import orjson
+
+from proxy.cli.check import Finding, one, print_findings
+
+FOUND = (
+    Finding("listen", "ok", "free"),
+    Finding("store", "note", "clock \x1b[2J", "set [it]"),
+    Finding("engine", "fault", "away\nand lost", "start it"),
+)
+
+
+async def found(*findings):
+    for finding in findings:
+        yield finding
+
+
+async def test_each_finding_has_a_mark_and_what_mends_it_below(printed):
+    """What engines answered is harmless, and no markup; a fault makes all of it one."""
+    out = printed()
+    is_well = await print_findings(found(*FOUND), out, as_json=False)
+
+    assert not is_well
+    assert [
+        "ok   listen: free",
+        "note store: clock \\x1b[2J",
+        "     -> set [it]",
+        "FAIL engine: away",
+        "     and lost",
+        "     -> start it",
+    ] == out.file.getvalue().splitlines()
+
+
+async def test_notes_are_no_faults(printed):
+    """Worth knowing, and well all the same."""
+    assert await print_findings(found(*FOUND[:2]), printed(), as_json=False)
+
+
+async def test_as_json_all_findings_are_one_document(printed, capsys):
+    """With whether all is well."""
+    out = printed()
+    await print_findings(one(FOUND[2]), out, as_json=True)
+
+    assert {
+        "well": False,
+        "findings": [{"subject": "engine", "grade": "fault", "seen": "away\nand lost", "mend": "start it"}],
+    } == orjson.loads(capsys.readouterr().out)
+    assert "" == out.file.getvalue()

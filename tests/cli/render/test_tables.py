@@ -1,0 +1,97 @@
+"""Rollouts and groups, a line each."""
+
+import pytest
+
+from proxy.cli.console import answers
+from proxy.cli.render.tables import age, drift, groups_table, number, rollouts_table
+
+
+def rollout(name: str, **said) -> dict:
+    counts = {"steps": 3, "exact": 2, "flagged": 1, "error": 0, "sampled_tokens": 12_345}
+    told = {"rollout_id": name, "group_id": "g1", "status": "completed", "reward": 0.25, "drift": {"edited": 1}}
+    return {**told, "counts": counts, "created_ms": 0, **said}
+
+
+def group(name: str, **said) -> dict:
+    told = {"group_id": name, "status": "open", "finished": 1, "members": 4, "size": 4, "policy_version": "7"}
+    return {**told, "created_ms": 0, **said}
+
+
+def lines(table, out) -> list[str]:
+    out.print(table)
+    return out.file.getvalue().splitlines()
+
+
+def test_everything_of_a_rollout_is_on_its_line(printed):
+    """Where there is room for it."""
+    table, hidden = rollouts_table([rollout("demo")], 4096, now_ms=7200_000)
+    head, line = lines(table, printed())
+
+    assert [] == hidden
+    assert ["demo", "g1", "completed", "0.25", "3", "2", "1", "0", "12345", "1", "edited", "2", "h"] == line.split()
+    assert [
+        "rollout",
+        "group",
+        "status",
+        "reward",
+        "steps",
+        "exact",
+        "flagged",
+        "error",
+        "sampled",
+        "drift",
+        "age",
+    ] == head.split()
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 80, 100, 200])
+def test_a_table_fits_into_any_width(printed, width):
+    """What matters least goes first, and is named; a long id is folded, never cut."""
+    name = "rollout-" + "0123456789" * 4
+    table, hidden = rollouts_table([rollout(name)], width, now_ms=0)
+    shown = lines(table, printed(width, is_terminal=True))
+
+    assert all(len(plain(line)) <= width for line in shown)
+    assert name == "".join(plain(line).split(" ")[0] for line in shown[1:])
+    assert {"rollout", "status"}.isdisjoint(hidden)
+    assert hidden or width >= 100
+    assert hidden == [] or "age" in hidden
+
+
+def test_names_of_others_are_no_markup_and_no_escapes(printed):
+    """Rollouts and groups are named by whoever opens them."""
+    table, _ = rollouts_table([rollout("[red]a\u202e", group_id="\x1b[2J")], 4096, now_ms=0)
+    _, line = lines(table, printed())
+
+    assert line.startswith(r"[red]a\u202e  \x1b[2J")
+
+
+def test_a_group_tells_who_holds_it_or_why_it_was_dropped(printed):
+    """And how many of its rollouts are finished."""
+    table, _ = groups_table([group("g1", consumer="t1", status="claimed"), group("g2", why="stale")], 4096, now_ms=5000)
+    _, first, second = lines(table, printed())
+
+    assert ["g1", "claimed", "1/4", "4", "7", "t1", "5", "s"] == first.split()
+    assert "stale" in second
+
+
+def test_numbers_and_times_are_short():
+    """As people say them."""
+    assert ["", "1", "0.333333"] == [number(None), number(1.0), number(1 / 3)]
+    assert ["now", "59 s", "2 min", "3 h", "2 d"] == [age(ms * 1000) for ms in (-1, 59, 120, 10_800, 172_800)]
+    assert ["", "2 edited, 1 template"] == [drift(None), drift({"template": 1, "edited": 2})]
+
+
+def plain(line: str) -> str:
+    """A line without its colours."""
+    from rich.text import Text
+
+    return Text.from_ansi(line).plain
+
+
+def test_the_width_of_a_file_has_no_end(tmp_path):
+    """A table that is written into a file has all columns."""
+    with (tmp_path / "out").open("w") as file:
+        _, hidden = rollouts_table([rollout("x" * 256)], answers(file).width, now_ms=0)
+
+    assert [] == hidden

@@ -1,0 +1,64 @@
+"""`tokentape export`: what it says, and its report."""
+
+import orjson
+import pytest
+from aiohttp import web
+
+from proxy.cli.export import Wanted, export_to
+from proxy.cli.push import Delivery, push_all
+
+
+def wanted(*rollouts: str, container: str = "ndjson") -> Wanted:
+    return Wanted("sequences", rollouts, None, "exact", container)
+
+
+async def test_the_report_counts_what_is_in_the_file(place, filled, tmp_path, capsys):
+    """Bytes and rows; what is left out is told by count and reason, to people as well."""
+    out = tmp_path / "rows"
+    await export_to(place.url, None, wanted("demo", "bad"), out, api_key=None, as_json=True)
+    said = capsys.readouterr()
+    told = orjson.loads(said.out)
+
+    assert (str(out), "sequences", "ndjson") == (told["out"], told["format"], told["container"])
+    assert (out.stat().st_size, 2) == (told["bytes"], told["rows"])
+    assert 2 == len(out.read_bytes().splitlines())
+    (left_out,) = told["skipped"]
+    assert left_out.startswith("1; ")
+    assert f"left out: {left_out}" in said.err
+
+
+async def test_without_json_standard_output_is_the_rows_alone(place, filled, capfdbinary):
+    """So that it can be piped."""
+    await export_to(place.url, None, wanted("demo"), None, api_key=None, as_json=False)
+    rows = capfdbinary.readouterr().out.splitlines()
+
+    assert ["demo", "demo"] == [orjson.loads(row)["rollout_id"] for row in rows]
+
+
+async def test_rows_of_a_container_without_lines_are_not_counted(place, filled, tmp_path, capsys):
+    """Null, rather than a guess."""
+    await export_to(place.url, None, wanted("demo", container="json"), tmp_path / "rows", api_key=None, as_json=True)
+
+    assert None is orjson.loads(capsys.readouterr().out)["rows"]
+
+
+@pytest.mark.parametrize("scored", [True, False])
+async def test_groups_are_told_one_by_one(place, asked, engine, capsys, scored):
+    """What became of each, and whether the service has them all."""
+
+    async def answering(request, body):
+        return web.json_response({"max_token_len": 0, "status": "received"})
+
+    engine.answering = answering
+    engine.facts = {}
+    await asked("POST", "/groups", {"group_id": "g", "size": 1})
+    (member,) = (await asked("GET", "/groups/g"))["rollouts"]
+    name = member["rollout_id"]
+    await asked("POST", f"/rollouts/{name}/v1/completions", {"prompt": "once", "max_tokens": 4})
+    if scored:
+        await asked("POST", f"/rollouts/{name}/finish", {"status": "completed", "reward": 1.0})
+    is_received = await push_all(place.url, None, wanted(), Delivery(engine.url), api_key=None, as_json=True)
+    told = orjson.loads(capsys.readouterr().out)
+
+    assert (is_received, scored) == (told["received"], told["groups"][0]["told"] == "received")
+    assert bool(told["groups"][0]["reasons"]) != scored

@@ -1,0 +1,275 @@
+"""`tokentape export --push`: scored groups, in Atropos' own service."""
+
+import io
+
+import pytest
+from aiohttp import web
+from atropos import atropos_service
+from fakes import proxying
+from rich.console import Console
+
+from proxy.cli import push as pushing
+from proxy.cli.export import Wanted
+from proxy.cli.push import Delivery, Member, Scored, assert_even, judge, push
+from proxy.export import Rows
+from proxy.server.listener import simulating
+from proxy.simulator.options import Options
+
+WANTED = Wanted("scored_data", (), None, "exact", "ndjson")
+TRAINER = {
+    "wandb_group": "g", "wandb_project": "p", "batch_size": 4, "max_token_len": 4096, "checkpoint_dir": "",
+    "save_checkpoint_interval": 0, "starting_step": 0, "num_steps": 1,
+}  # fmt: skip
+ENVIRONMENT = {"max_token_length": 4096, "desired_name": "e", "weight": 1.0, "group_size": 4}
+
+
+async def asked(http, method, url, body=None):
+    async with http.request(method, url, json=body) as answer:
+        assert answer.status < 300, await answer.text()
+        return await answer.json(content_type=None)
+
+
+@pytest.fixture
+async def service(http):
+    """The service with a trainer and an environment of groups of four: its URL and the environment's id."""
+    async with atropos_service() as url:
+        await asked(http, "POST", url + "/register", TRAINER)
+        await asked(http, "GET", url + "/batch")
+        env = await asked(http, "POST", url + "/register-env", ENVIRONMENT)
+        assert "success" == env["status"]
+        yield url, env["env_id"]
+
+
+@pytest.fixture
+async def proxy(store):
+    """A proxy before the simulator: its URL."""
+    async with simulating("127.0.0.1:0", Options()) as engine, proxying(engine, store) as served:
+        yield served.url
+
+
+async def scored(http, proxy, rewards, *, group="g", max_tokens=16, **finish):
+    """A group of finished rollouts of one step each, with these rewards."""
+    for number, reward in enumerate(rewards):
+        name = f"{group}-{number}"
+        headers = {"X-Rollout-Id": name, "X-Rollout-Group": group}
+        body = {"messages": [{"role": "user", "content": f"hi {number}"}], "max_tokens": max_tokens}
+        async with http.post(proxy + "/v1/chat/completions", json=body, headers=headers) as answer:
+            assert 200 == answer.status
+        end = {"status": "completed", "reward": reward, **finish}
+        await asked(http, "POST", f"{proxy}/rollouts/{name}/finish", end)
+
+
+async def pushed(proxy, service, **said) -> tuple[bool, str]:
+    url, env_id = service
+    told = io.StringIO()
+    to = Delivery(**{"service": url, "group_size": 4, "env_id": env_id, **said})
+    made = await push(proxy, None, WANTED, to, api_key=None, notes=Console(file=told, width=1000))
+    received = all(group.is_received for group in made)
+    return received, told.getvalue()
+
+
+async def exported(http, proxy, group, size):
+    """What the control API gives of each rollout, put together."""
+    rows = [await asked(http, "GET", f"{proxy}/rollouts/{group}-{n}/export?format=scored_data") for n in range(size)]
+    flat = [row for one in rows for row in (one["rows"] if isinstance(one, dict) and "rows" in one else [one])]
+    flat = [row for one in flat for row in (one if isinstance(one, list) else [one])]
+    return {name: [row[name][0] for row in flat] for name in ("tokens", "masks", "scores", "inference_logprobs")}
+
+
+async def test_ab_1_a_group_reaches_the_batch_as_one_object_with_our_arrays(http, proxy, service):
+    """register, one GET /batch, register-env of four, four scored rollouts: GET /batch returns arrays equal to ours."""
+    await scored(http, proxy, [0.0, 1.0, 0.5, 0.25])
+
+    received, told = await pushed(proxy, service)
+
+    assert received, told
+    assert "group 'g': received" in told
+    batch = (await asked(http, "GET", service[0] + "/batch"))["batch"]
+    assert 1 == len(batch)
+    ours = await exported(http, proxy, "g", 4)
+    assert ours == {name: batch[0][name] for name in ours}
+    assert [0.0, 1.0, 0.5, 0.25] == batch[0]["scores"]
+
+
+async def test_a_group_that_was_opened_with_its_rollouts_knows_its_size(http, proxy, service):
+    """No --group-size is needed, and a rollout that is missing is missed; one that calls made must be told."""
+    opened = await asked(http, "POST", f"{proxy}/groups", {"group_id": "opened", "size": 4})
+    for number, rollout in enumerate(opened["rollouts"]):
+        body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 16}
+        await asked(http, "POST", rollout["base_url"] + "/chat/completions", body)
+        end = {"status": "completed", "reward": number / 4}
+        await asked(http, "POST", f"{proxy}/rollouts/{rollout['rollout_id']}/finish", end)
+    whole = await pushed(proxy, service, group_size=None)
+    async with http.delete(f"{proxy}/rollouts/{opened['rollouts'][0]['rollout_id']}"):
+        pass
+    partial = await pushed(proxy, service, group_size=None)
+    await scored(http, proxy, [0.0, 1.0, 0.5, 0.25], group="made")
+    made = await pushed(proxy, service, group_size=None)
+
+    assert (True, "group 'opened': received\ngroups: 1 received\n") == whole
+    assert (False, True) == (partial[0], "it has 3 sequences to post, and a whole group has 4" in partial[1])
+    assert "group 'made': calls brought it into being, so its size is not known" in made[1]
+
+
+@pytest.mark.parametrize("compressed_from", [1, 1 << 30])
+async def test_ab_2_with_and_without_gzip_the_service_takes_the_same(
+    http, proxy, service, monkeypatch, compressed_from
+):
+    """The same bytes are read, whether they were compressed or not."""
+    monkeypatch.setattr(pushing, "_GZIP_FROM", compressed_from)
+    await scored(http, proxy, [0.0, 1.0, 0.5, 0.25])
+
+    received, told = await pushed(proxy, service)
+
+    assert received, told
+    batch = (await asked(http, "GET", service[0] + "/batch"))["batch"]
+    ours = await exported(http, proxy, "g", 4)
+    assert ours == {name: batch[0][name] for name in ours}
+
+
+async def test_ab_3_a_partial_group_is_posted_only_by_force_and_then_buffered_is_no_success(http, proxy, service):
+    """Three of four: nothing goes out; forced, the reply "buffered" is told and the push did not succeed."""
+    await scored(http, proxy, [0.0, 1.0, 0.5])
+
+    received, told = await pushed(proxy, service)
+    assert not received
+    assert "it has 3 sequences to post, and a whole group has 4" in told
+    assert "group 'g': not posted" in told
+    assert 0 == (await asked(http, "GET", service[0] + "/status"))["queue_size"]
+
+    received, told = await pushed(proxy, service, force_partial=True)
+    assert not received
+    assert "buffered, not received: the service holds 3 sequences" in told
+
+
+async def test_ab_4_an_equal_group_a_long_and_an_unscored_rollout_are_told_before_posting(http, proxy, service):
+    """Each is told with its reason, and none is posted; another whole group goes out all the same."""
+    await scored(http, proxy, [1.0] * 4, group="equal")
+    await scored(http, proxy, [0.0, 1.0, 0.5, None], group="unscored")
+    await scored(http, proxy, [0.0, 1.0, 0.5, 0.25], group="good")
+    await asked(http, "POST", f"{proxy}/rollouts", {"rollout_id": "void", "group_id": "empty"})
+    await asked(http, "POST", f"{proxy}/rollouts/void/finish", {"status": "failed", "reward": 0.0})
+
+    received, told = await pushed(proxy, service)
+
+    assert not received
+    assert "group 'equal': all its scores are equal (1.0)" in told
+    assert "group 'unscored': rollout 'unscored-3' cannot be said" in told
+    assert "it has no reward" in told
+    assert "group 'empty': rollout 'void' is empty" in told
+    assert "group 'good': received" in told
+    batch = (await asked(http, "GET", service[0] + "/batch"))["batch"]
+    assert [[0.0, 1.0, 0.5, 0.25]] == [group["scores"] for group in batch]
+
+
+def member(name, length, score, *, status="completed") -> Member:
+    lists = {"tokens": [[1] * length], "masks": [[1] * length], "inference_logprobs": [[-1.0] * length]}
+    return Member(name, status, Rows([{**lists, "scores": [score]}], []))
+
+
+def test_ab_4_a_rollout_as_long_as_the_limit_is_told_and_keeps_the_group_back():
+    """The service's limit is of what is shorter; 0 or less is no limit."""
+    members = [member("a", 8, 0.0), member("b", 7, 1.0)]
+
+    judged = judge(Scored("g", 2, members), Delivery(""), 8)
+
+    assert judged.body is None
+    assert "rollout 'a' is too long: it has 8 tokens, and the service takes fewer than 8" == judged.reasons[0]
+    assert judge(Scored("g", 2, members), Delivery(""), -1).body is not None
+
+
+def test_a_rollout_that_is_not_finished_keeps_its_group_back():
+    """It may still take calls."""
+    judged = judge(Scored("g", 2, [member("a", 8, 0.0), member("b", 7, 1.0, status="open")]), Delivery(""), -1)
+
+    assert judged.body is None
+    assert "rollout 'b' is open, not finished; finish it first" == judged.reasons[0]
+
+
+def test_a_group_carries_the_environments_id_only_where_one_is_given():
+    """Without one the service takes any length."""
+    members = [member("a", 8, 0.0), member("b", 7, 1.0)]
+
+    assert 3 == judge(Scored("g", None, members), Delivery("", 2, env_id=3), -1).body["env_id"]
+    assert "env_id" not in judge(Scored("g", None, members), Delivery("", 2), -1).body
+
+
+@pytest.mark.parametrize("name", ["masks", "inference_logprobs", "advantages"])
+def test_ab_5_arrays_of_unequal_length_are_never_posted(name):
+    """The service would take them with a 200."""
+    even = {**member("a", 3, 0.0).rows.rows[0], "advantages": [[0.0] * 3]}
+    assert_even(even)
+
+    with pytest.raises(ValueError, match="sequence 0 are not of one length"):
+        assert_even({**even, name: [[1.0, 1.0]]})
+    with pytest.raises(ValueError, match="not speak of the same number of sequences"):
+        assert_even({**even, name: [*even[name], [1.0] * 3]})
+
+
+async def test_a_group_that_is_refused_does_not_keep_back_the_others(http, proxy, service, monkeypatch):
+    """Each is told what became of it; where the service went without a word, that is what is known."""
+    await scored(http, proxy, [0.0, 1.0, 0.5, 0.25], group="a")
+    await scored(http, proxy, [0.0, 1.0, 0.5, 0.25], group="b")
+    answered = iter([None, 500, 302])
+
+    async def answering(request):
+        if request.path == "/info":
+            return web.json_response({"max_token_len": -1, "batch_size": 4})
+        if (status := next(answered)) is None:
+            request.transport.close()
+        return web.Response(status=status or 200, headers={"Location": "/elsewhere"})
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answering)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    place = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    first, second = await pushed(proxy, (place, 0)), await pushed(proxy, (place, 0), max_len=3)
+    await runner.cleanup()
+
+    assert (False, False) == (first[0], second[0])
+    assert "group 'b': posted, and it is not known whether it was received" in first[1]
+    assert "group 'a': not received: " in first[1]
+    assert "answered 500" in first[1]
+    assert "groups: 2 posted and not received" in first[1]
+    assert "tokens, and --max-len is 3" in second[1]
+    assert "groups: 2 not posted" in second[1]
+
+
+async def test_a_group_that_a_consumer_is_done_with_is_posted_only_by_its_name(http, proxy, service):
+    """It was trained already."""
+    opened = await asked(http, "POST", f"{proxy}/groups", {"group_id": "g", "size": 2})
+    for number, rollout in enumerate(opened["rollouts"]):
+        body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 16}
+        await asked(http, "POST", rollout["base_url"] + "/chat/completions", body)
+        end = {"status": "completed", "reward": float(number)}
+        await asked(http, "POST", f"{proxy}/rollouts/{rollout['rollout_id']}/finish", end)
+    batch = await asked(http, "POST", f"{proxy}/batches/claim", {"consumer": "trainer"})
+    await asked(http, "POST", f"{proxy}/batches/{batch['batch_id']}/ack", {})
+    received, told = await pushed(proxy, service, group_size=None)
+
+    assert not received
+    assert "group 'g': it is done already" in told
+
+
+def test_a_sequence_of_which_nothing_is_trained_keeps_its_group_back():
+    """Its mask is -100 everywhere."""
+    bare = member("a", 3, 0.0)
+    bare.rows.rows[0]["masks"] = [[-100] * 3]
+    judged = judge(Scored("g", 2, [bare, member("b", 3, 1.0)]), Delivery(""), -1)
+
+    assert judged.body is None
+    assert "rollout 'a' has a sequence of which nothing is trained" == judged.reasons[0]
+
+
+async def test_a_service_that_is_not_there_is_told(proxy):
+    """In a sentence."""
+    with pytest.raises(OSError, match="cannot be reached"):
+        await pushed(proxy, ("http://127.0.0.1:9", 0))
+
+
+async def test_a_place_that_is_no_atropos_service_is_told(proxy):
+    """An answer other than 200, with its words."""
+    with pytest.raises(OSError, match="/nowhere/info answered 40"):
+        await pushed(proxy, (proxy + "/nowhere", 0))

@@ -1,0 +1,118 @@
+"""The checks that every view must pass: nothing is lost, nothing added, and the canonical row comes back out of it."""
+
+from array import array
+from dataclasses import replace
+
+import pytest
+import worked
+from forests import make_choice, make_step, rollouts
+from hypothesis import given
+from reading_rows import BACK, TURNS, whole
+
+from proxy.export import FORMATS, Fill, Inexpressible
+from proxy.trajectory.facts import number_of
+from proxy.trajectory.sequence import Options, sequences
+
+CANONICAL = (
+    [101, 102, 103, 201, 202, 9, 301, 302, 303, 304, 203, 9],
+    [0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 1, 1],
+    [None, None, None, -0.5, -0.25, -0.125, None, None, None, None, -1.0, -0.0625],
+)
+LENGTHS = Fill(prompt_length=4, response_length=10)
+
+
+FORKING = ["nodes", "scored_data", "trl_async", "slime", "tinker", "prime_rl", "areal"]
+
+
+def test_all_formats():
+    """No format goes without these checks: a new one has a line in BACK or in TURNS."""
+    assert FORMATS.keys() == BACK.keys() | TURNS.keys()
+
+
+@pytest.mark.parametrize("name", BACK)
+def test_sequence(name):
+    """The canonical row comes back: 5 trained positions, whose logprobs sum up to -1.9375."""
+    (row,) = worked.rows(name, fill=LENGTHS)
+
+    assert CANONICAL == BACK[name](row)
+
+
+@pytest.mark.parametrize("name", TURNS)
+def test_turns(name):
+    """The turns come back: 5 trained positions, whose logprobs sum up to -1.9375."""
+    expected = [(worked.P, worked.S1, worked.L1), ([*worked.P, *worked.S1, *worked.T], worked.S2, worked.L2)]
+
+    assert expected == [TURNS[name](row) for row in worked.rows(name)]
+    assert -1.9375 == sum(logprob for _, _, logprobs in expected for logprob in logprobs)
+
+
+@pytest.mark.parametrize("name", FORKING)
+@given(rollouts())
+def test_forks(name, steps):
+    """Formats that have several sequences of a rollout have each canonical row, and train each token once."""
+    stamped = [replace(step, policy_version="1") for step in steps if all(map(len, step.prompts))]
+    canonical = sequences(stamped, worked.FACTS).rows
+
+    assert [whole(row.token_ids, row.mask, row.logprobs) for row in canonical] == [
+        BACK[name](row) for row in worked.rows(name, stamped)
+    ]
+
+
+@pytest.mark.parametrize("name", [name for name in BACK if name != "sequences"])
+def test_unknown_logprobs(name):
+    """What was made of text has no logprobs, and none are made up."""
+    step = make_step("a", [1], make_choice(0, [10]), problems=("retokenized",), policy_version="1")
+
+    with pytest.raises(Inexpressible, match="the logprobs of some of its sampled tokens are not known"):
+        worked.rows(name, [step], options=Options(include="retokenized"), fill=LENGTHS)
+
+
+@pytest.mark.parametrize("name", [name for name in BACK if name != "sequences"])
+def test_unlogged(name):
+    """Logprobs that nobody asked for are not made up either; the refusal names the setting."""
+    step = make_step("a", [1], make_choice(0, [10], logprobs=array("f")), policy_version="1")
+
+    with pytest.raises(Inexpressible, match=r"record\.logprobs: off"):
+        worked.rows(name, [step], fill=LENGTHS)
+
+
+def by_token(given, steps=worked.STEPS):
+    return [row["advantages"] for row in worked.rows("tinker", steps, replace(worked.FACTS, advantages=given))]
+
+
+def test_advantages():
+    """Advantages are one number, one for each position of the only sequence, or by step: numbers, or one for each token."""
+    listed = by_token([float(at) for at in range(12)])
+    by_step = by_token({"a": 0.5, "b": [1.0, 2.0]})
+
+    assert [[0, 0, 3, 4, 5, 0, 0, 0, 0, 10, 11]] == listed
+    assert [[0, 0, 0.5, 0.5, 0.5, 0, 0, 0, 0, 1.0, 2.0]] == by_step
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ([1.0] * 11, "not one for each position"),
+        ({"a": 1.0}, "the advantages of step 'b' are not given"),
+        ({"a": 1.0, "b": [1.0]}, "the advantages of step 'b' are not given"),
+        (None, "it has no advantage"),
+    ],
+)
+def test_odd_advantages(given, why):
+    """Advantages that do not fit are refused."""
+    with pytest.raises(Inexpressible, match=why):
+        by_token(given)
+
+
+def test_listed_advantages_of_a_fork():
+    """Of several sequences, a list does not say which it is of."""
+    with pytest.raises(Inexpressible, match="not one for each position of its only sequence"):
+        by_token([0.0, 1.0], [make_step("a", [1], [10]), make_step("b", [2], [20])])
+
+
+@pytest.mark.parametrize(
+    ("version", "number"), [("3", 3), ("007", 7), (None, None), ("", None), ("v3", None), ("²", None)]
+)
+def test_numbers(version, number):
+    """A version is a number if it is spelt as one."""
+    assert number == number_of(version)

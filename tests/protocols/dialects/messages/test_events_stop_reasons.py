@@ -1,0 +1,65 @@
+"""How answers end, and what they cost."""
+
+import pytest
+
+from proxy.protocols.dialects.messages.events import stop_of, usage_of
+
+CALLS = {"tool_calls": [{"id": "c"}]}
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        ({"finish_reason": "stop", "stop_reason": None}, ("end_turn", None)),
+        ({"finish_reason": "stop", "stop_reason": 4089}, ("end_turn", None)),
+        ({"finish_reason": "stop", "stop_reason": "END"}, ("stop_sequence", "END")),
+        ({"finish_reason": "stop", "matched_stop": "END"}, ("stop_sequence", "END")),
+        ({"finish_reason": "stop", "matched_stop": 2}, ("end_turn", None)),
+        ({"finish_reason": "stop", "stop_reason": "of the rollout's terms"}, ("end_turn", None)),
+        ({"finish_reason": "length"}, ("max_tokens", None)),
+        ({"finish_reason": "length", "message": CALLS}, ("max_tokens", None)),
+        ({"finish_reason": "tool_calls", "message": CALLS}, ("tool_use", None)),
+        ({"finish_reason": "stop", "message": CALLS}, ("tool_use", None)),
+        ({"finish_reason": "tool_calls", "message": {}}, ("end_turn", None)),
+        ({"finish_reason": "content_filter"}, ("refusal", None)),
+        ({"finish_reason": "abort"}, ("pause_turn", None)),
+        ({"finish_reason": None}, ("pause_turn", None)),
+        ({}, ("pause_turn", None)),
+        ({"finish_reason": "repetition", "stop_reason": "repetition_detected"}, ("max_tokens", None)),
+        ({"finish_reason": "something new"}, ("end_turn", None)),
+    ],
+)
+def test_each_way_to_end(choice, expected):
+    """A named tool ends with `stop` at vLLM; a stop string counts if it is the client's own."""
+    assert expected == stop_of(choice, ["END"])
+
+
+@pytest.mark.parametrize("stops", [None, [], "END", {"END": 1}])
+def test_a_client_that_named_no_stops_hears_of_none(stops):
+    """Whatever stands in the field."""
+    assert ("end_turn", None) == stop_of({"finish_reason": "stop", "stop_reason": "END"}, stops)
+
+
+@pytest.mark.parametrize(
+    ("usage", "expected"),
+    [
+        (None, (0, 0, 0, None)),
+        ({"prompt_tokens": 33, "completion_tokens": 5, "prompt_tokens_details": None}, (33, 0, 5, None)),
+        (
+            {"prompt_tokens": 33, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 24}},
+            (9, 24, 5, None),
+        ),
+        (
+            {"prompt_tokens": 3, "completion_tokens": 5, "completion_tokens_details": {"reasoning_tokens": 4}},
+            (3, 0, 5, 4),
+        ),
+        ({"prompt_tokens": 3, "completion_tokens": 5, "reasoning_tokens": 0}, (3, 0, 5, 0)),
+        ({"prompt_tokens": "3", "completion_tokens": True, "prompt_tokens_details": 7}, (0, 0, 0, None)),
+    ],
+)
+def test_tokens_are_counted_as_this_dialect_counts(usage, expected):
+    """What the engine's cache had is apart from what came in; together they are the prompt."""
+    told = usage_of(usage)
+    thought = told.get("output_tokens_details", {}).get("thinking_tokens")
+
+    assert expected == (told["input_tokens"], told["cache_read_input_tokens"], told["output_tokens"], thought)

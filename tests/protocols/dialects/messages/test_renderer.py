@@ -1,0 +1,267 @@
+"""Answers, whole and streamed, as the official SDK reads them; and read again, when it sends them back."""
+
+import orjson
+import pytest
+from anthropic.types import Message
+from anthropic_events import accumulated, atoms, chunks_of, events_of, folded, messages, plain, response_of, sent_back
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from recorded import dialect_cassettes, http_cassettes
+
+from proxy.protocols.dialects.messages import MESSAGES
+from proxy.protocols.dialects.messages.tool_arguments import told_ids, unspoken
+from proxy.protocols.dialects.translation import Earlier, Told, Ways
+
+TOLD = Told("01a9", 1795229441, "claude-sonnet")
+BODY = {"model": "claude-sonnet", "max_tokens": 9, "messages": [], "stop_sequences": ["END"]}
+SIZES = st.lists(st.integers(1, 9), min_size=1, max_size=4)
+CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
+
+
+def telling():
+    return MESSAGES.telling(BODY, TOLD)
+
+
+def whole(response):
+    return telling().whole(response)
+
+
+def streamed(chunks, response=None, error=None) -> bytes:
+    told = telling()
+    return b"".join(told.feed(chunk) for chunk in chunks) + told.finish(response or folded(chunks), error)
+
+
+def sampled(message) -> dict:
+    """The chat message of a reply, as the chat dialect has it when it comes back; calls by the ids they are told by."""
+    thought = message.get("reasoning") or message.get("reasoning_content")
+    told = {"role": "assistant", "content": message["content"]} | ({"reasoning": thought} if thought else {})
+    calls = message.get("tool_calls") or []
+    named = [call | {"id": told_id} for call, told_id in zip(calls, told_ids(calls, "01a9"), strict=True)]
+    return told | ({"tool_calls": named} if named else {})
+
+
+def read_again(message, answer) -> dict:
+    """What reading makes of an answer that the SDK sends back."""
+    earlier = Earlier(items=unspoken(message, "01a9"))
+    return MESSAGES.read({"messages": sent_back(answer)}, Ways(), earlier)["messages"][1]
+
+
+@settings(max_examples=30)
+@given(messages())
+def test_a_whole_answer_that_comes_back_is_the_message_that_was_sampled(message):
+    """Byte for byte: ids, arguments, reasoning, and whether there was any text."""
+    answer = whole(response_of(message))
+
+    assert orjson.dumps(sampled(message)) == orjson.dumps(read_again(message, answer))
+    assert plain(answer) == plain(Message.model_validate(answer, strict=True))
+
+
+@settings(max_examples=30)
+@given(messages(), SIZES, SIZES, st.booleans())
+def test_a_stream_adds_up_to_the_whole_answer_however_it_is_cut(message, sizes, others, apart):
+    """Accumulated as the SDK does; deltas may hold thoughts, text, calls and the end at once."""
+    response = response_of(message, stop_reason=None)
+    chunks = chunks_of(atoms(message), sizes, response, apart=apart)
+    other = chunks_of(atoms(message), others, response, apart=not apart)
+
+    answer = accumulated(streamed(chunks))
+
+    assert plain(whole(folded(chunks))) == plain(answer) == plain(accumulated(streamed(other)))
+    assert orjson.dumps(sampled(folded(chunks)["choices"][0]["message"])) == orjson.dumps(read_again(message, answer))
+
+
+@settings(max_examples=25)
+@given(messages(), st.randoms(use_true_random=False), SIZES)
+def test_whatever_comes_first_it_is_the_same_message_when_it_comes_back(message, random, sizes):
+    """Text after calls, thoughts after text, calls that take turns: blocks keep the order in which they were opened."""
+    queues = {}
+    for atom in atoms(message):
+        key = (atom[0], atom[1]["index"]) if atom[0] == "tool_calls" else atom[0]
+        queues.setdefault(key, []).append(atom)
+    calls = sorted(key for key in queues if isinstance(key, tuple))
+    opened = [queues[key].pop(0) for key in calls]  # calls are opened in their order
+    mixed = []
+    while any(queues.values()):
+        mixed.append(queues[random.choice([key for key, queue in queues.items() if queue])].pop(0))
+    chunks = chunks_of(opened + mixed, sizes, response_of(message), apart=True)
+
+    answer = accumulated(streamed(chunks))
+
+    assert orjson.dumps(sampled(folded(chunks)["choices"][0]["message"])) == orjson.dumps(read_again(message, answer))
+
+
+def test_the_events_of_an_answer():
+    """Blocks are closed when another begins; what ends the answer is told at its end, and a ping follows its beginning."""
+    message = {"content": "Hi", "reasoning": "Hm", "tool_calls": [CALL]}
+    response = response_of(message)
+    chunks = chunks_of(atoms(message), [2, 2, 1, 4, 99], response, apart=True)
+    chunks[0]["usage"] = {"prompt_tokens": 33, "completion_tokens": 0}
+    told = telling()
+
+    fed = [[event["type"] for event in events_of(told.feed(chunk))] for chunk in chunks]
+    ended = events_of(told.finish(response))
+
+    assert [
+        ["message_start", "ping"],
+        ["content_block_start", "content_block_delta"],
+        ["content_block_delta", "content_block_stop", "content_block_start", "content_block_delta"],
+        ["content_block_stop", "content_block_start"],
+        ["content_block_delta"],
+        ["content_block_delta"],
+        [],
+        [],
+    ] == fed
+    assert ["content_block_stop", "message_delta", "message_stop"] == [event["type"] for event in ended]
+    assert {"stop_reason": "tool_use", "stop_sequence": None, "stop_details": None} == ended[1]["delta"]
+    assert 5 == ended[1]["usage"]["output_tokens"]
+
+
+def test_the_beginning_tells_what_came_in():
+    """If the first chunk has it; else it is told at the end, which the SDK takes over."""
+    chunk = {"choices": [], "usage": {"prompt_tokens": 33, "prompt_tokens_details": {"cached_tokens": 30}}}
+
+    begun = events_of(telling().feed(chunk))[0]["message"]
+    silent = accumulated(streamed([{"choices": []}], response_of({"content": "x"})))
+
+    assert {
+        "input_tokens": 3,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 30,
+        "output_tokens": 0,
+    } == begun["usage"]
+    assert ("msg_01a9", "claude-sonnet", [], None) == tuple(
+        begun[key] for key in ("id", "model", "content", "stop_reason")
+    )
+    assert (33, 5) == (silent.usage.input_tokens, silent.usage.output_tokens)
+
+
+def test_pieces_of_arguments_are_told_as_they_come():
+    """Not one character is changed, joined or waited for."""
+    pieces = ['{"ci', 'ty": "', "P", 'aris"', "}"]
+    told = telling()
+    told.feed(_piece(id="c1", type="function", function={"name": "f", "arguments": ""}))
+
+    events = [events_of(told.feed(_piece(function={"arguments": piece}))) for piece in pieces]
+
+    assert pieces == [event["delta"]["partial_json"] for (event,) in events]
+
+
+def test_a_call_is_told_once_its_name_is_known():
+    """With what came before; one that never has a name is told at the end."""
+    told = telling()
+    told.feed({"choices": []})
+
+    assert [] == events_of(told.feed(_piece(id="c1", function={"arguments": '{"a"'})))
+    named = events_of(told.feed(_piece(function={"name": "f", "arguments": ":1}"})))
+    assert {"type": "tool_use", "id": "c1", "name": "f", "input": {}} == named[0]["content_block"]
+    assert '{"a":1}' == named[1]["delta"]["partial_json"]
+    assert [] == events_of(told.feed(_piece(index=1, function={"arguments": "{}"})))
+    ended = events_of(told.finish(response_of({"content": None, "tool_calls": [CALL, CALL]})))
+    assert {"type": "tool_use", "id": "toolu_01a9_1", "name": "", "input": {}} == ended[1]["content_block"]
+
+
+def test_arguments_that_are_no_json_break_no_client():
+    """What can be part of an object is told; the SDK would raise on the rest."""
+    message = {"content": None, "tool_calls": [CALL | {"function": {"name": "f", "arguments": '{"a": "two\nlines"}'}}]}
+    chunks = chunks_of(atoms(message), [3], response_of(message), apart=True)
+
+    assert {} == accumulated(streamed(chunks)).content[0].input == whole(response_of(message))["content"][0]["input"]
+    assert message["tool_calls"] == read_again(message, whole(response_of(message)))["tool_calls"]
+
+
+@pytest.mark.parametrize(
+    ("content", "blocks"), [("", [{"type": "text", "text": ""}]), (None, []), ("x", [{"type": "text", "text": "x"}])]
+)
+def test_an_empty_text_is_told_and_no_text_is_not(content, blocks):
+    """Whole; and in a stream, if its response has it."""
+    response = response_of({"content": content})
+
+    assert blocks == whole(response)["content"]
+    if content != "x":
+        assert blocks == plain(accumulated(streamed([{"choices": []}], response)))["content"]
+
+
+def test_another_choice_is_not_told():
+    """There is one answer."""
+    told = telling()
+    told.feed({"choices": []})
+
+    assert b"" == told.feed({"choices": [{"index": 1, "delta": {"content": "x"}}]})
+
+
+def test_a_failure_ends_the_stream():
+    """By one event, whether anything was told or not; nothing else of the end."""
+    begun = telling()
+    begun.feed({"choices": [{"index": 0, "delta": {"content": "x"}}]})
+
+    (event,) = events_of(begun.finish(None, '{"error":{"message":"out of memory","code":500}}'))
+    (other,) = events_of(telling().finish(None))
+
+    assert {"type": "error", "error": {"type": "api_error", "message": "out of memory"}} == event
+    assert "the engine's answer ended before it began" == other["error"]["message"]
+
+
+def test_a_stream_that_broke_is_told_as_broken_whatever_came():
+    """What was folded so far is no answer."""
+    (event,) = events_of(telling().finish(response_of({"content": "x"}), "the engine broke off"))
+
+    assert "the engine broke off" == event["error"]["message"]
+
+
+def test_a_repeat_is_told_in_the_same_bytes():
+    """An answer is a function of the body, its step and what was sampled."""
+    message = {"content": "Hi", "reasoning": "Hm", "tool_calls": [CALL | {"id": None}]}
+    chunks = chunks_of(atoms(message), [2], response_of(message), apart=True)
+
+    assert streamed(chunks) == streamed(chunks)
+    assert orjson.dumps(whole(response_of(message))) == orjson.dumps(whole(response_of(message)))
+
+
+RECORDED = [
+    cassette
+    for cassette in [*dialect_cassettes(), *http_cassettes("sglang"), *http_cassettes("llamacpp")]
+    if cassette.status == 200 and cassette.path.endswith("/chat/completions")
+]
+
+
+def payloads(stream: bytes) -> list[dict]:
+    lines = [line.removeprefix(b"data: ") for line in stream.split(b"\n") if line.startswith(b"data: {")]
+    return [orjson.loads(line) for line in lines]
+
+
+@pytest.mark.parametrize("cassette", [each for each in RECORDED if each.is_stream], ids=lambda it: f"{it.kind}-{it}")
+def test_streams_of_every_engine_are_told(cassette):
+    """They add up to their answer told whole, and come back as the message that was sampled."""
+    chunks = payloads(cassette.answer)
+    if any("error" in chunk for chunk in chunks):
+        assert "error" == events_of(streamed([], None, orjson.dumps(chunks[0]).decode()))[-1]["type"]
+        return
+    response = folded(chunks)
+    message = (response["choices"] or [{"message": {"content": None}}])[0]["message"]
+
+    answer = accumulated(streamed(chunks))
+
+    assert plain(whole(response)) == plain(answer)
+    assert orjson.dumps(sampled(message)) == orjson.dumps(read_again(message, answer))
+
+
+@pytest.mark.parametrize(
+    "cassette", [each for each in RECORDED if not each.is_stream], ids=lambda it: f"{it.kind}-{it}"
+)
+def test_answers_of_every_engine_are_told(cassette):
+    """And come back as the message that was sampled."""
+    response = orjson.loads(cassette.answer)
+    message = response["choices"][0]["message"]
+
+    answer = whole(response)
+
+    assert plain(answer) == plain(Message.model_validate(answer, strict=True))
+    read = read_again(message, answer)
+    for call in sampled(message).get("tool_calls", []):
+        assert call["function"] in [each["function"] for each in read["tool_calls"]]
+    assert sampled(message)["content"] == read["content"]
+    assert (message.get("reasoning") or message.get("reasoning_content")) == read.get("reasoning")
+
+
+def _piece(**call) -> dict:
+    return {"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 0, **call}]}}]}

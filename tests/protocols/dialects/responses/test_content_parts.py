@@ -1,0 +1,67 @@
+"""Content parts in chat's shape."""
+
+import pytest
+
+from proxy.errors import BadCall
+from proxy.protocols.dialects.responses.content_parts import read_content, read_said
+
+URL = "data:text/plain;base64,w6k="
+
+
+def test_each_part_has_its_shape_in_chat():
+    """Texts, images, sounds and files; a text file is its text."""
+    parts = [
+        {"type": "input_text", "text": "a", "prompt_cache_breakpoint": {"mode": "explicit"}},
+        {"type": "input_image", "image_url": "http://x", "detail": "low"},
+        {"type": "input_image", "image_url": "http://x", "detail": "original"},
+        {"type": "input_audio", "input_audio": {"data": "AA==", "format": "wav"}},
+        {"type": "input_file", "file_data": URL, "filename": "a.txt"},
+        {"type": "input_file", "file_data": "data:application/pdf;base64,AA==", "filename": "a.pdf"},
+        {"type": "input_file", "file_data": "data:text/plain;base64,/w=="},
+    ]
+
+    assert [
+        {"type": "text", "text": "a"},
+        {"type": "image_url", "image_url": {"url": "http://x", "detail": "low"}},
+        {"type": "image_url", "image_url": {"url": "http://x"}},
+        {"type": "input_audio", "input_audio": {"data": "AA==", "format": "wav"}},
+        {"type": "text", "text": "é"},
+        {"type": "file", "file": {"file_data": "data:application/pdf;base64,AA==", "filename": "a.pdf"}},
+        {"type": "file", "file": {"file_data": "data:text/plain;base64,/w=="}},
+    ] == read_content(parts, "x")
+
+
+def test_a_single_text_is_a_string():
+    """As it was, or alone in a list."""
+    assert ["a", "a"] == [read_content(said, "x") for said in ("a", [{"type": "input_text", "text": "a"}])]
+
+
+def test_what_an_assistant_said_is_one_text():
+    """Its parts joined; none is not an empty one."""
+    text, refusal = {"type": "output_text", "text": "a"}, {"type": "refusal", "refusal": "no"}
+
+    assert ("aa", "no") == read_said([text, refusal, text], "x")
+    assert [("", None), ("", None), (None, None)] == [
+        read_said(said, "x") for said in ("", [{"type": "output_text", "text": ""}], [])
+    ]
+
+
+@pytest.mark.parametrize(
+    ("read", "value", "param"),
+    [
+        (read_content, None, "x"),
+        (read_content, [{"type": "input_image", "file_id": "f"}], "x[0]"),
+        (read_content, [{"type": "input_file", "file_url": "http://x"}], "x[0]"),
+        (read_content, [{"type": "video"}], "x[0].type"),
+        (read_content, [{"type": "input_text"}], "x[0].text"),
+        (read_content, ["a"], "x[0]"),
+        (read_said, 1, "x"),
+        (read_said, [{"type": "input_image", "image_url": "http://x"}], "x[0].type"),
+    ],
+)
+def test_what_cannot_be_said_is_named(read, value, param):
+    """Files that are only named, and what is no part."""
+    with pytest.raises(BadCall) as refusal:
+        read(value, "x")
+
+    assert param == refusal.value.param

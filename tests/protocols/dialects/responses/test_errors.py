@@ -1,0 +1,45 @@
+"""Failures in OpenAI's shape."""
+
+import orjson
+import pytest
+
+from proxy.errors import NotValid
+from proxy.protocols.dialects.responses.errors import engine_error, error
+
+
+def test_our_own_name_the_field():
+    """Their type and code are those of the native dialects."""
+    assert {
+        "error": {"message": "x is wrong", "type": "invalid_request_error", "param": "x", "code": "not_valid"}
+    } == orjson.loads(error(NotValid("x is wrong", param="x")))
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "kind", "message"),
+    [
+        (
+            400,
+            '{"error": {"message": "m", "type": "BadRequestError", "param": "p", "code": 400}}',
+            "invalid_request_error",
+            "m",
+        ),
+        (
+            404,
+            '{"object": "error", "message": "m", "type": "NotFound", "param": "p", "code": 404}',
+            "not_found_error",
+            "m",
+        ),
+        (401, '{"error": "Unauthorized"}', "authentication_error", "Unauthorized"),
+        (429, '{"error": {"code": "slow"}}', "rate_limit_error", '{"error": {"code": "slow"}}'),
+        (500, "Internal Server Error", "server_error", "Internal Server Error"),
+        (503, "", "server_error", "The engine answered with status 503 and nothing else."),
+        (500, "[1]", "server_error", "[1]"),
+        (500, '{"error": [1]}', "server_error", '{"error": [1]}'),
+    ],
+)
+def test_an_engines_keep_their_words(status, text, kind, message):
+    """Nested or not, or no JSON at all; the type is the dialect's, by status."""
+    told = orjson.loads(engine_error(status, text))["error"]
+
+    assert (message, kind) == (told["message"], told["type"])
+    assert ("p" if '"p"' in text else None, "slow" if "slow" in text else None) == (told["param"], told["code"])

@@ -1,0 +1,138 @@
+"""What a call leans on by name."""
+
+import pytest
+from hypothesis import given, settings
+from openai.types.responses import ResponseItem
+from pydantic import TypeAdapter
+from responses_drawn import BODY, TOLD, as_chat, messages, response_of
+
+from proxy.protocols.dialects.responses import RESPONSES
+from proxy.protocols.dialects.responses.history import (
+    Sent,
+    Turn,
+    earlier_of,
+    input_items,
+    kept_calls,
+    wanted_calls,
+    wanted_items,
+)
+from proxy.protocols.dialects.translation import Earlier, Told, Ways
+
+LATER = Told(TOLD.step_id[:-1] + "W", TOLD.created_s + 1, "gpt-5")
+
+
+def after(*turns):
+    """What a call leans on that names the last of these, each of which named the one before it."""
+    earlier = Earlier()
+    for turn in turns:
+        earlier = earlier_of(Sent(turn, RESPONSES.read(turn.body, Ways(), earlier)["messages"]), [], {})
+    return earlier
+
+
+@settings(max_examples=30)
+@given(message=messages(), second=messages())
+def test_a_chain_of_answers_is_what_its_items_would_be(message, second):
+    """A call that names the answer before it is the chat call of one that sends everything back."""
+    first = Turn(TOLD, {**BODY, "instructions": "not carried on"}, response_of(message))
+    then = {"type": "function_call_output", "call_id": "c", "output": "o"}
+    later = Turn(LATER, {**BODY, "input": [then]}, response_of(second))
+    earlier = after(first, later)
+    chat = RESPONSES.read({"instructions": "i", "input": "next"}, Ways(), earlier)
+
+    assert [
+        {"role": "system", "content": "i"},
+        {"role": "user", "content": "hi"},
+        as_chat(message),
+        {"role": "tool", "tool_call_id": "c", "content": "o"},
+        as_chat(second),
+        {"role": "user", "content": "next"},
+    ] == chat["messages"]
+
+
+@pytest.mark.parametrize("has_developers", [True, False])
+def test_only_instructions_are_not_carried_on(has_developers):
+    """What a developer said holds for later calls, whether it was sent as such or as a part of one system message."""
+    ways = Ways(has_developers=has_developers)
+    body = {"instructions": "old", "input": [{"role": "developer", "content": "d"}, {"role": "user", "content": "u"}]}
+    turn = Turn(TOLD, body, response_of({"role": "assistant", "content": "a"}))
+    earlier = earlier_of(Sent(turn, RESPONSES.read(body, ways)["messages"]), [], {})
+    chat = RESPONSES.read({"instructions": "new", "input": "next"}, ways, earlier)
+
+    told = [("system", "new"), ("developer", "d")] if has_developers else [("system", "new\n\nd")]
+    assert [*told, ("user", "u"), ("assistant", "a"), ("user", "next")] == [
+        (said["role"], said["content"]) for said in chat["messages"]
+    ]
+
+
+@settings(max_examples=30)
+@given(message=messages())
+def test_items_named_by_their_ids_are_those_items(message):
+    """References to all of an answer's items read as the items do; a call's own items can be named as well."""
+    turn = Turn(TOLD, {**BODY, "input": [{"role": "user", "content": "u"}]}, response_of(message))
+    names = [f"in_{TOLD.step_id}_0", *(item["id"] for item in turn.answer()["output"])]
+    body = {"input": [{"type": "item_reference", "id": names[0]}, *({"id": name} for name in names[1:])]}
+    calls = {call["id"]: call["function"]["arguments"] for call in message.get("tool_calls", ())}
+    chat = RESPONSES.read(body, Ways(), earlier_of(None, [turn], calls))
+
+    assert names == wanted_items(body)
+    assert [{"role": "user", "content": "u"}, as_chat(message)] == chat["messages"]
+
+
+def test_what_we_told_goes_before_what_came_back_under_its_name():
+    """LangChain sends thoughts back empty, by their id, in each call after."""
+    first = Turn(TOLD, BODY, response_of({"role": "assistant", "content": "a", "reasoning": "hm"}))
+    empty = {"type": "reasoning", "id": f"rs_{TOLD.step_id}_0", "summary": []}
+    later = Turn(LATER, {"input": [empty]}, response_of({"role": "assistant", "content": "b"}))
+    earlier = earlier_of(None, [first, later], {})
+
+    assert "hm" == RESPONSES.read({"input": [empty]}, Ways(), earlier)["messages"][0]["reasoning"]
+
+
+def test_the_items_of_a_call_are_of_the_types_of_the_sdk():
+    """Each has an id, its own if it came with one; a text is a part."""
+    given = [
+        {"role": "user", "content": "u"},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}", "id": "fc_1", "status": "completed"},
+        {"type": "function_call_output", "call_id": "c", "output": "o", "status": "completed"},
+    ]
+    whole, text = (input_items(Turn(TOLD, {"input": said}, {})) for said in (given, "hi"))
+
+    assert [f"in_{TOLD.step_id}_0", "fc_1", f"in_{TOLD.step_id}_2"] == [item["id"] for item in whole]
+    assert [{"type": "input_text", "text": "hi"}] == text[0]["content"]
+    for item in [*whole, *text]:
+        TypeAdapter(ResponseItem).validate_python(item)
+    said = input_items(Turn(TOLD, {"input": [{"role": "assistant", "content": "a"}]}, {}))
+    assert "output_text" == said[0]["content"][0]["type"]
+
+
+def test_what_a_call_leans_on_is_read_off_any_body():
+    """Nothing of it, where the body is wrong."""
+    calls = [
+        {"type": "custom_tool_call", "call_id": "p"},
+        {"type": "function_call", "call_id": "c"},
+        {"type": "item_reference"},
+    ]
+
+    assert (["p", "c"], []) == (wanted_calls({"input": calls}), wanted_items({"input": [*calls, 1, {"id": 7}]}))
+    assert ([], []) == (wanted_calls({"input": "hi"}), wanted_items({}))
+
+
+def test_ids_that_the_engine_did_not_give_are_the_ones_that_were_told():
+    """So that outputs find their call."""
+    message = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "", "function": {"name": "f", "arguments": ""}}],
+    }
+    turn = Turn(TOLD, BODY, response_of(message))
+    (call,) = after(turn).messages[-1]["tool_calls"]
+
+    assert turn.answer()["output"][0]["call_id"] == call["id"] == f"call_{TOLD.step_id}_0"
+
+
+@given(message=messages())
+def test_calls_are_kept_as_they_were_sampled(message):
+    """Each by the id that it is told by, with its name and its text."""
+    kept = kept_calls(TOLD, BODY, response_of(message))
+
+    assert [call["function"] for call in as_chat(message).get("tool_calls", ())] == list(kept.values())

@@ -1,0 +1,32 @@
+"""Names that find their step."""
+
+import pytest
+
+from proxy.protocols.dialects.responses.item_ids import (
+    CUSTOM_CALL,
+    FUNCTION_CALL,
+    INPUT,
+    MESSAGE,
+    REASONING,
+    item_name,
+    response_name,
+    step_of,
+)
+
+STEP = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
+
+
+def test_each_name_finds_its_step():
+    """An answer's, and those of its items."""
+    kinds = (MESSAGE, REASONING, FUNCTION_CALL, CUSTOM_CALL, INPUT)
+
+    assert {STEP} == {step_of(name) for name in [response_name(STEP), *(item_name(kind, STEP, 12) for kind in kinds)]}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [None, 7, "", "resp_", f"resp_{STEP}x", f"msg_{STEP}", f"x_{STEP}_0", f"resp_{STEP}_0", f"msg_{STEP}_", "msg_68f0"],
+)
+def test_other_names_find_none(name):
+    """Other people's, and what is no name at all."""
+    assert step_of(name) is None

@@ -1,0 +1,57 @@
+"""The response object."""
+
+from responses_drawn import TOLD
+
+from proxy.protocols.dialects.responses.response_object import answer, ending, logprob_entries, usage_of
+
+
+def test_an_answer_repeats_what_was_asked():
+    """As it was sent; what was not sent has the defaults of the dialect."""
+    body = {
+        "instructions": "i", "metadata": {"a": "b"}, "temperature": 0, "max_output_tokens": 5, "previous_response_id": "resp_1",
+        "reasoning": {"effort": "low"}, "text": {"verbosity": "low"}, "tool_choice": {"type": "function", "name": "f"},
+        "tools": [{"type": "function", "name": "f"}, {"type": "custom", "name": "p"}], "parallel_tool_calls": False,
+        "store": False, "truncation": "auto", "top_logprobs": 2, "user": "u",
+    }  # fmt: skip
+    shown = answer(body, TOLD)
+
+    assert (f"resp_{TOLD.step_id}", TOLD.created_s, "gpt-5", "in_progress", [], None) == tuple(
+        shown[name] for name in ("id", "created_at", "model", "status", "output", "usage")
+    )
+    assert {name: body[name] for name in body if name not in {"reasoning", "text", "tools"}}.items() <= shown.items()
+    assert {"effort": "low", "summary": None} == shown["reasoning"]
+    assert {"verbosity": "low", "format": {"type": "text"}} == shown["text"]
+    assert {"type": "function", "name": "f", "parameters": None, "strict": None} == shown["tools"][0]
+    assert (True, "auto", "disabled", True) == tuple(
+        answer({}, TOLD)[name] for name in ("parallel_tool_calls", "tool_choice", "truncation", "store")
+    )
+
+
+def test_usage_counts_what_was_cached_and_thought():
+    """Wherever the engine says so: vLLM and llama.cpp in details, SGLang of thoughts on the top level."""
+    vllm = {
+        "prompt_tokens": 5, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 3},
+        "completion_tokens_details": {"reasoning_tokens": 2},
+    }  # fmt: skip
+    expected = {
+        "input_tokens": 5, "input_tokens_details": {"cached_tokens": 3, "cache_write_tokens": 0}, "output_tokens": 7,
+        "output_tokens_details": {"reasoning_tokens": 2}, "total_tokens": 12,
+    }  # fmt: skip
+    sglang = {**vllm, "reasoning_tokens": 2, "completion_tokens_details": None}
+
+    assert expected == usage_of(vllm) == usage_of(sglang)
+    assert 0 == usage_of({"prompt_tokens": 5, "prompt_tokens_details": None})["input_tokens_details"]["cached_tokens"]
+    assert usage_of(None) is None
+
+
+def test_the_ends_that_are_not_complete_say_why():
+    """In the words of the dialect."""
+    assert ("incomplete", {"incomplete_details": {"reason": "max_output_tokens"}}) == ending("length")
+    assert ("incomplete", {"incomplete_details": {"reason": None}}) == ending("repetition")
+    assert "failed" == ending("abort")[0]
+    assert ("completed", {}) == ending("tool_calls") == ending(None)
+
+
+def test_logprobs_without_numbers_are_left_out():
+    """llama.cpp's `post_sampling_probs` has none."""
+    assert [] == logprob_entries({"content": [{"token": "a", "prob": 0.5}]}) == logprob_entries(None)

@@ -1,0 +1,185 @@
+"""The official SDK reads all that we tell, without a warning, and sends it back so that it is the sampled message."""
+
+import httpx2
+import openai
+import orjson
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import BaseModel, TypeAdapter
+from responses_drawn import (
+    BODY,
+    SEALED,
+    TOLD,
+    TOOLS,
+    as_chat,
+    events_of,
+    folded,
+    messages,
+    response_of,
+    sampled_calls,
+    stream_of,
+    told_in_chunks,
+)
+
+from proxy.errors import NotFound
+from proxy.protocols.dialects.responses import RESPONSES
+from proxy.protocols.dialects.translation import Earlier, Ways
+
+EVENT = TypeAdapter(ResponseStreamEvent)
+
+
+class Sums(BaseModel):
+    """What a model is asked to write."""
+
+    total: int
+
+
+class Answering(httpx2.BaseTransport):
+    """A server of one answer, which keeps what it was asked."""
+
+    def __init__(self, message, chunks=None, reason="stop", error=None):
+        self.message, self.chunks, self.reason, self.error = message, chunks, reason, error
+        self.asked = []
+
+    def handle_request(self, request):
+        body = orjson.loads(request.read())
+        self.asked.append(body)
+        if self.error is not None:
+            return httpx2.Response(404, content=self.error, headers={"Content-Type": "application/json"})
+        RESPONSES.read(body, Ways())
+        if body.get("stream"):
+            text, kind = stream_of(body, self.chunks), "text/event-stream"
+        else:
+            text, kind = (
+                orjson.dumps(RESPONSES.telling(body, TOLD).whole(response_of(self.message, self.reason))),
+                "application/json",
+            )
+        return httpx2.Response(200, content=text, headers={"Content-Type": kind})
+
+
+def client_of(server):
+    """The SDK, before this server."""
+    return openai.OpenAI(
+        api_key="k", base_url="http://x/v1", http_client=httpx2.Client(transport=server), max_retries=0
+    )
+
+
+@settings(max_examples=20, suppress_health_check=list(HealthCheck))
+@given(message=messages(), sealed=st.booleans(), reason=st.sampled_from(["stop", "length", "abort"]), data=st.data())
+def test_each_event_and_each_answer_is_of_the_types_of_the_sdk(message, sealed, reason, data):
+    """Validated, not just constructed: no field is missing or of a wrong type."""
+    body = SEALED if sealed else BODY
+    for event in events_of(stream_of(body, data.draw(told_in_chunks(message, reason)))):
+        EVENT.validate_python(event)
+        if "response" in event:
+            Response.model_validate(event["response"])
+    Response.model_validate(RESPONSES.telling(body, TOLD).whole(response_of(message, reason)))
+
+
+def test_refusals_and_broken_answers_are_of_the_types_of_the_sdk():
+    """As well as logprobs with alternatives."""
+    entry = {
+        "token": "a",
+        "logprob": -1.0,
+        "bytes": None,
+        "top_logprobs": [{"token": "b", "logprob": -2.0, "bytes": [98]}],
+    }
+    refusal = {"choices": [{"index": 0, "delta": {"refusal": "no"}, "finish_reason": "stop"}]}
+    text = {
+        "choices": [{"index": 0, "delta": {"content": "a"}, "logprobs": {"content": [entry]}, "finish_reason": "stop"}]
+    }
+    streams = [
+        stream_of(SEALED, [refusal]),
+        stream_of(SEALED, [text]),
+        stream_of(SEALED, [text], "broke"),
+        stream_of(BODY, [], "x"),
+    ]
+    kinds = {EVENT.validate_python(event).type for stream in streams for event in events_of(stream)}
+
+    assert {"response.refusal.delta", "response.refusal.done", "response.output_text.delta", "response.failed"} <= kinds
+
+
+@pytest.fixture(scope="module")
+def connected():
+    """A server whose answer changes, and one client before it: clients take long to make."""
+    server = Answering(None)
+    return server, client_of(server)
+
+
+@settings(max_examples=12, suppress_health_check=list(HealthCheck))
+@given(message=messages(), data=st.data())
+def test_what_the_sdk_gathers_and_sends_back_is_what_was_sampled(connected, message, data):
+    """`responses.stream`, its final answer's items appended to the input as the SDK's guide does, and the next call."""
+    server, client = connected
+    server.message, server.chunks = message, (chunks := data.draw(told_in_chunks(message)))
+    server.asked.clear()
+    with client.responses.stream(model="gpt-5", input="hi", tools=TOOLS) as stream:
+        texts = [event.delta for event in stream if event.type == "response.output_text.delta"]
+        final = stream.get_final_response()
+    again = client.responses.create(
+        model="gpt-5", input=[{"role": "user", "content": "hi"}, *final.output], tools=TOOLS
+    )
+    said = folded(chunks)["choices"][0]["message"]
+
+    assert "".join(texts) == final.output_text == (said["content"] or "")
+    assert TOLD.step_id in again.id
+    chat = RESPONSES.read(server.asked[1], Ways(), Earlier(calls=sampled_calls(said)))
+    assert [{"role": "user", "content": "hi"}, as_chat(said)] == chat["messages"]
+
+
+def test_answers_are_parsed_by_a_schema():
+    """`responses.parse` and a stream with `text_format`: the schema reaches chat, and the text is parsed."""
+    message = {"role": "assistant", "content": '{"total": 4}'}
+    server = Answering(message, [{"choices": [{"index": 0, "delta": message, "finish_reason": "stop"}]}])
+    client = client_of(server)
+    parsed = client.responses.parse(model="gpt-5", input="2+2", text_format=Sums)
+    with client.responses.stream(model="gpt-5", input="2+2", text_format=Sums) as stream:
+        list(stream)
+
+    assert Sums(total=4) == parsed.output_parsed == stream.get_final_response().output_parsed
+    form = RESPONSES.read(server.asked[0], Ways())["response_format"]
+    assert ("json_schema", "Sums", True) == (form["type"], form["json_schema"]["name"], form["json_schema"]["strict"])
+    assert {"total"} == form["json_schema"]["schema"]["properties"].keys()
+
+
+def test_a_tool_is_called_by_parsed_arguments():
+    """`pydantic_function_tool` and a parsed call, in a loop of two turns that keeps the argument text."""
+    call = {"id": "c1", "type": "function", "function": {"name": "Sums", "arguments": '{ "total" :4}'}}
+    server = Answering({"role": "assistant", "content": None, "tool_calls": [call]})
+    client = client_of(server)
+    turn = client.responses.parse(model="gpt-5", input="go", tools=[openai.pydantic_function_tool(Sums)])
+    (item,) = turn.output
+    output = {"type": "function_call_output", "call_id": item.call_id, "output": "4"}
+    client.responses.create(model="gpt-5", input=[{"role": "user", "content": "go"}, item, output])
+
+    assert Sums(total=4) == item.parsed_arguments
+    chat = RESPONSES.read(server.asked[1], Ways())["messages"]
+    assert [call] == chat[1]["tool_calls"]
+    assert {"role": "tool", "tool_call_id": "c1", "content": "4"} == chat[2]
+
+
+def test_errors_are_those_of_the_sdk():
+    """Ours and the engine's; one within a stream is an answer that failed."""
+    with pytest.raises(openai.NotFoundError, match="no such rollout") as ours:
+        client_of(Answering(None, error=RESPONSES.error(NotFound("no such rollout")))).responses.create(input="x")
+    with pytest.raises(openai.NotFoundError, match="no model") as engines:
+        told = RESPONSES.engine_error(404, '{"object": "error", "message": "no model", "code": 404}')
+        client_of(Answering(None, error=told)).responses.create(input="x")
+
+    assert ("not_found_error", "not_found_error") == (ours.value.type, engines.value.type)
+
+
+async def test_the_asynchronous_client_reads_the_same():
+    """As agents use it."""
+    chunk = {"choices": [{"index": 0, "delta": {"content": "so"}, "finish_reason": "stop"}]}
+
+    async def answer(request):
+        return httpx2.Response(200, content=stream_of(BODY, [chunk]), headers={"Content-Type": "text/event-stream"})
+
+    async with httpx2.AsyncClient(transport=httpx2.MockTransport(answer)) as http:
+        client = openai.AsyncOpenAI(api_key="k", base_url="http://x/v1", http_client=http)
+        kinds = [event.type async for event in await client.responses.create(model="m", input="x", stream=True)]
+
+    assert ("response.created", "response.completed") == (kinds[0], kinds[-1])

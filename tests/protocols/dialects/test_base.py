@@ -1,0 +1,48 @@
+"""What dialects share: reading flags and counts, and OpenAI's error body."""
+
+import orjson
+import pytest
+from pydantic import TypeAdapter
+
+from proxy.errors import BadCall
+from proxy.protocols.dialects.base import is_on, openai_error, samples_of, wants_usage
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [(None, False), (False, False), (0, False), (True, True), (1, True), ("maybe", True)]
+)
+def test_a_flag_is_on_unless_it_is_absent_null_or_false(value, expected):
+    """What else there is, the engine judges."""
+    assert expected is is_on(value)
+
+
+@pytest.mark.parametrize(
+    "text", ["0", "off", "f", "false", "n", "no", "No", "FALSE", "1", "on", "t", "true", "y", "yes"]
+)
+def test_a_flag_in_words_is_read_as_the_engines_read_it(text):
+    """By pydantic: else we would take ids for asked that the engine does not give."""
+    assert TypeAdapter(bool).validate_python(text) is is_on(text)
+
+
+@pytest.mark.parametrize(
+    ("n", "expected"), [(None, 1), (1, 1), (3, 3), (0, None), (-1, None), ("3", None), (True, None), (2.0, None)]
+)
+def test_samples_are_counted_only_where_the_count_can_be_relied_on(n, expected):
+    """Else nobody knows, and nobody pretends to."""
+    assert expected == samples_of({"n": n})
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [(None, False), ({}, False), ({"include_usage": True}, True), ({"include_usage": False}, False), (7, False)],
+)
+def test_usage_is_asked_for_in_stream_options(options, expected):
+    """As OpenAI has it."""
+    assert expected is wants_usage({"stream_options": options})
+
+
+def test_errors_have_openais_shape():
+    """message, type, param, code."""
+    expected = {"message": "no", "type": "invalid_request_error", "param": "x", "code": "bad_request"}
+
+    assert {"error": expected} == orjson.loads(openai_error(BadCall("no", param="x")))

@@ -1,0 +1,28 @@
+"""OpenAI's legacy completions."""
+
+import pytest
+
+from proxy.errors import NotFound
+from proxy.protocols.accumulators import CompletionsFold
+from proxy.protocols.dialects.completions import Completions, prompts_of
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [("a", 1), (["a", "b"], 2), ([1, 2, 3], 1), ([[1], [2, 3]], 2), ([], None), (None, None), (7, None)],
+)
+def test_prompts_are_counted(prompt, expected):
+    """A text, ids, or a list of either."""
+    assert expected == prompts_of({"prompt": prompt})
+
+
+def test_zero_logprobs_are_asked_for():
+    """Here logprobs are a number, and 0 asks for the sampled token's own."""
+    dialect = Completions()
+
+    assert dialect.asked({"prompt": "a", "logprobs": 0}).logprobs
+    assert not dialect.asked({"prompt": "a"}).logprobs
+    assert 6 == dialect.asked({"prompt": ["a", "b"], "n": 3}).choices
+    assert dialect.asked({"prompt": ["a", "b"], "n": "3"}).choices is None
+    assert isinstance(dialect.fold(), CompletionsFold)
+    assert b'"type":"not_found_error"' in dialect.error(NotFound("x"))

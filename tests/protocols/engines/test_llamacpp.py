@@ -1,0 +1,215 @@
+"""llama.cpp: what is asked, what is hidden, and what is never taken for complete."""
+
+import orjson
+import pytest
+from recorded import Cassette, http_cassettes, load_http, plan_of, play
+
+from proxy.protocols.engines import ENGINES, Wish
+from proxy.protocols.plan import Terms
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+OURS = ("verbose", "return_tokens", "logprobs", "top_logprobs")
+VERBOSE = {"verbose": True, "return_tokens": True}
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+
+
+def plan(path: str, body: dict, logprobs: str = "full"):
+    return plan_of(path, {"messages": [], "prompt": "x"} | body, Terms(logprobs=logprobs), kind="llamacpp")
+
+
+def as_asked_by_nobody(name: str):
+    cassette = load_http("llamacpp", name)
+    body = {key: value for key, value in cassette.body.items() if key not in OURS}
+    return plan_of(cassette.path, body, kind="llamacpp"), cassette
+
+
+def answer(response: dict) -> Cassette:
+    return Cassette("made", CHAT, {}, orjson.dumps(response), 200, "application/json", "llamacpp")
+
+
+def exact(**verbose) -> dict:
+    """A response of three sampled tokens, the last of them the EOS."""
+    entries = [{"id": token, "token": "", "bytes": [], "logprob": -0.5, "top_logprobs": []} for token in (5, 6, 2)]
+    block = {"tokens": [5, 6, 2], "prompt": "hi", "tokens_predicted": 3, "tokens_evaluated": 2, "truncated": False}
+    return {
+        "choices": [
+            {
+                "finish_reason": "stop",
+                "index": 0,
+                "message": {"role": "assistant", "content": "ab"},
+                "logprobs": {"content": entries},
+            }
+        ],
+        "usage": {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5},
+        "__verbose": block | verbose,
+    }
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "fields"),
+    [
+        (CHAT, {}, VERBOSE | {"logprobs": True, "top_logprobs": 1}),
+        (CHAT, {"logprobs": True, "top_logprobs": 3}, VERBOSE),
+        (CHAT, {"top_logprobs": 3}, VERBOSE),  # a 400 that must stay one
+        (CHAT, {"verbose": True}, {"return_tokens": True, "logprobs": True, "top_logprobs": 1}),
+        (CHAT, {"tools": TOOLS}, VERBOSE | {"logprobs": True, "top_logprobs": 1}),
+        (COMPLETIONS, {}, VERBOSE | {"logprobs": 1}),
+        (COMPLETIONS, {"logprobs": 2}, VERBOSE),
+    ],
+)
+def test_what_is_missing_is_asked(path, body, fields):
+    """One alternative only: without a number there would be twenty."""
+    assert fields == plan(path, body).sent["set"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "fields"),
+    [
+        (CHAT, {}, VERBOSE),
+        (CHAT, {"stream": True}, VERBOSE),  # replayed
+        (COMPLETIONS, {}, VERBOSE),
+        (CHAT, {"n": 2}, VERBOSE | {"logprobs": True, "top_logprobs": 1}),
+        (COMPLETIONS, {"prompt": ["a", "b"]}, VERBOSE | {"logprobs": 1}),
+        (COMPLETIONS, {"stream": True}, VERBOSE | {"logprobs": 1}),
+        (CHAT, {"stream": True, "stream_options": {"odd": 1}}, VERBOSE | {"logprobs": True, "top_logprobs": 1}),
+    ],
+)
+def test_logprobs_that_nobody_wants_are_asked_only_where_ids_are_in_them(path, body, fields):
+    """In live streams, and of several choices, `__verbose` lists not all."""
+    assert fields == plan(path, body, "off").sent["set"]
+
+
+def test_a_whole_answer_without_logprobs_is_exact_where_none_are_wanted():
+    """Seen: `__verbose` lists the ids all the same."""
+    cassette = load_http("llamacpp", "cmpl_return_tokens")
+    body = {key: value for key, value in cassette.body.items() if key not in OURS}
+    made = plan_of(cassette.path, body, Terms(logprobs="off"), kind="llamacpp")
+    _, _, step = play(made, cassette, found={"tokens": list(range(12))})
+
+    assert cassette.body == made.body
+    assert () == step.problems
+    assert (12, 0) == (len(step.choices[0].ids), len(step.choices[0].logprobs))
+
+
+@pytest.mark.parametrize("body", [{}, {"tools": TOOLS}, {"stream_options": {"include_usage": True}}])
+def test_chat_streams_are_replayed(body):
+    """A live one lacks the EOS and the list of ids; one of completions lacks nothing that a whole answer has."""
+    made = plan(CHAT, {"stream": True} | body)
+
+    assert "replay" == made.framing
+    assert not {"stream", "stream_options"} & made.body.keys()
+    assert "live" == plan(COMPLETIONS, {"stream": True}).framing
+
+
+def test_a_stream_that_the_engine_refuses_is_not_replayed():
+    """Tools and logprobs together are a 400 there, and stay one."""
+    assert "live" == plan(CHAT, {"stream": True, "tools": TOOLS, "logprobs": True}).framing
+
+
+def test_a_live_stream_with_tools_gets_no_logprobs_asked():
+    """It would be refused for ours."""
+    body = {"messages": [], "tools": TOOLS, "stream": True}
+    asked = ENGINES["llamacpp"].ask(Wish("chat", body, plan(CHAT, {}).asked))
+
+    assert VERBOSE == asked.fields
+
+
+def test_a_whole_answer_is_exact():
+    """As many logprobs as ids, the prompt's ids by its text, and the engine's count agrees."""
+    made = plan(CHAT, {})
+    shown, end, step = play(made, answer(exact()), found={"tokens": [1, 2]})
+
+    assert () == step.problems
+    assert ([5, 6, 2], [1, 2]) == (step.choices[0].ids.tolist(), step.prompts[0].tolist())
+    assert "tokenized again" == step.extra["prompt_ids"]
+    assert b"__verbose" not in shown + end
+    assert b"logprobs" not in shown + end
+
+
+@pytest.mark.parametrize(
+    ("verbose", "found", "problem"),
+    [
+        ({}, None, "no_prompt_ids"),
+        ({}, {"tokens": [1, 2, 3]}, "prompt_count"),
+        ({"tokens_evaluated": 9}, {"tokens": [1, 2]}, "prompt_count"),
+        ({"tokens": [5, 7, 2]}, {"tokens": [1, 2]}, "ids_disagree"),
+        ({"tokens": [5, 6, 7, 2], "tokens_predicted": 4}, {"tokens": [1, 2]}, "logprob_count"),
+        ({"tokens": [5, 6, 2], "tokens_predicted": 4}, {"tokens": [1, 2]}, "completion_count"),
+    ],
+)
+def test_what_does_not_agree_is_flagged(verbose, found, problem):
+    """Counts, ids and prompts are compared with what the server itself says."""
+    step = play(plan(CHAT, {}), answer(exact(**verbose)), found=found)[2]
+
+    assert problem in step.problems
+
+
+def test_several_choices_are_flagged():
+    """Usage counts one of them, and the list of ids is one choice's."""
+    response = exact()
+    response["choices"].append({**response["choices"][0], "index": 1})
+
+    step = play(plan(CHAT, {"n": 2}), answer(response), found={"tokens": [1, 2]})[2]
+
+    assert "uncounted" in step.problems
+
+
+def test_ids_that_the_client_gave_are_the_prompt():
+    """Nothing is looked up."""
+    made = plan(COMPLETIONS, {"prompt": [1, 2]})
+
+    step = play(made, answer(exact()))[2]
+
+    assert [1, 2] == step.prompts[0].tolist()
+    assert ENGINES["llamacpp"].lookup("completions", made.body, exact()) is None
+
+
+@pytest.mark.parametrize("prompt", [["a", "b"], ["a", 5], [[1, 2], [3]]])
+def test_several_prompts_and_mixed_ones_are_not_looked_up(prompt):
+    """The server tells the text of the first alone, and of a mixed one a text that may be tokenized otherwise."""
+    step = play(plan(COMPLETIONS, {"prompt": prompt}), answer(exact()), found={"tokens": [1, 2]})[2]
+
+    assert "no_prompt_ids" in step.problems
+
+
+def test_the_recorded_answers_say_what_was_seen():
+    """A whole answer with `verbose` is exact but for the prompt; live streams lack the EOS; characters lack pieces."""
+    seen = {}
+    for name in ("chat_verbose", "chat_stream_logprobs", "chat_stop_str", "chat_n2", "cmpl_stream_logprobs"):
+        made, cassette = as_asked_by_nobody(name)
+        step = play(made, cassette, found={"tokens": list(range(made.body.get("max_tokens")))})[2]
+        seen[name] = set(step.problems) - {"prompt_count", "no_prompt_ids"}
+
+    assert {
+        "chat_verbose": set(),
+        "chat_stream_logprobs": {"completion_count", "uncounted"},
+        "chat_stop_str": {"completion_count", "uncounted"},
+        "chat_n2": {"completion_count", "uncounted"},
+        "cmpl_stream_logprobs": {"uncounted"},
+    } == seen
+
+
+@pytest.mark.parametrize("name", ["chat_plain", "chat_stream_plain", "cmpl_plain"])
+def test_a_plain_answer_passes_byte_for_byte(name):
+    """There is nothing in it to hide, so nothing is spelt anew."""
+    cassette = load_http("llamacpp", name)
+    body = {**cassette.body, "stream_options": {"unknown": 1}} if cassette.is_stream else cassette.body
+
+    shown, end, _ = play(plan_of(cassette.path, body, kind="llamacpp"), cassette)
+
+    assert (
+        orjson.loads(cassette.answer) == orjson.loads(end) if not cassette.is_stream else cassette.answer == shown + end
+    )
+
+
+def test_all_recorded_answers_of_the_dialects_are_understood():
+    """None raises, none is called exact without its prompt."""
+    for cassette in http_cassettes("llamacpp"):
+        step = play(plan_of(cassette.path, cassette.body, kind="llamacpp"), cassette)[2]
+        assert step.problems or step.prompts
+
+
+def test_an_index_that_is_no_number_is_refused():
+    """Nothing could be paired by it."""
+    with pytest.raises(TypeError, match="index"):
+        ENGINES["llamacpp"].tokens("chat", {}, {"choices": [{"index": "0"}]})

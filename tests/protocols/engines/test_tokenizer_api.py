@@ -1,0 +1,65 @@
+"""Where engines count, and how they say it."""
+
+import pytest
+
+from proxy.protocols.engines.base import Lookup
+from proxy.protocols.engines.tokenizer_api import Counted, ask_count, read_count
+
+CHAT = {"messages": [], "tools": [{}], "temperature": 1, "model": "m", "chat_template_kwargs": {"a": 1}, "stream": True}
+
+
+@pytest.mark.parametrize(
+    ("kind", "dialect", "body", "expected"),
+    [
+        ("vllm", "chat", CHAT, Lookup("/tokenize", {"messages": [], "tools": [{}], "chat_template_kwargs": {"a": 1}})),
+        ("sglang", "chat", {"messages": []}, Lookup("/v1/tokenize", {"messages": []})),
+        (
+            "vllm",
+            "chat",
+            {"messages": [], "reasoning_effort": "none"},
+            Lookup(
+                "/tokenize",
+                {"messages": [], "chat_template_kwargs": {"reasoning_effort": "none", "enable_thinking": False}},
+            ),
+        ),
+        (
+            "vllm",
+            "chat",
+            {"messages": [], "reasoning_effort": "low", "chat_template_kwargs": {"enable_thinking": False, "a": 1}},
+            Lookup(
+                "/tokenize",
+                {
+                    "messages": [],
+                    "chat_template_kwargs": {"reasoning_effort": "low", "enable_thinking": False, "a": 1},
+                },
+            ),
+        ),
+        (
+            "sglang",
+            "chat",
+            {"messages": [], "reasoning_effort": "low"},
+            Lookup("/v1/tokenize", {"messages": [], "reasoning_effort": "low"}),
+        ),
+        ("vllm", "completions", {"prompt": "a"}, Lookup("/tokenize", {"prompt": "a"})),
+        ("vllm", "completions", {"prompt": [1, 2]}, None),
+        ("llamacpp", "chat", CHAT, None),
+        ("plain", "chat", CHAT, None),
+    ],
+)
+def test_an_engine_is_asked_with_what_decides_the_prompt(kind, dialect, body, expected):
+    """And where it counts; None where it cannot."""
+    assert expected == ask_count(kind, dialect, body)
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ({"count": 3, "max_model_len": 9, "tokens": [1, 2, 3]}, Counted(3, 9)),
+        ({"count": 3}, None),
+        ({"count": True, "max_model_len": 9}, None),
+        ([], None),
+    ],
+)
+def test_a_count_is_read_with_the_window(answer, expected):
+    """What is no count is none."""
+    assert expected == read_count(answer)

@@ -1,0 +1,163 @@
+"""Chunks folded into the response that the unstreamed call would have given."""
+
+import orjson
+import pytest
+from recorded import load, names
+
+from proxy.protocols.accumulators import ChatFold, CompletionsFold
+from proxy.protocols.dialects import DIALECTS
+
+# Not comparable, by tests/cassettes/README.md: other lengths, other seeds, speculation with temperature > 0, or aborted at
+# another moment.
+INCOMPARABLE = {"cmpl_multi_prompt", "spec_ngram/s_rep_stop", "spec_ngram/s_tool", "abort/pause_abort2_nonstream"}
+# The engine itself says another message in its two framings. Ids and logprobs are the same.
+OTHER_MESSAGE = {
+    "tool_required": "a cut-off call is text unstreamed, and deltas of a call streamed (seen on vLLM 0.32)",
+    "tool_required_noflags": "likewise",
+    "tool_auto_truncated": "likewise",
+    "tool_named_n2": "likewise",
+    "tool_auto_toolcallonly_garbage": "a malformed call is text unstreamed, and nothing streamed (seen on vLLM 0.32)",
+    "abort/pause_abort_nonstream": "aborted before the first token: streamed without a finish reason (seen on vLLM 0.32)",
+    "reasoning/r_end_early": "further ends of thought are in streamed content, and not in unstreamed",
+    "reasoning/r_n2": "likewise",
+    "reasoning/r_think_then_end_immediate": "likewise",
+    "reasoning/r_required": "a cut-off call",
+    "pairs_hermes/chat_required_n_inj": "a cut-off call",
+    "pairs_hermes/chat_required_n_plain": "a cut-off call",
+}
+# Said in one framing only, or different between any two runs.
+UNSAID = ("id", "created", "usage", "prompt_text", "prompt_logprobs", "metrics")
+
+
+def twins() -> list[tuple[str, str]]:
+    every = set(names())
+    found = [(name.removesuffix("_stream"), name) for name in every if name.endswith("_stream")]
+    found = [(whole if whole in every else f"{whole}_nonstream", stream) for whole, stream in found]
+    found += [(name.replace("_s_", "_n_"), name) for name in every if "pairs_" in name and "_s_" in name]
+    return sorted(
+        (whole, stream)
+        for whole, stream in found
+        if whole in every
+        and whole not in INCOMPARABLE
+        and load(whole).path in DIALECTS
+        and load(whole).status == load(stream).status == 200
+        and "include_reasoning_false" not in whole
+        and "seed" in load(whole).body
+    )
+
+
+def fold(name: str) -> dict:
+    cassette = load(name)
+    folding = DIALECTS[cassette.path].fold()
+    for event in cassette.answer.split(b"\n\n"):
+        payload = event.removeprefix(b"data: ")
+        if payload.strip() not in (b"", b"[DONE]"):
+            folding.feed(orjson.loads(payload))
+    return folding.finish()
+
+
+def said(value):
+    """What a response says: nulls, empty texts and empty lists say nothing; ids and times differ between any two runs."""
+    if isinstance(value, dict):
+        kept = {key: said(inner) for key, inner in value.items() if key not in UNSAID}
+        return {key: inner for key, inner in kept.items() if inner not in (None, "", [], {})}
+    return [said(inner) for inner in value] if isinstance(value, list) else value
+
+
+def without_messages(response: dict) -> dict:
+    hidden = ("message", "finish_reason")
+    choices = [{key: value for key, value in choice.items() if key not in hidden} for choice in response["choices"]]
+    return {**response, "choices": choices}
+
+
+@pytest.mark.parametrize(("whole", "stream"), twins())
+def test_the_fold_of_a_stream_is_the_unstreamed_response(whole, stream):
+    """The fold law, on every recorded twin: same message, ids, logprobs, reasons and usage."""
+    expected, actual = orjson.loads(load(whole).answer), fold(stream)
+    if actual["usage"] is not None and "completion_tokens_details" not in expected["usage"]:
+        assert expected["usage"] == actual["usage"]
+    if whole in OTHER_MESSAGE:
+        expected, actual = without_messages(expected), without_messages(actual)
+    if load(stream).body.get("echo"):  # its first streamed chunk has prompt ids without being asked (seen on vLLM 0.32)
+        for choice in actual["choices"]:
+            choice.pop("prompt_token_ids", None)
+            expected["choices"][choice["index"]].pop("prompt_token_ids", None)
+
+    assert said(expected) == said(actual)
+
+
+def test_there_are_many_twins():
+    """The law is tried on what real engines said, and not on a few."""
+    assert len(twins()) > 80
+
+
+def test_no_exception_is_listed_in_vain():
+    """An exception that no longer differs is no exception."""
+    listed = [(whole, stream) for whole, stream in twins() if whole in OTHER_MESSAGE]
+
+    assert len(OTHER_MESSAGE) == len(listed)
+    assert [] == [whole for whole, stream in listed if said(orjson.loads(load(whole).answer)) == said(fold(stream))]
+
+
+def test_interleaved_choices_are_told_apart():
+    """By their index, whatever order they come in."""
+    folding = CompletionsFold()
+    for index, text in ((1, "b"), (0, "a"), (1, "B"), (0, "A")):
+        folding.feed({"id": "x", "choices": [{"index": index, "text": text, "finish_reason": None}]})
+    folding.feed({"choices": [{"index": 1, "text": "", "finish_reason": "stop"}]})
+
+    assert ["aA", "bB"] == [choice["text"] for choice in folding.finish()["choices"]]
+    assert 1 == folding.finished
+
+
+def test_a_list_of_logprobs_that_is_null_adds_nothing():
+    """The others are extended."""
+    folding = CompletionsFold()
+    for top in ([{"a": -1.0}], None):
+        folding.feed({"choices": [{"index": 0, "text": "a", "logprobs": {"tokens": ["a"], "top_logprobs": top}}]})
+
+    assert {"tokens": ["a", "a"], "top_logprobs": [{"a": -1.0}]} == folding.finish()["choices"][0]["logprobs"]
+
+
+@pytest.mark.parametrize("index", ["0", 0.0, True, None])
+def test_a_choice_without_a_whole_number_is_refused(index):
+    """Nothing could be joined by it."""
+    with pytest.raises(TypeError, match="index"):
+        ChatFold().feed({"choices": [{"index": index, "delta": {"content": "a"}}]})
+
+
+def test_pieces_of_tool_calls_are_joined_by_index():
+    """Arguments come in pieces; id and name are said once, or again and again."""
+    folding = ChatFold()
+    calls = [
+        {"index": 0, "id": "c1", "type": "function", "function": {"name": "add", "arguments": ""}},
+        {"index": 0, "id": "c1", "function": {"name": "add", "arguments": '{"x":'}},
+        {"index": 1, "id": "c2", "function": {"name": "mul"}},
+        {"index": 0, "id": None, "function": {"name": None, "arguments": "1}"}},
+    ]
+    for call in calls:
+        folding.feed({"choices": [{"index": 0, "delta": {"tool_calls": [call]}}]})
+
+    expected = [
+        {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"x":1}'}},
+        {"id": "c2", "type": "function", "function": {"name": "mul", "arguments": ""}},
+    ]
+    assert expected == folding.finish()["choices"][0]["message"]["tool_calls"]
+
+
+def test_chunks_are_not_changed_by_being_folded():
+    """The shown dict and the recorded dict are two."""
+    chunk = {
+        "choices": [
+            {"index": 0, "delta": {"content": "a"}, "token_ids": [1], "logprobs": {"content": [{"logprob": -1.0}]}}
+        ]
+    }
+    before = orjson.dumps(chunk)
+    folding = ChatFold()
+    folding.feed(chunk)
+    folding.feed(
+        {"choices": [{"index": 0, "delta": {}, "token_ids": [2], "logprobs": {"content": [{"logprob": -2.0}]}}]}
+    )
+
+    assert before == orjson.dumps(chunk)
+    assert [1, 2] == folding.finish()["choices"][0]["token_ids"]

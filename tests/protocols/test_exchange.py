@@ -1,0 +1,333 @@
+"""The exchange: what is sent, shown and kept, proved on answers recorded from a real vLLM."""
+
+import json
+import re
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from recorded import CASSETTES, Cassette, dialect_cassettes, http_cassettes, load, names, plan_of, play
+
+from proxy.protocols.engines.base import Traits
+from proxy.protocols.exchange import Exchange
+from proxy.protocols.plan import Terms
+from proxy.trajectory.codec import encode
+from proxy.trajectory.step import Timing
+
+PAIRS = sorted(
+    name.removesuffix("_plain")
+    for folder in ("pairs_hermes", "pairs_hermes_qwen3")
+    for name in names(f"{folder}/*_plain")
+)
+# Choices interleave differently in any two runs of the engine; equal as a multiset of events.
+INTERLEAVED = {"pairs_hermes_qwen3/chat_n2_s", "pairs_hermes_qwen3/cmpl_multi_s"}
+EVERY = dialect_cassettes()
+
+
+def normal(answer: bytes) -> bytes:
+    """The answer without what differs between any two runs: ids of the response and of tool calls, creation time."""
+    answer = re.sub(rb'"(id|request_id)":"(chatcmpl|cmpl|generate-tokens)-[^"]*"', b'"id":""', answer)
+    return re.sub(rb'"created":\d+', b'"created":0', answer)
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_hiding_gives_back_the_plain_answer_byte_for_byte(pair):
+    """What was injected, hidden again, leaves the very bytes that the engine sends without injection."""
+    plain, injected = load(f"{pair}_plain"), load(f"{pair}_inj")
+    # The servers of this set write usage on each event, whatever is requested (tests/cassettes/README.md).
+    traits = Traits("vllm", "0.32.0", forces_usage=pair.startswith("pairs_hermes/"))
+    plan = plan_of(plain.path, plain.body, traits=traits)
+    if "echo" in pair:
+        assert plain.body == plan.body
+        return
+    asked = {key: value for key, value in injected.body.items() if key in plan.body and key != "stream_options"}
+    assert asked == {key: value for key, value in plan.body.items() if key != "stream_options"}
+
+    shown, end, step = play(plan, injected)
+
+    expected, actual = normal(plain.answer), normal(shown + end)
+    if pair in INTERLEAVED:
+        expected, actual = sorted(expected.split(b"\n\n")), sorted(actual.split(b"\n\n"))
+    assert expected == actual
+    assert () == step.problems
+
+
+@pytest.mark.parametrize("pair", sorted(name.removesuffix("_inj") for name in names("recorded/*_inj")))
+def test_hiding_gives_back_what_a_plain_run_without_usage_answers(pair):
+    """Byte for byte, streamed too: the usage that we request is gone, and the fingerprint is on the finish again.
+
+    Recorded with --stream-interval=64: else two runs of the engine gather tokens into different events.
+    """
+    plain, injected = load(f"{pair}_plain"), load(f"{pair}_inj")
+    plan = plan_of(plain.path, plain.body, Terms(streaming="live"))
+    assert injected.body == plan.body
+
+    shown, end, step = play(plan, injected)
+
+    expected, actual = (re.sub(rb"chatcmpl-tool-\w+", b"", normal(answer)) for answer in (plain.answer, shown + end))
+    assert expected == actual
+    assert step.exact or "engine_error" in step.problems
+
+
+@pytest.mark.parametrize("name", ["forced_usage/si3_utf8_stream", "forced_usage/si5_tool_stream"])
+def test_usage_that_a_server_always_sends_is_shown(name):
+    """--enable-force-include-usage: a plain stream of it has usage on each event, and so has ours."""
+    cassette = load(name)
+    plan = plan_of(cassette.path, {key: value for key, value in cassette.body.items() if key != "stream_options"})
+    exchange = Exchange(plan, 200, cassette.content_type)
+    shown = exchange.feed(cassette.answer)
+    outcome = exchange.finish(Timing(received=1.0))
+
+    assert plan.view.hidden.usage
+    assert cassette.answer == shown + outcome.end
+    assert (True, ()) == (exchange.forces_usage, outcome.step.problems)
+
+
+FLAGS = orjson.loads((CASSETTES / "flags.json").read_bytes())
+
+
+def answers_with_flags():
+    every = [
+        *dialect_cassettes(),
+        *dialect_cassettes("llamacpp"),
+        *http_cassettes("sglang"),
+        *http_cassettes("llamacpp"),
+    ]
+    return [one for one in every if not (one.kind == "vllm" and one.name.startswith("recorded/"))]
+
+
+@pytest.mark.parametrize("cassette", answers_with_flags(), ids=str)
+def test_a_recorded_answer_gets_the_flags_that_it_always_got(cassette):
+    """New checks flag no answer that a real engine gave."""
+    plan = plan_of(cassette.path, cassette.body, kind=cassette.kind, headers=cassette.headers)
+
+    assert FLAGS[f"{cassette.kind}/{cassette.name}"] == list(play(plan, cassette)[2].problems)
+
+
+def test_all_flags_are_of_answers_that_are_there():
+    """None is listed in vain."""
+    assert FLAGS.keys() == {f"{one.kind}/{one.name}" for one in answers_with_flags()}
+
+
+@pytest.mark.parametrize("pair", [pair for pair in PAIRS if "echo" in pair])
+def test_echo_gets_nothing_injected_and_is_flagged(pair):
+    """Ids would eat the echoed text, so an echo passes untouched and says that it has no ids."""
+    plain = load(f"{pair}_plain")
+
+    shown, end, step = play(plan_of(plain.path, plain.body), plain)
+
+    assert plain.answer == shown + end
+    assert {"echo", "no_token_ids"} <= set(step.problems)
+
+
+TWINS = [
+    ("chat_plain", "chat_ids_lp"),
+    ("chat_plain", "chat_ids"),
+    ("chat_plain", "chat_lp"),
+    ("cmpl_plain", "cmpl_ids_lp0"),
+    ("chat_plain_stream", "chat_ids_lp_stream"),
+    ("tool_auto_regex_noflags_stream", "tool_auto_regex_stream"),
+    ("tool_auto_regex_noflags", "tool_auto_regex"),
+    ("tool_auto_regex_noflags_stream", "tool_auto_ids_only_stream"),
+    ("tool_auto_regex_noflags_stream", "tool_auto_lp_only_stream"),
+    ("eos_first_noflags_stream", "eos_first_stream"),
+    ("reasoning/r_regex_after_noflags_stream", "reasoning/r_regex_after_stream"),
+    ("processed/noparser_utf8", "processed/noparser_utf8_inj"),
+]
+
+
+@pytest.mark.parametrize(
+    ("plain", "injected"), [twin for twin in TWINS if "_ids_" in twin[1] or "auto_regex" in twin[1]]
+)
+def test_a_client_that_asked_for_it_sees_just_that(plain, injected):
+    """A client that sets the engine's flags itself gets the engine's bytes."""
+    cassette = load(injected)
+
+    shown, end, step = play(plan_of(cassette.path, cassette.body), cassette)
+
+    assert cassette.answer == shown + end
+    assert step.choices[0].ids
+
+
+def test_ids_alone_are_shown_to_a_client_that_asked_for_ids_alone():
+    """Injected logprobs are hidden, asked ids stay, and so do the events that ids bring with them."""
+    asked, full = load("tool_auto_ids_only_stream"), load("tool_auto_regex_stream")
+
+    shown, end, _ = play(plan_of(asked.path, asked.body), full)
+
+    def tool_ids(text: bytes) -> bytes:
+        return re.sub(rb"chatcmpl-tool-\w+", b"", normal(text))
+
+    assert tool_ids(asked.answer) == tool_ids(shown + end)
+
+
+def test_logprobs_alone_are_shown_to_a_client_that_asked_for_logprobs_alone():
+    """Injected ids are hidden, asked logprobs stay."""
+    asked, full = load("tool_auto_lp_only_stream"), load("tool_auto_regex_stream")
+
+    shown, end, _ = play(plan_of(asked.path, asked.body), full)
+
+    def tool_ids(text: bytes) -> bytes:
+        return re.sub(rb"chatcmpl-tool-\w+", b"", normal(text))
+
+    assert tool_ids(asked.answer) == tool_ids(shown + end)
+
+
+def test_an_engine_that_dies_leaves_a_partial_step():
+    """What came before the break is kept, and the step says that it broke off: nobody got a whole answer."""
+    cassette = load("chat_ids_lp_stream")
+    exchange = Exchange(plan_of(cassette.path, cassette.body), 200, cassette.content_type)
+    exchange.feed(cassette.answer[: len(cassette.answer) // 2])
+
+    outcome = exchange.abort("the engine e broke off", Timing(received=1.0), delivered=True)
+
+    assert ("partial", "the engine e broke off", True) == (outcome.step.status, outcome.step.reason, outcome.broken)
+    assert 0 < outcome.step.sampled < 24
+    assert not outcome.step.delivered
+    assert "stream_cut" in outcome.step.problems
+
+
+def test_a_connection_that_breaks_behind_the_terminal_event_costs_nothing():
+    """The turn had its end, so the step is complete; who left did not get it."""
+    cassette = load("chat_ids_lp_stream")
+    exchange = Exchange(plan_of(cassette.path, cassette.body), 200, cassette.content_type)
+    exchange.feed(cassette.answer.removesuffix(b"data: [DONE]\n\n"))
+    before = exchange.is_over
+    exchange.feed(b"data: [DONE]\n\n")
+    step = exchange.abort("the client left", Timing(received=1.0), delivered=False).step
+
+    assert (False, True) == (before, exchange.is_over)
+    assert ("complete", None, False, True) == (step.status, step.reason, step.delivered, step.exact)
+
+
+def test_a_stream_without_its_terminal_event_is_partial():
+    """A clean end of the connection is no end of the turn, and its client did not get a whole one."""
+    cassette = load("chat_ids_lp_stream")
+    plan = plan_of(cassette.path, cassette.body)
+    shown, end, step = play(plan, cassette, [cassette.answer.removesuffix(b"data: [DONE]\n\n")])
+
+    assert cassette.answer.removesuffix(b"data: [DONE]\n\n") == shown + end
+    assert ("partial", ("stream_cut",), False) == (step.status, step.problems, step.delivered)
+
+
+def test_a_whole_body_that_was_cut_is_partial_and_not_an_error():
+    """Half a JSON body is no answer of the engine's, and no error of its either."""
+    cassette = load("chat_ids_lp")
+    exchange = Exchange(plan_of(cassette.path, cassette.body), 200, cassette.content_type)
+    exchange.feed(cassette.answer[:200])
+    step = exchange.abort("the client left", Timing(received=1.0), delivered=False).step
+
+    assert ("partial", False) == (step.status, step.delivered)
+
+
+@pytest.mark.parametrize("cassette", [c for c in EVERY if c.status != 200], ids=str)
+def test_errors_of_the_engine_pass_as_they_came(cassette: Cassette):
+    """Status and body are the engine's, and the step keeps both."""
+    shown, end, step = play(plan_of(cassette.path, cassette.body), cassette)
+
+    assert (b"", cassette.answer) == (shown, end)
+    assert "error" == step.status
+    assert (cassette.status, cassette.answer.decode()) == (step.response["status"], step.response["body"])
+
+
+@pytest.mark.parametrize("name", ["spec_ngram/s_bias_rep_stream", "spec_ngram/s_stop_rep_stream"])
+def test_an_error_within_a_stream_passes_byte_for_byte_and_ends_the_turn(name):
+    """vLLM writes such an event with other spacing: it is not spelt again, and not shown before it is stored."""
+    cassette = load(name)
+
+    shown, end, step = play(plan_of(cassette.path, cassette.body), cassette)
+
+    assert (b"", cassette.answer) == (shown, end)
+    assert "error" == step.status
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type"),
+    [(b"<html>502</html>", "text/html"), (b"not json", "application/json"), (b"[]", "application/json")],
+)
+def test_what_is_no_answer_passes_as_it_came_and_is_an_error(body, content_type):
+    """An HTML page, or a body that is not what it claims to be, reaches the client untouched."""
+    cassette = Cassette("x", "/v1/chat/completions", {"messages": []}, body, 200, content_type)
+
+    shown, end, step = play(plan_of(cassette.path, cassette.body), cassette)
+
+    assert (b"", body) == (shown, end)
+    assert "error" == step.status
+
+
+def test_an_event_that_cannot_be_understood_passes_and_flags_the_step():
+    """Transparency comes first, and silence never."""
+    cassette = load("chat_ids_lp_stream")
+    odd = b'data: {"choices":[{"delta":{}}]}\n\ndata: 7\n\ndata: {oops\n\n'
+    shown, end, step = play(plan_of(cassette.path, cassette.body), cassette, [odd, cassette.answer])
+
+    assert odd + cassette.answer == shown + end
+    assert ("unparsed_event",) == step.problems
+
+
+def test_nan_logprobs_are_kept_flagged_and_shown_as_they_came():
+    """A Python engine may write NaN, which is no JSON; it is neither lost nor made up."""
+    cassette = load("chat_ids_lp")
+    odd = cassette.answer.replace(b'"logprob":-6.792507648468018', b'"logprob":NaN', 1)
+    shown, end, step = play(plan_of(cassette.path, cassette.body), cassette, [odd])
+
+    assert odd == shown + end
+    assert ("bad_logprob",) == step.problems
+
+
+@pytest.mark.parametrize("name", ["cmpl_multi_prompt_stream", "cmpl_multi_prompt", "cmpl_n3", "cmpl_n3_stream"])
+def test_each_choice_points_to_its_own_prompt(name):
+    """Choice index is prompt index times n plus sample index."""
+    cassette = load(name)
+    _, _, step = play(plan_of(cassette.path, cassette.body), cassette)
+    n = cassette.body.get("n", 1)
+    prompts = cassette.body["prompt"] if isinstance(cassette.body["prompt"], list) else [cassette.body["prompt"]]
+
+    assert len(prompts) == len(step.prompts)
+    assert [choice.index // n for choice in step.choices] == [choice.prompt for choice in step.choices]
+    assert "mixed_prompts" not in step.problems
+
+
+KEYS = [
+    "choices", "index", "delta", "message", "text", "token_ids", "prompt_token_ids", "logprobs", "content", "logprob",
+    "tool_calls", "function", "arguments", "finish_reason", "usage", "completion_tokens", "error", "token_logprobs",
+    "meta_info", "output_token_logprobs", "weight_versions", "metadata", "sglext", "output_ids", "input_ids", "id",
+    "response_token_ids", "matched_stop", "__verbose", "tokens", "prompt", "tokens_predicted", "sampling_mask",
+    "routed_experts", "num_retractions",
+]  # fmt: skip
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 2**33) | st.floats() | st.sampled_from(["", "stop", "a"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=5),
+    max_leaves=12,
+)
+
+
+# An answer that looks like one, with something odd anywhere in it.
+CHOICE = st.dictionaries(st.sampled_from(KEYS), JSON, max_size=6).map(lambda odd: {"index": 0, "message": {}} | odd)
+ANSWER = JSON | st.lists(CHOICE, max_size=3).flatmap(
+    lambda choices: st.dictionaries(st.sampled_from(KEYS), JSON, max_size=4).map(lambda odd: {"choices": choices} | odd)
+)
+
+
+@given(
+    st.sampled_from(["vllm", "sglang", "llamacpp", "plain"]),
+    st.lists(ANSWER, max_size=5),
+    st.sampled_from(["/v1/chat/completions", "/v1/completions", "/inference/v1/generate"]),
+    st.booleans(),
+    st.sampled_from([{}, {"return_token_ids": True, "logprobs": True}, {"stream": True}]),
+    JSON,
+)
+def test_an_engine_that_answers_anything_at_all_leaves_a_step(kind, answers, path, stream, asked, found):
+    """Whatever JSON comes, of any engine, in any framing, hidden or not: a step is made and stored, and is not exact."""
+    texts = [json.dumps(answer).encode() for answer in answers]
+    text = b"".join(b"data: " + one + b"\n\n" for one in texts) + b"data: [DONE]\n\n" if stream else b"".join(texts)
+    content_type = "text/event-stream" if stream else "application/json"
+    body = {"messages": [], "prompt": "x", "token_ids": [1], "sampling_params": {}} | asked
+    plan = plan_of(path, body, kind=kind)
+    shown, end, step = play(plan, Cassette("any", path, body, text, 200, content_type), found=found)
+
+    passes = text == shown + end or plan.view.hidden.anything or plan.framing == "replay"
+    assert passes or (step.status, b"engine_broke_off" in end) == ("error", True)
+    assert not step.exact
+    assert encode(step)

@@ -1,0 +1,55 @@
+"""Reading an engine's JSON, the strict way first."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.protocols.lenient_json import NotJson, read_json, write_json
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+)
+
+
+@given(VALUES)
+def test_what_is_written_is_read_again(value):
+    """The pair write/read, strictly."""
+    assert (value, False) == read_json(write_json(value, loosely=False))
+
+
+def test_nan_and_infinities_are_read_and_written_as_python_spells_them():
+    """No JSON, but engines in Python write it."""
+    value, loosely = read_json(b'{"a":NaN,"b":-Infinity}')
+
+    assert loosely
+    assert math.isnan(value["a"])
+    assert b'{"a":NaN,"b":-Infinity}' == write_json(value, loosely=True)
+
+
+@pytest.mark.parametrize("literal", [b"1e400", b"-1e400", b"9" * 5000, b"1.5E+999"])
+def test_a_number_beyond_a_double_is_written_as_it_came(literal):
+    """`Infinity` would be no JSON; readers find a string, which is no number to them."""
+    text = b'{"a":[' + literal + b',1.5,7],"b":"\xee\x80\x80overflow:x"}'
+    value, loosely = read_json(text)
+
+    assert (True, str, [1.5, 7]) == (loosely, type(value["a"][0]), value["a"][1:])
+    assert text == write_json(value, loosely=loosely)
+
+
+def test_a_lone_surrogate_becomes_a_question_mark():
+    """So that the value can be written again."""
+    assert ({"a": "?"}, True) == read_json(b'{"a":"\\ud800"}')
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"<html>", b"\xff", b"[" * 100_000])
+def test_what_is_no_json_has_one_name(text):
+    """NotJson, whatever was wrong."""
+    with pytest.raises(NotJson):
+        read_json(text)

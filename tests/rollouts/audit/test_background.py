@@ -1,0 +1,105 @@
+"""The share of finished steps that the server audits itself."""
+
+import asyncio
+import re
+from array import array
+
+import pytest
+from fakes import proxying
+from forests import make_choice, make_step
+
+from proxy.rollouts.audit.background import is_scorable
+from proxy.server.listener import simulating
+from proxy.simulator.options import Options
+from proxy.trajectory.step import EngineFacts
+
+BODY = {"model": "policy", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 20}
+
+
+async def metric(http, url: str, name: str) -> float:
+    async with http.get(f"{url}/metrics") as answer:
+        found = re.findall(rf"^{re.escape(name)} (\S+)$", await answer.text(), re.MULTILINE)
+    return float(found[0]) if found else 0.0
+
+
+@pytest.mark.parametrize(("rate", "audited"), [(1, True), (0, False)])
+async def test_steps_are_scored_again_and_counted(store, http, rate, audited):
+    """By the share that is configured; without one, by none."""
+    async with (
+        simulating("127.0.0.1:0", Options(seed=1)) as engine,
+        proxying(engine, store, audit={"sample_rate": rate}) as served,
+    ):
+        async with http.post(f"{served.url}/rollouts/r1/v1/chat/completions", json=BODY) as answer:
+            assert 200 == answer.status
+            sampled = (await answer.json())["usage"]["completion_tokens"]
+        if not audited:
+            assert 0 == await metric(http, served.url, 'tokentape_audits_total{engine="fake",verdict="aligned"}')
+            return
+        async with asyncio.timeout(50):
+            while sampled != await metric(http, served.url, 'tokentape_audit_logprob_difference_count{engine="fake"}'):
+                await asyncio.sleep(0.01)
+        assert 1 == await metric(http, served.url, 'tokentape_audits_total{engine="fake",verdict="aligned"}')
+        low = await metric(http, served.url, 'tokentape_audit_logprob_difference_bucket{engine="fake",le="0.001"}')
+        assert sampled == low
+
+
+async def test_no_call_waits_for_an_audit_and_closing_waits_for_none(engine, store, http):
+    """An engine that hangs on the scoring request holds up nothing."""
+    async with simulating("127.0.0.1:0", Options(seed=1)) as real:
+
+        async def answering(request, body):
+            if request.path == "/v1/models" or "prompt_logprobs" in body:
+                await asyncio.Event().wait()
+            from aiohttp import ClientSession, web
+
+            async with ClientSession() as session, session.post(real + request.path, json=body) as answer:
+                return web.Response(body=await answer.read(), content_type="application/json")
+
+        engine.answering = answering
+        async with asyncio.timeout(50), proxying(engine.url, store, audit={"sample_rate": 1}) as served:
+            for _ in range(5):
+                async with http.post(f"{served.url}/rollouts/r1/v1/chat/completions", json=BODY) as answer:
+                    assert 200 == answer.status
+
+
+async def test_an_engine_that_cannot_score_is_counted_and_the_next_step_is_tried(engine, store, http):
+    """Its refusal is logged, and no reason to stop."""
+    async with simulating("127.0.0.1:0", Options(seed=1)) as real:
+
+        async def answering(request, body):
+            from aiohttp import ClientSession, web
+
+            if "prompt_logprobs" in body or request.path == "/v1/models":
+                return web.json_response({"error": "no"}, status=500)
+            async with ClientSession() as session, session.post(real + request.path, json=body) as answer:
+                return web.Response(body=await answer.read(), content_type="application/json")
+
+        engine.answering = answering
+        async with proxying(engine.url, store, audit={"sample_rate": 1}) as served:
+            for count in (1, 2):
+                async with http.post(f"{served.url}/rollouts/r1/v1/chat/completions", json=BODY) as answer:
+                    assert 200 == answer.status
+                async with asyncio.timeout(50):
+                    name = 'tokentape_audits_total{engine="fake",verdict="not scored"}'
+                    while count != await metric(http, served.url, name):
+                        await asyncio.sleep(0.01)
+
+
+def test_a_step_is_scorable_as_it_was_recorded_or_not_at_all():
+    """Exact and whole, by an engine that scores, raw or at temperature 1, and unconstrained."""
+    honest = make_step("S1", (1, 2), (3, 4))
+    after = {"temperature": 0.7, "logprobs_mode": "after_temperature_logprobs"}
+
+    assert is_scorable(honest)
+    assert is_scorable(make_step("S1", (1, 2), (3, 4), sampling={**after, "temperature": 1}))
+    assert is_scorable(make_step("S1", (1, 2), (3, 4), request={"tool_choice": "auto", "tools": []}))
+    assert not is_scorable(make_step("S1", (1, 2), (3, 4), sampling=after))
+    assert not is_scorable(make_step("S1", (1, 2), make_choice(0, (3, 4), logprobs=array("f"))))  # nobody asked for any
+    assert is_scorable(make_step("S1", (1, 2), (3, 4), sampling={"constrained": False}))
+    for changes in (
+        {"sampling": {"constrained": True}},
+        {"problems": ("no_token_ids",)},
+        {"status": "partial"},
+        {"engine": EngineFacts("e", "llamacpp", None, "http://e")},
+    ):
+        assert not is_scorable(make_step("S1", (1, 2), make_choice(0, (3, 4)), **changes))

@@ -1,0 +1,171 @@
+"""The audit of many rows."""
+
+import asyncio
+
+import aiohttp
+import pytest
+from scoring import WINDOW, honest_row, scoring_as_vllm
+
+from proxy.cli.audit import sender
+from proxy.rollouts.audit.runner import Journal, Terms, audit_rows
+from proxy.rollouts.audit.scoring import find_scorer
+
+
+@pytest.fixture
+async def scorer(engine):
+    engine.answering = scoring_as_vllm
+    async with aiohttp.ClientSession() as session:
+        yield await find_scorer(sender(session, engine.url), None, None)
+
+
+async def given(*rows):
+    for row in rows:
+        yield row
+
+
+async def audited(rows, scorer, journal=None, **terms):
+    seen = []
+    results = await audit_rows(rows, scorer, Terms(**terms), journal or Journal(None), seen.append)
+    assert sorted(map(id, seen)) == sorted(map(id, results))
+    return results
+
+
+def scored(engine) -> int:
+    return sum("prompt" in body for body in engine.asked)
+
+
+async def test_each_row_gets_its_verdict_in_the_order_of_the_rows(scorer):
+    """Honest, moved, too long, with nothing to compare, and no row at all."""
+    moved = honest_row("moved")
+    moved["token_ids"] = moved["token_ids"][1:] + moved["token_ids"][:1]
+    long = honest_row("long", sampled=WINDOW)
+    empty = honest_row("empty")
+    empty |= {"mask": [0] * 40, "logprobs": [None] * 40}
+    rows = [honest_row("honest"), moved, long, empty, {"rollout_id": "none"}, 5]
+    results = await audited(given(*rows), scorer)
+
+    verdicts = ["aligned", "shifted", "too long", "nothing to compare", "not scored", "not scored"]
+    assert verdicts == [result.verdict for result in results]
+    assert ["honest", "moved", "long", "empty", "none"] == [result.rollout_id for result in results[:5]]
+    assert 1 == results[1].offset
+    assert "nothing of it is trained" in results[3].note
+
+
+async def test_so_many_are_scored_at_once_and_no_more(engine, scorer):
+    """The engine's time is the user's to give; rows are not read ahead of it."""
+    running, most, read, done = 0, 0, 0, 0
+    full = asyncio.Event()
+
+    async def answering(request, body):
+        nonlocal running, most, done
+        running += 1
+        most = max(most, running)
+        assert read <= done + 3
+        if running == 3:
+            full.set()
+        await full.wait()
+        try:
+            return await scoring_as_vllm(request, body)
+        finally:
+            running -= 1
+            done += 1
+
+    async def rows():
+        nonlocal read
+        for number in range(9):
+            read += 1
+            yield honest_row(f"r{number}", first=100 + number)
+
+    engine.answering = answering
+    results = await audited(rows(), scorer, at_once=3)
+
+    assert 3 == most
+    assert ["aligned"] * 9 == [result.verdict for result in results]
+
+
+async def test_an_interrupted_run_goes_on_where_it_was(engine, scorer, tmp_path):
+    """What was finished is not scored again; the line that was being written when it was killed is."""
+    path = tmp_path / "journal"
+    rows = [honest_row(f"r{number}", first=100 + number) for number in range(3)]
+    journal = Journal(path)
+    first = await audited(given(*rows[:2]), scorer, journal)
+    journal.close()
+    path.write_bytes(path.read_bytes()[:-20])
+
+    journal = Journal(path)
+    again = await audited(given(*rows), scorer, journal, at_once=1)
+    journal.close()
+    assert 2 + 2 == scored(engine)
+    assert first == again[:2]
+
+    journal = Journal(path)
+    assert again == await audited(given(*rows), scorer, journal)
+    assert 4 == scored(engine)
+    rows[0]["logprobs"][20] -= 1
+    assert "wrong tokens" == (await audited(given(rows[0]), scorer, journal))[0].verdict
+    await audited(given(rows[1]), scorer, journal, tolerance=0.5)
+    assert 6 == scored(engine)
+    journal.close()
+
+
+async def test_a_sequence_the_engine_failed_on_is_asked_again(engine, scorer, tmp_path):
+    """A failure says nothing of the sequence, and the others go on."""
+    failing = {"r0"}
+
+    async def answering(request, body):
+        if body["prompt"][0] == 100 and failing:
+            raise ZeroDivisionError
+        return await scoring_as_vllm(request, body)
+
+    engine.answering = answering
+    rows = [honest_row("r0"), honest_row("r1", first=101)]
+    journal = Journal(tmp_path / "journal")
+    results = await audited(given(*rows), scorer, journal)
+    failing.clear()
+    again = await audited(given(*rows), scorer, journal)
+    journal.close()
+
+    assert ["not scored", "aligned"] == [result.verdict for result in results]
+    assert ["aligned", "aligned"] == [result.verdict for result in again]
+
+
+async def test_an_engine_that_went_away_ends_the_run_with_a_sentence(engine, scorer):
+    """Not with a verdict on sequences that nobody scored."""
+
+    async def answering(request, body):
+        request.transport.close()
+        raise ConnectionResetError
+
+    engine.answering = answering
+    with pytest.raises(OSError, match="cannot be asked"):
+        await audited(given(*[honest_row() for _ in range(3)]), scorer)
+
+
+async def test_logprobs_after_temperature_are_not_called_wrong(scorer):
+    """They cannot be scored again, and that is what is said."""
+    row = honest_row()
+    row["spans"][0]["temperature"] = 0.5
+    (result,) = await audited(given(row), scorer, logprobs_mode="after_temperature_logprobs")
+
+    assert ("nothing to compare", 30, 0) == (result.verdict, result.left_out, result.count)
+    assert "after temperature 0.5" in result.note
+
+
+async def test_constrained_tokens_are_left_out_and_counted(engine, scorer):
+    """What is left is judged as ever; where nothing is left, no engine is asked, and that is what is said."""
+    odd = honest_row("odd")
+    odd["logprobs"][20:30] = [value / 2 for value in odd["logprobs"][20:30]]
+    spans = [(10, 20, False), (20, 30, True), (30, 40, None)]
+    odd["spans"] = [{"start": start, "end": end, "step_id": "S", "constrained": said} for start, end, said in spans]
+    wrong = odd | {"rollout_id": "wrong", "logprobs": [value and value - 1 for value in odd["logprobs"]]}
+    bound = honest_row("bound", first=200)
+    bound["spans"][0]["constrained"] = True
+    results = await audited(given(odd, wrong, bound), scorer)
+
+    assert ["aligned", "other weights", "nothing to compare"] == [result.verdict for result in results]
+    assert [(20, 10), (20, 10), (0, 30)] == [(result.count, result.left_out) for result in results]
+    assert all("under a constraint" in result.note for result in results)
+    assert not any(200 in body.get("prompt", ()) for body in engine.asked)
+    moved = bound | {"mask": [0, *bound["mask"][:-1]]}
+    assert [("shifted", 1)] == [(one.verdict, one.offset) for one in await audited(given(moved), scorer)]
+    assert ["wrong tokens"] == [one.verdict for one in await audited(given(odd | {"spans": []}), scorer)]

@@ -1,0 +1,200 @@
+"""The journal of steps that the store could not take."""
+
+import asyncio
+import os
+import resource
+from dataclasses import replace
+from hashlib import blake2b
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.rollouts.journal import Spool, pack, unpack
+from storage.errors import StoreUnreachable
+from storage.types import Origin, StepWrite
+
+
+def entry(number: int, record: bytes = b"record") -> StepWrite:
+    return StepWrite("r1", "birth", f"S{number}", record, {b"\x01\x02": b"block"}, (b"\x03",), {"steps": 1})
+
+
+def kept_by(taken: list):
+    async def append(one: StepWrite) -> None:
+        taken.append(one)
+
+    return append
+
+
+@given(st.binary(), st.dictionaries(st.binary(min_size=1), st.binary()), st.text())
+def test_an_entry_comes_back_as_it_was(record, blocks, name):
+    """Every byte of it."""
+    fields = {f"f{number}": block for number, block in enumerate(blocks.values())}
+    plain = StepWrite("r/ö", "b", name, record, blocks, tuple(blocks), {"steps": 1, "exact": 1})
+    for before in (plain, replace(plain, late_if="closed", origin=Origin(5, fields)), replace(plain, origin=Origin(0))):
+        assert before == unpack(pack(before))
+
+
+def test_an_entry_of_an_earlier_version_is_read():
+    """Its head has neither of what came later."""
+    before = entry(1)
+    frame = pack(before)
+    body = frame[24:]
+    length = int.from_bytes(body[:4], "little")
+    head = orjson.loads(body[4 : 4 + length])
+    old = orjson.dumps({name: value for name, value in head.items() if name not in ("late_if", "origin")})
+    body = len(old).to_bytes(4, "little") + old + body[4 + length :]
+
+    assert before == unpack(frame[:4] + len(body).to_bytes(4, "little") + blake2b(body, digest_size=16).digest() + body)
+
+
+async def test_what_was_written_is_replayed_in_order_by_whoever_opens_it_next(tmp_path):
+    """Also after a restart; and once it was, the file is empty."""
+    spool = Spool(tmp_path / "deep" / "spool")
+    for number in range(5):
+        await spool.write(entry(number))
+    spool.close()
+    again, taken = Spool(tmp_path / "deep" / "spool"), []
+    pending = again.pending
+    await again.replay(kept_by(taken))
+    again.close()
+
+    assert [entry(number) for number in range(5)] == taken
+    assert (5, 0) == (pending, (tmp_path / "deep" / "spool").stat().st_size)
+
+
+async def test_a_replay_that_stops_goes_on_where_it_stopped(tmp_path):
+    """Nothing is passed over, nothing emptied; what comes meanwhile waits its turn."""
+    spool, taken = Spool(tmp_path / "spool"), []
+    await spool.write(entry(1))
+    await spool.write(entry(2))
+
+    async def away_at_the_second(one: StepWrite) -> None:
+        if taken:
+            raise StoreUnreachable("away")
+        taken.append(one)
+
+    with pytest.raises(StoreUnreachable):
+        await spool.replay(away_at_the_second)
+    await spool.write(entry(3))
+    await spool.replay(kept_by(taken))
+    spool.close()
+
+    assert ["S1", "S2", "S3"] == [one.name for one in taken]
+
+
+async def test_rollouts_are_replayed_side_by_side_each_in_its_order(tmp_path):
+    """Else a store that takes a while for each entry would never catch up with those who write meanwhile."""
+    spool, taken, both = Spool(tmp_path / "spool"), [], asyncio.Barrier(2)
+    for number in range(3):
+        for rollout in ("r1", "r2"):
+            await spool.write(replace(entry(number), rollout=rollout))
+
+    async def together(one: StepWrite) -> None:
+        await asyncio.wait_for(both.wait(), 50)
+        taken.append((one.rollout, one.name))
+
+    await spool.replay(together)
+    spool.close()
+
+    assert 0 == spool.pending
+    assert ["S0", "S1", "S2"] == [name for rollout, name in taken if rollout == "r1"]
+    assert ["S0", "S1", "S2"] == [name for rollout, name in taken if rollout == "r2"]
+
+
+async def test_a_rollout_that_the_store_refuses_holds_up_itself_and_those_behind_it(tmp_path):
+    """What others have behind it is given again with it: the store knows their names."""
+    spool, taken = Spool(tmp_path / "spool"), []
+    for number, rollout in enumerate(("r1", "r2", "r1")):
+        await spool.write(replace(entry(number), rollout=rollout))
+
+    async def refusing(one: StepWrite) -> None:
+        if one.rollout == "r1" and not taken:
+            raise StoreUnreachable("away")
+        taken.append(one.name)
+
+    with pytest.raises(StoreUnreachable):
+        await spool.replay(refusing)
+    waiting = spool.pending
+    taken.append("-")
+    await spool.replay(refusing)
+    spool.close()
+
+    assert 3 == waiting
+    assert (["S1"], ["S0", "S2"]) == (taken[: taken.index("-")], [name for name in taken[2:] if name != "S1"])
+
+
+async def test_a_tail_that_a_crash_cut_short_is_cut_off(tmp_path):
+    """At every byte: the entries before it are whole, and what is written next is too."""
+    whole, short = pack(entry(1)), pack(entry(2))
+    path = tmp_path / "spool"
+    for cut in range(len(short)):
+        path.write_bytes(whole + short[:cut])
+        spool, taken = Spool(path), []
+        await spool.write(entry(3))
+        await spool.replay(kept_by(taken))
+        spool.close()
+        assert (["S1", "S3"], 0) == ([one.name for one in taken], spool.damaged)
+
+
+async def test_damage_costs_what_is_damaged_and_no_more(tmp_path):
+    """The entries before and after it are replayed, and it is counted."""
+    path, frames = tmp_path / "spool", [pack(entry(number)) for number in range(3)]
+    damaged = bytearray(frames[1])
+    damaged[30] ^= 1
+    path.write_bytes(frames[0] + damaged + frames[2])
+    spool, taken = Spool(path), []
+    await spool.replay(kept_by(taken))
+    spool.close()
+
+    assert (["S0", "S2"], 1) == ([one.name for one in taken], spool.damaged)
+
+
+async def test_a_disk_that_takes_no_more_leaves_whole_entries(tmp_path, monkeypatch):
+    """The write raises, and the next one begins where the last whole one ended."""
+    spool, taken = Spool(tmp_path / "spool"), []
+    await spool.write(entry(1))
+    real = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(OSError, match="No space"):
+        await spool.write(entry(2))
+    monkeypatch.setattr(os, "fsync", real)
+    await spool.write(entry(3))
+    spool.close()
+    again = Spool(tmp_path / "spool")
+    await again.replay(kept_by(taken))
+    again.close()
+
+    assert ["S1", "S3"] == [one.name for one in taken]
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="needs Linux's limits")
+async def test_an_entry_that_fits_in_part_is_taken_back(tmp_path):
+    """A real short write: of the entry that the disk had no room for nothing stays, and a smaller one still fits."""
+    spool, taken, size = Spool(tmp_path / "spool"), [], 2**20
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8 * size, hard))  # larger than what else this process writes
+    try:
+        await spool.write(entry(1, bytes(5 * size)))
+        with pytest.raises(OSError, match="too large"):
+            await spool.write(entry(2, bytes(5 * size)))
+        length = (tmp_path / "spool").stat().st_size
+        await spool.write(entry(3, bytes(2 * size)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    spool.close()
+    again = Spool(tmp_path / "spool")
+    await again.replay(kept_by(taken))
+    again.close()
+
+    assert length == len(pack(entry(1, bytes(5 * size))))
+    assert (["S1", "S3"], 0) == ([one.name for one in taken], again.damaged)
+
+
+async def test_a_journal_has_one_owner(tmp_path):
+    """Two processes would write into each other's frames."""
+    spool = Spool(tmp_path / "spool")
+    with pytest.raises(OSError, match="store.spool_path"):
+        Spool(tmp_path / "spool")
+    spool.close()

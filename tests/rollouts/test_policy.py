@@ -1,0 +1,27 @@
+"""The policy version that a process was told last."""
+
+import orjson
+
+from proxy.rollouts.policy import POLICY_NOTICE, Policy, read_policy
+from storage.types import Announcement
+
+
+def notices(version, number):
+    return {POLICY_NOTICE: Announcement(orjson.dumps(version), number)}
+
+
+def test_a_version_is_read_from_the_notices():
+    """None where none was announced."""
+    assert None is read_policy({})
+    assert "7" == read_policy(notices("7", 1))
+
+
+def test_what_is_older_does_not_replace_what_is_newer():
+    """Answers of the store may overtake each other."""
+    policy = Policy()
+    seen = [policy.version]
+    for told in ({}, notices("2", 2), notices("1", 1), notices("3", 3), {}):
+        policy.told(told)
+        seen.append(policy.version)
+
+    assert [None, None, "2", "2", "3", "3"] == seen

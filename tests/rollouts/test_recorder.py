@@ -1,0 +1,408 @@
+"""The one writer of steps."""
+
+import asyncio
+import os
+import threading
+from array import array
+from secrets import token_hex
+
+import pytest
+from fakes import FailingStore
+from forests import make_step
+from prometheus_client import CollectorRegistry
+from stored import rollout_of, some_steps, steps_of, undelivered_of
+
+from proxy.clock import SystemClock
+from proxy.errors import StoreFault
+from proxy.rollouts.journal import Spool
+from proxy.rollouts.recorder import Recorder
+from proxy.rollouts.rollout import read_marks, write_fields
+from proxy.telemetry.metrics import make_metrics
+from storage import StoreOptions, open_store
+from storage.redis.keys import rollout_keys
+from storage.types import Origin, StepWrite
+
+
+@pytest.fixture
+async def incarnation(store):
+    return (await store.open("r1", {}, now_ms=1)).incarnation
+
+
+@pytest.fixture
+async def recorder(store):
+    recorder = Recorder(store, make_metrics(CollectorRegistry()), SystemClock())
+    yield recorder
+    await recorder.close()
+
+
+def step(number=1, prompt=(1, 2, 3), **named):
+    return make_step(f"S{number:03}", prompt, (7, 8), rollout_id="r1", **named)
+
+
+async def test_a_recorded_step_is_there_with_its_counts(recorder, store, incarnation):
+    """When record returns, the step can be read, and the rollout counts it."""
+    await recorder.record(step(), incarnation, body_bytes=10)
+
+    (kept,) = await steps_of(store, "r1")
+    assert array("i", [7, 8]) == kept.choices[0].ids
+    assert {"steps": 1, "exact": 1, "sampled_tokens": 2, "prompt_tokens": 3} == (await rollout_of(store, "r1")).counts
+    assert kept.timing.stored is not None
+
+
+async def test_what_steps_share_is_sent_once(recorder, store, incarnation):
+    """Fifty turns over one growing prompt store its blocks once."""
+    prompt = list(range(5_000))
+    for number in range(50):
+        await recorder.record(step(number, prompt), incarnation, body_bytes=10)
+
+    assert 5_000 // 256 == len(await store.blocks("r1"))
+    assert all(array("i", prompt) == kept.prompts[0] for kept in await steps_of(store, "r1"))
+
+
+async def test_blocks_that_the_store_lost_are_sent_again(recorder, store, incarnation):
+    """A record never leans on what is not there."""
+    prompt = list(range(5_000))
+    await recorder.record(step(1, prompt), incarnation, body_bytes=10)
+    real = store._store
+    for server in await real._servers.all():
+        keys = (await server.ask([("KEYS", "*blocks*")]))[0]
+        await server.ask([("DEL", *keys)])
+    await recorder.record(step(2, prompt), incarnation, body_bytes=10)
+
+    assert 5_000 // 256 == len(await store.blocks("r1"))
+
+
+async def test_a_large_step_is_encoded_beside_the_event_loop(recorder, store, incarnation):
+    """It arrives as any other."""
+    await recorder.record(step(1, range(300_000)), incarnation, body_bytes=2_000_000)
+
+    assert 300_000 == len((await steps_of(store, "r1"))[0].prompts[0])
+
+
+async def test_a_failing_store_is_told_to_the_caller(recorder, store, incarnation):
+    """StoreFault, and nothing is half-written."""
+    store.failing.add("append")
+    with pytest.raises(StoreFault, match="could not be stored"):
+        await recorder.record(step(), incarnation, body_bytes=10)
+
+    assert [] == await steps_of(store, "r1")
+
+
+async def test_a_step_of_a_deleted_rollout_is_let_go(recorder, store, incarnation):
+    """Calls in flight end, and store nothing."""
+    await store.delete("r1")
+    await recorder.record(step(), incarnation, body_bytes=10)
+
+    assert await store.get("r1") is None
+
+
+async def test_a_step_of_an_earlier_life_does_not_enter_the_next(recorder, store, incarnation):
+    """The same id opened again is another rollout."""
+    await store.delete("r1")
+    await store.open("r1", {}, now_ms=2)
+    await recorder.record(step(), incarnation, body_bytes=10)
+
+    assert [] == await steps_of(store, "r1")
+
+
+async def test_close_waits_for_steps_that_nobody_waits_for(recorder, store, incarnation):
+    """A partial step of a client that left is not lost at the stop."""
+    store.waiting["append"] = asyncio.Event()
+    recorder.keep(step(), incarnation, body_bytes=10)
+    closing = asyncio.ensure_future(recorder.close())
+    store.waiting["append"].set()
+    await closing
+
+    assert 1 == len(await steps_of(store, "r1"))
+
+
+async def test_a_caller_that_is_cancelled_leaves_its_step_marked(recorder, store, incarnation):
+    """The step is stored all the same, and said to be undelivered."""
+    store.waiting["append"] = asyncio.Event()
+    store.reached["append"] = asyncio.Event()
+    recording = asyncio.ensure_future(recorder.record(step(), incarnation, body_bytes=10))
+    await store.reached["append"].wait()
+    recording.cancel()
+    store.waiting["append"].set()
+
+    assert {"S001"} == await undelivered_of(store, "r1")
+    assert 1 == len(await steps_of(store, "r1"))
+
+
+async def test_a_response_that_cannot_be_written_costs_the_response_and_not_the_step(recorder, store, incarnation):
+    """What no JSON can carry is left out, and the step is flagged."""
+    deep: list = []
+    for _ in range(300):
+        deep = [deep]
+    await recorder.record(step(response={"choices": [], "x": deep}), incarnation, body_bytes=10)
+
+    (kept,) = await steps_of(store, "r1")
+    assert (None, True) == (kept.response, "unparsed_event" in kept.problems)
+    assert array("i", [7, 8]) == kept.choices[0].ids
+
+
+@pytest.mark.parametrize("field", ["request", "sent", "usage", "sampling", "extra"])
+async def test_a_step_keeps_its_tokens_whatever_of_it_cannot_be_written(recorder, store, incarnation, field):
+    """All of other people's JSON goes before an id does."""
+    await recorder.record(step(**{field: {"set": {"x": object()}}}), incarnation, body_bytes=10)
+
+    (kept,) = await steps_of(store, "r1")
+    assert "unparsed_event" in kept.problems
+    assert (array("i", [7, 8]), array("i", [1, 2, 3])) == (kept.choices[0].ids, kept.prompts[0])
+
+
+async def test_with_a_journal_steps_wait_in_it_while_the_store_is_away(store, incarnation, tmp_path):
+    """Each is durable when record returns; when the store is back, all are there, in order, once."""
+    spool = Spool(tmp_path / "spool")
+    recorder = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), spool=spool)
+    await recorder.record(step(0), incarnation, body_bytes=10)
+    store.failing |= {"append", "set_once"}
+    for number in range(1, 5):
+        await recorder.record(step(number, range(1000)), incarnation, body_bytes=10)
+    waiting, there = spool.pending, await steps_of(store, "r1")
+    store.failing.clear()
+    async with asyncio.timeout(50):
+        while spool.pending:
+            await asyncio.sleep(0.01)
+    await recorder.record(step(5), incarnation, body_bytes=10)
+    await recorder.close()
+
+    assert (4, 1) == (waiting, len(there))
+    assert [f"S{number:03}" for number in range(6)] == [kept.step_id for kept in await steps_of(store, "r1")]
+
+
+async def test_what_a_journal_holds_at_the_start_is_stored(store, incarnation, tmp_path):
+    """A process that ended while the store was away leaves it to the next one."""
+    store.failing |= {"append", "set_once"}
+    first = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), spool=Spool(tmp_path / "spool"))
+    await first.record(step(1), incarnation, body_bytes=10)
+    await first.close()
+    store.failing.clear()
+    second = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), spool=Spool(tmp_path / "spool"))
+    (kept,) = await some_steps(store, "r1")
+    await second.close()
+
+    assert "S001" == kept.step_id
+
+
+async def test_a_step_that_is_being_written_to_the_journal_while_the_store_returns_is_stored(
+    store, incarnation, tmp_path, monkeypatch
+):
+    """The journal was empty when it was replayed: it is replayed once more."""
+    spool, writing, written = Spool(tmp_path / "spool"), threading.Event(), threading.Event()
+    recorder = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), spool=spool)
+    store.failing |= {"append", "set_once"}
+
+    def slow(file: int) -> None:
+        writing.set()
+        assert written.wait(50)
+
+    monkeypatch.setattr(os, "fsync", slow)
+    recording = asyncio.ensure_future(recorder.record(step(1), incarnation, body_bytes=10))
+    await asyncio.to_thread(writing.wait, 50)
+    store.failing.clear()
+    async with asyncio.timeout(50):
+        while recorder.standing.away is not None:
+            await asyncio.sleep(0.01)
+    written.set()
+    await recording
+    (kept,) = await some_steps(store, "r1")
+    await recorder.close()
+
+    assert "S001" == kept.step_id
+
+
+async def test_with_a_journal_what_is_undelivered_is_noted_while_the_store_is_away(store, incarnation, tmp_path):
+    """The mark waits in the journal behind its step."""
+    recorder = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), spool=Spool(tmp_path / "spool"))
+    store.failing |= {"append", "set_once", "mark"}
+    await recorder.record(step(1), incarnation, body_bytes=10)
+    recorder.undelivered(step(1), incarnation)
+    async with asyncio.timeout(50):
+        while recorder.spooled != 2:
+            await asyncio.sleep(0.01)
+    store.failing.clear()
+
+    assert {"S001"} == await undelivered_of(store, "r1")
+    assert 1 == len(await steps_of(store, "r1"))
+    await recorder.close()
+
+
+async def test_without_a_journal_a_mark_that_cannot_be_set_takes_nothing_with_it(recorder, store, incarnation):
+    """It is lost, and the step stays."""
+    await recorder.record(step(1), incarnation, body_bytes=10)
+    store.failing |= {"mark"}
+    recorder.undelivered(step(1), incarnation)
+    await recorder.close()
+
+    assert 1 == len(await steps_of(store, "r1"))
+    assert {} == await store.marks("r1")
+
+
+async def test_a_step_that_neither_store_nor_journal_takes_is_told_to_nobody(store, incarnation, tmp_path, monkeypatch):
+    """Its caller is told so; those that the journal took are there in order when the store is back."""
+    spool = Spool(tmp_path / "spool")
+    recorder = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), spool=spool)
+    store.failing |= {"append", "set_once"}
+    await recorder.record(step(1), incarnation, body_bytes=10)
+    with monkeypatch.context() as full:
+        full.setattr(os, "fsync", lambda file: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        with pytest.raises(StoreFault, match="nor in the journal"):
+            await recorder.record(step(2), incarnation, body_bytes=10)
+    await recorder.record(step(3), incarnation, body_bytes=10)
+    store.failing.clear()
+    there = [kept.step_id for kept in await some_steps(store, "r1", 2)]
+    await recorder.close()
+
+    assert ["S001", "S003"] == there
+
+
+async def finish(store, finished_ms, **more):
+    """A rollout is finished by whoever else uses the store."""
+    fields = write_fields({"status": "completed", "finished_ms": finished_ms, **more})
+    await store.update_if("r1", fields, expect={}, now_ms=1)
+
+
+async def late_of(store):
+    return read_marks(await store.marks("r1")).late
+
+
+async def test_a_step_that_ends_after_its_rollout_was_finished_is_late(store, incarnation):
+    """It is stored, marked and counted; those before it are not late."""
+    metrics = make_metrics(CollectorRegistry())
+    recorder = Recorder(store, metrics, SystemClock())
+    await recorder.record(step(1), incarnation, body_bytes=10)
+    await finish(store, 5)
+    await recorder.record(step(2), incarnation, body_bytes=10)
+    recorder.keep(step(3, status="partial"), incarnation, body_bytes=10)
+    await recorder.close()
+
+    assert {"S002", "S003"} == await late_of(store)
+    assert (3, 2) == (len(await steps_of(store, "r1")), (await rollout_of(store, "r1")).counts["late"])
+    assert 2 == metrics.late_steps._value.get()
+
+
+async def test_a_rollout_that_reached_a_limit_is_not_finished(recorder, store, incarnation):
+    """Its steps in flight are steps like others."""
+    await store.update_if("r1", write_fields({"status": "limited"}), expect={}, now_ms=1)
+    await recorder.record(step(1), incarnation, body_bytes=10)
+
+    assert frozenset() == await late_of(store)
+
+
+async def journaled(store, incarnation, tmp_path, number=1):
+    """A recorder whose journal holds a step."""
+    recorder = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), spool=Spool(tmp_path / "spool"))
+    store.failing |= {"append", "set_once"}
+    await recorder.record(step(number, range(1000)), incarnation, body_bytes=10)
+    return recorder
+
+
+async def replayed(recorder, store):
+    store.failing.clear()
+    async with asyncio.timeout(10):
+        while recorder.spooled:
+            await asyncio.sleep(0.005)
+    await recorder.close()
+
+
+@pytest.mark.parametrize("is_claimed", [False, True])
+@pytest.mark.parametrize("finished_after_s", [None, 100, -100])
+async def test_a_step_of_the_journal_is_late_by_when_the_journal_took_it(
+    store, incarnation, tmp_path, finished_after_s, is_claimed
+):
+    """Before the finish it is not, unless a batch was made of the rollout since: what was given out gets nothing new."""
+    recorder = await journaled(store, incarnation, tmp_path)
+    claim = {"claimed_by": "b1"} if is_claimed else {}
+    if finished_after_s is not None:
+        await finish(store, round((SystemClock().now() + finished_after_s) * 1000), **claim)
+    elif is_claimed:
+        await store.update_if("r1", write_fields(claim), expect={}, now_ms=1)
+    await replayed(recorder, store)
+
+    assert (is_claimed or finished_after_s == -100) == ("S001" in await late_of(store))
+    assert 1 == len(await steps_of(store, "r1"))
+
+
+async def test_a_step_of_the_journal_that_cannot_be_read_is_late_if_its_rollout_is_finished(
+    store, incarnation, tmp_path
+):
+    """When it ended cannot be known."""
+    recorder = await journaled(store, incarnation, tmp_path)
+    await recorder._spool.write(StepWrite("r1", incarnation, "odd", b"no record"))
+    await finish(store, round((SystemClock().now() + 100) * 1000))
+    await replayed(recorder, store)
+
+    assert {"odd"} == await late_of(store)
+
+
+async def expire(store, name="r1"):
+    real = store._store
+    for key in rollout_keys(real._prefix, name).all()[:5]:
+        await real._servers.ask(key, [("DEL", key)])
+
+
+@pytest.fixture
+async def mortal(server):
+    """An empty store whose rollouts expire."""
+    opened = await open_store(f"unix:{server.socket}", StoreOptions(prefix=token_hex(8), ttl_s=1000))
+    yield FailingStore(opened)
+    await opened.close()
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+async def test_a_step_of_an_expired_rollout_restores_it_with_all_blocks(mortal, is_known):
+    """Also those that were stored before and expired with it; with its origin where that is known, else by its own time."""
+    metrics, origin = make_metrics(CollectorRegistry()), Origin(5, write_fields({"group_id": "g1"}))
+    origin_of = (lambda rollout_id, incarnation: origin) if is_known else None
+    incarnation = (await mortal.open("r1", {}, now_ms=5)).incarnation
+    recorder = Recorder(mortal, metrics, SystemClock(), origin_of=origin_of)
+    await recorder.record(step(1, range(5_000)), incarnation, body_bytes=10)
+    await expire(mortal)
+    await recorder.record(step(2, range(5_000)), incarnation, body_bytes=10)
+    await recorder.record(step(3, range(5_000)), incarnation, body_bytes=10)
+    recorder.undelivered(step(3), incarnation)
+    await recorder.close()
+    rollout = await rollout_of(mortal, "r1")
+
+    assert ["S002", "S003"] == [kept.step_id for kept in await steps_of(mortal, "r1")]
+    assert (incarnation, 2, 1) == (rollout.incarnation, rollout.counts["steps"], metrics.restored_rollouts._value.get())
+    assert ((5, "g1") if is_known else (round(step().timing.received * 1000), None)) == (
+        rollout.created_ms, rollout.group_id
+    )  # fmt: skip
+    assert {"S003"} == await undelivered_of(mortal, "r1")
+
+
+async def test_a_journal_restores_a_rollout_that_expired_while_the_store_was_away(mortal, tmp_path):
+    """By what the call knew, also if another process replays it."""
+    incarnation, origin = (
+        (await mortal.open("r1", {}, now_ms=5)).incarnation,
+        Origin(5, write_fields({"group_id": "g1"})),
+    )
+    first = Recorder(
+        mortal, make_metrics(CollectorRegistry()), SystemClock(), Spool(tmp_path / "spool"), lambda *_: origin
+    )
+    mortal.failing |= {"append", "set_once"}
+    await first.record(step(1, range(5_000)), incarnation, body_bytes=10)
+    await first.close()
+    await expire(mortal)
+    mortal.failing.clear()
+    metrics = make_metrics(CollectorRegistry())
+    second = Recorder(mortal, metrics, SystemClock(), spool=Spool(tmp_path / "spool"))
+    await some_steps(mortal, "r1")
+    await replayed(second, mortal)
+    rollout = await rollout_of(mortal, "r1")
+
+    assert (incarnation, 5, "g1", 1) == (
+        rollout.incarnation, rollout.created_ms, rollout.group_id, metrics.restored_rollouts._value.get()
+    )  # fmt: skip
+
+
+async def test_a_step_of_the_journal_whose_rollout_was_deleted_is_not_stored(mortal, tmp_path):
+    """And counted."""
+    incarnation = (await mortal.open("r1", {}, now_ms=5)).incarnation
+    recorder = await journaled(mortal, incarnation, tmp_path)
+    await mortal.delete("r1")
+    await replayed(recorder, mortal)
+
+    assert (None, 1) == (await mortal.get("r1"), recorder._metrics.discarded_steps._value.get())

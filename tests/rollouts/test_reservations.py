@@ -1,0 +1,134 @@
+"""The places of calls in a rollout that takes only so many steps."""
+
+import asyncio
+from collections import Counter
+
+import pytest
+from fakes import proxying
+from recorded import load
+from stored import some_steps, steps_of
+
+from proxy.rollouts import reservations as places
+from proxy.rollouts.rollout import write_fields
+
+CHAT = "/rollouts/r1/v1/chat/completions"
+BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.fixture
+async def proxy(store, engine):
+    """A proxy whose rollout r1 takes two steps; the engine answers."""
+    await store.open("r1", write_fields({"limits": {"max_steps": 2}}), now_ms=1)
+    engine.plays(load("chat_ids_lp"))
+    async with proxying(engine.url, store) as served:
+        yield served.url + CHAT
+
+
+async def status_of(http, url, body=BODY, **headers):
+    async with http.post(url, json=body, headers=headers) as answer:
+        await answer.read()
+        return answer.status
+
+
+async def until(condition):
+    async with asyncio.timeout(50):
+        while not await condition():
+            await asyncio.sleep(0.005)
+
+
+async def test_calls_in_flight_count_as_the_steps_they_will_be(proxy, store, engine, http):
+    """However many are made at once, so many reach the engine as there are steps left."""
+    answers = await asyncio.gather(*(status_of(http, proxy) for _ in range(20)))
+
+    assert {200: 2, 429: 18} == Counter(answers)
+    assert 2 == len(engine.asked) == len(await steps_of(store, "r1"))
+
+
+async def test_one_that_is_refused_for_those_in_flight_is_told_so(proxy, engine, http):
+    """It has no step yet, and takes no other call either."""
+    engine.hangs()
+    calls = [asyncio.ensure_future(status_of(http, proxy)) for _ in range(2)]
+
+    async def both_are_there():
+        return len(engine.asked) == 2
+
+    await until(both_are_there)
+    async with http.post(proxy, json=BODY) as refused:
+        told = await refused.json()
+    for call in calls:
+        call.cancel()
+
+    assert (429, "rollout_limit") == (refused.status, told["error"]["type"])
+    assert "0 of its 2 steps, and calls for the others are in flight" in told["error"]["message"]
+
+
+async def test_a_call_that_is_never_made_takes_no_step(proxy, store, engine, http):
+    """What is refused before anything is sent gives its place back."""
+    refused = [await status_of(http, proxy, **{"X-Reply-Tokens": "nonsense"}) for _ in range(5)]
+    asked = len(engine.asked)
+
+    async def none_is_held():
+        return [200, 200] == [await status_of(http, proxy) for _ in range(2)]
+
+    assert asked == 0
+    assert {*refused} <= {400, 422}
+    await until(none_is_held)
+    assert 429 == await status_of(http, proxy)
+
+
+async def test_a_call_whose_client_leaves_has_its_step(proxy, store, engine, http):
+    """The place is the partial step's, also while that is on its way to the store."""
+    hold = store.waiting["append"] = asyncio.Event()
+    engine.streams([load("chat_ids_lp_stream").answer[:2000]], then="hang")
+    answer = await http.post(proxy, json={**BODY, "stream": True})
+    await answer.content.readany()
+    answer.close()
+    await engine.aborted.wait()
+    engine.plays(load("chat_ids_lp"))
+    calls = [asyncio.ensure_future(status_of(http, proxy)) for _ in range(5)]
+    async with asyncio.timeout(50):
+        while sum(call.done() for call in calls) < 4:
+            await asyncio.sleep(0.005)
+    hold.set()
+
+    assert {200: 1, 429: 4} == Counter(await asyncio.gather(*calls))
+    assert 2 == len(await some_steps(store, "r1", 2))
+
+
+async def test_a_long_call_keeps_its_place(proxy, store, engine, http, monkeypatch):
+    """Its lease is renewed for as long as it lasts: here the first one is over at once, and the renewed one holds."""
+    monkeypatch.setattr(places, "_RENEW_S", 0.02)
+    monkeypatch.setattr("proxy.api.model.admission.LEASE_MS", 1)
+    hold, renewed = store.reservations.extend, set()
+
+    async def counted(rollout, incarnation, place):
+        await hold(rollout, incarnation, place)
+        renewed.add(place[0])
+
+    monkeypatch.setattr(store.reservations, "extend", counted)
+    engine.hangs()
+    calls = [asyncio.ensure_future(status_of(http, proxy)) for _ in range(2)]
+
+    async def both_are_renewed():
+        return len(renewed) == 2
+
+    await until(both_are_renewed)
+    refused = await status_of(http, proxy)
+    for call in calls:
+        call.cancel()
+
+    assert 429 == refused
+
+
+async def test_an_answer_that_is_given_again_takes_no_step(proxy, store, engine, http):
+    """It has a place while it is looked for, and gives it back."""
+    key = {"Idempotency-Key": "k"}
+
+    again = [await status_of(http, proxy, **key) for _ in range(4)]
+
+    async def the_other_place_is_free():
+        return await status_of(http, proxy) == 200
+
+    assert [200] * 4 == again
+    await until(the_other_place_is_free)
+    assert 2 == len(engine.asked)

@@ -1,0 +1,83 @@
+"""A rollout as it lies in the store's fields."""
+
+import pytest
+
+from proxy.protocols.sampling import Sampling
+from proxy.rollouts.rollout import CountedDrift, Limits, read_marks, read_rollout, write_fields
+from storage.types import StoredEntity
+
+
+def test_what_is_written_is_read_again():
+    """Every field of a rollout, and the defaults where there is none."""
+    fields = {
+        "status": "failed",
+        "group_id": "g",
+        "reward": 0.5,
+        "metadata": {"a": 1},
+        "sampling": {"default": {"n": 1}},
+        "tools": [{"x": 1}],
+        "limits": {"max_steps": 3},
+        "model": None,
+    }
+    written = write_fields(fields)
+    rollout = read_rollout(StoredEntity("r1", "b", 1, 2, written | {"opened_with": b"not json"}, {"steps": 4}))
+
+    assert "model" not in written
+    assert ("failed", True, "g", 0.5, {"a": 1}) == (
+        rollout.status, rollout.is_finished, rollout.group_id, rollout.reward, rollout.metadata
+    )  # fmt: skip
+    assert (Sampling(default={"n": 1}), ({"x": 1},), Limits(max_steps=3), 4) == (
+        rollout.sampling, rollout.tools, rollout.limits, rollout.counts["steps"]
+    )  # fmt: skip
+    assert ("open", False) == (read_rollout(StoredEntity("r2", "b", 1, 2, {}, {})).status, False)
+
+
+def test_marks_are_read_by_their_kind():
+    """Undelivered steps, less those that were delivered later."""
+    marks = read_marks(
+        {
+            "undelivered:s1": b"1",
+            "later:s3": b"x",
+            "undelivered:s4": b"1",
+            "delivered:s4": b"1",  # later, when its client asked again
+        }
+    )
+
+    assert {"s1"} == marks.undelivered
+
+
+def drifted(steps: int, **kinds: int) -> CountedDrift:
+    return CountedDrift(kinds, steps)
+
+
+def test_drift_is_known_once_it_is_counted_in_all_steps_and_explained():
+    """A step that came later, or a place without its kind, is a reason to look again."""
+    fields = {"drift": b'{"kinds": {"edited": 1}, "steps": 2}'}
+    known = read_rollout(StoredEntity("r1", "b", 1, 2, fields, {"steps": 2}))
+    more = read_rollout(StoredEntity("r1", "b", 1, 2, fields, {"steps": 3}))
+    unexplained = {"drift": b'{"kinds": {"unexplained": 1}, "steps": 2}'}
+
+    assert (drifted(2, edited=1), True, False) == (known.drift, known.is_drift_known, more.is_drift_known)
+    assert not read_rollout(StoredEntity("r1", "b", 1, 2, unexplained, {"steps": 2})).is_drift_known
+    assert not read_rollout(StoredEntity("r1", "b", 1, 2, {}, {})).is_drift_known
+    assert read_rollout(StoredEntity("r1", "b", 1, 2, fields, {"steps": 1})).drift is None, (
+        "it expired, and is restored"
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "before", "more", "new"),
+    [
+        (drifted(2, edited=1), drifted(2, edited=1), False, {}),
+        (drifted(3, edited=2), drifted(2, edited=1), True, {"edited": 1}),
+        (drifted(2, other=1), drifted(2, unexplained=1), True, {"other": 1}),
+        (drifted(2, unexplained=1), drifted(2, other=1), False, {}),
+        (drifted(3, unexplained=1, other=1), drifted(2, other=1), True, {}),
+        (drifted(1, unexplained=1, other=1), None, None, {"other": 1}),
+    ],
+)
+def test_totals_are_replaced_by_those_that_know_more(found, before, more, new):
+    """Of more steps, or with less unexplained; each kind that was not known before is new once."""
+    if before is not None:
+        assert more == found.knows_more_than(before)
+    assert new == found.known_since(before)

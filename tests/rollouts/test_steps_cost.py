@@ -1,0 +1,115 @@
+"""What reading a large rollout costs: memory as much as is handed out and unique in it, time as much as it has steps."""
+
+import subprocess
+import sys
+from pathlib import Path
+from time import process_time
+
+import pytest
+from forests import make_choice, make_step
+
+from proxy.export.base import written
+from proxy.trajectory.drift import explain, find_boundaries
+from proxy.trajectory.facts import RolloutFacts
+from proxy.trajectory.outline import outline
+from proxy.trajectory.tree import grow
+
+SCRIPT = Path(__file__).parent.parent / "support" / "measured_reading.py"
+ROOT = SCRIPT.parent.parent.parent
+
+needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="resident memory is read from /proc")
+
+
+def measured(*arguments):
+    """The growth of a process that reads a rollout, in MB, and the MB that it handed out."""
+    path = {"PYTHONPATH": f"{ROOT}:{SCRIPT.parent}"}
+    run = subprocess.run([sys.executable, SCRIPT, *arguments], capture_output=True, text=True, check=True, env=path)
+    return tuple(map(float, run.stdout.split()))
+
+
+@needs_proc
+def test_prompts_that_grow_cost_what_is_unique():
+    """2,000 steps, each prompt 100 tokens longer than the last: copies of all prompts would be 800 MB."""
+    grown, handed_out = measured("growing", "sequences", "2000", "100")
+
+    assert handed_out > 1
+    assert grown < 80
+
+
+@needs_proc
+def test_rows_are_in_memory_one_at_a_time():
+    """20 prompts of 100,000 tokens: as Python lists all rows would be 80 MB, and as much again as text."""
+    grown, handed_out = measured("wide", "steps", "20", "100000")
+
+    assert handed_out > 10
+    assert grown < 2 * handed_out + 25
+
+
+ASK = {"role": "user", "content": "go"}
+
+
+def answer(text, index=0):
+    return {"index": index, "message": {"role": "assistant", "content": text}}
+
+
+def side_by_side(count):
+    """Calls with one prompt."""
+    return [
+        make_step(f"{n:06}", [1, 2], [n + 9], request={"messages": [ASK]}, response={"choices": [answer(f"t{n}")]})
+        for n in range(count)
+    ]
+
+
+def below_one(count):
+    """Calls that all go on from the first."""
+    first = make_step("0", [1], [5], request={"messages": [ASK]}, response={"choices": [answer("a")]})
+    messages = [ASK, answer("a")["message"], ASK]
+    return [first, *(
+        make_step(f"{n:06}", [1, 5, 2], [n + 9], request={"messages": messages}, response={"choices": [answer(f"t{n}")]})
+        for n in range(1, count)
+    )]  # fmt: skip
+
+
+def of_one_call(count):
+    """The choices of one call."""
+    choices = [answer(f"t{n}", n) for n in range(count)]
+    return [
+        make_step("a", [1, 2], *(make_choice(n, [n + 9]) for n in range(count)), request={"messages": [ASK]},
+                  response={"choices": choices})
+    ]  # fmt: skip
+
+
+def drifted(count, reply):
+    """Half as many calls with one prompt, and for each another that goes on from a reply with other ids."""
+    early = side_by_side(count // 2)
+    if reply == "same":
+        early = [make_step(step.step_id, [1, 2], step.choices[0].ids, request=step.request,
+                           response={"choices": [answer("same")]}) for step in early]  # fmt: skip
+    said = {"same": "same", "edited": "something else"}[reply]
+    messages = [ASK, {"role": "assistant", "content": said}, ASK]
+    return early + [
+        make_step(f"x{n:06}", [1, 2, 3, n], [n + 9], request={"messages": messages}, response={"choices": []})
+        for n in range(count // 2)
+    ]
+
+
+@pytest.mark.parametrize(
+    "rollout",
+    [
+        side_by_side,
+        below_one,
+        of_one_call,
+        lambda count: drifted(count, "same"),
+        lambda count: drifted(count, "edited"),
+    ],
+    ids=["side by side", "below one", "of one call", "drifted", "edited"],
+)
+def test_a_tree_of_ten_thousand_nodes_is_shown_in_about_a_second(rollout):
+    """Of CPU time, however they hang together; with its drift, as JSON."""
+    steps = rollout(10_000)
+    begun = process_time()
+    drift = [explain(boundary) for boundary in find_boundaries(grow(steps))]
+    text = written(outline(steps, RolloutFacts("r1"), drift))
+
+    assert text.count(b'"node":') == 10_000
+    assert process_time() - begun < 4

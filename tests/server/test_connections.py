@@ -1,0 +1,135 @@
+"""What is not HTTP: answered in JSON, without Python's view of it."""
+
+import asyncio
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+import aiohttp
+import orjson
+import pytest
+from aiohttp import web
+from fakes import proxying
+
+from proxy.server.connections import Runner
+
+CHUNKED = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+REQUESTS = {
+    "no HTTP": b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n",
+    "method": b"P\xffST / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "version": b"GET / HTTP/9.9\r\nHost: x\r\n\r\n",
+    "no host": b"GET /v1/models HTTP/1.1\r\n\r\n",
+    "line": b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+    "header": b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 100_000 + b"\r\n\r\n",
+    "headers": b"GET / HTTP/1.1\r\nHost: x\r\n" + b"X: y\r\n" * 10_000 + b"\r\n",
+    "null": b"GET / HTTP/1.1\r\nHost: x\r\nX: a\x00b\r\n\r\n",
+    "name": b"GET / HTTP/1.1\r\nHost: x\r\nX y: z\r\n\r\n",
+    "url": b"GET http://[::1 HTTP/1.1\r\nHost: x\r\n\r\n",
+    "length": b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: +1\r\n\r\n",
+    "chunk": CHUNKED + b"zz\r\n",
+    "chunk that comes late": (CHUNKED + b"2\r\n{}\r\n", b"zz\r\n"),
+}
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+async def test_what_is_no_request_is_a_json_error(store, engine, connected, name):
+    """400, with a sentence; no reprs, no bytes, no names of classes; the connection ends."""
+    sent = REQUESTS[name]
+    async with proxying(engine.url, store) as served:
+        reader, writer = await connected(served.url)
+        for part in sent if isinstance(sent, tuple) else (sent,):
+            writer.write(part)
+            await writer.drain()
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+
+    assert head.startswith((b"HTTP/1.1 400", b"HTTP/1.0 400")), head
+    assert b"application/json" in head
+    error = orjson.loads(body)["error"]
+    assert ("invalid_request_error", "bad_request") == (error["type"], error["code"])
+    assert not [word for word in ("b'", "\\x", "^", "\n", "Error", "aaa", "llhttp") if word in error["message"]]
+    assert [] == engine.asked
+
+
+async def test_a_request_that_fails_within_aiohttp_is_an_internal_error(store, engine, monkeypatch):
+    """Outside of our middleware too: JSON, with the id of the log."""
+
+    def broken(*_):
+        raise ZeroDivisionError("/srv/secret")
+
+    async with proxying(engine.url, store) as served, aiohttp.ClientSession() as http:
+        monkeypatch.setattr("aiohttp.web_urldispatcher.UrlDispatcher.resolve", broken)
+        async with http.get(served.url + "/health") as answer:
+            error = (await answer.json())["error"]
+
+    assert (500, "internal_error") == (answer.status, error["code"])
+    assert "error id" in error["message"]
+    assert "secret" not in error["message"]
+
+
+@pytest.fixture
+async def connected():
+    """Opens raw connections, which are closed with the test."""
+    writers = []
+
+    async def connect(url):
+        address = urlsplit(url)
+        reader, writer = await asyncio.open_connection(address.hostname, address.port)
+        writers.append(writer)
+        return reader, writer
+
+    yield connect
+    for writer in writers:
+        writer.close()
+
+
+@pytest.mark.parametrize("expected", [b"-1", b"\xff", b"100-continue, x"])
+@pytest.mark.parametrize("path", [b"/v1/chat/completions", b"/rollouts", b"/nothing"])
+async def test_an_expectation_that_nobody_knows_is_a_json_error(store, engine, connected, expected, path):
+    """417 on every path, and nothing of the header comes back."""
+    async with proxying(engine.url, store) as served:
+        reader, writer = await connected(served.url)
+        head = b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nConnection: close\r\nExpect: %s\r\n\r\n{}"
+        writer.write(head % (path, expected))
+        status, _, rest = (await reader.read()).partition(b"\r\n")
+
+    assert b"417" in status
+    assert "expectation_failed" == orjson.loads(rest.partition(b"\r\n\r\n")[2])["error"]["code"]
+
+
+async def test_a_client_that_waits_before_it_sends_its_body_is_told_to_go_on(store, engine, connected):
+    """`Expect: 100-continue`, in any case of letters."""
+    async with proxying(engine.url, store) as served:
+        reader, writer = await connected(served.url)
+        writer.write(b"POST /rollouts HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nExpect: 100-Continue\r\n\r\n")
+        assert b"HTTP/1.1 100 Continue\r\n" == await reader.readline()
+        writer.write(b"{}")
+        await reader.readline()
+        assert b"HTTP/1.1 201 Created\r\n" == await reader.readline()
+
+
+async def test_a_client_that_connects_while_the_server_stops_is_not_kept_waiting(monkeypatch):
+    """Its connection ends, so that it can try another one; aiohttp would keep it open and ignore what it sends."""
+
+    async def handle(request):
+        return web.Response(text="never")
+
+    app = web.Application()
+    app.router.add_get("/", handle)
+    runner = Runner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    connection_made = web.RequestHandler.connection_made
+
+    def made_as_the_server_stops(connection, transport):
+        connection_made(connection, transport)
+        runner.server.pre_shutdown()
+
+    monkeypatch.setattr(web.RequestHandler, "connection_made", made_as_the_server_stops)
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        reader, writer = await asyncio.open_connection(*runner.addresses[0])
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        async with asyncio.timeout(30):  # an idle connection may stay open for longer
+            with suppress(ConnectionResetError):
+                assert b"" == await reader.read()
+        writer.close()
+    finally:
+        await runner.cleanup()

@@ -1,0 +1,112 @@
+"""The process that listens."""
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import aiohttp
+import pytest
+from fakes import fake_engine, settings_for
+from recorded import load
+from stored import steps_of
+
+from proxy.server.listener import running
+
+STREAM = load("chat_ids_lp_stream")
+CHAT = "/rollouts/r1/v1/chat/completions"
+BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+
+
+async def test_the_control_api_may_have_a_port_of_its_own(store):
+    """Then the model API's port serves no control route, and the other way about."""
+    async with fake_engine() as engine:
+        settings = settings_for(engine.url, control={"listen": "127.0.0.1:0"})
+        async with running(settings, store) as served, aiohttp.ClientSession() as http:
+            async with http.get(served.control_url + "/rollouts") as control:
+                pass
+            async with http.get(served.url + "/rollouts") as model:
+                pass
+            async with http.post(served.control_url + "/v1/chat/completions", json={}) as astray:
+                pass
+
+    assert [200, 404, 404] == [control.status, model.status, astray.status]
+
+
+async def test_a_port_in_use_is_an_error_that_names_it(store):
+    """And nothing is left running."""
+    async with fake_engine() as engine:
+        port = engine.url.rpartition(":")[2]
+        with pytest.raises(OSError, match=port):
+            async with running(settings_for(engine.url, listen=f"127.0.0.1:{port}"), store):
+                pass
+
+
+async def test_told_to_stop_it_is_not_ready_takes_no_call_and_ends_those_in_flight(store):
+    """The control API says so until the last call has ended; its step is stored, and its client sees its end."""
+    async with fake_engine() as engine, aiohttp.ClientSession() as http, AsyncExitStack() as stack:
+        hold = asyncio.Event()
+        engine.streams([STREAM.answer], then="end", after=hold)
+        settings = settings_for(engine.url, control={"listen": "127.0.0.1:0"})
+        served = await stack.enter_async_context(running(settings, store))
+        call = asyncio.ensure_future(http.post(served.url + CHAT, json=BODY))
+        await engine.reached.wait()
+        stopping = asyncio.ensure_future(stack.aclose())
+        while (ready := await http.get(served.control_url + "/ready")).status == 200:
+            pass
+        told = await ready.json()
+        with pytest.raises(aiohttp.ClientConnectorError):
+            await http.get(served.url + "/health")
+        hold.set()
+        answer = await call
+        body = await answer.read()
+        await stopping
+
+    assert (503, {"status": "stopping", "in_flight": 1}) == (ready.status, told)
+    assert body.endswith(b"data: [DONE]\n\n")
+    assert 1 == len(await steps_of(store, "r1"))
+
+
+async def test_balancers_have_time_to_learn_that_it_stops(store, monkeypatch):
+    """For `shutdown_delay_s` it is not ready and says why, and takes what is still sent to it; then its port is closed."""
+    noticed, over, sleep = [], asyncio.Event(), asyncio.sleep
+
+    async def until_over(seconds):
+        if seconds == 1234:
+            noticed.append(seconds)
+            await over.wait()
+        else:
+            await sleep(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", until_over)
+    async with fake_engine() as engine, aiohttp.ClientSession() as http, AsyncExitStack() as stack:
+        engine.plays(STREAM)
+        served = await stack.enter_async_context(running(settings_for(engine.url, shutdown_delay_s=1234), store))
+        stopping = asyncio.ensure_future(stack.aclose())
+        while (ready := await http.get(served.url + "/ready")).status == 200:
+            pass
+        told = await ready.json()
+        answer = await http.post(served.url + CHAT, json=BODY)
+        body = await answer.read()
+        assert not stopping.done()
+        over.set()
+        await stopping
+        with pytest.raises(aiohttp.ClientConnectorError):
+            await http.get(served.url + "/ready")
+
+    assert [1234] == noticed
+    assert "stopping" == told["status"]
+    assert body.endswith(b"data: [DONE]\n\n")
+    assert 1 == len(await steps_of(store, "r1"))
+
+
+async def test_a_call_that_does_not_end_in_time_is_cut_and_kept(store):
+    """`drain_timeout_s` bounds the stop; what the client had seen is stored as a partial step."""
+    async with fake_engine() as engine, aiohttp.ClientSession() as http, AsyncExitStack() as stack:
+        engine.streams([STREAM.answer[:2000]], then="hang")
+        served = await stack.enter_async_context(running(settings_for(engine.url, drain_timeout_s=0.05), store))
+        answer = await http.post(served.url + CHAT, json=BODY)
+        await answer.content.readany()
+        await stack.aclose()
+        with pytest.raises(aiohttp.ClientError):
+            await answer.read()
+
+    assert ["partial"] == [step.status for step in await steps_of(store, "r1")]

@@ -1,0 +1,122 @@
+"""A process that starts while its store is away: it listens, says so, and goes on by itself once there is one."""
+
+import asyncio
+import socket
+from contextlib import ExitStack, asynccontextmanager
+
+import aiohttp
+import pytest
+from fakes import settings_for
+from recorded import load
+from stored import steps_of
+
+from proxy.server.listener import running
+from storage import open_store
+from storage.embedded.server import start_embedded
+from storage.errors import StorageError
+
+CHAT = "/rollouts/r1/v1/chat/completions"
+BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.fixture
+def addresses():
+    """Two free ones: what listens later must be found where the stand-in was."""
+    with ExitStack() as taken:
+        sockets = [taken.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
+        return [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
+
+
+@asynccontextmanager
+async def starting(settings, store=None):
+    """A process that is being started, and goes on until the end."""
+    over = asyncio.Event()
+
+    async def run() -> None:
+        async with running(settings, store):
+            await over.wait()
+
+    task = asyncio.ensure_future(run())
+    try:
+        yield task
+    finally:
+        over.set()
+        await asyncio.wait([task], timeout=10)
+
+
+async def answer_of(http, url: str, status: int) -> dict:
+    """The first answer with this status of whatever listens there."""
+    async with asyncio.timeout(50):
+        while True:
+            try:
+                async with http.get(url) as answer:
+                    if answer.status == status:
+                        return await answer.json()
+            except aiohttp.ClientConnectorError:
+                pass
+            await asyncio.sleep(0.01)
+
+
+async def test_without_a_store_a_start_is_alive_not_ready_and_refuses_calls_until_it_has_one(
+    store, engine, http, addresses
+):
+    """Also on the control API's own port; /ready says why; no engine is asked of anything meanwhile."""
+    store.failing.add("set_once")
+    model, control = (f"http://{address}" for address in addresses)
+    engine.plays(load("chat_ids_lp"))
+    settings = settings_for(engine.url, listen=addresses[0], control={"listen": addresses[1]})
+    async with starting(settings, store):
+        alive = await answer_of(http, control + "/health", 200)
+        ready = await answer_of(http, control + "/ready", 503)
+        async with http.post(model + CHAT, json=BODY) as refused:
+            error = await refused.json()
+        asked_before = len(engine.asked)
+        store.failing.clear()
+        await answer_of(http, control + "/ready", 200)
+        async with http.post(model + CHAT, json=BODY) as made:
+            pass
+
+    assert ("ok", "the test took the store away", 0) == (alive["status"], ready["store"], asked_before)
+    assert (503, "store_unavailable", "1", 200) == (
+        refused.status,
+        error["error"]["type"],
+        refused.headers["Retry-After"],
+        made.status,
+    )
+    assert 1 == len(await steps_of(store, "r1"))
+
+
+async def test_a_store_that_comes_later_is_used(engine, http, addresses, tmp_path):
+    """Nothing answers at its URL when the process starts; then a server does."""
+    engine.plays(load("chat_ids_lp"))
+    url = f"unix:{tmp_path / 'later' / 'valkey.sock'}"
+    async with starting(settings_for(engine.url, listen=addresses[0], store={"url": url})):
+        ready = await answer_of(http, f"http://{addresses[0]}/ready", 503)
+        server = await start_embedded(tmp_path / "later", "acknowledged")
+        await answer_of(http, f"http://{addresses[0]}/ready", 200)
+        async with http.post(f"http://{addresses[0]}{CHAT}", json=BODY) as made:
+            pass
+        opened = await open_store(url)
+        steps = await steps_of(opened, "r1")
+        await opened.close()
+    await server.stop()
+
+    assert "cannot be reached" in ready["store"]
+    assert (200, 1) == (made.status, len(steps))
+
+
+async def test_a_store_that_comes_and_cannot_be_used_ends_the_start(store, engine, http, addresses, monkeypatch):
+    """With its reason: waiting longer would not help."""
+
+    async def unfit(*args):
+        raise StorageError("it is too old")
+
+    store.failing.add("set_once")
+    async with starting(settings_for(engine.url, listen=addresses[0]), store) as task:
+        await answer_of(http, f"http://{addresses[0]}/ready", 503)
+        monkeypatch.setattr(store._store, "set_once", unfit)
+        store.failing.clear()
+        with pytest.raises(StorageError, match="too old"):
+            await task
+        with pytest.raises(aiohttp.ClientConnectorError):
+            await http.get(f"http://{addresses[0]}/health")

@@ -1,0 +1,105 @@
+"""The metrics. tests/api/test_health.py checks that they count what happens."""
+
+import re
+from dataclasses import fields
+from typing import get_args
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+
+from proxy.rollouts.audit.verdict import Verdict
+from proxy.telemetry.metrics import VERDICTS, Metrics, make_metrics
+
+
+def test_each_registry_has_its_own_metrics():
+    """Metrics are not global: two proxies can run in one process."""
+    one, two = CollectorRegistry(), CollectorRegistry()
+    make_metrics(one).undelivered_steps.inc()
+    make_metrics(two)
+
+    assert b"tokentape_undelivered_steps_total 1.0" in generate_latest(one)
+    assert b"tokentape_undelivered_steps_total 0.0" in generate_latest(two)
+
+
+def test_a_metric_is_named_after_its_field():
+    """With the prefix tokentape_, and with a help text of one sentence."""
+    metrics = make_metrics(CollectorRegistry())
+
+    for field in fields(Metrics):
+        (metric,) = getattr(metrics, field.name).describe()
+        assert f"tokentape_{field.name}" == metric.name
+        assert re.fullmatch(r"[A-Z0-9].*[^.]\.", metric.documentation), metric.name
+
+
+def test_durations_and_sizes_end_in_their_unit():
+    """Histograms observe seconds, except the differences of logprobs, which have no unit."""
+    units = {
+        metric.name: metric.name.rsplit("_", 1)[-1]
+        for collector in make_metrics(CollectorRegistry()).all()
+        for metric in collector.describe()
+        if metric.type == "histogram"
+    }
+
+    assert {"seconds"} == {unit for name, unit in units.items() if name != "tokentape_audit_logprob_difference"}
+
+
+@pytest.mark.parametrize("expose", [generate_latest, generate_openmetrics], ids=["text", "OpenMetrics"])
+def test_there_are_no_created_series(expose):
+    """Neither format has them, for counters and histograms, with labels and without."""
+    registry = CollectorRegistry()
+    metrics = make_metrics(registry)
+    metrics.begin_engine("e")
+    metrics.call_duration_seconds.labels("chat", "e", "200").observe(1)
+    text = expose(registry).decode()
+
+    assert 'tokentape_call_duration_seconds_count{dialect="chat",engine="e",status="200"} 1.0' in text
+    assert "_created" not in text
+
+
+def test_counters_with_known_labels_start_at_zero():
+    """Prometheus does not see the increase of a series that starts at 1."""
+    registry = CollectorRegistry()
+    make_metrics(registry).begin_engine("e")
+    text = generate_latest(registry).decode()
+
+    assert 'tokentape_steps_total{fidelity="flagged",status="complete"} 0.0' in text
+    assert 'tokentape_fidelity_problems_total{code="no_token_ids"} 0.0' in text
+    assert 'tokentape_errors_total{code="overloaded"} 0.0' in text
+    assert 'tokentape_store_operation_failures_total{operation="append"} 0.0' in text
+    assert 'tokentape_drift_boundaries_total{kind="retokenized"} 0.0' in text
+    assert 'tokentape_ejections_total{engine="e"} 0.0' in text
+    assert 'tokentape_engine_faults_total{engine="e",fault="timeout"} 0.0' in text
+    assert 'tokentape_unexpected_losses_total{code="no_prompt_ids",engine="e"} 0.0' in text
+    assert 'tokentape_audits_total{engine="e",verdict="wrong tokens"} 0.0' in text
+
+
+def test_the_store_is_up_at_first():
+    """A proxy serves once its store is reachable; the gauge falls when an operation fails."""
+    registry = CollectorRegistry()
+    make_metrics(registry)
+
+    assert 1.0 == registry.get_sample_value("tokentape_store_up")
+
+
+def test_the_series_of_a_removed_engine_end():
+    """In counters, gauges and histograms, whatever their other labels are."""
+    registry = CollectorRegistry()
+    metrics = make_metrics(registry)
+    for engine in ("kept", "removed"):
+        metrics.begin_engine(engine)
+        metrics.engine_healthy.labels(engine).set(1)
+        metrics.calls.labels("chat", engine, "200").inc()
+        for histogram in (metrics.call_duration_seconds, metrics.time_to_first_byte_seconds):
+            histogram.labels("chat", engine, "200").observe(1)
+            histogram.labels("completions", engine, "429").observe(1)
+    metrics.keep_engines({"kept"})
+    text = generate_latest(registry).decode()
+
+    assert 'engine="removed"' not in text
+    assert 'tokentape_time_to_first_byte_seconds_count{dialect="completions",engine="kept",status="429"} 1.0' in text
+
+
+def test_the_verdict_labels_are_those_of_audits():
+    """The metrics do not import the audit: the values are written twice."""
+    assert get_args(Verdict) == VERDICTS

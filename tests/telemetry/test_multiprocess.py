@@ -1,0 +1,155 @@
+"""The metrics of all worker processes, summed."""
+
+import asyncio
+import re
+
+import pytest
+from prometheus_client import CollectorRegistry, Gauge
+
+from proxy.telemetry import multiprocess as totals
+from proxy.telemetry.metrics import make_metrics
+from proxy.telemetry.multiprocess import Crew, Totals
+
+
+@pytest.fixture
+async def workers(tmp_path):
+    """Start workers by number; each returns its metrics and its sum."""
+    started = []
+
+    async def workers(number):
+        registry = CollectorRegistry()
+        metrics = make_metrics(registry)
+        one = Totals(registry, metrics, Crew(number, tmp_path))
+        await one.start()
+        started.append(one)
+        return metrics, one
+
+    yield workers
+    for one in started:
+        await one.close()
+
+
+async def value_of(totals, line):
+    """Return the value of a sample in the exposition."""
+    (value,) = re.findall(rf"^{re.escape(line)} (\S+)$", (await totals.exposition()).decode(), re.MULTILINE)
+    return float(value)
+
+
+async def test_any_worker_returns_the_sum_of_all(workers):
+    """Of counters by label, of histograms by bucket, and of gauges, for every scrape."""
+    started = [await workers(number) for number in range(3)]
+    for number, (metrics, _) in enumerate(started):
+        metrics.calls.labels("chat", "e", "200").inc(number + 1)
+        metrics.call_duration_seconds.labels("chat", "e", "200").observe(0.02 * number)
+        metrics.in_flight_calls.set(2)
+
+    for _ in range(2):
+        for _, any_of_them in started:
+            assert 6 == await value_of(any_of_them, 'tokentape_calls_total{dialect="chat",engine="e",status="200"}')
+            labels = 'dialect="chat",engine="e"'
+            bucket = f'tokentape_call_duration_seconds_bucket{{{labels},le="0.025",status="200"}}'
+            assert 2 == await value_of(any_of_them, bucket)
+            assert 3 == await value_of(any_of_them, f'tokentape_call_duration_seconds_count{{{labels},status="200"}}')
+            assert 6 == await value_of(any_of_them, "tokentape_in_flight_calls")
+            assert 3 == await value_of(any_of_them, "tokentape_workers")
+
+
+async def test_states_are_the_minimum_or_maximum_of_all_workers(workers):
+    """The store is up if every worker can reach it, an endpoint is healthy if any worker can use it."""
+    (one, totals), (other, _) = await workers(0), await workers(1)
+    both_up = await value_of(totals, "tokentape_store_up")
+    other.store_up.set(0)
+    one.engine_healthy.labels("e").set(1)
+    other.engine_healthy.labels("e").set(0)
+    one.oldest_call_age_seconds.set(1)
+    other.oldest_call_age_seconds.set(7)
+
+    assert (1, 0) == (both_up, await value_of(totals, "tokentape_store_up"))
+    assert 1 == await value_of(totals, 'tokentape_engine_healthy{engine="e"}')
+    assert 7 == await value_of(totals, "tokentape_oldest_call_age_seconds")
+
+
+async def test_a_replaced_worker_continues_the_last_known_counters(workers):
+    """Prometheus would read a lower sum as a restart from 0. Gauges of the dead worker are dropped."""
+    (one, totals), (other, dead) = await workers(0), await workers(1)
+    one.undelivered_steps.inc(1)
+    other.undelivered_steps.inc(10)
+    other.in_flight_calls.set(5)
+    counts = [await value_of(totals, "tokentape_undelivered_steps_total")]
+    await dead.close()
+    counts.append(await value_of(totals, "tokentape_undelivered_steps_total"))
+    flying = await value_of(totals, "tokentape_in_flight_calls")
+    new, _ = await workers(1)
+    new.undelivered_steps.inc(100)
+    counts += [await value_of(totals, "tokentape_undelivered_steps_total") for _ in range(2)]
+    new, last = await workers(1)
+    counts.append(await value_of(last, "tokentape_undelivered_steps_total"))
+
+    assert [11, 11, 111, 111, 111] == counts
+    assert 0 == flying
+    assert 2 == await value_of(totals, "tokentape_workers_missing_total")
+
+
+async def test_a_worker_that_does_not_answer_is_counted_as_missing(workers, tmp_path, monkeypatch):
+    """The scrape is answered within about a second."""
+    monkeypatch.setattr(totals, "_TIMEOUT_S", 0.05)
+    metrics, asked = await workers(0)
+    metrics.undelivered_steps.inc(3)
+    over = asyncio.Event()
+
+    async def say_nothing(_, writer):
+        await over.wait()
+        writer.close()
+
+    silent = await asyncio.start_unix_server(say_nothing, tmp_path / "1.sock")
+
+    assert 3 == await value_of(asked, "tokentape_undelivered_steps_total")
+    assert 1 == await value_of(asked, "tokentape_workers")
+    assert 3 == await value_of(asked, "tokentape_workers_missing_total")
+    over.set()
+    silent.close()
+
+
+async def test_a_slow_worker_does_not_look_restarted(tmp_path):
+    """The start time is that of the youngest worker, whether it answers or not: each change of it is a restart."""
+    started = []
+    for number, second in ((0, 100.0), (1, 200.0)):
+        registry = CollectorRegistry()
+        Gauge("process_start_time_seconds", "When it started.", registry=registry).set(second)
+        one = Totals(registry, make_metrics(CollectorRegistry()), Crew(number, tmp_path))
+        await one.start()
+        started.append(one)
+    asked, youngest = started
+    before = await value_of(asked, "process_start_time_seconds")
+    await youngest.close()
+
+    assert (200, 200) == (before, await value_of(asked, "process_start_time_seconds"))
+    await asked.close()
+
+
+async def test_a_single_process_returns_its_own_metrics(tmp_path):
+    """And counts as one worker."""
+    registry = CollectorRegistry()
+    make_metrics(registry).undelivered_steps.inc()
+    alone = Totals(registry, make_metrics(CollectorRegistry()))
+    await alone.start()
+
+    assert 1 == await value_of(alone, "tokentape_undelivered_steps_total")
+    assert 1 == await value_of(alone, "tokentape_workers")
+    await alone.close()
+
+
+def without_process_values(exposition: bytes) -> list[bytes]:
+    """Return the lines of an exposition, without the values of process_* metrics, which change at any time."""
+    return [line.split()[0] if line.startswith(b"process_") else line for line in exposition.splitlines()]
+
+
+async def test_workers_expose_the_same_format_as_a_single_process(tmp_path):
+    """Names, types, help texts, labels and their order are equal."""
+    registry = CollectorRegistry()
+    metrics = make_metrics(registry)
+    metrics.calls.labels("chat", 'a "quoted" name\n', "200").inc()
+    one = Totals(registry, metrics, Crew(0, tmp_path))
+
+    alone = await Totals(registry, metrics).exposition()
+    assert without_process_values(alone) == without_process_values(await one.exposition())

@@ -1,0 +1,335 @@
+"""Records: what comes back is the step that was written, or a clear refusal."""
+
+from array import array
+from base64 import b64encode, b85decode
+from dataclasses import replace
+from hashlib import blake2b
+from itertools import pairwise
+from math import nan
+from pathlib import Path
+
+import orjson
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+from recorded import ROOTS
+
+from proxy.trajectory.arrays import pack_experts, pack_ids, pack_logprobs, pack_mask
+from proxy.trajectory.blocks import BlockReader
+from proxy.trajectory.codec import SCHEMA, UnreadableRecord, decode, encode, encode_leniently
+from proxy.trajectory.step import Choice, EngineFacts, Span, Step, Timing
+
+TEXT = st.text(max_size=12)
+NUMBER = st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)
+LONG = st.builds(lambda text, times: text * times, st.text(min_size=1, max_size=8), st.integers(0, 900))
+VALUE = st.recursive(
+    st.none() | st.booleans() | NUMBER | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=6,
+)
+FIELDS = st.dictionaries(TEXT, VALUE, max_size=3)
+IDS = st.builds(
+    lambda ids, times: pack_ids(ids * times),
+    st.lists(st.integers(-(2**31), 2**31 - 1), max_size=5),
+    st.sampled_from([0, 1, 60, 300]),
+)
+LOGPROBS = st.builds(pack_logprobs, st.lists(st.none() | st.floats(width=32) | st.floats(), max_size=5))
+MAYBE = st.none() | TEXT
+EXPERTS = st.builds(pack_experts, st.binary(max_size=40).map(lambda raw: b64encode(raw).decode()) | VALUE)
+MASKS = st.builds(pack_mask, st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=4), max_size=4))
+
+
+@st.composite
+def choices_drawn(draw):
+    ids = draw(IDS)
+    ends = sorted(draw(st.lists(st.integers(0, len(ids)), max_size=3)))
+    return Choice(
+        index=draw(st.integers(0, 9)),
+        ids=ids,
+        logprobs=draw(LOGPROBS),
+        finish_reason=draw(MAYBE),
+        stop_reason=draw(MAYBE | st.integers(0, 9)),
+        prompt=draw(st.integers(0, 3)),
+        spans=tuple(Span(start, end, draw(MAYBE)) for start, end in pairwise(ends)),
+        routed_experts=draw(st.none() | EXPERTS),
+        sampling_mask=draw(st.none() | MASKS),
+    )
+
+
+CHOICES = choices_drawn()
+SECONDS = st.floats(0, 2e9)
+
+
+@st.composite
+def requests(draw, prompts):
+    request = draw(FIELDS)
+    if draw(st.booleans()):
+        request["messages"] = draw(st.lists(VALUE | LONG, max_size=5) | TEXT)
+    if draw(st.booleans()):
+        ids = [prompt.tolist() for prompt in prompts]
+        request["prompt"] = draw(VALUE | LONG | st.sampled_from([ids, *ids, [1.0], [True]]))
+    if draw(st.booleans()):
+        request["tools"] = draw(LONG | st.lists(LONG, max_size=3) | st.dictionaries(TEXT, LONG, max_size=2))
+    return request
+
+
+@st.composite
+def steps(draw):
+    prompts = draw(st.lists(IDS, max_size=3).map(tuple))
+    return draw(
+        st.builds(
+            Step,
+            step_id=TEXT,
+            rollout_id=TEXT,
+            dialect=st.sampled_from(["chat", "completions", "generate"]),
+            endpoint=TEXT,
+            engine=st.builds(EngineFacts, TEXT, TEXT, MAYBE, TEXT),
+            model_asked=MAYBE,
+            model_served=MAYBE,
+            request=requests(prompts),
+            sent=FIELDS | st.fixed_dictionaries({"set": requests(prompts), "unset": st.lists(TEXT, max_size=2)}),
+            response=st.none() | FIELDS,
+            prompts=st.just(prompts),
+            choices=st.lists(CHOICES, max_size=3).map(tuple),
+            usage=st.none() | FIELDS,
+            sampling=FIELDS,
+            timing=st.builds(Timing, SECONDS, st.none() | SECONDS, st.none() | SECONDS),
+            status=st.sampled_from(["complete", "partial", "error"]),
+            reason=MAYBE,
+            delivered=st.booleans(),
+            policy_version=MAYBE,
+            policy_version_end=MAYBE,
+            problems=st.lists(TEXT, max_size=2).map(tuple),
+            index=st.none() | st.integers(0, 9),
+            extra=FIELDS,
+        )
+    )
+
+
+def bits(numbers):
+    return numbers.typecode, numbers.tobytes()
+
+
+def portrait(step):
+    """All of a step in a form in which 1, 1.0 and true differ, order counts, and NaN equals itself."""
+    arrays = [bits(ids[:]) for ids in step.prompts]
+    arrays += [bits(numbers) for choice in step.choices for numbers in (choice.ids, choice.logprobs)]
+    bare = tuple(replace(choice, ids=array("i"), logprobs=array("f")) for choice in step.choices)
+    return arrays, repr(replace(step, prompts=(), choices=bare))
+
+
+def a_step(**changed):
+    facts = {
+        "step_id": "01J",
+        "rollout_id": "r",
+        "dialect": "chat",
+        "endpoint": "/v1/chat/completions",
+        "engine": EngineFacts("local", "vllm", "0.32.0", "http://engine:8000"),
+        "model_asked": "gpt",
+        "model_served": "policy",
+        "request": {"messages": [{"role": "user", "content": "grüß dich"}], "tools": ["t" * 3000]},
+        "sent": {"set": {"logprobs": True, "system": "s" * 2000}, "unset": ["rollout_id"]},
+        "response": {"choices": []},
+        "prompts": (array("i", [5] * 600),),
+        "choices": (Choice(0, array("i", [7, 8]), array("f", [-0.5, nan]), "stop", 8, 0, (Span(0, 2, "v1"),)),),
+        "usage": {"prompt_tokens": 600, "completion_tokens": 2},
+        "sampling": {"temperature": 1.0},
+        "timing": Timing(1795229447.25, stored=1795229448.5),
+        "status": "complete",
+        "problems": ("bad_logprob",),
+        "extra": {"request_key": "abc"},
+    }
+    return Step(**facts | changed)
+
+
+@given(steps())
+def test_round_trip(step):
+    """A step comes back from its record as it was, to the last bit, given the index that the store says."""
+    written = encode(step)
+    read = decode(written.record, BlockReader(written.blocks), step.index)
+
+    assert portrait(step) == portrait(read)
+    assert () == written.leans_on
+
+
+@given(st.lists(steps(), max_size=4))
+def test_round_trip_of_a_rollout(many):
+    """Steps whose blocks are stored already need only the others, and lean on what is there."""
+    stored, records = {}, []
+    for step in many:
+        written = encode(step, known=stored)
+
+        assert not written.blocks.keys() & stored.keys()
+        assert set(written.leans_on) <= stored.keys()
+        stored |= written.blocks
+        records.append(written.record)
+        assert set(written.names) <= stored.keys()
+    reader = BlockReader(stored)
+
+    assert [portrait(s) for s in many] == [
+        portrait(decode(r, reader, s.index)) for s, r in zip(many, records, strict=True)
+    ]
+
+
+def test_only_tokens():
+    """A step read for its tokens alone lacks request, sent and response, and nothing else."""
+    step = a_step()
+    written = encode(step)
+    read = decode(written.record, BlockReader(written.blocks), whole=False)
+
+    assert portrait(replace(step, request={}, sent={}, response=None)) == portrait(read)
+
+
+def test_order_of_fields():
+    """Fields of a request come back in the order in which they came."""
+    step = a_step()
+    request = {"a": 1, "messages": [], "tools": "x" * 5000, "prompt": [1, 2], "z": None}
+    written = encode(replace(step, request=request))
+    read = decode(written.record, BlockReader(written.blocks))
+
+    assert list(request.items()) == list(read.request.items())
+
+
+@pytest.mark.parametrize("prompt", [[1, 2, 3], [[1, 2, 3], [4]], [1.0, 2, 3], [True, 2, 3], [[1, 2, 3], [4.0]]])
+def test_prompts_of_ids(prompt):
+    """A prompt given as ids comes back as given, also where its numbers only look like the ids."""
+    step = a_step(request={"prompt": prompt}, prompts=(array("i", [1, 2, 3]), array("i", [4])))
+    written = encode(step)
+    read = decode(written.record, BlockReader(written.blocks))
+
+    assert repr(prompt) == repr(read.request["prompt"])
+
+
+@given(steps(), st.data())
+def test_damaged_record(step, draw):
+    """Whatever byte of a record changes, and wherever it is cut, it is refused."""
+    written = encode(step)
+    reader = BlockReader(written.blocks)
+    damaged = bytearray(written.record)
+    damaged[draw.draw(st.integers(0, len(damaged) - 1))] ^= draw.draw(st.integers(1, 255))
+    short = written.record[: draw.draw(st.integers(0, len(written.record) - 1))]
+
+    for wrong in (bytes(damaged), short):
+        with pytest.raises(UnreadableRecord):
+            decode(wrong, reader)
+
+
+@given(st.binary(max_size=40))
+def test_garbage(garbage):
+    """Bytes that are no record are refused."""
+
+    with pytest.raises(UnreadableRecord):
+        decode(garbage, BlockReader({}))
+    with pytest.raises(UnreadableRecord):
+        decode(b"TT\1" + garbage, BlockReader({}))
+
+
+def sealed(payload, schema=SCHEMA):
+    """A record with a right checksum around any payload."""
+    packed = zstandard.compress(payload)
+    checksum = blake2b(packed, digest_size=8, person=b"record", salt=bytes([schema])).digest()
+    return b"TT" + bytes([schema]) + checksum + packed
+
+
+def payload_of(record):
+    return zstandard.decompress(record[11:])
+
+
+@given(st.data())
+def test_wrong_payload(draw):
+    """A payload that does not follow its schema is refused as a record, however it came to be."""
+    written = encode(a_step())
+    payload = bytearray(payload_of(written.record))
+    head_end = 16 + int.from_bytes(payload[:4], "little")
+    at = draw.draw(st.integers(0, head_end))
+    payload[at : at + draw.draw(st.integers(0, 3))] = draw.draw(st.binary(max_size=3))
+    try:
+        step = decode(sealed(bytes(payload)), BlockReader(written.blocks))
+    except UnreadableRecord:
+        return
+
+    assert isinstance(step, Step)
+
+
+@pytest.mark.parametrize("change", [lambda payload: payload + b"\0", lambda payload: payload[:-1]])
+def test_arrays_must_fill_the_payload(change):
+    """Arrays that end before or after the payload does are refused: no id is read from beside them."""
+    written = encode(a_step())
+
+    with pytest.raises(UnreadableRecord, match="does not follow schema 2"):
+        decode(sealed(change(payload_of(written.record))), BlockReader(written.blocks))
+
+
+def test_sentences_of_refusals():
+    """A refusal says what is wrong: no record, a newer schema, damage, a missing or a damaged block."""
+    written = encode(a_step())
+    name = written.names[0]
+    newer = sealed(payload_of(written.record), schema=9)
+    others = {other: block for other, block in written.blocks.items() if other != name}
+    swapped = others | {name: next(iter(others.values()))}
+
+    with pytest.raises(UnreadableRecord, match="these 5 bytes are not a record"):
+        decode(b"hello", BlockReader({}))
+    with pytest.raises(UnreadableRecord, match="of schema 9, this version reads up to 2"):
+        decode(newer, BlockReader(written.blocks))
+    with pytest.raises(UnreadableRecord, match="its checksum does not fit"):
+        decode(written.record + b"\0", BlockReader(written.blocks))
+    with pytest.raises(UnreadableRecord, match=f"the block {name.hex()} is missing"):
+        decode(written.record, BlockReader(others))
+    with pytest.raises(UnreadableRecord, match=f"the block {name.hex()} is damaged"):
+        decode(written.record, BlockReader(swapped))
+
+
+def test_recorded_answers():
+    """What clients asked of vLLM, and what it answered, comes back as it was."""
+    paths = sorted(ROOTS["vllm"].rglob("*.request.json"))
+
+    assert len(paths) > 200
+    for path in paths:
+        answer = path.with_name(path.name.replace(".request.", ".response."))
+        response = orjson.loads(answer.read_bytes()) if answer.exists() else None
+        response = response if isinstance(response, dict) else None  # a list answers a call that samples nothing
+        step = a_step(request=orjson.loads(path.read_bytes()).get("body") or {}, response=response)
+        written = encode(step)
+
+        assert portrait(step) == portrait(decode(written.record, BlockReader(written.blocks)))
+
+
+def test_record_of_schema_1():
+    """A record of schema 1 that was written when it was new still decodes."""
+    # Made by encode(a_step()) of the first version: the record, then each block after its name, a line each.
+    assert portrait(a_step()) == portrait(kept("schema_1.b85"))
+
+
+def test_record_of_schema_2():
+    """A record of schema 2, with experts and a mask, that was written when it was new still decodes."""
+    # Made by encode(a_routed_step()) of the first version that wrote schema 2, in the same form.
+    assert portrait(a_routed_step()) == portrait(kept("schema_2.b85"))
+
+
+def a_routed_step():
+    text = b64encode(b"\x93NUMPY" + bytes(20)).decode()
+    step = a_step(response={"choices": [{"routed_experts": text, "sampling_mask": [[7, 9], [8]]}]})
+    choice = replace(step.choices[0], routed_experts=pack_experts(text), sampling_mask=pack_mask([[7, 9], [8]]))
+    return replace(step, dialect="generate", choices=(choice,))
+
+
+def kept(name):
+    """The step of a record of old."""
+    lines = Path(__file__).with_name(name).read_bytes().split()
+    record, *blocks = map(b85decode, lines)
+    return decode(record, BlockReader({block[:16]: block[16:] for block in blocks}))
+
+
+@pytest.mark.parametrize(("depth", "is_kept"), [(200, True), (225, True), (240, False), (900, False)])
+def test_a_response_that_pages_could_not_write_is_left_out(depth, is_kept):
+    """A page wraps it in a few levels, and JSON of ours has 254 in all; the step is flagged."""
+    deep: list = []
+    for _ in range(depth):
+        deep = [deep]
+    step = replace(a_step(), response={"choices": deep}, problems=())
+    kept, record = encode_leniently(step)
+
+    assert (is_kept, is_kept) == (kept.response is not None, kept.exact)
+    assert kept.choices[0].ids == decode(record.record, BlockReader(record.blocks)).choices[0].ids
