@@ -1,4 +1,4 @@
-"""The house: its tree, its import rules and its sizes, read off the source."""
+"""The layout of the sources: layers, import orders and sizes, read from the syntax trees."""
 
 import ast
 import sys
@@ -13,33 +13,75 @@ import tokentape
 
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted([*ROOT.glob("proxy/**/*.py"), *ROOT.glob("storage/**/*.py"), *ROOT.glob("tokentape/*.py")])
-PURE = ("wire", "dialects", "engines", "trajectory", "export")
+PURE = ("protocols", "trajectory", "export")
 IO = {
     "aiohttp", "asyncio", "os", "redis", "rich", "socket", "storage", "subprocess", "threading", "time", "typer", "valkey",
 }  # fmt: skip
-SHELLS = {
-    "admission", "app", "attempts", "audit", "by_chat", "callers", "calls", "check", "clientside", "clock",
-    "compat", "config", "connections", "control", "counting", "download", "drift_watch", "drifting", "earlier", "fleet",
-    "lifetimes", "logs", "metrics", "page", "parts", "passthrough", "pause", "places", "pressure", "probes", "push",
-    "reading", "recorder", "refusals", "relay", "remembered", "rollouts", "sections", "server", "settling", "signals",
-    "simulator", "spool", "standin", "standing", "stopping", "stored_responses", "systems", "terminal", "token_replies",
-    "token_texts", "tokenizers", "totals", "upstream", "window", "worker", "workers",
+
+# What each layer may import, besides itself. A new entry at proxy's root is a decision, made here.
+LAYERS: dict[str, tuple[str, ...] | None] = {
+    "storage": (),
+    "tokentape": (),
+    "errors": (),
+    "clock": (),
+    "config": (),
+    "trajectory": (),
+    "protocols": ("errors", "trajectory"),
+    "export": ("trajectory",),
+    "simulator": ("clock",),
+    "telemetry": ("errors", "trajectory", "protocols"),
+    "upstream": ("errors", "config", "trajectory", "protocols", "telemetry", "storage"),
+    "rollouts": ("errors", "clock", "trajectory", "protocols", "telemetry", "upstream", "storage"),
+    "api": (
+        "errors", "clock", "config", "trajectory", "protocols", "export", "telemetry", "upstream", "rollouts", "storage",
+    ),
+    "server": (
+        "errors", "clock", "config", "trajectory", "protocols", "export", "simulator", "telemetry", "upstream", "rollouts",
+        "api", "storage",
+    ),
+    "cli": None,  # everything
 }  # fmt: skip
-STORAGE_ROWS = (("types", "errors"), ("queue", "options"), ("store",), ("redis", "embedded"))
+
+# The order of modules and folders within a layer, lowest first: a module imports its own row and those before it.
+ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "protocols": (
+        ("sse", "lenient_json", "accumulators"),
+        ("dialects",),
+        ("engines",),
+        ("sampling", "synthetic_stream", "token_annotations", "response_validation"),
+        ("response",),
+        ("plan",),
+        ("exchange",),
+        ("translated_call",),
+    ),
+    "api": (
+        ("http", "body", "api_keys", "rollout_id", "memory_limit", "adapters"),
+        ("context",),
+        ("auth", "query", "urls", "health", "failures", "body_reader", "reward_values"),
+        ("model", "control", "ui"),
+        ("compat",),
+    ),
+    "storage": (("types", "errors"), ("queue", "options"), ("store",), ("redis", "embedded")),
+}
+STRANGERS = {"model", "control", "ui"}  # they stand in one row of `api`, and never import each other
+SERVERS = ("api", "server", "simulator")  # who may import aiohttp.web
+# Who may open an HTTP client session.
+CLIENTS = ("proxy/upstream/client.py", "proxy/api/compat/osmosis/servers.py", "proxy/telemetry/", "proxy/cli/")
 
 # A file without a test file is a decision, and decisions are listed here, each with its reason.
 UNTESTED = {
+    "proxy/rollouts/finishing.py": "asserted through its route, by tests/api/control/test_rollouts.py",
     "proxy/api/context.py": "a record of what app makes, and no code",
     "proxy/config/sections.py": "values; tests/config/test_settings.py and tests/test_docs.py read them through the settings",
     "proxy/errors.py": "a tree of names; docs/errors.md is made from it, and every status is asserted where it is raised",
+    "proxy/__main__.py": "one call; tests/cli/test_main.py runs the command",
+    "proxy/api/http.py": "keys and numbers",
     "proxy/clock.py": "the machine's clock; new_id is asserted through every step id",
     "proxy/trajectory/step.py": "frozen values; tests/trajectory/test_codec.py draws them all",
     "proxy/protocols/engines/base.py": "a protocol",
     "proxy/protocols/dialects/translation.py": "protocols, and values without code",
     "tokentape/types.py": "types; tests/tokentape/test_requests.py asserts them against the proxy's answers",
     "proxy/cli/check/finding.py": "a frozen value",
-    "proxy/cli/runner.py": "values; tests/cli/test_main.py asserts what each command ends with, docs/cli.md is made of them",
-    "proxy/cli/options.py": "types; tests/cli/test_main.py and docs/cli.md read them through the commands",
     "storage/store.py": "a protocol; tests/storage/test_store.py is its contract suite",
     "storage/types.py": "frozen values; tests/storage/test_store.py reads them all",
     "storage/errors.py": "the kinds of one error; each is asserted where it is raised",
@@ -98,7 +140,7 @@ def test_the_packages_are_ours():
 
 
 def test_each_source_file_has_its_test_file():
-    """proxy/protocols/sse.py is tested by tests/protocols/test_sse.py; exceptions are listed, and none is listed in vain."""
+    """proxy/protocols/sse.py is tested by tests/protocols/test_sse.py; exceptions are listed, with reasons."""
     without = set()
     for path in SOURCES:
         own = path.relative_to(ROOT)
@@ -111,40 +153,85 @@ def test_each_source_file_has_its_test_file():
     assert without >= UNTESTED.keys() - {"storage/store.py"}
 
 
+def layer_of(name: str) -> str:
+    """Return the layer of a dotted module name: the folder or module at proxy's root, or the top-level package."""
+    parts = name.split(".")
+    return parts[1] if parts[0] == "proxy" and len(parts) > 1 else parts[0]
+
+
+def modules_of(path: Path) -> set[str]:
+    """Return the modules of ours that a file imports anywhere, without the names that it imports of them."""
+    ours = {module_of(source) for source in SOURCES}
+    return imports_of(path, whole=True) & ours
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_a_module_imports_only_lower_layers(path):
+    """Each layer imports only the layers that LAYERS lists for it."""
+    layer = layer_of(module_of(path))
+    imported = {layer_of(name) for name in modules_of(path)} - {layer, "proxy"}
+
+    assert layer in ("proxy", "__main__") or LAYERS[layer] is None or imported <= set(LAYERS[layer])
+
+
+def test_proxys_root_is_the_list_of_layers():
+    """With `__init__` and `__main__`: at most 16 entries."""
+    entries = {path.stem for path in (ROOT / "proxy").iterdir() if path.suffix == ".py" or path.is_dir()} - {
+        "__pycache__"
+    }
+
+    assert LAYERS.keys() - {"storage", "tokentape"} == {name for name in entries if not name.startswith("__")}
+    assert len(entries) <= 16
+
+
+@pytest.mark.parametrize("layer", ORDERS)
+def test_the_modules_of_a_layer_are_imported_in_one_order(layer):
+    """Within a layer, a module imports its own row of ORDERS and the rows before it."""
+    rows = {name: row for row, names in enumerate(ORDERS[layer]) for name in names}
+    base = 1 if layer == "storage" else 2
+    guilty = []
+    for path in SOURCES:
+        module = module_of(path).split(".")
+        if layer_of(".".join(module)) != layer or len(module) <= base:
+            continue  # another layer, or the package's own __init__
+        inner = {
+            name.split(".")[base] for name in modules_of(path) if layer_of(name) == layer and name.count(".") >= base
+        }
+        own = module[base]
+        guilty += [
+            (name_of(path), other)
+            for other in inner - {own}
+            if rows[other] > rows[own] or {own, other} <= STRANGERS or {own, other} == {"redis", "embedded"}
+        ]
+
+    assert [] == guilty
+
+
 @pytest.mark.parametrize("path", [path for path in SOURCES if path.relative_to(ROOT).parts[1] in PURE], ids=name_of)
 def test_pure_packages_import_no_io(path):
-    """The core stays a core: no sockets, no clock, no store, and none of the shells."""
-    imported = imports_of(path, whole=True)
-    shells = {name.split(".")[1] for name in imported if name.startswith("proxy.")} & SHELLS
-
-    assert set() == {name.split(".")[0] for name in imported} & IO
-    assert set() == shells
+    """No sockets, no clock, no store."""
+    assert set() == {name.split(".")[0] for name in imports_of(path, whole=True)} & IO
 
 
-def test_storage_knows_nothing_of_the_proxy():
-    """Below everything, bytes and names only."""
-    guilty = [
+def test_http_servers_and_clients_are_in_a_few_places():
+    """Only `api`, `server` and `simulator` know aiohttp's server; only CLIENTS open client sessions."""
+    serving = [
         name_of(path)
         for path in SOURCES
-        if path.is_relative_to(ROOT / "storage")
-        and any(name.split(".")[0] == "proxy" for name in imports_of(path, whole=True))
+        if {"aiohttp.web", "aiohttp.web_response"} & imports_of(path, whole=True)
+        and layer_of(module_of(path)) not in SERVERS
+    ]
+    calling = [
+        name_of(path)
+        for path in SOURCES
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "ClientSession"
+        and not name_of(path).startswith(CLIENTS)
     ]
 
-    assert [] == guilty
-
-
-def test_storage_is_imported_in_one_order():
-    """Within storage, a module imports its own row and the rows above it; the packages `redis` and `embedded` do not meet."""
-    rows = {name: row for row, names in enumerate(STORAGE_ROWS) for name in names}
-    guilty = []
-    for path in (
-        path for path in SOURCES if path.is_relative_to(ROOT / "storage") and path != ROOT / "storage/__init__.py"
-    ):
-        room = module_of(path).split(".")[1]
-        rooms = {name.split(".")[1] for name in imports_of(path, whole=True) if name.startswith("storage.")}
-        guilty += [(name_of(path), other) for other in rooms - {room} if rows[other] >= max(1, rows[room])]
-
-    assert [] == guilty
+    assert ([], []) == (serving, calling)
 
 
 def test_the_client_imports_nothing_of_the_rest():
@@ -216,7 +303,7 @@ def test_catching_everything_happens_in_three_places():
         if isinstance(node, ast.ExceptHandler) and isinstance(node.type, ast.Name) and node.type.id == "Exception"
     ]
 
-    assert ["proxy/server/app.py", "proxy/api/model/relay.py", "proxy/upstream/tokenizers.py"] == sorted(places)
+    assert ["proxy/api/failures.py", "proxy/api/model/relay.py", "proxy/upstream/tokenizers.py"] == sorted(places)
 
 
 def test_the_environment_is_read_in_one_place():

@@ -1,7 +1,7 @@
 """The `tokentape` command: checks that the server's packages are TokenTape's, then starts the server's command line.
 
 `proxy` and `storage` are names that other distributions use too: `pip install proxy.py` overwrites `proxy/__init__.py` and
-`proxy/cli/main.py`, and `pip uninstall proxy.py` deletes both. Each of the two packages therefore contains the line MARK,
+`proxy/__main__.py`, and `pip uninstall proxy.py` deletes both. Each of the two packages therefore contains the line MARK,
 which is read before the package is imported. This is the only module of `tokentape` that imports the server, by name.
 """
 

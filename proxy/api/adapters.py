@@ -1,19 +1,18 @@
-"""Forms: calls in another system's shape, each read as a call that engines know, and answered in its own shape again.
+"""Adapters: calls in another shape, each read as a call that engines know, and answered in its own shape again."""
 
-Holds what every form does and where forms come in. What a form's fields mean is in the file of its system.
-"""
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, Self, TypeAlias
 
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeAlias
-
+from proxy.protocols.dialects.base import Spoken
 from proxy.protocols.dialects.translation import Ways
 from proxy.protocols.exchange import Outcome
 from proxy.protocols.plan import Plan
 from proxy.trajectory.step import Step
 
 
-class Form(Protocol):
-    """One call that came in another system's shape. `endpoint` is where it is sent, `body` what it says there."""
+class CallAdapter(Protocol):
+    """One call that came in another shape. `endpoint` is where it is sent, `body` its request there."""
 
     @property
     def endpoint(self) -> str:
@@ -28,6 +27,20 @@ class Form(Protocol):
     @property
     def tells_logprobs(self) -> bool:
         """Whether the client's answer has logprobs: then they are asked for, whatever is configured."""
+        ...
+
+    @property
+    def retries_by_body(self) -> bool:
+        """Whether two calls of a rollout with equal bodies are one call and its retry, though no key says so."""
+        ...
+
+    @property
+    def needs_steps(self) -> bool:
+        """Whether the rollout's earlier steps are needed to answer the call."""
+        ...
+
+    def with_steps(self, steps: Sequence[Step]) -> Self:
+        """Return the adapter with the rollout's earlier steps."""
         ...
 
     def native(self, models: Mapping[str, str], kind: str | None) -> dict[str, Any]:
@@ -47,4 +60,20 @@ class Form(Protocol):
         ...
 
 
-ReadForm: TypeAlias = Callable[[str, Mapping[str, Any], Ways], Form | None]  # of an endpoint and a body
+# Reads the body of a call to an endpoint; None if the body has the endpoint's own shape. Raises NotValid.
+ReadAdapter: TypeAlias = Callable[[str, Mapping[str, Any], Ways], CallAdapter | None]
+
+
+@dataclass(frozen=True, slots=True)
+class CallRoute:
+    """An endpoint that samples: the dialect of its errors, and the adapters that may read its bodies, tried in order."""
+
+    errors: Spoken
+    adapters: tuple[ReadAdapter, ...] = ()
+
+    def read(self, endpoint: str, body: Mapping[str, Any], ways: Ways) -> CallAdapter | None:
+        """Return the adapter of a body; None if the body has the endpoint's own shape. Raises NotValid."""
+        for read in self.adapters:
+            if (adapter := read(endpoint, body, ways)) is not None:
+                return adapter
+        return None

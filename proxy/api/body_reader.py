@@ -10,22 +10,17 @@ import asyncio
 import zlib
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any, Final, ParamSpec, Protocol, TypeVar
+from typing import Final, Protocol
 
-import orjson
 import zstandard
 from aiohttp import web
 
 from proxy.api.context import PARTS
 from proxy.api.memory_limit import Reservation
-from proxy.errors import BadCall, EngineBroke, TooLarge, TooSlow, Unsupported
-from proxy.upstream import Answer
-
-P = ParamSpec("P")
-T = TypeVar("T")
+from proxy.errors import BadCall, TooLarge, TooSlow, Unsupported
+from proxy.upstream.concurrency import off_loop
 
 RESERVED: Final = web.RequestKey("reserved", Reservation)
-OFF_LOOP_FROM_BYTES: Final = 2**16  # parsing and checking so much JSON takes milliseconds, 30 at worst
 
 _MOST_RATIO: Final = 100  # text of agents compresses 3 to 20 times, long repetitions 50 times
 _ANY_RATIO_BYTES: Final = 2**20
@@ -35,11 +30,6 @@ _SLICE_BYTES: Final = 2**16
 _ZSTD_WINDOW_BYTES: Final = 2**23  # the most that RFC 9659 allows a sender
 _MOST_MEMBERS: Final = 1000  # of one gzip body; each costs time, and may be empty
 _BROKEN: Final = (EOFError, zlib.error, zstandard.ZstdError)  # of a stream that cannot be inflated
-
-
-async def off_loop(size: int, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
-    """Run work on so many bytes: in a thread if they are many, so that the event loop goes on."""
-    return await asyncio.to_thread(work, *args, **named) if size > OFF_LOOP_FROM_BYTES else work(*args, **named)
 
 
 async def read_bytes(request: web.Request, *, most: int | None = None) -> bytes:
@@ -67,18 +57,6 @@ async def read_bytes(request: web.Request, *, most: int | None = None) -> bytes:
         return await _inflated(_SOURCES[coding](received), len(received), reserved, most)
     except _BROKEN:
         raise BadCall(f"the body cannot be decompressed (Content-Encoding: {coding})") from None
-
-
-async def read_json(answer: Answer) -> Any:
-    """Return the JSON of an engine's answer beside a call. Raises EngineFault.
-
-    It may be anything: the caller checks what it needs.
-    """
-    body = await answer.whole()
-    try:
-        return await off_loop(len(body), orjson.loads, body)
-    except orjson.JSONDecodeError as error:
-        raise EngineBroke(f"the engine's answer is not JSON: {error}") from None
 
 
 def release(request: web.Request) -> None:

@@ -6,7 +6,6 @@ Holds one frozen record of long-lived things and the key under which an applicat
 import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Final
 
 from aiohttp import web
 
@@ -16,10 +15,13 @@ from proxy.clock import Clock
 from proxy.config.settings import Settings
 from proxy.protocols.dialects.translation import Ways
 from proxy.protocols.sampling import Sampling
-from proxy.rollouts.drift_totals import Settling
+from proxy.rollouts.completion import GroupCompletion
+from proxy.rollouts.drift_report import DriftReporter
+from proxy.rollouts.drift_totals import DriftTotals
+from proxy.rollouts.finishing import Finisher
 from proxy.rollouts.idempotency import Attempts
 from proxy.rollouts.lifetimes import Lifetimes
-from proxy.rollouts.opening import Remembered
+from proxy.rollouts.opening import RolloutOpener
 from proxy.rollouts.policy import Pause, Policy
 from proxy.rollouts.recorder import Recorder
 from proxy.rollouts.reservations import Places
@@ -31,16 +33,13 @@ from proxy.upstream.token_text import TokenTexts
 from proxy.upstream.tokenizers import Tokenizers
 from storage.store import Store
 
-_LOOKS_AT_ONCE: Final = 16
-
 
 @dataclass(frozen=True, slots=True)
 class Parts:
     """The long-lived things of one process.
 
     `secret` is the store's: minted keys are proved by it. `in_flight` counts the calls in flight of each rollout.
-    `looks` bounds how many look-ups of texts of drift are under way at once, and `settling` completes the drift of rollouts.
-    `remembered` is filled where a journal stands in for the store. `stopping` is set once we were told to stop: no new
+    `stopping` is set once we were told to stop: no new
     call is taken from then on.
     """
 
@@ -62,13 +61,27 @@ class Parts:
     totals: Totals
     places: Places
     lifetimes: Lifetimes
-    policy: Policy = field(default_factory=Policy)
+    policy: Policy
+    opener: RolloutOpener
+    finisher: Finisher
+    stopping: asyncio.Event
     in_flight: Counter[str] = field(default_factory=Counter)
-    remembered: Remembered = field(default_factory=Remembered)
     token_texts: TokenTexts = field(default_factory=TokenTexts)
-    looks: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_LOOKS_AT_ONCE))
-    settling: Settling = field(default_factory=Settling)
-    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def completion(self) -> GroupCompletion:
+        """The completion of groups."""
+        return self.finisher.completion
+
+    @property
+    def drift_totals(self) -> DriftTotals:
+        """The drift counts of finished rollouts."""
+        return self.finisher.drift_totals
+
+    @property
+    def drift(self) -> DriftReporter:
+        """The drift of rollouts, with its texts."""
+        return self.drift_totals.reporter
 
     @property
     def ways(self) -> Ways:

@@ -8,14 +8,11 @@ from typing import Final
 
 from aiohttp import web
 
-from proxy.api.body_reader import off_loop, read_bytes
 from proxy.api.context import PARTS
-from proxy.api.control.schemas import Read, read_as
 from proxy.api.rollout_id import id_from_path
 from proxy.errors import BadCall
 from proxy.rollouts.rollout import Rollout, no_rollout, read_rollout
 
-_MOST_BYTES: Final = 8 * 2**20  # of terms and metadata, which are written again for the store and the answer
 _GREATEST: Final = 10**12 - 1  # beyond any count, index or unix time in seconds, and no trouble to the store
 
 
@@ -31,12 +28,6 @@ async def rollout_of(request: web.Request) -> Rollout:
     if stored is None:
         raise no_rollout(name)
     return read_rollout(stored)
-
-
-async def body_of(request: web.Request, model: type[Read]) -> Read:
-    """Read the body as this model. Raises BadCall, NotValid, and what `read_bytes` raises."""
-    text = await read_bytes(request, most=_MOST_BYTES)
-    return await off_loop(len(text), read_as, model, text)
 
 
 def number_of(request: web.Request, name: str, default: int | None, *, least: int, most: int = _GREATEST) -> int | None:

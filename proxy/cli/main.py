@@ -172,10 +172,7 @@ def export(  # noqa: PLR0913, PLR0917 - each is an option with a name of its own
     as_json: AsJson = False,
 ) -> None:
     """Export rollouts as rows that a trainer takes."""
-    from proxy.cli.export import (
-        Wanted,
-        export_to,
-    )
+    from proxy.cli.export import Wanted, export_to  # noqa: PLC0415
     from proxy.cli.push import push_all  # noqa: PLC0415
 
     if (url is None) == (store is None):

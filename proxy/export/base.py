@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Protocol, TypeAlias
 
-import orjson
-
 from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.sequence import Options, Skipped
 from proxy.trajectory.step import Step
@@ -175,15 +173,3 @@ class Batched(Listed):
 def skipped_rows(skipped: Sequence[Skipped]) -> list[dict[str, str]]:
     """What was left out, JSON-ready."""
     return [{"step_id": left.step_id, "why": left.why} for left in skipped]
-
-
-def written(value: Any) -> bytes:
-    """Write a value as compact JSON. Raises `TypeError` for what JSON cannot express, never for its depth."""
-    try:
-        return orjson.dumps(value)
-    except TypeError:
-        if isinstance(value, dict):
-            return orjson.dumps({name: orjson.Fragment(written(inner)) for name, inner in value.items()})
-        if isinstance(value, list | tuple):
-            return orjson.dumps([orjson.Fragment(written(inner)) for inner in value])
-        raise

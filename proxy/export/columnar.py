@@ -13,7 +13,8 @@ from typing import Any, Final
 
 import orjson
 
-from proxy.export.base import BITS, IDS, JSON, Column, Columns, Format, written
+from proxy.export.base import BITS, IDS, JSON, Column, Columns, Format
+from proxy.trajectory.json_bytes import to_json_bytes
 
 BATCH_ROWS: Final = 1024
 BATCH_VALUES: Final = 250_000  # numbers in lists: about 1 MB in a batch, and ten times that as rows; more is no faster
@@ -197,7 +198,7 @@ def _batch(arrow: Any, schema: Any, columns: Columns, rows: Sequence[Mapping[str
 
 def _array(arrow: Any, kind: Any, column: Column, values: list[Any]) -> Any:
     if column == JSON:
-        return arrow.array([None if value is None else written(value).decode() for value in values], kind)
+        return arrow.array([None if value is None else to_json_bytes(value).decode() for value in values], kind)
     pack = next((pack for packed, pack in _PACKED if column == packed), None)
     if pack is None or None in values:
         return arrow.array(values, kind)

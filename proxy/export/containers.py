@@ -9,8 +9,9 @@ from typing import Any, Protocol
 
 import orjson
 
-from proxy.export.base import Format, written
+from proxy.export.base import Format
 from proxy.export.columnar import Arrow, Parquet
+from proxy.trajectory.json_bytes import to_json_bytes
 
 
 class Writer(Protocol):
@@ -65,7 +66,7 @@ class _JsonWriter:
 
     def row(self, row: Any) -> bytes:
         between, self._between = self._between, b","
-        return between + written(row)
+        return between + to_json_bytes(row)
 
     def fills(self, row: Any) -> bool:
         return False
@@ -90,7 +91,7 @@ class Ndjson:
 
     def row(self, row: Any) -> bytes:
         """One line."""
-        return written(row) + b"\n"
+        return to_json_bytes(row) + b"\n"
 
     def fills(self, row: Any) -> bool:
         """Never: rows are not gathered."""

@@ -4,12 +4,11 @@ Holds what such a call is for planning, and its answer told once more from its s
 own; what it leans on by name (`Earlier`) is looked up by `proxy.api.model.references`. It must not await.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from proxy.errors import NotValid
-from proxy.export.base import written
 from proxy.protocols.dialects import TRANSLATIONS
 from proxy.protocols.dialects.base import is_on
 from proxy.protocols.dialects.translation import Earlier, Telling, Told, Translation, Ways
@@ -17,6 +16,7 @@ from proxy.protocols.engines import ENGINES
 from proxy.protocols.exchange import Outcome
 from proxy.protocols.plan import Plan
 from proxy.protocols.response import told_as_stream
+from proxy.trajectory.json_bytes import to_json_bytes
 from proxy.trajectory.step import Step
 
 CHAT: Final = "/v1/chat/completions"
@@ -51,6 +51,12 @@ class ByChat:
     has_developers: bool = False
     endpoint: str = CHAT
     tells_logprobs: bool = False  # whoever wants them asks for them, as in chat
+    retries_by_body: bool = False
+    needs_steps: bool = False
+
+    def with_steps(self, steps: Sequence[Step]) -> Self:
+        """Return the same call: it needs no earlier step."""
+        return self
 
     def native(self, models: Mapping[str, str], kind: str | None = None) -> dict[str, Any]:
         """The chat body, of which this kind of engine makes the prompt that its own endpoint would."""
@@ -131,7 +137,7 @@ def answered(step: Step) -> bytes | None:
         except _ODD_SHAPE:
             return None
     whole = whole_answer(step)
-    return None if whole is None else written(whole)
+    return None if whole is None else to_json_bytes(whole)
 
 
 def told_of(step_id: str, rollout_id: str, received: float, model: str | None) -> Told:

@@ -9,8 +9,7 @@ from collections import OrderedDict
 from collections.abc import Coroutine
 from typing import Any, Final
 
-from proxy.api.context import Parts
-from proxy.rollouts.drift_report import keep_texts, look_up
+from proxy.rollouts.drift_report import DriftReporter
 from proxy.telemetry.logs import LOG
 from proxy.trajectory.drift import Window
 from proxy.trajectory.endings import Endings
@@ -26,8 +25,8 @@ _REMEMBERED: Final = 10_000
 class DriftWatch:
     """Looks texts up for steps that were stored. `close` before the engines are closed."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, reporter: DriftReporter) -> None:
+        self._reporter = reporter
         self._endings = Endings()
         self._tasks: set[asyncio.Task[None]] = set()
         self._kept: OrderedDict[tuple[str, str, str], None] = OrderedDict()
@@ -71,14 +70,14 @@ class DriftWatch:
     async def _look_up(self, name: tuple[str, str, str], window: Window) -> None:
         rollout_id, incarnation, key = name
         # On a connection of its own: another one may still have the end of a stream.
-        told = await look_up(self._parts, window, alone=True)
+        told = await self._reporter.look_up(window, alone=True)
         if not isinstance(told, tuple):
             self._kept.pop(name, None)
             self._warn(window.engine, rollout_id)
-        await keep_texts(self._parts, rollout_id, incarnation, {key: told})
+        await self._reporter.keep_texts(rollout_id, incarnation, {key: told})
 
     def _warn(self, engine: str, rollout_id: str) -> None:
-        now = self._parts.clock.monotonic()
+        now = self._reporter.clock.monotonic()
         if now - self._warned.get(engine, -_WARN_EVERY_S) >= _WARN_EVERY_S:
             self._warned[engine] = now
             LOG.warning(

@@ -82,13 +82,19 @@ class Attempts:
 
     @asynccontextmanager
     async def attempt(
-        self, rollout: Rollout, headers: Mapping[str, str], request_key: str, step_id: str
+        self,
+        rollout: Rollout,
+        headers: Mapping[str, str],
+        request_key: str,
+        step_id: str,
+        *,
+        default_key: str | None = None,
     ) -> AsyncIterator[Attempt]:
         """The attempt that these headers make of a body, as this step; it is over when the context is left.
 
         Raises NotValid for a key that stands for another body, and StorageError.
         """
-        key = headers.get(KEY)
+        key = headers.get(KEY) or default_key
         if not key:
             count = _count(headers.get(COUNT, ""))
             extra = {"request_key": request_key, **({"attempt": count} if count else {})}

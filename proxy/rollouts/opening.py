@@ -6,27 +6,31 @@ so is one that was never met, since its terms are not known.
 """
 
 from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
-from proxy.api import rollout_id as naming
-from proxy.api.context import Parts
+from proxy.clock import Clock
 from proxy.errors import StoreFault
 from proxy.rollouts.group import join
+from proxy.rollouts.recorder import Recorder
 from proxy.rollouts.reservations import LEASE_MS
-from proxy.rollouts.rollout import Rollout, read_rollout, write_fields
+from proxy.rollouts.rollout import Rollout, checked_id, read_rollout, write_fields
+from proxy.telemetry.metrics import Metrics
 from storage.errors import StorageError, StoreUnreachable
-from storage.types import Reservation
+from storage.store import Store
+from storage.types import Announcement, Reservation
 
 _MOST = 10_000
 
 
-class Remembered:
+class RolloutCache:
     """The rollouts met last, by id."""
 
     def __init__(self) -> None:
         self._rollouts: OrderedDict[str, Rollout] = OrderedDict()
 
     def __repr__(self) -> str:
-        return f"<Remembered {len(self._rollouts)}>"
+        return f"<RolloutCache {len(self._rollouts)}>"
 
     def keep(self, rollout: Rollout) -> None:
         """Remember how a rollout stands, in place of how it stood."""
@@ -41,29 +45,49 @@ class Remembered:
         return self._rollouts.get(rollout_id)
 
 
-async def open_rollout(parts: Parts, rollout_id: str, group_id: str | None, step_id: str) -> Rollout:
-    """The rollout of this id, which comes into being with its first call, and joins its group. Raises StoreFault."""
-    if group_id is not None:
-        naming.checked_id(group_id, what="group id")
-    started = parts.clock.monotonic()
-    try:
-        parts.recorder.standing.check()
-        fields, reservation = write_fields({"group_id": group_id}), Reservation(step_id, LEASE_MS)
-        stored = await parts.store.open(rollout_id, fields, now_ms=parts.clock.now_ms(), reservation=reservation)
-        rollout = read_rollout(stored)
-        if rollout.group_id is not None and not rollout.counts.get("steps"):
-            await join(parts.store, parts.clock, stored, rollout.group_id)
-    except StorageError as error:
-        parts.metrics.store_operation_failures.labels("open").inc()
-        parts.recorder.standing.failed(error)
-        if isinstance(error, StoreUnreachable) and (remembered := parts.remembered.find(rollout_id)) is not None:
-            return remembered
-        raise StoreFault(f"the call could not be recorded, so it was not made: {error}") from error
-    finally:
-        parts.metrics.store_operation_duration_seconds.labels("open").observe(parts.clock.monotonic() - started)
-    parts.policy.told(stored.announcements)
-    parts.fleet.told(stored.announcements)
-    if parts.recorder.spooled is not None:
-        parts.remembered.keep(rollout)
-    parts.pause.told(stored.announcements)
-    return rollout
+class Announced(Protocol):
+    """A value that one process announces to all through the store."""
+
+    def told(self, announcements: Mapping[str, Announcement]) -> None:
+        """Take over what is newer."""
+        ...
+
+
+class RolloutOpener:
+    """Opens the rollouts of calls."""
+
+    def __init__(
+        self, store: Store, clock: Clock, metrics: Metrics, recorder: Recorder, announced: Sequence[Announced]
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._metrics = metrics
+        self._recorder = recorder
+        self._announced = announced
+        self._cache = RolloutCache()
+
+    async def open(self, rollout_id: str, group_id: str | None, step_id: str) -> Rollout:
+        """Return the rollout with this id, created by its first call; it joins its group. Raises StoreFault, BadCall."""
+        if group_id is not None:
+            checked_id(group_id, what="group id")
+        started = self._clock.monotonic()
+        try:
+            self._recorder.standing.check()
+            fields, reservation = write_fields({"group_id": group_id}), Reservation(step_id, LEASE_MS)
+            stored = await self._store.open(rollout_id, fields, now_ms=self._clock.now_ms(), reservation=reservation)
+            rollout = read_rollout(stored)
+            if rollout.group_id is not None and not rollout.counts.get("steps"):
+                await join(self._store, self._clock, stored, rollout.group_id)
+        except StorageError as error:
+            self._metrics.store_operation_failures.labels("open").inc()
+            self._recorder.standing.failed(error)
+            if isinstance(error, StoreUnreachable) and (cached := self._cache.find(rollout_id)) is not None:
+                return cached
+            raise StoreFault(f"the call could not be recorded, so it was not made: {error}") from error
+        finally:
+            self._metrics.store_operation_duration_seconds.labels("open").observe(self._clock.monotonic() - started)
+        if self._recorder.spooled is not None:
+            self._cache.keep(rollout)
+        for announced in self._announced:
+            announced.told(stored.announcements)
+        return rollout

@@ -14,10 +14,10 @@ Rule 4: a step that is stored after its rollout was finished is late, by the wri
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import orjson
 
@@ -31,6 +31,7 @@ from proxy.telemetry.metrics import Metrics
 from proxy.trajectory.blocks import BlockReader
 from proxy.trajectory.codec import Record, UnreadableRecord, decode, encode_leniently
 from proxy.trajectory.step import Step
+from proxy.upstream.concurrency import BackgroundTasks
 from storage.errors import MissingBlocks, RolloutDeleted, RolloutExpired, StorageError, StoreUnreachable
 from storage.store import Store
 from storage.types import Appended, Origin, StepWrite, StoredEntity
@@ -68,7 +69,7 @@ class Recorder:
         self._clock = clock
         self._known: OrderedDict[tuple[str, str], set[bytes]] = OrderedDict()
         self._known_count = 0
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self.tasks = BackgroundTasks()
         self._spool = spool
         self.kept_bytes = 0  # of steps that nobody waits for
         self.standing = Standing(store, metrics, self._replay)
@@ -78,7 +79,7 @@ class Recorder:
                 self.standing.look()
 
     def __repr__(self) -> str:
-        return f"<Recorder {len(self._tasks)} waiting, {self._known_count} blocks known>"
+        return f"<Recorder {len(self.tasks)} waiting, {self._known_count} blocks known>"
 
     @property
     def spooled(self) -> int | None:
@@ -91,43 +92,35 @@ class Recorder:
         `body_bytes` is how long request and response were, roughly: big ones are encoded in a thread. If the caller is
         cancelled meanwhile, the step is stored all the same, and marked as not delivered.
         """
-        task = self.hold(self._append(step, incarnation, body_bytes, self._origin(step, incarnation)))
+        task = self.tasks.start(self._append(step, incarnation, body_bytes, self._origin(step, incarnation)))
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
             self._owe(task, body_bytes)
-            self.hold(self._mark_undelivered(task, step, incarnation))
+            self.tasks.start(self._mark_undelivered(task, step, incarnation))
             raise
 
     def keep(self, step: Step, incarnation: str, *, body_bytes: int) -> None:
         """Store a step that nobody waits for: its client has left."""
         self._owe(
-            self.hold(self._append_unwatched(step, incarnation, body_bytes, self._origin(step, incarnation))),
+            self.tasks.start(self._append_unwatched(step, incarnation, body_bytes, self._origin(step, incarnation))),
             body_bytes,
         )
 
     def undelivered(self, step: Step, incarnation: str) -> None:
         """Note that the client of a stored step was gone before the end was written."""
-        self.hold(self._mark_undelivered(None, step, incarnation))
+        self.tasks.start(self._mark_undelivered(None, step, incarnation))
 
     def delivered(self, rollout_id: str, incarnation: str, step_id: str) -> None:
         """Note that a stored answer was given again, whole: whatever became of it before, its client has it now."""
-        self.hold(self._mark(rollout_id, incarnation, DELIVERED_MARK + step_id))
+        self.tasks.start(self._mark(rollout_id, incarnation, DELIVERED_MARK + step_id))
 
     async def close(self) -> None:
         """Wait until everything taken is written."""
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        await self.tasks.wait()
         await self.standing.close()
         if self._spool is not None:
             self._spool.close()
-
-    def hold(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
-        """A task that does not vanish: held until it is done."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._let_go)
-        return task
 
     async def _replay(self) -> None:
         """Give the store what the journal holds. Raises StorageError, and then the rest waits for the next time."""
@@ -171,11 +164,6 @@ class Recorder:
 
         self.kept_bytes += body_bytes
         task.add_done_callback(paid)
-
-    def _let_go(self, task: "asyncio.Task[Any]") -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # seen: whoever awaits it gets it too, and nobody else is told twice
 
     async def _append(self, step: Step, incarnation: str, body_bytes: int, origin: Origin) -> None:
         step = replace(step, timing=replace(step.timing, stored=self._clock.now()))

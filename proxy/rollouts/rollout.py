@@ -105,6 +105,11 @@ class Rollout:
         return self.drift is not None and not self.drift.unexplained and self.drift.steps >= self.counts.get("steps", 0)
 
     @property
+    def retries_by_body(self) -> bool:
+        """Whether equal bodies are one call and its retries, as in rollouts that a rollout server runs."""
+        return bool(self.osmosis)
+
+    @property
     def is_starting(self) -> bool:
         """Whether a rollout server was asked for it that has not named its tools yet."""
         return self.osmosis.get("state") == "starting" and not self.is_finished

@@ -1,17 +1,17 @@
 """Reading a rollout's steps back from the store."""
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from proxy.api.context import Parts
 from proxy.errors import DamagedStep, NotValid
 from proxy.rollouts.rollout import Marks, Rollout, no_rollout, own_metadata, read_marks, read_rollout
 from proxy.trajectory.blocks import BlockReader
 from proxy.trajectory.codec import UnreadableRecord, decode
 from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.step import Step
+from proxy.upstream.concurrency import in_thread_if
+from storage.store import Store
 
 T = TypeVar("T")
 
@@ -24,27 +24,27 @@ _MESSAGES_OF_A_STEP = 64  # and so do so many messages,
 _BLOCKS_OF_A_STEP = 16  # and blocks that are read
 
 
-async def read_steps(parts: Parts, rollout: Rollout, *, whole: bool) -> list[Step]:
+async def read_steps(store: Store, rollout: Rollout, *, whole: bool) -> list[Step]:
     """All steps of a rollout, as delivered as they turned out to be.
 
     Without `whole`, requests and responses stay unread: rows of ids need neither.
     """
     if rollout.counts.get("steps", 0) < _PAGE:
-        told = await parts.store.read_all(rollout.rollout_id, _PAGE)
+        told = await store.read_all(rollout.rollout_id, _PAGE)
         if told is None or told.rollout.incarnation != rollout.incarnation:
             raise no_rollout(rollout.rollout_id)
         if len(told.records) < _PAGE:
             reader = BlockReader(told.blocks)
             return await _decode(rollout.rollout_id, told.records, 0, reader, told.marks, whole=whole)
     records: list[bytes] = []
-    while len(records) % _PAGE == 0 and (page := await parts.store.read(rollout.rollout_id, len(records), _PAGE)):
+    while len(records) % _PAGE == 0 and (page := await store.read(rollout.rollout_id, len(records), _PAGE)):
         records += page
-    return await _decoded(parts, rollout, records, 0, whole=whole)
+    return await decode_records(store, rollout, records, 0, whole=whole)
 
 
 async def aside(weight: int, work: Callable[[], T]) -> T:
     """Run work on many steps, or on long ones, in a thread, so that it does not block the event loop."""
-    return work() if weight < LONG else await asyncio.to_thread(work)
+    return await in_thread_if(weight, LONG - 1, work)
 
 
 def weight_of(steps: Sequence[Step]) -> int:
@@ -68,16 +68,18 @@ def facts_of(rollout: Rollout) -> RolloutFacts:
     )
 
 
-async def _decoded(parts: Parts, rollout: Rollout, records: Sequence[bytes], start: int, *, whole: bool) -> list[Step]:
+async def decode_records(
+    store: Store, rollout: Rollout, records: Sequence[bytes], start: int, *, whole: bool
+) -> list[Step]:
     """The steps of records, the first of which stands at `start`.
 
     Blocks are read after records: so none is missing that a record leans on. Raises NotFound if the rollout is not the
     one it was when its records were read: half of it, or halves of two, would be shown.
     """
     name = rollout.rollout_id
-    reader = BlockReader(await parts.store.blocks(name))
-    marks = await parts.store.marks(name)
-    stored = await parts.store.get(name)
+    reader = BlockReader(await store.blocks(name))
+    marks = await store.marks(name)
+    stored = await store.get(name)
     if stored is None or stored.incarnation != rollout.incarnation:
         raise no_rollout(name)
     return await _decode(name, records, start, reader, marks, whole=whole)
@@ -105,14 +107,14 @@ def _read(name: str, record: bytes, reader: BlockReader, index: int, marks: Mark
     return step
 
 
-async def check_step_rewards(parts: Parts, rollout: Rollout, rewards: Mapping[str, float | list[float]]) -> None:
+async def check_step_rewards(store: Store, rollout: Rollout, rewards: Mapping[str, float | list[float]]) -> None:
     """Raises NotValid for rewards of a step that is not there, or that has not as many tokens."""
     for step_id, given in rewards.items():
-        found = await parts.store.find(rollout.rollout_id, step_id)
+        found = await store.find(rollout.rollout_id, step_id)
         if found is None:
             raise NotValid(f"step_rewards: the rollout has no step {step_id!r}", param="step_rewards")
         if isinstance(given, list):
-            (step,) = await _decoded(parts, rollout, [found[1]], found[0], whole=False)
+            (step,) = await decode_records(store, rollout, [found[1]], found[0], whole=False)
             counts = [len(choice.ids) for choice in step.choices]
             if counts != [len(given)]:
                 raise NotValid(
@@ -122,12 +124,12 @@ async def check_step_rewards(parts: Parts, rollout: Rollout, rewards: Mapping[st
                 )
 
 
-async def read_step(parts: Parts, rollout_id: str, step_id: str) -> Step | None:
+async def read_step(store: Store, rollout_id: str, step_id: str) -> Step | None:
     """One step, whole; None if the rollout, or it, is not there."""
-    stored = await parts.store.get(rollout_id)
-    found = None if stored is None else await parts.store.find(rollout_id, step_id)
+    stored = await store.get(rollout_id)
+    found = None if stored is None else await store.find(rollout_id, step_id)
     if stored is None or found is None:
         return None
     index, record = found
-    (step,) = await _decoded(parts, read_rollout(stored), [record], index, whole=True)
+    (step,) = await decode_records(store, read_rollout(stored), [record], index, whole=True)
     return step

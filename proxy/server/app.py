@@ -4,38 +4,44 @@ Holds `make_app`, the opening and closing of the long-lived parts, and the one p
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack
 from typing import Protocol, TypeVar
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
+from pydantic import SecretStr
 
 from proxy.api.api_keys import KeyRing
 from proxy.api.auth import require_control_key
 from proxy.api.compat import COMPAT_ROUTES
-from proxy.api.compat.atropos.calls import CALL_ROUTES
+from proxy.api.compat.atropos.calls import SESSION_CALL_ROUTES
 from proxy.api.compat.atropos.sessions import SESSION_ROUTES
+from proxy.api.compat.call_routes import CALL_ROUTES
+from proxy.api.compat.osmosis.callbacks import MODEL_ROUTES as OSMOSIS_ROUTES
 from proxy.api.compat.osmosis.dispatch import ROLLOUT_SERVERS
 from proxy.api.compat.osmosis.servers import RolloutServers
 from proxy.api.context import PARTS, Parts
 from proxy.api.control import CONTROL_ROUTES
 from proxy.api.failures import answer_failures
 from proxy.api.memory_limit import Pressure
-from proxy.api.model import calls
+from proxy.api.model.routes import CALLS, MODEL_ROUTES, OTHERS, answer
 from proxy.api.ui.routes import PAGE_ROUTES
 from proxy.clock import Clock, SystemClock, new_id
-from proxy.config.sections import StoreSettings
+from proxy.config.sections import AgentsSettings, StoreSettings
 from proxy.config.settings import Settings
 from proxy.protocols.sampling import Sampling
 from proxy.rollouts.audit.background import BackgroundAudit
-from proxy.rollouts.completion import settle_groups
-from proxy.rollouts.drift_totals import settle_late
+from proxy.rollouts.completion import GroupCompletion
+from proxy.rollouts.drift_report import DriftReporter
+from proxy.rollouts.drift_totals import DriftTotals
 from proxy.rollouts.drift_watch import DriftWatch
+from proxy.rollouts.finishing import Finisher
 from proxy.rollouts.idempotency import Attempts
 from proxy.rollouts.journal import Spool
 from proxy.rollouts.lifetimes import Lifetimes
-from proxy.rollouts.policy import Pause
+from proxy.rollouts.opening import RolloutOpener
+from proxy.rollouts.policy import Pause, Policy
 from proxy.rollouts.recorder import Recorder
 from proxy.rollouts.reservations import Places
 from proxy.telemetry.metrics import make_metrics
@@ -59,12 +65,14 @@ def make_app(
     it failed.
     """
     app = _new_app()
+    app[CALLS] = CALL_ROUTES
+    app[OTHERS] = {**MODEL_ROUTES, **OSMOSIS_ROUTES}
     app.cleanup_ctx.append(_parts_of(settings, store, clock or SystemClock(), crew))
     if settings.control.listen is None:
         app.add_routes(_control_routes(settings))
     if settings.atropos.enabled:
-        app.add_routes(CALL_ROUTES)
-    app.router.add_route("*", r"/{path:[\s\S]*}", calls.answer)  # an encoded newline, too, is ours to refuse
+        app.add_routes(SESSION_CALL_ROUTES)
+    app.router.add_route("*", r"/{path:[\s\S]*}", answer)  # an encoded newline, too, is ours to refuse
     return app
 
 
@@ -106,13 +114,14 @@ def _parts_of(
     async def parts_of(app: web.Application) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             parts = await _make_parts(app, stack, settings, store, clock, crew)
-            watch = _kept(stack, DriftWatch(parts))
-            parts.recorder.followers += [watch.offer, lambda step, _, appended: settle_late(parts, step, appended)]
+            watch = _kept(stack, DriftWatch(parts.drift))
+            late = parts.drift_totals.settle_late
+            parts.recorder.followers += [watch.offer, lambda step, _, appended: late(step, appended)]
             parts.metrics.in_flight_rollouts.set_function(lambda: len(parts.in_flight))
             parts.metrics.oldest_call_age_seconds.set_function(lambda: parts.pressure.oldest_s(parts.clock.monotonic()))
             app[PARTS] = parts
             app.on_shutdown.append(_say_so)
-            settling = parts.recorder.hold(settle_groups(parts))
+            settling = parts.recorder.tasks.start(parts.completion.settle_all())
             yield
             settling.cancel()  # the next start settles what is left
 
@@ -142,13 +151,16 @@ async def _make_parts(
     recorder = _kept(stack, Recorder(opened, metrics, clock, spool, lifetimes.origin, [audit.offer]))
     agents = settings.agents
     pressure = Pressure(agents.max_bytes_in_flight, agents.client_stall_timeout_s, metrics, lambda: recorder.kept_bytes)
-    max_paused, timeout_s = agents.max_paused, agents.pause_timeout_s
     tokenizers = Tokenizers(settings.engines.endpoints)
     follow = [upstream.replace, tokenizers.replace, lambda said: metrics.keep_engines({one.label for one in said})]
     fleet = Fleet(opened.announcements, settings.engines.endpoints, follow)
-    pause = Pause(opened.announcements, new_id(clock), max_waiting=max_paused, timeout_s=timeout_s, tell=fleet.told)
+    pause = _pause(opened, clock, agents, fleet)
     app[ROLLOUT_SERVERS] = _kept(stack, RolloutServers(settings.osmosis))  # closed before the recorder: it notes cuts
     await _kept(stack, pause).start()
+    policy = Policy()
+    stopping = asyncio.Event()
+    drift = DriftReporter(opened, clock, metrics, upstream, tokenizers)
+    totals_of_drift = DriftTotals(drift, recorder.tasks, stopping)
     return Parts(
         settings=settings,
         clock=clock,
@@ -158,17 +170,35 @@ async def _make_parts(
         recorder=recorder,
         pressure=_kept(stack, pressure),
         attempts=Attempts(opened, clock),
-        agent_keys=KeyRing(key.get_secret_value() for key in agents.api_keys),
-        control_keys=KeyRing(key.get_secret_value() for key in settings.control.api_keys),
+        agent_keys=_keys(agents.api_keys),
+        control_keys=_keys(settings.control.api_keys),
         secret=secret,
         sampling=Sampling(settings.sampling.override, settings.sampling.default, settings.sampling.cap),
         tokenizers=tokenizers,
         pause=pause,
         fleet=fleet,
         totals=totals,
-        places=Places(opened, recorder.hold),
+        places=Places(opened, recorder.tasks.start),
         lifetimes=lifetimes,
+        policy=policy,
+        opener=RolloutOpener(opened, clock, metrics, recorder, [policy, fleet, pause]),
+        finisher=Finisher(opened, clock, totals_of_drift, GroupCompletion(opened, clock, metrics)),
+        stopping=stopping,
     )
+
+
+def _pause(store: Store, clock: Clock, agents: AgentsSettings, fleet: Fleet) -> Pause:
+    return Pause(
+        store.announcements,
+        new_id(clock),
+        max_waiting=agents.max_paused,
+        timeout_s=agents.pause_timeout_s,
+        tell=fleet.told,
+    )
+
+
+def _keys(keys: Iterable[SecretStr]) -> KeyRing:
+    return KeyRing(key.get_secret_value() for key in keys)
 
 
 class _Closing(Protocol):

@@ -21,8 +21,10 @@ from proxy.config.sections import EndpointSettings, EnginesSettings
 from proxy.errors import EngineBroke, EngineFault, EngineSilent, NoEngine
 from proxy.protocols.engines.detection import Seen, names_of_models
 from proxy.telemetry.metrics import Metrics
+from proxy.upstream.concurrency import off_loop
 from proxy.upstream.detection import meet
 from proxy.upstream.endpoint import Endpoint, make_endpoint
+from proxy.upstream.failover import AWAY, Failover
 from proxy.upstream.headers import upstream as upstream_headers
 from proxy.upstream.health import Watch
 
@@ -34,9 +36,6 @@ _READ_BUFFER_BYTES = 2**18
 _KNOW_WITHIN_S = 5  # a call waits so long to learn what its engine is
 MOST_ANSWER_BYTES: Final = 2**25
 _JSON: Final = (("Content-Type", "application/json"),)
-AWAY: Final = frozenset(
-    {502, 503, 504}
-)  # what a gateway says, or an engine that loads or drains: another one may answer
 
 
 @dataclass(slots=True)
@@ -70,6 +69,14 @@ class Answer:
             if len(body) > MOST_ANSWER_BYTES:
                 raise EngineBroke(f"the engine answered more than {MOST_ANSWER_BYTES} bytes")
         return body
+
+    async def json(self) -> Any:
+        """Return the parsed body of a response beside a call: any JSON value. Raises EngineFault."""
+        body = await self.whole()
+        try:
+            return await off_loop(len(body), orjson.loads, body)
+        except orjson.JSONDecodeError as error:
+            raise EngineBroke(f"the engine's answer is not JSON: {error}") from None
 
 
 class Upstream:
@@ -146,6 +153,19 @@ class Upstream:
             # At the end of the body the connection is back in the pool already; anywhere else it must go.
             response.close()
 
+    async def post_json(
+        self, endpoint: Endpoint, path: str, body: bytes, *, alone: bool = False, is_aside: bool = True
+    ) -> tuple[int, Any]:
+        """POST a JSON body; return the status, and the parsed response if the status is 200, else None. Raises EngineFault."""
+        async with self.send(
+            endpoint, "POST", path, headers=_JSON, body=body, alone=alone, is_aside=is_aside
+        ) as response:
+            return response.status, await response.json() if response.status == 200 else None
+
+    def endpoint_named(self, label: str) -> Endpoint | None:
+        """Return the endpoint with this label, if one is configured."""
+        return next((endpoint for endpoint in self.endpoints if endpoint.settings.label == label), None)
+
     @asynccontextmanager
     async def turn(self, endpoint: Endpoint, rollout_id: str, *, may_leave: bool) -> AsyncIterator[None]:
         """A call's turn at an endpoint, for as long as the context lasts.
@@ -177,21 +197,21 @@ class Upstream:
 
         Raises EngineFault, as `send` does, if the last one could not answer, and EngineBusy.
         """
-        tried = endpoints[: self._settings.max_attempts]
-        last = tried[-1]
+        failover = Failover(endpoints, self._settings.max_attempts)
         async with AsyncExitStack() as stack:
-            for endpoint in tried:
+            while True:
+                endpoint = failover.next()
                 try:
-                    await stack.enter_async_context(self.turn(endpoint, path, may_leave=endpoint is not last))
+                    await stack.enter_async_context(self.turn(endpoint, path, may_leave=failover.has_next))
                     sending = self.send(endpoint, method, path, headers=headers, body=body)
-                    answer = await stack.enter_async_context(sending)
-                except (NoEngine, EngineBroke):
-                    if endpoint is last:
+                    response = await stack.enter_async_context(sending)
+                    failover.check_status(endpoint, response.status)
+                except EngineFault as fault:
+                    if not failover.may_go_on(fault):
                         raise
                 else:
-                    if answer.status not in AWAY or endpoint is last:
-                        yield answer
-                        return
+                    yield response
+                    return
                 await stack.aclose()
 
     @contextmanager

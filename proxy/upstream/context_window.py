@@ -9,15 +9,14 @@ from typing import Any, Final
 
 import orjson
 
-from proxy.api.body_reader import off_loop, read_json
-from proxy.api.context import Parts
 from proxy.errors import EngineFault
 from proxy.protocols.dialects import Dialect
 from proxy.protocols.engines.tokenizer_api import Counted, ask_count, read_count
 from proxy.protocols.plan import Terms, edit
 from proxy.protocols.sampling import bound_of
 from proxy.telemetry.logs import LOG
-from proxy.upstream import Endpoint
+from proxy.upstream import Endpoint, Upstream
+from proxy.upstream.concurrency import off_loop
 
 # A token is at least a byte of a body, which spells out all that a template is given; what templates add of their own
 # (how to call tools, today's date) is less than this.
@@ -25,25 +24,23 @@ _OF_TEMPLATES: Final = 4096
 
 
 async def count_prompt(
-    parts: Parts, endpoint: Endpoint, dialect: Dialect, body: Mapping[str, Any], *, body_bytes: int
+    upstream: Upstream, endpoint: Endpoint, dialect: Dialect, body: Mapping[str, Any], *, body_bytes: int
 ) -> Counted | None:
     """Return the number of tokens in the prompt of a call, counted by its engine; None if the engine cannot count it."""
     lookup = ask_count(endpoint.kind, dialect.name, body)
     if lookup is None:
         return None
     text = await off_loop(body_bytes, orjson.dumps, lookup.body)
-    headers = (("Content-Type", "application/json"),)
     try:
-        sending = parts.upstream.send(endpoint, "POST", lookup.path, headers=headers, body=text, is_aside=True)
-        async with sending as answer:
-            return read_count(await read_json(answer)) if answer.status == 200 else None
+        status, counted = await upstream.post_json(endpoint, lookup.path, text)
+        return read_count(counted) if status == 200 else None
     except EngineFault as error:
         LOG.warning("%s could not count a prompt: %s", endpoint.settings.label, error)
         return None
 
 
 async def room_left(
-    parts: Parts, endpoint: Endpoint, terms: Terms, dialect: Dialect, body: dict[str, Any], *, body_bytes: int
+    upstream: Upstream, endpoint: Endpoint, terms: Terms, dialect: Dialect, body: dict[str, Any], *, body_bytes: int
 ) -> int | None:
     """What the window leaves for a call whose bound on tokens is capped by that.
 
@@ -57,7 +54,7 @@ async def room_left(
     bound = bound_of(dialect.sampling(edited))
     if bound is None or (endpoint.window is not None and bound + body_bytes + _OF_TEMPLATES <= endpoint.window):
         return None
-    counted = await count_prompt(parts, endpoint, dialect, edited, body_bytes=body_bytes)
+    counted = await count_prompt(upstream, endpoint, dialect, edited, body_bytes=body_bytes)
     if counted is None:
         return None
     endpoint.window = counted.window

@@ -14,14 +14,12 @@ from typing import Any, Final
 
 import orjson
 
-from proxy.api.body_reader import read_json
-from proxy.api.context import Parts
 from proxy.errors import EngineFault
 from proxy.protocols.engines.quirks import version_numbers
 from proxy.protocols.sampling import served_as
 from proxy.protocols.translated_call import ByChat
 from proxy.telemetry.logs import LOG
-from proxy.upstream import Endpoint
+from proxy.upstream import Endpoint, Upstream
 
 _COUNT: Final = "/v1/messages/count_tokens"
 _KINDS: Final = ("vllm", "sglang")
@@ -29,7 +27,6 @@ _KINDS: Final = ("vllm", "sglang")
 # drop them (Qwen3's template does); from when on is not known (PR #43590 came after 0.22).
 _DEVELOPERS: Final = (0, 32)
 _COUNTED_WITHIN_S: Final = 2  # a call waits for it
-_HEADERS: Final = (("Content-Type", "application/json"),)
 
 # Turns take turns, as some templates want it.
 _TEXT: Final = "Answer in one word."
@@ -38,7 +35,7 @@ _SYSTEM: Final = {"role": "system", "content": _TEXT}
 _REPLY: Final = {"role": "assistant", "content": "Yes."}
 
 
-async def for_engine(parts: Parts, endpoint: Endpoint, form: ByChat, models: Mapping[str, str]) -> ByChat:
+async def for_engine(upstream: Upstream, endpoint: Endpoint, form: ByChat, models: Mapping[str, str]) -> ByChat:
     """The call, knowing what this engine does with its systems and developers."""
     if endpoint.kind == "vllm" and version_numbers(endpoint.version or "") >= _DEVELOPERS:
         form = replace(form, has_developers=True)
@@ -46,7 +43,7 @@ async def for_engine(parts: Parts, endpoint: Endpoint, form: ByChat, models: Map
         return form
     model = str(form.body.get("model") or "")
     served, joint = served_as(model, models) or model, form.ways_of(endpoint.kind).system_joint
-    merges = await endpoint.merges_systems.get(served, lambda: _merges(parts, endpoint, served, joint))
+    merges = await endpoint.merges_systems.get(served, lambda: _merges(upstream, endpoint, served, joint))
     return replace(form, merges_systems=bool(merges))
 
 
@@ -54,7 +51,7 @@ def _has_inline(chat: Mapping[str, Any]) -> bool:
     return any(message["role"] == "system" for message in chat["messages"][1:])
 
 
-async def _merges(parts: Parts, endpoint: Endpoint, model: str, joint: str) -> bool | None:
+async def _merges(upstream: Upstream, endpoint: Endpoint, model: str, joint: str) -> bool | None:
     """Ask the engine; None if it does not say, as of a model that it does not serve."""
     apart = {"system": _TEXT, "messages": [_ASKED, _SYSTEM, _REPLY, _ASKED]}
     merged = {"system": joint.join((_TEXT, _TEXT)), "messages": [_ASKED, _REPLY, _ASKED]}
@@ -62,9 +59,8 @@ async def _merges(parts: Parts, endpoint: Endpoint, model: str, joint: str) -> b
     for question in (apart, merged):
         try:
             body = orjson.dumps({"model": model, **question})
-            sending = parts.upstream.send(endpoint, "POST", _COUNT, headers=_HEADERS, body=body, is_aside=True)
-            async with asyncio.timeout(_COUNTED_WITHIN_S), sending as answer:
-                counted = await read_json(answer) if answer.status == 200 else None
+            async with asyncio.timeout(_COUNTED_WITHIN_S):
+                _, counted = await upstream.post_json(endpoint, _COUNT, body)
         except (EngineFault, TimeoutError) as error:
             LOG.warning("%s did not count a prompt: %s", endpoint.settings.label, str(error) or "it was silent")
             return None

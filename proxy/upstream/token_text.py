@@ -11,11 +11,11 @@ from typing import Final, TypeAlias
 
 import orjson
 
-from proxy.api.context import Parts
 from proxy.errors import EngineFault, NotValid
 from proxy.protocols.engines.tokenizer_api import ask_text, read_text
 from proxy.telemetry.logs import LOG
-from proxy.upstream import Endpoint
+from proxy.upstream import Endpoint, Upstream
+from proxy.upstream.tokenizers import Tokenizers
 
 _MOST: Final = 300_000  # two large vocabularies
 _AT_ONCE: Final = 8
@@ -75,28 +75,25 @@ def readable(text: str) -> str | None:
 
 
 async def detokenize_at_engine(
-    parts: Parts, endpoint: Endpoint, ids: Sequence[int], *, alone: bool = False
+    upstream: Upstream, endpoint: Endpoint, ids: Sequence[int], *, alone: bool = False
 ) -> str | None:
     """The text of ids, by the engine; None if it tells none."""
     lookup = ask_text(endpoint.kind, ids)
     if lookup is None:
         return None
-    headers, body = (("Content-Type", "application/json"),), orjson.dumps(lookup.body)
     try:
-        sending = parts.upstream.send(
-            endpoint, "POST", lookup.path, headers=headers, body=body, alone=alone, is_aside=True
-        )
-        async with sending as answer:
-            text = await answer.whole()
-        return read_text(endpoint.kind, orjson.loads(text)) if answer.status == 200 else None
-    except (EngineFault, orjson.JSONDecodeError):
+        status, body = await upstream.post_json(endpoint, lookup.path, orjson.dumps(lookup.body), alone=alone)
+        return read_text(endpoint.kind, body) if status == 200 else None
+    except EngineFault:
         return None
 
 
-async def text_from_ids(parts: Parts, engine: str, ids: Sequence[int], *, alone: bool) -> str | None:
+async def text_from_ids(
+    upstream: Upstream, tokenizers: Tokenizers, engine: str, ids: Sequence[int], *, alone: bool
+) -> str | None:
     """The text of ids: by the tokenizer of that endpoint, else by the engine itself."""
     try:
-        tokenizer = await parts.tokenizers.of(engine)
+        tokenizer = await tokenizers.of(engine)
     except NotValid as error:
         LOG.warning("%s", error)
         tokenizer = None
@@ -105,5 +102,5 @@ async def text_from_ids(parts: Parts, engine: str, ids: Sequence[int], *, alone:
             return await asyncio.to_thread(tokenizer.decode, ids)
         except NotValid as error:
             LOG.warning("the tokenizer of %s: %s", engine, error)
-    endpoint = next((one for one in parts.upstream.endpoints if one.settings.label == engine), None)
-    return None if endpoint is None else await detokenize_at_engine(parts, endpoint, ids, alone=alone)
+    endpoint = upstream.endpoint_named(engine)
+    return None if endpoint is None else await detokenize_at_engine(upstream, endpoint, ids, alone=alone)

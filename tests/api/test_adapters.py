@@ -1,31 +1,20 @@
-"""Where forms come in: by the path and the body."""
+"""Adapters of call shapes."""
 
 import pytest
 
-from proxy.api.compat.atropos.generate import GenerateForm
-from proxy.api.compat.osmosis.flat_call import FlatForm
-from proxy.api.compat.registry import dialect_of, read_form
+from proxy.api.adapters import CallRoute
+from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.dialects.translation import Ways
 
-MESSAGES = [{"role": "user", "content": "hi"}]
+CHAT = DIALECTS["/v1/chat/completions"]
 
 
-@pytest.mark.parametrize(
-    ("endpoint", "body", "kind"),
-    [
-        ("/generate", {"input_ids": [1]}, GenerateForm),
-        ("/v1/completions", {"messages": MESSAGES}, FlatForm),
-        ("/v1/completions", {"prompt": "x"}, type(None)),
-        ("/v1/chat/completions", {"messages": MESSAGES}, type(None)),
-    ],
-)
-def test_a_form_is_told_by_its_path_and_its_body(endpoint, body, kind):
-    """Everything else is what it looks like."""
-    assert kind is type(read_form(endpoint, body, Ways()))
+@pytest.mark.parametrize(("body", "adapter"), [({"a": 1}, "first"), ({"b": 1}, "second"), ({}, None)])
+def test_the_first_adapter_that_reads_a_body_wins(body, adapter):
+    """One that returns None leaves the body to the next."""
+    route = CallRoute(
+        CHAT,
+        (lambda _e, body, _w: "first" if "a" in body else None, lambda _e, body, _w: "second" if "b" in body else None),
+    )
 
-
-def test_a_path_of_our_own_has_the_dialect_that_it_is_sent_in():
-    """Others have their own, or none."""
-    assert "completions" == dialect_of("/generate").name
-    assert "chat" == dialect_of("/v1/chat/completions").name
-    assert dialect_of("/tokenize") is None
+    assert adapter == route.read("/v1/chat/completions", body, Ways())

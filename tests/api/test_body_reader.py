@@ -1,6 +1,5 @@
 """Bodies from the connection: decompressed, bounded, counted."""
 
-import asyncio
 import gzip
 import zlib
 from types import SimpleNamespace
@@ -14,10 +13,10 @@ from hypothesis import strategies as st
 from recorded import load
 
 from proxy.api import body_reader as reading
-from proxy.api.body_reader import _SOURCES, off_loop, read_bytes, read_json
+from proxy.api.body_reader import _SOURCES, read_bytes
 from proxy.api.context import PARTS
 from proxy.api.memory_limit import Reservation
-from proxy.errors import EngineBroke, Overloaded, TooLarge
+from proxy.errors import Overloaded, TooLarge
 
 WHOLE = load("chat_ids_lp")
 CHAT = "/rollouts/r1/v1/chat/completions"
@@ -199,29 +198,4 @@ async def test_what_a_request_reserved_is_free_again_when_it_is_answered(store, 
             async with http.request(method, served.url + path, data=data) as answer:
                 await answer.read()
             async with http.get(served.url + "/metrics") as metrics:
-                assert "tokentape_in_flight_bytes 0.0" in await metrics.text()
-
-
-async def test_little_work_is_done_at_once_and_much_in_a_thread():
-    """So that a small body costs no change of threads, and a large one stops nobody."""
-    here = asyncio.get_running_loop()
-
-    def runs_here() -> bool:
-        try:
-            return asyncio.get_running_loop() is here
-        except RuntimeError:
-            return False
-
-    assert (True, False) == (await off_loop(2**16, runs_here), await off_loop(2**16 + 1, runs_here))
-
-
-@pytest.mark.parametrize("junk", [b"", b"no", b"\xff", b'{"a":', b"[" * 2000])
-async def test_an_engines_side_answer_that_is_not_json_is_its_fault(junk):
-    """Whatever it is."""
-
-    async def whole(body):
-        return bytearray(body)
-
-    with pytest.raises(EngineBroke):
-        await read_json(SimpleNamespace(whole=lambda: whole(junk)))
-    assert [1] == await read_json(SimpleNamespace(whole=lambda: whole(b"[1]")))
+                assert "tokentape_held_bytes 0.0" in await metrics.text()

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent.parent
 COMMAND = "from tokentape.__main__ import main; main()"  # as pip's console script calls it
 PROXY_PY = {
     "proxy/__init__.py": "from .proxy import Proxy, main, grout, sleep_loop, entry_point\n",
-    "proxy/cli/main.py": "from .proxy import entry_point\n\nif __name__ == '__main__':\n    entry_point()\n",
+    "proxy/__main__.py": "from .proxy import entry_point\n\nif __name__ == '__main__':\n    entry_point()\n",
     "proxy/proxy.py": "raise SystemExit('proxy.py was imported')\n",
 }
 

@@ -14,9 +14,9 @@ from proxy.api.context import PARTS, Parts
 from proxy.api.control.claims import Claim, fill, give_back, held_fields, undo
 from proxy.api.control.export_query import wanted_by_claim
 from proxy.api.control.groups import drop_group
-from proxy.api.control.schemas import AckBatch, ClaimBatch, ExtendBatch, ReleaseBatch
+from proxy.api.control.schemas import AckBatch, ClaimBatch, ExtendBatch, ReleaseBatch, body_of
 from proxy.api.http import CLIENT_LEFT
-from proxy.api.query import body_of, rollout_id_of
+from proxy.api.query import rollout_id_of
 from proxy.clock import new_id
 from proxy.errors import Conflict, LeaseLost, NotFound
 from proxy.rollouts.group import Batch, Ending, read_batch, write_batch

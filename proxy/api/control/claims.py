@@ -18,7 +18,6 @@ from proxy.api.control.export_query import Wanted
 from proxy.api.control.group_rows import Worth, gather
 from proxy.api.control.schemas import ClaimBatch
 from proxy.errors import Conflict
-from proxy.export.base import written
 from proxy.rollouts.completion import members_of
 from proxy.rollouts.group import find_group
 from proxy.rollouts.policy import read_policy
@@ -26,6 +25,7 @@ from proxy.rollouts.rollout import Rollout, read_rollout, write_fields
 from proxy.rollouts.steps import aside
 from proxy.telemetry.logs import LOG
 from proxy.trajectory.facts import number_of
+from proxy.trajectory.json_bytes import to_json_bytes
 from storage.errors import FieldsChanged, StorageError
 from storage.types import QueuedGroup
 
@@ -90,7 +90,7 @@ async def undo(parts: Parts, claim: Claim, held: Iterable[Held]) -> None:
                 fields = {"group_id": one.waiting.group, "why": str(error)}
                 LOG.error("a claimed group is not given back before its lease ends", extra={"fields": fields})
 
-    await asyncio.shield(parts.recorder.hold(undone()))
+    await asyncio.shield(parts.recorder.tasks.start(undone()))
 
 
 def held_fields(parts: Parts, batch_id: str, consumer: str, lease_s: float) -> dict[str, bytes]:
@@ -156,7 +156,7 @@ async def _render(parts: Parts, claim: Claim, held: Held) -> str | None:
     if group is None:
         return None  # its entry in the queue is removed when it is next taken
     said, wanted = claim.said, claim.wanted
-    rollouts = await members_of(parts, group)
+    rollouts = await members_of(parts.store, group)
     if said.rewarded and any(rollout.reward is None for rollout in rollouts):
         raise Conflict("some of its rollouts have no reward yet")
     held.frozen = tuple(rollout.rollout_id for rollout in rollouts if rollout.claimed_by is None)
@@ -173,7 +173,7 @@ async def _render(parts: Parts, claim: Claim, held: Held) -> str | None:
         **gathered.described(wanted),
         "late": {one.rollout_id: late for one in frozen if (late := one.counts.get("late", 0))},
     }
-    held.rendered = await aside(gathered.count, lambda: written({**described, "data": whole}))
+    held.rendered = await aside(gathered.count, lambda: to_json_bytes({**described, "data": whole}))
     return None
 
 

@@ -9,9 +9,8 @@ import orjson
 from aiohttp import web
 
 from proxy.api.context import PARTS, Parts
-from proxy.api.control.schemas import PutEngines
+from proxy.api.control.schemas import PutEngines, body_of
 from proxy.api.health import healthy_engines
-from proxy.api.query import body_of
 from proxy.config.sections import RecordSettings
 from proxy.errors import Forbidden
 from proxy.protocols.dialects.base import DialectName

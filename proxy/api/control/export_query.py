@@ -66,7 +66,7 @@ class Wanted:
         deleted meanwhile, or StorageError.
         """
         retokenized = self.options.include == RETOKENIZED
-        steps = await read_steps(parts, rollout, whole=retokenized or self.form.whole)
+        steps = await read_steps(parts.store, rollout, whole=retokenized or self.form.whole)
         if retokenized:
             steps = await _retokenized(parts, steps)
         # Loading a tokenizer takes seconds and may fail: only for formats that have text.

@@ -15,16 +15,16 @@ from proxy.api.control.export_query import EXPORT_OPTIONS, Wanted, wanted_by_que
 from proxy.api.control.exports import skipped_header
 from proxy.api.control.group_rows import ADVANTAGES, Gathered, Worth, gather
 from proxy.api.control.rollouts import opened
-from proxy.api.control.schemas import OpenGroup
-from proxy.api.query import body_of, choice_of, number_of, only_known, rollout_id_of
+from proxy.api.control.schemas import OpenGroup, body_of
+from proxy.api.query import choice_of, number_of, only_known, rollout_id_of
 from proxy.clock import new_id
 from proxy.errors import BadCall, Conflict, NotFound, TooLarge
-from proxy.export.base import written
 from proxy.export.containers import Json
-from proxy.rollouts.completion import members_of, settle
+from proxy.rollouts.completion import members_of
 from proxy.rollouts.group import STATUSES, Group, find_group, read_group
 from proxy.rollouts.rollout import Rollout, write_fields
 from proxy.rollouts.steps import aside
+from proxy.trajectory.json_bytes import to_json_bytes
 from storage.types import StoredEntity
 
 _LISTED: Final = 100
@@ -112,9 +112,9 @@ async def show_group(request: web.Request) -> web.Response:
     parts = request.app[PARTS]
     group = await group_of(request)
     if group.status == "open":
-        await settle(parts, group)  # what a crash may have left
+        await parts.completion.settle(group)  # what a crash may have left
         group = await group_of(request)
-    rollouts = await members_of(parts, group)
+    rollouts = await members_of(parts.store, group)
     return _json(shown_group(group, rollouts, parts.clock.now_ms()))
 
 
@@ -135,7 +135,7 @@ async def export_group(request: web.Request) -> web.Response:
         only_mixed=choice_of(request, "only_mixed", ("true", "false"), "false") == "true",
     )
     group = await group_of(request)
-    gathered = await gather(parts, wanted, group, await members_of(parts, group), worth)
+    gathered = await gather(parts, wanted, group, await members_of(parts.store, group), worth)
     skipped = [{"why": gathered.why}] if gathered.why else gathered.skipped
     body = await _rendered(wanted, gathered)
     return web.Response(
@@ -154,7 +154,7 @@ async def _rendered(wanted: Wanted, gathered: Gathered) -> bytes:
     report = {"skipped": gathered.skipped, "why": gathered.why, "rows": gathered.about(wanted)}
     if isinstance(wanted.container, Json):
         shown = {"group": whole, "report": report} if wanted.report else whole
-        return await aside(gathered.count, lambda: written(shown))
+        return await aside(gathered.count, lambda: to_json_bytes(shown))
     if isinstance(whole, list):
         rows = whole if wanted.container.nests else [row for each in whole for row in wanted.form.flat(each)]
     else:

@@ -10,8 +10,7 @@ import orjson
 from aiohttp import web
 
 from proxy.api.context import PARTS
-from proxy.api.control.schemas import PausePolicy, PutPolicy
-from proxy.api.query import body_of
+from proxy.api.control.schemas import PausePolicy, PutPolicy, body_of
 from proxy.errors import BadCall
 from proxy.rollouts.policy import POLICY_NOTICE, read_policy
 

@@ -13,13 +13,11 @@ from aiohttp import web
 
 from proxy.api.api_keys import mint
 from proxy.api.context import PARTS, Parts
-from proxy.api.control.schemas import FinishRollout, OpenRollout, PatchRollout
-from proxy.api.query import body_of, choice_of, number_of, only_known, rollout_id_of, rollout_of
+from proxy.api.control.schemas import FinishRollout, OpenRollout, PatchRollout, body_of
+from proxy.api.query import choice_of, number_of, only_known, rollout_id_of, rollout_of
 from proxy.api.urls import model_url, prefix_of
 from proxy.clock import new_id
 from proxy.errors import BadCall, Conflict
-from proxy.rollouts.drift_totals import complete_drift
-from proxy.rollouts.finishing import finish
 from proxy.rollouts.group import join
 from proxy.rollouts.rollout import STATUSES, Rollout, no_rollout, own_metadata, read_marks, read_rollout, write_fields
 from proxy.rollouts.steps import check_step_rewards
@@ -99,7 +97,7 @@ class RolloutFilter:
 async def show_rollout(request: web.Request) -> web.Response:
     """`GET /rollouts/{id}`. What is not known of its drift is looked for again: the next look may have it."""
     parts, rollout = request.app[PARTS], await rollout_of(request)
-    complete_drift(parts, rollout)
+    parts.drift_totals.complete(rollout)
     return _json(await _shown(request, parts, rollout))
 
 
@@ -111,7 +109,7 @@ async def patch_rollout(request: web.Request) -> web.Response:
     parts = request.app[PARTS]
     rollout = await rollout_of(request)
     patch = await body_of(request, PatchRollout)
-    await check_step_rewards(parts, rollout, patch.step_rewards)
+    await check_step_rewards(parts.store, rollout, patch.step_rewards)
     given = patch.model_dump(include={"reward", "advantages", "metadata"} & patch.model_fields_set)
     while True:
         fields = _changes(rollout, given, patch.step_rewards)
@@ -150,7 +148,9 @@ async def finish_rollout(request: web.Request) -> web.Response:
     """`POST /rollouts/{id}/finish`: once; the same again changes nothing, another status is 409."""
     parts = request.app[PARTS]
     said = await body_of(request, FinishRollout)
-    return _json(await _shown(request, parts, await finish(parts, await rollout_of(request), said)))
+    rollout = await rollout_of(request)
+    finished = await parts.finisher.finish(rollout, said.status, reward=said.reward, metadata=said.metadata)
+    return _json(await _shown(request, parts, finished))
 
 
 async def delete_rollout(request: web.Request) -> web.Response:

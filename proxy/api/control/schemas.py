@@ -5,13 +5,16 @@ Holds the pydantic models of request bodies and their reading: a misspelt field 
 
 from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
+from aiohttp import web
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
 from proxy.api.body import FIRST_FAULT, faults_of
+from proxy.api.body_reader import read_bytes
 from proxy.api.reward_values import Signal, Signals, read_object
 from proxy.config.sections import Caps, EndpointList
 from proxy.errors import BadCall, NotValid
 from proxy.rollouts.rollout import checked_id
+from proxy.upstream.concurrency import off_loop
 from storage.types import MAX_LEASE_MS
 
 
@@ -26,6 +29,9 @@ Id = Annotated[str, AfterValidator(_id)]
 
 
 _NAMED_FAULTS: Final = 5  # of a body: a long list may have one at every place
+
+
+_MAX_BODY_BYTES: Final = 8 * 2**20  # of terms and metadata, which are written again for the store and the answer
 
 
 class _Body(BaseModel):
@@ -208,3 +214,9 @@ def read_as(model: type[Read], text: bytes) -> Read:
         more = [f"and {len(faults) - _NAMED_FAULTS} more"] if len(faults) > _NAMED_FAULTS else []
         first = faults[0]["loc"]
         raise NotValid("; ".join([*named, *more]), param=str(first[0]) if first else None) from None
+
+
+async def body_of(request: web.Request, model: type[Read]) -> Read:
+    """Read the body as this model. Raises BadCall, NotValid, and what `read_bytes` raises."""
+    text = await read_bytes(request, most=_MAX_BODY_BYTES)
+    return await off_loop(len(text), read_as, model, text)

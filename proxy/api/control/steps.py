@@ -16,12 +16,11 @@ from aiohttp import web
 from proxy.api.context import PARTS
 from proxy.api.query import choice_of, number_of, only_known, rollout_of
 from proxy.errors import NotFound
-from proxy.export.base import written
 from proxy.export.containers import Ndjson, container_for
-from proxy.rollouts.drift_report import count_drift, find_drift
 from proxy.rollouts.rollout import Rollout
-from proxy.rollouts.steps import _decoded, facts_of, read_steps
+from proxy.rollouts.steps import decode_records, facts_of, read_steps
 from proxy.trajectory import fidelity
+from proxy.trajectory.json_bytes import to_json_bytes
 from proxy.trajectory.outline import outline
 from proxy.trajectory.step import Choice, Step
 from storage.errors import StorageError
@@ -39,14 +38,14 @@ async def list_steps(request: web.Request) -> web.Response:
     rollout = await rollout_of(request)
     start = 0 if after is None else after + 1
     records = await parts.store.read(rollout.rollout_id, start, limit)
-    steps = await _decoded(parts, rollout, records, start, whole=True)
+    steps = await decode_records(parts.store, rollout, records, start, whole=True)
     following = start + len(steps) - 1 if len(steps) == limit else None
     container = container_for(request.headers.get("Accept"), None)
 
     def page() -> bytes:
         if isinstance(container, Ndjson):
-            return b"".join(written(step_json(step, rollout)) + b"\n" for step in steps)
-        return written({"steps": [step_json(step, rollout) for step in steps], "after": following})
+            return b"".join(to_json_bytes(step_json(step, rollout)) + b"\n" for step in steps)
+        return to_json_bytes({"steps": [step_json(step, rollout) for step in steps], "after": following})
 
     return web.Response(body=await asyncio.to_thread(page), content_type=container.content_type)
 
@@ -54,7 +53,7 @@ async def list_steps(request: web.Request) -> web.Response:
 async def show_step(request: web.Request) -> web.Response:
     """`GET /rollouts/{id}/steps/{step_id}`."""
     step, rollout = await step_of(request)
-    body = await asyncio.to_thread(lambda: written(step_json(step, rollout)))
+    body = await asyncio.to_thread(lambda: to_json_bytes(step_json(step, rollout)))
     return web.Response(body=body, content_type="application/json")
 
 
@@ -67,7 +66,7 @@ async def step_of(request: web.Request) -> tuple[Step, Rollout]:
     if found is None:
         raise NotFound(f"the rollout {rollout.rollout_id!r} has no step {step_id!r}", param="step_id")
     index, record = found
-    (step,) = await _decoded(parts, rollout, [record], index, whole=True)
+    (step,) = await decode_records(parts.store, rollout, [record], index, whole=True)
     return step, rollout
 
 
@@ -80,12 +79,12 @@ async def show_tree(request: web.Request) -> web.Response:
     texts = choice_of(request, "texts", ("true", "false"), "true") == "true"
     rollout = await rollout_of(request)
     parts = request.app[PARTS]
-    steps = await read_steps(parts, rollout, whole=True)
-    drift = await find_drift(parts, rollout, steps, texts="all" if texts else "none")
+    steps = await read_steps(parts.store, rollout, whole=True)
+    drift = await parts.drift.find(rollout, steps, texts="all" if texts else "none")
     if texts and rollout.is_finished:
         with suppress(StorageError):  # a later look counts what this one has found out
-            await count_drift(parts, rollout, drift, len(steps))
-    body = await asyncio.to_thread(lambda: written(outline(steps, facts_of(rollout), drift)))
+            await parts.drift.count(rollout, drift, len(steps))
+    body = await asyncio.to_thread(lambda: to_json_bytes(outline(steps, facts_of(rollout), drift)))
     return web.Response(body=body, content_type="application/json")
 
 

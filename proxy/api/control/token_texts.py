@@ -89,7 +89,7 @@ async def _asked(parts: Parts, step: Step, ids: Ids) -> Mapping[int, str | None]
         return {}
 
     async def ask(one: int) -> str | None:
-        return await detokenize_at_engine(parts, endpoint, [one])
+        return await detokenize_at_engine(parts.upstream, endpoint, [one])
 
     return await parts.token_texts.told((name, endpoint.settings.url, step.model_served or ""), ids, ask)
 

@@ -3,14 +3,18 @@
 Holds what stands between a call that was read and a call that is made. Must not know what the call asks.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Final
 
 from proxy.api.context import Parts
 from proxy.errors import LimitReached, RolloutClosed, StoreFault
-from proxy.rollouts.opening import open_rollout
-from proxy.rollouts.rollout import Rollout, write_fields
+from proxy.rollouts.rollout import Rollout, no_rollout, read_rollout, write_fields
 from storage.errors import FieldsChanged, StorageError
+
+_START_TIMEOUT_S: Final = 10
+_START_INTERVAL_S: Final = 0.05
 
 Guard = Callable[[Rollout, int], None]
 
@@ -48,15 +52,27 @@ GUARDS: tuple[Guard, ...] = (is_open, within_limits)
 async def admitted(parts: Parts, rollout_id: str, group_id: str | None, step_id: str) -> AsyncIterator[Rollout]:
     """Its rollout, once nothing holds a call, which is in flight then. Raises Paused."""
     while True:
-        rollout = await open_rollout(parts, rollout_id, group_id, step_id)
+        rollout = await parts.opener.open(rollout_id, group_id, step_id)
         lifetime = parts.lifetimes.kept(rollout.rollout_id, rollout.incarnation, rollout.group_id, rollout.origin)
         async with parts.places.kept(rollout, step_id):
             with lifetime:
                 if await parts.pause.passed():
                     continue  # opened anew: the policy is another one now
                 with parts.pause.counted():
-                    yield rollout
+                    yield await _started(parts, rollout)
                     return
+
+
+async def _started(parts: Parts, rollout: Rollout) -> Rollout:
+    """Return the rollout once its tools are known: its first call may come before its dispatch has ended."""
+    until = parts.clock.monotonic() + _START_TIMEOUT_S
+    while rollout.is_starting and parts.clock.monotonic() < until:
+        await asyncio.sleep(_START_INTERVAL_S)
+        stored = await parts.store.get(rollout.rollout_id)
+        if stored is None:
+            raise no_rollout(rollout.rollout_id)
+        rollout = read_rollout(stored)
+    return rollout
 
 
 async def guard(parts: Parts, rollout: Rollout) -> None:

@@ -5,35 +5,85 @@ neither engines nor the store; `relay` decides when what is written.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from aiohttp import web
 from aiohttp.client_exceptions import ClientConnectionResetError
 
+from proxy.api.adapters import CallAdapter
+from proxy.api.auth import Caller
+from proxy.api.context import Parts
 from proxy.api.http import CLIENT_LEFT, SHOWN
 from proxy.errors import EngineFault
+from proxy.protocols.dialects import Dialect
 from proxy.protocols.exchange import Exchange, Outcome
 from proxy.protocols.plan import Plan
 from proxy.protocols.synthetic_stream import CONTENT_TYPE, KEEP_ALIVE
+from proxy.protocols.token_annotations import TokenReply
 from proxy.trajectory.step import Step, Timing
 from proxy.upstream import Endpoint
+from proxy.upstream.failover import Failover
 from proxy.upstream.headers import downstream
 
-# A call is planned for one endpoint; for another it is planned anew, with the attempts that failed before.
-PlanFor = Callable[[Endpoint, Sequence[Mapping[str, Any]]], Awaitable[tuple[Plan, EngineFault | None]]]
+
+class Planner(Protocol):
+    """Plans a call for one endpoint, and anew for each next one, with the attempts that failed before."""
+
+    async def plan(self, endpoint: Endpoint, failed: Sequence[Mapping[str, Any]]) -> tuple[Plan, EngineFault | None]:
+        """Return the plan, and why the endpoint cannot be called, if that is known. Raises NotValid."""
+        ...
+
+    def reshape(self, outcome: Outcome) -> Outcome:
+        """Return the end of the call as its client reads it."""
+        ...
 
 
-@dataclass(slots=True, eq=False)
-class Call:
-    """One call, accepted: what is decided of it, and how far it has come.
+@dataclass(frozen=True, slots=True)
+class ModelRequest:
+    """A request of the model API: the endpoint as an engine knows it, the rollout that its path names, and who calls."""
 
-    `received` is wall time, the other times are monotonic.
+    request: web.Request
+    parts: Parts
+    endpoint: str
+    rollout_id: str | None
+    caller: Caller
+
+
+@dataclass(frozen=True, slots=True)
+class IncomingCall:
+    """A call as it was read: its endpoint and dialect, its body, and when it came (unix seconds; then monotonic seconds).
+
+    `digest` is equal for equal bytes of bodies. `tokens` says what its response has of token ids and texts; `adapter` is None
+    where the body has the endpoint's own shape. `is_named` is false for a call that got a new rollout because it named none.
     """
 
     request: web.Request
+    rollout_id: str
+    endpoint: str
+    dialect: Dialect
+    digest: str
+    body_bytes: int
+    body: dict[str, Any]
+    received: float
+    started: float
+    is_named: bool
+    adapter: CallAdapter | None = None
+    tokens: TokenReply | None = None
+
+
+@dataclass(slots=True, eq=False)
+class CallState:
+    """One call, accepted: what is decided of it, and how far it has come.
+
+    `received` is in unix seconds, the other times are monotonic.
+    """
+
+    request: web.Request
+    planner: Planner
+    failover: Failover
     plan: Plan
     endpoint: Endpoint
     incarnation: str
@@ -49,9 +99,6 @@ class Call:
     exchange: Exchange | None = None  # of the endpoint that answers
     task: "asyncio.Task[Any] | None" = None
     cut: str | None = None  # why the proxy itself ended the call
-    reshape: Callable[[Outcome], Outcome] | None = None  # for a client that reads its answer in another form
-    plan_for: PlanFor | None = None
-    elsewhere: list[Endpoint] = field(default_factory=list)  # where it may still be tried
     failed: list[Mapping[str, Any]] = field(default_factory=list)  # where it was, and the fault
 
     def stop(self, reason: str) -> None:
@@ -69,10 +116,10 @@ class Call:
         return Timing(self.received, *stamps)
 
 
-class Client:
+class ClientStream:
     """The client's side of a call: its head is written with the first bytes, its end with the last."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: CallState) -> None:
         self._call = call
         self.status = CLIENT_LEFT
         self.has_heard_only_comments = False
@@ -155,7 +202,7 @@ class Client:
 
 
 @asynccontextmanager
-async def keeping_alive(call: Call, client: Client, *, every_s: float) -> AsyncIterator[None]:
+async def keeping_alive(call: CallState, client: ClientStream, *, every_s: float) -> AsyncIterator[None]:
     """While a replayed call waits for its engine, its client hears so now and then."""
     if call.plan.framing != "replay":
         yield

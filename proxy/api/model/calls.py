@@ -1,6 +1,6 @@
-"""The model API: a call is accepted, that is read, named, let in, guarded and planned. Then `relay` has it.
+"""A call that samples: received, admitted, planned. Then `relay` sends, streams and records it.
 
-Holds what happens before anything is sent. Whatever is refused here is refused with nothing recorded and nothing sent.
+Rule: whatever is refused here is refused with nothing recorded and nothing sent.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,257 +12,238 @@ import orjson
 from aiohttp import web
 from aiohttp.client_exceptions import ClientConnectionResetError
 
-from proxy.api import rollout_id as naming
-from proxy.api.adapters import Form, ReadForm
-from proxy.api.auth import Caller, check_minted, identify, may_report
+from proxy.api.adapters import CallAdapter, CallRoute
+from proxy.api.auth import check_minted
 from proxy.api.body import read_body
-from proxy.api.body_reader import off_loop, read_bytes
-from proxy.api.compat.osmosis.callbacks import COMPLETED, complete, naming_retries, with_steps_before, with_tools
-from proxy.api.compat.osmosis.schemas import read_result
-from proxy.api.compat.registry import dialect_of, read_form
-from proxy.api.context import PARTS, Parts
-from proxy.api.health import show_health
-from proxy.api.http import CLIENT_LEFT, SPOKEN
+from proxy.api.body_reader import read_bytes
+from proxy.api.context import Parts
+from proxy.api.http import CLIENT_LEFT
 from proxy.api.model.admission import admitted, guard
-from proxy.api.model.call import Call
+from proxy.api.model.call import CallState, IncomingCall, ModelRequest
 from proxy.api.model.probes import is_probe
 from proxy.api.model.references import followed_rollout, with_earlier
 from proxy.api.model.relay import relay
-from proxy.api.model.stored_responses import STORED, answer_stored
 from proxy.api.model.token_options import read_token_reply
-from proxy.api.model.unrecorded import COUNT, count_tokens, pass_on, show_models
+from proxy.api.model.unrecorded import pass_on
+from proxy.api.rollout_id import named_rollout
 from proxy.clock import new_id
-from proxy.errors import BadCall, EngineFault, NotFound
+from proxy.errors import BadCall, EngineFault
 from proxy.protocols.dialects import DIALECTS, Dialect
 from proxy.protocols.dialects.translation import Ways
+from proxy.protocols.exchange import Outcome
 from proxy.protocols.plan import Plan, Terms, edit, make_plan
 from proxy.protocols.token_annotations import TokenReply
-from proxy.protocols.translated_call import ByChat, spoken_at
+from proxy.protocols.translated_call import ByChat
 from proxy.rollouts.idempotency import Attempt, GivenAnswer
 from proxy.rollouts.rollout import Rollout
+from proxy.rollouts.steps import read_steps
 from proxy.upstream import Endpoint, least_loaded, ranked
+from proxy.upstream.concurrency import off_loop
 from proxy.upstream.context_window import room_left
+from proxy.upstream.failover import Failover
 from proxy.upstream.headers import downstream
 from proxy.upstream.system_messages import for_engine
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A call as it was read: its endpoint and dialect, its body, when it came (wall time, then monotonic).
-
-    `digest` is equal for equal bytes of bodies. `tokens` is what the reply has of token ids and texts; `form` is None where
-    the body has the dialect's own form; `names_rollout` is false for a call that got a new rollout because it named none.
-    """
-
-    endpoint: str
-    dialect: Dialect
-    digest: str
-    body_bytes: int
-    body: dict[str, Any]
-    received: float
-    started: float
-    tokens: TokenReply | None = None
-    form: Form | None = None
-    names_rollout: bool = True
+async def handle_call(request: ModelRequest, route: CallRoute) -> web.StreamResponse:
+    """Read, admit, plan, relay and record a call; or pass it on unrecorded, where the configuration says so."""
+    call = await receive(request, route)
+    return await _answer(request.parts, call) if isinstance(call, IncomingCall) else call
 
 
-async def answer(request: web.Request) -> web.StreamResponse:
-    """Every path that is not the control API's comes here."""
-    parts = request.app[PARTS]
-    raw_path, _, _ = request.raw_path.partition("?")
-    target = naming.read_target(raw_path)
-    dialect = dialect_of(target.endpoint)
-    if (spoken := dialect or spoken_at(target.endpoint, request.headers)) is not None:
-        request[SPOKEN] = spoken
-    caller = await identify(request, parts, takes_control_keys=target.endpoint == COMPLETED)
-    check_minted(caller.minted, target.rollout_id)
-    if dialect is not None and request.method == "POST":
-        return await answer_dialect(request, parts, target, caller)
-    if target.endpoint.startswith(STORED):
-        return await answer_stored(request, parts, target, caller)
-    if request.method == "POST" and target.endpoint == COUNT:
-        return await count_tokens(parts, await read_bytes(request))
-    if request.method == "POST" and target.endpoint == COMPLETED:
-        return await take_result(request, parts, target, caller)
-    if request.method == "GET" and target.endpoint == "/health":
-        return await show_health(request)  # below a rollout's base URL: Atropos' VLLMServer asks there, once a second
-    if request.method == "GET" and (target.endpoint == "/v1/models" or target.endpoint.startswith("/v1/models/")):
-        return await show_models(request, parts, target.endpoint)
-    if target.endpoint in parts.settings.engines.passthrough:
-        return await pass_on(request, parts, target.endpoint, await read_bytes(request))
-    raise _unknown(request.method, target.endpoint, known=dialect is not None)
-
-
-async def answer_dialect(
-    request: web.Request,
-    parts: Parts,
-    target: naming.Target,
-    caller: Caller,
-    read: ReadForm = read_form,
-) -> web.StreamResponse:
-    """A call that samples: recorded, unless the configuration lets calls without a rollout pass."""
+async def receive(request: ModelRequest, route: CallRoute) -> IncomingCall | web.StreamResponse:
+    """Read a call; return the response instead, for one that was passed on unrecorded. Raises BadCall, Forbidden, NotValid."""
+    parts = request.parts
     received, started = parts.clock.now(), parts.clock.monotonic()
-    text = await read_bytes(request)
+    text = await read_bytes(request.request)
     body_bytes = len(text)
-    body, form, digest = await off_loop(body_bytes, _read, text, read, target.endpoint, parts.ways)
-    endpoint = target.endpoint if form is None else form.endpoint
+    body, adapter, digest = await off_loop(body_bytes, _read, text, route, request.endpoint, parts.ways)
+    endpoint = request.endpoint if adapter is None else adapter.endpoint
     dialect = DIALECTS[endpoint]
-    rollout_id = _rollout_named(request, caller, target, body, form)
-    probes = parts.settings.agents.probes
-    if rollout_id is None and form is None and is_probe(probes, dialect, request.headers, body, body_bytes=body_bytes):
+    rollout_id = _named_rollout(request, body, adapter)
+    if rollout_id is None and (passed := await _pass_on(request, dialect, text, body, adapter)) is not None:
+        return passed
+    return IncomingCall(
+        request=request.request,
+        rollout_id=rollout_id or new_id(parts.clock),
+        endpoint=endpoint,
+        dialect=dialect,
+        digest=digest,
+        body_bytes=body_bytes,
+        body=body if adapter is None else adapter.body,
+        received=received,
+        started=started,
+        is_named=rollout_id is not None,
+        adapter=adapter,
+    )
+
+
+async def _pass_on(
+    request: ModelRequest, dialect: Dialect, text: bytes, body: dict[str, Any], adapter: CallAdapter | None
+) -> web.StreamResponse | None:
+    """Pass on a call that names no rollout, if it is a health probe or the configuration says so. Raises BadCall."""
+    parts = request.parts
+    agents = parts.settings.agents
+    headers = request.request.headers
+    if adapter is None and is_probe(agents.probes, dialect, headers, body, body_bytes=len(text)):
         parts.metrics.health_probes.labels(dialect.name).inc()
-        passed = await off_loop(body_bytes, _for_engine, parts, dialect, body)
-        return await pass_on(request, parts, target.endpoint, passed)
-    if (
-        rollout_id is None
-        and parts.settings.agents.unnamed_rollouts == "pass"
-        and (form is None or isinstance(form, ByChat))
-    ):
-        return await pass_on(request, parts, target.endpoint, text)
-    if rollout_id is None and parts.settings.agents.unnamed_rollouts != "new":
+        passed = await off_loop(len(text), _for_engine, parts, dialect, body)
+        return await pass_on(request.request, parts, request.endpoint, passed)
+    if agents.unnamed_rollouts == "pass" and (adapter is None or isinstance(adapter, ByChat)):
+        return await pass_on(request.request, parts, request.endpoint, text)
+    if agents.unnamed_rollouts != "new":
         raise BadCall(
             "the call names no rollout: use the base URL of one, the header X-Rollout-Id, its API key, or rollout_id in the "
             "body",
             param="rollout_id",
         )
-    body = body if form is None else form.body
-    del text  # it is as long as the body, and no one needs it while the call is made
-    is_named = rollout_id is not None
-    asked = Asked(endpoint, dialect, digest, body_bytes, body, received, started, form=form, names_rollout=is_named)
-    return await _answer_in(request, parts, rollout_id or new_id(parts.clock), asked)
+    return None
 
 
-def _read(text: bytes, read: ReadForm, endpoint: str, ways: Ways) -> tuple[dict[str, Any], Form | None, str]:
-    """Parse a body, read its form, and compute its digest. Raises BadCall."""
+def _read(text: bytes, route: CallRoute, endpoint: str, ways: Ways) -> tuple[dict[str, Any], CallAdapter | None, str]:
+    """Parse a body, choose its adapter, and compute its digest. Raises BadCall, NotValid."""
     body = read_body(text)
-    return body, read(endpoint, body, ways), blake2b(text, digest_size=16).hexdigest()
+    return body, route.read(endpoint, body, ways), blake2b(text, digest_size=16).hexdigest()
 
 
-def _rollout_named(
-    request: web.Request, caller: Caller, target: naming.Target, body: Mapping[str, Any], form: Form | None
-) -> str | None:
-    """The rollout that a call names, itself or by what it follows. Raises Forbidden if its key is of another one."""
-    rollout_id = naming.named_rollout(
-        path=target.rollout_id,
-        header=request.headers.get("X-Rollout-Id"),
-        minted=caller.minted.rollout_id if caller.minted else None,
-        key=caller.key,
+def _named_rollout(request: ModelRequest, body: Mapping[str, Any], adapter: CallAdapter | None) -> str | None:
+    """Return the rollout that a call names, itself or by what it follows. Raises Forbidden if its key is another one's."""
+    minted = request.caller.minted
+    rollout_id = named_rollout(
+        path=request.rollout_id,
+        header=request.request.headers.get("X-Rollout-Id"),
+        minted=minted.rollout_id if minted else None,
+        key=request.caller.key,
         body=body,
     )
-    check_minted(caller.minted, rollout_id)
-    followed = followed_rollout(form, caller.minted) if isinstance(form, ByChat) else None
+    check_minted(minted, rollout_id)
+    followed = followed_rollout(adapter, minted) if isinstance(adapter, ByChat) else None
     return rollout_id or followed
 
 
-async def _answer_in(request: web.Request, parts: Parts, rollout_id: str, asked: Asked) -> web.StreamResponse:
-    """A call of this rollout: made, or answered again."""
+async def _answer(parts: Parts, call: IncomingCall) -> web.StreamResponse:
+    """Make the call, or replay the response that it has already."""
     step_id = new_id(parts.clock)
-    async with admitted(parts, rollout_id, request.headers.get("X-Rollout-Group"), step_id) as opened:
-        rollout = await with_tools(parts, opened)
-        if not isinstance(asked.form, ByChat):
-            tokens = await read_token_reply(parts, rollout, request.headers, asked.dialect, asked.body)
-            asked = replace(asked, tokens=tokens)
-        headers = naming_retries(request.headers, rollout, asked.form, asked.digest)
-        async with parts.attempts.attempt(rollout, headers, asked.digest, step_id) as attempt:
+    headers = call.request.headers
+    async with admitted(parts, call.rollout_id, headers.get("X-Rollout-Group"), step_id) as rollout:
+        if not isinstance(call.adapter, ByChat):
+            call = replace(call, tokens=await read_token_reply(parts, rollout, headers, call.dialect, call.body))
+        key = _retry_key(call, rollout)
+        async with parts.attempts.attempt(rollout, headers, call.digest, step_id, default_key=key) as attempt:
             if attempt.again is not None:
-                return await give_again(request, parts, rollout, asked, attempt.again)
+                return await replay(parts, call, rollout, attempt.again)
             await guard(parts, rollout)
             await parts.attempts.begin(rollout, attempt)
-            return await make_call(request, parts, rollout, asked, attempt)
+            return await relay(parts, await _planned(parts, call, rollout, attempt))
 
 
-async def take_result(request: web.Request, parts: Parts, target: naming.Target, caller: Caller) -> web.StreamResponse:
-    """A rollout server reports the result of a rollout."""
-    text = await read_bytes(request)
-    result = await off_loop(len(text), read_result, text)
-    rollout_id = target.rollout_id or naming.checked_id(result.rollout_id)
-    check_minted(caller.minted, rollout_id)
-    if result.rollout_id != rollout_id:
-        raise BadCall(
-            f"the body reports the result of {result.rollout_id!r}, and the path names {rollout_id!r}",
-            param="rollout_id",
-        )
-    return await complete(parts, rollout_id, result, is_claim=not may_report(caller, parts))
+def _retry_key(call: IncomingCall, rollout: Rollout) -> str | None:
+    """Return the idempotency key of a call without one, where equal bodies are one call and its retries."""
+    adapted = call.adapter is not None and call.adapter.retries_by_body
+    return call.digest if adapted or rollout.retries_by_body else None
 
 
-async def give_again(
-    request: web.Request, parts: Parts, rollout: Rollout, asked: Asked, again: GivenAnswer
-) -> web.StreamResponse:
-    """Answer from the store: nothing is asked of the engine and nothing is recorded, but that it was delivered."""
+async def replay(parts: Parts, call: IncomingCall, rollout: Rollout, stored: GivenAnswer) -> web.StreamResponse:
+    """Answer from the store: nothing is sent to an engine, and nothing is recorded but the delivery."""
     shown = downstream(
-        {"Content-Type": again.content_type, "X-Idempotent-Replayed": "true"},
+        {"Content-Type": stored.content_type, "X-Idempotent-Replayed": "true"},
         rollout_id=rollout.rollout_id,
-        step_id=again.step.step_id,
+        step_id=stored.step.step_id,
     )
-    body = asked.form.answer(again.step) if asked.form is not None else None
-    response = web.Response(headers=shown, body=again.body if body is None else body)
-    await response.prepare(request)
+    body = call.adapter.answer(stored.step) if call.adapter is not None else None
+    response = web.Response(headers=shown, body=stored.body if body is None else body)
+    await response.prepare(call.request)
     try:
         await response.write_eof()
     except ClientConnectionResetError:
-        return web.Response(status=CLIENT_LEFT)  # nobody is there to read it
-    parts.recorder.delivered(rollout.rollout_id, rollout.incarnation, again.step.step_id)
-    parts.metrics.idempotent_replays.labels(again.step.dialect).inc()
+        return web.Response(status=CLIENT_LEFT)  # the client is gone
+    parts.recorder.delivered(rollout.rollout_id, rollout.incarnation, stored.step.step_id)
+    parts.metrics.idempotent_replays.labels(stored.step.dialect).inc()
     return response
 
 
-async def make_call(
-    request: web.Request, parts: Parts, rollout: Rollout, asked: Asked, attempt: Attempt
-) -> web.StreamResponse:
-    """Plan a call for the engine of its rollout, and have it relayed."""
-    form = None if asked.form is None else await with_steps_before(parts, rollout, asked.form)
-    if isinstance(form, ByChat):
-        form = await with_earlier(parts, rollout, replace(form, received=asked.received))
+async def _planned(parts: Parts, call: IncomingCall, rollout: Rollout, attempt: Attempt) -> CallState:
+    """Plan a call for the first endpoint of its rollout."""
+    adapter = call.adapter
+    if adapter is not None and adapter.needs_steps:
+        adapter = adapter.with_steps(await read_steps(parts.store, rollout, whole=False))
+    if isinstance(adapter, ByChat):
+        adapter = await with_earlier(parts, rollout, replace(adapter, received=call.received))
+    planner = CallPlanner(parts, replace(call, adapter=adapter), rollout, attempt)
+    # Chosen with no wait before its turn, so that calls which come at once are spread. Token texts come from the tokenizer of
+    # the rollout's own endpoint.
+    order = ranked if call.is_named or call.tokens is not None else least_loaded
+    failover = Failover(order(parts.upstream.endpoints, rollout.rollout_id), parts.settings.engines.max_attempts)
+    endpoint = failover.next()
+    plan, fault = await planner.plan(endpoint, ())
+    parts.places.use(attempt.step_id)
+    return CallState(
+        request=call.request,
+        planner=planner,
+        failover=failover,
+        plan=plan,
+        endpoint=endpoint,
+        incarnation=rollout.incarnation,
+        received=call.received,
+        started=call.started,
+        body_bytes=call.body_bytes,
+        fault=fault,
+        stored=attempt.stored,
+    )
 
-    async def plan_for(endpoint: Endpoint, failed: Sequence[Mapping[str, Any]]) -> tuple[Plan, EngineFault | None]:
-        extra = {**attempt.extra, "attempts": list(failed)} if failed else attempt.extra
+
+@dataclass(frozen=True, slots=True)
+class CallPlanner:
+    """Plans one call for the endpoints that it is tried at."""
+
+    parts: Parts
+    call: IncomingCall
+    rollout: Rollout
+    attempt: Attempt
+
+    async def plan(self, endpoint: Endpoint, failed: Sequence[Mapping[str, Any]]) -> tuple[Plan, EngineFault | None]:
+        """Return the plan, and why the endpoint cannot be called, if that is known. Raises NotValid."""
+        parts, call, adapter, rollout = self.parts, self.call, self.call.adapter, self.rollout
+        extra = {**self.attempt.extra, "attempts": list(failed)} if failed else self.attempt.extra
         fault = await parts.upstream.know(endpoint)
-        terms = terms_of(parts, rollout, endpoint, asked.tokens)
-        if form is not None and form.tells_logprobs:
+        terms = terms_of(parts, rollout, endpoint, call.tokens)
+        if adapter is not None and adapter.tells_logprobs:
             terms = replace(terms, logprobs="full")
-        body = asked.body
-        if form is not None:
-            body = await _native(parts, endpoint if fault is None else None, form, terms.models, asked.body_bytes)
-        left = await room_left(parts, endpoint, terms, asked.dialect, body, body_bytes=asked.body_bytes)
+        body = call.body
+        if adapter is not None:
+            body = await _native(parts, endpoint if fault is None else None, adapter, terms.models, call.body_bytes)
+        left = await room_left(parts.upstream, endpoint, terms, call.dialect, body, body_bytes=call.body_bytes)
         plan = await off_loop(
-            asked.body_bytes,
+            call.body_bytes,
             make_plan,
             body,
             terms=terms if left is None else replace(terms, room_left=left),
-            step_id=attempt.step_id,
+            step_id=self.attempt.step_id,
             rollout_id=rollout.rollout_id,
-            endpoint=asked.endpoint,
-            dialect=asked.dialect,
+            endpoint=call.endpoint,
+            dialect=call.dialect,
             engine=endpoint.engine,
             engine_facts=endpoint.facts,
             logprobs_mode=endpoint.settings.logprobs_mode,
             traits=endpoint.known,
-            headers={name.lower(): value for name, value in request.headers.items()},
+            headers={name.lower(): value for name, value in call.request.headers.items()},
             policy_version=rollout.policy_version,
             extra=extra,
         )
-        return plan if form is None else await off_loop(asked.body_bytes, form.recorded, plan), fault
+        return plan if adapter is None else await off_loop(call.body_bytes, adapter.recorded, plan), fault
 
-    # Chosen with no wait before its turn, so that calls which come at once are spread. Tokens are told by the tokenizer of
-    # the rollout's own endpoint.
-    order = ranked if asked.names_rollout or asked.tokens is not None else least_loaded
-    endpoint, *others = order(parts.upstream.endpoints, rollout.rollout_id)
-    plan, fault = await plan_for(endpoint, ())
-    times = (asked.received, asked.started)
-    call = Call(request, plan, endpoint, rollout.incarnation, *times, asked.body_bytes, fault, attempt.stored)
-    call.reshape = None if form is None else form.reshape
-    call.plan_for, call.elsewhere = plan_for, others[: parts.settings.engines.max_attempts - 1]
-    parts.places.use(attempt.step_id)
-    return await relay(parts, call)
+    def reshape(self, outcome: Outcome) -> Outcome:
+        """Return the end of the call as its client reads it."""
+        return outcome if self.call.adapter is None else self.call.adapter.reshape(outcome)
 
 
 async def _native(
-    parts: Parts, endpoint: Endpoint | None, form: Form, models: Mapping[str, str], body_bytes: int
+    parts: Parts, endpoint: Endpoint | None, adapter: CallAdapter, models: Mapping[str, str], body_bytes: int
 ) -> dict[str, Any]:
-    """The body of a form for this engine; None: one that cannot be reached."""
-    if endpoint is not None and isinstance(form, ByChat):
-        form = await for_engine(parts, endpoint, form, models)
-    return await off_loop(body_bytes, form.native, models, None if endpoint is None else endpoint.kind)
+    """Return the body of an adapted call for this engine; None: one that cannot be reached."""
+    if endpoint is not None and isinstance(adapter, ByChat):
+        adapter = await for_engine(parts.upstream, endpoint, adapter, models)
+    return await off_loop(body_bytes, adapter.native, models, None if endpoint is None else endpoint.kind)
 
 
 def terms_of(parts: Parts, rollout: Rollout, endpoint: Endpoint, tokens: TokenReply | None = None) -> Terms:
@@ -283,12 +264,3 @@ def _for_engine(parts: Parts, dialect: Dialect, body: dict[str, Any]) -> bytes:
     """A body of no rollout, with the engine's own name of the model."""
     fields, unset = edit(body, Terms(models=parts.settings.models), dialect)
     return orjson.dumps({key: value for key, value in body.items() if key not in unset} | fields)
-
-
-def _unknown(method: str, endpoint: str, *, known: bool) -> BadCall:
-    if known:
-        return NotFound(f"{endpoint} takes POST, not {method}")
-    return NotFound(
-        f"{method} {endpoint} is not served here: it is neither recorded nor on the allow-list (engines.passthrough), "
-        "and nothing is passed on unrecorded by accident"
-    )

@@ -78,7 +78,7 @@ async def keep_calls(parts: Parts, plan: Plan, incarnation: str, step: Step) -> 
 async def find_answer(parts: Parts, name: str, rollout_id: str | None) -> Step:
     """The step of an answer of Responses; `rollout_id` is what the call names. Raises NotFound."""
     whose, step_id = rollout_of(name) or rollout_id, step_of(name)
-    step = None if whose is None or step_id is None else await read_step(parts, whose, step_id)
+    step = None if whose is None or step_id is None else await read_step(parts.store, whose, step_id)
     is_whole = (
         step is not None and step.dialect == RESPONSES and step.status == "complete" and step.response is not None
     )
@@ -102,7 +102,7 @@ async def _before(parts: Parts, rollout_id: str, name: str) -> Sent:
 
 
 async def _turn(parts: Parts, rollout_id: str, step_id: str) -> Turn | None:
-    step = await read_step(parts, rollout_id, step_id)
+    step = await read_step(parts.store, rollout_id, step_id)
     return turn_of(step) if step is not None and step.dialect == RESPONSES else None
 
 

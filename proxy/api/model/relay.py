@@ -19,14 +19,14 @@ from aiohttp.client_exceptions import ClientConnectionResetError
 from proxy.api.context import Parts
 from proxy.api.failures import internal_error
 from proxy.api.http import CLIENT_LEFT
-from proxy.api.model.call import Call, Client, keeping_alive
+from proxy.api.model.call import CallState, ClientStream, keeping_alive
 from proxy.api.model.references import keep_calls
-from proxy.errors import EngineBroke, EngineBusy, EngineFault, EngineSilent, NoEngine, NotValid, ProxyError, StoreFault
+from proxy.errors import EngineBusy, EngineFault, NoEngine, NotValid, ProxyError, StoreFault
 from proxy.protocols.engines.quirks import LOST
 from proxy.protocols.exchange import Exchange, Outcome
 from proxy.protocols.response import ODD
 from proxy.telemetry.logs import LOG
-from proxy.upstream import AWAY, Answer
+from proxy.upstream import Answer
 
 T = TypeVar("T")
 
@@ -34,9 +34,9 @@ _ASIDE_FROM_BYTES = 2**18  # parsing and writing so much JSON takes milliseconds
 _END_WITHIN_S = 0.2  # the body of an answer that is whole ends at once; uvicorn writes its end right behind [DONE]
 
 
-async def relay(parts: Parts, call: Call) -> web.StreamResponse:
+async def relay(parts: Parts, call: CallState) -> web.StreamResponse:
     """Carry a call through, to its end on whichever side it ends first."""
-    client = Client(call)
+    client = ClientStream(call)
     call.task = asyncio.current_task()
     parts.metrics.in_flight_calls.inc()
     parts.in_flight[call.plan.rollout_id] += 1
@@ -66,7 +66,7 @@ async def relay(parts: Parts, call: Call) -> web.StreamResponse:
         _report(parts, call, client)
 
 
-async def _outcome(parts: Parts, call: Call, client: Client) -> Outcome:
+async def _outcome(parts: Parts, call: CallState, client: ClientStream) -> Outcome:
     """The engines' part: at one endpoint after the other, until one answers, the client saw something or none is left.
 
     Once something was sent, an exception that nobody named costs no step: what came until then is recorded.
@@ -74,7 +74,7 @@ async def _outcome(parts: Parts, call: Call, client: Client) -> Outcome:
     try:
         while (outcome := await _at_endpoint(parts, call, client)) is None:
             pass
-        return outcome if call.reshape is None else call.reshape(outcome)
+        return call.planner.reshape(outcome)
     except (ProxyError, ClientConnectionResetError):
         raise
     except Exception as error:
@@ -85,7 +85,7 @@ async def _outcome(parts: Parts, call: Call, client: Client) -> Outcome:
         call.exchange = None  # its parsed answer need not stay in memory while the step is stored
 
 
-async def _at_endpoint(parts: Parts, call: Call, client: Client) -> Outcome | None:
+async def _at_endpoint(parts: Parts, call: CallState, client: ClientStream) -> Outcome | None:
     """One endpoint's part: from sending to the last byte, whoever breaks off; None if the next one is to be tried."""
     exchange: Exchange | None = None
     try:
@@ -96,8 +96,7 @@ async def _at_endpoint(parts: Parts, call: Call, client: Client) -> Outcome | No
             raise call.fault
         async with keeping_alive(call, client, every_s=parts.settings.record.keep_alive_interval_s):
             async with _in_turn(parts, call, client) as answer:
-                if answer.status in AWAY and call.elsewhere:
-                    raise EngineBroke(f"the engine {call.endpoint.settings.label} answered {answer.status}")
+                call.failover.check_status(call.endpoint, answer.status)
                 exchange = call.exchange = Exchange(
                     plan,
                     answer.status,
@@ -109,8 +108,7 @@ async def _at_endpoint(parts: Parts, call: Call, client: Client) -> Outcome | No
             await _look_up(parts, call, exchange)
         return await _aside(call.body_bytes, partial(exchange.finish, call.timing(), parts.policy.version))
     except EngineFault as fault:
-        # Silence is no fault of the connection: the engine may be at work on it still.
-        if call.elsewhere and not client.has_seen_answer and not isinstance(fault, EngineSilent):
+        if not client.has_seen_answer and call.failover.may_go_on(fault):
             _note_failed(parts, call, fault)
             return None
         return _broken(call, client, exchange, fault)
@@ -127,11 +125,11 @@ async def _at_endpoint(parts: Parts, call: Call, client: Client) -> Outcome | No
 
 
 @asynccontextmanager
-async def _in_turn(parts: Parts, call: Call, client: Client) -> AsyncIterator[Answer]:
+async def _in_turn(parts: Parts, call: CallState, client: ClientStream) -> AsyncIterator[Answer]:
     """The engine's answer, asked for when it is the call's turn. Raises EngineBusy where that can still be told."""
     plan = call.plan
     try:
-        async with parts.upstream.turn(call.endpoint, plan.rollout_id, may_leave=bool(call.elsewhere)):
+        async with parts.upstream.turn(call.endpoint, plan.rollout_id, may_leave=call.failover.has_next):
             body = await _aside(call.body_bytes, lambda: orjson.dumps(plan.body))
             call.sent = parts.clock.monotonic()
             sending = parts.upstream.send(
@@ -151,7 +149,7 @@ async def _in_turn(parts: Parts, call: Call, client: Client) -> AsyncIterator[An
         raise
 
 
-def _note_failed(parts: Parts, call: Call, fault: EngineFault) -> None:
+def _note_failed(parts: Parts, call: CallState, fault: EngineFault) -> None:
     """The step will say where it was tried in vain."""
     label = call.endpoint.settings.label
     call.failed.append({"endpoint": label, "fault": fault.message})
@@ -159,19 +157,18 @@ def _note_failed(parts: Parts, call: Call, fault: EngineFault) -> None:
     LOG.warning("tried at the next endpoint: %s", fault.message, extra={"fields": {"step_id": call.plan.step_id}})
 
 
-async def _move(call: Call) -> None:
+async def _move(call: CallState) -> None:
     """Plan the call for the next endpoint, which may be of another kind. Raises NoEngine if it cannot take the call."""
-    assert call.plan_for is not None
-    endpoint = call.elsewhere.pop(0)
+    endpoint = call.failover.next()
     try:
-        plan, fault = await call.plan_for(endpoint, call.failed)
+        plan, fault = await call.planner.plan(endpoint, call.failed)
     except NotValid as error:
         raise NoEngine(f"the engine {endpoint.settings.label} cannot take the call over: {error.message}") from error
     call.endpoint, call.plan, call.fault = endpoint, plan, fault
     call.first_byte = call.last_byte = None  # of an answer that nobody saw
 
 
-async def _carry(parts: Parts, call: Call, client: Client, exchange: Exchange, answer: Answer) -> None:
+async def _carry(parts: Parts, call: CallState, client: ClientStream, exchange: Exchange, answer: Answer) -> None:
     """The loop: bytes of the engine in, bytes for the client out, until the answer is whole."""
     reads = answer.reads()
     try:
@@ -203,7 +200,7 @@ async def _let_end(reads: AsyncIterator[bytes], exchange: Exchange) -> None:
                 exchange.feed(read)  # the exchange shows nothing more, and flags it
 
 
-async def _look_up(parts: Parts, call: Call, exchange: Exchange) -> None:
+async def _look_up(parts: Parts, call: CallState, exchange: Exchange) -> None:
     """Ask the engine what its answer left out. What cannot be found out stays unknown, and the step is flagged."""
     if exchange.forces_usage:
         call.endpoint.forces_usage = True
@@ -212,13 +209,10 @@ async def _look_up(parts: Parts, call: Call, exchange: Exchange) -> None:
     lookup = await _aside(call.body_bytes, exchange.lookup)
     if lookup is None:
         return
-    headers, body = (("Content-Type", "application/json"),), orjson.dumps(lookup.body)
-    sending = parts.upstream.send(call.endpoint, "POST", lookup.path, headers=headers, body=body, alone=True)
+    body = orjson.dumps(lookup.body)
     try:
-        async with sending as answer:
-            text = await answer.whole()
-        exchange.found = orjson.loads(text) if answer.status == 200 else None
-    except (EngineFault, orjson.JSONDecodeError) as error:
+        _, exchange.found = await parts.upstream.post_json(call.endpoint, lookup.path, body, alone=True, is_aside=False)
+    except EngineFault as error:
         LOG.warning("%s could not be asked for %s: %s", call.endpoint.settings.label, lookup.path, error)
 
 
@@ -237,7 +231,7 @@ async def _aside(size: int, work: Callable[[], T]) -> T:
         raise
 
 
-def _failed(call: Call, client: Client, error: Exception) -> Outcome:
+def _failed(call: CallState, client: ClientStream, error: Exception) -> Outcome:
     """The proxy failed. The step has what came and where to look in the log; the client gets an error of its dialect."""
     plan = call.plan
     fault = internal_error(error, step_id=plan.step_id)
@@ -255,7 +249,7 @@ def _failed(call: Call, client: Client, error: Exception) -> Outcome:
         return Outcome(b"", step, broken=True)
 
 
-def _broken(call: Call, client: Client, exchange: Exchange | None, fault: EngineFault) -> Outcome:
+def _broken(call: CallState, client: ClientStream, exchange: Exchange | None, fault: EngineFault) -> Outcome:
     """The engine could not be reached, or broke off.
 
     A client that has seen nothing yet gets an error; one that has seen a part sees it end as the engine ended it, if its
@@ -276,14 +270,14 @@ def _broken(call: Call, client: Client, exchange: Exchange | None, fault: Engine
     return Outcome(error, outcome.step, broken=False)
 
 
-def _unanswered(call: Call, fault: EngineFault) -> Outcome:
+def _unanswered(call: CallState, fault: EngineFault) -> Outcome:
     """A call that no engine answered: its step has the failure as an engine would have told it."""
     exchange = Exchange(call.plan, fault.status, "application/json")
     exchange.feed(call.plan.dialect.error(fault))
     return exchange.finish(call.timing())
 
 
-async def _end(parts: Parts, call: Call, client: Client, outcome: Outcome) -> web.StreamResponse:
+async def _end(parts: Parts, call: CallState, client: ClientStream, outcome: Outcome) -> web.StreamResponse:
     """Show the end. A client that has gone meanwhile did not get its turn, and the step says so."""
     if outcome.status is not None:
         client.status = outcome.status
@@ -300,7 +294,7 @@ async def _end(parts: Parts, call: Call, client: Client, outcome: Outcome) -> we
             parts.recorder.undelivered(outcome.step, call.incarnation)
 
 
-def _report(parts: Parts, call: Call, client: Client) -> None:
+def _report(parts: Parts, call: CallState, client: ClientStream) -> None:
     """Count the call and log its line: names, counts and durations, never content or keys."""
     metrics, plan, step = parts.metrics, call.plan, call.step
     labels = (plan.spoken.name, call.endpoint.settings.label, str(client.status))

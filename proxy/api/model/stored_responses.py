@@ -11,11 +11,10 @@ from urllib.parse import unquote
 import orjson
 from aiohttp import web
 
-from proxy.api.auth import Caller, check_minted
-from proxy.api.context import Parts
+from proxy.api.auth import check_minted
+from proxy.api.model.call import ModelRequest
 from proxy.api.model.references import find_answer, turn_of
 from proxy.api.query import choice_of, number_of
-from proxy.api.rollout_id import Target
 from proxy.errors import NotFound
 from proxy.protocols.dialects.responses.history import input_items
 from proxy.protocols.dialects.responses.item_ids import rollout_of
@@ -26,13 +25,14 @@ _DELETED_MARK: Final = "deleted:"
 _LISTED, _MOST_LISTED = 20, 100
 
 
-async def answer_stored(request: web.Request, parts: Parts, target: Target, caller: Caller) -> web.Response:
+async def answer_stored(call: ModelRequest) -> web.Response:
     """`GET` and `DELETE /v1/responses/{id}`, `GET /v1/responses/{id}/input_items`. Raises NotFound."""
-    name, _, rest = unquote(target.endpoint.removeprefix(STORED)).partition("/")
-    named = target.rollout_id or (caller.minted.rollout_id if caller.minted else None)
-    check_minted(caller.minted, rollout_of(name))
+    request, parts, minted = call.request, call.parts, call.caller.minted
+    name, _, rest = unquote(call.endpoint.removeprefix(STORED)).partition("/")
+    named = call.rollout_id or (minted.rollout_id if minted else None)
+    check_minted(minted, rollout_of(name))
     if (request.method, rest) not in {("GET", ""), ("DELETE", ""), ("GET", "input_items")}:
-        raise NotFound(f"{request.method} {target.endpoint} is not served: an answer can be read, listed and deleted")
+        raise NotFound(f"{request.method} {call.endpoint} is not served: an answer can be read, listed and deleted")
     step = await find_answer(parts, name, named)
     mark = _DELETED_MARK + step.step_id
     if await parts.store.marks(step.rollout_id, [mark]):

@@ -13,14 +13,16 @@ from aiohttp import web
 from aiohttp.client_exceptions import ClientConnectionResetError
 
 from proxy.api.body import read_body
-from proxy.api.body_reader import off_loop, read_json
+from proxy.api.body_reader import read_bytes
 from proxy.api.context import Parts
 from proxy.api.http import SHOWN
+from proxy.api.model.call import ModelRequest
 from proxy.errors import EngineBroke, NotFound, NotValid
 from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.dialects.messages import models_list as listing
 from proxy.protocols.translated_call import CHAT, read_by_chat
 from proxy.upstream import Answer, least_loaded
+from proxy.upstream.concurrency import off_loop
 from proxy.upstream.context_window import count_prompt
 from proxy.upstream.headers import downstream
 from proxy.upstream.system_messages import for_engine
@@ -54,8 +56,9 @@ async def _relayed(request: web.Request, answer: Answer) -> web.StreamResponse:
     return response
 
 
-async def show_models(request: web.Request, parts: Parts, path: str) -> web.StreamResponse:
+async def show_models(call: ModelRequest) -> web.StreamResponse:
     """`GET /v1/models`: the engine's, and the configured aliases of them; in Anthropic's shape for its clients."""
+    request, parts, path = call.request, call.parts, call.endpoint
     aliases = [alias for alias in parts.settings.models if not alias.endswith("*")]
     name = path.removeprefix("/v1/models").removeprefix("/")
     if not names_a_model(name):
@@ -69,7 +72,7 @@ async def show_models(request: web.Request, parts: Parts, path: str) -> web.Stre
         shown = downstream(answer.headers, rollout_id=None, step_id=None)
         if answer.status != 200:
             return await _relayed(request, answer)
-        models = await read_json(answer)
+        models = await answer.json()
     listed = list(_with_aliases(_models_of(models), parts.settings.models))
     if name:
         found = next((model for model in listed if model["id"] == unquote(name)), None)
@@ -111,16 +114,17 @@ COUNT: Final = "/v1/messages/count_tokens"
 _MESSAGES: Final = "/v1/messages"
 
 
-async def count_tokens(parts: Parts, text: bytes) -> web.Response:
+async def count_tokens(call: ModelRequest) -> web.Response:
     """`POST /v1/messages/count_tokens`. Raises NotValid where the engine cannot count."""
+    parts, text = call.parts, await read_bytes(call.request)
     form = await off_loop(len(text), lambda: read_by_chat(_MESSAGES, {"max_tokens": 1, **read_body(text)}, parts.ways))
     assert form is not None
     endpoint, *_ = least_loaded(parts.upstream.endpoints, COUNT)
     if (fault := await parts.upstream.know(endpoint)) is not None:
         raise fault
-    form = await for_engine(parts, endpoint, form, parts.settings.models)
+    form = await for_engine(parts.upstream, endpoint, form, parts.settings.models)
     chat = await off_loop(len(text), form.native, {}, endpoint.kind)
-    counted = await count_prompt(parts, endpoint, DIALECTS[CHAT], chat, body_bytes=len(text))
+    counted = await count_prompt(parts.upstream, endpoint, DIALECTS[CHAT], chat, body_bytes=len(text))
     if counted is None:
         raise NotValid(f"{endpoint.settings.public_label} ({endpoint.kind}) cannot count the tokens of messages")
     return web.Response(body=orjson.dumps({"input_tokens": counted.tokens}), content_type="application/json")

@@ -10,13 +10,13 @@ from hypothesis import HealthCheck, Phase, given, settings
 from proxy.api.control.steps import step_json
 from proxy.api.control.token_texts import recorded
 from proxy.export import FORMATS, Fill, Inexpressible
-from proxy.export.base import written
 from proxy.export.containers import CONTAINERS
 from proxy.protocols.translated_call import answered, whole_answer
 from proxy.rollouts.completion import versions_of
 from proxy.rollouts.rollout import Rollout
 from proxy.trajectory.drift import explain, find_boundaries
 from proxy.trajectory.facts import RolloutFacts, number_of
+from proxy.trajectory.json_bytes import to_json_bytes
 from proxy.trajectory.outline import outline
 from proxy.trajectory.retokenize import retokenize
 from proxy.trajectory.sequence import Options
@@ -37,8 +37,8 @@ def test_people_see_every_step_and_its_tree(steps):
     rollout = Rollout("r1", "b", 1, 1)
     drift = [explain(boundary, "a", "b") for boundary in find_boundaries(grow(steps))]
 
-    assert written(outline(steps, FACTS, drift))
-    assert written({"steps": [step_json(step, rollout) for step in steps]})
+    assert to_json_bytes(outline(steps, FACTS, drift))
+    assert to_json_bytes({"steps": [step_json(step, rollout) for step in steps]})
     for step in steps:
         for choice in step.choices:
             assert len(recorded(step, choice, 0, 5) or ()) <= len(choice.ids)

@@ -5,9 +5,7 @@ import asyncio
 import pytest
 from fakes import settings_for
 from openai import AsyncOpenAI
-from yarl import URL
 
-from proxy.api.urls import model_host
 from proxy.server.listener import running
 
 OPENING = {
@@ -45,22 +43,6 @@ async def test_a_rollout_that_is_named_like_a_folder_is_reached_by_its_key(proxy
     await agent.close()
 
     assert rollout == answer.headers["X-Rollout-Id"]
-
-
-@pytest.mark.parametrize(
-    ("listen", "seen", "reached"),
-    [
-        ("10.0.0.5:8400", "http://localhost:9000/rollouts", "10.0.0.5:8400"),
-        ("0.0.0.0:8400", "http://trainer.example:9000/rollouts", "trainer.example:8400"),
-        (":8400", "http://[::1]:9000/rollouts", "[::1]:8400"),
-        ("[::]:8400", "http://trainer.example/rollouts", "trainer.example:8400"),
-    ],
-)
-def test_an_api_bound_to_every_address_is_reached_where_the_request_was_sent(listen, seen, reached):
-    """Nobody can call 0.0.0.0."""
-    host = model_host(listen, URL(seen))
-
-    assert reached == host
 
 
 async def test_the_base_url_is_the_model_api_also_where_the_apis_have_ports_of_their_own(store, proxy):

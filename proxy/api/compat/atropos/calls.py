@@ -9,23 +9,26 @@ from typing import Final
 import orjson
 from aiohttp import web
 
-from proxy.api.adapters import ReadForm
+from proxy.api.adapters import CallRoute
 from proxy.api.auth import SESSION_API, Caller, check_minted, identify
 from proxy.api.body import read_body
-from proxy.api.body_reader import off_loop, read_bytes
+from proxy.api.body_reader import read_bytes
 from proxy.api.compat.atropos.engines import rendered
 from proxy.api.compat.atropos.session import read_session_chat
 from proxy.api.compat.atropos.sessions import Handler, in_their_shape, session_of
-from proxy.api.compat.registry import read_form
+from proxy.api.compat.call_routes import CALL_ROUTES
 from proxy.api.context import PARTS
-from proxy.api.model.calls import answer_dialect
+from proxy.api.model.call import ModelRequest
+from proxy.api.model.calls import handle_call
 from proxy.api.model.unrecorded import show_models
-from proxy.api.rollout_id import Target
+from proxy.protocols.dialects import DIALECTS
 from proxy.rollouts.rollout import Rollout
 from proxy.upstream import choose
+from proxy.upstream.concurrency import off_loop
 
 _CHAT: Final = "/v1/chat/completions"
 _COMPLETIONS: Final = "/v1/completions"
+_CHAT_ROUTE: Final = CallRoute(DIALECTS[_CHAT], (read_session_chat,))
 
 
 async def render(request: web.Request) -> web.Response:
@@ -43,18 +46,16 @@ async def render(request: web.Request) -> web.Response:
 
 async def list_models(request: web.Request) -> web.StreamResponse:
     """`GET …/models`: as without a session."""
-    await _admitted(request)
-    return await show_models(request, request.app[PARTS], "/v1/models")
+    rollout, caller = await _admitted(request)
+    return await show_models(ModelRequest(request, request.app[PARTS], "/v1/models", rollout.rollout_id, caller))
 
 
-def _calling(endpoint: str, read: ReadForm) -> Handler:
-    """A recorded call of a session, read so."""
+def _calling(endpoint: str, route: CallRoute) -> Handler:
+    """Return the handler of a session's recorded calls to this endpoint."""
 
     async def call(request: web.Request) -> web.StreamResponse:
         rollout, caller = await _admitted(request)
-        parts = request.app[PARTS]
-        target = Target(endpoint, rollout.rollout_id)
-        return await answer_dialect(request, parts, target, caller, read)
+        return await handle_call(ModelRequest(request, request.app[PARTS], endpoint, rollout.rollout_id, caller), route)
 
     return call
 
@@ -66,9 +67,9 @@ async def _admitted(request: web.Request) -> tuple[Rollout, Caller]:
     return await session_of(request), caller
 
 
-CALL_ROUTES: Final[list[web.RouteDef]] = [
-    web.post(SESSION_API + _CHAT.removeprefix("/v1"), in_their_shape(_calling(_CHAT, read_session_chat))),
+SESSION_CALL_ROUTES: Final[list[web.RouteDef]] = [
+    web.post(SESSION_API + _CHAT.removeprefix("/v1"), in_their_shape(_calling(_CHAT, _CHAT_ROUTE))),
     web.post(SESSION_API + "/chat/completions/render", in_their_shape(render)),
-    web.post(SESSION_API + "/completions", in_their_shape(_calling(_COMPLETIONS, read_form))),
+    web.post(SESSION_API + "/completions", in_their_shape(_calling(_COMPLETIONS, CALL_ROUTES[_COMPLETIONS]))),
     web.get(SESSION_API + "/models", in_their_shape(list_models)),
 ]

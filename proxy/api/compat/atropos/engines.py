@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import orjson
 
-from proxy.api.body_reader import read_json
 from proxy.api.context import Parts
 from proxy.config.addresses import base_url
 from proxy.errors import BadCall, EngineFault, NotFound
@@ -98,6 +97,6 @@ async def _told(parts: Parts, endpoint: Endpoint, method: str, path: str, body: 
     text = None if body is None else orjson.dumps(body)
     async with parts.upstream.send(endpoint, method, path, headers=headers, body=text) as answer:
         if answer.status == 200:
-            return await read_json(answer)
+            return await answer.json()
         said = (await answer.whole())[:300].decode("utf-8", "replace")
     raise NotRendered(f"{endpoint.settings.name or 'the engine'} answered {answer.status}: {said}")

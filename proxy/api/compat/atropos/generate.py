@@ -7,15 +7,16 @@ VLLMServer speaks to the script that Atropos ships with its trainer (`prompt.pro
 own endpoint (`input_ids`). Either is served from any engine that tells ids: which shape came is read off the body.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Self
 
 import orjson
 
 from proxy.errors import EngineBroke, NotValid
 from proxy.protocols.dialects.base import is_on, openai_error, samples_of
+from proxy.protocols.dialects.translation import Ways
 from proxy.protocols.exchange import Outcome
 from proxy.protocols.plan import Plan
 from proxy.trajectory.step import Choice, Step
@@ -62,6 +63,12 @@ class GenerateForm:
     tells_logprobs: bool
     scores_prompt: bool = False
     endpoint: str = COMPLETIONS
+    retries_by_body: bool = False
+    needs_steps: bool = False
+
+    def with_steps(self, steps: Sequence[Step]) -> Self:
+        """Return the same call: it needs no earlier step."""
+        return self
 
     def native(self, models: Mapping[str, str], kind: str | None) -> dict[str, Any]:
         """The completions call. Its clients name no model, so a name for any model is the one."""
@@ -174,7 +181,7 @@ def as_it_came(plan: Plan, request: Mapping[str, Any], form: str) -> Plan:
     return replace(plan, request=dict(request), sent=sent, extra={**plan.extra, "form": form})
 
 
-def read_generate(body: Mapping[str, Any]) -> GenerateForm:
+def read_generate(_endpoint: str, body: Mapping[str, Any], _ways: Ways) -> GenerateForm:
     """The call that a body is. Raises NotValid for a body of neither shape, or one that could not be answered whole."""
     if is_on(body.get("stream")):
         raise NotValid("/generate is answered whole: leave out `stream`", param="stream")

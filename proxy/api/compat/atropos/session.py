@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import orjson
 
@@ -68,6 +68,12 @@ class SessionChat:
     body: dict[str, Any]
     endpoint: str = _CHAT
     tells_logprobs: bool = True  # its nodes do
+    retries_by_body: bool = False
+    needs_steps: bool = False
+
+    def with_steps(self, steps: Sequence[Step]) -> Self:
+        """Return the same call: it needs no earlier step."""
+        return self
 
     def native(self, models: Mapping[str, str], kind: str | None) -> dict[str, Any]:
         """The chat call. Most of its clients name no model."""

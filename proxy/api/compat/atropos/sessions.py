@@ -13,7 +13,7 @@ import orjson
 from aiohttp import web
 
 from proxy.api.body import read_body
-from proxy.api.body_reader import off_loop, read_bytes
+from proxy.api.body_reader import read_bytes
 from proxy.api.compat.atropos.engines import endpoint_named, model_of, texts_of
 from proxy.api.compat.atropos.schemas import CreateSession, SchemaFault, Setup, read_as
 from proxy.api.compat.atropos.session import (
@@ -26,16 +26,15 @@ from proxy.api.compat.atropos.session import (
     terms_of,
 )
 from proxy.api.context import PARTS, Parts
-from proxy.api.control.schemas import FinishRollout
 from proxy.api.failures import shown
 from proxy.api.health import healthy_engines
 from proxy.api.http import SHOWN
 from proxy.errors import Conflict, NotFound, ProxyError, StoreFault
 from proxy.export import Inexpressible
-from proxy.rollouts.finishing import finish
 from proxy.rollouts.rollout import Rollout, read_rollout, write_fields
 from proxy.rollouts.steps import aside, facts_of, read_steps
 from proxy.upstream import Endpoint, choose, own
+from proxy.upstream.concurrency import off_loop
 from storage.errors import FieldsChanged, StorageError
 
 _COUNTED_WITHIN_S: Final = 2
@@ -183,7 +182,7 @@ async def _finish(parts: Parts, rollout: Rollout) -> None:
     """Finish the rollout of a session, which is none from then on. What it was finished as before stays."""
     if not rollout.is_finished:
         with suppress(Conflict):  # somebody was quicker, who knew how it ended
-            rollout = await finish(parts, rollout, FinishRollout(status="completed"))
+            rollout = await parts.finisher.finish(rollout, "completed")
     while True:
         fields = write_fields({"metadata": metadata_of_deleted(rollout)})
         expect = {"metadata": rollout.origin.fields.get("metadata")}
@@ -212,7 +211,7 @@ class NoBaseUrl(ProxyError):
 
 
 async def _nodes(parts: Parts, rollout: Rollout, terms: Mapping[str, Any]) -> list[dict[str, Any]]:
-    steps = await read_steps(parts, rollout, whole=False)
+    steps = await read_steps(parts.store, rollout, whole=False)
     as_tree = bool(terms.get("track_tree"))
     try:
         return await aside(len(steps), lambda: nodes_of(facts_of(rollout), steps, as_tree=as_tree))

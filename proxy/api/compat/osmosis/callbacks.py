@@ -4,30 +4,40 @@ Holds the completed callback, the finishing of a rollout by its server's word, a
 its tools, a name for its retries, the steps before it. It starts no rollout: `osmosis_dispatch` does.
 """
 
-import asyncio
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Final, Literal
 
 import orjson
 from aiohttp import web
 
-from proxy.api.adapters import Form
-from proxy.api.compat.osmosis.flat_call import FlatForm
-from proxy.api.compat.osmosis.schemas import RolloutResult, kept_result
+from proxy.api.auth import check_minted, may_report
+from proxy.api.body_reader import read_bytes
+from proxy.api.compat.osmosis.schemas import RolloutResult, kept_result, read_result
 from proxy.api.context import Parts
-from proxy.errors import Conflict
-from proxy.rollouts.finishing import after_finish
-from proxy.rollouts.idempotency import KEY
-from proxy.rollouts.rollout import RESULT, Rollout, no_rollout, read_rollout, write_fields
-from proxy.rollouts.steps import read_steps
+from proxy.api.model.call import ModelRequest
+from proxy.api.model.routes import ModelRoute
+from proxy.errors import BadCall, Conflict
+from proxy.rollouts.rollout import RESULT, Rollout, checked_id, no_rollout, read_rollout, write_fields
+from proxy.upstream.concurrency import off_loop
 from storage.errors import FieldsChanged
 
 COMPLETED: Final = "/v1/rollout/completed"
 _STATUS: Final[Mapping[str, Literal["completed", "failed"]]] = {"COMPLETED": "completed", "ERROR": "failed"}
 _DECIDING: Final = ("status", "reward", "metadata", "result")  # fields by which it is decided what a result changes
-_TOOLS_WITHIN_S: Final = 10
-_LOOK_EVERY_S: Final = 0.05
+
+
+async def report_result(call: ModelRequest) -> web.Response:
+    """`POST /v1/rollout/completed`: a rollout server reports the result of a rollout. Raises BadCall, Forbidden."""
+    text = await read_bytes(call.request)
+    result = await off_loop(len(text), read_result, text)
+    rollout_id = call.rollout_id or checked_id(result.rollout_id)
+    check_minted(call.caller.minted, rollout_id)
+    if result.rollout_id != rollout_id:
+        raise BadCall(
+            f"the body reports the result of {result.rollout_id!r}, and the path names {rollout_id!r}",
+            param="rollout_id",
+        )
+    return await complete(call.parts, rollout_id, result, is_claim=not may_report(call.caller, call.parts))
 
 
 async def complete(parts: Parts, rollout_id: str, result: RolloutResult, *, is_claim: bool) -> web.Response:
@@ -67,11 +77,11 @@ async def take_result(
             fields |= {} if rollout.reward is not None else {"reward": result.reward}
         changed, rollout = await _amended(parts, rollout, fields)
         if changed:
-            await after_finish(parts, rollout, again=was_finished)
+            await parts.finisher.after_finish(rollout, again=was_finished)
             return
     if rollout.result["status"] != result.status or result.reward not in (None, rollout.result["reward"]):
         raise Conflict(f"another result of the rollout {rollout.rollout_id!r} was reported before", param="rollout_id")
-    await after_finish(parts, rollout, again=True)
+    await parts.finisher.after_finish(rollout, again=True)
 
 
 async def keep_claim(parts: Parts, rollout: Rollout, claim: RolloutResult) -> None:
@@ -110,38 +120,9 @@ async def _amended(parts: Parts, rollout: Rollout, fields: Mapping[str, Any]) ->
     return True, read_rollout(stored)
 
 
-async def with_tools(parts: Parts, rollout: Rollout) -> Rollout:
-    """The rollout, once its tools are known: a server may make its first call before we have read its init's answer."""
-    until = parts.clock.monotonic() + _TOOLS_WITHIN_S
-    while rollout.is_starting and parts.clock.monotonic() < until:
-        await asyncio.sleep(_LOOK_EVERY_S)
-        stored = await parts.store.get(rollout.rollout_id)
-        if stored is None:
-            raise no_rollout(rollout.rollout_id)
-        rollout = read_rollout(stored)
-    return rollout
-
-
-def naming_retries(
-    headers: Mapping[str, str], rollout: Rollout, form: Form | None, request_key: str
-) -> Mapping[str, str]:
-    """The headers, with an idempotency key where equal calls are retries by protocol.
-
-    Its clients retry without a key (SDK 120bf30), and a history that is append-only never asks the same twice.
-    """
-    if (not isinstance(form, FlatForm) and not rollout.osmosis) or headers.get(KEY):
-        return headers
-    return {**headers, KEY: request_key}
-
-
-async def with_steps_before(parts: Parts, rollout: Rollout, form: Form) -> Form:
-    """The call, with the steps by which its claim is judged; they are read only if it claims something."""
-    if not isinstance(form, FlatForm) or not form.claims:
-        return form
-    steps = await read_steps(parts, rollout, whole=False)
-    return replace(form, before=steps)
-
-
 def ticket(server: str, protocol: str, asked: str, state: str) -> dict[str, Any]:
     """What a rollout keeps of its dispatch."""
     return {"server": server, "protocol": protocol, "asked": asked, "state": state}
+
+
+MODEL_ROUTES: Final = {COMPLETED: ModelRoute("POST", report_result, takes_control_keys=True)}

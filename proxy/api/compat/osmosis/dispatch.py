@@ -12,7 +12,7 @@ import orjson
 from aiohttp import web
 
 from proxy.api.api_keys import mint
-from proxy.api.body_reader import off_loop, read_bytes
+from proxy.api.body_reader import read_bytes
 from proxy.api.compat.osmosis.callbacks import take_result, ticket
 from proxy.api.compat.osmosis.schemas import InitAnswer, RolloutResult, kept_result, validated
 from proxy.api.compat.osmosis.servers import RolloutServers, ServerFault
@@ -23,6 +23,7 @@ from proxy.api.urls import model_url
 from proxy.errors import Conflict, NotValid, ProxyError, TooLarge
 from proxy.rollouts.rollout import Rollout, no_rollout, read_rollout, write_fields
 from proxy.telemetry.logs import LOG
+from proxy.upstream.concurrency import off_loop
 from storage.errors import FieldsChanged, StorageError
 
 ROLLOUT_SERVERS = web.AppKey("rollout_servers", RolloutServers)

@@ -10,11 +10,12 @@ exact number is seen in the ids: this prompt, without the prompt and the sampled
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import orjson
 
 from proxy.api.compat.osmosis.schemas import FlatCall, validated
+from proxy.protocols.dialects.translation import Ways
 from proxy.protocols.exchange import Outcome
 from proxy.protocols.plan import Plan
 from proxy.protocols.sampling import served_as
@@ -37,6 +38,17 @@ class FlatForm:
     tells_logprobs: bool = True
     before: Sequence[Step] = field(default=())
     endpoint: str = CHAT
+    # Its clients retry without a key (SDK 120bf30), and a history that only grows never repeats a body.
+    retries_by_body: bool = True
+
+    @property
+    def needs_steps(self) -> bool:
+        """The claimed mask is compared with the steps before."""
+        return self.claims
+
+    def with_steps(self, steps: Sequence[Step]) -> Self:
+        """Return the call with the steps that its claimed mask is compared with."""
+        return replace(self, before=steps)
 
     def native(self, models: Mapping[str, str], kind: str | None = None) -> dict[str, Any]:
         """The body of the chat call. A model of no name is left out: engines then take the one they serve."""
@@ -80,7 +92,7 @@ class FlatForm:
         return {"claimed": claimed, "exact": exact, "claimed_sampled": sampled} if claimed != exact or sampled else None
 
 
-def read_flat(endpoint: str, body: Mapping[str, Any]) -> FlatForm | None:
+def read_flat(endpoint: str, body: Mapping[str, Any], _ways: Ways) -> FlatForm | None:
     """The flat call that a body is; None if it is none. Raises NotValid."""
     if endpoint != _FLAT or "messages" not in body or "prompt" in body:
         return None

@@ -8,9 +8,9 @@ from time import process_time
 import pytest
 from forests import make_choice, make_step
 
-from proxy.export.base import written
 from proxy.trajectory.drift import explain, find_boundaries
 from proxy.trajectory.facts import RolloutFacts
+from proxy.trajectory.json_bytes import to_json_bytes
 from proxy.trajectory.outline import outline
 from proxy.trajectory.tree import grow
 
@@ -109,7 +109,7 @@ def test_a_tree_of_ten_thousand_nodes_is_shown_in_about_a_second(rollout):
     steps = rollout(10_000)
     begun = process_time()
     drift = [explain(boundary) for boundary in find_boundaries(grow(steps))]
-    text = written(outline(steps, RolloutFacts("r1"), drift))
+    text = to_json_bytes(outline(steps, RolloutFacts("r1"), drift))
 
     assert text.count(b'"node":') == 10_000
     assert process_time() - begun < 4

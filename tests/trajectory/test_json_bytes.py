@@ -3,7 +3,7 @@
 import orjson
 import pytest
 
-from proxy.export.base import written
+from proxy.trajectory.json_bytes import to_json_bytes
 
 
 def nested(depth, inner):
@@ -15,7 +15,7 @@ def nested(depth, inner):
 @pytest.mark.parametrize("value", [None, 1, "ü", [1, {"a": [None]}], {"a": (1, float("nan"))}])
 def test_what_orjson_writes_is_written_as_it_does(value):
     """Byte for byte."""
-    assert orjson.dumps(value) == written(value)
+    assert orjson.dumps(value) == to_json_bytes(value)
 
 
 @pytest.mark.parametrize("depth", [1, 253, 254, 255, 256, 400])
@@ -23,7 +23,7 @@ def test_depth_is_no_obstacle(depth):
     """Beyond orjson's limit of 254 levels, too; NaN is null there as well."""
     value = {"request": {"messages": [nested(depth, float("nan"))]}, "b": 2}
 
-    text = written(value)
+    text = to_json_bytes(value)
 
     assert (b"[" * depth + b"null" + b"]" * depth) in text
     assert text.endswith(b',"b":2}')
@@ -32,4 +32,4 @@ def test_depth_is_no_obstacle(depth):
 def test_what_is_no_json_is_refused():
     """At any depth."""
     with pytest.raises(TypeError):
-        written({"a": [object()]})
+        to_json_bytes({"a": [object()]})

@@ -1,0 +1,92 @@
+"""The model API: which handler answers a path.
+
+A path that is not a route of the control API comes here. Calls that sample go to `calls`, by `CallRoute`; all others have a
+`ModelRoute` each; what is neither is 404, unless `engines.passthrough` lists it.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from aiohttp import web
+
+from proxy.api.adapters import CallRoute
+from proxy.api.auth import check_minted, identify
+from proxy.api.body_reader import read_bytes
+from proxy.api.context import PARTS
+from proxy.api.health import show_health
+from proxy.api.http import SPOKEN
+from proxy.api.model.call import ModelRequest
+from proxy.api.model.calls import handle_call
+from proxy.api.model.stored_responses import STORED, answer_stored
+from proxy.api.model.unrecorded import COUNT, count_tokens, pass_on, show_models
+from proxy.api.rollout_id import read_target
+from proxy.errors import BadCall, NotFound
+from proxy.protocols.translated_call import spoken_at
+
+Handler: TypeAlias = Callable[[ModelRequest], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRoute:
+    """An endpoint that does not sample: its method (None: any), its handler, and whether control keys may call it."""
+
+    method: str | None
+    handle: Handler
+    takes_control_keys: bool = False
+
+
+async def _show_health(call: ModelRequest) -> web.StreamResponse:
+    return await show_health(call.request)
+
+
+MODEL_ROUTES: Final[Mapping[str, ModelRoute]] = {
+    COUNT: ModelRoute("POST", count_tokens),
+    "/health": ModelRoute("GET", _show_health),  # below a rollout's base URL: Atropos' VLLMServer asks, once a second
+    "/v1/models": ModelRoute("GET", show_models),
+}
+_PREFIXES: Final[Mapping[str, ModelRoute]] = {
+    STORED: ModelRoute(None, answer_stored),
+    "/v1/models/": ModelRoute("GET", show_models),
+}
+
+# What an application serves: the endpoints that sample, and the others.
+CALLS = web.AppKey("call_routes", Mapping[str, CallRoute])
+OTHERS = web.AppKey("model_routes", Mapping[str, ModelRoute])
+
+
+async def answer(request: web.Request) -> web.StreamResponse:
+    """Answer a request of the model API. Raises ProxyError."""
+    parts = request.app[PARTS]
+    raw_path, _, _ = request.raw_path.partition("?")
+    target = read_target(raw_path)
+    calls = request.app[CALLS].get(target.endpoint)
+    errors = calls.errors if calls is not None else spoken_at(target.endpoint, request.headers)
+    if errors is not None:
+        request[SPOKEN] = errors
+    route = _route_of(request.app[OTHERS], target.endpoint)
+    caller = await identify(request, parts, takes_control_keys=route is not None and route.takes_control_keys)
+    check_minted(caller.minted, target.rollout_id)
+    call = ModelRequest(request, parts, target.endpoint, target.rollout_id, caller)
+    if calls is not None and request.method == "POST":
+        return await handle_call(call, calls)
+    if route is not None and route.method in (None, request.method):
+        return await route.handle(call)
+    if target.endpoint in parts.settings.engines.passthrough:
+        return await pass_on(request, parts, target.endpoint, await read_bytes(request))
+    raise _unknown(request.method, target.endpoint, known=calls is not None)
+
+
+def _route_of(routes: Mapping[str, ModelRoute], endpoint: str) -> ModelRoute | None:
+    if (route := routes.get(endpoint)) is not None:
+        return route
+    return next((route for prefix, route in _PREFIXES.items() if endpoint.startswith(prefix)), None)
+
+
+def _unknown(method: str, endpoint: str, *, known: bool) -> BadCall:
+    if known:
+        return NotFound(f"{endpoint} takes POST, not {method}")
+    return NotFound(
+        f"{method} {endpoint} is not served here: it is neither recorded nor on the allow-list (engines.passthrough), "
+        "and nothing is passed on unrecorded by accident"
+    )

@@ -1,0 +1,43 @@
+"""Failover: the endpoints that one call is tried at, and when the next one is tried."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from proxy.errors import EngineBroke, EngineFault, EngineSilent
+from proxy.upstream.endpoint import Endpoint
+
+# Statuses of a gateway, or of an engine that loads or drains: another endpoint may answer.
+AWAY: Final = frozenset({502, 503, 504})
+
+
+class Failover:
+    """The endpoints of one call, in routing order: at most `max_attempts` of them."""
+
+    __slots__ = ("_left",)
+
+    def __init__(self, endpoints: Sequence[Endpoint], max_attempts: int) -> None:
+        self._left = list(endpoints[:max_attempts])
+
+    def __repr__(self) -> str:
+        return f"<Failover {[endpoint.settings.label for endpoint in self._left]}>"
+
+    @property
+    def has_next(self) -> bool:
+        """Whether another endpoint is left."""
+        return bool(self._left)
+
+    def next(self) -> Endpoint:
+        """Return the next endpoint. Raises IndexError if none is left."""
+        return self._left.pop(0)
+
+    def check_status(self, endpoint: Endpoint, status: int) -> None:
+        """Raise EngineBroke for a response that another endpoint may answer better, if one is left."""
+        if status in AWAY and self._left:
+            raise EngineBroke(f"the engine {endpoint.settings.label} answered {status}")
+
+    def may_go_on(self, fault: EngineFault) -> bool:
+        """Whether the call is tried at the next endpoint after this fault of the last one.
+
+        Not after a silence: the engine may still work on the call, and would do so twice.
+        """
+        return bool(self._left) and not isinstance(fault, EngineSilent)

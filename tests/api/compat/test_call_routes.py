@@ -1,0 +1,40 @@
+"""The endpoints that sample, and how their bodies are read."""
+
+import pytest
+
+from proxy.api.compat.atropos.generate import GenerateForm
+from proxy.api.compat.call_routes import CALL_ROUTES
+from proxy.api.compat.osmosis.flat_call import FlatForm
+from proxy.protocols.dialects.translation import Ways
+from proxy.protocols.translated_call import ByChat
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body", "kind"),
+    [
+        ("/generate", {"input_ids": [1]}, GenerateForm),
+        ("/v1/completions", {"messages": MESSAGES}, FlatForm),
+        ("/v1/completions", {"prompt": "x"}, type(None)),
+        ("/v1/chat/completions", {"messages": MESSAGES}, type(None)),
+        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 1}, ByChat),
+        ("/v1/responses", {"input": "hi"}, ByChat),
+    ],
+)
+def test_the_adapter_is_chosen_by_endpoint_then_by_body(endpoint, body, kind):
+    """A body that has the endpoint's own shape has no adapter."""
+    assert kind is type(CALL_ROUTES[endpoint].read(endpoint, body, Ways()))
+
+
+def test_a_chat_call_is_offered_to_no_adapter():
+    """It passes nothing that exists for another system."""
+    assert () == CALL_ROUTES["/v1/chat/completions"].adapters
+
+
+def test_errors_have_the_dialect_of_the_endpoint():
+    """`/generate` has the errors of completions, as which its calls are sent."""
+    assert "completions" == CALL_ROUTES["/generate"].errors.name
+    assert "chat" == CALL_ROUTES["/v1/chat/completions"].errors.name
+    assert "messages" == CALL_ROUTES["/v1/messages"].errors.name
+    assert "/tokenize" not in CALL_ROUTES

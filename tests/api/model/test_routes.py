@@ -1,0 +1,31 @@
+"""Which handler answers a path of the model API."""
+
+import pytest
+from fakes import proxying
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/health", 200),
+        ("GET", "/rollouts/r1/health", 200),
+        ("GET", "/v1/chat/completions", 404),
+        ("GET", "/v1/messages/count_tokens", 404),
+        ("POST", "/v1/models", 404),
+        ("POST", "/v1/unknown", 404),
+        ("GET", "/v1/responses/none", 404),
+    ],
+)
+async def test_a_path_has_one_method_and_any_other_path_is_404(store, engine, http, method, path, status):
+    """Nothing reaches the engine that is neither recorded nor listed in `engines.passthrough`."""
+    async with proxying(engine.url, store) as served, http.request(method, served.url + path) as answer:
+        assert status == answer.status
+    assert [] == engine.asked
+
+
+async def test_a_wrong_method_of_a_sampling_endpoint_names_the_right_one(store, engine, http):
+    """The error says which method the endpoint takes."""
+    async with proxying(engine.url, store) as served, http.get(f"{served.url}/v1/chat/completions") as answer:
+        body = await answer.json()
+
+    assert "POST" in body["error"]["message"]

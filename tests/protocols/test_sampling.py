@@ -1,0 +1,80 @@
+"""Sampling rules: override, default, cap."""
+
+import pytest
+from recorded import plan_of
+
+from proxy.protocols.plan import Terms
+from proxy.protocols.sampling import Sampling
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+BODY = {"model": "gpt-4o", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def sent(body: dict, **terms) -> dict:
+    return plan_of(CHAT, BODY | body, Terms(**terms)).body
+
+
+@pytest.mark.parametrize(
+    ("rules", "body", "expected"),
+    [
+        ({"default": {"temperature": 1.0}}, {}, {"temperature": 1.0}),
+        ({"default": {"temperature": 1.0}}, {"temperature": 0}, {"temperature": 0}),
+        ({"default": {"temperature": 1.0}}, {"temperature": None}, {"temperature": 1.0}),
+        (
+            {"default": {"max_tokens": 9}},
+            {"max_completion_tokens": 5},
+            {"max_completion_tokens": 5, "max_tokens": None},
+        ),
+        ({"override": {"temperature": 1.0}}, {"temperature": 0}, {"temperature": 1.0}),
+        (
+            {"override": {"max_tokens": 9}},
+            {"max_completion_tokens": 5},
+            {"max_tokens": 9, "max_completion_tokens": None},
+        ),
+        ({"cap": {"max_tokens": 9}}, {"max_tokens": 5}, {"max_tokens": 5}),
+        ({"cap": {"max_tokens": 9}}, {"max_tokens": 50}, {"max_tokens": 9}),
+        ({"cap": {"max_tokens": 9}}, {"max_completion_tokens": 50}, {"max_completion_tokens": 9, "max_tokens": None}),
+        ({"cap": {"max_tokens": 9}}, {}, {"max_tokens": 9}),
+        ({"cap": {"max_tokens": 9}}, {"max_tokens": "many"}, {"max_tokens": "many"}),
+        ({"cap": {"n": 2}, "override": {"n": 5}}, {}, {"n": 2}),
+        ({"cap": {"max_completion_tokens": 9}}, {"max_tokens": 5}, {"max_tokens": 5, "max_completion_tokens": None}),
+        (
+            {"default": {"max_completion_tokens": 9}, "override": {"max_tokens": 5}},
+            {},
+            {"max_tokens": 5, "max_completion_tokens": None},
+        ),
+        ({"default": {"max_completion_tokens": 9}}, {"max_tokens": 5}, {"max_completion_tokens": None}),
+        ({"override": {"max_completion_tokens": 9}}, {"max_tokens": 5}, {"max_completion_tokens": 9, "max_tokens": 5}),
+    ],
+)
+def test_sampling_rules(rules, body, expected):
+    """override wins, default yields, cap bounds; either spelling of the bound on tokens counts."""
+    actual = sent(body, sampling=Sampling(**rules))
+
+    assert expected == {name: actual.get(name) for name in expected}
+
+
+@pytest.mark.parametrize(
+    ("said", "room", "expected"),
+    [
+        ({"max_tokens": 32_000}, 700, {"max_tokens": 700}),
+        ({"max_completion_tokens": 32_000}, 700, {"max_completion_tokens": 700, "max_tokens": None}),
+        ({"max_tokens": 5}, 700, {"max_tokens": 5}),
+        ({"max_tokens": 32_000}, None, {"max_tokens": 32_000}),
+        ({}, 700, {"max_tokens": None, "max_completion_tokens": None}),
+        ({"max_tokens": "many"}, 700, {"max_tokens": "many"}),
+    ],
+)
+def test_a_cap_by_the_window_bounds_what_is_asked_beyond_it(said, room, expected):
+    """A call without a bound gets none: engines then take what the window leaves."""
+    actual = sent(said, sampling=Sampling(cap={"max_tokens": "auto"}), room_left=room)
+
+    assert expected == {name: actual.get(name) for name in expected}
+
+
+def test_a_rollouts_rules_go_on_top_of_the_configurations():
+    """Field by field."""
+    general = Sampling({"a": 1, "b": 1}, {"c": 1}, {"d": 1})
+    own = Sampling({"b": 2}, {"c": 2}, {})
+
+    assert Sampling({"a": 1, "b": 2}, {"c": 2}, {"d": 1}) == own.over(general)

@@ -1,0 +1,63 @@
+"""The endpoints that a call is tried at."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from proxy.errors import EngineBroke, EngineSilent, NoEngine
+from proxy.upstream.failover import Failover
+
+
+def endpoint(name):
+    return SimpleNamespace(settings=SimpleNamespace(label=name))
+
+
+ENDPOINTS = [endpoint("a"), endpoint("b"), endpoint("c")]
+
+
+def test_endpoints_come_in_routing_order_up_to_the_maximum():
+    """`engines.max_attempts` bounds how many there are."""
+    failover = Failover(ENDPOINTS, 2)
+
+    assert "a" == failover.next().settings.label
+    assert failover.has_next
+    assert "b" == failover.next().settings.label
+    assert not failover.has_next
+
+
+@pytest.mark.parametrize(
+    ("fault", "goes_on"), [(NoEngine("x"), True), (EngineBroke("x"), True), (EngineSilent("x"), False)]
+)
+def test_a_call_goes_on_to_the_next_endpoint_unless_the_last_one_was_silent(fault, goes_on):
+    """A silent engine may still work on the call."""
+    failover = Failover(ENDPOINTS, 3)
+    failover.next()
+
+    assert goes_on is failover.may_go_on(fault)
+
+
+def test_no_fault_goes_on_past_the_last_endpoint():
+    """Its fault is the call's."""
+    failover = Failover(ENDPOINTS, 1)
+    failover.next()
+
+    assert not failover.may_go_on(NoEngine("x"))
+
+
+@pytest.mark.parametrize("status", [502, 503, 504])
+def test_a_gateways_status_is_a_fault_while_an_endpoint_is_left(status):
+    """The last endpoint's response is shown as it is."""
+    failover = Failover(ENDPOINTS, 2)
+    first = failover.next()
+    with pytest.raises(EngineBroke, match=f"a answered {status}"):
+        failover.check_status(first, status)
+
+    failover.check_status(failover.next(), status)
+
+
+@pytest.mark.parametrize("status", [200, 400, 429, 500])
+def test_other_statuses_are_responses(status):
+    """Also where another endpoint is left."""
+    failover = Failover(ENDPOINTS, 2)
+
+    failover.check_status(failover.next(), status)
