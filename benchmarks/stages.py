@@ -17,9 +17,9 @@ from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.engines import ENGINES
 from proxy.protocols.exchange import Exchange
 from proxy.protocols.lenient_json import read_json, write_json
-from proxy.protocols.plan import Plan, Terms, make_plan
+from proxy.protocols.plan import CallOptions, Plan, make_plan
 from proxy.protocols.response_validation import pack_tokens
-from proxy.protocols.sse import EventCutter
+from proxy.protocols.sse import EventParser
 from proxy.trajectory import fidelity
 from proxy.trajectory.codec import encode
 from proxy.trajectory.step import EngineFacts, Step, Timing
@@ -49,7 +49,7 @@ def planned(*, streamed: bool) -> Plan:
         body["stream"] = True
     return make_plan(
         body,
-        terms=Terms(),
+        terms=CallOptions(),
         step_id="0" * 26,
         rollout_id="r1",
         endpoint=PATH,
@@ -108,7 +108,7 @@ def costs(*, streamed: bool) -> Costs:
 
 
 def _cut(reads: list[bytes]) -> None:
-    cutter = EventCutter()
+    cutter = EventParser()
     for read in reads:
         cutter.feed(read)
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from proxy.protocols.dialects.base import DialectName
 from proxy.protocols.engines import ENGINES, Engine, Traits
-from proxy.protocols.engines.quirks import LOSSES, Circumstances, Loss, choose_framing, met
+from proxy.protocols.engines.quirks import QUIRKS, CallTraits, Quirk, applicable, choose_framing
 from proxy.trajectory.fidelity import PROBLEMS
 
 _NAMES = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama.cpp", "plain": "Any other (plain)"}
@@ -90,7 +90,7 @@ def _engine(engine: Engine) -> Iterator[str]:
     for dialect in _dialects(engine):
         yield f"| {dialect} | {_whole(engine, dialect)} | {_live(engine, dialect)} | {_auto(engine, dialect)} |"
     yield "\n| what is lost | when | the step is flagged | known from |\n|---|---|---|---|"
-    for loss in LOSSES:
+    for loss in QUIRKS:
         if loss.engine == engine.kind:
             where = "live streams" if loss.framings == "streams" else "always"
             codes = ", ".join(f"`{code}`" for code in loss.codes if code in PROBLEMS)
@@ -102,17 +102,17 @@ def _dialects(engine: Engine) -> tuple[DialectName, ...]:
     return ("chat", "completions", "generate") if engine.kind == "vllm" else ("chat", "completions")
 
 
-def _met(engine: Engine, dialect: DialectName, *, live: bool, has_parser: bool) -> list[Loss]:
+def _met(engine: Engine, dialect: DialectName, *, live: bool, has_parser: bool) -> list[Quirk]:
     """What an ordinary call to a current server meets."""
-    return met(engine.kind, _ordinary(engine, dialect, has_parser=has_parser), live=live)
+    return applicable(engine.kind, _ordinary(engine, dialect, has_parser=has_parser), live=live)
 
 
-def _ordinary(engine: Engine, dialect: DialectName, *, has_parser: bool) -> Circumstances:
-    return Circumstances(dialect, {"stream": True}, Traits(engine.kind, "99", has_parser=has_parser))
+def _ordinary(engine: Engine, dialect: DialectName, *, has_parser: bool) -> CallTraits:
+    return CallTraits(dialect, {"stream": True}, Traits(engine.kind, "99", has_parser=has_parser))
 
 
 def _whole(engine: Engine, dialect: DialectName) -> str:
-    losses = [loss for loss in LOSSES if loss.engine == engine.kind and dialect in loss.dialects]
+    losses = [loss for loss in QUIRKS if loss.engine == engine.kind and dialect in loss.dialects]
     if any("no_token_ids" in loss.codes for loss in losses if loss.framings == "always"):
         return "flagged: text only"
     return "exact, but for the lines below" if losses else "exact"

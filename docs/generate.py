@@ -24,7 +24,7 @@ from docs.generate_sync_client import TARGET as SYNC_CLIENT
 from docs.generate_sync_client import sync_client
 from docs.routes import api_page
 from proxy import errors
-from proxy.api.health import FACTS, make_told
+from proxy.api.health import STORE_GAUGES, make_info_metrics
 from proxy.config.settings import Settings
 from proxy.telemetry.metrics import make_metrics
 from proxy.trajectory.fidelity import PROBLEMS
@@ -98,7 +98,7 @@ def metrics_page() -> str:
     """docs/metrics.md."""
     collectors = [
         *make_metrics(CollectorRegistry()).all(),
-        *make_told(CollectorRegistry(), (), dict.fromkeys(FACTS, "0")),
+        *make_info_metrics(CollectorRegistry(), (), dict.fromkeys(STORE_GAUGES, "0")),
     ]
     rows = [
         f"| `{metric.name}{'_total' if metric.type == 'counter' else ''}` | {metric.type} "

@@ -20,10 +20,10 @@ from proxy.cli import audit as command
 from proxy.cli.api_client import ControlClient
 from proxy.cli.check import findings, print_findings
 from proxy.cli.console import print_lines
-from proxy.cli.export import Wanted, download
-from proxy.cli.render.rollout import View
+from proxy.cli.export import ExportRequest, download
+from proxy.cli.render.rollout import StepView
 from proxy.cli.render.step import summary
-from proxy.cli.show import Place, print_list, print_rollout, print_step
+from proxy.cli.show import ControlAddress, print_list, print_rollout, print_step
 from proxy.cli.tail import line
 from proxy.config.settings import load
 from proxy.server.listener import running, simulating
@@ -31,7 +31,7 @@ from proxy.simulator.options import Options
 
 IMAGES = Path(__file__).parent / "images"
 SYSTEM = "You add numbers with the tool `add`, and answer in one sentence."
-ALL = Wanted("sequences", (), None, "exact", "ndjson")
+ALL = ExportRequest("sequences", (), None, "exact", "ndjson")
 
 
 def terminal(width: int = 110) -> Console:
@@ -89,15 +89,15 @@ async def filled() -> AsyncIterator[tuple[str, str]]:
 
 async def look(url: str) -> None:
     """The pictures of list, show and tail."""
-    place = Place(url, None, None)
+    place = ControlAddress(url, None, None)
     out = terminal()
     await print_list(place, out, "rollouts", 50, as_json=False)
     keep("list", "tokentape list", out)
     out = terminal()
-    await print_rollout(place, out, "sums/edited", View(), as_json=False)
+    await print_rollout(place, out, "sums/edited", StepView(), as_json=False)
     keep("show", "tokentape show sums/edited", out)
     out = terminal()
-    await print_step(place, out, "sums/edited", "0", View(logprobs=True, ids=True), as_json=False)
+    await print_step(place, out, "sums/edited", "0", StepView(logprobs=True, ids=True), as_json=False)
     keep("logprobs", "tokentape show sums/edited --step 0 --ids --logprobs", out)
     out = terminal(132)
     async with aiohttp.ClientSession() as http:

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self, TypeAlias
 
-from proxy.protocols.dialects.base import Spoken
-from proxy.protocols.dialects.translation import Ways
+from proxy.protocols.dialects.base import ErrorDialect
+from proxy.protocols.dialects.translation import TranslationOptions
 from proxy.protocols.exchange import Outcome
 from proxy.protocols.plan import Plan
 from proxy.trajectory.step import Step
@@ -61,17 +61,17 @@ class CallAdapter(Protocol):
 
 
 # Reads the body of a call to an endpoint; None if the body has the endpoint's own shape. Raises NotValid.
-ReadAdapter: TypeAlias = Callable[[str, Mapping[str, Any], Ways], CallAdapter | None]
+ReadAdapter: TypeAlias = Callable[[str, Mapping[str, Any], TranslationOptions], CallAdapter | None]
 
 
 @dataclass(frozen=True, slots=True)
 class CallRoute:
     """An endpoint that samples: the dialect of its errors, and the adapters that may read its bodies, tried in order."""
 
-    errors: Spoken
+    errors: ErrorDialect
     adapters: tuple[ReadAdapter, ...] = ()
 
-    def read(self, endpoint: str, body: Mapping[str, Any], ways: Ways) -> CallAdapter | None:
+    def read(self, endpoint: str, body: Mapping[str, Any], ways: TranslationOptions) -> CallAdapter | None:
         """Return the adapter of a body; None if the body has the endpoint's own shape. Raises NotValid."""
         for read in self.adapters:
             if (adapter := read(endpoint, body, ways)) is not None:

@@ -11,7 +11,7 @@ import orjson
 from aiohttp import web
 
 from proxy.api.api_keys import MintedKey, bearer, proves, read_minted
-from proxy.api.context import PARTS, Parts
+from proxy.api.context import CONTEXT, Context
 from proxy.api.rollout_id import KEY_PREFIX
 from proxy.errors import Forbidden, StoreFault, Unauthorized
 from storage.errors import StorageError
@@ -29,7 +29,7 @@ class Caller:
     is_dispatched: bool = False
 
 
-async def identify(request: web.Request, parts: Parts, *, takes_control_keys: bool = False) -> Caller:
+async def identify(request: web.Request, parts: Context, *, takes_control_keys: bool = False) -> Caller:
     """Return who calls. Raises Unauthorized for a missing or wrong key."""
     key = bearer(request.headers.get("Authorization")) or request.headers.get("X-Api-Key")
     minted = read_minted(key) if key else None
@@ -42,7 +42,7 @@ async def identify(request: web.Request, parts: Parts, *, takes_control_keys: bo
     return Caller(key, None)
 
 
-def may_report(caller: Caller, parts: Parts) -> bool:
+def may_report(caller: Caller, parts: Context) -> bool:
     """Whether a caller may report the result of a rollout, and so its reward and status.
 
     With the key of the rollout's dispatch, or with a control key. Where no control key is configured, whoever reaches the
@@ -56,7 +56,7 @@ def may_report(caller: Caller, parts: Parts) -> bool:
     return not is_agent and not parts.control_keys and parts.settings.control.listen is None
 
 
-async def prove(parts: Parts, minted: MintedKey) -> bool:
+async def prove(parts: Context, minted: MintedKey) -> bool:
     """Check a minted key against its rollout; return whether it is the key of the rollout's dispatch.
 
     Raises Unauthorized.
@@ -93,11 +93,11 @@ async def require_control_key(
     resource = request.match_info.route.resource
     canonical = "" if resource is None else resource.canonical
     if canonical and canonical not in (MODEL_API, *_OPEN) and not canonical.startswith(f"{SESSION_API}/"):
-        check_control_key(request, request.app[PARTS])
+        check_control_key(request, request.app[CONTEXT])
     return await handler(request)
 
 
-def check_control_key(request: web.Request, parts: Parts) -> None:
+def check_control_key(request: web.Request, parts: Context) -> None:
     """Raises Unauthorized without a key or with an unknown one, Forbidden with an agent's."""
     key = bearer(request.headers.get("Authorization")) or request.headers.get("X-Api-Key")
     if key is not None and (read_minted(key) is not None or key in parts.agent_keys) and key not in parts.control_keys:

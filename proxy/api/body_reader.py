@@ -15,12 +15,12 @@ from typing import Final, Protocol
 import zstandard
 from aiohttp import web
 
-from proxy.api.context import PARTS
-from proxy.api.memory_limit import Reservation
+from proxy.api.context import CONTEXT
+from proxy.api.memory_limit import ByteReservation
 from proxy.errors import BadCall, TooLarge, TooSlow, Unsupported
 from proxy.upstream.concurrency import off_loop
 
-RESERVED: Final = web.RequestKey("reserved", Reservation)
+RESERVED: Final = web.RequestKey("reserved", ByteReservation)
 
 _MOST_RATIO: Final = 100  # text of agents compresses 3 to 20 times, long repetitions 50 times
 _ANY_RATIO_BYTES: Final = 2**20
@@ -39,10 +39,10 @@ async def read_bytes(request: web.Request, *, most: int | None = None) -> bytes:
 
     Raises TooLarge, TooSlow, Unsupported (the content coding), Overloaded, or BadCall for one that cannot be decompressed.
     """
-    agents, coding = request.app[PARTS].settings.agents, _coding(request)
+    agents, coding = request.app[CONTEXT].settings.agents, _coding(request)
     reserved = request.get(RESERVED)
     if reserved is None:
-        reserved = request[RESERVED] = request.app[PARTS].pressure.reserve()
+        reserved = request[RESERVED] = request.app[CONTEXT].pressure.reserve()
     most = min(most or agents.max_body_bytes, agents.max_body_bytes)
     try:
         async with nullcontext() if request.content.is_eof() else asyncio.timeout(agents.body_timeout_s):
@@ -65,7 +65,7 @@ def release(request: web.Request) -> None:
         reserved.release()
 
 
-async def _received(request: web.Request, reserved: Reservation, most: int) -> bytes:
+async def _received(request: web.Request, reserved: ByteReservation, most: int) -> bytes:
     """The body as it comes. A length that is announced is reserved at once: a refusal is then known before the body."""
     announced = request.content_length or 0
     if announced > most:
@@ -81,7 +81,7 @@ async def _received(request: web.Request, reserved: Reservation, most: int) -> b
     return await off_loop(len(body), bytes, body)
 
 
-async def _inflated(source: "_Source", packed: int, reserved: Reservation, most: int) -> bytes:
+async def _inflated(source: "_Source", packed: int, reserved: ByteReservation, most: int) -> bytes:
     """All bytes of a source, at most `most` and at most `_MOST_RATIO` times those that came."""
     by_ratio = max(packed * _MOST_RATIO, _ANY_RATIO_BYTES)
     body, piece = bytearray(), _FIRST_PIECE_BYTES

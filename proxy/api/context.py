@@ -10,32 +10,32 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from proxy.api.api_keys import KeyRing
-from proxy.api.memory_limit import Pressure
+from proxy.api.memory_limit import InFlightBytes
 from proxy.clock import Clock
 from proxy.config.settings import Settings
-from proxy.protocols.dialects.translation import Ways
+from proxy.protocols.dialects.translation import TranslationOptions
 from proxy.protocols.sampling import Sampling
 from proxy.rollouts.completion import GroupCompletion
 from proxy.rollouts.drift_report import DriftReporter
 from proxy.rollouts.drift_totals import DriftTotals
 from proxy.rollouts.finishing import Finisher
-from proxy.rollouts.idempotency import Attempts
+from proxy.rollouts.idempotency import IdempotencyKeys
 from proxy.rollouts.lifetimes import Lifetimes
 from proxy.rollouts.opening import RolloutOpener
 from proxy.rollouts.policy import Pause, Policy
 from proxy.rollouts.recorder import Recorder
-from proxy.rollouts.reservations import Places
+from proxy.rollouts.reservations import StepReservations
 from proxy.telemetry.metrics import Metrics
-from proxy.telemetry.multiprocess import Totals
+from proxy.telemetry.multiprocess import WorkerMetrics
 from proxy.upstream import Upstream
-from proxy.upstream.registry import Fleet
+from proxy.upstream.registry import EndpointRegistry
 from proxy.upstream.token_text import TokenTexts
 from proxy.upstream.tokenizers import Tokenizers
 from storage.store import Store
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class Context:
     """The long-lived things of one process.
 
     `secret` is the store's: minted keys are proved by it. `in_flight` counts the calls in flight of each rollout.
@@ -49,17 +49,17 @@ class Parts:
     store: Store
     upstream: Upstream
     recorder: Recorder
-    pressure: Pressure
-    attempts: Attempts
+    pressure: InFlightBytes
+    attempts: IdempotencyKeys
     agent_keys: KeyRing
     control_keys: KeyRing
     secret: bytes
     sampling: Sampling
     tokenizers: Tokenizers
     pause: Pause
-    fleet: Fleet
-    totals: Totals
-    places: Places
+    fleet: EndpointRegistry
+    totals: WorkerMetrics
+    places: StepReservations
     lifetimes: Lifetimes
     policy: Policy
     opener: RolloutOpener
@@ -84,9 +84,9 @@ class Parts:
         return self.drift_totals.reporter
 
     @property
-    def ways(self) -> Ways:
+    def ways(self) -> TranslationOptions:
         """How dialects by way of chat are translated."""
-        return Ways(**dict(self.settings.dialects))
+        return TranslationOptions(**dict(self.settings.dialects))
 
 
-PARTS = web.AppKey("parts", Parts)
+CONTEXT = web.AppKey("parts", Context)

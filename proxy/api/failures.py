@@ -10,8 +10,8 @@ from aiohttp import web
 
 from proxy.api.auth import MODEL_API, SESSION_API
 from proxy.api.body_reader import release
-from proxy.api.context import PARTS
-from proxy.api.http import SHOWN, SPOKEN
+from proxy.api.context import CONTEXT
+from proxy.api.http import ERROR_DIALECT, RESPONSE_STARTED
 from proxy.errors import BadCall, InternalError, NotFound, ProxyError, StoreFault
 from proxy.protocols.dialects.base import openai_error
 from proxy.telemetry.logs import LOG
@@ -27,7 +27,7 @@ def internal_error(failure: BaseException, **fields: object) -> InternalError:
     return error
 
 
-def shown(request: web.Request, error: ProxyError) -> ProxyError:
+def visible_error(request: web.Request, error: ProxyError) -> ProxyError:
     """Return the error as the client of this request may see it; what agents may not see is logged."""
     if error.public is None or not _is_of_an_agent(request):
         return error
@@ -36,10 +36,10 @@ def shown(request: web.Request, error: ProxyError) -> ProxyError:
     return error.for_agents(f"error id {error_id}")
 
 
-def error_answer(request: web.Request, error: ProxyError) -> web.Response:
+def error_response(request: web.Request, error: ProxyError) -> web.Response:
     """Return the answer to a failure in the shape of the API, and the dialect, of the request."""
-    error = shown(request, error)
-    spoken = request.get(SPOKEN)
+    error = visible_error(request, error)
+    spoken = request.get(ERROR_DIALECT)
     headers = {"Content-Type": "application/json"}
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(error.retry_after_s)
@@ -84,8 +84,8 @@ def _failed(request: web.Request, error: ProxyError) -> web.Response:
 
     Where a part of another answer was written already, the connection ends instead: half an answer must not look whole.
     """
-    if request.get(SHOWN) and request.transport is not None:
+    if request.get(RESPONSE_STARTED) and request.transport is not None:
         request.transport.close()
-    if PARTS in request.app:  # a stand-in has none
-        request.app[PARTS].metrics.errors.labels(error.code).inc()
-    return error_answer(request, error)
+    if CONTEXT in request.app:  # a stand-in has none
+        request.app[CONTEXT].metrics.errors.labels(error.code).inc()
+    return error_response(request, error)

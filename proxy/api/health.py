@@ -12,28 +12,30 @@ import orjson
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
 
-from proxy.api.context import PARTS, Parts
+from proxy.api.context import CONTEXT, Context
 from proxy.upstream import Endpoint
 from storage.errors import StorageError
 
 _STORE_TIMEOUT_S = 1.0
 _VERSION: Final = version("tokentape")
 
-FACTS: Final = {
+STORE_GAUGES: Final = {
     "memory_bytes": "Memory used by the servers of the store.",
     "memory_limit_bytes": "Memory limit of the servers of the store (maxmemory); 0 if one of them has no limit.",
     "aof_ok": "1 if every server of the store keeps an append-only file and its last write succeeded, else 0.",
 }
 
 
-async def told_now(parts: Parts) -> bytes:
+async def info_metrics(parts: Context) -> bytes:
     """Return the gauges in Prometheus' text format."""
     registry = CollectorRegistry()
-    make_told(registry, parts.upstream.endpoints, await _facts(parts))
+    make_info_metrics(registry, parts.upstream.endpoints, await _facts(parts))
     return generate_latest(registry)
 
 
-def make_told(registry: CollectorRegistry, endpoints: Collection[Endpoint], facts: Mapping[str, str]) -> list[Gauge]:
+def make_info_metrics(
+    registry: CollectorRegistry, endpoints: Collection[Endpoint], facts: Mapping[str, str]
+) -> list[Gauge]:
     """Create the gauges and register them. Facts that the store does not report are left out."""
     build = Gauge(
         "tokentape_build_info", "Always 1; the label is the version of TokenTape.", ("version",), registry=registry
@@ -47,13 +49,17 @@ def make_told(registry: CollectorRegistry, endpoints: Collection[Endpoint], fact
     store_is = Gauge("tokentape_store_info", text, ("version", "durability"), registry=registry)
     if "version" in facts:
         store_is.labels(facts["version"], facts["durability"]).set(1)
-    store = {fact: Gauge(f"tokentape_store_{fact}", FACTS[fact], registry=registry) for fact in FACTS if fact in facts}
+    store = {
+        fact: Gauge(f"tokentape_store_{fact}", STORE_GAUGES[fact], registry=registry)
+        for fact in STORE_GAUGES
+        if fact in facts
+    }
     for fact, gauge in store.items():
         gauge.set(float(facts[fact]))
     return [build, engines, store_is, *store.values()]
 
 
-async def _facts(parts: Parts) -> dict[str, str]:
+async def _facts(parts: Context) -> dict[str, str]:
     """Return the facts that the store reports; nothing if it is unreachable or slow."""
     if parts.recorder.standing.away is not None:
         return {}
@@ -78,7 +84,7 @@ async def show_ready(request: web.Request) -> web.Response:
     From the first SIGTERM it is 503: for `shutdown_delay_s`, and with a separate port of the control API until the shutdown
     is complete.
     """
-    parts = request.app[PARTS]
+    parts = request.app[CONTEXT]
     if parts.stopping.is_set():
         return _json({"status": "stopping", "in_flight": parts.in_flight.total()}, status=503)
     store, engines = await asyncio.gather(_store(parts), healthy_engines(parts))
@@ -92,12 +98,12 @@ async def show_ready(request: web.Request) -> web.Response:
 
 async def show_metrics(request: web.Request) -> web.Response:
     """`GET /metrics`: Prometheus, of all workers together."""
-    parts = request.app[PARTS]
-    counted, told = await asyncio.gather(parts.totals.exposition(), told_now(parts))
+    parts = request.app[CONTEXT]
+    counted, told = await asyncio.gather(parts.totals.exposition(), info_metrics(parts))
     return web.Response(body=counted + told, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
-async def _store(parts: Parts) -> str:
+async def _store(parts: Context) -> str:
     if parts.recorder.standing.away is not None:
         return parts.recorder.standing.away
     try:
@@ -109,7 +115,7 @@ async def _store(parts: Parts) -> str:
     return "ok"
 
 
-async def healthy_engines(parts: Parts) -> dict[str, bool]:
+async def healthy_engines(parts: Context) -> dict[str, bool]:
     """Whether each endpoint is healthy, by name."""
     endpoints = parts.upstream.endpoints
     found = await asyncio.gather(*map(parts.upstream.watch.check, endpoints))

@@ -4,12 +4,14 @@ from typing import Final
 
 from aiohttp import web
 
-from proxy.protocols.dialects.base import Spoken
+from proxy.protocols.dialects.base import ErrorDialect
 
-SHOWN = web.RequestKey("shown", bool)  # set once a byte of an answer is written: no other answer can be given then
+RESPONSE_STARTED = web.RequestKey(
+    "shown", bool
+)  # set once a byte of an answer is written: no other answer can be given then
 
 
-CLIENT_LEFT = 499  # in the log only, as nginx has it
+CLIENT_CLOSED_REQUEST = 499  # in the log only, as nginx has it
 
 
-SPOKEN: Final = web.RequestKey("spoken", Spoken)  # the dialect of a request, once its path was read
+ERROR_DIALECT: Final = web.RequestKey("spoken", ErrorDialect)  # the dialect of a request, once its path was read

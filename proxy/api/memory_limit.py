@@ -32,12 +32,12 @@ class Held(Protocol):
         ...
 
 
-class Reservation:
+class ByteReservation:
     """The bytes that one request holds: they grow as its body comes, and are given back once it is answered."""
 
     __slots__ = ("_bytes", "_pressure")
 
-    def __init__(self, pressure: "Pressure") -> None:
+    def __init__(self, pressure: "InFlightBytes") -> None:
         self._pressure = pressure
         self._bytes = 0
 
@@ -54,7 +54,7 @@ class Reservation:
         self.grow(-self._bytes)
 
 
-class Pressure:
+class InFlightBytes:
     """The calls in flight of one process. `kept` tells the bytes of steps that nobody waits for and are not stored yet."""
 
     def __init__(
@@ -86,9 +86,9 @@ class Pressure:
         """For how long the oldest call has been in flight; 0 if none is."""
         return max((now - call.started for call in self.calls), default=0.0)
 
-    def reserve(self) -> "Reservation":
+    def reserve(self) -> "ByteReservation":
         """Return a reservation for the body of one request, empty at first. It must be released."""
-        return Reservation(self)
+        return ByteReservation(self)
 
     def take(self, more: int, *, own: int) -> None:
         """Count `more` bytes of a request that holds `own` bytes already. Raises Overloaded if they do not fit.

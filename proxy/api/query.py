@@ -8,7 +8,7 @@ from typing import Final
 
 from aiohttp import web
 
-from proxy.api.context import PARTS
+from proxy.api.context import CONTEXT
 from proxy.api.rollout_id import id_from_path
 from proxy.errors import BadCall
 from proxy.rollouts.rollout import Rollout, no_rollout, read_rollout
@@ -16,21 +16,21 @@ from proxy.rollouts.rollout import Rollout, no_rollout, read_rollout
 _GREATEST: Final = 10**12 - 1  # beyond any count, index or unix time in seconds, and no trouble to the store
 
 
-def rollout_id_of(request: web.Request) -> str:
+def rollout_id_from(request: web.Request) -> str:
     """The rollout id in the path, read from the path as it came: routers decode too much or too little."""
     return id_from_path(request.raw_path.partition("?")[0].split("/")[2])
 
 
-async def rollout_of(request: web.Request) -> Rollout:
+async def rollout_from(request: web.Request) -> Rollout:
     """The rollout that the path names. Raises NotFound."""
-    name = rollout_id_of(request)
-    stored = await request.app[PARTS].store.get(name)
+    name = rollout_id_from(request)
+    stored = await request.app[CONTEXT].store.get(name)
     if stored is None:
         raise no_rollout(name)
     return read_rollout(stored)
 
 
-def number_of(request: web.Request, name: str, default: int | None, *, least: int, most: int = _GREATEST) -> int | None:
+def int_param(request: web.Request, name: str, default: int | None, *, least: int, most: int = _GREATEST) -> int | None:
     """A whole number of the query. Raises BadCall."""
     text = request.query.get(name)
     if text is None:
@@ -42,7 +42,7 @@ def number_of(request: web.Request, name: str, default: int | None, *, least: in
     return int(text)
 
 
-def choice_of(request: web.Request, name: str, known: Collection[str], default: str) -> str:
+def enum_param(request: web.Request, name: str, known: Collection[str], default: str) -> str:
     """One of some words of the query. Raises BadCall naming them."""
     word = request.query.get(name, default)
     if word not in known:
@@ -50,7 +50,7 @@ def choice_of(request: web.Request, name: str, known: Collection[str], default: 
     return word
 
 
-def only_known(request: web.Request, known: Collection[str]) -> None:
+def reject_unknown_params(request: web.Request, known: Collection[str]) -> None:
     """Refuse a misspelt option. Raises BadCall."""
     for name in request.query:
         if name not in known:

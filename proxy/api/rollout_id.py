@@ -19,7 +19,7 @@ _PREFIXES = ("/rollouts/", "/sessions/")
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class RequestPath:
     """Where a call goes: the endpoint as an engine knows it, and the rollout its path names, if any."""
 
     endpoint: str
@@ -34,7 +34,7 @@ def id_from_path(segment: str) -> str:
         raise BadCall(f"the rollout id {segment!r} is not percent-encoded UTF-8", param="rollout_id") from None
 
 
-def read_target(raw_path: str) -> Target:
+def parse_path(raw_path: str) -> RequestPath:
     """The endpoint and the rollout that a path names: `/rollouts/{id}/v1/…`, `/sessions/{id}/v1/…` or plain `/v1/…`.
 
     `raw_path` is the path as it came, still encoded, without its query. Raises BadCall for an id that is none.
@@ -42,8 +42,8 @@ def read_target(raw_path: str) -> Target:
     for prefix in _PREFIXES:
         segment, slash, rest = raw_path.removeprefix(prefix).partition("/")
         if raw_path.startswith(prefix) and slash:
-            return Target(f"/{rest}", id_from_path(segment))
-    return Target(raw_path, None)
+            return RequestPath(f"/{rest}", id_from_path(segment))
+    return RequestPath(raw_path, None)
 
 
 def named_rollout(

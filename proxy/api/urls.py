@@ -5,7 +5,7 @@ from urllib.parse import quote
 from aiohttp import web
 from yarl import URL
 
-from proxy.api.context import Parts
+from proxy.api.context import Context
 from proxy.config.addresses import split_listen
 
 _DOTS = (".", "..")
@@ -19,7 +19,7 @@ def prefix_of(rollout_id: str) -> str:
     return "" if rollout_id in _DOTS else f"/rollouts/{quote(rollout_id, safe='')}"
 
 
-def model_url(request: web.Request, parts: Parts) -> str:
+def model_url(request: web.Request, parts: Context) -> str:
     """The base URL of the model API, as agents reach it: as configured, or as whoever sent this request."""
     settings = parts.settings
     if settings.agents.url is not None:

@@ -17,9 +17,9 @@ from rich.table import Table
 from rich.text import Text
 
 from proxy.cli.console import audit_bar, new_table, print_json, print_table, visible
-from proxy.cli.export import Wanted, reads
+from proxy.cli.export import ExportRequest, reads
 from proxy.rollouts.audit.report import NOT_SCORED, NOTHING, TOO_LONG, Result, is_well, summary
-from proxy.rollouts.audit.runner import Journal, Terms, audit_rows
+from proxy.rollouts.audit.runner import AuditLog, AuditOptions, audit_rows
 from proxy.rollouts.audit.sample import LogprobsMode
 from proxy.rollouts.audit.scoring import NotScored, Send, find_scorer
 
@@ -59,7 +59,7 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}"
 
 
-async def rows_of_file(path: Path, wanted: Wanted) -> AsyncGenerator[Any, None]:
+async def rows_of_file(path: Path, wanted: ExportRequest) -> AsyncGenerator[Any, None]:
     """The wanted rows of a file that `tokentape export` wrote. Raises OSError, or ValueError naming the line."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
@@ -67,7 +67,7 @@ async def rows_of_file(path: Path, wanted: Wanted) -> AsyncGenerator[Any, None]:
                 yield row
 
 
-async def rows_of_proxy(session: aiohttp.ClientSession, url: str, wanted: Wanted) -> AsyncGenerator[Any, None]:
+async def rows_of_proxy(session: aiohttp.ClientSession, url: str, wanted: ExportRequest) -> AsyncGenerator[Any, None]:
     """The wanted rows of a running proxy. Raises OSError if it refuses, ValueError if it answers no rows."""
     for path in wanted.paths():
         where = url.rstrip("/") + path
@@ -88,7 +88,7 @@ def _row(line: bytes, where: str) -> Any:
         raise ValueError(f"{where}: not JSON ({error}); give rows of `tokentape export`") from error
 
 
-def _is_wanted(row: Any, wanted: Wanted) -> bool:
+def _is_wanted(row: Any, wanted: ExportRequest) -> bool:
     if not isinstance(row, dict):
         return True  # what it lacks is told with its verdict
     named = not wanted.rollouts or row.get("rollout_id") in wanted.rollouts
@@ -99,7 +99,7 @@ _CONNECT_S = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ServerAddress:
     """A server and the key that it wants."""
 
     url: str
@@ -116,9 +116,9 @@ class Place:
 class Request:
     """What the command line asked for. `source`: a running proxy, or a file of rows."""
 
-    source: Place | Path
-    wanted: Wanted
-    engine: Place
+    source: ServerAddress | Path
+    wanted: ExportRequest
+    engine: ServerAddress
     kind: str | None
     model: str | None
     tolerance: float
@@ -127,10 +127,10 @@ class Request:
     journal: Path | None
     as_json: bool
 
-    def terms_for(self, kind: str) -> Terms:
+    def terms_for(self, kind: str) -> AuditOptions:
         """The terms, with what an engine's logprobs are of where nobody said it."""
         usual: LogprobsMode = "after_temperature_logprobs" if kind == "sglang" else "raw_logprobs"
-        return Terms(self.tolerance, self.logprobs_mode or usual, self.concurrency)
+        return AuditOptions(self.tolerance, self.logprobs_mode or usual, self.concurrency)
 
 
 async def audit(request: Request, out: Console, notes: Console) -> bool:
@@ -141,7 +141,7 @@ async def audit(request: Request, out: Console, notes: Console) -> bool:
             scorer = await find_scorer(sender(session, request.engine.url), request.kind, request.model)
         except NotScored as why:
             raise ValueError(f"{request.engine.url}: {why}") from why
-        journal = Journal(request.journal)
+        journal = AuditLog(request.journal)
         stack.callback(journal.close)
         rows = await stack.enter_async_context(aclosing(await _rows(request, stack)))
         seen = stack.enter_context(audit_bar(notes, await asyncio.to_thread(_count, request)))

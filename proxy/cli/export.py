@@ -24,7 +24,7 @@ _MOST_TOLD = 500  # characters of a refusal in another shape than ours
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ExportRequest:
     """What to export. `more`: whatever else the route takes, by name."""
 
     format: str
@@ -76,7 +76,7 @@ def _nobody(read: int, done: int) -> None:
 async def download(
     url: str | None,
     settings: Settings | None,
-    wanted: Wanted,
+    wanted: ExportRequest,
     out: Path | None,
     *,
     api_key: str | None,
@@ -112,7 +112,9 @@ async def connected(
         yield session, str(url).rstrip("/")
 
 
-async def _write(session: aiohttp.ClientSession, url: str, wanted: Wanted, file: BinaryIO, moved: Moved) -> Report:
+async def _write(
+    session: aiohttp.ClientSession, url: str, wanted: ExportRequest, file: BinaryIO, moved: Moved
+) -> Report:
     report = Report(rows=0 if wanted.container == "ndjson" else None)
 
     def answered(headers: Mapping[str, str]) -> None:
@@ -185,7 +187,13 @@ _MOST_SKIPPED = 10  # sentences about what was left out, on a terminal
 
 
 async def export_to(
-    url: str | None, settings: Settings | None, wanted: Wanted, out: Path | None, *, api_key: str | None, as_json: bool
+    url: str | None,
+    settings: Settings | None,
+    wanted: ExportRequest,
+    out: Path | None,
+    *,
+    api_key: str | None,
+    as_json: bool,
 ) -> None:
     """Write the rows; say what they leave out. As JSON, say also how much there is. Raises OSError with a sentence."""
     is_mixed = out is None and sys.stdout.isatty()  # a bar among the rows would spoil both

@@ -24,7 +24,7 @@ from proxy.cli.options import (
 from proxy.cli.runner import Exit
 
 if TYPE_CHECKING:
-    from proxy.cli.show import Place
+    from proxy.cli.show import ControlAddress
     from proxy.config.settings import Settings
 
 app = typer.Typer(name="tokentape", callback=tokentape, no_args_is_help=True, pretty_exceptions_enable=False)
@@ -120,11 +120,11 @@ def show(  # noqa: PLR0913 - each is an option with a name of its own
 ) -> None:
     """Print a rollout: what was sampled bright, what was not dimmed, and what is wrong with it."""
     from proxy.cli.console import answers  # noqa: PLC0415 - keeps `--help` quick
-    from proxy.cli.render.rollout import View  # noqa: PLC0415
+    from proxy.cli.render.rollout import StepView  # noqa: PLC0415
     from proxy.cli.show import print_rollout, print_step  # noqa: PLC0415
 
     place, out = _place(url, store, api_key), answers()
-    view = View(ids, logprobs, whole, with_values=not out.is_terminal or out.no_color)
+    view = StepView(ids, logprobs, whole, with_values=not out.is_terminal or out.no_color)
     if step is None:
         _run(print_rollout(place, out, rollout, view, as_json=as_json))
     else:
@@ -172,13 +172,13 @@ def export(  # noqa: PLR0913, PLR0917 - each is an option with a name of its own
     as_json: AsJson = False,
 ) -> None:
     """Export rollouts as rows that a trainer takes."""
-    from proxy.cli.export import Wanted, export_to  # noqa: PLC0415
+    from proxy.cli.export import ExportRequest, export_to  # noqa: PLC0415
     from proxy.cli.push import push_all  # noqa: PLC0415
 
     if (url is None) == (store is None):
         _misused("give either --url (a running proxy) or --store (a store nobody else has open)")
     more = tuple((name, value) for name, _, value in (each.partition("=") for each in query or ()))
-    wanted = Wanted(form, tuple(rollout or ()), group, include, container, more)
+    wanted = ExportRequest(form, tuple(rollout or ()), group, include, container, more)
     settings = None if store is None else _settings(None, store=store, listen="127.0.0.1:0")
     if push is None:
         if as_json and out is None:
@@ -220,14 +220,14 @@ def audit(  # noqa: PLR0913, PLR0917 - each is an option with a name of its own
     """Have an engine score exported sequences again, and say which are not what it sampled."""
     from proxy.cli import audit as command  # noqa: PLC0415 - keeps `--help` quick
     from proxy.cli.console import answers, notes  # noqa: PLC0415
-    from proxy.cli.export import Wanted  # noqa: PLC0415
+    from proxy.cli.export import ExportRequest  # noqa: PLC0415
 
     if (url is None) == (file is None):
         _misused("give either --url (a running proxy) or --file (rows that export wrote)")
     request = command.Request(
-        source=file or command.Place(str(url), api_key),
-        wanted=Wanted("sequences", tuple(rollout or ()), group, "exact", "ndjson"),
-        engine=command.Place(engine, engine_api_key),
+        source=file or command.ServerAddress(str(url), api_key),
+        wanted=ExportRequest("sequences", tuple(rollout or ()), group, "exact", "ndjson"),
+        engine=command.ServerAddress(engine, engine_api_key),
         kind=engine_kind,
         model=model,
         tolerance=tolerance,
@@ -263,12 +263,12 @@ def check(
         raise typer.Exit(Exit.FOUND)
 
 
-def _place(url: str, store: str | None, api_key: str | None) -> "Place":
-    from proxy.cli.show import Place  # noqa: PLC0415 - keeps `--help` quick
+def _place(url: str, store: str | None, api_key: str | None) -> "ControlAddress":
+    from proxy.cli.show import ControlAddress  # noqa: PLC0415 - keeps `--help` quick
 
     if store is None:
-        return Place(url, None, api_key)
-    return Place(None, _settings(None, store=store, listen="127.0.0.1:0"), None)
+        return ControlAddress(url, None, api_key)
+    return ControlAddress(None, _settings(None, store=store, listen="127.0.0.1:0"), None)
 
 
 def _settings(config: Path | None, **said: Any) -> "Settings":

@@ -16,7 +16,7 @@ import orjson
 from rich.console import Console
 
 from proxy.cli.console import notes, print_json, visible
-from proxy.cli.export import Wanted, connected
+from proxy.cli.export import ExportRequest, connected
 from proxy.config.settings import Settings
 from proxy.export import FORMATS, Inexpressible, Rows
 from proxy.export.atropos import IGNORED
@@ -94,7 +94,13 @@ class _Unsaid(OSError):
 
 
 async def push(
-    url: str | None, settings: Settings | None, wanted: Wanted, to: Delivery, *, api_key: str | None, notes: Console
+    url: str | None,
+    settings: Settings | None,
+    wanted: ExportRequest,
+    to: Delivery,
+    *,
+    api_key: str | None,
+    notes: Console,
 ) -> list[Pushed]:
     """Post the groups, and say of each what became of it.
 
@@ -188,7 +194,7 @@ def _against(member: Member, longest: int, max_len: int | None) -> str | None:
     return None
 
 
-async def _groups(session: aiohttp.ClientSession, url: str, wanted: Wanted) -> AsyncIterator[Scored]:
+async def _groups(session: aiohttp.ClientSession, url: str, wanted: ExportRequest) -> AsyncIterator[Scored]:
     """The groups that are asked for, newest first, each with its rollouts in its own order."""
     names = [wanted.group] if wanted.group is not None else [name async for name in _names(session, url)]
     for name in names:
@@ -280,7 +286,13 @@ async def _asked(
 
 
 async def push_all(
-    url: str | None, settings: Settings | None, wanted: Wanted, to: Delivery, *, api_key: str | None, as_json: bool
+    url: str | None,
+    settings: Settings | None,
+    wanted: ExportRequest,
+    to: Delivery,
+    *,
+    api_key: str | None,
+    as_json: bool,
 ) -> bool:
     """Post the groups; whether the service received every one. Raises OSError with a sentence."""
     pushed = await push(url, settings, wanted, to, api_key=api_key, notes=notes())

@@ -11,7 +11,7 @@ from rich.console import Console
 from proxy.cli.api_client import ControlClient, path_of
 from proxy.cli.console import print_json, print_lines, print_table, remark
 from proxy.cli.export import connected
-from proxy.cli.render.rollout import Picture, View, alone
+from proxy.cli.render.rollout import Picture, StepView, alone
 from proxy.cli.render.tables import groups_table, rollouts_table
 from proxy.clock import SystemClock
 from proxy.config.settings import Settings
@@ -20,7 +20,7 @@ _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ControlAddress:
     """Whose rollouts: those of a running proxy, or, with settings, of a store that nobody else has open."""
 
     url: str | None
@@ -29,7 +29,7 @@ class Place:
 
 
 async def print_list(
-    place: Place, out: Console, noun: str, limit: int, *, as_json: bool, **filters: str | int | None
+    place: ControlAddress, out: Console, noun: str, limit: int, *, as_json: bool, **filters: str | int | None
 ) -> None:
     """Print rollouts or groups, newest first. Raises OSError with a sentence."""
     async with connected(place.url, place.settings, place.api_key) as (session, url):
@@ -49,7 +49,7 @@ async def print_list(
         remark(f"there are more than {limit}: --limit", "dim")
 
 
-async def print_rollout(place: Place, out: Console, rollout_id: str, view: View, *, as_json: bool) -> None:
+async def print_rollout(place: ControlAddress, out: Console, rollout_id: str, view: StepView, *, as_json: bool) -> None:
     """Print a rollout. Raises OSError with a sentence."""
     async with connected(place.url, place.settings, place.api_key) as (session, url):
         client = ControlClient(session, url)
@@ -63,7 +63,9 @@ async def print_rollout(place: Place, out: Console, rollout_id: str, view: View,
     print_lines(out, Picture(rollout, tree, steps, view).lines(SystemClock().now_ms()))
 
 
-async def print_step(place: Place, out: Console, rollout_id: str, named: str, view: View, *, as_json: bool) -> None:
+async def print_step(
+    place: ControlAddress, out: Console, rollout_id: str, named: str, view: StepView, *, as_json: bool
+) -> None:
     """Print one step, named by its id or its index. Raises OSError with a sentence."""
     async with connected(place.url, place.settings, place.api_key) as (session, url):
         client = ControlClient(session, url)
@@ -75,7 +77,7 @@ async def print_step(place: Place, out: Console, rollout_id: str, named: str, vi
     print_lines(out, alone(step, view))
 
 
-async def _told_texts(client: ControlClient, steps: list[Any], view: View, *, as_json: bool) -> View:
+async def _told_texts(client: ControlClient, steps: list[Any], view: StepView, *, as_json: bool) -> StepView:
     """The view with the texts of tokens, where they are wanted."""
     return replace(view, texts=await client.texts(steps)) if view.logprobs and not as_json else view
 

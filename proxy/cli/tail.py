@@ -25,8 +25,8 @@ from proxy.cli.api_client import ControlClient, path_of
 from proxy.cli.console import print_json, print_lines, remark, visible
 from proxy.cli.export import Refused, connected, sentence_of
 from proxy.cli.render.step import counts_of, latency_of, summary, verdict_of
-from proxy.cli.show import Place
-from proxy.protocols.sse import EventCutter
+from proxy.cli.show import ControlAddress
+from proxy.protocols.sse import EventParser
 from proxy.server.shutdown import stopped_by_signals
 
 _REMEMBERED: Final = 10_000  # rollouts and steps; an older one is told from the next event on
@@ -37,7 +37,7 @@ _SKEW_S: Final = 1  # by which the clocks of the proxy's processes may differ
 _GONE = 404
 
 
-async def tail(place: Place, rollout_id: str | None, last: int, out: Console, *, as_json: bool) -> None:
+async def tail(place: ControlAddress, rollout_id: str | None, last: int, out: Console, *, as_json: bool) -> None:
     """Print steps as they come, until a signal says otherwise; of one rollout first its `last`.
 
     Raises OSError with a sentence if the proxy cannot be reached at first, or refuses.
@@ -117,7 +117,7 @@ class Tail:
                     yield None
                 self._since = self._since or parsedate_to_datetime(answer.headers["Date"]).timestamp()
                 self.is_connected.set()
-                events = EventCutter()
+                events = EventParser()
                 async for read in answer.content.iter_any():
                     for event in events.feed(read):
                         if event.name == b"changed":

@@ -6,7 +6,7 @@ A reward that is missing would count as 0.0 there, so it is refused here.
 from typing import Any, ClassVar, Final
 
 from proxy.export.base import BITS, COUNT, FLAG, IDS, LOGPROBS, REWARD, Columns, Listed
-from proxy.export.sequence_view import SequenceView, Source, logprobs_of
+from proxy.export.sequence_view import RowSource, SequenceView, logprobs_of
 from proxy.trajectory.sequence import Row
 
 NOT_SAMPLED: Final = -1
@@ -25,7 +25,7 @@ class ArealFormat(Listed, SequenceView):
         "rewards": [REWARD],
     }
 
-    def view(self, row: Row, source: Source) -> dict[str, Any]:
+    def view(self, row: Row, source: RowSource) -> dict[str, Any]:
         """The dict. `versions` is the version of the weights at each token trained here, -1 elsewhere."""
         versions = [NOT_SAMPLED] * len(row.token_ids)
         for span in row.spans:

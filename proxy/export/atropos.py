@@ -6,7 +6,7 @@ A node's text is known only where a tokenizer is at hand (`Fill.decode`); else `
 from typing import Any, ClassVar, Final
 
 from proxy.export.base import IDS, LOGPROBS, REWARD, TEXT, Batched, Columns, Listed
-from proxy.export.sequence_view import SequenceView, Source, advantages_of, logprobs_of
+from proxy.export.sequence_view import RowSource, SequenceView, advantages_of, logprobs_of
 from proxy.trajectory.sequence import Row
 
 IGNORED: Final = -100
@@ -25,7 +25,7 @@ class NodesFormat(Listed, SequenceView):
         "metadata": {"finish_reason": TEXT},
     }
 
-    def view(self, row: Row, source: Source) -> dict[str, Any]:
+    def view(self, row: Row, source: RowSource) -> dict[str, Any]:
         """The node."""
         return {
             "full_text": source.fill.decode(row.token_ids) if source.fill.decode else None,
@@ -54,7 +54,7 @@ class ScoredDataFormat(Batched, SequenceView):
         "advantages": [LOGPROBS],
     }
 
-    def view(self, row: Row, source: Source) -> dict[str, Any]:
+    def view(self, row: Row, source: RowSource) -> dict[str, Any]:
         """The object."""
         told = {
             "tokens": [row.token_ids],

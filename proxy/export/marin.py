@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
 from proxy.export.base import COUNT, FLAG, IDS, JSON, LOGPROBS, REWARD, TEXT, Columns, Inexpressible, Rows
-from proxy.export.sequence_view import Source
-from proxy.export.turn_view import Sampled, TurnView, step_reward
+from proxy.export.sequence_view import RowSource
+from proxy.export.turn_view import TurnRow, TurnView, step_reward
 from proxy.trajectory import record_values as typed
 
 _UNKNOWN: Final = -1  # its own default
@@ -46,7 +46,7 @@ class MarinFormat(TurnView):
         "decoding": JSON,
     }
 
-    def turn(self, turn: Sampled, source: Source) -> dict[str, Any]:
+    def turn(self, turn: TurnRow, source: RowSource) -> dict[str, Any]:
         """The rollout. The example is the group, unless `env_example_id` in the metadata says which it is."""
         facts = source.facts
         reward, one_by_one = step_reward(turn.step, source), facts.token_rewards(turn.step.step_id)
@@ -93,7 +93,7 @@ def _grouped(members: Sequence[Rows]) -> list[list[tuple[int, int]]]:
     return list(groups.values())
 
 
-def _weight_step(turn: Sampled, source: Source) -> int:
+def _weight_step(turn: TurnRow, source: RowSource) -> int:
     versions = sorted({span.policy_version or "" for span in turn.choice.spans} or {turn.step.policy_version or ""})
     if len(versions) > 1:
         told = " and ".join(map(repr, versions))
@@ -101,7 +101,7 @@ def _weight_step(turn: Sampled, source: Source) -> int:
     return source.version(turn.step.step_id, versions[0]) if versions[0] else _UNKNOWN
 
 
-def _decoding(turn: Sampled) -> dict[str, Any] | None:
+def _decoding(turn: TurnRow) -> dict[str, Any] | None:
     sampling = turn.step.sampling
     temperature, most = typed.number(sampling.get("temperature")), sampling.get("max_tokens")
     if temperature is None or most is None:

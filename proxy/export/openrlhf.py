@@ -6,7 +6,7 @@ The agent's response is unshifted. An Experience has its action arrays from posi
 from typing import Any, ClassVar
 
 from proxy.export.base import BITS, COUNT, FLAG, IDS, LOGPROB, LOGPROBS, REWARD, Columns, Listed
-from proxy.export.sequence_view import SequenceView, Source, logprobs_of, turns
+from proxy.export.sequence_view import RowSource, SequenceView, logprobs_of, turns
 from proxy.trajectory.sequence import Row
 
 
@@ -24,7 +24,7 @@ class OpenRlhfFormat(Listed, SequenceView):
         "truncated": FLAG,
     }
 
-    def view(self, row: Row, source: Source) -> dict[str, Any]:
+    def view(self, row: Row, source: RowSource) -> dict[str, Any]:
         """The response."""
         return {
             "observation_tokens": row.token_ids,
@@ -54,7 +54,7 @@ class OpenRlhfExperienceFormat(Listed, SequenceView):
         "total_length": [LOGPROB],
     }
 
-    def view(self, row: Row, source: Source) -> dict[str, Any]:
+    def view(self, row: Row, source: RowSource) -> dict[str, Any]:
         """The experience. `response_length` counts from the first sampled token to the last, a tool's included."""
         sampled = turns(row)
         return {

@@ -7,7 +7,7 @@ here is the exact one, and `mask_claims` shows both numbers.
 from typing import Any, ClassVar
 
 from proxy.export.base import BITS, COUNT, IDS, LOGPROBS, REWARD, TEXT, Columns, Listed
-from proxy.export.sequence_view import SequenceView, Source, logprobs_of, turns
+from proxy.export.sequence_view import RowSource, SequenceView, logprobs_of, turns
 from proxy.trajectory.sequence import Row
 
 
@@ -27,7 +27,7 @@ class OsmosisFormat(Listed, SequenceView):
         "mask_claims": [{"call": COUNT, "claimed": COUNT, "exact": COUNT}],
     }
 
-    def view(self, row: Row, source: Source) -> dict[str, Any]:
+    def view(self, row: Row, source: RowSource) -> dict[str, Any]:
         """The row; `num_turns` is the number of calls."""
         start = row.prompt_len
         claims = _claims(row, source)
@@ -43,7 +43,7 @@ class OsmosisFormat(Listed, SequenceView):
         }
 
 
-def _claims(row: Row, source: Source) -> list[dict[str, Any]]:
+def _claims(row: Row, source: RowSource) -> list[dict[str, Any]]:
     """For each call, how many tokens came in since the call before: as claimed, and as the ids show."""
     claims: list[dict[str, Any]] = []
     end = row.prompt_len

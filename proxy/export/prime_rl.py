@@ -6,7 +6,7 @@
 from typing import Any, ClassVar
 
 from proxy.export.base import FLAG, IDS, JSON, LOGPROBS, TEXT, Columns, Listed
-from proxy.export.sequence_view import SequenceView, Source, advantages_of, logprobs_of, turns
+from proxy.export.sequence_view import RowSource, SequenceView, advantages_of, logprobs_of, turns
 from proxy.trajectory.sequence import Row
 
 
@@ -30,7 +30,7 @@ class PrimeRlFormat(Listed, SequenceView):
         "advantages": LOGPROBS,
     }
 
-    def view(self, row: Row, source: Source) -> list[Any]:
+    def view(self, row: Row, source: RowSource) -> list[Any]:
         """The array."""
         name = source.env_name()
         if name == "all":  # there it is the name of all environments together
@@ -45,7 +45,7 @@ class PrimeRlFormat(Listed, SequenceView):
         return [*required, *[None] * 7, advantages_of(row, source)]
 
 
-def _temperatures(row: Row, source: Source) -> list[float]:
+def _temperatures(row: Row, source: RowSource) -> list[float]:
     """A temperature for every token: of what was not sampled, that of the turn which it leads up to."""
     told: list[float] = []
     for turn in turns(row):

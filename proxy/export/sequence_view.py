@@ -17,7 +17,7 @@ from proxy.trajectory.step import Step
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class RowSource:
     """What a view is made of beside its row: the steps by id, what to fill with, and whether the row has no siblings."""
 
     name: str
@@ -76,7 +76,7 @@ class SequenceView(Planned):
         """Plan a view of each canonical row, the oldest leaf's first. Raises `Inexpressible`."""
         found = sequences(steps, facts, options)
         by_id = {step.step_id: step for step in steps}
-        source = Source(self.name, facts, by_id, fill, alone=len(found.branches) == 1)
+        source = RowSource(self.name, facts, by_id, fill, alone=len(found.branches) == 1)
         if self.single and len(found.branches) > 1:
             raise source.refuse(
                 f"it has {len(found.branches)} sequences, and the format one for each rollout; "
@@ -91,11 +91,11 @@ class SequenceView(Planned):
         )
 
     @abstractmethod
-    def view(self, row: Row, source: Source) -> Any:
+    def view(self, row: Row, source: RowSource) -> Any:
         """The row in this format. Raises `Inexpressible`."""
 
 
-def logprobs_of(row: Row, source: Source, fill: float = 0.0) -> list[float]:
+def logprobs_of(row: Row, source: RowSource, fill: float = 0.0) -> list[float]:
     """The logprobs of all positions, with a fill where nothing is trained."""
     value = fill if source.fill.prompt_logprob is None else source.fill.prompt_logprob
     told: list[float] = []
@@ -106,7 +106,7 @@ def logprobs_of(row: Row, source: Source, fill: float = 0.0) -> list[float]:
     return told
 
 
-def advantage_of(source: Source) -> float:
+def advantage_of(source: RowSource) -> float:
     """The one advantage of the rollout, as given."""
     given = source.facts.advantages
     if given is None:
@@ -116,7 +116,7 @@ def advantage_of(source: Source) -> float:
     raise source.refuse("it has several advantages, and the format one for each rollout")
 
 
-def advantages_of(row: Row, source: Source) -> list[float]:
+def advantages_of(row: Row, source: RowSource) -> list[float]:
     """The advantage of each position, 0.0 where nothing is trained.
 
     Given may be one number for the rollout, a list with one for each position of its only row, or an object by step id of
@@ -133,7 +133,7 @@ def advantages_of(row: Row, source: Source) -> list[float]:
     return [value if mask else 0.0 for mask in row.mask]
 
 
-def _by_step(row: Row, source: Source, given: Mapping[str, Any]) -> list[float]:
+def _by_step(row: Row, source: RowSource, given: Mapping[str, Any]) -> list[float]:
     told = [0.0] * len(row.token_ids)
     for span in owned_turns(row):
         of_step = given.get(span.step_id)
@@ -177,12 +177,12 @@ def id_number(*names: str) -> int:
     return int.from_bytes(digest) >> 11
 
 
-def versions_of(row: Row, source: Source) -> list[int]:
+def versions_of(row: Row, source: RowSource) -> list[int]:
     """The versions of the weights that sampled what is trained here, as numbers, each once, the oldest first."""
     return sorted({source.version(span.step_id, span.policy_version) for span in row.spans if span.owned})
 
 
-def step_reward_ends(row: Row, source: Source) -> list[float]:
+def step_reward_ends(row: Row, source: RowSource) -> list[float]:
     """Rewards by response token: a step's own at its last token, unless it was given them token by token.
 
     The rollout's is at the last token of all, if the last step has none of its own.
@@ -195,7 +195,7 @@ def step_reward_ends(row: Row, source: Source) -> list[float]:
     return told
 
 
-def turn_rewards(step_id: str, count: int, source: Source, *, is_last: bool) -> list[float]:
+def turn_rewards(step_id: str, count: int, source: RowSource, *, is_last: bool) -> list[float]:
     """The rewards of a turn's sampled tokens; of the last turn without a reward of its own, the rollout's at its end."""
     one_by_one = source.facts.token_rewards(step_id)
     if one_by_one is None:

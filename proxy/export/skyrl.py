@@ -7,8 +7,8 @@ response must end in the EOS; a stop string leaves none, and is refused.
 from typing import Any, ClassVar
 
 from proxy.export.base import BITS, COUNT, FLAG, IDS, JSON, LOGPROBS, TEXT, Batched, Columns, Inexpressible
-from proxy.export.sequence_view import SequenceView, Source, logprobs_of, step_reward_ends, turn_rewards
-from proxy.export.turn_view import Sampled, TurnView
+from proxy.export.sequence_view import RowSource, SequenceView, logprobs_of, step_reward_ends, turn_rewards
+from proxy.export.turn_view import TurnRow, TurnView
 from proxy.trajectory.sequence import Row
 
 _COLUMNS: Columns = {
@@ -41,7 +41,7 @@ class SkyRlFormat(_Output, SequenceView):
     name = "skyrl"
     single = True
 
-    def view(self, row: Row, source: Source) -> dict[str, Any]:
+    def view(self, row: Row, source: RowSource) -> dict[str, Any]:
         """The output."""
         if row.finish_reason == "stop" and row.stop_token_sampled is not True:
             raise _without_eos(source)
@@ -64,7 +64,7 @@ class SkyRlStepwiseFormat(_Output, TurnView):
 
     name = "skyrl_stepwise"
 
-    def turn(self, turn: Sampled, source: Source) -> dict[str, Any]:
+    def turn(self, turn: TurnRow, source: RowSource) -> dict[str, Any]:
         """The output of one turn."""
         if turn.choice.finish_reason == "stop" and turn.stop_token_sampled is not True:
             raise _without_eos(source)
@@ -79,9 +79,9 @@ class SkyRlStepwiseFormat(_Output, TurnView):
         }
 
 
-def _without_eos(source: Source) -> Inexpressible:
+def _without_eos(source: RowSource) -> Inexpressible:
     return source.refuse("a response of its stopped without a stop token, and the format takes the last id for one")
 
 
-def _trajectory(source: Source) -> dict[str, Any]:
+def _trajectory(source: RowSource) -> dict[str, Any]:
     return {"instance_id": source.facts.group_id or source.facts.rollout_id, "repetition_id": 0}

@@ -8,7 +8,7 @@ are derived from the ids of the rollout and the group, so they are distinct over
 from typing import Any, ClassVar
 
 from proxy.export.base import BITS, COUNT, IDS, LOGPROBS, REWARD, TEXT, Columns, Listed
-from proxy.export.sequence_view import SequenceView, Source, id_number, logprobs_of
+from proxy.export.sequence_view import RowSource, SequenceView, id_number, logprobs_of
 from proxy.trajectory.sequence import Row
 
 
@@ -29,7 +29,7 @@ class SlimeFormat(Listed, SequenceView):
         "weight_versions": [TEXT],
     }
 
-    def view(self, row: Row, source: Source) -> dict[str, Any]:
+    def view(self, row: Row, source: RowSource) -> dict[str, Any]:
         """The sample."""
         start = row.prompt_len
         return {
@@ -46,7 +46,7 @@ class SlimeFormat(Listed, SequenceView):
         }
 
 
-def _status(row: Row, source: Source) -> str:
+def _status(row: Row, source: RowSource) -> str:
     if source.facts.status in {"failed", "aborted"}:
         return source.facts.status
     if row.finish_reason == "abort":
@@ -54,7 +54,7 @@ def _status(row: Row, source: Source) -> str:
     return "truncated" if row.truncated or source.facts.status == "truncated" else "completed"
 
 
-def _versions(row: Row, source: Source) -> list[str]:
+def _versions(row: Row, source: RowSource) -> list[str]:
     """One for each stretch that one version of the weights sampled; none if no version is known."""
     known = [span.policy_version for span in row.spans if span.policy_version is not None]
     if known and len(known) < len(row.spans):

@@ -6,7 +6,7 @@ The cookbook (0.6.1) takes a `mask` out before it sends; there is none here.
 from typing import Any, ClassVar
 
 from proxy.export.base import IDS, LOGPROBS, Columns, Listed
-from proxy.export.sequence_view import SequenceView, Source, advantages_of, logprobs_of
+from proxy.export.sequence_view import RowSource, SequenceView, advantages_of, logprobs_of
 from proxy.trajectory.sequence import Row
 
 
@@ -22,7 +22,7 @@ class TinkerFormat(Listed, SequenceView):
         "advantages": LOGPROBS,
     }
 
-    def view(self, row: Row, source: Source) -> dict[str, Any]:
+    def view(self, row: Row, source: RowSource) -> dict[str, Any]:
         """The datum. Without an advantage there is none."""
         return {
             "model_input": row.token_ids[:-1],

@@ -6,7 +6,7 @@ The trainer reads the last completion id: one that is no EOS says "truncated". I
 from typing import Any, ClassVar
 
 from proxy.export.base import BITS, COUNT, IDS, LOGPROB, LOGPROBS, REWARD, Batched, Columns, Listed
-from proxy.export.sequence_view import SequenceView, Source, advantage_of, logprobs_of, versions_of
+from proxy.export.sequence_view import RowSource, SequenceView, advantage_of, logprobs_of, versions_of
 from proxy.trajectory.sequence import Row
 
 
@@ -23,7 +23,7 @@ class TrlFormat(Batched, SequenceView):
         "reward": [REWARD],
     }
 
-    def view(self, row: Row, source: Source) -> dict[str, Any]:
+    def view(self, row: Row, source: RowSource) -> dict[str, Any]:
         """The object, with one entry in each list."""
         start = row.prompt_len
         told = {
@@ -49,7 +49,7 @@ class TrlAsyncFormat(Listed, SequenceView):
         "metrics": {"model_version_spread": LOGPROB},
     }
 
-    def view(self, row: Row, source: Source) -> dict[str, Any]:
+    def view(self, row: Row, source: RowSource) -> dict[str, Any]:
         """Return the sample."""
         versions = versions_of(row, source)
         return {

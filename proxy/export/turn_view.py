@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from proxy.export.base import PLAIN, Fill, Plan, Planned, skipped_rows
-from proxy.export.sequence_view import Source
+from proxy.export.sequence_view import RowSource
 from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.fidelity import is_unlogged
 from proxy.trajectory.retokenize import RETOKENIZED
@@ -20,7 +20,7 @@ from proxy.trajectory.tree import Node
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
+class TurnRow:
     """One prompt and what was sampled after it.
 
     `cut` says that `max_len` took something away, `overlong_prompt` that it took all that was sampled, and of the prompt.
@@ -88,7 +88,7 @@ class TurnView(Planned):
         turns = [
             chosen for _, node in sorted(owned.items()) if (chosen := self._fit(node, options, skipped)) is not None
         ]
-        source = Source(self.name, facts, {step.step_id: step for step in steps}, fill, len(found.branches) == 1)
+        source = RowSource(self.name, facts, {step.step_id: step for step in steps}, fill, len(found.branches) == 1)
         bare = [_Chosen(step, choice, has_tokens=False) for step, choice in self.without_tokens(steps)]
         last = turns[-1] if turns else None
         bare_logprobs = {step.step_id for step in steps if RETOKENIZED in step.problems or is_unlogged(step)}
@@ -106,14 +106,14 @@ class TurnView(Planned):
         return Plan([each.step_ids for each in all_rows], skipped_rows(skipped), rendered)
 
     @abstractmethod
-    def turn(self, turn: Sampled, source: Source) -> Any:
+    def turn(self, turn: TurnRow, source: RowSource) -> Any:
         """Render a turn in this format. Raises `Inexpressible`."""
 
     def without_tokens(self, steps: Sequence[Step]) -> Iterable[tuple[Step, Choice]]:
         """Return the choices without token ids that have a row in this format all the same; mostly none."""
         return ()
 
-    def bare(self, step: Step, choice: Choice, source: Source) -> Any:
+    def bare(self, step: Step, choice: Choice, source: RowSource) -> Any:
         """Render a choice of `without_tokens`."""
         raise NotImplementedError
 
@@ -128,14 +128,14 @@ class TurnView(Planned):
         return None
 
 
-def _sampled(chosen: _Chosen, *, is_last: bool) -> Sampled:
+def _sampled(chosen: _Chosen, *, is_last: bool) -> TurnRow:
     step, choice = chosen.step, chosen.choice
     prompt = step.prompts[choice.prompt].tolist()
-    turn = Sampled(step, choice, prompt, choice.ids.tolist(), choice.logprobs.tolist(), is_last)
+    turn = TurnRow(step, choice, prompt, choice.ids.tolist(), choice.logprobs.tolist(), is_last)
     return turn if chosen.room is None else _cut(turn, chosen.room)
 
 
-def _cut(turn: Sampled, room: int) -> Sampled:
+def _cut(turn: TurnRow, room: int) -> TurnRow:
     """Cut the turn as verifiers cuts to its `max_seq_len` (fa7f5fa): of a longer prompt nothing sampled is left."""
     if len(turn.prompt) > room:
         return replace(turn, prompt=turn.prompt[:room], ids=[], logprobs=[], cut=True, overlong_prompt=True)
@@ -143,12 +143,12 @@ def _cut(turn: Sampled, room: int) -> Sampled:
     return replace(turn, ids=turn.ids[:left], logprobs=turn.logprobs[:left], cut=True)
 
 
-def step_reward(step: Step, source: Source) -> float:
+def step_reward(step: Step, source: RowSource) -> float:
     """The step's own reward, else the rollout's."""
     own = source.facts.step_reward(step.step_id)
     return source.reward() if own is None else own
 
 
-def prompt_fill(source: Source) -> float:
+def prompt_fill(source: RowSource) -> float:
     """What stands for the logprob of a prompt's token."""
     return 0.0 if source.fill.prompt_logprob is None else source.fill.prompt_logprob

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 from proxy.export.base import BITS, COUNT, FLAG, IDS, JSON, LOGPROB, LOGPROBS, REWARD, TEXT, Columns, Listed
-from proxy.export.sequence_view import Source
-from proxy.export.turn_view import Sampled, TurnView, prompt_fill, step_reward
+from proxy.export.sequence_view import RowSource
+from proxy.export.turn_view import TurnRow, TurnView, prompt_fill, step_reward
 from proxy.trajectory.sequence import is_cut
 from proxy.trajectory.step import Choice, Step, answers_of
 from proxy.trajectory.tree import placeable
@@ -55,11 +55,11 @@ class VerifiersFormat(Listed, TurnView):
             if step.status == "complete" and not placeable(step, choice)
         ]
 
-    def bare(self, step: Step, choice: Choice, source: Source) -> dict[str, Any]:
+    def bare(self, step: Step, choice: Choice, source: RowSource) -> dict[str, Any]:
         """Render the step without tokens."""
         return _shown(step, choice, None, source)
 
-    def turn(self, turn: Sampled, source: Source) -> dict[str, Any]:
+    def turn(self, turn: TurnRow, source: RowSource) -> dict[str, Any]:
         """The step with its tokens."""
         tokens = {
             "prompt_ids": turn.prompt,
@@ -74,7 +74,7 @@ class VerifiersFormat(Listed, TurnView):
         return _shown(turn.step, turn.choice, tokens, source)
 
 
-def _shown(step: Step, choice: Choice, tokens: dict[str, Any] | None, source: Source) -> dict[str, Any]:
+def _shown(step: Step, choice: Choice, tokens: dict[str, Any] | None, source: RowSource) -> dict[str, Any]:
     """The step. Its response has this choice only: there, a response with several is an error."""
     response = dict(step.response or {})
     answer = answers_of(step).get(choice.index)
@@ -122,7 +122,7 @@ class TrainingExamplesFormat(Listed, TurnView):
     cuts = True
     columns: ClassVar[Columns] = {"token_ids": IDS, "logprobs": LOGPROBS, "mask": BITS, "reward": REWARD}
 
-    def turn(self, turn: Sampled, source: Source) -> dict[str, Any]:
+    def turn(self, turn: TurnRow, source: RowSource) -> dict[str, Any]:
         """The example."""
         return {
             "token_ids": turn.prompt + turn.ids,

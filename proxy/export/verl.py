@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import Any, ClassVar
 
 from proxy.export.base import BITS, COUNT, IDS, JSON, LOGPROBS, REWARD, Batched, Columns, Listed
-from proxy.export.sequence_view import SequenceView, Source, logprobs_of, turns, versions_of
+from proxy.export.sequence_view import RowSource, SequenceView, logprobs_of, turns, versions_of
 from proxy.trajectory.sequence import Row
 
 
@@ -31,7 +31,7 @@ class VerlFormat(Listed, SequenceView):
         "extra_fields": {"min_global_steps": COUNT, "max_global_steps": COUNT},
     }
 
-    def view(self, row: Row, source: Source) -> dict[str, Any]:
+    def view(self, row: Row, source: RowSource) -> dict[str, Any]:
         """The output. Without a reward `reward_score` is null, and the trainer computes one."""
         start = row.prompt_len
         return {
@@ -62,7 +62,7 @@ class VerlDataProtoFormat(Batched, SequenceView):
         "rm_scores": [LOGPROBS],
     }
 
-    def view(self, row: Row, source: Source) -> dict[str, Any]:
+    def view(self, row: Row, source: RowSource) -> dict[str, Any]:
         """The tensors."""
         left, right = _padding(row, source)
         start, pad = row.prompt_len, source.fill.pad_id
@@ -83,7 +83,7 @@ class VerlDataProtoFormat(Batched, SequenceView):
         return {**told, "rm_scores": [scores]}
 
 
-def _padding(row: Row, source: Source) -> tuple[int, int]:
+def _padding(row: Row, source: RowSource) -> tuple[int, int]:
     """How much a row is padded, on the left and on the right."""
     lengths = {
         "prompt_length": (source.fill.prompt_length, row.prompt_len),
@@ -98,7 +98,7 @@ def _padding(row: Row, source: Source) -> tuple[int, int]:
     return prompt, response
 
 
-def _messages(row: Row, source: Source) -> int:
+def _messages(row: Row, source: RowSource) -> int:
     """User, assistant and tool messages, the last reply included; the number of calls where there are no messages."""
     calls = turns(row)
     messages = source.steps[calls[-1].step_id].body.get("messages")
@@ -108,7 +108,7 @@ def _messages(row: Row, source: Source) -> int:
     return 1 + sum(role in ("user", "assistant", "tool") for role in roles)
 
 
-def _versions(row: Row, source: Source) -> dict[str, int]:
+def _versions(row: Row, source: RowSource) -> dict[str, int]:
     """The oldest and the youngest version of the weights; nothing if none is known."""
     if all(span.policy_version is None for span in row.spans):
         return {}

@@ -17,7 +17,7 @@ Json: TypeAlias = dict[str, Any]
 _CONSTANT: Final = frozenset({"id", "request_id", "model", "prompt_token_ids", "sglext"})
 
 
-class Fold(Protocol):
+class Accumulator(Protocol):
     """Accumulates the chunks of one streamed call. `problems` are codes of `proxy.trajectory.fidelity.PROBLEMS`."""
 
     problems: set[str]
@@ -196,7 +196,7 @@ def _has_content(choice: Json) -> bool:
     )
 
 
-class CompletionsFold:
+class CompletionsAccumulator:
     """Accumulates `text_completion` chunks."""
 
     def __init__(self) -> None:
@@ -272,7 +272,7 @@ class _MessageFold:
         return message
 
 
-class ChatFold:
+class ChatAccumulator:
     """Accumulates `chat.completion.chunk` chunks."""
 
     def __init__(self) -> None:
@@ -303,7 +303,7 @@ class ChatFold:
         return self._chunks.finish("chat.completion", choices)
 
 
-class GenerateFold:
+class GenerateAccumulator:
     """Accumulates the chunks of `/inference/v1/generate`."""
 
     def __init__(self) -> None:

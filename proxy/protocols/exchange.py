@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from proxy.protocols import synthetic_stream as replay
-from proxy.protocols.engines.base import Json, Lookup
+from proxy.protocols.engines.base import FollowUpRequest, Json
 from proxy.protocols.plan import Plan
-from proxy.protocols.response import ODD, Answer, ReplayReply, StreamReply, reply_for
+from proxy.protocols.response import MALFORMED, ParsedResponse, StreamResponse, SyntheticStreamResponse, reply_for
 from proxy.protocols.response_validation import Packed, check_messages, check_usage, pack_tokens
 from proxy.trajectory import fidelity
 from proxy.trajectory.step import Choice, Status, Step, Timing
@@ -49,32 +49,32 @@ class Exchange:
         self._status = status
         self._content_type = content_type
         self._reply = reply_for(status, content_type, plan.view, max_event_bytes)
-        self._conclusion: tuple[bytes, Answer] | None = None
+        self._conclusion: tuple[bytes, ParsedResponse] | None = None
         self.found: Any = None
         self.served: Collection[str] | None = None  # the models that the engine lists, where that had to be known
 
     @property
     def content_type(self) -> str | None:
         """What the client is told that it gets; None: what the engine said."""
-        if isinstance(self._reply, ReplayReply):
+        if isinstance(self._reply, SyntheticStreamResponse):
             return replay.CONTENT_TYPE
-        is_told = self._plan.translation is not None and not isinstance(self._reply, StreamReply)
+        is_told = self._plan.translation is not None and not isinstance(self._reply, StreamResponse)
         return "application/json" if is_told else None
 
     @property
     def is_over(self) -> bool:
         """Whether a stream's terminal event came: whatever becomes of the connection then, the answer is whole."""
-        return isinstance(self._reply, StreamReply) and self._reply.ended
+        return isinstance(self._reply, StreamResponse) and self._reply.ended
 
     @property
     def forces_usage(self) -> bool:
         """Whether a stream showed that its server writes usage on each event, whatever is requested."""
-        return isinstance(self._reply, StreamReply) and self._reply.forces_usage
+        return isinstance(self._reply, StreamResponse) and self._reply.forces_usage
 
     @property
     def pending(self) -> int:
         """The bytes of an event that is not whole yet: feeding its end parses all of them."""
-        return self._reply.pending if isinstance(self._reply, StreamReply) else 0
+        return self._reply.pending if isinstance(self._reply, StreamResponse) else 0
 
     def feed(self, read: bytes) -> bytes:
         """Take bytes of the engine; give the bytes that the client may see now. Raises EventTooLong."""
@@ -86,14 +86,14 @@ class Exchange:
         name = None if answer.response is None else answer.response.get("model")
         return name if isinstance(name, str) and name != self._plan.model_served else None
 
-    def lookup(self) -> Lookup | None:
+    def lookup(self) -> FollowUpRequest | None:
         """What is to be asked of the engine once more, now that no more bytes come; its answer goes into `found`."""
         _, answer = self._concluded()
         if answer.response is None or answer.error is not None:
             return None
         try:
             return self._plan.engine.lookup(self._plan.dialect.name, self._plan.body, answer.response)
-        except ODD:
+        except MALFORMED:
             return None  # `tokens` will say what is wrong with it
 
     def finish(self, timing: Timing, policy_version: str | None = None) -> Outcome:
@@ -110,7 +110,7 @@ class Exchange:
         """
         end, answer = self._concluded()
         error = answer.error if answer.response is not None else None  # a body cut short is no error of the engine
-        cut = Answer(answer.response, ended=self.is_over, error=error, problems=answer.problems)
+        cut = ParsedResponse(answer.response, ended=self.is_over, error=error, problems=answer.problems)
         told = None if self.is_over else reason
         return Outcome(end, self._step(cut, timing, policy_version, reason=told, delivered=delivered), broken=True)
 
@@ -118,20 +118,20 @@ class Exchange:
         """The proxy itself failed: a partial step of what was understood, or of nothing where that is what failed."""
         try:
             _, answer = self._concluded()
-            cut = Answer(answer.response, ended=False, problems=answer.problems)
+            cut = ParsedResponse(answer.response, ended=False, problems=answer.problems)
             return self._step(cut, timing, None, reason=reason, delivered=False)
-        except (OverflowError, *ODD):
-            bare = Answer(None, ended=False, problems=("unparsed_event",))
+        except (OverflowError, *MALFORMED):
+            bare = ParsedResponse(None, ended=False, problems=("unparsed_event",))
             return self._step(bare, timing, None, reason=reason, delivered=False)
 
-    def _concluded(self) -> tuple[bytes, Answer]:
+    def _concluded(self) -> tuple[bytes, ParsedResponse]:
         """The withheld end and what was understood: asked once of the reply."""
         if self._conclusion is None:
             self._conclusion = self._reply.finish()
         return self._conclusion
 
     def _step(
-        self, answer: Answer, timing: Timing, version_now: str | None, *, reason: str | None, delivered: bool
+        self, answer: ParsedResponse, timing: Timing, version_now: str | None, *, reason: str | None, delivered: bool
     ) -> Step:
         plan = self._plan
         status: Status = "error" if answer.error is not None else "complete" if answer.ended else "partial"
@@ -188,7 +188,7 @@ class Exchange:
             special=special,
         )
 
-    def _recorded(self, answer: Answer, problems: set[str]) -> Json | None:
+    def _recorded(self, answer: ParsedResponse, problems: set[str]) -> Json | None:
         """The response as the client was to see it; of an error, its status and body.
 
         A response that readers cannot rely on is kept under `unparsed`.
@@ -204,7 +204,7 @@ class Exchange:
     def _shown(self, response: Json) -> Json:
         try:
             return self._plan.view.whole(response)
-        except ODD:
+        except MALFORMED:
             return response
 
     def _tokens(self, response: Json | None) -> Packed:
@@ -217,7 +217,7 @@ class Exchange:
             tokens = plan.engine.tokens(plan.dialect.name, plan.body, response, self.found)
             given = plan.dialect.prompt_ids(plan.body)
             packed = pack_tokens(tokens, plan.asked.samples, plan.policy_version, given)
-        except (OverflowError, *ODD):
+        except (OverflowError, *MALFORMED):
             return Packed(problems=frozenset({"unparsed_event"}))
         return replace(packed, problems=packed.problems | problems) if problems else packed
 

@@ -9,21 +9,21 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from proxy.errors import NotValid
-from proxy.protocols.dialects.base import Asked, Dialect, Spoken
-from proxy.protocols.dialects.translation import Translation
-from proxy.protocols.engines.base import Engine, Json, LogprobsAsked, Traits, Wish
-from proxy.protocols.engines.quirks import Circumstances, Framing, Streaming, choose_framing, met
-from proxy.protocols.response import View
+from proxy.protocols.dialects.base import Dialect, ErrorDialect, ResponseOptions
+from proxy.protocols.dialects.translation import Translator
+from proxy.protocols.engines.base import Engine, InjectionRequest, Json, LogprobsAsked, Traits
+from proxy.protocols.engines.quirks import CallTraits, Framing, Streaming, applicable, choose_framing
+from proxy.protocols.response import ClientView
 from proxy.protocols.sampling import SAMPLING_FIELDS, Sampling, apply_rules, served_as
 from proxy.protocols.synthetic_stream import error_events
-from proxy.protocols.token_annotations import TokenReply
+from proxy.protocols.token_annotations import TokenAnnotations
 from proxy.trajectory.step import EngineFacts
 
 _STREAM = frozenset({"stream", "stream_options"})
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class CallOptions:
     """What holds for calls of one rollout, from its opening and the configuration.
 
     The call's own are `tokens`, and `room_left`: what the window leaves for it, where a cap asks for that.
@@ -35,7 +35,7 @@ class Terms:
     keep_reasoning: bool = True
     streaming: Streaming = "auto"
     logprobs: LogprobsAsked = "full"
-    tokens: TokenReply | None = None
+    tokens: TokenAnnotations | None = None
     room_left: int | None = None
 
 
@@ -54,11 +54,11 @@ class Plan:
     dialect: Dialect
     engine: Engine
     engine_facts: EngineFacts
-    asked: Asked
+    asked: ResponseOptions
     request: Json
     body: Json
     sent: Json
-    view: View
+    view: ClientView
     model_asked: str | None
     model_served: str | None
     sampling: Json
@@ -66,13 +66,13 @@ class Plan:
     wants_logprobs: bool = True
     headers: Mapping[str, str] = field(default_factory=dict)
     policy_version: str | None = None
-    translation: Translation | None = None
+    translation: Translator | None = None
     problems: tuple[str, ...] = ()
     expected: frozenset[str] = frozenset()
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def spoken(self) -> Spoken:
+    def spoken(self) -> ErrorDialect:
         """The dialect that the client speaks."""
         return self.translation or self.dialect
 
@@ -82,7 +82,7 @@ class Plan:
         return error_events(body) if telling is None else telling.finish(None, body.decode("utf-8", "replace"))
 
 
-def edit(body: Json, terms: Terms, dialect: Dialect) -> tuple[Json, set[str]]:
+def edit(body: Json, terms: CallOptions, dialect: Dialect) -> tuple[Json, set[str]]:
     """The fields that the terms set in a body, and those they take out of it (ours, which no engine knows)."""
     fields = {} if terms.tokens is None else terms.tokens.fields(body)
     model = body.get("model")
@@ -99,7 +99,7 @@ def edit(body: Json, terms: Terms, dialect: Dialect) -> tuple[Json, set[str]]:
 def make_plan(  # noqa: PLR0913 - a plan is all of this, and every argument has its name
     body: Json,
     *,
-    terms: Terms,
+    terms: CallOptions,
     step_id: str,
     rollout_id: str,
     endpoint: str,
@@ -116,7 +116,7 @@ def make_plan(  # noqa: PLR0913 - a plan is all of this, and every argument has 
     fields, unset = edit(body, terms, dialect)
     edited = {key: value for key, value in body.items() if key not in unset} | fields
     asked = _asked(dialect, body, edited)
-    at = Circumstances(dialect.name, edited, traits or Traits(engine.kind), terms.keep_reasoning, _wanted(terms, asked))
+    at = CallTraits(dialect.name, edited, traits or Traits(engine.kind), terms.keep_reasoning, _wanted(terms, asked))
     framing = _framing(engine, terms, at)
     edited, taken = _unstreamed(edited) if framing == "replay" else (edited, frozenset[str]())
     ask = engine.ask(_wish(at, edited, asked, terms, headers or {}))
@@ -134,7 +134,9 @@ def make_plan(  # noqa: PLR0913 - a plan is all of this, and every argument has 
         request=body,
         body=sent_body,
         sent={"set": _changed(body, {**fields, **ask.fields}), "unset": sorted(unset | (taken & body.keys()))},
-        view=View(dialect, engine, ask.hidden, asked.choices, renamed, framing == "replay", asked.usage, terms.tokens),
+        view=ClientView(
+            dialect, engine, ask.hidden, asked.choices, renamed, framing == "replay", asked.usage, terms.tokens
+        ),
         model_asked=model_asked,
         model_served=model_served,
         sampling=_sampling(dialect, sent_body, engine, at.traits, logprobs_mode or engine.logprobs_mode),
@@ -143,23 +145,27 @@ def make_plan(  # noqa: PLR0913 - a plan is all of this, and every argument has 
         headers=ask.headers,
         policy_version=policy_version,
         problems=ask.problems,
-        expected=frozenset(code for loss in met(engine.kind, at, live=framing == "live") for code in loss.codes),
+        expected=frozenset(code for loss in applicable(engine.kind, at, live=framing == "live") for code in loss.codes),
         extra={**(extra or {}), **({} if framing == "whole" else {"streaming": framing})},
     )
 
 
-def _wish(at: Circumstances, body: Json, asked: Asked, terms: Terms, headers: Mapping[str, str]) -> Wish:
+def _wish(
+    at: CallTraits, body: Json, asked: ResponseOptions, terms: CallOptions, headers: Mapping[str, str]
+) -> InjectionRequest:
     """The call as it is to be made, for the engine to add to."""
-    return Wish(at.dialect, body, asked, terms.keep_reasoning, headers, terms.logprobs, at.traits.forces_usage)
+    return InjectionRequest(
+        at.dialect, body, asked, terms.keep_reasoning, headers, terms.logprobs, at.traits.forces_usage
+    )
 
 
-def _asked(dialect: Dialect, body: Json, edited: Json) -> Asked:
+def _asked(dialect: Dialect, body: Json, edited: Json) -> ResponseOptions:
     """What may be seen is the client's own wish; how many choices come is decided by what is sent."""
     sent = dialect.asked(edited)
     return replace(dialect.asked(body), samples=sent.samples, choices=sent.choices)
 
 
-def _wanted(terms: Terms, asked: Asked) -> bool:
+def _wanted(terms: CallOptions, asked: ResponseOptions) -> bool:
     """Whether anybody wants logprobs: then a step without any lacks them."""
     return terms.logprobs != "off" or asked.logprobs
 
@@ -169,7 +175,7 @@ def _unstreamed(body: Json) -> tuple[Json, frozenset[str]]:
     return {key: value for key, value in body.items() if key not in _STREAM}, _STREAM
 
 
-def _framing(engine: Engine, terms: Terms, at: Circumstances) -> Framing:
+def _framing(engine: Engine, terms: CallOptions, at: CallTraits) -> Framing:
     """How the call goes upstream."""
     bears_replay = engine.bears_replay(at.dialect, at.body)
     if terms.tokens is None:

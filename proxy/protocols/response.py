@@ -16,15 +16,15 @@ from typing import Any, Final, Protocol
 from proxy.errors import EngineBroke
 from proxy.protocols import synthetic_stream as replay
 from proxy.protocols.dialects.base import Dialect
-from proxy.protocols.dialects.translation import Telling, Translation
-from proxy.protocols.engines.base import Engine, Hidden, Json
+from proxy.protocols.dialects.translation import ResponseRenderer, Translator
+from proxy.protocols.engines.base import Engine, Json, StripRules
 from proxy.protocols.lenient_json import NotJson, read_json, write_json
-from proxy.protocols.sse import Event, EventCutter
-from proxy.protocols.token_annotations import TokenReply
+from proxy.protocols.sse import Event, EventParser
+from proxy.protocols.token_annotations import TokenAnnotations
 
 _UNREADABLE: Final = 502  # what an answer that nobody can read is told as, where it cannot be passed on
 _UNTELLABLE: Final = "the engine's answer has not the shape of one"
-ODD: Final = (
+MALFORMED: Final = (
     TypeError,
     KeyError,
     AttributeError,
@@ -36,7 +36,7 @@ _CUT: Final = "the engine's answer ended without its terminal event"
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class ClientView:
     """What this client is to see: by which dialect and engine, what is hidden, how many choices are to come.
 
     `choices` is None where the body does not say; `model` is the name the client asked for, if it was another one.
@@ -47,14 +47,14 @@ class View:
 
     dialect: Dialect
     engine: Engine
-    hidden: Hidden
+    hidden: StripRules
     choices: int | None
     model: str | None = None
     replay: bool = False
     usage: bool = False
-    tokens: TokenReply | None = None
-    translation: Translation | None = None
-    telling: Telling | None = None
+    tokens: TokenAnnotations | None = None
+    translation: Translator | None = None
+    telling: ResponseRenderer | None = None
 
     def whole(self, response: Json) -> Json:
         """What to show of an unstreamed response; the same dict if all of it."""
@@ -75,7 +75,7 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ParsedResponse:
     """What a reply understood.
 
     `response` is the unstreamed or folded response, with what was injected; None if there was none. `ended` is whether
@@ -90,22 +90,22 @@ class Answer:
     status: int | None = None
 
 
-class Reply(Protocol):
+class ResponseStream(Protocol):
     """One reply of an engine, in one framing."""
 
     def feed(self, read: bytes) -> bytes:
         """Take bytes of the engine; give the bytes that the client may see now."""
         ...
 
-    def finish(self) -> tuple[bytes, Answer]:
+    def finish(self) -> tuple[bytes, ParsedResponse]:
         """No more bytes come: the withheld end, and what was understood."""
         ...
 
 
-class RawReply:
+class RawResponse:
     """An error, or something that is not JSON: kept, and passed on as it came."""
 
-    def __init__(self, view: View, status: int) -> None:
+    def __init__(self, view: ClientView, status: int) -> None:
         self._view = view
         self._status = status
         self._reads: list[bytes] = []
@@ -115,16 +115,18 @@ class RawReply:
         self._reads.append(read)
         return b""
 
-    def finish(self) -> tuple[bytes, Answer]:
+    def finish(self) -> tuple[bytes, ParsedResponse]:
         """All of it: untouched, or in the words of the client's dialect."""
         body = b"".join(self._reads)
-        return failed(self._view, self._status, body, Answer(None, ended=True, error=body.decode("utf-8", "replace")))
+        return failed(
+            self._view, self._status, body, ParsedResponse(None, ended=True, error=body.decode("utf-8", "replace"))
+        )
 
 
-class WholeReply:
+class WholeResponse:
     """An unstreamed JSON response."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: ClientView) -> None:
         self._view = view
         self._reads: list[bytes] = []
 
@@ -133,7 +135,7 @@ class WholeReply:
         self._reads.append(read)
         return b""
 
-    def finish(self) -> tuple[bytes, Answer]:
+    def finish(self) -> tuple[bytes, ParsedResponse]:
         """The body as the client is to see it."""
         body = b"".join(self._reads)
         try:
@@ -145,41 +147,41 @@ class WholeReply:
         try:
             shown = self._view.whole(response)
             return self._told(body, response, shown, loosely=loosely)
-        except ODD:
+        except MALFORMED:
             return self._failed(body)
 
-    def _unreadable(self, body: bytes) -> tuple[bytes, Answer]:
+    def _unreadable(self, body: bytes) -> tuple[bytes, ParsedResponse]:
         """A body that is no JSON passes on as it came; one that breaks off is an error: half of it must not look whole."""
-        answer = Answer(None, ended=False, error=body.decode("utf-8", "replace"), problems=("unparsed_event",))
+        answer = ParsedResponse(None, ended=False, error=body.decode("utf-8", "replace"), problems=("unparsed_event",))
         if self._view.translation is not None or body[:64].lstrip()[:1] not in (b"{", b"["):
             return failed(self._view, _UNREADABLE, body, answer)
         error = self._view.dialect.error(EngineBroke("the engine's answer is not valid JSON: it may have been cut off"))
         return error, replace(answer, status=_UNREADABLE)
 
-    def _failed(self, body: bytes) -> tuple[bytes, Answer]:
-        answer = Answer(None, ended=True, error=body.decode("utf-8", "replace"), problems=("unparsed_event",))
+    def _failed(self, body: bytes) -> tuple[bytes, ParsedResponse]:
+        answer = ParsedResponse(None, ended=True, error=body.decode("utf-8", "replace"), problems=("unparsed_event",))
         return failed(self._view, _UNREADABLE, body, answer)
 
-    def _told(self, body: bytes, response: Json, shown: Json, *, loosely: bool) -> tuple[bytes, Answer]:
+    def _told(self, body: bytes, response: Json, shown: Json, *, loosely: bool) -> tuple[bytes, ParsedResponse]:
         if self._view.telling is not None:
             shown = self._view.telling.whole(shown)
         end = body if shown is response else write_json(shown, loosely=loosely)
         return end, self._answer(response)
 
-    def _answer(self, response: Json, *problems: str) -> Answer:
+    def _answer(self, response: Json, *problems: str) -> ParsedResponse:
         """The response, and what it contradicts itself in."""
         found = list(problems)
         if response.get("usage") is None and self._view.engine.always_sends_usage:
             found.append("no_usage")
         if response.get("error") is not None:
             found.append("engine_error")
-        return Answer(response, ended=True, problems=tuple(found))
+        return ParsedResponse(response, ended=True, problems=tuple(found))
 
 
-class ReplayReply(WholeReply):
+class SyntheticStreamResponse(WholeResponse):
     """An unstreamed JSON response to a client that wants a stream."""
 
-    def _told(self, body: bytes, response: Json, shown: Json, *, loosely: bool) -> tuple[bytes, Answer]:
+    def _told(self, body: bytes, response: Json, shown: Json, *, loosely: bool) -> tuple[bytes, ParsedResponse]:
         view = self._view
         if view.telling is not None:
             return told_as_stream(view.engine, view.telling, shown), self._answer(response)
@@ -193,14 +195,14 @@ class ReplayReply(WholeReply):
         return events, self._answer(response)
 
 
-def told_as_stream(engine: Engine, telling: Telling, shown: Json) -> bytes:
+def told_as_stream(engine: Engine, telling: ResponseRenderer, shown: Json) -> bytes:
     """An unstreamed chat response, told in another dialect as the stream that it asked for."""
     first, *others = replay.chunks(engine.shape, "chat", shown, usage=True)
     first = {"usage": shown.get("usage"), **first}  # a stream says from the beginning how long the prompt was
     return b"".join([*map(telling.feed, (first, *others)), telling.finish(shown)])
 
 
-def failed(view: View, status: int, body: bytes, answer: Answer) -> tuple[bytes, Answer]:
+def failed(view: ClientView, status: int, body: bytes, answer: ParsedResponse) -> tuple[bytes, ParsedResponse]:
     """An answer that is none: as it came, or by way of chat told in the client's dialect."""
     if view.translation is None:
         return body, answer
@@ -218,16 +220,16 @@ class _Finish:
     is_unchanged: bool
 
 
-class StreamReply:
+class StreamResponse:
     """A stream of events, shown one by one as they come, up to the end of the turn.
 
     With `stream_options.include_usage` vLLM (0.32.0) writes `system_fingerprint` on the usage event, and without it on each
     event with a finish reason. Where we injected it, these events wait for the usage event and get the field back.
     """
 
-    def __init__(self, view: View, max_event_bytes: int | None = None) -> None:
+    def __init__(self, view: ClientView, max_event_bytes: int | None = None) -> None:
         self._view = view
-        self._cutter = EventCutter() if max_event_bytes is None else EventCutter(max_event_bytes)
+        self._cutter = EventParser() if max_event_bytes is None else EventParser(max_event_bytes)
         self._fold = view.dialect.fold()
         self._held: list[bytes | _Finish] = []
         self._holding = False
@@ -257,7 +259,7 @@ class StreamReply:
                 shown.append(text)
         return b"".join(shown)
 
-    def finish(self) -> tuple[bytes, Answer]:
+    def finish(self) -> tuple[bytes, ParsedResponse]:
         """The withheld events; a last one that was cut off is passed on as it came."""
         rest = self._cutter.finish()
         if rest is not None:
@@ -267,13 +269,13 @@ class StreamReply:
             self._problems.add("no_usage")
         try:
             response: Json | None = self._fold.finish()
-        except ODD:  # chunks that were like chunks, and do not add up to a response
+        except MALFORMED:  # chunks that were like chunks, and do not add up to a response
             self._problems.add("unparsed_event")
             response = None
-        answer = Answer(response, self.ended, self._error, tuple(sorted(self._problems)))
+        answer = ParsedResponse(response, self.ended, self._error, tuple(sorted(self._problems)))
         return end + self._told_end(answer), answer
 
-    def _told_end(self, answer: Answer) -> bytes:
+    def _told_end(self, answer: ParsedResponse) -> bytes:
         """What ends the stream in a dialect by way of chat."""
         telling = self._view.telling
         if telling is None:
@@ -282,7 +284,7 @@ class StreamReply:
         try:
             shown = None if answer.response is None else self._view.whole(answer.response)
             return telling.finish(shown, error)
-        except ODD:  # chunks that add up to a response which this dialect has no words for
+        except MALFORMED:  # chunks that add up to a response which this dialect has no words for
             return telling.finish(None, error or _UNTELLABLE)
 
     def _understand(self, event: Event) -> bytes | _Finish:
@@ -304,7 +306,7 @@ class StreamReply:
                 self._error = self._error or payload.decode("utf-8", "replace")
                 return self._as_it_came(event)  # vLLM writes these with spaces: never spelt again
             return self._accumulate(event, chunk, loosely=loosely)
-        except ODD:  # NotJson among them
+        except MALFORMED:  # NotJson among them
             self._problems.add("unparsed_event")
             if isinstance(chunk, dict) and chunk.get("choices"):
                 self._holding = True  # it may say that a choice is over
@@ -349,7 +351,7 @@ class StreamReply:
             return finish.event.raw
         try:
             return finish.event.with_payload(write_json({**shown, **missing}, loosely=finish.loosely))
-        except ODD:  # nested too deeply to be written
+        except MALFORMED:  # nested too deeply to be written
             self._problems.add("unparsed_event")
             return finish.event.raw
 
@@ -358,17 +360,17 @@ class StreamReply:
         return event.raw if self._view.telling is None else b""
 
 
-REPLIES: dict[str, type[WholeReply] | type[StreamReply]] = {
-    "application/json": WholeReply,
-    "text/event-stream": StreamReply,
+REPLIES: dict[str, type[WholeResponse] | type[StreamResponse]] = {
+    "application/json": WholeResponse,
+    "text/event-stream": StreamResponse,
 }
 
 
-def reply_for(status: int, content_type: str, view: View, max_event_bytes: int | None = None) -> Reply:
+def reply_for(status: int, content_type: str, view: ClientView, max_event_bytes: int | None = None) -> ResponseStream:
     """The reply for an answer of this status and content type."""
     framing = REPLIES.get(content_type.partition(";")[0].strip().lower())
     if framing is None or status != 200:
-        return RawReply(view, status if status != 200 else _UNREADABLE)
-    if framing is StreamReply:
-        return StreamReply(view, max_event_bytes)
-    return ReplayReply(view) if view.replay else WholeReply(view)
+        return RawResponse(view, status if status != 200 else _UNREADABLE)
+    if framing is StreamResponse:
+        return StreamResponse(view, max_event_bytes)
+    return SyntheticStreamResponse(view) if view.replay else WholeResponse(view)

@@ -61,7 +61,7 @@ def read_event(raw: bytes) -> Event:
     return Event(raw, b"\n".join(payload), name)
 
 
-class EventCutter:
+class EventParser:
     """Cut bytes into events: feed it each read, then `finish`.
 
     The work is linear in the bytes that are fed, however they are cut into reads. `limit` bounds the bytes of one event.

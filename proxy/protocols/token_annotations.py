@@ -20,7 +20,7 @@ _NAMED: Final = "token_id:"
 
 
 @dataclass(frozen=True, slots=True)
-class TokenReply:
+class TokenAnnotations:
     """What one client is told beside the usual.
 
     `pieces` gives the vocabulary's strings of ids, None for an id that it has not; without it tokens stay as the engine

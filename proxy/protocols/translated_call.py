@@ -9,9 +9,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
 from proxy.errors import NotValid
-from proxy.protocols.dialects import TRANSLATIONS
+from proxy.protocols.dialects import TRANSLATORS
 from proxy.protocols.dialects.base import is_on
-from proxy.protocols.dialects.translation import Earlier, Telling, Told, Translation, Ways
+from proxy.protocols.dialects.translation import (
+    CallIdentity,
+    ResolvedReferences,
+    ResponseRenderer,
+    TranslationOptions,
+    Translator,
+)
 from proxy.protocols.engines import ENGINES
 from proxy.protocols.exchange import Outcome
 from proxy.protocols.plan import Plan
@@ -24,7 +30,7 @@ CHAT: Final = "/v1/chat/completions"
 # What reading a stored response that is not of chat's shape raises: such an answer cannot be given a second time.
 _ODD_SHAPE: Final = (TypeError, KeyError, AttributeError, ValueError, IndexError, NotValid)
 
-# What an engine makes of these dialects by itself (see `Ways`). Seen: vLLM 0.32.0; read: SGLang 0.5.23
+# What an engine makes of these dialects by itself (see `TranslationOptions`). Seen: vLLM 0.32.0; read: SGLang 0.5.23
 # (entrypoints/anthropic/serving.py:421), llama.cpp 2026.10.
 _OWN: Final[Mapping[str, Mapping[str, Any]]] = {
     "vllm": {"thought": "reasoning"},
@@ -34,19 +40,19 @@ _OWN: Final[Mapping[str, Mapping[str, Any]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class ByChat:
+class TranslatedCall:
     """One call of a dialect by way of chat.
 
     `received` is when it came, in unix seconds. `merges_systems` and `has_developers` are what the engine that is to answer
     does with systems (`proxy.upstream.system_messages`).
     """
 
-    translation: Translation
+    translation: Translator
     request: Mapping[str, Any]
     body: dict[str, Any]
-    ways: Ways
+    ways: TranslationOptions
     received: float = 0.0
-    earlier: Earlier = field(default_factory=Earlier)
+    earlier: ResolvedReferences = field(default_factory=ResolvedReferences)
     merges_systems: bool = False
     has_developers: bool = False
     endpoint: str = CHAT
@@ -62,7 +68,7 @@ class ByChat:
         """The chat body, of which this kind of engine makes the prompt that its own endpoint would."""
         return self.translation.read(self.request, self.ways_of(kind), self.earlier)
 
-    def ways_of(self, kind: str | None) -> Ways:
+    def ways_of(self, kind: str | None) -> TranslationOptions:
         """How it is translated for an engine of this kind."""
         own = {"merges_systems": self.merges_systems, "has_developers": self.has_developers, **_OWN.get(kind or "", {})}
         return replace(self.ways, **own)
@@ -71,7 +77,9 @@ class ByChat:
         """The plan of the chat call, which is told in the client's dialect; it may be made for several endpoints in turn."""
         model = self.request.get("model")
         asked = model if isinstance(model, str) else None
-        telling = self.translation.telling(self.request, told_of(plan.step_id, plan.rollout_id, self.received, asked))
+        telling = self.translation.telling(
+            self.request, call_identity(plan.step_id, plan.rollout_id, self.received, asked)
+        )
         changed = {key: value for key, value in plan.body.items() if _is_new(self.request, key, value)}
         return replace(
             plan,
@@ -91,28 +99,28 @@ class ByChat:
         return None
 
 
-def read_by_chat(endpoint: str, body: Mapping[str, Any], ways: Ways) -> ByChat | None:
+def read_translated_call(endpoint: str, body: Mapping[str, Any], ways: TranslationOptions) -> TranslatedCall | None:
     """The call of a dialect by way of chat; None if the endpoint is of none.
 
     Raises NotValid, but for a call that names items, which cannot be read before they are found.
     """
-    translation = TRANSLATIONS.get(endpoint)
+    translation = TRANSLATORS.get(endpoint)
     if translation is None:
         return None
     chat = {} if translation.leaning(body).items else translation.read(body, ways)
-    return ByChat(translation, body, chat, ways)
+    return TranslatedCall(translation, body, chat, ways)
 
 
-def spoken_at(endpoint: str, headers: Mapping[str, str]) -> Translation | None:
+def error_dialect_at(endpoint: str, headers: Mapping[str, str]) -> Translator | None:
     """What a client speaks at a path that samples nothing; None: OpenAI's shapes, which chat has."""
     if "anthropic-version" in headers or endpoint.startswith("/v1/messages/"):
-        return TRANSLATIONS["/v1/messages"]
+        return TRANSLATORS["/v1/messages"]
     return None
 
 
-def telling_of(step: Step) -> Telling:
+def telling_of(step: Step) -> ResponseRenderer:
     """How the answer of a step by way of chat is told: as it was."""
-    told = told_of(step.step_id, step.rollout_id, step.timing.received, step.model_asked)
+    told = call_identity(step.step_id, step.rollout_id, step.timing.received, step.model_asked)
     return BY_NAME[step.dialect].telling(step.request, told)
 
 
@@ -140,13 +148,13 @@ def answered(step: Step) -> bytes | None:
     return None if whole is None else to_json_bytes(whole)
 
 
-def told_of(step_id: str, rollout_id: str, received: float, model: str | None) -> Told:
+def call_identity(step_id: str, rollout_id: str, received: float, model: str | None) -> CallIdentity:
     """What is told of a call beside what was sampled."""
-    return Told(step_id=step_id, created_s=int(received), model=model or "", rollout_id=rollout_id)
+    return CallIdentity(step_id=step_id, created_s=int(received), model=model or "", rollout_id=rollout_id)
 
 
 def _is_new(request: Mapping[str, Any], key: str, value: Any) -> bool:
     return key not in request or request[key] != value
 
 
-BY_NAME: Final = {translation.name: translation for translation in TRANSLATIONS.values()}
+BY_NAME: Final = {translation.name: translation for translation in TRANSLATORS.values()}

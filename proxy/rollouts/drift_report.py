@@ -37,7 +37,7 @@ _MOST_LOOKED_UP: Final = 100  # boundaries of a rollout whose texts are looked u
 _TEXTS_MARK: Final = "drift:"
 _CONCURRENT_LOOKUPS: Final = 16
 
-Wanted = Literal["all", "deciding", "none"]
+TextScope = Literal["all", "deciding", "none"]
 Pair: TypeAlias = tuple[str, str]
 
 
@@ -54,7 +54,7 @@ class DriftReporter:
         self._tokenizers = tokenizers
         self._lookups = asyncio.Semaphore(_CONCURRENT_LOOKUPS)
 
-    async def find(self, rollout: Rollout, steps: Sequence[Step], *, texts: Wanted = "all") -> list[Drift]:
+    async def find(self, rollout: Rollout, steps: Sequence[Step], *, texts: TextScope = "all") -> list[Drift]:
         """Return every boundary of a rollout, explained, the oldest first. Needs steps that were read whole.
 
         Each has its texts, or the reason why there are none. Those that are not kept are looked up as `texts` says: for all

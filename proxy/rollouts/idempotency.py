@@ -40,7 +40,7 @@ _MOST_ATTEMPTS: Final = 1000  # a client that says more is not counting attempts
 
 
 @dataclass(frozen=True, slots=True)
-class GivenAnswer:
+class StoredAnswer:
     """An answer that was given already, to be given again, and the step it was recorded as."""
 
     step: Step
@@ -58,7 +58,7 @@ class Attempt:
 
     step_id: str
     extra: Mapping[str, Any]
-    again: GivenAnswer | None = None
+    again: StoredAnswer | None = None
     stored: asyncio.Event = field(default_factory=asyncio.Event)
     marks: Mapping[str, bytes] = field(default_factory=dict)
 
@@ -69,7 +69,7 @@ class _Flight:
     over: asyncio.Event
 
 
-class Attempts:
+class IdempotencyKeys:
     """The attempts of one process. What it holds in memory is as much as there are keyed calls in flight."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
@@ -136,7 +136,7 @@ class Attempts:
         noted = {"step_id": step_id, "request_key": flight.request_key, "attempt": number}
         return Attempt(step_id, extra, None, flight.over, {mark: orjson.dumps(noted)})
 
-    async def _again(self, rollout_id: str, step_id: str) -> GivenAnswer | None:
+    async def _again(self, rollout_id: str, step_id: str) -> StoredAnswer | None:
         """The answer of a step; None if the call is to be made again."""
         found = await self._store.find(rollout_id, step_id)
         if found is None:
@@ -149,11 +149,11 @@ class Attempts:
             return None
 
 
-def _given(record: bytes, blocks: Mapping[bytes, bytes]) -> GivenAnswer | None:
+def _given(record: bytes, blocks: Mapping[bytes, bytes]) -> StoredAnswer | None:
     return given_answer(decode(record, BlockReader(blocks)))
 
 
-def given_answer(step: Step) -> GivenAnswer | None:
+def given_answer(step: Step) -> StoredAnswer | None:
     """What a step's client was answered; None if it was not answered whole, or not in a way that can be told again.
 
     A stream is told as `replay` tells one: a client cannot tell it from the engine's own, but its events may be fewer. Of
@@ -165,9 +165,9 @@ def given_answer(step: Step) -> GivenAnswer | None:
     is_stream = is_on(step.request.get("stream"))
     if step.dialect in BY_NAME:
         body = answered(step)
-        return None if body is None else GivenAnswer(step, CONTENT_TYPE if is_stream else "application/json", body)
+        return None if body is None else StoredAnswer(step, CONTENT_TYPE if is_stream else "application/json", body)
     if not is_stream:
-        return GivenAnswer(step, "application/json", orjson.dumps(step.response))
+        return StoredAnswer(step, "application/json", orjson.dumps(step.response))
     if step.dialect == "generate":
         return None
     usage = DIALECTS[step.endpoint].asked(step.request).usage
@@ -175,7 +175,7 @@ def given_answer(step: Step) -> GivenAnswer | None:
         events = replay_events(engine.shape, step.dialect, dict(step.response), usage=usage)
     except (TypeError, KeyError, AttributeError):
         return None
-    return GivenAnswer(step, CONTENT_TYPE, events)
+    return StoredAnswer(step, CONTENT_TYPE, events)
 
 
 def _check_body(known: str, request_key: str) -> None:

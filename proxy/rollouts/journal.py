@@ -32,7 +32,7 @@ _AT_ONCE: Final = 64  # entries in memory while they are replayed
 _HEAD_BYTES: Final = len(_MAGIC) + 4 + _CHECKSUM_BYTES
 
 
-class Spool:
+class Journal:
     """A journal at `path`, this process's alone. Raises OSError if it cannot be opened, or another process has it."""
 
     def __init__(self, path: Path) -> None:

@@ -23,9 +23,9 @@ import orjson
 
 from proxy.clock import Clock
 from proxy.errors import ProxyError, StoreFault
-from proxy.rollouts.journal import Spool
+from proxy.rollouts.journal import Journal
 from proxy.rollouts.rollout import DELIVERED_MARK, UNDELIVERED_MARK
-from proxy.rollouts.store_health import Standing
+from proxy.rollouts.store_health import StoreHealth
 from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
 from proxy.trajectory.blocks import BlockReader
@@ -58,7 +58,7 @@ class Recorder:
         store: Store,
         metrics: Metrics,
         clock: Clock,
-        spool: Spool | None = None,
+        spool: Journal | None = None,
         origin_of: Callable[[str, str], Origin | None] | None = None,
         followers: Iterable[Follower] = (),
     ) -> None:
@@ -72,7 +72,7 @@ class Recorder:
         self.tasks = BackgroundTasks()
         self._spool = spool
         self.kept_bytes = 0  # of steps that nobody waits for
-        self.standing = Standing(store, metrics, self._replay)
+        self.standing = StoreHealth(store, metrics, self._replay)
         if spool is not None:
             metrics.journal_steps.set_function(lambda: spool.pending)
             if spool.pending:
@@ -142,7 +142,7 @@ class Recorder:
         except RolloutDeleted:
             self._note_deleted(entry.name)
 
-    async def _journal(self, step: Step, incarnation: str, body_bytes: int, spool: Spool, origin: Origin) -> None:
+    async def _journal(self, step: Step, incarnation: str, body_bytes: int, spool: Journal, origin: Origin) -> None:
         """Write a step into the journal, with every block it needs: what the store knows then, nobody knows now."""
         step, record = await _encoded(step, set(), body_bytes)
         try:
@@ -151,7 +151,7 @@ class Recorder:
             raise StoreFault(f"the step could be stored neither in the store nor in the journal: {error}") from error
         self._count(step)
 
-    async def _wait_in(self, spool: Spool, entry: StepWrite) -> None:
+    async def _wait_in(self, spool: Journal, entry: StepWrite) -> None:
         """Write an entry into the journal. Raises OSError."""
         await spool.write(entry)
         self.standing.look()  # the store may have come back, and all others been replayed, while this one was written

@@ -18,7 +18,7 @@ LEASE_MS: Final = 60_000  # so long are the places of a process that died counte
 _RENEW_S: Final = 20.0
 
 
-class Places:
+class StepReservations:
     """The places that calls of this process hold. `hold` runs what nobody waits for."""
 
     def __init__(self, store: Store, hold: Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]) -> None:

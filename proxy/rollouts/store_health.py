@@ -18,7 +18,7 @@ _LOOK_S = 2.0
 PROBE = "probe"  # a constant of the store: what writes it, writes nothing new after the first time
 
 
-class Standing:
+class StoreHealth:
     """Whether the store is away. `back` is awaited when it has come back, and may find it away again."""
 
     def __init__(self, store: Store, metrics: Metrics, back: Callable[[], Awaitable[None]]) -> None:

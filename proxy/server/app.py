@@ -21,10 +21,10 @@ from proxy.api.compat.call_routes import CALL_ROUTES
 from proxy.api.compat.osmosis.callbacks import MODEL_ROUTES as OSMOSIS_ROUTES
 from proxy.api.compat.osmosis.dispatch import ROLLOUT_SERVERS
 from proxy.api.compat.osmosis.servers import RolloutServers
-from proxy.api.context import PARTS, Parts
+from proxy.api.context import CONTEXT, Context
 from proxy.api.control import CONTROL_ROUTES
 from proxy.api.failures import answer_failures
-from proxy.api.memory_limit import Pressure
+from proxy.api.memory_limit import InFlightBytes
 from proxy.api.model.routes import CALLS, MODEL_ROUTES, OTHERS, answer
 from proxy.api.ui.routes import PAGE_ROUTES
 from proxy.clock import Clock, SystemClock, new_id
@@ -37,17 +37,17 @@ from proxy.rollouts.drift_report import DriftReporter
 from proxy.rollouts.drift_totals import DriftTotals
 from proxy.rollouts.drift_watch import DriftWatch
 from proxy.rollouts.finishing import Finisher
-from proxy.rollouts.idempotency import Attempts
-from proxy.rollouts.journal import Spool
+from proxy.rollouts.idempotency import IdempotencyKeys
+from proxy.rollouts.journal import Journal
 from proxy.rollouts.lifetimes import Lifetimes
 from proxy.rollouts.opening import RolloutOpener
 from proxy.rollouts.policy import Pause, Policy
 from proxy.rollouts.recorder import Recorder
-from proxy.rollouts.reservations import Places
+from proxy.rollouts.reservations import StepReservations
 from proxy.telemetry.metrics import make_metrics
-from proxy.telemetry.multiprocess import Crew, Totals
+from proxy.telemetry.multiprocess import WorkerMetrics, WorkerSlot
 from proxy.upstream import Upstream
-from proxy.upstream.registry import Fleet
+from proxy.upstream.registry import EndpointRegistry
 from proxy.upstream.tokenizers import Tokenizers
 from storage import StoreOptions, open_store
 from storage.store import Store
@@ -57,7 +57,7 @@ _SECRET = "minting-secret"  # noqa: S105 - the name of a constant in the store
 
 
 def make_app(
-    settings: Settings, store: Store | None = None, clock: Clock | None = None, crew: Crew | None = None
+    settings: Settings, store: Store | None = None, clock: Clock | None = None, crew: WorkerSlot | None = None
 ) -> web.Application:
     """The application with both APIs, or the model API alone where the control API has a port of its own.
 
@@ -79,7 +79,7 @@ def make_app(
 def make_control_app(settings: Settings, app: web.Application) -> web.Application:
     """The control API alone, sharing the parts of a started application."""
     control = _new_app()
-    control[PARTS] = app[PARTS]
+    control[CONTEXT] = app[CONTEXT]
     control[ROLLOUT_SERVERS] = app[ROLLOUT_SERVERS]
     control.add_routes(_control_routes(settings))
     return control
@@ -109,7 +109,7 @@ def _new_app() -> web.Application:
 
 
 def _parts_of(
-    settings: Settings, store: Store | None, clock: Clock, crew: Crew | None
+    settings: Settings, store: Store | None, clock: Clock, crew: WorkerSlot | None
 ) -> Callable[[web.Application], AsyncIterator[None]]:
     async def parts_of(app: web.Application) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
@@ -119,7 +119,7 @@ def _parts_of(
             parts.recorder.followers += [watch.offer, lambda step, _, appended: late(step, appended)]
             parts.metrics.in_flight_rollouts.set_function(lambda: len(parts.in_flight))
             parts.metrics.oldest_call_age_seconds.set_function(lambda: parts.pressure.oldest_s(parts.clock.monotonic()))
-            app[PARTS] = parts
+            app[CONTEXT] = parts
             app.on_shutdown.append(_say_so)
             settling = parts.recorder.tasks.start(parts.completion.settle_all())
             yield
@@ -134,26 +134,28 @@ async def _make_parts(
     settings: Settings,
     store: Store | None,
     clock: Clock,
-    crew: Crew | None,
-) -> Parts:
+    crew: WorkerSlot | None,
+) -> Context:
     """The parts, made in the order in which they need each other; the stack closes them in the other order."""
     registry = CollectorRegistry()
     metrics = make_metrics(registry)
-    totals = _kept(stack, Totals(registry, metrics, crew))
+    totals = _kept(stack, WorkerMetrics(registry, metrics, crew))
     await totals.start()
     opened = store or _kept(stack, await open_store(settings.store.url, store_options(settings.store)))
     secret = await opened.set_once(_SECRET, clock.entropy(32))  # first: a start without a store ends here
     upstream = _kept(stack, Upstream(settings.engines, metrics))
     audit = _kept(stack, BackgroundAudit(settings.audit.sample_rate, upstream, metrics, clock))
     audit.start()
-    spool = Spool(settings.store.spool_path) if settings.store.on_failure == "spool" else None
+    spool = Journal(settings.store.spool_path) if settings.store.on_failure == "spool" else None
     lifetimes = await _kept(stack, Lifetimes(opened, metrics)).start()
     recorder = _kept(stack, Recorder(opened, metrics, clock, spool, lifetimes.origin, [audit.offer]))
     agents = settings.agents
-    pressure = Pressure(agents.max_bytes_in_flight, agents.client_stall_timeout_s, metrics, lambda: recorder.kept_bytes)
+    pressure = InFlightBytes(
+        agents.max_bytes_in_flight, agents.client_stall_timeout_s, metrics, lambda: recorder.kept_bytes
+    )
     tokenizers = Tokenizers(settings.engines.endpoints)
     follow = [upstream.replace, tokenizers.replace, lambda said: metrics.keep_engines({one.label for one in said})]
-    fleet = Fleet(opened.announcements, settings.engines.endpoints, follow)
+    fleet = EndpointRegistry(opened.announcements, settings.engines.endpoints, follow)
     pause = _pause(opened, clock, agents, fleet)
     app[ROLLOUT_SERVERS] = _kept(stack, RolloutServers(settings.osmosis))  # closed before the recorder: it notes cuts
     await _kept(stack, pause).start()
@@ -161,7 +163,7 @@ async def _make_parts(
     stopping = asyncio.Event()
     drift = DriftReporter(opened, clock, metrics, upstream, tokenizers)
     totals_of_drift = DriftTotals(drift, recorder.tasks, stopping)
-    return Parts(
+    return Context(
         settings=settings,
         clock=clock,
         metrics=metrics,
@@ -169,7 +171,7 @@ async def _make_parts(
         upstream=upstream,
         recorder=recorder,
         pressure=_kept(stack, pressure),
-        attempts=Attempts(opened, clock),
+        attempts=IdempotencyKeys(opened, clock),
         agent_keys=_keys(agents.api_keys),
         control_keys=_keys(settings.control.api_keys),
         secret=secret,
@@ -178,7 +180,7 @@ async def _make_parts(
         pause=pause,
         fleet=fleet,
         totals=totals,
-        places=Places(opened, recorder.tasks.start),
+        places=StepReservations(opened, recorder.tasks.start),
         lifetimes=lifetimes,
         policy=policy,
         opener=RolloutOpener(opened, clock, metrics, recorder, [policy, fleet, pause]),
@@ -187,7 +189,7 @@ async def _make_parts(
     )
 
 
-def _pause(store: Store, clock: Clock, agents: AgentsSettings, fleet: Fleet) -> Pause:
+def _pause(store: Store, clock: Clock, agents: AgentsSettings, fleet: EndpointRegistry) -> Pause:
     return Pause(
         store.announcements,
         new_id(clock),
@@ -215,7 +217,7 @@ def _kept(stack: AsyncExitStack, thing: _Kept) -> _Kept:
 
 async def _say_so(app: web.Application) -> None:
     """Called when nothing is accepted any more, and calls in flight are still being answered."""
-    parts = app[PARTS]
+    parts = app[CONTEXT]
     parts.stopping.set()
 
     def cut() -> None:

@@ -12,17 +12,17 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from proxy.api.context import PARTS
+from proxy.api.context import CONTEXT
 from proxy.clock import Clock
 from proxy.config.addresses import split_listen
 from proxy.config.sections import EndpointSettings, ListenTlsSettings
 from proxy.config.settings import Settings
 from proxy.server.app import make_app, make_control_app
 from proxy.server.connections import Runner
-from proxy.server.standby import StandIn
+from proxy.server.standby import StandbyApp
 from proxy.simulator.options import Options
 from proxy.telemetry.logs import WIRE_LOG
-from proxy.telemetry.multiprocess import Crew
+from proxy.telemetry.multiprocess import WorkerSlot
 from storage.errors import StoreUnreachable
 from storage.store import Store
 
@@ -33,7 +33,7 @@ _LINGERING_S = 2  # how long the rest of a refused body is read, so that its sen
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class RunningServer:
     """Where a running process listens; `control_url` is `url` unless the control API has a port of its own."""
 
     url: str
@@ -42,27 +42,27 @@ class Served:
 
 @asynccontextmanager
 async def running(
-    settings: Settings, store: Store | None = None, clock: Clock | None = None, crew: Crew | None = None
-) -> AsyncIterator[Served]:
+    settings: Settings, store: Store | None = None, clock: Clock | None = None, crew: WorkerSlot | None = None
+) -> AsyncIterator[RunningServer]:
     """The proxy, listening. A port of 0 takes a free one. Raises OSError, ValueError or StorageError if it cannot.
 
     While the store is away it waits, and a stand-in listens. With a `crew`, it is one of several processes that share the
     port.
     """
     async with AsyncExitStack() as stack:
-        served: Served | None = None
+        served: RunningServer | None = None
         while served is None:
             try:
                 served = await stack.enter_async_context(_started(settings, store, clock, crew))
             except StoreUnreachable as error:
-                await _until_there(settings, store, StandIn(str(error)), shared=crew is not None)
+                await _until_there(settings, store, StandbyApp(str(error)), shared=crew is not None)
         yield served
 
 
 @asynccontextmanager
 async def _started(
-    settings: Settings, store: Store | None, clock: Clock | None, crew: Crew | None
-) -> AsyncIterator[Served]:
+    settings: Settings, store: Store | None, clock: Clock | None, crew: WorkerSlot | None
+) -> AsyncIterator[RunningServer]:
     async with AsyncExitStack() as stack:
         app = make_app(settings, store, clock, crew)
         tls = _tls(settings.listen_tls)
@@ -74,13 +74,13 @@ async def _started(
         url = await _listen(
             stack, app, settings.listen, tls, idle_timeout_s, drain_timeout_s=drain_timeout_s, shared=shared
         )
-        yield Served(url, control_urls[0] if control_urls else url)
+        yield RunningServer(url, control_urls[0] if control_urls else url)
         if settings.shutdown_delay_s:
-            app[PARTS].stopping.set()
+            app[CONTEXT].stopping.set()
             await asyncio.sleep(settings.shutdown_delay_s)
 
 
-async def _until_there(settings: Settings, store: Store | None, stand_in: StandIn, *, shared: bool) -> None:
+async def _until_there(settings: Settings, store: Store | None, stand_in: StandbyApp, *, shared: bool) -> None:
     """Listen, and say that there is no store yet, until there is one."""
     async with AsyncExitStack() as stack:
         tls = _tls(settings.listen_tls)

@@ -17,7 +17,7 @@ _COLLECT_EVERY: Final = (
 )
 
 
-class Stop:
+class ShutdownSignal:
     """Whether this process was told to stop. `wait` once everything has been started."""
 
     def __init__(self) -> None:
@@ -40,9 +40,9 @@ class Stop:
 
 
 @contextmanager
-def stopping() -> Iterator[Stop]:
-    """A `Stop` for the task that is running: being cancelled by it is an end like any other."""
-    stop = Stop()
+def stopping() -> Iterator[ShutdownSignal]:
+    """A `ShutdownSignal` for the task that is running: being cancelled by it is an end like any other."""
+    stop = ShutdownSignal()
     try:
         yield stop
     except asyncio.CancelledError:
@@ -51,7 +51,7 @@ def stopping() -> Iterator[Stop]:
 
 
 @contextmanager
-def stopped_by_signals() -> Iterator[Stop]:
+def stopped_by_signals() -> Iterator[ShutdownSignal]:
     """Stop at SIGTERM or SIGINT; a second one ends the process at once.
 
     By the kernel's hand, and not by an exception: Python's own answer to a second SIGINT would wait for the cleaning up.

@@ -21,7 +21,7 @@ from storage.store import Store
 _PAUSE_S = 0.5
 
 
-class StandIn:
+class StandbyApp:
     """An application for the time without a store: alive, not ready, and every call is refused. `away` says why."""
 
     def __init__(self, away: str) -> None:

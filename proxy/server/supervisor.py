@@ -23,7 +23,7 @@ import orjson
 from proxy.config.addresses import split_listen
 from proxy.config.settings import Settings
 from proxy.server.app import store_options
-from proxy.server.listener import Served
+from proxy.server.listener import RunningServer
 from proxy.telemetry.logs import LOG
 from storage import start_shared
 
@@ -34,7 +34,7 @@ _STEADY_S: Final = 30.0  # a worker that lived so long is replaced at once
 
 
 @asynccontextmanager
-async def working(settings: Settings) -> AsyncIterator[Served]:
+async def working(settings: Settings) -> AsyncIterator[RunningServer]:
     """The workers, listening; at the end they are told to stop, and waited for.
 
     Raises OSError, ValueError or StorageError if they cannot start, and OSError when one did not end cleanly.
@@ -73,7 +73,7 @@ class Workers:
     def __repr__(self) -> str:
         return f"<Workers {[process.pid for process in self._processes.values()]}>"
 
-    async def start(self) -> Served:
+    async def start(self) -> RunningServer:
         """Return when each of them listens. Raises OSError, and the worker itself has said why."""
         served = await self._launch(0)  # alone: what is wrong with the settings or the store is told once
         await asyncio.gather(*map(self._launch, range(1, self._settings.workers)))
@@ -106,7 +106,7 @@ class Workers:
             with suppress(OSError):  # it ended before it listened, which the next turn sees
                 await self._launch(number)
 
-    async def _launch(self, number: int) -> Served:
+    async def _launch(self, number: int) -> RunningServer:
         """Start a worker and return when it listens. Raises OSError."""
         process = self._processes[number] = await asyncio.create_subprocess_exec(
             sys.executable, "-P", "-c", _PROGRAM, "worker", "\n".join(sys.path),
@@ -120,7 +120,7 @@ class Workers:
         answer = await process.stdout.readline()
         if not answer:
             raise OSError(f"worker {number} ended before it listened ({await process.wait()})")
-        return Served(**orjson.loads(answer))
+        return RunningServer(**orjson.loads(answer))
 
 
 def settings_of_worker(settings: Settings, number: int) -> Settings:

@@ -15,10 +15,10 @@ from pathlib import Path
 import orjson
 
 from proxy.config.settings import Settings
-from proxy.server.listener import Served, running
-from proxy.server.shutdown import Stop, stopping
+from proxy.server.listener import RunningServer, running
+from proxy.server.shutdown import ShutdownSignal, stopping
 from proxy.telemetry.logs import set_up
-from proxy.telemetry.multiprocess import Crew
+from proxy.telemetry.multiprocess import WorkerSlot
 
 _LONGEST_LINE = 2**26  # tools in sampling rules are JSON too
 
@@ -35,7 +35,7 @@ async def work() -> None:
         set_up(settings.log.level, settings.log.format)
         listening = loop.create_task(_obey(pipe, stop))
         try:
-            async with running(settings, crew=Crew(told["number"], Path(told["folder"]))) as served:
+            async with running(settings, crew=WorkerSlot(told["number"], Path(told["folder"]))) as served:
                 _tell(served)
                 await stop.wait()
         finally:
@@ -48,7 +48,7 @@ async def _pipe() -> asyncio.StreamReader:
     return reader
 
 
-async def _obey(pipe: asyncio.StreamReader, stop: Stop) -> None:
+async def _obey(pipe: asyncio.StreamReader, stop: ShutdownSignal) -> None:
     told = await pipe.readline()
     stop.tell()
     if told:
@@ -57,7 +57,7 @@ async def _obey(pipe: asyncio.StreamReader, stop: Stop) -> None:
         os.kill(os.getpid(), signal.SIGTERM)  # by the kernel's hand: nothing is cleaned up any more
 
 
-def _tell(served: Served) -> None:
+def _tell(served: RunningServer) -> None:
     """Tell the parent that we listen; whatever is printed later goes where errors go."""
     os.write(1, orjson.dumps({"url": served.url, "control_url": served.control_url}) + b"\n")
     os.dup2(2, 1)

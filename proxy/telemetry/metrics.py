@@ -14,7 +14,7 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
 
 from proxy.errors import EngineFault, ProxyError
-from proxy.protocols.engines.quirks import LOST
+from proxy.protocols.engines.quirks import QUIRK_CODES
 from proxy.trajectory.drift_kinds import KINDS
 from proxy.trajectory.fidelity import PROBLEMS
 
@@ -87,7 +87,7 @@ class Metrics:
             metric.labels(name)
         for fault in _subclasses(EngineFault):
             self.engine_faults.labels(name, fault.fault)
-        for code in LOST:
+        for code in QUIRK_CODES:
             self.unexpected_losses.labels(name, code)
         for verdict in VERDICTS:
             self.audits.labels(name, verdict)

@@ -26,7 +26,7 @@ _Sample: TypeAlias = tuple[str, tuple[tuple[str, str], ...]]  # name and labels
 
 
 @dataclass(frozen=True, slots=True)
-class Crew:
+class WorkerSlot:
     """A worker's place among the workers: its number, and the folder that only they can access."""
 
     number: int
@@ -43,10 +43,10 @@ class Family:
     samples: dict[_Sample, float]
 
 
-class Totals:
+class WorkerMetrics:
     """The metrics of this process, or of all workers if it is one of several. `start` in the event loop, then `close`."""
 
-    def __init__(self, registry: CollectorRegistry, metrics: Metrics, crew: Crew | None = None) -> None:
+    def __init__(self, registry: CollectorRegistry, metrics: Metrics, crew: WorkerSlot | None = None) -> None:
         self._registry = registry
         self._metrics = metrics
         self._crew = crew
@@ -126,7 +126,7 @@ def summed(workers: Iterable[Iterable[Family]]) -> list[Family]:
     return list(combined.values())
 
 
-def _socket(crew: Crew) -> Path:
+def _socket(crew: WorkerSlot) -> Path:
     return crew.folder / f"{crew.number}.sock"
 
 

@@ -11,9 +11,9 @@ sending   one aiohttp session for all of them
 aiohttp's exceptions stop here: past this package only ours are seen. Nothing in it understands a body.
 """
 
-from proxy.upstream.client import Answer, Upstream
+from proxy.upstream.client import EngineResponse, Upstream
 from proxy.upstream.endpoint import Endpoint
 from proxy.upstream.health import ejected_for
 from proxy.upstream.routing import choose, least_loaded, own, ranked
 
-__all__ = ["Answer", "Endpoint", "Upstream", "choose", "ejected_for", "least_loaded", "own", "ranked"]
+__all__ = ["Endpoint", "EngineResponse", "Upstream", "choose", "ejected_for", "least_loaded", "own", "ranked"]

@@ -22,11 +22,11 @@ from proxy.errors import EngineBroke, EngineFault, EngineSilent, NoEngine
 from proxy.protocols.engines.detection import Seen, names_of_models
 from proxy.telemetry.metrics import Metrics
 from proxy.upstream.concurrency import off_loop
-from proxy.upstream.detection import meet
+from proxy.upstream.detection import detect
 from proxy.upstream.endpoint import Endpoint, make_endpoint
 from proxy.upstream.failover import AWAY, Failover
 from proxy.upstream.headers import upstream as upstream_headers
-from proxy.upstream.health import Watch
+from proxy.upstream.health import HealthChecker
 
 # uvicorn, under vLLM and SGLang, closes idle connections after 5 s; letting go first spares us the race in which a
 # request is written to a connection that the engine has just closed.
@@ -39,7 +39,7 @@ _JSON: Final = (("Content-Type", "application/json"),)
 
 
 @dataclass(slots=True)
-class Answer:
+class EngineResponse:
     """The engine's answer: its status and headers, and its bytes as they come."""
 
     status: int
@@ -91,7 +91,7 @@ class Upstream:
         alone = aiohttp.TCPConnector(limit=settings.max_connections, force_close=True, ssl=tls)
         self._session = _session(settings, pooled)
         self._unpooled = _session(settings, alone)
-        self.watch = Watch(settings.health_interval_s, metrics, self._health_of)
+        self.watch = HealthChecker(settings.health_interval_s, metrics, self._health_of)
         self.endpoints: list[Endpoint] = []
         self.replace(settings.endpoints)
 
@@ -124,7 +124,7 @@ class Upstream:
         body: bytes | None,
         alone: bool = False,
         is_aside: bool = False,
-    ) -> AsyncIterator[Answer]:
+    ) -> AsyncIterator[EngineResponse]:
         """Send a request. Leaving the context early closes the connection, which is how an engine learns to abort.
 
         `alone`: on a connection of its own. llama.cpp closes the one that a stream came on without having said so, and
@@ -148,7 +148,7 @@ class Upstream:
             self.watch.failed(endpoint, f"the engine {endpoint.settings.label} answered {response.status}")
         try:
             content_type = response.headers.get("Content-Type", "")
-            yield Answer(response.status, response.headers, content_type, endpoint, self, response, is_aside)
+            yield EngineResponse(response.status, response.headers, content_type, endpoint, self, response, is_aside)
         finally:
             # At the end of the body the connection is back in the pool already; anywhere else it must go.
             response.close()
@@ -192,7 +192,7 @@ class Upstream:
         *,
         headers: Sequence[tuple[str, str]],
         body: bytes | None,
-    ) -> AsyncIterator[Answer]:
+    ) -> AsyncIterator[EngineResponse]:
         """Send to the first endpoint, in its turn; to the next one while it is away, up to `engines.max_attempts` of them.
 
         Raises EngineFault, as `send` does, if the last one could not answer, and EngineBusy.
@@ -274,7 +274,7 @@ class Upstream:
     def _ask(self, endpoint: Endpoint) -> "asyncio.Task[None] | None":
         """Find out what an engine is: the task that does, None if that is known."""
         if not endpoint.is_known and endpoint.asking is None:
-            endpoint.asking = asyncio.get_running_loop().create_task(meet(endpoint, self._seen))
+            endpoint.asking = asyncio.get_running_loop().create_task(detect(endpoint, self._seen))
         return endpoint.asking
 
     async def _seen(

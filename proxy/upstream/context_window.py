@@ -12,7 +12,7 @@ import orjson
 from proxy.errors import EngineFault
 from proxy.protocols.dialects import Dialect
 from proxy.protocols.engines.tokenizer_api import Counted, ask_count, read_count
-from proxy.protocols.plan import Terms, edit
+from proxy.protocols.plan import CallOptions, edit
 from proxy.protocols.sampling import bound_of
 from proxy.telemetry.logs import LOG
 from proxy.upstream import Endpoint, Upstream
@@ -39,8 +39,14 @@ async def count_prompt(
         return None
 
 
-async def room_left(
-    upstream: Upstream, endpoint: Endpoint, terms: Terms, dialect: Dialect, body: dict[str, Any], *, body_bytes: int
+async def tokens_left(
+    upstream: Upstream,
+    endpoint: Endpoint,
+    terms: CallOptions,
+    dialect: Dialect,
+    body: dict[str, Any],
+    *,
+    body_bytes: int,
 ) -> int | None:
     """What the window leaves for a call whose bound on tokens is capped by that.
 

@@ -20,7 +20,7 @@ Ask = Callable[..., Coroutine[Any, Any, Seen]]
 _DEFAULTS_WITHIN_S: Final = 2
 
 
-async def meet(endpoint: Endpoint, ask: Ask) -> None:
+async def detect(endpoint: Endpoint, ask: Ask) -> None:
     """Ask the questions, first those that only one kind of engine answers. An engine that is away stays what it was."""
     try:
         *theirs, common = QUESTIONS

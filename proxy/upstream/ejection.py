@@ -9,7 +9,7 @@ _MOST_DOUBLINGS = 30
 
 
 @dataclass(slots=True)
-class Health:
+class EjectionState:
     """How one endpoint stands. `faults` are those in a row; `ejections` those since it last answered a call well."""
 
     eject_after: int

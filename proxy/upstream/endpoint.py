@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from proxy.config.sections import EndpointSettings, EnginesSettings
 from proxy.protocols.engines import ENGINES, Engine, Traits
 from proxy.trajectory.step import EngineFacts
-from proxy.upstream.ejection import Health
+from proxy.upstream.ejection import EjectionState
 from proxy.upstream.lookups import CachedAnswer, ModelList
-from proxy.upstream.queue import Turns
+from proxy.upstream.queue import FairQueue
 
 
 @dataclass(slots=True, eq=False)
@@ -25,8 +25,8 @@ class Endpoint:
     """
 
     settings: EndpointSettings
-    health: Health
-    turns: Turns
+    health: EjectionState
+    turns: FairQueue
     traits: Traits | None = None
     is_known: bool = False
     faults: int = 0
@@ -85,6 +85,6 @@ class Endpoint:
 
 def make_endpoint(settings: EndpointSettings, engines: EnginesSettings) -> Endpoint:
     """An endpoint that nobody has met."""
-    health = Health(engines.eject_after, engines.base_ejection_s, engines.max_ejection_s)
-    turns = Turns(settings.max_in_flight, max_waiting=engines.max_queued, timeout_s=engines.queue_timeout_s)
+    health = EjectionState(engines.eject_after, engines.base_ejection_s, engines.max_ejection_s)
+    turns = FairQueue(settings.max_in_flight, max_waiting=engines.max_queued, timeout_s=engines.queue_timeout_s)
     return Endpoint(settings, health, turns)

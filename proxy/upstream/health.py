@@ -19,7 +19,7 @@ _CHECK_WITHIN_S: Final = 2
 _JITTER: Final = 0.2  # of the time between two checks: processes that started together must not ask together
 
 
-class Watch:
+class HealthChecker:
     """Follows endpoints, inside the event loop. `status_of` gives the status of an endpoint's `GET /health`."""
 
     def __init__(

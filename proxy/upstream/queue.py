@@ -22,7 +22,7 @@ class _Waiting:
     told: "asyncio.Future[bool]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
-class Turns:
+class FairQueue:
     """The calls of one endpoint. `limit` may change; None is none."""
 
     def __init__(self, limit: int | None, *, max_waiting: int, timeout_s: float) -> None:

@@ -21,7 +21,7 @@ _LIST: Final[TypeAdapter[list[EndpointSettings]]] = TypeAdapter(EndpointList)
 Changed = Callable[[Sequence[EndpointSettings]], None]
 
 
-class Fleet:
+class EndpointRegistry:
     """The endpoints as this process knows them. `changed` are told of every change."""
 
     def __init__(

@@ -17,7 +17,7 @@ import orjson
 from proxy.errors import EngineFault
 from proxy.protocols.engines.quirks import version_numbers
 from proxy.protocols.sampling import served_as
-from proxy.protocols.translated_call import ByChat
+from proxy.protocols.translated_call import TranslatedCall
 from proxy.telemetry.logs import LOG
 from proxy.upstream import Endpoint, Upstream
 
@@ -35,7 +35,9 @@ _SYSTEM: Final = {"role": "system", "content": _TEXT}
 _REPLY: Final = {"role": "assistant", "content": "Yes."}
 
 
-async def for_engine(upstream: Upstream, endpoint: Endpoint, form: ByChat, models: Mapping[str, str]) -> ByChat:
+async def with_engine_traits(
+    upstream: Upstream, endpoint: Endpoint, form: TranslatedCall, models: Mapping[str, str]
+) -> TranslatedCall:
     """The call, knowing what this engine does with its systems and developers."""
     if endpoint.kind == "vllm" and version_numbers(endpoint.version or "") >= _DEVELOPERS:
         form = replace(form, has_developers=True)

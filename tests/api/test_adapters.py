@@ -4,7 +4,7 @@ import pytest
 
 from proxy.api.adapters import CallRoute
 from proxy.protocols.dialects import DIALECTS
-from proxy.protocols.dialects.translation import Ways
+from proxy.protocols.dialects.translation import TranslationOptions
 
 CHAT = DIALECTS["/v1/chat/completions"]
 
@@ -17,4 +17,4 @@ def test_the_first_adapter_that_reads_a_body_wins(body, adapter):
         (lambda _e, body, _w: "first" if "a" in body else None, lambda _e, body, _w: "second" if "b" in body else None),
     )
 
-    assert adapter == route.read("/v1/chat/completions", body, Ways())
+    assert adapter == route.read("/v1/chat/completions", body, TranslationOptions())

@@ -14,8 +14,8 @@ from recorded import load
 
 from proxy.api import body_reader as reading
 from proxy.api.body_reader import _SOURCES, read_bytes
-from proxy.api.context import PARTS
-from proxy.api.memory_limit import Reservation
+from proxy.api.context import CONTEXT
+from proxy.api.memory_limit import ByteReservation
 from proxy.errors import Overloaded, TooLarge
 
 WHOLE = load("chat_ids_lp")
@@ -121,8 +121,8 @@ class Watched:
     def __init__(self, most: int) -> None:
         self.most, self.held, self.highest = most, 0, 0
 
-    def reserve(self) -> Reservation:
-        return Reservation(self)
+    def reserve(self) -> ByteReservation:
+        return ByteReservation(self)
 
     def take(self, more: int, *, own: int) -> None:
         if self.held + more > self.most:
@@ -149,7 +149,7 @@ def asked(data: bytes, *, most: int, held: int, length: int | None = None, codin
     request = Request()
     agents = SimpleNamespace(max_body_bytes=most, body_timeout_s=9)
     pressure = Watched(held)
-    request.app = {PARTS: SimpleNamespace(settings=SimpleNamespace(agents=agents), pressure=pressure)}
+    request.app = {CONTEXT: SimpleNamespace(settings=SimpleNamespace(agents=agents), pressure=pressure)}
     return request, pressure
 
 

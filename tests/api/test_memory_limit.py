@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from recorded import load
 from stored import some_steps, steps_of
 
-from proxy.api.memory_limit import Pressure
+from proxy.api.memory_limit import InFlightBytes
 from proxy.errors import Overloaded
 from proxy.server.listener import running
 from proxy.telemetry.metrics import make_metrics
@@ -213,7 +213,7 @@ async def test_the_oldest_call_tells_how_long_it_has_been(pressured):
 @pytest.fixture
 async def pressured():
     """A pressure of its own."""
-    made = Pressure(10**6, 60, make_metrics(CollectorRegistry()), lambda: 0)
+    made = InFlightBytes(10**6, 60, make_metrics(CollectorRegistry()), lambda: 0)
     yield made
     made.calls.clear()
     await made.close()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.api.rollout_id import Target, id_from_path, named_rollout, read_target
+from proxy.api.rollout_id import RequestPath, id_from_path, named_rollout, parse_path
 from proxy.errors import BadCall
 from proxy.rollouts.rollout import checked_id
 
@@ -19,9 +19,9 @@ def test_every_id_can_be_named_in_a_path(name):
     segment = quote(name, safe="")
 
     assert name == checked_id(name)
-    assert Target("/v1/models", name) == read_target(f"/rollouts/{segment}/v1/models")
-    assert Target("/v1/x", name) == read_target(f"/sessions/{segment}/v1/x")
-    assert Target("/inference/v1/generate", name) == read_target(f"/rollouts/{segment}/inference/v1/generate")
+    assert RequestPath("/v1/models", name) == parse_path(f"/rollouts/{segment}/v1/models")
+    assert RequestPath("/v1/x", name) == parse_path(f"/sessions/{segment}/v1/x")
+    assert RequestPath("/inference/v1/generate", name) == parse_path(f"/rollouts/{segment}/inference/v1/generate")
 
 
 @pytest.mark.parametrize("name", ["", "x" * 257, "a\nb", "\x00", "\x7f", "\x85", "\ud800"])
@@ -41,7 +41,7 @@ def test_a_path_that_is_no_utf8_is_refused(segment):
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/rollouts", "/rollouts/r1", "/other/r1/v1", "/"])
 def test_a_path_without_a_prefix_names_no_rollout(path):
     """It is its own endpoint."""
-    assert Target(path, None) == read_target(path)
+    assert RequestPath(path, None) == parse_path(path)
 
 
 def test_the_first_naming_counts():

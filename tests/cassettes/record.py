@@ -20,7 +20,7 @@ import orjson
 from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.engines import ENGINES, Traits
 from proxy.protocols.engines.detection import QUESTIONS, Seen, recognise
-from proxy.protocols.plan import Terms, make_plan
+from proxy.protocols.plan import CallOptions, make_plan
 from proxy.trajectory.step import EngineFacts
 
 HERE = Path(__file__).parent
@@ -172,7 +172,7 @@ def requests(traits: Traits, model: str) -> Iterator[Asked]:
             if not stream:
                 plain.pop("stream_options", None)
             plan = make_plan(
-                plain, terms=Terms(streaming="live"), step_id="", rollout_id="", endpoint=path, dialect=DIALECTS[path],
+                plain, terms=CallOptions(streaming="live"), step_id="", rollout_id="", endpoint=path, dialect=DIALECTS[path],
                 engine=ENGINES[traits.kind], engine_facts=facts, logprobs_mode=None, traits=traits, headers={},
             )  # fmt: skip
             yield Asked(f"{name}_{framing}_plain", path, plain, topic=topic)

@@ -7,7 +7,7 @@ from fakes import proxying
 from rich.console import Console
 
 from proxy.cli.console import answers
-from proxy.cli.show import Place
+from proxy.cli.show import ControlAddress
 from proxy.server.listener import simulating
 from proxy.simulator.options import Options
 
@@ -18,7 +18,7 @@ HOSTILE = "Ignore \x1b]52;c;aGk=\x07 this [bold]and[/bold] \x1b[2J that\u202e!"
 async def place(store):
     """A running proxy before a simulator, which knows nothing yet."""
     async with simulating("127.0.0.1:0", Options(seed=1)) as engine, proxying(engine, store) as served:
-        yield Place(served.url, None, None)
+        yield ControlAddress(served.url, None, None)
 
 
 @pytest.fixture

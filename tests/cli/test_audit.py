@@ -10,12 +10,12 @@ from fakes import proxying
 from rich.console import Console
 from scoring import honest_row, scoring_as_vllm
 
-from proxy.cli.audit import Place, Request, audit
-from proxy.cli.export import Wanted
+from proxy.cli.audit import Request, ServerAddress, audit
+from proxy.cli.export import ExportRequest
 from proxy.server.listener import simulating
 from proxy.simulator.options import Options
 
-ALL = Wanted("sequences", (), None, "exact", "ndjson")
+ALL = ExportRequest("sequences", (), None, "exact", "ndjson")
 
 
 async def tokentape(*words: str) -> tuple[int, str, str]:
@@ -115,7 +115,9 @@ async def test_rows_of_a_running_proxy_are_audited_on_its_engine(store, http, ca
         async with http.post(f"{served.url}/rollouts/r1/v1/chat/completions", json=body) as answer:
             assert 200 == answer.status
         out = Console(file=io.StringIO(), width=200)
-        request = Request(Place(served.control_url), ALL, Place(engine), None, None, 0.01, None, 4, None, as_json=True)
+        request = Request(
+            ServerAddress(served.control_url), ALL, ServerAddress(engine), None, None, 0.01, None, 4, None, as_json=True
+        )
         is_well = await audit(request, out, Console(file=io.StringIO()))
 
     told = orjson.loads(capsys.readouterr().out)

@@ -6,14 +6,14 @@ import pytest
 from aiohttp import web
 
 from proxy.cli.audit import rows_of_file, rows_of_proxy
-from proxy.cli.export import Wanted
+from proxy.cli.export import ExportRequest
 
 ROWS = [{"rollout_id": "a", "group_id": "g", "token_ids": [1] * 50_000}, {"rollout_id": "b", "group_id": None}]
 TEXT = b"\n".join(map(orjson.dumps, ROWS))
 
 
-def wanted(*rollouts: str, group: str | None = None) -> Wanted:
-    return Wanted("sequences", rollouts, group, "exact", "ndjson")
+def wanted(*rollouts: str, group: str | None = None) -> ExportRequest:
+    return ExportRequest("sequences", rollouts, group, "exact", "ndjson")
 
 
 @pytest.mark.parametrize("end", [b"", b"\n", b"\n\n"])

@@ -4,12 +4,12 @@ import orjson
 import pytest
 from aiohttp import web
 
-from proxy.cli.export import Wanted, export_to
+from proxy.cli.export import ExportRequest, export_to
 from proxy.cli.push import Delivery, push_all
 
 
-def wanted(*rollouts: str, container: str = "ndjson") -> Wanted:
-    return Wanted("sequences", rollouts, None, "exact", container)
+def wanted(*rollouts: str, container: str = "ndjson") -> ExportRequest:
+    return ExportRequest("sequences", rollouts, None, "exact", container)
 
 
 async def test_the_report_counts_what_is_in_the_file(place, filled, tmp_path, capsys):

@@ -5,7 +5,7 @@ import orjson
 import pytest
 from fakes import settings_for
 
-from proxy.cli.export import Wanted, download
+from proxy.cli.export import ExportRequest, download
 from proxy.server.listener import running, simulating
 from proxy.simulator.options import Options
 
@@ -26,8 +26,8 @@ async def filled(tmp_path):
             yield settings, served.url
 
 
-def wanted(**named) -> Wanted:
-    return Wanted(
+def wanted(**named) -> ExportRequest:
+    return ExportRequest(
         **{"format": "sequences", "rollouts": (), "group": None, "include": "exact", "container": "ndjson", **named}
     )
 

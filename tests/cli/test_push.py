@@ -9,13 +9,13 @@ from fakes import proxying
 from rich.console import Console
 
 from proxy.cli import push as pushing
-from proxy.cli.export import Wanted
+from proxy.cli.export import ExportRequest
 from proxy.cli.push import Delivery, Member, Scored, assert_even, judge, push
 from proxy.export import Rows
 from proxy.server.listener import simulating
 from proxy.simulator.options import Options
 
-WANTED = Wanted("scored_data", (), None, "exact", "ndjson")
+WANTED = ExportRequest("scored_data", (), None, "exact", "ndjson")
 TRAINER = {
     "wandb_group": "g", "wandb_project": "p", "batch_size": 4, "max_token_len": 4096, "checkpoint_dir": "",
     "save_checkpoint_interval": 0, "starting_step": 0, "num_steps": 1,

@@ -5,8 +5,8 @@ import pytest
 from fakes import settings_for
 from rich.text import Text
 
-from proxy.cli.render.rollout import View
-from proxy.cli.show import Place, ago, print_list, print_rollout, print_step
+from proxy.cli.render.rollout import StepView
+from proxy.cli.show import ControlAddress, ago, print_list, print_rollout, print_step
 from proxy.clock import SystemClock
 from proxy.server.listener import running
 
@@ -52,10 +52,10 @@ async def test_a_list_as_json_is_what_the_control_api_tells(place, filled, print
 async def test_a_rollout_is_printed_and_as_json_told_whole(place, filled, printed, capsys):
     """Itself, its tree and all of its steps."""
     out = printed()
-    await print_rollout(place, out, "demo", View(logprobs=True, with_values=True), as_json=False)
+    await print_rollout(place, out, "demo", StepView(logprobs=True, with_values=True), as_json=False)
     assert 3 == out.file.getvalue().count("exact\n")
     assert 4 == out.file.getvalue().count("logprob")
-    await print_rollout(place, out, "demo", View(), as_json=True)
+    await print_rollout(place, out, "demo", StepView(), as_json=True)
     told = orjson.loads(capsys.readouterr().out)
 
     assert ("demo", 3, 3) == (told["rollout"]["rollout_id"], len(told["tree"]["nodes"]), len(told["steps"]))
@@ -65,7 +65,7 @@ async def test_a_rollout_is_printed_and_as_json_told_whole(place, filled, printe
 async def test_a_rollout_fits_into_any_terminal(place, filled, printed, width):
     """Nothing is wider than it, and no colour is left open at the end of a line."""
     out = printed(width, is_terminal=True)
-    await print_rollout(place, out, "demo", View(ids=True, logprobs=True), as_json=False)
+    await print_rollout(place, out, "demo", StepView(ids=True, logprobs=True), as_json=False)
     lines = out.file.getvalue().splitlines()
 
     assert all(Text.from_ansi(line).cell_len <= width for line in lines)
@@ -75,16 +75,16 @@ async def test_a_rollout_fits_into_any_terminal(place, filled, printed, width):
 async def test_a_step_is_named_by_its_id_or_its_index(place, filled, printed, capsys):
     """As JSON it is what the control API tells of it."""
     out = printed()
-    await print_step(place, out, "demo", "1", View(), as_json=True)
+    await print_step(place, out, "demo", "1", StepView(), as_json=True)
     step = orjson.loads(capsys.readouterr().out)
-    await print_step(place, out, "demo", step["step_id"], View(), as_json=False)
+    await print_step(place, out, "demo", step["step_id"], StepView(), as_json=False)
 
     assert 1 == step["index"]
     assert f"step 1  {step['step_id']}" in out.file.getvalue()
     with pytest.raises(OSError, match="no step with the index 9"):
-        await print_step(place, out, "demo", "9", View(), as_json=False)
+        await print_step(place, out, "demo", "9", StepView(), as_json=False)
     with pytest.raises(OSError, match="no step 'S9'"):
-        await print_step(place, out, "demo", "S9", View(), as_json=False)
+        await print_step(place, out, "demo", "S9", StepView(), as_json=False)
 
 
 async def test_no_piped_line_ends_in_blanks(place, asked, filled, printed):
@@ -93,7 +93,7 @@ async def test_no_piped_line_ends_in_blanks(place, asked, filled, printed):
     out = printed()
     for noun in ("rollouts", "groups"):
         await print_list(place, out, noun, 50, as_json=False)
-    for view in (View(), View(ids=True, logprobs=True, whole=True, with_values=True)):
+    for view in (StepView(), StepView(ids=True, logprobs=True, whole=True, with_values=True)):
         await print_rollout(place, out, "demo", view, as_json=False)
         await print_step(place, out, "demo", "0", view, as_json=False)
     lines = out.file.getvalue().splitlines()
@@ -106,7 +106,7 @@ async def test_no_piped_line_ends_in_blanks(place, asked, filled, printed):
 async def test_what_is_not_there_is_told(place, printed):
     """By the proxy's own sentence."""
     with pytest.raises(OSError, match="there is no rollout 'none'"):
-        await print_rollout(place, printed(), "none", View(), as_json=False)
+        await print_rollout(place, printed(), "none", StepView(), as_json=False)
 
 
 async def test_a_store_that_nobody_has_open_is_looked_at_directly(tmp_path, engine, printed):
@@ -116,7 +116,7 @@ async def test_a_store_that_nobody_has_open_is_looked_at_directly(tmp_path, engi
     async with running(settings):
         pass
     out = printed()
-    await print_list(Place(None, settings, None), out, "rollouts", 5, as_json=False)
+    await print_list(ControlAddress(None, settings, None), out, "rollouts", 5, as_json=False)
 
     assert "" == out.file.getvalue()
 

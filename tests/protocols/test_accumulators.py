@@ -4,7 +4,7 @@ import orjson
 import pytest
 from recorded import load, names
 
-from proxy.protocols.accumulators import ChatFold, CompletionsFold
+from proxy.protocols.accumulators import ChatAccumulator, CompletionsAccumulator
 from proxy.protocols.dialects import DIALECTS
 
 # Not comparable, by tests/cassettes/README.md: other lengths, other seeds, speculation with temperature > 0, or aborted at
@@ -101,7 +101,7 @@ def test_no_exception_is_listed_in_vain():
 
 def test_interleaved_choices_are_told_apart():
     """By their index, whatever order they come in."""
-    folding = CompletionsFold()
+    folding = CompletionsAccumulator()
     for index, text in ((1, "b"), (0, "a"), (1, "B"), (0, "A")):
         folding.feed({"id": "x", "choices": [{"index": index, "text": text, "finish_reason": None}]})
     folding.feed({"choices": [{"index": 1, "text": "", "finish_reason": "stop"}]})
@@ -112,7 +112,7 @@ def test_interleaved_choices_are_told_apart():
 
 def test_a_list_of_logprobs_that_is_null_adds_nothing():
     """The others are extended."""
-    folding = CompletionsFold()
+    folding = CompletionsAccumulator()
     for top in ([{"a": -1.0}], None):
         folding.feed({"choices": [{"index": 0, "text": "a", "logprobs": {"tokens": ["a"], "top_logprobs": top}}]})
 
@@ -123,12 +123,12 @@ def test_a_list_of_logprobs_that_is_null_adds_nothing():
 def test_a_choice_without_a_whole_number_is_refused(index):
     """Nothing could be joined by it."""
     with pytest.raises(TypeError, match="index"):
-        ChatFold().feed({"choices": [{"index": index, "delta": {"content": "a"}}]})
+        ChatAccumulator().feed({"choices": [{"index": index, "delta": {"content": "a"}}]})
 
 
 def test_pieces_of_tool_calls_are_joined_by_index():
     """Arguments come in pieces; id and name are said once, or again and again."""
-    folding = ChatFold()
+    folding = ChatAccumulator()
     calls = [
         {"index": 0, "id": "c1", "type": "function", "function": {"name": "add", "arguments": ""}},
         {"index": 0, "id": "c1", "function": {"name": "add", "arguments": '{"x":'}},
@@ -153,7 +153,7 @@ def test_chunks_are_not_changed_by_being_folded():
         ]
     }
     before = orjson.dumps(chunk)
-    folding = ChatFold()
+    folding = ChatAccumulator()
     folding.feed(chunk)
     folding.feed(
         {"choices": [{"index": 0, "delta": {}, "token_ids": [2], "logprobs": {"content": [{"logprob": -2.0}]}}]}

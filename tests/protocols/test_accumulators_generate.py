@@ -4,7 +4,7 @@ import orjson
 import pytest
 from recorded import load
 
-from proxy.protocols.accumulators import GenerateFold
+from proxy.protocols.accumulators import GenerateAccumulator
 
 
 def chunk(index, ids, **more):
@@ -13,7 +13,7 @@ def chunk(index, ids, **more):
 
 
 def fold(*chunks):
-    folding = GenerateFold()
+    folding = GenerateAccumulator()
     before = orjson.dumps(chunks)
     for one in chunks:
         folding.feed(one)
@@ -62,7 +62,7 @@ def test_usage_comes_in_a_chunk_without_choices():
 
 def test_finishes_are_counted_once_each():
     """What the end of the turn is, is read off this count."""
-    folding = GenerateFold()
+    folding = GenerateAccumulator()
     counts = []
     for one in (chunk(0, [1]), chunk(1, [1], finish_reason="stop"), chunk(1, []), chunk(0, [], finish_reason="length")):
         folding.feed(one)

@@ -11,7 +11,7 @@ from recorded import CASSETTES, Cassette, dialect_cassettes, http_cassettes, loa
 
 from proxy.protocols.engines.base import Traits
 from proxy.protocols.exchange import Exchange
-from proxy.protocols.plan import Terms
+from proxy.protocols.plan import CallOptions
 from proxy.trajectory.codec import encode
 from proxy.trajectory.step import Timing
 
@@ -60,7 +60,7 @@ def test_hiding_gives_back_what_a_plain_run_without_usage_answers(pair):
     Recorded with --stream-interval=64: else two runs of the engine gather tokens into different events.
     """
     plain, injected = load(f"{pair}_plain"), load(f"{pair}_inj")
-    plan = plan_of(plain.path, plain.body, Terms(streaming="live"))
+    plan = plan_of(plain.path, plain.body, CallOptions(streaming="live"))
     assert injected.body == plan.body
 
     shown, end, step = play(plan, injected)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from recorded import plan_of
 
 from proxy.protocols.engines.base import Traits
-from proxy.protocols.plan import Terms
+from proxy.protocols.plan import CallOptions
 from proxy.protocols.sampling import Sampling
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -15,7 +15,7 @@ BODY = {"model": "gpt-4o", "messages": [{"role": "user", "content": "hi"}]}
 
 
 def sent(body: dict, **terms) -> dict:
-    return plan_of(CHAT, BODY | body, Terms(**terms)).body
+    return plan_of(CHAT, BODY | body, CallOptions(**terms)).body
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_model_names_are_mapped(models, asked, served):
 
 def test_the_client_sees_its_own_model_name_only_where_another_was_sent():
     """Nothing is rewritten for nothing."""
-    renamed = plan_of(CHAT, BODY, Terms(models={"*": "policy"}))
+    renamed = plan_of(CHAT, BODY, CallOptions(models={"*": "policy"}))
 
     assert ("gpt-4o", "policy", "gpt-4o") == (renamed.model_asked, renamed.model_served, renamed.view.model)
     assert plan_of(CHAT, BODY).view.model is None
@@ -58,7 +58,7 @@ def test_what_was_changed_is_recorded():
     """Fields that were set, and fields that were taken out; the client's own body stays as it came."""
     body = BODY | {"rollout_id": "r1", "metadata": {"rollout_id": "r1"}, "temperature": 0.5}
     before = orjson.dumps(body)
-    plan = plan_of(CHAT, body, Terms(sampling=Sampling(override={"temperature": 1.0})))
+    plan = plan_of(CHAT, body, CallOptions(sampling=Sampling(override={"temperature": 1.0})))
 
     assert {
         "set": {"temperature": 1.0, "return_token_ids": True, "logprobs": True},
@@ -71,7 +71,7 @@ def test_what_was_changed_is_recorded():
 
 def test_an_override_does_not_decide_what_the_client_sees():
     """Logprobs that the configuration asks for are not the client's wish."""
-    plan = plan_of(CHAT, BODY, Terms(sampling=Sampling(override={"logprobs": True, "n": 2})))
+    plan = plan_of(CHAT, BODY, CallOptions(sampling=Sampling(override={"logprobs": True, "n": 2})))
 
     assert (True, 2) == (plan.view.hidden.logprobs, plan.view.choices)
 

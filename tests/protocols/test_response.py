@@ -3,12 +3,12 @@
 import pytest
 
 from proxy.protocols.dialects import DIALECTS
-from proxy.protocols.engines import ENGINES, Hidden
-from proxy.protocols.response import RawReply, StreamReply, View, WholeReply, reply_for
+from proxy.protocols.engines import ENGINES, StripRules
+from proxy.protocols.response import ClientView, RawResponse, StreamResponse, WholeResponse, reply_for
 
 
-def view(choices: int | None = 1, **hidden) -> View:
-    return View(DIALECTS["/v1/chat/completions"], ENGINES["vllm"], Hidden(**hidden), choices)
+def view(choices: int | None = 1, **hidden) -> ClientView:
+    return ClientView(DIALECTS["/v1/chat/completions"], ENGINES["vllm"], StripRules(**hidden), choices)
 
 
 def chunk(index: int, finish: str = "null") -> bytes:
@@ -18,13 +18,13 @@ def chunk(index: int, finish: str = "null") -> bytes:
 @pytest.mark.parametrize(
     ("status", "content_type", "expected"),
     [
-        (200, "application/json", WholeReply),
-        (200, "Application/JSON; charset=utf-8", WholeReply),
-        (200, "text/event-stream; charset=utf-8", StreamReply),
-        (200, "text/html", RawReply),
-        (200, "", RawReply),
-        (400, "application/json", RawReply),
-        (500, "text/event-stream", RawReply),
+        (200, "application/json", WholeResponse),
+        (200, "Application/JSON; charset=utf-8", WholeResponse),
+        (200, "text/event-stream; charset=utf-8", StreamResponse),
+        (200, "text/html", RawResponse),
+        (200, "", RawResponse),
+        (400, "application/json", RawResponse),
+        (500, "text/event-stream", RawResponse),
     ],
 )
 def test_the_framing_decides_the_reply(status, content_type, expected):
@@ -34,7 +34,7 @@ def test_the_framing_decides_the_reply(status, content_type, expected):
 
 def test_of_several_choices_the_last_to_finish_begins_the_end():
     """The others' finish reasons are shown as they come."""
-    reply = StreamReply(view(choices=2))
+    reply = StreamResponse(view(choices=2))
     first, second = chunk(1, '"stop"'), chunk(0, '"stop"')
 
     assert first == reply.feed(first)
@@ -44,14 +44,14 @@ def test_of_several_choices_the_last_to_finish_begins_the_end():
 
 def test_where_nobody_knows_how_many_choices_come_the_first_finish_may_be_the_last():
     """Withholding too much is late; withholding too little breaks the order law."""
-    reply = StreamReply(view(choices=None))
+    reply = StreamResponse(view(choices=None))
 
     assert b"" == reply.feed(chunk(0, '"stop"') + chunk(1))
 
 
 def test_a_cut_event_is_passed_on_at_the_end():
     """As the engine left it."""
-    reply = StreamReply(view())
+    reply = StreamResponse(view())
     reply.feed(b'data: {"cho')
     end, answer = reply.finish()
 
@@ -60,12 +60,12 @@ def test_a_cut_event_is_passed_on_at_the_end():
 
 def test_comments_pass():
     """Keep-alives of the engine reach the client."""
-    assert b": ping\n\n" == StreamReply(view()).feed(b": ping\n\n")
+    assert b": ping\n\n" == StreamResponse(view()).feed(b": ping\n\n")
 
 
 def test_a_named_model_is_shown_by_the_clients_name():
     """In every event that names it; one that does not is left alone."""
-    reply = StreamReply(View(DIALECTS["/v1/chat/completions"], ENGINES["vllm"], Hidden(), 1, "gpt-4o"))
+    reply = StreamResponse(ClientView(DIALECTS["/v1/chat/completions"], ENGINES["vllm"], StripRules(), 1, "gpt-4o"))
 
     assert b'data: {"model":"gpt-4o","choices":[]}\n\n' == reply.feed(b'data: {"model":"m","choices":[]}\n\n')
     assert b'data: {"choices":[]}\n\n' == reply.feed(b'data: {"choices":[]}\n\n')
@@ -73,7 +73,7 @@ def test_a_named_model_is_shown_by_the_clients_name():
 
 def test_nan_beside_hidden_fields_is_shown_as_it_came():
     """A loosely read event is written as loosely."""
-    reply = StreamReply(view(token_ids=True))
+    reply = StreamResponse(view(token_ids=True))
     event = b'data: {"choices":[{"index":0,"x":NaN,"token_ids":[1]}]}\n\n'
 
     assert event.replace(b"[1]", b"null") == reply.feed(event)
@@ -81,7 +81,7 @@ def test_nan_beside_hidden_fields_is_shown_as_it_came():
 
 def test_a_response_of_another_shape_passes_and_is_an_error():
     """Choices that are no objects cannot be hidden from: nothing is guessed."""
-    reply = WholeReply(view(token_ids=True))
+    reply = WholeResponse(view(token_ids=True))
     reply.feed(b'{"choices":[1]}')
     end, answer = reply.finish()
 
@@ -90,7 +90,7 @@ def test_a_response_of_another_shape_passes_and_is_an_error():
 
 def test_a_chunk_that_cannot_be_joined_is_shown_as_it_came_and_flags_the_step():
     """What is no text cannot be joined; the other chunks are kept."""
-    reply = StreamReply(View(DIALECTS["/v1/completions"], ENGINES["vllm"], Hidden(), 1))
+    reply = StreamResponse(ClientView(DIALECTS["/v1/completions"], ENGINES["vllm"], StripRules(), 1))
     event = b'data: {"choices":[{"index":0,"text":7}]}\n\n'
 
     assert b"" == reply.feed(event)  # withheld: it may say that the choice is over

@@ -3,7 +3,7 @@
 import pytest
 from recorded import plan_of
 
-from proxy.protocols.plan import Terms
+from proxy.protocols.plan import CallOptions
 from proxy.protocols.sampling import Sampling
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -11,7 +11,7 @@ BODY = {"model": "gpt-4o", "messages": [{"role": "user", "content": "hi"}]}
 
 
 def sent(body: dict, **terms) -> dict:
-    return plan_of(CHAT, BODY | body, Terms(**terms)).body
+    return plan_of(CHAT, BODY | body, CallOptions(**terms)).body
 
 
 @pytest.mark.parametrize(

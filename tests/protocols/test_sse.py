@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.errors import EventTooLong
-from proxy.protocols.sse import Event, EventCutter, read_event
+from proxy.protocols.sse import Event, EventParser, read_event
 
 
 def cut(pieces: list[bytes]) -> list[Event]:
-    cutter = EventCutter()
+    cutter = EventParser()
     events = [event for piece in pieces for event in cutter.feed(piece)]
     rest = cutter.finish()
     return [*events, rest] if rest else events
@@ -64,7 +64,7 @@ def test_a_comment_is_an_event_without_payload():
 
 def test_an_event_that_was_cut_off_comes_last():
     """Bytes after the last blank line are given when the stream is over, and not before."""
-    cutter = EventCutter()
+    cutter = EventParser()
 
     assert [] == cutter.feed(b'data: {"id"')
     assert Event(b'data: {"id"', b'{"id"') == cutter.finish()
@@ -73,7 +73,7 @@ def test_an_event_that_was_cut_off_comes_last():
 
 def test_an_event_is_given_as_soon_as_it_is_whole():
     """Nothing waits for the event after it."""
-    cutter = EventCutter()
+    cutter = EventParser()
 
     assert [b"1", b"2"] == [event.payload for event in cutter.feed(b"data: 1\n\ndata: 2\n\ndata")]
 
@@ -98,7 +98,7 @@ def test_the_time_of_a_long_event_is_linear(filler):
     piece = b"data: " + filler * (8_192 // len(filler)) if filler != b"\r" else (b"x" * 4_095 + b"\r") * 2
 
     def cpu_s(reads: int) -> float:
-        cutter, before = EventCutter(limit=2**30), time.thread_time()
+        cutter, before = EventParser(limit=2**30), time.thread_time()
         for _ in range(reads):
             assert [] == cutter.feed(piece)
         assert cutter.pending == reads * len(piece)
@@ -115,7 +115,7 @@ def test_a_long_event_costs_a_few_times_its_bytes_in_memory():
     piece = b"x" * 2**16
     tracemalloc.start()
     try:
-        cutter = EventCutter()
+        cutter = EventParser()
         for _ in range(512):
             cutter.feed(piece)
         assert 1 == len(cutter.feed(b"\n\n"))
@@ -128,7 +128,7 @@ def test_a_long_event_costs_a_few_times_its_bytes_in_memory():
 
 def test_one_event_has_a_limit():
     """Over it the engine is at fault; bytes of other events do not count."""
-    cutter = EventCutter(limit=1000)
+    cutter = EventParser(limit=1000)
     for _ in range(5):
         assert 9 == len(cutter.feed(b"data: x\n\n" * 9 + b"x" * 900))
         assert 900 == cutter.pending

@@ -6,8 +6,8 @@ from recorded import dialect_cassettes, http_cassettes, load, load_http, plan_of
 
 from proxy.protocols import synthetic_stream as replay
 from proxy.protocols.dialects import DIALECTS
-from proxy.protocols.engines import ENGINES, Hidden
-from proxy.protocols.plan import Terms
+from proxy.protocols.engines import ENGINES, StripRules
+from proxy.protocols.plan import CallOptions
 
 EVERY = [*dialect_cassettes(), *http_cassettes("sglang"), *http_cassettes("llamacpp")]
 RECORDED = [cassette for cassette in EVERY if cassette.status == 200 and "generate" not in cassette.path]
@@ -26,10 +26,10 @@ UNSTREAMED = (
 
 # What only flags bring, and is hidden before a response is replayed.
 FLAGGED = {
-    "sglang": Hidden(
+    "sglang": StripRules(
         keys=frozenset({"response_token_ids", "prompt_token_ids", "meta_info", "input_ids", "output_ids"})
     ),
-    "llamacpp": Hidden(keys=frozenset({"__verbose"})),
+    "llamacpp": StripRules(keys=frozenset({"__verbose"})),
 }
 
 
@@ -40,7 +40,7 @@ def payloads(stream: bytes) -> list[dict]:
 
 def replayed(cassette, *, usage: bool = False) -> bytes:
     dialect, response = DIALECTS[cassette.path].name, orjson.loads(cassette.answer)
-    response = ENGINES[cassette.kind].hide(dialect, response, FLAGGED.get(cassette.kind, Hidden()))
+    response = ENGINES[cassette.kind].hide(dialect, response, FLAGGED.get(cassette.kind, StripRules()))
     return replay.replay_events(ENGINES[cassette.kind].shape, dialect, response, usage=usage)
 
 
@@ -58,7 +58,7 @@ def test_folding_a_replay_gives_the_response_back(cassette):
     fold = DIALECTS[cassette.path].fold()
     for chunk in payloads(replayed(cassette)):
         fold.feed(chunk)
-    hidden = FLAGGED.get(cassette.kind, Hidden())
+    hidden = FLAGGED.get(cassette.kind, StripRules())
     expected = ENGINES[cassette.kind].hide(DIALECTS[cassette.path].name, orjson.loads(cassette.answer), hidden)
     actual = fold.finish()
 
@@ -136,7 +136,7 @@ def test_a_replayed_call_is_asked_unstreamed_and_recorded_as_such():
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    plan = plan_of(whole.path, body, Terms(streaming="replay"))
+    plan = plan_of(whole.path, body, CallOptions(streaming="replay"))
 
     shown, end, step = play(plan, whole)
 
@@ -181,7 +181,7 @@ def test_a_call_without_arguments_has_one_event():
 
 def test_an_answer_of_an_unknown_shape_is_told_as_one_event():
     """It is recorded as not understood; the stream still ends."""
-    plan = plan_of("/v1/chat/completions", {"messages": [], "stream": True}, Terms(streaming="replay"))
+    plan = plan_of("/v1/chat/completions", {"messages": [], "stream": True}, CallOptions(streaming="replay"))
     odd = load("chat_ids_lp")
     _, end, step = play(plan, odd, [b'{"choices":[{"index":0}],"odd":1}'])
 

@@ -5,7 +5,7 @@ import pytest
 from recorded import load
 
 from proxy.protocols.engines import ENGINES, Sampled, Tokens
-from proxy.protocols.token_annotations import TokenReply
+from proxy.protocols.token_annotations import TokenAnnotations
 
 NAMED = orjson.loads(load("chat_ids_lp_asids").answer)  # top_logprobs: 1, by ids
 PLAIN = orjson.loads(load("chat_ids_lp").answer)
@@ -24,7 +24,7 @@ def told(response, reply):
 
 def test_every_token_is_its_piece():
     """By the ids of the choice; the engine's logprobs and bytes stay."""
-    (choice,) = told(PLAIN, TokenReply(pieces))["choices"]
+    (choice,) = told(PLAIN, TokenAnnotations(pieces))["choices"]
     (plain,) = PLAIN["choices"]
 
     assert pieces(plain["token_ids"]) == [entry["token"] for entry in choice["logprobs"]["content"]]
@@ -34,7 +34,7 @@ def test_every_token_is_its_piece():
 
 def test_alternatives_are_pieces_too():
     """By the ids that the engine named them by; bytes that were of those names are null."""
-    (choice,) = told(NAMED, TokenReply(pieces))["choices"]
+    (choice,) = told(NAMED, TokenAnnotations(pieces))["choices"]
     others = [entry["top_logprobs"] for entry in choice["logprobs"]["content"]]
     before = [entry["top_logprobs"] for entry in NAMED["choices"][0]["logprobs"]["content"]]
 
@@ -50,8 +50,8 @@ def test_alternatives_are_asked_for_by_their_ids(asked):
     """Only where there are to be some, and pieces are wanted."""
     fields = {"return_tokens_as_token_ids": True} if asked else {}
 
-    assert fields == TokenReply(pieces).fields({"top_logprobs": asked})
-    assert {} == TokenReply(ids=True).fields({"top_logprobs": asked})
+    assert fields == TokenAnnotations(pieces).fields({"top_logprobs": asked})
+    assert {} == TokenAnnotations(ids=True).fields({"top_logprobs": asked})
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_what_has_no_piece_is_not_told_in_text(ids, entry):
     """The logprobs of that choice are null: text in the place of a piece may be another token's piece."""
     choice = {"index": 0, "logprobs": {"content": [entry]}}
     tokens = Tokens([1], (Sampled(0, None, ids, None, "stop", None),))
-    reply = TokenReply(lambda ids: ["<7>" if token == 7 else None for token in ids])
+    reply = TokenAnnotations(lambda ids: ["<7>" if token == 7 else None for token in ids])
 
     assert [{"index": 0, "logprobs": None}] == reply.tell({"choices": [choice]}, tokens)["choices"]
 
@@ -78,7 +78,7 @@ def test_each_choice_has_its_ids_and_its_prompt():
     """By the names that Marin reads, whether the prompt is the choice's own or of all choices."""
     own = Sampled(1, [3], [4], None, "stop", None)
     shared = Sampled(0, None, [5], None, "stop", None)
-    shown = TokenReply(ids=True).tell({"choices": [{"index": 0}, {"index": 1}]}, Tokens([1, 2], (shared, own)))
+    shown = TokenAnnotations(ids=True).tell({"choices": [{"index": 0}, {"index": 1}]}, Tokens([1, 2], (shared, own)))
 
     assert [
         {"index": 0, "prompt_token_ids": [1, 2], "response_token_ids": [5]},
@@ -88,7 +88,7 @@ def test_each_choice_has_its_ids_and_its_prompt():
 
 def test_ids_that_are_not_known_are_absent():
     """Not null: clients ask whether a key is there."""
-    shown = TokenReply(ids=True).tell(
+    shown = TokenAnnotations(ids=True).tell(
         {"choices": [{"index": 0}]}, Tokens(None, (Sampled(0, None, [4], None, None, None),))
     )
 
@@ -100,4 +100,4 @@ def test_a_reply_without_logprobs_has_no_pieces():
     choice = {"index": 0, "logprobs": None}
     tokens = Tokens([1], (Sampled(0, None, [4], None, None, None),))
 
-    assert [choice] == TokenReply(pieces).tell({"choices": [choice]}, tokens)["choices"]
+    assert [choice] == TokenAnnotations(pieces).tell({"choices": [choice]}, tokens)["choices"]

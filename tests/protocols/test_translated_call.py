@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recorded import Cassette, cut, dialect_cassettes, http_cassettes, load, plan_of, play
 
-from proxy.protocols.dialects.translation import Ways
+from proxy.protocols.dialects.translation import TranslationOptions
 from proxy.protocols.exchange import Exchange
-from proxy.protocols.plan import Plan, Terms
-from proxy.protocols.translated_call import CHAT, ByChat, answered, read_by_chat, spoken_at
+from proxy.protocols.plan import CallOptions, Plan
+from proxy.protocols.translated_call import CHAT, TranslatedCall, answered, error_dialect_at, read_translated_call
 from proxy.rollouts.idempotency import given_answer
 from proxy.trajectory.codec import encode
 from proxy.trajectory.step import Timing
@@ -34,11 +34,11 @@ SAID = {
 }
 ENDS = (b"message_delta", b"message_stop", b"response.completed", b"response.incomplete", b"response.failed")
 RECEIVED = Timing(received=1.0)  # as `play` has it
-LIVE = Terms(streaming="live")
+LIVE = CallOptions(streaming="live")
 
 
-def form_of(path: str, *, stream: bool) -> ByChat:
-    form = read_by_chat(path, SAID[path] | ({"stream": True} if stream else {}), Ways())
+def form_of(path: str, *, stream: bool) -> TranslatedCall:
+    form = read_translated_call(path, SAID[path] | ({"stream": True} if stream else {}), TranslationOptions())
     assert form is not None
     return replace(form, received=RECEIVED.received)
 
@@ -126,7 +126,7 @@ SCHEMA = {"type": "json_schema", "name": "a", "schema": {"type": "object"}}
 )
 def test_what_it_asks_of_the_engine_says_whether_its_tokens_are_constrained(path, said, is_constrained):
     """A forced tool, a strict one or a schema, in the words of any dialect."""
-    form = read_by_chat(path, SAID[path] | said, Ways())
+    form = read_translated_call(path, SAID[path] | said, TranslationOptions())
 
     assert is_constrained is plan_of(CHAT, form.native({}, "vllm"), LIVE).sampling["constrained"]
 
@@ -185,16 +185,16 @@ def test_reasoning_stands_where_the_engine_has_it(kind, thought):
         "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": [thinking]}],
     }
     said["messages"].append({"role": "user", "content": "b"})
-    form = read_by_chat("/v1/messages", said, Ways())
+    form = read_translated_call("/v1/messages", said, TranslationOptions())
 
     assert "hm" == form.native({}, kind)["messages"][1][thought]
 
 
 def test_what_a_client_speaks_is_told_by_its_headers_where_nothing_is_sampled():
     """Anthropic's clients say their version everywhere."""
-    assert "messages" == spoken_at("/v1/models", {"anthropic-version": "2023-06-01"}).name
-    assert "messages" == spoken_at("/v1/messages/count_tokens", {}).name
-    assert None is spoken_at("/v1/models", {})
+    assert "messages" == error_dialect_at("/v1/models", {"anthropic-version": "2023-06-01"}).name
+    assert "messages" == error_dialect_at("/v1/messages/count_tokens", {}).name
+    assert None is error_dialect_at("/v1/models", {})
 
 
 async def steps_of(http, url):
@@ -244,7 +244,7 @@ ANSWER = st.lists(INNER, max_size=2).map(lambda choices: {"choices": choices}) |
 def test_an_engine_that_answers_anything_at_all_leaves_a_step(kind, answers, path, streaming, stream):
     """Whatever JSON comes, whole, streamed or replayed: a step is made that is not exact, and something is told."""
     form = form_of(path, stream=stream)
-    plan = form.recorded(plan_of(CHAT, form.native({}, kind), Terms(streaming=streaming), kind=kind))
+    plan = form.recorded(plan_of(CHAT, form.native({}, kind), CallOptions(streaming=streaming), kind=kind))
     texts = [orjson.dumps(answer) for answer in answers]
     events = stream and plan.framing != "replay"
     text = b"".join(b"data: " + one + b"\n\n" for one in texts) + b"data: [DONE]\n\n" if events else b"".join(texts)

@@ -7,7 +7,7 @@ import pytest
 from drifting_engine import ASK, MORE, REPLY, Drifting, DriftingEngine, same
 from fakes import proxying
 
-from proxy.rollouts.drift_report import find_drift
+from proxy.rollouts.drift_report import DriftReporter
 
 
 @pytest.fixture
@@ -105,11 +105,13 @@ async def test_many_late_steps_do_not_each_have_the_rollout_read(store, engine, 
     """Each count reads all steps: what is stored while one is under way, or soon after, is left to the next look."""
     counts = []
 
-    async def counted(*args, **named):
-        counts.append(args)
-        return await find_drift(*args, **named)
+    find = DriftReporter.find
 
-    monkeypatch.setattr("proxy.rollouts.drift_totals.find_drift", counted)
+    async def counted(reporter, *args, **named):
+        counts.append(args)
+        return await find(reporter, *args, **named)
+
+    monkeypatch.setattr(DriftReporter, "find", counted)
     monkeypatch.setattr("proxy.rollouts.drift_totals._LEAST_REST_S", 600.0)
     answering, hold = engine.answering, asyncio.Event()
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from proxy.rollouts.drift_totals import Settling
+from proxy.rollouts.drift_totals import Coalescer
 
 
 class Work:
@@ -23,12 +23,12 @@ class Work:
 
 async def test_work_that_is_asked_for_meanwhile_is_done_once_more():
     """What it has read may be older than what was asked; that nobody else waits for it."""
-    settling, work = Settling(), Work()
-    task = asyncio.create_task(settling.settle("a", work))
+    coalescer, work = Coalescer(), Work()
+    task = asyncio.create_task(coalescer.run("a", work))
     await work.begun.wait()
     for _ in range(3):
-        await settling.settle("a", work)
-    assert (1, True) == (work.times, settling.rests("a"))
+        await coalescer.run("a", work)
+    assert (1, True) == (work.times, coalescer.rests("a"))
     work.gate.set()
     await task
 
@@ -37,37 +37,37 @@ async def test_work_that_is_asked_for_meanwhile_is_done_once_more():
 
 async def test_names_do_not_wait_for_each_other():
     """Each has its own turn, and its own rest."""
-    settling, one, other = Settling(), Work(), Work()
+    coalescer, one, other = Coalescer(), Work(), Work()
     other.gate.set()
-    task = asyncio.create_task(settling.settle("a", one))
+    task = asyncio.create_task(coalescer.run("a", one))
     await one.begun.wait()
-    await settling.settle("b", other)
+    await coalescer.run("b", other)
     one.gate.set()
     await task
 
     assert 1 == other.times
-    assert not settling.rests("c")
+    assert not coalescer.rests("c")
 
 
 async def test_it_rests_after_work_in_proportion(monkeypatch):
     """Whoever looks all the time does not repeat it all the time; and of the oldest rests only so many are remembered."""
     monkeypatch.setattr("proxy.rollouts.drift_totals._MOST_REMEMBERED", 1)
-    settling, work = Settling(), Work()
+    coalescer, work = Coalescer(), Work()
     work.gate.set()
-    await settling.settle("a", work)
-    assert settling.rests("a")
-    await settling.settle("b", work)
+    await coalescer.run("a", work)
+    assert coalescer.rests("a")
+    await coalescer.run("b", work)
 
-    assert (False, True) == (settling.rests("a"), settling.rests("b"))
+    assert (False, True) == (coalescer.rests("a"), coalescer.rests("b"))
 
 
 async def test_work_that_fails_can_be_asked_for_again():
     """The failure is its asker's."""
-    settling = Settling()
+    coalescer = Coalescer()
 
     async def fails() -> None:
         raise ValueError("so")
 
     for _ in range(2):
         with pytest.raises(ValueError, match="so"):
-            await settling.settle("a", fails)
+            await coalescer.run("a", fails)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.rollouts.journal import Spool, pack, unpack
+from proxy.rollouts.journal import Journal, pack, unpack
 from storage.errors import StoreUnreachable
 from storage.types import Origin, StepWrite
 
@@ -51,11 +51,11 @@ def test_an_entry_of_an_earlier_version_is_read():
 
 async def test_what_was_written_is_replayed_in_order_by_whoever_opens_it_next(tmp_path):
     """Also after a restart; and once it was, the file is empty."""
-    spool = Spool(tmp_path / "deep" / "spool")
+    spool = Journal(tmp_path / "deep" / "spool")
     for number in range(5):
         await spool.write(entry(number))
     spool.close()
-    again, taken = Spool(tmp_path / "deep" / "spool"), []
+    again, taken = Journal(tmp_path / "deep" / "spool"), []
     pending = again.pending
     await again.replay(kept_by(taken))
     again.close()
@@ -66,7 +66,7 @@ async def test_what_was_written_is_replayed_in_order_by_whoever_opens_it_next(tm
 
 async def test_a_replay_that_stops_goes_on_where_it_stopped(tmp_path):
     """Nothing is passed over, nothing emptied; what comes meanwhile waits its turn."""
-    spool, taken = Spool(tmp_path / "spool"), []
+    spool, taken = Journal(tmp_path / "spool"), []
     await spool.write(entry(1))
     await spool.write(entry(2))
 
@@ -86,7 +86,7 @@ async def test_a_replay_that_stops_goes_on_where_it_stopped(tmp_path):
 
 async def test_rollouts_are_replayed_side_by_side_each_in_its_order(tmp_path):
     """Else a store that takes a while for each entry would never catch up with those who write meanwhile."""
-    spool, taken, both = Spool(tmp_path / "spool"), [], asyncio.Barrier(2)
+    spool, taken, both = Journal(tmp_path / "spool"), [], asyncio.Barrier(2)
     for number in range(3):
         for rollout in ("r1", "r2"):
             await spool.write(replace(entry(number), rollout=rollout))
@@ -105,7 +105,7 @@ async def test_rollouts_are_replayed_side_by_side_each_in_its_order(tmp_path):
 
 async def test_a_rollout_that_the_store_refuses_holds_up_itself_and_those_behind_it(tmp_path):
     """What others have behind it is given again with it: the store knows their names."""
-    spool, taken = Spool(tmp_path / "spool"), []
+    spool, taken = Journal(tmp_path / "spool"), []
     for number, rollout in enumerate(("r1", "r2", "r1")):
         await spool.write(replace(entry(number), rollout=rollout))
 
@@ -131,7 +131,7 @@ async def test_a_tail_that_a_crash_cut_short_is_cut_off(tmp_path):
     path = tmp_path / "spool"
     for cut in range(len(short)):
         path.write_bytes(whole + short[:cut])
-        spool, taken = Spool(path), []
+        spool, taken = Journal(path), []
         await spool.write(entry(3))
         await spool.replay(kept_by(taken))
         spool.close()
@@ -144,7 +144,7 @@ async def test_damage_costs_what_is_damaged_and_no_more(tmp_path):
     damaged = bytearray(frames[1])
     damaged[30] ^= 1
     path.write_bytes(frames[0] + damaged + frames[2])
-    spool, taken = Spool(path), []
+    spool, taken = Journal(path), []
     await spool.replay(kept_by(taken))
     spool.close()
 
@@ -153,7 +153,7 @@ async def test_damage_costs_what_is_damaged_and_no_more(tmp_path):
 
 async def test_a_disk_that_takes_no_more_leaves_whole_entries(tmp_path, monkeypatch):
     """The write raises, and the next one begins where the last whole one ended."""
-    spool, taken = Spool(tmp_path / "spool"), []
+    spool, taken = Journal(tmp_path / "spool"), []
     await spool.write(entry(1))
     real = os.fsync
     monkeypatch.setattr(os, "fsync", lambda file: (_ for _ in ()).throw(OSError(28, "No space left on device")))
@@ -162,7 +162,7 @@ async def test_a_disk_that_takes_no_more_leaves_whole_entries(tmp_path, monkeypa
     monkeypatch.setattr(os, "fsync", real)
     await spool.write(entry(3))
     spool.close()
-    again = Spool(tmp_path / "spool")
+    again = Journal(tmp_path / "spool")
     await again.replay(kept_by(taken))
     again.close()
 
@@ -172,7 +172,7 @@ async def test_a_disk_that_takes_no_more_leaves_whole_entries(tmp_path, monkeypa
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="needs Linux's limits")
 async def test_an_entry_that_fits_in_part_is_taken_back(tmp_path):
     """A real short write: of the entry that the disk had no room for nothing stays, and a smaller one still fits."""
-    spool, taken, size = Spool(tmp_path / "spool"), [], 2**20
+    spool, taken, size = Journal(tmp_path / "spool"), [], 2**20
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (8 * size, hard))  # larger than what else this process writes
     try:
@@ -184,7 +184,7 @@ async def test_an_entry_that_fits_in_part_is_taken_back(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     spool.close()
-    again = Spool(tmp_path / "spool")
+    again = Journal(tmp_path / "spool")
     await again.replay(kept_by(taken))
     again.close()
 
@@ -194,7 +194,7 @@ async def test_an_entry_that_fits_in_part_is_taken_back(tmp_path):
 
 async def test_a_journal_has_one_owner(tmp_path):
     """Two processes would write into each other's frames."""
-    spool = Spool(tmp_path / "spool")
+    spool = Journal(tmp_path / "spool")
     with pytest.raises(OSError, match="store.spool_path"):
-        Spool(tmp_path / "spool")
+        Journal(tmp_path / "spool")
     spool.close()

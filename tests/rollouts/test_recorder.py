@@ -14,7 +14,7 @@ from stored import rollout_of, some_steps, steps_of, undelivered_of
 
 from proxy.clock import SystemClock
 from proxy.errors import StoreFault
-from proxy.rollouts.journal import Spool
+from proxy.rollouts.journal import Journal
 from proxy.rollouts.recorder import Recorder
 from proxy.rollouts.rollout import read_marks, write_fields
 from proxy.telemetry.metrics import make_metrics
@@ -153,7 +153,7 @@ async def test_a_step_keeps_its_tokens_whatever_of_it_cannot_be_written(recorder
 
 async def test_with_a_journal_steps_wait_in_it_while_the_store_is_away(store, incarnation, tmp_path):
     """Each is durable when record returns; when the store is back, all are there, in order, once."""
-    spool = Spool(tmp_path / "spool")
+    spool = Journal(tmp_path / "spool")
     recorder = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), spool=spool)
     await recorder.record(step(0), incarnation, body_bytes=10)
     store.failing |= {"append", "set_once"}
@@ -174,11 +174,11 @@ async def test_with_a_journal_steps_wait_in_it_while_the_store_is_away(store, in
 async def test_what_a_journal_holds_at_the_start_is_stored(store, incarnation, tmp_path):
     """A process that ended while the store was away leaves it to the next one."""
     store.failing |= {"append", "set_once"}
-    first = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), spool=Spool(tmp_path / "spool"))
+    first = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), spool=Journal(tmp_path / "spool"))
     await first.record(step(1), incarnation, body_bytes=10)
     await first.close()
     store.failing.clear()
-    second = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), spool=Spool(tmp_path / "spool"))
+    second = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), spool=Journal(tmp_path / "spool"))
     (kept,) = await some_steps(store, "r1")
     await second.close()
 
@@ -189,7 +189,7 @@ async def test_a_step_that_is_being_written_to_the_journal_while_the_store_retur
     store, incarnation, tmp_path, monkeypatch
 ):
     """The journal was empty when it was replayed: it is replayed once more."""
-    spool, writing, written = Spool(tmp_path / "spool"), threading.Event(), threading.Event()
+    spool, writing, written = Journal(tmp_path / "spool"), threading.Event(), threading.Event()
     recorder = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), spool=spool)
     store.failing |= {"append", "set_once"}
 
@@ -214,7 +214,7 @@ async def test_a_step_that_is_being_written_to_the_journal_while_the_store_retur
 
 async def test_with_a_journal_what_is_undelivered_is_noted_while_the_store_is_away(store, incarnation, tmp_path):
     """The mark waits in the journal behind its step."""
-    recorder = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), spool=Spool(tmp_path / "spool"))
+    recorder = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), spool=Journal(tmp_path / "spool"))
     store.failing |= {"append", "set_once", "mark"}
     await recorder.record(step(1), incarnation, body_bytes=10)
     recorder.undelivered(step(1), incarnation)
@@ -241,7 +241,7 @@ async def test_without_a_journal_a_mark_that_cannot_be_set_takes_nothing_with_it
 
 async def test_a_step_that_neither_store_nor_journal_takes_is_told_to_nobody(store, incarnation, tmp_path, monkeypatch):
     """Its caller is told so; those that the journal took are there in order when the store is back."""
-    spool = Spool(tmp_path / "spool")
+    spool = Journal(tmp_path / "spool")
     recorder = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), spool=spool)
     store.failing |= {"append", "set_once"}
     await recorder.record(step(1), incarnation, body_bytes=10)
@@ -292,7 +292,7 @@ async def test_a_rollout_that_reached_a_limit_is_not_finished(recorder, store, i
 
 async def journaled(store, incarnation, tmp_path, number=1):
     """A recorder whose journal holds a step."""
-    recorder = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), spool=Spool(tmp_path / "spool"))
+    recorder = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), spool=Journal(tmp_path / "spool"))
     store.failing |= {"append", "set_once"}
     await recorder.record(step(number, range(1000)), incarnation, body_bytes=10)
     return recorder
@@ -380,7 +380,7 @@ async def test_a_journal_restores_a_rollout_that_expired_while_the_store_was_awa
         Origin(5, write_fields({"group_id": "g1"})),
     )
     first = Recorder(
-        mortal, make_metrics(CollectorRegistry()), SystemClock(), Spool(tmp_path / "spool"), lambda *_: origin
+        mortal, make_metrics(CollectorRegistry()), SystemClock(), Journal(tmp_path / "spool"), lambda *_: origin
     )
     mortal.failing |= {"append", "set_once"}
     await first.record(step(1, range(5_000)), incarnation, body_bytes=10)
@@ -388,7 +388,7 @@ async def test_a_journal_restores_a_rollout_that_expired_while_the_store_was_awa
     await expire(mortal)
     mortal.failing.clear()
     metrics = make_metrics(CollectorRegistry())
-    second = Recorder(mortal, metrics, SystemClock(), spool=Spool(tmp_path / "spool"))
+    second = Recorder(mortal, metrics, SystemClock(), spool=Journal(tmp_path / "spool"))
     await some_steps(mortal, "r1")
     await replayed(second, mortal)
     rollout = await rollout_of(mortal, "r1")

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from prometheus_client import CollectorRegistry
 
-from proxy.rollouts.store_health import Standing
+from proxy.rollouts.store_health import StoreHealth
 from proxy.telemetry.metrics import make_metrics
 from storage.errors import RolloutDeleted, StoreUnreachable
 
@@ -20,7 +20,7 @@ async def standing(store, back):
     async def is_back() -> None:
         back.set()
 
-    standing = Standing(store, make_metrics(CollectorRegistry()), is_back)
+    standing = StoreHealth(store, make_metrics(CollectorRegistry()), is_back)
     yield standing
     await standing.close()
 
@@ -64,7 +64,7 @@ async def test_work_at_its_return_that_finds_it_away_is_done_again(store):
             raise failures.pop()
         done.set()
 
-    standing = Standing(store, make_metrics(CollectorRegistry()), is_back)
+    standing = StoreHealth(store, make_metrics(CollectorRegistry()), is_back)
     standing.look()
     await asyncio.wait_for(done.wait(), 50)
     await standing.close()

@@ -8,7 +8,7 @@ import aiohttp
 import orjson
 
 from proxy.cli.audit import rows_of_proxy
-from proxy.cli.export import Wanted
+from proxy.cli.export import ExportRequest
 from proxy.export import FORMATS
 from proxy.export.containers import CONTAINERS
 from proxy.rollouts.audit.sample import name_of, of_row
@@ -67,7 +67,7 @@ class Readers:
         """Read everything there is: the lists, the export of the whole store, and what an audit reads of it."""
         for path in ("/rollouts", "/groups", f"/export?report=true&include=flagged&limit=50&{self.drawn(random)}"):
             await self.ask("GET", path)
-        wanted = Wanted("sequences", (), None, "flagged", "ndjson", (("limit", "50"),))
+        wanted = ExportRequest("sequences", (), None, "flagged", "ndjson", (("limit", "50"),))
         try:
             async for row in rows_of_proxy(self.http, self.url, wanted):
                 name_of(row)

@@ -8,7 +8,7 @@ from anthropic.types import Message, RawMessageStreamEvent
 from hypothesis import strategies as st
 from pydantic import Field, TypeAdapter
 
-from proxy.protocols.accumulators import ChatFold
+from proxy.protocols.accumulators import ChatAccumulator
 
 EVENT = TypeAdapter(Annotated[RawMessageStreamEvent, Field(discriminator="type")])
 
@@ -59,7 +59,7 @@ def sent_back(message: Message | dict, *, after: str = "go on") -> list[dict]:
 
 def folded(chunks: list[dict]) -> dict:
     """The response that these chunks make."""
-    fold = ChatFold()
+    fold = ChatAccumulator()
     for chunk in chunks:
         fold.feed(chunk)
     return fold.finish()

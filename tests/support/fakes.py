@@ -10,7 +10,7 @@ from recorded import Cassette
 
 from proxy.config.settings import Settings, load
 from proxy.protocols.engines.detection import QUESTIONS
-from proxy.server.listener import Served, running
+from proxy.server.listener import RunningServer, running
 from storage.errors import StoreUnreachable
 
 Answering = Callable[[web.Request, dict], Awaitable[web.StreamResponse]]
@@ -114,7 +114,7 @@ def settings_for(engine_url: str | None, **said) -> Settings:
 
 
 @asynccontextmanager
-async def proxying(engine_url: str | None, store, **said) -> AsyncIterator[Served]:
+async def proxying(engine_url: str | None, store, **said) -> AsyncIterator[RunningServer]:
     """The proxy before this engine, listening."""
     async with running(settings_for(engine_url, **said), store) as served:
         yield served

@@ -16,7 +16,7 @@ from faulty_engine import Asked, Drawn, Truth, Written, answer
 from recorded import Cassette, plan_of
 
 from proxy.protocols.engines import Traits
-from proxy.protocols.plan import Plan, Terms
+from proxy.protocols.plan import CallOptions, Plan
 
 Json = dict[str, Any]
 PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions", "generate": "/inference/v1/generate"}
@@ -49,7 +49,7 @@ class FaultyCall:
     def plan(self) -> Plan:
         """The plan of TokenTape for it."""
         traits = Traits(self.kind, {"vllm": "0.32.0", "sglang": "0.5.23", "llamacpp": "b1"}[self.kind], has_parser=True)
-        return plan_of(self.path, self.body, Terms(streaming=self.streaming), kind=self.kind, traits=traits)
+        return plan_of(self.path, self.body, CallOptions(streaming=self.streaming), kind=self.kind, traits=traits)
 
     def answer_to(self, body: Json) -> tuple[bytes, str]:
         """What the engine sends for a body, and its content type. Notes in `used` which faults found something to change."""

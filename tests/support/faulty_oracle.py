@@ -17,7 +17,7 @@ from faulty_calls import FaultyCall
 from proxy.export import FORMATS, Inexpressible
 from proxy.protocols.exchange import Exchange
 from proxy.protocols.plan import Plan
-from proxy.protocols.sse import EventCutter
+from proxy.protocols.sse import EventParser
 from proxy.trajectory import fidelity
 from proxy.trajectory.blocks import BlockReader
 from proxy.trajectory.codec import Record, decode, encode_leniently
@@ -202,7 +202,7 @@ def _wrong(step: Step, call: FaultyCall, plan: Plan) -> str | None:
 
 def _shown_early(shown: bytes, plan: Plan) -> str | None:
     """The end of the turn is shown after the step is stored, never before."""
-    cutter, finished = EventCutter(), set()
+    cutter, finished = EventParser(), set()
     for event in cutter.feed(shown):
         if event.payload == b"[DONE]":
             return "the terminal event was shown before the end"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from forests import make_step
 
-from proxy.api.control.export_query import Wanted
+from proxy.api.control.export_query import ExportQuery
 from proxy.export import FORMATS, Fill
 from proxy.export.containers import CONTAINERS
 from proxy.trajectory.blocks import BlockReader
@@ -45,7 +45,7 @@ def main(kind, name, steps, tokens):
     before = resident_mb("VmRSS")
     reader = BlockReader(blocks)
     read = [decode(record, reader, at, whole=False) for at, record in enumerate(records)]
-    wanted = Wanted(FORMATS[name], CONTAINERS["json"], Options(), Fill())
+    wanted = ExportQuery(FORMATS[name], CONTAINERS["json"], Options(), Fill())
     plan = wanted.form.plan(RolloutFacts("r1", reward=1.0), read, Options())
     pieces = list(wanted.pieces(plan.render(), {}))
     sys.stdout.write(f"{resident_mb('VmHWM') - before:.1f} {sum(map(len, pieces)) / 2**20:.1f}")

@@ -13,7 +13,7 @@ from proxy.clock import SystemClock
 from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.engines import ENGINES, Traits
 from proxy.protocols.exchange import Exchange
-from proxy.protocols.plan import Plan, Terms, make_plan
+from proxy.protocols.plan import CallOptions, Plan, make_plan
 from proxy.trajectory.step import EngineFacts, Step, Timing
 
 CASSETTES = Path(__file__).parent.parent / "cassettes"
@@ -137,7 +137,7 @@ def dialect_cassettes(kind: str = "vllm") -> list[Cassette]:
 def plan_of(
     path: str,
     body: dict,
-    terms: Terms | None = None,
+    terms: CallOptions | None = None,
     *,
     kind: str = "vllm",
     traits: Traits | None = None,
@@ -148,7 +148,7 @@ def plan_of(
     facts = FACTS.get(kind) or EngineFacts("e", kind, None, "http://e")
     return make_plan(
         body,
-        terms=terms or Terms(),
+        terms=terms or CallOptions(),
         step_id="S1",
         rollout_id="r1",
         endpoint=path,

@@ -5,11 +5,11 @@ import json
 import orjson
 from hypothesis import strategies as st
 
-from proxy.protocols.accumulators import ChatFold
+from proxy.protocols.accumulators import ChatAccumulator
 from proxy.protocols.dialects.responses import RESPONSES
-from proxy.protocols.dialects.translation import Earlier, Told
+from proxy.protocols.dialects.translation import CallIdentity, ResolvedReferences
 
-TOLD = Told("01ARZ3NDEKTSV4RRFFQ69G5FAV", 1_790_000_000, "gpt-5")
+TOLD = CallIdentity("01ARZ3NDEKTSV4RRFFQ69G5FAV", 1_790_000_000, "gpt-5")
 TOOLS = [
     {"type": "function", "name": "look", "parameters": {"type": "object"}, "strict": False},
     {"type": "custom", "name": "patch", "description": "Patches files."},
@@ -100,7 +100,7 @@ def _chunk(delta):
 
 def folded(chunks):
     """The response that the chunks fold to."""
-    fold = ChatFold()
+    fold = ChatAccumulator()
     for chunk in chunks:
         fold.feed(chunk)
     return fold.finish()
@@ -171,7 +171,7 @@ RICH = {
         {"type": "item_reference", "id": "msg_0"},
     ],
 }  # fmt: skip
-EARLIER = Earlier(items={"msg_0": {"role": "assistant", "content": "a"}})
+EARLIER = ResolvedReferences(items={"msg_0": {"role": "assistant", "content": "a"}})
 
 
 def places_of(value, at=()):

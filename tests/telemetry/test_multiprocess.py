@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from proxy.telemetry import multiprocess as totals
 from proxy.telemetry.metrics import make_metrics
-from proxy.telemetry.multiprocess import Crew, Totals
+from proxy.telemetry.multiprocess import WorkerMetrics, WorkerSlot
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ async def workers(tmp_path):
     async def workers(number):
         registry = CollectorRegistry()
         metrics = make_metrics(registry)
-        one = Totals(registry, metrics, Crew(number, tmp_path))
+        one = WorkerMetrics(registry, metrics, WorkerSlot(number, tmp_path))
         await one.start()
         started.append(one)
         return metrics, one
@@ -116,7 +116,7 @@ async def test_a_slow_worker_does_not_look_restarted(tmp_path):
     for number, second in ((0, 100.0), (1, 200.0)):
         registry = CollectorRegistry()
         Gauge("process_start_time_seconds", "When it started.", registry=registry).set(second)
-        one = Totals(registry, make_metrics(CollectorRegistry()), Crew(number, tmp_path))
+        one = WorkerMetrics(registry, make_metrics(CollectorRegistry()), WorkerSlot(number, tmp_path))
         await one.start()
         started.append(one)
     asked, youngest = started
@@ -131,7 +131,7 @@ async def test_a_single_process_returns_its_own_metrics(tmp_path):
     """And counts as one worker."""
     registry = CollectorRegistry()
     make_metrics(registry).undelivered_steps.inc()
-    alone = Totals(registry, make_metrics(CollectorRegistry()))
+    alone = WorkerMetrics(registry, make_metrics(CollectorRegistry()))
     await alone.start()
 
     assert 1 == await value_of(alone, "tokentape_undelivered_steps_total")
@@ -149,7 +149,7 @@ async def test_workers_expose_the_same_format_as_a_single_process(tmp_path):
     registry = CollectorRegistry()
     metrics = make_metrics(registry)
     metrics.calls.labels("chat", 'a "quoted" name\n', "200").inc()
-    one = Totals(registry, metrics, Crew(0, tmp_path))
+    one = WorkerMetrics(registry, metrics, WorkerSlot(0, tmp_path))
 
-    alone = await Totals(registry, metrics).exposition()
+    alone = await WorkerMetrics(registry, metrics).exposition()
     assert without_process_values(alone) == without_process_values(await one.exposition())

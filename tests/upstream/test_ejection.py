@@ -2,12 +2,12 @@
 
 import pytest
 
-from proxy.upstream.ejection import Health
+from proxy.upstream.ejection import EjectionState
 
 
 @pytest.fixture
 def health():
-    return Health(eject_after=3, base_ejection_s=1, max_ejection_s=5)
+    return EjectionState(eject_after=3, base_ejection_s=1, max_ejection_s=5)
 
 
 def fail(health, times, now):

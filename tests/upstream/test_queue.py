@@ -6,11 +6,11 @@ from contextlib import suppress
 import pytest
 
 from proxy.errors import EngineBusy
-from proxy.upstream.queue import Turns
+from proxy.upstream.queue import FairQueue
 
 
 def turns_of(limit, max_waiting=2000, timeout_s=60):
-    return Turns(limit, max_waiting=max_waiting, timeout_s=timeout_s)
+    return FairQueue(limit, max_waiting=max_waiting, timeout_s=timeout_s)
 
 
 async def settled():

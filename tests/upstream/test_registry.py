@@ -12,7 +12,7 @@ from stored import steps_of
 from proxy.config.sections import EndpointSettings
 from proxy.server.listener import simulating
 from proxy.simulator.options import Options
-from proxy.upstream.registry import ENGINES_NOTICE, Fleet
+from proxy.upstream.registry import ENGINES_NOTICE, EndpointRegistry
 from storage.types import Announcement
 
 CONFIGURED = [EndpointSettings(url="http://127.0.0.1:1", name="configured")]
@@ -22,7 +22,7 @@ PUT = [EndpointSettings(url="http://127.0.0.1:2", name="put", api_key="planted",
 @pytest.fixture
 def fleet(store):
     told = []
-    fleet = Fleet(store.announcements, CONFIGURED, [told.append])
+    fleet = EndpointRegistry(store.announcements, CONFIGURED, [told.append])
     fleet.heard = told
     return fleet
 
@@ -33,7 +33,7 @@ async def test_what_is_put_comes_back_as_it_was(store, fleet):
     assert ([PUT], True) == (fleet.heard, fleet.is_put)
     assert "planted" == fleet.heard[0][0].api_key.get_secret_value()
 
-    later = Fleet(store.announcements, CONFIGURED, [])
+    later = EndpointRegistry(store.announcements, CONFIGURED, [])
     later.told(await store.announcements.read())
     assert later.is_put
     await fleet.put(None)

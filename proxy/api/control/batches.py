@@ -10,13 +10,13 @@ from typing import Any, Final
 import orjson
 from aiohttp import web
 
-from proxy.api.context import PARTS, Parts
+from proxy.api.context import CONTEXT, Context
 from proxy.api.control.claims import Claim, fill, give_back, held_fields, undo
-from proxy.api.control.export_query import wanted_by_claim
+from proxy.api.control.export_query import export_query_of_claim
 from proxy.api.control.groups import drop_group
-from proxy.api.control.schemas import AckBatch, ClaimBatch, ExtendBatch, ReleaseBatch, body_of
-from proxy.api.http import CLIENT_LEFT
-from proxy.api.query import rollout_id_of
+from proxy.api.control.schemas import AckBatch, ClaimBatch, ExtendBatch, ReleaseBatch, body_from
+from proxy.api.http import CLIENT_CLOSED_REQUEST
+from proxy.api.query import rollout_id_from
 from proxy.clock import new_id
 from proxy.errors import Conflict, LeaseLost, NotFound
 from proxy.rollouts.group import Batch, Ending, read_batch, write_batch
@@ -28,9 +28,9 @@ _LOOK_AGAIN_S: Final = 0.2
 
 async def claim_batch(request: web.Request) -> web.Response:
     """`POST /batches/claim`: up to so many complete groups that nobody else holds, waiting up to `wait_s` for the first."""
-    parts = request.app[PARTS]
-    said = await body_of(request, ClaimBatch)
-    claim = Claim(new_id(parts.clock), said, wanted_by_claim(said))
+    parts = request.app[CONTEXT]
+    said = await body_from(request, ClaimBatch)
+    claim = Claim(new_id(parts.clock), said, export_query_of_claim(said))
     until = parts.clock.monotonic() + said.wait_s
     try:
         await _fill_in_time(request, parts, claim, until)
@@ -40,12 +40,12 @@ async def claim_batch(request: web.Request) -> web.Response:
         raise
     if _has_left(request):
         await undo(parts, claim, claim.held)
-        return web.Response(status=CLIENT_LEFT)
+        return web.Response(status=CLIENT_CLOSED_REQUEST)
     parts.metrics.group_events.labels("claimed").inc(len(claim.held))
     return web.Response(body=_answer(claim, lease_ms), content_type="application/json")
 
 
-async def _fill_in_time(request: web.Request, parts: Parts, claim: Claim, until: float) -> None:
+async def _fill_in_time(request: web.Request, parts: Context, claim: Claim, until: float) -> None:
     """Look for groups until there is one, the time is over, or nobody waits any more."""
     while True:
         await fill(parts, claim)
@@ -59,7 +59,7 @@ def _has_left(request: web.Request) -> bool:
     return request.transport is None or request.transport.is_closing()
 
 
-async def _record(parts: Parts, claim: Claim) -> int | None:
+async def _record(parts: Context, claim: Claim) -> int | None:
     """Store which groups the batch has, so that it can be settled by its id; return when its lease ends.
 
     The lease counts from now, after rendering. A group that somebody else took meanwhile is not part of the batch.
@@ -94,8 +94,8 @@ def _answer(claim: Claim, lease_ms: int | None) -> bytes:
 
 async def ack_batch(request: web.Request) -> web.Response:
     """`POST /batches/{id}/ack`: done with its groups, for good. 409 if all of them are somebody else's by now."""
-    parts = request.app[PARTS]
-    ack = await body_of(request, AckBatch)
+    parts = request.app[CONTEXT]
+    ack = await body_from(request, AckBatch)
     batch = await _batch_of(request, ending="acked")
     if batch.answer is not None:
         return _json(batch.answer)
@@ -113,7 +113,7 @@ async def ack_batch(request: web.Request) -> web.Response:
     return await _end(parts, batch, "acked", {"batch_id": batch.batch_id, "acked": done, "lost": lost})
 
 
-async def _was_done(parts: Parts, batch: Batch, waiting: QueuedGroup) -> bool:
+async def _was_done(parts: Context, batch: Batch, waiting: QueuedGroup) -> bool:
     """Whether this batch's first acknowledgement, whose answer was lost, had come so far."""
     stored = await parts.store.groups.get(waiting.group)
     if stored is None:
@@ -124,8 +124,8 @@ async def _was_done(parts: Parts, batch: Batch, waiting: QueuedGroup) -> bool:
 
 async def release_batch(request: web.Request) -> web.Response:
     """`POST /batches/{id}/release`: its groups wait again, in their old places."""
-    parts = request.app[PARTS]
-    await body_of(request, ReleaseBatch)
+    parts = request.app[CONTEXT]
+    await body_from(request, ReleaseBatch)
     batch = await _batch_of(request, ending="released")
     if batch.answer is not None:
         return _json(batch.answer)
@@ -137,8 +137,8 @@ async def release_batch(request: web.Request) -> web.Response:
 
 async def extend_batch(request: web.Request) -> web.Response:
     """`POST /batches/{id}/extend`: held for `lease_s` from now on. 409 if all of its groups are somebody else's by now."""
-    parts = request.app[PARTS]
-    extend = await body_of(request, ExtendBatch)
+    parts = request.app[CONTEXT]
+    extend = await body_from(request, ExtendBatch)
     batch = await _batch_of(request, ending=None)
     fields = held_fields(parts, batch.batch_id, batch.consumer, extend.lease_s)
     lease_ms, now_ms = max(1, round(extend.lease_s * 1000)), parts.clock.now_ms()
@@ -154,8 +154,8 @@ async def extend_batch(request: web.Request) -> web.Response:
 
 async def _batch_of(request: web.Request, *, ending: Ending | None) -> Batch:
     """The batch that the path names. Raises NotFound, or Conflict if it ended in another way."""
-    name = rollout_id_of(request)
-    stored = await request.app[PARTS].store.batches.get(name)
+    name = rollout_id_from(request)
+    stored = await request.app[CONTEXT].store.batches.get(name)
     if stored is None:
         raise NotFound(f"there is no batch {name!r}", param="batch_id")
     batch = read_batch(stored)
@@ -174,7 +174,7 @@ def _check_any(batch: Batch, held: list[str]) -> None:
         )
 
 
-async def _end(parts: Parts, batch: Batch, ended: Ending, answer: dict[str, Any]) -> web.Response:
+async def _end(parts: Context, batch: Batch, ended: Ending, answer: dict[str, Any]) -> web.Response:
     """Keep the answer, for whoever asks again because it got lost."""
     fields = write_fields({"ended": ended, "answer": answer})
     await parts.store.batches.update_if(batch.batch_id, fields, expect={}, now_ms=parts.clock.now_ms())

@@ -13,9 +13,9 @@ from typing import Final
 
 import orjson
 
-from proxy.api.context import Parts
-from proxy.api.control.export_query import Wanted
-from proxy.api.control.group_rows import Worth, gather
+from proxy.api.context import Context
+from proxy.api.control.export_query import ExportQuery
+from proxy.api.control.group_rows import GroupFilter, read_group_rows
 from proxy.api.control.schemas import ClaimBatch
 from proxy.errors import Conflict
 from proxy.rollouts.completion import members_of
@@ -49,7 +49,7 @@ class Claim:
 
     batch_id: str
     said: ClaimBatch
-    wanted: Wanted
+    wanted: ExportQuery
     policy_version: str | None = None
     held: list[Held] = field(default_factory=list)
     dropped: list[dict[str, str]] = field(default_factory=list)
@@ -61,7 +61,7 @@ class Claim:
         return len(self.held) >= self.said.groups
 
 
-async def fill(parts: Parts, claim: Claim) -> None:
+async def fill(parts: Context, claim: Claim) -> None:
     """Hold groups that wait, in the order that the claim wants, until it is full or none is left."""
     claim.policy_version = read_policy(await parts.store.announcements.read())
     waiting = await parts.store.queue.list_available(_LOOKED_AT)
@@ -72,13 +72,13 @@ async def fill(parts: Parts, claim: Claim) -> None:
             await _consider(parts, claim, one)
 
 
-async def give_back(parts: Parts, batch_id: str, waiting: QueuedGroup) -> bool:
+async def give_back(parts: Context, batch_id: str, waiting: QueuedGroup) -> bool:
     """Let a leased group wait again; return whether it was leased."""
     fields = {**dict.fromkeys(_UNHELD), **write_fields({"status": "complete"})}
     return await parts.store.queue.release(waiting, batch_id, fields, now_ms=parts.clock.now_ms())
 
 
-async def undo(parts: Parts, claim: Claim, held: Iterable[Held]) -> None:
+async def undo(parts: Context, claim: Claim, held: Iterable[Held]) -> None:
     """Give back groups that were not handed out, and unfreeze their rewards. Runs to its end even if it is cancelled."""
 
     async def undone() -> None:
@@ -93,7 +93,7 @@ async def undo(parts: Parts, claim: Claim, held: Iterable[Held]) -> None:
     await asyncio.shield(parts.recorder.tasks.start(undone()))
 
 
-def held_fields(parts: Parts, batch_id: str, consumer: str, lease_s: float) -> dict[str, bytes]:
+def held_fields(parts: Context, batch_id: str, consumer: str, lease_s: float) -> dict[str, bytes]:
     """The fields of a group that is held from now on."""
     until = parts.clock.now_ms() + round(lease_s * 1000)
     return write_fields({"status": "claimed", "batch_id": batch_id, "consumer": consumer, "lease_ms": until})
@@ -110,7 +110,7 @@ def _version(waiting: QueuedGroup) -> int:
     return _UNKNOWN if number is None else number
 
 
-async def _consider(parts: Parts, claim: Claim, waiting: QueuedGroup) -> None:
+async def _consider(parts: Context, claim: Claim, waiting: QueuedGroup) -> None:
     """Lease one group and render it, if it meets the conditions of the claim."""
     too_stale = why_stale(claim, waiting)
     if too_stale is not None and claim.said.stale == "keep":
@@ -147,7 +147,7 @@ def why_stale(claim: Claim, waiting: QueuedGroup) -> str | None:
     return f"its oldest token is {behind} policy versions behind, and max_staleness={most}" if behind > most else None
 
 
-async def _render(parts: Parts, claim: Claim, held: Held) -> str | None:
+async def _render(parts: Context, claim: Claim, held: Held) -> str | None:
     """Render a leased group; return why it is not worth training, None if it is.
 
     Raises Conflict where it cannot be handed out as it is. A group that was deleted this moment is not rendered.
@@ -161,7 +161,9 @@ async def _render(parts: Parts, claim: Claim, held: Held) -> str | None:
         raise Conflict("some of its rollouts have no reward yet")
     held.frozen = tuple(rollout.rollout_id for rollout in rollouts if rollout.claimed_by is None)
     frozen = await _freeze(parts, rollouts, claim.batch_id)
-    gathered = await gather(parts, wanted, group, frozen, Worth(said.min_group, said.only_mixed), whole=True)
+    gathered = await read_group_rows(
+        parts, wanted, group, frozen, GroupFilter(said.min_group, said.only_mixed), whole=True
+    )
     if gathered.why is not None:
         return gathered.why
     whole = await gathered.whole(wanted)
@@ -177,7 +179,7 @@ async def _render(parts: Parts, claim: Claim, held: Held) -> str | None:
     return None
 
 
-async def _freeze(parts: Parts, rollouts: list[Rollout], batch_id: str) -> list[Rollout]:
+async def _freeze(parts: Context, rollouts: list[Rollout], batch_id: str) -> list[Rollout]:
     """Freeze the rewards of rollouts, and return the rollouts as they are from now on."""
     fields = write_fields({"claimed_by": batch_id})
     now_ms = parts.clock.now_ms()
@@ -194,7 +196,7 @@ async def _freeze(parts: Parts, rollouts: list[Rollout], batch_id: str) -> list[
     return [read_rollout(one) for one in stored if one is not None and not isinstance(one, BaseException)]
 
 
-async def _thaw(parts: Parts, claim: Claim, held: Held) -> None:
+async def _thaw(parts: Context, claim: Claim, held: Held) -> None:
     """Let the rewards that this claim froze be changed again.
 
     Not if the lease has run out and somebody else has the group: that claim relies on the same marks.
@@ -211,7 +213,7 @@ async def _thaw(parts: Parts, claim: Claim, held: Held) -> None:
             await parts.store.update_if(rollout_id, {"claimed_by": None}, expect=expect, now_ms=now_ms)
 
 
-async def _drop(parts: Parts, claim: Claim, held: Held, why: str) -> None:
+async def _drop(parts: Context, claim: Claim, held: Held, why: str) -> None:
     """Take a group out of the queue for good: it can still be read and exported."""
     await _thaw(parts, claim, held)
     fields: Mapping[str, bytes | None] = {**dict.fromkeys(_UNHELD), **write_fields({"status": "dropped", "why": why})}

@@ -8,13 +8,13 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from proxy.api.context import PARTS, Parts
-from proxy.api.control.schemas import PutEngines, body_of
+from proxy.api.context import CONTEXT, Context
+from proxy.api.control.schemas import PutEngines, body_from
 from proxy.api.health import healthy_engines
 from proxy.config.sections import RecordSettings
 from proxy.errors import Forbidden
 from proxy.protocols.dialects.base import DialectName
-from proxy.protocols.engines.quirks import LOSSES, Circumstances, choose_framing
+from proxy.protocols.engines.quirks import QUIRKS, CallTraits, choose_framing
 from proxy.upstream import Endpoint, ejected_for
 
 _DIALECTS: tuple[DialectName, ...] = ("chat", "completions")  # those whose streams may be replayed
@@ -22,7 +22,7 @@ _DIALECTS: tuple[DialectName, ...] = ("chat", "completions")  # those whose stre
 
 async def show_engines(request: web.Request) -> web.Response:
     """`GET /engines`: endpoints, health, calls in flight, versions, and what each is known to lose."""
-    return await _shown(request.app[PARTS])
+    return await _shown(request.app[CONTEXT])
 
 
 async def put_engines(request: web.Request) -> web.Response:
@@ -31,14 +31,14 @@ async def put_engines(request: web.Request) -> web.Response:
     Calls in flight end where they are. It is refused where no control key is configured: whoever may say where calls are
     sent can read them, and have any address within reach called.
     """
-    parts = request.app[PARTS]
+    parts = request.app[CONTEXT]
     if not parts.control_keys:
         raise Forbidden("endpoints are changed with a control key only, and none is configured: set control.api_keys")
-    await parts.fleet.put((await body_of(request, PutEngines)).endpoints)
+    await parts.fleet.put((await body_from(request, PutEngines)).endpoints)
     return await _shown(parts)
 
 
-async def _shown(parts: Parts) -> web.Response:
+async def _shown(parts: Context) -> web.Response:
     healthy = await healthy_engines(parts)
     await parts.upstream.learn()
     record, now = parts.settings.record, parts.clock.now()
@@ -62,12 +62,12 @@ def _engine(endpoint: Endpoint, healthy: dict[str, bool], record: RecordSettings
             name: choose_framing(
                 endpoint.settings.streaming or record.streaming,
                 endpoint.engine.kind,
-                Circumstances(name, {"stream": True}, traits, wants_logprobs=record.logprobs != "off"),
+                CallTraits(name, {"stream": True}, traits, wants_logprobs=record.logprobs != "off"),
                 bears_replay=True,
             )
             for name in _DIALECTS
         },
-        "loses": [loss.what for loss in LOSSES if loss.engine == endpoint.engine.kind],
+        "loses": [loss.what for loss in QUIRKS if loss.engine == endpoint.engine.kind],
         "healthy": healthy.get(endpoint.settings.label, False),  # added while the others were asked: not asked yet
         "ejected_until": None if ejected_s is None else now + ejected_s,
         "max_in_flight": endpoint.settings.max_in_flight,

@@ -11,8 +11,8 @@ from typing import Final
 import orjson
 from aiohttp import web
 
-from proxy.api.context import PARTS
-from proxy.api.query import only_known
+from proxy.api.context import CONTEXT
+from proxy.api.query import reject_unknown_params
 from storage.errors import StorageError
 from storage.types import Change
 
@@ -25,8 +25,8 @@ async def show_events(request: web.Request) -> web.StreamResponse:
     `changed` for each step that is stored (`index`, `step_id`) and each other change of a rollout (both null); a comment
     every few seconds. When the store is away, or the proxy stops, the stream ends: whoever comes back looks anew.
     """
-    parts = request.app[PARTS]
-    only_known(request, ("rollout_id",))
+    parts = request.app[CONTEXT]
+    reject_unknown_params(request, ("rollout_id",))
     wanted = request.query.get("rollout_id")
     async with parts.store.changes.subscribe() as changes:
         response = web.StreamResponse(headers=_HEADERS)

@@ -12,9 +12,9 @@ from typing import Any, Final, cast
 
 from aiohttp import web
 
-from proxy.api.context import Parts
+from proxy.api.context import Context
 from proxy.api.control.schemas import ClaimBatch
-from proxy.api.query import choice_of, number_of
+from proxy.api.query import enum_param, int_param
 from proxy.errors import BadCall, Conflict
 from proxy.export import FORMATS, Fill, Format, Inexpressible, Plan, Rows
 from proxy.export.containers import CONTAINERS, Container, Writer, container_for
@@ -49,7 +49,7 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ExportQuery:
     """The options of an export. `advantage` is none, given, or the estimator to use on the group's rewards."""
 
     form: Format
@@ -59,7 +59,7 @@ class Wanted:
     advantage: str = "given"
     report: bool = False
 
-    async def plan(self, parts: Parts, rollout: Rollout) -> Planned:
+    async def plan(self, parts: Context, rollout: Rollout) -> Planned:
         """Plan the rows of one rollout, with the advantages that it has.
 
         Raises Conflict if the format cannot express it, DamagedStep if a step cannot be read, NotFound if the rollout was
@@ -110,33 +110,33 @@ class Wanted:
         yield writer.closing(report if self.report else None)
 
 
-def wanted_by_query(request: web.Request, advantages: Sequence[str] = GIVEN) -> Wanted:
+def export_query_from(request: web.Request, advantages: Sequence[str] = GIVEN) -> ExportQuery:
     """What a query asks for. Raises BadCall for an option that is unknown or not allowed, naming those that are."""
     chosen = {
-        "branches": choice_of(request, "branches", ("all", "longest", "last"), "all"),
-        "include": choice_of(request, "include", ("exact", "flagged", RETOKENIZED), "exact"),
-        "overlong": choice_of(request, "overlong", ("cut", "drop", "keep"), "cut"),
+        "branches": enum_param(request, "branches", ("all", "longest", "last"), "all"),
+        "include": enum_param(request, "include", ("exact", "flagged", RETOKENIZED), "exact"),
+        "overlong": enum_param(request, "overlong", ("cut", "drop", "keep"), "cut"),
     }
-    return Wanted(
-        form=FORMATS[choice_of(request, "format", FORMATS, "sequences")],
+    return ExportQuery(
+        form=FORMATS[enum_param(request, "format", FORMATS, "sequences")],
         container=_container_of(request),
-        options=Options(**cast("Any", chosen), max_len=number_of(request, "max_len", None, least=1)),
+        options=Options(**cast("Any", chosen), max_len=int_param(request, "max_len", None, least=1)),
         fill=Fill(
             prompt_logprob=_logprob_of(request, "prompt_logprob"),
-            pad_id=number_of(request, "pad_id", 0, least=0) or 0,
-            prompt_length=number_of(request, "prompt_length", None, least=1),
-            response_length=number_of(request, "response_length", None, least=1),
+            pad_id=int_param(request, "pad_id", 0, least=0) or 0,
+            prompt_length=int_param(request, "prompt_length", None, least=1),
+            response_length=int_param(request, "response_length", None, least=1),
         ),
-        advantage=choice_of(request, "advantage", advantages, "given"),
-        report=choice_of(request, "report", ("true", "false"), "false") == "true",
+        advantage=enum_param(request, "advantage", advantages, "given"),
+        report=enum_param(request, "report", ("true", "false"), "false") == "true",
     )
 
 
-def wanted_by_claim(claim: ClaimBatch) -> Wanted:
+def export_query_of_claim(claim: ClaimBatch) -> ExportQuery:
     """What a claim asks for. Raises BadCall for a format that is not known."""
     if claim.format not in FORMATS:
         raise BadCall(f"format={claim.format!r} is not known; known are {', '.join(FORMATS)}", param="format")
-    return Wanted(
+    return ExportQuery(
         form=FORMATS[claim.format],
         container=CONTAINERS["json"],
         options=Options(branches=claim.branches, include=claim.include, max_len=claim.max_len, overlong=claim.overlong),
@@ -157,7 +157,7 @@ def _container_of(request: web.Request) -> Container:
         raise BadCall(str(error), param="container") from None
 
 
-async def _decode(parts: Parts, steps: Sequence[Step]) -> Callable[[Sequence[int]], str] | None:
+async def _decode(parts: Context, steps: Sequence[Step]) -> Callable[[Sequence[int]], str] | None:
     """What makes text of these steps' ids: the tokenizer of the one endpoint that they came from."""
     names = {step.engine.name for step in steps}
     tokenizer = await parts.tokenizers.of(names.pop()) if len(names) == 1 else None
@@ -178,7 +178,7 @@ def _logprob_of(request: web.Request, name: str) -> float | None:
     return value
 
 
-async def _retokenized(parts: Parts, steps: Sequence[Step]) -> list[Step]:
+async def _retokenized(parts: Context, steps: Sequence[Step]) -> list[Step]:
     """The steps, with ids made for those that have none, by the tokenizers of their endpoints. Raises NotValid."""
     names = {step.engine.name for step in steps}
     tokenizers = {name: tokenizer for name in names if (tokenizer := await parts.tokenizers.of(name)) is not None}

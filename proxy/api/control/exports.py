@@ -13,12 +13,12 @@ from typing import Any
 from aiohttp import web
 from aiohttp.client_exceptions import ClientConnectionResetError
 
-from proxy.api.context import PARTS, Parts
-from proxy.api.control.export_query import EXPORT_OPTIONS, Planned, Wanted, wanted_by_query
+from proxy.api.context import CONTEXT, Context
+from proxy.api.control.export_query import EXPORT_OPTIONS, ExportQuery, Planned, export_query_from
 from proxy.api.control.group_rows import GONE, without_rows
 from proxy.api.control.rollouts import RolloutFilter, filter_of
-from proxy.api.http import SHOWN
-from proxy.api.query import number_of, only_known, rollout_of
+from proxy.api.http import RESPONSE_STARTED
+from proxy.api.query import int_param, reject_unknown_params, rollout_from
 from proxy.errors import Conflict, DamagedStep, NotFound, ProxyError
 from proxy.export import Inexpressible, Plan
 from proxy.export.containers import Writer
@@ -34,11 +34,11 @@ _MOST_RENDERED = 256  # weight of a rollout whose rows may all be in memory at o
 
 async def export_rollout(request: web.Request) -> web.StreamResponse:
     """`GET /rollouts/{id}/export?format=…`: the rows; `X-Export-Skipped` has the number of steps without rows, and why."""
-    only_known(request, EXPORT_OPTIONS)
-    wanted = wanted_by_query(request)
+    reject_unknown_params(request, EXPORT_OPTIONS)
+    wanted = export_query_from(request)
     await wanted.load()
-    rollout = await rollout_of(request)
-    planned = await wanted.plan(request.app[PARTS], rollout)
+    rollout = await rollout_from(request)
+    planned = await wanted.plan(request.app[CONTEXT], rollout)
     plan = planned.plan
     report = {"skipped": plan.skipped, "rows": wanted.about(rollout, plan.trained)}
     try:
@@ -50,7 +50,7 @@ async def export_rollout(request: web.Request) -> web.StreamResponse:
     response.content_type = wanted.container.content_type
     response.content_length = sum(map(len, pieces))
     await response.prepare(request)
-    request[SHOWN] = True
+    request[RESPONSE_STARTED] = True
     if request.method == "HEAD":
         return response  # a body would be read as the next answer of the connection
     with suppress(ClientConnectionResetError):
@@ -62,15 +62,15 @@ async def export_rollout(request: web.Request) -> web.StreamResponse:
 
 async def export_many(request: web.Request) -> web.StreamResponse:
     """`GET /export?format=…&status=&group_id=&since=&limit=`: rollouts newest first, streamed as they are read."""
-    only_known(request, (*EXPORT_OPTIONS, "status", "group_id", "since", "limit"))
-    parts = request.app[PARTS]
-    wanted = wanted_by_query(request)
+    reject_unknown_params(request, (*EXPORT_OPTIONS, "status", "group_id", "since", "limit"))
+    parts = request.app[CONTEXT]
+    wanted = export_query_from(request)
     await wanted.load()
     rollouts = _rollouts(
         parts,
         filter_of(request),
-        limit=number_of(request, "limit", None, least=1),
-        since=number_of(request, "since", None, least=0),
+        limit=int_param(request, "limit", None, least=1),
+        since=int_param(request, "since", None, least=0),
     )
     async with aclosing(_pieces(parts, wanted, rollouts)) as pieces:
         first = await anext(pieces)  # what fails up to here still has a status of its own
@@ -78,7 +78,9 @@ async def export_many(request: web.Request) -> web.StreamResponse:
         await response.prepare(request)
         if request.method == "HEAD":
             return response  # as for one rollout
-        request[SHOWN] = True  # from here on a failure cuts the connection: nobody takes the body for a whole one
+        request[RESPONSE_STARTED] = (
+            True  # from here on a failure cuts the connection: nobody takes the body for a whole one
+        )
         try:
             await response.write(first)
             async for piece in pieces:
@@ -92,7 +94,7 @@ async def export_many(request: web.Request) -> web.StreamResponse:
         return response
 
 
-async def _pieces(parts: Parts, wanted: Wanted, rollouts: AsyncIterator[Rollout]) -> AsyncGenerator[bytes, None]:
+async def _pieces(parts: Context, wanted: ExportQuery, rollouts: AsyncIterator[Rollout]) -> AsyncGenerator[bytes, None]:
     """Write an export of many rollouts: at least one piece, and the first has the first row, if there is any."""
     skipped: list[dict[str, str]] = []
     described: list[dict[str, Any]] = []
@@ -122,7 +124,7 @@ async def _written(planned: Planned, writer: Writer) -> AsyncGenerator[bytes, No
 
 
 async def _read_ahead(
-    parts: Parts, wanted: Wanted, rollouts: AsyncIterator[Rollout]
+    parts: Context, wanted: ExportQuery, rollouts: AsyncIterator[Rollout]
 ) -> AsyncGenerator[tuple[Rollout, Planned], None]:
     """Plan the rows of rollouts, in their order; while one is written, the next few are read from the store."""
     reading: deque[tuple[Rollout, asyncio.Task[Planned]]] = deque()
@@ -145,7 +147,7 @@ async def _read_ahead(
         await asyncio.gather(*left, return_exceptions=True)
 
 
-async def _planned(parts: Parts, wanted: Wanted, rollout: Rollout) -> Planned:
+async def _planned(parts: Context, wanted: ExportQuery, rollout: Rollout) -> Planned:
     """Plan the rows of one rollout of many; one that cannot be exported has none, and a skipped entry with the reason.
 
     The rows that are planned can be rendered: those of a rollout of moderate size are rendered here, those of a large one
@@ -181,7 +183,7 @@ def _steps(rollout: Rollout) -> int:
 
 
 async def _rollouts(
-    parts: Parts, wanted: RolloutFilter, *, limit: int | None, since: int | None
+    parts: Context, wanted: RolloutFilter, *, limit: int | None, since: int | None
 ) -> AsyncIterator[Rollout]:
     """The rollouts that a query asks for, newest first, in constant memory. `since` is unix seconds."""
     given = 0

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from proxy.api.context import Parts
-from proxy.api.control.export_query import GIVEN, Wanted
+from proxy.api.context import Context
+from proxy.api.control.export_query import GIVEN, ExportQuery
 from proxy.errors import Conflict, DamagedStep, NotFound
 from proxy.export import Inexpressible, Rows
 from proxy.rollouts.group import Group
@@ -21,7 +21,7 @@ GONE: Final = "it was deleted, or has expired"
 
 
 @dataclass(frozen=True, slots=True)
-class Worth:
+class GroupFilter:
     """What a group must have to be worth training: rollouts with rows, and rewards that differ."""
 
     min_group: int = 1
@@ -37,7 +37,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Gathered:
+class GroupRows:
     """The members of a group that have rows, in the group's order; or none, and `why`.
 
     `skipped` names every other member of the group by its `rollout_id`, with the reason, and the steps that no row trains.
@@ -52,14 +52,14 @@ class Gathered:
         """The number of rows."""
         return sum(len(member.rows.rows) for member in self.members)
 
-    async def whole(self, wanted: Wanted) -> Any:
+    async def whole(self, wanted: ExportQuery) -> Any:
         """Combine the rows as the trainer takes them. Raises Conflict for members that cannot be combined."""
         try:
             return await aside(self.count, lambda: wanted.form.gather(self._rows()))
         except Inexpressible as refusal:
             raise Conflict(str(refusal), param="format") from None
 
-    def described(self, wanted: Wanted) -> dict[str, Any]:
+    def described(self, wanted: ExportQuery) -> dict[str, Any]:
         """Return what a consumer needs beside `whole`.
 
         `rollouts`, `rewards` and `advantages` have an entry for each member with rows; `rows` one for each row, in the
@@ -75,7 +75,7 @@ class Gathered:
             "skipped": self.skipped,
         }
 
-    def about(self, wanted: Wanted) -> list[dict[str, Any]]:
+    def about(self, wanted: ExportQuery) -> list[dict[str, Any]]:
         """Describe each row, in the order in which `whole` has them."""
         described = [wanted.about(member.rollout, member.rows.trained) for member in self.members]
         return [described[member][row] for member, row in wanted.form.order(self._rows())]
@@ -84,9 +84,15 @@ class Gathered:
         return [member.rows for member in self.members]
 
 
-async def gather(
-    parts: Parts, wanted: Wanted, group: Group, rollouts: Sequence[Rollout], worth: Worth, *, whole: bool = False
-) -> Gathered:
+async def read_group_rows(
+    parts: Context,
+    wanted: ExportQuery,
+    group: Group,
+    rollouts: Sequence[Rollout],
+    worth: GroupFilter,
+    *,
+    whole: bool = False,
+) -> GroupRows:
     """Render the rows of a group; `rollouts` are those of its members that exist.
 
     Raises Conflict if the format cannot express one of them. A member that cannot be read is skipped; where a group must be
@@ -94,7 +100,7 @@ async def gather(
     """
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
     if worth.only_mixed and len(set(rewards)) < 2:
-        return Gathered([], [], f"the rewards of its {len(rollouts)} rollouts are all equal")
+        return GroupRows([], [], f"the rewards of its {len(rollouts)} rollouts are all equal")
     found = {rollout.rollout_id: rollout for rollout in with_advantages(rollouts, wanted.advantage)}
     members, skipped = [], []
     for name in group.members:
@@ -116,8 +122,8 @@ async def gather(
             else:
                 skipped.append({"rollout_id": name, "why": without_rows(rows.skipped)})
     if len(members) < worth.min_group:
-        return Gathered([], skipped, f"{len(members)} of its rollouts have rows, and min_group={worth.min_group}")
-    return Gathered(members, skipped)
+        return GroupRows([], skipped, f"{len(members)} of its rollouts have rows, and min_group={worth.min_group}")
+    return GroupRows(members, skipped)
 
 
 def without_rows(skipped: Sequence[object]) -> str:

@@ -10,13 +10,13 @@ from typing import Any, Final
 import orjson
 from aiohttp import web
 
-from proxy.api.context import PARTS, Parts
-from proxy.api.control.export_query import EXPORT_OPTIONS, Wanted, wanted_by_query
+from proxy.api.context import CONTEXT, Context
+from proxy.api.control.export_query import EXPORT_OPTIONS, ExportQuery, export_query_from
 from proxy.api.control.exports import skipped_header
-from proxy.api.control.group_rows import ADVANTAGES, Gathered, Worth, gather
+from proxy.api.control.group_rows import ADVANTAGES, GroupFilter, GroupRows, read_group_rows
 from proxy.api.control.rollouts import opened
-from proxy.api.control.schemas import OpenGroup, body_of
-from proxy.api.query import choice_of, number_of, only_known, rollout_id_of
+from proxy.api.control.schemas import OpenGroup, body_from
+from proxy.api.query import enum_param, int_param, reject_unknown_params, rollout_id_from
 from proxy.clock import new_id
 from proxy.errors import BadCall, Conflict, NotFound, TooLarge
 from proxy.export.containers import Json
@@ -35,8 +35,8 @@ _COUNTS: Final = ("steps", "exact", "flagged", "sampled_tokens")
 
 async def open_group(request: web.Request) -> web.Response:
     """`POST /groups`: the group and all its rollouts, or nothing: 201; 200 for the same body again; 409 for another."""
-    parts = request.app[PARTS]
-    opening = await body_of(request, OpenGroup)
+    parts = request.app[CONTEXT]
+    opening = await body_from(request, OpenGroup)
     name = opening.group_id or new_id(parts.clock)
     terms = opening.rollout.model_dump(exclude_none=True, exclude_defaults=True)
     said = {**opening.model_dump(exclude_none=True, exclude_defaults=True), "group_id": name, "rollout": terms}
@@ -68,7 +68,7 @@ def _check_size(size: int, of_each: Mapping[str, bytes]) -> None:
         )
 
 
-def _beside(parts: Parts, group_id: str) -> str:
+def _beside(parts: Context, group_id: str) -> str:
     """A fresh id that can be opened together with its group: one in sixteen can."""
     while True:
         name = new_id(parts.clock)
@@ -76,7 +76,7 @@ def _beside(parts: Parts, group_id: str) -> str:
             return name
 
 
-async def _opened(request: web.Request, parts: Parts, stored: StoredEntity) -> dict[str, Any]:
+async def _opened(request: web.Request, parts: Context, stored: StoredEntity) -> dict[str, Any]:
     """What an opening answers, the same each time."""
     group = read_group(stored)
     found = await asyncio.gather(*map(parts.store.get, group.members))
@@ -92,10 +92,10 @@ async def _opened(request: web.Request, parts: Parts, stored: StoredEntity) -> d
 
 async def list_groups(request: web.Request) -> web.Response:
     """`GET /groups?status=&limit=&cursor=`: newest first; a filter may leave a page short of its limit."""
-    parts = request.app[PARTS]
-    only_known(request, ("status", "limit", "cursor"))
-    limit = number_of(request, "limit", _LISTED, least=1, most=_MOST_LISTED) or _LISTED
-    status = choice_of(request, "status", STATUSES, "open") if "status" in request.query else None
+    parts = request.app[CONTEXT]
+    reject_unknown_params(request, ("status", "limit", "cursor"))
+    limit = int_param(request, "limit", _LISTED, least=1, most=_MOST_LISTED) or _LISTED
+    status = enum_param(request, "status", STATUSES, "open") if "status" in request.query else None
     try:
         page = await parts.store.groups.list(cursor=request.query.get("cursor"), limit=limit)
     except ValueError as error:
@@ -109,7 +109,7 @@ async def list_groups(request: web.Request) -> web.Response:
 
 async def show_group(request: web.Request) -> web.Response:
     """`GET /groups/{id}`: the group with its members, their statuses, rewards, counts and drift."""
-    parts = request.app[PARTS]
+    parts = request.app[CONTEXT]
     group = await group_of(request)
     if group.status == "open":
         await parts.completion.settle(group)  # what a crash may have left
@@ -120,22 +120,22 @@ async def show_group(request: web.Request) -> web.Response:
 
 async def delete_group(request: web.Request) -> web.Response:
     """`DELETE /groups/{id}`: the group and all its rollouts; 204, also when there is nothing (any more)."""
-    await drop_group(request.app[PARTS], rollout_id_of(request))
+    await drop_group(request.app[CONTEXT], rollout_id_from(request))
     return web.Response(status=204)
 
 
 async def export_group(request: web.Request) -> web.Response:
     """`GET /groups/{id}/export?format=…`: in JSON what the trainer takes as one group, else its rows."""
-    parts = request.app[PARTS]
-    only_known(request, (*EXPORT_OPTIONS, "min_group", "only_mixed"))
-    wanted = wanted_by_query(request, ADVANTAGES)
+    parts = request.app[CONTEXT]
+    reject_unknown_params(request, (*EXPORT_OPTIONS, "min_group", "only_mixed"))
+    wanted = export_query_from(request, ADVANTAGES)
     await wanted.load()
-    worth = Worth(
-        min_group=number_of(request, "min_group", 1, least=1) or 1,
-        only_mixed=choice_of(request, "only_mixed", ("true", "false"), "false") == "true",
+    worth = GroupFilter(
+        min_group=int_param(request, "min_group", 1, least=1) or 1,
+        only_mixed=enum_param(request, "only_mixed", ("true", "false"), "false") == "true",
     )
     group = await group_of(request)
-    gathered = await gather(parts, wanted, group, await members_of(parts.store, group), worth)
+    gathered = await read_group_rows(parts, wanted, group, await members_of(parts.store, group), worth)
     skipped = [{"why": gathered.why}] if gathered.why else gathered.skipped
     body = await _rendered(wanted, gathered)
     return web.Response(
@@ -145,7 +145,7 @@ async def export_group(request: web.Request) -> web.Response:
     )
 
 
-async def _rendered(wanted: Wanted, gathered: Gathered) -> bytes:
+async def _rendered(wanted: ExportQuery, gathered: GroupRows) -> bytes:
     """Write a group in its container: one JSON value, in an object beside a report if one is requested; or its rows.
 
     The `rows` of the report are parallel to the rows, or to the entries of the lists of a format that is one object.
@@ -162,7 +162,7 @@ async def _rendered(wanted: Wanted, gathered: Gathered) -> bytes:
     return await aside(gathered.count, lambda: b"".join(wanted.pieces(rows, report)))
 
 
-async def drop_group(parts: Parts, group_id: str) -> None:
+async def drop_group(parts: Context, group_id: str) -> None:
     """Delete a group and its rollouts, these first: so asking again finds what is left."""
     group = await find_group(parts.store, group_id)
     if group is not None:
@@ -173,8 +173,8 @@ async def drop_group(parts: Parts, group_id: str) -> None:
 
 async def group_of(request: web.Request) -> Group:
     """The group that the path names. Raises NotFound."""
-    name = rollout_id_of(request)
-    group = await find_group(request.app[PARTS].store, name)
+    name = rollout_id_from(request)
+    group = await find_group(request.app[CONTEXT].store, name)
     if group is None:
         raise NotFound(f"there is no group {name!r}", param="group_id")
     return group

@@ -30,7 +30,7 @@ from proxy.api.control.schemas import (
 )
 from proxy.export import FORMATS
 from proxy.export.containers import CONTAINERS
-from proxy.protocols.dialects import DIALECTS, TRANSLATIONS
+from proxy.protocols.dialects import DIALECTS, TRANSLATORS
 from proxy.rollouts.group import STATUSES as GROUP_STATUSES
 from proxy.rollouts.rollout import STATUSES
 
@@ -90,7 +90,7 @@ _DRAIN = (("drain_s", {"type": "number", "minimum": 0, "description": "wait so l
 _COMPLETED = "A rollout server reports the result of a rollout."
 _DISPATCHED = (202, 200, 400, 404, 409, 422)
 _CALLS = [(path, f"A recorded call, in the {dialect.name} dialect.") for path, dialect in DIALECTS.items()]
-_CALLS += [(path, f"A recorded call, in the {one.name} dialect, by way of chat.") for path, one in TRANSLATIONS.items()]
+_CALLS += [(path, f"A recorded call, in the {one.name} dialect, by way of chat.") for path, one in TRANSLATORS.items()]
 _CALLS.append(("/generate", "A recorded completions call of ids, as Atropos' token servers make it."))
 _STORED = "/v1/responses/{response_id}"
 _FOUND = (200, 400, 401, 403, 404, 503)

@@ -9,8 +9,8 @@ from typing import Any, Final
 import orjson
 from aiohttp import web
 
-from proxy.api.context import PARTS
-from proxy.api.control.schemas import PausePolicy, PutPolicy, body_of
+from proxy.api.context import CONTEXT
+from proxy.api.control.schemas import PausePolicy, PutPolicy, body_from
 from proxy.errors import BadCall
 from proxy.rollouts.policy import POLICY_NOTICE, read_policy
 
@@ -21,14 +21,14 @@ _LOOK_S: Final = 0.05
 
 async def show_policy(request: web.Request) -> web.Response:
     """`GET /policy`: the version that is announced, null if none is."""
-    return _json({"version": read_policy(await request.app[PARTS].store.announcements.read())})
+    return _json({"version": read_policy(await request.app[CONTEXT].store.announcements.read())})
 
 
 async def put_policy(request: web.Request) -> web.Response:
     """`PUT /policy`: every call that begins after the answer, at any process that shares the store, is stamped with it."""
-    said = await body_of(request, PutPolicy)
+    said = await body_from(request, PutPolicy)
     version = str(said.version)
-    parts = request.app[PARTS]
+    parts = request.app[CONTEXT]
     parts.policy.told({POLICY_NOTICE: await parts.store.announcements.announce(POLICY_NOTICE, orjson.dumps(version))})
     return _json({"version": version})
 
@@ -39,8 +39,8 @@ async def pause_policy(request: web.Request) -> web.Response:
     `?drain_s=` waits until none is in flight, at the most for so long; `drained` says whether all processes agree.
     """
     drain_s = _seconds(request, "drain_s")
-    mode = (await body_of(request, PausePolicy)).mode
-    parts = request.app[PARTS]
+    mode = (await body_from(request, PausePolicy)).mode
+    parts = request.app[CONTEXT]
     number = await parts.pause.announce(mode)
     began = parts.clock.monotonic()
     while True:
@@ -56,7 +56,7 @@ async def pause_policy(request: web.Request) -> web.Response:
 
 async def resume_policy(request: web.Request) -> web.Response:
     """`POST /policy/resume`: calls that wait go on, with the policy version that is announced now."""
-    parts = request.app[PARTS]
+    parts = request.app[CONTEXT]
     await parts.pause.announce(None)
     in_flight, _ = await parts.pause.beat()
     return _json({"mode": parts.pause.mode, "in_flight": in_flight})

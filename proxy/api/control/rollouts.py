@@ -12,9 +12,9 @@ import orjson
 from aiohttp import web
 
 from proxy.api.api_keys import mint
-from proxy.api.context import PARTS, Parts
-from proxy.api.control.schemas import FinishRollout, OpenRollout, PatchRollout, body_of
-from proxy.api.query import choice_of, number_of, only_known, rollout_id_of, rollout_of
+from proxy.api.context import CONTEXT, Context
+from proxy.api.control.schemas import FinishRollout, OpenRollout, PatchRollout, body_from
+from proxy.api.query import enum_param, int_param, reject_unknown_params, rollout_from, rollout_id_from
 from proxy.api.urls import model_url, prefix_of
 from proxy.clock import new_id
 from proxy.errors import BadCall, Conflict
@@ -35,8 +35,8 @@ _FIELDS_OF_OPENING = ("group_id", "metadata", "model", "sampling", "tools", "lim
 
 async def open_rollout(request: web.Request) -> web.Response:
     """`POST /rollouts`: 201; 200 and the same answer for the same body again; 409 for another body."""
-    parts = request.app[PARTS]
-    opening = await body_of(request, OpenRollout)
+    parts = request.app[CONTEXT]
+    opening = await body_from(request, OpenRollout)
     name = opening.rollout_id or new_id(parts.clock)
     said = opening.model_dump(exclude_none=True, exclude_defaults=True)
     fields = write_fields({key: said.get(key) for key in _FIELDS_OF_OPENING})
@@ -56,10 +56,10 @@ async def open_rollout(request: web.Request) -> web.Response:
 
 async def list_rollouts(request: web.Request) -> web.Response:
     """`GET /rollouts`: newest first. `since` is unix seconds; filters may leave a page short of its limit."""
-    parts = request.app[PARTS]
-    only_known(request, ("status", "group_id", "since", "limit", "cursor"))
-    limit = number_of(request, "limit", _LISTED, least=1, most=_MOST_LISTED) or _LISTED
-    since = number_of(request, "since", None, least=0)
+    parts = request.app[CONTEXT]
+    reject_unknown_params(request, ("status", "group_id", "since", "limit", "cursor"))
+    limit = int_param(request, "limit", _LISTED, least=1, most=_MOST_LISTED) or _LISTED
+    since = int_param(request, "since", None, least=0)
     try:
         page = await parts.store.list(
             cursor=request.query.get("cursor"), limit=limit, since_ms=None if since is None else since * 1000
@@ -76,7 +76,7 @@ async def list_rollouts(request: web.Request) -> web.Response:
 
 def filter_of(request: web.Request) -> "RolloutFilter":
     """The filter that a query asks for. Raises BadCall for an unknown status."""
-    status = choice_of(request, "status", STATUSES, "open") if "status" in request.query else None
+    status = enum_param(request, "status", STATUSES, "open") if "status" in request.query else None
     return RolloutFilter(status, request.query.get("group_id"))
 
 
@@ -96,7 +96,7 @@ class RolloutFilter:
 
 async def show_rollout(request: web.Request) -> web.Response:
     """`GET /rollouts/{id}`. What is not known of its drift is looked for again: the next look may have it."""
-    parts, rollout = request.app[PARTS], await rollout_of(request)
+    parts, rollout = request.app[CONTEXT], await rollout_from(request)
     parts.drift_totals.complete(rollout)
     return _json(await _shown(request, parts, rollout))
 
@@ -106,9 +106,9 @@ async def patch_rollout(request: web.Request) -> web.Response:
 
     Rewards and advantages stay as they are from when the rollout's group is claimed.
     """
-    parts = request.app[PARTS]
-    rollout = await rollout_of(request)
-    patch = await body_of(request, PatchRollout)
+    parts = request.app[CONTEXT]
+    rollout = await rollout_from(request)
+    patch = await body_from(request, PatchRollout)
     await check_step_rewards(parts.store, rollout, patch.step_rewards)
     given = patch.model_dump(include={"reward", "advantages", "metadata"} & patch.model_fields_set)
     while True:
@@ -146,20 +146,20 @@ def _changes(rollout: Rollout, given: Mapping[str, Any], step_rewards: Mapping[s
 
 async def finish_rollout(request: web.Request) -> web.Response:
     """`POST /rollouts/{id}/finish`: once; the same again changes nothing, another status is 409."""
-    parts = request.app[PARTS]
-    said = await body_of(request, FinishRollout)
-    rollout = await rollout_of(request)
+    parts = request.app[CONTEXT]
+    said = await body_from(request, FinishRollout)
+    rollout = await rollout_from(request)
     finished = await parts.finisher.finish(rollout, said.status, reward=said.reward, metadata=said.metadata)
     return _json(await _shown(request, parts, finished))
 
 
 async def delete_rollout(request: web.Request) -> web.Response:
     """`DELETE /rollouts/{id}`: 204, also when there is nothing (any more)."""
-    await request.app[PARTS].store.delete(rollout_id_of(request))
+    await request.app[CONTEXT].store.delete(rollout_id_from(request))
     return web.Response(status=204)
 
 
-def opened(request: web.Request, parts: Parts, stored: StoredEntity) -> dict[str, Any]:
+def opened(request: web.Request, parts: Context, stored: StoredEntity) -> dict[str, Any]:
     """What an opening answers: the rollout without what changes with time, so that it is the same answer again."""
     shown = _terms(request, parts, read_rollout(stored))
     shown["metadata"] = own_metadata(shown["metadata"])
@@ -167,7 +167,7 @@ def opened(request: web.Request, parts: Parts, stored: StoredEntity) -> dict[str
     return {**shown, "status": "open", "created_ms": stored.created_ms, "api_key": key}
 
 
-async def _shown(request: web.Request, parts: Parts, rollout: Rollout) -> dict[str, Any]:
+async def _shown(request: web.Request, parts: Context, rollout: Rollout) -> dict[str, Any]:
     """A rollout as people see it."""
     marks = read_marks(await parts.store.marks(rollout.rollout_id))
     counts = {name: rollout.counts.get(name, 0) for name in _COUNTS}
@@ -192,7 +192,7 @@ _DISPATCH = ("server", "protocol", "state")
 _COUNTS = ("steps", "exact", "flagged", "error", "late", "sampled_tokens", "prompt_tokens", "mask_mismatches")
 
 
-def _terms(request: web.Request, parts: Parts, rollout: Rollout) -> dict[str, Any]:
+def _terms(request: web.Request, parts: Context, rollout: Rollout) -> dict[str, Any]:
     """What a rollout was opened with, and where agents reach it."""
     return {
         "rollout_id": rollout.rollout_id,

@@ -216,7 +216,7 @@ def read_as(model: type[Read], text: bytes) -> Read:
         raise NotValid("; ".join([*named, *more]), param=str(first[0]) if first else None) from None
 
 
-async def body_of(request: web.Request, model: type[Read]) -> Read:
+async def body_from(request: web.Request, model: type[Read]) -> Read:
     """Read the body as this model. Raises BadCall, NotValid, and what `read_bytes` raises."""
     text = await read_bytes(request, most=_MAX_BODY_BYTES)
     return await off_loop(len(text), read_as, model, text)

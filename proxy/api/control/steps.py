@@ -13,8 +13,8 @@ from urllib.parse import unquote
 
 from aiohttp import web
 
-from proxy.api.context import PARTS
-from proxy.api.query import choice_of, number_of, only_known, rollout_of
+from proxy.api.context import CONTEXT
+from proxy.api.query import enum_param, int_param, reject_unknown_params, rollout_from
 from proxy.errors import NotFound
 from proxy.export.containers import Ndjson, container_for
 from proxy.rollouts.rollout import Rollout
@@ -31,11 +31,11 @@ _MOST_SHOWN = 1000
 
 async def list_steps(request: web.Request) -> web.Response:
     """`GET /rollouts/{id}/steps?after=&limit=`: whole steps in the order of storing; NDJSON if accepted."""
-    parts = request.app[PARTS]
-    only_known(request, ("after", "limit"))
-    after = number_of(request, "after", None, least=0)
-    limit = number_of(request, "limit", _SHOWN, least=1, most=_MOST_SHOWN) or _SHOWN
-    rollout = await rollout_of(request)
+    parts = request.app[CONTEXT]
+    reject_unknown_params(request, ("after", "limit"))
+    after = int_param(request, "after", None, least=0)
+    limit = int_param(request, "limit", _SHOWN, least=1, most=_MOST_SHOWN) or _SHOWN
+    rollout = await rollout_from(request)
     start = 0 if after is None else after + 1
     records = await parts.store.read(rollout.rollout_id, start, limit)
     steps = await decode_records(parts.store, rollout, records, start, whole=True)
@@ -59,8 +59,8 @@ async def show_step(request: web.Request) -> web.Response:
 
 async def step_of(request: web.Request) -> tuple[Step, Rollout]:
     """The step that the path names, whole, and its rollout. Raises NotFound."""
-    parts = request.app[PARTS]
-    rollout = await rollout_of(request)
+    parts = request.app[CONTEXT]
+    rollout = await rollout_from(request)
     step_id = unquote(request.raw_path.partition("?")[0].split("/")[4])
     found = await parts.store.find(rollout.rollout_id, step_id)
     if found is None:
@@ -75,10 +75,10 @@ async def show_tree(request: web.Request) -> web.Response:
 
     What it completes of a finished rollout's drift is counted.
     """
-    only_known(request, ("texts",))
-    texts = choice_of(request, "texts", ("true", "false"), "true") == "true"
-    rollout = await rollout_of(request)
-    parts = request.app[PARTS]
+    reject_unknown_params(request, ("texts",))
+    texts = enum_param(request, "texts", ("true", "false"), "true") == "true"
+    rollout = await rollout_from(request)
+    parts = request.app[CONTEXT]
     steps = await read_steps(parts.store, rollout, whole=True)
     drift = await parts.drift.find(rollout, steps, texts="all" if texts else "none")
     if texts and rollout.is_finished:

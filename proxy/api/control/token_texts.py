@@ -14,9 +14,9 @@ from typing import Any, Final, Literal
 import orjson
 from aiohttp import web
 
-from proxy.api.context import PARTS, Parts
+from proxy.api.context import CONTEXT, Context
 from proxy.api.control.steps import step_of
-from proxy.api.query import number_of, only_known
+from proxy.api.query import int_param, reject_unknown_params
 from proxy.errors import BadCall, NotValid
 from proxy.telemetry.logs import LOG
 from proxy.trajectory.step import Choice, Ids, Step
@@ -35,10 +35,10 @@ async def show_texts(request: web.Request) -> web.Response:
 
     A stretch of the choice's whole row: its prompt, then what was sampled. `sources` names who told.
     """
-    only_known(request, ("choice", "start", "limit"))
-    index = number_of(request, "choice", 0, least=0) or 0
-    start = number_of(request, "start", 0, least=0) or 0
-    limit = number_of(request, "limit", _SHOWN, least=1, most=_MOST_SHOWN) or _SHOWN
+    reject_unknown_params(request, ("choice", "start", "limit"))
+    index = int_param(request, "choice", 0, least=0) or 0
+    start = int_param(request, "start", 0, least=0) or 0
+    limit = int_param(request, "limit", _SHOWN, least=1, most=_MOST_SHOWN) or _SHOWN
     step, _ = await step_of(request)
     choice = next((one for one in step.choices if one.index == index), None)
     if choice is None:
@@ -47,7 +47,7 @@ async def show_texts(request: web.Request) -> web.Response:
     ids = (prompt + choice.ids)[start : start + limit]
     given = ids[: max(0, len(prompt) - start)]
     written = recorded(step, choice, max(0, start - len(prompt)), len(ids) - len(given))
-    texts, source = await _sought(request.app[PARTS], step, ids if written is None else given)
+    texts, source = await _sought(request.app[CONTEXT], step, ids if written is None else given)
     sources = ({source} if written is None or given else set()) | (set() if written is None else {"recorded"})
     told = {
         "choice": index,
@@ -59,7 +59,7 @@ async def show_texts(request: web.Request) -> web.Response:
     return web.Response(body=orjson.dumps(told), content_type="application/json")
 
 
-async def _sought(parts: Parts, step: Step, ids: Ids) -> tuple[Texts, Source]:
+async def _sought(parts: Context, step: Step, ids: Ids) -> tuple[Texts, Source]:
     """The texts of ids by the endpoint's tokenizer, else by the engine itself."""
     try:
         tokenizer = await parts.tokenizers.of(step.engine.name)
@@ -81,7 +81,7 @@ def _decoded(decode: Callable[[Sequence[int]], str], ids: Ids) -> dict[int, str 
     return found
 
 
-async def _asked(parts: Parts, step: Step, ids: Ids) -> Mapping[int, str | None]:
+async def _asked(parts: Context, step: Step, ids: Ids) -> Mapping[int, str | None]:
     """What the engine that sampled tells; nothing if it is gone, or tells none."""
     name = step.engine.name
     endpoint = next((one for one in parts.upstream.endpoints if one.settings.label == name), None)

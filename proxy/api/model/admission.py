@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
-from proxy.api.context import Parts
+from proxy.api.context import Context
 from proxy.errors import LimitReached, RolloutClosed, StoreFault
 from proxy.rollouts.rollout import Rollout, no_rollout, read_rollout, write_fields
 from storage.errors import FieldsChanged, StorageError
@@ -49,7 +49,7 @@ GUARDS: tuple[Guard, ...] = (is_open, within_limits)
 
 
 @asynccontextmanager
-async def admitted(parts: Parts, rollout_id: str, group_id: str | None, step_id: str) -> AsyncIterator[Rollout]:
+async def admitted(parts: Context, rollout_id: str, group_id: str | None, step_id: str) -> AsyncIterator[Rollout]:
     """Its rollout, once nothing holds a call, which is in flight then. Raises Paused."""
     while True:
         rollout = await parts.opener.open(rollout_id, group_id, step_id)
@@ -63,7 +63,7 @@ async def admitted(parts: Parts, rollout_id: str, group_id: str | None, step_id:
                     return
 
 
-async def _started(parts: Parts, rollout: Rollout) -> Rollout:
+async def _started(parts: Context, rollout: Rollout) -> Rollout:
     """Return the rollout once its tools are known: its first call may come before its dispatch has ended."""
     until = parts.clock.monotonic() + _START_TIMEOUT_S
     while rollout.is_starting and parts.clock.monotonic() < until:
@@ -75,7 +75,7 @@ async def _started(parts: Parts, rollout: Rollout) -> Rollout:
     return rollout
 
 
-async def guard(parts: Parts, rollout: Rollout) -> None:
+async def guard(parts: Context, rollout: Rollout) -> None:
     """Pass every guard; a rollout that has reached a limit is marked so."""
     try:
         for check in GUARDS:
@@ -86,7 +86,7 @@ async def guard(parts: Parts, rollout: Rollout) -> None:
         raise
 
 
-async def _mark_limited(parts: Parts, rollout_id: str) -> None:
+async def _mark_limited(parts: Context, rollout_id: str) -> None:
     try:
         fields = write_fields({"status": "limited"})
         await parts.store.update_if(rollout_id, fields, expect={"status": None}, now_ms=parts.clock.now_ms())

@@ -15,14 +15,14 @@ from aiohttp.client_exceptions import ClientConnectionResetError
 
 from proxy.api.adapters import CallAdapter
 from proxy.api.auth import Caller
-from proxy.api.context import Parts
-from proxy.api.http import CLIENT_LEFT, SHOWN
+from proxy.api.context import Context
+from proxy.api.http import CLIENT_CLOSED_REQUEST, RESPONSE_STARTED
 from proxy.errors import EngineFault
 from proxy.protocols.dialects import Dialect
 from proxy.protocols.exchange import Exchange, Outcome
 from proxy.protocols.plan import Plan
 from proxy.protocols.synthetic_stream import CONTENT_TYPE, KEEP_ALIVE
-from proxy.protocols.token_annotations import TokenReply
+from proxy.protocols.token_annotations import TokenAnnotations
 from proxy.trajectory.step import Step, Timing
 from proxy.upstream import Endpoint
 from proxy.upstream.failover import Failover
@@ -46,7 +46,7 @@ class ModelRequest:
     """A request of the model API: the endpoint as an engine knows it, the rollout that its path names, and who calls."""
 
     request: web.Request
-    parts: Parts
+    parts: Context
     endpoint: str
     rollout_id: str | None
     caller: Caller
@@ -71,7 +71,7 @@ class IncomingCall:
     started: float
     is_named: bool
     adapter: CallAdapter | None = None
-    tokens: TokenReply | None = None
+    tokens: TokenAnnotations | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -121,7 +121,7 @@ class ClientStream:
 
     def __init__(self, call: CallState) -> None:
         self._call = call
-        self.status = CLIENT_LEFT
+        self.status = CLIENT_CLOSED_REQUEST
         self.has_heard_only_comments = False
         self._headers: list[tuple[str, str]] = []
         self._is_stream = False
@@ -164,7 +164,7 @@ class ClientStream:
     async def write(self, shown: bytes) -> None:
         """Write bytes as they come. Raises ClientConnectionResetError when the client is gone."""
         if self._stream is None:
-            self._call.request[SHOWN] = True
+            self._call.request[RESPONSE_STARTED] = True
             self._stream = web.StreamResponse(status=self.status, headers=self._headers)
             await self._stream.prepare(self._call.request)
         await self._stream.write(shown)

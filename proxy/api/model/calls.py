@@ -16,12 +16,12 @@ from proxy.api.adapters import CallAdapter, CallRoute
 from proxy.api.auth import check_minted
 from proxy.api.body import read_body
 from proxy.api.body_reader import read_bytes
-from proxy.api.context import Parts
-from proxy.api.http import CLIENT_LEFT
+from proxy.api.context import Context
+from proxy.api.http import CLIENT_CLOSED_REQUEST
 from proxy.api.model.admission import admitted, guard
 from proxy.api.model.call import CallState, IncomingCall, ModelRequest
 from proxy.api.model.probes import is_probe
-from proxy.api.model.references import followed_rollout, with_earlier
+from proxy.api.model.references import followed_rollout, with_references
 from proxy.api.model.relay import relay
 from proxy.api.model.token_options import read_token_reply
 from proxy.api.model.unrecorded import pass_on
@@ -29,20 +29,20 @@ from proxy.api.rollout_id import named_rollout
 from proxy.clock import new_id
 from proxy.errors import BadCall, EngineFault
 from proxy.protocols.dialects import DIALECTS, Dialect
-from proxy.protocols.dialects.translation import Ways
+from proxy.protocols.dialects.translation import TranslationOptions
 from proxy.protocols.exchange import Outcome
-from proxy.protocols.plan import Plan, Terms, edit, make_plan
-from proxy.protocols.token_annotations import TokenReply
-from proxy.protocols.translated_call import ByChat
-from proxy.rollouts.idempotency import Attempt, GivenAnswer
+from proxy.protocols.plan import CallOptions, Plan, edit, make_plan
+from proxy.protocols.token_annotations import TokenAnnotations
+from proxy.protocols.translated_call import TranslatedCall
+from proxy.rollouts.idempotency import Attempt, StoredAnswer
 from proxy.rollouts.rollout import Rollout
 from proxy.rollouts.steps import read_steps
 from proxy.upstream import Endpoint, least_loaded, ranked
 from proxy.upstream.concurrency import off_loop
-from proxy.upstream.context_window import room_left
+from proxy.upstream.context_window import tokens_left
 from proxy.upstream.failover import Failover
 from proxy.upstream.headers import downstream
-from proxy.upstream.system_messages import for_engine
+from proxy.upstream.system_messages import with_engine_traits
 
 
 async def handle_call(request: ModelRequest, route: CallRoute) -> web.StreamResponse:
@@ -89,7 +89,7 @@ async def _pass_on(
         parts.metrics.health_probes.labels(dialect.name).inc()
         passed = await off_loop(len(text), _for_engine, parts, dialect, body)
         return await pass_on(request.request, parts, request.endpoint, passed)
-    if agents.unnamed_rollouts == "pass" and (adapter is None or isinstance(adapter, ByChat)):
+    if agents.unnamed_rollouts == "pass" and (adapter is None or isinstance(adapter, TranslatedCall)):
         return await pass_on(request.request, parts, request.endpoint, text)
     if agents.unnamed_rollouts != "new":
         raise BadCall(
@@ -100,7 +100,9 @@ async def _pass_on(
     return None
 
 
-def _read(text: bytes, route: CallRoute, endpoint: str, ways: Ways) -> tuple[dict[str, Any], CallAdapter | None, str]:
+def _read(
+    text: bytes, route: CallRoute, endpoint: str, ways: TranslationOptions
+) -> tuple[dict[str, Any], CallAdapter | None, str]:
     """Parse a body, choose its adapter, and compute its digest. Raises BadCall, NotValid."""
     body = read_body(text)
     return body, route.read(endpoint, body, ways), blake2b(text, digest_size=16).hexdigest()
@@ -117,16 +119,16 @@ def _named_rollout(request: ModelRequest, body: Mapping[str, Any], adapter: Call
         body=body,
     )
     check_minted(minted, rollout_id)
-    followed = followed_rollout(adapter, minted) if isinstance(adapter, ByChat) else None
+    followed = followed_rollout(adapter, minted) if isinstance(adapter, TranslatedCall) else None
     return rollout_id or followed
 
 
-async def _answer(parts: Parts, call: IncomingCall) -> web.StreamResponse:
+async def _answer(parts: Context, call: IncomingCall) -> web.StreamResponse:
     """Make the call, or replay the response that it has already."""
     step_id = new_id(parts.clock)
     headers = call.request.headers
     async with admitted(parts, call.rollout_id, headers.get("X-Rollout-Group"), step_id) as rollout:
-        if not isinstance(call.adapter, ByChat):
+        if not isinstance(call.adapter, TranslatedCall):
             call = replace(call, tokens=await read_token_reply(parts, rollout, headers, call.dialect, call.body))
         key = _retry_key(call, rollout)
         async with parts.attempts.attempt(rollout, headers, call.digest, step_id, default_key=key) as attempt:
@@ -143,7 +145,7 @@ def _retry_key(call: IncomingCall, rollout: Rollout) -> str | None:
     return call.digest if adapted or rollout.retries_by_body else None
 
 
-async def replay(parts: Parts, call: IncomingCall, rollout: Rollout, stored: GivenAnswer) -> web.StreamResponse:
+async def replay(parts: Context, call: IncomingCall, rollout: Rollout, stored: StoredAnswer) -> web.StreamResponse:
     """Answer from the store: nothing is sent to an engine, and nothing is recorded but the delivery."""
     shown = downstream(
         {"Content-Type": stored.content_type, "X-Idempotent-Replayed": "true"},
@@ -156,19 +158,19 @@ async def replay(parts: Parts, call: IncomingCall, rollout: Rollout, stored: Giv
     try:
         await response.write_eof()
     except ClientConnectionResetError:
-        return web.Response(status=CLIENT_LEFT)  # the client is gone
+        return web.Response(status=CLIENT_CLOSED_REQUEST)  # the client is gone
     parts.recorder.delivered(rollout.rollout_id, rollout.incarnation, stored.step.step_id)
     parts.metrics.idempotent_replays.labels(stored.step.dialect).inc()
     return response
 
 
-async def _planned(parts: Parts, call: IncomingCall, rollout: Rollout, attempt: Attempt) -> CallState:
+async def _planned(parts: Context, call: IncomingCall, rollout: Rollout, attempt: Attempt) -> CallState:
     """Plan a call for the first endpoint of its rollout."""
     adapter = call.adapter
     if adapter is not None and adapter.needs_steps:
         adapter = adapter.with_steps(await read_steps(parts.store, rollout, whole=False))
-    if isinstance(adapter, ByChat):
-        adapter = await with_earlier(parts, rollout, replace(adapter, received=call.received))
+    if isinstance(adapter, TranslatedCall):
+        adapter = await with_references(parts, rollout, replace(adapter, received=call.received))
     planner = CallPlanner(parts, replace(call, adapter=adapter), rollout, attempt)
     # Chosen with no wait before its turn, so that calls which come at once are spread. Token texts come from the tokenizer of
     # the rollout's own endpoint.
@@ -196,7 +198,7 @@ async def _planned(parts: Parts, call: IncomingCall, rollout: Rollout, attempt: 
 class CallPlanner:
     """Plans one call for the endpoints that it is tried at."""
 
-    parts: Parts
+    parts: Context
     call: IncomingCall
     rollout: Rollout
     attempt: Attempt
@@ -212,7 +214,7 @@ class CallPlanner:
         body = call.body
         if adapter is not None:
             body = await _native(parts, endpoint if fault is None else None, adapter, terms.models, call.body_bytes)
-        left = await room_left(parts.upstream, endpoint, terms, call.dialect, body, body_bytes=call.body_bytes)
+        left = await tokens_left(parts.upstream, endpoint, terms, call.dialect, body, body_bytes=call.body_bytes)
         plan = await off_loop(
             call.body_bytes,
             make_plan,
@@ -238,18 +240,20 @@ class CallPlanner:
 
 
 async def _native(
-    parts: Parts, endpoint: Endpoint | None, adapter: CallAdapter, models: Mapping[str, str], body_bytes: int
+    parts: Context, endpoint: Endpoint | None, adapter: CallAdapter, models: Mapping[str, str], body_bytes: int
 ) -> dict[str, Any]:
     """Return the body of an adapted call for this engine; None: one that cannot be reached."""
-    if endpoint is not None and isinstance(adapter, ByChat):
-        adapter = await for_engine(parts.upstream, endpoint, adapter, models)
+    if endpoint is not None and isinstance(adapter, TranslatedCall):
+        adapter = await with_engine_traits(parts.upstream, endpoint, adapter, models)
     return await off_loop(body_bytes, adapter.native, models, None if endpoint is None else endpoint.kind)
 
 
-def terms_of(parts: Parts, rollout: Rollout, endpoint: Endpoint, tokens: TokenReply | None = None) -> Terms:
+def terms_of(
+    parts: Context, rollout: Rollout, endpoint: Endpoint, tokens: TokenAnnotations | None = None
+) -> CallOptions:
     """The configuration, and the rollout's own terms on top."""
     models: Mapping[str, str] = parts.settings.models
-    return Terms(
+    return CallOptions(
         sampling=rollout.sampling.over(parts.sampling),
         tools=rollout.tools,
         models={"*": rollout.model} if rollout.model else models,
@@ -260,7 +264,7 @@ def terms_of(parts: Parts, rollout: Rollout, endpoint: Endpoint, tokens: TokenRe
     )
 
 
-def _for_engine(parts: Parts, dialect: Dialect, body: dict[str, Any]) -> bytes:
+def _for_engine(parts: Context, dialect: Dialect, body: dict[str, Any]) -> bytes:
     """A body of no rollout, with the engine's own name of the model."""
-    fields, unset = edit(body, Terms(models=parts.settings.models), dialect)
+    fields, unset = edit(body, CallOptions(models=parts.settings.models), dialect)
     return orjson.dumps({key: value for key, value in body.items() if key not in unset} | fields)

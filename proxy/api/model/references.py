@@ -13,14 +13,14 @@ import orjson
 
 from proxy.api.api_keys import MintedKey
 from proxy.api.auth import check_minted
-from proxy.api.context import Parts
+from proxy.api.context import Context
 from proxy.errors import NotFound
 from proxy.protocols.dialects.responses.history import Sent, Turn, earlier_of
 from proxy.protocols.dialects.responses.item_ids import rollout_of, step_of
-from proxy.protocols.dialects.translation import Earlier
+from proxy.protocols.dialects.translation import ResolvedReferences
 from proxy.protocols.plan import Plan
-from proxy.protocols.response import ODD
-from proxy.protocols.translated_call import ByChat, told_of
+from proxy.protocols.response import MALFORMED
+from proxy.protocols.translated_call import TranslatedCall, call_identity
 from proxy.rollouts.rollout import Rollout
 from proxy.rollouts.steps import read_step
 from proxy.telemetry.logs import LOG
@@ -31,7 +31,7 @@ _CALL_MARK: Final = "call:"
 RESPONSES: Final = "responses"
 
 
-def followed_rollout(form: ByChat, minted: MintedKey | None) -> str | None:
+def followed_rollout(form: TranslatedCall, minted: MintedKey | None) -> str | None:
     """The rollout of the answer that a call follows; None if it follows none that says so.
 
     Raises Forbidden if the key is another rollout's.
@@ -41,12 +41,14 @@ def followed_rollout(form: ByChat, minted: MintedKey | None) -> str | None:
     return followed
 
 
-async def with_earlier(parts: Parts, rollout: Rollout, form: ByChat) -> ByChat:
+async def with_references(parts: Context, rollout: Rollout, form: TranslatedCall) -> TranslatedCall:
     """The call, with what it names. Raises NotFound for an answer that is not there."""
     leaning = form.translation.leaning(form.request)
     kept = await _kept(parts, rollout.rollout_id, leaning.calls)
     if form.translation.name != RESPONSES:
-        return replace(form, earlier=Earlier(items={name: {"function": call} for name, call in kept.items()}))
+        return replace(
+            form, earlier=ResolvedReferences(items={name: {"function": call} for name, call in kept.items()})
+        )
     before = None if leaning.answer is None else await _before(parts, rollout.rollout_id, leaning.answer)
     whose = rollout_of(leaning.answer) or rollout.rollout_id
     named = [turn for name in _steps_of(leaning.items) if (turn := await _turn(parts, whose, name)) is not None]
@@ -54,17 +56,17 @@ async def with_earlier(parts: Parts, rollout: Rollout, form: ByChat) -> ByChat:
     return replace(form, earlier=earlier_of(before, named, calls))
 
 
-async def keep_calls(parts: Parts, plan: Plan, incarnation: str, step: Step) -> None:
+async def keep_calls(parts: Context, plan: Plan, incarnation: str, step: Step) -> None:
     """Keep the text of calls that no client can bring back, before their client hears of them.
 
     Where the store is away it is lost: the next prompt then differs from what was sampled, and the tree shows it.
     """
     if plan.translation is None or step.status != "complete" or step.response is None:
         return
-    told = told_of(plan.step_id, plan.rollout_id, step.timing.received, plan.model_asked)
+    told = call_identity(plan.step_id, plan.rollout_id, step.timing.received, plan.model_asked)
     try:
         kept = plan.translation.kept(plan.request, told, step.response)
-    except ODD:
+    except MALFORMED:
         return  # a response of an odd shape: the step is flagged for it
     if not kept or parts.recorder.standing.away is not None:
         return
@@ -75,7 +77,7 @@ async def keep_calls(parts: Parts, plan: Plan, incarnation: str, step: Step) -> 
         LOG.error("the text of calls is not kept: %s", error, extra={"fields": {"step_id": plan.step_id}})
 
 
-async def find_answer(parts: Parts, name: str, rollout_id: str | None) -> Step:
+async def find_answer(parts: Context, name: str, rollout_id: str | None) -> Step:
     """The step of an answer of Responses; `rollout_id` is what the call names. Raises NotFound."""
     whose, step_id = rollout_of(name) or rollout_id, step_of(name)
     step = None if whose is None or step_id is None else await read_step(parts.store, whose, step_id)
@@ -89,11 +91,11 @@ async def find_answer(parts: Parts, name: str, rollout_id: str | None) -> Step:
 
 def turn_of(step: Step) -> Turn:
     """A step of Responses as the dialect knows it."""
-    told = told_of(step.step_id, step.rollout_id, step.timing.received, step.model_asked)
+    told = call_identity(step.step_id, step.rollout_id, step.timing.received, step.model_asked)
     return Turn(told, step.request, dict(step.response or {}))
 
 
-async def _before(parts: Parts, rollout_id: str, name: str) -> Sent:
+async def _before(parts: Context, rollout_id: str, name: str) -> Sent:
     try:
         step = await find_answer(parts, name, rollout_id)
     except NotFound as error:
@@ -101,7 +103,7 @@ async def _before(parts: Parts, rollout_id: str, name: str) -> Sent:
     return Sent(turn_of(step), step.body.get("messages") or [])
 
 
-async def _turn(parts: Parts, rollout_id: str, step_id: str) -> Turn | None:
+async def _turn(parts: Context, rollout_id: str, step_id: str) -> Turn | None:
     step = await read_step(parts.store, rollout_id, step_id)
     return turn_of(step) if step is not None and step.dialect == RESPONSES else None
 
@@ -110,7 +112,7 @@ def _steps_of(items: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(step for name in items if (step := step_of(name)) is not None))
 
 
-async def _kept(parts: Parts, rollout_id: str, names: Sequence[str]) -> Mapping[str, Any]:
+async def _kept(parts: Context, rollout_id: str, names: Sequence[str]) -> Mapping[str, Any]:
     """Calls whose text was kept, by the id they were told by."""
     if not names:
         return {}

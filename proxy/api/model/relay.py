@@ -16,17 +16,17 @@ import orjson
 from aiohttp import web
 from aiohttp.client_exceptions import ClientConnectionResetError
 
-from proxy.api.context import Parts
+from proxy.api.context import Context
 from proxy.api.failures import internal_error
-from proxy.api.http import CLIENT_LEFT
+from proxy.api.http import CLIENT_CLOSED_REQUEST
 from proxy.api.model.call import CallState, ClientStream, keeping_alive
 from proxy.api.model.references import keep_calls
 from proxy.errors import EngineBusy, EngineFault, NoEngine, NotValid, ProxyError, StoreFault
-from proxy.protocols.engines.quirks import LOST
+from proxy.protocols.engines.quirks import QUIRK_CODES
 from proxy.protocols.exchange import Exchange, Outcome
-from proxy.protocols.response import ODD
+from proxy.protocols.response import MALFORMED
 from proxy.telemetry.logs import LOG
-from proxy.upstream import Answer
+from proxy.upstream import EngineResponse
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ _ASIDE_FROM_BYTES = 2**18  # parsing and writing so much JSON takes milliseconds
 _END_WITHIN_S = 0.2  # the body of an answer that is whole ends at once; uvicorn writes its end right behind [DONE]
 
 
-async def relay(parts: Parts, call: CallState) -> web.StreamResponse:
+async def relay(parts: Context, call: CallState) -> web.StreamResponse:
     """Carry a call through, to its end on whichever side it ends first."""
     client = ClientStream(call)
     call.task = asyncio.current_task()
@@ -53,7 +53,7 @@ async def relay(parts: Parts, call: CallState) -> web.StreamResponse:
         call.stored.set()
         return await _end(parts, call, client, outcome)
     except ClientConnectionResetError:
-        return web.Response(status=CLIENT_LEFT)  # nobody is there to read it
+        return web.Response(status=CLIENT_CLOSED_REQUEST)  # nobody is there to read it
     except EngineBusy as busy:
         client.status = busy.status  # as it will be told: nothing was sent, and nothing is recorded
         raise
@@ -66,7 +66,7 @@ async def relay(parts: Parts, call: CallState) -> web.StreamResponse:
         _report(parts, call, client)
 
 
-async def _outcome(parts: Parts, call: CallState, client: ClientStream) -> Outcome:
+async def _outcome(parts: Context, call: CallState, client: ClientStream) -> Outcome:
     """The engines' part: at one endpoint after the other, until one answers, the client saw something or none is left.
 
     Once something was sent, an exception that nobody named costs no step: what came until then is recorded.
@@ -85,7 +85,7 @@ async def _outcome(parts: Parts, call: CallState, client: ClientStream) -> Outco
         call.exchange = None  # its parsed answer need not stay in memory while the step is stored
 
 
-async def _at_endpoint(parts: Parts, call: CallState, client: ClientStream) -> Outcome | None:
+async def _at_endpoint(parts: Context, call: CallState, client: ClientStream) -> Outcome | None:
     """One endpoint's part: from sending to the last byte, whoever breaks off; None if the next one is to be tried."""
     exchange: Exchange | None = None
     try:
@@ -125,7 +125,7 @@ async def _at_endpoint(parts: Parts, call: CallState, client: ClientStream) -> O
 
 
 @asynccontextmanager
-async def _in_turn(parts: Parts, call: CallState, client: ClientStream) -> AsyncIterator[Answer]:
+async def _in_turn(parts: Context, call: CallState, client: ClientStream) -> AsyncIterator[EngineResponse]:
     """The engine's answer, asked for when it is the call's turn. Raises EngineBusy where that can still be told."""
     plan = call.plan
     try:
@@ -149,7 +149,7 @@ async def _in_turn(parts: Parts, call: CallState, client: ClientStream) -> Async
         raise
 
 
-def _note_failed(parts: Parts, call: CallState, fault: EngineFault) -> None:
+def _note_failed(parts: Context, call: CallState, fault: EngineFault) -> None:
     """The step will say where it was tried in vain."""
     label = call.endpoint.settings.label
     call.failed.append({"endpoint": label, "fault": fault.message})
@@ -168,7 +168,9 @@ async def _move(call: CallState) -> None:
     call.first_byte = call.last_byte = None  # of an answer that nobody saw
 
 
-async def _carry(parts: Parts, call: CallState, client: ClientStream, exchange: Exchange, answer: Answer) -> None:
+async def _carry(
+    parts: Context, call: CallState, client: ClientStream, exchange: Exchange, answer: EngineResponse
+) -> None:
     """The loop: bytes of the engine in, bytes for the client out, until the answer is whole."""
     reads = answer.reads()
     try:
@@ -200,7 +202,7 @@ async def _let_end(reads: AsyncIterator[bytes], exchange: Exchange) -> None:
                 exchange.feed(read)  # the exchange shows nothing more, and flags it
 
 
-async def _look_up(parts: Parts, call: CallState, exchange: Exchange) -> None:
+async def _look_up(parts: Context, call: CallState, exchange: Exchange) -> None:
     """Ask the engine what its answer left out. What cannot be found out stays unknown, and the step is flagged."""
     if exchange.forces_usage:
         call.endpoint.forces_usage = True
@@ -245,7 +247,7 @@ def _failed(call: CallState, client: ClientStream, error: Exception) -> Outcome:
         return Outcome(b"", step, broken=True)
     try:
         return Outcome(plan.error_events(body), step, broken=False)
-    except ODD:  # what failed may be how this dialect writes its stream
+    except MALFORMED:  # what failed may be how this dialect writes its stream
         return Outcome(b"", step, broken=True)
 
 
@@ -277,7 +279,7 @@ def _unanswered(call: CallState, fault: EngineFault) -> Outcome:
     return exchange.finish(call.timing())
 
 
-async def _end(parts: Parts, call: CallState, client: ClientStream, outcome: Outcome) -> web.StreamResponse:
+async def _end(parts: Context, call: CallState, client: ClientStream, outcome: Outcome) -> web.StreamResponse:
     """Show the end. A client that has gone meanwhile did not get its turn, and the step says so."""
     if outcome.status is not None:
         client.status = outcome.status
@@ -294,7 +296,7 @@ async def _end(parts: Parts, call: CallState, client: ClientStream, outcome: Out
             parts.recorder.undelivered(outcome.step, call.incarnation)
 
 
-def _report(parts: Parts, call: CallState, client: ClientStream) -> None:
+def _report(parts: Context, call: CallState, client: ClientStream) -> None:
     """Count the call and log its line: names, counts and durations, never content or keys."""
     metrics, plan, step = parts.metrics, call.plan, call.step
     labels = (plan.spoken.name, call.endpoint.settings.label, str(client.status))
@@ -302,8 +304,8 @@ def _report(parts: Parts, call: CallState, client: ClientStream) -> None:
     metrics.calls.labels(*labels).inc()
     metrics.call_duration_seconds.labels(*labels).observe(total_s)
     # What was asked for otherwise on purpose (echo, a step without reasoning) has a code of its own, and loses the rest by it.
-    if step is not None and step.status == "complete" and not (plan.expected - LOST).intersection(step.problems):
-        for code in LOST.intersection(step.problems) - plan.expected:
+    if step is not None and step.status == "complete" and not (plan.expected - QUIRK_CODES).intersection(step.problems):
+        for code in QUIRK_CODES.intersection(step.problems) - plan.expected:
             metrics.unexpected_losses.labels(call.endpoint.settings.label, code).inc()
             LOG.warning("a new fact of %s: %s", call.endpoint.kind, code, extra={"fields": {"step_id": step.step_id}})
     if call.first_byte is not None and call.last_byte is not None and call.sent is not None:

@@ -13,16 +13,16 @@ from aiohttp import web
 from proxy.api.adapters import CallRoute
 from proxy.api.auth import check_minted, identify
 from proxy.api.body_reader import read_bytes
-from proxy.api.context import PARTS
+from proxy.api.context import CONTEXT
 from proxy.api.health import show_health
-from proxy.api.http import SPOKEN
+from proxy.api.http import ERROR_DIALECT
 from proxy.api.model.call import ModelRequest
 from proxy.api.model.calls import handle_call
 from proxy.api.model.stored_responses import STORED, answer_stored
 from proxy.api.model.unrecorded import COUNT, count_tokens, pass_on, show_models
-from proxy.api.rollout_id import read_target
+from proxy.api.rollout_id import parse_path
 from proxy.errors import BadCall, NotFound
-from proxy.protocols.translated_call import spoken_at
+from proxy.protocols.translated_call import error_dialect_at
 
 Handler: TypeAlias = Callable[[ModelRequest], Awaitable[web.StreamResponse]]
 
@@ -57,13 +57,13 @@ OTHERS = web.AppKey("model_routes", Mapping[str, ModelRoute])
 
 async def answer(request: web.Request) -> web.StreamResponse:
     """Answer a request of the model API. Raises ProxyError."""
-    parts = request.app[PARTS]
+    parts = request.app[CONTEXT]
     raw_path, _, _ = request.raw_path.partition("?")
-    target = read_target(raw_path)
+    target = parse_path(raw_path)
     calls = request.app[CALLS].get(target.endpoint)
-    errors = calls.errors if calls is not None else spoken_at(target.endpoint, request.headers)
+    errors = calls.errors if calls is not None else error_dialect_at(target.endpoint, request.headers)
     if errors is not None:
-        request[SPOKEN] = errors
+        request[ERROR_DIALECT] = errors
     route = _route_of(request.app[OTHERS], target.endpoint)
     caller = await identify(request, parts, takes_control_keys=route is not None and route.takes_control_keys)
     check_minted(caller.minted, target.rollout_id)

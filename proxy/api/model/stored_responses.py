@@ -14,7 +14,7 @@ from aiohttp import web
 from proxy.api.auth import check_minted
 from proxy.api.model.call import ModelRequest
 from proxy.api.model.references import find_answer, turn_of
-from proxy.api.query import choice_of, number_of
+from proxy.api.query import enum_param, int_param
 from proxy.errors import NotFound
 from proxy.protocols.dialects.responses.history import input_items
 from proxy.protocols.dialects.responses.item_ids import rollout_of
@@ -48,9 +48,9 @@ async def answer_stored(call: ModelRequest) -> web.Response:
 def _listed(request: web.Request, step: Step) -> dict[str, Any]:
     """A page of the items that a call came with; the latest first, if nothing else is asked."""
     items = input_items(turn_of(step))
-    if choice_of(request, "order", ("asc", "desc"), "desc") == "desc":
+    if enum_param(request, "order", ("asc", "desc"), "desc") == "desc":
         items.reverse()
-    limit = number_of(request, "limit", _LISTED, least=1, most=_MOST_LISTED) or _LISTED
+    limit = int_param(request, "limit", _LISTED, least=1, most=_MOST_LISTED) or _LISTED
     start = _place_after(request.query.get("after"), [item["id"] for item in items])
     page = items[start : start + limit]
     ids = [item["id"] for item in page] or [None]

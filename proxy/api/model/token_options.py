@@ -7,10 +7,10 @@ the rollout. Nobody gets text for pieces: without the engine's tokenizer the cal
 from collections.abc import Mapping
 from typing import Any, Final
 
-from proxy.api.context import Parts
+from proxy.api.context import Context
 from proxy.errors import NotValid
 from proxy.protocols.dialects import Dialect
-from proxy.protocols.token_annotations import TokenReply
+from proxy.protocols.token_annotations import TokenAnnotations
 from proxy.rollouts.rollout import Rollout
 from proxy.upstream import Endpoint, choose
 
@@ -21,8 +21,8 @@ _TELL_ALL: Final = ("vllm", "sglang")  # engines whose replies have every id, of
 
 
 async def read_token_reply(
-    parts: Parts, rollout: Rollout, headers: Mapping[str, str], dialect: Dialect, body: Mapping[str, Any]
-) -> TokenReply | None:
+    parts: Context, rollout: Rollout, headers: Mapping[str, str], dialect: Dialect, body: Mapping[str, Any]
+) -> TokenAnnotations | None:
     """What this call's client wants; None if nothing beside the usual. Raises NotValid for what cannot be told."""
     tokens = headers.get(TOKENS) or rollout.reply.get("tokens")
     ids = headers.get(IDS) or rollout.reply.get("ids")
@@ -40,7 +40,7 @@ async def read_token_reply(
             param=IDS if tokens is None else TOKENS,
         )
     if tokens is None:
-        return TokenReply(ids=True)
+        return TokenAnnotations(ids=True)
     _check_pieces(endpoint, dialect, body)
     tokenizer = await parts.tokenizers.of(endpoint.settings.label)
     if tokenizer is None:
@@ -49,7 +49,7 @@ async def read_token_reply(
             "configuration to its folder or its name on the hub, and pip install 'tokentape[tokenizer]'",
             param=TOKENS,
         )
-    return TokenReply(tokenizer.pieces, ids=ids is not None)
+    return TokenAnnotations(tokenizer.pieces, ids=ids is not None)
 
 
 def _check_pieces(endpoint: Endpoint, dialect: Dialect, body: Mapping[str, Any]) -> None:

@@ -14,23 +14,23 @@ from aiohttp.client_exceptions import ClientConnectionResetError
 
 from proxy.api.body import read_body
 from proxy.api.body_reader import read_bytes
-from proxy.api.context import Parts
-from proxy.api.http import SHOWN
+from proxy.api.context import Context
+from proxy.api.http import RESPONSE_STARTED
 from proxy.api.model.call import ModelRequest
 from proxy.errors import EngineBroke, NotFound, NotValid
 from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.dialects.messages import models_list as listing
-from proxy.protocols.translated_call import CHAT, read_by_chat
-from proxy.upstream import Answer, least_loaded
+from proxy.protocols.translated_call import CHAT, read_translated_call
+from proxy.upstream import EngineResponse, least_loaded
 from proxy.upstream.concurrency import off_loop
 from proxy.upstream.context_window import count_prompt
 from proxy.upstream.headers import downstream
-from proxy.upstream.system_messages import for_engine
+from proxy.upstream.system_messages import with_engine_traits
 
 _MOST_MODELS: Final = 10_000  # far more than any gateway lists
 
 
-async def pass_on(request: web.Request, parts: Parts, path: str, body: bytes) -> web.StreamResponse:
+async def pass_on(request: web.Request, parts: Context, path: str, body: bytes) -> web.StreamResponse:
     """Send a request on and its answer back, byte for byte, as it comes."""
     endpoints = least_loaded(parts.upstream.endpoints, path)
     _, mark, query = request.raw_path.partition("?")
@@ -40,12 +40,12 @@ async def pass_on(request: web.Request, parts: Parts, path: str, body: bytes) ->
         return await _relayed(request, answer)
 
 
-async def _relayed(request: web.Request, answer: Answer) -> web.StreamResponse:
+async def _relayed(request: web.Request, answer: EngineResponse) -> web.StreamResponse:
     """The engine's answer, byte for byte."""
     response = web.StreamResponse(
         status=answer.status, headers=downstream(answer.headers, rollout_id=None, step_id=None)
     )
-    request[SHOWN] = True
+    request[RESPONSE_STARTED] = True
     await response.prepare(request)
     try:
         async for read in answer.reads():
@@ -117,12 +117,14 @@ _MESSAGES: Final = "/v1/messages"
 async def count_tokens(call: ModelRequest) -> web.Response:
     """`POST /v1/messages/count_tokens`. Raises NotValid where the engine cannot count."""
     parts, text = call.parts, await read_bytes(call.request)
-    form = await off_loop(len(text), lambda: read_by_chat(_MESSAGES, {"max_tokens": 1, **read_body(text)}, parts.ways))
+    form = await off_loop(
+        len(text), lambda: read_translated_call(_MESSAGES, {"max_tokens": 1, **read_body(text)}, parts.ways)
+    )
     assert form is not None
     endpoint, *_ = least_loaded(parts.upstream.endpoints, COUNT)
     if (fault := await parts.upstream.know(endpoint)) is not None:
         raise fault
-    form = await for_engine(parts.upstream, endpoint, form, parts.settings.models)
+    form = await with_engine_traits(parts.upstream, endpoint, form, parts.settings.models)
     chat = await off_loop(len(text), form.native, {}, endpoint.kind)
     counted = await count_prompt(parts.upstream, endpoint, DIALECTS[CHAT], chat, body_bytes=len(text))
     if counted is None:

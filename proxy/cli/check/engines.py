@@ -16,7 +16,7 @@ from proxy.clock import SystemClock
 from proxy.config.settings import Settings
 from proxy.errors import EngineFault
 from proxy.protocols.dialects import DIALECTS
-from proxy.protocols.engines import Tokens, Wish
+from proxy.protocols.engines import InjectionRequest, Tokens
 from proxy.upstream import Endpoint, Upstream
 
 _TOLERATED_S: Final = 5  # an HTTP date is cut to seconds, and an answer takes its time
@@ -112,7 +112,7 @@ async def _check_tokens(upstream: Upstream, endpoint: Endpoint, subject: str, mo
     """Sample one token, asked for in the engine's own way."""
     body = {"model": model, "prompt": "hi", "max_tokens": 1}
     dialect = DIALECTS[_COMPLETIONS]
-    ask = endpoint.engine.ask(Wish(dialect.name, body, dialect.asked(body)))
+    ask = endpoint.engine.ask(InjectionRequest(dialect.name, body, dialect.asked(body)))
     said = await _said(upstream, endpoint, "POST", _COMPLETIONS, {**body, **ask.fields})
     name = f"{endpoint.kind} {endpoint.version or 'of unknown version'}"
     if said.status != 200:

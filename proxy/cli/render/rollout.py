@@ -17,7 +17,7 @@ from proxy.cli.render.tables import age, drift, number, status_style
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class StepView:
     """What of each step is wanted besides its text. `with_values`: logprobs are said where colours cannot show them.
 
     `texts`: those of tokens that answers do not tell, by step id and place of the choice; None in one: not known.
@@ -36,7 +36,7 @@ class Picture:
     __slots__ = ("_nodes", "_rollout", "_steps", "_tree", "_view")
 
     def __init__(
-        self, rollout: Mapping[str, Any], tree: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], view: View
+        self, rollout: Mapping[str, Any], tree: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], view: StepView
     ) -> None:
         self._rollout = rollout
         self._tree = tree
@@ -109,7 +109,7 @@ class Picture:
         return self._steps[self._nodes[place]["step_id"]]
 
 
-def alone(step: Mapping[str, Any], view: View, *, is_whole: bool = True) -> Iterator[Text]:
+def alone(step: Mapping[str, Any], view: StepView, *, is_whole: bool = True) -> Iterator[Text]:
     """A step by itself: all that its agent sent, and every choice. `is_whole`: nothing of it is cut."""
     if is_whole and view.logprobs:
         yield legend()
@@ -123,7 +123,7 @@ def alone(step: Mapping[str, Any], view: View, *, is_whole: bool = True) -> Iter
         yield from token_lines(step, at, 0, view, is_trained=step["fidelity"]["exact"])
 
 
-def token_lines(step: Mapping[str, Any], at: int, begun: int, view: View, *, is_trained: bool) -> Iterator[Text]:
+def token_lines(step: Mapping[str, Any], at: int, begun: int, view: StepView, *, is_trained: bool) -> Iterator[Text]:
     """The tokens of a choice, by id and by logprob, as far as they are wanted; `begun`: prompt ids that were told before."""
     choice = step["choices"][at]
     prompts = step.get("prompts") or [step["prompt_ids"] or []]

@@ -1,14 +1,14 @@
 """The protocols clients speak, one file each. A dialect says what a client asked to see, and how errors look to it."""
 
-from proxy.protocols.dialects.base import Asked, Dialect, Spoken
+from proxy.protocols.dialects.base import Dialect, ErrorDialect, ResponseOptions
 from proxy.protocols.dialects.chat import Chat
 from proxy.protocols.dialects.completions import Completions
 from proxy.protocols.dialects.generate import Generate
 from proxy.protocols.dialects.messages import MESSAGES
 from proxy.protocols.dialects.responses import RESPONSES
-from proxy.protocols.dialects.translation import Translation
+from proxy.protocols.dialects.translation import Translator
 
-__all__ = ["DIALECTS", "TRANSLATIONS", "Asked", "Dialect", "Spoken", "Translation"]
+__all__ = ["DIALECTS", "TRANSLATIONS", "Dialect", "ErrorDialect", "ResponseOptions", "Translator"]
 
 # By route. A new dialect is one file and one line here.
 DIALECTS: dict[str, Dialect] = {
@@ -18,7 +18,7 @@ DIALECTS: dict[str, Dialect] = {
 }
 
 # Those by way of chat, by route. A new one is one package and one line here.
-TRANSLATIONS: dict[str, Translation] = {
+TRANSLATORS: dict[str, Translator] = {
     "/v1/messages": MESSAGES,
     "/v1/responses": RESPONSES,
 }

@@ -10,13 +10,13 @@ from typing import Any, Literal, Protocol
 import orjson
 
 from proxy.errors import ProxyError
-from proxy.protocols.accumulators import Fold
+from proxy.protocols.accumulators import Accumulator
 
 DialectName = Literal["chat", "completions", "generate", "messages", "responses"]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ResponseOptions:
     """What the client itself wants to see, read off its body.
 
     `samples` is how many choices each prompt gets and `choices` how many there are in all (prompts times samples);
@@ -30,7 +30,7 @@ class Asked:
     choices: int | None
 
 
-class Spoken(Protocol):
+class ErrorDialect(Protocol):
     """What a client speaks, whether engines do or not."""
 
     name: DialectName
@@ -44,10 +44,10 @@ class Spoken(Protocol):
         ...
 
 
-class Dialect(Spoken, Protocol):
+class Dialect(ErrorDialect, Protocol):
     """One client protocol that engines speak, too."""
 
-    def asked(self, body: Mapping[str, Any]) -> Asked:
+    def asked(self, body: Mapping[str, Any]) -> ResponseOptions:
         """What the client wants to see."""
         ...
 
@@ -65,7 +65,7 @@ class Dialect(Spoken, Protocol):
         """What to set on a body's top level, and to unset there, so that its `sampling` changes by these."""
         ...
 
-    def fold(self) -> Fold:
+    def fold(self) -> Accumulator:
         """A new fold for one streamed call of this dialect."""
         ...
 

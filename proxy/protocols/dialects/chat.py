@@ -4,8 +4,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from proxy.errors import ProxyError
-from proxy.protocols.accumulators import ChatFold, Fold
-from proxy.protocols.dialects.base import Asked, DialectName, is_on, openai_error, samples_of, wants_usage
+from proxy.protocols.accumulators import Accumulator, ChatAccumulator
+from proxy.protocols.dialects.base import DialectName, ResponseOptions, is_on, openai_error, samples_of, wants_usage
 
 
 class Chat:
@@ -13,10 +13,10 @@ class Chat:
 
     name: DialectName = "chat"
 
-    def asked(self, body: Mapping[str, Any]) -> Asked:
+    def asked(self, body: Mapping[str, Any]) -> ResponseOptions:
         """`logprobs` is a flag here."""
         samples = samples_of(body)
-        return Asked(
+        return ResponseOptions(
             token_ids=is_on(body.get("return_token_ids")),
             logprobs=is_on(body.get("logprobs")),
             usage=wants_usage(body),
@@ -38,9 +38,9 @@ class Chat:
         """On the body's top level."""
         return dict(fields), set(unset)
 
-    def fold(self) -> Fold:
+    def fold(self) -> Accumulator:
         """Chunks of `chat.completion.chunk`."""
-        return ChatFold()
+        return ChatAccumulator()
 
     def error(self, error: ProxyError) -> bytes:
         """OpenAI's shape."""

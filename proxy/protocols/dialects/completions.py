@@ -4,8 +4,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from proxy.errors import ProxyError
-from proxy.protocols.accumulators import CompletionsFold, Fold
-from proxy.protocols.dialects.base import Asked, DialectName, is_on, openai_error, samples_of, wants_usage
+from proxy.protocols.accumulators import Accumulator, CompletionsAccumulator
+from proxy.protocols.dialects.base import DialectName, ResponseOptions, is_on, openai_error, samples_of, wants_usage
 
 
 class Completions:
@@ -13,11 +13,11 @@ class Completions:
 
     name: DialectName = "completions"
 
-    def asked(self, body: Mapping[str, Any]) -> Asked:
+    def asked(self, body: Mapping[str, Any]) -> ResponseOptions:
         """`logprobs` is a number here, and 0 asks for the sampled token's own."""
         samples = samples_of(body)
         prompts = prompts_of(body)
-        return Asked(
+        return ResponseOptions(
             token_ids=is_on(body.get("return_token_ids")),
             logprobs=body.get("logprobs") is not None,
             usage=wants_usage(body),
@@ -44,9 +44,9 @@ class Completions:
         """On the body's top level."""
         return dict(fields), set(unset)
 
-    def fold(self) -> Fold:
+    def fold(self) -> Accumulator:
         """Chunks of `text_completion`."""
-        return CompletionsFold()
+        return CompletionsAccumulator()
 
     def error(self, error: ProxyError) -> bytes:
         """OpenAI's shape."""

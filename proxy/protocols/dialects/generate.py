@@ -12,8 +12,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from proxy.errors import ProxyError
-from proxy.protocols.accumulators import Fold, GenerateFold
-from proxy.protocols.dialects.base import Asked, DialectName, is_on, openai_error, samples_of, wants_usage
+from proxy.protocols.accumulators import Accumulator, GenerateAccumulator
+from proxy.protocols.dialects.base import DialectName, ResponseOptions, is_on, openai_error, samples_of, wants_usage
 
 _BOUND = "max_completion_tokens"  # of the other dialects; vLLM's SamplingParams know `max_tokens` alone
 
@@ -23,11 +23,11 @@ class Generate:
 
     name: DialectName = "generate"
 
-    def asked(self, body: Mapping[str, Any]) -> Asked:
+    def asked(self, body: Mapping[str, Any]) -> ResponseOptions:
         """`token_ids` is of the prompt's ids: the sampled ones are always shown."""
         sampling = self.sampling(body)
         samples = samples_of(sampling)
-        return Asked(
+        return ResponseOptions(
             token_ids=is_on(body.get("return_token_ids")),
             logprobs=sampling.get("logprobs") is not None,
             usage=wants_usage(body),
@@ -59,9 +59,9 @@ class Generate:
         kept = {name: value for name, value in given.items() if name not in unset}
         return {"sampling_params": {**kept, **spelt}}, set()
 
-    def fold(self) -> Fold:
+    def fold(self) -> Accumulator:
         """Chunks without a name, one choice each."""
-        return GenerateFold()
+        return GenerateAccumulator()
 
     def error(self, error: ProxyError) -> bytes:
         """OpenAI's shape."""

@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
-from proxy.protocols.dialects.base import Spoken
+from proxy.protocols.dialects.base import ErrorDialect
 
 Json: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Ways:
+class TranslationOptions:
     """What the configuration says of translating, and what the engine at hand makes of it by itself.
 
     `thinking` and `not_thinking` are fields of the chat body for calls that ask for reasoning and that forbid it.
@@ -36,7 +36,7 @@ class Ways:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class CallIdentity:
     """What is told of a call beside what was sampled: its step, when it came (unix seconds), the model's name as asked for.
 
     `rollout_id` is for ids that a client may name without naming the rollout.
@@ -49,7 +49,7 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
-class Earlier:
+class ResolvedReferences:
     """What a call leans on by name: the chat messages before its own, and the items that it names.
 
     `calls` are the argument texts that were sampled before, by the id of their call, where a dialect cannot carry the text.
@@ -61,7 +61,7 @@ class Earlier:
 
 
 @dataclass(frozen=True, slots=True)
-class Leaning:
+class References:
     """What a call names and does not bring: the answer that it follows, items, and calls of tools, each by its id.
 
     Of calls the sampled argument text is wanted, as what came back cannot carry it.
@@ -72,7 +72,7 @@ class Leaning:
     calls: Sequence[str] = ()
 
 
-class Telling(Protocol):
+class ResponseRenderer(Protocol):
     """One answer, told in the dialect. Either fed chunks and finished, or told whole; never both.
 
     Chunks and responses are chat's, as a client of chat sees them that asked for usage in its stream (and for logprobs, if
@@ -97,25 +97,27 @@ class Telling(Protocol):
         ...
 
 
-class Translation(Spoken, Protocol):
+class Translator(ErrorDialect, Protocol):
     """A dialect by way of chat."""
 
-    def read(self, body: Mapping[str, Any], ways: Ways, earlier: Earlier = Earlier()) -> Json:
+    def read(
+        self, body: Mapping[str, Any], ways: TranslationOptions, earlier: ResolvedReferences = ResolvedReferences()
+    ) -> Json:
         """The chat body, ready for an engine; `body` stays as it is.
 
         Raises NotValid for what cannot be said by way of chat, naming it.
         """
         ...
 
-    def leaning(self, body: Mapping[str, Any]) -> Leaning:
+    def leaning(self, body: Mapping[str, Any]) -> References:
         """What this body leans on by name."""
         ...
 
-    def telling(self, body: Mapping[str, Any], told: Told) -> Telling:
+    def telling(self, body: Mapping[str, Any], told: CallIdentity) -> ResponseRenderer:
         """How the answer to this body (the client's own) is told."""
         ...
 
-    def kept(self, body: Mapping[str, Any], told: Told, response: Mapping[str, Any]) -> Mapping[str, Json]:
+    def kept(self, body: Mapping[str, Any], told: CallIdentity, response: Mapping[str, Any]) -> Mapping[str, Json]:
         """Calls of a chat response (`name`, `arguments`) whose text cannot come back by itself, by the ids they are told by."""
         ...
 

@@ -4,34 +4,34 @@ Beside them: `losses` (what each is known to lose, and when), and `recognition` 
 """
 
 from proxy.protocols.engines.base import (
-    Ask,
     Engine,
-    Hidden,
+    FollowUpRequest,
+    Injection,
+    InjectionRequest,
     LogprobsAsked,
-    Lookup,
     Sampled,
     StreamShape,
+    StripRules,
     Tokens,
     Traits,
-    Wish,
 )
 from proxy.protocols.engines.llamacpp import Llamacpp
 from proxy.protocols.engines.sglang import Sglang
-from proxy.protocols.engines.text_only import Plain
+from proxy.protocols.engines.text_only import TextOnly
 from proxy.protocols.engines.vllm import Vllm
 
 __all__ = [
     "ENGINES",
-    "Ask",
     "Engine",
-    "Hidden",
+    "FollowUpRequest",
+    "Injection",
+    "InjectionRequest",
     "LogprobsAsked",
-    "Lookup",
     "Sampled",
     "StreamShape",
+    "StripRules",
     "Tokens",
     "Traits",
-    "Wish",
 ]
 
 # By kind, as configured. A new engine is one file and one line here.
@@ -39,5 +39,5 @@ ENGINES: dict[str, Engine] = {
     "vllm": Vllm(),
     "sglang": Sglang(),
     "llamacpp": Llamacpp(),
-    "plain": Plain(),
+    "plain": TextOnly(),
 }

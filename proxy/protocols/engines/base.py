@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol
 
-from proxy.protocols.dialects.base import Asked, DialectName, is_on
+from proxy.protocols.dialects.base import DialectName, ResponseOptions, is_on
 
 Json = dict[str, Any]
 
@@ -35,7 +35,7 @@ class Traits:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class InjectionRequest:
     """A call as it is to be made, before an engine is asked for more than its client asked.
 
     `asked` is what the client itself wants to see, `headers` are the client's, by lowercase name. `keep_reasoning`:
@@ -45,7 +45,7 @@ class Wish:
 
     dialect: DialectName
     body: Mapping[str, Any]
-    asked: Asked
+    asked: ResponseOptions
     keep_reasoning: bool = True
     headers: Mapping[str, str] = field(default_factory=dict)
     logprobs: LogprobsAsked = "full"
@@ -58,7 +58,7 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class Hidden:
+class StripRules:
     """What the client did not ask for and must not see.
 
     `token_ids`, `logprobs`: to be null again. `keys`: to be deleted, since a plain answer has no such keys.
@@ -87,14 +87,14 @@ class Hidden:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class Injection:
     """What to send: fields and headers to set, what to hide of the answer, and problems known beforehand.
 
     `problems` are codes of `proxy.trajectory.fidelity.PROBLEMS`.
     """
 
     fields: Mapping[str, Any]
-    hidden: Hidden
+    hidden: StripRules
     problems: tuple[str, ...] = ()
     headers: Mapping[str, str] = field(default_factory=dict)
 
@@ -134,7 +134,7 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True)
-class Lookup:
+class FollowUpRequest:
     """A question to the engine once its answer is there: a POST, whose JSON answer `tokens` gets as `found`."""
 
     path: str
@@ -182,7 +182,7 @@ class Engine(Protocol):
     unbounded: frozenset[str]
     shape: StreamShape
 
-    def ask(self, wish: Wish) -> Ask:
+    def ask(self, wish: InjectionRequest) -> Injection:
         """What to add to the client's body so that ids and logprobs come."""
         ...
 
@@ -198,11 +198,11 @@ class Engine(Protocol):
         """Whether a streamed call may be asked unstreamed: not if the engine would refuse it streamed."""
         ...
 
-    def hide(self, dialect: DialectName, response: Json, hidden: Hidden) -> Json:
+    def hide(self, dialect: DialectName, response: Json, hidden: StripRules) -> Json:
         """An unstreamed (or folded) response without what the client did not ask for; a new dict if that differs."""
         ...
 
-    def hide_chunk(self, dialect: DialectName, chunk: Json, hidden: Hidden) -> Json | None:
+    def hide_chunk(self, dialect: DialectName, chunk: Json, hidden: StripRules) -> Json | None:
         """A streamed chunk likewise; the same dict if nothing in it is to be hidden, None if it is not to be shown."""
         ...
 
@@ -210,7 +210,7 @@ class Engine(Protocol):
         """Whether a stream with this finish event has a usage event, if one was requested: without it, it was lost."""
         ...
 
-    def lookup(self, dialect: DialectName, body: Mapping[str, Any], response: Json) -> Lookup | None:
+    def lookup(self, dialect: DialectName, body: Mapping[str, Any], response: Json) -> FollowUpRequest | None:
         """What is to be asked after an unstreamed (or folded) response, if its tokens are not all in it."""
         ...
 
@@ -245,7 +245,7 @@ def logprobs_of(choice: Json) -> list[float | None] | None:
     return [entry.get("logprob") for entry in content] if content is not None else logprobs.get("token_logprobs")
 
 
-def without(choice: Json, hidden: Hidden) -> Json:
+def without(choice: Json, hidden: StripRules) -> Json:
     """A choice, anew, without the keys that flags brought, and its logprobs null again if they were."""
     shown = {key: value for key, value in choice.items() if key not in hidden.keys}
     if hidden.logprobs and "logprobs" in shown:
@@ -269,7 +269,7 @@ def names_other_ids(choice: Json, ids: Sequence[Any] | None) -> bool:
     )
 
 
-def usage_options(wish: Wish, *, running: bool) -> Json:
+def usage_options(wish: InjectionRequest, *, running: bool) -> Json:
     """What to set of `stream_options`, so that a stream counts its tokens; empty where that is not to be changed.
 
     `running`: each event counts the tokens of its choice, too. Options that an engine refuses stay as they are.

@@ -19,14 +19,14 @@ from typing import Any
 
 from proxy.protocols.dialects.base import DialectName, is_on
 from proxy.protocols.engines.base import (
-    Ask,
-    Hidden,
+    FollowUpRequest,
+    Injection,
+    InjectionRequest,
     Json,
-    Lookup,
     Sampled,
     StreamShape,
+    StripRules,
     Tokens,
-    Wish,
     index_of,
     logprobs_of,
     without,
@@ -52,11 +52,11 @@ class Llamacpp:
         null_logprobs=False,
     )
 
-    def ask(self, wish: Wish) -> Ask:
+    def ask(self, wish: InjectionRequest) -> Injection:
         """`verbose` and `return_tokens` for ids and the prompt, `logprobs` where the server bears it."""
         dialect, body, asked = wish.dialect, wish.body, wish.asked
         if dialect not in _PROMPT or _PROMPT[dialect] not in body:
-            return Ask({}, Hidden())  # refused, or vLLM's own endpoint
+            return Injection({}, StripRules())  # refused, or vLLM's own endpoint
         problems = ("phantom_token",) if body.get("max_tokens") == 0 else ()  # one token is sampled all the same
         fields: Json = {} if is_on(body.get("verbose")) else {"verbose": True}
         if not is_on(body.get("return_tokens")):
@@ -66,8 +66,8 @@ class Llamacpp:
         if wanted and not _refuses_logprobs(dialect, body):
             fields |= {"logprobs": True, "top_logprobs": 1} if dialect == "chat" else {"logprobs": 1}
             keys |= {"logprobs"} if dialect == "chat" else set()  # a plain chat answer has no such key
-        hidden = Hidden(logprobs=dialect == "completions" and "logprobs" in fields, keys=frozenset(keys))
-        return Ask(fields, hidden, problems)
+        hidden = StripRules(logprobs=dialect == "completions" and "logprobs" in fields, keys=frozenset(keys))
+        return Injection(fields, hidden, problems)
 
     def constrains(self, asked: Mapping[str, Any], logprobs_mode: str | None) -> bool:
         """Never: it takes its logprobs of the model's own logits, before grammars and samplers."""
@@ -77,7 +77,7 @@ class Llamacpp:
         """A stream with tools and logprobs is a 400 that must stay one."""
         return not (dialect == "chat" and body.get("tools") and is_on(body.get("logprobs")))
 
-    def hide(self, dialect: DialectName, response: Json, hidden: Hidden) -> Json:
+    def hide(self, dialect: DialectName, response: Json, hidden: StripRules) -> Json:
         """Delete what a plain answer has not; null again what was null."""
         if not hidden.anything:
             return response
@@ -87,7 +87,7 @@ class Llamacpp:
             shown["choices"] = [without(choice, hidden) for choice in choices]
         return shown
 
-    def hide_chunk(self, dialect: DialectName, chunk: Json, hidden: Hidden) -> Json | None:
+    def hide_chunk(self, dialect: DialectName, chunk: Json, hidden: StripRules) -> Json | None:
         """Likewise: no event exists only because of the flags."""
         return self.hide(dialect, chunk, hidden)
 
@@ -95,13 +95,13 @@ class Llamacpp:
         """Never: the finish of a completions stream has the usage."""
         return False
 
-    def lookup(self, dialect: DialectName, body: Mapping[str, Any], response: Json) -> Lookup | None:
+    def lookup(self, dialect: DialectName, body: Mapping[str, Any], response: Json) -> FollowUpRequest | None:
         """The ids of the prompt, by its text: of chat, or of a text; of several prompts only the first one's comes."""
         prompt = (response.get(_VERBOSE) or {}).get("prompt")
         is_text = dialect == "chat" or isinstance(body.get("prompt"), str)
         if not is_text or not isinstance(prompt, str):
             return None
-        return Lookup("/tokenize", {"content": prompt, "parse_special": True, "add_special": False})
+        return FollowUpRequest("/tokenize", {"content": prompt, "parse_special": True, "add_special": False})
 
     def tokens(self, dialect: DialectName, body: Mapping[str, Any], response: Json, found: Any = None) -> Tokens:
         """The ids of `__verbose` where they are, else those of the logprobs' entries."""
@@ -125,7 +125,7 @@ class Llamacpp:
         return Tokens(prompt_ids, sampled, tuple(problems), notes)
 
 
-def _ids_are_in_logprobs(wish: Wish) -> bool:
+def _ids_are_in_logprobs(wish: InjectionRequest) -> bool:
     """Whether `__verbose` lists not all tokens at the end, or not those of each choice."""
     return wish.asked.choices != 1 or is_on(wish.body.get("stream"))
 

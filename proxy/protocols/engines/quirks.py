@@ -20,7 +20,7 @@ Streaming = Literal["auto", "live", "replay"]
 
 
 @dataclass(frozen=True, slots=True)
-class Circumstances:
+class CallTraits:
     """What decides whether a loss is met: the call's dialect and body, what is known of the server, and what is wanted."""
 
     dialect: DialectName
@@ -31,7 +31,7 @@ class Circumstances:
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class Quirk:
     """One thing that an engine loses."""
 
     engine: str
@@ -40,18 +40,18 @@ class Loss:
     what: str
     codes: tuple[str, ...]
     source: str
-    met: Callable[[Circumstances], bool]
+    applies: Callable[[CallTraits], bool]
 
 
-def _always(_at: Circumstances) -> bool:
+def _always(_at: CallTraits) -> bool:
     return True
 
 
-def _loses_logprobs_without_parser(at: Circumstances) -> bool:
+def _loses_logprobs_without_parser(at: CallTraits) -> bool:
     return at.wants_logprobs and not at.traits.has_parser
 
 
-def _older_than_0_5_23(at: Circumstances) -> bool:
+def _older_than_0_5_23(at: CallTraits) -> bool:
     """Whether the version is older, or nobody knows."""
     return at.traits.version is None or version_numbers(at.traits.version) < (0, 5, 23)
 
@@ -66,31 +66,31 @@ def version_numbers(version: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def _has(*fields: str) -> Callable[[Circumstances], bool]:
+def _has(*fields: str) -> Callable[[CallTraits], bool]:
     return lambda at: any(is_on(at.body.get(field)) for field in fields)
 
 
-def _no_reasoning(at: Circumstances) -> bool:
+def _no_reasoning(at: CallTraits) -> bool:
     return at.body.get("include_reasoning") is False and not at.keep_reasoning
 
 
-def _several(at: Circumstances) -> bool:
+def _several(at: CallTraits) -> bool:
     n = at.body.get("n")
     return n is not None and n != 1
 
 
-def _several_in_all(at: Circumstances) -> bool:
+def _several_in_all(at: CallTraits) -> bool:
     """Whether the choices of a completions call, over all prompts, may be more than one."""
     prompt = at.body.get("prompt")
     prompts = len(prompt) if isinstance(prompt, list) and prompt and type(prompt[0]) is not int else 1
     return _several(at) or prompts > 1
 
 
-def _no_tokens_wanted(at: Circumstances) -> bool:
+def _no_tokens_wanted(at: CallTraits) -> bool:
     return at.body.get("max_tokens") == 0
 
 
-def _has_more_than_text(at: Circumstances) -> bool:
+def _has_more_than_text(at: CallTraits) -> bool:
     """Whether a message has a part that is no text."""
     messages = at.body.get("messages")
     contents = [message.get("content") for message in messages or () if isinstance(message, dict)]
@@ -106,81 +106,81 @@ _CHAT: Final[tuple[DialectName, ...]] = ("chat",)
 _COMPLETIONS: Final[tuple[DialectName, ...]] = ("completions",)
 _BOTH: Final[tuple[DialectName, ...]] = ("chat", "completions")
 
-LOSSES: Final[tuple[Loss, ...]] = (
-    Loss(
+QUIRKS: Final[tuple[Quirk, ...]] = (
+    Quirk(
         "vllm", _CHAT, "always", "`include_reasoning: false` with any parser on the server: no ids, no logprobs "
         "(unless overridden, as it is by default).", ("reasoning_withheld",),
         "seen on 0.32.0; chat_completion/serving.py:702-715, 1004-1008", _no_reasoning,
     ),
-    Loss(
+    Quirk(
         "vllm", _COMPLETIONS, "always", "`echo`: with ids the echoed prompt vanishes, so nothing is asked.", ("echo",),
         "seen on 0.32.0; completion/serving.py:341, 537", _has("echo"),
     ),
-    Loss(
+    Quirk(
         "vllm", _COMPLETIONS, "always", "`max_tokens: 0`: one token is sampled all the same.", ("phantom_token",),
         "seen on 0.32.0; completion/protocol.py:377", _no_tokens_wanted,
     ),
-    Loss(
+    Quirk(
         "vllm", _BOTH, "always", "Beam search: its logprobs are not those of a sampled path.", ("beam_search",),
         "seen on 0.32.0", _has("use_beam_search"),
     ),
-    Loss(
+    Quirk(
         "vllm", _CHAT, "always", "Several `top_logprobs` without `logprobs`: a 400, which stays one.", ("no_logprobs",),
         "seen on 0.32.0; chat_completion/protocol.py:884", lambda at: bool(at.body.get("top_logprobs"))
         and not is_on(at.body.get("logprobs")),
     ),
-    Loss(
+    Quirk(
         "sglang", _CHAT, "streams", "No parser on the server: events without text lose their logprobs, the EOS always.",
         ("logprob_count",), "run on 0.5.23; serving_chat.py:1054-1080", _loses_logprobs_without_parser,
     ),
-    Loss(
+    Quirk(
         "sglang", _CHAT, "streams", "Ids in streams came in 2026; a server of unknown or older version may ignore the flags.",
         ("no_token_ids", "no_prompt_ids"), "read; PR #34488 (August 2026)", _older_than_0_5_23,
     ),
-    Loss(
+    Quirk(
         "sglang", _CHAT, "always", "Images and the like: the prompt's ids are those before they were put in.",
         ("prompt_count",), "read in 0.5.23; tokenizer_manager.py:948", _has_more_than_text,
     ),
-    Loss(
+    Quirk(
         "sglang", _COMPLETIONS, "streams", "Several choices or prompts: usage counts their sum, so another may have repeated "
         "what one lost.", ("uncounted",), "run on 0.5.23; serving_completions.py", _several_in_all,
     ),
-    Loss(
+    Quirk(
         "sglang", _BOTH, "always", "`echo` and beam search have another shape.", ("echo", "beam_search"),
         "read in 0.5.23", _has("echo", "use_beam_search"),
     ),
-    Loss(
+    Quirk(
         "llamacpp", _CHAT, "streams", "The EOS has no entry, and `verbose` lists no tokens.",
         ("logprob_count", "completion_count", "no_logprobs"), "seen on 2026.10", _always,
     ),
-    Loss(
+    Quirk(
         "llamacpp", _BOTH, "always", "A character over several tokens has a logprob for the last one only; so have, in part, "
         "the tokens of a matched stop string.", ("logprob_count", "completion_count", "no_logprobs"), "seen on 2026.10",
         _always,
     ),
-    Loss(
+    Quirk(
         "llamacpp", _BOTH, "always", "Several choices: usage counts one of them, so none can be shown to be complete.",
         ("uncounted",), "seen on 2026.10", _several,
     ),
-    Loss(
+    Quirk(
         "llamacpp", _COMPLETIONS, "always", "Several prompts, or one of texts and ids mixed: nothing tells their ids.",
         ("no_prompt_ids", "uncounted"), "seen on 2026.10", lambda at: _is_list_but_not_of_ids(at.body.get("prompt")),
     ),
-    Loss(
+    Quirk(
         "llamacpp", _BOTH, "always", "`max_tokens: 0`: one token is sampled all the same.", ("phantom_token",),
         "seen on 2026.10", _no_tokens_wanted,
     ),
-    Loss(
+    Quirk(
         "llamacpp", _BOTH, "always", "`post_sampling_probs`: probabilities come in place of logprobs.", ("bad_logprob",),
         "seen on 2026.10", _has("post_sampling_probs"),
     ),
-    Loss(
+    Quirk(
         "plain", _BOTH, "always", "No ids at all.", ("no_token_ids",), "by definition", _always,
     ),
 )  # fmt: skip
 
 # The problems that mean that an engine lost something; with one of these and no line above, there is a new fact.
-LOST: Final = frozenset(
+QUIRK_CODES: Final = frozenset(
     {"no_token_ids", "no_prompt_ids", "no_logprobs", "logprob_count", "completion_count", "prompt_count", "ids_disagree",
      "bad_logprob"}
 )  # fmt: skip
@@ -188,19 +188,19 @@ LOST: Final = frozenset(
 _OPTIONS_WE_REPLAY: Final = frozenset({"include_usage"})
 
 
-def met(engine: str, at: Circumstances, *, live: bool) -> list[Loss]:
+def applicable(engine: str, at: CallTraits, *, live: bool) -> list[Quirk]:
     """The lines of the table that a call meets. `live`: it goes upstream as a stream."""
     return [
         loss
-        for loss in LOSSES
+        for loss in QUIRKS
         if loss.engine == engine
         and at.dialect in loss.dialects
         and (live or loss.framings == "always")
-        and loss.met(at)
+        and loss.applies(at)
     ]
 
 
-def choose_framing(streaming: Streaming, engine: str, at: Circumstances, *, bears_replay: bool) -> Framing:
+def choose_framing(streaming: Streaming, engine: str, at: CallTraits, *, bears_replay: bool) -> Framing:
     """How a call goes upstream: `whole` if it is no stream; else as configured, or as the table advises.
 
     Replayed is only what can be: a stream whose options we know, and that the engine would not have refused.
@@ -213,4 +213,4 @@ def choose_framing(streaming: Streaming, engine: str, at: Circumstances, *, bear
         return "live"
     if streaming == "replay":
         return "replay"
-    return "replay" if any(loss.framings == "streams" for loss in met(engine, at, live=True)) else "live"
+    return "replay" if any(loss.framings == "streams" for loss in applicable(engine, at, live=True)) else "live"

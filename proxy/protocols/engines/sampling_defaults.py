@@ -10,18 +10,18 @@ llama.cpp (2026.10) shows them in `/props`. SGLang (0.5.23) does not show them.
 from collections.abc import Mapping
 from typing import Any, Final
 
-from proxy.protocols.engines.base import Lookup
+from proxy.protocols.engines.base import FollowUpRequest
 
 DEFAULTED: Final = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
 )  # fmt: skip
 
-_RENDER: Final = Lookup(
+_RENDER: Final = FollowUpRequest(
     "/v1/chat/completions/render", {"messages": [{"role": "user", "content": "."}], "max_tokens": 1}
 )
 
 
-def ask_defaults(kind: str) -> Lookup | None:
+def ask_defaults(kind: str) -> FollowUpRequest | None:
     """Return the request whose answer shows the defaults of an engine of this kind; None if there is none."""
     return _RENDER if kind == "vllm" else None
 

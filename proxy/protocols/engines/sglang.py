@@ -17,14 +17,14 @@ from typing import Any
 
 from proxy.protocols.dialects.base import DialectName, is_on
 from proxy.protocols.engines.base import (
-    Ask,
-    Hidden,
+    FollowUpRequest,
+    Injection,
+    InjectionRequest,
     Json,
-    Lookup,
     Sampled,
     StreamShape,
+    StripRules,
     Tokens,
-    Wish,
     index_of,
     logprobs_of,
     names_other_ids,
@@ -68,14 +68,14 @@ class Sglang:
         choice=("matched_stop",),
     )
 
-    def ask(self, wish: Wish) -> Ask:
+    def ask(self, wish: InjectionRequest) -> Injection:
         """Ids by the flags of the framing; logprobs; versions of the weights where they can be had."""
         dialect, body, asked = wish.dialect, wish.body, wish.asked
         if dialect not in _PROMPT or _PROMPT[dialect] not in body:
-            return Ask({}, Hidden())  # refused, or vLLM's own endpoint
+            return Injection({}, StripRules())  # refused, or vLLM's own endpoint
         problems = tuple(_problems(dialect, body))
         if "echo" in problems:
-            return Ask({}, Hidden(), problems)
+            return Injection({}, StripRules(), problems)
         if dialect == "completions" and is_on(body.get("stream")) and asked.choices != 1:
             problems = (*problems, "uncounted")  # usage is their sum: what one lost another may have repeated
         streamed = dialect == "chat" and is_on(body.get("stream"))
@@ -91,7 +91,7 @@ class Sglang:
             fields["stream_options"] = options
         kept = {key for flag, keys in _BROUGHT.items() if is_on(body.get(flag)) for key in keys}
         kept |= {"prompt_token_ids"} if is_on(body.get("return_prompt_token_ids")) else set()
-        hidden = Hidden(
+        hidden = StripRules(
             logprobs="logprobs" in fields,
             empty_deltas=streamed and not asked.logprobs,
             usage=bool(options) and not asked.usage,
@@ -99,7 +99,7 @@ class Sglang:
         )
         # Framed, ids come in an event of their own, which can be dropped whole. Not if the client reads it itself.
         framed = {_FRAMED: "1"} if streamed and len(missing) == len(wanted) else {}
-        return Ask(fields, hidden, problems, framed)
+        return Injection(fields, hidden, problems, framed)
 
     def constrains(self, asked: Mapping[str, Any], logprobs_mode: str | None) -> bool:
         """Grammars, biases and penalties are on the logits in every mode; top-k, top-p and min-p come after the logprobs.
@@ -113,7 +113,7 @@ class Sglang:
         """A chat stream with these flags is a 400 that must stay one."""
         return dialect != "chat" or not any(is_on(body.get(flag)) for flag in _NOT_STREAMED)
 
-    def hide(self, dialect: DialectName, response: Json, hidden: Hidden) -> Json:
+    def hide(self, dialect: DialectName, response: Json, hidden: StripRules) -> Json:
         """Delete what the flags brought; null again what was null."""
         if not hidden.anything:
             return response
@@ -123,7 +123,7 @@ class Sglang:
             shown["choices"] = [without(choice, hidden) for choice in choices]
         return shown
 
-    def hide_chunk(self, dialect: DialectName, chunk: Json, hidden: Hidden) -> Json | None:
+    def hide_chunk(self, dialect: DialectName, chunk: Json, hidden: StripRules) -> Json | None:
         """Likewise; and drop the event of the ids, and what exists only to carry logprobs."""
         if not hidden.anything:
             return chunk
@@ -145,7 +145,7 @@ class Sglang:
         """Completions: nothing else counts their tokens. A chat stream has its ids in one list for each choice."""
         return dialect == "completions"
 
-    def lookup(self, dialect: DialectName, body: Mapping[str, Any], response: Json) -> Lookup | None:
+    def lookup(self, dialect: DialectName, body: Mapping[str, Any], response: Json) -> FollowUpRequest | None:
         """Nothing: all tokens are in the answer."""
         return None
 
@@ -179,7 +179,7 @@ def _problems(dialect: DialectName, body: Mapping[str, Any]) -> list[str]:
     return [*echo, "beam_search"] if is_on(body.get("use_beam_search")) else echo
 
 
-def _without_ids(response: Json, hidden: Hidden) -> Json:
+def _without_ids(response: Json, hidden: StripRules) -> Json:
     """The top level, anew, without the hidden keys of `sglext`, nor `sglext` itself if nothing else is in it."""
     extension = response.get("sglext")
     if not isinstance(extension, dict) or not hidden.keys:

@@ -8,11 +8,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from proxy.protocols.dialects.base import DialectName
-from proxy.protocols.engines.base import Ask, Hidden, Json, Lookup, Sampled, StreamShape, Tokens, Wish, index_of
+from proxy.protocols.engines.base import (
+    FollowUpRequest,
+    Injection,
+    InjectionRequest,
+    Json,
+    Sampled,
+    StreamShape,
+    StripRules,
+    Tokens,
+    index_of,
+)
 from proxy.protocols.engines.constraints import has_grammar
 
 
-class Plain:
+class TextOnly:
     """Text only."""
 
     kind = "plain"
@@ -26,9 +36,9 @@ class Plain:
         call_delta={},
     )
 
-    def ask(self, wish: Wish) -> Ask:
+    def ask(self, wish: InjectionRequest) -> Injection:
         """Nothing."""
-        return Ask({}, Hidden())
+        return Injection({}, StripRules())
 
     def constrains(self, asked: Mapping[str, Any], logprobs_mode: str | None) -> bool:
         """A grammar may be in them; it has no logprobs of ids in any case."""
@@ -38,11 +48,11 @@ class Plain:
         """Nobody knows what such a server refuses."""
         return True
 
-    def hide(self, dialect: DialectName, response: Json, hidden: Hidden) -> Json:
+    def hide(self, dialect: DialectName, response: Json, hidden: StripRules) -> Json:
         """Nothing was asked."""
         return response
 
-    def hide_chunk(self, dialect: DialectName, chunk: Json, hidden: Hidden) -> Json | None:
+    def hide_chunk(self, dialect: DialectName, chunk: Json, hidden: StripRules) -> Json | None:
         """Nothing was asked."""
         return chunk
 
@@ -50,7 +60,7 @@ class Plain:
         """Nobody knows."""
         return False
 
-    def lookup(self, dialect: DialectName, body: Mapping[str, Any], response: Json) -> Lookup | None:
+    def lookup(self, dialect: DialectName, body: Mapping[str, Any], response: Json) -> FollowUpRequest | None:
         """Nothing: there is nobody to ask."""
         return None
 

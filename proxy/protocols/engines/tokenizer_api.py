@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from proxy.protocols.dialects.base import DialectName
-from proxy.protocols.engines.base import Lookup
+from proxy.protocols.engines.base import FollowUpRequest
 
 _TOKENIZE_ROUTES: Final = {"vllm": "/tokenize", "sglang": "/v1/tokenize"}  # vLLM 0.32.0 seen, SGLang 0.5.23 read
 
@@ -26,16 +26,16 @@ class Counted:
     window: int
 
 
-def ask_count(kind: str, dialect: DialectName, body: Mapping[str, Any]) -> Lookup | None:
+def ask_count(kind: str, dialect: DialectName, body: Mapping[str, Any]) -> FollowUpRequest | None:
     """What to ask an engine of this kind for the tokens of a call's prompt; None if it cannot be asked."""
     path = _TOKENIZE_ROUTES.get(kind)
     if path is None:
         return None
     if dialect == "chat":
-        return Lookup(path, of_template(kind, body))
+        return FollowUpRequest(path, of_template(kind, body))
     prompt = body.get("prompt")
     special = {"add_special_tokens": body["add_special_tokens"]} if "add_special_tokens" in body else {}
-    return Lookup(path, {"prompt": prompt, **special}) if isinstance(prompt, str) else None
+    return FollowUpRequest(path, {"prompt": prompt, **special}) if isinstance(prompt, str) else None
 
 
 def of_template(kind: str, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,10 +74,10 @@ _DETOKENIZE_ROUTES: Final[dict[str, tuple[str, str]]] = {
 }
 
 
-def ask_text(kind: str, ids: Sequence[int]) -> Lookup | None:
+def ask_text(kind: str, ids: Sequence[int]) -> FollowUpRequest | None:
     """What to ask an engine of this kind for the text of ids; None if it cannot be asked."""
     route = _DETOKENIZE_ROUTES.get(kind)
-    return Lookup(route[0], {"tokens": list(ids)}) if route else None
+    return FollowUpRequest(route[0], {"tokens": list(ids)}) if route else None
 
 
 def read_text(kind: str, answer: Any) -> str | None:

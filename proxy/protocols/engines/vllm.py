@@ -16,14 +16,14 @@ from typing import Any
 
 from proxy.protocols.dialects.base import DialectName, is_on
 from proxy.protocols.engines.base import (
-    Ask,
-    Hidden,
+    FollowUpRequest,
+    Injection,
+    InjectionRequest,
     Json,
-    Lookup,
     Sampled,
     StreamShape,
+    StripRules,
     Tokens,
-    Wish,
     has_running_usage,
     index_of,
     logprobs_of,
@@ -35,12 +35,12 @@ from proxy.protocols.engines.constraints import ALL, PROCESSED, changes_odds, ha
 _OF_THE_PROMPT = ("prompt_token_ids", "mm_placeholders")  # both come by `return_token_ids`
 
 
-def ask_generate(wish: Wish) -> Ask:
+def ask_generate(wish: InjectionRequest) -> Injection:
     """The ids of the prompt, which placeholders of images may lengthen, and logprobs. Sampled ids always come."""
     body = wish.body
     sampling = body.get("sampling_params")
     if "token_ids" not in body or not isinstance(sampling, dict):
-        return Ask({}, Hidden())  # refused, by a message that shows the body
+        return Injection({}, StripRules())  # refused, by a message that shows the body
     fields: Json = {}
     if not wish.asked.token_ids:
         fields["return_token_ids"] = True
@@ -50,16 +50,16 @@ def ask_generate(wish: Wish) -> Ask:
     if options := usage_options(wish, running=wish.asked.choices != 1):
         fields["stream_options"] = options
     forced = sampling.get("trace_decode_token_ids") is not None
-    hidden = Hidden(
+    hidden = StripRules(
         token_ids="return_token_ids" in fields,
         logprobs="sampling_params" in fields,
         usage=bool(options) and not wish.asked.usage,
         running_usage=is_on(options.get("continuous_usage_stats")) and not has_running_usage(body),
     )
-    return Ask(fields, hidden, ("forced_tokens",) if forced else ())
+    return Injection(fields, hidden, ("forced_tokens",) if forced else ())
 
 
-def hide_generate(response: Json, hidden: Hidden) -> Json:
+def hide_generate(response: Json, hidden: StripRules) -> Json:
     """An unstreamed (or folded) response without what the client did not ask for; a new dict if that differs."""
     if not hidden.of_choices:
         return response
@@ -69,7 +69,7 @@ def hide_generate(response: Json, hidden: Hidden) -> Json:
     return _without_logprobs(shown, hidden)
 
 
-def hide_generate_chunk(chunk: Json, hidden: Hidden) -> Json | None:
+def hide_generate_chunk(chunk: Json, hidden: StripRules) -> Json | None:
     """A streamed chunk likewise; the same dict if nothing in it is to be hidden, None for the usage event."""
     if hidden.usage and not chunk.get("choices") and chunk.get("usage") is not None:
         return None
@@ -91,7 +91,7 @@ def tokens_of_generate(response: Json) -> Tokens:
     return Tokens(response.get("prompt_token_ids"), sampled, problems)
 
 
-def _without_logprobs(shown: Json, hidden: Hidden) -> Json:
+def _without_logprobs(shown: Json, hidden: StripRules) -> Json:
     choices = shown.get("choices")
     if not hidden.logprobs or not isinstance(choices, list):
         return shown
@@ -151,17 +151,17 @@ class Vllm:
         null_usage=False,
     )
 
-    def ask(self, wish: Wish) -> Ask:
+    def ask(self, wish: InjectionRequest) -> Injection:
         """`return_token_ids`, and `logprobs` where they are wanted, unless the call could not bear them."""
         dialect, body, asked = wish.dialect, wish.body, wish.asked
         if dialect == "generate":
             return ask_generate(wish)
         if _PROMPT[dialect] not in body:
-            return Ask({}, Hidden())  # refused, by a message that tells how many fields the body has
+            return Injection({}, StripRules())  # refused, by a message that tells how many fields the body has
         problems = tuple(_problems(dialect, body, keep_reasoning=wish.keep_reasoning))
         if "echo" in problems:
             # With ids the echoed prompt vanishes from `text`; with logprobs those of the prompt are mixed in.
-            return Ask({}, Hidden(), problems)
+            return Injection({}, StripRules(), problems)
         fields: Json = {}
         if not asked.token_ids:
             fields["return_token_ids"] = True
@@ -172,7 +172,7 @@ class Vllm:
             fields["include_reasoning"] = True
         if options := usage_options(wish, running=asked.choices != 1):
             fields["stream_options"] = options
-        hidden = Hidden(
+        hidden = StripRules(
             token_ids="return_token_ids" in fields,
             logprobs="logprobs" in fields,
             # With either asked by the client, vLLM itself sends the events whose delta is empty.
@@ -181,7 +181,7 @@ class Vllm:
             usage=bool(options) and not asked.usage,
             running_usage=is_on(options.get("continuous_usage_stats")) and not has_running_usage(body),
         )
-        return Ask(fields, hidden, problems)
+        return Injection(fields, hidden, problems)
 
     def constrains(self, asked: Mapping[str, Any], logprobs_mode: str | None) -> bool:
         """A grammar in any mode: its bitmask is on the logits before the sampler sees them (gpu_model_runner.py).
@@ -200,7 +200,7 @@ class Vllm:
         """A stream cannot have prompt logprobs: a 400 that must stay one. Streams of generate lose nothing."""
         return dialect != "generate" and body.get("prompt_logprobs") is None
 
-    def hide(self, dialect: DialectName, response: Json, hidden: Hidden) -> Json:
+    def hide(self, dialect: DialectName, response: Json, hidden: StripRules) -> Json:
         """Null again what was null."""
         if dialect == "generate":
             return hide_generate(response, hidden)
@@ -212,7 +212,7 @@ class Vllm:
             shown = {**shown, "choices": [_hide_choice(choice, hidden) for choice in choices]}
         return shown
 
-    def hide_chunk(self, dialect: DialectName, chunk: Json, hidden: Hidden) -> Json | None:
+    def hide_chunk(self, dialect: DialectName, chunk: Json, hidden: StripRules) -> Json | None:
         """Null again what was null; drop what exists only because of the flags."""
         if dialect == "generate":
             return hide_generate_chunk(chunk, hidden)
@@ -235,7 +235,7 @@ class Vllm:
         """A finish without the fingerprint: it is on the usage event then. Streams of generate have none to tell by."""
         return dialect != "generate" and "system_fingerprint" not in finish
 
-    def lookup(self, dialect: DialectName, body: Mapping[str, Any], response: Json) -> Lookup | None:
+    def lookup(self, dialect: DialectName, body: Mapping[str, Any], response: Json) -> FollowUpRequest | None:
         """Nothing: all tokens are in the answer."""
         return None
 
@@ -268,14 +268,14 @@ def _bears_logprobs(dialect: DialectName, body: Mapping[str, Any]) -> bool:
     return dialect == "completions" or not body.get("top_logprobs")
 
 
-def _without_prompt_ids(response: Json, hidden: Hidden) -> Json:
+def _without_prompt_ids(response: Json, hidden: StripRules) -> Json:
     """The top level with its prompt ids (chat only) null."""
     if hidden.token_ids and response.get("prompt_token_ids") is not None:
         return {**response, "prompt_token_ids": None}
     return response
 
 
-def _hide_choice(choice: Json, hidden: Hidden) -> Json:
+def _hide_choice(choice: Json, hidden: StripRules) -> Json:
     """A choice with what was injected null. Keys stay where they are: no key is added, the order is kept."""
     shown = {**choice}
     if hidden.token_ids:

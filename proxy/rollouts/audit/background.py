@@ -13,8 +13,8 @@ import orjson
 from proxy.clock import Clock
 from proxy.errors import EngineFault
 from proxy.rollouts.audit.report import NOT_SCORED
-from proxy.rollouts.audit.runner import Terms, audit_one
-from proxy.rollouts.audit.sample import Recorded, of_choice
+from proxy.rollouts.audit.runner import AuditOptions, audit_one
+from proxy.rollouts.audit.sample import AuditSample, of_choice
 from proxy.rollouts.audit.scoring import SCORING_KINDS, NotScored, Scorer, Send, find_scorer
 from proxy.rollouts.audit.verdict import Scored, pairs_of
 from proxy.telemetry.logs import LOG
@@ -76,7 +76,7 @@ class BackgroundAudit:
         scorer = Scorer(found.send, found.kind, step.model_served or found.model, found.window)
         for choice in step.choices[:1]:  # the others of a call share its fate
             recorded = of_choice(step, choice)
-            scored, finding = await audit_one(recorded, scorer, Terms())
+            scored, finding = await audit_one(recorded, scorer, AuditOptions())
             if finding is None:
                 continue
             self._metrics.audits.labels(step.engine.name, finding.verdict).inc()
@@ -85,7 +85,7 @@ class BackgroundAudit:
                 fields = {"step_id": step.step_id, "verdict": finding.verdict, "max": finding.max, "note": finding.note}
                 LOG.warning("an audited step is not aligned", extra={"fields": fields})
 
-    def _observe(self, engine: str, recorded: Recorded, scored: Scored) -> None:
+    def _observe(self, engine: str, recorded: AuditSample, scored: Scored) -> None:
         sizes = self._metrics.audit_logprob_difference.labels(engine)
         for pair in pairs_of(recorded, scored):
             sizes.observe(pair.size)

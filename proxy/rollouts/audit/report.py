@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from proxy.rollouts.audit.sample import Recorded
-from proxy.rollouts.audit.verdict import Finding, Scored
+from proxy.rollouts.audit.sample import AuditSample
+from proxy.rollouts.audit.verdict import Assessment, Scored
 
 TOO_LONG, NOT_SCORED, NOTHING = "too long", "not scored", "nothing to compare"
 _AROUND = 5  # ids shown on each side of the first token beyond the tolerance
@@ -46,7 +46,7 @@ class Result:
         return self.is_aligned or self.verdict == NOTHING
 
 
-def of_finding(recorded: Recorded, scored: Scored, finding: Finding) -> Result:
+def of_finding(recorded: AuditSample, scored: Scored, finding: Assessment) -> Result:
     """The result of a sequence that was judged."""
     return Result(
         recorded.name,
@@ -83,7 +83,7 @@ def is_well(results: Sequence[Result]) -> bool:
     return any(result.is_aligned for result in results) and all(result.is_well for result in results)
 
 
-def _around(recorded: Recorded, scored: Scored, place: int) -> dict[str, Any]:
+def _around(recorded: AuditSample, scored: Scored, place: int) -> dict[str, Any]:
     stretch = recorded.stretch_at(place)
     ids = recorded.token_ids
     return {

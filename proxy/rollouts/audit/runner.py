@@ -19,13 +19,13 @@ from typing import Any
 import orjson
 
 from proxy.rollouts.audit.report import NOT_SCORED, NOTHING, TOO_LONG, Result, of_finding
-from proxy.rollouts.audit.sample import OFFSETS, LogprobsMode, Recorded, name_of, of_row
+from proxy.rollouts.audit.sample import OFFSETS, AuditSample, LogprobsMode, name_of, of_row
 from proxy.rollouts.audit.scoring import NotScored, Scorer, TooLong
-from proxy.rollouts.audit.verdict import Finding, Scored, judge, may_be_moved, moved_ids
+from proxy.rollouts.audit.verdict import Assessment, Scored, judge, may_be_moved, moved_ids
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class AuditOptions:
     """How rows are judged. `at_once`: how many sequences the engine scores at the same time.
 
     One vLLM 0.32 in float32 scores what it sampled within 1e-4; bfloat16, other batches and other kernels differ by more.
@@ -37,7 +37,7 @@ class Terms:
     at_once: int = 4
 
 
-class Journal:
+class AuditLog:
     """Finished results in a file, one JSON object a line; without a path, nowhere."""
 
     def __init__(self, path: Path | None) -> None:
@@ -80,7 +80,7 @@ class Journal:
 
 
 async def audit_rows(
-    rows: AsyncIterator[Any], scorer: Scorer, terms: Terms, journal: Journal, seen: Callable[[Result], None]
+    rows: AsyncIterator[Any], scorer: Scorer, terms: AuditOptions, journal: AuditLog, seen: Callable[[Result], None]
 ) -> list[Result]:
     """The results, in the order of the rows; each is shown to `seen` once it is there.
 
@@ -110,7 +110,7 @@ async def audit_rows(
     return list(numbered.values())
 
 
-async def audit_one(recorded: Recorded, scorer: Scorer, terms: Terms) -> tuple[Scored, Finding | None]:
+async def audit_one(recorded: AuditSample, scorer: Scorer, terms: AuditOptions) -> tuple[Scored, Assessment | None]:
     """Score a sequence, moved too if that may tell more, and judge it. Raises NotScored."""
     recorded = recorded.comparable(terms.logprobs_mode)
     scored = await scorer.score(recorded.token_ids)
@@ -124,7 +124,7 @@ async def audit_one(recorded: Recorded, scorer: Scorer, terms: Terms) -> tuple[S
     return scored, finding
 
 
-async def _audited(row: Any, scorer: Scorer, terms: Terms, journal: Journal) -> Result:
+async def _audited(row: Any, scorer: Scorer, terms: AuditOptions, journal: AuditLog) -> Result:
     name = name_of(row)
     try:
         recorded = of_row(row)
@@ -149,7 +149,7 @@ async def _audited(row: Any, scorer: Scorer, terms: Terms, journal: Journal) -> 
     return result
 
 
-def _key(recorded: Recorded, scorer: Scorer, terms: Terms) -> str:
+def _key(recorded: AuditSample, scorer: Scorer, terms: AuditOptions) -> str:
     depends = [asdict(recorded), scorer.kind, scorer.model, terms.tolerance, terms.logprobs_mode]
     return blake2b(orjson.dumps(depends), digest_size=16).hexdigest()
 

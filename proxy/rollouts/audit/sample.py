@@ -25,7 +25,7 @@ OFFSETS = (1, -1, 2, -2, 3, -3)
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class SampledSpan:
     """A sampled stretch, half open, and what it was sampled with."""
 
     start: int
@@ -41,7 +41,7 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class AuditSample:
     """A sequence. `logprobs` is None where there is nothing to compare.
 
     `mask_offset` says by how many places the mask stands too late against the logprobs; 0 in an honest row.
@@ -51,10 +51,10 @@ class Recorded:
     branch: int
     token_ids: Sequence[int]
     logprobs: Sequence[float | None]
-    stretches: tuple[Stretch, ...] = ()
+    stretches: tuple[SampledSpan, ...] = ()
     mask_offset: int = 0
 
-    def stretch_at(self, place: int) -> Stretch | None:
+    def stretch_at(self, place: int) -> SampledSpan | None:
         """The sampled stretch that a token is of, if the row says so."""
         at = bisect_right(self.stretches, place, key=lambda one: one.start) - 1  # they follow each other in a row
         return self.stretches[at] if at >= 0 and place < self.stretches[at].end else None
@@ -65,7 +65,7 @@ class Recorded:
         found = {one.temperature for one in self.stretches}
         return tuple(sorted(value for value in found if value is not None and value != 1))
 
-    def comparable(self, mode: LogprobsMode) -> "Recorded":
+    def comparable(self, mode: LogprobsMode) -> "AuditSample":
         """Without the logprobs that no engine can score again."""
         left_out = [one for one in self.stretches if not one.can_be_scored(mode)]
         if not left_out:
@@ -98,7 +98,7 @@ def name_of(row: Any) -> tuple[str, int]:
     return str(named.get("rollout_id")), branch if isinstance(branch, int) else 0
 
 
-def of_row(row: Any) -> Recorded:
+def of_row(row: Any) -> AuditSample:
     """An exported row of format `sequences`. Raises ValueError saying what is missing or does not fit."""
     if not isinstance(row, dict) or not all(
         isinstance(row.get(key), list) for key in ("token_ids", "mask", "logprobs")
@@ -115,7 +115,7 @@ def of_row(row: Any) -> Recorded:
     if not all(value is None or (type(value) in {int, float} and isfinite(value)) for value in logprobs):
         raise ValueError("its logprobs are not all numbers or null")
     name, branch = name_of(row)
-    return Recorded(
+    return AuditSample(
         name=name,
         branch=branch,
         token_ids=ids,
@@ -125,14 +125,14 @@ def of_row(row: Any) -> Recorded:
     )
 
 
-def of_choice(step: Step, choice: Choice) -> Recorded:
+def of_choice(step: Step, choice: Choice) -> AuditSample:
     """One choice of a step, with its prompt before it."""
     prompt = step.prompts[choice.prompt]
     start, end = len(prompt), len(prompt) + len(choice.ids)
     nothing: list[float | None] = [None] * start
     temperature = step.sampling.get("temperature")
-    stretch = Stretch(start, end, step.step_id, step.policy_version, temperature, step.constrained is True)
-    return Recorded(
+    stretch = SampledSpan(start, end, step.step_id, step.policy_version, temperature, step.constrained is True)
+    return AuditSample(
         name=step.rollout_id,
         branch=choice.index,
         token_ids=(prompt + choice.ids).tolist(),
@@ -141,14 +141,14 @@ def of_choice(step: Step, choice: Choice) -> Recorded:
     )
 
 
-def _stretch(span: Mapping[str, Any]) -> Stretch:
+def _stretch(span: Mapping[str, Any]) -> SampledSpan:
     start, end, temperature = span.get("start"), span.get("end"), span.get("temperature")
     if type(start) is not int or type(end) is not int or not 0 <= start <= end:
         raise ValueError("one of its spans has no start and end")
     known = temperature if type(temperature) in {int, float} else None
     version = span.get("policy_version")
     version = None if version is None else str(version)
-    return Stretch(start, end, str(span.get("step_id")), version, known, span.get("constrained") is True)
+    return SampledSpan(start, end, str(span.get("step_id")), version, known, span.get("constrained") is True)
 
 
 def _mask_offset(mask: Sequence[Any], logprobs: Sequence[float | None]) -> int:

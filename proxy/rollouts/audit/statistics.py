@@ -30,7 +30,7 @@ class Pair:
         return abs(self.recorded - self.scored)
 
 
-class Likeness:
+class ChanceModel:
     """How common each recorded value is among the scored ones."""
 
     def __init__(self, pairs: Sequence[Pair], tolerance: float) -> None:
@@ -55,14 +55,14 @@ class Likeness:
         return high - low - (pair.size <= self.tolerance)
 
 
-def no_chance(pairs: Iterable[Pair], likeness: Likeness, below: float = ONCE_IN_A_THOUSAND) -> bool:
+def no_chance(pairs: Iterable[Pair], likeness: ChanceModel, below: float = ONCE_IN_A_THOUSAND) -> bool:
     """Whether the odds that so many agreeing tokens agree by chance are below this."""
     return sum(likeness.log_chance(pair) for pair in pairs if likeness.is_telling(pair)) <= log(below)
 
 
 def nearly_all_agree(pairs: Sequence[Pair], tolerance: float) -> bool:
     """Whether nearly all telling tokens agree, and that cannot well be chance."""
-    likeness = Likeness(pairs, tolerance)
+    likeness = ChanceModel(pairs, tolerance)
     telling = [pair for pair in pairs if likeness.is_telling(pair)]
     agreeing = [pair for pair in telling if pair.size <= tolerance]
     return len(telling) - len(agreeing) <= max(1, _MISSES * len(telling)) and no_chance(agreeing, likeness)

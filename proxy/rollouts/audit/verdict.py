@@ -30,10 +30,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from proxy.rollouts.audit.sample import OFFSETS, Recorded, Stretch
+from proxy.rollouts.audit.sample import OFFSETS, AuditSample, SampledSpan
 from proxy.rollouts.audit.statistics import (
     NEVER,
-    Likeness,
+    ChanceModel,
     Pair,
     go_together,
     line_through,
@@ -51,7 +51,7 @@ _LARGE = 10  # times the tolerance
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Assessment:
     """What was found. `mean` and `max` are of |difference| at offset 0; `first` is the first token beyond the tolerance."""
 
     verdict: Verdict
@@ -70,7 +70,7 @@ def moved_ids(token_ids: Sequence[int], offset: int) -> list[int]:
     return ids[-offset:] + ids[:-offset]
 
 
-def pairs_of(recorded: Recorded, scored: Scored, offset: int = 0) -> list[Pair]:
+def pairs_of(recorded: AuditSample, scored: Scored, offset: int = 0) -> list[Pair]:
     """Every token that has both values, at an offset."""
     length = len(scored)
     found = []
@@ -82,16 +82,16 @@ def pairs_of(recorded: Recorded, scored: Scored, offset: int = 0) -> list[Pair]:
 
 
 def judge(
-    recorded: Recorded, scored: Scored, tolerance: float, moved: Mapping[int, Scored] | None = None
-) -> Finding | None:
+    recorded: AuditSample, scored: Scored, tolerance: float, moved: Mapping[int, Scored] | None = None
+) -> Assessment | None:
     """The finding; None if there is nothing to compare. `moved`: the scores of the ids moved by an offset."""
     pairs = pairs_of(recorded, scored)
     if not pairs:
-        nothing = Finding("shifted", 0, 0, 0.0, 0.0)
+        nothing = Assessment("shifted", 0, 0, 0.0, 0.0)
         return _mask_moved(nothing, recorded) if recorded.mask_offset else None
-    likeness = Likeness(pairs, tolerance)
+    likeness = ChanceModel(pairs, tolerance)
     beyond = [pair for pair in pairs if pair.size > tolerance]
-    finding = Finding(
+    finding = Assessment(
         verdict="aligned",
         count=len(pairs),
         telling=sum(map(likeness.is_telling, pairs)),
@@ -111,19 +111,19 @@ def judge(
     )
 
 
-def may_be_moved(finding: Finding | None, recorded: Recorded, scored: Scored) -> bool:
+def may_be_moved(finding: Assessment | None, recorded: AuditSample, scored: Scored) -> bool:
     """Whether it is worth an engine's time to score the ids moved: not where the values go together as they stand."""
     return finding is not None and finding.verdict == "other weights" and not go_together(pairs_of(recorded, scored))
 
 
-def _mask_moved(finding: Finding, recorded: Recorded) -> Finding:
+def _mask_moved(finding: Assessment, recorded: AuditSample) -> Assessment:
     offset = recorded.mask_offset
     return replace(finding, verdict="shifted", offset=offset, note=f"the mask stands {_places(offset)}")
 
 
 def _shifted(
-    finding: Finding, recorded: Recorded, scored: Scored, moved: Mapping[int, Scored], tolerance: float
-) -> Finding | None:
+    finding: Assessment, recorded: AuditSample, scored: Scored, moved: Mapping[int, Scored], tolerance: float
+) -> Assessment | None:
     """An offset at which the values are equal."""
     for offset in OFFSETS:
         if nearly_all_agree(pairs_of(recorded, scored, offset), tolerance):
@@ -136,8 +136,8 @@ def _shifted(
 
 
 def _shifted_nearly(
-    finding: Finding, recorded: Recorded, scored: Scored, moved: Mapping[int, Scored]
-) -> Finding | None:
+    finding: Assessment, recorded: AuditSample, scored: Scored, moved: Mapping[int, Scored]
+) -> Assessment | None:
     """An offset at which the values go together, as they do not where they stand."""
     if go_together(pairs_of(recorded, scored)):
         return None
@@ -150,7 +150,9 @@ def _shifted_nearly(
     return replace(finding, verdict="shifted", offset=near[0], note=note)
 
 
-def _broken(finding: Finding, recorded: Recorded, pairs: Sequence[Pair], likeness: Likeness) -> Finding | None:
+def _broken(
+    finding: Assessment, recorded: AuditSample, pairs: Sequence[Pair], likeness: ChanceModel
+) -> Assessment | None:
     """A first wrong token after right ones."""
     before = [pair for pair in pairs if pair.place < (finding.first or 0)]
     telling = [pair.size for pair in before if likeness.is_telling(pair)]
@@ -167,7 +169,7 @@ def _broken(finding: Finding, recorded: Recorded, pairs: Sequence[Pair], likenes
     return replace(finding, verdict="wrong tokens", note=_where(before[-1].place, after, pairs))
 
 
-def _other_conditions(recorded: Recorded, before: Sequence[Pair], after: Sequence[Pair]) -> str:
+def _other_conditions(recorded: AuditSample, before: Sequence[Pair], after: Sequence[Pair]) -> str:
     """Why the tokens that differ may be right all the same: they were sampled by other weights, or otherwise."""
     right = {_condition(recorded.stretch_at(pair.place)) for pair in before}
     wrong = {_condition(recorded.stretch_at(pair.place)) for pair in after}
@@ -178,7 +180,7 @@ def _other_conditions(recorded: Recorded, before: Sequence[Pair], after: Sequenc
     return f"only what was sampled by policy version {versions} at temperature {warmth} differs"
 
 
-def _condition(stretch: Stretch | None) -> tuple[str | None, float | None]:
+def _condition(stretch: SampledSpan | None) -> tuple[str | None, float | None]:
     return (None, None) if stretch is None else (stretch.policy_version, stretch.temperature)
 
 
@@ -192,7 +194,7 @@ def _where(last_right: int, after: Sequence[Pair], pairs: Sequence[Pair]) -> str
     return ""
 
 
-def _differing(recorded: Recorded, pairs: Sequence[Pair], beyond: Sequence[Pair], tolerance: float) -> str:
+def _differing(recorded: AuditSample, pairs: Sequence[Pair], beyond: Sequence[Pair], tolerance: float) -> str:
     """What the differences look like, for the one who has to find their cause."""
     if max(pair.size for pair in beyond) < _LARGE * tolerance:
         return "the differences are small, as another precision or kernel makes them; --tolerance decides"

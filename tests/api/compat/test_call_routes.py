@@ -2,11 +2,11 @@
 
 import pytest
 
-from proxy.api.compat.atropos.generate import GenerateForm
+from proxy.api.compat.atropos.generate import TokensInCall
 from proxy.api.compat.call_routes import CALL_ROUTES
-from proxy.api.compat.osmosis.flat_call import FlatForm
-from proxy.protocols.dialects.translation import Ways
-from proxy.protocols.translated_call import ByChat
+from proxy.api.compat.osmosis.flat_call import FlatCall
+from proxy.protocols.dialects.translation import TranslationOptions
+from proxy.protocols.translated_call import TranslatedCall
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -14,17 +14,17 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 @pytest.mark.parametrize(
     ("endpoint", "body", "kind"),
     [
-        ("/generate", {"input_ids": [1]}, GenerateForm),
-        ("/v1/completions", {"messages": MESSAGES}, FlatForm),
+        ("/generate", {"input_ids": [1]}, TokensInCall),
+        ("/v1/completions", {"messages": MESSAGES}, FlatCall),
         ("/v1/completions", {"prompt": "x"}, type(None)),
         ("/v1/chat/completions", {"messages": MESSAGES}, type(None)),
-        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 1}, ByChat),
-        ("/v1/responses", {"input": "hi"}, ByChat),
+        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 1}, TranslatedCall),
+        ("/v1/responses", {"input": "hi"}, TranslatedCall),
     ],
 )
 def test_the_adapter_is_chosen_by_endpoint_then_by_body(endpoint, body, kind):
     """A body that has the endpoint's own shape has no adapter."""
-    assert kind is type(CALL_ROUTES[endpoint].read(endpoint, body, Ways()))
+    assert kind is type(CALL_ROUTES[endpoint].read(endpoint, body, TranslationOptions()))
 
 
 def test_a_chat_call_is_offered_to_no_adapter():

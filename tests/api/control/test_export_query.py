@@ -4,7 +4,7 @@ import orjson
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
-from proxy.api.control.export_query import wanted_by_claim, wanted_by_query
+from proxy.api.control.export_query import export_query_from, export_query_of_claim
 from proxy.api.control.group_rows import ADVANTAGES
 from proxy.api.control.schemas import ClaimBatch, read_as
 from proxy.errors import BadCall
@@ -27,9 +27,9 @@ OPTIONS = [
 def test_a_claim_and_a_query_that_say_the_same_want_the_same(options):
     """By the same names."""
     query = "&".join(f"{name}={value}" for name, value in options.items())
-    by_query = wanted_by_query(make_mocked_request("GET", f"/groups/g/export?{query}"), ADVANTAGES)
+    by_query = export_query_from(make_mocked_request("GET", f"/groups/g/export?{query}"), ADVANTAGES)
 
-    assert by_query == wanted_by_claim(read_as(ClaimBatch, orjson.dumps({"consumer": "c", **options})))
+    assert by_query == export_query_of_claim(read_as(ClaimBatch, orjson.dumps({"consumer": "c", **options})))
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_a_claim_and_a_query_that_say_the_same_want_the_same(options):
 def test_an_option_that_is_not_allowed_is_named(query):
     """So that whoever misspelt it finds it."""
     with pytest.raises(BadCall) as refused:
-        wanted_by_query(make_mocked_request("GET", f"/export?{query}"))
+        export_query_from(make_mocked_request("GET", f"/export?{query}"))
 
     assert query.partition("=")[0] == refused.value.param
 
@@ -48,4 +48,4 @@ def test_the_accepted_content_type_is_the_container():
     """Where none is named."""
     request = make_mocked_request("GET", "/export", headers={"Accept": "application/x-ndjson"})
 
-    assert "application/x-ndjson" == wanted_by_query(request).container.content_type
+    assert "application/x-ndjson" == export_query_from(request).container.content_type

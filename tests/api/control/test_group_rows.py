@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reading_rows import entries, trained_ids
 
-from proxy.api.control.export_query import Wanted
-from proxy.api.control.group_rows import ADVANTAGES, Worth, gather, with_advantages
+from proxy.api.control.export_query import ExportQuery
+from proxy.api.control.group_rows import ADVANTAGES, GroupFilter, read_group_rows, with_advantages
 from proxy.errors import Conflict, DamagedStep
 from proxy.export import FORMATS, Fill
 from proxy.export.containers import CONTAINERS
@@ -89,7 +89,9 @@ async def gathered_of(group, wanted, *, whole=False):
 
     there = [rollout for rollout, steps in group if steps != "deleted before"]
     with patch("proxy.api.control.export_query.read_steps", read_steps):
-        return await gather(PARTS, wanted, Group("g", "b", 1, members=tuple(by_name)), there, Worth(), whole=whole)
+        return await read_group_rows(
+            PARTS, wanted, Group("g", "b", 1, members=tuple(by_name)), there, GroupFilter(), whole=whole
+        )
 
 
 async def no_tokenizer(_name):
@@ -100,7 +102,7 @@ PARTS = SimpleNamespace(tokenizers=SimpleNamespace(of=no_tokenizer))  # all that
 
 
 def wanted_of(name, advantage="given", **options):
-    return Wanted(FORMATS[name], CONTAINERS["json"], Options(**options), FILL, advantage)
+    return ExportQuery(FORMATS[name], CONTAINERS["json"], Options(**options), FILL, advantage)
 
 
 @pytest.mark.parametrize("name", FORMATS)

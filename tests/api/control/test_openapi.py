@@ -1,14 +1,14 @@
 """The description of every route."""
 
 from proxy.api.compat import COMPAT_ROUTES
-from proxy.api.compat.atropos.calls import CALL_ROUTES
 from proxy.api.compat.atropos.generate import GENERATE
 from proxy.api.compat.atropos.sessions import SESSION_ROUTES
+from proxy.api.compat.call_routes import CALL_ROUTES
 from proxy.api.compat.osmosis.callbacks import COMPLETED
 from proxy.api.control import CONTROL_ROUTES
 from proxy.api.control.openapi import ROUTES, describe
 from proxy.api.ui.routes import PAGE_ROUTES
-from proxy.protocols.dialects import DIALECTS, TRANSLATIONS
+from proxy.protocols.dialects import DIALECTS, TRANSLATORS
 
 
 async def test_every_route_is_described(proxy):
@@ -18,7 +18,7 @@ async def test_every_route_is_described(proxy):
     described = {(route.method, route.path) for route in ROUTES}
     calls = {
         ("post", prefix + path)
-        for path in (*DIALECTS, *TRANSLATIONS, GENERATE, COMPLETED, "/v1/messages/count_tokens")
+        for path in (*DIALECTS, *TRANSLATORS, GENERATE, COMPLETED, "/v1/messages/count_tokens")
         for prefix in ("", "/rollouts/{rollout_id}", "/sessions/{rollout_id}")
     }
     stored = {

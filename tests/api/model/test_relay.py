@@ -409,7 +409,7 @@ async def test_a_failure_in_understanding_leaves_a_step_without_tokens(store, en
         raise ValueError("odd")
 
     engine.plays(WHOLE)
-    monkeypatch.setattr("proxy.protocols.response.WholeReply.finish", broken)
+    monkeypatch.setattr("proxy.protocols.response.WholeResponse.finish", broken)
     async with proxying(engine.url, store) as served, http.post(served.url + CHAT, json=BODY) as answer:
         await answer.read()
     (step,) = await steps_of(store, "r1")

@@ -4,7 +4,7 @@ import pytest
 from rich.text import Text
 
 from proxy.cli.api_client import ControlClient, path_of
-from proxy.cli.render.rollout import Picture, View, _drifted, alone, header
+from proxy.cli.render.rollout import Picture, StepView, _drifted, alone, header
 
 
 @pytest.fixture
@@ -19,8 +19,8 @@ async def told(http, place, filled):
     return of
 
 
-def lines(told, view: View | None = None) -> list[Text]:
-    return list(Picture(*told, view or View()).lines(now_ms=0))
+def lines(told, view: StepView | None = None) -> list[Text]:
+    return list(Picture(*told, view or StepView()).lines(now_ms=0))
 
 
 def plain(lines) -> str:
@@ -87,7 +87,7 @@ def test_drift_that_is_not_explained_says_what_is_missing():
 
 async def test_hostile_messages_come_out_harmless(told):
     """What agents wrote is spelt out, and no markup."""
-    shown = plain(lines(await told("demo"), View(True, True, True, with_values=True)))
+    shown = plain(lines(await told("demo"), StepView(True, True, True, with_values=True)))
 
     assert r"Ignore \x1b]52;c;aGk=\x07 this [bold]and[/bold] \x1b[2J that\u202e!" in shown
     assert not {one for one in shown if ord(one) < 0x20} - {"\n"}
@@ -112,7 +112,7 @@ async def test_choices_of_one_step_are_branches_and_its_prompt_is_told_once(told
 async def test_ids_are_those_that_are_new_and_those_that_were_sampled(told):
     """Joined along a branch they are its sequence, the sampled ones bright."""
     of = await told("demo")
-    shown = lines(of, View(ids=True))
+    shown = lines(of, StepView(ids=True))
     at = [place for place, line in enumerate(shown) if line.plain.startswith("ids")]
     given, sampled = ([int(one) for one in shown[at[1] + below].plain.split() if one.isdecimal()] for below in (0, 1))
     steps = of[2]
@@ -126,7 +126,9 @@ async def test_logprobs_colour_texts_that_were_recorded_and_ids_where_none_were(
     """The first call asked for logprobs, and so was told strings; of another the proxy may tell them."""
     of = await told("demo")
     known = {(of[2][1]["step_id"], 0): ["known "] * len(of[2][1]["choices"][0]["ids"])}
-    shown = [line.plain for line in lines(of, View(logprobs=True, texts=known)) if line.plain.startswith("logprobs")]
+    shown = [
+        line.plain for line in lines(of, StepView(logprobs=True, texts=known)) if line.plain.startswith("logprobs")
+    ]
     first = [entry["token"] for entry in of[2][0]["response"]["choices"][0]["logprobs"]["content"]]
 
     assert "".join(first).rstrip() in shown[0]
@@ -148,7 +150,7 @@ async def test_a_step_alone_tells_all_that_was_sent(told):
     """However long; and each of its choices."""
     _, _, steps = await told("choices")
     long = "x" * 3000
-    shown = plain(alone({**steps[0], "request": {"prompt": long}}, View()))
+    shown = plain(alone({**steps[0], "request": {"prompt": long}}, StepView()))
 
     assert long in shown
     assert ["choice 0", "choice 1"] == [line for line in shown.splitlines() if line.startswith("choice")]

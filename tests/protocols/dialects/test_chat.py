@@ -1,7 +1,7 @@
 """OpenAI's chat completions."""
 
 from proxy.errors import NotFound
-from proxy.protocols.accumulators import ChatFold
+from proxy.protocols.accumulators import ChatAccumulator
 from proxy.protocols.dialects.chat import Chat
 
 
@@ -10,5 +10,5 @@ def test_what_a_chat_client_asks_to_see():
     asked = Chat().asked({"n": 2, "logprobs": True, "stream_options": {"include_usage": True}})
 
     assert (False, True, True, 2, 2) == (asked.token_ids, asked.logprobs, asked.usage, asked.samples, asked.choices)
-    assert isinstance(Chat().fold(), ChatFold)
+    assert isinstance(Chat().fold(), ChatAccumulator)
     assert b'"type":"not_found_error"' in Chat().error(NotFound("x"))

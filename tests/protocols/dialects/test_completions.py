@@ -3,7 +3,7 @@
 import pytest
 
 from proxy.errors import NotFound
-from proxy.protocols.accumulators import CompletionsFold
+from proxy.protocols.accumulators import CompletionsAccumulator
 from proxy.protocols.dialects.completions import Completions, prompts_of
 
 
@@ -24,5 +24,5 @@ def test_zero_logprobs_are_asked_for():
     assert not dialect.asked({"prompt": "a"}).logprobs
     assert 6 == dialect.asked({"prompt": ["a", "b"], "n": 3}).choices
     assert dialect.asked({"prompt": ["a", "b"], "n": "3"}).choices is None
-    assert isinstance(dialect.fold(), CompletionsFold)
+    assert isinstance(dialect.fold(), CompletionsAccumulator)
     assert b'"type":"not_found_error"' in dialect.error(NotFound("x"))

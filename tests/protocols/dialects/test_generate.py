@@ -3,7 +3,7 @@
 import pytest
 
 from proxy.errors import NotFound
-from proxy.protocols.accumulators import GenerateFold
+from proxy.protocols.accumulators import GenerateAccumulator
 from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.dialects.generate import Generate
 
@@ -19,7 +19,7 @@ def test_what_a_client_asks_to_see():
     )
 
     assert (True, True, True, 2, 2) == (asked.token_ids, asked.logprobs, asked.usage, asked.samples, asked.choices)
-    assert isinstance(Generate().fold(), GenerateFold)
+    assert isinstance(Generate().fold(), GenerateAccumulator)
     assert b'"type":"not_found_error"' in Generate().error(NotFound("x"))
     assert isinstance(DIALECTS["/inference/v1/generate"], Generate)
 

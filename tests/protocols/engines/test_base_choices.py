@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.protocols.engines.base import Hidden, index_of, logprobs_of, without
+from proxy.protocols.engines.base import StripRules, index_of, logprobs_of, without
 
 
 @pytest.mark.parametrize("index", ["0", None, 1.0, True])
@@ -29,7 +29,7 @@ def test_logprobs_are_read_in_either_dialect(logprobs, read):
 def test_what_was_asked_for_is_taken_away():
     """Keys are gone, logprobs null, and the choice itself is untouched."""
     choice = {"index": 0, "logprobs": {}, "token_ids": [1], "text": "a"}
-    shown = without(choice, Hidden(logprobs=True, keys=frozenset({"token_ids"})))
+    shown = without(choice, StripRules(logprobs=True, keys=frozenset({"token_ids"})))
 
     assert {"index": 0, "logprobs": None, "text": "a"} == shown
     assert {"index": 0, "logprobs": {}, "token_ids": [1], "text": "a"} == choice

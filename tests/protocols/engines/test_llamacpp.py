@@ -4,8 +4,8 @@ import orjson
 import pytest
 from recorded import Cassette, http_cassettes, load_http, plan_of, play
 
-from proxy.protocols.engines import ENGINES, Wish
-from proxy.protocols.plan import Terms
+from proxy.protocols.engines import ENGINES, InjectionRequest
+from proxy.protocols.plan import CallOptions
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 OURS = ("verbose", "return_tokens", "logprobs", "top_logprobs")
@@ -14,7 +14,7 @@ TOOLS = [{"type": "function", "function": {"name": "f"}}]
 
 
 def plan(path: str, body: dict, logprobs: str = "full"):
-    return plan_of(path, {"messages": [], "prompt": "x"} | body, Terms(logprobs=logprobs), kind="llamacpp")
+    return plan_of(path, {"messages": [], "prompt": "x"} | body, CallOptions(logprobs=logprobs), kind="llamacpp")
 
 
 def as_asked_by_nobody(name: str):
@@ -83,7 +83,7 @@ def test_a_whole_answer_without_logprobs_is_exact_where_none_are_wanted():
     """Seen: `__verbose` lists the ids all the same."""
     cassette = load_http("llamacpp", "cmpl_return_tokens")
     body = {key: value for key, value in cassette.body.items() if key not in OURS}
-    made = plan_of(cassette.path, body, Terms(logprobs="off"), kind="llamacpp")
+    made = plan_of(cassette.path, body, CallOptions(logprobs="off"), kind="llamacpp")
     _, _, step = play(made, cassette, found={"tokens": list(range(12))})
 
     assert cassette.body == made.body
@@ -109,7 +109,7 @@ def test_a_stream_that_the_engine_refuses_is_not_replayed():
 def test_a_live_stream_with_tools_gets_no_logprobs_asked():
     """It would be refused for ours."""
     body = {"messages": [], "tools": TOOLS, "stream": True}
-    asked = ENGINES["llamacpp"].ask(Wish("chat", body, plan(CHAT, {}).asked))
+    asked = ENGINES["llamacpp"].ask(InjectionRequest("chat", body, plan(CHAT, {}).asked))
 
     assert VERBOSE == asked.fields
 

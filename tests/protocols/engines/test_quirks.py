@@ -3,25 +3,25 @@
 import pytest
 
 from proxy.protocols.engines import ENGINES, Traits
-from proxy.protocols.engines.quirks import LOSSES, LOST, Circumstances, choose_framing, met
+from proxy.protocols.engines.quirks import QUIRK_CODES, QUIRKS, CallTraits, applicable, choose_framing
 from proxy.trajectory.fidelity import PROBLEMS
 
 STREAM = {"stream": True}
 
 
 def framing(streaming: str, body: dict, kind: str = "llamacpp", *, bears_replay: bool = True) -> str:
-    return choose_framing(streaming, kind, Circumstances("chat", body, Traits(kind)), bears_replay=bears_replay)
+    return choose_framing(streaming, kind, CallTraits("chat", body, Traits(kind)), bears_replay=bears_replay)
 
 
 def test_every_line_names_an_engine_problems_and_a_source():
     """All three are what docs/exactness.md prints."""
-    for loss in LOSSES:
+    for loss in QUIRKS:
         assert loss.engine in ENGINES
         assert loss.codes
         assert set(loss.codes) <= PROBLEMS.keys()
         assert loss.what.endswith(".")
         assert loss.source
-    assert set(LOST) <= PROBLEMS.keys()
+    assert set(QUIRK_CODES) <= PROBLEMS.keys()
 
 
 def test_what_is_no_stream_is_whole():
@@ -75,6 +75,6 @@ def test_what_the_engine_would_refuse_is_not_replayed():
 )
 def test_a_call_meets_the_lines_that_are_about_it(kind, dialect, body, codes):
     """So that what is known is not logged as new."""
-    at = Circumstances(dialect, body, Traits(kind), keep_reasoning=False)
+    at = CallTraits(dialect, body, Traits(kind), keep_reasoning=False)
 
-    assert codes == {code for loss in met(kind, at, live=False) for code in loss.codes}
+    assert codes == {code for loss in applicable(kind, at, live=False) for code in loss.codes}

@@ -7,8 +7,8 @@ import pytest
 from recorded import http_cassettes, load_http, plan_of, play
 
 from proxy.protocols.engines import ENGINES, Traits
-from proxy.protocols.engines.base import Hidden
-from proxy.protocols.plan import Terms
+from proxy.protocols.engines.base import StripRules
+from proxy.protocols.plan import CallOptions
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 PARSED, BARE = Traits("sglang", "0.5.23", has_parser=True), Traits("sglang", "0.5.23", has_parser=False)
@@ -18,7 +18,7 @@ OURS = ("return_token_ids", "return_meta_info", "return_input_ids_in_sglext", "r
 def plan(path: str, body: dict, traits: Traits = PARSED, headers: dict | None = None, logprobs: str = "full"):
     body = {"messages": [], "prompt": "x"} | body
     before = orjson.dumps(body)
-    made = plan_of(path, body, Terms(logprobs=logprobs), kind="sglang", traits=traits, headers=headers)
+    made = plan_of(path, body, CallOptions(logprobs=logprobs), kind="sglang", traits=traits, headers=headers)
     assert before == orjson.dumps(body)
     return made
 
@@ -80,7 +80,7 @@ def test_logprobs_are_asked_for_as_configured(path, body, logprobs, added):
 def test_an_answer_without_logprobs_is_exact_where_none_are_wanted(name):
     """Seen: ids come without them."""
     cassette = load_http("sglang", name)
-    _, _, step = play(plan_of(cassette.path, cassette.body, Terms(logprobs="off"), kind="sglang"), cassette)
+    _, _, step = play(plan_of(cassette.path, cassette.body, CallOptions(logprobs="off"), kind="sglang"), cassette)
 
     assert () == step.problems
     assert (8, 0) == (len(step.choices[0].ids), len(step.choices[0].logprobs))
@@ -245,7 +245,7 @@ def test_ids_in_sglext_of_a_whole_answer_go_as_well():
     shown = ENGINES["sglang"].hide(
         "chat",
         orjson.loads(load_http("sglang", "chat_sglext").answer),
-        Hidden(logprobs=True, keys=frozenset({"input_ids", "output_ids"})),
+        StripRules(logprobs=True, keys=frozenset({"input_ids", "output_ids"})),
     )
 
     assert normal(load_http("sglang", "chat_plain").answer) == normal(orjson.dumps(shown))
@@ -253,7 +253,7 @@ def test_ids_in_sglext_of_a_whole_answer_go_as_well():
 
 def test_what_else_a_client_reads_of_sglext_stays():
     """Only the ids go."""
-    engine, hidden = ENGINES["sglang"], Hidden(keys=frozenset({"input_ids", "output_ids"}))
+    engine, hidden = ENGINES["sglang"], StripRules(keys=frozenset({"input_ids", "output_ids"}))
     chunk = {"id": "x", "choices": [], "sglext": {"output_ids": [[1]], "routed_experts": "AA=="}}
 
     assert {"routed_experts": "AA=="} == engine.hide_chunk("chat", chunk, hidden)["sglext"]
@@ -295,7 +295,7 @@ def test_ids_are_those_of_the_pairs_where_no_list_of_them_came():
 
 def test_an_answer_without_choices_is_hidden_as_far_as_it_goes():
     """Nothing is added to it."""
-    hidden = Hidden(keys=frozenset({"output_ids"}))
+    hidden = StripRules(keys=frozenset({"output_ids"}))
 
     assert {"id": "x"} == ENGINES["sglang"].hide("chat", {"id": "x", "sglext": {"output_ids": [[1]]}}, hidden)
 

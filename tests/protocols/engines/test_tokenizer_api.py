@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.protocols.engines.base import Lookup
+from proxy.protocols.engines.base import FollowUpRequest
 from proxy.protocols.engines.tokenizer_api import Counted, ask_count, read_count
 
 CHAT = {"messages": [], "tools": [{}], "temperature": 1, "model": "m", "chat_template_kwargs": {"a": 1}, "stream": True}
@@ -11,13 +11,18 @@ CHAT = {"messages": [], "tools": [{}], "temperature": 1, "model": "m", "chat_tem
 @pytest.mark.parametrize(
     ("kind", "dialect", "body", "expected"),
     [
-        ("vllm", "chat", CHAT, Lookup("/tokenize", {"messages": [], "tools": [{}], "chat_template_kwargs": {"a": 1}})),
-        ("sglang", "chat", {"messages": []}, Lookup("/v1/tokenize", {"messages": []})),
+        (
+            "vllm",
+            "chat",
+            CHAT,
+            FollowUpRequest("/tokenize", {"messages": [], "tools": [{}], "chat_template_kwargs": {"a": 1}}),
+        ),
+        ("sglang", "chat", {"messages": []}, FollowUpRequest("/v1/tokenize", {"messages": []})),
         (
             "vllm",
             "chat",
             {"messages": [], "reasoning_effort": "none"},
-            Lookup(
+            FollowUpRequest(
                 "/tokenize",
                 {"messages": [], "chat_template_kwargs": {"reasoning_effort": "none", "enable_thinking": False}},
             ),
@@ -26,7 +31,7 @@ CHAT = {"messages": [], "tools": [{}], "temperature": 1, "model": "m", "chat_tem
             "vllm",
             "chat",
             {"messages": [], "reasoning_effort": "low", "chat_template_kwargs": {"enable_thinking": False, "a": 1}},
-            Lookup(
+            FollowUpRequest(
                 "/tokenize",
                 {
                     "messages": [],
@@ -38,9 +43,9 @@ CHAT = {"messages": [], "tools": [{}], "temperature": 1, "model": "m", "chat_tem
             "sglang",
             "chat",
             {"messages": [], "reasoning_effort": "low"},
-            Lookup("/v1/tokenize", {"messages": [], "reasoning_effort": "low"}),
+            FollowUpRequest("/v1/tokenize", {"messages": [], "reasoning_effort": "low"}),
         ),
-        ("vllm", "completions", {"prompt": "a"}, Lookup("/tokenize", {"prompt": "a"})),
+        ("vllm", "completions", {"prompt": "a"}, FollowUpRequest("/tokenize", {"prompt": "a"})),
         ("vllm", "completions", {"prompt": [1, 2]}, None),
         ("llamacpp", "chat", CHAT, None),
         ("plain", "chat", CHAT, None),

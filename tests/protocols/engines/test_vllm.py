@@ -5,9 +5,9 @@ import pytest
 from recorded import load, plan_of, play
 
 from proxy.protocols.dialects import DIALECTS
-from proxy.protocols.engines.base import Hidden, Wish
+from proxy.protocols.engines.base import InjectionRequest, StripRules
 from proxy.protocols.engines.vllm import Vllm
-from proxy.protocols.plan import Terms
+from proxy.protocols.plan import CallOptions
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 BOTH = {"return_token_ids": True, "logprobs": True}
@@ -19,7 +19,7 @@ def ask(path: str, body: dict, *, keep_reasoning: bool = True):
     body = {"messages": [], "prompt": "x"} | body
     before = orjson.dumps(body)
     dialect = DIALECTS[path]
-    asked = Vllm().ask(Wish(dialect.name, body, dialect.asked(body), keep_reasoning))
+    asked = Vllm().ask(InjectionRequest(dialect.name, body, dialect.asked(body), keep_reasoning))
     assert before == orjson.dumps(body)
     return asked
 
@@ -81,7 +81,7 @@ def test_an_answer_without_logprobs_is_exact_where_none_are_wanted(name):
     """Only the ids are asked for, and the client sees the answer without them."""
     cassette = load(name)
     asks = {key: value for key, value in cassette.body.items() if key != "return_token_ids"}
-    plan = plan_of(cassette.path, asks, Terms(logprobs="off"))
+    plan = plan_of(cassette.path, asks, CallOptions(logprobs="off"))
     shown, end, step = play(plan, cassette)
 
     assert {"return_token_ids": True} == plan.sent["set"]
@@ -109,7 +109,7 @@ def test_a_body_without_its_prompt_is_left_alone(path):
     """vLLM's refusal counts the body's fields."""
     dialect = DIALECTS[path]
 
-    assert {} == Vllm().ask(Wish(dialect.name, {"model": "m"}, dialect.asked({}))).fields
+    assert {} == Vllm().ask(InjectionRequest(dialect.name, {"model": "m"}, dialect.asked({}))).fields
 
 
 def test_events_that_only_flags_cause_are_dropped_only_if_the_client_set_no_flag():
@@ -162,20 +162,20 @@ def test_nothing_to_hide_gives_the_same_objects():
     """So that bytes pass as they came."""
     engine, chunk = Vllm(), {"choices": [{"index": 0, "delta": {}, "token_ids": [1]}]}
 
-    assert chunk is engine.hide_chunk("chat", chunk, Hidden())
-    assert chunk is engine.hide("chat", chunk, Hidden())
+    assert chunk is engine.hide_chunk("chat", chunk, StripRules())
+    assert chunk is engine.hide("chat", chunk, StripRules())
 
 
 def test_a_response_without_choices_loses_no_more_than_was_asked():
     """Its prompt ids; what else it holds stays, in its order."""
-    shown = Vllm().hide("chat", {"id": "x", "prompt_token_ids": [1], "usage": None}, Hidden(token_ids=True))
+    shown = Vllm().hide("chat", {"id": "x", "prompt_token_ids": [1], "usage": None}, StripRules(token_ids=True))
 
     assert [("id", "x"), ("prompt_token_ids", None), ("usage", None)] == list(shown.items())
 
 
 def test_an_event_with_a_finish_reason_or_the_engines_own_empty_content_stays():
     """Only a delta of `{}` without a finish reason is caused by flags."""
-    engine, hidden = Vllm(), Hidden(token_ids=True, logprobs=True, empty_deltas=True)
+    engine, hidden = Vllm(), StripRules(token_ids=True, logprobs=True, empty_deltas=True)
 
     def shown(delta, finish=None):
         return engine.hide_chunk("chat", {"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}, hidden)

@@ -7,15 +7,15 @@ import pytest
 from recorded import load
 
 from proxy.protocols.dialects.generate import Generate
-from proxy.protocols.engines.base import Hidden, Wish
+from proxy.protocols.engines.base import InjectionRequest, StripRules
 from proxy.protocols.engines.vllm import ask_generate, hide_generate, hide_generate_chunk, tokens_of_generate
 
-ALL = Hidden(token_ids=True, logprobs=True)
+ALL = StripRules(token_ids=True, logprobs=True)
 LP0 = {"seed": 1, "logprobs": 0}
 
 
 def wish(body, logprobs="full"):
-    return Wish("generate", body, Generate().asked(body), logprobs=logprobs)
+    return InjectionRequest("generate", body, Generate().asked(body), logprobs=logprobs)
 
 
 def ask(sampling, logprobs="full", **more):
@@ -114,8 +114,8 @@ def test_hiding_deletes_from_chunks_what_chunks_do_not_have():
     assert list(first["choices"][0]) == list(shown["choices"][0])
     assert "prompt_token_ids" in first
     assert first["choices"][0]["logprobs"] is not None
-    assert hide_generate_chunk(second, Hidden(token_ids=True)) is second
-    assert hide_generate_chunk(last, Hidden()) is last
+    assert hide_generate_chunk(second, StripRules(token_ids=True)) is second
+    assert hide_generate_chunk(last, StripRules()) is last
     assert hide_generate_chunk(usage := {"choices": [], "usage": {}}, ALL) is usage
 
 
@@ -123,15 +123,15 @@ def test_nothing_to_hide_changes_nothing():
     """The same dict comes back."""
     full = answer("scale_out/generate")
 
-    assert hide_generate(full, Hidden()) is full
+    assert hide_generate(full, StripRules()) is full
 
 
 @pytest.mark.parametrize("key", ["prompt_token_ids", "mm_placeholders"])
 def test_what_comes_with_the_prompts_ids_is_hidden_with_them(key):
     """Placeholders of images come by the same flag."""
-    assert {key: None} == hide_generate({key: [1]}, Hidden(token_ids=True))
-    assert {} == hide_generate_chunk({key: [1]}, Hidden(token_ids=True))
-    assert {key: [1]} == hide_generate({key: [1]}, Hidden(logprobs=True))
+    assert {key: None} == hide_generate({key: [1]}, StripRules(token_ids=True))
+    assert {} == hide_generate_chunk({key: [1]}, StripRules(token_ids=True))
+    assert {key: [1]} == hide_generate({key: [1]}, StripRules(logprobs=True))
 
 
 def test_tokens():

@@ -7,7 +7,7 @@ import pytest
 from scoring import WINDOW, honest_row, scoring_as_vllm
 
 from proxy.cli.audit import sender
-from proxy.rollouts.audit.runner import Journal, Terms, audit_rows
+from proxy.rollouts.audit.runner import AuditLog, AuditOptions, audit_rows
 from proxy.rollouts.audit.scoring import find_scorer
 
 
@@ -25,7 +25,7 @@ async def given(*rows):
 
 async def audited(rows, scorer, journal=None, **terms):
     seen = []
-    results = await audit_rows(rows, scorer, Terms(**terms), journal or Journal(None), seen.append)
+    results = await audit_rows(rows, scorer, AuditOptions(**terms), journal or AuditLog(None), seen.append)
     assert sorted(map(id, seen)) == sorted(map(id, results))
     return results
 
@@ -87,18 +87,18 @@ async def test_an_interrupted_run_goes_on_where_it_was(engine, scorer, tmp_path)
     """What was finished is not scored again; the line that was being written when it was killed is."""
     path = tmp_path / "journal"
     rows = [honest_row(f"r{number}", first=100 + number) for number in range(3)]
-    journal = Journal(path)
+    journal = AuditLog(path)
     first = await audited(given(*rows[:2]), scorer, journal)
     journal.close()
     path.write_bytes(path.read_bytes()[:-20])
 
-    journal = Journal(path)
+    journal = AuditLog(path)
     again = await audited(given(*rows), scorer, journal, at_once=1)
     journal.close()
     assert 2 + 2 == scored(engine)
     assert first == again[:2]
 
-    journal = Journal(path)
+    journal = AuditLog(path)
     assert again == await audited(given(*rows), scorer, journal)
     assert 4 == scored(engine)
     rows[0]["logprobs"][20] -= 1
@@ -119,7 +119,7 @@ async def test_a_sequence_the_engine_failed_on_is_asked_again(engine, scorer, tm
 
     engine.answering = answering
     rows = [honest_row("r0"), honest_row("r1", first=101)]
-    journal = Journal(tmp_path / "journal")
+    journal = AuditLog(tmp_path / "journal")
     results = await audited(given(*rows), scorer, journal)
     failing.clear()
     again = await audited(given(*rows), scorer, journal)

@@ -117,13 +117,13 @@ async def test_what_cannot_score_is_told(engine, send):
 
 async def test_the_engine_gets_its_key(engine):
     """As a bearer."""
-    from proxy.cli.audit import Place
+    from proxy.cli.audit import ServerAddress
 
     async def answering(request, body):
         return web.json_response({"data": []})
 
     engine.answering = answering
-    async with Place(engine.url, "secret").session() as session:
+    async with ServerAddress(engine.url, "secret").session() as session:
         await find_scorer(sender(session, engine.url), "vllm", None)
 
     assert "Bearer secret" == engine.headers[-1]["authorization"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.rollouts.audit.statistics import Likeness, Pair, go_together, line_through, nearly_all_agree, no_chance
+from proxy.rollouts.audit.statistics import ChanceModel, Pair, go_together, line_through, nearly_all_agree, no_chance
 
 
 def pairs(recorded, scored) -> list[Pair]:
@@ -13,7 +13,7 @@ def test_a_value_like_all_others_tells_nothing():
     """Of a hundred tokens of which ninety are certain, ten are evidence."""
     values = [-0.001] * 90 + [-float(n) for n in range(1, 11)]
     both = pairs(values, values)
-    likeness = Likeness(both, 0.01)
+    likeness = ChanceModel(both, 0.01)
 
     assert [False] * 90 + [True] * 10 == [likeness.is_telling(pair) for pair in both]
     assert not no_chance(both[:90], likeness)

@@ -10,8 +10,8 @@ import aiohttp
 import orjson
 from rich.console import Console
 
-from proxy.cli.audit import Place, Request, audit
-from proxy.cli.export import Wanted
+from proxy.cli.audit import Request, ServerAddress, audit
+from proxy.cli.export import ExportRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +68,10 @@ async def scores_as_recorded(source: str | Path, engine_url: str, rollout: str) 
     """Return the report of `tokentape audit`: the engine scores a rollout's sequences again, read from a proxy or a
     file.
     """
-    wanted = Wanted("sequences", (rollout,), None, "exact", "ndjson")
-    place = source if isinstance(source, Path) else Place(source)
+    wanted = ExportRequest("sequences", (rollout,), None, "exact", "ndjson")
+    place = source if isinstance(source, Path) else ServerAddress(source)
     request = Request(
-        source=place, wanted=wanted, engine=Place(engine_url), kind=None, model=None, tolerance=0.01,
+        source=place, wanted=wanted, engine=ServerAddress(engine_url), kind=None, model=None, tolerance=0.01,
         logprobs_mode=None, concurrency=2, journal=None, as_json=True,
     )  # fmt: skip
     with redirect_stdout(io.StringIO()) as said:

@@ -17,7 +17,7 @@ from loop_watch import watched_proxy
 from raw_engine import raw_engine
 from recorded import dialect_cassettes, http_cassettes
 
-from proxy.protocols.sse import EventCutter
+from proxy.protocols.sse import EventParser
 
 pytestmark = [pytest.mark.timeout(3600), pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisWarning")]
 SEEDS = st.integers(0, 2**24 - 1)
@@ -51,7 +51,7 @@ def keys_of(value, path=()) -> set[tuple]:
 def keys_of_answer(text: bytes, *, is_stream: bool) -> set[tuple]:
     if not is_stream:
         return keys_of(orjson.loads(text))
-    payloads = [event.payload for event in EventCutter().feed(text)]
+    payloads = [event.payload for event in EventParser().feed(text)]
     return set().union(*(keys_of(orjson.loads(payload)) for payload in payloads if payload[:1] == b"{"))
 
 

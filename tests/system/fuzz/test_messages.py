@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from proxy.errors import NotValid
 from proxy.protocols.dialects.messages import MESSAGES
 from proxy.protocols.dialects.messages.tool_arguments import named, unspoken
-from proxy.protocols.dialects.translation import Earlier, Told, Ways
+from proxy.protocols.dialects.translation import CallIdentity, ResolvedReferences, TranslationOptions
 
 pytestmark = [pytest.mark.timeout(3600), pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisWarning")]
 SIZES = st.lists(st.integers(1, 9), min_size=1, max_size=4)
-TOLD = Told("01a9", 1795229441, "m")
+TOLD = CallIdentity("01a9", 1795229441, "m")
 
 
 async def test_any_body_is_read_or_rejected_by_its_field(fuzz):
@@ -25,7 +25,7 @@ async def test_any_body_is_read_or_rejected_by_its_field(fuzz):
         before = copy.deepcopy(body)
         named(body)
         try:
-            orjson.dumps(MESSAGES.read(body, Ways()))
+            orjson.dumps(MESSAGES.read(body, TranslationOptions()))
         except NotValid as refused:
             assert refused.message.startswith(f"{refused.param}: ")
         assert before == body
@@ -45,8 +45,8 @@ async def test_any_sampled_response_is_sent_back_unchanged(fuzz):
         answer = accumulated(stream)
         assert plain(answer) == plain(MESSAGES.telling({}, TOLD).whole(response))
         sampled = response["choices"][0]["message"]
-        earlier = Earlier(items=unspoken(sampled, TOLD.step_id))
-        read = MESSAGES.read({"messages": sent_back(answer)}, Ways(), earlier)["messages"][1]
+        earlier = ResolvedReferences(items=unspoken(sampled, TOLD.step_id))
+        read = MESSAGES.read({"messages": sent_back(answer)}, TranslationOptions(), earlier)["messages"][1]
         assert sampled["content"] == read["content"]
         assert (sampled.get("reasoning") or sampled.get("reasoning_content")) == read.get("reasoning")
         calls = [[call["function"] for call in said.get("tool_calls", [])] for said in (sampled, read)]

@@ -8,7 +8,7 @@ from responses_drawn import EARLIER, TOLD, odd_bodies, response_of
 from proxy.errors import BadCall, NotValid
 from proxy.protocols.dialects.responses import RESPONSES
 from proxy.protocols.dialects.responses.history import wanted_calls, wanted_items
-from proxy.protocols.dialects.translation import Ways
+from proxy.protocols.dialects.translation import TranslationOptions
 
 pytestmark = [pytest.mark.timeout(3600), pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisWarning")]
 SHARE = 0.1
@@ -25,7 +25,7 @@ async def test_any_body_is_rejected_or_answered(fuzz):
         before = orjson.dumps(body)
         assert all(isinstance(name, str) for name in wanted_calls(body) + wanted_items(body))
         try:
-            orjson.dumps(RESPONSES.read(body, Ways(ignore_hosted_tools=ignore), EARLIER))
+            orjson.dumps(RESPONSES.read(body, TranslationOptions(ignore_hosted_tools=ignore), EARLIER))
         except NotValid as refusal:
             assert refusal.param.split("[")[0].split(".")[0] in refusal.message
         except BadCall as refusal:

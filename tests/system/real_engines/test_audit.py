@@ -9,8 +9,8 @@ import orjson
 import pytest
 from rich.console import Console
 
-from proxy.cli.audit import Place, Request, audit
-from proxy.cli.export import Wanted
+from proxy.cli.audit import Request, ServerAddress, audit
+from proxy.cli.export import ExportRequest
 
 from . import environment
 from .through import through_proxy
@@ -75,9 +75,9 @@ async def audited(vllm, tmp_path):
     async def run(*rows: dict, url: str | None = None) -> dict:
         path = tmp_path / f"rows-{next(number)}"
         path.write_bytes(b"\n".join(map(orjson.dumps, rows)))
-        wanted = Wanted("sequences", (), None, "exact", "ndjson")
-        request = Request(path, wanted, Place(vllm.url), None, None, 0.01, None, 4, None, as_json=True)
-        request = request if url is None else replace(request, source=Place(url))
+        wanted = ExportRequest("sequences", (), None, "exact", "ndjson")
+        request = Request(path, wanted, ServerAddress(vllm.url), None, None, 0.01, None, 4, None, as_json=True)
+        request = request if url is None else replace(request, source=ServerAddress(url))
         with redirect_stdout(io.StringIO()) as out:
             is_well = await audit(request, Console(file=io.StringIO()), Console(file=io.StringIO()))
         told = orjson.loads(out.getvalue())

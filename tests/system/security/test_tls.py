@@ -9,7 +9,7 @@ from aiohttp import web
 from fakes import proxying, settings_for
 from recorded import load
 
-from proxy.cli.export import Wanted, download
+from proxy.cli.export import ExportRequest, download
 from proxy.server.listener import running
 
 WHOLE = load("chat_ids_lp")
@@ -113,7 +113,7 @@ async def test_an_export_with_an_own_store_needs_no_certificate(tmp_path, engine
     async with running(settings):
         pass
     out = tmp_path / "rows"
-    wanted = Wanted("sequences", (), None, "exact", "ndjson")
+    wanted = ExportRequest("sequences", (), None, "exact", "ndjson")
     await download(None, settings, wanted, out, api_key=None)
 
     assert b"" == out.read_bytes()

@@ -17,7 +17,7 @@ from proxy.api.compat.atropos.engines import rendered
 from proxy.api.compat.atropos.session import read_session_chat
 from proxy.api.compat.atropos.sessions import Handler, in_their_shape, session_of
 from proxy.api.compat.call_routes import CALL_ROUTES
-from proxy.api.context import PARTS
+from proxy.api.context import CONTEXT
 from proxy.api.model.call import ModelRequest
 from proxy.api.model.calls import handle_call
 from proxy.api.model.unrecorded import show_models
@@ -34,7 +34,7 @@ _CHAT_ROUTE: Final = CallRoute(DIALECTS[_CHAT], (read_session_chat,))
 async def render(request: web.Request) -> web.Response:
     """`POST …/chat/completions/render`: the prompt that the call would have. It leaves no step."""
     rollout, _ = await _admitted(request)
-    parts = request.app[PARTS]
+    parts = request.app[CONTEXT]
     body = await read_bytes(request)
     form = await off_loop(len(body), lambda: read_session_chat(_CHAT, read_body(body), parts.ways))
     endpoint = choose(parts.upstream.endpoints, rollout.rollout_id)
@@ -47,7 +47,7 @@ async def render(request: web.Request) -> web.Response:
 async def list_models(request: web.Request) -> web.StreamResponse:
     """`GET …/models`: as without a session."""
     rollout, caller = await _admitted(request)
-    return await show_models(ModelRequest(request, request.app[PARTS], "/v1/models", rollout.rollout_id, caller))
+    return await show_models(ModelRequest(request, request.app[CONTEXT], "/v1/models", rollout.rollout_id, caller))
 
 
 def _calling(endpoint: str, route: CallRoute) -> Handler:
@@ -55,14 +55,16 @@ def _calling(endpoint: str, route: CallRoute) -> Handler:
 
     async def call(request: web.Request) -> web.StreamResponse:
         rollout, caller = await _admitted(request)
-        return await handle_call(ModelRequest(request, request.app[PARTS], endpoint, rollout.rollout_id, caller), route)
+        return await handle_call(
+            ModelRequest(request, request.app[CONTEXT], endpoint, rollout.rollout_id, caller), route
+        )
 
     return call
 
 
 async def _admitted(request: web.Request) -> tuple[Rollout, Caller]:
     """The session and who calls, if this caller may call there. Raises Unauthorized, Forbidden, or NotFound."""
-    caller = await identify(request, request.app[PARTS])
+    caller = await identify(request, request.app[CONTEXT])
     check_minted(caller.minted, request.match_info["uuid"])
     return await session_of(request), caller
 

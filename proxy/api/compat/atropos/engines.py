@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import orjson
 
-from proxy.api.context import Parts
+from proxy.api.context import Context
 from proxy.config.addresses import base_url
 from proxy.errors import BadCall, EngineFault, NotFound
 from proxy.protocols.engines.tokenizer_api import of_template
@@ -22,7 +22,7 @@ _RENDERS: Final = (
 )  # /tokenize renders messages by the template that their chat does, /detokenize reverses
 
 
-def endpoint_named(parts: Parts, url: str) -> Endpoint:
+def endpoint_named(parts: Context, url: str) -> Endpoint:
     """The configured engine of this base URL, with or without `/v1` and slashes. Raises NotFound, which lists them all."""
     known = {endpoint.settings.url: endpoint for endpoint in parts.upstream.endpoints}
     try:
@@ -34,7 +34,7 @@ def endpoint_named(parts: Parts, url: str) -> Endpoint:
         ) from None
 
 
-async def model_of(parts: Parts, endpoint: Endpoint) -> str | None:
+async def model_of(parts: Context, endpoint: Endpoint) -> str | None:
     """The model that an engine serves; None if it does not say."""
     try:
         listed = await asyncio.wait_for(_told(parts, endpoint, "GET", "/v1/models", None), _WITHIN_S)
@@ -50,7 +50,7 @@ class NotRendered(BadCall):
         super().__init__(f"Failed to render prompt: {why}")
 
 
-async def rendered(parts: Parts, endpoint: Endpoint, call: Mapping[str, Any]) -> tuple[str | None, list[int]]:
+async def rendered(parts: Context, endpoint: Endpoint, call: Mapping[str, Any]) -> tuple[str | None, list[int]]:
     """The prompt that a chat call has: its text, where it can be known, and its ids. Raises NotRendered.
 
     The engine itself is asked, with what decides its template in chat, so that it is the prompt that would be sampled from.
@@ -69,7 +69,7 @@ async def rendered(parts: Parts, endpoint: Endpoint, call: Mapping[str, Any]) ->
     return (await texts_of(parts, endpoint, [ids]))[0], ids
 
 
-async def texts_of(parts: Parts, endpoint: Endpoint, several: Sequence[Sequence[int]]) -> list[str | None]:
+async def texts_of(parts: Context, endpoint: Endpoint, several: Sequence[Sequence[int]]) -> list[str | None]:
     """The texts of ids, special tokens spelt out: by the endpoint's tokenizer, else by the engine; None where neither can."""
     tokenizer = await parts.tokenizers.of(endpoint.settings.label)
     if tokenizer is not None:
@@ -80,7 +80,7 @@ async def texts_of(parts: Parts, endpoint: Endpoint, several: Sequence[Sequence[
     return list(await asyncio.gather(*(_detokenized(parts, endpoint, ids) for ids in several)))
 
 
-async def _detokenized(parts: Parts, endpoint: Endpoint, ids: Sequence[int]) -> str | None:
+async def _detokenized(parts: Context, endpoint: Endpoint, ids: Sequence[int]) -> str | None:
     said = {"skip_special_tokens": False} if endpoint.kind == "sglang" else {}  # vLLM spells them out by itself
     try:
         told = await _told(parts, endpoint, "POST", "/detokenize", {"tokens": list(ids), **said})
@@ -91,7 +91,7 @@ async def _detokenized(parts: Parts, endpoint: Endpoint, ids: Sequence[int]) -> 
     return text if isinstance(text, str) else None
 
 
-async def _told(parts: Parts, endpoint: Endpoint, method: str, path: str, body: Any) -> Any:
+async def _told(parts: Context, endpoint: Endpoint, method: str, path: str, body: Any) -> Any:
     """The JSON that an engine answers. Raises EngineFault, or NotRendered for an answer that is not 200."""
     headers = () if body is None else (("Content-Type", "application/json"),)
     text = None if body is None else orjson.dumps(body)

@@ -16,7 +16,7 @@ import orjson
 
 from proxy.errors import EngineBroke, NotValid
 from proxy.protocols.dialects.base import is_on, openai_error, samples_of
-from proxy.protocols.dialects.translation import Ways
+from proxy.protocols.dialects.translation import TranslationOptions
 from proxy.protocols.exchange import Outcome
 from proxy.protocols.plan import Plan
 from proxy.trajectory.step import Choice, Step
@@ -51,7 +51,7 @@ _NOT_SAMPLED: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class GenerateForm:
+class TokensInCall:
     """One call of `/generate`: as it came, and as a completions call.
 
     `tells_logprobs`: whether the answer has them. `scores_prompt`: whether those of the prompt were asked for.
@@ -181,7 +181,7 @@ def as_it_came(plan: Plan, request: Mapping[str, Any], form: str) -> Plan:
     return replace(plan, request=dict(request), sent=sent, extra={**plan.extra, "form": form})
 
 
-def read_generate(_endpoint: str, body: Mapping[str, Any], _ways: Ways) -> GenerateForm:
+def read_generate(_endpoint: str, body: Mapping[str, Any], _ways: TranslationOptions) -> TokensInCall:
     """The call that a body is. Raises NotValid for a body of neither shape, or one that could not be answered whole."""
     if is_on(body.get("stream")):
         raise NotValid("/generate is answered whole: leave out `stream`", param="stream")
@@ -193,7 +193,7 @@ def read_generate(_endpoint: str, body: Mapping[str, Any], _ways: Ways) -> Gener
         scores = body.get("prompt_logprobs") is not None
         taken = {"prompt", "logprobs", "stream"}
         kept = {name: value for name, value in body.items() if name not in taken and value is not None}
-        return GenerateForm(
+        return TokensInCall(
             body, {**_SAMPLING, **kept, "prompt": ids}, "vllm", body.get("logprobs") is not None, scores
         )
     if "input_ids" in body:
@@ -205,7 +205,7 @@ def read_generate(_endpoint: str, body: Mapping[str, Any], _ways: Ways) -> Gener
     )
 
 
-def _read_sglang(body: Mapping[str, Any]) -> GenerateForm:
+def _read_sglang(body: Mapping[str, Any]) -> TokensInCall:
     ids = _ids(body["input_ids"], "input_ids")
     sampling: Any = body.get("sampling_params") or {}
     if not isinstance(sampling, Mapping):
@@ -225,7 +225,7 @@ def _read_sglang(body: Mapping[str, Any]) -> GenerateForm:
     }
     named = {name: body[name] for name in ("rid", "rollout_id", "metadata") if name in body}
     asked: dict[str, Any] = {**_SAMPLING, "max_tokens": _SGLANG_NEW_TOKENS, **renamed, **named, "prompt": ids}
-    return GenerateForm(body, asked, "sglang", is_on(body.get("return_logprob")))
+    return TokensInCall(body, asked, "sglang", is_on(body.get("return_logprob")))
 
 
 def _ids(value: Any, name: str) -> list[int]:

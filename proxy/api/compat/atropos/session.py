@@ -20,7 +20,7 @@ from proxy.errors import BadCall
 from proxy.export import FORMATS, Inexpressible
 from proxy.export.atropos import IGNORED, NOT_SAMPLED
 from proxy.protocols.dialects.base import is_on
-from proxy.protocols.dialects.translation import Ways
+from proxy.protocols.dialects.translation import TranslationOptions
 from proxy.protocols.exchange import Outcome
 from proxy.protocols.plan import Plan
 from proxy.rollouts.rollout import Rollout
@@ -112,7 +112,7 @@ class SessionChat:
         return orjson.dumps(answer)
 
 
-def read_session_chat(_endpoint: str, body: Mapping[str, Any], _ways: Ways) -> SessionChat:
+def read_session_chat(_endpoint: str, body: Mapping[str, Any], _ways: TranslationOptions) -> SessionChat:
     """The call that a body is. Raises SchemaFault, or BadCall for one without messages."""
     call = read_as(SessionCall, body)
     if not call.messages:

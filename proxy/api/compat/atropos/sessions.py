@@ -25,10 +25,10 @@ from proxy.api.compat.atropos.session import (
     session_id,
     terms_of,
 )
-from proxy.api.context import PARTS, Parts
-from proxy.api.failures import shown
+from proxy.api.context import CONTEXT, Context
+from proxy.api.failures import visible_error
 from proxy.api.health import healthy_engines
-from proxy.api.http import SHOWN
+from proxy.api.http import RESPONSE_STARTED
 from proxy.errors import Conflict, NotFound, ProxyError, StoreFault
 from proxy.export import Inexpressible
 from proxy.rollouts.rollout import Rollout, read_rollout, write_fields
@@ -49,14 +49,14 @@ def in_their_shape(route: Handler) -> Handler:
         try:
             return await route(request)
         except (ProxyError, StorageError) as failure:
-            if request.get(SHOWN):
+            if request.get(RESPONSE_STARTED):
                 raise  # half an answer is there already
             error = (
                 failure if isinstance(failure, ProxyError) else StoreFault(f"the store cannot be reached: {failure}")
             )
         if isinstance(error, SchemaFault):
             return _json({"detail": error.detail}, status=422)
-        error = shown(request, error)
+        error = visible_error(request, error)
         headers = {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
         body = error_body(error.status, error.message)
         return web.Response(status=error.status, body=body, content_type="application/json", headers=headers)
@@ -67,7 +67,7 @@ def in_their_shape(route: Handler) -> Handler:
 async def session_of(request: web.Request) -> Rollout:
     """The session that the path names. Raises NotFound."""
     name = request.match_info["uuid"]
-    stored = await request.app[PARTS].store.get(name) if is_session_id(name) else None
+    stored = await request.app[CONTEXT].store.get(name) if is_session_id(name) else None
     rollout = None if stored is None else read_rollout(stored)
     if rollout is None or terms_of(rollout) is None:
         raise NotFound(f"Session {name} not found")
@@ -76,7 +76,7 @@ async def session_of(request: web.Request) -> Rollout:
 
 async def show_health(request: web.Request) -> web.Response:
     """`GET /health`, with what its clients read there beside our own `status`."""
-    parts = request.app[PARTS]
+    parts = request.app[CONTEXT]
     engines, model, sessions = await asyncio.gather(healthy_engines(parts), _model(parts), _count_sessions(parts))
     told = {
         "status": "ok",
@@ -90,7 +90,7 @@ async def show_health(request: web.Request) -> web.Response:
 
 async def set_up(request: web.Request) -> web.Response:
     """`POST /setup`: a check that the engines it names are those of the configuration, which alone decides who is asked."""
-    parts = request.app[PARTS]
+    parts = request.app[CONTEXT]
     text = await read_bytes(request)
     setup = await off_loop(len(text), lambda: read_as(Setup, read_body(text)))
     for server in setup.servers:
@@ -107,14 +107,14 @@ async def set_up(request: web.Request) -> web.Response:
 
 async def list_servers(request: web.Request) -> web.Response:
     """`GET /servers`."""
-    parts = request.app[PARTS]
+    parts = request.app[CONTEXT]
     healthy = await healthy_engines(parts)
     return _json({"servers": [await _server(parts, at, healthy) for at in range(len(parts.upstream.endpoints))]})
 
 
 async def create_session(request: web.Request) -> web.Response:
     """`POST /sessions/create`: a rollout. With a `base_url`, its id is one that falls to that engine, wherever it is asked."""
-    parts = request.app[PARTS]
+    parts = request.app[CONTEXT]
     text = await read_bytes(request)
     asked = await off_loop(len(text), lambda: read_as(CreateSession, read_body(text or b"{}")))
     wanted = None if asked.base_url is None else endpoint_named(parts, asked.base_url)
@@ -136,13 +136,13 @@ async def create_session(request: web.Request) -> web.Response:
 
 async def list_sessions(request: web.Request) -> web.Response:
     """`GET /sessions`: all of them, newest first."""
-    parts = request.app[PARTS]
-    shown = []
+    parts = request.app[CONTEXT]
+    visible_error = []
     async for name in parts.store.names():
         stored = await parts.store.get(name) if is_session_id(name) else None
         rollout = None if stored is None else read_rollout(stored)
         if rollout is not None and (terms := terms_of(rollout)) is not None:
-            shown.append(
+            visible_error.append(
                 {
                     "uuid": name,
                     "model_name": terms.get("model_name"),
@@ -152,12 +152,12 @@ async def list_sessions(request: web.Request) -> web.Response:
                     "num_nodes": len(await _nodes(parts, rollout, terms)),
                 }
             )
-    return _json({"sessions": shown})
+    return _json({"sessions": visible_error})
 
 
 async def show_nodes(request: web.Request) -> web.Response:
     """`GET /{uuid}/nodes`: with texts, where a tokenizer is configured or the engine makes them; else `full_text` is null."""
-    parts = request.app[PARTS]
+    parts = request.app[CONTEXT]
     rollout = await session_of(request)
     nodes = await _nodes(parts, rollout, terms_of(rollout) or {})
     endpoint = choose(parts.upstream.endpoints, rollout.rollout_id)
@@ -170,7 +170,7 @@ async def delete_session(request: web.Request) -> web.Response:
 
     With `atropos.keep_sessions: false` the rollout is gone as well, and everything of it.
     """
-    parts, rollout = request.app[PARTS], await session_of(request)
+    parts, rollout = request.app[CONTEXT], await session_of(request)
     if parts.settings.atropos.keep_sessions:
         await _finish(parts, rollout)
     else:
@@ -178,7 +178,7 @@ async def delete_session(request: web.Request) -> web.Response:
     return _json({"status": "deleted", "uuid": rollout.rollout_id})
 
 
-async def _finish(parts: Parts, rollout: Rollout) -> None:
+async def _finish(parts: Context, rollout: Rollout) -> None:
     """Finish the rollout of a session, which is none from then on. What it was finished as before stays."""
     if not rollout.is_finished:
         with suppress(Conflict):  # somebody was quicker, who knew how it ended
@@ -194,7 +194,7 @@ async def _finish(parts: Parts, rollout: Rollout) -> None:
             return
 
 
-async def _count_sessions(parts: Parts) -> int | None:
+async def _count_sessions(parts: Context) -> int | None:
     """How many there are, by their names alone; None if the store does not say so in time: the process answers all the same."""
 
     async def count() -> int:
@@ -210,7 +210,7 @@ class NoBaseUrl(ProxyError):
     """A server without a URL: what its proxy answers with 500."""
 
 
-async def _nodes(parts: Parts, rollout: Rollout, terms: Mapping[str, Any]) -> list[dict[str, Any]]:
+async def _nodes(parts: Context, rollout: Rollout, terms: Mapping[str, Any]) -> list[dict[str, Any]]:
     steps = await read_steps(parts.store, rollout, whole=False)
     as_tree = bool(terms.get("track_tree"))
     try:
@@ -219,12 +219,12 @@ async def _nodes(parts: Parts, rollout: Rollout, terms: Mapping[str, Any]) -> li
         raise Conflict(str(refusal)) from None
 
 
-async def _model(parts: Parts) -> str | None:
+async def _model(parts: Context) -> str | None:
     """What the first engine serves: its proxy knows one model."""
     return await model_of(parts, parts.upstream.endpoints[0]) if parts.upstream.endpoints else None
 
 
-async def _server(parts: Parts, at: int, healthy: Mapping[str, bool]) -> dict[str, Any]:
+async def _server(parts: Context, at: int, healthy: Mapping[str, bool]) -> dict[str, Any]:
     endpoint: Endpoint = parts.upstream.endpoints[at]
     return {
         "index": at,

@@ -13,7 +13,7 @@ from aiohttp import web
 from proxy.api.auth import check_minted, may_report
 from proxy.api.body_reader import read_bytes
 from proxy.api.compat.osmosis.schemas import RolloutResult, kept_result, read_result
-from proxy.api.context import Parts
+from proxy.api.context import Context
 from proxy.api.model.call import ModelRequest
 from proxy.api.model.routes import ModelRoute
 from proxy.errors import BadCall, Conflict
@@ -40,7 +40,7 @@ async def report_result(call: ModelRequest) -> web.Response:
     return await complete(call.parts, rollout_id, result, is_claim=not may_report(call.caller, call.parts))
 
 
-async def complete(parts: Parts, rollout_id: str, result: RolloutResult, *, is_claim: bool) -> web.Response:
+async def complete(parts: Context, rollout_id: str, result: RolloutResult, *, is_claim: bool) -> web.Response:
     """Answer `POST /v1/rollout/completed`. Its clients retry: the same result again changes nothing and is 200.
 
     A claim, which is a result from a caller who may not report one, is kept and has no effect. A rollout that failed before
@@ -55,7 +55,7 @@ async def complete(parts: Parts, rollout_id: str, result: RolloutResult, *, is_c
 
 
 async def take_result(
-    parts: Parts, rollout: Rollout, result: RolloutResult, *, status: Literal["aborted"] | None = None
+    parts: Context, rollout: Rollout, result: RolloutResult, *, status: Literal["aborted"] | None = None
 ) -> None:
     """Finish a rollout by the result that its server reported; `status` replaces the reported one.
 
@@ -84,7 +84,7 @@ async def take_result(
     await parts.finisher.after_finish(rollout, again=True)
 
 
-async def keep_claim(parts: Parts, rollout: Rollout, claim: RolloutResult) -> None:
+async def keep_claim(parts: Context, rollout: Rollout, claim: RolloutResult) -> None:
     """Keep a claim in `metadata.osmosis.claim`, until a result is reported. It changes no reward and no status.
 
     Raises NotFound if the rollout was deleted, TooLarge for a claim with too many bytes.
@@ -105,7 +105,7 @@ def _with_reported(rollout: Rollout, reported: Mapping[str, Any]) -> dict[str, A
     return {**rollout.metadata, RESULT: {**reported, **claim}}
 
 
-async def _amended(parts: Parts, rollout: Rollout, fields: Mapping[str, Any]) -> tuple[bool, Rollout]:
+async def _amended(parts: Context, rollout: Rollout, fields: Mapping[str, Any]) -> tuple[bool, Rollout]:
     """Set fields of a rollout, unless one that decides on them has changed; return whether they are set, and the rollout.
 
     Raises NotFound if it was deleted.

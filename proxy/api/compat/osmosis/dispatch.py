@@ -16,9 +16,9 @@ from proxy.api.body_reader import read_bytes
 from proxy.api.compat.osmosis.callbacks import take_result, ticket
 from proxy.api.compat.osmosis.schemas import InitAnswer, RolloutResult, kept_result, validated
 from proxy.api.compat.osmosis.servers import RolloutServers, ServerFault
-from proxy.api.context import PARTS, Parts
+from proxy.api.context import CONTEXT, Context
 from proxy.api.control.schemas import DispatchRollout, read_as
-from proxy.api.query import rollout_of
+from proxy.api.query import rollout_from
 from proxy.api.urls import model_url
 from proxy.errors import Conflict, NotValid, ProxyError, TooLarge
 from proxy.rollouts.rollout import Rollout, no_rollout, read_rollout, write_fields
@@ -35,12 +35,12 @@ async def dispatch_rollout(request: web.Request) -> web.Response:
 
     The same again starts nothing and is 202; another dispatch of the rollout is 409.
     """
-    parts, servers = request.app[PARTS], request.app[ROLLOUT_SERVERS]
+    parts, servers = request.app[CONTEXT], request.app[ROLLOUT_SERVERS]
     text = await read_bytes(request)
     asked = await off_loop(len(text), read_as, DispatchRollout, text)
     digest = (await off_loop(len(text), blake2b, text, digest_size=16)).hexdigest()
     servers.named(asked.server)
-    rollout = await rollout_of(request)
+    rollout = await rollout_from(request)
     state = "starting" if asked.protocol == "async" else "started"
     kept = write_fields({"osmosis": ticket(asked.server, asked.protocol, digest, state)})
     try:
@@ -63,7 +63,7 @@ async def dispatch_rollout(request: web.Request) -> web.Response:
     if not asked.wait:
         return _answer(rollout, status=202)
     await asyncio.shield(task)
-    return _answer(await rollout_of(request), status=200)
+    return _answer(await rollout_from(request), status=200)
 
 
 def _request_of(asked: DispatchRollout, rollout: Rollout, server_url: str) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def _request_of(asked: DispatchRollout, rollout: Rollout, server_url: str) -> di
 
 
 async def _run(
-    parts: Parts, servers: RolloutServers, rollout: Rollout, asked: DispatchRollout, body: dict[str, Any]
+    parts: Context, servers: RolloutServers, rollout: Rollout, asked: DispatchRollout, body: dict[str, Any]
 ) -> None:
     """Have the rollout run, to its end or, asynchronously, to its beginning."""
     try:
@@ -104,7 +104,7 @@ def _result_of(rollout: Rollout, told: dict[str, Any]) -> RolloutResult:
     return result
 
 
-async def _begin(parts: Parts, rollout: Rollout, init: InitAnswer) -> None:
+async def _begin(parts: Context, rollout: Rollout, init: InitAnswer) -> None:
     """Keep the tools that the server named; calls may come now."""
     fields = write_fields({"osmosis": {**rollout.osmosis, "state": "started"}, "tools": init.tools or None})
     try:
@@ -113,7 +113,7 @@ async def _begin(parts: Parts, rollout: Rollout, init: InitAnswer) -> None:
         LOG.error("the tools of a rollout are lost: %s", error, extra={"fields": {"rollout_id": rollout.rollout_id}})
 
 
-async def _settle(parts: Parts, rollout: Rollout, result: RolloutResult, *, is_aborted: bool = False) -> None:
+async def _settle(parts: Context, rollout: Rollout, result: RolloutResult, *, is_aborted: bool = False) -> None:
     """Finish the rollout; one that was finished or deleted meanwhile stays as it is."""
     try:
         await take_result(parts, rollout, result, status="aborted" if is_aborted else None)

@@ -14,8 +14,8 @@ from typing import Any, Final, Self
 
 import orjson
 
-from proxy.api.compat.osmosis.schemas import FlatCall, validated
-from proxy.protocols.dialects.translation import Ways
+from proxy.api.compat.osmosis.schemas import FlatCallBody, validated
+from proxy.protocols.dialects.translation import TranslationOptions
 from proxy.protocols.exchange import Outcome
 from proxy.protocols.plan import Plan
 from proxy.protocols.sampling import served_as
@@ -28,7 +28,7 @@ _NO_LOGPROB: Final = -9999.0  # its schema takes no null; vLLM's own clamp, and 
 
 
 @dataclass(frozen=True, slots=True)
-class FlatForm:
+class FlatCall:
     """One flat call: as it came, and as a chat call. `claims` says whether it has a mask at all, which may be null."""
 
     request: Mapping[str, Any]
@@ -92,14 +92,14 @@ class FlatForm:
         return {"claimed": claimed, "exact": exact, "claimed_sampled": sampled} if claimed != exact or sampled else None
 
 
-def read_flat(endpoint: str, body: Mapping[str, Any], _ways: Ways) -> FlatForm | None:
+def read_flat(endpoint: str, body: Mapping[str, Any], _ways: TranslationOptions) -> FlatCall | None:
     """The flat call that a body is; None if it is none. Raises NotValid."""
     if endpoint != _FLAT or "messages" not in body or "prompt" in body:
         return None
-    call = validated(FlatCall, body)
+    call = validated(FlatCallBody, body)
     chat = {name: value for name, value in body.items() if value is not None and name != "response_mask"}
     chat["messages"] = [_for_chat(message) for message in body["messages"]]
-    return FlatForm(body, chat, call.response_mask, "response_mask" in body, call.logprobs)
+    return FlatCall(body, chat, call.response_mask, "response_mask" in body, call.logprobs)
 
 
 def added_since(prompt: Prompt, before: Iterable[Step]) -> int | None:

@@ -37,7 +37,7 @@ class _Message(BaseModel):
     tool_call_id: Annotated[str, Field(max_length=256)] | None = None
 
 
-class FlatCall(BaseModel):
+class FlatCallBody(BaseModel):
     """`POST /v1/completions` with messages. `n` and `stream` are refused where the flat answer cannot carry them."""
 
     model_config = ConfigDict(extra="allow", strict=True)

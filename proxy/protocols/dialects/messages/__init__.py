@@ -16,14 +16,14 @@ from typing import Any, Final
 from proxy.errors import ProxyError
 from proxy.protocols.dialects.base import DialectName
 from proxy.protocols.dialects.messages.errors import error_body, status_of, words_of
-from proxy.protocols.dialects.messages.renderer import MessagesTelling
+from proxy.protocols.dialects.messages.renderer import MessagesRenderer
 from proxy.protocols.dialects.messages.request import read
 from proxy.protocols.dialects.messages.tool_arguments import named, unspoken
-from proxy.protocols.dialects.translation import Earlier, Json, Leaning, Told, Ways
+from proxy.protocols.dialects.translation import CallIdentity, Json, References, ResolvedReferences, TranslationOptions
 
 __all__ = ["MESSAGES", "Messages"]
 
-_NONE: Final = Earlier()
+_NONE: Final = ResolvedReferences()
 
 
 class Messages:
@@ -31,19 +31,19 @@ class Messages:
 
     name: DialectName = "messages"
 
-    def read(self, body: Mapping[str, Any], ways: Ways, earlier: Earlier = _NONE) -> Json:
+    def read(self, body: Mapping[str, Any], ways: TranslationOptions, earlier: ResolvedReferences = _NONE) -> Json:
         """The chat body. `earlier.items` are calls of earlier replies as sampled, by the id they were told by."""
         return read(body, ways, earlier)
 
-    def leaning(self, body: Mapping[str, Any]) -> Leaning:
+    def leaning(self, body: Mapping[str, Any]) -> References:
         """Calls of tools: what comes back of them is an object, and was sampled as text."""
-        return Leaning(calls=sorted(named(body)))
+        return References(calls=sorted(named(body)))
 
-    def telling(self, body: Mapping[str, Any], told: Told) -> MessagesTelling:
+    def telling(self, body: Mapping[str, Any], told: CallIdentity) -> MessagesRenderer:
         """How the answer to this body is told."""
-        return MessagesTelling(told, body.get("stop_sequences"))
+        return MessagesRenderer(told, body.get("stop_sequences"))
 
-    def kept(self, body: Mapping[str, Any], told: Told, response: Mapping[str, Any]) -> Mapping[str, Json]:
+    def kept(self, body: Mapping[str, Any], told: CallIdentity, response: Mapping[str, Any]) -> Mapping[str, Json]:
         """Those whose text is not how objects are spelt here."""
         message = response["choices"][0].get("message") or {}
         return {name: call["function"] for name, call in unspoken(message, told.step_id).items()}

@@ -8,12 +8,12 @@ from typing import Any, Final
 
 import orjson
 
-from proxy.protocols.dialects.translation import Json, Told
+from proxy.protocols.dialects.translation import CallIdentity, Json
 
 PING: Final = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 
-def message(told: Told, content: list[Json], usage: Json, reason: str | None, stop: str | None) -> Json:
+def message(told: CallIdentity, content: list[Json], usage: Json, reason: str | None, stop: str | None) -> Json:
     """An answer: as it begins, or whole."""
     return {
         "id": f"msg_{told.step_id}",
@@ -43,7 +43,7 @@ def tool_use(told_id: str, name: str, given: Json) -> Json:
     return {"type": "tool_use", "id": told_id, "name": name, "input": given}
 
 
-def signature_of(told: Told) -> str:
+def signature_of(told: CallIdentity) -> str:
     """What stands where Anthropic signs reasoning: clients send back no reasoning without it."""
     return f"sig_{told.step_id}"
 

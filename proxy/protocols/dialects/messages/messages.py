@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Any, Final
 
 from proxy.protocols.dialects.messages.tool_arguments import restored
-from proxy.protocols.dialects.translation import Json, Ways
+from proxy.protocols.dialects.translation import Json, TranslationOptions
 from proxy.protocols.dialects.validation import a_flag, a_list, a_text, an_object, one_of, refusal
 
 
@@ -117,7 +117,7 @@ _ROLES: Final = ("user", "assistant", "system")
 TOOL_CHANGES: Final = ("tool_addition", "tool_removal")  # blocks of systems; what they change is read with the tools
 
 
-def conversation_of(body: Mapping[str, Any], ways: Ways, sampled: Mapping[str, Json]) -> list[Json]:
+def conversation_of(body: Mapping[str, Any], ways: TranslationOptions, sampled: Mapping[str, Json]) -> list[Json]:
     """The chat messages of a body. `sampled` are calls of earlier replies, by the id they were told by.
 
     Where the engine's template takes systems at the beginning alone, all of them are one message there.
@@ -139,7 +139,7 @@ def _first(given: Any, joint: str) -> list[Json]:
     return _system(blocks_of(given, "system"), joint)
 
 
-def _turns(given: Any, ways: Ways, sampled: Mapping[str, Json]) -> list[Json]:
+def _turns(given: Any, ways: TranslationOptions, sampled: Mapping[str, Json]) -> list[Json]:
     if not a_list(given, "messages"):
         raise refusal("messages", "there must be at least one")
     messages: list[Json] = []

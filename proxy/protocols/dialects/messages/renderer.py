@@ -16,7 +16,7 @@ from proxy.protocols.dialects.messages.errors import error_object, words_of
 from proxy.protocols.dialects.messages.events import stop_of, usage_of
 from proxy.protocols.dialects.messages.partial_json import Beginning
 from proxy.protocols.dialects.messages.tool_arguments import told_as, told_id, told_ids
-from proxy.protocols.dialects.translation import Json, Told
+from proxy.protocols.dialects.translation import CallIdentity, Json
 
 _THOUGHTS = ("reasoning", "reasoning_content")  # vLLM 0.32 has the first, SGLang 0.5.23 and llama.cpp the second
 _NOTHING_CAME = "the engine's answer ended before it began"
@@ -34,10 +34,10 @@ class _Call:
     waiting: str = ""
 
 
-class MessagesTelling:
+class MessagesRenderer:
     """The answer to one call. `stops` are the client's own stop sequences."""
 
-    def __init__(self, told: Told, stops: Any) -> None:
+    def __init__(self, told: CallIdentity, stops: Any) -> None:
         self._told = told
         self._stops = stops
         self._started = False

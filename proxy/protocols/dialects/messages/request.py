@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from proxy.protocols.dialects.messages.messages import conversation_of
 from proxy.protocols.dialects.messages.tools import tools_of
-from proxy.protocols.dialects.translation import Earlier, Json, Ways
+from proxy.protocols.dialects.translation import Json, ResolvedReferences, TranslationOptions
 from proxy.protocols.dialects.validation import a_count, a_flag, a_list, a_number, a_text, an_object, one_of, refusal
 
 # Engines' own fields of sampling, beside the dialect's: as they are, for the engine to judge.
@@ -21,7 +21,7 @@ PASSED: Final = (
 _THINKS: Final = {"enabled": True, "adaptive": True, "between_tools": True, "disabled": False}
 
 
-def read(body: Mapping[str, Any], ways: Ways, earlier: Earlier) -> Json:
+def read(body: Mapping[str, Any], ways: TranslationOptions, earlier: ResolvedReferences) -> Json:
     """The chat body of a request. Raises NotValid, naming the field."""
     chat: Json = {}
     if body.get("thread") not in (None, False):
@@ -89,7 +89,7 @@ def _continue(chat: Json, last_role: str, thought: str) -> None:
         raise refusal("messages", "none of them says anything")
 
 
-def _think(chat: Json, body: Mapping[str, Any], ways: Ways) -> None:
+def _think(chat: Json, body: Mapping[str, Any], ways: TranslationOptions) -> None:
     """Whether and how much to reason, as vLLM 0.32's endpoint has it (entrypoints/anthropic/serving.py:629).
 
     `output_config.effort` is the effort; reasoning that is forbidden is an effort of "none". On top are the configuration's

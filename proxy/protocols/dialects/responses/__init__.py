@@ -20,30 +20,43 @@ from proxy.errors import ProxyError
 from proxy.protocols.dialects.base import DialectName
 from proxy.protocols.dialects.responses.errors import engine_error, error
 from proxy.protocols.dialects.responses.history import kept_calls, wanted_calls, wanted_items
-from proxy.protocols.dialects.responses.renderer import ResponsesTelling
+from proxy.protocols.dialects.responses.renderer import ResponsesRenderer
 from proxy.protocols.dialects.responses.request import read
-from proxy.protocols.dialects.translation import Earlier, Json, Leaning, Telling, Told, Translation, Ways
+from proxy.protocols.dialects.translation import (
+    CallIdentity,
+    Json,
+    References,
+    ResolvedReferences,
+    ResponseRenderer,
+    TranslationOptions,
+    Translator,
+)
 
 
 class Responses:
-    """`POST /v1/responses`. See `proxy.protocols.dialects.translation.Translation`."""
+    """`POST /v1/responses`. See `proxy.protocols.dialects.translation.Translator`."""
 
     name: DialectName = "responses"
 
-    def read(self, body: Mapping[str, Any], ways: Ways, earlier: Earlier = Earlier()) -> Json:  # noqa: B008 - frozen
+    def read(
+        self,
+        body: Mapping[str, Any],
+        ways: TranslationOptions,
+        earlier: ResolvedReferences = ResolvedReferences(),  # noqa: B008 - frozen
+    ) -> Json:
         """The chat body."""
         return read(body, ways, earlier)
 
-    def leaning(self, body: Mapping[str, Any]) -> Leaning:
+    def leaning(self, body: Mapping[str, Any]) -> References:
         """The answer before, items by their ids, and calls of custom tools."""
         answer = body.get("previous_response_id")
-        return Leaning(answer if isinstance(answer, str) else None, wanted_items(body), wanted_calls(body))
+        return References(answer if isinstance(answer, str) else None, wanted_items(body), wanted_calls(body))
 
-    def telling(self, body: Mapping[str, Any], told: Told) -> Telling:
+    def telling(self, body: Mapping[str, Any], told: CallIdentity) -> ResponseRenderer:
         """How the answer is told."""
-        return ResponsesTelling(body, told)
+        return ResponsesRenderer(body, told)
 
-    def kept(self, body: Mapping[str, Any], told: Told, response: Mapping[str, Any]) -> Mapping[str, Json]:
+    def kept(self, body: Mapping[str, Any], told: CallIdentity, response: Mapping[str, Any]) -> Mapping[str, Json]:
         """All: clients of frameworks spell arguments anew, and the input of a custom tool is a part of them."""
         return kept_calls(told, body, response)
 
@@ -60,4 +73,4 @@ class Responses:
         return engine_error(status, text)
 
 
-RESPONSES: Final[Translation] = Responses()
+RESPONSES: Final[Translator] = Responses()

@@ -10,21 +10,21 @@ from typing import Any
 
 from proxy.protocols.dialects.responses.input_items import calls_of, references_of
 from proxy.protocols.dialects.responses.item_ids import CALL, INPUT, item_name
-from proxy.protocols.dialects.responses.renderer import THOUGHTS, ResponsesTelling
-from proxy.protocols.dialects.translation import Earlier, Json, Told
+from proxy.protocols.dialects.responses.renderer import THOUGHTS, ResponsesRenderer
+from proxy.protocols.dialects.translation import CallIdentity, Json, ResolvedReferences
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
     """A recorded call of this dialect: the client's body, and the chat response to it, folded."""
 
-    told: Told
+    told: CallIdentity
     body: Mapping[str, Any]
     response: Json
 
     def answer(self) -> Json:
         """The response object, as it was told when it came."""
-        return ResponsesTelling(self.body, self.told).whole(self.response)
+        return ResponsesRenderer(self.body, self.told).whole(self.response)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Sent:
     messages: Sequence[Json]
 
 
-def earlier_of(before: Sent | None, named: Iterable[Turn], calls: Mapping[str, str]) -> Earlier:
+def earlier_of(before: Sent | None, named: Iterable[Turn], calls: Mapping[str, str]) -> ResolvedReferences:
     """What a call leans on: the turn before it, items of `named` turns, and argument texts by call id.
 
     What the turn before was sent, and what it sampled, is what this one goes on from, to the letter. Its instructions do not
@@ -49,7 +49,7 @@ def earlier_of(before: Sent | None, named: Iterable[Turn], calls: Mapping[str, s
     if before is not None:
         messages = [*_without(before.turn.body.get("instructions"), before.messages), sampled(before.turn)]
     own = {call["id"]: call["function"]["arguments"] for call in _calls(messages)}
-    return Earlier(messages, items, {**calls, **own})
+    return ResolvedReferences(messages, items, {**calls, **own})
 
 
 def _without(instructions: object, messages: Sequence[Json]) -> Sequence[Json]:
@@ -107,7 +107,7 @@ def wanted_items(body: Mapping[str, Any]) -> list[str]:
     return references_of(body.get("input"))
 
 
-def kept_calls(told: Told, body: Mapping[str, Any], response: Mapping[str, Any]) -> dict[str, Json]:
+def kept_calls(told: CallIdentity, body: Mapping[str, Any], response: Mapping[str, Any]) -> dict[str, Json]:
     """The calls of an answer as they were sampled, by the id they are told by: clients spell arguments anew."""
     return {call["id"]: dict(call["function"]) for call in _calls([sampled(Turn(told, body, dict(response)))])}
 

@@ -17,7 +17,7 @@ from proxy.protocols.dialects.responses.item_ids import step_of
 from proxy.protocols.dialects.responses.response_object import thoughts_of
 from proxy.protocols.dialects.responses.tools import ADDITIONAL, arguments_for, chat_name, hosted, input_of
 from proxy.protocols.dialects.responses.validation import optional, required, unknown, wrong
-from proxy.protocols.dialects.translation import Earlier, Json, Ways
+from proxy.protocols.dialects.translation import Json, ResolvedReferences, TranslationOptions
 
 _SAYING_NOTHING: Final = (
     ADDITIONAL,
@@ -34,7 +34,7 @@ _HOSTED: Final = frozenset({
 })  # fmt: skip
 
 
-def read_items(value: object, ways: Ways, earlier: Earlier) -> list[Json]:
+def read_items(value: object, ways: TranslationOptions, earlier: ResolvedReferences) -> list[Json]:
     """The chat messages of `input`. Raises NotValid or BadCall, naming the item."""
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
@@ -109,7 +109,7 @@ def _spelt_as(sampled: str | None, said: str) -> str:
 class _Reading:
     """Messages as they grow, item by item."""
 
-    def __init__(self, ways: Ways, earlier: Earlier) -> None:
+    def __init__(self, ways: TranslationOptions, earlier: ResolvedReferences) -> None:
         self.messages: list[Json] = []
         self._ways = ways
         self._earlier = earlier

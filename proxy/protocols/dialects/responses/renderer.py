@@ -26,17 +26,17 @@ from proxy.protocols.dialects.responses.response_object import (
     seal,
 )
 from proxy.protocols.dialects.responses.tools import read_tools
-from proxy.protocols.dialects.translation import Json, Told
+from proxy.protocols.dialects.translation import CallIdentity, Json
 
 THOUGHTS = ("reasoning", "reasoning_content")  # as engines call them in chat; one that tells both tells them twice
 
 _BROKEN_OFF = "The engine's answer broke off."
 
 
-class ResponsesTelling:
-    """One answer. See `proxy.protocols.dialects.translation.Telling`."""
+class ResponsesRenderer:
+    """One answer. See `proxy.protocols.dialects.translation.ResponseRenderer`."""
 
-    def __init__(self, body: Mapping[str, Any], told: Told) -> None:
+    def __init__(self, body: Mapping[str, Any], told: CallIdentity) -> None:
         wanted = included(body)
         self._body = body
         self._told = told

@@ -11,7 +11,7 @@ from typing import Any, Final
 from proxy.protocols.dialects.responses.input_items import is_unfinished, read_items
 from proxy.protocols.dialects.responses.tools import choose, read_tools
 from proxy.protocols.dialects.responses.validation import optional, refused, required, strings, unknown
-from proxy.protocols.dialects.translation import Earlier, Json, Ways
+from proxy.protocols.dialects.translation import Json, ResolvedReferences, TranslationOptions
 
 LOGPROBS: Final = "message.output_text.logprobs"  # what `include` says of wanting them
 
@@ -25,7 +25,7 @@ PASSED: Final = frozenset({
 _TEMPLATE: Final = "chat_template_kwargs"
 
 
-def read(body: Mapping[str, Any], ways: Ways, earlier: Earlier = Earlier()) -> Json:  # noqa: B008 - frozen
+def read(body: Mapping[str, Any], ways: TranslationOptions, earlier: ResolvedReferences = ResolvedReferences()) -> Json:  # noqa: B008 - frozen
     """The chat body. Raises NotValid for wrong types, BadCall for what is not served; either names the field."""
     _refuse(body)
     tools = read_tools(body, ignore_hosted=ways.ignore_hosted_tools)
@@ -74,7 +74,7 @@ def _refuse(body: Mapping[str, Any]) -> None:
         raise unknown("truncation", str(truncation), "it is auto or disabled")
 
 
-def _messages(body: Mapping[str, Any], ways: Ways, earlier: Earlier) -> list[Json]:
+def _messages(body: Mapping[str, Any], ways: TranslationOptions, earlier: ResolvedReferences) -> list[Json]:
     """Instructions, what was said before, and the call's own items.
 
     An engine whose chat takes developers gets what its own endpoint would give it: with a template that knows none, vLLM
@@ -129,7 +129,7 @@ def _format(body: Mapping[str, Any]) -> Json:
     return {"response_format": {"type": kind, "json_schema": told}}
 
 
-def _thinking(body: Mapping[str, Any], ways: Ways) -> Json:
+def _thinking(body: Mapping[str, Any], ways: TranslationOptions) -> Json:
     """How much to think: in the client's word, and by the configuration's fields, before which its own template fields go."""
     template = optional(body, _TEMPLATE, dict)
     own: Json = {} if template is None else {_TEMPLATE: template}

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 from proxy.protocols.dialects.responses.item_ids import response_name
 from proxy.protocols.dialects.responses.validation import objects, optional, required, unknown
-from proxy.protocols.dialects.translation import Json, Told
+from proxy.protocols.dialects.translation import CallIdentity, Json
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
 
@@ -36,7 +36,7 @@ def failure(message: str) -> Json:
 
 def answer(
     body: Mapping[str, Any],
-    told: Told,
+    told: CallIdentity,
     *,
     status: Status = "in_progress",
     output: Sequence[Json] = (),

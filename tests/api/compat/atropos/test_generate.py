@@ -9,7 +9,7 @@ from stored import steps_of
 
 from proxy.api.compat.atropos.generate import read_generate
 from proxy.errors import NotValid
-from proxy.protocols.dialects.translation import Ways
+from proxy.protocols.dialects.translation import TranslationOptions
 from proxy.server.listener import simulating
 from proxy.simulator.options import Options
 from proxy.simulator.tokenizer import load_tokenizer
@@ -239,7 +239,7 @@ async def test_a_retry_with_a_key_is_answered_in_the_same_shape(store, engine):
 def test_what_is_neither_shape_or_could_not_be_answered_is_refused(body, param):
     """By the name of the field."""
     with pytest.raises(NotValid) as refused:
-        read_generate("/generate", body, Ways())
+        read_generate("/generate", body, TranslationOptions())
 
     assert param == refused.value.param
 
@@ -247,13 +247,13 @@ def test_what_is_neither_shape_or_could_not_be_answered_is_refused(body, param):
 def test_sglangs_names_of_sampling_become_those_of_completions():
     """And its own default of new tokens, which completions would not take."""
     sampling = {"max_new_tokens": 7, "min_new_tokens": 2, "stop": ["x"], "top_p": None, "no_stop_trim": True}
-    asked = read_generate("/generate", {"input_ids": [1], "sampling_params": sampling}, Ways()).body
+    asked = read_generate("/generate", {"input_ids": [1], "sampling_params": sampling}, TranslationOptions()).body
 
     assert {
         "temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0,
         "max_tokens": 7, "min_tokens": 2, "stop": ["x"], "include_stop_str_in_output": True, "prompt": [1]
     } == asked  # fmt: skip
-    assert 128 == read_generate("/generate", {"input_ids": [1]}, Ways()).body["max_tokens"]
+    assert 128 == read_generate("/generate", {"input_ids": [1]}, TranslationOptions()).body["max_tokens"]
 
 
 @pytest.mark.parametrize("body", [VLLM, SGLANG])
@@ -261,7 +261,7 @@ def test_what_is_not_said_of_sampling_is_not_left_to_the_models_configuration(bo
     """Engines of completions would take `generation_config` for it, and the ids would be drawn from something else."""
     said = {**body.get("sampling_params", body), "top_p": 0.5, "temperature": None}
     asked = read_generate(
-        "/generate", {**body, "sampling_params": said} if "sampling_params" in body else said, Ways()
+        "/generate", {**body, "sampling_params": said} if "sampling_params" in body else said, TranslationOptions()
     ).body
 
     assert (1.0, 0.5, -1, 0.0, 1.0) == tuple(
@@ -271,7 +271,7 @@ def test_what_is_not_said_of_sampling_is_not_left_to_the_models_configuration(bo
 
 def test_a_name_for_any_model_is_the_model_of_calls_that_name_none():
     """Atropos' clients take `model` out; a rollout's or the configuration's `*` still holds."""
-    form = read_generate("/generate", VLLM, Ways())
+    form = read_generate("/generate", VLLM, TranslationOptions())
 
     assert "model" not in form.native({"gpt": "policy"}, "vllm")
     assert "policy" == form.native({"*": "policy"}, "vllm")["model"]

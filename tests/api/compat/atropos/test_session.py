@@ -7,7 +7,7 @@ from forests import make_choice, make_step
 from proxy.api.compat.atropos.schemas import SchemaFault
 from proxy.api.compat.atropos.session import is_session_id, nodes_of, read_session_chat, session_id
 from proxy.errors import BadCall
-from proxy.protocols.dialects.translation import Ways
+from proxy.protocols.dialects.translation import TranslationOptions
 from proxy.trajectory.facts import RolloutFacts
 
 HELLO = [{"role": "user", "content": "hi"}]
@@ -23,7 +23,7 @@ def test_a_sessions_id_is_a_uuid_of_our_own_version(entropy):
 
 
 def read_chat(body):
-    return read_session_chat("", body, Ways())
+    return read_session_chat("", body, TranslationOptions())
 
 
 @pytest.mark.parametrize("name", ["r1", "", "12345678-1234-4123-8123-123456789012", session_id(bytes(16)) + "0"])

@@ -10,7 +10,7 @@ from hypothesis import given
 
 from proxy.api.compat.osmosis.flat_call import added_since, flat_answer, read_flat
 from proxy.errors import NotValid
-from proxy.protocols.dialects.translation import Ways
+from proxy.protocols.dialects.translation import TranslationOptions
 from proxy.protocols.exchange import Outcome
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -32,7 +32,7 @@ RESPONSE = {
 )
 def test_only_completions_with_messages_and_no_prompt_are_flat(endpoint, body):
     """Everything else is what it was."""
-    assert read_flat(endpoint, body, Ways()) is None
+    assert read_flat(endpoint, body, TranslationOptions()) is None
 
 
 @pytest.mark.parametrize(
@@ -45,15 +45,15 @@ def test_only_completions_with_messages_and_no_prompt_are_flat(endpoint, body):
 def test_values_out_of_their_schemas_ranges_are_refused(field):
     """By the name of the field."""
     with pytest.raises(NotValid) as refused:
-        read_flat("/v1/completions", BODY | field, Ways())
+        read_flat("/v1/completions", BODY | field, TranslationOptions())
 
     assert next(iter(field)) == refused.value.param
 
 
 def test_a_call_of_no_model_is_sent_without_one_unless_the_name_is_mapped():
     """Its clients say `default` of every model; engines take the one they serve."""
-    form = read_flat("/v1/completions", BODY, Ways())
-    named = read_flat("/v1/completions", BODY | {"model": "policy"}, Ways())
+    form = read_flat("/v1/completions", BODY, TranslationOptions())
+    named = read_flat("/v1/completions", BODY | {"model": "policy"}, TranslationOptions())
 
     assert "model" not in form.native({"gpt-4o": "policy"})
     assert "default" == form.native({"*": "policy"})["model"] == form.native({"default": "policy"})["model"]
@@ -73,9 +73,9 @@ def test_arguments_that_are_objects_are_sent_as_text(call, sent):
     """Its protocol allows both; vLLM takes text only. What is neither is the engine's to refuse."""
     body = BODY | {"messages": [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [call]}]}
 
-    assert [{"role": "assistant", "tool_calls": [sent]}] == read_flat("/v1/completions", body, Ways()).native({})[
-        "messages"
-    ][1:]
+    assert [{"role": "assistant", "tool_calls": [sent]}] == read_flat(
+        "/v1/completions", body, TranslationOptions()
+    ).native({})["messages"][1:]
 
 
 def test_a_finish_reason_and_logprobs_are_never_null():
@@ -99,7 +99,7 @@ def test_an_answer_without_ids_is_told_without_ids():
 def test_what_is_no_whole_answer_is_not_made_one(facts):
     """The end is then the engine's own."""
     step = make_step("a", [1], [2], **{"response": RESPONSE, **facts})
-    form = read_flat("/v1/completions", BODY, Ways())
+    form = read_flat("/v1/completions", BODY, TranslationOptions())
 
     assert flat_answer(step) is None
     assert b"as it was" == form.reshape(Outcome(b"as it was", step, broken=True)).end
@@ -124,7 +124,7 @@ NOW = make_step("b", [1, 2, 3, 4, 9, 9], [5], response=RESPONSE)
 )
 def test_a_claim_is_compared_with_the_ids(mask, before, reported):
     """Claimed, exact, and how many it claims to be sampled; with nothing to go on from, there is no exact number."""
-    form = replace(read_flat("/v1/completions", BODY | {"response_mask": mask}, Ways()), before=before)
+    form = replace(read_flat("/v1/completions", BODY | {"response_mask": mask}, TranslationOptions()), before=before)
     told = form.reshape(Outcome(b"", NOW, broken=False)).step.extra.get("mask_mismatch")
 
     assert reported == (told and (told["claimed"], told["exact"], told["claimed_sampled"]))
@@ -133,14 +133,14 @@ def test_a_claim_is_compared_with_the_ids(mask, before, reported):
 def test_a_call_that_claims_nothing_is_not_judged():
     """A mask that is absent is no claim of none."""
     body = {name: value for name, value in BODY.items() if name != "response_mask"}
-    form = replace(read_flat("/v1/completions", body, Ways()), before=[FIRST])
+    form = replace(read_flat("/v1/completions", body, TranslationOptions()), before=[FIRST])
 
     assert "mask_mismatch" not in form.reshape(Outcome(b"", NOW, broken=False)).step.extra
 
 
 def test_a_step_without_prompt_ids_says_nothing_about_a_claim():
     """There is nothing to compare."""
-    form = read_flat("/v1/completions", BODY | {"response_mask": [0]}, Ways())
+    form = read_flat("/v1/completions", BODY | {"response_mask": [0]}, TranslationOptions())
     step = replace(NOW, prompts=(), choices=())
 
     assert "mask_mismatch" not in form.reshape(Outcome(b"", step, broken=False)).step.extra

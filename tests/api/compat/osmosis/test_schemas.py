@@ -2,13 +2,13 @@
 
 import pytest
 
-from proxy.api.compat.osmosis.schemas import FlatCall, InitAnswer, RolloutResult, validated
+from proxy.api.compat.osmosis.schemas import FlatCallBody, InitAnswer, RolloutResult, validated
 from proxy.errors import NotValid
 
 
 def test_keys_that_the_protocol_does_not_know_are_let_through():
     """As its own schemas do: what engines know beyond it is theirs."""
-    call = validated(FlatCall, {"messages": [{"role": "user", "content": "x", "name": "y"}], "top_k": 3})
+    call = validated(FlatCallBody, {"messages": [{"role": "user", "content": "x", "name": "y"}], "top_k": 3})
 
     assert (3, "y") == (call.model_extra["top_k"], call.messages[0].model_extra["name"])
 
@@ -28,7 +28,7 @@ def test_a_result_may_say_null_or_nothing(fields):
         (RolloutResult, {"rollout_id": "", "status": "ERROR"}, "rollout_id"),
         (RolloutResult, {"rollout_id": "r1", "status": "ERROR", "reward": float("nan")}, "reward"),
         (InitAnswer, {"rollout_id": "r1", "tools": ["add"]}, "tools"),
-        (FlatCall, {}, "messages"),
+        (FlatCallBody, {}, "messages"),
     ],
 )
 def test_a_refusal_names_the_field(model, body, named):
@@ -43,6 +43,6 @@ def test_a_refusal_of_many_faults_stays_short():
     """Five fields are named, the others counted; of a long list of wrong items the first one is named."""
     wrong = {name: [] for name in ("model", "temperature", "top_p", "max_tokens", "logprobs", "n", "stream")}
     with pytest.raises(NotValid, match="and 2 more$"):
-        validated(FlatCall, {"messages": [{"role": "user"}], **wrong})
+        validated(FlatCallBody, {"messages": [{"role": "user"}], **wrong})
     with pytest.raises(NotValid, match=r"^messages\.0\.role: [^;]*$"):
-        validated(FlatCall, {"messages": [{"role": "nobody"}] * 1000})
+        validated(FlatCallBody, {"messages": [{"role": "nobody"}] * 1000})

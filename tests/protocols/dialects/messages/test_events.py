@@ -3,9 +3,9 @@
 from anthropic.types import Message
 
 from proxy.protocols.dialects.messages import events as shapes
-from proxy.protocols.dialects.translation import Told
+from proxy.protocols.dialects.translation import CallIdentity
 
-TOLD = Told("01a9", 1795229441, "claude-sonnet")
+TOLD = CallIdentity("01a9", 1795229441, "claude-sonnet")
 
 
 def test_an_answer_is_named_by_its_step():

@@ -4,7 +4,7 @@ import pytest
 
 from proxy.errors import NotValid
 from proxy.protocols.dialects.messages.messages import conversation_of
-from proxy.protocols.dialects.translation import Ways
+from proxy.protocols.dialects.translation import TranslationOptions
 
 
 def text(said, **extra):
@@ -23,7 +23,7 @@ def result(told="c1", content="r"):
     return {"type": "tool_result", "tool_use_id": told, "content": content}
 
 
-def said(*messages, ways=Ways(), sampled=(), **fields):  # noqa: B008 - frozen
+def said(*messages, ways=TranslationOptions(), sampled=(), **fields):  # noqa: B008 - frozen
     turns = [{"role": role, "content": content} for role, content in messages]
     return conversation_of({"messages": turns, **fields}, ways, dict(sampled))
 
@@ -59,7 +59,10 @@ def test_the_system_message(given, expected):
 
 def test_what_stands_between_the_texts_of_systems_is_the_engines():
     """SGLang's endpoint has a line break there."""
-    assert "S\nT" == said(("user", "hi"), system=[text("S"), text("T")], ways=Ways(system_joint="\n"))[0]["content"]
+    assert (
+        "S\nT"
+        == said(("user", "hi"), system=[text("S"), text("T")], ways=TranslationOptions(system_joint="\n"))[0]["content"]
+    )
 
 
 def test_a_single_block_is_said_as_its_text():
@@ -102,7 +105,7 @@ def test_a_system_message_within_the_conversation_stays_where_it_is():
 def test_systems_are_one_where_the_template_takes_them_at_the_beginning_alone():
     """As the engine's endpoint does it, which would be refused otherwise."""
     given = (("user", "a"), ("system", "T"), ("user", "b"), ("system", [text("U")]))
-    merging = Ways(merges_systems=True)
+    merging = TranslationOptions(merges_systems=True)
 
     assert [("system", "STU"), ("user", "a"), ("user", "b")] == [
         (turn["role"], turn["content"]) for turn in said(*given, system="S", ways=merging)
@@ -147,7 +150,9 @@ def test_results_are_messages_of_their_own_before_what_else_the_user_says():
 )
 def test_a_reply_that_comes_back_is_the_chat_message_it_was(content, expected):
     """Text that is empty is text; no text is none; text around a call was one. Reasoning stands in the engine's own field."""
-    assert [{"role": "assistant", **expected}] == said(("assistant", content), ways=Ways(thought="thought"))
+    assert [{"role": "assistant", **expected}] == said(
+        ("assistant", content), ways=TranslationOptions(thought="thought")
+    )
 
 
 def test_arguments_come_back_as_they_were_sampled():
@@ -187,5 +192,5 @@ def test_arguments_come_back_as_they_were_sampled():
 def test_what_cannot_be_read_is_refused_by_its_place(messages, at):
     """Never by a failure of ours."""
     with pytest.raises(NotValid) as refused:
-        conversation_of({"messages": messages}, Ways(), {})
+        conversation_of({"messages": messages}, TranslationOptions(), {})
     assert at == refused.value.param

@@ -10,9 +10,9 @@ from recorded import dialect_cassettes, http_cassettes
 
 from proxy.protocols.dialects.messages import MESSAGES
 from proxy.protocols.dialects.messages.tool_arguments import told_ids, unspoken
-from proxy.protocols.dialects.translation import Earlier, Told, Ways
+from proxy.protocols.dialects.translation import CallIdentity, ResolvedReferences, TranslationOptions
 
-TOLD = Told("01a9", 1795229441, "claude-sonnet")
+TOLD = CallIdentity("01a9", 1795229441, "claude-sonnet")
 BODY = {"model": "claude-sonnet", "max_tokens": 9, "messages": [], "stop_sequences": ["END"]}
 SIZES = st.lists(st.integers(1, 9), min_size=1, max_size=4)
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
@@ -42,8 +42,8 @@ def sampled(message) -> dict:
 
 def read_again(message, answer) -> dict:
     """What reading makes of an answer that the SDK sends back."""
-    earlier = Earlier(items=unspoken(message, "01a9"))
-    return MESSAGES.read({"messages": sent_back(answer)}, Ways(), earlier)["messages"][1]
+    earlier = ResolvedReferences(items=unspoken(message, "01a9"))
+    return MESSAGES.read({"messages": sent_back(answer)}, TranslationOptions(), earlier)["messages"][1]
 
 
 @settings(max_examples=30)

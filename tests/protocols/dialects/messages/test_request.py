@@ -12,21 +12,21 @@ from json_bodies import JSON
 from proxy.errors import NotValid
 from proxy.protocols.dialects.messages import MESSAGES
 from proxy.protocols.dialects.messages.request import PASSED
-from proxy.protocols.dialects.translation import Earlier, Ways
+from proxy.protocols.dialects.translation import ResolvedReferences, TranslationOptions
 from proxy.protocols.sampling import SAMPLING_FIELDS
 
 HI = [{"role": "user", "content": "hi"}]
 LEAST = {"model": "m", "max_tokens": 9, "messages": HI}
 # What this dialect spells in its own way, or has no place for the answers of.
 ITS_OWN = {"temperature", "top_p", "top_k", "n", "max_tokens", "max_completion_tokens", "stop", "tool_choice"}
-SWITCHES = Ways(
+SWITCHES = TranslationOptions(
     thinking={"chat_template_kwargs": {"enable_thinking": True}, "include_reasoning": True},
     not_thinking={"chat_template_kwargs": {"enable_thinking": False}},
 )
 
 
-def read(body, ways=Ways(), **earlier):  # noqa: B008 - frozen
-    return MESSAGES.read(body, ways, Earlier(**earlier))
+def read(body, ways=TranslationOptions(), **earlier):  # noqa: B008 - frozen
+    return MESSAGES.read(body, ways, ResolvedReferences(**earlier))
 
 
 def test_the_least_call():
@@ -94,11 +94,11 @@ def test_an_effort_is_the_engines():
     """In the same words; where thinking is forbidden it is none, or what the configuration has for that."""
     high = LEAST | {"output_config": {"effort": "high"}}
     forbidden = high | {"thinking": {"type": "disabled"}}
-    low = Ways(thinking={"reasoning_effort": "low"}, not_thinking={"reasoning_effort": "low"})
+    low = TranslationOptions(thinking={"reasoning_effort": "low"}, not_thinking={"reasoning_effort": "low"})
 
     assert "high" == read(high)["reasoning_effort"]
     assert "high" == read(high | {"thinking": {"type": "adaptive"}}, low)["reasoning_effort"]
-    assert ["none", "low"] == [read(forbidden, ways)["reasoning_effort"] for ways in (Ways(), low)]
+    assert ["none", "low"] == [read(forbidden, ways)["reasoning_effort"] for ways in (TranslationOptions(), low)]
 
 
 def test_what_a_body_says_itself_wins_over_the_switch():
@@ -109,7 +109,10 @@ def test_what_a_body_says_itself_wins_over_the_switch():
     chat = read(LEAST | body, SWITCHES)
 
     assert {"enable_thinking": False, "x": 1} == chat["chat_template_kwargs"]
-    assert 0 == read(LEAST | {"thinking": {"type": "enabled"}, "seed": 0}, Ways(thinking={"seed": 7}))["seed"]
+    assert (
+        0
+        == read(LEAST | {"thinking": {"type": "enabled"}, "seed": 0}, TranslationOptions(thinking={"seed": 7}))["seed"]
+    )
     assert before == SWITCHES
 
 
@@ -229,4 +232,4 @@ def test_a_reply_before_the_last_turn_is_not_continued(last, merges_systems):
     """Also where that turn says nothing, or is moved to the beginning: the request asks for a new reply."""
     body = LEAST | {"messages": [*HI, {"role": "assistant", "content": "Yes"}, last]}
 
-    assert "continue_final_message" not in read(body, Ways(merges_systems=merges_systems))
+    assert "continue_final_message" not in read(body, TranslationOptions(merges_systems=merges_systems))

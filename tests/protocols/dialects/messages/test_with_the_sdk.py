@@ -12,7 +12,7 @@ from proxy.errors import ProxyError
 from proxy.protocols.dialects.messages import MESSAGES
 from proxy.protocols.dialects.messages.models_list import models
 from proxy.protocols.dialects.messages.tool_arguments import unspoken
-from proxy.protocols.dialects.translation import Earlier, Told, Ways
+from proxy.protocols.dialects.translation import CallIdentity, ResolvedReferences, TranslationOptions
 
 CALL = {"id": "chatcmpl-tool-1", "type": "function", "function": {"name": "weather", "arguments": '{"city":"Paris"}'}}
 CALLING = {"role": "assistant", "content": None, "reasoning": "Hm.", "tool_calls": [CALL]}
@@ -35,7 +35,7 @@ class Served:
         body = orjson.loads(request.content)
         self.bodies.append(body)
         try:
-            chat = MESSAGES.read(body, Ways(), Earlier(items=self.known))
+            chat = MESSAGES.read(body, TranslationOptions(), ResolvedReferences(items=self.known))
             reply = self.replies.pop(0)
             if isinstance(reply, ProxyError):
                 raise reply
@@ -43,7 +43,7 @@ class Served:
             return httpx2.Response(MESSAGES.status(error), content=MESSAGES.error(error))
         self.chats.append(chat)
         step = f"s{len(self.chats)}"
-        told = MESSAGES.telling(body, Told(step, 1795229441, body["model"]))
+        told = MESSAGES.telling(body, CallIdentity(step, 1795229441, body["model"]))
         response = reply if "choices" in reply else response_of(reply)
         message = response["choices"][0]["message"]
         self.known |= unspoken(message, step)

@@ -7,9 +7,9 @@ from pydantic import TypeAdapter
 from recorded import dialect_cassettes, http_cassettes
 from responses_drawn import TOLD, as_chat, events_of
 
-from proxy.protocols.accumulators import ChatFold
+from proxy.protocols.accumulators import ChatAccumulator
 from proxy.protocols.dialects.responses import RESPONSES
-from proxy.protocols.dialects.translation import Ways
+from proxy.protocols.dialects.translation import TranslationOptions
 
 EVENT = TypeAdapter(ResponseStreamEvent)
 BODY = {"input": "hi", "include": ["message.output_text.logprobs", "reasoning.encrypted_content"]}
@@ -26,7 +26,7 @@ def told_by(cassette):
     """The chunks and the whole response of a stream."""
     events = [event.removeprefix("data: ") for event in cassette.answer.decode().split("\n\n")]
     chunks = [orjson.loads(event) for event in events if event.startswith("{")]
-    fold = ChatFold()
+    fold = ChatAccumulator()
     for chunk in chunks:
         fold.feed(chunk)
     return chunks, fold.finish()
@@ -62,7 +62,7 @@ def test_what_engines_stream_is_told_whole_and_comes_back(kind):
             EVENT.validate_python(event)
         whole = RESPONSES.telling(BODY, TOLD).whole(response)
         assert joined(events[-1]["response"]) == joined(whole), name_of(cassette)
-        read = RESPONSES.read({"input": events[-1]["response"]["output"]}, Ways())
+        read = RESPONSES.read({"input": events[-1]["response"]["output"]}, TranslationOptions())
         assert [as_chat(response["choices"][0]["message"])] == read["messages"], name_of(cassette)
 
 
@@ -75,6 +75,6 @@ def test_what_engines_answer_whole_comes_back(kind):
         response = orjson.loads(cassette.answer)
         answer = RESPONSES.telling(BODY, TOLD).whole(response)
         Response.model_validate(answer)
-        read = RESPONSES.read({"input": answer["output"]}, Ways())
+        read = RESPONSES.read({"input": answer["output"]}, TranslationOptions())
         message = response["choices"][0]["message"]
         assert [as_chat(message)] == read["messages"], name_of(cassette)

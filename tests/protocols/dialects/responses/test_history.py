@@ -16,16 +16,16 @@ from proxy.protocols.dialects.responses.history import (
     wanted_calls,
     wanted_items,
 )
-from proxy.protocols.dialects.translation import Earlier, Told, Ways
+from proxy.protocols.dialects.translation import CallIdentity, ResolvedReferences, TranslationOptions
 
-LATER = Told(TOLD.step_id[:-1] + "W", TOLD.created_s + 1, "gpt-5")
+LATER = CallIdentity(TOLD.step_id[:-1] + "W", TOLD.created_s + 1, "gpt-5")
 
 
 def after(*turns):
     """What a call leans on that names the last of these, each of which named the one before it."""
-    earlier = Earlier()
+    earlier = ResolvedReferences()
     for turn in turns:
-        earlier = earlier_of(Sent(turn, RESPONSES.read(turn.body, Ways(), earlier)["messages"]), [], {})
+        earlier = earlier_of(Sent(turn, RESPONSES.read(turn.body, TranslationOptions(), earlier)["messages"]), [], {})
     return earlier
 
 
@@ -37,7 +37,7 @@ def test_a_chain_of_answers_is_what_its_items_would_be(message, second):
     then = {"type": "function_call_output", "call_id": "c", "output": "o"}
     later = Turn(LATER, {**BODY, "input": [then]}, response_of(second))
     earlier = after(first, later)
-    chat = RESPONSES.read({"instructions": "i", "input": "next"}, Ways(), earlier)
+    chat = RESPONSES.read({"instructions": "i", "input": "next"}, TranslationOptions(), earlier)
 
     assert [
         {"role": "system", "content": "i"},
@@ -52,7 +52,7 @@ def test_a_chain_of_answers_is_what_its_items_would_be(message, second):
 @pytest.mark.parametrize("has_developers", [True, False])
 def test_only_instructions_are_not_carried_on(has_developers):
     """What a developer said holds for later calls, whether it was sent as such or as a part of one system message."""
-    ways = Ways(has_developers=has_developers)
+    ways = TranslationOptions(has_developers=has_developers)
     body = {"instructions": "old", "input": [{"role": "developer", "content": "d"}, {"role": "user", "content": "u"}]}
     turn = Turn(TOLD, body, response_of({"role": "assistant", "content": "a"}))
     earlier = earlier_of(Sent(turn, RESPONSES.read(body, ways)["messages"]), [], {})
@@ -72,7 +72,7 @@ def test_items_named_by_their_ids_are_those_items(message):
     names = [f"in_{TOLD.step_id}_0", *(item["id"] for item in turn.answer()["output"])]
     body = {"input": [{"type": "item_reference", "id": names[0]}, *({"id": name} for name in names[1:])]}
     calls = {call["id"]: call["function"]["arguments"] for call in message.get("tool_calls", ())}
-    chat = RESPONSES.read(body, Ways(), earlier_of(None, [turn], calls))
+    chat = RESPONSES.read(body, TranslationOptions(), earlier_of(None, [turn], calls))
 
     assert names == wanted_items(body)
     assert [{"role": "user", "content": "u"}, as_chat(message)] == chat["messages"]
@@ -85,7 +85,7 @@ def test_what_we_told_goes_before_what_came_back_under_its_name():
     later = Turn(LATER, {"input": [empty]}, response_of({"role": "assistant", "content": "b"}))
     earlier = earlier_of(None, [first, later], {})
 
-    assert "hm" == RESPONSES.read({"input": [empty]}, Ways(), earlier)["messages"][0]["reasoning"]
+    assert "hm" == RESPONSES.read({"input": [empty]}, TranslationOptions(), earlier)["messages"][0]["reasoning"]
 
 
 def test_the_items_of_a_call_are_of_the_types_of_the_sdk():

@@ -5,7 +5,7 @@ from responses_drawn import TOLD
 
 from proxy.errors import BadCall, NotValid
 from proxy.protocols.dialects.responses.input_items import calls_of, read_items, references_of
-from proxy.protocols.dialects.translation import Earlier, Ways
+from proxy.protocols.dialects.translation import ResolvedReferences, TranslationOptions
 
 OTHER = TOLD.step_id[:-1] + "W"
 THOUGHT = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}
@@ -25,7 +25,7 @@ def said(text, **fields):
 
 
 def read(*items, ways=None, earlier=None):
-    return read_items(list(items), ways or Ways(), earlier or Earlier())
+    return read_items(list(items), ways or TranslationOptions(), earlier or ResolvedReferences())
 
 
 def outline(messages):
@@ -45,7 +45,7 @@ def test_every_role_and_output_is_a_message():
     """A text alone is the user's; outputs are a tool's, whatever kind of call they answer."""
     parts = [{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": "http://x"}]
 
-    assert [{"role": "user", "content": "hi"}] == read_items("hi", Ways(), Earlier())
+    assert [{"role": "user", "content": "hi"}] == read_items("hi", TranslationOptions(), ResolvedReferences())
     assert [("system", "s", None, None), ("developer", "d", None, None), ("user", "u", None, None)] == outline(
         read(*({"role": role, "content": role[0]} for role in ("system", "developer", "user")))
     )
@@ -96,7 +96,10 @@ def test_argument_text_is_carried_as_it_is():
     sampled = '{"input":"a"}'
 
     def arguments(*items, **calls):
-        return [made["function"]["arguments"] for made in read(*items, earlier=Earlier(calls=calls))[0]["tool_calls"]]
+        return [
+            made["function"]["arguments"]
+            for made in read(*items, earlier=ResolvedReferences(calls=calls))[0]["tool_calls"]
+        ]
 
     assert ["{ }"] == arguments(call("1"))
     assert [sampled] == arguments(PATCH, p=sampled)
@@ -118,7 +121,7 @@ def test_argument_text_is_carried_as_it_is():
 )
 def test_arguments_that_are_spelt_anew_are_told_as_they_were_sampled(sampled, said, told):
     """If they say the same; what an agent changed stays changed."""
-    (message,) = read(call("1", arguments=said), earlier=Earlier(calls={"1": sampled}))
+    (message,) = read(call("1", arguments=said), earlier=ResolvedReferences(calls={"1": sampled}))
 
     assert told == message["tool_calls"][0]["function"]["arguments"]
 
@@ -127,7 +130,9 @@ def test_thoughts_that_are_only_named_are_those_that_were_told():
     """As LangChain sends them back after a stream: by their id, without a text."""
     empty = {"type": "reasoning", "id": "rs_1", "summary": [], "content": []}
 
-    assert [("assistant", "a", "hm", None)] == outline(read(empty, said("a"), earlier=Earlier(items={"rs_1": THOUGHT})))
+    assert [("assistant", "a", "hm", None)] == outline(
+        read(empty, said("a"), earlier=ResolvedReferences(items={"rs_1": THOUGHT}))
+    )
     assert [("assistant", "a", None, None)] == outline(read(empty, said("a")))
     assert ["rs_1", "x"] == references_of(
         [empty, {"id": "x"}, said("a", id="y"), 1, {"type": "reasoning"}, THOUGHT | {"id": "rs_2"}]
@@ -136,7 +141,7 @@ def test_thoughts_that_are_only_named_are_those_that_were_told():
 
 def test_a_reference_stands_for_its_item():
     """By its type or by an id alone; one that nobody knows is refused by name."""
-    earlier = Earlier(items={"a": said("x"), "b": THOUGHT})
+    earlier = ResolvedReferences(items={"a": said("x"), "b": THOUGHT})
 
     assert [("assistant", "x", "hm", None)] == outline(
         read({"type": "item_reference", "id": "b"}, {"id": "a"}, earlier=earlier)
@@ -150,7 +155,7 @@ def test_thoughts_stand_in_the_field_of_the_engine():
     opaque = {"type": "reasoning", "summary": [], "encrypted_content": "gAAAA"}
 
     assert {"role": "assistant", "content": None, "reasoning_content": "hm"} == read(
-        THOUGHT, ways=Ways(thought="reasoning_content")
+        THOUGHT, ways=TranslationOptions(thought="reasoning_content")
     )[0]
     assert [] == read(opaque)
 
@@ -161,7 +166,7 @@ def test_items_of_hosted_tools_are_refused_by_name_or_left_out():
 
     with pytest.raises(BadCall, match="'web_search_call' is a tool that is hosted"):
         read(search)
-    assert [] == read(search, ways=Ways(ignore_hosted_tools=True))
+    assert [] == read(search, ways=TranslationOptions(ignore_hosted_tools=True))
 
 
 def test_a_call_of_a_namespace_has_its_name_in_chat():
@@ -188,6 +193,6 @@ def test_a_call_of_a_namespace_has_its_name_in_chat():
 def test_what_is_no_item_is_named(items, param):
     """Where it stands."""
     with pytest.raises(NotValid) as refusal:
-        read_items(items, Ways(), Earlier())
+        read_items(items, TranslationOptions(), ResolvedReferences())
 
     assert param == refusal.value.param

@@ -17,9 +17,9 @@ from responses_drawn import (
 )  # fmt: skip
 
 from proxy.protocols.dialects.responses import RESPONSES
-from proxy.protocols.dialects.responses.renderer import ResponsesTelling
+from proxy.protocols.dialects.responses.renderer import ResponsesRenderer
 from proxy.protocols.dialects.responses.response_object import unseal
-from proxy.protocols.dialects.translation import Earlier, Ways
+from proxy.protocols.dialects.translation import ResolvedReferences, TranslationOptions
 
 DELTA = {
     "output_text": "text",
@@ -83,9 +83,9 @@ def test_streamed_and_whole_agree_whatever_the_chunks(message, sealed, reason, d
 def test_what_was_sampled_comes_back_as_it_was(message, thought):
     """Read again, an answer's items are the message that a client of chat would have sent back, byte for byte."""
     answer = RESPONSES.telling(BODY, TOLD).whole(response_of(message))
-    earlier = Earlier(calls=sampled_calls(message))
+    earlier = ResolvedReferences(calls=sampled_calls(message))
 
-    chat = RESPONSES.read({"input": answer["output"]}, Ways(thought=thought), earlier)
+    chat = RESPONSES.read({"input": answer["output"]}, TranslationOptions(thought=thought), earlier)
 
     assert [as_chat(message, thought)] == chat["messages"]
 
@@ -97,11 +97,11 @@ def test_items_may_lose_their_names_and_thoughts_their_text(message, data):
     answer = RESPONSES.telling(SEALED, TOLD).whole(response_of(message))
     kept = [{name: value for name, value in item.items() if name not in {"id", "status"}} for item in answer["output"]]
     kept = [item | ({"content": None} if item["type"] == "reasoning" else {}) for item in kept]
-    earlier = Earlier(calls=sampled_calls(message))
+    earlier = ResolvedReferences(calls=sampled_calls(message))
 
-    assert [as_chat(message)] == RESPONSES.read({"input": kept}, Ways(), earlier)["messages"]
+    assert [as_chat(message)] == RESPONSES.read({"input": kept}, TranslationOptions(), earlier)["messages"]
     named = data.draw(st.permutations(answer["output"]))
-    assert len(RESPONSES.read({"input": named}, Ways(), earlier)["messages"]) == 1
+    assert len(RESPONSES.read({"input": named}, TranslationOptions(), earlier)["messages"]) == 1
 
 
 @settings(max_examples=40)
@@ -113,7 +113,9 @@ def test_the_order_of_fields_makes_no_difference_to_what_comes_back(message, dat
     message = folded(said)["choices"][0]["message"]
     answer = events_of(stream_of(BODY, said))[-1]["response"]
 
-    (back,) = RESPONSES.read({"input": answer["output"]}, Ways(), Earlier(calls=sampled_calls(message)))["messages"]
+    (back,) = RESPONSES.read(
+        {"input": answer["output"]}, TranslationOptions(), ResolvedReferences(calls=sampled_calls(message))
+    )["messages"]
     for chat in (back, expected := as_chat(message)):
         chat.get("tool_calls", []).sort(key=lambda call: call["id"])
     assert expected == back
@@ -121,7 +123,7 @@ def test_the_order_of_fields_makes_no_difference_to_what_comes_back(message, dat
 
 def test_what_is_said_ends_where_another_item_begins_and_calls_at_the_end():
     """Nothing of the end is told before `finish`: no call is over before its step is stored."""
-    telling = ResponsesTelling(BODY, TOLD)
+    telling = ResponsesRenderer(BODY, TOLD)
     deltas = [
         {"role": "assistant", "content": ""}, {"reasoning": "hm"}, {"content": "so"},
         {"tool_calls": [{"index": 0, "id": "c", "function": {"name": "look", "arguments": "{}"}}]}, {},
@@ -169,7 +171,7 @@ def test_a_broken_answer_ends_in_an_event_that_says_so():
     """The items so far stand in it; a stream that had not begun begins and fails."""
     chunk = {"choices": [{"index": 0, "delta": {"content": "so"}}]}
     last = events_of(stream_of(BODY, [chunk], "the engine died"))[-1]
-    alone = events_of(ResponsesTelling(BODY, TOLD).finish(None))
+    alone = events_of(ResponsesRenderer(BODY, TOLD).finish(None))
 
     assert ("response.failed", "the engine died") == (last["type"], last["response"]["error"]["message"])
     assert "so" == last["response"]["output"][0]["content"][0]["text"]
@@ -264,4 +266,4 @@ def test_a_refusal_is_a_part_of_its_own():
     (item,) = RESPONSES.telling(BODY, TOLD).whole(response_of(message))["output"]
 
     assert [{"type": "refusal", "refusal": "no"}] == item["content"]
-    assert [message] == RESPONSES.read({"input": [item]}, Ways())["messages"]
+    assert [message] == RESPONSES.read({"input": [item]}, TranslationOptions())["messages"]

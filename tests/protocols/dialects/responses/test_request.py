@@ -5,11 +5,11 @@ from responses_drawn import EARLIER, RICH
 
 from proxy.errors import BadCall
 from proxy.protocols.dialects.responses.request import PASSED, read
-from proxy.protocols.dialects.translation import Earlier, Ways
+from proxy.protocols.dialects.translation import ResolvedReferences, TranslationOptions
 from proxy.protocols.sampling import SAMPLING_FIELDS
 
-PLAIN = Ways()
-WAYS = Ways(
+PLAIN = TranslationOptions()
+WAYS = TranslationOptions(
     thinking={"chat_template_kwargs": {"enable_thinking": True, "x": 1}},
     not_thinking={"chat_template_kwargs": {"enable_thinking": False}},
 )
@@ -98,21 +98,24 @@ def test_an_engine_that_takes_developers_gets_each_message_as_it_came():
         {"role": "user", "content": "u"},
         {"role": "developer", "content": "d"},
     ]
-    earlier = Earlier(messages=[{"role": "system", "content": "e"}])
+    earlier = ResolvedReferences(messages=[{"role": "system", "content": "e"}])
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
 
     assert [("system", "i"), ("system", "e"), ("developer", parts), ("user", "u"), ("developer", "d")] == [
         (said["role"], said["content"])
-        for said in read({"instructions": "i", "input": items}, Ways(has_developers=True), earlier)["messages"]
+        for said in read({"instructions": "i", "input": items}, TranslationOptions(has_developers=True), earlier)[
+            "messages"
+        ]
     ]
 
 
 def test_for_other_engines_a_developer_is_a_system():
     """Also one that was sent before, to an engine that takes them."""
-    earlier = Earlier(messages=[{"role": "user", "content": "u"}, {"role": "developer", "content": "d"}])
+    earlier = ResolvedReferences(messages=[{"role": "user", "content": "u"}, {"role": "developer", "content": "d"}])
 
     assert ["user", "system", "system"] == [
-        said["role"] for said in read({"input": [{"role": "developer", "content": "x"}]}, Ways(), earlier)["messages"]
+        said["role"]
+        for said in read({"input": [{"role": "developer", "content": "x"}]}, TranslationOptions(), earlier)["messages"]
     ]
 
 
@@ -134,7 +137,7 @@ def test_for_other_engines_a_developer_is_a_system():
 )
 def test_a_last_reply_that_is_unfinished_is_gone_on_with(item, goes_on):
     """As its status says; any other is followed by a new one."""
-    chat = read({"input": [{"role": "user", "content": "hi"}, item]}, Ways())
+    chat = read({"input": [{"role": "user", "content": "hi"}, item]}, TranslationOptions())
 
     assert goes_on is chat.get("continue_final_message", False)
     assert goes_on is (chat.get("add_generation_prompt") is False)
@@ -145,7 +148,9 @@ def test_thoughts_that_cannot_be_read_do_not_reopen_the_reply_before_them():
     said = {"role": "assistant", "content": "a", "status": "completed"}
     lost = {"type": "reasoning", "summary": [], "encrypted_content": "gAAAA", "status": "incomplete"}
 
-    assert "continue_final_message" not in read({"input": [{"role": "user", "content": "hi"}, said, lost]}, Ways())
+    assert "continue_final_message" not in read(
+        {"input": [{"role": "user", "content": "hi"}, said, lost]}, TranslationOptions()
+    )
 
 
 def test_for_other_engines_systems_at_the_beginning_are_one():
@@ -156,18 +161,18 @@ def test_for_other_engines_systems_at_the_beginning_are_one():
         {"role": "user", "content": "u"},
         {"role": "system", "content": "s"},
     ]
-    earlier = Earlier(messages=[{"role": "system", "content": "e"}])
+    earlier = ResolvedReferences(messages=[{"role": "system", "content": "e"}])
 
     assert [("system", "i\n\ne\n\nd"), ("user", "u"), ("system", "s")] == [
         (said["role"], said["content"])
-        for said in read({"instructions": "i", "input": items}, Ways(), earlier)["messages"]
+        for said in read({"instructions": "i", "input": items}, TranslationOptions(), earlier)["messages"]
     ]
     parts = {"role": "developer", "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]}
     assert ["i\n\na\n\nb"] == [
-        said["content"] for said in read({"instructions": "i", "input": [parts]}, Ways())["messages"]
+        said["content"] for said in read({"instructions": "i", "input": [parts]}, TranslationOptions())["messages"]
     ]
-    assert 2 == len(read({"instructions": "i", "input": [image]}, Ways())["messages"])
-    assert 1 == len(read({"instructions": "", "input": "hi"}, Ways())["messages"])
+    assert 2 == len(read({"instructions": "i", "input": [image]}, TranslationOptions())["messages"])
+    assert 1 == len(read({"instructions": "", "input": "hi"}, TranslationOptions())["messages"])
 
 
 @pytest.mark.parametrize(
@@ -196,7 +201,7 @@ def test_for_other_engines_systems_at_the_beginning_are_one():
 def test_what_is_refused_is_named(fields, status, param):
     """400 for what is not served, 422 for what is wrong."""
     with pytest.raises(BadCall) as refusal:
-        read({"input": "hi", **fields}, Ways())
+        read({"input": "hi", **fields}, TranslationOptions())
 
     assert (status, param) == (refusal.value.status, refusal.value.param)
     assert param.split("[")[0].split(".")[0] in refusal.value.message
@@ -204,7 +209,7 @@ def test_what_is_refused_is_named(fields, status, param):
 
 def test_the_call_with_everything_is_read():
     """Else the test above would try nothing but refusals."""
-    chat = read(RICH, Ways(), EARLIER)
+    chat = read(RICH, TranslationOptions(), EARLIER)
 
     assert ["system", "user", "assistant", "tool", "tool", "assistant"] == [said["role"] for said in chat["messages"]]
     assert ["look"] == [tool["function"]["name"] for tool in chat["tools"]]

@@ -5,7 +5,7 @@ import pytest
 from proxy.errors import BadCall, NotValid
 from proxy.protocols.dialects.responses import RESPONSES
 from proxy.protocols.dialects.responses.tools import Tool, choose, read_tools
-from proxy.protocols.dialects.translation import Ways
+from proxy.protocols.dialects.translation import TranslationOptions
 
 LOOK = {"type": "function", "name": "look", "description": "d", "parameters": {"type": "object"}, "strict": True}
 PATCH = {
@@ -129,7 +129,7 @@ def test_items_may_offer_more_tools():
     more = {"type": "additional_tools", "tools": [{"type": "function", "name": "g"}, {"type": "custom", "name": "p"}]}
     update = {"type": "configuration_update", "reasoning": {"effort": "low"}}
     body = {"tools": [{"type": "function", "name": "f"}], "input": [more, update, {"role": "user", "content": "hi"}]}
-    chat = RESPONSES.read(body, Ways())
+    chat = RESPONSES.read(body, TranslationOptions())
 
     assert ["f", "g", "p"] == [tool["function"]["name"] for tool in chat["tools"]]
     assert [{"role": "user", "content": "hi"}] == chat["messages"]

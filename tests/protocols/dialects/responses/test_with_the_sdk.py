@@ -25,7 +25,7 @@ from responses_drawn import (
 
 from proxy.errors import NotFound
 from proxy.protocols.dialects.responses import RESPONSES
-from proxy.protocols.dialects.translation import Earlier, Ways
+from proxy.protocols.dialects.translation import ResolvedReferences, TranslationOptions
 
 EVENT = TypeAdapter(ResponseStreamEvent)
 
@@ -48,7 +48,7 @@ class Answering(httpx2.BaseTransport):
         self.asked.append(body)
         if self.error is not None:
             return httpx2.Response(404, content=self.error, headers={"Content-Type": "application/json"})
-        RESPONSES.read(body, Ways())
+        RESPONSES.read(body, TranslationOptions())
         if body.get("stream"):
             text, kind = stream_of(body, self.chunks), "text/event-stream"
         else:
@@ -125,7 +125,7 @@ def test_what_the_sdk_gathers_and_sends_back_is_what_was_sampled(connected, mess
 
     assert "".join(texts) == final.output_text == (said["content"] or "")
     assert TOLD.step_id in again.id
-    chat = RESPONSES.read(server.asked[1], Ways(), Earlier(calls=sampled_calls(said)))
+    chat = RESPONSES.read(server.asked[1], TranslationOptions(), ResolvedReferences(calls=sampled_calls(said)))
     assert [{"role": "user", "content": "hi"}, as_chat(said)] == chat["messages"]
 
 
@@ -139,7 +139,7 @@ def test_answers_are_parsed_by_a_schema():
         list(stream)
 
     assert Sums(total=4) == parsed.output_parsed == stream.get_final_response().output_parsed
-    form = RESPONSES.read(server.asked[0], Ways())["response_format"]
+    form = RESPONSES.read(server.asked[0], TranslationOptions())["response_format"]
     assert ("json_schema", "Sums", True) == (form["type"], form["json_schema"]["name"], form["json_schema"]["strict"])
     assert {"total"} == form["json_schema"]["schema"]["properties"].keys()
 
@@ -155,7 +155,7 @@ def test_a_tool_is_called_by_parsed_arguments():
     client.responses.create(model="gpt-5", input=[{"role": "user", "content": "go"}, item, output])
 
     assert Sums(total=4) == item.parsed_arguments
-    chat = RESPONSES.read(server.asked[1], Ways())["messages"]
+    chat = RESPONSES.read(server.asked[1], TranslationOptions())["messages"]
     assert [call] == chat[1]["tool_calls"]
     assert {"role": "tool", "tool_call_id": "c1", "content": "4"} == chat[2]
 
