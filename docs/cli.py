@@ -10,8 +10,8 @@ from typing import Any, Final, get_args, get_type_hints
 
 from typer.models import ArgumentInfo, CommandInfo, OptionInfo
 
+from proxy.cli.exit_codes import Exit
 from proxy.cli.main import app
-from proxy.cli.runner import Exit
 
 _NEEDED: Final = inspect.Parameter.empty
 _WORDS: Final = {int: "N", float: "NUMBER", Path: "PATH"}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
+from proxy.cli.exit_codes import Exit
 from proxy.cli.options import (
     USUAL_URL,
     AsJson,
@@ -21,7 +22,6 @@ from proxy.cli.options import (
     StoreUrl,
     tokentape,
 )
-from proxy.cli.runner import Exit
 
 if TYPE_CHECKING:
     from proxy.cli.show import ControlAddress
@@ -253,7 +253,7 @@ def check(
     """Say what is wrong with the configuration, the machine, the store and each engine, and how to mend it."""
     from proxy.cli.check import Finding, findings, one, print_findings  # noqa: PLC0415 - keeps `--help` quick  # noqa: PLC0415
     from proxy.cli.console import answers  # noqa: PLC0415
-    from proxy.cli.options import WrongSettings, settings_of  # noqa: PLC0415
+    from proxy.cli.settings import WrongSettings, settings_of  # noqa: PLC0415
 
     try:
         found = findings(settings_of(config, engine=engine, store=store, insecure=insecure, listen=listen))
@@ -273,7 +273,7 @@ def _place(url: str, store: str | None, api_key: str | None) -> "ControlAddress"
 
 def _settings(config: Path | None, **said: Any) -> "Settings":
     """The settings, with what was said on the command line on top; ends the command where they cannot be used."""
-    from proxy.cli.options import WrongSettings, settings_of  # noqa: PLC0415 - keeps `--help` quick
+    from proxy.cli.settings import WrongSettings, settings_of  # noqa: PLC0415 - keeps `--help` quick
 
     try:
         return settings_of(config, **said)

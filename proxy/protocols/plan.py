@@ -122,7 +122,7 @@ def make_plan(  # noqa: PLR0913 - a plan is all of this, and every argument has 
     ask = engine.ask(_wish(at, edited, asked, terms, headers or {}))
     sent_body = {**edited, **ask.fields}
     model_asked, model_served = _name(body.get("model")), _name(sent_body.get("model"))
-    renamed = model_asked if model_asked != model_served else None
+    renamed, replayed = model_asked if model_asked != model_served else None, framing == "replay"
     return Plan(
         step_id=step_id,
         rollout_id=rollout_id,
@@ -134,9 +134,7 @@ def make_plan(  # noqa: PLR0913 - a plan is all of this, and every argument has 
         request=body,
         body=sent_body,
         sent={"set": _changed(body, {**fields, **ask.fields}), "unset": sorted(unset | (taken & body.keys()))},
-        view=ClientView(
-            dialect, engine, ask.hidden, asked.choices, renamed, framing == "replay", asked.usage, terms.tokens
-        ),
+        view=ClientView(dialect, engine, ask.hidden, asked.choices, renamed, replayed, asked.usage, terms.tokens),
         model_asked=model_asked,
         model_served=model_served,
         sampling=_sampling(dialect, sent_body, engine, at.traits, logprobs_mode or engine.logprobs_mode),

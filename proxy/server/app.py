@@ -4,7 +4,7 @@ Holds `make_app`, the opening and closing of the long-lived parts, and the one p
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from typing import Protocol, TypeVar
 
@@ -28,7 +28,7 @@ from proxy.api.memory_limit import InFlightBytes
 from proxy.api.model.routes import CALLS, MODEL_ROUTES, OTHERS, answer
 from proxy.api.ui.routes import PAGE_ROUTES
 from proxy.clock import Clock, SystemClock, new_id
-from proxy.config.sections import AgentsSettings, StoreSettings
+from proxy.config.sections import AgentsSettings, EndpointSettings, StoreSettings
 from proxy.config.settings import Settings
 from proxy.protocols.sampling import Sampling
 from proxy.rollouts.audit.background import BackgroundAudit
@@ -44,7 +44,7 @@ from proxy.rollouts.opening import RolloutOpener
 from proxy.rollouts.policy import Pause, Policy
 from proxy.rollouts.recorder import Recorder
 from proxy.rollouts.reservations import StepReservations
-from proxy.telemetry.metrics import make_metrics
+from proxy.telemetry.metrics import Metrics, make_metrics
 from proxy.telemetry.multiprocess import WorkerMetrics, WorkerSlot
 from proxy.upstream import Upstream
 from proxy.upstream.registry import EndpointRegistry
@@ -144,25 +144,16 @@ async def _make_parts(
     opened = store or _kept(stack, await open_store(settings.store.url, store_options(settings.store)))
     secret = await opened.set_once(_SECRET, clock.entropy(32))  # first: a start without a store ends here
     upstream = _kept(stack, Upstream(settings.engines, metrics))
-    audit = _kept(stack, BackgroundAudit(settings.audit.sample_rate, upstream, metrics, clock))
-    audit.start()
-    spool = Journal(settings.store.spool_path) if settings.store.on_failure == "spool" else None
     lifetimes = await _kept(stack, Lifetimes(opened, metrics)).start()
-    recorder = _kept(stack, Recorder(opened, metrics, clock, spool, lifetimes.origin, [audit.offer]))
-    agents = settings.agents
-    pressure = InFlightBytes(
-        agents.max_bytes_in_flight, agents.client_stall_timeout_s, metrics, lambda: recorder.kept_bytes
-    )
+    audit = _kept(stack, _audit(settings, upstream, metrics, clock))
+    recorder = _kept(stack, Recorder(opened, metrics, clock, _journal(settings.store), lifetimes.origin, [audit.offer]))
     tokenizers = Tokenizers(settings.engines.endpoints)
-    follow = [upstream.replace, tokenizers.replace, lambda said: metrics.keep_engines({one.label for one in said})]
-    fleet = EndpointRegistry(opened.announcements, settings.engines.endpoints, follow)
-    pause = _pause(opened, clock, agents, fleet)
+    fleet = _registry(opened, settings, metrics, [upstream.replace, tokenizers.replace])
+    pause = _pause(opened, clock, settings.agents, fleet)
     app[ROLLOUT_SERVERS] = _kept(stack, RolloutServers(settings.osmosis))  # closed before the recorder: it notes cuts
     await _kept(stack, pause).start()
-    policy = Policy()
-    stopping = asyncio.Event()
-    drift = DriftReporter(opened, clock, metrics, upstream, tokenizers)
-    totals_of_drift = DriftTotals(drift, recorder.tasks, stopping)
+    policy, stopping = Policy(), asyncio.Event()
+    drift_totals = DriftTotals(DriftReporter(opened, clock, metrics, upstream, tokenizers), recorder.tasks, stopping)
     return Context(
         settings=settings,
         clock=clock,
@@ -170,9 +161,9 @@ async def _make_parts(
         store=opened,
         upstream=upstream,
         recorder=recorder,
-        pressure=_kept(stack, pressure),
+        pressure=_kept(stack, _memory_limit(settings.agents, metrics, recorder)),
         attempts=IdempotencyKeys(opened, clock),
-        agent_keys=_keys(agents.api_keys),
+        agent_keys=_keys(settings.agents.api_keys),
         control_keys=_keys(settings.control.api_keys),
         secret=secret,
         sampling=Sampling(settings.sampling.override, settings.sampling.default, settings.sampling.cap),
@@ -184,7 +175,7 @@ async def _make_parts(
         lifetimes=lifetimes,
         policy=policy,
         opener=RolloutOpener(opened, clock, metrics, recorder, [policy, fleet, pause]),
-        finisher=Finisher(opened, clock, totals_of_drift, GroupCompletion(opened, clock, metrics)),
+        finisher=Finisher(opened, clock, drift_totals, GroupCompletion(opened, clock, metrics)),
         stopping=stopping,
     )
 
@@ -197,6 +188,33 @@ def _pause(store: Store, clock: Clock, agents: AgentsSettings, fleet: EndpointRe
         timeout_s=agents.pause_timeout_s,
         tell=fleet.told,
     )
+
+
+def _registry(
+    store: Store,
+    settings: Settings,
+    metrics: Metrics,
+    followers: Sequence[Callable[[Sequence[EndpointSettings]], None]],
+) -> EndpointRegistry:
+    def keep_metrics(endpoints: Sequence[EndpointSettings]) -> None:
+        metrics.keep_engines({endpoint.label for endpoint in endpoints})
+
+    return EndpointRegistry(store.announcements, settings.engines.endpoints, [*followers, keep_metrics])
+
+
+def _memory_limit(agents: AgentsSettings, metrics: Metrics, recorder: Recorder) -> InFlightBytes:
+    limit, timeout_s = agents.max_bytes_in_flight, agents.client_stall_timeout_s
+    return InFlightBytes(limit, timeout_s, metrics, lambda: recorder.kept_bytes)
+
+
+def _audit(settings: Settings, upstream: Upstream, metrics: Metrics, clock: Clock) -> BackgroundAudit:
+    audit = BackgroundAudit(settings.audit.sample_rate, upstream, metrics, clock)
+    audit.start()
+    return audit
+
+
+def _journal(settings: StoreSettings) -> Journal | None:
+    return Journal(settings.spool_path) if settings.on_failure == "spool" else None
 
 
 def _keys(keys: Iterable[SecretStr]) -> KeyRing:

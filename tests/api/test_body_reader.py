@@ -198,4 +198,4 @@ async def test_what_a_request_reserved_is_free_again_when_it_is_answered(store, 
             async with http.request(method, served.url + path, data=data) as answer:
                 await answer.read()
             async with http.get(served.url + "/metrics") as metrics:
-                assert "tokentape_held_bytes 0.0" in await metrics.text()
+                assert "tokentape_in_flight_bytes 0.0" in await metrics.text()

@@ -14,8 +14,8 @@ import pytest
 from commands import TOKENTAPE, run, started
 from typer.testing import CliRunner
 
+from proxy.cli.exit_codes import Exit
 from proxy.cli.main import app
-from proxy.cli.runner import Exit
 
 
 def test_serve_starts_the_simulator_says_so_records_exports_and_stops_cleanly(tmp_path):

@@ -4,8 +4,8 @@ from importlib.metadata import version
 
 from typer.testing import CliRunner
 
+from proxy.cli.exit_codes import Exit
 from proxy.cli.main import app
-from proxy.cli.runner import Exit
 
 
 def test_the_version_is_the_packages():

@@ -5,7 +5,8 @@ import asyncio
 import pytest
 import typer
 
-from proxy.cli.runner import Exit, fail, run
+from proxy.cli.exit_codes import Exit
+from proxy.cli.runner import fail, run
 from storage.errors import StoreUnreachable
 
 

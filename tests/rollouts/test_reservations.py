@@ -98,7 +98,7 @@ async def test_a_call_whose_client_leaves_has_its_step(proxy, store, engine, htt
 async def test_a_long_call_keeps_its_place(proxy, store, engine, http, monkeypatch):
     """Its lease is renewed for as long as it lasts: here the first one is over at once, and the renewed one holds."""
     monkeypatch.setattr(places, "_RENEW_S", 0.02)
-    monkeypatch.setattr("proxy.api.model.admission.LEASE_MS", 1)
+    monkeypatch.setattr("proxy.rollouts.opening.LEASE_MS", 1)
     hold, renewed = store.reservations.extend, set()
 
     async def counted(rollout, incarnation, place):

@@ -288,16 +288,16 @@ async def away(*_, **__):
 async def test_a_claim_that_ends_in_any_other_way_leaves_every_reward_as_it_was(proxy, store, monkeypatch, how):
     """A fault of ours, or a process that is told to stop."""
     members = await proxy.group("g", 1, 0)
-    gather = claims.gather
+    gather = claims.read_group_rows
 
     async def interrupted(*given, **named):
         await gather(*given, **named)
         raise RuntimeError if how == "failed" else asyncio.CancelledError
 
-    monkeypatch.setattr(claims, "gather", interrupted)
+    monkeypatch.setattr(claims, "read_group_rows", interrupted)
     with contextlib.suppress(aiohttp.ClientError):
         assert 500 == (await proxy.post("/batches/claim", {"consumer": "trainer"})).status
-    monkeypatch.setattr(claims, "gather", gather)
+    monkeypatch.setattr(claims, "read_group_rows", gather)
     patched = [(await proxy.patch(f"/rollouts/{member}", {"reward": 5})).status for member in members]
 
     assert [200, 200] == patched
@@ -316,7 +316,7 @@ async def test_the_rewards_of_a_dropped_group_can_be_changed(proxy):
 async def test_a_claim_that_lost_its_lease_leaves_the_rewards_of_whoever_has_the_group(proxy, store, monkeypatch):
     """They are frozen for that one now."""
     (member,) = await proxy.group("g", 1)
-    render, going, go_on = claims.gather, asyncio.Event(), asyncio.Event()
+    render, going, go_on = claims.read_group_rows, asyncio.Event(), asyncio.Event()
 
     async def slow(*given, **named):
         found = await render(*given, **named)
@@ -324,10 +324,10 @@ async def test_a_claim_that_lost_its_lease_leaves_the_rewards_of_whoever_has_the
         await go_on.wait()
         raise StoreUnreachable("the test took the store away") if named else found
 
-    monkeypatch.setattr(claims, "gather", slow)
+    monkeypatch.setattr(claims, "read_group_rows", slow)
     first = asyncio.ensure_future(proxy.post("/batches/claim", {"consumer": "slow", "lease_s": 0.001}))
     await going.wait()
-    monkeypatch.setattr(claims, "gather", render)
+    monkeypatch.setattr(claims, "read_group_rows", render)
     second = await proxy.claim(wait_s=5)
     go_on.set()
 

@@ -78,7 +78,7 @@ async def gathered_of(group, wanted, *, whole=False):
     """The group, gathered from these steps as if a store had them."""
     by_name = {rollout.rollout_id: steps for rollout, steps in group}
 
-    async def read_steps(_parts, rollout, *, whole):
+    async def read_steps(_store, rollout, *, whole):
         match by_name[rollout.rollout_id]:
             case "deleted":
                 raise no_rollout(rollout.rollout_id)
@@ -98,7 +98,7 @@ async def no_tokenizer(_name):
     return None
 
 
-PARTS = SimpleNamespace(tokenizers=SimpleNamespace(of=no_tokenizer))  # all that rows need of them
+PARTS = SimpleNamespace(store=None, tokenizers=SimpleNamespace(of=no_tokenizer))  # all that rows need of them
 
 
 def wanted_of(name, advantage="given", **options):

@@ -1,9 +1,9 @@
 """The description of every route."""
 
 from proxy.api.compat import COMPAT_ROUTES
+from proxy.api.compat.atropos.calls import SESSION_CALL_ROUTES
 from proxy.api.compat.atropos.generate import GENERATE
 from proxy.api.compat.atropos.sessions import SESSION_ROUTES
-from proxy.api.compat.call_routes import CALL_ROUTES
 from proxy.api.compat.osmosis.callbacks import COMPLETED
 from proxy.api.control import CONTROL_ROUTES
 from proxy.api.control.openapi import ROUTES, describe
@@ -13,7 +13,7 @@ from proxy.protocols.dialects import DIALECTS, TRANSLATORS
 
 async def test_every_route_is_described(proxy):
     """Of the control API just those that are there; of the model API every dialect and callback, under every prefix."""
-    routes = (*CONTROL_ROUTES, *COMPAT_ROUTES, *SESSION_ROUTES, *CALL_ROUTES, *PAGE_ROUTES)
+    routes = (*CONTROL_ROUTES, *COMPAT_ROUTES, *SESSION_ROUTES, *SESSION_CALL_ROUTES, *PAGE_ROUTES)
     control = {(route.method.lower(), route.path.replace(":[^/]+", "")) for route in routes}
     described = {(route.method, route.path) for route in ROUTES}
     calls = {

@@ -72,7 +72,7 @@ async def test_a_page_that_is_none_is_400(proxy, query):
 def length(request, monkeypatch):
     """A short rollout is read in one round trip, a long one page by page: here, by pages of one record."""
     if request.param == "long":
-        monkeypatch.setattr("proxy.api.control.steps._PAGE", 1)
+        monkeypatch.setattr("proxy.rollouts.steps._PAGE", 1)
     return request.param
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.cli.options import WrongSettings, settings_of
+from proxy.cli.settings import WrongSettings, settings_of
 
 
 def test_the_command_line_wins_over_the_file_and_leaves_the_rest(tmp_path):

@@ -1,0 +1,98 @@
+"""A proxy before the simulator, and agents that call it."""
+
+from types import SimpleNamespace
+
+import aiohttp
+import pytest
+from fakes import settings_for
+
+from proxy.server.listener import running, simulating
+from proxy.simulator.options import Options
+
+
+@pytest.fixture
+def said():
+    """Settings of the proxy beyond the defaults; a test module may say its own."""
+    return {}
+
+
+@pytest.fixture
+async def proxy(store, said):
+    """A client of the proxy for a test: `get`, `post`, `patch`, `delete` give status and JSON; `chat` makes a recorded call."""
+    async with (
+        simulating("127.0.0.1:0", Options()) as engine,
+        aiohttp.ClientSession() as http,
+        running(settings_for(engine, **said), store) as served,
+    ):
+        yield ProxyClient(http, served.url)
+
+
+class ProxyClient:
+    def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
+        self.http, self.url = http, url
+
+    async def call(self, method: str, path: str, *, headers=None, **named) -> SimpleNamespace:
+        async with self.http.request(method, self.url + path, headers=headers, **named) as answer:
+            text = await answer.read()
+            told = await answer.json() if text and answer.content_type == "application/json" else None
+            return SimpleNamespace(status=answer.status, json=told, text=text, headers=answer.headers)
+
+    async def get(self, path: str, **named):
+        return await self.call("GET", path, **named)
+
+    async def post(self, path: str, body=None, **named):
+        return await self.call("POST", path, json=body, **named)
+
+    async def patch(self, path: str, body=None):
+        return await self.call("PATCH", path, json=body)
+
+    async def delete(self, path: str):
+        return await self.call("DELETE", path)
+
+    async def chat(self, rollout: str, *messages, **fields):
+        """One recorded call; gives the reply's message and its step id."""
+        body = {
+            "model": "policy",
+            "messages": list(messages) or [{"role": "user", "content": "hi"}],
+            "seed": 1,
+            **fields,
+        }
+        answer = await self.post(f"/rollouts/{rollout}/v1/chat/completions", body)
+        assert 200 == answer.status, answer.text
+        return SimpleNamespace(message=answer.json["choices"][0]["message"], step_id=answer.headers["X-Step-Id"])
+
+    async def put(self, path: str, body=None):
+        return await self.call("PUT", path, json=body)
+
+    async def group(self, name: str, *rewards: float | None, finish: bool = True, **terms) -> list[str]:
+        """A group with a rollout of one call for each reward, finished: the ids of its rollouts."""
+        opened = await self.post("/groups", {"group_id": name, "size": len(rewards), "rollout": terms})
+        assert 201 == opened.status, opened.text
+        members = [rollout["rollout_id"] for rollout in opened.json["rollouts"]]
+        for member, reward in zip(members, rewards, strict=True):
+            await self.chat(member)
+            if finish:
+                await self.finish(member, reward=reward)
+        return members
+
+    async def finish(self, rollout: str, **said):
+        said = {name: value for name, value in said.items() if value is not None}
+        return await self.post(f"/rollouts/{rollout}/finish", {"status": "completed", **said})
+
+    async def claim(self, **said):
+        answer = await self.post("/batches/claim", {"consumer": "trainer", **said})
+        assert 200 == answer.status, answer.text
+        return answer.json
+
+    async def status(self, group: str) -> str:
+        return (await self.get(f"/groups/{group}")).json["status"]
+
+    async def turns(self, rollout: str, count: int) -> list[str]:
+        """A conversation of so many turns: the ids of its steps."""
+        messages, steps = [], []
+        for turn in range(count):
+            messages.append({"role": "user", "content": f"turn {turn}"})
+            said = await self.chat(rollout, *messages)
+            messages.append({"role": "assistant", "content": said.message["content"]})
+            steps.append(said.step_id)
+        return steps
