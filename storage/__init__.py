@@ -1,14 +1,14 @@
-"""Bytes, names and counts, kept durably over the Redis protocol. Imports nothing of `proxy`.
+"""Durable storage of names, bytes and counts on Redis or Valkey; imports nothing of `proxy`.
 
-    types      the values that cross the protocols
+    types      the values that the protocols take and return
     errors     the errors
-    store      the protocols: the verbs and what each promises
-    queue      the protocol of the queue of groups
-    options    the options of a store and its URL
-    redis/     the store on Redis or Valkey
+    queue      protocol: the queue of groups
+    store      protocol: the store
+    options    options of a store, and its URL
+    redis/     the implementation on Redis or Valkey
     embedded/  the bundled valkey-server
 
-Each imports only what is above it; `redis/` and `embedded/` do not import each other.
+Each module imports only modules above it; `redis/` and `embedded/` do not import each other.
 """
 
 import sys
@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from storage.errors import StorageError
-from storage.options import Address, StoreOptions, read_url
+from storage.options import Address, StoreOptions, parse_url
 from storage.redis.cluster import Cluster
 from storage.redis.connections import Servers, SingleServer, connections_to, connections_to_socket
 from storage.redis.durability import barrier_for
@@ -29,17 +29,20 @@ if TYPE_CHECKING:
 
 __all__ = ["StoreOptions", "open_store", "start_shared"]
 
-# The `tokentape` command looks for this line before it imports the package; see tokentape/__main__.py.
 DISTRIBUTION = "tokentape"
 
 
 async def open_store(url: str, options: StoreOptions | None = None) -> Store:
     """Open the store at `url`: `embedded:PATH`, `unix:PATH`, `redis://`, `rediss://`, `redis+cluster://`, ….
 
-    It is reached and checked before this returns. Raises `ValueError` for a URL that is none, `StoreUnreachable` when nothing
-    answers, `StorageError` when what answers cannot keep what the options promise.
+    Connects to the servers and checks them before it returns.
+
+    Raises:
+        ValueError: the URL is invalid.
+        StoreUnreachable: a server does not respond.
+        StorageError: a server is not supported or cannot provide the durability of the options.
     """
-    address = read_url(url)
+    address = parse_url(url)
     options = options or StoreOptions()
     if address.kind == "embedded":
         return await _open_embedded(address, options)
@@ -52,11 +55,12 @@ async def open_store(url: str, options: StoreOptions | None = None) -> Store:
 
 
 async def start_shared(url: str, options: StoreOptions) -> "EmbeddedServer | None":
-    """The server of an embedded store, for processes that open it by `unix:` and its socket; None for any other URL.
+    """Start the server of an embedded store and return it; return None for any other URL.
 
-    It is started here, and its starter's to stop. Raises as `open_store` does.
+    Other processes open the store with `unix:` and the path of the server's socket. The caller stops the server. Raises the
+    same errors as `open_store`.
     """
-    address = read_url(url)
+    address = parse_url(url)
     return await _start(address, options) if address.kind == "embedded" else None
 
 
@@ -67,10 +71,12 @@ async def _open_embedded(address: Address, options: StoreOptions) -> Store:
 
 async def _start(address: Address, options: StoreOptions) -> "EmbeddedServer":
     if options.durability == "replicated":
-        raise ValueError("an embedded store has no replicas: choose durability acknowledged or fsync, or another store")
+        raise ValueError(
+            "an embedded store has no replicas: set durability to acknowledged or fsync, or use another store"
+        )
     if sys.platform == "win32":
-        raise StorageError("there is no embedded store on Windows: use a server of your own (redis://…)")
-    from storage.embedded.server import start_embedded  # noqa: PLC0415 - needs fcntl, which Windows has not
+        raise StorageError("the embedded store is not available on Windows: use a Redis or Valkey server (redis://…)")
+    from storage.embedded.server import start_embedded  # noqa: PLC0415 - needs fcntl, which Windows does not have
 
     return await start_embedded(address.path, options.durability)
 
@@ -79,10 +85,10 @@ async def _open(
     servers: Servers, options: StoreOptions, stop: Callable[[], Awaitable[None]] | None = None
 ) -> RedisStore:
     try:
-        every = [(server, await fetch_info(server)) for server in await servers.all()]
-        for _, facts in every:
-            check_supported(facts, in_cluster=isinstance(servers, Cluster))
-        barrier = await barrier_for(every, options)
+        infos = [(server, await fetch_info(server)) for server in await servers.all()]
+        for _, info in infos:
+            check_supported(info, in_cluster=isinstance(servers, Cluster))
+        barrier = await barrier_for(infos, options)
     except BaseException:
         await servers.close()
         if stop:

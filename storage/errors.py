@@ -1,4 +1,4 @@
-"""The errors that a store may raise."""
+"""The errors that a store raises."""
 
 from collections.abc import Sequence
 
@@ -6,32 +6,32 @@ from storage.types import StoredEntity
 
 
 class StorageError(Exception):
-    """Something the store could not do, in one sentence. The kinds below say what to do about it."""
+    """The store cannot do what was requested. The subclasses are the cases that callers handle."""
 
 
 class StoreUnreachable(StorageError):
-    """The store cannot be reached, or answered that it cannot write now. Try again later."""
+    """The store cannot be reached, or it cannot accept writes at the moment. Retry later."""
 
 
 class RolloutDeleted(StorageError):
-    """The rollout was deleted since it was opened (and maybe opened anew). Nothing was stored."""
+    """The rollout was deleted after it was opened, and possibly opened again. Nothing was stored."""
 
 
 class RolloutExpired(StorageError):
-    """The rollout has expired since it was opened. Nothing was stored: append again, with its origin and all blocks."""
+    """The rollout expired after it was opened. Nothing was stored: append again, with an origin and all blocks."""
 
 
 class MissingBlocks(StorageError):
-    """Blocks that a record leans on are not in the store; nothing was written. Send them along."""
+    """The record requires blocks that are not in the store. Nothing was stored: append again with these blocks."""
 
     def __init__(self, names: Sequence[bytes]) -> None:
-        super().__init__(f"{len(names)} blocks that the record leans on are not in the store")
+        super().__init__(f"{len(names)} blocks that the record requires are not in the store")
         self.names = tuple(names)
 
 
 class FieldsChanged(StorageError):
-    """A field did not have the expected value; nothing was written. `rollout` is how it stands now."""
+    """A field does not have the expected value. Nothing was stored; `rollout` is the current state."""
 
     def __init__(self, rollout: StoredEntity) -> None:
-        super().__init__(f"the fields of rollout {rollout.name!r} are not as expected")
+        super().__init__(f"the fields of rollout {rollout.name!r} do not have the expected values")
         self.rollout = rollout

@@ -1,8 +1,4 @@
-"""What people say about a store: its URL and its options.
-
-Holds `StoreOptions`, `Address` and the reading of a URL into one. It must not connect, start or open anything, and
-reads no environment: secrets come in with the options.
-"""
+"""The options of a store, and the parsing of its URL. Environment variables are not read."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +8,7 @@ from urllib.parse import unquote
 Durability = Literal["acknowledged", "fsync", "replicated"]
 Kind = Literal["embedded", "unix", "single", "cluster"]
 
-_KNOWN_FORMS: Final = (
+_VALID_FORMS: Final = (
     "embedded:PATH, unix:PATH, redis://[USER:PASSWORD@]HOST[:PORT][/DB], rediss://… (TLS), "
     "redis+cluster://HOST[:PORT][,HOST[:PORT]…] and rediss+cluster://…"
 )
@@ -28,12 +24,13 @@ _DEFAULT_PORT: Final = 6379
 
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
-    """How to use a store.
+    """Options of a store.
 
-    `ttl_s`: rollouts that nothing is written to for so long vanish; None: never. `durability`: when a write counts as
-    done: at the server's reply, on its disk, or on `replicas` replicas. `timeout_s` bounds every wait for the store.
-    `username`, `password` win over those in the URL. `ca_file` is for TLS; None: the system's authorities.
-    `max_connections` are kept to each server; more callers wait for a free one.
+    `ttl_s`: lifetime of a rollout after its last write; None: no expiry. `durability`: a write is complete when the server
+    has replied (`acknowledged`), when it is on the server's disk (`fsync`), or when it is on `replicas` replicas
+    (`replicated`). `timeout_s` limits every wait for the store. `username` and `password` override those in the URL.
+    `ca_file`: certificate authorities for TLS; None: those of the system. `max_connections`: connections per server; callers
+    wait for a free connection when all are in use.
     """
 
     prefix: str = "tt"
@@ -49,17 +46,17 @@ class StoreOptions:
     def __post_init__(self) -> None:
         if not self.prefix or "{" in self.prefix or "}" in self.prefix:
             raise ValueError(
-                f"the prefix {self.prefix!r} must not be empty or hold braces: they mark a cluster's slots"
+                f"the prefix {self.prefix!r} must not be empty or contain braces, which determine the cluster slot"
             )
         for name in ("ttl_s", "replicas", "timeout_s", "max_connections"):
             number = getattr(self, name)
             if number is not None and number <= 0:
-                raise ValueError(f"{name} must be more than 0, not {number}")
+                raise ValueError(f"{name} must be greater than 0, not {number}")
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A store's URL, taken apart. `path` is of an embedded store or a unix socket, `hosts` of all others."""
+    """A parsed store URL. `path` is set for embedded stores and Unix sockets, `hosts` for all others."""
 
     kind: Kind
     path: Path = Path()
@@ -70,24 +67,24 @@ class Address:
     password: str | None = field(default=None, repr=False)
 
 
-def read_url(url: str) -> Address:
-    """The address that a URL names. Raises `ValueError` saying what is wrong with it, without its password."""
+def parse_url(url: str) -> Address:
+    """Parse a store URL. Raises `ValueError` for an invalid URL; the message does not contain the password."""
     scheme, _, rest = url.partition(":")
     if scheme in _PATH_SCHEMES:
         if not rest:
             raise ValueError(f"{scheme}: needs a path, as in {scheme}:./data")
         return Address(_PATH_SCHEMES[scheme], path=Path(rest).expanduser())
     if scheme not in _SCHEMES or not rest.startswith("//"):
-        raise ValueError(f"a store's URL cannot begin with {scheme!r}; known forms are {_KNOWN_FORMS}")
+        raise ValueError(f"a store URL cannot start with {scheme!r}; valid forms are {_VALID_FORMS}")
     kind, tls = _SCHEMES[scheme]
-    credentials, _, where = rest[2:].rpartition("@")
+    credentials, _, netloc = rest[2:].rpartition("@")
     username, _, password = credentials.partition(":")
-    where, _, db = where.partition("/")
+    netloc, _, db = netloc.partition("/")
     if db and (kind == "cluster" or not db.isdecimal()):
-        raise ValueError(f"/{db} cannot stand in a store's URL: a database is a number, and a cluster has none")
+        raise ValueError(f"invalid database /{db} in the store URL: a database is a number, and a cluster has none")
     return Address(
         kind,
-        hosts=_read_hosts(kind, where),
+        hosts=_parse_hosts(kind, netloc),
         tls=tls,
         db=int(db or 0),
         username=unquote(username) or None,
@@ -95,16 +92,16 @@ def read_url(url: str) -> Address:
     )
 
 
-def _read_hosts(kind: Kind, where: str) -> tuple[tuple[str, int], ...]:
-    """The hosts of a URL. An IPv6 address stands in brackets."""
+def _parse_hosts(kind: Kind, netloc: str) -> tuple[tuple[str, int], ...]:
+    """Parse the hosts of a URL. IPv6 addresses are in brackets."""
     hosts = []
-    for part in where.split(","):
+    for part in netloc.split(","):
         head, bracket, tail = part.rpartition("]")
         host, colon, port = tail.partition(":")
         host = head.removeprefix("[") if bracket else host
         if not host or (colon and not (port.isdecimal() and 0 < int(port) < 65_536)):
-            raise ValueError(f"{part!r} is not HOST or HOST:PORT; known forms of a store's URL are {_KNOWN_FORMS}")
+            raise ValueError(f"{part!r} is not HOST or HOST:PORT; valid forms of a store URL are {_VALID_FORMS}")
         hosts.append((host, int(port) if colon else _DEFAULT_PORT))
     if kind == "single" and len(hosts) > 1:
-        raise ValueError(f"{where!r} names several hosts; for a cluster, write redis+cluster://{where}")
+        raise ValueError(f"{netloc!r} has more than one host; for a cluster, use redis+cluster://{netloc}")
     return tuple(hosts)

@@ -1,8 +1,7 @@
-"""The verbs of the queue of groups, and what each promises.
+"""The protocol of the queue of groups.
 
-A group that was offered waits until somebody holds it, for as
-long as a lease; whose lease ran out waits again. It deals in names, bytes and milliseconds only: nothing here knows what a
-policy, a trainer or a rollout is.
+A group in the queue is available until a holder claims it for the time of a lease. When the lease expires, it is available
+again. The queue has names, bytes and milliseconds; it does not interpret them.
 """
 
 from collections.abc import Mapping
@@ -12,10 +11,10 @@ from storage.types import QueuedGroup, StoredEntity
 
 
 class Queue(Protocol):
-    """Groups, each held by at most one holder at a time. Every verb raises `StoreUnreachable` like those of `Store`.
+    """Groups, each with at most one holder at a time. Every method raises `StoreUnreachable` as those of `Store` do.
 
-    Each verb moves a group and sets fields of it at once or not at all (None removes a field), and may safely be asked
-    again when its answer was lost. A holder's name must be used for one taking only.
+    Each method moves a group and sets fields of it (None removes a field) in one transaction, and is safe to repeat if its
+    response was lost. A holder name must be used for one claim only.
     """
 
     async def enqueue(
@@ -27,34 +26,34 @@ class Queue(Protocol):
         expect: Mapping[str, bytes | None],
         now_ms: int,
     ) -> StoredEntity | None:
-        """Set fields as `Store.update_if` does, and put the group in the queue, once, if all of `expect` hold.
+        """Set fields as `Store.update_if` does and add the group to the queue, if all fields have the expected values.
 
-        None if there is no such group. Raises `FieldsChanged` if an expectation fails.
+        Returns None if the group does not exist. Raises `FieldsChanged` if a field does not have the expected value.
         """
         ...
 
     async def list_available(self, limit: int) -> list[QueuedGroup]:
-        """Groups that nobody holds, the longest waiting first (to the millisecond): at least the first `limit` of them."""
+        """Return groups that have no holder, oldest first (to the millisecond): at least the first `limit` of them."""
         ...
 
     async def claim(
         self, group: QueuedGroup, holder: str, fields: Mapping[str, bytes | None], *, lease_ms: int, now_ms: int
     ) -> bool:
-        """Hold a group that nobody holds, for up to `MAX_LEASE_MS`; whether it is held now."""
+        """Claim a group that has no holder, for at most `MAX_LEASE_MS`; return whether this holder has it now."""
         ...
 
     async def extend(
         self, group: QueuedGroup, holder: str, fields: Mapping[str, bytes | None], *, lease_ms: int, now_ms: int
     ) -> bool:
-        """Hold it for so long from now on; False if it is somebody else's, or nobody's any more."""
+        """Set the lease to end this long from now; return False if another holder, or none, has the group."""
         ...
 
     async def release(
         self, group: QueuedGroup, holder: str, fields: Mapping[str, bytes | None], *, now_ms: int
     ) -> bool:
-        """Let it wait again, in its old place; False if it was not this holder's."""
+        """Return the group to its old position in the queue; return False if this holder does not have it."""
         ...
 
     async def remove(self, group: QueuedGroup, holder: str, fields: Mapping[str, bytes | None], *, now_ms: int) -> bool:
-        """Take it out of the queue for good; False if it was not this holder's, also the second time."""
+        """Remove the group from the queue; return False if this holder does not have it (also on a repeated call)."""
         ...

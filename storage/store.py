@@ -1,7 +1,7 @@
-"""The verbs of the store and what each promises.
+"""The protocols of a store: its methods and their guarantees.
 
-It deals in bytes, names and counts only: nothing here knows what a step, a token or an HTTP request is. A *rollout* is to this
-file just a name with fields, counts, an ordered list of named records, a set of named blocks that records lean on, and marks.
+A store has names, bytes and counts; it does not interpret them. A *rollout* is a name with fields, counts, an ordered list of
+named records, a set of named blocks that records share, and marks.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -23,97 +23,101 @@ from storage.types import (
 
 
 class Announcements(Protocol):
-    """Small values that every `Store.open` tells along, whoever opens whatever. They live for ever."""
+    """Small values that every `Store.open` returns together with the rollout. They do not expire."""
 
     async def announce(self, name: str, value: bytes) -> Announcement:
-        """Set one, and give it back. Every `open` that begins after this returned tells it, or what was announced after it."""
+        """Set a value and return it. Each `open` that starts after this returned gets this value or a later one."""
         ...
 
     async def read(self) -> dict[str, Announcement]:
-        """All of them."""
+        """Return all announcements."""
         ...
 
     async def heartbeat(
         self, name: str, value: bytes, *, lifetime_ms: int
     ) -> tuple[dict[str, Announcement], dict[str, bytes]]:
-        """Say a value that is forgotten after its life (0: at once); give back all notices, and all values that are alive.
+        """Set a value that expires after its lifetime (0: at once); return all announcements and all values not expired.
 
-        A value is kept in memory only: no durability is waited for.
+        Heartbeats do not wait for durability.
         """
         ...
 
 
 class Reservations(Protocol):
-    """Places for records to come, of rollouts that take only so many: those with a field `places`, a number.
+    """Reservations for records of rollouts that have a limit on records (a field `places` with a number).
 
-    `Store.open` gives one, the record of its name takes it up, and it comes free when its lease is over.
+    `Store.open` makes a reservation, `Store.append` of the record with its name uses it up, and it ends with its lease.
     """
 
     async def extend(self, rollout: str, incarnation: str, reservation: Reservation) -> None:
-        """Hold a place for so long from now; 0: no more. Nothing happens if that life of the rollout is over."""
+        """Set the lease to end this long from now; 0 releases the reservation.
+
+        Does nothing if the rollout has another incarnation now.
+        """
         ...
 
 
 class Changes(Protocol):
-    """The changes of a store's rollouts, by whatever process."""
+    """Notifications about changes of rollouts, made by any process. They are not stored."""
 
     def subscribe(self) -> AbstractAsyncContextManager[AsyncIterator[Change | None]]:
-        """Listen. Every change after the context was entered is given, in the order of each rollout; it never ends.
+        """Iterate over the changes after the context was entered, in order for each rollout, without end.
 
-        None says that nothing was heard for some seconds, and that the store is still there. Raises `StoreUnreachable` when it
-        is not, on entering or later: what changes from then on is not told, so look anew after following again.
+        None means that nothing was received for some seconds and that the store still responds. Raises `StoreUnreachable` if
+        it does not, on entering or later. Changes made while not subscribed are lost: read the rollouts after subscribing
+        again.
         """
         ...
 
 
 class Store(Protocol):
-    """Rollouts kept durably. Every verb raises `StoreUnreachable` when the store cannot be reached in time.
+    """Rollouts in durable storage. Every method raises `StoreUnreachable` if the store does not respond in time.
 
-    Every verb may safely be asked again when its answer was lost. What is written to a rollout renews its lifetime, if
-    the store gives it one; reading does not.
+    Every method is safe to repeat if its response was lost. Each write to a rollout restarts its lifetime (TTL), if the store
+    has one; a read does not.
     """
 
     async def open(
         self, rollout: str, fields: Mapping[str, bytes], *, now_ms: int, reservation: Reservation | None = None
     ) -> StoredEntity:
-        """Give back the rollout of this name, making it with `fields` if there is none. One round trip.
+        """Return the rollout with this name; create it with `fields` if it does not exist. One round trip.
 
-        With a place, it is held for the record of that name, if the rollout has one left.
+        A reservation is made if one is requested and the rollout has fewer records and reservations than its limit.
         """
         ...
 
     @property
     def reservations(self) -> Reservations:
-        """The places that are held for records to come."""
+        """The reservations for records."""
         ...
 
     @property
     def announcements(self) -> Announcements:
-        """What is announced to everybody who opens a rollout of this store."""
+        """The announcements that `open` returns."""
         ...
 
     @property
     def changes(self) -> Changes:
-        """What is told of rollouts as they change."""
+        """Notifications about changes of rollouts."""
         ...
 
     @property
     def groups(self) -> "Store":
-        """The groups of this store: named things with fields and marks, kept as rollouts are, in a space of their own."""
+        """The groups: entities with fields and marks, in a namespace separate from rollouts."""
         ...
 
     @property
     def batches(self) -> "Store":
-        """The batches of this store, kept like groups, but for a week at the most."""
+        """The batches, stored like groups, with a lifetime of at most one week."""
         ...
 
     @property
     def queue(self) -> Queue:
-        """The queue of this store's groups."""
+        """The queue of groups."""
         ...
 
     def same_slot(self, group: str, rollout: str) -> bool:
-        """Whether a group and a rollout of these names can be opened together: one name in sixteen can."""
+        """Return whether a group and a rollout with these names can be opened together (1 in 16 pairs of names can)."""
         ...
 
     async def open_group(
@@ -124,15 +128,14 @@ class Store(Protocol):
         *,
         now_ms: int,
     ) -> StoredEntity:
-        """Make a group and its rollouts, all with their fields, at once or not at all; give back the group.
+        """Create a group and its rollouts with their fields in one transaction; return the group.
 
-        A group that is there already stays as it is, and nothing is made. Raises `ValueError` for a rollout that is not
-        `beside` the group.
+        If the group exists, nothing is changed. Raises `ValueError` for a rollout that is not in the `same_slot`.
         """
         ...
 
     async def get(self, rollout: str) -> StoredEntity | None:
-        """The rollout of this name, or None. Makes nothing."""
+        """Return the rollout with this name, or None. Creates nothing."""
         ...
 
     async def update_if(
@@ -143,94 +146,95 @@ class Store(Protocol):
         expect: Mapping[str, bytes | None],
         now_ms: int,
     ) -> StoredEntity | None:
-        """Set fields (None removes one), if all of `expect` hold (None: absent); give back the rollout as it is then.
+        """Set fields (None removes one) if all fields have the expected values (None: absent); return the new state.
 
-        None if there is no such rollout. Raises `FieldsChanged`, and writes nothing, if an expectation fails; asked
-        again after a lost answer, it may fail by its own first try, so look at how the rollout stands.
+        Returns None if the rollout does not exist. Raises `FieldsChanged`, without writing, if a field has another value. If
+        the response was lost, a repeated call can fail because of its own first attempt: compare the current state.
         """
         ...
 
     async def append(self, entry: StepWrite, *, now_ms: int) -> Appended:
-        """Store a record with its blocks and counts, all or nothing, as durably as the store is set to.
+        """Store a record with its blocks and counts in one transaction, with the durability that the store is set to.
 
-        One round trip. Appending a name that is there already changes nothing but `touched_ms` and gives its first
-        index, so that a caller who lost the answer may simply repeat it. A rollout that expired since it was opened is
-        restored, with the same incarnation, by an entry with an origin; if it was opened anew, that life gets the record.
+        One round trip. Appending the same name again only updates `touched_ms` and returns the position of the first append,
+        so a call whose response was lost can be repeated. If the rollout has expired since it was opened, an entry with an
+        origin restores it with the same incarnation; if it was opened again since, the record is added to the new incarnation.
 
         Raises:
             RolloutDeleted: the rollout was deleted.
-            RolloutExpired: it expired, and the entry has no origin.
-            MissingBlocks: blocks that the record leans on are not stored.
+            RolloutExpired: the rollout has expired and the entry has no origin.
+            MissingBlocks: required blocks are not stored.
         """
         ...
 
     async def renew(self, rollout: str, incarnation: str | None) -> bool:
-        """Begin the lifetime of a rollout anew, or of any life of it; whether it is there. No durability is waited for."""
+        """Restart the lifetime of a rollout (None: of any incarnation); return whether it exists. Not durable."""
         ...
 
     @property
     def ttl_s(self) -> int | None:
-        """For how many seconds a rollout lives that nothing is written to; None: for ever."""
+        """The lifetime of a rollout after its last write, in seconds; None: rollouts do not expire."""
         ...
 
     async def mark(self, rollout: str, incarnation: str, marks: Mapping[str, bytes], *, now_ms: int) -> None:
-        """Set small facts learnt after a record was stored (a reward, a lost client).
+        """Set marks: small values that become known after a record was stored (a reward, a disconnected client).
 
-        Raises `RolloutDeleted` if the rollout was deleted, or has expired and was not opened again.
+        Raises:
+            RolloutDeleted: the rollout was deleted, or it has expired and was not opened again.
         """
         ...
 
     async def marks(self, rollout: str, names: Sequence[str] | None = None) -> dict[str, bytes]:
-        """The marks of these names that exist; all marks of the rollout when `names` is None."""
+        """Return the existing marks with these names, or all marks of the rollout if `names` is None."""
         ...
 
     async def read(self, rollout: str, start: int, limit: int) -> list[bytes]:
-        """Up to `limit` records from index `start` on, in the order they were appended."""
+        """Return up to `limit` records from position `start`, in the order in which they were appended."""
         ...
 
     async def read_all(self, rollout: str, limit: int) -> FullRollout | None:
-        """Up to `limit` records and all else of a rollout, in one round trip; None if there is no such rollout."""
+        """Return a rollout with up to `limit` records and all its other data in one round trip, or None."""
         ...
 
     async def find(self, rollout: str, name: str) -> tuple[int, bytes] | None:
-        """The index and the record of this name, or None."""
+        """Return the position and the bytes of the record with this name, or None."""
         ...
 
     async def blocks(self, rollout: str, names: Sequence[bytes] | None = None) -> dict[bytes, bytes]:
-        """The blocks of these names that exist; all blocks of the rollout when `names` is None."""
+        """Return the existing blocks with these names, or all blocks of the rollout if `names` is None."""
         ...
 
     async def list(self, *, cursor: str | None = None, limit: int = 100, since_ms: int | None = None) -> Page:
-        """Rollout names, newest first. Raises `ValueError` for a cursor that is not one of ours.
+        """Return a page of rollout names, newest first. Raises `ValueError` for an invalid cursor.
 
-        Stable under concurrent writes: paging through neither repeats nor skips a rollout that existed throughout.
+        Paging is stable under concurrent writes: rollouts that exist throughout are listed exactly once.
         """
         ...
 
     def names(self) -> AsyncIterator[str]:
-        """All rollout names, newest first, in constant memory."""
+        """Iterate over all rollout names, newest first, in constant memory."""
         ...
 
     async def delete(self, rollout: str) -> bool:
-        """Delete everything of a rollout; whether there was anything. Appends under its incarnation fail from then on."""
+        """Delete all data of a rollout; return whether it existed. Appends to its incarnation fail from then on."""
         ...
 
     async def set_once(self, name: str, value: bytes) -> bytes:
-        """Set a constant of the whole store if it is not set yet; give back what holds."""
+        """Set a constant of the whole store unless it has a value; return its value."""
         ...
 
     async def info(self) -> dict[str, str]:
-        """What is there: server, version, durability, and anything an operator should know. Reaches the store."""
+        """Return facts for operators: servers, version, durability, memory. Connects to the store."""
         ...
 
     async def warnings(self) -> Sequence[ServerWarning]:
-        """What speaks against the servers, each with what to do about it. Reaches the store."""
+        """Return the problems of the servers and how to fix them. Connects to the store."""
         ...
 
     async def ping(self) -> None:
-        """Return if the store answers; else raise `StoreUnreachable`."""
+        """Return if the store responds. Raises `StoreUnreachable` otherwise."""
         ...
 
     async def close(self) -> None:
-        """Let go of connections; for an embedded store, stop its server cleanly."""
+        """Close all connections and stop the embedded server, if there is one."""
         ...

@@ -1,23 +1,23 @@
-"""The values that cross the protocols of `store` and `queue`: bytes, names and counts only."""
+"""The values that the protocols in `store` and `queue` take and return: names, bytes and counts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-LATE_MARK: Final = "late:"  # before the name of a record; append.lua spells the same
-MAX_LEASE_MS: Final = 86_400_000  # a day; queue_pending.lua spells the same
+LATE_MARK: Final = "late:"  # prefix of a record name; append.lua contains the same literal
+MAX_LEASE_MS: Final = 86_400_000  # one day; queue_pending.lua contains the same number
 
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """What was announced, and its number: of two notices of one name, the later one has the higher."""
+    """An announced value and its number. Of two announcements with the same name, the later one has the higher number."""
 
     value: bytes
     number: int
 
 
 class Reservation(NamedTuple):
-    """A place for a record to come, held by the record's name for as long as the lease."""
+    """A reservation for a record that is not stored yet, under the record's name, for the time of the lease."""
 
     name: str
     lease_ms: int
@@ -25,11 +25,11 @@ class Reservation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoredEntity:
-    """A rollout as the store knows it.
+    """A rollout, group or batch as the store has it.
 
-    `incarnation` tells two lives of one name apart (deleted and opened again); `created` is true only in the answer of the
-    `open` that made it; `created_ms` and `touched_ms` are unix milliseconds. `announcements` is what was announced, told by
-    `open` only. `has_reservation`: whether the place that `open` asked for was given; None if any number of records fits.
+    `incarnation` changes when an entity is deleted and a new one is opened under the same name. `created` is true only in the
+    result of the `open` that created it. `created_ms` and `touched_ms` are Unix milliseconds. Only `open` sets
+    `announcements` and `has_reservation`; the latter is None if the entity has no limit on records.
     """
 
     name: str
@@ -45,14 +45,14 @@ class StoredEntity:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a rollout that expired is restored with: when it was created, and its fields."""
+    """The creation time and the fields with which an expired rollout is restored."""
 
     created_ms: int
     fields: Mapping[str, bytes] = field(default_factory=dict)
 
 
 class Appended(NamedTuple):
-    """What became of a record: its position, whether it is late, and whether it restored its rollout, which had expired."""
+    """The result of an append: the record's position, whether it is late, whether it restored an expired rollout."""
 
     position: int
     is_late: bool
@@ -61,11 +61,12 @@ class Appended(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepWrite:
-    """One record to append, with all that must be stored together with it.
+    """One record to append, with everything that is stored in the same transaction.
 
-    `blocks` are new ones (name -> bytes); `required_blocks` names blocks that must be in the store already; `counts` are
-    added to the rollout's counts. `late_if` is the name of a field: if the rollout has it when the record is stored, the
-    record is late, by a mark `late:` and its name; the count `late` counts those. `origin` restores a rollout that expired.
+    `blocks` are new blocks (name -> bytes); `required_blocks` are the names of blocks that must already be stored; `counts`
+    are added to the rollout's counts. `late_if` is the name of a field: if the rollout has that field when the record is
+    stored, the record is marked as late (mark `late:NAME`) and the count `late` is incremented. `origin` restores the rollout
+    if it has expired.
     """
 
     rollout: str
@@ -81,7 +82,10 @@ class StepWrite:
 
 @dataclass(frozen=True, slots=True)
 class FullRollout:
-    """All of a rollout: its records, then read its blocks and marks, then itself."""
+    """A rollout with all its data, read in this order: records, blocks, marks, the rollout itself.
+
+    So the blocks, marks and counts are never older than the records.
+    """
 
     rollout: StoredEntity
     records: list[bytes]
@@ -91,7 +95,7 @@ class FullRollout:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One page of a listing: rollout names, newest first, and the cursor of the next page (None: this was the last)."""
+    """One page of rollout names, newest first, and the cursor of the next page (None on the last page)."""
 
     names: tuple[str, ...]
     cursor: str | None
@@ -99,7 +103,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A rollout that changed; with the index and the name of the record, if one was appended."""
+    """A change of a rollout. If a record was appended, `index` and `record` are its position and name."""
 
     rollout: str
     index: int | None = None
@@ -108,7 +112,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class QueuedGroup:
-    """A group that nobody holds: its place in the queue, which tells its age, and the note it was offered with."""
+    """A group in the queue that is not claimed: its name, its entry ID (ordered by age), and the note it was enqueued with."""
 
     group: str
     entry_id: str
@@ -117,7 +121,7 @@ class QueuedGroup:
 
 @dataclass(frozen=True, slots=True)
 class ServerWarning:
-    """Something that speaks against a server, and what to do about it. A fault: rollouts may be lost by it."""
+    """A problem with the configuration or state of a server, and how to fix it."""
 
     problem: str
     fix: str

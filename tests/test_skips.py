@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-LINE = "tests/storage/redis/test_multiplexed.py::"
-SKIPPED = [LINE + "test_all_share_one_connection", LINE + "test_what_is_long_does_not_hold_up_the_line"]
-SELF_CONTAINED = LINE + "test_what_nobody_asked_for_breaks_the_line"
+MULTIPLEXED = "tests/storage/redis/test_multiplexed.py::"
+SKIPPED = [
+    MULTIPLEXED + "test_all_callers_share_one_connection",
+    MULTIPLEXED + "test_long_commands_use_another_connection",
+]
+SELF_CONTAINED = MULTIPLEXED + "test_a_reply_without_a_command_closes_the_connection"
 
 
 async def printed(*words: str) -> str:

@@ -1,6 +1,6 @@
-"""The bundled valkey-server: started, watched, repaired after a crash, and stopped.
+"""The bundled valkey-server.
 
-server     its process
-launcher   the program that becomes it, and ends with its owner
-aof        its append-only files: checked before it starts, repaired after a crash
+server    starts, monitors and stops the process
+launcher  the program that is replaced by valkey-server and stops with its parent
+aof       checks the append-only files before a start and repairs them after a crash
 """

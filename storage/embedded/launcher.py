@@ -1,10 +1,9 @@
-"""The step between TokenTape and the valkey-server it starts, run as a program of its own.
+"""The program between TokenTape and valkey-server: sets the parent-death signal and the umask, then executes the server.
 
-Holds what a child must do before it becomes the server. It must import nothing of ours, and little else: it is started
-by path, in isolated mode, and must be gone in milliseconds. It is a program rather than subprocess's `preexec_fn`
-because that runs in a fork of the whole proxy, where another thread's lock may be held for ever.
+It is run by path in isolated mode, so it imports nothing of TokenTape. It is a program because the `preexec_fn` of subprocess
+runs in a fork of the whole proxy, in which a lock of another thread can stay locked.
 
-Arguments: the process id of the owner, then the command to become.
+Arguments: the process ID of the owner, then the command to execute.
 """
 
 import ctypes
@@ -16,15 +15,15 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def main() -> None:
-    """Die with the owner, keep files private, become the server."""
+    """Stop with the owner, create private files, execute the server."""
     owner, *command = sys.argv[1:]
     os.umask(0o077)
     if sys.platform == "linux":
-        # SIGTERM: the server flushes its append-only file and ends. It stays set over exec.
+        # At SIGTERM, the server flushes its append-only file and exits. The setting persists across exec.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != int(owner):
-        sys.exit("the process that wanted this server is gone already")
-    os.execv(command[0], command)  # noqa: S606 - no shell is wanted
+        sys.exit("the owner of this server has already exited")
+    os.execv(command[0], command)  # noqa: S606 - no shell
 
 
 main()

@@ -1,17 +1,20 @@
-"""The store on Redis or Valkey: one server, or a cluster of them.
+"""The store on a Redis or Valkey server or cluster.
 
-    store         the one implementation of the verbs of `storage.store`
-    queue, changes, listing, announcements    the verbs of one noun each
-    keys          every key, its type and its lifetime
-    scripts       what must be atomic, in Lua (`lua/`)
-    decoding      replies as the store's values
-    durability    when a write counts as done
-    connections   the pool, and the round trip to a server
-    multiplexed   the connection that short commands share
-    cluster       which server of a cluster holds what
-    server_info   what INFO says of a server
-    errors        foreign errors, translated once
+    store          RedisStore
+    queue          the queue of groups
+    announcements  announcements, heartbeats, reservations
+    changes        notifications, by Pub/Sub
+    listing        the listing of names
+    keys           all keys, with their types and lifetimes
+    scripts        the Lua scripts (`lua/`)
+    decoding       replies -> values
+    durability     WAIT, WAITAOF or PING after a write
+    cluster        the primaries of a cluster and their slots
+    connections    the connection pool of one server
+    multiplexed    one connection shared by short commands
+    server_info    INFO: version, warnings
+    errors         errors of redis-py and servers -> errors of the store
 
-A command goes from `store` through `keys` and `scripts` to `connections` (or `cluster`, which chooses among several of those)
-and back through `errors`, `durability` and `decoding`.
+The path of a command: `store`, `keys`, `scripts`, `cluster` (if there is one), `connections`. The path of its reply: `errors`,
+`durability`, `decoding`.
 """

@@ -1,7 +1,7 @@
-"""Changes over the Redis protocol: published by the scripts that make them.
+"""Notifications about changes, by Redis Pub/Sub.
 
-Holds `RedisChanges`, which subscribes. A bucket's channel is called as its listing, so that no script needs one more
-argument. In a cluster a message reaches every server, so any of them is listened to.
+The scripts that make a change publish it. The channel of a bucket has the name of its listing, so scripts need no further
+argument. A cluster broadcasts messages to all servers, so one subscription to any of them is sufficient.
 """
 
 from collections.abc import AsyncIterator
@@ -14,11 +14,11 @@ from storage.redis.connections import Servers
 from storage.redis.keys import BUCKETS, bucket_keys
 from storage.types import Change
 
-_QUIET_S: Final = 10.0
+_IDLE_TIMEOUT_S: Final = 10.0
 
 
 class RedisChanges:
-    """What is published of the rollouts under `prefix`."""
+    """The changes of the rollouts under `prefix`."""
 
     def __init__(self, servers: Servers, prefix: str) -> None:
         self._servers = servers
@@ -26,21 +26,21 @@ class RedisChanges:
 
     @asynccontextmanager
     async def subscribe(self) -> AsyncIterator[AsyncIterator[Change | None]]:
-        """Listen, on a connection of its own, to the first server that lets us."""
+        """Subscribe on a dedicated connection to the first server that accepts it."""
         async with AsyncExitStack() as stack:
-            messages = await self._listened(stack)
-            yield (None if message is None else read_change(message) async for message in messages)
+            messages = await self._subscribe(stack)
+            yield (None if message is None else decode_change(message) async for message in messages)
 
-    async def _listened(self, stack: AsyncExitStack) -> AsyncIterator[bytes | None]:
+    async def _subscribe(self, stack: AsyncExitStack) -> AsyncIterator[bytes | None]:
         *others, last = await self._servers.all()
         for server in others:
             with suppress(StoreUnreachable):
-                return await stack.enter_async_context(server.listen(self._channels, _QUIET_S))
-        return await stack.enter_async_context(last.listen(self._channels, _QUIET_S))
+                return await stack.enter_async_context(server.subscribe(self._channels, _IDLE_TIMEOUT_S))
+        return await stack.enter_async_context(last.subscribe(self._channels, _IDLE_TIMEOUT_S))
 
 
-def read_change(message: bytes) -> Change:
-    """What the scripts' `tell` published: encoded name, and of a record its index and name."""
+def decode_change(message: bytes) -> Change:
+    """Decode a message: the encoded name of a rollout, followed by position and name if a record was appended."""
     name, *record = message.decode("utf-8", "surrogatepass").split(" ", 2)
     rollout = unquote(name, errors="surrogatepass")
     return Change(rollout, int(record[0]), record[1]) if record else Change(rollout)

@@ -1,7 +1,6 @@
-"""The servers of a Redis cluster.
+"""The primaries of a Redis cluster, their slots, and redirections.
 
-Holds who owns which slot, and follows the cluster when that changes. It must not know a key's meaning, a script or a
-rollout. Only primaries are asked: a replica may not have yet what a client was told is stored.
+Replicas are not used: they may not have data yet that was reported as stored.
 """
 
 import asyncio
@@ -17,41 +16,41 @@ from storage.redis.errors import checked
 from storage.redis.multiplexed import Reply
 from storage.redis.scripts import Command
 
-Place = tuple[str, int]  # host and port
+HostPort = tuple[str, int]
 
-_REDIRECTS: Final = 5
-_SETTLE_S: Final = 0.1
-_LEARN_TIMEOUT_S: Final = 1.0  # for each server asked who owns what: a dead one must not hold up the others' answer
+_MAX_REDIRECTS: Final = 5
+_TRY_AGAIN_INTERVAL_S: Final = 0.1
+_SLOTS_TIMEOUT_S: Final = 1.0  # for each server: a dead one must not delay the request to the next
 
 
 class Cluster:
-    """The primaries of a cluster, found from `seeds`; `connect` makes the connections to one of them."""
+    """The primaries of a cluster, discovered from `seeds`; `connect` creates the connection pool of a server."""
 
-    def __init__(self, seeds: Sequence[Place], connect: Callable[[str, int], Connections]) -> None:
+    def __init__(self, seeds: Sequence[HostPort], connect: Callable[[str, int], Connections]) -> None:
         self._seeds = tuple(seeds)
         self._connect = connect
-        self._servers: dict[Place, Connections] = {}
-        self._owners: list[Place | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
-        self._learning = asyncio.Lock()
-        self._lessons = 0
+        self._servers: dict[HostPort, Connections] = {}
+        self._owners: list[HostPort | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
+        self._refresh_lock = asyncio.Lock()
+        self._refreshes = 0
 
     def __repr__(self) -> str:
         return f"<Cluster of {len(set(self._owners) - {None})} primaries>"
 
-    async def ask(
+    async def execute(
         self, key: bytes, commands: Sequence[Command], *, shared: bool = False, confirmed: bool = False
     ) -> list[Reply]:
-        """Send commands to the primary that holds `key`, in one write on one connection; one reply for each.
+        """Send commands to the primary of the slot of `key`, in one write on one connection; return one reply for each.
 
-        When it cannot be reached, who owns what is learnt anew, and if that is another one now, it is asked.
+        If it cannot be reached, the slots are requested again; if the slot has another primary now, that one is used.
         """
         slot = key_slot(key)
-        for _ in range(_REDIRECTS):
+        for _ in range(_MAX_REDIRECTS):
             owner = await self._owner(slot)
             try:
-                replies = await self._server(owner).ask(commands, shared=shared, confirmed=confirmed)
+                replies = await self._server(owner).execute(commands, shared=shared, confirmed=confirmed)
             except StoreUnreachable:
-                await self._learn(self._lessons)
+                await self._refresh(self._refreshes)
                 if await self._owner(slot) == owner:
                     raise
                 continue
@@ -60,71 +59,73 @@ class Cluster:
                 await self._follow(redirect, owner)
                 continue
             if isinstance(redirect, AskError):
-                _, *replies = await self._server((redirect.host, redirect.port)).ask(
+                _, *replies = await self._server((redirect.host, redirect.port)).execute(
                     [("ASKING",), *commands], shared=shared, confirmed=confirmed
                 )
             if not isinstance(replies[0], TryAgainError):
                 return replies
-            await asyncio.sleep(_SETTLE_S)  # some keys of the slot are on their way to another server
-        raise StoreUnreachable(f"slot {slot} of the cluster is moving from one server to another; try again later")
+            await asyncio.sleep(_TRY_AGAIN_INTERVAL_S)  # some keys of the slot are being moved to another server
+        raise StoreUnreachable(f"slot {slot} of the cluster is being moved to another server; try again later")
 
     async def all(self) -> list[Connections]:
-        """Every primary."""
-        if self._lessons == 0:
-            await self._learn(0)
-        return [self._server(place) for place in sorted({owner for owner in self._owners if owner})]
+        """Return all primaries."""
+        if self._refreshes == 0:
+            await self._refresh(0)
+        return [self._server(address) for address in sorted({owner for owner in self._owners if owner})]
 
     async def close(self) -> None:
-        """Let go of all connections."""
+        """Close all connections."""
         for server in self._servers.values():
             await server.close()
 
-    def _server(self, place: Place) -> Connections:
-        if place not in self._servers:
-            self._servers[place] = self._connect(*place)
-        return self._servers[place]
+    def _server(self, address: HostPort) -> Connections:
+        if address not in self._servers:
+            self._servers[address] = self._connect(*address)
+        return self._servers[address]
 
-    async def _owner(self, slot: int) -> Place:
-        if self._lessons == 0:
-            await self._learn(0)
+    async def _owner(self, slot: int) -> HostPort:
+        if self._refreshes == 0:
+            await self._refresh(0)
         owner = self._owners[slot]
         if owner is None:
-            await self._learn(self._lessons)
+            await self._refresh(self._refreshes)
             owner = self._owners[slot]
         if owner is None:
-            raise StoreUnreachable(f"no server of the cluster at {self._server(self._seeds[0]).where} owns slot {slot}")
+            raise StoreUnreachable(
+                f"no server of the cluster at {self._server(self._seeds[0]).address} owns slot {slot}"
+            )
         return owner
 
-    async def _follow(self, moved: MovedError, owner: Place) -> None:
-        await self._learn(self._lessons)
-        if self._owners[moved.slot_id] == owner:  # the one that answered has not heard of it yet
+    async def _follow(self, moved: MovedError, owner: HostPort) -> None:
+        await self._refresh(self._refreshes)
+        if self._owners[moved.slot_id] == owner:  # the server that replied does not know about the move yet
             self._owners[moved.slot_id] = (moved.host or owner[0], moved.port)
 
-    async def _learn(self, lessons: int) -> None:
-        """Learn who owns what from the first server that says so, unless somebody did since `lessons`."""
-        async with self._learning:
-            if self._lessons > lessons:
+    async def _refresh(self, seen: int) -> None:
+        """Request the slots from the first server that responds, unless there was another refresh after `seen`."""
+        async with self._refresh_lock:
+            if self._refreshes > seen:
                 return
-            faults = []
-            for place in dict.fromkeys((*self._servers, *self._seeds)):
-                server = self._server(place)
+            errors = []
+            for address in dict.fromkeys((*self._servers, *self._seeds)):
+                server = self._server(address)
                 try:
-                    async with asyncio.timeout(_LEARN_TIMEOUT_S):
-                        (slots,) = await server.ask([("CLUSTER", "SLOTS")])
+                    async with asyncio.timeout(_SLOTS_TIMEOUT_S):
+                        (slots,) = await server.execute([("CLUSTER", "SLOTS")])
                 except (StoreUnreachable, TimeoutError) as error:
-                    faults.append(str(error) or f"{server.where} did not answer within {_LEARN_TIMEOUT_S:g} s")
+                    errors.append(str(error) or f"{server.address} did not respond within {_SLOTS_TIMEOUT_S:g} s")
                     continue
-                self._believe(slots, place, server.where)
-                self._lessons += 1
+                self._apply_slots(slots, address, server.address)
+                self._refreshes += 1
                 return
-            raise StoreUnreachable(f"no server of the cluster can be reached: {'; '.join(faults)}")
+            raise StoreUnreachable(f"no server of the cluster can be reached: {'; '.join(errors)}")
 
-    def _believe(self, slots: Reply, teller: Place, where: str) -> None:
-        """Take over the reply of CLUSTER SLOTS: start, end, then host and port of the primary, for each range."""
+    def _apply_slots(self, slots: Reply, source: HostPort, source_name: str) -> None:
+        """Apply the reply of CLUSTER SLOTS: start, end, then host and port of the primary, for each range."""
         if isinstance(slots, ResponseError) and "cluster support disabled" in str(slots):
-            raise StorageError(f"{where} is a server of its own, not one of a cluster: write redis://{where}")
-        owners: list[Place | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
+            raise StorageError(f"{source_name} is not a server of a cluster: use the URL redis://{source_name}")
+        owners: list[HostPort | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
         for start, end, (host, port, *_), *_ in checked(slots):
-            # An empty host means: the one you are talking to.
-            owners[start : end + 1] = [((host or b"").decode() or teller[0], port)] * (end + 1 - start)
+            # An empty host is the host of the server that replied.
+            owners[start : end + 1] = [((host or b"").decode() or source[0], port)] * (end + 1 - start)
         self._owners = owners

@@ -1,7 +1,4 @@
-"""Replies of the Redis protocol as the store's values.
-
-Holds the reading of flat replies, and nothing that asks for them.
-"""
+"""Conversion between the flat lists of the Redis protocol and the values in `storage.types`."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -9,15 +6,15 @@ from storage.redis.multiplexed import Reply
 from storage.types import Announcement, StoredEntity
 
 
-def read_rollout(
+def decode_entity(
     name: str,
     reply: Reply,
     *,
-    own_incarnation: str | None = None,
+    new_incarnation: str | None = None,
     announcements: Reply = (),
     has_reservation: int | None = None,
 ) -> StoredEntity:
-    """The rollout that a reply of HGETALL tells of; `own_incarnation` is the one that the caller would have given it."""
+    """Decode a reply of HGETALL. The entity is `created` if its incarnation is `new_incarnation`."""
     own: dict[bytes, bytes] = {}
     fields: dict[str, bytes] = {}
     counts: dict[str, int] = {}
@@ -29,28 +26,33 @@ def read_rollout(
         else:
             own[key] = value
     incarnation = own[b"birth"].decode()
-    created_ms, touched_ms = int(own[b"created_ms"]), int(own[b"touched_ms"])
-    created = incarnation == own_incarnation
-    given = None if has_reservation is None else bool(has_reservation)
     return StoredEntity(
-        name, incarnation, created_ms, touched_ms, fields, counts, created, read_announcements(announcements), given
+        name,
+        incarnation,
+        created_ms=int(own[b"created_ms"]),
+        touched_ms=int(own[b"touched_ms"]),
+        fields=fields,
+        counts=counts,
+        created=incarnation == new_incarnation,
+        announcements=decode_announcements(announcements),
+        has_reservation=None if has_reservation is None else bool(has_reservation),
     )
 
 
-def read_announcements(reply: Reply) -> dict[str, Announcement]:
-    """What is announced."""
-    said = dict(pairs(reply))
-    names = [name for name in said if not name.startswith(b"number:")]
-    return {name.decode(): Announcement(said[name], int(said[b"number:" + name])) for name in names}
+def decode_announcements(reply: Reply) -> dict[str, Announcement]:
+    """Decode a hash of announcements, which has a value and a number (`number:NAME`) for each name."""
+    values = dict(pairs(reply))
+    names = [name for name in values if not name.startswith(b"number:")]
+    return {name.decode(): Announcement(values[name], int(values[b"number:" + name])) for name in names}
 
 
 def pairs(reply: Sequence[bytes]) -> Iterable[tuple[bytes, bytes]]:
-    """The pairs of a flat reply."""
+    """Iterate over the pairs of a flat reply: name, value, name, value, …."""
     return zip(reply[::2], reply[1::2], strict=True)
 
 
-def optional_pairs(fields: Mapping[str, bytes | None]) -> Iterable[str | bytes]:
-    """Names and values as the scripts take them where a value may be none."""
+def encode_optional(fields: Mapping[str, bytes | None]) -> Iterable[str | bytes]:
+    """Encode fields as arguments of a script: `f:NAME`, then `=VALUE`, or an empty argument for None."""
     for name, value in fields.items():
         yield f"f:{name}"
         yield b"" if value is None else b"=" + value

@@ -1,7 +1,6 @@
-"""Foreign faults, named once, at the border.
+"""Translation of the errors of redis-py, the operating system and the servers into the errors of the store.
 
-Holds the translation of what redis-py, the operating system and a server's replies say into the errors of `store`.
-Nothing beyond it sees a redis exception.
+Code outside `storage.redis` never gets an exception of redis-py.
 """
 
 from collections.abc import Iterator
@@ -19,14 +18,13 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from storage.errors import StorageError, StoreUnreachable
 
-# The first words of replies of a server that is there and cannot serve now, but may later. redis-py drops some of these
-# words and keeps them in the class's name; `_word` puts them together again.
-_AWAY_WORDS: Final = frozenset(
+# Prefixes of error replies after which a retry can succeed. redis-py removes some prefixes and uses an exception class instead.
+_RETRYABLE_PREFIXES: Final = frozenset(
     {
         "BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "MISCONF", "NOREPLICAS", "OOM", "READONLY", "TRYAGAIN", "UNBLOCKED",
     }
 )  # fmt: skip
-_WORDS_BY_CLASS: Final = {
+_PREFIX_BY_CLASS: Final = {
     "BusyLoadingError": "LOADING",
     "ClusterDownError": "CLUSTERDOWN",
     "MasterDownError": "MASTERDOWN",
@@ -37,28 +35,32 @@ _WORDS_BY_CLASS: Final = {
 
 
 @contextmanager
-def translated_errors(where: str, timeout_s: float) -> Iterator[None]:
-    """Turn whatever goes wrong between us and the server at `where` into a `StorageError`."""
+def translate_errors(address: str, timeout_s: float) -> Iterator[None]:
+    """Raise a `StorageError` for every error in the communication with the server at `address`."""
     try:
         yield
     except (AuthenticationError, NoPermissionError) as error:
-        raise StorageError(f"the store at {where} does not let us in: {error}; check its user and password") from error
+        raise StorageError(
+            f"the store at {address} refused authentication: {error}; check username and password"
+        ) from error
     except (RedisTimeoutError, TimeoutError) as error:
-        raise StoreUnreachable(f"the store at {where} did not answer within {timeout_s:g} s") from error
+        raise StoreUnreachable(f"the store at {address} did not respond within {timeout_s:g} s") from error
     except (RedisConnectionError, OSError) as error:
-        raise StoreUnreachable(f"the store at {where} cannot be reached: {error}") from error
+        raise StoreUnreachable(f"the store at {address} cannot be reached: {error}") from error
     except RedisError as error:
-        raise StorageError(f"what answers at {where} does not speak the Redis protocol: {error}") from error
+        raise StorageError(f"the server at {address} does not use the Redis protocol: {error}") from error
 
 
 def checked(reply: Any) -> Any:
-    """The reply, unless it is the server's refusal: that is raised as a `StorageError`, in the server's words."""
+    """Return the reply. Raises a `StorageError` with the message of the server if it is an error reply."""
     if not isinstance(reply, ResponseError):
         return reply
-    word = _WORDS_BY_CLASS.get(type(reply).__name__)
-    sentence = f"{word} {reply}" if word else str(reply)
-    if sentence.partition(" ")[0] in _AWAY_WORDS:
-        raise StoreUnreachable(f"the store cannot serve now: {sentence}") from reply
+    prefix = _PREFIX_BY_CLASS.get(type(reply).__name__)
+    message = f"{prefix} {reply}" if prefix else str(reply)
+    if message.partition(" ")[0] in _RETRYABLE_PREFIXES:
+        raise StoreUnreachable(f"the store is not available: {message}") from reply
     if isinstance(reply, NoPermissionError):
-        raise StorageError(f"the store's user may not do what TokenTape needs: {sentence}") from reply
-    raise StorageError(f"the store refused a command: {sentence}") from reply
+        raise StorageError(
+            f"the user of the store does not have a permission that TokenTape requires: {message}"
+        ) from reply
+    raise StorageError(f"the store returned an error: {message}") from reply

@@ -1,8 +1,4 @@
-"""The listing of names over the Redis protocol.
-
-Holds the merging of the buckets' listings into pages, and the cursor that leads from one to the next. It must not know what
-the names stand for.
-"""
+"""The listing of names: pages merged from the listings of all buckets, with a cursor."""
 
 import asyncio
 import re
@@ -11,7 +7,7 @@ from typing import Final
 
 from storage.redis import scripts
 from storage.redis.keys import AGE_DIGITS, BUCKETS, bucket_keys, name_from_member
-from storage.redis.scripts import Run
+from storage.redis.scripts import RunScript
 from storage.types import Page
 
 _CURSOR: Final = re.compile(rf"[0-9]{{{AGE_DIGITS}}}[A-Za-z0-9_.~%-]+")
@@ -19,27 +15,29 @@ _NAMES_PAGE: Final = 1000
 
 
 class RedisListing:
-    """All names of a store, newest first. `run` runs a script that is read from."""
+    """All names of a store, newest first. `run` does not wait for durability."""
 
-    def __init__(self, run: Run, prefix: str) -> None:
+    def __init__(self, run: RunScript, prefix: str) -> None:
         self._run = run
         self._prefix = prefix
 
     async def page(self, cursor: str | None, limit: int, since_ms: int | None) -> Page:
-        """One page. Raises `ValueError` for a cursor that is not one of ours."""
+        """Return one page. Raises `ValueError` for an invalid cursor."""
         if cursor is not None and not _CURSOR.fullmatch(cursor):
-            raise ValueError(f"{cursor!r} is not a cursor of this listing; take it from the page before, unchanged")
+            raise ValueError(
+                f"{cursor!r} is not a cursor of this listing; use the cursor of the previous page unchanged"
+            )
         newest = f"({cursor}" if cursor else "+"
         oldest = "-" if since_ms is None else f"[{max(0, since_ms):0{AGE_DIGITS}}"
         limit = max(1, limit)
         keys = (bucket_keys(self._prefix, bucket) for bucket in BUCKETS)
-        parts = await asyncio.gather(*(self._run(scripts.LIST, one, (newest, oldest, limit + 1)) for one in keys))
+        parts = await asyncio.gather(*(self._run(scripts.LIST, pair, (newest, oldest, limit + 1)) for pair in keys))
         merged = sorted((member.decode() for part in parts for member in part), reverse=True)
         names = tuple(map(name_from_member, merged[:limit]))
         return Page(names, merged[limit - 1] if len(merged) > limit else None)
 
     async def names(self) -> AsyncIterator[str]:
-        """All of them, in constant memory."""
+        """Iterate over all names in constant memory."""
         page = await self.page(None, _NAMES_PAGE, None)
         while True:
             for name in page.names:

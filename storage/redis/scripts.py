@@ -1,15 +1,14 @@
-"""The Lua scripts: what must happen on the server at once or not at all.
+"""The Lua scripts, for operations that must be atomic on the server.
 
-Each file in `lua/` says why it needs to be a script. Where a file says nothing else, a script gets the seven keys of
-`RolloutKeys.all()` and begins with the arguments: encoded name, now_ms, ttl_s (0: none). Scripts use declared keys only, so
-that every server and proxy of the Redis protocol takes them.
+Each file in `lua/` documents its KEYS and ARGV. By default, a script gets the seven keys of `RolloutKeys.all()`, and its
+arguments start with the encoded name, now_ms and ttl_s (0: no TTL). Scripts access declared keys only, as Redis Cluster and
+proxies require.
 
-The queue is a stream for each bucket, read by one consumer group. Which entry is whose, and since when, is the consumer
-group's own list of pending entries, so that claiming, and claiming from one that fell silent, are the server's. An entry is
-pending from the start: for the consumer `-`, which is nobody, and idle for longer than any lease. A lease of less than the
-longest is taken by being idle for the rest already (`XCLAIM … IDLE`): so whoever may take an entry need not know whose lease
-it was, and the server's clock alone decides. Scripts of the queue, but for `QUEUE_AVAILABLE`, get the seven keys of the
-group, then the stream.
+The queue is a stream for each bucket with one consumer group, whose list of pending entries (PEL) records which holder has
+which entry, and since when. All entries are pending: those without a holder belong to the consumer `-` and have been idle for
+longer than any lease. A lease shorter than the maximum is an XCLAIM with IDLE set to the difference. So an entry is available
+if it has been idle for the maximum lease, whatever its lease was, and only the server's clock is used. All scripts of the queue
+except `QUEUE_AVAILABLE` get the seven keys of the group, then the stream.
 """
 
 from collections.abc import Awaitable, Sequence
@@ -23,7 +22,7 @@ _LUA: Final = Path(__file__).with_name("lua")
 
 
 class Script:
-    """A script and its hash, by which a server that saw it once knows it."""
+    """A script and the SHA1 under which a server caches it."""
 
     __slots__ = ("_sha", "_text")
 
@@ -31,30 +30,30 @@ class Script:
         self._text = text
         self._sha = sha1(text.encode(), usedforsecurity=False).hexdigest()
 
-    def call(self, keys: Sequence[bytes], arguments: Sequence[bytes | str | int]) -> Command:
-        """Run it, if the server knows it; else it answers NOSCRIPT."""
+    def evalsha(self, keys: Sequence[bytes], arguments: Sequence[bytes | str | int]) -> Command:
+        """Return the EVALSHA command. The server replies NOSCRIPT if it has not cached the script."""
         return ("EVALSHA", self._sha, len(keys), *keys, *arguments)
 
-    def teach(self, command: Command) -> Command:
-        """The same call with the whole text, which the server remembers."""
+    def as_eval(self, command: Command) -> Command:
+        """Return the EVAL command for an EVALSHA command. The server caches the script."""
         return ("EVAL", self._text, *command[2:])
 
 
-class Run(Protocol):
-    """How a script is run: with its keys and arguments, on the server of the first key, and a write durably."""
+class RunScript(Protocol):
+    """A function that runs a script on the server of its first key."""
 
     def __call__(self, script: Script, keys: Sequence[bytes], arguments: Sequence[bytes | str | int]) -> Awaitable[Any]:
-        """The script's reply."""
+        """Return the reply of the script."""
         ...
 
 
 def _load(*names: str) -> Script:
-    """The script made of these files, the last of which uses the functions of the others."""
+    """Return the script made of these files; the last one uses the functions of the others."""
     return Script("".join(map(_code, names)))
 
 
 def _code(name: str) -> str:
-    """The code of a file: no lines of comment, and the same bytes on every system, as its hash is its name."""
+    """Return the code of a file without comment lines, and with the same newlines on all systems, for a stable SHA1."""
     lines = (_LUA / f"{name}.lua").read_text("utf-8").splitlines()
     return "\n" + "".join(f"{line}\n" for line in lines if not line.startswith("--"))
 
@@ -77,6 +76,6 @@ ANNOUNCE: Final = _load("announce")
 ANNOUNCEMENTS: Final = _load("announcements")
 HEARTBEAT: Final = _load("heartbeat")
 
-ENQUEUE: Final = _load(*_FIELDS, "queue_pending", "queue_offer")
+ENQUEUE: Final = _load(*_FIELDS, "queue_pending", "queue_enqueue")
 QUEUE_MOVE: Final = _load(*_FIELDS, "queue_pending", "queue_move")
-QUEUE_AVAILABLE: Final = _load("queue_pending", "queue_free")
+QUEUE_AVAILABLE: Final = _load("queue_pending", "queue_available")

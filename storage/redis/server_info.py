@@ -1,7 +1,4 @@
-"""What a server says of itself, and whether TokenTape can use it.
-
-Holds the reading of INFO and what follows from it. It must not start, configure or change a server.
-"""
+"""The reply of INFO: whether a server is supported, and warnings about its configuration and state."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,95 +9,97 @@ from storage.redis.connections import Connections
 from storage.redis.errors import checked
 from storage.types import ServerWarning
 
-_OLDEST: Final = (7, 0)
+_MIN_VERSION: Final = (7, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """A server: its name and version, the Redis version it is compatible with, and what INFO `said` besides."""
+    """A server: its address, name and version, the Redis version it is compatible with, and all fields of INFO."""
 
-    where: str
+    address: str
     name: str
     version: str
     compatible: tuple[int, int]
-    said: dict[str, str]
+    fields: dict[str, str]
 
     @property
-    def writes_file(self) -> bool:
-        """Whether it keeps an append-only file, and its last write and rewrite of it went well."""
-        told = (self.said.get("aof_last_write_status", "ok"), self.said.get("aof_last_bgrewrite_status", "ok"))
-        return self.said.get("aof_enabled") == "1" and told == ("ok", "ok")
+    def is_aof_ok(self) -> bool:
+        """Whether the append-only file is enabled, and its last write and rewrite succeeded."""
+        statuses = (self.fields.get("aof_last_write_status", "ok"), self.fields.get("aof_last_bgrewrite_status", "ok"))
+        return self.fields.get("aof_enabled") == "1" and statuses == ("ok", "ok")
 
     @property
     def warnings(self) -> list[ServerWarning]:
-        """What an operator should mend, or at least know."""
-        policy, role = self.said.get("maxmemory_policy", "noeviction"), self.said.get("role", "master")
-        is_bounded = self.said.get("maxmemory", "0") != "0"
-        has_failed = "err" in (self.said.get("aof_last_write_status"), self.said.get("aof_last_bgrewrite_status"))
-        # Our own server, on a socket of ours, is fsynced by us (storage.embedded.server).
-        is_lazy = self.said.get("appendfsync") == "no" and self.said.get("aof_enabled") == "1" and "/" not in self.where
-        found = {
+        """The problems that an operator should fix, or at least know."""
+        policy, role = self.fields.get("maxmemory_policy", "noeviction"), self.fields.get("role", "master")
+        is_limited = self.fields.get("maxmemory", "0") != "0"
+        is_aof_enabled = self.fields.get("aof_enabled") == "1"
+        has_failed = "err" in (self.fields.get("aof_last_write_status"), self.fields.get("aof_last_bgrewrite_status"))
+        # The append-only file of the embedded server, on a Unix socket, is fsynced by storage.embedded.server.
+        is_embedded = "/" in self.address
+        is_without_fsync = self.fields.get("appendfsync") == "no" and is_aof_enabled and not is_embedded
+        warnings = {
             ServerWarning(
-                f"{self.where} throws keys away when its memory is full (maxmemory-policy {policy})",
-                "set maxmemory-policy noeviction: a full store then refuses steps, and nothing is lost unseen",
-            ): is_bounded and policy != "noeviction",
+                f"{self.address} evicts keys when its memory is full (maxmemory-policy {policy})",
+                "set maxmemory-policy noeviction: when its memory is full, the server then refuses writes and loses no data",
+            ): is_limited and policy != "noeviction",
             ServerWarning(
-                f"{self.where} keeps no append-only file: what it got since its last snapshot dies with it",
+                f"{self.address} has no append-only file: if it stops, it loses all writes since its last snapshot",
                 "set appendonly yes, and appendfsync everysec or always",
-            ): self.said.get("aof_enabled") == "0",
+            ): self.fields.get("aof_enabled") == "0",
             ServerWarning(
-                f"{self.where} cannot write its append-only file",
-                "look at its log and its disk: what it took since is in memory only",
+                f"{self.address} cannot write its append-only file",
+                "check its log and its disk: newer writes are in memory only",
             ): has_failed,
             ServerWarning(
-                f"{self.where} leaves it to the system when its file is on disk (appendfsync no)",
-                "set appendfsync everysec: a power cut else costs what the system had not written, some 30 s",
+                f"{self.address} does not fsync its append-only file (appendfsync no)",
+                "set appendfsync everysec: without it, a power failure can lose the writes of about 30 s",
                 can_lose_data=False,
-            ): is_lazy,
+            ): is_without_fsync,
             ServerWarning(
-                f"{self.where} is a replica ({role}), which takes no writes",
-                f"give the primary's address: {self.said.get('master_host')}:{self.said.get('master_port')}",
+                f"{self.address} is a replica ({role}), which does not accept writes",
+                f"use the address of the primary: {self.fields.get('master_host')}:{self.fields.get('master_port')}",
             ): role in {"slave", "replica"},
         }
-        return [warning for warning, applies in found.items() if applies]
+        return [warning for warning, applies in warnings.items() if applies]
 
 
 async def fetch_info(server: Connections) -> ServerInfo:
-    """What the server says of itself, and how it writes its file, if we may ask that."""
-    reply, setting = await server.ask([("INFO",), ("CONFIG", "GET", "appendfsync")])
+    """Request INFO, and the setting appendfsync if the user has the permission for CONFIG GET."""
+    reply, setting = await server.execute([("INFO",), ("CONFIG", "GET", "appendfsync")])
     lines = checked(reply).decode("utf-8", "replace").splitlines()
-    said = dict(line.split(":", 1) for line in lines if ":" in line and not line.startswith("#"))
+    fields = dict(line.split(":", 1) for line in lines if ":" in line and not line.startswith("#"))
     if isinstance(setting, list) and len(setting) == 2:
-        said["appendfsync"] = setting[1].decode()
-    redis_version = said.get("redis_version", "0.0")  # Valkey 8 and 9 call themselves Redis 7.2.4 here
+        fields["appendfsync"] = setting[1].decode()
+    redis_version = fields.get("redis_version", "0.0")  # Valkey 8 and 9 report 7.2.4 here
     major, minor, *_ = redis_version.split(".")
     return ServerInfo(
-        where=server.where,
-        name=said.get("server_name", "redis"),
-        version=said.get("valkey_version") or redis_version,
+        address=server.address,
+        name=fields.get("server_name", "redis"),
+        version=fields.get("valkey_version") or redis_version,
         compatible=(int(major), int(minor)),
-        said=said,
+        fields=fields,
     )
 
 
-def check_supported(facts: ServerInfo, *, in_cluster: bool) -> None:
-    """Raise `StorageError` if this is not a server that can be used so."""
-    if facts.compatible < _OLDEST:
+def check_supported(info: ServerInfo, *, in_cluster: bool) -> None:
+    """Raise `StorageError` if the version is not supported, or if a URL without `cluster` names a server of a cluster."""
+    if info.compatible < _MIN_VERSION:
         raise StorageError(
-            f"{facts.where} is {facts.name} {facts.version}; TokenTape needs Redis 7 or Valkey 8, or newer"
+            f"{info.address} is {info.name} {info.version}; TokenTape requires Redis 7 or Valkey 8, or newer"
         )
-    if facts.said.get("cluster_enabled") == "1" and not in_cluster:
-        raise StorageError(f"{facts.where} is one server of a cluster: write redis+cluster://{facts.where}")
+    if info.fields.get("cluster_enabled") == "1" and not in_cluster:
+        raise StorageError(f"{info.address} is a server of a cluster: use the URL redis+cluster://{info.address}")
 
 
 def summarize(servers: Sequence[ServerInfo]) -> dict[str, str]:
-    """What an operator is told of all servers of a store."""
-    bounds = [int(server.said.get("maxmemory", 0)) for server in servers]
+    """Return the facts about all servers of a store that operators see."""
+    limits = [int(server.fields.get("maxmemory", 0)) for server in servers]
     return {
-        "servers": ", ".join(server.where for server in servers),
+        "servers": ", ".join(server.address for server in servers),
         "version": ", ".join(sorted({f"{server.name} {server.version}" for server in servers})),
-        "memory_bytes": str(sum(int(server.said.get("used_memory", 0)) for server in servers)),
-        "memory_limit_bytes": str(sum(bounds) if all(bounds) else 0),
-        "aof_ok": str(int(all(server.writes_file for server in servers))),
-        "clock_s": str(max((int(server.said.get("server_time_usec", 0)) for server in servers), default=0) / 1e6),
+        "memory_bytes": str(sum(int(server.fields.get("used_memory", 0)) for server in servers)),
+        "memory_limit_bytes": str(sum(limits) if all(limits) else 0),
+        "aof_ok": str(int(all(server.is_aof_ok for server in servers))),
+        "clock_s": str(max((int(server.fields.get("server_time_usec", 0)) for server in servers), default=0) / 1e6),
     }

@@ -36,7 +36,7 @@ def metrics():
 
 
 async def on_key(store, verb, key, *more):
-    (reply,) = await store._servers.ask(key, [(verb, key, *more)])
+    (reply,) = await store._servers.execute(key, [(verb, key, *more)])
     return reply
 
 

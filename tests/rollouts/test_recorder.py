@@ -65,8 +65,8 @@ async def test_blocks_that_the_store_lost_are_sent_again(recorder, store, incarn
     await recorder.record(step(1, prompt), incarnation, body_bytes=10)
     real = store._store
     for server in await real._servers.all():
-        keys = (await server.ask([("KEYS", "*blocks*")]))[0]
-        await server.ask([("DEL", *keys)])
+        keys = (await server.execute([("KEYS", "*blocks*")]))[0]
+        await server.execute([("DEL", *keys)])
     await recorder.record(step(2, prompt), incarnation, body_bytes=10)
 
     assert 5_000 // 256 == len(await store.blocks("r1"))
@@ -339,7 +339,7 @@ async def test_a_step_of_the_journal_that_cannot_be_read_is_late_if_its_rollout_
 async def expire(store, name="r1"):
     real = store._store
     for key in rollout_keys(real._prefix, name).all()[:5]:
-        await real._servers.ask(key, [("DEL", key)])
+        await real._servers.execute(key, [("DEL", key)])
 
 
 @pytest.fixture

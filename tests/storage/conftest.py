@@ -1,4 +1,4 @@
-"""Servers to test the store on: real ones, started here and stopped here, on unix sockets and free local ports."""
+"""Servers for the tests of storage: real ones, on Unix sockets and free local ports."""
 
 import asyncio
 import os
@@ -18,13 +18,13 @@ from storage import StoreOptions, open_store
 from storage.embedded.server import LAUNCH, bundled_server
 
 REDIS = shutil.which("redis-server")
-NO_REDIS = "redis-server is not installed (Debian: apt-get install redis-server), so plain Redis is not tested here"
+NO_REDIS = "redis-server is not installed (Debian: apt-get install redis-server), so Redis is not tested"
 START_TIMEOUT_S = 50
 
 
 @contextmanager
 def running(binary, *settings, password=None, tls=False):
-    """A server on a free port of this machine, in a directory of its own; ends with the test, or with pytest itself."""
+    """Run a server on a free port in its own directory; it stops with the test, or with pytest."""
     with tempfile.TemporaryDirectory(prefix="tt-", ignore_cleanup_errors=True) as directory:
         port = free_port()
         server = Server(binary, port, Path(directory), settings, password=password, tls=tls)
@@ -46,12 +46,12 @@ class Server:
         self.process = None
 
     @property
-    def where(self):
+    def address(self):
         return f"127.0.0.1:{self.port}"
 
     @property
     def url(self):
-        return f"redis{'s' * self.tls}://{self.where}"
+        return f"redis{'s' * self.tls}://{self.address}"
 
     @property
     def client(self):
@@ -83,7 +83,7 @@ class Server:
 
 
 def free_port():
-    """A port whose cluster bus port (10,000 above) exists too."""
+    """Return a free port whose cluster bus port (10,000 higher) is valid."""
     while True:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -94,20 +94,20 @@ def free_port():
 
 @pytest.fixture(scope="session")
 def valkey():
-    """The bundled valkey-server's path."""
+    """Return the path of the bundled valkey-server."""
     return bundled_server()
 
 
 @pytest.fixture
 def start(valkey):
-    """Starts a server (Valkey, if no other binary is given) that ends with the test."""
+    """Return a function that starts a server (Valkey by default), which stops with the test."""
     with ExitStack() as stack:
         yield lambda *settings, binary=valkey, **more: stack.enter_context(running(binary, *settings, **more))
 
 
 @pytest.fixture
 def start_redis(start):
-    """Starts a Debian redis-server that ends with the test."""
+    """Return a function that starts a redis-server of the system, which stops with the test."""
     if REDIS is None:
         pytest.skip(NO_REDIS)
     return lambda *settings, **more: start(*settings, binary=REDIS, **more)
@@ -115,7 +115,7 @@ def start_redis(start):
 
 @pytest.fixture(scope="session")
 def redis_server():
-    """A plain redis-server for the whole run."""
+    """Run one redis-server for the whole session."""
     if REDIS is None:
         pytest.skip(NO_REDIS)
     with running(REDIS) as server:
@@ -124,7 +124,7 @@ def redis_server():
 
 @pytest.fixture(scope="session")
 def cluster_servers(valkey):
-    """A cluster of three primaries for the whole run, whose slots are a third each."""
+    """Run a cluster of three primaries with a third of the slots each for the whole session."""
     settings = ("--cluster-enabled", "yes", "--cluster-require-full-coverage", "no", "--cluster-node-timeout", "2000")
     with ExitStack() as stack:
         servers = [stack.enter_context(running(valkey, *settings)) for _ in range(3)]
@@ -138,7 +138,7 @@ def cluster_servers(valkey):
 
 
 def wait_for_cluster(clients):
-    """Wait until each server of the cluster finds all slots served and is connected to all others, for PUBLISH."""
+    """Wait until each server finds all slots served and is connected to all others (for PUBLISH)."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while any(not cluster_is_whole(client) for client in clients):
         assert time.monotonic() < deadline, [client.execute_command("CLUSTER", "INFO") for client in clients]
@@ -146,16 +146,16 @@ def wait_for_cluster(clients):
 
 
 def cluster_is_whole(client):
-    said = client.execute_command("CLUSTER", "INFO")
-    text = said.decode() if isinstance(said, bytes) else str(said)
+    info = client.execute_command("CLUSTER", "INFO")
+    text = info.decode() if isinstance(info, bytes) else str(info)
     links = [node["connected"] for node in client.cluster("nodes").values()]
-    is_served = all(fact in text.replace("': '", ":") for fact in ("cluster_state:ok", "cluster_slots_ok:16384"))
+    is_served = all(field in text.replace("': '", ":") for field in ("cluster_state:ok", "cluster_slots_ok:16384"))
     return is_served and all(links) and len(links) == 3
 
 
 @pytest.fixture
 def url_of(request, tmp_path):
-    """The URL of an empty store of a kind: embedded, redis or cluster."""
+    """Return a function that returns the URL of an empty store: embedded, redis or cluster."""
 
     def url(kind):
         if kind == "embedded":
@@ -164,14 +164,14 @@ def url_of(request, tmp_path):
         for server in servers if kind == "cluster" else [servers]:
             with server.client as client:
                 client.flushall()
-        return f"redis+cluster://{servers[0].where}" if kind == "cluster" else servers.url
+        return f"redis+cluster://{servers[0].address}" if kind == "cluster" else servers.url
 
     return url
 
 
 @pytest.fixture
 async def opened():
-    """Opens stores that are closed with the test."""
+    """Return a function that opens stores and closes them after the test."""
     stores = []
 
     async def opened(url, **options):
@@ -186,23 +186,23 @@ async def opened():
 
 @pytest.fixture
 async def on_redis(url_of, opened):
-    """A store on the plain redis-server."""
+    """Return a store on the redis-server."""
     return await opened(url_of("redis"))
 
 
 @pytest.fixture(scope="session")
 def command():
-    """Gives the replies of every server of a store to a command."""
+    """Return a function that sends a command to every server of a store and returns the replies."""
 
     async def command(store, *parts):
-        return [(await server.ask([parts]))[0] for server in await store._servers.all()]
+        return [(await server.execute([parts]))[0] for server in await store._servers.all()]
 
     return command
 
 
 @pytest.fixture(scope="session")
 def key_count(command):
-    """Counts all keys of a store's servers."""
+    """Return a function that counts all keys of the servers of a store."""
 
     async def key_count(store):
         return sum(await command(store, "DBSIZE"))
@@ -212,7 +212,7 @@ def key_count(command):
 
 @pytest.fixture(scope="session")
 def until():
-    """Waits until a condition holds."""
+    """Return a function that waits until a condition is true."""
 
     async def until(condition, timeout_s=50):
         async with asyncio.timeout(timeout_s):

@@ -1,24 +1,24 @@
-"""URLs and options: what can be said, and what is answered to what cannot."""
+"""Options of a store and parsing of its URL."""
 
 from pathlib import Path
 
 import pytest
 
 from storage import StoreOptions, open_store
-from storage.options import Address, read_url
+from storage.options import Address, parse_url
 
-BAD = {
-    "http://x": "cannot begin with 'http'",
-    "": "cannot begin with ''",
-    "redis": "cannot begin with 'redis'",
-    "redis:x": "cannot begin with 'redis'",
+INVALID = {
+    "http://x": "cannot start with 'http'",
+    "": "cannot start with ''",
+    "redis": "cannot start with 'redis'",
+    "redis:x": "cannot start with 'redis'",
     "redis://": "'' is not HOST or HOST:PORT",
     "redis://h:port": "'h:port' is not HOST",
     "redis://h:0": "'h:0' is not HOST",
     "redis://h:65536": "'h:65536' is not HOST",
-    "redis://h/one": "/one cannot stand",
-    "redis+cluster://h/1": "/1 cannot stand",
-    "redis://a,b": r"for a cluster, write redis\+cluster://a,b",
+    "redis://h/one": "invalid database /one",
+    "redis+cluster://h/1": "invalid database /1",
+    "redis://a,b": r"for a cluster, use redis\+cluster://a,b",
     "embedded:": "embedded: needs a path",
     "unix:": "unix: needs a path",
 }
@@ -40,23 +40,23 @@ BAD = {
         "rediss+cluster://u:p@a": Address("cluster", hosts=(("a", 6379),), tls=True, username="u", password="p"),
     }.items(),
 )
-def test_a_url_is_read(url, address):
-    """Each known form names a store."""
-    assert address == read_url(url)
+def test_a_url_is_parsed(url, address):
+    """Each valid form gives an address."""
+    assert address == parse_url(url)
 
 
-@pytest.mark.parametrize(("url", "why"), BAD.items())
-async def test_a_bad_url_is_refused(url, why):
-    """A URL of no known form raises ValueError saying what is wrong with it."""
+@pytest.mark.parametrize(("url", "why"), INVALID.items())
+async def test_an_invalid_url_is_refused(url, why):
+    """The ValueError names the problem."""
     with pytest.raises(ValueError, match=why):
         await open_store(url)
 
 
 @pytest.mark.parametrize("url", ["redis://u:secret@h:x", "redis://u:secret@h/x", "redis://u:secret@", "u:secret@h"])
 def test_no_error_shows_a_password(url):
-    """What is said about a bad URL holds no password."""
-    with pytest.raises(ValueError, match=r"known forms|cannot stand") as caught:
-        read_url(url)
+    """The message for an invalid URL has no password, nor does the repr of options and addresses."""
+    with pytest.raises(ValueError, match=r"valid forms|invalid database") as caught:
+        parse_url(url)
 
     assert "secret" not in str(caught.value)
     assert "secret" not in repr(Address("single", password="secret"))
@@ -67,7 +67,7 @@ def test_no_error_shows_a_password(url):
     "options",
     [{"prefix": ""}, {"prefix": "{a}"}, {"ttl_s": 0}, {"timeout_s": 0}, {"replicas": 0}, {"max_connections": -1}],
 )
-def test_bad_options_are_refused(options):
-    """An option that cannot be meant so raises ValueError naming it."""
+def test_invalid_options_are_refused(options):
+    """The ValueError names the option."""
     with pytest.raises(ValueError, match=next(iter(options))):
         StoreOptions(**options)

@@ -1,4 +1,4 @@
-"""What `Store` promises, on every kind of server it runs on."""
+"""The guarantees of `Store`, tested on every kind of server."""
 
 import asyncio
 from dataclasses import replace
@@ -17,18 +17,18 @@ HOSTILE = (
 
 @pytest.fixture(params=["embedded", "redis", "cluster"])
 async def store(request, url_of, opened):
-    """An empty store."""
+    """Return an empty store."""
     return await opened(url_of(request.param))
 
 
 async def opened_entry(store, rollout="r", **more):
-    """A rollout, opened, and an entry to append to it."""
+    """Open a rollout and return an entry to append to it."""
     incarnation = (await store.open(rollout, {}, now_ms=1)).incarnation
     return StepWrite(rollout, incarnation, "s1", b"record", **more)
 
 
-async def test_the_first_open_makes_a_rollout_and_later_ones_find_it(store):
-    """`open` makes the rollout with the fields given if there is none, and changes no field of one that is there."""
+async def test_the_first_open_creates_a_rollout_and_later_ones_return_it(store):
+    """`open` creates the rollout with the fields if it does not exist, and changes no field of an existing one."""
     made = await store.open("r", {"status": b"open", "empty": b""}, now_ms=1_000)
     found = await store.open("r", {"status": b"other"}, now_ms=2_000)
 
@@ -38,8 +38,8 @@ async def test_the_first_open_makes_a_rollout_and_later_ones_find_it(store):
     assert replace(made, created=False, touched_ms=2_000) == found
 
 
-async def test_many_opens_of_one_name_at_once_make_one_birth(store):
-    """However many open a name at once, one of them makes it and all get the same life."""
+async def test_concurrent_opens_of_one_name_create_one_incarnation(store):
+    """One of many concurrent opens creates the rollout, and all return the same incarnation."""
     rollouts = await asyncio.gather(*(store.open("r", {"who": b"%d" % i}, now_ms=i) for i in range(50)))
 
     assert 1 == len({rollout.incarnation for rollout in rollouts})
@@ -48,8 +48,8 @@ async def test_many_opens_of_one_name_at_once_make_one_birth(store):
     assert ("r",) == (await store.list()).names
 
 
-async def test_look_makes_nothing(store, key_count):
-    """`look` gives None for a rollout that is not there, and makes nothing."""
+async def test_get_creates_nothing(store, key_count):
+    """`get` returns None for a rollout that does not exist, and creates nothing."""
     assert None is await store.get("r")
     assert 0 == await key_count(store)
 
@@ -58,20 +58,20 @@ async def test_look_makes_nothing(store, key_count):
     assert replace(made, created=False) == await store.get("r")
 
 
-async def test_amend_sets_and_removes_fields_if_all_expectations_hold(store):
-    """`amend` sets and removes fields, touches nothing else, and gives the rollout as it is then."""
+async def test_update_if_sets_and_removes_fields_if_all_have_the_expected_values(store):
+    """`update_if` sets and removes fields, changes nothing else, and returns the new state."""
     await store.open("r", {"a": b"1", "b": b"2", "c": b"3"}, now_ms=1)
 
-    amended = await store.update_if("r", {"a": b"", "b": None, "d": b"="}, expect={"a": b"1", "d": None}, now_ms=2)
+    updated = await store.update_if("r", {"a": b"", "b": None, "d": b"="}, expect={"a": b"1", "d": None}, now_ms=2)
 
-    assert {"a": b"", "c": b"3", "d": b"="} == amended.fields
-    assert 2 == amended.touched_ms
-    assert amended == await store.get("r")
+    assert {"a": b"", "c": b"3", "d": b"="} == updated.fields
+    assert 2 == updated.touched_ms
+    assert updated == await store.get("r")
 
 
 @pytest.mark.parametrize("expect", [{"a": b"2"}, {"a": None}, {"b": b""}, {"a": b"1", "b": b"1"}])
-async def test_amend_writes_nothing_if_an_expectation_fails(store, expect):
-    """A field that is not as expected raises `FieldsChanged`, which says how the rollout stands, and changes nothing."""
+async def test_update_if_writes_nothing_if_a_field_has_another_value(store, expect):
+    """A field with another value raises `FieldsChanged` with the current state, and changes nothing."""
     before = replace(await store.open("r", {"a": b"1"}, now_ms=1), created=False)
 
     with pytest.raises(FieldsChanged) as caught:
@@ -81,15 +81,15 @@ async def test_amend_writes_nothing_if_an_expectation_fails(store, expect):
     assert before == await store.get("r")
 
 
-async def test_amend_makes_no_rollout(store, key_count):
-    """`amend` gives None when there is no such rollout, whatever was expected."""
+async def test_update_if_creates_no_rollout(store, key_count):
+    """`update_if` returns None if the rollout does not exist, whatever values are expected."""
     assert None is await store.update_if("r", {"a": b"1"}, expect={}, now_ms=1)
     assert None is await store.update_if("r", {"a": b"1"}, expect={"a": b"2"}, now_ms=1)
     assert 0 == await key_count(store)
 
 
-async def test_of_many_amends_that_expect_the_same_one_wins(store):
-    """Compare and set: of those that expect the same value, one sets it."""
+async def test_one_of_concurrent_updates_with_the_same_expected_value_succeeds(store):
+    """Compare and set: one of many updates that expect the same value sets it."""
     await store.open("r", {"holder": b""}, now_ms=1)
 
     answers = await asyncio.gather(
@@ -100,8 +100,8 @@ async def test_of_many_amends_that_expect_the_same_one_wins(store):
     assert 19 == sum(isinstance(answer, FieldsChanged) for answer in answers)
 
 
-async def test_append_keeps_records_in_order_with_their_blocks_and_counts(store):
-    """Records, blocks and counts of an append are all there when it returns its index."""
+async def test_append_stores_records_in_order_with_their_blocks_and_counts(store):
+    """Records, blocks and counts are stored when `append` returns the position."""
     entry = await opened_entry(store, blocks={b"\x00b1": b"\r\n", b"b2": b""}, counts={"steps": 1, "tokens": 7})
     second = replace(entry, name="s2", record=b"", blocks={}, required_blocks=(b"\x00b1", b"b2"), counts={"steps": 1})
 
@@ -115,13 +115,13 @@ async def test_append_keeps_records_in_order_with_their_blocks_and_counts(store)
     assert (1, 6) == (rollout.created_ms, rollout.touched_ms)
 
 
-async def test_append_of_a_name_that_is_there_changes_nothing(store):
-    """Appending a name again gives its first index and changes no record, block or count."""
+async def test_append_of_a_stored_name_changes_nothing(store):
+    """Appending a name again returns the first position and changes no record, block or count."""
     entry = await opened_entry(store, blocks={b"b": b"1"}, counts={"steps": 1})
     await store.append(entry, now_ms=2)
     await store.append(replace(entry, name="s2"), now_ms=3)
 
-    again = replace(entry, record=b"other", blocks={b"c": b"2"}, required_blocks=(b"nowhere",))
+    again = replace(entry, record=b"other", blocks={b"c": b"2"}, required_blocks=(b"missing",))
 
     assert (0, False, False) == await store.append(again, now_ms=4)
     assert [b"record", b"record"] == await store.read("r", 0, 10)
@@ -130,15 +130,15 @@ async def test_append_of_a_name_that_is_there_changes_nothing(store):
 
 
 async def test_append_with_missing_blocks_writes_nothing(store):
-    """An entry that leans on blocks that are not there raises `MissingBlocks` with their names, and writes nothing."""
+    """An entry that requires missing blocks raises `MissingBlocks` with their names, and writes nothing."""
     entry = await opened_entry(store, blocks={b"new": b"1"}, counts={"steps": 1})
     await store.append(replace(entry, name="s0", blocks={b"old": b"0"}, counts={}), now_ms=2)
     before = await store.get("r")
 
     with pytest.raises(MissingBlocks) as caught:
-        await store.append(replace(entry, required_blocks=(b"lost", b"old", b"new")), now_ms=3)
+        await store.append(replace(entry, required_blocks=(b"absent", b"old", b"new")), now_ms=3)
 
-    assert (b"lost", b"new") == caught.value.names
+    assert (b"absent", b"new") == caught.value.names
     assert before == await store.get("r")
     assert {b"old": b"0"} == await store.blocks("r")
     assert [b"record"] == await store.read("r", 0, 10)
@@ -146,7 +146,7 @@ async def test_append_with_missing_blocks_writes_nothing(store):
 
 
 async def test_a_block_is_written_once(store):
-    """A block that is there already stays as it is: its name tells its bytes."""
+    """A stored block is not overwritten, since its name determines its bytes."""
     entry = await opened_entry(store, blocks={b"b": b"1"})
     await store.append(entry, now_ms=2)
     await store.append(replace(entry, name="s2", blocks={b"b": b"other"}), now_ms=3)
@@ -154,8 +154,8 @@ async def test_a_block_is_written_once(store):
     assert {b"b": b"1"} == await store.blocks("r")
 
 
-async def test_append_to_another_life_is_refused(store, key_count):
-    """After a rollout was deleted, or deleted and opened anew, appends and marks of its old life raise `RolloutDeleted`."""
+async def test_append_to_a_deleted_incarnation_is_refused(store, key_count):
+    """After a delete, and after a later open, appends and marks of the old incarnation raise `RolloutDeleted`."""
     entry = await opened_entry(store, counts={"steps": 1})
     await store.delete("r")
 
@@ -165,18 +165,18 @@ async def test_append_to_another_life_is_refused(store, key_count):
         await store.mark("r", entry.incarnation, {"m": b"1"}, now_ms=2)
     assert 0 == await key_count(store)
 
-    anew = replace(await store.open("r", {}, now_ms=3), created=False)
+    reopened = replace(await store.open("r", {}, now_ms=3), created=False)
 
-    assert anew.incarnation != entry.incarnation
+    assert reopened.incarnation != entry.incarnation
     with pytest.raises(RolloutDeleted):
         await store.append(entry, now_ms=4)
     with pytest.raises(RolloutDeleted):
         await store.mark("r", entry.incarnation, {"m": b"1"}, now_ms=4)
-    assert anew == await store.get("r")
+    assert reopened == await store.get("r")
 
 
-async def test_appends_at_once_are_all_kept(store):
-    """Of appends at the same time none is lost and none stored twice; each gets an index of its own."""
+async def test_concurrent_appends_are_all_stored(store):
+    """Of concurrent appends, none is lost and none is stored twice; each name has its own position."""
     entry = await opened_entry(store, counts={"steps": 1})
     entries = [replace(entry, name=f"s{i % 100}", record=b"%d" % (i % 100)) for i in range(200)]
 
@@ -189,8 +189,8 @@ async def test_appends_at_once_are_all_kept(store):
     assert {"steps": 100} == (await store.get("r")).counts
 
 
-async def test_a_large_entry_is_kept_whole(store):
-    """Records of megabytes and thousands of blocks in one entry are kept as they are."""
+async def test_a_large_entry_is_stored_unchanged(store):
+    """Records of megabytes and thousands of blocks in one entry are stored unchanged."""
     blocks = {b"b%d" % i: b"%d" % i for i in range(10_000)}
     entry = await opened_entry(store, blocks=blocks)
     entry = replace(entry, record=bytes(range(256)) * 16_384)
@@ -203,7 +203,7 @@ async def test_a_large_entry_is_kept_whole(store):
 
 
 async def test_marks_are_set_and_read(store):
-    """Marks are kept beside the records; the last value of a mark holds."""
+    """Marks are stored with the rollout; the last value of a mark is returned."""
     entry = await opened_entry(store)
     await store.mark("r", entry.incarnation, {"reward:s1": b"1", "é": b"\xff"}, now_ms=2)
     await store.mark("r", entry.incarnation, {"reward:s1": b"2"}, now_ms=3)
@@ -215,8 +215,8 @@ async def test_marks_are_set_and_read(store):
     assert 3 == (await store.get("r")).touched_ms
 
 
-async def test_read_gives_a_stretch_of_records(store):
-    """`read` gives up to `limit` records from `start` on; none beyond the end, before the start, or for no limit."""
+async def test_read_returns_a_range_of_records(store):
+    """`read` returns up to `limit` records from `start`; none after the end, for a negative start or for limit 0."""
     entry = await opened_entry(store)
     for i in range(5):
         await store.append(replace(entry, name=f"s{i}", record=b"%d" % i), now_ms=2)
@@ -229,8 +229,8 @@ async def test_read_gives_a_stretch_of_records(store):
     assert [] == await store.read("other", 0, 9)
 
 
-async def test_find_gives_a_record_by_name(store):
-    """`find` gives index and record of a name, or None."""
+async def test_find_returns_a_record_by_name(store):
+    """`find` returns the position and the record of a name, or None."""
     entry = await opened_entry(store)
     await store.append(entry, now_ms=2)
     await store.append(replace(entry, name="s2", record=b"2"), now_ms=2)
@@ -240,27 +240,27 @@ async def test_find_gives_a_record_by_name(store):
     assert None is await store.find("other", "s2")
 
 
-async def test_a_whole_rollout_is_one_answer(store):
-    """`whole` gives records, blocks, marks and the rollout as the verbs for each do; None for one that is not there."""
+async def test_read_all_returns_the_same_as_the_single_methods(store):
+    """`read_all` returns records, blocks, marks and the rollout; None for a rollout that does not exist."""
     assert None is await store.read_all("r", 10)
     entry = await opened_entry(store, blocks={b"b": b"1"}, counts={"steps": 1})
     await store.append(entry, now_ms=2)
     await store.append(replace(entry, name="s2", record=b"second"), now_ms=3)
     await store.mark("r", entry.incarnation, {"m": b"1"}, now_ms=4)
 
-    told = await store.read_all("r", 10)
+    full = await store.read_all("r", 10)
 
     assert (await store.read("r", 0, 10), await store.blocks("r"), await store.marks("r")) == (
-        told.records,
-        told.blocks,
-        told.marks,
+        full.records,
+        full.blocks,
+        full.marks,
     )
-    assert await store.get("r") == told.rollout
+    assert await store.get("r") == full.rollout
     assert [b"record"] == (await store.read_all("r", 1)).records
 
 
 async def test_blocks_are_found_by_name(store):
-    """`blocks` gives those of the names asked for that exist; of no names, none."""
+    """`blocks` returns the existing blocks of the requested names; none for no names."""
     entry = await opened_entry(store, blocks={b"a": b"1", b"b": b"2", b"c": b"3"})
     await store.append(entry, now_ms=2)
 
@@ -270,7 +270,7 @@ async def test_blocks_are_found_by_name(store):
 
 
 async def test_list_is_newest_first_and_pages_without_gap_or_repeat(store):
-    """Paging gives every rollout once, newest first, of one millisecond too, whatever is opened or deleted meanwhile."""
+    """Paging lists every rollout once, newest first, whatever is opened or deleted meanwhile."""
     expected = {}
     for i in range(60):
         expected[f"r{i}"] = i // 7
@@ -292,7 +292,7 @@ async def test_list_is_newest_first_and_pages_without_gap_or_repeat(store):
 
 
 async def test_the_last_page_has_no_cursor(store):
-    """The cursor is None on the last page, also when that is full, and on an empty one."""
+    """The cursor is None on the last page, even if that page is full, and on an empty one."""
     assert ((), None) == ((page := await store.list()).names, page.cursor)
     for i in range(4):
         await store.open(f"r{i}", {}, now_ms=i)
@@ -305,8 +305,8 @@ async def test_the_last_page_has_no_cursor(store):
     assert None is second.cursor
 
 
-async def test_list_since_a_time(store):
-    """`since_ms` leaves out what was created before it."""
+async def test_list_since_a_time_omits_older_rollouts(store):
+    """`since_ms` omits rollouts that were created before it."""
     for i in range(4):
         await store.open(f"r{i}", {}, now_ms=10 * i)
 
@@ -318,14 +318,14 @@ async def test_list_since_a_time(store):
 @pytest.mark.parametrize(
     "cursor", ["", "x", "5", "000000000000001", "-", "(", "00000000000000\u0661r", "000000000000001é"]
 )
-async def test_a_cursor_that_is_none_is_refused(on_redis, cursor):
-    """A cursor that no page gave raises ValueError, in a sentence that shows it."""
+async def test_an_invalid_cursor_is_refused(on_redis, cursor):
+    """A cursor that no page returned raises ValueError."""
     with pytest.raises(ValueError, match="is not a cursor of this listing"):
         await on_redis.list(cursor=cursor)
 
 
-async def test_names_gives_all_rollouts(store):
-    """`names` gives every rollout, newest first."""
+async def test_names_iterates_over_all_rollouts(store):
+    """`names` returns every rollout, newest first."""
     for i in range(5):
         await store.open(f"r{i}", {}, now_ms=i)
 
@@ -333,7 +333,7 @@ async def test_names_gives_all_rollouts(store):
 
 
 async def test_hostile_names_do_not_touch_each_other(store, key_count):
-    """Whatever a rollout is called, its records, fields, listing and deletion are its own."""
+    """Rollouts with any names have separate records, fields, listings and deletions."""
     for i, name in enumerate(HOSTILE):
         entry = await opened_entry(store, name, blocks={b"b": b"%d" % i}, counts={"steps": 1})
         await store.append(replace(entry, record=b"%d" % i), now_ms=2)
@@ -348,8 +348,8 @@ async def test_hostile_names_do_not_touch_each_other(store, key_count):
     assert 0 == await key_count(store)
 
 
-async def test_drop_leaves_no_key(store, key_count):
-    """`drop` deletes everything of a rollout and says whether there was anything; nothing of it is left."""
+async def test_delete_leaves_no_key(store, key_count):
+    """`delete` removes all keys of a rollout and returns whether it existed."""
     for name in ("r", "q"):
         entry = await opened_entry(store, name, blocks={b"b": b"1"}, counts={"steps": 1})
         await store.append(entry, now_ms=2)
@@ -365,7 +365,7 @@ async def test_drop_leaves_no_key(store, key_count):
 
 
 async def test_constants_are_set_once(store):
-    """The first value of a constant holds, for everybody."""
+    """All callers get the first value of a constant."""
     values = await asyncio.gather(*(store.set_once("salt", b"%d" % i) for i in range(10)))
 
     assert 1 == len(set(values))
@@ -373,8 +373,8 @@ async def test_constants_are_set_once(store):
     assert b"x" == await store.set_once("other", b"x")
 
 
-async def test_facts_and_ping_reach_the_store(store):
-    """`ping` returns, and `facts` names servers, versions and durability in words."""
+async def test_info_and_ping_connect_to_the_store(store):
+    """`ping` returns, and `info` has servers, versions and durability as text."""
     await store.ping()
     facts = await store.info()
 
@@ -384,14 +384,14 @@ async def test_facts_and_ping_reach_the_store(store):
     assert all(isinstance(fact, str) for fact in facts.values())
 
 
-def names_beside(store, group: str, count: int) -> list[str]:
+def names_in_slot(store, group: str, count: int) -> list[str]:
     found = (f"r{n}" for n in range(10_000))
     return [name for name in found if store.same_slot(group, name)][:count]
 
 
-async def test_a_group_and_its_rollouts_are_made_at_once(store):
-    """With the fields of each, listed like any other; the group lies in a space of its own."""
-    names = names_beside(store, "g", 5)
+async def test_open_group_creates_a_group_and_its_rollouts(store):
+    """All have their fields and are listed; groups have a separate namespace."""
+    names = names_in_slot(store, "g", 5)
     made = await store.open_group("g", {"size": b"5"}, {name: {"of": b"g", "n": b""} for name in names}, now_ms=7)
 
     assert (True, {"size": b"5"}, 7) == (made.created, made.fields, made.created_ms)
@@ -402,9 +402,9 @@ async def test_a_group_and_its_rollouts_are_made_at_once(store):
     assert replace(made, created=False) == await store.groups.get("g")
 
 
-async def test_a_group_that_is_there_stays_as_it_is(store):
-    """Nothing is made the second time, and the answer says so."""
-    first, other = names_beside(store, "g", 2)
+async def test_open_group_does_not_change_an_existing_group(store):
+    """The second call creates nothing, and its result is not `created`."""
+    first, other = names_in_slot(store, "g", 2)
     made = await store.open_group("g", {"size": b"1"}, {first: {}}, now_ms=1)
     again = await store.open_group("g", {"size": b"2"}, {other: {}}, now_ms=2)
 
@@ -412,17 +412,17 @@ async def test_a_group_that_is_there_stays_as_it_is(store):
     assert await store.get(other) is None
 
 
-async def test_a_rollout_that_is_not_beside_its_group_is_refused(store, key_count):
-    """In a cluster the two could not be made at once."""
+async def test_a_rollout_in_another_slot_than_its_group_is_refused(store, key_count):
+    """A cluster cannot create both in one transaction."""
     (name,) = [name for name in (f"r{n}" for n in range(100)) if not store.same_slot("g", name)][:1]
 
-    with pytest.raises(ValueError, match="beside"):
+    with pytest.raises(ValueError, match="not in the same slot"):
         await store.open_group("g", {}, {name: {}}, now_ms=1)
     assert 0 == await key_count(store)
 
 
-async def test_a_group_is_amended_marked_and_dropped_like_a_rollout(store):
-    """It has all the verbs; what is done to it leaves a rollout of the same name alone."""
+async def test_a_group_has_the_methods_of_a_rollout(store):
+    """Changes of a group do not change a rollout with the same name."""
     await store.open("g", {"a": b"rollout"}, now_ms=1)
     made = await store.open_group("g", {}, {}, now_ms=1)
     await store.groups.mark("g", made.incarnation, {"m": b"1"}, now_ms=2)
@@ -434,26 +434,26 @@ async def test_a_group_is_amended_marked_and_dropped_like_a_rollout(store):
     assert {"a": b"rollout"} == (await store.get("g")).fields
 
 
-async def test_notices_are_told_by_every_open(store):
-    """The last that was announced, whichever rollout is opened; other stores' rollouts are not told."""
+async def test_every_open_returns_the_announcements(store):
+    """Every `open` of any rollout returns the latest announcements; `open` of a group does not."""
     assert {} == (await store.open("r", {}, now_ms=1)).announcements
     await store.announcements.announce("policy", b"1")
     await store.announcements.announce("policy", b"2")
     await store.announcements.announce("other", b"")
 
-    told = [(await store.open(f"r{n}", {}, now_ms=1)).announcements for n in range(40)]
+    announced = [(await store.open(f"r{n}", {}, now_ms=1)).announcements for n in range(40)]
 
-    assert [{"policy": Announcement(b"2", 2), "other": Announcement(b"", 1)}] * 40 == told
-    assert told[0] == await store.announcements.read()
+    assert [{"policy": Announcement(b"2", 2), "other": Announcement(b"", 1)}] * 40 == announced
+    assert announced[0] == await store.announcements.read()
     assert {} == (await store.groups.open("g", {}, now_ms=1)).announcements
 
 
-async def test_a_beat_is_heard_until_its_life_is_over(store):
-    """By everybody who beats, with all notices; a life of 0 ends at once."""
-    notice = await store.announcements.announce("policy", b"1")
+async def test_a_heartbeat_is_returned_until_it_expires(store):
+    """Each heartbeat returns all others and the announcements; a lifetime of 0 removes it."""
+    policy = await store.announcements.announce("policy", b"1")
     await store.announcements.heartbeat("a", b"1", lifetime_ms=60_000)
-    told, beats = await store.announcements.heartbeat("b", b"2", lifetime_ms=60_000)
-    assert ({"policy": notice}, {"a": b"1", "b": b"2"}) == (told, beats)
+    announced, heartbeats = await store.announcements.heartbeat("b", b"2", lifetime_ms=60_000)
+    assert ({"policy": policy}, {"a": b"1", "b": b"2"}) == (announced, heartbeats)
     assert {"b": b"2"} == (await store.announcements.heartbeat("a", b"", lifetime_ms=0))[1]
 
     await store.announcements.heartbeat("b", b"2", lifetime_ms=1)
@@ -461,17 +461,17 @@ async def test_a_beat_is_heard_until_its_life_is_over(store):
     assert {"c": b""} == (await store.announcements.heartbeat("c", b"", lifetime_ms=60_000))[1]
 
 
-async def test_after_many_announce_at_once_all_are_told_the_same(store):
-    """However their announcing interleaves."""
+async def test_concurrent_announcements_end_with_one_value_in_all_buckets(store):
+    """All buckets have the same announcement after any interleaving."""
     await asyncio.gather(*(store.announcements.announce("policy", b"%d" % n) for n in range(30)))
 
-    told = {(await store.open(f"r{n}", {}, now_ms=1)).announcements["policy"] for n in range(60)}
+    announced = {(await store.open(f"r{n}", {}, now_ms=1)).announcements["policy"] for n in range(60)}
 
-    assert 1 == len(told)
+    assert 1 == len(announced)
 
 
-async def test_batches_are_a_space_of_their_own(store):
-    """Kept like groups, apart from them, and never for longer than a week."""
+async def test_batches_have_a_separate_namespace(store):
+    """Batches are stored like groups, for one week at most."""
     made = await store.batches.open("b", {"a": b"1"}, now_ms=1)
 
     assert replace(made, created=False) == await store.batches.get("b")
@@ -480,75 +480,75 @@ async def test_batches_are_a_space_of_their_own(store):
     assert str(7 * 86_400) == (await store.batches.info())["ttl_s"]
 
 
-async def with_place(store, name, rollout="r", lease_ms=60_000):
-    """A rollout of five places, opened with one of them; whether it was given."""
+async def reserve(store, name, rollout="r", lease_ms=60_000):
+    """Open a rollout with a limit of five; return whether the reservation was made."""
     return (
         await store.open(rollout, {"places": b"5"}, now_ms=1, reservation=Reservation(name, lease_ms))
     ).has_reservation
 
 
-async def test_as_many_places_are_given_as_the_rollout_has(store):
-    """However many ask at once; who asks again has its own still."""
-    given = await asyncio.gather(*(with_place(store, f"s{number}") for number in range(50)))
-    again = await asyncio.gather(*(with_place(store, f"s{number}") for number in range(50)))
+async def test_reservations_are_made_up_to_the_limit(store):
+    """Concurrent requests get as many reservations as the limit; a repeated request keeps its own."""
+    given = await asyncio.gather(*(reserve(store, f"s{number}") for number in range(50)))
+    again = await asyncio.gather(*(reserve(store, f"s{number}") for number in range(50)))
 
     assert 5 == sum(given)
     assert given == again
 
 
-async def test_a_place_goes_to_the_record_of_its_name_and_comes_free_when_it_is_let_go(store):
-    """Records and places together are never more than the rollout takes."""
-    given = [await with_place(store, f"s{number}") for number in range(1, 7)]
+async def test_a_reservation_is_used_up_by_its_record_or_released(store):
+    """Records and reservations together never exceed the limit."""
+    given = [await reserve(store, f"s{number}") for number in range(1, 7)]
     entry = await opened_entry(store)
-    for _ in range(2):  # the second one's answer was lost
+    for _ in range(2):  # repeated, as if the response was lost
         await store.append(entry, now_ms=2)
-    full = await with_place(store, "s7")
+    full = await reserve(store, "s7")
     await store.reservations.extend("r", entry.incarnation, Reservation("s2", 0))
-    free = [await with_place(store, "s8"), await with_place(store, "s9")]
+    released = [await reserve(store, "s8"), await reserve(store, "s9")]
 
     assert [True] * 5 + [False] == given
-    assert [False, True, False] == [full, *free]
+    assert [False, True, False] == [full, *released]
 
 
-async def test_a_place_whose_lease_is_over_is_free_unless_it_is_held_again(store, until):
-    """What a process held that died comes free by itself."""
-    given = [await with_place(store, f"s{number}", lease_ms=20) for number in range(5)]
+async def test_a_reservation_expires_unless_it_is_extended(store, until):
+    """Reservations of a process that died are released."""
+    given = [await reserve(store, f"s{number}", lease_ms=20) for number in range(5)]
     incarnation = (await store.get("r")).incarnation
     await store.reservations.extend("r", incarnation, Reservation("s0", 60_000))
 
-    async def all_are_over():
-        return all([await with_place(store, f"t{number}", lease_ms=60_000) for number in range(4)])
+    async def have_all_expired():
+        return all([await reserve(store, f"t{number}", lease_ms=60_000) for number in range(4)])
 
-    await until(all_are_over)
+    await until(have_all_expired)
     assert [True] * 5 == given
-    assert not await with_place(store, "u")
+    assert not await reserve(store, "u")
 
 
-async def test_of_a_rollout_without_places_none_is_given_or_refused(store):
-    """Nor of one that is opened for no record."""
-    free = await store.open("free", {}, now_ms=1, reservation=Reservation("s", 60_000))
-    looked = await store.open("r", {"places": b"0"}, now_ms=1)
+async def test_a_rollout_without_a_limit_has_no_reservations(store):
+    """The same is true for an `open` without a reservation."""
+    unlimited = await store.open("unlimited", {}, now_ms=1, reservation=Reservation("s", 60_000))
+    unreserved = await store.open("r", {"places": b"0"}, now_ms=1)
 
-    assert (None, None) == (free.has_reservation, looked.has_reservation)
+    assert (None, None) == (unlimited.has_reservation, unreserved.has_reservation)
 
 
-async def test_a_place_of_another_life_is_not_held(store):
-    """The rollout was deleted and opened anew: its places are all free."""
-    await with_place(store, "s0")
+async def test_a_reservation_of_another_incarnation_is_not_extended(store):
+    """A rollout that was deleted and opened again has no reservations."""
+    await reserve(store, "s0")
     incarnation = (await store.get("r")).incarnation
     await store.delete("r")
     await store.reservations.extend("r", incarnation, Reservation("s0", 60_000))
-    made_nothing = await store.get("r")
-    given = [await with_place(store, f"t{number}") for number in range(5)]
+    not_created = await store.get("r")
+    given = [await reserve(store, f"t{number}") for number in range(5)]
     await store.reservations.extend("r", incarnation, Reservation("t0", 0))
 
-    assert None is made_nothing
+    assert None is not_created
     assert [True] * 5 == given
-    assert not await with_place(store, "u")
+    assert not await reserve(store, "u")
 
 
-async def test_a_record_is_late_if_a_field_is_there_when_it_is_stored(store):
-    """It has a mark and is counted, by the same write; asked again it stays what it is, whatever was set meanwhile."""
+async def test_a_record_is_late_if_a_field_is_set_when_it_is_stored(store):
+    """The same transaction marks and counts it; a repeated append does not change that."""
     entry = replace(await opened_entry(store, counts={"steps": 1}), late_if="closed")
     early = await store.append(entry, now_ms=2)
     await store.update_if("r", {"closed": b"1"}, expect={}, now_ms=3)
@@ -564,12 +564,12 @@ async def test_a_record_is_late_if_a_field_is_there_when_it_is_stored(store):
     assert {"steps": 4, "late": 1} == (await store.get("r")).counts
 
 
-async def test_of_appends_and_a_closing_at_once_each_is_before_it_or_late(store):
-    """Who reads the rollout after it was closed sees every record that will ever be in it unmarked."""
+async def test_each_append_concurrent_with_closing_is_earlier_or_late(store):
+    """A reader who sees the field sees every record that is not late."""
     entry = replace(await opened_entry(store), late_if="closed")
 
     async def unmarked() -> set[bytes]:
-        """Records first: the mark of each one that was read is there by then."""
+        """Read the records first, so that the marks of all of them are stored."""
         records = set(await store.read("r", 0, 1000))
         return records - {mark.removeprefix("late:").encode() for mark in await store.marks("r")}
 
@@ -586,24 +586,24 @@ async def test_of_appends_and_a_closing_at_once_each_is_before_it_or_late(store)
 
 @pytest.fixture(params=["embedded", "redis", "cluster"])
 async def mortal(request, url_of, opened):
-    """An empty store whose rollouts expire."""
+    """Return an empty store whose rollouts expire."""
     return await opened(url_of(request.param), ttl_s=1000)
 
 
 async def expire(store, name="r"):
-    """What happens to a rollout when its time has come."""
+    """Delete the keys of a rollout, as expiry does."""
     keys = rollout_keys(store._prefix, name)
     for key in keys.all()[:5]:
-        await store._servers.ask(key, [("DEL", key)])
+        await store._servers.execute(key, [("DEL", key)])
 
 
 async def ttl_of(store, key):
-    (reply,) = await store._servers.ask(key, [("PTTL", key)])
+    (reply,) = await store._servers.execute(key, [("PTTL", key)])
     return reply
 
 
-async def test_an_append_restores_a_rollout_that_expired(mortal):
-    """With its incarnation, its age, its fields and the record; it is listed, lives on, and takes the next append."""
+async def test_an_append_restores_an_expired_rollout(mortal):
+    """With its incarnation, creation time, fields and the record; it is listed and has a new lifetime."""
     await mortal.open("older", {}, now_ms=1)
     made = await mortal.open("r", {"a": b"1", "b": b"\xff"}, now_ms=5)
     await mortal.open("newer", {}, now_ms=9)
@@ -625,8 +625,8 @@ async def test_an_append_restores_a_rollout_that_expired(mortal):
         assert 900_000 < await ttl_of(mortal, key)
 
 
-async def test_a_restoring_append_that_misses_blocks_restores_nothing(mortal, key_count):
-    """They expired with the rollout: send them along."""
+async def test_a_restoring_append_with_missing_blocks_restores_nothing(mortal, key_count):
+    """The blocks expired with the rollout: the caller must send them again."""
     incarnation = (await mortal.open("r", {}, now_ms=1)).incarnation
     await expire(mortal)
     before = await key_count(mortal)
@@ -636,8 +636,8 @@ async def test_a_restoring_append_that_misses_blocks_restores_nothing(mortal, ke
     assert (None, before) == (await mortal.get("r"), await key_count(mortal))
 
 
-async def test_of_many_restoring_appends_at_once_all_are_kept(mortal):
-    """In one life, the one that expired."""
+async def test_concurrent_restoring_appends_are_all_stored(mortal):
+    """They restore one incarnation, the expired one."""
     incarnation = (await mortal.open("r", {}, now_ms=1)).incarnation
     await expire(mortal)
     entries = [
@@ -650,8 +650,8 @@ async def test_of_many_restoring_appends_at_once_all_are_kept(mortal):
     assert (incarnation, {"steps": 30}) == ((await mortal.get("r")).incarnation, (await mortal.get("r")).counts)
 
 
-async def test_a_record_of_a_rollout_that_expired_and_was_opened_again_goes_to_the_new_life(mortal):
-    """The same rollout to all who name it; so do its marks. The new life keeps its incarnation and its fields."""
+async def test_a_record_of_an_expired_incarnation_is_added_to_the_new_one(mortal):
+    """Marks are, too. The new incarnation keeps its fields."""
     old = await mortal.open("r", {"a": b"1"}, now_ms=1)
     await expire(mortal)
     new = await mortal.open("r", {"b": b"1"}, now_ms=2)
@@ -667,8 +667,8 @@ async def test_a_record_of_a_rollout_that_expired_and_was_opened_again_goes_to_t
     assert {"late:s1": b"1", "m": b"1"} == await mortal.marks("r")
 
 
-async def test_a_rollout_that_was_deleted_stays_deleted(mortal):
-    """Whatever comes of the life that was: nothing is restored, and nothing enters a later life of the name."""
+async def test_a_deleted_rollout_is_not_restored(mortal):
+    """Nothing of a deleted incarnation is restored or added to a later one."""
     old = await mortal.open("r", {}, now_ms=1)
     await mortal.delete("r")
     entry = StepWrite("r", old.incarnation, "s1", b"1", {}, (), {}, None, Origin(1))
@@ -680,49 +680,49 @@ async def test_a_rollout_that_was_deleted_stays_deleted(mortal):
             await mortal.append(entry, now_ms=3)
         with pytest.raises(RolloutDeleted):
             await mortal.mark("r", old.incarnation, {"m": b"1"}, now_ms=3)
-    await expire(mortal)  # the new life, which nobody deleted
+    await expire(mortal)  # the new incarnation, which was not deleted
     with pytest.raises(RolloutDeleted):
         await mortal.append(entry, now_ms=4)
     assert await mortal.get("r") is None
     assert (await mortal.append(replace(entry, incarnation=new.incarnation), now_ms=5)).is_restored
 
 
-async def test_what_is_kept_of_deleted_rollouts_is_forgotten(mortal, command):
-    """After a day, or the ttl where that is longer: by itself, and by later deletions."""
+async def test_deleted_incarnations_expire(mortal, command):
+    """After one day or the TTL, whichever is longer, or with a later deletion."""
     (key,) = [rollout_keys(mortal._prefix, "r").listing.replace(b"listing", b"deleted")]
     for _ in range(3):
         await mortal.open("r", {}, now_ms=1)
         await mortal.delete("r")
-    (incarnations,) = await mortal._servers.ask(key, [("ZRANGE", key, 0, -1)])
+    (incarnations,) = await mortal._servers.execute(key, [("ZRANGE", key, 0, -1)])
     lifetime_ms = await ttl_of(mortal, key)
-    await mortal._servers.ask(key, [("ZADD", key, 1, incarnations[0])])
+    await mortal._servers.execute(key, [("ZADD", key, 1, incarnations[0])])
     last = await mortal.open("r", {}, now_ms=1)
     await mortal.delete("r")
-    (left,) = await mortal._servers.ask(key, [("ZRANGE", key, 0, -1)])
+    (left,) = await mortal._servers.execute(key, [("ZRANGE", key, 0, -1)])
 
     assert 3 == len(incarnations)
     assert 86_000_000 < lifetime_ms <= 86_400_000
     assert {*incarnations[1:], last.incarnation.encode()} == {*left}
 
 
-async def test_renewing_begins_a_lifetime_anew_and_changes_nothing_else(mortal):
-    """Of the life that is named, or of any; a rollout that is not there is not made."""
+async def test_renew_restarts_the_lifetime_only(mortal):
+    """Of the given incarnation, or of any; a rollout that does not exist is not created."""
     made = await mortal.open("r", {"a": b"1"}, now_ms=1)
     await mortal.append(StepWrite("r", made.incarnation, "s1", b"1", {b"b": b"1"}), now_ms=1)
     await mortal.mark("r", made.incarnation, {"m": b"1"}, now_ms=1)
     before, keys = await mortal.get("r"), rollout_keys(mortal._prefix, "r").all()
-    for incarnation, is_there in ((made.incarnation, True), (None, True), ("another", False)):
+    for incarnation, exists in ((made.incarnation, True), (None, True), ("another", False)):
         for key in keys:
-            await mortal._servers.ask(key, [("PEXPIRE", key, 5_000)])
-        assert is_there == await mortal.renew("r", incarnation)
-        assert [is_there] * 7 == [await ttl_of(mortal, key) > 900_000 for key in keys]
+            await mortal._servers.execute(key, [("PEXPIRE", key, 5_000)])
+        assert exists == await mortal.renew("r", incarnation)
+        assert [exists] * 7 == [await ttl_of(mortal, key) > 900_000 for key in keys]
     assert before == await mortal.get("r")
     assert not await mortal.renew("nobody", None)
     assert await mortal.get("nobody") is None
 
 
-async def test_without_a_ttl_every_other_life_was_deleted(store, key_count):
-    """Nothing expires, so nothing is kept of what was deleted, and nothing is restored."""
+async def test_without_a_ttl_another_incarnation_was_deleted(store, key_count):
+    """Rollouts cannot expire, so deleted incarnations are not recorded and nothing is restored."""
     incarnation = (await store.open("r", {}, now_ms=1)).incarnation
     await store.delete("r")
 

@@ -1,10 +1,10 @@
--- The first bucket numbers what is announced; the others take over what has a higher number than what they have: so
--- all agree in the end, whoever else announces meanwhile.
--- KEYS: the notices.
--- ARGV: name, value, number ('' to be given one).
-local had = tonumber(redis.call('HGET', KEYS[1], 'number:' .. ARGV[1]) or 0)
-local number = ARGV[3] == '' and had + 1 or tonumber(ARGV[3])
-if number > had then
+-- The first bucket assigns the number of an announcement. Each other bucket applies it if its number is higher than
+-- that of the present one, so that all buckets have the same value in the end.
+-- KEYS: the announcements.
+-- ARGV: name, value, number ('': assign one).
+local current = tonumber(redis.call('HGET', KEYS[1], 'number:' .. ARGV[1]) or 0)
+local number = ARGV[3] == '' and current + 1 or tonumber(ARGV[3])
+if number > current then
   redis.call('HSET', KEYS[1], ARGV[1], ARGV[2], 'number:' .. ARGV[1], number)
 end
 return number

@@ -1,3 +1,3 @@
--- All that is announced.
--- KEYS: the notices.
+-- Return all announcements.
+-- KEYS: the announcements.
 return redis.call('HGETALL', KEYS[1])

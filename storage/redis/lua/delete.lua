@@ -1,6 +1,6 @@
--- All keys and the entry in the listing go at once: nobody may append to, or list, half a rollout. Where rollouts
--- expire, the birth is kept for a while: else a late append would restore the rollout.
--- KEYS: the seven, then the deleted.
+-- Delete all keys of a rollout and its member of the listing in one transaction. With a TTL, keep the incarnation for
+-- a while, because a late append would restore the rollout otherwise.
+-- KEYS: the seven keys of the rollout, the deleted incarnations.
 if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
 local kept_ms = ARGV[3] * 1000
 if kept_ms > 0 then
@@ -12,5 +12,5 @@ end
 redis.call('ZREM', KEYS[7], member())
 redis.call('ZREM', KEYS[6], member())
 redis.call('UNLINK', KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5])
-tell('')
+publish('')
 return 1

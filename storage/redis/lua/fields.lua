@@ -1,5 +1,5 @@
--- Expectations at ARGV[at]: how many, then field and '=' .. value (or '' for absent) for each. Changes are the same
--- to the end.
+-- `expected` compares fields. Its arguments start at ARGV[at]: number of fields, then for each: field, '=' .. value
+-- ('' if it must be absent). `change` sets fields with the arguments from `first` to the last, in the same encoding.
 local function expected(at)
   for i = at + 1, at + 2 * ARGV[at], 2 do
     local value = redis.call('HGET', KEYS[1], ARGV[i])
@@ -13,5 +13,5 @@ local function change(first)
     else redis.call('HSET', KEYS[1], ARGV[i], string.sub(ARGV[i + 1], 2)) end
   end
   touch()
-  tell('')
+  publish('')
 end

@@ -1,4 +1,4 @@
--- Position and record must be of one life of the rollout.
+-- Return the position and the bytes of a record, both of the same incarnation.
 -- ARGV: name.
 local position = redis.call('HGET', KEYS[3], ARGV[4])
 if not position then return false end

@@ -1,22 +1,22 @@
--- Who has not beaten for a life is taken out, by the server's clock.
--- KEYS: the notices, the beats.
--- ARGV: name, life_ms (0: take it out), value.
+-- Set a heartbeat and remove expired ones, by the server's clock. Return all announcements and heartbeats.
+-- KEYS: the announcements, the heartbeats.
+-- ARGV: name, lifetime_ms (0: remove the heartbeat), value.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local life, alive = tonumber(ARGV[2]), {}
-if life == 0 then
+local lifetime_ms, active = tonumber(ARGV[2]), {}
+if lifetime_ms == 0 then
   redis.call('HDEL', KEYS[2], ARGV[1])
 else
-  redis.call('HSET', KEYS[2], ARGV[1], string.format('%015.0f', now + life) .. ARGV[3])
-  redis.call('PEXPIRE', KEYS[2], life)
+  redis.call('HSET', KEYS[2], ARGV[1], string.format('%015.0f', now + lifetime_ms) .. ARGV[3])
+  redis.call('PEXPIRE', KEYS[2], lifetime_ms)
 end
-local beats = redis.call('HGETALL', KEYS[2])
-for i = 1, #beats, 2 do
-  if tonumber(string.sub(beats[i + 1], 1, 15)) < now then
-    redis.call('HDEL', KEYS[2], beats[i])
+local heartbeats = redis.call('HGETALL', KEYS[2])
+for i = 1, #heartbeats, 2 do
+  if tonumber(string.sub(heartbeats[i + 1], 1, 15)) < now then
+    redis.call('HDEL', KEYS[2], heartbeats[i])
   else
-    alive[#alive + 1] = beats[i]
-    alive[#alive + 1] = string.sub(beats[i + 1], 16)
+    active[#active + 1] = heartbeats[i]
+    active[#active + 1] = string.sub(heartbeats[i + 1], 16)
   end
 end
-return {redis.call('HGETALL', KEYS[1]), alive}
+return {redis.call('HGETALL', KEYS[1]), active}

@@ -1,9 +1,9 @@
--- A mark goes where the record that it is about went, and must not outlive it.
--- KEYS: the seven, then the deleted.
--- ARGV: birth, then mark, value, ....
-local birth = redis.call('HGET', KEYS[1], 'birth')
-if not birth or (birth ~= ARGV[4] and was_deleted(ARGV[4])) then return -1 end
+-- Set marks. They go to the incarnation that has the record, and must not exist without the rollout.
+-- KEYS: the seven keys of the rollout, the deleted incarnations.
+-- ARGV: incarnation, then mark, value, ...
+local incarnation = redis.call('HGET', KEYS[1], 'birth')
+if not incarnation or (incarnation ~= ARGV[4] and was_deleted(ARGV[4])) then return -1 end
 for i = 5, #ARGV, 2 do redis.call('HSET', KEYS[5], ARGV[i], ARGV[i + 1]) end
 touch()
-tell('')
+publish('')
 return 0

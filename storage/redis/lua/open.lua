@@ -1,19 +1,19 @@
--- Many callers open one name at once: one birth, one set of fields, one entry in the listing. What is announced is
--- told along. A place is given while records and places held are fewer than the field `places` says: 1 or 0, or
--- nothing where there is no such field.
--- KEYS: the seven, then the notices.
--- ARGV: birth, place ('': none is wanted), lease_ms, then field, value, ....
+-- Open a rollout, or create it with one incarnation, one set of fields and one member of the listing, if several
+-- callers open it at the same time. Return its hash, the announcements, and whether a reservation was made: 1 or 0,
+-- or nil if the rollout has no field `places` (its limit on records and reservations) or none is requested.
+-- KEYS: the seven keys of the rollout, the announcements.
+-- ARGV: incarnation, name of the reservation ('': none), lease_ms, then field, value, ...
 if redis.call('HSETNX', KEYS[1], 'birth', ARGV[4]) == 1 then
   redis.call('HSET', KEYS[1], 'created_ms', ARGV[2])
   for i = 7, #ARGV, 2 do redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
   redis.call('ZADD', KEYS[6], 0, member())
-  tell('')
+  publish('')
 end
 touch()
-local places, given = ARGV[5] ~= '' and redis.call('HGET', KEYS[1], 'f:places'), false
-if places then
-  local kept = held_by_others(ARGV[5])
-  given = redis.call('LLEN', KEYS[2]) + #kept < tonumber(places) and 1 or 0
-  if given == 1 then hold(kept, ARGV[5], tonumber(ARGV[6])) end
+local limit, has_reservation = ARGV[5] ~= '' and redis.call('HGET', KEYS[1], 'f:places'), false
+if limit then
+  local kept = reservations_of_others(ARGV[5])
+  has_reservation = redis.call('LLEN', KEYS[2]) + #kept < tonumber(limit) and 1 or 0
+  if has_reservation == 1 then set_lease(kept, ARGV[5], tonumber(ARGV[6])) end
 end
-return {redis.call('HGETALL', KEYS[1]), redis.call('HGETALL', KEYS[8]), given}
+return {redis.call('HGETALL', KEYS[1]), redis.call('HGETALL', KEYS[8]), has_reservation}

@@ -1,12 +1,13 @@
--- A group and all its rollouts come into being at once or not at all; a group that is there stays as it is.
--- KEYS: those of the group, then those of each rollout.
--- ARGV: now_ms, ttl_s, how many, then for each: encoded name, birth, how many fields, field, value, ....
+-- Create a group and all its rollouts in one transaction. A group that exists is not changed.
+-- KEYS: the seven keys of the group, then those of each rollout.
+-- ARGV: now_ms, ttl_s, number of entities, then for each: encoded name, incarnation, number of fields, field, value,
+-- ...
 if redis.call('EXISTS', KEYS[1]) == 0 then
   local ttl_ms, at = ARGV[2] * 1000, 4
   for first = 0, (ARGV[3] - 1) * 7, 7 do
-    local name, birth, fields = ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2])
+    local name, incarnation, fields = ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2])
     local member = string.format('%015d', ARGV[1]) .. name
-    if redis.call('HSETNX', KEYS[first + 1], 'birth', birth) == 1 then
+    if redis.call('HSETNX', KEYS[first + 1], 'birth', incarnation) == 1 then
       redis.call('HSET', KEYS[first + 1], 'created_ms', ARGV[1], 'touched_ms', ARGV[1])
       for i = at + 3, at + 1 + 2 * fields, 2 do redis.call('HSET', KEYS[first + 1], ARGV[i], ARGV[i + 1]) end
       redis.call('ZADD', KEYS[first + 6], 0, member)

@@ -1,18 +1,18 @@
--- From one holder to another, '-' being nobody and '' out of the queue. From nobody is also: from one whose lease ran
--- out. An entry that is there already may have been moved by this very script, whose answer was lost. A group that is
--- no more leaves the queue.
--- ARGV: from, to, place, how long the entry is to be idle, changes.
+-- Move an entry from one holder to another; '-' is no holder, '' removes the entry. An entry without a holder can
+-- also be taken from a holder whose lease has expired. If the entry already is where it should go, the response of
+-- this script may have been lost. Entries of groups that no longer exist are removed.
+-- ARGV: from, to, entry ID, idle time of the entry, changes (see fields.lua).
 if redis.call('EXISTS', KEYS[8]) == 0 then return 0 end
-local from, to, place = ARGV[4], ARGV[5], ARGV[6]
-local pending = redis.call('XPENDING', KEYS[8], 'holders', place, place, 1)[1]
+local from, to, entry_id = ARGV[4], ARGV[5], ARGV[6]
+local pending = redis.call('XPENDING', KEYS[8], 'holders', entry_id, entry_id, 1)[1]
 if not pending then return 0 end
-local owner, is_free = pending[2], pending[3] >= LONGEST
+local owner, is_free = pending[2], pending[3] >= MAX_LEASE_MS
 if owner ~= to and owner ~= from and not (from == '-' and is_free) then return 0 end
 local is_gone = redis.call('EXISTS', KEYS[1]) == 0
 if to == '' or is_gone then
-  redis.call('XACK', KEYS[8], 'holders', place)
-  redis.call('XDEL', KEYS[8], place)
-elseif not give(KEYS[8], place, to, ARGV[7]) then return 0 end
+  redis.call('XACK', KEYS[8], 'holders', entry_id)
+  redis.call('XDEL', KEYS[8], entry_id)
+elseif not claim(KEYS[8], entry_id, to, ARGV[7]) then return 0 end
 if owner ~= '-' and owner ~= to and #redis.call('XPENDING', KEYS[8], 'holders', '-', '+', 1, owner) == 0 then
   redis.call('XGROUP', 'DELCONSUMER', KEYS[8], 'holders', owner)
 end

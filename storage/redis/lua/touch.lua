@@ -1,6 +1,5 @@
--- Ten: each write adds at most one member, so what died is taken out faster than anything can pile up. Who listens is
--- told of changes (`pcall`: a user whose ACL has no channels may write all the same); to tell nobody costs next to
--- nothing.
+-- Each write adds at most one member and removes up to ten expired ones, so that expired members do not accumulate.
+-- Changes are published with `pcall`, so that users whose ACL has no channels can write as well.
 local function member()
   return string.format('%015d', redis.call('HGET', KEYS[1], 'created_ms')) .. ARGV[1]
 end
@@ -16,6 +15,6 @@ local function touch()
   redis.call('HSET', KEYS[1], 'touched_ms', ARGV[2])
   renew()
 end
-local function tell(record)
+local function publish(record)
   redis.pcall('PUBLISH', KEYS[6], ARGV[1] .. record)
 end

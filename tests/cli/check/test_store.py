@@ -10,7 +10,7 @@ from proxy.cli.check.store import check_store
 from proxy.clock import SystemClock
 from proxy.config.sections import StoreSettings
 from storage.embedded.server import bundled_server
-from storage.options import StoreOptions, read_url
+from storage.options import StoreOptions, parse_url
 from storage.redis.connections import connections_to
 
 
@@ -26,10 +26,10 @@ async def lax(tmp_path, unused_tcp_port):
             if b"Ready to accept connections" in line:
                 break
         url = f"redis://127.0.0.1:{unused_tcp_port}"
-        connections = connections_to("127.0.0.1", unused_tcp_port, read_url(url), StoreOptions())
+        connections = connections_to("127.0.0.1", unused_tcp_port, parse_url(url), StoreOptions())
 
         async def setting(*command: str) -> None:
-            await connections.ask([command])
+            await connections.execute([command])
 
         yield url, setting
         await connections.close()
@@ -69,7 +69,7 @@ async def test_a_store_that_cannot_keep_what_is_asked_is_told_how_to(lax):
     """It is there: nobody is sent to look whether it runs."""
     (fault,) = (await told(lax[0], durability="fsync"))["fault"]
 
-    assert "durability fsync needs an append-only file" in fault
+    assert "durability fsync requires an append-only file" in fault
     assert "or ask for less: store.durability" in fault
 
 
@@ -78,7 +78,7 @@ async def test_a_replica_is_a_fault(lax):
     url, setting = lax
     await setting("REPLICAOF", "127.0.0.1", "9")
 
-    assert any("give the primary's address: 127.0.0.1:9" in fault for fault in (await told(url))["fault"])
+    assert any("use the address of the primary: 127.0.0.1:9" in fault for fault in (await told(url))["fault"])
 
 
 async def test_a_store_whose_clock_is_off_is_noted(lax):

@@ -1,4 +1,4 @@
-"""The files of the embedded server after a crash: what is whole is kept, what is cut off is saved, and nothing is guessed."""
+"""Checks and repairs of append-only create_files: complete writes are kept, a damaged end is cut off and saved."""
 
 import logging
 import re
@@ -17,17 +17,17 @@ from storage.types import StepWrite
 MARKS = {"mark": b"\r\nlast"}
 
 
-def packed(*words):
-    """A command as the server writes it."""
+def encode(*words):
+    """Encode a command as the server does."""
     return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in words)
 
 
 def transaction(*commands):
-    return packed(b"MULTI") + b"".join(commands) + packed(b"EXEC")
+    return encode(b"MULTI") + b"".join(commands) + encode(b"EXEC")
 
 
-def files(path, *incr):
-    """The files of a store that consist of commands, beside a base and a manifest."""
+def create_files(path, *incr):
+    """Create the create_files of a store with these incremental create_files, a base file and a manifest."""
     folder = path / "appendonlydir"
     folder.mkdir(parents=True)
     names = [f"appendonly.aof.{number}.incr.aof" for number in range(1, len(incr) + 1)]
@@ -40,13 +40,13 @@ def files(path, *incr):
     return [folder / name for name in names]
 
 
-COMMANDS = st.lists(st.lists(st.binary(max_size=12), min_size=1, max_size=3).map(lambda words: packed(b"SET", *words)))
-UNITS = st.one_of(COMMANDS.map(lambda commands: transaction(*commands)), st.just(packed(b"SET", b"k", b"v")))
+COMMANDS = st.lists(st.lists(st.binary(max_size=12), min_size=1, max_size=3).map(lambda words: encode(b"SET", *words)))
+UNITS = st.one_of(COMMANDS.map(lambda commands: transaction(*commands)), st.just(encode(b"SET", b"k", b"v")))
 
 
 @given(st.lists(UNITS, min_size=1, max_size=4), st.data())
-def test_an_end_that_is_not_whole_is_cut_off_and_saved(tmp_path_factory, units, data):
-    """Wherever a file was cut short, filled with zeros or with garbage: whole transactions stay, all else is in the copy."""
+def test_an_incomplete_end_is_cut_off_and_saved(tmp_path_factory, units, data):
+    """For any truncation, zeros or garbage: complete transactions stay, everything else is in the copy."""
     path, whole = tmp_path_factory.mktemp("aof"), b"".join(units)
     at = data.draw(st.integers(0, len(whole)))
     rest = data.draw(
@@ -55,7 +55,7 @@ def test_an_end_that_is_not_whole_is_cut_off_and_saved(tmp_path_factory, units, 
     if b"*" in rest:
         rest = rest.replace(b"*", b"")
     damaged = whole[:at] + rest
-    (file,) = files(path, damaged)
+    (file,) = create_files(path, damaged)
     kept = b""
     for unit in units:
         if not damaged.startswith(kept + unit):
@@ -67,7 +67,7 @@ def test_an_end_that_is_not_whole_is_cut_off_and_saved(tmp_path_factory, units, 
     assert kept == file.read_bytes()
     assert (cut is None) == (kept == damaged)
     if cut:
-        assert (file, len(kept), len(damaged) - len(kept)) == (cut.file, cut.at, cut.size)
+        assert (file, len(kept), len(damaged) - len(kept)) == (cut.file, cut.offset, cut.size)
         assert damaged[len(kept) :] == cut.saved.read_bytes()
         assert 0 == cut.saved.stat().st_mode & 0o077
     assert aof.repair(path) is None
@@ -76,20 +76,20 @@ def test_an_end_that_is_not_whole_is_cut_off_and_saved(tmp_path_factory, units, 
 @pytest.mark.parametrize(
     "after",
     [
-        transaction(packed(b"SET", b"a", b"1")),
-        packed(b"SET", b"a", b"1"),
-        packed(b"RPUSH", b"l", b"1") + packed(b"EXEC") + transaction(packed(b"SET", b"a", b"1")),
-        transaction(packed(b"SET", b"a", b"1")) + b"*3\r\n$3\r\nSE",
+        transaction(encode(b"SET", b"a", b"1")),
+        encode(b"SET", b"a", b"1"),
+        encode(b"RPUSH", b"l", b"1") + encode(b"EXEC") + transaction(encode(b"SET", b"a", b"1")),
+        transaction(encode(b"SET", b"a", b"1")) + b"*3\r\n$3\r\nSE",
     ],
     ids=["a transaction", "a command", "the rest of one and a transaction", "a transaction and half a command"],
 )
 @pytest.mark.parametrize(
     "damage", [bytes(4096), b"*2\r\n$3\r\nSET\r\n$999999\r\nab\r\n", b"garbage\r\n"], ids=["zeros", "length", "garbage"]
 )
-def test_damage_with_whole_commands_behind_it_is_for_a_person(tmp_path, damage, after):
-    """The file stays as it is; the error names the offsets, and the commands that start without what follows."""
-    first = transaction(packed(b"SET", b"k", b"v"))
-    (file,) = files(tmp_path, first + damage + after)
+def test_damage_before_complete_commands_is_an_error(tmp_path, damage, after):
+    """The file is not changed; the error has the offsets, and the commands to start without the rest."""
+    first = transaction(encode(b"SET", b"k", b"v"))
+    (file,) = create_files(tmp_path, first + damage + after)
 
     with pytest.raises(StorageError, match=f"truncate -s {len(first)} ") as raised:
         aof.repair(tmp_path)
@@ -99,10 +99,10 @@ def test_damage_with_whole_commands_behind_it_is_for_a_person(tmp_path, damage, 
     assert [file] == list(file.parent.glob("*.incr.aof*"))
 
 
-def test_the_rest_of_a_damaged_transaction_is_cut_off_with_it(tmp_path):
-    """Commands up to the EXEC of the transaction that is damaged are not whole without its beginning."""
-    first = transaction(packed(b"SET", b"k", b"v"))
-    (file,) = files(tmp_path, first + packed(b"MULTI") + bytes(100) + packed(b"INCR", b"n") + packed(b"EXEC"))
+def test_the_rest_of_a_damaged_transaction_is_cut_off(tmp_path):
+    """Commands up to the EXEC of a damaged transaction are incomplete without its beginning."""
+    first = transaction(encode(b"SET", b"k", b"v"))
+    (file,) = create_files(tmp_path, first + encode(b"MULTI") + bytes(100) + encode(b"INCR", b"n") + encode(b"EXEC"))
 
     cut = aof.repair(tmp_path)
 
@@ -110,10 +110,10 @@ def test_the_rest_of_a_damaged_transaction_is_cut_off_with_it(tmp_path):
     assert cut.size == cut.saved.stat().st_size > 100
 
 
-def test_damage_in_an_earlier_file_is_for_a_person(tmp_path):
-    """Only the file that is appended to ends in the middle of a write."""
-    whole = transaction(packed(b"SET", b"k", b"v"))
-    first, _ = files(tmp_path, whole[:-1], whole)
+def test_damage_in_an_earlier_file_is_an_error(tmp_path):
+    """Only the last file can end with an incomplete write."""
+    whole = transaction(encode(b"SET", b"k", b"v"))
+    first, _ = create_files(tmp_path, whole[:-1], whole)
 
     with pytest.raises(StorageError, match=r"1\.incr\.aof is damaged at byte 0 .*not the last file"):
         aof.repair(tmp_path)
@@ -121,9 +121,9 @@ def test_damage_in_an_earlier_file_is_for_a_person(tmp_path):
     assert whole[:-1] == first.read_bytes()
 
 
-def test_each_end_that_is_cut_off_is_kept(tmp_path):
-    """A second crash at the same place does not overwrite what the first one left."""
-    (file,) = files(tmp_path, b"first")
+def test_a_saved_end_is_not_overwritten(tmp_path):
+    """A second crash at the same offset creates another copy."""
+    (file,) = create_files(tmp_path, b"first")
     one = aof.repair(tmp_path)
     file.write_bytes(b"second")
     other = aof.repair(tmp_path)
@@ -131,15 +131,15 @@ def test_each_end_that_is_cut_off_is_kept(tmp_path):
     assert [b"first", b"second"] == [one.saved.read_bytes(), other.saved.read_bytes()]
 
 
-def test_what_cannot_be_saved_is_not_cut_off(tmp_path, monkeypatch):
-    """On a full disk the end stays where it is, and the error says what to do."""
-    (file,) = files(tmp_path, b"end")
+def test_an_end_that_cannot_be_saved_is_not_cut_off(tmp_path, monkeypatch):
+    """On a full disk, the file is not changed, and the error says what to do."""
+    (file,) = create_files(tmp_path, b"end")
 
     def full(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("shutil.copyfileobj", full)
-    with pytest.raises(StorageError, match=r"last 3 bytes of .* cannot be saved .*No space left.*make room"):
+    with pytest.raises(StorageError, match=r"last 3 bytes of .* cannot be saved .*No space left.*free disk space"):
         aof.repair(tmp_path)
 
     assert b"end" == file.read_bytes()
@@ -148,7 +148,7 @@ def test_what_cannot_be_saved_is_not_cut_off(tmp_path, monkeypatch):
 
 @pytest.fixture
 async def stored(tmp_path):
-    """The path of a store that was stopped with three records and, as its last write, a mark."""
+    """Return the path of a stopped store with three records and, as its last write, a mark."""
     path = tmp_path / "store"
     store = await open_store(f"embedded:{path}")
     incarnation = (await store.open("r", {}, now_ms=1)).incarnation
@@ -178,8 +178,8 @@ def zeroed(data):
         pytest.param(lambda data: zeroed(data) + b"\xff\r\n" * 100, id="garbage at its end"),
     ],
 )
-async def test_a_store_whose_last_write_was_damaged_starts(stored, opened, caplog, damage):
-    """It has all but that write, whole or not at all; the log names how many bytes were cut off and where they are."""
+async def test_a_store_with_a_damaged_last_write_starts(stored, opened, caplog, damage):
+    """It has all writes before it; the log has the number of bytes that were cut off and their copy."""
     file = last(stored)
     whole = file.read_bytes()
     kept = whole.rindex(b"*1\r\n$5\r\nMULTI")
@@ -195,31 +195,31 @@ async def test_a_store_whose_last_write_was_damaged_starts(stored, opened, caplo
     assert whole[:kept] == file.read_bytes()[:kept]
     (saved,) = file.parent.glob("*.cut-*")
     assert damaged[kept:] == saved.read_bytes()
-    (said,) = [record.getMessage() for record in caplog.records]
-    assert f"its last {len(damaged) - kept} bytes, from byte {kept} on, are cut off and saved as {saved};" in said
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert f"its last {len(damaged) - kept} bytes, from byte {kept}, are cut off and saved as {saved};" in message
 
 
-async def test_a_single_command_with_zeros_for_its_end_is_not_loaded(stored, opened):
-    """The server does not look at what ends a command, and would load zeros as if they had been written."""
+async def test_a_command_that_ends_with_zeros_is_not_loaded(stored, opened):
+    """The server does not check the end of a command, and would load the zeros."""
     file = last(stored)
     whole = file.read_bytes()
-    file.write_bytes(whole + packed(b"SET", b"tt:x", b"value")[:-4] + bytes(4))
+    file.write_bytes(whole + encode(b"SET", b"tt:x", b"value")[:-4] + bytes(4))
 
     store = await opened(f"embedded:{stored}")
 
-    ((found,),) = [await server.ask([("GET", "tt:x")]) for server in await store._servers.all()]
+    ((found,),) = [await server.execute([("GET", "tt:x")]) for server in await store._servers.all()]
     assert found is None
     assert MARKS == await store.marks("r")
 
 
 async def test_a_store_with_damage_in_the_middle_does_not_start(stored):
-    """Nothing is cut off, started or guessed: the error says where, how much follows, and how to start all the same."""
+    """The file is not changed; the error says where the damage is, how much follows, and how to start without it."""
     file = last(stored)
     whole = file.read_bytes()
     at = whole.index(b"$5\r\nRPUSH")
     file.write_bytes(whole[:at] + bytes(9) + whole[at + 9 :])
 
-    with pytest.raises(StorageError, match=r"bytes of whole commands follow .* restore .* truncate -s \d+ "):
+    with pytest.raises(StorageError, match=r"complete commands follow from byte .* restore .* truncate -s \d+ "):
         await open_store(f"embedded:{stored}")
 
     file.write_bytes(whole)
@@ -229,12 +229,12 @@ async def test_a_store_with_damage_in_the_middle_does_not_start(stored):
 @pytest.mark.parametrize(
     "damage", [lambda data: data[:-20], lambda data: data[:30] + bytes(10) + data[40:]], ids=["cut short", "zeros"]
 )
-async def test_a_damaged_base_is_named(stored, damage):
-    """A snapshot cannot be repaired; the error names it and what to do."""
+async def test_a_damaged_base_file_is_an_error(stored, damage):
+    """A snapshot cannot be repaired; the error names it and says what to do."""
     base = next((stored / "appendonlydir").glob("*.base.rdb"))
     base.write_bytes(damage(base.read_bytes()))
 
-    with pytest.raises(StorageError, match=r"(?s)base\.rdb is damaged, .*restore .* the log .*RDB"):
+    with pytest.raises(StorageError, match=r"(?s)base\.rdb, which .* is damaged: restore .* the log .*RDB"):
         await open_store(f"embedded:{stored}")
 
 
@@ -250,9 +250,9 @@ def without(*patterns):
 @pytest.mark.parametrize(
     ("lose", "named"),
     [
-        (without("*.manifest"), r"no appendonly\.aof\.manifest, .* although there is appendonly\.aof\.1\.incr\.aof"),
-        (without("*"), r"no appendonly\.aof\.manifest, .* although there was a store here"),
-        (shutil.rmtree, r"no appendonly\.aof\.manifest, .* although there was a store here"),
+        (without("*.manifest"), r"no appendonly\.aof\.manifest, .* although appendonly\.aof\.1\.incr\.aof exists"),
+        (without("*"), r"no appendonly\.aof\.manifest, .* although the directory had a store"),
+        (shutil.rmtree, r"no appendonly\.aof\.manifest, .* although the directory had a store"),
         (without("*.incr.aof"), r"no appendonly\.aof\.1\.incr\.aof, which appendonly\.aof\.manifest lists"),
         (
             without("*.base.rdb", "*.incr.aof"),
@@ -260,11 +260,11 @@ def without(*patterns):
         ),
     ],
 )
-async def test_a_store_that_lost_files_does_not_start_empty(stored, lose, named):
-    """The error names what is missing, and how to begin an empty store; with the whole directory moved away, one begins."""
+async def test_a_store_with_missing_files_does_not_start_empty(stored, lose, named):
+    """The error names them; after the directory is moved away, an empty store is created."""
     lose(stored / "appendonlydir")
 
-    with pytest.raises(StorageError, match=f"{named}.*: restore .*; to begin an empty store, move {stored} away"):
+    with pytest.raises(StorageError, match=f"{named}.*: restore .*; to create an empty store, move {stored} away"):
         await open_store(f"embedded:{stored}")
 
     stored.rename(stored.with_name("away"))
@@ -273,17 +273,17 @@ async def test_a_store_that_lost_files_does_not_start_empty(stored, lose, named)
     await store.close()
 
 
-async def test_files_without_a_manifest_are_noticed_without_our_note(stored):
-    """Also in a directory that an earlier version used, or that holds nothing but a copy of the data."""
+async def test_files_without_a_manifest_and_marker_are_an_error(stored):
+    """For directories of earlier versions, and for copies of the data."""
     (stored / "begun").unlink()
     without("*.manifest")(stored / "appendonlydir")
 
-    with pytest.raises(StorageError, match="although there is"):
+    with pytest.raises(StorageError, match="although .* exists"):
         await open_store(f"embedded:{stored}")
 
 
-async def test_a_first_start_that_was_killed_prevents_no_second_one(tmp_path, opened):
-    """What the server leaves before it wrote its first manifest holds no data."""
+async def test_a_killed_first_start_does_not_prevent_the_next(tmp_path, opened):
+    """The files that the server creates before its first manifest have no data."""
     folder = tmp_path / "store" / "appendonlydir"
     folder.mkdir(parents=True)
     (folder / "appendonly.aof.1.base.rdb").write_bytes(b"REDIS")
@@ -294,14 +294,14 @@ async def test_a_first_start_that_was_killed_prevents_no_second_one(tmp_path, op
 
 
 async def test_a_copy_of_the_data_is_a_store(stored, tmp_path, opened):
-    """As a backup has it: the folder of the data alone, in a directory of another name."""
+    """A backup of appendonlydir can be opened in another directory."""
     shutil.copytree(stored / "appendonlydir", tmp_path / "copy" / "appendonlydir")
 
     assert [b"0", b"1", b"2"] == await (await opened(f"embedded:{tmp_path / 'copy'}")).read("r", 0, 9)
 
 
 async def test_a_lost_manifest_can_be_written_by_hand(stored, opened):
-    """As the page on reliability has it, where there is one base and one file of commands: as the server wrote it."""
+    """As documented in reliability.md, for one base file and one incremental file."""
     manifest = stored / "appendonlydir" / "appendonly.aof.manifest"
     lost = manifest.read_text()
     page = (Path(__file__).parents[3] / "docs" / "reliability.md").read_text()

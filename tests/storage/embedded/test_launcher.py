@@ -1,4 +1,4 @@
-"""The launch: the server begins with its owner, privately, or not at all."""
+"""The launcher: stops with its owner, creates private files."""
 
 import os
 import subprocess
@@ -7,21 +7,21 @@ import sys
 from storage.embedded.server import LAUNCH
 
 
-def launched(owner, *command):
+def launch(owner, *command):
     return subprocess.run([sys.executable, "-I", "-S", LAUNCH, str(owner), *command], capture_output=True, check=False)
 
 
-def test_it_becomes_the_command():
-    """The command takes the process over, and what it writes is for its user alone."""
-    done = launched(os.getpid(), "/bin/sh", "-c", "umask; exit 7")
+def test_the_launcher_executes_the_command():
+    """The command replaces the launcher, and its files are private."""
+    process = launch(os.getpid(), "/bin/sh", "-c", "umask; exit 7")
 
-    assert b"077" in done.stdout
-    assert 7 == done.returncode
+    assert b"077" in process.stdout
+    assert 7 == process.returncode
 
 
-def test_without_its_owner_it_starts_nothing(tmp_path):
-    """When the owner is gone before its server begins, no server begins."""
-    done = launched(1, "/bin/sh", "-c", f"touch {tmp_path / 'made'}")
+def test_the_launcher_exits_if_its_owner_has_exited(tmp_path):
+    """The command is not executed."""
+    process = launch(1, "/bin/sh", "-c", f"touch {tmp_path / 'created'}")
 
-    assert b"gone already" in done.stderr
-    assert not (tmp_path / "made").exists()
+    assert b"has already exited" in process.stderr
+    assert not (tmp_path / "created").exists()

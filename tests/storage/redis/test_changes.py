@@ -1,22 +1,22 @@
-"""What `Changes` promises, on every kind of server it runs on."""
+"""The guarantees of `Changes`, tested on every kind of server."""
 
 import asyncio
 
 import pytest
 
 from storage.errors import StorageError, StoreUnreachable
-from storage.redis.changes import read_change
+from storage.redis.changes import decode_change
 from storage.types import Change, StepWrite
 
 
 @pytest.fixture(params=["embedded", "redis", "cluster"])
 async def store(request, url_of, opened):
-    """An empty store."""
+    """Return an empty store."""
     return await opened(url_of(request.param))
 
 
-async def test_every_change_of_a_rollout_is_told_in_order_with_the_records(store):
-    """Made, appended to, marked, amended, deleted; an append that is asked again is told once, a look not at all."""
+async def test_every_change_of_a_rollout_is_published_in_order(store):
+    """Open, appends, marks, updates and delete are; a repeated append is published once, a read not at all."""
     async with store.changes.subscribe() as changes:
         incarnation = (await store.open("a b/🙂", {}, now_ms=1)).incarnation
         await store.open("a b/🙂", {}, now_ms=2)
@@ -26,25 +26,25 @@ async def test_every_change_of_a_rollout_is_told_in_order_with_the_records(store
         await store.update_if("a b/🙂", {"status": b"1"}, expect={}, now_ms=5)
         await store.get("a b/🙂")
         await store.delete("a b/🙂")
-        told = [await anext(changes) for _ in range(6)]
+        received = [await anext(changes) for _ in range(6)]
 
     plain = Change("a b/🙂")
-    assert [plain, Change("a b/🙂", 0, "s1"), Change("a b/🙂", 1, "s2"), plain, plain, plain] == told
+    assert [plain, Change("a b/🙂", 0, "s1"), Change("a b/🙂", 1, "s2"), plain, plain, plain] == received
 
 
-async def test_rollouts_that_are_opened_with_a_group_are_told(store):
-    """Each by its name; the group itself is of another space, and is not."""
+async def test_rollouts_opened_with_a_group_are_published(store):
+    """Each by its name; the group is in another namespace and is not."""
     names = [name for name in map(str, range(200)) if store.same_slot("g", name)][:3]
     async with store.changes.subscribe() as changes:
         await store.open_group("g", {}, {name: {} for name in names}, now_ms=1)
         await store.open("after", {}, now_ms=2)
-        told = {(await anext(changes)).rollout for _ in range(4)}
+        received = {(await anext(changes)).rollout for _ in range(4)}
 
-    assert {*names, "after"} == told
+    assert {*names, "after"} == received
 
 
-async def test_rollouts_in_every_bucket_are_told_to_everybody_who_listens(store):
-    """Whichever server of a cluster has them, and whichever is listened to."""
+async def test_changes_in_every_bucket_reach_all_subscribers(store):
+    """Whichever server of a cluster has the rollouts and the subscription."""
     names = {f"r{number}" for number in range(64)}
     async with store.changes.subscribe() as one, store.changes.subscribe() as other:
         await asyncio.gather(*(store.open(name, {}, now_ms=1) for name in names))
@@ -53,9 +53,9 @@ async def test_rollouts_in_every_bucket_are_told_to_everybody_who_listens(store)
         assert names == {(await anext(other)).rollout for _ in names}
 
 
-async def test_silence_is_told_and_the_store_is_asked_whether_it_is_there(opened, start, monkeypatch):
-    """None for as long as it answers; a store that does not is `StoreUnreachable`."""
-    monkeypatch.setattr("storage.redis.changes._QUIET_S", 0.05)
+async def test_an_idle_subscription_checks_the_server(opened, start, monkeypatch):
+    """None while the server responds to PING; `StoreUnreachable` if it does not."""
+    monkeypatch.setattr("storage.redis.changes._IDLE_TIMEOUT_S", 0.05)
     server = start()
     store = await opened(server.url)
     async with store.changes.subscribe() as changes:
@@ -69,8 +69,8 @@ async def test_silence_is_told_and_the_store_is_asked_whether_it_is_there(opened
             pass
 
 
-async def test_a_user_without_channels_writes_but_cannot_listen(opened, start_redis):
-    """Publishing that an ACL forbids fails no write; following says what is missing."""
+async def test_a_user_without_channels_can_write_but_not_subscribe(opened, start_redis):
+    """A PUBLISH that an ACL forbids does not fail a write; the error of `subscribe` names the permission."""
     server = start_redis()
     with server.client as client:
         client.execute_command("ACL", "SETUSER", "tape", "on", ">word", "~tokentape:*", "+@all", "resetchannels")
@@ -85,6 +85,6 @@ async def test_a_user_without_channels_writes_but_cannot_listen(opened, start_re
 @pytest.mark.parametrize(
     ("message", "change"), [(b"a%20b", Change("a b")), (b"%ED%A0%80 12 s1", Change("\ud800", 12, "s1"))]
 )
-def test_a_message_is_a_name_and_maybe_a_record(message, change):
-    """Names are encoded, whatever they are."""
-    assert change == read_change(message)
+def test_a_message_has_a_name_and_optionally_a_record(message, change):
+    """Names are percent-encoded."""
+    assert change == decode_change(message)

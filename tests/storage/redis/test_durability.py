@@ -1,4 +1,4 @@
-"""Durability: what a write waits for, and what is said when it waits in vain."""
+"""Durability: what a write waits for, and the errors if it is not confirmed."""
 
 import os
 import signal
@@ -11,19 +11,19 @@ from storage.types import StepWrite
 
 
 async def appended(store, name="s", now_ms=2):
-    """The index of a record appended to a rollout."""
+    """Append a record to a rollout and return its position."""
     incarnation = (await store.open("r", {}, now_ms=1)).incarnation
     return (await store.append(StepWrite("r", incarnation, name, b"1"), now_ms=now_ms)).position
 
 
 async def test_acknowledged_waits_for_the_reply_only(on_redis):
-    """By default a write is done when the server says so: nothing else is sent."""
+    """By default a write is complete with the reply of the server: no further command is sent."""
     assert Barrier() == on_redis._barrier
     assert 0 == await appended(on_redis)
 
 
-async def test_a_server_that_never_syncs_confirms_its_writes(tmp_path, start, opened):
-    """Where a server writes its file before it replies and never syncs, each write is shown to be in the file."""
+async def test_writes_are_confirmed_by_a_ping_with_appendfsync_no(tmp_path, start, opened):
+    """A server that writes its file before it replies, without fsync, confirms each write by a PING."""
     for url in (f"embedded:{tmp_path / 'store'}", start("--appendonly", "yes", "--appendfsync", "no").url):
         store = await opened(url)
         assert Barrier(confirmed=True) == store._barrier
@@ -33,40 +33,40 @@ async def test_a_server_that_never_syncs_confirms_its_writes(tmp_path, start, op
     assert Barrier() == store._barrier
 
 
-async def test_fsync_of_the_embedded_server(tmp_path, opened, command):
-    """With durability fsync, the embedded server answers only when its file is on disk."""
+async def test_fsync_sets_appendfsync_always_on_the_embedded_server(tmp_path, opened, command):
+    """With durability fsync, the embedded server replies after its file is on disk."""
     store = await opened(f"embedded:{tmp_path / 'store'}", durability="fsync")
 
     assert 0 == await appended(store)
     assert [[b"appendfsync", b"always"]] == await command(store, "CONFIG", "GET", "appendfsync")
 
 
-async def test_fsync_waits_for_the_disk_of_a_server_that_syncs_each_second(start, opened):
-    """With durability fsync, each write waits on its connection until the server has fsynced it, be it a second."""
+async def test_fsync_sends_waitaof_with_appendfsync_everysec(start, opened):
+    """With durability fsync, each write waits on its connection until the server has fsynced it."""
     server = start("--appendonly", "yes", "--appendfsync", "everysec")
     store = await opened(server.url, durability="fsync")
 
     assert 0 == await appended(store)
     with server.client as client:
         writes = client.info("commandstats")["cmdstat_evalsha"]["calls"]
-        assert writes + 2 == client.info("commandstats")["cmdstat_waitaof"]["calls"]  # EVAL taught two scripts
+        assert writes + 2 == client.info("commandstats")["cmdstat_waitaof"]["calls"]  # two EVALs after NOSCRIPT
 
 
-async def test_fsync_needs_an_append_only_file(start, opened):
-    """A server without an append-only file cannot promise fsync, and is refused with what to set."""
+async def test_fsync_requires_an_append_only_file(start, opened):
+    """A server without one is refused; the error names the setting."""
     server = start()
 
-    with pytest.raises(StorageError, match=f"set appendonly yes on {server.where}"):
+    with pytest.raises(StorageError, match=f"set appendonly yes on {server.address}"):
         await opened(server.url, durability="fsync")
 
 
-async def test_fsync_on_an_old_server_needs_appendfsync_always(start_redis, opened):
-    """A server without WAITAOF (before Redis 7.2) can promise fsync only if it always syncs."""
+async def test_fsync_without_waitaof_requires_appendfsync_always(start_redis, opened):
+    """WAITAOF exists since Redis 7.2."""
     server = start_redis("--appendonly", "yes")
     with server.client as client:
         if not client.info("server")["redis_version"].startswith("7.0."):
-            pytest.skip("this redis-server has WAITAOF, so it is no old one")
-        with pytest.raises(StorageError, match=r"fsync needs Redis 7\.2 or newer, or appendfsync always"):
+            pytest.skip("this redis-server has WAITAOF")
+        with pytest.raises(StorageError, match=r"fsync requires Redis 7\.2 or newer, or appendfsync always"):
             await opened(server.url, durability="fsync")
         client.config_set("appendfsync", "always")
 
@@ -77,7 +77,7 @@ async def test_fsync_on_an_old_server_needs_appendfsync_always(start_redis, open
 
 @pytest.fixture
 async def replicated(start, opened, until):
-    """A primary, its replica, and a store that wants every write on both."""
+    """Return a primary, its replica, and a store with durability replicated."""
     primary = start("--repl-diskless-sync-delay", "0")
     replica = start("--replicaof", "127.0.0.1", str(primary.port))
     store = await opened(primary.url, durability="replicated", timeout_s=2)
@@ -91,7 +91,7 @@ async def replicated(start, opened, until):
 
 
 async def test_replicated_waits_for_the_replica(replicated):
-    """With durability replicated, a write is on the replica when it is done."""
+    """With durability replicated, a complete write is on the replica."""
     _, replica, store = replicated
 
     await appended(store)
@@ -100,15 +100,15 @@ async def test_replicated_waits_for_the_replica(replicated):
         assert 1 == sum(b":records:r" in key for key in client.scan_iter())
 
 
-async def test_a_replica_that_does_not_answer_is_said(replicated):
-    """A write that no replica confirmed in time raises `StoreUnreachable`, a repeated one too, until it is confirmed."""
+async def test_a_write_without_its_replica_is_an_error(replicated):
+    """A write without confirmation raises `StoreUnreachable`, also when it is repeated, until it is confirmed."""
     _, replica, store = replicated
     await appended(store, "s0")
     entry = StepWrite("r", (await store.get("r")).incarnation, "s1", b"1")
     os.kill(replica.process.pid, signal.SIGSTOP)
     try:
         for _ in range(2):
-            with pytest.raises(StoreUnreachable, match="reached 0 of 1 replicas in time; ask again"):
+            with pytest.raises(StoreUnreachable, match="reached 0 of 1 replicas before the timeout; retry"):
                 await store.append(entry, now_ms=2)
     finally:
         os.kill(replica.process.pid, signal.SIGCONT)
@@ -117,8 +117,8 @@ async def test_a_replica_that_does_not_answer_is_said(replicated):
     assert [b"1", b"1"] == await store.read("r", 0, 9)
 
 
-async def test_a_replica_takes_no_writes(replicated, opened):
-    """A store opened on a replica raises `StoreUnreachable` at the first write, in the server's words."""
+async def test_a_replica_does_not_accept_writes(replicated, opened):
+    """The first write raises `StoreUnreachable` with the message of the server."""
     _, replica, _ = replicated
     store = await opened(replica.url)
 
@@ -126,8 +126,8 @@ async def test_a_replica_takes_no_writes(replicated, opened):
         await store.open("r", {}, now_ms=1)
 
 
-async def test_replicated_in_a_cluster_waits_on_the_same_server(url_of, opened):
-    """In a cluster too, a write without its replicas raises `StoreUnreachable`, from the server that has it."""
+async def test_replicated_in_a_cluster_waits_on_the_server_of_the_write(url_of, opened):
+    """A write without replicas raises `StoreUnreachable`."""
     store = await opened(url_of("cluster"), durability="replicated", timeout_s=2)
 
     with pytest.raises(StoreUnreachable, match="reached 0 of 1 replicas"):
@@ -135,6 +135,6 @@ async def test_replicated_in_a_cluster_waits_on_the_same_server(url_of, opened):
 
 
 async def test_an_embedded_store_has_no_replicas(tmp_path, opened):
-    """Durability replicated is refused where there can be no replica."""
+    """Durability replicated is refused for an embedded store."""
     with pytest.raises(ValueError, match="no replicas"):
         await opened(f"embedded:{tmp_path / 'store'}", durability="replicated")

@@ -1,13 +1,13 @@
-"""Foreign faults: each has one name of ours."""
+"""Translation of errors of redis-py, the operating system and servers."""
 
 import pytest
 import redis.exceptions as theirs
 from redis.asyncio.connection import DefaultParser
 
 from storage.errors import StorageError, StoreUnreachable
-from storage.redis.errors import checked, translated_errors
+from storage.redis.errors import checked, translate_errors
 
-AWAY = (
+RETRYABLE = (
     "OOM command not allowed when used memory > 'maxmemory'.",
     "READONLY You can't write against a read only replica.",
     "MISCONF Errors writing to the AOF file: No space left on device",
@@ -19,18 +19,18 @@ AWAY = (
 )
 
 
-@pytest.mark.parametrize("words", AWAY)
-def test_a_server_that_cannot_serve_now_is_away(words):
-    """A refusal that may pass raises `StoreUnreachable` with the server's own words."""
+@pytest.mark.parametrize("words", RETRYABLE)
+def test_a_retryable_error_reply_is_unreachable(words):
+    """The error has the message of the server."""
     with pytest.raises(StoreUnreachable) as caught:
         checked(DefaultParser.parse_error(words))
 
-    assert f"the store cannot serve now: {words}" == str(caught.value)
+    assert f"the store is not available: {words}" == str(caught.value)
 
 
 @pytest.mark.parametrize("words", ["WRONGTYPE Operation against a key", "ERR unknown command", "NOPERM no"])
-def test_a_refusal_that_stays_is_an_error_but_not_away(words):
-    """A refusal that would come again raises `StorageError`, and not `StoreUnreachable`."""
+def test_other_error_replies_are_storage_errors(words):
+    """An error that would occur again raises `StorageError`, not `StoreUnreachable`."""
     with pytest.raises(StorageError) as caught:
         checked(DefaultParser.parse_error(words))
 
@@ -38,34 +38,34 @@ def test_a_refusal_that_stays_is_an_error_but_not_away(words):
 
 
 @pytest.mark.parametrize("reply", [None, 0, b"", [], b"OOM", [b"x", None]])
-def test_other_replies_pass(reply):
-    """What is no refusal is given back as it is."""
+def test_other_replies_are_returned(reply):
+    """A reply that is not an error is returned unchanged."""
     assert reply is checked(reply)
 
 
 @pytest.mark.parametrize(
-    ("fault", "kind", "words"),
+    ("error", "kind", "words"),
     [
         (theirs.ConnectionError("refused"), StoreUnreachable, "at here cannot be reached: refused"),
         (ConnectionResetError("reset"), StoreUnreachable, "at here cannot be reached: reset"),
         (theirs.BusyLoadingError("loading"), StoreUnreachable, "at here cannot be reached: loading"),
-        (theirs.TimeoutError("slow"), StoreUnreachable, "at here did not answer within 3 s"),
-        (TimeoutError(), StoreUnreachable, "at here did not answer within 3 s"),
-        (theirs.AuthenticationError("wrong"), StorageError, "does not let us in: wrong"),
-        (theirs.NoPermissionError("no"), StorageError, "does not let us in: no"),
-        (theirs.InvalidResponse("HTTP"), StorageError, "does not speak the Redis protocol: HTTP"),
+        (theirs.TimeoutError("slow"), StoreUnreachable, "at here did not respond within 3 s"),
+        (TimeoutError(), StoreUnreachable, "at here did not respond within 3 s"),
+        (theirs.AuthenticationError("wrong"), StorageError, "refused authentication: wrong"),
+        (theirs.NoPermissionError("no"), StorageError, "refused authentication: no"),
+        (theirs.InvalidResponse("HTTP"), StorageError, "does not use the Redis protocol: HTTP"),
     ],
 )
-def test_faults_are_named(fault, kind, words):
-    """Whatever redis-py or the operating system raises becomes a `StorageError` that says where."""
-    with pytest.raises(StorageError, match=words) as caught, translated_errors("here", 3):
-        raise fault
+def test_errors_of_redis_py_are_translated(error, kind, words):
+    """Errors of redis-py and the operating system become a `StorageError` with the address."""
+    with pytest.raises(StorageError, match=words) as caught, translate_errors("here", 3):
+        raise error
 
     assert kind is type(caught.value)
-    assert fault is caught.value.__cause__
+    assert error is caught.value.__cause__
 
 
-def test_our_own_faults_pass():
-    """What is no fault of a server is not renamed."""
-    with pytest.raises(KeyError), translated_errors("here", 3):
+def test_other_errors_are_not_translated():
+    """Errors that do not come from a server are raised unchanged."""
+    with pytest.raises(KeyError), translate_errors("here", 3):
         raise KeyError

@@ -1,4 +1,4 @@
-"""Keys: no name can touch another's, and all of a rollout's lie in one slot."""
+"""Keys: separate for each name, and in one slot for each rollout."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -6,14 +6,14 @@ from redis.crc import key_slot
 
 from storage.redis.keys import BUCKETS, bucket_keys, constants_key, name_from_member, rollout_keys
 
-# Every character, lone surrogates too; short texts of the characters that mean something in keys, most of all.
+# All characters, including lone surrogates, and short texts of characters with a meaning in keys.
 names = st.text(min_size=1, max_size=256) | st.text(st.sampled_from("{}:%a\n/\ud800"), min_size=1, max_size=6)
 prefixes = st.sampled_from(["tt", "tt:18", "a:b"])
 
 
 @given(names, names)
 def test_no_two_names_share_a_key(one, other):
-    """Two rollouts share no key but those of their bucket."""
+    """Two rollouts share only the keys of their bucket."""
     own = [set(rollout_keys("tt", name).all()[:5]) for name in (one, other)]
 
     assert (one == other) == bool(own[0] & own[1])
@@ -21,7 +21,7 @@ def test_no_two_names_share_a_key(one, other):
 
 @given(names)
 def test_no_name_reaches_a_common_key(name):
-    """No rollout's own key is a listing, an expiry or the constants."""
+    """No key of a rollout is a listing, an expiry set or the constants."""
     common = {constants_key("tt")}.union(*(bucket_keys("tt", bucket) for bucket in BUCKETS))
 
     assert not common & set(rollout_keys("tt", name).all()[:5])
@@ -29,26 +29,26 @@ def test_no_name_reaches_a_common_key(name):
 
 @given(prefixes, names)
 def test_all_keys_of_a_rollout_are_in_one_slot(prefix, name):
-    """A cluster keeps a rollout and its place in the listing on one server."""
+    """A cluster stores a rollout and its member of the listing on one server."""
     assert 1 == len({key_slot(key) for key in rollout_keys(prefix, name).all()})
 
 
 @given(names)
 def test_keys_are_plain_ascii(name):
-    """Whatever the name, its keys hold nothing that a protocol, a log or a shell could misread."""
+    """Keys have only characters that are safe in protocols, logs and shells, whatever the name."""
     allowed = set(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-~%:{}")
 
     assert set(b"".join(rollout_keys("tt", name).all())) <= allowed
 
 
 @given(names, st.integers(0, 10**15 - 1))
-def test_a_member_of_a_listing_gives_its_name(name, created_ms):
-    """The name comes back whole out of a listing."""
+def test_a_member_of_a_listing_decodes_to_its_name(name, created_ms):
+    """The name is unchanged."""
     assert name == name_from_member(f"{created_ms:015}{rollout_keys('tt', name).encoded.decode()}")
 
 
-def test_buckets_lie_evenly_over_a_cluster():
-    """Each sixteenth of a cluster's slots holds one bucket, whatever the prefix."""
+def test_buckets_are_distributed_evenly_over_a_cluster():
+    """Each sixteenth of the slots has one bucket, whatever the prefix."""
     slots = sorted(key_slot(bucket_keys("any", bucket)[0]) for bucket in BUCKETS)
 
     assert list(range(16)) == [slot // 1024 for slot in slots]

@@ -1,4 +1,4 @@
-"""The line: one connection that many share, and nobody gets another's answer."""
+"""The multiplexed connection: many callers, each with its own replies."""
 
 import asyncio
 import time
@@ -15,7 +15,7 @@ from storage.redis.connections import connections_to
 
 @pytest.fixture
 async def connect():
-    """Makes connections that are closed with the test."""
+    """Return a function that creates connection pools and closes them after the test."""
     made = []
 
     def connect(port, **options):
@@ -27,30 +27,30 @@ async def connect():
         await connections.close()
 
 
-async def test_all_share_one_connection(connect, redis_server):
-    """However many ask at once, there is one connection, and each gets its own answer."""
+async def test_all_callers_share_one_connection(connect, redis_server):
+    """Many concurrent callers use one connection, and each gets its own replies."""
     connections = connect(redis_server.port)
 
-    asks = (connections.ask([("CLIENT", "ID"), ("ECHO", i)], shared=True) for i in range(1000))
-    answers = await asyncio.gather(*asks)
+    calls = (connections.execute([("CLIENT", "ID"), ("ECHO", i)], shared=True) for i in range(1000))
+    answers = await asyncio.gather(*calls)
 
     assert [b"%d" % i for i in range(1000)] == [echo for _, echo in answers]
     assert 1 == len({connection for connection, _ in answers})
 
 
-async def test_what_is_long_does_not_hold_up_the_line(connect, redis_server):
-    """Commands of more than 256 kB go on a connection of their own."""
+async def test_long_commands_use_another_connection(connect, redis_server):
+    """Commands of more than 256 KiB use a pooled connection."""
     connections = connect(redis_server.port)
 
     short, long = [
-        await connections.ask([("CLIENT", "ID"), ("ECHO", b"x" * size)], shared=True) for size in (10, 2**18)
+        await connections.execute([("CLIENT", "ID"), ("ECHO", b"x" * size)], shared=True) for size in (10, 2**18)
     ]
 
     assert short[0] != long[0]
 
 
-async def test_whoever_leaves_takes_no_answer_along(connect, redis_server):
-    """Callers are cancelled at any moment; those behind them still get their own answers."""
+async def test_cancelled_callers_do_not_shift_replies(connect, redis_server):
+    """Callers are cancelled at any time; callers after them get their own replies."""
     connections = connect(redis_server.port)
 
     @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck), database=None)
@@ -63,8 +63,8 @@ async def test_whoever_leaves_takes_no_answer_along(connect, redis_server):
     for plan in plans:
         tasks = []
         for number, turns in enumerate(plan):
-            asking = connections.ask([("ECHO", number)] * (1 + number % 3), shared=True)
-            tasks.append(asyncio.ensure_future(asking))
+            call = connections.execute([("ECHO", number)] * (1 + number % 3), shared=True)
+            tasks.append(asyncio.ensure_future(call))
             for _ in range(turns):
                 await asyncio.sleep(0)
             if turns:
@@ -76,7 +76,7 @@ async def test_whoever_leaves_takes_no_answer_along(connect, redis_server):
 
 @pytest.fixture
 async def stub():
-    """A server that answers its first `answered` commands with PONG, and then writes `last`; None: hangs up."""
+    """Return a function that starts a server, which replies PONG `answered` times and then writes `last`; None: disconnects."""
     servers, writers = [], []
 
     async def stub(answered, last=b""):
@@ -85,9 +85,9 @@ async def stub():
             left = answered
             while left and (size := await reader.readline()):
                 words = [(await reader.readline(), await reader.readline())[1] for _ in range(int(size[1:]))]
-                is_asked = words[0] == b"PING\r\n"  # redis-py says a few things of its own first
-                left -= is_asked
-                writer.write(b"+PONG\r\n" if is_asked else b"+OK\r\n")
+                is_ping = words[0] == b"PING\r\n"  # redis-py sends other commands first
+                left -= is_ping
+                writer.write(b"+PONG\r\n" if is_ping else b"+OK\r\n")
             if last is None:
                 writer.close()
             else:
@@ -103,84 +103,84 @@ async def stub():
         server.close()
 
 
-async def test_when_the_line_falls_silent_it_is_given_up(connect, stub):
-    """Who waited for all of the time is told so; who asked at its end asks again on a new connection."""
+async def test_a_connection_without_replies_is_closed_after_the_timeout(connect, stub):
+    """Callers that waited for the whole timeout get an error; a caller at its end is retried on a new connection."""
     connections = connect(await stub(answered=1), timeout_s=0.4)
-    assert [b"PONG"] == await connections.ask([("PING",)], shared=True)
+    assert [b"PONG"] == await connections.execute([("PING",)], shared=True)
 
-    first = asyncio.ensure_future(connections.ask([("PING",)], shared=True))
-    while connections._line._talk._silent < 3:  # of four looks
+    first = asyncio.ensure_future(connections.execute([("PING",)], shared=True))
+    while connections._multiplexed._session._checks_without_reply < 3:  # of four checks
         await asyncio.sleep(0.001)
-    second = asyncio.ensure_future(connections.ask([("PING",)], shared=True))
+    second = asyncio.ensure_future(connections.execute([("PING",)], shared=True))
 
-    with pytest.raises(StoreUnreachable, match=r"did not answer within 0.4 s"):
+    with pytest.raises(StoreUnreachable, match=r"did not respond within 0.4 s"):
         await first
     assert [b"PONG"] == await second
 
 
-async def test_while_we_stand_still_nobody_else_is_silent(connect, redis_server):
-    """An event loop that is busy for longer than the timeout does not make the store one that is away."""
+async def test_a_blocked_event_loop_is_not_a_timeout(connect, redis_server):
+    """A blocked event loop cannot read replies, so it does not make the store unreachable."""
     connections = connect(redis_server.port, timeout_s=0.5)
-    await connections.ask([("PING",)], shared=True)
+    await connections.execute([("PING",)], shared=True)
 
-    asking = asyncio.ensure_future(connections.ask([("PING",)], shared=True))
+    call = asyncio.ensure_future(connections.execute([("PING",)], shared=True))
     await asyncio.sleep(0)
-    time.sleep(1.5)  # noqa: ASYNC251 - the very thing
+    time.sleep(1.5)  # noqa: ASYNC251 - blocks the event loop on purpose
 
-    assert [b"PONG"] == await asking
+    assert [b"PONG"] == await call
 
 
-async def test_when_the_server_hangs_up_all_ask_once_more(connect, stub):
-    """One connection answers two and goes; the third is answered on the next."""
+async def test_commands_are_retried_after_a_disconnect(connect, stub):
+    """The server replies to two callers and disconnects; the third is retried on a new connection."""
     connections = connect(await stub(answered=2, last=None))
 
-    answers = await asyncio.gather(*(connections.ask([("PING",)], shared=True) for _ in range(3)))
+    answers = await asyncio.gather(*(connections.execute([("PING",)], shared=True) for _ in range(3)))
 
     assert [[b"PONG"]] * 3 == answers
 
 
 @pytest.mark.parametrize("shared", [True, False])
-async def test_a_reply_without_its_confirmation_is_none(connect, stub, shared):
-    """Where the connection breaks before the confirmation, both are repeated on the next one."""
+async def test_a_write_is_retried_if_its_confirmation_is_lost(connect, stub, shared):
+    """If the connection breaks before the confirmation, both commands are repeated on a new one."""
     with pytest.raises(StoreUnreachable, match="cannot be reached"):
-        await connect(await stub(answered=1, last=None)).ask([("PING",)], shared=shared, confirmed=True)
+        await connect(await stub(answered=1, last=None)).execute([("PING",)], shared=shared, confirmed=True)
 
-    answered = await connect(await stub(answered=2, last=None)).ask([("PING",)], shared=shared, confirmed=True)
+    answered = await connect(await stub(answered=2, last=None)).execute([("PING",)], shared=shared, confirmed=True)
     assert [b"PONG", b"PONG"] == answered
 
 
-async def test_callers_of_one_turn_share_a_confirmation(connect, start):
-    """What many send in one turn of the event loop is confirmed by few PINGs, and each caller has its own reply."""
+async def test_callers_of_one_iteration_share_a_confirmation(connect, start):
+    """Commands of one iteration of the event loop are confirmed by few PINGs, and each caller gets its own replies."""
     server = start()
     connections = connect(server.port)
     with server.client as client:
         before = client.info("commandstats").get("cmdstat_ping", {"calls": 0})["calls"]
 
-        asks = (connections.ask([("ECHO", i)], shared=True, confirmed=True) for i in range(1000))
-        answers = await asyncio.gather(*asks)
+        calls = (connections.execute([("ECHO", i)], shared=True, confirmed=True) for i in range(1000))
+        answers = await asyncio.gather(*calls)
 
         assert [[b"%d" % i, b"PONG"] for i in range(1000)] == answers
         assert client.info("commandstats")["cmdstat_ping"]["calls"] - before < 500
 
 
-async def test_a_caller_that_leaves_before_its_confirmation_delays_nobody(connect, start):
-    """Others whose replies came in the same turn get theirs."""
+async def test_a_caller_cancelled_before_its_confirmation_does_not_affect_others(connect, start):
+    """The other callers of the same iteration get their replies."""
     connections = connect(start().port)
-    asking = [asyncio.ensure_future(connections.ask([("ECHO", i)], shared=True, confirmed=True)) for i in range(3)]
-    while not connections._line._talk or not connections._line._talk._unconfirmed:
+    calls = [asyncio.ensure_future(connections.execute([("ECHO", i)], shared=True, confirmed=True)) for i in range(3)]
+    while not connections._multiplexed._session or not connections._multiplexed._session._unconfirmed:
         await asyncio.sleep(0)
-    asking[1].cancel()
+    calls[1].cancel()
 
-    first, second, third = await asyncio.gather(*asking, return_exceptions=True)
+    first, second, third = await asyncio.gather(*calls, return_exceptions=True)
 
     assert [[b"0", b"PONG"], [b"2", b"PONG"]] == [first, third]
     assert isinstance(second, asyncio.CancelledError)
 
 
-async def test_what_nobody_asked_for_breaks_the_line(connect, stub):
-    """An answer too many would become another caller's: the connection is given up, and the next call has a new one."""
+async def test_a_reply_without_a_command_closes_the_connection(connect, stub):
+    """Another caller must not get it: the connection is closed, and the next call uses a new one."""
     port = await stub(answered=1, last=b"+STALE\r\n")
     connections = connect(port)
-    assert [b"PONG"] == await connections.ask([("PING",)], shared=True)
+    assert [b"PONG"] == await connections.execute([("PING",)], shared=True)
 
-    assert [b"PONG"] == await connections.ask([("PING",)], shared=True)
+    assert [b"PONG"] == await connections.execute([("PING",)], shared=True)

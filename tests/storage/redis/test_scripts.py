@@ -1,4 +1,4 @@
-"""Scripts: one round trip each, on servers that have not seen them too."""
+"""Lua scripts: one round trip, caching, and the files they are loaded from."""
 
 from hashlib import sha1
 from pathlib import Path
@@ -13,16 +13,16 @@ LUA = Path(scripts.__file__).with_name("lua")
 LOADED = {name: script for name, script in vars(scripts).items() if isinstance(script, scripts.Script)}
 
 
-class Counted:
-    """Servers, and how often they were asked."""
+class CountingServers:
+    """Servers with a count of their round trips."""
 
     def __init__(self, servers):
         self.servers = servers
-        self.asked = 0
+        self.round_trips = 0
 
-    async def ask(self, key, commands, **how):
-        self.asked += 1
-        return await self.servers.ask(key, commands, **how)
+    async def execute(self, key, commands, **options):
+        self.round_trips += 1
+        return await self.servers.execute(key, commands, **options)
 
     def __getattr__(self, name):
         return getattr(self.servers, name)
@@ -30,24 +30,24 @@ class Counted:
 
 @pytest.mark.parametrize("kind", ["redis", "cluster"])
 async def test_open_and_append_take_one_round_trip(url_of, opened, command, kind):
-    """A rollout is opened, and a record stored with all that belongs to it, in one round trip each."""
+    """`open` and `append` with all their data are one round trip each."""
     store = await opened(url_of(kind), ttl_s=60)
     await command(store, "SCRIPT", "FLUSH")
-    store._servers = counted = Counted(store._servers)
+    store._servers = counted = CountingServers(store._servers)
 
     incarnation = (await store.open("r", {"a": b"1"}, now_ms=1)).incarnation
     await store.append(StepWrite("r", incarnation, "s1", b"1", {b"b": b"1"}, (), {"steps": 1}), now_ms=2)
 
-    assert 4 == counted.asked  # each was told its script first
+    assert 4 == counted.round_trips  # each script was loaded first
 
     await store.open("r", {"a": b"1"}, now_ms=1)
     await store.append(StepWrite("r", incarnation, "s2", b"2", {b"c": b"1"}, (b"b",), {"steps": 1}), now_ms=3)
 
-    assert 6 == counted.asked
+    assert 6 == counted.round_trips
 
 
-async def test_a_server_that_forgot_a_script_is_told_again(on_redis, command):
-    """A restarted server, which knows no script, makes no verb fail."""
+async def test_a_script_is_loaded_again_after_a_restart(on_redis, command):
+    """No method fails if the server has no cached scripts."""
     incarnation = (await on_redis.open("r", {}, now_ms=1)).incarnation
     await command(on_redis, "SCRIPT", "FLUSH")
 
@@ -55,8 +55,8 @@ async def test_a_server_that_forgot_a_script_is_told_again(on_redis, command):
     assert (0, b"1") == await on_redis.find("r", "s")
 
 
-async def test_a_full_server_writes_nothing(on_redis, command):
-    """When the server's memory is full, an append raises `StoreUnreachable` and has written nothing at all."""
+async def test_an_append_to_a_full_server_writes_nothing(on_redis, command):
+    """If the memory of the server is full, an append raises `StoreUnreachable` and writes nothing."""
     incarnation = (await on_redis.open("r", {}, now_ms=1)).incarnation
     entry = StepWrite("r", incarnation, "s", b"1", {b"b": b"1"}, (), {"steps": 1})
     before = await on_redis.get("r")
@@ -73,11 +73,11 @@ async def test_a_full_server_writes_nothing(on_redis, command):
     assert 0 == (await on_redis.append(entry, now_ms=3)).position
 
 
-def test_a_script_is_sent_by_the_sha_of_its_text():
-    """The server computes the same SHA1 from the text of EVAL; text and SHA do not depend on comments or the system."""
+def test_evalsha_has_the_sha1_of_the_text_of_eval():
+    """The text has no comments and the same newlines on all systems, so the SHA1 is stable."""
     for script in LOADED.values():
-        _, sha, *_ = called = script.call([b"key"], ["argument"])
-        _, text, *rest = script.teach(called)
+        _, sha, *_ = command = script.evalsha([b"key"], ["argument"])
+        _, text, *rest = script.as_eval(command)
 
         assert sha1(text.encode()).hexdigest() == sha
         assert [1, b"key", "argument"] == rest
@@ -87,8 +87,8 @@ def test_a_script_is_sent_by_the_sha_of_its_text():
 
 
 def test_each_lua_file_is_part_of_a_script():
-    """No file is left out, and each begins with its reason."""
-    texts = [script.teach(script.call([], []))[1] for script in LOADED.values()]
+    """Each file starts with a comment, and its code is in a script."""
+    texts = [script.as_eval(script.evalsha([], []))[1] for script in LOADED.values()]
     for file in LUA.iterdir():
         lines = file.read_text().splitlines()
         code = "\n".join(line for line in lines if not line.startswith("--"))
@@ -97,7 +97,7 @@ def test_each_lua_file_is_part_of_a_script():
         assert any(code in text for text in texts), file
 
 
-def test_constants_of_the_scripts_are_those_of_the_code():
-    """The longest lease and the mark of a late record are written in Lua as well."""
-    assert f"local LONGEST = {MAX_LEASE_MS}\n" in (LUA / "queue_pending.lua").read_text()
+def test_constants_in_lua_are_those_in_python():
+    """The maximum lease and the prefix of late marks are in both."""
+    assert f"local MAX_LEASE_MS = {MAX_LEASE_MS}\n" in (LUA / "queue_pending.lua").read_text()
     assert f"'{LATE_MARK}' .. ARGV[5]" in (LUA / "append.lua").read_text()

@@ -1,4 +1,4 @@
-"""The store over the Redis protocol: lifetimes, and answers that got lost."""
+"""RedisStore: lifetimes, lost responses, paging, prefixes."""
 
 import asyncio
 
@@ -12,12 +12,12 @@ from storage.types import StepWrite
 
 @pytest.fixture(params=["redis", "cluster"])
 async def mortal(request, url_of, opened):
-    """An empty store whose rollouts expire."""
+    """Return an empty store whose rollouts expire."""
     return await opened(url_of(request.param), ttl_s=100)
 
 
 async def filled(store, name="r"):
-    """The incarnation of a rollout that has every kind of key."""
+    """Create a rollout with every kind of key and return its incarnation."""
     incarnation = (await store.open(name, {"a": b"1"}, now_ms=1)).incarnation
     await store.append(StepWrite(name, incarnation, "s1", b"1", {b"b": b"1"}, (), {"steps": 1}), now_ms=2)
     await store.mark(name, incarnation, {"m": b"1"}, now_ms=3)
@@ -25,13 +25,13 @@ async def filled(store, name="r"):
 
 
 async def on_key(store, verb, key, *more):
-    (reply,) = await store._servers.ask(key, [(verb, key, *more)])
+    (reply,) = await store._servers.execute(key, [(verb, key, *more)])
     return reply
 
 
 @pytest.mark.parametrize("kind", ["embedded", "redis", "cluster"])
 async def test_an_idle_rollout_expires_and_leaves_no_key(url_of, opened, key_count, until, kind):
-    """With a ttl, a rollout that nothing is written to vanishes, and leaves no key behind."""
+    """With a TTL, a rollout without writes expires with all its keys."""
     store = await opened(url_of(kind), ttl_s=2)
     incarnation = await filled(store)
 
@@ -47,8 +47,8 @@ async def test_an_idle_rollout_expires_and_leaves_no_key(url_of, opened, key_cou
     assert await is_empty()
 
 
-async def test_every_write_renews_all_lifetimes(mortal):
-    """Each write to a rollout sets the expiry of all its keys, and of its place in the listing, anew."""
+async def test_every_write_restarts_all_lifetimes(mortal):
+    """Each write sets the expiry of all keys of the rollout, and of its member of the listing."""
     incarnation = await filled(mortal)
     keys = rollout_keys("tt", "r").all()
     writes = (
@@ -66,8 +66,8 @@ async def test_every_write_renews_all_lifetimes(mortal):
         assert all([await on_key(mortal, "PTTL", key) > 90_000 for key in keys])
 
 
-async def test_reading_renews_nothing(mortal):
-    """Looking at a rollout does not keep it alive."""
+async def test_reads_do_not_restart_lifetimes(mortal):
+    """A read does not keep a rollout alive."""
     await filled(mortal)
     keys = rollout_keys("tt", "r").all()
     for key in keys:
@@ -83,63 +83,63 @@ async def test_reading_renews_nothing(mortal):
 
 
 async def test_without_a_ttl_nothing_expires(on_redis, command):
-    """By default no key has an expiry."""
+    """By default, no key has an expiry."""
     await filled(on_redis)
 
     (info,) = await command(on_redis, "INFO", "keyspace")
     assert b"expires=0" in info
 
 
-async def test_the_dead_are_not_listed_among_the_living(mortal):
-    """A rollout that expired is in no listing, though others of its bucket live on."""
-    keys = await with_a_dead_one(mortal)
+async def test_expired_rollouts_are_not_listed(mortal):
+    """Even if other rollouts of the bucket exist."""
+    keys = await with_an_expired_one(mortal)
 
-    assert ("living",) == (await mortal.list()).names
+    assert ("other",) == (await mortal.list()).names
     assert 0 == await on_key(mortal, "ZCOUNT", keys.expiry, "-inf", 1_000)
 
 
-async def test_writes_clear_the_dead_away(mortal):
-    """Nobody needs to list for the dead to be taken out of the listing: every write takes some."""
-    keys = await with_a_dead_one(mortal)
+async def test_writes_remove_expired_members(mortal):
+    """Expired members are removed by writes, even if the listing is never read."""
+    keys = await with_an_expired_one(mortal)
 
-    await mortal.update_if("living", {}, expect={}, now_ms=2)
+    await mortal.update_if("other", {}, expect={}, now_ms=2)
 
     assert 1 == await on_key(mortal, "ZCARD", keys.listing)
     assert 1 == await on_key(mortal, "ZCARD", keys.expiry)
 
 
-async def with_a_dead_one(store):
-    """The keys of a living rollout in whose bucket another died."""
-    keys = rollout_keys("tt", "living")
-    dead = next(name for name in map(str, range(1000)) if rollout_keys("tt", name).listing == keys.listing)
-    await filled(store, "living")
-    await filled(store, dead)
-    dead_keys = rollout_keys("tt", dead)
-    for key in dead_keys.all()[:5]:
+async def with_an_expired_one(store):
+    """Create a rollout in a bucket in which another one has expired; return its keys."""
+    keys = rollout_keys("tt", "other")
+    expired = next(name for name in map(str, range(1000)) if rollout_keys("tt", name).listing == keys.listing)
+    await filled(store, "other")
+    await filled(store, expired)
+    expired_keys = rollout_keys("tt", expired)
+    for key in expired_keys.all()[:5]:
         await on_key(store, "DEL", key)
-    await on_key(store, "ZADD", keys.expiry, 1_000, b"000000000000001" + dead_keys.encoded)
+    await on_key(store, "ZADD", keys.expiry, 1_000, b"000000000000001" + expired_keys.encoded)
     assert 2 == await on_key(store, "ZCARD", keys.listing)
     return keys
 
 
-async def test_a_lost_answer_does_no_harm(on_redis):
-    """A round trip that is made twice because its answer was lost leaves what one would have left."""
-    ask, lost = on_redis._servers.ask, 0
+async def test_a_repeated_round_trip_has_the_same_effect(on_redis):
+    """A round trip that is repeated because its response was lost has the effect of one."""
+    execute, calls = on_redis._servers.execute, 0
 
-    async def ask_twice(key, commands, **how):
-        nonlocal lost
-        lost += 1
-        await ask(key, commands, **how)
-        return await ask(key, commands, **how)
+    async def execute_twice(key, commands, **options):
+        nonlocal calls
+        calls += 1
+        await execute(key, commands, **options)
+        return await execute(key, commands, **options)
 
-    on_redis._servers.ask = ask_twice
+    on_redis._servers.execute = execute_twice
     made = await on_redis.open("r", {"a": b"1"}, now_ms=1)
     index, *_ = await on_redis.append(
         StepWrite("r", made.incarnation, "s", b"1", {b"b": b"1"}, (), {"steps": 1}), now_ms=2
     )
     await on_redis.mark("r", made.incarnation, {"m": b"1"}, now_ms=3)
 
-    assert 3 == lost
+    assert 3 == calls
     assert made.created
     assert 0 == index
     assert [b"1"] == await on_redis.read("r", 0, 9)
@@ -152,8 +152,8 @@ async def test_a_lost_answer_does_no_harm(on_redis):
     st.integers(1, 8),
     st.integers(0, 50),
 )
-async def test_listing_is_a_sorted_window(on_redis, command, rollouts, limit, since_ms):
-    """Whatever was opened when, paging from a time on gives exactly that, newest first."""
+async def test_paging_lists_all_rollouts_since_a_time_newest_first(on_redis, command, rollouts, limit, since_ms):
+    """For any creation times and page size."""
     await command(on_redis, "FLUSHALL")
     await asyncio.gather(*(on_redis.open(name, {}, now_ms=ms) for name, ms in rollouts.items()))
 
@@ -169,8 +169,8 @@ async def test_listing_is_a_sorted_window(on_redis, command, rollouts, limit, si
     assert sorted((rollouts[name] for name in seen), reverse=True) == [rollouts[name] for name in seen]
 
 
-async def test_stores_of_different_prefixes_do_not_meet(url_of, opened, on_redis):
-    """Two stores on one server whose prefixes differ know nothing of each other."""
+async def test_stores_with_different_prefixes_are_separate(url_of, opened, on_redis):
+    """Two stores with different prefixes on one server share no data."""
     other = await opened(url_of("redis"), prefix="tt:other")
     await filled(on_redis)
 

@@ -35,7 +35,7 @@ async def judge(store_url: str, ended: dict[str, str], logged: set[str]) -> dict
                 _is_as_the_engine_said(step, uid, ended, logged)
                 assert step.exact or mode != "whole" or uid not in ended, f"{uid}: {step.problems}"
         (server,) = await store._servers.all()
-        keys = set((await server.ask([("KEYS", "*")]))[0])
+        keys = set((await server.execute([("KEYS", "*")]))[0])
     finally:
         await store.close()
     assert not (lost := ended.keys() - seen.keys()), f"their clients saw the end, and they are not stored: {lost}"
