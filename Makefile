@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: all install run test test-faults test-engine test-trainers test-agents test-deploy test-monitoring test-ui examples cassettes fuzz bench bench-growth lint types docs lock clean
+.PHONY: all install run test test-faults test-engine test-trainers test-agents test-deploy test-monitoring test-ui examples cassettes golden fuzz bench bench-growth lint types docs lock clean
 
 all: lint types test  ## what must hold before anything lands
 
@@ -56,6 +56,9 @@ test-ui: $(READY)  ## the page /ui in a real headless Chromium; PICTURES=docs/im
 
 cassettes: $(READY)  ## answers of the engine at ENGINE=http://… for the tests to play; FORCE=1 records those there anew
 	$(BIN)/python -m tests.cassettes.record $(if $(FORCE),--force) $(or $(ENGINE),$(error ENGINE=http://… says which engine))
+
+golden: $(READY)  ## the recorded store, exports and wire bytes that tests/golden compares with, recorded again
+	PYTHONPATH=.:tests/support $(BIN)/python tests/golden/record.py
 
 fuzz: $(READY)  ## requests, streams and records that nobody would send, with fresh seeds; CASES=… for another number
 	$(BIN)/python -m pytest -n 2 --dist worksteal tests/system/fuzz --cases $(or $(CASES),110000)

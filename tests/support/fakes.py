@@ -8,6 +8,7 @@ import orjson
 from aiohttp import web
 from recorded import Cassette
 
+from proxy.clock import Clock
 from proxy.config.settings import Settings, load
 from proxy.protocols.engines.detection import QUESTIONS
 from proxy.server.listener import RunningServer, running
@@ -114,9 +115,11 @@ def settings_for(engine_url: str | None, **said) -> Settings:
 
 
 @asynccontextmanager
-async def proxying(engine_url: str | None, store, **said) -> AsyncIterator[RunningServer]:
+async def proxying(
+    engine_url: str | None, store, *, clock: Clock | None = None, **said
+) -> AsyncIterator[RunningServer]:
     """The proxy before this engine, listening."""
-    async with running(settings_for(engine_url, **said), store) as served:
+    async with running(settings_for(engine_url, **said), store, clock) as served:
         yield served
 
 

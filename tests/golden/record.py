@@ -1,0 +1,148 @@
+"""Record the golden files: `make golden`.
+
+Run it only if stored records, exports or wire bytes change by intention (a new schema of records, a new field), and review
+the change first: `pytest tests/golden` prints the differences. It writes `store.json.zst` (every key of a store),
+`wire.json.zst` (requests and responses of clients and engines) and `reads.json.zst` (records, trees, listings, exports).
+The engines are the simulator and the cassettes; the tests need neither.
+"""
+
+import asyncio
+import sys
+import tempfile
+from base64 import b85decode
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import aiohttp
+import redis
+import zstandard
+from golden_engine import SAMPLING, forward_to
+from golden_files import save
+from golden_reads import AFTER, calls_of, read_all
+from golden_session import STAGES, SteppedClock, play, staging
+from golden_store import dump_store, load_store
+from recorded import Cassette, dialect_cassettes, http_cassettes
+
+from proxy.server.listener import simulating
+from proxy.simulator.options import Options
+from storage import StoreOptions, open_store
+from storage.embedded.server import start_embedded
+from storage.types import StepWrite
+
+OLD_RECORDS = Path(__file__).parent.parent / "trajectory"
+SIMULATORS = {
+    "vllm": Options(seed=1),
+    "extras": Options(seed=2, weight_version="7", routed_experts=True, sampling_mask=True),
+    "sessions": Options(seed=3),
+    "sglang": Options(seed=4, shape="sglang", routed_experts=True),
+    "sglang-no-parser": Options(seed=5, shape="sglang", has_parser=False),
+}
+FACTS = {
+    "real-vllm": {"/version": '{"version":"0.32.0"}'},
+    "real-sglang": {
+        "/get_server_info": '{"version":"0.5.23","tool_call_parser":"qwen25","reasoning_parser":null}',
+        "/get_model_info": '{"model_path":"m","is_generation":true,"weight_version":"default"}',
+    },
+    "real-llamacpp": {
+        "/props": '{"build_info":"b0-unknown"}',
+        "/v1/models": '{"object":"list","data":[{"id":"m","owned_by":"llamacpp"}]}',
+    },
+}
+PER_ROLLOUT = 12
+# Of vLLM's cassettes; all of them would make the store twice as large.
+SETS = ("recorded/", "reasoning/", "scale_out/", "tool_", "cmpl_n3", "chat_n3", "stop_", "utf8_", "err_")
+
+
+def paired(cassettes: list[Cassette]) -> list[Cassette]:
+    """Join each pair of a plain and an injected request: the plain request, with the response to the injected one."""
+    by_name = {cassette.name: cassette for cassette in cassettes}
+    injected = {name: by_name.get(f"{name.removesuffix('_plain')}_inj") for name in by_name if name.endswith("_plain")}
+    twins = {twin.name for twin in injected.values() if twin}
+    return [
+        replace(cassette, answer=twin.answer, status=twin.status) if (twin := injected.get(name)) else cassette
+        for name, cassette in by_name.items()
+        if name not in twins
+    ]
+
+
+def cases_of(cassettes: list[Cassette]) -> tuple[list[dict], list[dict]]:
+    """Return the requests of cassettes, and the responses in the same order."""
+    cases, answers = [], []
+    for number, cassette in enumerate(cassettes):
+        rollout = f"real-{cassette.kind}-{number // PER_ROLLOUT}"
+        cases.append({"rollout": rollout, "path": cassette.path, "body": cassette.body, "name": cassette.name})
+        text = cassette.answer.decode()
+        answers.append({"status": cassette.status, "type": cassette.content_type, "headers": {}, "answer": text})
+    return cases, answers
+
+
+def cassette_source(stage: str, answers: list[dict]):
+    """Return a source that gives the responses of cassettes in order, and the facts of that engine."""
+    left = iter(answers)
+
+    async def answer(method: str, path: str, headers: dict[str, str], body: str) -> dict:
+        facts = FACTS[stage].get(path)
+        if path in SAMPLING:
+            return next(left)
+        return {"status": 200 if facts else 404, "type": "application/json", "headers": {}, "answer": facts or "{}"}
+
+    return answer
+
+
+async def store_old_records(store) -> None:
+    """Append records of earlier schemas, each to a rollout that no session writes."""
+    for schema in (1, 2):
+        record, *blocks = map(b85decode, (OLD_RECORDS / f"schema_{schema}.b85").read_bytes().split())
+        name, named = f"schema-{schema}", {block[:16]: block[16:] for block in blocks}
+        rollout = await store.open(name, {}, now_ms=1_790_000_000_000)
+        counts = {"steps": 1, "flagged": 1, "sampled_tokens": 2, "prompt_tokens": 600}
+        entry = StepWrite(name, rollout.incarnation, "01J", record, named, (), counts)
+        await store.append(entry, now_ms=1_790_000_001_000)
+
+
+async def record() -> None:
+    async with AsyncExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="golden-"))
+        server = await start_embedded(Path(folder) / "store", "acknowledged")
+        stack.push_async_callback(server.stop)
+        client = redis.Redis(unix_socket_path=str(server.socket))
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+        urls = {
+            name: await stack.enter_async_context(simulating("127.0.0.1:0", options))
+            for name, options in SIMULATORS.items()
+        }
+        sources = {name: forward_to(http, url) for name, url in urls.items()}
+        wire = {name: {"exchanges": []} for name in STAGES}
+        real = {
+            "real-vllm": paired([cassette for cassette in dialect_cassettes() if cassette.name.startswith(SETS)]),
+            "real-sglang": http_cassettes("sglang"),
+            "real-llamacpp": http_cassettes("llamacpp"),
+        }
+        for name, cassettes in real.items():
+            wire[name]["cases"], answers = cases_of(cassettes)
+            sources[name] = cassette_source(name, answers)
+        store = await open_store(f"unix:{server.socket}", StoreOptions(prefix="tt"))
+        for name, played in (await play(store, wire, sources)).items():
+            wire[name] |= played
+        await store_old_records(store)
+        dump = dump_store(client, "tt")
+        await store.close()
+
+        reads = {"exchanges": [], "zstd": zstandard.ZSTD_VERSION}
+        for prefix in ("look", "read"):
+            load_store(client, prefix, dump)
+            store = await open_store(f"unix:{server.socket}", StoreOptions(prefix=prefix))
+            if prefix == "look":
+                async with staging(store, SteppedClock(AFTER), [], sources["vllm"], name="vllm") as stage:
+                    calls = await calls_of(stage)
+            else:
+                reads["requests"] = calls
+                reads |= await read_all(store, reads["exchanges"], calls, sources["vllm"])
+            await store.close()
+        for name, value in (("store", dump), ("wire", wire), ("reads", reads)):
+            sys.stdout.write(f"{name}: {save(name, value):,} bytes\n")
+
+
+if __name__ == "__main__":
+    asyncio.run(record())
