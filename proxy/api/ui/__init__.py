@@ -1,17 +1,17 @@
-"""The page `/ui`: rollouts, their steps and their tokens, for people.
+"""The web page at `/ui`, which shows rollouts, their steps and their tokens.
 
-Holds the files that a browser loads, plain ES modules without a build step, and `serving`, which serves them. All that the
-page shows comes from the control API, asked with the key that a person typed; nothing here reads the store.
+The browser loads plain ES modules; there is no build step. The page reads everything from the control API, with the key
+that the user enters.
 
-serving       routes, types, security headers
-app.js        routes within the page, the form for the key, keys of the keyboard, colours by day and night
-api.js        asking the control API; the control key
-live.js       what changed, told by GET /events
-dom.js        making elements, of text alone
-virtual.js    lists of which only the part in view is there
-table.js      a list that is filtered, sorted and walked through
+routes.py     HTTP routes, content types, security headers
+app.js        routes within the page, the key form, keyboard shortcuts, light and dark colours
+api.js        requests to the control API; the control key
+live.js       changes, streamed by GET /events
+dom.js        creation of elements, from text only
+virtual.js    lists that render only the part in view
+table.js      a table with filters, sorting and keyboard navigation
 list.js       rollouts; groups.js, group.js: groups
-rollout.js    a rollout: tree.js (its steps on a time line), sequences.js, plots.js
+rollout.js    a rollout: tree.js (its steps on a timeline), sequences.js, plots.js
 step.js       a step: messages.js, tokens.js with texts.js and colours.js
 overview.js   plots over rollouts; charts.js draws them
 raw.js        raw JSON

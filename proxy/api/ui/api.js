@@ -1,13 +1,11 @@
-// Asking the control API.
-//
-// Holds the control key, which is kept for this tab alone, and the one place that sends requests. Errors are sentences.
+// Requests to the control API, with the control key, which is kept for this tab only.
 
 import { keep, kept } from "./dom.js";
 
 const BASE = new URL("../", import.meta.url); // also below a path that another proxy adds
 const KEY = "tokentape.key";
 
-/** An answer that is none. `status` 0: nobody answered. */
+/** An error response. `status` is 0 if there was no response. */
 export class ApiError extends Error {
   constructor(status, message) {
     super(message);
@@ -26,61 +24,60 @@ export function setKey(key) {
 /** A path of the control API. `parts` are encoded, `query` is an object. */
 export function path(parts, query = {}) {
   if (parts.some((part) => part === "." || part === "..")) {
-    throw new ApiError(0, "An id of dots alone is a folder to every browser: it cannot be looked at here.");
+    throw new ApiError(0, "Browsers treat an ID of only dots as a folder: this page cannot show it.");
   }
-  const given = Object.entries(query).filter(([, value]) => value !== null && value !== undefined);
-  const search = given.map(([name, value]) => `${name}=${encodeURIComponent(value)}`).join("&");
+  const params = Object.entries(query).filter(([, value]) => value !== null && value !== undefined);
+  const search = params.map(([name, value]) => `${name}=${encodeURIComponent(value)}`).join("&");
   return parts.map((part) => encodeURIComponent(String(part).toWellFormed())).join("/") + (search && `?${search}`);
 }
 
-/** The answer to GET. Raises ApiError for anything but 200. */
-export async function ask(what, { accept = "application/json", signal } = {}) {
+/** Send GET and return the response. Throws ApiError for any status but 200. */
+export async function get(resource, { accept = "application/json", signal } = {}) {
   const headers = { Accept: accept };
   const key = kept(KEY);
   if (key !== null) headers.Authorization = `Bearer ${key}`;
-  let answer;
+  let response;
   try {
-    answer = await fetch(new URL(what, BASE), { headers, signal, cache: "no-store", credentials: "omit" });
+    response = await fetch(new URL(resource, BASE), { headers, signal, cache: "no-store", credentials: "omit" });
   } catch (error) {
     if (signal?.aborted) throw error;
-    throw new ApiError(0, "The proxy does not answer.");
+    throw new ApiError(0, "The proxy is unreachable.");
   }
-  if (answer.status !== 200) throw new ApiError(answer.status, await sentence(answer));
-  return answer;
+  if (response.status !== 200) throw new ApiError(response.status, await errorMessage(response));
+  return response;
 }
 
-/** What an error says of itself. */
-async function sentence(answer) {
+async function errorMessage(response) {
   try {
-    return (await answer.json()).error.message;
+    return (await response.json()).error.message;
   } catch {
-    return `The proxy answered with ${answer.status}.`;
+    return `The proxy responded with status ${response.status}.`;
   }
 }
 
 export async function json(parts, query, options) {
-  return (await ask(path(parts, query), options)).json();
+  return (await get(path(parts, query), options)).json();
 }
 
 export async function text(parts, query, options) {
-  return (await ask(path(parts, query), options)).text();
+  return (await get(path(parts, query), options)).text();
 }
 
-/** Lines of an answer, one JSON value each, as they come. */
+/** Yield the lines of a response as they arrive, one JSON value each. */
 export async function* lines(parts, query, options) {
-  const answer = await ask(path(parts, query), { ...options, accept: "application/x-ndjson" });
+  const response = await get(path(parts, query), { ...options, accept: "application/x-ndjson" });
   let rest = "";
-  for await (const read of reads(answer)) {
-    const found = (rest + read).split("\n");
+  for await (const chunk of chunks(response)) {
+    const found = (rest + chunk).split("\n");
     rest = found.pop();
     for (const line of found) if (line) yield JSON.parse(line);
   }
   if (rest) yield JSON.parse(rest);
 }
 
-/** The text of an answer, piece by piece; whoever stops reading ends the answer. */
-export async function* reads(answer) {
-  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+/** Yield the text of a response in chunks; the response is cancelled when the reader stops. */
+export async function* chunks(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   try {
     for (;;) {
       const { done, value } = await reader.read();

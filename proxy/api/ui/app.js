@@ -1,7 +1,7 @@
-// The page: which view is shown, the form that asks for a key, colours by day and night, and the keys of the keyboard.
+// The page: routes between its views, the key form, light and dark colours, and keyboard shortcuts.
 //
-// Holds the routes within the page, which are hashes, so that a link to a step can be sent to somebody. Every view gives
-// `end()`, and may give `back`, `table`, `filter`, `turn` (colours), `go` (neighbours) and `next` (marks), which keys use.
+// Routes are URL hashes, so that links to steps can be shared. Every view returns an object with `end()`, and optionally
+// `back`, `table`, `filter`, `turn` (colours), `go` (neighbours) and `next` (marks), which keyboard shortcuts use.
 
 import { hasKey, setKey } from "./api.js";
 import { el, keep, kept, put, tick } from "./dom.js";
@@ -16,7 +16,7 @@ const byId = (id) => document.getElementById(id);
 const main = byId("main");
 let view = { end() {} };
 
-/** What a hash leads to: parts that cannot be decoded lead nowhere. */
+/** Return the decoded parts of the hash; `["?"]`, which no route matches, if they cannot be decoded. */
 function parts() {
   try {
     return location.hash.replace(/^#\/?/, "").split("/").filter(Boolean).map(decodeURIComponent);
@@ -35,9 +35,9 @@ function route() {
   put(main, place);
   const tools = {
     fail: (error) => main.contains(place) && failed(place, error),
-    told: (state) => main.contains(place) && tellLive(state, place),
+    showState: (state) => main.contains(place) && showLive(state, place),
   };
-  tellLive("not following");
+  showLive("not connected");
   for (const link of document.querySelectorAll("[data-view]")) {
     const isHere = link.dataset.view === { rollout: "rollouts", group: "groups" }[name] || link.dataset.view === name;
     if (isHere) link.setAttribute("aria-current", "page");
@@ -63,13 +63,13 @@ function opened(place, tools, name, id, inner, stepId) {
   if (name === "rollout" && id && inner === "step" && stepId) return showStep(place, id, stepId, tools);
   if (name === "rollout" && id)
     return showRollout(place, id, ["sequences", "plots"].includes(inner) ? inner : "steps", tools);
-  place.append(el("h1", {}, "Nothing is here"), el("p", {}, el("a", { href: "#/rollouts" }, "All rollouts")));
+  place.append(el("h1", {}, "Page not found"), el("p", {}, el("a", { href: "#/rollouts" }, "All rollouts")));
   return { end() {} };
 }
 
-/** Ask for a key where one is needed; else say what failed. */
+/** Show the key form if a key is required; otherwise show the error. */
 function failed(place, error) {
-  if (error.status === 401 || error.status === 403) return askForKey(hasKey() ? told(error) : "");
+  if (error.status === 401 || error.status === 403) return showKeyForm(hasKey() ? keyError(error) : "");
   place.querySelector(".failure")?.remove();
   place.prepend(
     el(
@@ -82,9 +82,9 @@ function failed(place, error) {
   );
 }
 
-const told = ({ status, message }) => (status === 401 ? "The key that was given is none of them." : message);
+const keyError = ({ status, message }) => (status === 401 ? "The control key is not valid." : message);
 
-function askForKey(why) {
+function showKeyForm(why) {
   view.end();
   view = { end() {} };
   const input = el("input", { type: "password", id: "key", autocomplete: "off", required: true, spellcheck: "false" });
@@ -97,28 +97,28 @@ function askForKey(why) {
         event.preventDefault();
         const key = input.value.trim();
         if (!/^[\x21-\x7e]+$/.test(key)) {
-          wrong.textContent = "A key has no spaces, and letters of ASCII only.";
+          wrong.textContent = "A key consists of ASCII characters without spaces.";
           return;
         }
         setKey(key);
         route();
       },
     },
-    el("h1", {}, "A control key is needed"),
+    el("h1", {}, "A control key is required"),
     el("label", { for: "key" }, "Control key (one of control.api_keys)"),
     input,
     wrong,
-    el("button", { type: "submit" }, "Look"),
-    el("p", { class: "dim" }, "It is kept for this tab only, and gone when the tab is closed."),
+    el("button", { type: "submit" }, "Continue"),
+    el("p", { class: "dim" }, "The key is kept for this tab only and is deleted when the tab is closed."),
   );
   put(main, form);
   input.focus();
 }
 
-function tellLive(state, place) {
+function showLive(state, place) {
   byId("live").textContent = state;
   byId("live").classList.toggle("on", state === "live");
-  if (state === "live") place.querySelector(".failure")?.remove(); // it is looked at anew
+  if (state === "live") place.querySelector(".failure")?.remove(); // everything is loaded again
 }
 
 const THEMES = ["auto", "light", "dark"];
@@ -136,23 +136,23 @@ const nextTheme = () => theme(THEMES[(THEMES.indexOf(byId("theme").textContent) 
 const KEYS = [
   ["/", "filter the list"],
   ["j, ↓", "the next row"],
-  ["k, ↑", "the row before"],
+  ["k, ↑", "the previous row"],
   ["Enter", "open the row"],
   ["Esc", "back"],
-  ["[ ]", "the step before, the step after"],
+  ["[ ]", "the previous step, the next step"],
   ["c", "colour tokens by mask or by logprob"],
   ["n", "in tokens: the next span or drift boundary"],
-  ["← →", "in tokens and plots: one by one"],
-  ["g r, g g, g p", "to rollouts, groups, plots"],
-  ["t", "colours by day and night"],
-  ["?", "this"],
+  ["← →", "in tokens and plots: the previous, the next"],
+  ["g r, g g, g p", "go to rollouts, groups, plots"],
+  ["t", "light, dark or automatic colours"],
+  ["?", "this list"],
 ];
 
 function help() {
   const dialog = byId("help");
   put(
     dialog,
-    el("h2", { id: "help-title" }, "Keys"),
+    el("h2", { id: "help-title" }, "Keyboard shortcuts"),
     el(
       "dl",
       { class: "keys" },

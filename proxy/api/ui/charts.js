@@ -1,26 +1,23 @@
-// Plots: axes with units, marks with values.
-//
-// Holds the drawing of bars and of points as SVG. Each mark tells its value where the pointer is, and to whoever walks through
-// them with the arrow keys. What is plotted is told by its users.
+// Bar charts and point charts as SVG: axes with units, marks whose values are shown by pointer and by arrow keys.
 
 import { el, svg } from "./dom.js";
 
 const HEIGHT = 260;
 const EDGE = { left: 78, right: 12, top: 12, bottom: 46 };
-const MOST = 1500; // points that are drawn; of more, evenly chosen ones
+const MAX_POINTS = 1500; // of more, an even selection is drawn
 
-/** Round numbers from `low` to `high`, about `wanted` of them. */
-export function ticks(low, high, wanted = 5) {
-  const rough = (high - low) / wanted || 1;
+/** Return about `number` round numbers from `low` to `high`. */
+export function ticks(low, high, number = 5) {
+  const rough = (high - low) / number || 1;
   const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((one) => one * power).find((one) => one >= rough);
+  const step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => size >= rough);
   const found = [];
   for (let at = Math.ceil(low / step - 1e-9); at * step <= high + step * 1e-9; at += 1)
     found.push(Number((at * step).toPrecision(12)));
   return found;
 }
 
-/** As wide as there is room for, so that words are not made small with the drawing. */
+/** Return the available width, so that the text is not scaled down with the drawing. */
 function room() {
   return Math.max(300, Math.min(640, document.documentElement.clientWidth - 50));
 }
@@ -30,9 +27,9 @@ function scale(from, to, start, end) {
   return (value) => start + ((value - from) / size) * (end - start);
 }
 
-/** A figure around marks. `axes`: `{x, y}`, each `{label, ticks: [{at, text}]}` with `at` in pixels. */
+/** Draw a figure around marks. `axes`: `{x, y}`, each `{label, ticks: [{at, text}]}` with `at` in pixels. */
 function figure(title, width, axes, marks, values) {
-  const told = el("output", { class: "told" }, marks.length ? "Point at a mark, or walk with the arrow keys." : "");
+  const output = el("output", { class: "value" }, marks.length ? "Point at a mark or use the arrow keys." : "");
   let current = -1;
   const bottom = HEIGHT - EDGE.bottom;
   const drawing = svg(
@@ -43,14 +40,14 @@ function figure(title, width, axes, marks, values) {
       "aria-label": title,
       tabindex: "0",
       onpointerover: (event) => {
-        if (event.target.dataset.mark) tell(Number(event.target.dataset.mark));
+        if (event.target.dataset.mark) showValue(Number(event.target.dataset.mark));
       },
       onkeydown: (event) => {
         const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
         if (!by || marks.length === 0) return;
         event.preventDefault();
         event.stopPropagation();
-        tell(Math.max(0, Math.min(marks.length - 1, current + by)));
+        showValue(Math.max(0, Math.min(marks.length - 1, current + by)));
       },
     },
     axes.y.ticks
@@ -82,16 +79,16 @@ function figure(title, width, axes, marks, values) {
     ),
     marks,
   );
-  function tell(at) {
+  function showValue(at) {
     marks[current]?.classList.remove("current");
     current = at;
     marks[at].classList.add("current");
-    told.textContent = values[at];
+    output.textContent = values[at];
   }
-  return el("figure", { class: "plot" }, el("figcaption", {}, title), drawing, told);
+  return el("figure", { class: "plot" }, el("figcaption", {}, title), drawing, output);
 }
 
-/** Bars. `bars`: `{from, to, value, told}` in order of x. */
+/** Draw bars. `bars`: `{from, to, value, label}` in order of x. */
 export function barPlot(title, { x, y }, bars) {
   if (bars.every((bar) => bar.value === 0)) return nothing(title);
   const width = room();
@@ -109,7 +106,7 @@ export function barPlot(title, { x, y }, bars) {
         y: Math.min(up(bar.value), HEIGHT - EDGE.bottom - (bar.value ? 1 : 0)),
         height: Math.max(bar.value ? 1 : 0, HEIGHT - EDGE.bottom - up(bar.value)),
       },
-      svg("title", {}, bar.told),
+      svg("title", {}, bar.label),
     ),
   );
   const axes = {
@@ -124,14 +121,14 @@ export function barPlot(title, { x, y }, bars) {
     width,
     axes,
     marks,
-    bars.map((bar) => bar.told),
+    bars.map((bar) => bar.label),
   );
 }
 
-/** Points, and a line through `means` if there are any. `points`: `{x, y, told}`; `names` label whole numbers of x. */
+/** Draw points and a line through `means`. `points`: `{x, y, label}`; `names` are the labels of whole numbers of x. */
 export function pointPlot(title, { x, y }, points, { names = null, means = [] } = {}) {
   if (points.length === 0) return nothing(title);
-  const every = Math.ceil(points.length / MOST);
+  const every = Math.ceil(points.length / MAX_POINTS);
   const drawn = points.filter((_, at) => at % every === 0);
   const [left, right] = names
     ? [-0.5, names.length - 0.5]
@@ -150,7 +147,7 @@ export function pointPlot(title, { x, y }, points, { names = null, means = [] } 
     svg(
       "circle",
       { class: "point-mark", "data-mark": at, cx: across(point.x), cy: up(point.y), r: 4 },
-      svg("title", {}, point.told),
+      svg("title", {}, point.label),
     ),
   );
   const line = means.map((point) => `${across(point.x)},${up(point.y)}`).join(" ");
@@ -169,7 +166,7 @@ export function pointPlot(title, { x, y }, points, { names = null, means = [] } 
     width,
     axes,
     marks,
-    drawn.map((point) => point.told),
+    drawn.map((point) => point.label),
   );
   if (line) made.querySelector("svg").append(svg("polyline", { class: "mean", points: line }));
   if (every > 1) made.append(el("p", { class: "dim" }, `${drawn.length} of ${points.length} points are drawn.`));
@@ -187,19 +184,19 @@ function nothing(title) {
     "figure",
     { class: "plot" },
     el("figcaption", {}, title),
-    el("p", { class: "empty" }, "Nothing to plot yet."),
+    el("p", { class: "empty" }, "No data yet."),
   );
 }
 
-/** The histogram of logprobs, by the counts of `{width, counts}`. */
+/** Draw the histogram of logprobs from `{width, counts}`. */
 export function histogram({ width, counts }) {
-  const total = counts.reduce((sum, one) => sum + one, 0);
+  const total = counts.reduce((sum, value) => sum + value, 0);
   const bars = counts.map((value, at) => {
     const isLast = at + 1 === counts.length;
     const [high, low] = [-width * at, -width * (at + 1)];
     const where = isLast ? `below ${high}` : `${high === 0 ? 0 : high} to ${low}`;
     const share = total ? ((100 * value) / total).toFixed(1) : 0;
-    return { from: low, to: high, value, told: `logprob ${where}: ${value.toLocaleString("en")} tokens (${share} %)` };
+    return { from: low, to: high, value, label: `logprob ${where}: ${value.toLocaleString("en")} tokens (${share} %)` };
   });
   return barPlot(
     `Logprobs of ${total.toLocaleString("en")} sampled tokens`,

@@ -1,7 +1,6 @@
-// What tokens are coloured by, and the legend.
+// The two colour scales of tokens, mask and logprob, with their legend and the switch between them.
 //
-// Holds the two scales, mask and logprob, each with another sign beside its colour (tokens.css draws both), and the switch,
-// which is kept for the tab.
+// Each scale has a second sign beside its colour (see tokens.css). The choice is kept for the tab.
 
 import { el, keep, kept, put } from "./dom.js";
 
@@ -11,13 +10,13 @@ export const BINS = [0, -0.05, -0.2, -0.5, -1, -2, -4, -8];
 export const KINDS = {
   sampled: "sampled here: trained",
   context: "sampled, trained in another row",
-  flagged: "flagged: trained only if asked for",
-  given: "given: prompt, not trained",
+  flagged: "flagged: trained only with include=flagged",
+  prompt: "prompt: not trained",
 };
 
 const WAYS = { mask: "by mask", logprob: "by logprob" };
 
-/** The bin of a logprob; null for none. */
+/** Return the bin of a logprob; null for none. */
 export function bin(logprob) {
   if (typeof logprob !== "number") return null;
   let at = 0;
@@ -30,7 +29,7 @@ export function way() {
   return found in WAYS ? found : "mask";
 }
 
-/** The switch and its legend, over an element that shows tokens. */
+/** Return the switch and the legend of an element that shows tokens. */
 export function switcher(shown) {
   const legend = el("ul", { class: "legend", "aria-label": "Legend" });
   const buttons = Object.entries(WAYS).map(([name, title]) =>
@@ -60,7 +59,7 @@ function masks() {
   return [
     ...kinds,
     el("li", {}, el("span", { class: "t k-sampled span-start" }, "token"), " a span begins"),
-    el("li", {}, el("span", { class: "t k-given drift" }, "token"), " drift: ids part here"),
+    el("li", {}, el("span", { class: "t k-prompt drift" }, "token"), " drift: token ids differ from here"),
   ];
 }
 
@@ -74,7 +73,7 @@ function logprobs() {
   return [
     el("li", { class: "unit" }, "logprob (nats), likely → unlikely:"),
     ...ends,
-    el("li", {}, el("span", { class: "t k-given" }, "token"), " none: given"),
+    el("li", {}, el("span", { class: "t k-prompt" }, "token"), " none: prompt"),
   ];
 }
 

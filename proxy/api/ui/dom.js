@@ -1,16 +1,15 @@
-// Making elements, of text alone.
+// Creation of elements, and formatting of numbers, times and recorded text.
 //
-// Holds the one way in which this page makes elements, and how numbers, times and other people's text are written. What is
-// recorded is untrusted: it becomes a text node or an attribute's value here, and never markup.
+// Recorded text is untrusted: it becomes a text node or the value of an attribute, never markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** An element. `props`: attributes; a function under "on…" listens; null and false are left out. */
+/** Create an element. `props` are its attributes; a function under "on…" is a listener; null and false are left out. */
 export function el(name, props, ...children) {
   return filled(document.createElement(name), props, children);
 }
 
-/** An element of a drawing. */
+/** Create an SVG element. */
 export function svg(name, props, ...children) {
   return filled(document.createElementNS(SVG, name), props, children);
 }
@@ -25,17 +24,17 @@ function filled(element, props, children) {
   return element;
 }
 
-/** Put these in place of all that an element has. */
+/** Replace all children of an element. */
 export function put(element, ...children) {
   element.replaceChildren(...children.flat().filter((child) => child !== null && child !== undefined));
   return element;
 }
 
-// Control and format characters (of direction, without width, tags) and line breakers: what a terminal is spared, too. Those
-// that join letters stay, as many scripts need them.
+// Control characters, format characters (text direction, zero width, tags) and line separators, as in the terminal output.
+// Joiners stay, because many scripts need them.
 const HIDDEN = /(?![\t\n\u200c\u200d])[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu;
 
-/** Text with what would be invisible, or would rearrange its surroundings, written out. */
+/** Return the text with invisible and reordering characters written as code points. */
 export function visible(text) {
   return text.toWellFormed().replace(HIDDEN, (mark) => {
     const code = mark.codePointAt(0);
@@ -43,7 +42,7 @@ export function visible(text) {
   });
 }
 
-/** The same, of one line and of some length. */
+/** Return the visible text on one line, cut at `most` characters. */
 export function line(text, most = 200) {
   const head = visible(text.length > most ? text.slice(0, most) : text).replace(/[\n\t]/g, " ");
   return text.length > most ? `${head}…` : head;
@@ -51,26 +50,26 @@ export function line(text, most = 200) {
 
 const TAIL = 6;
 
-/** An id of which both ends are seen where there is no room for all of it: many begin alike. */
+/** Show an ID with both ends visible where space is short: many IDs begin alike. */
 export function ended(text) {
-  const spelt = line(text, 120);
-  if (spelt.length <= 2 * TAIL) return spelt;
-  return el("span", { class: "ended" }, el("span", {}, spelt.slice(0, -TAIL)), el("span", {}, spelt.slice(-TAIL)));
+  const shown = line(text, 120);
+  if (shown.length <= 2 * TAIL) return shown;
+  return el("span", { class: "ended" }, el("span", {}, shown.slice(0, -TAIL)), el("span", {}, shown.slice(-TAIL)));
 }
 
-/** A number with separators; a dash for none. */
+/** Format a number with thousands separators; a dash for none. */
 export function count(value) {
   return typeof value === "number" ? value.toLocaleString("en") : "–";
 }
 
-/** A number with some digits that mean something; a dash for none. */
+/** Format a number with `digits` decimals; a dash for none. */
 export function decimal(value, digits = 3) {
   if (typeof value !== "number" || !Number.isFinite(value)) return "–";
   if (value !== 0 && (Math.abs(value) >= 1e6 || Math.abs(value) < 1e-3)) return value.toExponential(2);
   return String(Number(value.toFixed(digits)));
 }
 
-/** How long ago a unix time in milliseconds was. */
+/** Format the age of a unix time in milliseconds. */
 export function ago(ms) {
   if (typeof ms !== "number") return "–";
   const seconds = Math.max(0, (Date.now() - ms) / 1000);
@@ -80,39 +79,39 @@ export function ago(ms) {
   return `${Math.floor(seconds / 86400)} d`;
 }
 
-/** How long ago it was, which `tick` keeps true. */
+/** Show the age of a unix time in milliseconds; `tick` keeps it current. */
 export function since(ms) {
   return el("time", { title: clock(ms), "data-since": ms }, ago(ms));
 }
 
-/** Write all such times anew. */
+/** Update all ages on the page. */
 export function tick() {
-  for (const one of document.querySelectorAll("[data-since]")) one.textContent = ago(Number(one.dataset.since));
+  for (const time of document.querySelectorAll("[data-since]")) time.textContent = ago(Number(time.dataset.since));
 }
 
-/** A unix time in milliseconds, to the second. */
+/** Format a unix time in milliseconds, to the second. */
 export function clock(ms) {
   return typeof ms === "number" ? new Date(ms).toISOString().slice(0, 19).replace("T", " ") : "–";
 }
 
-/** A stretch of time. */
+/** Format a duration in milliseconds. */
 export function duration(ms) {
   if (typeof ms !== "number") return "–";
   return ms < 1000 ? `${Math.round(ms)} ms` : `${decimal(ms / 1000, 2)} s`;
 }
 
-/** A hash that leads to a view. */
+/** Return the hash of a view. */
 export function hash(...parts) {
   return `#/${parts.map((part) => encodeURIComponent(String(part).toWellFormed())).join("/")}`;
 }
 
-/** Keep a choice for this tab, and read it. A browser may have no such store: then nothing is kept. */
+/** Keep a choice for this tab; without session storage nothing is kept. */
 export function keep(name, value) {
   try {
     if (value === null) sessionStorage.removeItem(name);
     else sessionStorage.setItem(name, value);
   } catch {
-    /* storage is switched off */
+    /* session storage is disabled */
   }
 }
 

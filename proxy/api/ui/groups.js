@@ -1,7 +1,7 @@
-// The list of groups.
+// The list of groups: its columns and its live updates.
 //
-// Holds its columns and how it follows what happens. What the rollouts of a group come to is told of one group at a time, as
-// the API has it: it is asked for behind the list, and again for a group of which a rollout changed.
+// The API returns the rollouts of one group at a time: the totals of each group are requested after the list, and again when
+// one of its rollouts changes.
 
 import { json } from "./api.js";
 import { count, decimal, el, ended, hash, line, since } from "./dom.js";
@@ -11,7 +11,7 @@ import { follow, gently } from "./live.js";
 import { Table } from "./table.js";
 
 const PAGE = 500;
-const AT_ONCE = 3;
+const CONCURRENCY = 3;
 
 const COLUMNS = [
   { key: "id", title: "Group", cell: (g) => ended(g.group_id), sort: (g) => g.group_id },
@@ -68,7 +68,7 @@ const COLUMNS = [
   },
 ];
 
-export function show(main, { fail, told }) {
+export function show(main, { fail, showState }) {
   const groups = new Map();
   let cursor = null;
   const table = new Table({
@@ -97,65 +97,65 @@ export function show(main, { fail, told }) {
   function narrow() {
     const word = filter.value.toLowerCase();
     table.filter((g) => `${g.group_id} ${g.status} ${JSON.stringify(g.metadata)}`.toLowerCase().includes(word));
-    tell();
+    showSum();
   }
 
-  function tell() {
-    const older = cursor === null ? "" : "; there are older ones";
+  function showSum() {
+    const older = cursor === null ? "" : "; older ones exist";
     sum.textContent = `${count(table.rows.length)} of ${count(groups.size)} loaded${older}`;
     more.hidden = cursor === null;
-    table.say(
+    table.showMessage(
       table.rows.length
         ? null
         : groups.size
-          ? "No group is like this."
-          : "There is no group yet. POST /groups opens one.",
+          ? "No group matches the filter."
+          : "No groups yet. POST /groups opens one.",
     );
   }
 
-  const sums = new Map(); // what is known of each group's rollouts
+  const sums = new Map(); // the totals of each group's rollouts
   const groupOf = new Map(); // by rollout
   let waiting = [];
 
   function refill() {
     const all = [...groups.values()].sort((a, b) => b.created_ms - a.created_ms);
-    table.fill(all.map((one) => ({ ...one, sums: sums.get(one.group_id) })));
-    tell();
+    table.fill(all.map((group) => ({ ...group, sums: sums.get(group.group_id) })));
+    showSum();
   }
 
   async function load(from) {
     const page = await json(["groups"], { limit: PAGE, cursor: from });
     if (from !== null || groups.size === 0) cursor = page.cursor;
-    for (const one of page.groups) groups.set(one.group_id, one);
-    waiting.push(...page.groups.map((one) => one.group_id).filter((name) => !sums.has(name)));
+    for (const group of page.groups) groups.set(group.group_id, group);
+    waiting.push(...page.groups.map((group) => group.group_id).filter((name) => !sums.has(name)));
     refill();
     void add();
   }
 
-  /** Ask for the sums of groups, some at a time; a group that is gone has none. */
+  /** Request the totals of groups, CONCURRENCY at a time; a deleted group has none. */
   const add = gently(async () => {
-    const names = new Set(waiting.splice(0, AT_ONCE * 10));
-    const asking = [...names].map((name) => async () => {
-      const told = await json(["groups", name]).catch(() => null);
-      if (told === null) return;
-      sums.set(name, sumsOf(told));
-      for (const one of told.rollouts) groupOf.set(one.rollout_id, name);
+    const names = new Set(waiting.splice(0, CONCURRENCY * 10));
+    const requests = [...names].map((name) => async () => {
+      const group = await json(["groups", name]).catch(() => null);
+      if (group === null) return;
+      sums.set(name, sumsOf(group));
+      for (const rollout of group.rollouts) groupOf.set(rollout.rollout_id, name);
     });
     await Promise.all(
-      Array.from({ length: AT_ONCE }, async () => {
-        for (let next = asking.shift(); next !== undefined && main.isConnected; next = asking.shift()) await next();
+      Array.from({ length: CONCURRENCY }, async () => {
+        for (let next = requests.shift(); next !== undefined && main.isConnected; next = requests.shift()) await next();
       }),
     );
     if (names.size) refill();
     if (waiting.length && main.isConnected) add();
   });
 
-  const look = gently(() => load(null).catch(fail), 1000);
-  look();
+  const update = gently(() => load(null).catch(fail), 1000);
+  update();
   const changed = (change) => {
     if (change === null) waiting = [...groups.keys()];
     else if (groupOf.has(change.rollout_id)) waiting.push(groupOf.get(change.rollout_id));
-    look();
+    update();
   };
-  return { end: follow(null, changed, told), table, filter };
+  return { end: follow(null, changed, showState), table, filter };
 }

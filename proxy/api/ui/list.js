@@ -1,6 +1,4 @@
-// The list of rollouts.
-//
-// Holds its columns, its filters, and how it follows what happens: a rollout that changed is asked for by itself.
+// The list of rollouts: its columns, its filters and its live updates. A rollout that changes is requested individually.
 
 import { ApiError, json } from "./api.js";
 import { count, decimal, el, ended, hash, line, since } from "./dom.js";
@@ -8,20 +6,20 @@ import { follow, gently } from "./live.js";
 import { Table } from "./table.js";
 
 const PAGE = 500;
-const AT_ONCE = 20; // changed rollouts asked for by themselves; more of them: the newest page again
+const MAX_INDIVIDUAL = 20; // changed rollouts requested individually; for more, the newest page is requested again
 const STATUSES = ["open", "limited", "completed", "failed", "aborted", "truncated"];
 
 export const status = (word) => el("span", { class: `status s-${word}` }, line(String(word), 20));
 
 export const driftOf = (rollout) =>
-  rollout.drift ? Object.values(rollout.drift).reduce((sum, one) => sum + one, 0) : null;
+  rollout.drift ? Object.values(rollout.drift).reduce((sum, number) => sum + number, 0) : null;
 
 const driftKinds = (rollout) =>
   Object.entries(rollout.drift ?? {})
     .map(([kind, n]) => `${kind}: ${n}`)
     .join(", ");
 
-/** Exact and flagged steps, in words and as a share. */
+/** Show the numbers of exact and flagged steps. */
 export function fidelity(exact, flagged) {
   return el(
     "span",
@@ -57,7 +55,7 @@ const COLUMNS = [
     cell: (r) =>
       el(
         "span",
-        { title: driftKinds(r) || (r.drift ? "none" : "counted when the rollout is finished") },
+        { title: driftKinds(r) || (r.drift ? "none" : "counted when the rollout finishes") },
         count(driftOf(r)),
       ),
   },
@@ -76,7 +74,7 @@ const COLUMNS = [
   },
 ];
 
-/** A table of rollouts; of a group, which tells less of each, without what is the same or not told. */
+/** Return a table of rollouts; of a group, without the columns that are equal for all members or that the group lacks. */
 export function rolloutTable(label, isOfGroup = false) {
   return new Table({
     name: isOfGroup ? "members" : "rollouts",
@@ -91,11 +89,11 @@ export function rolloutTable(label, isOfGroup = false) {
   });
 }
 
-/** What a word of the filter is sought in. */
+/** Return the text that the filter searches. */
 const searched = (r) =>
   `${r.rollout_id} ${r.group_id ?? ""} ${r.model ?? ""} ${JSON.stringify(r.metadata)}`.toLowerCase();
 
-export function show(main, { fail, told }) {
+export function show(main, { fail, showState }) {
   const rollouts = new Map();
   let cursor = null;
   const table = rolloutTable("Rollouts");
@@ -121,38 +119,38 @@ export function show(main, { fail, told }) {
     const words = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
     const word = chosen.value;
     table.filter(
-      (r) => (!word || r.status === word) && (words.length === 0 || words.every((one) => searched(r).includes(one))),
+      (r) => (!word || r.status === word) && (words.length === 0 || words.every((text) => searched(r).includes(text))),
     );
-    tell();
+    showSum();
   }
 
-  function tell() {
+  function showSum() {
     const of = table.rows.length === rollouts.size ? "" : `${count(table.rows.length)} of `;
-    sum.textContent = `${of}${count(rollouts.size)} loaded${cursor === null ? "" : "; there are older ones"}`;
+    sum.textContent = `${of}${count(rollouts.size)} loaded${cursor === null ? "" : "; older ones exist"}`;
     more.hidden = cursor === null;
-    table.say(
+    table.showMessage(
       table.rows.length
         ? null
         : rollouts.size
-          ? "No rollout is like this."
-          : "No rollout is recorded yet. Point an agent at this proxy, and it appears here.",
+          ? "No rollout matches the filter."
+          : "No rollouts yet. Rollouts appear here when an agent calls this proxy.",
     );
   }
 
   function refill() {
     table.fill([...rollouts.values()].sort((a, b) => b.created_ms - a.created_ms));
-    tell();
+    showSum();
   }
 
   async function newest() {
     const page = await json(["rollouts"], { limit: PAGE });
     if (rollouts.size === 0) cursor = page.cursor;
-    const oldest = page.cursor === null ? 0 : Math.min(...page.rollouts.map((one) => one.created_ms));
-    const there = new Set(page.rollouts.map((one) => one.rollout_id));
-    for (const one of rollouts.values()) {
-      if (one.created_ms > oldest && !there.has(one.rollout_id)) rollouts.delete(one.rollout_id); // deleted meanwhile
+    const oldest = page.cursor === null ? 0 : Math.min(...page.rollouts.map((rollout) => rollout.created_ms));
+    const listed = new Set(page.rollouts.map((rollout) => rollout.rollout_id));
+    for (const { rollout_id: name, created_ms } of rollouts.values()) {
+      if (created_ms > oldest && !listed.has(name)) rollouts.delete(name); // deleted meanwhile
     }
-    for (const one of page.rollouts) rollouts.set(one.rollout_id, one);
+    for (const rollout of page.rollouts) rollouts.set(rollout.rollout_id, rollout);
     refill();
   }
 
@@ -161,7 +159,8 @@ export function show(main, { fail, told }) {
     try {
       const page = await json(["rollouts"], { limit: PAGE, cursor });
       cursor = page.cursor;
-      for (const one of page.rollouts) if (!rollouts.has(one.rollout_id)) rollouts.set(one.rollout_id, one);
+      for (const rollout of page.rollouts)
+        if (!rollouts.has(rollout.rollout_id)) rollouts.set(rollout.rollout_id, rollout);
       refill();
     } catch (error) {
       fail(error);
@@ -170,7 +169,7 @@ export function show(main, { fail, told }) {
     }
   }
 
-  async function again(name) {
+  async function reload(name) {
     try {
       rollouts.set(name, await json(["rollouts", name]));
     } catch (error) {
@@ -181,27 +180,27 @@ export function show(main, { fail, told }) {
 
   let changes = new Set();
   let lost = true;
-  const look = gently(async () => {
+  const update = gently(async () => {
     const names = changes;
-    const isLost = lost || names.size > AT_ONCE;
+    const isLost = lost || names.size > MAX_INDIVIDUAL;
     [changes, lost] = [new Set(), false];
     try {
       if (isLost) await newest();
-      await Promise.all([...names].slice(0, AT_ONCE).map(again));
+      await Promise.all([...names].slice(0, MAX_INDIVIDUAL).map(reload));
       refill();
     } catch (error) {
       fail(error);
     }
   });
-  look();
+  update();
   const end = follow(
     null,
     (change) => {
       if (change === null) lost = true;
       else changes.add(change.rollout_id);
-      look();
+      update();
     },
-    told,
+    showState,
   );
   return { end, table, filter };
 }

@@ -1,22 +1,22 @@
-// What changed, told as it happens by GET /events.
+// Changes of rollouts as they happen, read from GET /events.
 //
-// Holds the reading of that stream with fetch, since EventSource cannot send a key. After each connection `changed` is called
-// with null: nothing is told again, so whoever follows looks anew.
+// The stream is read with fetch, because EventSource cannot send a key. Events are not repeated: after each connection
+// `changed` is called with null, and the caller loads everything again.
 
-import { ApiError, ask, path, reads } from "./api.js";
+import { ApiError, chunks, get, path } from "./api.js";
 
 const SILENT_MS = 40_000; // a comment comes every 15 s
 const FIRST_WAIT_MS = 500;
-const LONGEST_WAIT_MS = 15_000;
+const MAX_WAIT_MS = 15_000;
 
-/** Follow one rollout, or all of them (null). Gives what ends it. */
-export function follow(rolloutId, changed, told) {
+/** Follow one rollout, or all of them (null). Return the function that ends it. */
+export function follow(rolloutId, changed, showState) {
   const ended = new AbortController();
-  void following(rolloutId, changed, told, ended.signal);
+  void following(rolloutId, changed, showState, ended.signal);
   return () => ended.abort();
 }
 
-async function following(rolloutId, changed, told, signal) {
+async function following(rolloutId, changed, showState, signal) {
   let wait = FIRST_WAIT_MS;
   while (!signal.aborted) {
     try {
@@ -25,22 +25,22 @@ async function following(rolloutId, changed, told, signal) {
         changed,
         () => {
           wait = FIRST_WAIT_MS;
-          told("live");
+          showState("live");
         },
         signal,
       );
     } catch (error) {
       if (signal.aborted) return;
-      if (error instanceof ApiError && [401, 403].includes(error.status)) return told("not following");
+      if (error instanceof ApiError && [401, 403].includes(error.status)) return showState("not connected");
     }
     if (signal.aborted) return;
-    told("connecting");
+    showState("connecting");
     await new Promise((resolve) => setTimeout(resolve, wait));
-    wait = Math.min(wait * 2, LONGEST_WAIT_MS);
+    wait = Math.min(wait * 2, MAX_WAIT_MS);
   }
 }
 
-/** One connection, to its end. */
+/** Read one connection to its end. */
 async function once(rolloutId, changed, connected, signal) {
   const broken = new AbortController();
   const stop = () => broken.abort();
@@ -48,14 +48,14 @@ async function once(rolloutId, changed, connected, signal) {
   let watch = setTimeout(stop, SILENT_MS);
   try {
     const query = rolloutId === null ? {} : { rollout_id: rolloutId };
-    const answer = await ask(path(["events"], query), { accept: "text/event-stream", signal: broken.signal });
+    const response = await get(path(["events"], query), { accept: "text/event-stream", signal: broken.signal });
     connected();
     changed(null);
     let rest = "";
-    for await (const read of reads(answer)) {
+    for await (const chunk of chunks(response)) {
       clearTimeout(watch);
       watch = setTimeout(stop, SILENT_MS);
-      const events = (rest + read).split("\n\n");
+      const events = (rest + chunk).split("\n\n");
       rest = events.pop();
       for (const event of events) {
         const data = event.split("\n").find((line) => line.startsWith("data: "));
@@ -68,14 +68,14 @@ async function once(rolloutId, changed, connected, signal) {
   }
 }
 
-/** Call `work` soon, never twice at once, and the less often the longer it takes. */
+/** Return a function that runs `work` soon: never twice at the same time, and less often the longer it takes. */
 export function gently(work, leastMs = 300) {
-  let asked = false;
+  let requested = false;
   let busy = false;
   async function run() {
     busy = true;
-    while (asked) {
-      asked = false;
+    while (requested) {
+      requested = false;
       const began = performance.now();
       await work();
       const took = performance.now() - began;
@@ -84,7 +84,7 @@ export function gently(work, leastMs = 300) {
     busy = false;
   }
   return () => {
-    asked = true;
+    requested = true;
     if (!busy) void run();
   };
 }

@@ -1,29 +1,27 @@
-// The messages of a call: what was asked, and what was answered.
+// The messages of a call: its request and its response.
 //
-// Holds the reading of requests and answers of every dialect, which are other people's and may have any shape. All of it is
-// shown as text; what is long is folded.
+// Requests and responses are untrusted and may have any shape. All of it is shown as text; long texts are folded.
 
 import { el, line, visible } from "./dom.js";
 
-const FOLDED = 4000; // characters shown of one text until somebody asks for the rest
-const SEEN = 1000; // characters that no screen is too low for
-const FEW = 40; // messages shown until somebody asks for the earlier ones
+const MAX_FOLDED = 4000; // characters of a text that are shown before its button is pressed
+const MAX_UNSCROLLED = 1000; // characters that fit on every screen
+const MAX_MESSAGES = 40; // messages that are shown before the button for earlier ones is pressed
 
-/** The request and the answer of a step. */
+/** Show the request and the response of a step. */
 export function conversation(step) {
-  const asked = requestMessages(step);
-  const told = answers(step);
-  const hidden = Math.max(0, asked.length - FEW);
+  const sent = requestMessages(step);
+  const hidden = Math.max(0, sent.length - MAX_MESSAGES);
   const list = el("div", { class: "messages" });
   if (hidden) {
     const show = el(
       "button",
-      { type: "button", onclick: () => show.replaceWith(...asked.slice(0, hidden).map(message)) },
+      { type: "button", onclick: () => show.replaceWith(...sent.slice(0, hidden).map(message)) },
       `Show ${hidden} earlier messages`,
     );
     list.append(show);
   }
-  list.append(...asked.slice(hidden).map(message), ...told.map(message));
+  list.append(...sent.slice(hidden).map(message), ...responseMessages(step).map(message));
   const { tools } = sentBody(step);
   return el(
     "section",
@@ -33,7 +31,7 @@ export function conversation(step) {
   );
 }
 
-/** The body as it was sent: a client's own may be of another shape, as in dialects that are asked for by way of chat. */
+/** Return the body as it was sent to the engine; the client's own has another shape in translated dialects. */
 function sentBody({ request, sent }) {
   const body = { ...request, ...sent?.set };
   for (const field of sent?.unset ?? []) delete body[field];
@@ -42,15 +40,15 @@ function sentBody({ request, sent }) {
 
 function requestMessages(step) {
   const { messages, prompt, token_ids: ids } = sentBody(step);
-  if (Array.isArray(messages)) return messages.map((one) => ({ ...(one ?? {}), role: String(one?.role ?? "?") }));
+  if (Array.isArray(messages)) return messages.map((sent) => ({ ...(sent ?? {}), role: String(sent?.role ?? "?") }));
   if (typeof prompt === "string") return [{ role: "prompt", content: prompt }];
   if (Array.isArray(prompt))
-    return prompt.map((one) => ({ role: "prompt", content: Array.isArray(one) ? `${one.length} token ids` : one }));
+    return prompt.map((text) => ({ role: "prompt", content: Array.isArray(text) ? `${text.length} token ids` : text }));
   if (Array.isArray(ids)) return [{ role: "prompt", content: `${ids.length} token ids` }];
   return [];
 }
 
-function answers(step) {
+function responseMessages(step) {
   const response = step.response;
   if (response === null || response === undefined) return [];
   if (step.status === "error")
@@ -63,36 +61,36 @@ function answers(step) {
     ];
   if (!Array.isArray(response.choices)) return [{ role: "answer", content: JSON.stringify(response), answer: true }];
   return response.choices.map((choice) => {
-    const said = choice?.message ?? { content: choice?.text };
+    const reply = choice?.message ?? { content: choice?.text };
     const index = response.choices.length > 1 ? choice?.index : null;
-    return { ...said, role: String(said?.role ?? "completion"), answer: true, finish: choice?.finish_reason, index };
+    return { ...reply, role: String(reply?.role ?? "completion"), answer: true, finish: choice?.finish_reason, index };
   });
 }
 
-function message(one) {
-  const texts = contents(one.content);
-  const thoughts = one.reasoning_content ?? one.reasoning;
+function message(sent) {
+  const texts = contents(sent.content);
+  const thoughts = sent.reasoning_content ?? sent.reasoning;
   return el(
     "article",
-    { class: `message${one.answer ? " answer" : ""}`, "data-role": line(one.role, 20) },
+    { class: `message${sent.answer ? " answer" : ""}`, "data-role": line(sent.role, 20) },
     el(
       "header",
       {},
-      el("b", {}, line(one.role, 40)),
-      one.name ? ` ${line(String(one.name), 80)}` : null,
-      one.tool_call_id ? el("span", { class: "dim" }, ` of ${line(String(one.tool_call_id), 80)}`) : null,
-      typeof one.index === "number" ? el("span", { class: "dim" }, ` choice ${one.index}`) : null,
-      one.finish ? el("span", { class: "dim" }, ` finished: ${line(String(one.finish), 40)}`) : null,
+      el("b", {}, line(sent.role, 40)),
+      sent.name ? ` ${line(String(sent.name), 80)}` : null,
+      sent.tool_call_id ? el("span", { class: "dim" }, ` of ${line(String(sent.tool_call_id), 80)}`) : null,
+      typeof sent.index === "number" ? el("span", { class: "dim" }, ` choice ${sent.index}`) : null,
+      sent.finish ? el("span", { class: "dim" }, ` finished: ${line(String(sent.finish), 40)}`) : null,
     ),
     typeof thoughts === "string" && thoughts ? fold("reasoning", thoughts) : null,
     texts.map(body),
-    calls(one).map(([name, spelt]) =>
-      el("div", { class: "toolcall" }, el("b", {}, `calls ${line(name, 120)}`), body(spelt)),
+    calls(sent).map(([name, args]) =>
+      el("div", { class: "toolcall" }, el("b", {}, `calls ${line(name, 120)}`), body(args)),
     ),
   );
 }
 
-/** The texts of a content: a string, a list of parts, or whatever else it is. */
+/** Return the texts of a content: a string, a list of parts, or any other JSON value. */
 function contents(content) {
   if (content === null || content === undefined) return [];
   if (typeof content === "string") return [content];
@@ -100,35 +98,35 @@ function contents(content) {
   return content.map((part) => (typeof part?.text === "string" ? part.text : (JSON.stringify(part) ?? "")));
 }
 
-function calls(one) {
-  if (!Array.isArray(one.tool_calls)) return [];
-  return one.tool_calls.map((call) => {
-    const { name, arguments: given } = call?.function ?? {};
-    return [String(name ?? "?"), typeof given === "string" ? given : (JSON.stringify(given ?? call) ?? "")];
+function calls(sent) {
+  if (!Array.isArray(sent.tool_calls)) return [];
+  return sent.tool_calls.map((call) => {
+    const { name, arguments: args } = call?.function ?? {};
+    return [String(name ?? "?"), typeof args === "string" ? args : (JSON.stringify(args ?? call) ?? "")];
   });
 }
 
-/** A text as it is, with a button for the rest of a long one. */
+/** Show a text; a long one gets a button that shows the rest. */
 export function body(text) {
-  const isLong = text.length > SEEN; // it scrolls within itself: keys must get there
-  const spelt = el(
+  const isLong = text.length > MAX_UNSCROLLED; // it scrolls by itself, so it must be reachable by keyboard
+  const shown = el(
     "div",
     { class: "text", dir: "auto", tabindex: isLong ? "0" : null },
-    visible(text.slice(0, FOLDED)),
+    visible(text.slice(0, MAX_FOLDED)),
   );
-  if (text.length <= FOLDED) return spelt;
+  if (text.length <= MAX_FOLDED) return shown;
   const rest = el(
     "button",
     {
       type: "button",
       onclick: () => {
-        spelt.textContent = visible(text);
+        shown.textContent = visible(text);
         rest.remove();
       },
     },
     `Show all ${text.length.toLocaleString("en")} characters`,
   );
-  return el("div", {}, spelt, rest);
+  return el("div", {}, shown, rest);
 }
 
 function fold(title, text) {

@@ -1,15 +1,13 @@
-// Plots over rollouts: reward by policy version, tokens a second, logprobs.
-//
-// Holds the gathering: the trees of the newest rollouts, some at a time, drawn anew as they come.
+// Plots over the newest rollouts: reward by policy version, tokens per second, logprobs. They are redrawn as trees arrive.
 
 import { json } from "./api.js";
 import { histogram, pointPlot } from "./charts.js";
 import { count, decimal, el, keep, kept, line, put } from "./dom.js";
 import { callsOf, speedPlot } from "./plots.js";
 
-const AT_ONCE = 3;
+const CONCURRENCY = 3;
 const CHOICES = ["50", "100", "300", "1000"];
-const DRAWN_EVERY_MS = 500;
+const DRAW_INTERVAL_MS = 500;
 const UNKNOWN = "unknown";
 
 export function show(main, { fail }) {
@@ -25,8 +23,8 @@ export function show(main, { fail }) {
         void load();
       },
     },
-    CHOICES.map((one) =>
-      el("option", { value: one, selected: one === (kept("tokentape.plots") ?? "100") }, `newest ${one}`),
+    CHOICES.map((number) =>
+      el("option", { value: number, selected: number === (kept("tokentape.plots") ?? "100") }, `newest ${number}`),
     ),
   );
   main.append(
@@ -35,7 +33,7 @@ export function show(main, { fail }) {
       { class: "bar" },
       el("h1", {}, "Plots"),
       how,
-      el("button", { type: "button", onclick: () => load() }, "Again"),
+      el("button", { type: "button", onclick: () => load() }, "Reload"),
       sum,
     ),
     place,
@@ -55,30 +53,30 @@ export function show(main, { fail }) {
     let drawn = 0;
     try {
       const { rollouts } = await json(["rollouts"], { limit: how.value });
-      const waiting = rollouts.filter((one) => one.counts.steps > 0);
+      const waiting = rollouts.filter((rollout) => rollout.counts.steps > 0);
       const total = waiting.length;
-      const tell = (isLast) => {
-        if (isOver() || (!isLast && performance.now() - drawn < DRAWN_EVERY_MS)) return;
+      const draw = (isLast) => {
+        if (isOver() || (!isLast && performance.now() - drawn < DRAW_INTERVAL_MS)) return;
         drawn = performance.now();
         sum.textContent = `${count(found.length)} of ${count(total)} rollouts with steps`;
         put(place, plots(found));
       };
-      const one = async () => {
+      const readTrees = async () => {
         for (let next = waiting.shift(); next !== undefined && !isOver(); next = waiting.shift()) {
           const tree = await json(["rollouts", next.rollout_id, "tree"], { texts: "false" }).catch(gone);
           if (tree) found.push({ rollout: next, tree });
-          tell(false);
+          draw(false);
         }
       };
-      await Promise.all(Array.from({ length: AT_ONCE }, one));
-      tell(true);
+      await Promise.all(Array.from({ length: CONCURRENCY }, readTrees));
+      draw(true);
     } catch (error) {
       if (!isOver()) fail(error);
     }
   }
 }
 
-/** A rollout that was deleted meanwhile is passed over. */
+/** Return null for a rollout that was deleted meanwhile. */
 function gone(error) {
   if (error.status === 404) return null;
   throw error;
@@ -94,23 +92,23 @@ function plots(found) {
   return [rewards(found), speedPlot(calls, from), histogram({ width: 0.5, counts })];
 }
 
-/** Rewards over the version that sampled a rollout's first reply, with their means. */
+/** Plot rewards by the policy version of each rollout's first reply, with their means. */
 function rewards(found) {
-  const told = found
+  const rewarded = found
     .filter(({ rollout }) => rollout.reward !== null)
     .map(({ rollout, tree }) => ({ rollout, version: tree.nodes[0]?.policy_version ?? UNKNOWN }));
-  const names = [...new Set(told.map((one) => one.version))].sort(byNumber);
-  const points = told.map(({ rollout, version }, at) => ({
-    x: names.indexOf(version) + (((at * 0.618) % 1) - 0.5) * 0.4, // beside each other, and where they were when drawn anew
+  const names = [...new Set(rewarded.map(({ version }) => version))].sort(byNumber);
+  const points = rewarded.map(({ rollout, version }, at) => ({
+    x: names.indexOf(version) + (((at * 0.618) % 1) - 0.5) * 0.4, // spread out, at the same place after each redraw
     y: rollout.reward,
-    told: `${line(rollout.rollout_id, 60)}: reward ${decimal(rollout.reward)} at version ${line(version, 40)}`,
+    label: `${line(rollout.rollout_id, 60)}: reward ${decimal(rollout.reward)} at version ${line(version, 40)}`,
   }));
   const means = names
     .filter((name) => name !== UNKNOWN)
     .map((name) => {
       const x = names.indexOf(name);
-      const own = told.filter((one) => one.version === name).map((one) => one.rollout.reward);
-      return { x, y: own.reduce((sum, one) => sum + one, 0) / own.length };
+      const own = rewarded.filter(({ version }) => version === name).map(({ rollout }) => rollout.reward);
+      return { x, y: own.reduce((sum, reward) => sum + reward, 0) / own.length };
     });
   return pointPlot(
     "Reward by policy version",

@@ -1,14 +1,12 @@
-// The plots of one rollout: tokens a second, and its logprobs.
-//
-// Holds what is plotted; how is charts.js'.
+// The plots of one rollout: tokens per second, and logprobs.
 
 import { histogram, pointPlot } from "./charts.js";
 import { count, decimal, duration, el, line } from "./dom.js";
 
-const WIDTH = 0.5; // as the tree's own histogram has it
+const WIDTH = 0.5; // as in the histogram of the tree
 const BINS = 20;
 
-/** The counts of some lists of logprobs, in the tree's bins. */
+/** Count logprobs in the bins of the tree's histogram. */
 export function logprobCounts(lists) {
   const counts = new Array(BINS + 1).fill(0);
   for (const list of lists) {
@@ -19,14 +17,14 @@ export function logprobCounts(lists) {
   return { width: WIDTH, counts };
 }
 
-/** The sampled tokens a second of a call, from when it was sent to its last byte; null where that cannot be told. */
+/** Return the completion tokens per second of a call, from the request to the last byte; null if they are unknown. */
 export function speed(row) {
   return row.ended_ms > row.started_ms && row.sampled > 0
     ? (1000 * row.sampled) / (row.ended_ms - row.started_ms)
     : null;
 }
 
-/** Each call once, of rows that tell each choice. */
+/** Return each call once, from rows of choices. */
 export function callsOf(rows) {
   return [...new Map(rows.map((row) => [row.step_id, row])).values()];
 }
@@ -42,10 +40,10 @@ export function speedPlot(calls, from) {
     .map((call) => ({
       x: (call.started_ms - from) / 1000,
       y: speed(call),
-      told: paceOf(call),
+      label: paceOf(call),
     }));
   return pointPlot(
-    "Sampled tokens per second of each call",
+    "Completion tokens per second of each call",
     { x: "seconds since the first call was sent", y: "tokens/s" },
     points,
   );

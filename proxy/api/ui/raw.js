@@ -1,16 +1,14 @@
-// The raw JSON of an answer: seen, copied, downloaded.
-//
-// Holds the cutting into lines, arrays of numbers many to a line, of which only those in view are in the document.
+// The raw JSON of a response: shown in lines, copied, downloaded. Only the lines in view are in the document.
 
 import { el, visible } from "./dom.js";
 import { Rows } from "./virtual.js";
 
 const LINE = 120; // characters of a line before an array of numbers is broken
-const LONGEST = 2000; // of a line that is shown: the copy and the file have all of it
+const MAX_SHOWN = 2000; // characters of a line; the copy and the file have all of it
 
-/** A button that shows the JSON below itself, one that copies it, and one that saves it. `text` is as the API told it. */
+/** Return buttons that show, copy and save the JSON. `text` is the body of the response. */
 export function raw(text, name) {
-  const told = el("span", { role: "status" });
+  const status = el("span", { role: "status" });
   const host = el("div", { class: "raw", hidden: true, tabindex: "0", role: "region", "aria-label": "Raw JSON" });
   let rows = null;
   const show = el(
@@ -38,9 +36,9 @@ export function raw(text, name) {
       onclick: async () => {
         try {
           await navigator.clipboard.writeText(text);
-          told.textContent = "copied";
+          status.textContent = "copied";
         } catch {
-          told.textContent = "the browser does not let this page copy; download it";
+          status.textContent = "the browser does not allow copying; use Download";
         }
       },
     },
@@ -58,16 +56,16 @@ export function raw(text, name) {
     },
     "Download",
   );
-  return el("section", { class: "rawbox" }, el("div", { class: "bar small" }, show, copy, save, told), host);
+  return el("section", { class: "rawbox" }, el("div", { class: "bar small" }, show, copy, save, status), host);
 }
 
 function cut(text) {
   return visible(
-    text.length > LONGEST ? `${text.slice(0, LONGEST)}… (${text.length.toLocaleString("en")} characters)` : text,
+    text.length > MAX_SHOWN ? `${text.slice(0, MAX_SHOWN)}… (${text.length.toLocaleString("en")} characters)` : text,
   );
 }
 
-/** A JSON value as lines: objects and lists broken, lists of numbers many to a line. */
+/** Return a JSON value as lines; lists of scalars are wrapped. */
 export function lines(value, indent = "", lead = "", tail = "") {
   const isList = Array.isArray(value);
   if (value === null || typeof value !== "object" || Object.keys(value).length === 0) {
@@ -76,12 +74,12 @@ export function lines(value, indent = "", lead = "", tail = "") {
   const inner = `${indent}  `;
   const [open, close] = isList ? ["[", "]"] : ["{", "}"];
   const found = [`${indent}${lead}${open}`];
-  if (isList && value.every((one) => one === null || typeof one !== "object")) found.push(...wrapped(value, inner));
+  if (isList && value.every((item) => item === null || typeof item !== "object")) found.push(...wrapped(value, inner));
   else {
     const entries = Object.entries(value);
-    entries.forEach(([name, one], at) => {
-      const comma = at + 1 < entries.length ? "," : "";
-      for (const each of lines(one, inner, isList ? "" : `${JSON.stringify(name)}: `, comma)) found.push(each);
+    entries.forEach(([name, item], index) => {
+      const comma = index + 1 < entries.length ? "," : "";
+      for (const line of lines(item, inner, isList ? "" : `${JSON.stringify(name)}: `, comma)) found.push(line);
     });
   }
   found.push(`${indent}${close}${tail}`);
@@ -91,13 +89,13 @@ export function lines(value, indent = "", lead = "", tail = "") {
 function wrapped(values, indent) {
   const found = [];
   let line = indent;
-  values.forEach((value, at) => {
-    const spelt = JSON.stringify(value) + (at + 1 < values.length ? ", " : "");
-    if (line.length + spelt.length > LINE && line !== indent) {
+  values.forEach((value, index) => {
+    const item = JSON.stringify(value) + (index + 1 < values.length ? ", " : "");
+    if (line.length + item.length > LINE && line !== indent) {
       found.push(line.trimEnd());
       line = indent;
     }
-    line += spelt;
+    line += item;
   });
   found.push(line);
   return found;

@@ -1,6 +1,4 @@
-// A rollout: its facts, and its tree of steps on a time line; its sequences and its plots.
-//
-// Holds the tabs and the following of what happens; what a tab shows is its own file's.
+// A rollout: its facts and its tabs (steps on a timeline, sequences, plots), with live updates.
 
 import { json } from "./api.js";
 import { clock, count, decimal, duration, el, hash, line, put } from "./dom.js";
@@ -14,16 +12,16 @@ import { Table } from "./table.js";
 import { bar, layout, range } from "./tree.js";
 
 const TABS = { steps: "Steps", sequences: "Sequences", plots: "Plots" };
-const DEEPEST = 12; // levels that are indented; deeper ones tell their number
+const MAX_INDENT = 12; // levels that are indented; deeper ones show their number
 
-export function showRollout(main, rolloutId, tab, { fail, told }) {
+export function showRollout(main, rolloutId, tab, { fail, showState }) {
   const facts = el("dl", { class: "facts" });
   const jsonPlace = el("div");
   const place = el("div", { class: "tab" });
   const where = (name) => (name === "steps" ? hash("rollout", rolloutId) : hash("rollout", rolloutId, name));
   const tabs = el(
     "nav",
-    { class: "tabs", "aria-label": "Of this rollout" },
+    { class: "tabs", "aria-label": "Views of this rollout" },
     Object.entries(TABS).map(([name, title]) =>
       el("a", { href: where(name), "aria-current": name === tab ? "page" : null }, title),
     ),
@@ -52,7 +50,7 @@ export function showRollout(main, rolloutId, tab, { fail, told }) {
   context.turn = () => inner?.turn();
   context.next = () => inner?.next();
 
-  const look = gently(async () => {
+  const update = gently(async () => {
     try {
       const [rollout, tree] = await Promise.all([
         json(["rollouts", rolloutId]),
@@ -74,8 +72,8 @@ export function showRollout(main, rolloutId, tab, { fail, told }) {
       fail(error);
     }
   });
-  look();
-  const stop = follow(rolloutId, look, told);
+  update();
+  const stop = follow(rolloutId, update, showState);
   return context;
 }
 
@@ -92,14 +90,14 @@ function factsOf(rollout) {
         also(counts.late, "late"),
     ],
     ["Exact / flagged", fidelity(counts.exact, counts.flagged)],
-    ["Tokens", `${count(counts.sampled_tokens)} sampled, ${count(counts.prompt_tokens)} given`],
+    ["Tokens", `${count(counts.prompt_tokens)} prompt tokens, ${count(counts.sampled_tokens)} completion tokens`],
     [
       "Drift",
       rollout.drift
         ? `${count(driftOf(rollout))}${Object.entries(rollout.drift)
             .map(([kind, n]) => ` · ${kind} ${n}`)
             .join("")}`
-        : "counted at the finish",
+        : "counted when the rollout finishes",
     ],
     [
       "Group",
@@ -113,7 +111,7 @@ function factsOf(rollout) {
 
 const also = (number, what) => (number ? `, ${count(number)} ${what}` : "");
 
-/** The tree as a table: a row for each choice of a step, with its place in time. */
+/** Return the tree as a table with one row per choice of a step. */
 function stepTable(rolloutId) {
   let span = { from: 0, to: 1 };
   const columns = [
@@ -123,18 +121,18 @@ function stepTable(rolloutId) {
       cell: (r) => [indent(r), el("span", { class: "index" }, `#${r.index}${r.choice ? `.${r.choice}` : ""}`)],
       sort: (r) => r.index,
     },
-    { key: "time", title: "Time line", cell: (r) => barOf(r, span), sort: (r) => r.started_ms },
+    { key: "time", title: "Timeline", cell: (r) => barOf(r, span), sort: (r) => r.started_ms },
     { key: "kind", title: "Status", cell: (r) => marks(r), sort: (r) => (r.exact ? 0 : 1), first: "down" },
     {
-      key: "given",
-      title: "New given",
+      key: "prompt",
+      title: "New prompt",
       cell: (r) => (r.unplaced ? "–" : count(r.fresh)),
       sort: (r) => r.fresh ?? null,
       first: "down",
     },
     {
       key: "sampled",
-      title: "Sampled",
+      title: "Completion",
       cell: (r) => count(r.unplaced ? r.sampled : r.end - r.start),
       sort: (r) => (r.unplaced ? r.sampled : r.end - r.start),
       first: "down",
@@ -148,7 +146,7 @@ function stepTable(rolloutId) {
     {
       key: "opening",
       title: "Reply",
-      cell: (r) => line(r.opening ?? (r.unplaced ? `no place in the tree: ${r.why}` : "–"), 120),
+      cell: (r) => line(r.opening ?? (r.unplaced ? `not in the tree: ${r.why}` : "–"), 120),
     },
   ];
   const table = new Table({
@@ -169,19 +167,19 @@ function stepTable(rolloutId) {
       const { scroller } = table;
       const isAtEnd = scroller.scrollTop > 0 && scroller.scrollTop + scroller.clientHeight >= scroller.scrollHeight - 4;
       table.fill(rows);
-      if (isAtEnd) scroller.scrollTop = scroller.scrollHeight; // whoever looks at the newest goes on seeing it
-      table.say(rows.length ? null : "No step yet.");
+      if (isAtEnd) scroller.scrollTop = scroller.scrollHeight; // keep showing the newest rows
+      table.showMessage(rows.length ? null : "No steps yet.");
     },
   };
 }
 
 function indent(row) {
   if (row.depth === 0) return el("span", { class: "branch" });
-  const shown = Math.min(row.depth, DEEPEST);
+  const shown = Math.min(row.depth, MAX_INDENT);
   return el(
     "span",
     { class: `branch d-${shown}`, title: `branch level ${row.depth}` },
-    `${row.depth > DEEPEST ? row.depth : ""}${row.begins ? "└" : "│"} `,
+    `${row.depth > MAX_INDENT ? row.depth : ""}${row.begins ? "└" : "│"} `,
   );
 }
 
@@ -190,11 +188,11 @@ function barOf(row, span) {
   const took = row.ended_ms === null ? null : row.ended_ms - row.started_ms;
   const fast = speed(row);
   const pace = fast === null ? "" : `, ${decimal(fast, 1)} tokens/s`;
-  const told = `from ${duration(row.started_ms - span.from)}, took ${duration(took)}${pace}`;
+  const label = `started after ${duration(row.started_ms - span.from)}, took ${duration(took)}${pace}`;
   const inner = el("span", { class: `timebar${row.exact && row.status === "complete" ? "" : " off"}` });
   inner.style.left = `${Math.min(left, 99.6)}%`;
   inner.style.width = `${Math.min(width, 100 - Math.min(left, 99.6))}%`;
-  return el("span", { class: "timeline", title: told, role: "img", "aria-label": told }, inner);
+  return el("span", { class: "timeline", title: label, role: "img", "aria-label": label }, inner);
 }
 
 function marks(row) {
@@ -214,13 +212,13 @@ function marks(row) {
     found.push(
       el(
         "span",
-        { class: "driftmark", title: row.drift.map((one) => one.kind).join(", ") },
+        { class: "driftmark", title: row.drift.map(({ kind }) => kind).join(", ") },
         `◆ ${line(row.drift[0].kind, 20)}`,
       ),
     );
   if (row.delivered === false)
-    found.push(el("span", { class: "flagged", title: "the client did not get it" }, "undelivered"));
-  if (row.late) found.push(el("span", { class: "flagged", title: "it ended after the rollout was finished" }, "late"));
-  if (row.superseded) found.push(el("span", { class: "dim", title: "a retry stands in its place" }, "superseded"));
+    found.push(el("span", { class: "flagged", title: "the client did not receive the response" }, "undelivered"));
+  if (row.late) found.push(el("span", { class: "flagged", title: "the call ended after the rollout finished" }, "late"));
+  if (row.superseded) found.push(el("span", { class: "dim", title: "a retry replaces it" }, "superseded"));
   return found;
 }

@@ -1,7 +1,7 @@
-"""Serving the page: a literal table of files, each with its type and its ETag.
+"""Routes that serve the files of the page, each with its content type, its ETag and the security headers.
 
-Holds the routes of `/ui` and the headers that keep a browser from doing what the page does not need. The files hold no secret
-and need no key: what they show is asked of the control API, which does. Nothing is served but what the table names.
+Only the files of the table are served. They contain no secrets and require no key: the page requests everything that it shows
+from the control API, which requires one.
 """
 
 from functools import cache
@@ -55,7 +55,7 @@ _HEADERS: Final = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
-    "Cache-Control": "no-cache",  # kept, and asked for anew by its ETag: an upgrade is seen at once
+    "Cache-Control": "no-cache",  # cached, and revalidated by its ETag: an upgrade takes effect at once
 }
 
 
@@ -64,8 +64,8 @@ async def show_page(request: web.Request) -> web.Response:
     return _served(request, "index.html")
 
 
-async def lead_to_page(_request: web.Request) -> web.Response:
-    """`GET /ui/`: what people type; the page's files are told relative to `/ui`."""
+async def redirect_to_page(_request: web.Request) -> web.Response:
+    """`GET /ui/`: redirects to `/ui`, because the page refers to its files relative to `/ui`."""
     return web.Response(status=308, headers={"Location": "../ui"})
 
 
@@ -80,10 +80,10 @@ async def show_file(request: web.Request) -> web.Response:
 def _served(request: web.Request, name: str) -> web.Response:
     body, tag = _file(name)
     known = request.if_none_match or ()
-    is_known = any(one.value in (tag, "*") for one in known)  # a weak one too: RFC 9110, section 13.1.2
-    answer = web.Response(status=304, headers=_HEADERS) if is_known else _whole(name, body)
-    answer.etag = ETag(tag)
-    return answer
+    is_known = any(etag.value in (tag, "*") for etag in known)  # a weak one too: RFC 9110, section 13.1.2
+    response = web.Response(status=304, headers=_HEADERS) if is_known else _whole(name, body)
+    response.etag = ETag(tag)
+    return response
 
 
 def _whole(name: str, body: bytes) -> web.Response:
@@ -92,13 +92,13 @@ def _whole(name: str, body: bytes) -> web.Response:
 
 @cache
 def _file(name: str) -> tuple[bytes, str]:
-    """A file and its strong ETag, read once: some ten kilobytes."""
+    """Return a file and its strong ETag, read once (about 10 kB)."""
     body = (Path(__file__).parent / name).read_bytes()
     return body, sha256(body).hexdigest()[:32]
 
 
 PAGE_ROUTES: list[web.RouteDef] = [
     web.get("/ui", show_page),
-    web.get("/ui/", lead_to_page),
+    web.get("/ui/", redirect_to_page),
     web.get("/ui/{file:[^/]+}", show_file),
 ]

@@ -1,14 +1,11 @@
-// A rollout's sequences: the rows that a trainer takes, each with its mask, opened to its tokens.
-//
-// Holds the reading of rows as they stream in, up to a bound, and what a row means to the view of tokens. Rows come from the
-// export itself: what is seen here is what is trained.
+// The sequences of a rollout: the rows of the export, each with its mask and, when opened, its tokens.
 
 import { json, lines } from "./api.js";
 import { count, decimal, el, hash, line, put, svg } from "./dom.js";
 import { Table } from "./table.js";
 import { TokenView } from "./tokens.js";
 
-const MOST_TOKENS = 3_000_000; // held by the page: some 100 MB
+const MAX_TOKENS = 3_000_000; // about 100 MB in the page
 const PIECES = 150; // of a mask strip
 
 const COLUMNS = [
@@ -67,17 +64,17 @@ export function sequences(rolloutId, fail) {
       const flagged = include.value === "flagged" ? untrained(nodes) : new Set();
       const query = { format: "sequences", include: include.value, overlong: "keep" };
       for await (const row of lines(["rollouts", rolloutId, "export"], query, { signal: stopped.signal })) {
-        row.trained = row.mask.reduce((total, one) => total + one, 0);
+        row.trained = row.mask.reduce((total, value) => total + value, 0);
         row.flagged = flagged;
         row.drift = driftIn(row, drift);
         rows.push(row);
         tokens += row.token_ids.length;
-        if (tokens >= MOST_TOKENS) break;
+        if (tokens >= MAX_TOKENS) break;
       }
       table.fill(rows);
-      const isCut = tokens >= MOST_TOKENS ? "; the export has more, which this page does not hold" : "";
+      const isCut = tokens >= MAX_TOKENS ? "; the export has more rows than this page shows" : "";
       sum.textContent = `${count(rows.length)} rows, ${count(tokens)} tokens${isCut}`;
-      table.say(rows.length ? null : "No row: no step of this kind sampled anything.");
+      table.showMessage(rows.length ? null : "No rows: no step of this kind has sampled tokens.");
       if (rows.length === 1) openRow(rows[0]);
     } catch (error) {
       if (!stopped.signal.aborted) fail(error);
@@ -109,23 +106,23 @@ export function sequences(rolloutId, fail) {
   }
 }
 
-/** The steps whose tokens are in rows only because flagged ones were asked for. */
+/** Return the steps whose tokens are in rows only because flagged steps are included. */
 function untrained(nodes) {
   return new Set(
     nodes
-      .filter((one) => !one.exact || !one.delivered || one.late || one.status !== "complete")
-      .map((one) => one.step_id),
+      .filter((node) => !node.exact || !node.delivered || node.late || node.status !== "complete")
+      .map((node) => node.step_id),
   );
 }
 
-/** Where the ids of one of a row's steps part from those of another step: kinds by place. */
+/** Return the kinds of drift by token index, where a step of the row differs from another step. */
 function driftIn(row, drift) {
   const steps = new Set(row.spans.map((span) => span.step_id));
-  const found = drift.filter((one) => steps.has(one.step_id) || steps.has(one.earlier_step_id));
-  return new Map(found.map((one) => [one.index, one.kind]));
+  const found = drift.filter((entry) => steps.has(entry.step_id) || steps.has(entry.earlier_step_id));
+  return new Map(found.map((entry) => [entry.index, entry.kind]));
 }
 
-/** What each token of a row is. */
+/** Describe each token of a row, for TokenView. */
 function rowOf(row) {
   const starts = new Map(row.spans.map((span) => [span.start, span]));
   const spanAt = finder(row.spans);
@@ -133,7 +130,7 @@ function rowOf(row) {
     ids: row.token_ids,
     kind: (at) => {
       const span = spanAt(at);
-      if (span === null) return "given";
+      if (span === null) return "prompt";
       if (row.flagged.has(span.step_id)) return "flagged";
       return row.mask[at] === 1 ? "sampled" : "context";
     },
@@ -141,14 +138,14 @@ function rowOf(row) {
     version: (at) => spanAt(at)?.policy_version ?? null,
     span: (at) => {
       const span = spanAt(at);
-      return span ? `${span.start}–${span.end} of step ${line(span.step_id, 60)}, choice ${span.choice}` : "given";
+      return span ? `${span.start}–${span.end} of step ${line(span.step_id, 60)}, choice ${span.choice}` : "prompt";
     },
     spanStarts: (at) => starts.has(at),
-    drift: (at) => (row.drift.has(at) ? `${row.drift.get(at)}: ids part here` : null),
+    drift: (at) => (row.drift.has(at) ? `${row.drift.get(at)}: token ids differ from here` : null),
   };
 }
 
-/** The span at an index, found by halving: there may be thousands. */
+/** Return a function that finds the span at an index by binary search: there may be thousands. */
 function finder(spans) {
   return (at) => {
     let [low, high] = [0, spans.length];
@@ -161,13 +158,13 @@ function finder(spans) {
   };
 }
 
-/** Whose texts these are: a row is the whole row of its last choice. */
+/** Return the choice whose texts the row has: its last one. */
 function textsOf(rolloutId, row) {
   const last = row.spans.at(-1);
   return last === undefined ? null : { rolloutId, stepId: last.step_id, choice: last.choice };
 }
 
-/** A row's mask in small: what is trained stands higher. */
+/** Draw the mask of a row; trained tokens are higher. */
 function strip(row) {
   const size = row.mask.length;
   const piece = Math.max(1, Math.ceil(size / PIECES));
@@ -188,7 +185,7 @@ function strip(row) {
     },
     runs.map((run) =>
       svg("rect", {
-        class: run.isTrained ? "m-trained" : "m-given",
+        class: run.isTrained ? "m-trained" : "m-prompt",
         x: run.from,
         width: run.to - run.from,
         y: run.isTrained ? 0 : 4,

@@ -1,6 +1,4 @@
-// A step: its facts, its messages, and its tokens.
-//
-// Holds what a step's JSON means to the view of tokens: which were given and which sampled, the spans, and where drift is.
+// A step: its facts, its messages, and its tokens with their kinds, spans and drift.
 
 import { json, text } from "./api.js";
 import { histogram } from "./charts.js";
@@ -12,7 +10,7 @@ import { raw } from "./raw.js";
 import { TokenView } from "./tokens.js";
 import { layout, order } from "./tree.js";
 
-/** The tree that was looked at last: a step's neighbours and its drift are in it. */
+/** The tree that was shown last: it has the neighbours and the drift of a step. */
 export const memory = { rolloutId: null, tree: null };
 
 export function showStep(main, rolloutId, stepId, { fail }) {
@@ -36,14 +34,14 @@ export function showStep(main, rolloutId, stepId, { fail }) {
 
   async function load() {
     try {
-      const spelt = await text(["rollouts", rolloutId, "steps", stepId]);
+      const source = await text(["rollouts", rolloutId, "steps", stepId]);
       if (!main.contains(place)) return;
-      const step = JSON.parse(spelt);
-      const mark = draw(step, spelt);
+      const step = JSON.parse(source);
+      const mark = draw(step, source);
       if (memory.rolloutId !== rolloutId || !order(layout(memory.tree)).includes(stepId)) {
         Object.assign(memory, { rolloutId, tree: await json(["rollouts", rolloutId, "tree"]) });
       }
-      mark(memory.tree.drift.filter((one) => one.step_id === stepId || one.earlier_step_id === stepId));
+      mark(memory.tree.drift.filter((entry) => entry.step_id === stepId || entry.earlier_step_id === stepId));
       neighbours(order(layout(memory.tree)));
     } catch (error) {
       fail(error);
@@ -51,26 +49,26 @@ export function showStep(main, rolloutId, stepId, { fail }) {
   }
 
   function neighbours(steps) {
-    const at = steps.indexOf(stepId);
+    const index = steps.indexOf(stepId);
     context.go = (by) => {
-      if (steps[at + by] !== undefined) location.hash = hash("rollout", rolloutId, "step", steps[at + by]);
+      if (steps[index + by] !== undefined) location.hash = hash("rollout", rolloutId, "step", steps[index + by]);
     };
     put(
       around,
-      el("button", { type: "button", disabled: at <= 0, title: "[", onclick: () => context.go(-1) }, "← earlier"),
+      el("button", { type: "button", disabled: index <= 0, title: "[", onclick: () => context.go(-1) }, "← earlier"),
       el(
         "button",
-        { type: "button", disabled: at + 1 >= steps.length, title: "]", onclick: () => context.go(1) },
+        { type: "button", disabled: index + 1 >= steps.length, title: "]", onclick: () => context.go(1) },
         "later →",
       ),
     );
   }
 
-  /** Show the step; gives what marks drift in it, which is known later: it takes the tree. */
-  function draw(step, spelt) {
+  /** Show the step; return the function that marks its drift once the tree is loaded. */
+  function draw(step, source) {
     const places = step.choices.map(() => new Map());
     const views = step.choices.map((choice, at) => tokenView(step, choice, places[at]));
-    const told = el("div");
+    const driftPlace = el("div");
     context.next = () => {
       views[0]?.next();
       views[0]?.host.focus();
@@ -79,23 +77,23 @@ export function showStep(main, rolloutId, stepId, { fail }) {
     put(
       place,
       facts(step),
-      told,
-      raw(spelt, `step-${stepId}`),
+      driftPlace,
+      raw(source, `step-${stepId}`),
       el("h2", {}, "Messages"),
       conversation(step),
       views
         .map((view, at) => [el("h2", {}, views.length > 1 ? `Tokens of choice ${at}` : "Tokens"), view.element])
         .flat(),
-      views.length ? null : el("p", { class: "empty" }, "The engine told no token ids for this call."),
+      views.length ? null : el("p", { class: "empty" }, "The engine returned no token ids for this call."),
       el("h2", {}, "Logprobs"),
       histogram(logprobCounts(step.choices.map((choice) => choice.logprobs))),
     );
     return (drift) => {
-      if (drift.length) put(told, drifts(drift, rolloutId, stepId));
+      if (drift.length) put(driftPlace, drifts(drift, rolloutId, stepId));
       step.choices.forEach((choice, at) => {
-        for (const one of drift) {
-          const isOther = one.step_id !== stepId && one.earlier_choice !== choice.index;
-          if (!isOther) places[at].set(one.index, one.kind);
+        for (const entry of drift) {
+          const isOther = entry.step_id !== stepId && entry.earlier_choice !== choice.index;
+          if (!isOther) places[at].set(entry.index, entry.kind);
         }
         if (places[at].size) views[at].blocks.redraw();
       });
@@ -103,7 +101,7 @@ export function showStep(main, rolloutId, stepId, { fail }) {
   }
 }
 
-/** The row of a choice: its prompt, then what was sampled. `places`: kinds of drift by place, as they become known. */
+/** Return the row of a choice: its prompt, then its completion. `places` has the kinds of drift by index, once loaded. */
 function rowOf(step, choice, places) {
   const prompt = step.prompts ? step.prompts[choice.prompt] : (step.prompt_ids ?? []);
   const ids = [...prompt, ...choice.ids];
@@ -117,15 +115,15 @@ function rowOf(step, choice, places) {
   return {
     ids,
     opening: from,
-    kind: (at) => (at < from ? "given" : isFlagged ? "flagged" : "sampled"),
+    kind: (at) => (at < from ? "prompt" : isFlagged ? "flagged" : "sampled"),
     logprob: (at) => (at < from ? null : (choice.logprobs[at - from] ?? null)),
     version: (at) => (at < from ? null : (spanAt(at)?.policy_version ?? step.policy_version)),
     span: (at) => {
       const span = at < from ? null : spanAt(at);
-      return span ? `${from + span.start}–${from + span.end} (sampled)` : `0–${from} (prompt)`;
+      return span ? `${from + span.start}–${from + span.end} (completion)` : `0–${from} (prompt)`;
     },
     spanStarts: (at) => starts.has(at),
-    drift: (at) => (places.has(at) ? `${places.get(at)}: ids part here` : null),
+    drift: (at) => (places.has(at) ? `${places.get(at)}: token ids differ from here` : null),
   };
 }
 
@@ -136,12 +134,12 @@ function tokenView(step, choice, places) {
 
 function facts(step) {
   const { timing } = step;
-  const ms = (one) => (timing[one] === null ? null : 1000 * timing[one]);
+  const ms = (name) => (timing[name] === null ? null : 1000 * timing[name]);
   const took = (until) => (timing[until] === null ? null : ms(until) - (ms("sent") ?? ms("received")));
   const sampled = step.choices.reduce((sum, choice) => sum + choice.ids.length, 0);
-  const versions = [...new Set([step.policy_version, step.policy_version_end])].filter((one) => one !== null);
-  const prompts = step.prompts ?? [step.prompt_ids ?? []];
-  const told = [
+  const versions = [...new Set([step.policy_version, step.policy_version_end])].filter((version) => version !== null);
+  const prompted = (step.prompts ?? [step.prompt_ids ?? []]).reduce((sum, ids) => sum + ids.length, 0);
+  const terms = [
     ["Status", [status(step.status), step.reason ? ` ${line(step.reason, 200)}` : ""]],
     [
       "Fidelity",
@@ -154,12 +152,12 @@ function facts(step) {
           ),
     ],
     ["Delivered", step.delivered ? "yes" : el("span", { class: "flagged" }, "no")],
-    ...(step.late ? [["Late", el("span", { class: "flagged" }, "it ended after the rollout was finished")]] : []),
-    ["Tokens", `${count(prompts.reduce((sum, one) => sum + one.length, 0))} given, ${count(sampled)} sampled`],
+    ...(step.late ? [["Late", el("span", { class: "flagged" }, "the call ended after the rollout finished")]] : []),
+    ["Tokens", `${count(prompted)} prompt tokens, ${count(sampled)} completion tokens`],
     ["Took", `${duration(took("last_byte"))}, first byte after ${duration(took("first_byte"))}`],
     ["Speed", took("last_byte") ? `${decimal((1000 * sampled) / took("last_byte"), 1)} tokens/s` : "–"],
     ["Policy version", line(versions.join(" → ") || "–")],
-    ["Reward", Array.isArray(step.reward) ? `${step.reward.length} rewards, one a token` : decimal(step.reward)],
+    ["Reward", Array.isArray(step.reward) ? `${step.reward.length} rewards, one per token` : decimal(step.reward)],
     ["Engine", line(`${step.engine.name} (${step.engine.kind} ${step.engine.version ?? ""})`)],
     ["Model", line(`${step.model.served ?? step.model.asked ?? "–"}`)],
     ["Dialect", `${line(step.dialect, 40)}, index ${count(step.index)}`],
@@ -168,7 +166,7 @@ function facts(step) {
   return el(
     "dl",
     { class: "facts" },
-    told.map(([term, value]) => el("div", {}, el("dt", {}, term), el("dd", {}, value))),
+    terms.map(([term, value]) => el("div", {}, el("dt", {}, term), el("dd", {}, value))),
   );
 }
 
@@ -177,28 +175,28 @@ function drifts(drift, rolloutId, stepId) {
     "section",
     { class: "drifts" },
     el("h2", {}, "Drift"),
-    drift.map((one) => {
-      const other = one.step_id === stepId ? one.earlier_step_id : one.step_id;
+    drift.map((entry) => {
+      const other = entry.step_id === stepId ? entry.earlier_step_id : entry.step_id;
       return el(
         "p",
         {},
-        el("b", {}, `◆ ${line(one.kind, 40)}`),
-        ` at token ${count(one.index)}, against `,
+        el("b", {}, `◆ ${line(entry.kind, 40)}`),
+        ` at token ${count(entry.index)}, compared with `,
         el("a", { href: hash("rollout", rolloutId, "step", other) }, line(other, 60)),
         el("br"),
         "expected ",
-        el("code", {}, told(one, "expected")),
+        el("code", {}, boundaryText(entry, "expected")),
         el("br"),
         "found ",
-        el("code", {}, told(one, "found")),
+        el("code", {}, boundaryText(entry, "found")),
       );
     }),
   );
 }
 
-/** The text at a boundary; its ids where there is none, and below it where the ids alone differ. */
-const told = (one, name) => {
-  const [text, ids] = [one[`${name}_text`], one[`${name}_ids`].join(" ")];
+/** Return the text at a boundary; its ids if there is no text, and both if only the ids differ. */
+const boundaryText = (entry, name) => {
+  const [text, ids] = [entry[`${name}_text`], entry[`${name}_ids`].join(" ")];
   if (typeof text !== "string") return line(ids, 400);
-  return line(one.kind === "retokenized" ? `${JSON.stringify(text)} as ${ids}` : JSON.stringify(text), 400);
+  return line(entry.kind === "retokenized" ? `${JSON.stringify(text)} as ${ids}` : JSON.stringify(text), 400);
 };

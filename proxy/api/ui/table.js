@@ -1,7 +1,7 @@
-// A table that is filtered, sorted and walked through by keys, of which only the rows in view are in the document.
+// A table with filters, sorting and keyboard navigation; only the rows in view are in the document.
 //
-// Holds the grid and its keyboard; what the columns are is its user's. A column: `key`, `title`, `cell(row)` (a node or a
-// text), `sort(row)` (a number, a text or null; without it the column does not sort), `first` ("down": large ones first).
+// A column has `key`, `title`, `cell(row)` (a node or a text), `sort(row)` (a number, a text or null; without it the column is
+// not sortable) and `first` ("down": sort in descending order first).
 
 import { el, put } from "./dom.js";
 import { Rows } from "./virtual.js";
@@ -13,7 +13,7 @@ export class Table {
     Object.assign(this, { name, columns, height, identity, open, href });
     this.all = [];
     this.rows = [];
-    this.wanted = () => true;
+    this.matches = () => true;
     this.sorted = { key: null, down: false };
     this.current = null; // the identity of the row that keys act on
     this.head = el("div", { class: `row head g-${name}`, role: "row" });
@@ -40,7 +40,7 @@ export class Table {
     );
   }
 
-  /** Sort by a column: its own first order, then the other, then not at all. */
+  /** Sort by a column: in its first order, then in the reverse order, then not at all. */
   sortBy(column) {
     const first = column.first === "down";
     if (this.sorted.key !== column.key) this.sorted = { key: column.key, down: first };
@@ -50,8 +50,8 @@ export class Table {
     this.refresh();
   }
 
-  filter(wanted) {
-    this.wanted = wanted;
+  filter(matches) {
+    this.matches = matches;
     this.refresh();
   }
 
@@ -61,26 +61,26 @@ export class Table {
   }
 
   refresh() {
-    this.rows = this.all.filter(this.wanted);
-    const column = this.columns.find((one) => one.key === this.sorted.key);
+    this.rows = this.all.filter(this.matches);
+    const column = this.columns.find((candidate) => candidate.key === this.sorted.key);
     if (column) this.rows.sort(comparing(column.sort, this.sorted.down));
     this.element.setAttribute("aria-rowcount", String(this.rows.length));
     this.list.update(this.rows.length);
     this.mark();
   }
 
-  /** What stands there while there are no rows. */
-  say(sentence) {
-    this.empty.textContent = sentence ?? "";
-    this.empty.hidden = !sentence;
+  /** Show a message in place of rows; null hides it. */
+  showMessage(message) {
+    this.empty.textContent = message ?? "";
+    this.empty.hidden = !message;
   }
 
   row(index) {
     const row = this.rows[index];
     const isCurrent = this.identity(row) === this.current;
-    const cells = this.columns.map((column, at) => {
+    const cells = this.columns.map((column, position) => {
       const inner = column.cell(row);
-      const link = at === 0 && this.href ? el("a", { href: this.href(row), tabindex: "-1" }, inner) : inner;
+      const link = position === 0 && this.href ? el("a", { href: this.href(row), tabindex: "-1" }, inner) : inner;
       return el("div", { class: `cell c-${column.key}`, role: "gridcell" }, link);
     });
     return el(
@@ -92,7 +92,7 @@ export class Table {
         "aria-rowindex": index + 1,
         "aria-selected": String(isCurrent),
         onclick: (event) => {
-          if (event.metaKey || event.ctrlKey || event.shiftKey) return; // a tab of its own: the link's business
+          if (event.metaKey || event.ctrlKey || event.shiftKey) return; // the browser opens the link in a new tab
           event.preventDefault();
           this.go(index);
           this.open(row);
@@ -102,45 +102,45 @@ export class Table {
     );
   }
 
-  place() {
+  currentIndex() {
     return this.rows.findIndex((row) => this.identity(row) === this.current);
   }
 
   mark() {
-    const at = this.place();
-    if (at < 0) this.element.removeAttribute("aria-activedescendant");
-    else this.element.setAttribute("aria-activedescendant", `${this.name}-${at}`);
+    const index = this.currentIndex();
+    if (index < 0) this.element.removeAttribute("aria-activedescendant");
+    else this.element.setAttribute("aria-activedescendant", `${this.name}-${index}`);
   }
 
-  /** Make a row the current one and have it in view. */
-  go(index) {
+  /** Make a row the current one and scroll it into view. */
+  go(wantedIndex) {
     if (this.rows.length === 0) return;
-    const before = this.place();
-    const at = Math.max(0, Math.min(this.rows.length - 1, index));
-    this.current = this.identity(this.rows[at]);
+    const before = this.currentIndex();
+    const index = Math.max(0, Math.min(this.rows.length - 1, wantedIndex));
+    this.current = this.identity(this.rows[index]);
     if (before >= 0) this.list.redraw(before);
-    this.list.reveal(at);
-    this.list.redraw(at);
+    this.list.reveal(index);
+    this.list.redraw(index);
     this.mark();
   }
 
-  /** What a key does; whether it did anything. */
+  /** Handle a key; return whether it had an effect. */
   key(event) {
     if (event.altKey || event.ctrlKey || event.metaKey) return false;
-    if (event.key === "Enter" && event.target.closest("button, a")) return false; // theirs
-    const at = this.place();
+    if (event.key === "Enter" && event.target.closest("button, a")) return false; // the element handles it
+    const index = this.currentIndex();
     const moves = {
-      j: at + 1,
-      ArrowDown: at + 1,
-      k: Math.max(at - 1, 0),
-      ArrowUp: Math.max(at - 1, 0),
+      j: index + 1,
+      ArrowDown: index + 1,
+      k: Math.max(index - 1, 0),
+      ArrowUp: Math.max(index - 1, 0),
       Home: 0,
       End: this.rows.length - 1,
-      PageDown: at + PAGE,
-      PageUp: at - PAGE,
+      PageDown: index + PAGE,
+      PageUp: index - PAGE,
     };
     if (event.key in moves) this.go(moves[event.key]);
-    else if (event.key === "Enter" && at >= 0) this.open(this.rows[at]);
+    else if (event.key === "Enter" && index >= 0) this.open(this.rows[index]);
     else return false;
     event.preventDefault();
     event.stopPropagation();
@@ -148,7 +148,7 @@ export class Table {
   }
 }
 
-/** By a value of each row; what has none comes last, whichever way. */
+/** Compare rows by a value; rows without one come last in both orders. */
 function comparing(value, down) {
   return (one, other) => {
     const [a, b] = [value(one), value(other)];

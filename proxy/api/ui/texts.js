@@ -1,57 +1,55 @@
-// The texts of tokens, asked for in windows as they come into view.
-//
-// Holds what was told so far. Ids whose text nobody knows stay ids.
+// The texts of tokens, requested in windows as they come into view. Tokens without a text are shown as ids.
 
 import { json } from "./api.js";
 
 const WINDOW = 500;
 
-/** Texts of the whole row of a choice: `of` is `{rolloutId, stepId, choice}`, or null where it is nobody's. */
+/** The texts of the whole row of a choice: `of` is `{rolloutId, stepId, choice}`, or null for a row without a choice. */
 export class Texts {
-  constructor(of, changed, told) {
+  constructor(of, changed, showSources) {
     this.of = of;
     this.changed = changed;
-    this.told = told;
+    this.showSources = showSources;
     this.known = new Map();
-    this.asked = new Set();
+    this.requested = new Set();
     this.sources = new Set();
   }
 
-  /** The text at a place: null where there is none, undefined while nobody told. */
+  /** Return the text at an index: null if there is none, undefined if it is not loaded. */
   at(index) {
     return this.known.get(index);
   }
 
-  /** Have the texts from here to there asked for. */
+  /** Request the texts of the tokens from `from` to `to`. */
   need(from, to) {
     if (this.of === null) return;
-    for (let start = from - (from % WINDOW); start < to; start += WINDOW) void this.ask(start);
+    for (let start = from - (from % WINDOW); start < to; start += WINDOW) void this.load(start);
   }
 
-  async ask(start) {
-    if (this.asked.has(start)) return;
-    this.asked.add(start);
+  async load(start) {
+    if (this.requested.has(start)) return;
+    this.requested.add(start);
     const { rolloutId, stepId, choice } = this.of;
     try {
-      const told = await json(["rollouts", rolloutId, "steps", stepId, "texts"], { choice, start, limit: WINDOW });
-      told.texts.forEach((text, offset) => this.known.set(start + offset, text));
-      for (const source of told.sources) this.sources.add(source);
+      const found = await json(["rollouts", rolloutId, "steps", stepId, "texts"], { choice, start, limit: WINDOW });
+      found.texts.forEach((text, offset) => this.known.set(start + offset, text));
+      for (const source of found.sources) this.sources.add(source);
       this.changed();
     } catch {
-      this.sources.add("none"); // ids say as much as can be said
+      this.sources.add("none"); // the ids are shown instead
     }
-    this.told(this.sources);
+    this.showSources(this.sources);
   }
 }
 
 const MEANINGS = {
-  recorded: "recorded by the engine beside logprobs",
+  recorded: "recorded by the engine with the logprobs",
   tokenizer: "from the configured tokenizer",
   engine: "from the engine's detokenizer",
-  none: "known to nobody: ids are shown",
+  none: "not available; token ids are shown",
 };
 
-/** Where texts come from, in a sentence. */
+/** Return a sentence that names the sources of the texts. */
 export function sourceOf(sources) {
-  return sources.size ? `Texts: ${[...sources].map((one) => MEANINGS[one] ?? one).join("; ")}.` : "";
+  return sources.size ? `Texts: ${[...sources].map((source) => MEANINGS[source] ?? source).join("; ")}.` : "";
 }

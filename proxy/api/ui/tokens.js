@@ -1,27 +1,27 @@
-// Tokens, each a span: coloured, marked, hovered over and walked through by keys; only those in view are in the document.
+// The tokens of a row: coloured, marked, inspected by pointer and keyboard. Only the tokens in view are in the document.
 //
-// Holds the showing. What a token is (its kind, logprob, version, marks) is told by `row`: `ids`, and functions of an index,
-// `kind`, `logprob`, `version`, `span` (null or a text), `spanStarts`, `drift` (null or a text). `opening`: where it opens.
+// `row` describes the tokens: `ids`, and functions of an index: `kind`, `logprob`, `version`, `span` (null or a text),
+// `spanStarts`, `drift` (null or a text). `opening` is the index of the token at which the view opens.
 
 import { bin, percent, switcher } from "./colours.js";
 import { count, decimal, el, put, visible } from "./dom.js";
 import { sourceOf, Texts } from "./texts.js";
 import { Blocks } from "./virtual.js";
 
-const BLOCK = 100; // tokens that are shown together, so that numbers at the margin are round
-const ABOVE_PX = 70; // of what comes before the token at which a view opens
-const LONGEST = 200; // characters of a token that are shown; a hostile one may have a million
+const BLOCK = 100; // tokens per block, so that the numbers in the margin are round
+const ABOVE_PX = 70; // shown above the token at which a view opens
+const MAX_SHOWN = 200; // characters of a token; a hostile one may have a million
 
 export class TokenView {
   constructor(label, row, of) {
     this.row = row;
-    this.current = -1; // that keys act on
-    this.spokenOf = null; // that the inspector tells of
-    this.opening = row.opening < row.ids.length ? row.opening : null; // until somebody looks elsewhere
-    this.spoken = el(
+    this.current = -1; // the token that keys act on
+    this.inspected = null; // the token that the inspector shows
+    this.opening = row.opening < row.ids.length ? row.opening : null; // until the user scrolls elsewhere
+    this.inspector = el(
       "div",
       { class: "inspector", "aria-live": "polite" },
-      "Point at a token, or walk with the arrow keys.",
+      "Point at a token or use the arrow keys.",
     );
     this.source = el("span", { class: "source" });
     this.host = el("div", {
@@ -57,27 +57,27 @@ export class TokenView {
       { class: "tokenview" },
       colours.element,
       el("div", { class: "bar small" }, el("span", {}, `${count(row.ids.length)} tokens`), jump, next, this.source),
-      this.spoken,
+      this.inspector,
       this.host,
     );
     const changed = () => {
       this.blocks.redraw();
       this.open();
-      if (this.spokenOf !== null) this.inspect(this.spokenOf);
+      if (this.inspected !== null) this.inspect(this.inspected);
     };
-    const told = (sources) => {
+    const showSources = (sources) => {
       this.source.textContent = sourceOf(sources);
     };
-    this.texts = new Texts(of, changed, told);
+    this.texts = new Texts(of, changed, showSources);
     this.blocks = new Blocks(this.host, Math.ceil(row.ids.length / BLOCK), 90, (index) => this.block(index));
-    new ResizeObserver(() => this.open()).observe(this.host); // after that of the blocks, which learn their heights anew
+    new ResizeObserver(() => this.open()).observe(this.host); // after the blocks have measured their heights again
   }
 
-  /** Have the token in view at which the view opens: where sampling begins, behind a prompt that may be long. */
+  /** Scroll to the token at which the view opens: the first sampled one, after a prompt that may be long. */
   open() {
     if (this.opening === null) return;
     const token = this.blocks.reveal(Math.floor(this.opening / BLOCK))?.querySelector(`#t-${this.opening}`);
-    const top = (one) => one.getBoundingClientRect().top;
+    const top = (element) => element.getBoundingClientRect().top;
     if (token) this.host.scrollTop += top(token) - top(this.host) - ABOVE_PX;
   }
 
@@ -130,10 +130,10 @@ export class TokenView {
     else this.inspect(Number(token.dataset.i));
   }
 
-  /** Tell everything of one token. */
+  /** Show all facts of one token. */
   inspect(at) {
     const { row } = this;
-    this.spokenOf = at;
+    this.inspected = at;
     const text = this.texts.at(at);
     const logprob = row.logprob(at);
     const facts = [
@@ -149,14 +149,14 @@ export class TokenView {
     const drift = row.drift(at);
     if (drift) facts.push(["drift", drift]);
     put(
-      this.spoken,
+      this.inspector,
       facts.map(([term, value]) =>
         el("span", { class: "fact", "data-fact": term }, el("b", {}, term), " ", el("bdi", {}, value)),
       ),
     );
   }
 
-  /** Make a token the current one; in view, if wished. */
+  /** Make a token the current one and, with `reveal`, scroll it into view. */
   go(index, reveal = true) {
     const at = Math.max(0, Math.min(this.row.ids.length - 1, Math.trunc(index)));
     if (!Number.isFinite(at) || this.row.ids.length === 0) return;
@@ -178,7 +178,7 @@ export class TokenView {
     token?.setAttribute("aria-selected", String(isCurrent));
   }
 
-  /** The next token at which a span begins or drift is, round the end. */
+  /** Go to the next token where a span begins or drift is; after the last one, start again. */
   next() {
     const size = this.row.ids.length;
     for (let step = 1; step <= size; step += 1) {
@@ -208,8 +208,8 @@ export class TokenView {
   }
 }
 
-/** A token's text: a line's end shown as such, and broken after. */
+/** Return the text of a token; a line break is shown as a sign, and breaks the line. */
 function shown(text) {
-  const head = text.length > LONGEST ? `${text.slice(0, LONGEST)}…` : text;
+  const head = text.length > MAX_SHOWN ? `${text.slice(0, MAX_SHOWN)}…` : text;
   return visible(head).replace(/\n/g, "↵\n").replace(/\t/g, "⇥\t");
 }

@@ -1,28 +1,27 @@
-// A rollout's tree, laid out as rows of a time line.
+// The layout of a rollout's tree as rows of a timeline: their order, depth and times.
 //
-// Holds the order and the depth of rows, and the scale of time. It makes no elements. Only a branching goes deeper, so that a
-// conversation of thousands of turns is one column.
+// Only a branch increases the depth, so that a conversation of thousands of turns is one column.
 
-/** Rows of an outline: nodes under their parents, in the order of recording, and what has no place at the end. */
+/** Return the rows of a tree: nodes below their parents, in recording order; steps outside of the tree come last. */
 export function layout(tree) {
   const children = new Map();
   for (const node of tree.nodes) {
     if (!children.has(node.parent)) children.set(node.parent, []);
     children.get(node.parent).push(node);
   }
-  const byPlace = new Map(tree.nodes.map((node) => [node.node, node]));
+  const byNode = new Map(tree.nodes.map((node) => [node.node, node]));
   const drift = new Map();
-  for (const one of tree.drift) drift.set(one.step_id, [...(drift.get(one.step_id) ?? []), one]);
+  for (const entry of tree.drift) drift.set(entry.step_id, [...(drift.get(entry.step_id) ?? []), entry]);
   const rows = [];
   const waiting = (children.get(null) ?? []).map((node) => ({ node, depth: 0, begins: true })).reverse();
   while (waiting.length) {
     const { node, depth, begins } = waiting.pop();
-    const parent = byPlace.get(node.parent);
+    const parent = byNode.get(node.parent);
     rows.push({
       ...node,
       key: `${node.step_id}/${node.choice}`,
       depth,
-      begins, // a branch: others go on from where it does
+      begins, // a branch: other nodes have the same parent
       prompt: node.start,
       fresh: node.start - (parent?.end ?? 0),
       drift: drift.get(node.step_id) ?? [],
@@ -31,11 +30,12 @@ export function layout(tree) {
     const parts = below.length > 1;
     for (const child of below.slice().reverse()) waiting.push({ node: child, depth: depth + parts, begins: parts });
   }
-  for (const one of tree.unplaced) rows.push({ ...one, key: `${one.step_id}/-`, depth: 0, unplaced: true, drift: [] });
+  for (const step of tree.unplaced)
+    rows.push({ ...step, key: `${step.step_id}/-`, depth: 0, unplaced: true, drift: [] });
   return rows;
 }
 
-/** When the first call was sent and the last one ended, in milliseconds. */
+/** Return when the first call was sent and when the last one ended, in unix milliseconds. */
 export function range(rows) {
   let [from, to] = [Infinity, -Infinity];
   for (const row of rows) {
@@ -45,14 +45,14 @@ export function range(rows) {
   return rows.length ? { from, to: Math.max(to, from + 1) } : { from: 0, to: 1 };
 }
 
-/** Where a call stands in it: per cent. */
+/** Return the position and the width of a call's bar in that range, in percent. */
 export function bar(row, { from, to }) {
   const left = (100 * (row.started_ms - from)) / (to - from);
   const width = (100 * ((row.ended_ms ?? row.started_ms) - row.started_ms)) / (to - from);
   return { left, width: Math.max(width, 0.4) };
 }
 
-/** The ids of steps in the order in which the rows show them, each once. */
+/** Return the step ids in the order of the rows, each once. */
 export function order(rows) {
   return [...new Set(rows.map((row) => row.step_id))];
 }

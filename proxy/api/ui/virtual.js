@@ -1,12 +1,10 @@
-// Lists of which only the part in view is in the document.
-//
-// Holds two: of rows of one height, and of blocks whose heights are learnt as they are shown. Neither knows what it shows.
+// Lists of which only the part in view is in the document: rows of equal height, and blocks that are measured when shown.
 
 import { el } from "./dom.js";
 
 const SPARE_PX = 300; // shown beyond either edge, so that scrolling finds rows there
 
-/** Rows of one height. `render(index)` makes a row. */
+/** Rows of equal height. `render(index)` creates a row. */
 export class Rows {
   constructor(host, height, render) {
     this.host = host;
@@ -21,7 +19,7 @@ export class Rows {
     this.watch.observe(host);
   }
 
-  /** There are so many rows now, and any of them may differ. */
+  /** Set the number of rows and render them again. */
   update(size) {
     this.size = size;
     this.inner.style.height = `${size * this.height}px`;
@@ -51,7 +49,7 @@ export class Rows {
     }
   }
 
-  /** Make one row anew, if it is in view. */
+  /** Render one row again if it is in view. */
   redraw(index) {
     const row = this.shown.get(index);
     if (row === undefined) return;
@@ -60,7 +58,7 @@ export class Rows {
     this.draw();
   }
 
-  /** Scroll no further than needed to have a row in view. */
+  /** Scroll a row into view, by the shortest way. */
   reveal(index) {
     const top = index * this.height;
     const { scrollTop, clientHeight } = this.host;
@@ -70,7 +68,7 @@ export class Rows {
   }
 }
 
-/** Blocks of any height, one below the other. `render(index)` makes a block. */
+/** Blocks of any height, one below the other. `render(index)` creates a block. */
 export class Blocks {
   constructor(host, size, guess, render) {
     this.host = host;
@@ -100,7 +98,7 @@ export class Blocks {
     }
   }
 
-  /** Show what is in view and place it; whether heights turned out otherwise, so that it must be done again. */
+  /** Show and place the blocks in view; return whether measured heights differ, so that it must be repeated. */
   place() {
     const view = this.host.scrollTop;
     const bottom = view + this.host.clientHeight + SPARE_PX;
@@ -148,22 +146,22 @@ export class Blocks {
     let whole = 0;
     for (let index = 0; index < this.size; index += 1) whole += this.height(index);
     this.inner.style.height = `${whole}px`;
-    if (above) this.host.scrollTop = view + above; // what is looked at stays where it is
+    if (above) this.host.scrollTop = view + above; // keep what is visible in place
     return changed;
   }
 
-  /** Make the blocks in view anew. */
+  /** Render the blocks in view again. */
   redraw() {
     for (const [index, block] of this.shown) {
-      const again = this.render(index);
-      block.replaceWith(again);
-      this.shown.set(index, again);
+      const rendered = this.render(index);
+      block.replaceWith(rendered);
+      this.shown.set(index, rendered);
       this.heights[index] = 0;
     }
     this.draw();
   }
 
-  /** The block, once it is in view at the top. */
+  /** Scroll a block to the top if it is not in view, and return it. */
   reveal(index) {
     if (!this.shown.has(index)) {
       let top = 0;

@@ -41,7 +41,7 @@ async def test_a_list_is_filtered_by_text_and_by_status(contents, open_page):
     await page.locator("select").select_option("open")
     await expect(rows).to_have_count(2)
     await page.locator("#filter").fill("no such thing")
-    await expect(page.locator(".empty")).to_have_text("No rollout is like this.")
+    await expect(page.locator(".empty")).to_have_text("No rollout matches the filter.")
 
 
 async def test_a_list_is_sorted_by_its_columns(contents, open_page):
@@ -159,11 +159,11 @@ async def test_an_unknown_view_shows_an_error(contents, open_page):
     """So does a hash that cannot be decoded, or that names a missing rollout."""
     missing = ("Failed to load resource",)
     page = await open_page(f"{contents.url}/ui#/%E0%A4%A")
-    await expect(page.locator("h1")).to_have_text("Nothing is here")
+    await expect(page.locator("h1")).to_have_text("Page not found")
     page = await open_page(f"{contents.url}/ui#/rollout/none/step/none", expected=missing)
     await expect(page.get_by_role("alert")).to_contain_text("there is no rollout 'none'")
     page = await open_page(f"{contents.url}/ui#/rollout/..")
-    await expect(page.get_by_role("alert")).to_contain_text("An id of dots alone")
+    await expect(page.get_by_role("alert")).to_contain_text("Browsers treat an ID of only dots as a folder")
 
 
 async def test_the_theme_is_chosen_and_kept_for_the_tab(contents, open_page):

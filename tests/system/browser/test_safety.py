@@ -143,11 +143,11 @@ async def test_a_key_is_requested_and_kept_for_the_tab(guarded, open_page):
     forgotten.
     """
     page = await open_page(f"{guarded.url}/ui", expected=UNASKED)
-    await expect(page.locator("h1")).to_have_text("A control key is needed")
+    await expect(page.locator("h1")).to_have_text("A control key is required")
     await page.locator("#key").fill("a wrong one")
-    await page.get_by_role("button", name="Look").click()
-    await expect(page.get_by_role("alert")).to_have_text("A key has no spaces, and letters of ASCII only.")
-    for key, why in (("wrong", "The key that was given is none of them."), ("agent-key", "this key is an agent's")):
+    await page.get_by_role("button", name="Continue").click()
+    await expect(page.get_by_role("alert")).to_have_text("A key consists of ASCII characters without spaces.")
+    for key, why in (("wrong", "The control key is not valid."), ("agent-key", "this key is an agent's")):
         await page.locator("#key").fill(key)
         await page.keyboard.press("Enter")
         await expect(page.get_by_role("alert")).to_contain_text(why)
@@ -162,7 +162,7 @@ async def test_a_key_is_requested_and_kept_for_the_tab(guarded, open_page):
     await page.reload()
     await expect(page.locator("a[href='#/rollout/secret']")).to_be_visible()
     await page.get_by_role("button", name="Forget key").click()
-    await expect(page.locator("h1")).to_have_text("A control key is needed")
+    await expect(page.locator("h1")).to_have_text("A control key is required")
     assert None is await page.evaluate("sessionStorage.getItem('tokentape.key')")
 
 

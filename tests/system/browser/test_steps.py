@@ -95,7 +95,7 @@ async def test_hovering_a_token_shows_its_values(contents, open_page):
         assert (str(at), str([*step["prompt_ids"], *choice["ids"]][at])) == (told["token"], told["id"])
         assert texts[at] == orjson.loads(told["text"])
         if sampled < 0:
-            assert ("given", "\N{EN DASH}") == (told["mask"], told["logprob"])
+            assert ("prompt", "\N{EN DASH}") == (told["mask"], told["logprob"])
             continue
         logprob = choice["logprobs"][sampled]
         assert math.isclose(logprob, float(told["logprob"]), abs_tol=5e-5)
@@ -123,7 +123,7 @@ async def test_ids_are_shown_if_texts_are_unknown(contents, open_page):
     (*_, step) = (await contents.control("GET", "/rollouts/drifting/steps"))["steps"]
     async with running(settings_for(None), contents.store) as served:  # the engine that sampled is not configured
         page = await open_page(f"{served.url}/ui#/rollout/drifting/step/{step['step_id']}")
-        await expect(page.locator(".source")).to_have_text("Texts: known to nobody: ids are shown.")
+        await expect(page.locator(".source")).to_have_text("Texts: not available; token ids are shown.")
         shown_ids = [int(token["text"]) for token in await shown(page)]
         assert [*step["prompt_ids"], *step["choices"][0]["ids"]] == shown_ids
         await page.locator(f"#t-{len(step['prompt_ids'])}").hover()
@@ -134,7 +134,7 @@ async def test_ids_are_shown_if_texts_are_unknown(contents, open_page):
 async def test_a_call_without_ids_says_so(contents, open_page):
     """A failed call has no tokens; its response is shown."""
     page = await open_page(f"{contents.url}/ui#/rollout/branching/step/branching-4")
-    await expect(page.locator(".empty").first).to_have_text("The engine told no token ids for this call.")
+    await expect(page.locator(".empty").first).to_have_text("The engine returned no token ids for this call.")
     await expect(page.locator(".message[data-role='error']")).to_contain_text("400 bad <img src=x")
 
 
@@ -205,10 +205,10 @@ async def test_sequences_are_shown_as_rows(contents, open_page):
         tokens = await shown(page)
         spans = {place for span in row["spans"] for place in range(span["start"], span["end"])}
         kinds = [
-            "sampled" if mask else "context" if place in spans else "given" for place, mask in enumerate(row["mask"])
+            "sampled" if mask else "context" if place in spans else "prompt" for place, mask in enumerate(row["mask"])
         ]
         assert kinds == [next(name[2:] for name in token["classes"] if name.startswith("k-")) for token in tokens]
-    assert {"sampled", "context", "given"} == set(kinds)
+    assert {"sampled", "context", "prompt"} == set(kinds)
 
 
 async def test_drift_is_marked_in_sequences(contents, open_page):
@@ -258,9 +258,9 @@ async def test_plots_have_axes_units_and_values(contents, open_page):
     assert 18 == await plots.nth(0).locator(".point-mark").count()  # the two open ones have none
     await plots.nth(2).locator("svg").focus()
     await page.keyboard.press("ArrowRight")
-    await expect(plots.nth(2).locator(".told")).to_contain_text("logprob below -10")
+    await expect(plots.nth(2).locator(".value")).to_contain_text("logprob below -10")
     await plots.nth(0).locator(".point-mark").first.hover(force=True)
-    await expect(plots.nth(0).locator(".told")).to_contain_text("reward")
+    await expect(plots.nth(0).locator(".value")).to_contain_text("reward")
 
 
 async def test_a_rollout_has_its_own_plots(contents, open_page):
