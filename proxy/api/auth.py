@@ -29,46 +29,46 @@ class Caller:
     is_dispatched: bool = False
 
 
-async def identify(request: web.Request, parts: Context, *, takes_control_keys: bool = False) -> Caller:
+async def identify(request: web.Request, context: Context, *, takes_control_keys: bool = False) -> Caller:
     """Return who calls. Raises Unauthorized for a missing or wrong key."""
     key = bearer(request.headers.get("Authorization")) or request.headers.get("X-Api-Key")
     minted = read_minted(key) if key else None
     if minted is not None:
-        return Caller(key, minted, await prove(parts, minted))
-    if takes_control_keys and key is not None and key in parts.control_keys:
+        return Caller(key, minted, await prove(context, minted))
+    if takes_control_keys and key is not None and key in context.control_keys:
         return Caller(key, None)
-    if parts.agent_keys and (key is None or key not in parts.agent_keys):
+    if context.agent_keys and (key is None or key not in context.agent_keys):
         raise Unauthorized("the API key is missing or not one of ours" if key else "an API key is needed")
     return Caller(key, None)
 
 
-def may_report(caller: Caller, parts: Context) -> bool:
+def may_report(caller: Caller, context: Context) -> bool:
     """Whether a caller may report the result of a rollout, and so its reward and status.
 
     With the key of the rollout's dispatch, or with a control key. Where no control key is configured, whoever reaches the
     control API may set rewards there: so may a caller here, if both APIs share a port and its key is not an agent's.
     """
-    if caller.is_dispatched or (caller.key is not None and caller.key in parts.control_keys):
+    if caller.is_dispatched or (caller.key is not None and caller.key in context.control_keys):
         return True
     is_agent = caller.minted is not None or (
-        caller.key is not None and (caller.key in parts.agent_keys or caller.key.startswith(KEY_PREFIX))
+        caller.key is not None and (caller.key in context.agent_keys or caller.key.startswith(KEY_PREFIX))
     )
-    return not is_agent and not parts.control_keys and parts.settings.control.listen is None
+    return not is_agent and not context.control_keys and context.settings.control.listen is None
 
 
-async def prove(parts: Context, minted: MintedKey) -> bool:
+async def prove(context: Context, minted: MintedKey) -> bool:
     """Check a minted key against its rollout; return whether it is the key of the rollout's dispatch.
 
     Raises Unauthorized.
     """
     try:
-        stored = await parts.store.get(minted.rollout_id)
+        stored = await context.store.get(minted.rollout_id)
     except StorageError as error:
         raise StoreFault(f"the store cannot be reached: {error}") from error
-    if stored is not None and proves(minted, stored.incarnation, parts.secret):
+    if stored is not None and proves(minted, stored.incarnation, context.secret):
         return False
     dispatch = None if stored is None else orjson.loads(stored.fields.get("osmosis", b"{}")).get("asked")
-    if stored is None or dispatch is None or not proves(minted, stored.incarnation, parts.secret, dispatch=dispatch):
+    if stored is None or dispatch is None or not proves(minted, stored.incarnation, context.secret, dispatch=dispatch):
         raise Unauthorized("the API key is of no rollout that is there (any more)")
     return True
 
@@ -97,10 +97,14 @@ async def require_control_key(
     return await handler(request)
 
 
-def check_control_key(request: web.Request, parts: Context) -> None:
+def check_control_key(request: web.Request, context: Context) -> None:
     """Raises Unauthorized without a key or with an unknown one, Forbidden with an agent's."""
     key = bearer(request.headers.get("Authorization")) or request.headers.get("X-Api-Key")
-    if key is not None and (read_minted(key) is not None or key in parts.agent_keys) and key not in parts.control_keys:
+    if (
+        key is not None
+        and (read_minted(key) is not None or key in context.agent_keys)
+        and key not in context.control_keys
+    ):
         raise Forbidden("this key is an agent's: it may call models, and nothing of the control API")
-    if parts.control_keys and (key is None or key not in parts.control_keys):
+    if context.control_keys and (key is None or key not in context.control_keys):
         raise Unauthorized("a control key is needed (Authorization: Bearer …)")

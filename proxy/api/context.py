@@ -89,4 +89,4 @@ class Context:
         return TranslationOptions(**dict(self.settings.dialects))
 
 
-CONTEXT = web.AppKey("parts", Context)
+CONTEXT = web.AppKey("context", Context)

@@ -26,10 +26,10 @@ STORE_GAUGES: Final = {
 }
 
 
-async def info_metrics(parts: Context) -> bytes:
+async def info_metrics(context: Context) -> bytes:
     """Return the gauges in Prometheus' text format."""
     registry = CollectorRegistry()
-    make_info_metrics(registry, parts.upstream.endpoints, await _facts(parts))
+    make_info_metrics(registry, context.upstream.endpoints, await _facts(context))
     return generate_latest(registry)
 
 
@@ -59,12 +59,12 @@ def make_info_metrics(
     return [build, engines, store_is, *store.values()]
 
 
-async def _facts(parts: Context) -> dict[str, str]:
+async def _facts(context: Context) -> dict[str, str]:
     """Return the facts that the store reports; nothing if it is unreachable or slow."""
-    if parts.recorder.standing.away is not None:
+    if context.recorder.standing.away is not None:
         return {}
     try:
-        return await asyncio.wait_for(parts.store.info(), _STORE_TIMEOUT_S)
+        return await asyncio.wait_for(context.store.info(), _STORE_TIMEOUT_S)
     except (TimeoutError, StorageError):
         return {}
 
@@ -84,11 +84,11 @@ async def show_ready(request: web.Request) -> web.Response:
     From the first SIGTERM it is 503: for `shutdown_delay_s`, and with a separate port of the control API until the shutdown
     is complete.
     """
-    parts = request.app[CONTEXT]
-    if parts.stopping.is_set():
-        return _json({"status": "stopping", "in_flight": parts.in_flight.total()}, status=503)
-    store, engines = await asyncio.gather(_store(parts), healthy_engines(parts))
-    spooled = parts.recorder.spooled
+    context = request.app[CONTEXT]
+    if context.stopping.is_set():
+        return _json({"status": "stopping", "in_flight": context.in_flight.total()}, status=503)
+    store, engines = await asyncio.gather(_store(context), healthy_engines(context))
+    spooled = context.recorder.spooled
     is_ready = (store == "ok" or spooled is not None) and any(engines.values())
     told: dict[str, Any] = {"status": "ready" if is_ready else "not ready", "store": store, "engines": engines}
     if spooled is not None:
@@ -98,16 +98,16 @@ async def show_ready(request: web.Request) -> web.Response:
 
 async def show_metrics(request: web.Request) -> web.Response:
     """`GET /metrics`: Prometheus, of all workers together."""
-    parts = request.app[CONTEXT]
-    counted, told = await asyncio.gather(parts.totals.exposition(), info_metrics(parts))
+    context = request.app[CONTEXT]
+    counted, told = await asyncio.gather(context.totals.exposition(), info_metrics(context))
     return web.Response(body=counted + told, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
-async def _store(parts: Context) -> str:
-    if parts.recorder.standing.away is not None:
-        return parts.recorder.standing.away
+async def _store(context: Context) -> str:
+    if context.recorder.standing.away is not None:
+        return context.recorder.standing.away
     try:
-        await asyncio.wait_for(parts.store.ping(), _READY_WITHIN_S)
+        await asyncio.wait_for(context.store.ping(), _READY_WITHIN_S)
     except TimeoutError:
         return f"no answer within {_READY_WITHIN_S} s"
     except StorageError as error:
@@ -115,10 +115,10 @@ async def _store(parts: Context) -> str:
     return "ok"
 
 
-async def healthy_engines(parts: Context) -> dict[str, bool]:
+async def healthy_engines(context: Context) -> dict[str, bool]:
     """Whether each endpoint is healthy, by name."""
-    endpoints = parts.upstream.endpoints
-    found = await asyncio.gather(*map(parts.upstream.watch.check, endpoints))
+    endpoints = context.upstream.endpoints
+    found = await asyncio.gather(*map(context.upstream.watch.check, endpoints))
     return {endpoint.settings.label: healthy for endpoint, healthy in zip(endpoints, found, strict=True)}
 
 

@@ -19,9 +19,9 @@ def prefix_of(rollout_id: str) -> str:
     return "" if rollout_id in _DOTS else f"/rollouts/{quote(rollout_id, safe='')}"
 
 
-def model_url(request: web.Request, parts: Context) -> str:
+def model_url(request: web.Request, context: Context) -> str:
     """The base URL of the model API, as agents reach it: as configured, or as whoever sent this request."""
-    settings = parts.settings
+    settings = context.settings
     if settings.agents.url is not None:
         return settings.agents.url
     host = request.host if settings.control.listen is None else model_host(settings.listen, request.url)

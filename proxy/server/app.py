@@ -67,7 +67,7 @@ def make_app(
     app = _new_app()
     app[CALLS] = CALL_ROUTES
     app[OTHERS] = {**MODEL_ROUTES, **OSMOSIS_ROUTES}
-    app.cleanup_ctx.append(_parts_of(settings, store, clock or SystemClock(), crew))
+    app.cleanup_ctx.append(_context_lifespan(settings, store, clock or SystemClock(), crew))
     if settings.control.listen is None:
         app.add_routes(_control_routes(settings))
     if settings.atropos.enabled:
@@ -108,27 +108,29 @@ def _new_app() -> web.Application:
     return web.Application(middlewares=[answer_failures, require_control_key])
 
 
-def _parts_of(
+def _context_lifespan(
     settings: Settings, store: Store | None, clock: Clock, crew: WorkerSlot | None
 ) -> Callable[[web.Application], AsyncIterator[None]]:
-    async def parts_of(app: web.Application) -> AsyncIterator[None]:
+    async def lifespan(app: web.Application) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
-            parts = await _make_parts(app, stack, settings, store, clock, crew)
-            watch = _kept(stack, DriftWatch(parts.drift))
-            late = parts.drift_totals.settle_late
-            parts.recorder.followers += [watch.offer, lambda step, _, appended: late(step, appended)]
-            parts.metrics.in_flight_rollouts.set_function(lambda: len(parts.in_flight))
-            parts.metrics.oldest_call_age_seconds.set_function(lambda: parts.pressure.oldest_s(parts.clock.monotonic()))
-            app[CONTEXT] = parts
+            context = await _make_context(app, stack, settings, store, clock, crew)
+            watch = _kept(stack, DriftWatch(context.drift))
+            late = context.drift_totals.settle_late
+            context.recorder.followers += [watch.offer, lambda step, _, appended: late(step, appended)]
+            context.metrics.in_flight_rollouts.set_function(lambda: len(context.in_flight))
+            context.metrics.oldest_call_age_seconds.set_function(
+                lambda: context.pressure.oldest_s(context.clock.monotonic())
+            )
+            app[CONTEXT] = context
             app.on_shutdown.append(_say_so)
-            settling = parts.recorder.tasks.start(parts.completion.settle_all())
+            settling = context.recorder.tasks.start(context.completion.settle_all())
             yield
             settling.cancel()  # the next start settles what is left
 
-    return parts_of
+    return lifespan
 
 
-async def _make_parts(
+async def _make_context(
     app: web.Application,
     stack: AsyncExitStack,
     settings: Settings,
@@ -235,12 +237,12 @@ def _kept(stack: AsyncExitStack, thing: _Kept) -> _Kept:
 
 async def _say_so(app: web.Application) -> None:
     """Called when nothing is accepted any more, and calls in flight are still being answered."""
-    parts = app[CONTEXT]
-    parts.stopping.set()
+    context = app[CONTEXT]
+    context.stopping.set()
 
     def cut() -> None:
-        for call in tuple(parts.pressure.calls):
+        for call in tuple(context.pressure.calls):
             call.stop("the proxy was stopped")
 
     # Just before aiohttp cancels what is left: a step is to say who ended its call.
-    asyncio.get_running_loop().call_later(max(parts.settings.drain_timeout_s - _CUT_BEFORE_S, 0), cut)
+    asyncio.get_running_loop().call_later(max(context.settings.drain_timeout_s - _CUT_BEFORE_S, 0), cut)

@@ -28,28 +28,28 @@ _LOOK_AGAIN_S: Final = 0.2
 
 async def claim_batch(request: web.Request) -> web.Response:
     """`POST /batches/claim`: up to so many complete groups that nobody else holds, waiting up to `wait_s` for the first."""
-    parts = request.app[CONTEXT]
+    context = request.app[CONTEXT]
     said = await body_from(request, ClaimBatch)
-    claim = Claim(new_id(parts.clock), said, export_query_of_claim(said))
-    until = parts.clock.monotonic() + said.wait_s
+    claim = Claim(new_id(context.clock), said, export_query_of_claim(said))
+    until = context.clock.monotonic() + said.wait_s
     try:
-        await _fill_in_time(request, parts, claim, until)
-        lease_ms = await _record(parts, claim)
+        await _fill_in_time(request, context, claim, until)
+        lease_ms = await _record(context, claim)
     except BaseException:
-        await undo(parts, claim, claim.held)
+        await undo(context, claim, claim.held)
         raise
     if _has_left(request):
-        await undo(parts, claim, claim.held)
+        await undo(context, claim, claim.held)
         return web.Response(status=CLIENT_CLOSED_REQUEST)
-    parts.metrics.group_events.labels("claimed").inc(len(claim.held))
+    context.metrics.group_events.labels("claimed").inc(len(claim.held))
     return web.Response(body=_answer(claim, lease_ms), content_type="application/json")
 
 
-async def _fill_in_time(request: web.Request, parts: Context, claim: Claim, until: float) -> None:
+async def _fill_in_time(request: web.Request, context: Context, claim: Claim, until: float) -> None:
     """Look for groups until there is one, the time is over, or nobody waits any more."""
     while True:
-        await fill(parts, claim)
-        left = until - parts.clock.monotonic()
+        await fill(context, claim)
+        left = until - context.clock.monotonic()
         if claim.held or left <= 0 or _has_left(request):
             return
         await asyncio.sleep(min(_LOOK_AGAIN_S, left))
@@ -59,22 +59,22 @@ def _has_left(request: web.Request) -> bool:
     return request.transport is None or request.transport.is_closing()
 
 
-async def _record(parts: Context, claim: Claim) -> int | None:
+async def _record(context: Context, claim: Claim) -> int | None:
     """Store which groups the batch has, so that it can be settled by its id; return when its lease ends.
 
     The lease counts from now, after rendering. A group that somebody else took meanwhile is not part of the batch.
     """
-    now_ms, lease_ms = parts.clock.now_ms(), max(1, round(claim.said.lease_s * 1000))
-    fields = held_fields(parts, claim.batch_id, claim.said.consumer, claim.said.lease_s)
+    now_ms, lease_ms = context.clock.now_ms(), max(1, round(claim.said.lease_s * 1000))
+    fields = held_fields(context, claim.batch_id, claim.said.consumer, claim.said.lease_s)
     claim.held = [
         one
         for one in claim.held
-        if await parts.store.queue.extend(one.waiting, claim.batch_id, fields, lease_ms=lease_ms, now_ms=now_ms)
+        if await context.store.queue.extend(one.waiting, claim.batch_id, fields, lease_ms=lease_ms, now_ms=now_ms)
     ]
     if not claim.held:
         return None
     held = [one.waiting for one in claim.held]
-    await parts.store.batches.open(claim.batch_id, write_batch(claim.said.consumer, held), now_ms=now_ms)
+    await context.store.batches.open(claim.batch_id, write_batch(claim.said.consumer, held), now_ms=now_ms)
     return now_ms + lease_ms
 
 
@@ -94,7 +94,7 @@ def _answer(claim: Claim, lease_ms: int | None) -> bytes:
 
 async def ack_batch(request: web.Request) -> web.Response:
     """`POST /batches/{id}/ack`: done with its groups, for good. 409 if all of them are somebody else's by now."""
-    parts = request.app[CONTEXT]
+    context = request.app[CONTEXT]
     ack = await body_from(request, AckBatch)
     batch = await _batch_of(request, ending="acked")
     if batch.answer is not None:
@@ -103,19 +103,19 @@ async def ack_batch(request: web.Request) -> web.Response:
     done: list[str] = []
     lost: list[str] = []
     for waiting in batch.held:
-        removed = await parts.store.queue.remove(waiting, batch.batch_id, fields, now_ms=parts.clock.now_ms())
-        (done if removed or await _was_done(parts, batch, waiting) else lost).append(waiting.group)
+        removed = await context.store.queue.remove(waiting, batch.batch_id, fields, now_ms=context.clock.now_ms())
+        (done if removed or await _was_done(context, batch, waiting) else lost).append(waiting.group)
     _check_any(batch, done)
     if ack.delete:
         for group_id in done:
-            await drop_group(parts, group_id)
-    parts.metrics.group_events.labels("done").inc(len(done))
-    return await _end(parts, batch, "acked", {"batch_id": batch.batch_id, "acked": done, "lost": lost})
+            await drop_group(context, group_id)
+    context.metrics.group_events.labels("done").inc(len(done))
+    return await _end(context, batch, "acked", {"batch_id": batch.batch_id, "acked": done, "lost": lost})
 
 
-async def _was_done(parts: Context, batch: Batch, waiting: QueuedGroup) -> bool:
+async def _was_done(context: Context, batch: Batch, waiting: QueuedGroup) -> bool:
     """Whether this batch's first acknowledgement, whose answer was lost, had come so far."""
-    stored = await parts.store.groups.get(waiting.group)
+    stored = await context.store.groups.get(waiting.group)
     if stored is None:
         return True  # deleted: nobody else can hold it
     fields = write_fields({"status": "done", "batch_id": batch.batch_id})
@@ -124,28 +124,28 @@ async def _was_done(parts: Context, batch: Batch, waiting: QueuedGroup) -> bool:
 
 async def release_batch(request: web.Request) -> web.Response:
     """`POST /batches/{id}/release`: its groups wait again, in their old places."""
-    parts = request.app[CONTEXT]
+    context = request.app[CONTEXT]
     await body_from(request, ReleaseBatch)
     batch = await _batch_of(request, ending="released")
     if batch.answer is not None:
         return _json(batch.answer)
-    released = [one.group for one in batch.held if await give_back(parts, batch.batch_id, one)]
+    released = [one.group for one in batch.held if await give_back(context, batch.batch_id, one)]
     lost = [one.group for one in batch.held if one.group not in released]
-    parts.metrics.group_events.labels("released").inc(len(released))
-    return await _end(parts, batch, "released", {"batch_id": batch.batch_id, "released": released, "lost": lost})
+    context.metrics.group_events.labels("released").inc(len(released))
+    return await _end(context, batch, "released", {"batch_id": batch.batch_id, "released": released, "lost": lost})
 
 
 async def extend_batch(request: web.Request) -> web.Response:
     """`POST /batches/{id}/extend`: held for `lease_s` from now on. 409 if all of its groups are somebody else's by now."""
-    parts = request.app[CONTEXT]
+    context = request.app[CONTEXT]
     extend = await body_from(request, ExtendBatch)
     batch = await _batch_of(request, ending=None)
-    fields = held_fields(parts, batch.batch_id, batch.consumer, extend.lease_s)
-    lease_ms, now_ms = max(1, round(extend.lease_s * 1000)), parts.clock.now_ms()
+    fields = held_fields(context, batch.batch_id, batch.consumer, extend.lease_s)
+    lease_ms, now_ms = max(1, round(extend.lease_s * 1000)), context.clock.now_ms()
     held = [
         waiting.group
         for waiting in batch.held
-        if await parts.store.queue.extend(waiting, batch.batch_id, fields, lease_ms=lease_ms, now_ms=now_ms)
+        if await context.store.queue.extend(waiting, batch.batch_id, fields, lease_ms=lease_ms, now_ms=now_ms)
     ]
     _check_any(batch, held)
     lost = [one.group for one in batch.held if one.group not in held]
@@ -174,10 +174,10 @@ def _check_any(batch: Batch, held: list[str]) -> None:
         )
 
 
-async def _end(parts: Context, batch: Batch, ended: Ending, answer: dict[str, Any]) -> web.Response:
+async def _end(context: Context, batch: Batch, ended: Ending, answer: dict[str, Any]) -> web.Response:
     """Keep the answer, for whoever asks again because it got lost."""
     fields = write_fields({"ended": ended, "answer": answer})
-    await parts.store.batches.update_if(batch.batch_id, fields, expect={}, now_ms=parts.clock.now_ms())
+    await context.store.batches.update_if(batch.batch_id, fields, expect={}, now_ms=context.clock.now_ms())
     return _json(answer)
 
 

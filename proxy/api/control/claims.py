@@ -61,41 +61,41 @@ class Claim:
         return len(self.held) >= self.said.groups
 
 
-async def fill(parts: Context, claim: Claim) -> None:
+async def fill(context: Context, claim: Claim) -> None:
     """Hold groups that wait, in the order that the claim wants, until it is full or none is left."""
-    claim.policy_version = read_policy(await parts.store.announcements.read())
-    waiting = await parts.store.queue.list_available(_LOOKED_AT)
+    claim.policy_version = read_policy(await context.store.announcements.read())
+    waiting = await context.store.queue.list_available(_LOOKED_AT)
     for one in sorted(waiting, key=lambda one: _rank(one, claim.said.order)):
         if claim.is_full:
             return
         if one.group not in claim.refused:
-            await _consider(parts, claim, one)
+            await _consider(context, claim, one)
 
 
-async def give_back(parts: Context, batch_id: str, waiting: QueuedGroup) -> bool:
+async def give_back(context: Context, batch_id: str, waiting: QueuedGroup) -> bool:
     """Let a leased group wait again; return whether it was leased."""
     fields = {**dict.fromkeys(_UNHELD), **write_fields({"status": "complete"})}
-    return await parts.store.queue.release(waiting, batch_id, fields, now_ms=parts.clock.now_ms())
+    return await context.store.queue.release(waiting, batch_id, fields, now_ms=context.clock.now_ms())
 
 
-async def undo(parts: Context, claim: Claim, held: Iterable[Held]) -> None:
+async def undo(context: Context, claim: Claim, held: Iterable[Held]) -> None:
     """Give back groups that were not handed out, and unfreeze their rewards. Runs to its end even if it is cancelled."""
 
     async def undone() -> None:
         for one in held:
             try:
-                await _thaw(parts, claim, one)
-                await give_back(parts, claim.batch_id, one.waiting)
+                await _thaw(context, claim, one)
+                await give_back(context, claim.batch_id, one.waiting)
             except StorageError as error:  # the group waits again when its lease runs out
                 fields = {"group_id": one.waiting.group, "why": str(error)}
                 LOG.error("a claimed group is not given back before its lease ends", extra={"fields": fields})
 
-    await asyncio.shield(parts.recorder.tasks.start(undone()))
+    await asyncio.shield(context.recorder.tasks.start(undone()))
 
 
-def held_fields(parts: Context, batch_id: str, consumer: str, lease_s: float) -> dict[str, bytes]:
+def held_fields(context: Context, batch_id: str, consumer: str, lease_s: float) -> dict[str, bytes]:
     """The fields of a group that is held from now on."""
-    until = parts.clock.now_ms() + round(lease_s * 1000)
+    until = context.clock.now_ms() + round(lease_s * 1000)
     return write_fields({"status": "claimed", "batch_id": batch_id, "consumer": consumer, "lease_ms": until})
 
 
@@ -110,28 +110,28 @@ def _version(waiting: QueuedGroup) -> int:
     return _UNKNOWN if number is None else number
 
 
-async def _consider(parts: Context, claim: Claim, waiting: QueuedGroup) -> None:
+async def _consider(context: Context, claim: Claim, waiting: QueuedGroup) -> None:
     """Lease one group and render it, if it meets the conditions of the claim."""
     too_stale = why_stale(claim, waiting)
     if too_stale is not None and claim.said.stale == "keep":
         claim.refused[waiting.group] = too_stale
         return
-    lease_ms, now_ms = max(1, round(claim.said.lease_s * 1000)), parts.clock.now_ms()
-    fields = held_fields(parts, claim.batch_id, claim.said.consumer, claim.said.lease_s)
-    if not await parts.store.queue.claim(waiting, claim.batch_id, fields, lease_ms=lease_ms, now_ms=now_ms):
+    lease_ms, now_ms = max(1, round(claim.said.lease_s * 1000)), context.clock.now_ms()
+    fields = held_fields(context, claim.batch_id, claim.said.consumer, claim.said.lease_s)
+    if not await context.store.queue.claim(waiting, claim.batch_id, fields, lease_ms=lease_ms, now_ms=now_ms):
         return  # somebody was quicker, or it was deleted
     held = Held(waiting)
     try:
-        dropped = too_stale or await _render(parts, claim, held)
+        dropped = too_stale or await _render(context, claim, held)
         if dropped is not None:
-            await _drop(parts, claim, held, dropped)
+            await _drop(context, claim, held, dropped)
         elif held.rendered:
             claim.held.append(held)
     except Conflict as refusal:
         claim.refused[waiting.group] = refusal.message
-        await undo(parts, claim, [held])
+        await undo(context, claim, [held])
     except BaseException:
-        await undo(parts, claim, [held])
+        await undo(context, claim, [held])
         raise
 
 
@@ -147,22 +147,22 @@ def why_stale(claim: Claim, waiting: QueuedGroup) -> str | None:
     return f"its oldest token is {behind} policy versions behind, and max_staleness={most}" if behind > most else None
 
 
-async def _render(parts: Context, claim: Claim, held: Held) -> str | None:
+async def _render(context: Context, claim: Claim, held: Held) -> str | None:
     """Render a leased group; return why it is not worth training, None if it is.
 
     Raises Conflict where it cannot be handed out as it is. A group that was deleted this moment is not rendered.
     """
-    group = await find_group(parts.store, held.waiting.group)
+    group = await find_group(context.store, held.waiting.group)
     if group is None:
         return None  # its entry in the queue is removed when it is next taken
     said, wanted = claim.said, claim.wanted
-    rollouts = await members_of(parts.store, group)
+    rollouts = await members_of(context.store, group)
     if said.rewarded and any(rollout.reward is None for rollout in rollouts):
         raise Conflict("some of its rollouts have no reward yet")
     held.frozen = tuple(rollout.rollout_id for rollout in rollouts if rollout.claimed_by is None)
-    frozen = await _freeze(parts, rollouts, claim.batch_id)
+    frozen = await _freeze(context, rollouts, claim.batch_id)
     gathered = await read_group_rows(
-        parts, wanted, group, frozen, GroupFilter(said.min_group, said.only_mixed), whole=True
+        context, wanted, group, frozen, GroupFilter(said.min_group, said.only_mixed), whole=True
     )
     if gathered.why is not None:
         return gathered.why
@@ -179,13 +179,13 @@ async def _render(parts: Context, claim: Claim, held: Held) -> str | None:
     return None
 
 
-async def _freeze(parts: Context, rollouts: list[Rollout], batch_id: str) -> list[Rollout]:
+async def _freeze(context: Context, rollouts: list[Rollout], batch_id: str) -> list[Rollout]:
     """Freeze the rewards of rollouts, and return the rollouts as they are from now on."""
     fields = write_fields({"claimed_by": batch_id})
-    now_ms = parts.clock.now_ms()
+    now_ms = context.clock.now_ms()
     stored = await asyncio.gather(
         *(
-            parts.store.update_if(rollout.rollout_id, {} if rollout.claimed_by else fields, expect={}, now_ms=now_ms)
+            context.store.update_if(rollout.rollout_id, {} if rollout.claimed_by else fields, expect={}, now_ms=now_ms)
             for rollout in rollouts
         ),
         return_exceptions=True,  # all of them are done before any is undone
@@ -196,27 +196,27 @@ async def _freeze(parts: Context, rollouts: list[Rollout], batch_id: str) -> lis
     return [read_rollout(one) for one in stored if one is not None and not isinstance(one, BaseException)]
 
 
-async def _thaw(parts: Context, claim: Claim, held: Held) -> None:
+async def _thaw(context: Context, claim: Claim, held: Held) -> None:
     """Let the rewards that this claim froze be changed again.
 
     Not if the lease has run out and somebody else has the group: that claim relies on the same marks.
     """
-    fields = held_fields(parts, claim.batch_id, claim.said.consumer, claim.said.lease_s)
-    lease_ms, now_ms = max(1, round(claim.said.lease_s * 1000)), parts.clock.now_ms()
-    if not held.frozen or not await parts.store.queue.extend(
+    fields = held_fields(context, claim.batch_id, claim.said.consumer, claim.said.lease_s)
+    lease_ms, now_ms = max(1, round(claim.said.lease_s * 1000)), context.clock.now_ms()
+    if not held.frozen or not await context.store.queue.extend(
         held.waiting, claim.batch_id, fields, lease_ms=lease_ms, now_ms=now_ms
     ):
         return
     expect = write_fields({"claimed_by": claim.batch_id})
     for rollout_id in held.frozen:
         with suppress(FieldsChanged):
-            await parts.store.update_if(rollout_id, {"claimed_by": None}, expect=expect, now_ms=now_ms)
+            await context.store.update_if(rollout_id, {"claimed_by": None}, expect=expect, now_ms=now_ms)
 
 
-async def _drop(parts: Context, claim: Claim, held: Held, why: str) -> None:
+async def _drop(context: Context, claim: Claim, held: Held, why: str) -> None:
     """Take a group out of the queue for good: it can still be read and exported."""
-    await _thaw(parts, claim, held)
+    await _thaw(context, claim, held)
     fields: Mapping[str, bytes | None] = {**dict.fromkeys(_UNHELD), **write_fields({"status": "dropped", "why": why})}
-    await parts.store.queue.remove(held.waiting, claim.batch_id, fields, now_ms=parts.clock.now_ms())
+    await context.store.queue.remove(held.waiting, claim.batch_id, fields, now_ms=context.clock.now_ms())
     claim.dropped.append({"group_id": held.waiting.group, "why": why})
-    parts.metrics.group_events.labels("dropped").inc()
+    context.metrics.group_events.labels("dropped").inc()

@@ -31,19 +31,19 @@ async def put_engines(request: web.Request) -> web.Response:
     Calls in flight end where they are. It is refused where no control key is configured: whoever may say where calls are
     sent can read them, and have any address within reach called.
     """
-    parts = request.app[CONTEXT]
-    if not parts.control_keys:
+    context = request.app[CONTEXT]
+    if not context.control_keys:
         raise Forbidden("endpoints are changed with a control key only, and none is configured: set control.api_keys")
-    await parts.fleet.put((await body_from(request, PutEngines)).endpoints)
-    return await _shown(parts)
+    await context.fleet.put((await body_from(request, PutEngines)).endpoints)
+    return await _shown(context)
 
 
-async def _shown(parts: Context) -> web.Response:
-    healthy = await healthy_engines(parts)
-    await parts.upstream.learn()
-    record, now = parts.settings.record, parts.clock.now()
-    shown = [_engine(endpoint, healthy, record, now) for endpoint in parts.upstream.endpoints]
-    told = {"engines": shown, "configured": not parts.fleet.is_put}
+async def _shown(context: Context) -> web.Response:
+    healthy = await healthy_engines(context)
+    await context.upstream.learn()
+    record, now = context.settings.record, context.clock.now()
+    shown = [_engine(endpoint, healthy, record, now) for endpoint in context.upstream.endpoints]
+    told = {"engines": shown, "configured": not context.fleet.is_put}
     return web.Response(body=orjson.dumps(told), content_type="application/json")
 
 

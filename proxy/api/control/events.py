@@ -25,15 +25,15 @@ async def show_events(request: web.Request) -> web.StreamResponse:
     `changed` for each step that is stored (`index`, `step_id`) and each other change of a rollout (both null); a comment
     every few seconds. When the store is away, or the proxy stops, the stream ends: whoever comes back looks anew.
     """
-    parts = request.app[CONTEXT]
+    context = request.app[CONTEXT]
     reject_unknown_params(request, ("rollout_id",))
     wanted = request.query.get("rollout_id")
-    async with parts.store.changes.subscribe() as changes:
+    async with context.store.changes.subscribe() as changes:
         response = web.StreamResponse(headers=_HEADERS)
         await response.prepare(request)
         await response.write(b": following\n\n")
         telling = asyncio.create_task(_tell(response, changes, wanted))  # noqa: TID251 - held by this very function
-        stopping = asyncio.create_task(parts.stopping.wait())  # noqa: TID251
+        stopping = asyncio.create_task(context.stopping.wait())  # noqa: TID251
         try:
             await asyncio.wait((telling, stopping), return_when=asyncio.FIRST_COMPLETED)
         finally:

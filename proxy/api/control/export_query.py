@@ -59,18 +59,18 @@ class ExportQuery:
     advantage: str = "given"
     report: bool = False
 
-    async def plan(self, parts: Context, rollout: Rollout) -> Planned:
+    async def plan(self, context: Context, rollout: Rollout) -> Planned:
         """Plan the rows of one rollout, with the advantages that it has.
 
         Raises Conflict if the format cannot express it, DamagedStep if a step cannot be read, NotFound if the rollout was
         deleted meanwhile, or StorageError.
         """
         retokenized = self.options.include == RETOKENIZED
-        steps = await read_steps(parts.store, rollout, whole=retokenized or self.form.whole)
+        steps = await read_steps(context.store, rollout, whole=retokenized or self.form.whole)
         if retokenized:
-            steps = await _retokenized(parts, steps)
+            steps = await _retokenized(context, steps)
         # Loading a tokenizer takes seconds and may fail: only for formats that have text.
-        decode = await _decode(parts, steps) if "full_text" in self.form.columns else None
+        decode = await _decode(context, steps) if "full_text" in self.form.columns else None
         fill = replace(self.fill, decode=decode)
         facts = facts_of(replace(rollout, advantages=None) if self.advantage == "none" else rollout)
         weight = weight_of(steps)
@@ -157,10 +157,10 @@ def _container_of(request: web.Request) -> Container:
         raise BadCall(str(error), param="container") from None
 
 
-async def _decode(parts: Context, steps: Sequence[Step]) -> Callable[[Sequence[int]], str] | None:
+async def _decode(context: Context, steps: Sequence[Step]) -> Callable[[Sequence[int]], str] | None:
     """What makes text of these steps' ids: the tokenizer of the one endpoint that they came from."""
     names = {step.engine.name for step in steps}
-    tokenizer = await parts.tokenizers.of(names.pop()) if len(names) == 1 else None
+    tokenizer = await context.tokenizers.of(names.pop()) if len(names) == 1 else None
     return tokenizer.decode if tokenizer else None
 
 
@@ -178,10 +178,10 @@ def _logprob_of(request: web.Request, name: str) -> float | None:
     return value
 
 
-async def _retokenized(parts: Context, steps: Sequence[Step]) -> list[Step]:
+async def _retokenized(context: Context, steps: Sequence[Step]) -> list[Step]:
     """The steps, with ids made for those that have none, by the tokenizers of their endpoints. Raises NotValid."""
     names = {step.engine.name for step in steps}
-    tokenizers = {name: tokenizer for name in names if (tokenizer := await parts.tokenizers.of(name)) is not None}
+    tokenizers = {name: tokenizer for name in names if (tokenizer := await context.tokenizers.of(name)) is not None}
 
     def made() -> list[Step]:
         return [

@@ -63,16 +63,16 @@ async def export_rollout(request: web.Request) -> web.StreamResponse:
 async def export_many(request: web.Request) -> web.StreamResponse:
     """`GET /export?format=…&status=&group_id=&since=&limit=`: rollouts newest first, streamed as they are read."""
     reject_unknown_params(request, (*EXPORT_OPTIONS, "status", "group_id", "since", "limit"))
-    parts = request.app[CONTEXT]
+    context = request.app[CONTEXT]
     wanted = export_query_from(request)
     await wanted.load()
     rollouts = _rollouts(
-        parts,
+        context,
         filter_of(request),
         limit=int_param(request, "limit", None, least=1),
         since=int_param(request, "since", None, least=0),
     )
-    async with aclosing(_pieces(parts, wanted, rollouts)) as pieces:
+    async with aclosing(_pieces(context, wanted, rollouts)) as pieces:
         first = await anext(pieces)  # what fails up to here still has a status of its own
         response = web.StreamResponse(headers={"Content-Type": wanted.container.content_type})
         await response.prepare(request)
@@ -94,13 +94,15 @@ async def export_many(request: web.Request) -> web.StreamResponse:
         return response
 
 
-async def _pieces(parts: Context, wanted: ExportQuery, rollouts: AsyncIterator[Rollout]) -> AsyncGenerator[bytes, None]:
+async def _pieces(
+    context: Context, wanted: ExportQuery, rollouts: AsyncIterator[Rollout]
+) -> AsyncGenerator[bytes, None]:
     """Write an export of many rollouts: at least one piece, and the first has the first row, if there is any."""
     skipped: list[dict[str, str]] = []
     described: list[dict[str, Any]] = []
     writer = wanted.writer()
     ahead = writer.opening()
-    async with aclosing(_read_ahead(parts, wanted, rollouts)) as found:
+    async with aclosing(_read_ahead(context, wanted, rollouts)) as found:
         async for rollout, planned in found:
             plan = planned.plan
             async with aclosing(_written(planned, writer)) as pieces:
@@ -124,14 +126,14 @@ async def _written(planned: Planned, writer: Writer) -> AsyncGenerator[bytes, No
 
 
 async def _read_ahead(
-    parts: Context, wanted: ExportQuery, rollouts: AsyncIterator[Rollout]
+    context: Context, wanted: ExportQuery, rollouts: AsyncIterator[Rollout]
 ) -> AsyncGenerator[tuple[Rollout, Planned], None]:
     """Plan the rows of rollouts, in their order; while one is written, the next few are read from the store."""
     reading: deque[tuple[Rollout, asyncio.Task[Planned]]] = deque()
     ahead = 0
     try:
         async for next_one in rollouts:
-            reading.append((next_one, asyncio.get_running_loop().create_task(_planned(parts, wanted, next_one))))
+            reading.append((next_one, asyncio.get_running_loop().create_task(_planned(context, wanted, next_one))))
             ahead += _steps(next_one)
             while len(reading) > _MOST_AHEAD or (len(reading) > 1 and ahead > _MOST_STEPS_AHEAD):
                 rollout, task = reading.popleft()
@@ -147,14 +149,14 @@ async def _read_ahead(
         await asyncio.gather(*left, return_exceptions=True)
 
 
-async def _planned(parts: Context, wanted: ExportQuery, rollout: Rollout) -> Planned:
+async def _planned(context: Context, wanted: ExportQuery, rollout: Rollout) -> Planned:
     """Plan the rows of one rollout of many; one that cannot be exported has none, and a skipped entry with the reason.
 
     The rows that are planned can be rendered: those of a rollout of moderate size are rendered here, those of a large one
     are rendered twice, so that they are in memory one at a time.
     """
     try:
-        planned = await wanted.plan(parts, rollout)
+        planned = await wanted.plan(context, rollout)
         if planned.weight <= _MOST_RENDERED:
             rows = await planned.rows()
             plan = Plan(rows.trained, rows.skipped, lambda: iter(rows.rows))
@@ -183,12 +185,12 @@ def _steps(rollout: Rollout) -> int:
 
 
 async def _rollouts(
-    parts: Context, wanted: RolloutFilter, *, limit: int | None, since: int | None
+    context: Context, wanted: RolloutFilter, *, limit: int | None, since: int | None
 ) -> AsyncIterator[Rollout]:
     """The rollouts that a query asks for, newest first, in constant memory. `since` is unix seconds."""
     given = 0
-    async for name in parts.store.names():
-        stored = await parts.store.get(name)
+    async for name in context.store.names():
+        stored = await context.store.get(name)
         if stored is None:
             continue  # deleted meanwhile
         if since is not None and stored.created_ms < since * 1000:

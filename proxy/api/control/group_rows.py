@@ -85,7 +85,7 @@ class GroupRows:
 
 
 async def read_group_rows(
-    parts: Context,
+    context: Context,
     wanted: ExportQuery,
     group: Group,
     rollouts: Sequence[Rollout],
@@ -108,7 +108,7 @@ async def read_group_rows(
             skipped.append({"rollout_id": name, "why": GONE})
             continue
         try:
-            rows = await (await wanted.plan(parts, found[name])).rows()
+            rows = await (await wanted.plan(context, found[name])).rows()
         except NotFound:
             skipped.append({"rollout_id": name, "why": GONE})
         except DamagedStep as damage:

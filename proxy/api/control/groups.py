@@ -35,18 +35,18 @@ _COUNTS: Final = ("steps", "exact", "flagged", "sampled_tokens")
 
 async def open_group(request: web.Request) -> web.Response:
     """`POST /groups`: the group and all its rollouts, or nothing: 201; 200 for the same body again; 409 for another."""
-    parts = request.app[CONTEXT]
+    context = request.app[CONTEXT]
     opening = await body_from(request, OpenGroup)
-    name = opening.group_id or new_id(parts.clock)
+    name = opening.group_id or new_id(context.clock)
     terms = opening.rollout.model_dump(exclude_none=True, exclude_defaults=True)
     said = {**opening.model_dump(exclude_none=True, exclude_defaults=True), "group_id": name, "rollout": terms}
-    members = [_beside(parts, name) for _ in range(opening.size)]
+    members = [_beside(context, name) for _ in range(opening.size)]
     fields = write_fields({"size": opening.size, "members": members, "metadata": opening.metadata or None})
     fields["opened_with"] = orjson.dumps(said, option=orjson.OPT_SORT_KEYS)
     of_each = write_fields({**terms, "group_id": name})
     _check_size(opening.size, of_each)
     rollouts = dict.fromkeys(members, of_each)
-    stored = await parts.store.open_group(name, fields, rollouts, now_ms=parts.clock.now_ms())
+    stored = await context.store.open_group(name, fields, rollouts, now_ms=context.clock.now_ms())
     if stored.fields.get("opened_with") != fields["opened_with"]:
         raise Conflict(
             f"the group {name!r} is there already, opened with other terms"
@@ -54,7 +54,7 @@ async def open_group(request: web.Request) -> web.Response:
             else f"the group {name!r} is there already: its rollouts brought it into being",
             param="group_id",
         )
-    shown = await _opened(request, parts, stored)
+    shown = await _opened(request, context, stored)
     return _json(shown, status=201 if stored.created else 200)
 
 
@@ -68,40 +68,40 @@ def _check_size(size: int, of_each: Mapping[str, bytes]) -> None:
         )
 
 
-def _beside(parts: Context, group_id: str) -> str:
+def _beside(context: Context, group_id: str) -> str:
     """A fresh id that can be opened together with its group: one in sixteen can."""
     while True:
-        name = new_id(parts.clock)
-        if parts.store.same_slot(group_id, name):
+        name = new_id(context.clock)
+        if context.store.same_slot(group_id, name):
             return name
 
 
-async def _opened(request: web.Request, parts: Context, stored: StoredEntity) -> dict[str, Any]:
+async def _opened(request: web.Request, context: Context, stored: StoredEntity) -> dict[str, Any]:
     """What an opening answers, the same each time."""
     group = read_group(stored)
-    found = await asyncio.gather(*map(parts.store.get, group.members))
+    found = await asyncio.gather(*map(context.store.get, group.members))
     return {
         "group_id": group.group_id,
         "size": group.size,
         "status": "open",
         "metadata": group.metadata,
         "created_ms": group.created_ms,
-        "rollouts": [opened(request, parts, rollout) for rollout in found if rollout is not None],
+        "rollouts": [opened(request, context, rollout) for rollout in found if rollout is not None],
     }
 
 
 async def list_groups(request: web.Request) -> web.Response:
     """`GET /groups?status=&limit=&cursor=`: newest first; a filter may leave a page short of its limit."""
-    parts = request.app[CONTEXT]
+    context = request.app[CONTEXT]
     reject_unknown_params(request, ("status", "limit", "cursor"))
     limit = int_param(request, "limit", _LISTED, least=1, most=_MOST_LISTED) or _LISTED
     status = enum_param(request, "status", STATUSES, "open") if "status" in request.query else None
     try:
-        page = await parts.store.groups.list(cursor=request.query.get("cursor"), limit=limit)
+        page = await context.store.groups.list(cursor=request.query.get("cursor"), limit=limit)
     except ValueError as error:
         raise BadCall(str(error), param="cursor") from None
-    found = await asyncio.gather(*(find_group(parts.store, name) for name in page.names))
-    now_ms = parts.clock.now_ms()
+    found = await asyncio.gather(*(find_group(context.store, name) for name in page.names))
+    now_ms = context.clock.now_ms()
     there = [group for group in found if group is not None]
     shown = [_terms(group, now_ms) for group in there if status in (None, group.status_at(now_ms))]
     return _json({"groups": shown, "cursor": page.cursor})
@@ -109,13 +109,13 @@ async def list_groups(request: web.Request) -> web.Response:
 
 async def show_group(request: web.Request) -> web.Response:
     """`GET /groups/{id}`: the group with its members, their statuses, rewards, counts and drift."""
-    parts = request.app[CONTEXT]
+    context = request.app[CONTEXT]
     group = await group_of(request)
     if group.status == "open":
-        await parts.completion.settle(group)  # what a crash may have left
+        await context.completion.settle(group)  # what a crash may have left
         group = await group_of(request)
-    rollouts = await members_of(parts.store, group)
-    return _json(shown_group(group, rollouts, parts.clock.now_ms()))
+    rollouts = await members_of(context.store, group)
+    return _json(shown_group(group, rollouts, context.clock.now_ms()))
 
 
 async def delete_group(request: web.Request) -> web.Response:
@@ -126,7 +126,7 @@ async def delete_group(request: web.Request) -> web.Response:
 
 async def export_group(request: web.Request) -> web.Response:
     """`GET /groups/{id}/export?format=…`: in JSON what the trainer takes as one group, else its rows."""
-    parts = request.app[CONTEXT]
+    context = request.app[CONTEXT]
     reject_unknown_params(request, (*EXPORT_OPTIONS, "min_group", "only_mixed"))
     wanted = export_query_from(request, ADVANTAGES)
     await wanted.load()
@@ -135,7 +135,7 @@ async def export_group(request: web.Request) -> web.Response:
         only_mixed=enum_param(request, "only_mixed", ("true", "false"), "false") == "true",
     )
     group = await group_of(request)
-    gathered = await read_group_rows(parts, wanted, group, await members_of(parts.store, group), worth)
+    gathered = await read_group_rows(context, wanted, group, await members_of(context.store, group), worth)
     skipped = [{"why": gathered.why}] if gathered.why else gathered.skipped
     body = await _rendered(wanted, gathered)
     return web.Response(
@@ -162,13 +162,13 @@ async def _rendered(wanted: ExportQuery, gathered: GroupRows) -> bytes:
     return await aside(gathered.count, lambda: b"".join(wanted.pieces(rows, report)))
 
 
-async def drop_group(parts: Context, group_id: str) -> None:
+async def drop_group(context: Context, group_id: str) -> None:
     """Delete a group and its rollouts, these first: so asking again finds what is left."""
-    group = await find_group(parts.store, group_id)
+    group = await find_group(context.store, group_id)
     if group is not None:
         for name in group.members:
-            await parts.store.delete(name)
-        await parts.store.groups.delete(group_id)
+            await context.store.delete(name)
+        await context.store.groups.delete(group_id)
 
 
 async def group_of(request: web.Request) -> Group:

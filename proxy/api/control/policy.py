@@ -28,8 +28,10 @@ async def put_policy(request: web.Request) -> web.Response:
     """`PUT /policy`: every call that begins after the answer, at any process that shares the store, is stamped with it."""
     said = await body_from(request, PutPolicy)
     version = str(said.version)
-    parts = request.app[CONTEXT]
-    parts.policy.told({POLICY_NOTICE: await parts.store.announcements.announce(POLICY_NOTICE, orjson.dumps(version))})
+    context = request.app[CONTEXT]
+    context.policy.told(
+        {POLICY_NOTICE: await context.store.announcements.announce(POLICY_NOTICE, orjson.dumps(version))}
+    )
     return _json({"version": version})
 
 
@@ -40,26 +42,26 @@ async def pause_policy(request: web.Request) -> web.Response:
     """
     drain_s = _seconds(request, "drain_s")
     mode = (await body_from(request, PausePolicy)).mode
-    parts = request.app[CONTEXT]
-    number = await parts.pause.announce(mode)
-    began = parts.clock.monotonic()
+    context = request.app[CONTEXT]
+    number = await context.pause.announce(mode)
+    began = context.clock.monotonic()
     while True:
-        in_flight, unaware = await parts.pause.beat()
-        past = parts.clock.monotonic() - began
-        is_over = parts.pause.number != number or (past >= drain_s if not unaware else past >= max(drain_s, _AWARE_S))
+        in_flight, unaware = await context.pause.beat()
+        past = context.clock.monotonic() - began
+        is_over = context.pause.number != number or (past >= drain_s if not unaware else past >= max(drain_s, _AWARE_S))
         if is_over or not (in_flight or unaware):
             break
         await asyncio.sleep(_LOOK_S)
-    is_drained = not in_flight and not unaware and parts.pause.number == number
-    return _json({"mode": parts.pause.mode, "in_flight": in_flight, "drained": is_drained})
+    is_drained = not in_flight and not unaware and context.pause.number == number
+    return _json({"mode": context.pause.mode, "in_flight": in_flight, "drained": is_drained})
 
 
 async def resume_policy(request: web.Request) -> web.Response:
     """`POST /policy/resume`: calls that wait go on, with the policy version that is announced now."""
-    parts = request.app[CONTEXT]
-    await parts.pause.announce(None)
-    in_flight, _ = await parts.pause.beat()
-    return _json({"mode": parts.pause.mode, "in_flight": in_flight})
+    context = request.app[CONTEXT]
+    await context.pause.announce(None)
+    in_flight, _ = await context.pause.beat()
+    return _json({"mode": context.pause.mode, "in_flight": in_flight})
 
 
 def _seconds(request: web.Request, name: str) -> float:

@@ -35,13 +35,13 @@ _FIELDS_OF_OPENING = ("group_id", "metadata", "model", "sampling", "tools", "lim
 
 async def open_rollout(request: web.Request) -> web.Response:
     """`POST /rollouts`: 201; 200 and the same answer for the same body again; 409 for another body."""
-    parts = request.app[CONTEXT]
+    context = request.app[CONTEXT]
     opening = await body_from(request, OpenRollout)
-    name = opening.rollout_id or new_id(parts.clock)
+    name = opening.rollout_id or new_id(context.clock)
     said = opening.model_dump(exclude_none=True, exclude_defaults=True)
     fields = write_fields({key: said.get(key) for key in _FIELDS_OF_OPENING})
     fields["opened_with"] = orjson.dumps({**said, "rollout_id": name}, option=orjson.OPT_SORT_KEYS)
-    stored = await parts.store.open(name, fields, now_ms=parts.clock.now_ms())
+    stored = await context.store.open(name, fields, now_ms=context.clock.now_ms())
     if stored.fields.get("opened_with") != fields["opened_with"]:
         raise Conflict(
             f"the rollout {name!r} is there already, opened with other terms"
@@ -50,26 +50,26 @@ async def open_rollout(request: web.Request) -> web.Response:
             param="rollout_id",
         )
     if opening.group_id is not None:
-        await join(parts.store, parts.clock, stored, opening.group_id)
-    return _json(opened(request, parts, stored), status=201 if stored.created else 200)
+        await join(context.store, context.clock, stored, opening.group_id)
+    return _json(opened(request, context, stored), status=201 if stored.created else 200)
 
 
 async def list_rollouts(request: web.Request) -> web.Response:
     """`GET /rollouts`: newest first. `since` is unix seconds; filters may leave a page short of its limit."""
-    parts = request.app[CONTEXT]
+    context = request.app[CONTEXT]
     reject_unknown_params(request, ("status", "group_id", "since", "limit", "cursor"))
     limit = int_param(request, "limit", _LISTED, least=1, most=_MOST_LISTED) or _LISTED
     since = int_param(request, "since", None, least=0)
     try:
-        page = await parts.store.list(
+        page = await context.store.list(
             cursor=request.query.get("cursor"), limit=limit, since_ms=None if since is None else since * 1000
         )
     except ValueError as error:
         raise BadCall(str(error), param="cursor") from None
     wanted = filter_of(request)
-    found = await asyncio.gather(*map(parts.store.get, page.names))
+    found = await asyncio.gather(*map(context.store.get, page.names))
     rollouts = [rollout for stored in found if stored is not None and wanted(rollout := read_rollout(stored))]
-    shown = await asyncio.gather(*(_shown(request, parts, rollout) for rollout in rollouts))
+    shown = await asyncio.gather(*(_shown(request, context, rollout) for rollout in rollouts))
     listed = [{**one, "metadata": own_metadata(one["metadata"])} for one in shown]
     return _json({"rollouts": listed, "cursor": page.cursor})
 
@@ -96,9 +96,9 @@ class RolloutFilter:
 
 async def show_rollout(request: web.Request) -> web.Response:
     """`GET /rollouts/{id}`. What is not known of its drift is looked for again: the next look may have it."""
-    parts, rollout = request.app[CONTEXT], await rollout_from(request)
-    parts.drift_totals.complete(rollout)
-    return _json(await _shown(request, parts, rollout))
+    context, rollout = request.app[CONTEXT], await rollout_from(request)
+    context.drift_totals.complete(rollout)
+    return _json(await _shown(request, context, rollout))
 
 
 async def patch_rollout(request: web.Request) -> web.Response:
@@ -106,10 +106,10 @@ async def patch_rollout(request: web.Request) -> web.Response:
 
     Rewards and advantages stay as they are from when the rollout's group is claimed.
     """
-    parts = request.app[CONTEXT]
+    context = request.app[CONTEXT]
     rollout = await rollout_from(request)
     patch = await body_from(request, PatchRollout)
-    await check_step_rewards(parts.store, rollout, patch.step_rewards)
+    await check_step_rewards(context.store, rollout, patch.step_rewards)
     given = patch.model_dump(include={"reward", "advantages", "metadata"} & patch.model_fields_set)
     while True:
         fields = _changes(rollout, given, patch.step_rewards)
@@ -122,15 +122,15 @@ async def patch_rollout(request: web.Request) -> web.Response:
         expect = write_fields({"step_rewards": rollout.step_rewards or None})
         expected = {"claimed_by": None, "step_rewards": expect.get("step_rewards")} if signals else {}
         try:
-            stored = await parts.store.update_if(
-                rollout.rollout_id, fields, expect=expected, now_ms=parts.clock.now_ms()
+            stored = await context.store.update_if(
+                rollout.rollout_id, fields, expect=expected, now_ms=context.clock.now_ms()
             )
         except FieldsChanged as changed:
             rollout = read_rollout(changed.rollout)  # somebody was quicker: look again
             continue
         if stored is None:
             raise no_rollout(rollout.rollout_id)
-        return _json(await _shown(request, parts, read_rollout(stored)))
+        return _json(await _shown(request, context, read_rollout(stored)))
 
 
 def _changes(rollout: Rollout, given: Mapping[str, Any], step_rewards: Mapping[str, Any]) -> dict[str, bytes | None]:
@@ -146,11 +146,11 @@ def _changes(rollout: Rollout, given: Mapping[str, Any], step_rewards: Mapping[s
 
 async def finish_rollout(request: web.Request) -> web.Response:
     """`POST /rollouts/{id}/finish`: once; the same again changes nothing, another status is 409."""
-    parts = request.app[CONTEXT]
+    context = request.app[CONTEXT]
     said = await body_from(request, FinishRollout)
     rollout = await rollout_from(request)
-    finished = await parts.finisher.finish(rollout, said.status, reward=said.reward, metadata=said.metadata)
-    return _json(await _shown(request, parts, finished))
+    finished = await context.finisher.finish(rollout, said.status, reward=said.reward, metadata=said.metadata)
+    return _json(await _shown(request, context, finished))
 
 
 async def delete_rollout(request: web.Request) -> web.Response:
@@ -159,20 +159,20 @@ async def delete_rollout(request: web.Request) -> web.Response:
     return web.Response(status=204)
 
 
-def opened(request: web.Request, parts: Context, stored: StoredEntity) -> dict[str, Any]:
+def opened(request: web.Request, context: Context, stored: StoredEntity) -> dict[str, Any]:
     """What an opening answers: the rollout without what changes with time, so that it is the same answer again."""
-    shown = _terms(request, parts, read_rollout(stored))
+    shown = _terms(request, context, read_rollout(stored))
     shown["metadata"] = own_metadata(shown["metadata"])
-    key = mint(stored.name, stored.incarnation, parts.secret)
+    key = mint(stored.name, stored.incarnation, context.secret)
     return {**shown, "status": "open", "created_ms": stored.created_ms, "api_key": key}
 
 
-async def _shown(request: web.Request, parts: Context, rollout: Rollout) -> dict[str, Any]:
+async def _shown(request: web.Request, context: Context, rollout: Rollout) -> dict[str, Any]:
     """A rollout as people see it."""
-    marks = read_marks(await parts.store.marks(rollout.rollout_id))
+    marks = read_marks(await context.store.marks(rollout.rollout_id))
     counts = {name: rollout.counts.get(name, 0) for name in _COUNTS}
     return {
-        **_terms(request, parts, rollout),
+        **_terms(request, context, rollout),
         "status": rollout.status,
         **({"dispatch": {key: rollout.osmosis[key] for key in _DISPATCH}} if rollout.osmosis else {}),
         "counts": {**counts, "undelivered": len(marks.undelivered)},
@@ -192,12 +192,12 @@ _DISPATCH = ("server", "protocol", "state")
 _COUNTS = ("steps", "exact", "flagged", "error", "late", "sampled_tokens", "prompt_tokens", "mask_mismatches")
 
 
-def _terms(request: web.Request, parts: Context, rollout: Rollout) -> dict[str, Any]:
+def _terms(request: web.Request, context: Context, rollout: Rollout) -> dict[str, Any]:
     """What a rollout was opened with, and where agents reach it."""
     return {
         "rollout_id": rollout.rollout_id,
         "group_id": rollout.group_id,
-        "base_url": f"{model_url(request, parts)}{prefix_of(rollout.rollout_id)}/v1",
+        "base_url": f"{model_url(request, context)}{prefix_of(rollout.rollout_id)}/v1",
         "model": rollout.model,
         "sampling": {
             "override": rollout.sampling.override,

@@ -31,14 +31,14 @@ _MOST_SHOWN = 1000
 
 async def list_steps(request: web.Request) -> web.Response:
     """`GET /rollouts/{id}/steps?after=&limit=`: whole steps in the order of storing; NDJSON if accepted."""
-    parts = request.app[CONTEXT]
+    context = request.app[CONTEXT]
     reject_unknown_params(request, ("after", "limit"))
     after = int_param(request, "after", None, least=0)
     limit = int_param(request, "limit", _SHOWN, least=1, most=_MOST_SHOWN) or _SHOWN
     rollout = await rollout_from(request)
     start = 0 if after is None else after + 1
-    records = await parts.store.read(rollout.rollout_id, start, limit)
-    steps = await decode_records(parts.store, rollout, records, start, whole=True)
+    records = await context.store.read(rollout.rollout_id, start, limit)
+    steps = await decode_records(context.store, rollout, records, start, whole=True)
     following = start + len(steps) - 1 if len(steps) == limit else None
     container = container_for(request.headers.get("Accept"), None)
 
@@ -59,14 +59,14 @@ async def show_step(request: web.Request) -> web.Response:
 
 async def step_of(request: web.Request) -> tuple[Step, Rollout]:
     """The step that the path names, whole, and its rollout. Raises NotFound."""
-    parts = request.app[CONTEXT]
+    context = request.app[CONTEXT]
     rollout = await rollout_from(request)
     step_id = unquote(request.raw_path.partition("?")[0].split("/")[4])
-    found = await parts.store.find(rollout.rollout_id, step_id)
+    found = await context.store.find(rollout.rollout_id, step_id)
     if found is None:
         raise NotFound(f"the rollout {rollout.rollout_id!r} has no step {step_id!r}", param="step_id")
     index, record = found
-    (step,) = await decode_records(parts.store, rollout, [record], index, whole=True)
+    (step,) = await decode_records(context.store, rollout, [record], index, whole=True)
     return step, rollout
 
 
@@ -78,12 +78,12 @@ async def show_tree(request: web.Request) -> web.Response:
     reject_unknown_params(request, ("texts",))
     texts = enum_param(request, "texts", ("true", "false"), "true") == "true"
     rollout = await rollout_from(request)
-    parts = request.app[CONTEXT]
-    steps = await read_steps(parts.store, rollout, whole=True)
-    drift = await parts.drift.find(rollout, steps, texts="all" if texts else "none")
+    context = request.app[CONTEXT]
+    steps = await read_steps(context.store, rollout, whole=True)
+    drift = await context.drift.find(rollout, steps, texts="all" if texts else "none")
     if texts and rollout.is_finished:
         with suppress(StorageError):  # a later look counts what this one has found out
-            await parts.drift.count(rollout, drift, len(steps))
+            await context.drift.count(rollout, drift, len(steps))
     body = await asyncio.to_thread(lambda: to_json_bytes(outline(steps, facts_of(rollout), drift)))
     return web.Response(body=body, content_type="application/json")
 

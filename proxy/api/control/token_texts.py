@@ -59,17 +59,17 @@ async def show_texts(request: web.Request) -> web.Response:
     return web.Response(body=orjson.dumps(told), content_type="application/json")
 
 
-async def _sought(parts: Context, step: Step, ids: Ids) -> tuple[Texts, Source]:
+async def _sought(context: Context, step: Step, ids: Ids) -> tuple[Texts, Source]:
     """The texts of ids by the endpoint's tokenizer, else by the engine itself."""
     try:
-        tokenizer = await parts.tokenizers.of(step.engine.name)
+        tokenizer = await context.tokenizers.of(step.engine.name)
     except NotValid as error:
         LOG.warning("%s", error)
         tokenizer = None
     if tokenizer is not None:
         by_id = await asyncio.to_thread(_decoded, tokenizer.decode, ids)
         return [by_id.get(one) for one in ids], "tokenizer"
-    known = await _asked(parts, step, ids)
+    known = await _asked(context, step, ids)
     return [known.get(one) for one in ids], "engine" if known else "none"
 
 
@@ -81,17 +81,17 @@ def _decoded(decode: Callable[[Sequence[int]], str], ids: Ids) -> dict[int, str 
     return found
 
 
-async def _asked(parts: Context, step: Step, ids: Ids) -> Mapping[int, str | None]:
+async def _asked(context: Context, step: Step, ids: Ids) -> Mapping[int, str | None]:
     """What the engine that sampled tells; nothing if it is gone, or tells none."""
     name = step.engine.name
-    endpoint = next((one for one in parts.upstream.endpoints if one.settings.label == name), None)
+    endpoint = next((one for one in context.upstream.endpoints if one.settings.label == name), None)
     if endpoint is None:
         return {}
 
     async def ask(one: int) -> str | None:
-        return await detokenize_at_engine(parts.upstream, endpoint, [one])
+        return await detokenize_at_engine(context.upstream, endpoint, [one])
 
-    return await parts.token_texts.told((name, endpoint.settings.url, step.model_served or ""), ids, ask)
+    return await context.token_texts.told((name, endpoint.settings.url, step.model_served or ""), ids, ask)
 
 
 def recorded(step: Step, choice: Choice, start: int, limit: int) -> Texts | None:

@@ -49,47 +49,47 @@ GUARDS: tuple[Guard, ...] = (is_open, within_limits)
 
 
 @asynccontextmanager
-async def admitted(parts: Context, rollout_id: str, group_id: str | None, step_id: str) -> AsyncIterator[Rollout]:
+async def admitted(context: Context, rollout_id: str, group_id: str | None, step_id: str) -> AsyncIterator[Rollout]:
     """Its rollout, once nothing holds a call, which is in flight then. Raises Paused."""
     while True:
-        rollout = await parts.opener.open(rollout_id, group_id, step_id)
-        lifetime = parts.lifetimes.kept(rollout.rollout_id, rollout.incarnation, rollout.group_id, rollout.origin)
-        async with parts.places.kept(rollout, step_id):
+        rollout = await context.opener.open(rollout_id, group_id, step_id)
+        lifetime = context.lifetimes.kept(rollout.rollout_id, rollout.incarnation, rollout.group_id, rollout.origin)
+        async with context.places.kept(rollout, step_id):
             with lifetime:
-                if await parts.pause.passed():
+                if await context.pause.passed():
                     continue  # opened anew: the policy is another one now
-                with parts.pause.counted():
-                    yield await _started(parts, rollout)
+                with context.pause.counted():
+                    yield await _started(context, rollout)
                     return
 
 
-async def _started(parts: Context, rollout: Rollout) -> Rollout:
+async def _started(context: Context, rollout: Rollout) -> Rollout:
     """Return the rollout once its tools are known: its first call may come before its dispatch has ended."""
-    until = parts.clock.monotonic() + _START_TIMEOUT_S
-    while rollout.is_starting and parts.clock.monotonic() < until:
+    until = context.clock.monotonic() + _START_TIMEOUT_S
+    while rollout.is_starting and context.clock.monotonic() < until:
         await asyncio.sleep(_START_INTERVAL_S)
-        stored = await parts.store.get(rollout.rollout_id)
+        stored = await context.store.get(rollout.rollout_id)
         if stored is None:
             raise no_rollout(rollout.rollout_id)
         rollout = read_rollout(stored)
     return rollout
 
 
-async def guard(parts: Context, rollout: Rollout) -> None:
+async def guard(context: Context, rollout: Rollout) -> None:
     """Pass every guard; a rollout that has reached a limit is marked so."""
     try:
         for check in GUARDS:
-            check(rollout, parts.clock.now_ms())
+            check(rollout, context.clock.now_ms())
     except LimitReached:
         if rollout.status == "open":
-            await _mark_limited(parts, rollout.rollout_id)
+            await _mark_limited(context, rollout.rollout_id)
         raise
 
 
-async def _mark_limited(parts: Context, rollout_id: str) -> None:
+async def _mark_limited(context: Context, rollout_id: str) -> None:
     try:
         fields = write_fields({"status": "limited"})
-        await parts.store.update_if(rollout_id, fields, expect={"status": None}, now_ms=parts.clock.now_ms())
+        await context.store.update_if(rollout_id, fields, expect={"status": None}, now_ms=context.clock.now_ms())
     except FieldsChanged:
         pass  # somebody finished or marked it meanwhile
     except StorageError as error:

@@ -46,7 +46,7 @@ class ModelRequest:
     """A request of the model API: the endpoint as an engine knows it, the rollout that its path names, and who calls."""
 
     request: web.Request
-    parts: Context
+    context: Context
     endpoint: str
     rollout_id: str | None
     caller: Caller

@@ -48,16 +48,16 @@ from proxy.upstream.system_messages import with_engine_traits
 async def handle_call(request: ModelRequest, route: CallRoute) -> web.StreamResponse:
     """Read, admit, plan, relay and record a call; or pass it on unrecorded, where the configuration says so."""
     call = await receive(request, route)
-    return await _answer(request.parts, call) if isinstance(call, IncomingCall) else call
+    return await _answer(request.context, call) if isinstance(call, IncomingCall) else call
 
 
 async def receive(request: ModelRequest, route: CallRoute) -> IncomingCall | web.StreamResponse:
     """Read a call; return the response instead, for one that was passed on unrecorded. Raises BadCall, Forbidden, NotValid."""
-    parts = request.parts
-    received, started = parts.clock.now(), parts.clock.monotonic()
+    context = request.context
+    received, started = context.clock.now(), context.clock.monotonic()
     text = await read_bytes(request.request)
     body_bytes = len(text)
-    body, adapter, digest = await off_loop(body_bytes, _read, text, route, request.endpoint, parts.ways)
+    body, adapter, digest = await off_loop(body_bytes, _read, text, route, request.endpoint, context.ways)
     endpoint = request.endpoint if adapter is None else adapter.endpoint
     dialect = DIALECTS[endpoint]
     rollout_id = _named_rollout(request, body, adapter)
@@ -65,7 +65,7 @@ async def receive(request: ModelRequest, route: CallRoute) -> IncomingCall | web
         return passed
     return IncomingCall(
         request=request.request,
-        rollout_id=rollout_id or new_id(parts.clock),
+        rollout_id=rollout_id or new_id(context.clock),
         endpoint=endpoint,
         dialect=dialect,
         digest=digest,
@@ -82,15 +82,15 @@ async def _pass_on(
     request: ModelRequest, dialect: Dialect, text: bytes, body: dict[str, Any], adapter: CallAdapter | None
 ) -> web.StreamResponse | None:
     """Pass on a call that names no rollout, if it is a health probe or the configuration says so. Raises BadCall."""
-    parts = request.parts
-    agents = parts.settings.agents
+    context = request.context
+    agents = context.settings.agents
     headers = request.request.headers
     if adapter is None and is_probe(agents.probes, dialect, headers, body, body_bytes=len(text)):
-        parts.metrics.health_probes.labels(dialect.name).inc()
-        passed = await off_loop(len(text), _for_engine, parts, dialect, body)
-        return await pass_on(request.request, parts, request.endpoint, passed)
+        context.metrics.health_probes.labels(dialect.name).inc()
+        passed = await off_loop(len(text), _for_engine, context, dialect, body)
+        return await pass_on(request.request, context, request.endpoint, passed)
     if agents.unnamed_rollouts == "pass" and (adapter is None or isinstance(adapter, TranslatedCall)):
-        return await pass_on(request.request, parts, request.endpoint, text)
+        return await pass_on(request.request, context, request.endpoint, text)
     if agents.unnamed_rollouts != "new":
         raise BadCall(
             "the call names no rollout: use the base URL of one, the header X-Rollout-Id, its API key, or rollout_id in the "
@@ -123,20 +123,20 @@ def _named_rollout(request: ModelRequest, body: Mapping[str, Any], adapter: Call
     return rollout_id or followed
 
 
-async def _answer(parts: Context, call: IncomingCall) -> web.StreamResponse:
+async def _answer(context: Context, call: IncomingCall) -> web.StreamResponse:
     """Make the call, or replay the response that it has already."""
-    step_id = new_id(parts.clock)
+    step_id = new_id(context.clock)
     headers = call.request.headers
-    async with admitted(parts, call.rollout_id, headers.get("X-Rollout-Group"), step_id) as rollout:
+    async with admitted(context, call.rollout_id, headers.get("X-Rollout-Group"), step_id) as rollout:
         if not isinstance(call.adapter, TranslatedCall):
-            call = replace(call, tokens=await read_token_reply(parts, rollout, headers, call.dialect, call.body))
+            call = replace(call, tokens=await read_token_reply(context, rollout, headers, call.dialect, call.body))
         key = _retry_key(call, rollout)
-        async with parts.attempts.attempt(rollout, headers, call.digest, step_id, default_key=key) as attempt:
+        async with context.attempts.attempt(rollout, headers, call.digest, step_id, default_key=key) as attempt:
             if attempt.again is not None:
-                return await replay(parts, call, rollout, attempt.again)
-            await guard(parts, rollout)
-            await parts.attempts.begin(rollout, attempt)
-            return await relay(parts, await _planned(parts, call, rollout, attempt))
+                return await replay(context, call, rollout, attempt.again)
+            await guard(context, rollout)
+            await context.attempts.begin(rollout, attempt)
+            return await relay(context, await _planned(context, call, rollout, attempt))
 
 
 def _retry_key(call: IncomingCall, rollout: Rollout) -> str | None:
@@ -145,7 +145,7 @@ def _retry_key(call: IncomingCall, rollout: Rollout) -> str | None:
     return call.digest if adapted or rollout.retries_by_body else None
 
 
-async def replay(parts: Context, call: IncomingCall, rollout: Rollout, stored: StoredAnswer) -> web.StreamResponse:
+async def replay(context: Context, call: IncomingCall, rollout: Rollout, stored: StoredAnswer) -> web.StreamResponse:
     """Answer from the store: nothing is sent to an engine, and nothing is recorded but the delivery."""
     shown = downstream(
         {"Content-Type": stored.content_type, "X-Idempotent-Replayed": "true"},
@@ -159,26 +159,26 @@ async def replay(parts: Context, call: IncomingCall, rollout: Rollout, stored: S
         await response.write_eof()
     except ClientConnectionResetError:
         return web.Response(status=CLIENT_CLOSED_REQUEST)  # the client is gone
-    parts.recorder.delivered(rollout.rollout_id, rollout.incarnation, stored.step.step_id)
-    parts.metrics.idempotent_replays.labels(stored.step.dialect).inc()
+    context.recorder.delivered(rollout.rollout_id, rollout.incarnation, stored.step.step_id)
+    context.metrics.idempotent_replays.labels(stored.step.dialect).inc()
     return response
 
 
-async def _planned(parts: Context, call: IncomingCall, rollout: Rollout, attempt: Attempt) -> CallState:
+async def _planned(context: Context, call: IncomingCall, rollout: Rollout, attempt: Attempt) -> CallState:
     """Plan a call for the first endpoint of its rollout."""
     adapter = call.adapter
     if adapter is not None and adapter.needs_steps:
-        adapter = adapter.with_steps(await read_steps(parts.store, rollout, whole=False))
+        adapter = adapter.with_steps(await read_steps(context.store, rollout, whole=False))
     if isinstance(adapter, TranslatedCall):
-        adapter = await with_references(parts, rollout, replace(adapter, received=call.received))
-    planner = CallPlanner(parts, replace(call, adapter=adapter), rollout, attempt)
+        adapter = await with_references(context, rollout, replace(adapter, received=call.received))
+    planner = CallPlanner(context, replace(call, adapter=adapter), rollout, attempt)
     # Chosen with no wait before its turn, so that calls which come at once are spread. Token texts come from the tokenizer of
     # the rollout's own endpoint.
     order = ranked if call.is_named or call.tokens is not None else least_loaded
-    failover = Failover(order(parts.upstream.endpoints, rollout.rollout_id), parts.settings.engines.max_attempts)
+    failover = Failover(order(context.upstream.endpoints, rollout.rollout_id), context.settings.engines.max_attempts)
     endpoint = failover.next()
     plan, fault = await planner.plan(endpoint, ())
-    parts.places.use(attempt.step_id)
+    context.places.use(attempt.step_id)
     return CallState(
         request=call.request,
         planner=planner,
@@ -198,23 +198,23 @@ async def _planned(parts: Context, call: IncomingCall, rollout: Rollout, attempt
 class CallPlanner:
     """Plans one call for the endpoints that it is tried at."""
 
-    parts: Context
+    context: Context
     call: IncomingCall
     rollout: Rollout
     attempt: Attempt
 
     async def plan(self, endpoint: Endpoint, failed: Sequence[Mapping[str, Any]]) -> tuple[Plan, EngineFault | None]:
         """Return the plan, and why the endpoint cannot be called, if that is known. Raises NotValid."""
-        parts, call, adapter, rollout = self.parts, self.call, self.call.adapter, self.rollout
+        context, call, adapter, rollout = self.context, self.call, self.call.adapter, self.rollout
         extra = {**self.attempt.extra, "attempts": list(failed)} if failed else self.attempt.extra
-        fault = await parts.upstream.know(endpoint)
-        terms = terms_of(parts, rollout, endpoint, call.tokens)
+        fault = await context.upstream.know(endpoint)
+        terms = terms_of(context, rollout, endpoint, call.tokens)
         if adapter is not None and adapter.tells_logprobs:
             terms = replace(terms, logprobs="full")
         body = call.body
         if adapter is not None:
-            body = await _native(parts, endpoint if fault is None else None, adapter, terms.models, call.body_bytes)
-        left = await tokens_left(parts.upstream, endpoint, terms, call.dialect, body, body_bytes=call.body_bytes)
+            body = await _native(context, endpoint if fault is None else None, adapter, terms.models, call.body_bytes)
+        left = await tokens_left(context.upstream, endpoint, terms, call.dialect, body, body_bytes=call.body_bytes)
         plan = await off_loop(
             call.body_bytes,
             make_plan,
@@ -240,31 +240,31 @@ class CallPlanner:
 
 
 async def _native(
-    parts: Context, endpoint: Endpoint | None, adapter: CallAdapter, models: Mapping[str, str], body_bytes: int
+    context: Context, endpoint: Endpoint | None, adapter: CallAdapter, models: Mapping[str, str], body_bytes: int
 ) -> dict[str, Any]:
     """Return the body of an adapted call for this engine; None: one that cannot be reached."""
     if endpoint is not None and isinstance(adapter, TranslatedCall):
-        adapter = await with_engine_traits(parts.upstream, endpoint, adapter, models)
+        adapter = await with_engine_traits(context.upstream, endpoint, adapter, models)
     return await off_loop(body_bytes, adapter.native, models, None if endpoint is None else endpoint.kind)
 
 
 def terms_of(
-    parts: Context, rollout: Rollout, endpoint: Endpoint, tokens: TokenAnnotations | None = None
+    context: Context, rollout: Rollout, endpoint: Endpoint, tokens: TokenAnnotations | None = None
 ) -> CallOptions:
     """The configuration, and the rollout's own terms on top."""
-    models: Mapping[str, str] = parts.settings.models
+    models: Mapping[str, str] = context.settings.models
     return CallOptions(
-        sampling=rollout.sampling.over(parts.sampling),
+        sampling=rollout.sampling.over(context.sampling),
         tools=rollout.tools,
         models={"*": rollout.model} if rollout.model else models,
-        keep_reasoning=parts.settings.record.include_reasoning == "override",
-        streaming=endpoint.settings.streaming or parts.settings.record.streaming,
-        logprobs=parts.settings.record.logprobs,
+        keep_reasoning=context.settings.record.include_reasoning == "override",
+        streaming=endpoint.settings.streaming or context.settings.record.streaming,
+        logprobs=context.settings.record.logprobs,
         tokens=tokens,
     )
 
 
-def _for_engine(parts: Context, dialect: Dialect, body: dict[str, Any]) -> bytes:
+def _for_engine(context: Context, dialect: Dialect, body: dict[str, Any]) -> bytes:
     """A body of no rollout, with the engine's own name of the model."""
-    fields, unset = edit(body, CallOptions(models=parts.settings.models), dialect)
+    fields, unset = edit(body, CallOptions(models=context.settings.models), dialect)
     return orjson.dumps({key: value for key, value in body.items() if key not in unset} | fields)

@@ -41,22 +41,22 @@ def followed_rollout(form: TranslatedCall, minted: MintedKey | None) -> str | No
     return followed
 
 
-async def with_references(parts: Context, rollout: Rollout, form: TranslatedCall) -> TranslatedCall:
+async def with_references(context: Context, rollout: Rollout, form: TranslatedCall) -> TranslatedCall:
     """The call, with what it names. Raises NotFound for an answer that is not there."""
     leaning = form.translation.leaning(form.request)
-    kept = await _kept(parts, rollout.rollout_id, leaning.calls)
+    kept = await _kept(context, rollout.rollout_id, leaning.calls)
     if form.translation.name != RESPONSES:
         return replace(
             form, earlier=ResolvedReferences(items={name: {"function": call} for name, call in kept.items()})
         )
-    before = None if leaning.answer is None else await _before(parts, rollout.rollout_id, leaning.answer)
+    before = None if leaning.answer is None else await _before(context, rollout.rollout_id, leaning.answer)
     whose = rollout_of(leaning.answer) or rollout.rollout_id
-    named = [turn for name in _steps_of(leaning.items) if (turn := await _turn(parts, whose, name)) is not None]
+    named = [turn for name in _steps_of(leaning.items) if (turn := await _turn(context, whose, name)) is not None]
     calls = {name: call["arguments"] for name, call in kept.items()}
     return replace(form, earlier=earlier_of(before, named, calls))
 
 
-async def keep_calls(parts: Context, plan: Plan, incarnation: str, step: Step) -> None:
+async def keep_calls(context: Context, plan: Plan, incarnation: str, step: Step) -> None:
     """Keep the text of calls that no client can bring back, before their client hears of them.
 
     Where the store is away it is lost: the next prompt then differs from what was sampled, and the tree shows it.
@@ -68,19 +68,19 @@ async def keep_calls(parts: Context, plan: Plan, incarnation: str, step: Step) -
         kept = plan.translation.kept(plan.request, told, step.response)
     except MALFORMED:
         return  # a response of an odd shape: the step is flagged for it
-    if not kept or parts.recorder.standing.away is not None:
+    if not kept or context.recorder.standing.away is not None:
         return
     marks = {_mark_of(name): orjson.dumps(call) for name, call in kept.items()}
     try:
-        await parts.store.mark(plan.rollout_id, incarnation, marks, now_ms=parts.clock.now_ms())
+        await context.store.mark(plan.rollout_id, incarnation, marks, now_ms=context.clock.now_ms())
     except StorageError as error:
         LOG.error("the text of calls is not kept: %s", error, extra={"fields": {"step_id": plan.step_id}})
 
 
-async def find_answer(parts: Context, name: str, rollout_id: str | None) -> Step:
+async def find_answer(context: Context, name: str, rollout_id: str | None) -> Step:
     """The step of an answer of Responses; `rollout_id` is what the call names. Raises NotFound."""
     whose, step_id = rollout_of(name) or rollout_id, step_of(name)
-    step = None if whose is None or step_id is None else await read_step(parts.store, whose, step_id)
+    step = None if whose is None or step_id is None else await read_step(context.store, whose, step_id)
     is_whole = (
         step is not None and step.dialect == RESPONSES and step.status == "complete" and step.response is not None
     )
@@ -95,16 +95,16 @@ def turn_of(step: Step) -> Turn:
     return Turn(told, step.request, dict(step.response or {}))
 
 
-async def _before(parts: Context, rollout_id: str, name: str) -> Sent:
+async def _before(context: Context, rollout_id: str, name: str) -> Sent:
     try:
-        step = await find_answer(parts, name, rollout_id)
+        step = await find_answer(context, name, rollout_id)
     except NotFound as error:
         raise NotFound(error.message, param="previous_response_id") from None
     return Sent(turn_of(step), step.body.get("messages") or [])
 
 
-async def _turn(parts: Context, rollout_id: str, step_id: str) -> Turn | None:
-    step = await read_step(parts.store, rollout_id, step_id)
+async def _turn(context: Context, rollout_id: str, step_id: str) -> Turn | None:
+    step = await read_step(context.store, rollout_id, step_id)
     return turn_of(step) if step is not None and step.dialect == RESPONSES else None
 
 
@@ -112,11 +112,11 @@ def _steps_of(items: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(step for name in items if (step := step_of(name)) is not None))
 
 
-async def _kept(parts: Context, rollout_id: str, names: Sequence[str]) -> Mapping[str, Any]:
+async def _kept(context: Context, rollout_id: str, names: Sequence[str]) -> Mapping[str, Any]:
     """Calls whose text was kept, by the id they were told by."""
     if not names:
         return {}
-    marks = await parts.store.marks(rollout_id, [_mark_of(name) for name in names])
+    marks = await context.store.marks(rollout_id, [_mark_of(name) for name in names])
     return {name: orjson.loads(marks[_mark_of(name)]) for name in names if _mark_of(name) in marks}
 
 

@@ -34,45 +34,45 @@ _ASIDE_FROM_BYTES = 2**18  # parsing and writing so much JSON takes milliseconds
 _END_WITHIN_S = 0.2  # the body of an answer that is whole ends at once; uvicorn writes its end right behind [DONE]
 
 
-async def relay(parts: Context, call: CallState) -> web.StreamResponse:
+async def relay(context: Context, call: CallState) -> web.StreamResponse:
     """Carry a call through, to its end on whichever side it ends first."""
     client = ClientStream(call)
     call.task = asyncio.current_task()
-    parts.metrics.in_flight_calls.inc()
-    parts.in_flight[call.plan.rollout_id] += 1
-    parts.pressure.calls.add(call)
+    context.metrics.in_flight_calls.inc()
+    context.in_flight[call.plan.rollout_id] += 1
+    context.pressure.calls.add(call)
     try:
-        outcome = await _outcome(parts, call, client)
+        outcome = await _outcome(context, call, client)
         call.step = outcome.step
         try:
-            await parts.recorder.record(outcome.step, call.incarnation, body_bytes=call.body_bytes)
+            await context.recorder.record(outcome.step, call.incarnation, body_bytes=call.body_bytes)
         except StoreFault:
             if not client.has_seen_something:
                 raise
             return client.cut()  # what is not stored may not be told to be over
         call.stored.set()
-        return await _end(parts, call, client, outcome)
+        return await _end(context, call, client, outcome)
     except ClientConnectionResetError:
         return web.Response(status=CLIENT_CLOSED_REQUEST)  # nobody is there to read it
     except EngineBusy as busy:
         client.status = busy.status  # as it will be told: nothing was sent, and nothing is recorded
         raise
     finally:
-        parts.metrics.in_flight_calls.dec()
-        parts.pressure.calls.discard(call)
-        parts.in_flight[call.plan.rollout_id] -= 1
-        if not parts.in_flight[call.plan.rollout_id]:
-            del parts.in_flight[call.plan.rollout_id]
-        _report(parts, call, client)
+        context.metrics.in_flight_calls.dec()
+        context.pressure.calls.discard(call)
+        context.in_flight[call.plan.rollout_id] -= 1
+        if not context.in_flight[call.plan.rollout_id]:
+            del context.in_flight[call.plan.rollout_id]
+        _report(context, call, client)
 
 
-async def _outcome(parts: Context, call: CallState, client: ClientStream) -> Outcome:
+async def _outcome(context: Context, call: CallState, client: ClientStream) -> Outcome:
     """The engines' part: at one endpoint after the other, until one answers, the client saw something or none is left.
 
     Once something was sent, an exception that nobody named costs no step: what came until then is recorded.
     """
     try:
-        while (outcome := await _at_endpoint(parts, call, client)) is None:
+        while (outcome := await _at_endpoint(context, call, client)) is None:
             pass
         return call.planner.reshape(outcome)
     except (ProxyError, ClientConnectionResetError):
@@ -85,7 +85,7 @@ async def _outcome(parts: Context, call: CallState, client: ClientStream) -> Out
         call.exchange = None  # its parsed answer need not stay in memory while the step is stored
 
 
-async def _at_endpoint(parts: Context, call: CallState, client: ClientStream) -> Outcome | None:
+async def _at_endpoint(context: Context, call: CallState, client: ClientStream) -> Outcome | None:
     """One endpoint's part: from sending to the last byte, whoever breaks off; None if the next one is to be tried."""
     exchange: Exchange | None = None
     try:
@@ -94,22 +94,22 @@ async def _at_endpoint(parts: Context, call: CallState, client: ClientStream) ->
         plan = call.plan
         if call.fault is not None:
             raise call.fault
-        async with keeping_alive(call, client, every_s=parts.settings.record.keep_alive_interval_s):
-            async with _in_turn(parts, call, client) as answer:
+        async with keeping_alive(call, client, every_s=context.settings.record.keep_alive_interval_s):
+            async with _in_turn(context, call, client) as answer:
                 call.failover.check_status(call.endpoint, answer.status)
                 exchange = call.exchange = Exchange(
                     plan,
                     answer.status,
                     answer.content_type,
-                    max_event_bytes=parts.settings.engines.max_event_bytes,
+                    max_event_bytes=context.settings.engines.max_event_bytes,
                 )
                 client.set_head(answer.status, answer.headers, content_type=exchange.content_type)
-                await _carry(parts, call, client, exchange, answer)
-            await _look_up(parts, call, exchange)
-        return await _aside(call.body_bytes, partial(exchange.finish, call.timing(), parts.policy.version))
+                await _carry(context, call, client, exchange, answer)
+            await _look_up(context, call, exchange)
+        return await _aside(call.body_bytes, partial(exchange.finish, call.timing(), context.policy.version))
     except EngineFault as fault:
         if not client.has_seen_answer and call.failover.may_go_on(fault):
-            _note_failed(parts, call, fault)
+            _note_failed(context, call, fault)
             return None
         return _broken(call, client, exchange, fault)
     except (asyncio.CancelledError, ClientConnectionResetError):
@@ -118,21 +118,21 @@ async def _at_endpoint(parts: Context, call: CallState, client: ClientStream) ->
         # The context above has closed the engine's connection: that is how the engine learns to stop.
         exchange = exchange or Exchange(call.plan, 0, "")
         call.step = exchange.abort(
-            call.cut or "the client left", call.timing(), delivered=False, policy_version=parts.policy.version
+            call.cut or "the client left", call.timing(), delivered=False, policy_version=context.policy.version
         ).step
-        parts.recorder.keep(call.step, call.incarnation, body_bytes=call.body_bytes)
+        context.recorder.keep(call.step, call.incarnation, body_bytes=call.body_bytes)
         raise
 
 
 @asynccontextmanager
-async def _in_turn(parts: Context, call: CallState, client: ClientStream) -> AsyncIterator[EngineResponse]:
+async def _in_turn(context: Context, call: CallState, client: ClientStream) -> AsyncIterator[EngineResponse]:
     """The engine's answer, asked for when it is the call's turn. Raises EngineBusy where that can still be told."""
     plan = call.plan
     try:
-        async with parts.upstream.turn(call.endpoint, plan.rollout_id, may_leave=call.failover.has_next):
+        async with context.upstream.turn(call.endpoint, plan.rollout_id, may_leave=call.failover.has_next):
             body = await _aside(call.body_bytes, lambda: orjson.dumps(plan.body))
-            call.sent = parts.clock.monotonic()
-            sending = parts.upstream.send(
+            call.sent = context.clock.monotonic()
+            sending = context.upstream.send(
                 call.endpoint,
                 "POST",
                 plan.endpoint,
@@ -149,11 +149,11 @@ async def _in_turn(parts: Context, call: CallState, client: ClientStream) -> Asy
         raise
 
 
-def _note_failed(parts: Context, call: CallState, fault: EngineFault) -> None:
+def _note_failed(context: Context, call: CallState, fault: EngineFault) -> None:
     """The step will say where it was tried in vain."""
     label = call.endpoint.settings.label
     call.failed.append({"endpoint": label, "fault": fault.message})
-    parts.metrics.failovers.labels(label).inc()
+    context.metrics.failovers.labels(label).inc()
     LOG.warning("tried at the next endpoint: %s", fault.message, extra={"fields": {"step_id": call.plan.step_id}})
 
 
@@ -169,13 +169,13 @@ async def _move(call: CallState) -> None:
 
 
 async def _carry(
-    parts: Context, call: CallState, client: ClientStream, exchange: Exchange, answer: EngineResponse
+    context: Context, call: CallState, client: ClientStream, exchange: Exchange, answer: EngineResponse
 ) -> None:
     """The loop: bytes of the engine in, bytes for the client out, until the answer is whole."""
     reads = answer.reads()
     try:
         async for read in reads:
-            call.last_byte = parts.clock.monotonic()
+            call.last_byte = context.clock.monotonic()
             call.first_byte = call.first_byte or call.last_byte
             call.body_bytes += len(read)
             size = exchange.pending + len(read)
@@ -202,18 +202,20 @@ async def _let_end(reads: AsyncIterator[bytes], exchange: Exchange) -> None:
                 exchange.feed(read)  # the exchange shows nothing more, and flags it
 
 
-async def _look_up(parts: Context, call: CallState, exchange: Exchange) -> None:
+async def _look_up(context: Context, call: CallState, exchange: Exchange) -> None:
     """Ask the engine what its answer left out. What cannot be found out stays unknown, and the step is flagged."""
     if exchange.forces_usage:
         call.endpoint.forces_usage = True
     if (model := await _aside(call.body_bytes, exchange.other_model)) is not None:
-        exchange.served = await parts.upstream.served_models(call.endpoint, model)
+        exchange.served = await context.upstream.served_models(call.endpoint, model)
     lookup = await _aside(call.body_bytes, exchange.lookup)
     if lookup is None:
         return
     body = orjson.dumps(lookup.body)
     try:
-        _, exchange.found = await parts.upstream.post_json(call.endpoint, lookup.path, body, alone=True, is_aside=False)
+        _, exchange.found = await context.upstream.post_json(
+            call.endpoint, lookup.path, body, alone=True, is_aside=False
+        )
     except EngineFault as error:
         LOG.warning("%s could not be asked for %s: %s", call.endpoint.settings.label, lookup.path, error)
 
@@ -279,28 +281,28 @@ def _unanswered(call: CallState, fault: EngineFault) -> Outcome:
     return exchange.finish(call.timing())
 
 
-async def _end(parts: Context, call: CallState, client: ClientStream, outcome: Outcome) -> web.StreamResponse:
+async def _end(context: Context, call: CallState, client: ClientStream, outcome: Outcome) -> web.StreamResponse:
     """Show the end. A client that has gone meanwhile did not get its turn, and the step says so."""
     if outcome.status is not None:
         client.status = outcome.status
     is_shown = False
     try:
         await keep_calls(
-            parts, call.plan, call.incarnation, outcome.step
+            context, call.plan, call.incarnation, outcome.step
         )  # the step is stored: nobody's leaving can lose it
         shown = await client.end(outcome.end, broken=outcome.broken)
         is_shown = True
         return shown
     finally:
         if not is_shown:
-            parts.recorder.undelivered(outcome.step, call.incarnation)
+            context.recorder.undelivered(outcome.step, call.incarnation)
 
 
-def _report(parts: Context, call: CallState, client: ClientStream) -> None:
+def _report(context: Context, call: CallState, client: ClientStream) -> None:
     """Count the call and log its line: names, counts and durations, never content or keys."""
-    metrics, plan, step = parts.metrics, call.plan, call.step
+    metrics, plan, step = context.metrics, call.plan, call.step
     labels = (plan.spoken.name, call.endpoint.settings.label, str(client.status))
-    total_s = parts.clock.monotonic() - call.started
+    total_s = context.clock.monotonic() - call.started
     metrics.calls.labels(*labels).inc()
     metrics.call_duration_seconds.labels(*labels).observe(total_s)
     # What was asked for otherwise on purpose (echo, a step without reasoning) has a code of its own, and loses the rest by it.

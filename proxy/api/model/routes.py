@@ -57,7 +57,7 @@ OTHERS = web.AppKey("model_routes", Mapping[str, ModelRoute])
 
 async def answer(request: web.Request) -> web.StreamResponse:
     """Answer a request of the model API. Raises ProxyError."""
-    parts = request.app[CONTEXT]
+    context = request.app[CONTEXT]
     raw_path, _, _ = request.raw_path.partition("?")
     target = parse_path(raw_path)
     calls = request.app[CALLS].get(target.endpoint)
@@ -65,15 +65,15 @@ async def answer(request: web.Request) -> web.StreamResponse:
     if errors is not None:
         request[ERROR_DIALECT] = errors
     route = _route_of(request.app[OTHERS], target.endpoint)
-    caller = await identify(request, parts, takes_control_keys=route is not None and route.takes_control_keys)
+    caller = await identify(request, context, takes_control_keys=route is not None and route.takes_control_keys)
     check_minted(caller.minted, target.rollout_id)
-    call = ModelRequest(request, parts, target.endpoint, target.rollout_id, caller)
+    call = ModelRequest(request, context, target.endpoint, target.rollout_id, caller)
     if calls is not None and request.method == "POST":
         return await handle_call(call, calls)
     if route is not None and route.method in (None, request.method):
         return await route.handle(call)
-    if target.endpoint in parts.settings.engines.passthrough:
-        return await pass_on(request, parts, target.endpoint, await read_bytes(request))
+    if target.endpoint in context.settings.engines.passthrough:
+        return await pass_on(request, context, target.endpoint, await read_bytes(request))
     raise _unknown(request.method, target.endpoint, known=calls is not None)
 
 

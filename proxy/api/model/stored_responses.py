@@ -27,20 +27,20 @@ _LISTED, _MOST_LISTED = 20, 100
 
 async def answer_stored(call: ModelRequest) -> web.Response:
     """`GET` and `DELETE /v1/responses/{id}`, `GET /v1/responses/{id}/input_items`. Raises NotFound."""
-    request, parts, minted = call.request, call.parts, call.caller.minted
+    request, context, minted = call.request, call.context, call.caller.minted
     name, _, rest = unquote(call.endpoint.removeprefix(STORED)).partition("/")
     named = call.rollout_id or (minted.rollout_id if minted else None)
     check_minted(minted, rollout_of(name))
     if (request.method, rest) not in {("GET", ""), ("DELETE", ""), ("GET", "input_items")}:
         raise NotFound(f"{request.method} {call.endpoint} is not served: an answer can be read, listed and deleted")
-    step = await find_answer(parts, name, named)
+    step = await find_answer(context, name, named)
     mark = _DELETED_MARK + step.step_id
-    if await parts.store.marks(step.rollout_id, [mark]):
+    if await context.store.marks(step.rollout_id, [mark]):
         raise NotFound(f"the response {name[:200]!r} was deleted", param="response_id")
     if request.method == "DELETE":
-        stored = await parts.store.get(step.rollout_id)
+        stored = await context.store.get(step.rollout_id)
         if stored is not None:
-            await parts.store.mark(step.rollout_id, stored.incarnation, {mark: b"1"}, now_ms=parts.clock.now_ms())
+            await context.store.mark(step.rollout_id, stored.incarnation, {mark: b"1"}, now_ms=context.clock.now_ms())
         return _json({"id": name, "object": "response", "deleted": True})
     return _json(turn_of(step).answer() if rest == "" else _listed(request, step))
 

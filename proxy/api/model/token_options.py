@@ -21,7 +21,7 @@ _TELL_ALL: Final = ("vllm", "sglang")  # engines whose replies have every id, of
 
 
 async def read_token_reply(
-    parts: Context, rollout: Rollout, headers: Mapping[str, str], dialect: Dialect, body: Mapping[str, Any]
+    context: Context, rollout: Rollout, headers: Mapping[str, str], dialect: Dialect, body: Mapping[str, Any]
 ) -> TokenAnnotations | None:
     """What this call's client wants; None if nothing beside the usual. Raises NotValid for what cannot be told."""
     tokens = headers.get(TOKENS) or rollout.reply.get("tokens")
@@ -31,8 +31,8 @@ async def read_token_reply(
     for header, said in ((TOKENS, tokens), (IDS, ids)):
         if said not in (None, _KNOWN[header]):
             raise NotValid(f"{header} is {said!r}, and can be {_KNOWN[header]!r} only", param=header)
-    endpoint = choose(parts.upstream.endpoints, rollout.rollout_id)
-    fault = await parts.upstream.know(endpoint)
+    endpoint = choose(context.upstream.endpoints, rollout.rollout_id)
+    fault = await context.upstream.know(endpoint)
     if fault is None and endpoint.kind not in _TELL_ALL:
         raise NotValid(
             f"{TOKENS} and {IDS} need an engine whose replies have all ids ({' or '.join(_TELL_ALL)}), and "
@@ -42,7 +42,7 @@ async def read_token_reply(
     if tokens is None:
         return TokenAnnotations(ids=True)
     _check_pieces(endpoint, dialect, body)
-    tokenizer = await parts.tokenizers.of(endpoint.settings.label)
+    tokenizer = await context.tokenizers.of(endpoint.settings.label)
     if tokenizer is None:
         raise NotValid(
             f"{TOKENS} needs a tokenizer for {endpoint.settings.public_label}: set `tokenizer` of its endpoint in the "

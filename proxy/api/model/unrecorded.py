@@ -30,13 +30,13 @@ from proxy.upstream.system_messages import with_engine_traits
 _MOST_MODELS: Final = 10_000  # far more than any gateway lists
 
 
-async def pass_on(request: web.Request, parts: Context, path: str, body: bytes) -> web.StreamResponse:
+async def pass_on(request: web.Request, context: Context, path: str, body: bytes) -> web.StreamResponse:
     """Send a request on and its answer back, byte for byte, as it comes."""
-    endpoints = least_loaded(parts.upstream.endpoints, path)
+    endpoints = least_loaded(context.upstream.endpoints, path)
     _, mark, query = request.raw_path.partition("?")
     headers = list(request.headers.items())
     target = path + mark + query
-    async with parts.upstream.send_to_any(endpoints, request.method, target, headers=headers, body=body) as answer:
+    async with context.upstream.send_to_any(endpoints, request.method, target, headers=headers, body=body) as answer:
         return await _relayed(request, answer)
 
 
@@ -58,26 +58,28 @@ async def _relayed(request: web.Request, answer: EngineResponse) -> web.StreamRe
 
 async def show_models(call: ModelRequest) -> web.StreamResponse:
     """`GET /v1/models`: the engine's, and the configured aliases of them; in Anthropic's shape for its clients."""
-    request, parts, path = call.request, call.parts, call.endpoint
-    aliases = [alias for alias in parts.settings.models if not alias.endswith("*")]
+    request, context, path = call.request, call.context, call.endpoint
+    aliases = [alias for alias in context.settings.models if not alias.endswith("*")]
     name = path.removeprefix("/v1/models").removeprefix("/")
     if not names_a_model(name):
         raise NotFound(f"there is no model {name!r}")
     by_messages = "anthropic-version" in request.headers
     if not by_messages and (not aliases or (name and name not in aliases)):
-        return await pass_on(request, parts, path, b"")
-    endpoints = least_loaded(parts.upstream.endpoints, path)
+        return await pass_on(request, context, path, b"")
+    endpoints = least_loaded(context.upstream.endpoints, path)
     headers = list(request.headers.items())
-    async with parts.upstream.send_to_any(endpoints, "GET", "/v1/models", headers=headers, body=None) as answer:
+    async with context.upstream.send_to_any(endpoints, "GET", "/v1/models", headers=headers, body=None) as answer:
         shown = downstream(answer.headers, rollout_id=None, step_id=None)
         if answer.status != 200:
             return await _relayed(request, answer)
         models = await answer.json()
-    listed = list(_with_aliases(_models_of(models), parts.settings.models))
+    listed = list(_with_aliases(_models_of(models), context.settings.models))
     if name:
         found = next((model for model in listed if model["id"] == unquote(name)), None)
         if found is None and name in aliases:
-            raise NotFound(f"the model {name!r} is an alias of {parts.settings.models[name]!r}, which no engine serves")
+            raise NotFound(
+                f"the model {name!r} is an alias of {context.settings.models[name]!r}, which no engine serves"
+            )
         if found is None:
             raise NotFound(f"there is no model {name!r}")
         return web.Response(headers=shown, body=orjson.dumps(listing.model(found) if by_messages else found))
@@ -116,17 +118,17 @@ _MESSAGES: Final = "/v1/messages"
 
 async def count_tokens(call: ModelRequest) -> web.Response:
     """`POST /v1/messages/count_tokens`. Raises NotValid where the engine cannot count."""
-    parts, text = call.parts, await read_bytes(call.request)
+    context, text = call.context, await read_bytes(call.request)
     form = await off_loop(
-        len(text), lambda: read_translated_call(_MESSAGES, {"max_tokens": 1, **read_body(text)}, parts.ways)
+        len(text), lambda: read_translated_call(_MESSAGES, {"max_tokens": 1, **read_body(text)}, context.ways)
     )
     assert form is not None
-    endpoint, *_ = least_loaded(parts.upstream.endpoints, COUNT)
-    if (fault := await parts.upstream.know(endpoint)) is not None:
+    endpoint, *_ = least_loaded(context.upstream.endpoints, COUNT)
+    if (fault := await context.upstream.know(endpoint)) is not None:
         raise fault
-    form = await with_engine_traits(parts.upstream, endpoint, form, parts.settings.models)
+    form = await with_engine_traits(context.upstream, endpoint, form, context.settings.models)
     chat = await off_loop(len(text), form.native, {}, endpoint.kind)
-    counted = await count_prompt(parts.upstream, endpoint, DIALECTS[CHAT], chat, body_bytes=len(text))
+    counted = await count_prompt(context.upstream, endpoint, DIALECTS[CHAT], chat, body_bytes=len(text))
     if counted is None:
         raise NotValid(f"{endpoint.settings.public_label} ({endpoint.kind}) cannot count the tokens of messages")
     return web.Response(body=orjson.dumps({"input_tokens": counted.tokens}), content_type="application/json")

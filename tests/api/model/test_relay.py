@@ -608,9 +608,9 @@ async def test_a_client_that_is_lost_just_before_the_end_did_not_get_its_turn(
 ):
     """Its step is stored whole already, and nobody has noticed yet: the write finds out."""
 
-    async def lost(parts, call, client, outcome):
+    async def lost(context, call, client, outcome):
         call.request.transport.abort()
-        return await _end(parts, call, client, outcome)
+        return await _end(context, call, client, outcome)
 
     monkeypatch.setattr("proxy.api.model.relay._end", lost)
     engine.plays(cassette)

@@ -34,12 +34,12 @@ _CHAT_ROUTE: Final = CallRoute(DIALECTS[_CHAT], (read_session_chat,))
 async def render(request: web.Request) -> web.Response:
     """`POST …/chat/completions/render`: the prompt that the call would have. It leaves no step."""
     rollout, _ = await _admitted(request)
-    parts = request.app[CONTEXT]
+    context = request.app[CONTEXT]
     body = await read_bytes(request)
-    form = await off_loop(len(body), lambda: read_session_chat(_CHAT, read_body(body), parts.ways))
-    endpoint = choose(parts.upstream.endpoints, rollout.rollout_id)
-    call = form.native(parts.settings.models, endpoint.kind)
-    text, ids = await rendered(parts, endpoint, call)
+    form = await off_loop(len(body), lambda: read_session_chat(_CHAT, read_body(body), context.ways))
+    endpoint = choose(context.upstream.endpoints, rollout.rollout_id)
+    call = form.native(context.settings.models, endpoint.kind)
+    text, ids = await rendered(context, endpoint, call)
     told = {"prompt_text": text, "token_ids": ids, "num_tokens": len(ids)}
     return web.Response(body=orjson.dumps(told), content_type="application/json")
 

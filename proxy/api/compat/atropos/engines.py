@@ -22,9 +22,9 @@ _RENDERS: Final = (
 )  # /tokenize renders messages by the template that their chat does, /detokenize reverses
 
 
-def endpoint_named(parts: Context, url: str) -> Endpoint:
+def endpoint_named(context: Context, url: str) -> Endpoint:
     """The configured engine of this base URL, with or without `/v1` and slashes. Raises NotFound, which lists them all."""
-    known = {endpoint.settings.url: endpoint for endpoint in parts.upstream.endpoints}
+    known = {endpoint.settings.url: endpoint for endpoint in context.upstream.endpoints}
     try:
         return known[base_url(url)]
     except (KeyError, ValueError):
@@ -34,10 +34,10 @@ def endpoint_named(parts: Context, url: str) -> Endpoint:
         ) from None
 
 
-async def model_of(parts: Context, endpoint: Endpoint) -> str | None:
+async def model_of(context: Context, endpoint: Endpoint) -> str | None:
     """The model that an engine serves; None if it does not say."""
     try:
-        listed = await asyncio.wait_for(_told(parts, endpoint, "GET", "/v1/models", None), _WITHIN_S)
+        listed = await asyncio.wait_for(_told(context, endpoint, "GET", "/v1/models", None), _WITHIN_S)
         return str(listed["data"][0]["id"])
     except (EngineFault, NotRendered, TimeoutError, KeyError, IndexError, TypeError):
         return None
@@ -50,40 +50,40 @@ class NotRendered(BadCall):
         super().__init__(f"Failed to render prompt: {why}")
 
 
-async def rendered(parts: Context, endpoint: Endpoint, call: Mapping[str, Any]) -> tuple[str | None, list[int]]:
+async def rendered(context: Context, endpoint: Endpoint, call: Mapping[str, Any]) -> tuple[str | None, list[int]]:
     """The prompt that a chat call has: its text, where it can be known, and its ids. Raises NotRendered.
 
     The engine itself is asked, with what decides its template in chat, so that it is the prompt that would be sampled from.
     """
-    await parts.upstream.know(endpoint)
+    await context.upstream.know(endpoint)
     if endpoint.kind not in _RENDERS:
         raise NotRendered(f"{endpoint.settings.public_label} ({endpoint.kind}) has no /tokenize for messages")
     asked = {**({"model": call["model"]} if "model" in call else {}), **of_template(endpoint.kind, call)}
     try:
-        told = await _told(parts, endpoint, "POST", "/tokenize", asked)
+        told = await _told(context, endpoint, "POST", "/tokenize", asked)
     except EngineFault as fault:
         raise NotRendered(fault.public) from fault
     ids = told.get("tokens") if isinstance(told, dict) else None
     if not isinstance(ids, list) or set(map(type, ids)) - {int}:
         raise NotRendered("the engine's answer to POST /tokenize has no token ids")
-    return (await texts_of(parts, endpoint, [ids]))[0], ids
+    return (await texts_of(context, endpoint, [ids]))[0], ids
 
 
-async def texts_of(parts: Context, endpoint: Endpoint, several: Sequence[Sequence[int]]) -> list[str | None]:
+async def texts_of(context: Context, endpoint: Endpoint, several: Sequence[Sequence[int]]) -> list[str | None]:
     """The texts of ids, special tokens spelt out: by the endpoint's tokenizer, else by the engine; None where neither can."""
-    tokenizer = await parts.tokenizers.of(endpoint.settings.label)
+    tokenizer = await context.tokenizers.of(endpoint.settings.label)
     if tokenizer is not None:
         return await asyncio.to_thread(lambda: [tokenizer.decode(ids) for ids in several])
-    await parts.upstream.know(endpoint)
+    await context.upstream.know(endpoint)
     if endpoint.kind not in _RENDERS:
         return [None] * len(several)
-    return list(await asyncio.gather(*(_detokenized(parts, endpoint, ids) for ids in several)))
+    return list(await asyncio.gather(*(_detokenized(context, endpoint, ids) for ids in several)))
 
 
-async def _detokenized(parts: Context, endpoint: Endpoint, ids: Sequence[int]) -> str | None:
+async def _detokenized(context: Context, endpoint: Endpoint, ids: Sequence[int]) -> str | None:
     said = {"skip_special_tokens": False} if endpoint.kind == "sglang" else {}  # vLLM spells them out by itself
     try:
-        told = await _told(parts, endpoint, "POST", "/detokenize", {"tokens": list(ids), **said})
+        told = await _told(context, endpoint, "POST", "/detokenize", {"tokens": list(ids), **said})
     except (EngineFault, NotRendered):
         return None
     name = "text" if endpoint.kind == "sglang" else "prompt"
@@ -91,11 +91,11 @@ async def _detokenized(parts: Context, endpoint: Endpoint, ids: Sequence[int]) -
     return text if isinstance(text, str) else None
 
 
-async def _told(parts: Context, endpoint: Endpoint, method: str, path: str, body: Any) -> Any:
+async def _told(context: Context, endpoint: Endpoint, method: str, path: str, body: Any) -> Any:
     """The JSON that an engine answers. Raises EngineFault, or NotRendered for an answer that is not 200."""
     headers = () if body is None else (("Content-Type", "application/json"),)
     text = None if body is None else orjson.dumps(body)
-    async with parts.upstream.send(endpoint, method, path, headers=headers, body=text) as answer:
+    async with context.upstream.send(endpoint, method, path, headers=headers, body=text) as answer:
         if answer.status == 200:
             return await answer.json()
         said = (await answer.whole())[:300].decode("utf-8", "replace")

@@ -76,8 +76,8 @@ async def session_of(request: web.Request) -> Rollout:
 
 async def show_health(request: web.Request) -> web.Response:
     """`GET /health`, with what its clients read there beside our own `status`."""
-    parts = request.app[CONTEXT]
-    engines, model, sessions = await asyncio.gather(healthy_engines(parts), _model(parts), _count_sessions(parts))
+    context = request.app[CONTEXT]
+    engines, model, sessions = await asyncio.gather(healthy_engines(context), _model(context), _count_sessions(context))
     told = {
         "status": "ok",
         "model": model,
@@ -90,40 +90,40 @@ async def show_health(request: web.Request) -> web.Response:
 
 async def set_up(request: web.Request) -> web.Response:
     """`POST /setup`: a check that the engines it names are those of the configuration, which alone decides who is asked."""
-    parts = request.app[CONTEXT]
+    context = request.app[CONTEXT]
     text = await read_bytes(request)
     setup = await off_loop(len(text), lambda: read_as(Setup, read_body(text)))
     for server in setup.servers:
         if server.base_url is None:
             raise NoBaseUrl("base_url is missing in one of the servers")
-        endpoint_named(parts, server.base_url)
+        endpoint_named(context, server.base_url)
     told = {
         "status": "ok",
-        "servers": len(parts.upstream.endpoints),
-        "model_name": await _model(parts) or setup.model_name,
+        "servers": len(context.upstream.endpoints),
+        "model_name": await _model(context) or setup.model_name,
     }
     return _json(told)
 
 
 async def list_servers(request: web.Request) -> web.Response:
     """`GET /servers`."""
-    parts = request.app[CONTEXT]
-    healthy = await healthy_engines(parts)
-    return _json({"servers": [await _server(parts, at, healthy) for at in range(len(parts.upstream.endpoints))]})
+    context = request.app[CONTEXT]
+    healthy = await healthy_engines(context)
+    return _json({"servers": [await _server(context, at, healthy) for at in range(len(context.upstream.endpoints))]})
 
 
 async def create_session(request: web.Request) -> web.Response:
     """`POST /sessions/create`: a rollout. With a `base_url`, its id is one that falls to that engine, wherever it is asked."""
-    parts = request.app[CONTEXT]
+    context = request.app[CONTEXT]
     text = await read_bytes(request)
     asked = await off_loop(len(text), lambda: read_as(CreateSession, read_body(text or b"{}")))
-    wanted = None if asked.base_url is None else endpoint_named(parts, asked.base_url)
-    name = session_id(parts.clock.entropy(16))
-    while wanted is not None and own(parts.upstream.endpoints, name).settings.url != wanted.settings.url:
-        name = session_id(parts.clock.entropy(16))
-    model = await model_of(parts, choose(parts.upstream.endpoints, name))
+    wanted = None if asked.base_url is None else endpoint_named(context, asked.base_url)
+    name = session_id(context.clock.entropy(16))
+    while wanted is not None and own(context.upstream.endpoints, name).settings.url != wanted.settings.url:
+        name = session_id(context.clock.entropy(16))
+    model = await model_of(context, choose(context.upstream.endpoints, name))
     terms = {**asked.model_dump(), "model_name": model}
-    stored = await parts.store.open(name, write_fields({"metadata": {TERMS: terms}}), now_ms=parts.clock.now_ms())
+    stored = await context.store.open(name, write_fields({"metadata": {TERMS: terms}}), now_ms=context.clock.now_ms())
     told = {
         "uuid": name,
         "model_name": model,
@@ -136,10 +136,10 @@ async def create_session(request: web.Request) -> web.Response:
 
 async def list_sessions(request: web.Request) -> web.Response:
     """`GET /sessions`: all of them, newest first."""
-    parts = request.app[CONTEXT]
+    context = request.app[CONTEXT]
     visible_error = []
-    async for name in parts.store.names():
-        stored = await parts.store.get(name) if is_session_id(name) else None
+    async for name in context.store.names():
+        stored = await context.store.get(name) if is_session_id(name) else None
         rollout = None if stored is None else read_rollout(stored)
         if rollout is not None and (terms := terms_of(rollout)) is not None:
             visible_error.append(
@@ -149,7 +149,7 @@ async def list_sessions(request: web.Request) -> web.Response:
                     "base_url": terms.get("base_url"),
                     "created_at": rollout.created_ms / 1000,
                     "last_accessed": rollout.touched_ms / 1000,
-                    "num_nodes": len(await _nodes(parts, rollout, terms)),
+                    "num_nodes": len(await _nodes(context, rollout, terms)),
                 }
             )
     return _json({"sessions": visible_error})
@@ -157,11 +157,11 @@ async def list_sessions(request: web.Request) -> web.Response:
 
 async def show_nodes(request: web.Request) -> web.Response:
     """`GET /{uuid}/nodes`: with texts, where a tokenizer is configured or the engine makes them; else `full_text` is null."""
-    parts = request.app[CONTEXT]
+    context = request.app[CONTEXT]
     rollout = await session_of(request)
-    nodes = await _nodes(parts, rollout, terms_of(rollout) or {})
-    endpoint = choose(parts.upstream.endpoints, rollout.rollout_id)
-    texts = await texts_of(parts, endpoint, [node["tokens"] for node in nodes])
+    nodes = await _nodes(context, rollout, terms_of(rollout) or {})
+    endpoint = choose(context.upstream.endpoints, rollout.rollout_id)
+    texts = await texts_of(context, endpoint, [node["tokens"] for node in nodes])
     return _json({"nodes": [{**node, "full_text": text} for node, text in zip(nodes, texts, strict=True)]})
 
 
@@ -170,35 +170,35 @@ async def delete_session(request: web.Request) -> web.Response:
 
     With `atropos.keep_sessions: false` the rollout is gone as well, and everything of it.
     """
-    parts, rollout = request.app[CONTEXT], await session_of(request)
-    if parts.settings.atropos.keep_sessions:
-        await _finish(parts, rollout)
+    context, rollout = request.app[CONTEXT], await session_of(request)
+    if context.settings.atropos.keep_sessions:
+        await _finish(context, rollout)
     else:
-        await parts.store.delete(rollout.rollout_id)
+        await context.store.delete(rollout.rollout_id)
     return _json({"status": "deleted", "uuid": rollout.rollout_id})
 
 
-async def _finish(parts: Context, rollout: Rollout) -> None:
+async def _finish(context: Context, rollout: Rollout) -> None:
     """Finish the rollout of a session, which is none from then on. What it was finished as before stays."""
     if not rollout.is_finished:
         with suppress(Conflict):  # somebody was quicker, who knew how it ended
-            rollout = await parts.finisher.finish(rollout, "completed")
+            rollout = await context.finisher.finish(rollout, "completed")
     while True:
         fields = write_fields({"metadata": metadata_of_deleted(rollout)})
         expect = {"metadata": rollout.origin.fields.get("metadata")}
         try:
-            await parts.store.update_if(rollout.rollout_id, fields, expect=expect, now_ms=parts.clock.now_ms())
+            await context.store.update_if(rollout.rollout_id, fields, expect=expect, now_ms=context.clock.now_ms())
         except FieldsChanged as changed:
             rollout = read_rollout(changed.rollout)  # somebody was quicker: look again
         else:
             return
 
 
-async def _count_sessions(parts: Context) -> int | None:
+async def _count_sessions(context: Context) -> int | None:
     """How many there are, by their names alone; None if the store does not say so in time: the process answers all the same."""
 
     async def count() -> int:
-        return len([name async for name in parts.store.names() if is_session_id(name)])
+        return len([name async for name in context.store.names() if is_session_id(name)])
 
     try:
         return await asyncio.wait_for(count(), _COUNTED_WITHIN_S)
@@ -210,8 +210,8 @@ class NoBaseUrl(ProxyError):
     """A server without a URL: what its proxy answers with 500."""
 
 
-async def _nodes(parts: Context, rollout: Rollout, terms: Mapping[str, Any]) -> list[dict[str, Any]]:
-    steps = await read_steps(parts.store, rollout, whole=False)
+async def _nodes(context: Context, rollout: Rollout, terms: Mapping[str, Any]) -> list[dict[str, Any]]:
+    steps = await read_steps(context.store, rollout, whole=False)
     as_tree = bool(terms.get("track_tree"))
     try:
         return await aside(len(steps), lambda: nodes_of(facts_of(rollout), steps, as_tree=as_tree))
@@ -219,18 +219,18 @@ async def _nodes(parts: Context, rollout: Rollout, terms: Mapping[str, Any]) -> 
         raise Conflict(str(refusal)) from None
 
 
-async def _model(parts: Context) -> str | None:
+async def _model(context: Context) -> str | None:
     """What the first engine serves: its proxy knows one model."""
-    return await model_of(parts, parts.upstream.endpoints[0]) if parts.upstream.endpoints else None
+    return await model_of(context, context.upstream.endpoints[0]) if context.upstream.endpoints else None
 
 
-async def _server(parts: Context, at: int, healthy: Mapping[str, bool]) -> dict[str, Any]:
-    endpoint: Endpoint = parts.upstream.endpoints[at]
+async def _server(context: Context, at: int, healthy: Mapping[str, bool]) -> dict[str, Any]:
+    endpoint: Endpoint = context.upstream.endpoints[at]
     return {
         "index": at,
         "base_url": endpoint.settings.url,
         "healthy": healthy[endpoint.settings.label],
-        "model_name": await model_of(parts, endpoint),
+        "model_name": await model_of(context, endpoint),
         "server_type": endpoint.kind,
     }
 

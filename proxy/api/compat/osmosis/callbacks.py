@@ -37,25 +37,25 @@ async def report_result(call: ModelRequest) -> web.Response:
             f"the body reports the result of {result.rollout_id!r}, and the path names {rollout_id!r}",
             param="rollout_id",
         )
-    return await complete(call.parts, rollout_id, result, is_claim=not may_report(call.caller, call.parts))
+    return await complete(call.context, rollout_id, result, is_claim=not may_report(call.caller, call.context))
 
 
-async def complete(parts: Context, rollout_id: str, result: RolloutResult, *, is_claim: bool) -> web.Response:
+async def complete(context: Context, rollout_id: str, result: RolloutResult, *, is_claim: bool) -> web.Response:
     """Answer `POST /v1/rollout/completed`. Its clients retry: the same result again changes nothing and is 200.
 
     A claim, which is a result from a caller who may not report one, is kept and has no effect. A rollout that failed before
     its first call is created here: that it failed is worth a record.
     """
-    rollout = read_rollout(await parts.store.open(rollout_id, {}, now_ms=parts.clock.now_ms()))
+    rollout = read_rollout(await context.store.open(rollout_id, {}, now_ms=context.clock.now_ms()))
     if is_claim:
-        await keep_claim(parts, rollout, result)
+        await keep_claim(context, rollout, result)
     else:
-        await take_result(parts, rollout, result)
+        await take_result(context, rollout, result)
     return web.Response(body=orjson.dumps({"status": "ok"}), content_type="application/json")
 
 
 async def take_result(
-    parts: Context, rollout: Rollout, result: RolloutResult, *, status: Literal["aborted"] | None = None
+    context: Context, rollout: Rollout, result: RolloutResult, *, status: Literal["aborted"] | None = None
 ) -> None:
     """Finish a rollout by the result that its server reported; `status` replaces the reported one.
 
@@ -73,18 +73,18 @@ async def take_result(
         was_finished = rollout.is_finished
         fields: dict[str, Any] = {"result": decisive, "metadata": _with_reported(rollout, reported)}
         if not was_finished:
-            fields |= {"status": status or _STATUS[result.status], "finished_ms": parts.clock.now_ms()}
+            fields |= {"status": status or _STATUS[result.status], "finished_ms": context.clock.now_ms()}
             fields |= {} if rollout.reward is not None else {"reward": result.reward}
-        changed, rollout = await _amended(parts, rollout, fields)
+        changed, rollout = await _amended(context, rollout, fields)
         if changed:
-            await parts.finisher.after_finish(rollout, again=was_finished)
+            await context.finisher.after_finish(rollout, again=was_finished)
             return
     if rollout.result["status"] != result.status or result.reward not in (None, rollout.result["reward"]):
         raise Conflict(f"another result of the rollout {rollout.rollout_id!r} was reported before", param="rollout_id")
-    await parts.finisher.after_finish(rollout, again=True)
+    await context.finisher.after_finish(rollout, again=True)
 
 
-async def keep_claim(parts: Context, rollout: Rollout, claim: RolloutResult) -> None:
+async def keep_claim(context: Context, rollout: Rollout, claim: RolloutResult) -> None:
     """Keep a claim in `metadata.osmosis.claim`, until a result is reported. It changes no reward and no status.
 
     Raises NotFound if the rollout was deleted, TooLarge for a claim with too many bytes.
@@ -95,7 +95,7 @@ async def keep_claim(parts: Context, rollout: Rollout, claim: RolloutResult) -> 
         if not isinstance(beside, Mapping) or beside.get("claim") == claimed:
             return  # a trainer has another use for this name, or it is the same claim again
         metadata = {**rollout.metadata, RESULT: {**beside, "claim": claimed}}
-        changed, rollout = await _amended(parts, rollout, {"metadata": metadata})
+        changed, rollout = await _amended(context, rollout, {"metadata": metadata})
 
 
 def _with_reported(rollout: Rollout, reported: Mapping[str, Any]) -> dict[str, Any]:
@@ -105,14 +105,14 @@ def _with_reported(rollout: Rollout, reported: Mapping[str, Any]) -> dict[str, A
     return {**rollout.metadata, RESULT: {**reported, **claim}}
 
 
-async def _amended(parts: Context, rollout: Rollout, fields: Mapping[str, Any]) -> tuple[bool, Rollout]:
+async def _amended(context: Context, rollout: Rollout, fields: Mapping[str, Any]) -> tuple[bool, Rollout]:
     """Set fields of a rollout, unless one that decides on them has changed; return whether they are set, and the rollout.
 
     Raises NotFound if it was deleted.
     """
     name, expect = rollout.rollout_id, {each: rollout.origin.fields.get(each) for each in _DECIDING}
     try:
-        stored = await parts.store.update_if(name, write_fields(fields), expect=expect, now_ms=parts.clock.now_ms())
+        stored = await context.store.update_if(name, write_fields(fields), expect=expect, now_ms=context.clock.now_ms())
     except FieldsChanged as changed:
         return False, read_rollout(changed.rollout)
     if stored is None:

@@ -35,7 +35,7 @@ async def dispatch_rollout(request: web.Request) -> web.Response:
 
     The same again starts nothing and is 202; another dispatch of the rollout is 409.
     """
-    parts, servers = request.app[CONTEXT], request.app[ROLLOUT_SERVERS]
+    context, servers = request.app[CONTEXT], request.app[ROLLOUT_SERVERS]
     text = await read_bytes(request)
     asked = await off_loop(len(text), read_as, DispatchRollout, text)
     digest = (await off_loop(len(text), blake2b, text, digest_size=16)).hexdigest()
@@ -44,8 +44,8 @@ async def dispatch_rollout(request: web.Request) -> web.Response:
     state = "starting" if asked.protocol == "async" else "started"
     kept = write_fields({"osmosis": ticket(asked.server, asked.protocol, digest, state)})
     try:
-        stored = await parts.store.update_if(
-            rollout.rollout_id, kept, expect={"osmosis": None, "status": None}, now_ms=parts.clock.now_ms()
+        stored = await context.store.update_if(
+            rollout.rollout_id, kept, expect={"osmosis": None, "status": None}, now_ms=context.clock.now_ms()
         )
     except FieldsChanged as changed:
         rollout = read_rollout(changed.rollout)
@@ -56,10 +56,10 @@ async def dispatch_rollout(request: web.Request) -> web.Response:
     if stored is None:
         raise no_rollout(rollout.rollout_id)
     rollout = read_rollout(stored)
-    body = _request_of(asked, rollout, servers.server_url or model_url(request, parts))
-    key = mint(rollout.rollout_id, rollout.incarnation, parts.secret, dispatch=digest)
+    body = _request_of(asked, rollout, servers.server_url or model_url(request, context))
+    key = mint(rollout.rollout_id, rollout.incarnation, context.secret, dispatch=digest)
     body["callback_api_key" if asked.protocol == "sync" else "api_key"] = key
-    task = servers.hold(_run(parts, servers, rollout, asked, body))
+    task = servers.hold(_run(context, servers, rollout, asked, body))
     if not asked.wait:
         return _answer(rollout, status=202)
     await asyncio.shield(task)
@@ -75,13 +75,13 @@ def _request_of(asked: DispatchRollout, rollout: Rollout, server_url: str) -> di
 
 
 async def _run(
-    parts: Context, servers: RolloutServers, rollout: Rollout, asked: DispatchRollout, body: dict[str, Any]
+    context: Context, servers: RolloutServers, rollout: Rollout, asked: DispatchRollout, body: dict[str, Any]
 ) -> None:
     """Have the rollout run, to its end or, asynchronously, to its beginning."""
     try:
         if asked.protocol == "async":
             init = validated(InitAnswer, await servers.ask(asked.server, "/v1/rollout/init", body))
-            await _begin(parts, rollout, init)
+            await _begin(context, rollout, init)
             return
         result = _result_of(rollout, await servers.ask(asked.server, "/rollout", body))
     except ServerFault as fault:
@@ -91,9 +91,9 @@ async def _run(
         result = _failed(rollout, "validation_error", told)
     except asyncio.CancelledError:
         told = "the proxy was stopped before the rollout server had answered"
-        await _settle(parts, rollout, _failed(rollout, "aborted", told), is_aborted=True)
+        await _settle(context, rollout, _failed(rollout, "aborted", told), is_aborted=True)
         raise
-    await _settle(parts, rollout, result)
+    await _settle(context, rollout, result)
 
 
 def _result_of(rollout: Rollout, told: dict[str, Any]) -> RolloutResult:
@@ -104,19 +104,19 @@ def _result_of(rollout: Rollout, told: dict[str, Any]) -> RolloutResult:
     return result
 
 
-async def _begin(parts: Context, rollout: Rollout, init: InitAnswer) -> None:
+async def _begin(context: Context, rollout: Rollout, init: InitAnswer) -> None:
     """Keep the tools that the server named; calls may come now."""
     fields = write_fields({"osmosis": {**rollout.osmosis, "state": "started"}, "tools": init.tools or None})
     try:
-        await parts.store.update_if(rollout.rollout_id, fields, expect={}, now_ms=parts.clock.now_ms())
+        await context.store.update_if(rollout.rollout_id, fields, expect={}, now_ms=context.clock.now_ms())
     except StorageError as error:
         LOG.error("the tools of a rollout are lost: %s", error, extra={"fields": {"rollout_id": rollout.rollout_id}})
 
 
-async def _settle(parts: Context, rollout: Rollout, result: RolloutResult, *, is_aborted: bool = False) -> None:
+async def _settle(context: Context, rollout: Rollout, result: RolloutResult, *, is_aborted: bool = False) -> None:
     """Finish the rollout; one that was finished or deleted meanwhile stays as it is."""
     try:
-        await take_result(parts, rollout, result, status="aborted" if is_aborted else None)
+        await take_result(context, rollout, result, status="aborted" if is_aborted else None)
     except (ProxyError, StorageError) as error:
         LOG.error(
             "a rollout server's result is not kept: %s", error, extra={"fields": {"rollout_id": rollout.rollout_id}}
