@@ -42,7 +42,7 @@ async def read_bytes(request: web.Request, *, most: int | None = None) -> bytes:
     agents, coding = request.app[CONTEXT].settings.agents, _coding(request)
     reserved = request.get(RESERVED)
     if reserved is None:
-        reserved = request[RESERVED] = request.app[CONTEXT].pressure.reserve()
+        reserved = request[RESERVED] = request.app[CONTEXT].memory_limit.reserve()
     most = min(most or agents.max_body_bytes, agents.max_body_bytes)
     try:
         async with nullcontext() if request.content.is_eof() else asyncio.timeout(agents.body_timeout_s):

@@ -49,17 +49,17 @@ class Context:
     store: Store
     upstream: Upstream
     recorder: Recorder
-    pressure: InFlightBytes
-    attempts: IdempotencyKeys
+    memory_limit: InFlightBytes
+    idempotency_keys: IdempotencyKeys
     agent_keys: KeyRing
     control_keys: KeyRing
     secret: bytes
     sampling: Sampling
     tokenizers: Tokenizers
     pause: Pause
-    fleet: EndpointRegistry
-    totals: WorkerMetrics
-    places: StepReservations
+    registry: EndpointRegistry
+    worker_metrics: WorkerMetrics
+    reservations: StepReservations
     lifetimes: Lifetimes
     policy: Policy
     opener: RolloutOpener

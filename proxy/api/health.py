@@ -61,7 +61,7 @@ def make_info_metrics(
 
 async def _facts(context: Context) -> dict[str, str]:
     """Return the facts that the store reports; nothing if it is unreachable or slow."""
-    if context.recorder.standing.away is not None:
+    if context.recorder.store_health.unreachable is not None:
         return {}
     try:
         return await asyncio.wait_for(context.store.info(), _STORE_TIMEOUT_S)
@@ -88,7 +88,7 @@ async def show_ready(request: web.Request) -> web.Response:
     if context.stopping.is_set():
         return _json({"status": "stopping", "in_flight": context.in_flight.total()}, status=503)
     store, engines = await asyncio.gather(_store(context), healthy_engines(context))
-    spooled = context.recorder.spooled
+    spooled = context.recorder.journaled
     is_ready = (store == "ok" or spooled is not None) and any(engines.values())
     told: dict[str, Any] = {"status": "ready" if is_ready else "not ready", "store": store, "engines": engines}
     if spooled is not None:
@@ -99,13 +99,13 @@ async def show_ready(request: web.Request) -> web.Response:
 async def show_metrics(request: web.Request) -> web.Response:
     """`GET /metrics`: Prometheus, of all workers together."""
     context = request.app[CONTEXT]
-    counted, told = await asyncio.gather(context.totals.exposition(), info_metrics(context))
+    counted, told = await asyncio.gather(context.worker_metrics.exposition(), info_metrics(context))
     return web.Response(body=counted + told, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 async def _store(context: Context) -> str:
-    if context.recorder.standing.away is not None:
-        return context.recorder.standing.away
+    if context.recorder.store_health.unreachable is not None:
+        return context.recorder.store_health.unreachable
     try:
         await asyncio.wait_for(context.store.ping(), _READY_WITHIN_S)
     except TimeoutError:

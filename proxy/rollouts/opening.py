@@ -20,7 +20,7 @@ from storage.errors import StorageError, StoreUnreachable
 from storage.store import Store
 from storage.types import Announcement, Reservation
 
-_MOST = 10_000
+_MAX_CACHED = 10_000
 
 
 class RolloutCache:
@@ -37,7 +37,7 @@ class RolloutCache:
         self._rollouts.pop(rollout.rollout_id, None)
         if rollout.limits.max_steps is None and rollout.limits.max_tokens is None:
             self._rollouts[rollout.rollout_id] = rollout
-        if len(self._rollouts) > _MOST:
+        if len(self._rollouts) > _MAX_CACHED:
             self._rollouts.popitem(last=False)
 
     def find(self, rollout_id: str) -> Rollout | None:
@@ -48,7 +48,7 @@ class RolloutCache:
 class Announced(Protocol):
     """A value that one process announces to all through the store."""
 
-    def told(self, announcements: Mapping[str, Announcement]) -> None:
+    def apply(self, announcements: Mapping[str, Announcement]) -> None:
         """Take over what is newer."""
         ...
 
@@ -72,7 +72,7 @@ class RolloutOpener:
             checked_id(group_id, what="group id")
         started = self._clock.monotonic()
         try:
-            self._recorder.standing.check()
+            self._recorder.store_health.check()
             fields, reservation = write_fields({"group_id": group_id}), Reservation(step_id, LEASE_MS)
             stored = await self._store.open(rollout_id, fields, now_ms=self._clock.now_ms(), reservation=reservation)
             rollout = read_rollout(stored)
@@ -80,14 +80,14 @@ class RolloutOpener:
                 await join(self._store, self._clock, stored, rollout.group_id)
         except StorageError as error:
             self._metrics.store_operation_failures.labels("open").inc()
-            self._recorder.standing.failed(error)
+            self._recorder.store_health.failed(error)
             if isinstance(error, StoreUnreachable) and (cached := self._cache.find(rollout_id)) is not None:
                 return cached
             raise StoreFault(f"the call could not be recorded, so it was not made: {error}") from error
         finally:
             self._metrics.store_operation_duration_seconds.labels("open").observe(self._clock.monotonic() - started)
-        if self._recorder.spooled is not None:
+        if self._recorder.journaled is not None:
             self._cache.keep(rollout)
         for announced in self._announced:
-            announced.told(stored.announcements)
+            announced.apply(stored.announcements)
         return rollout

@@ -1,6 +1,6 @@
 """The policy version that trainers announce, as it is told to whoever opens a rollout.
 
-Holds its name among the store's notices, and what this process was told last.
+Holds its name among the store's announcements, and what this process was told last.
 """
 
 import asyncio
@@ -15,13 +15,13 @@ from storage.errors import StorageError
 from storage.store import Announcements
 from storage.types import Announcement
 
-POLICY_NOTICE: Final = "policy"
+POLICY_ANNOUNCEMENT: Final = "policy"
 
 
-def read_policy(notices: Mapping[str, Announcement]) -> str | None:
+def read_policy(announcements: Mapping[str, Announcement]) -> str | None:
     """The policy version that is announced, None if none is."""
-    notice = notices.get(POLICY_NOTICE)
-    version: str | None = None if notice is None else orjson.loads(notice.value)
+    announcement = announcements.get(POLICY_ANNOUNCEMENT)
+    version: str | None = None if announcement is None else orjson.loads(announcement.value)
     return version
 
 
@@ -34,14 +34,14 @@ class Policy:
         self.version: str | None = None
         self._number = -1
 
-    def told(self, notices: Mapping[str, Announcement]) -> None:
+    def apply(self, announcements: Mapping[str, Announcement]) -> None:
         """Take over what is newer: answers of the store may overtake each other."""
-        notice = notices.get(POLICY_NOTICE)
-        if notice is not None and notice.number > self._number:
-            self.version, self._number = read_policy(notices), notice.number
+        announcement = announcements.get(POLICY_ANNOUNCEMENT)
+        if announcement is not None and announcement.number > self._number:
+            self.version, self._number = read_policy(announcements), announcement.number
 
 
-PAUSE_NOTICE: Final = "pause"
+PAUSE_ANNOUNCEMENT: Final = "pause"
 _BEAT_S: Final = 1.0  # between beats; so long may it take until every process knows of a pause
 _PAUSED_BEAT_S: Final = 0.1  # and while there is one: so long may it take until its end is known
 _LIFE_MS: Final = 5000  # a process that has not beaten for so long counts as dead
@@ -52,20 +52,20 @@ class Pause:
 
     def __init__(
         self,
-        notices: Announcements,
+        announcements: Announcements,
         who: str,
         *,
         max_waiting: int,
         timeout_s: float,
-        tell: Callable[[Mapping[str, Announcement]], None] | None = None,
+        on_heartbeat: Callable[[Mapping[str, Announcement]], None] | None = None,
     ) -> None:
         self.mode: str | None = None
         self.number = 0
-        self._notices = notices
+        self._announcements = announcements
         self._who = who
         self._max_waiting = max_waiting
         self._timeout_s = timeout_s
-        self._tell = tell
+        self._on_heartbeat = on_heartbeat
         self._in_flight = 0
         self._waiting = 0
         self._changed = asyncio.Event()
@@ -77,7 +77,7 @@ class Pause:
     async def start(self) -> None:
         """Learn whether there is a pause, and begin to beat. Raises StorageError."""
         await self.beat()
-        self._task = asyncio.get_running_loop().create_task(self._keep_beating())
+        self._task = asyncio.get_running_loop().create_task(self._heartbeat_forever())
 
     async def close(self) -> None:
         """Stop beating; the calls of this process are over."""
@@ -86,27 +86,27 @@ class Pause:
             await asyncio.wait([self._task])
         with suppress(StorageError, TimeoutError):  # it is forgotten when its life is over
             async with asyncio.timeout(_BEAT_S):
-                await self._notices.heartbeat(self._who, b"", lifetime_ms=0)
+                await self._announcements.heartbeat(self._who, b"", lifetime_ms=0)
 
-    def told(self, notices: Mapping[str, Announcement]) -> None:
+    def apply(self, announcements: Mapping[str, Announcement]) -> None:
         """Take over what is newer: answers of the store may overtake each other."""
-        notice = notices.get(PAUSE_NOTICE)
-        if notice is not None and notice.number > self.number:
-            self.mode, self.number = orjson.loads(notice.value), notice.number
+        announcement = announcements.get(PAUSE_ANNOUNCEMENT)
+        if announcement is not None and announcement.number > self.number:
+            self.mode, self.number = orjson.loads(announcement.value), announcement.number
             self._changed.set()
             self._changed = asyncio.Event()
 
     async def announce(self, mode: str | None) -> int:
         """Pause (or resume, with None) at every process that shares the store; give back its number."""
-        notice = await self._notices.announce(PAUSE_NOTICE, orjson.dumps(mode))
-        self.told({PAUSE_NOTICE: notice})
-        return notice.number
+        announcement = await self._announcements.announce(PAUSE_ANNOUNCEMENT, orjson.dumps(mode))
+        self.apply({PAUSE_ANNOUNCEMENT: announcement})
+        return announcement.number
 
     async def passed(self) -> bool:
         """Wait until nothing is held; whether that took a wait (what was read before it is old then). Raises Paused."""
         if self.mode is None:
             return False
-        self._refuse_if_told()
+        self._refuse_if_rejecting()
         if self._waiting >= self._max_waiting:
             raise Paused(f"calls are paused, and {self._waiting} wait already (agents.max_paused); try again later")
         self._waiting += 1
@@ -120,7 +120,7 @@ class Pause:
             ) from None
         finally:
             self._waiting -= 1
-        self._refuse_if_told()
+        self._refuse_if_rejecting()
         return True
 
     @contextmanager
@@ -135,21 +135,21 @@ class Pause:
     async def beat(self) -> tuple[int, int]:
         """Tell what is in flight here; give back how many calls are at all processes, and how many know no newer pause."""
         mine = orjson.dumps([self.number, self._in_flight])
-        notices, beats = await self._notices.heartbeat(self._who, mine, lifetime_ms=_LIFE_MS)
-        self.told(notices)
-        if self._tell is not None:
-            self._tell(notices)  # whoever else lives by notices, and has no beat of their own
+        announcements, beats = await self._announcements.heartbeat(self._who, mine, lifetime_ms=_LIFE_MS)
+        self.apply(announcements)
+        if self._on_heartbeat is not None:
+            self._on_heartbeat(announcements)  # whoever else lives by announcements, and has no beat of their own
         told: list[tuple[int, int]] = [orjson.loads(value) for value in beats.values()]
         return sum(in_flight for _, in_flight in told), sum(number < self.number for number, _ in told)
 
-    def _refuse_if_told(self) -> None:
+    def _refuse_if_rejecting(self) -> None:
         if self.mode == "reject":
             raise Paused("calls are paused while the weights change (POST /policy/pause); try again later")
 
-    async def _keep_beating(self) -> None:
+    async def _heartbeat_forever(self) -> None:
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_BEAT_S if self.mode is None else _PAUSED_BEAT_S):
                     await self._changed.wait()
-            with suppress(StorageError):  # calls notice it, and say so
+            with suppress(StorageError):  # calls notice it and report it
                 await self.beat()

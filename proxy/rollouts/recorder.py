@@ -6,7 +6,7 @@ task that the recorder holds, and `close` waits for all of them.
 
 Rule 1: the end of a turn is shown only after `record` returned.
 Rule 2: a step is appended once, whatever is asked again: the store knows its name.
-        Where it cannot be told, a journal may have it instead (`spool`): then it is durable there, until the store is back.
+        Where it cannot be told, a journal may have it instead (`journal`): then it is durable there, until the store is back.
 Rule 3: steps of one rollout are stored in the order in which they ended, since their callers wait for each.
 Rule 4: a step that is stored after its rollout was finished is late, by the write that stores it (decisions/031). One whose
         rollout has expired restores it; one whose rollout was deleted is not stored. Each is counted.
@@ -58,7 +58,7 @@ class Recorder:
         store: Store,
         metrics: Metrics,
         clock: Clock,
-        spool: Journal | None = None,
+        journal: Journal | None = None,
         origin_of: Callable[[str, str], Origin | None] | None = None,
         followers: Iterable[Follower] = (),
     ) -> None:
@@ -70,21 +70,21 @@ class Recorder:
         self._known: OrderedDict[tuple[str, str], set[bytes]] = OrderedDict()
         self._known_count = 0
         self.tasks = BackgroundTasks()
-        self._spool = spool
-        self.kept_bytes = 0  # of steps that nobody waits for
-        self.standing = StoreHealth(store, metrics, self._replay)
-        if spool is not None:
-            metrics.journal_steps.set_function(lambda: spool.pending)
-            if spool.pending:
-                self.standing.look()
+        self._journal = journal
+        self.detached_bytes = 0  # of steps that nobody waits for
+        self.store_health = StoreHealth(store, metrics, self._replay)
+        if journal is not None:
+            metrics.journal_steps.set_function(lambda: journal.pending)
+            if journal.pending:
+                self.store_health.probe()
 
     def __repr__(self) -> str:
         return f"<Recorder {len(self.tasks)} waiting, {self._known_count} blocks known>"
 
     @property
-    def spooled(self) -> int | None:
+    def journaled(self) -> int | None:
         """How many steps wait in the journal; None if there is none."""
-        return None if self._spool is None else self._spool.pending
+        return None if self._journal is None else self._journal.pending
 
     async def record(self, step: Step, incarnation: str, *, body_bytes: int) -> None:
         """Store a step. Raises StoreFault if it could not be stored; a deleted rollout's steps are not stored, and counted.
@@ -96,38 +96,38 @@ class Recorder:
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
-            self._owe(task, body_bytes)
-            self.tasks.start(self._mark_undelivered(task, step, incarnation))
+            self._track_bytes(task, body_bytes)
+            self.tasks.start(self._mark_undelivered_after(task, step, incarnation))
             raise
 
-    def keep(self, step: Step, incarnation: str, *, body_bytes: int) -> None:
+    def record_detached(self, step: Step, incarnation: str, *, body_bytes: int) -> None:
         """Store a step that nobody waits for: its client has left."""
-        self._owe(
-            self.tasks.start(self._append_unwatched(step, incarnation, body_bytes, self._origin(step, incarnation))),
+        self._track_bytes(
+            self.tasks.start(self._append_detached(step, incarnation, body_bytes, self._origin(step, incarnation))),
             body_bytes,
         )
 
-    def undelivered(self, step: Step, incarnation: str) -> None:
+    def mark_undelivered(self, step: Step, incarnation: str) -> None:
         """Note that the client of a stored step was gone before the end was written."""
-        self.tasks.start(self._mark_undelivered(None, step, incarnation))
+        self.tasks.start(self._mark_undelivered_after(None, step, incarnation))
 
-    def delivered(self, rollout_id: str, incarnation: str, step_id: str) -> None:
+    def mark_delivered(self, rollout_id: str, incarnation: str, step_id: str) -> None:
         """Note that a stored answer was given again, whole: whatever became of it before, its client has it now."""
         self.tasks.start(self._mark(rollout_id, incarnation, DELIVERED_MARK + step_id))
 
     async def close(self) -> None:
         """Wait until everything taken is written."""
         await self.tasks.wait()
-        await self.standing.close()
-        if self._spool is not None:
-            self._spool.close()
+        await self.store_health.close()
+        if self._journal is not None:
+            self._journal.close()
 
     async def _replay(self) -> None:
         """Give the store what the journal holds. Raises StorageError, and then the rest waits for the next time."""
-        if self._spool is not None:
-            await self._spool.replay(self._append_again)
+        if self._journal is not None:
+            await self._journal.replay(self._append_from_journal)
 
-    async def _append_again(self, entry: StepWrite) -> None:
+    async def _append_from_journal(self, entry: StepWrite) -> None:
         """Give the store an entry of the journal."""
         now_ms = self._clock.now_ms()
         if not entry.record:  # no step is without a record: a mark
@@ -142,37 +142,39 @@ class Recorder:
         except RolloutDeleted:
             self._note_deleted(entry.name)
 
-    async def _journal(self, step: Step, incarnation: str, body_bytes: int, spool: Journal, origin: Origin) -> None:
+    async def _write_to_journal(
+        self, step: Step, incarnation: str, body_bytes: int, journal: Journal, origin: Origin
+    ) -> None:
         """Write a step into the journal, with every block it needs: what the store knows then, nobody knows now."""
         step, record = await _encoded(step, set(), body_bytes)
         try:
-            await self._wait_in(spool, _entry(step, incarnation, record, origin))
+            await self._write_entry(journal, _entry(step, incarnation, record, origin))
         except OSError as error:
             raise StoreFault(f"the step could be stored neither in the store nor in the journal: {error}") from error
         self._count(step)
 
-    async def _wait_in(self, spool: Journal, entry: StepWrite) -> None:
+    async def _write_entry(self, journal: Journal, entry: StepWrite) -> None:
         """Write an entry into the journal. Raises OSError."""
-        await spool.write(entry)
-        self.standing.look()  # the store may have come back, and all others been replayed, while this one was written
+        await journal.write(entry)
+        self.store_health.probe()  # the store may have come back, and all others been replayed, while this one was written
 
-    def _owe(self, task: "asyncio.Task[None]", body_bytes: int) -> None:
+    def _track_bytes(self, task: "asyncio.Task[None]", body_bytes: int) -> None:
         """Count what a step holds until it is written, now that its call does not."""
 
-        def paid(_: "asyncio.Task[None]") -> None:
-            self.kept_bytes -= body_bytes
+        def release(_: "asyncio.Task[None]") -> None:
+            self.detached_bytes -= body_bytes
 
-        self.kept_bytes += body_bytes
-        task.add_done_callback(paid)
+        self.detached_bytes += body_bytes
+        task.add_done_callback(release)
 
     async def _append(self, step: Step, incarnation: str, body_bytes: int, origin: Origin) -> None:
         step = replace(step, timing=replace(step.timing, stored=self._clock.now()))
-        if self._spool is not None and (self._spool.pending or self.standing.away is not None):
-            await self._journal(
-                step, incarnation, body_bytes, self._spool, origin
+        if self._journal is not None and (self._journal.pending or self.store_health.unreachable is not None):
+            await self._write_to_journal(
+                step, incarnation, body_bytes, self._journal, origin
             )  # behind those that wait: order holds
             return
-        known = self._known_of(step.rollout_id, incarnation)
+        known = self._known_blocks(step.rollout_id, incarnation)
         step, record = await _encoded(step, known, body_bytes)
         started = self._clock.monotonic()
         try:
@@ -189,15 +191,15 @@ class Recorder:
             return
         except StorageError as error:
             self._metrics.store_operation_failures.labels("append").inc()
-            self.standing.failed(error)
-            if self._spool is not None and isinstance(error, StoreUnreachable):
-                await self._journal(step, incarnation, body_bytes, self._spool, origin)
+            self.store_health.failed(error)
+            if self._journal is not None and isinstance(error, StoreUnreachable):
+                await self._write_to_journal(step, incarnation, body_bytes, self._journal, origin)
                 return
             raise StoreFault(f"the step could not be stored, so its end is not shown: {error}") from error
         finally:
             self._metrics.store_operation_duration_seconds.labels("append").observe(self._clock.monotonic() - started)
         if self._known.get((step.rollout_id, incarnation)) is known:  # not forgotten meanwhile
-            self._learn(known, record)
+            self._remember_blocks(known, record)
         self._note(entry, appended)
         self._count(step)
         for follow in self.followers:
@@ -222,13 +224,13 @@ class Recorder:
         self._metrics.discarded_steps.inc()
         LOG.info("a step is not stored: its rollout was deleted", extra={"fields": {"step_id": step_id}})
 
-    async def _append_unwatched(self, step: Step, incarnation: str, body_bytes: int, origin: Origin) -> None:
+    async def _append_detached(self, step: Step, incarnation: str, body_bytes: int, origin: Origin) -> None:
         try:
             await self._append(step, incarnation, body_bytes, origin)
         except ProxyError as error:
             LOG.error("a partial step is lost: %s", error, extra={"fields": {"step_id": step.step_id}})
 
-    async def _mark_undelivered(self, after: "asyncio.Task[None] | None", step: Step, incarnation: str) -> None:
+    async def _mark_undelivered_after(self, after: "asyncio.Task[None] | None", step: Step, incarnation: str) -> None:
         if after is not None:
             await asyncio.wait([after])
             if after.exception() is not None:
@@ -240,14 +242,14 @@ class Recorder:
         """Set a mark that nobody waits for; whether it is set, or will be."""
         try:
             try:
-                self.standing.check()
+                self.store_health.check()
                 await self._store.mark(rollout_id, incarnation, {mark: b"1"}, now_ms=self._clock.now_ms())
             except StoreUnreachable as error:
                 self._metrics.store_operation_failures.labels("mark").inc()
-                self.standing.failed(error)
-                if self._spool is None:
+                self.store_health.failed(error)
+                if self._journal is None:
                     raise
-                await self._wait_in(self._spool, StepWrite(rollout_id, incarnation, mark, b"", {}, (), {}))
+                await self._write_entry(self._journal, StepWrite(rollout_id, incarnation, mark, b"", {}, (), {}))
         except RolloutDeleted:
             return False  # deleted meanwhile, the step with it
         except (StorageError, OSError) as error:
@@ -255,7 +257,7 @@ class Recorder:
             return False
         return True
 
-    def _known_of(self, rollout_id: str, incarnation: str) -> set[bytes]:
+    def _known_blocks(self, rollout_id: str, incarnation: str) -> set[bytes]:
         """The blocks of this life of the rollout that are known to be stored; the longest unused are forgotten."""
         key = (rollout_id, incarnation)
         known = self._known.setdefault(key, set())
@@ -265,7 +267,7 @@ class Recorder:
             self._known_count -= len(forgotten)
         return known
 
-    def _learn(self, known: set[bytes], record: Record) -> None:
+    def _remember_blocks(self, known: set[bytes], record: Record) -> None:
         before = len(known)
         known.update(record.blocks)
         known.update(record.names)

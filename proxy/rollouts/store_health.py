@@ -13,8 +13,8 @@ from proxy.telemetry.metrics import Metrics
 from storage.errors import StorageError, StoreUnreachable
 from storage.store import Store
 
-_PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0)  # between two looks; the last one again and again
-_LOOK_S = 2.0
+_INTERVALS_S = (0.05, 0.1, 0.2, 0.5, 1.0)  # between two probes; the last one again and again
+_PROBE_TIMEOUT_S = 2.0
 PROBE = "probe"  # a constant of the store: what writes it, writes nothing new after the first time
 
 
@@ -25,53 +25,53 @@ class StoreHealth:
         self._store = store
         self._metrics = metrics
         self._back = back
-        self._looking: asyncio.Task[None] | None = None
-        self.away: str | None = None  # why, while it is
+        self._probing: asyncio.Task[None] | None = None
+        self.unreachable: str | None = None  # why, while it is
 
     def __repr__(self) -> str:
-        return f"<Standing {self.away or 'there'}>"
+        return f"<Standing {self.unreachable or 'there'}>"
 
     def check(self) -> None:
         """Raise StoreUnreachable while the store is known to be away."""
-        if self.away is not None:
-            raise StoreUnreachable(self.away)
+        if self.unreachable is not None:
+            raise StoreUnreachable(self.unreachable)
 
     def failed(self, error: StorageError) -> None:
         """A verb failed. If that means the store is away, it is looked for from now on."""
-        if isinstance(error, StoreUnreachable) and self.away is None:
+        if isinstance(error, StoreUnreachable) and self.unreachable is None:
             LOG.error("the store is away: %s", error)
-            self.away = str(error)
+            self.unreachable = str(error)
             self._metrics.store_up.set(0)
-            self.look()
+            self.probe()
 
-    def look(self) -> None:
+    def probe(self) -> None:
         """Look for the store until it is there, and `back` has done its work."""
-        if self._looking is None:
-            self._looking = asyncio.get_running_loop().create_task(self._look())
+        if self._probing is None:
+            self._probing = asyncio.get_running_loop().create_task(self._probe_until_reachable())
 
     async def close(self) -> None:
         """Look for it no more."""
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.wait([self._looking])
+        if self._probing is not None:
+            self._probing.cancel()
+            await asyncio.wait([self._probing])
 
-    async def _look(self) -> None:
-        looks = 0
+    async def _probe_until_reachable(self) -> None:
+        probes = 0
         while True:
             try:
-                async with asyncio.timeout(_LOOK_S):
+                async with asyncio.timeout(_PROBE_TIMEOUT_S):
                     await self._store.ping()
                     await self._store.set_once(PROBE, b"1")
-                if self.away is not None:
+                if self.unreachable is not None:
                     LOG.info("the store is back")
-                self.away = None
+                self.unreachable = None
                 self._metrics.store_up.set(1)
                 await self._back()
             except (StorageError, OSError) as error:
-                self.away = str(error) or f"the store did not answer within {_LOOK_S:g} s"
+                self.unreachable = str(error) or f"the store did not answer within {_PROBE_TIMEOUT_S:g} s"
                 self._metrics.store_up.set(0)
             else:
-                self._looking = None
+                self._probing = None
                 return
-            await asyncio.sleep(_PAUSES_S[min(looks, len(_PAUSES_S) - 1)])
-            looks += 1
+            await asyncio.sleep(_INTERVALS_S[min(probes, len(_INTERVALS_S) - 1)])
+            probes += 1

@@ -119,7 +119,7 @@ def _context_lifespan(
             context.recorder.followers += [watch.offer, lambda step, _, appended: late(step, appended)]
             context.metrics.in_flight_rollouts.set_function(lambda: len(context.in_flight))
             context.metrics.oldest_call_age_seconds.set_function(
-                lambda: context.pressure.oldest_s(context.clock.monotonic())
+                lambda: context.memory_limit.oldest_s(context.clock.monotonic())
             )
             app[CONTEXT] = context
             app.on_shutdown.append(_say_so)
@@ -139,10 +139,10 @@ async def _make_context(
     crew: WorkerSlot | None,
 ) -> Context:
     """The parts, made in the order in which they need each other; the stack closes them in the other order."""
-    registry = CollectorRegistry()
-    metrics = make_metrics(registry)
-    totals = _kept(stack, WorkerMetrics(registry, metrics, crew))
-    await totals.start()
+    collectors = CollectorRegistry()
+    metrics = make_metrics(collectors)
+    worker_metrics = _kept(stack, WorkerMetrics(collectors, metrics, crew))
+    await worker_metrics.start()
     opened = store or _kept(stack, await open_store(settings.store.url, store_options(settings.store)))
     secret = await opened.set_once(_SECRET, clock.entropy(32))  # first: a start without a store ends here
     upstream = _kept(stack, Upstream(settings.engines, metrics))
@@ -150,8 +150,8 @@ async def _make_context(
     audit = _kept(stack, _audit(settings, upstream, metrics, clock))
     recorder = _kept(stack, Recorder(opened, metrics, clock, _journal(settings.store), lifetimes.origin, [audit.offer]))
     tokenizers = Tokenizers(settings.engines.endpoints)
-    fleet = _registry(opened, settings, metrics, [upstream.replace, tokenizers.replace])
-    pause = _pause(opened, clock, settings.agents, fleet)
+    registry = _registry(opened, settings, metrics, [upstream.replace, tokenizers.replace])
+    pause = _pause(opened, clock, settings.agents, registry)
     app[ROLLOUT_SERVERS] = _kept(stack, RolloutServers(settings.osmosis))  # closed before the recorder: it notes cuts
     await _kept(stack, pause).start()
     policy, stopping = Policy(), asyncio.Event()
@@ -163,32 +163,32 @@ async def _make_context(
         store=opened,
         upstream=upstream,
         recorder=recorder,
-        pressure=_kept(stack, _memory_limit(settings.agents, metrics, recorder)),
-        attempts=IdempotencyKeys(opened, clock),
+        memory_limit=_kept(stack, _memory_limit(settings.agents, metrics, recorder)),
+        idempotency_keys=IdempotencyKeys(opened, clock),
         agent_keys=_keys(settings.agents.api_keys),
         control_keys=_keys(settings.control.api_keys),
         secret=secret,
         sampling=Sampling(settings.sampling.override, settings.sampling.default, settings.sampling.cap),
         tokenizers=tokenizers,
         pause=pause,
-        fleet=fleet,
-        totals=totals,
-        places=StepReservations(opened, recorder.tasks.start),
+        registry=registry,
+        worker_metrics=worker_metrics,
+        reservations=StepReservations(opened, recorder.tasks.start),
         lifetimes=lifetimes,
         policy=policy,
-        opener=RolloutOpener(opened, clock, metrics, recorder, [policy, fleet, pause]),
+        opener=RolloutOpener(opened, clock, metrics, recorder, [policy, registry, pause]),
         finisher=Finisher(opened, clock, drift_totals, GroupCompletion(opened, clock, metrics)),
         stopping=stopping,
     )
 
 
-def _pause(store: Store, clock: Clock, agents: AgentsSettings, fleet: EndpointRegistry) -> Pause:
+def _pause(store: Store, clock: Clock, agents: AgentsSettings, registry: EndpointRegistry) -> Pause:
     return Pause(
         store.announcements,
         new_id(clock),
         max_waiting=agents.max_paused,
         timeout_s=agents.pause_timeout_s,
-        tell=fleet.told,
+        on_heartbeat=registry.apply,
     )
 
 
@@ -206,7 +206,7 @@ def _registry(
 
 def _memory_limit(agents: AgentsSettings, metrics: Metrics, recorder: Recorder) -> InFlightBytes:
     limit, timeout_s = agents.max_bytes_in_flight, agents.client_stall_timeout_s
-    return InFlightBytes(limit, timeout_s, metrics, lambda: recorder.kept_bytes)
+    return InFlightBytes(limit, timeout_s, metrics, lambda: recorder.detached_bytes)
 
 
 def _audit(settings: Settings, upstream: Upstream, metrics: Metrics, clock: Clock) -> BackgroundAudit:
@@ -241,7 +241,7 @@ async def _say_so(app: web.Application) -> None:
     context.stopping.set()
 
     def cut() -> None:
-        for call in tuple(context.pressure.calls):
+        for call in tuple(context.memory_limit.calls):
             call.stop("the proxy was stopped")
 
     # Just before aiohttp cancels what is left: a step is to say who ended its call.

@@ -39,9 +39,9 @@ class EndpointRegistry:
     async def put(self, endpoints: Sequence[EndpointSettings] | None) -> None:
         """Have every process that shares the store use these, and after a restart as well; the configured ones with None."""
         value = orjson.dumps(None if endpoints is None else [_written(endpoint) for endpoint in endpoints])
-        self.told({ENGINES_NOTICE: await self._notices.announce(ENGINES_NOTICE, value)})
+        self.apply({ENGINES_NOTICE: await self._notices.announce(ENGINES_NOTICE, value)})
 
-    def told(self, notices: Mapping[str, Announcement]) -> None:
+    def apply(self, notices: Mapping[str, Announcement]) -> None:
         """Take over what is newer: answers of the store may overtake each other."""
         notice = notices.get(ENGINES_NOTICE)
         if notice is None or notice.number <= self.number:

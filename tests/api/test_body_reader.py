@@ -149,7 +149,7 @@ def asked(data: bytes, *, most: int, held: int, length: int | None = None, codin
     request = Request()
     agents = SimpleNamespace(max_body_bytes=most, body_timeout_s=9)
     pressure = Watched(held)
-    request.app = {CONTEXT: SimpleNamespace(settings=SimpleNamespace(agents=agents), pressure=pressure)}
+    request.app = {CONTEXT: SimpleNamespace(settings=SimpleNamespace(agents=agents), memory_limit=pressure)}
     return request, pressure
 
 

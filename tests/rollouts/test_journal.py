@@ -51,10 +51,10 @@ def test_an_entry_of_an_earlier_version_is_read():
 
 async def test_what_was_written_is_replayed_in_order_by_whoever_opens_it_next(tmp_path):
     """Also after a restart; and once it was, the file is empty."""
-    spool = Journal(tmp_path / "deep" / "spool")
+    journal = Journal(tmp_path / "deep" / "spool")
     for number in range(5):
-        await spool.write(entry(number))
-    spool.close()
+        await journal.write(entry(number))
+    journal.close()
     again, taken = Journal(tmp_path / "deep" / "spool"), []
     pending = again.pending
     await again.replay(kept_by(taken))
@@ -66,9 +66,9 @@ async def test_what_was_written_is_replayed_in_order_by_whoever_opens_it_next(tm
 
 async def test_a_replay_that_stops_goes_on_where_it_stopped(tmp_path):
     """Nothing is passed over, nothing emptied; what comes meanwhile waits its turn."""
-    spool, taken = Journal(tmp_path / "spool"), []
-    await spool.write(entry(1))
-    await spool.write(entry(2))
+    journal, taken = Journal(tmp_path / "spool"), []
+    await journal.write(entry(1))
+    await journal.write(entry(2))
 
     async def away_at_the_second(one: StepWrite) -> None:
         if taken:
@@ -76,38 +76,38 @@ async def test_a_replay_that_stops_goes_on_where_it_stopped(tmp_path):
         taken.append(one)
 
     with pytest.raises(StoreUnreachable):
-        await spool.replay(away_at_the_second)
-    await spool.write(entry(3))
-    await spool.replay(kept_by(taken))
-    spool.close()
+        await journal.replay(away_at_the_second)
+    await journal.write(entry(3))
+    await journal.replay(kept_by(taken))
+    journal.close()
 
     assert ["S1", "S2", "S3"] == [one.name for one in taken]
 
 
 async def test_rollouts_are_replayed_side_by_side_each_in_its_order(tmp_path):
     """Else a store that takes a while for each entry would never catch up with those who write meanwhile."""
-    spool, taken, both = Journal(tmp_path / "spool"), [], asyncio.Barrier(2)
+    journal, taken, both = Journal(tmp_path / "spool"), [], asyncio.Barrier(2)
     for number in range(3):
         for rollout in ("r1", "r2"):
-            await spool.write(replace(entry(number), rollout=rollout))
+            await journal.write(replace(entry(number), rollout=rollout))
 
     async def together(one: StepWrite) -> None:
         await asyncio.wait_for(both.wait(), 50)
         taken.append((one.rollout, one.name))
 
-    await spool.replay(together)
-    spool.close()
+    await journal.replay(together)
+    journal.close()
 
-    assert 0 == spool.pending
+    assert 0 == journal.pending
     assert ["S0", "S1", "S2"] == [name for rollout, name in taken if rollout == "r1"]
     assert ["S0", "S1", "S2"] == [name for rollout, name in taken if rollout == "r2"]
 
 
 async def test_a_rollout_that_the_store_refuses_holds_up_itself_and_those_behind_it(tmp_path):
     """What others have behind it is given again with it: the store knows their names."""
-    spool, taken = Journal(tmp_path / "spool"), []
+    journal, taken = Journal(tmp_path / "spool"), []
     for number, rollout in enumerate(("r1", "r2", "r1")):
-        await spool.write(replace(entry(number), rollout=rollout))
+        await journal.write(replace(entry(number), rollout=rollout))
 
     async def refusing(one: StepWrite) -> None:
         if one.rollout == "r1" and not taken:
@@ -115,11 +115,11 @@ async def test_a_rollout_that_the_store_refuses_holds_up_itself_and_those_behind
         taken.append(one.name)
 
     with pytest.raises(StoreUnreachable):
-        await spool.replay(refusing)
-    waiting = spool.pending
+        await journal.replay(refusing)
+    waiting = journal.pending
     taken.append("-")
-    await spool.replay(refusing)
-    spool.close()
+    await journal.replay(refusing)
+    journal.close()
 
     assert 3 == waiting
     assert (["S1"], ["S0", "S2"]) == (taken[: taken.index("-")], [name for name in taken[2:] if name != "S1"])
@@ -131,11 +131,11 @@ async def test_a_tail_that_a_crash_cut_short_is_cut_off(tmp_path):
     path = tmp_path / "spool"
     for cut in range(len(short)):
         path.write_bytes(whole + short[:cut])
-        spool, taken = Journal(path), []
-        await spool.write(entry(3))
-        await spool.replay(kept_by(taken))
-        spool.close()
-        assert (["S1", "S3"], 0) == ([one.name for one in taken], spool.damaged)
+        journal, taken = Journal(path), []
+        await journal.write(entry(3))
+        await journal.replay(kept_by(taken))
+        journal.close()
+        assert (["S1", "S3"], 0) == ([one.name for one in taken], journal.damaged)
 
 
 async def test_damage_costs_what_is_damaged_and_no_more(tmp_path):
@@ -144,24 +144,24 @@ async def test_damage_costs_what_is_damaged_and_no_more(tmp_path):
     damaged = bytearray(frames[1])
     damaged[30] ^= 1
     path.write_bytes(frames[0] + damaged + frames[2])
-    spool, taken = Journal(path), []
-    await spool.replay(kept_by(taken))
-    spool.close()
+    journal, taken = Journal(path), []
+    await journal.replay(kept_by(taken))
+    journal.close()
 
-    assert (["S0", "S2"], 1) == ([one.name for one in taken], spool.damaged)
+    assert (["S0", "S2"], 1) == ([one.name for one in taken], journal.damaged)
 
 
 async def test_a_disk_that_takes_no_more_leaves_whole_entries(tmp_path, monkeypatch):
     """The write raises, and the next one begins where the last whole one ended."""
-    spool, taken = Journal(tmp_path / "spool"), []
-    await spool.write(entry(1))
+    journal, taken = Journal(tmp_path / "spool"), []
+    await journal.write(entry(1))
     real = os.fsync
     monkeypatch.setattr(os, "fsync", lambda file: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     with pytest.raises(OSError, match="No space"):
-        await spool.write(entry(2))
+        await journal.write(entry(2))
     monkeypatch.setattr(os, "fsync", real)
-    await spool.write(entry(3))
-    spool.close()
+    await journal.write(entry(3))
+    journal.close()
     again = Journal(tmp_path / "spool")
     await again.replay(kept_by(taken))
     again.close()
@@ -172,18 +172,18 @@ async def test_a_disk_that_takes_no_more_leaves_whole_entries(tmp_path, monkeypa
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="needs Linux's limits")
 async def test_an_entry_that_fits_in_part_is_taken_back(tmp_path):
     """A real short write: of the entry that the disk had no room for nothing stays, and a smaller one still fits."""
-    spool, taken, size = Journal(tmp_path / "spool"), [], 2**20
+    journal, taken, size = Journal(tmp_path / "spool"), [], 2**20
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (8 * size, hard))  # larger than what else this process writes
     try:
-        await spool.write(entry(1, bytes(5 * size)))
+        await journal.write(entry(1, bytes(5 * size)))
         with pytest.raises(OSError, match="too large"):
-            await spool.write(entry(2, bytes(5 * size)))
+            await journal.write(entry(2, bytes(5 * size)))
         length = (tmp_path / "spool").stat().st_size
-        await spool.write(entry(3, bytes(2 * size)))
+        await journal.write(entry(3, bytes(2 * size)))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    spool.close()
+    journal.close()
     again = Journal(tmp_path / "spool")
     await again.replay(kept_by(taken))
     again.close()
@@ -194,7 +194,7 @@ async def test_an_entry_that_fits_in_part_is_taken_back(tmp_path):
 
 async def test_a_journal_has_one_owner(tmp_path):
     """Two processes would write into each other's frames."""
-    spool = Journal(tmp_path / "spool")
+    journal = Journal(tmp_path / "spool")
     with pytest.raises(OSError, match="store.spool_path"):
         Journal(tmp_path / "spool")
-    spool.close()
+    journal.close()

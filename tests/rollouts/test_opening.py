@@ -1,6 +1,6 @@
 """Rollouts as they stood when the store was last there."""
 
-from proxy.rollouts.opening import _MOST, RolloutCache
+from proxy.rollouts.opening import _MAX_CACHED, RolloutCache
 from proxy.rollouts.rollout import Limits, Rollout
 
 
@@ -26,7 +26,7 @@ def test_a_rollout_whose_steps_or_tokens_are_counted_is_not_cache():
 def test_the_memory_is_bounded():
     """Those met longest ago are forgotten."""
     cache = RolloutCache()
-    for number in range(_MOST + 1):
+    for number in range(_MAX_CACHED + 1):
         cache.keep(Rollout(f"r{number}", "b", 1, 1))
 
     assert (None, "r1") == (cache.find("r0"), cache.find("r1").rollout_id)

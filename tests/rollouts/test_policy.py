@@ -2,12 +2,12 @@
 
 import orjson
 
-from proxy.rollouts.policy import POLICY_NOTICE, Policy, read_policy
+from proxy.rollouts.policy import POLICY_ANNOUNCEMENT, Policy, read_policy
 from storage.types import Announcement
 
 
 def notices(version, number):
-    return {POLICY_NOTICE: Announcement(orjson.dumps(version), number)}
+    return {POLICY_ANNOUNCEMENT: Announcement(orjson.dumps(version), number)}
 
 
 def test_a_version_is_read_from_the_notices():
@@ -21,7 +21,7 @@ def test_what_is_older_does_not_replace_what_is_newer():
     policy = Policy()
     seen = [policy.version]
     for told in ({}, notices("2", 2), notices("1", 1), notices("3", 3), {}):
-        policy.told(told)
+        policy.apply(told)
         seen.append(policy.version)
 
     assert [None, None, "2", "2", "3", "3"] == seen

@@ -108,7 +108,7 @@ async def test_a_step_of_an_earlier_life_does_not_enter_the_next(recorder, store
 async def test_close_waits_for_steps_that_nobody_waits_for(recorder, store, incarnation):
     """A partial step of a client that left is not lost at the stop."""
     store.waiting["append"] = asyncio.Event()
-    recorder.keep(step(), incarnation, body_bytes=10)
+    recorder.record_detached(step(), incarnation, body_bytes=10)
     closing = asyncio.ensure_future(recorder.close())
     store.waiting["append"].set()
     await closing
@@ -153,16 +153,16 @@ async def test_a_step_keeps_its_tokens_whatever_of_it_cannot_be_written(recorder
 
 async def test_with_a_journal_steps_wait_in_it_while_the_store_is_away(store, incarnation, tmp_path):
     """Each is durable when record returns; when the store is back, all are there, in order, once."""
-    spool = Journal(tmp_path / "spool")
-    recorder = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), spool=spool)
+    journal = Journal(tmp_path / "spool")
+    recorder = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), journal=journal)
     await recorder.record(step(0), incarnation, body_bytes=10)
     store.failing |= {"append", "set_once"}
     for number in range(1, 5):
         await recorder.record(step(number, range(1000)), incarnation, body_bytes=10)
-    waiting, there = spool.pending, await steps_of(store, "r1")
+    waiting, there = journal.pending, await steps_of(store, "r1")
     store.failing.clear()
     async with asyncio.timeout(50):
-        while spool.pending:
+        while journal.pending:
             await asyncio.sleep(0.01)
     await recorder.record(step(5), incarnation, body_bytes=10)
     await recorder.close()
@@ -174,11 +174,11 @@ async def test_with_a_journal_steps_wait_in_it_while_the_store_is_away(store, in
 async def test_what_a_journal_holds_at_the_start_is_stored(store, incarnation, tmp_path):
     """A process that ended while the store was away leaves it to the next one."""
     store.failing |= {"append", "set_once"}
-    first = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), spool=Journal(tmp_path / "spool"))
+    first = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), journal=Journal(tmp_path / "spool"))
     await first.record(step(1), incarnation, body_bytes=10)
     await first.close()
     store.failing.clear()
-    second = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), spool=Journal(tmp_path / "spool"))
+    second = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), journal=Journal(tmp_path / "spool"))
     (kept,) = await some_steps(store, "r1")
     await second.close()
 
@@ -189,8 +189,8 @@ async def test_a_step_that_is_being_written_to_the_journal_while_the_store_retur
     store, incarnation, tmp_path, monkeypatch
 ):
     """The journal was empty when it was replayed: it is replayed once more."""
-    spool, writing, written = Journal(tmp_path / "spool"), threading.Event(), threading.Event()
-    recorder = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), spool=spool)
+    journal, writing, written = Journal(tmp_path / "spool"), threading.Event(), threading.Event()
+    recorder = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), journal=journal)
     store.failing |= {"append", "set_once"}
 
     def slow(file: int) -> None:
@@ -202,7 +202,7 @@ async def test_a_step_that_is_being_written_to_the_journal_while_the_store_retur
     await asyncio.to_thread(writing.wait, 50)
     store.failing.clear()
     async with asyncio.timeout(50):
-        while recorder.standing.away is not None:
+        while recorder.store_health.unreachable is not None:
             await asyncio.sleep(0.01)
     written.set()
     await recording
@@ -214,12 +214,12 @@ async def test_a_step_that_is_being_written_to_the_journal_while_the_store_retur
 
 async def test_with_a_journal_what_is_undelivered_is_noted_while_the_store_is_away(store, incarnation, tmp_path):
     """The mark waits in the journal behind its step."""
-    recorder = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), spool=Journal(tmp_path / "spool"))
+    recorder = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), journal=Journal(tmp_path / "spool"))
     store.failing |= {"append", "set_once", "mark"}
     await recorder.record(step(1), incarnation, body_bytes=10)
-    recorder.undelivered(step(1), incarnation)
+    recorder.mark_undelivered(step(1), incarnation)
     async with asyncio.timeout(50):
-        while recorder.spooled != 2:
+        while recorder.journaled != 2:
             await asyncio.sleep(0.01)
     store.failing.clear()
 
@@ -232,7 +232,7 @@ async def test_without_a_journal_a_mark_that_cannot_be_set_takes_nothing_with_it
     """It is lost, and the step stays."""
     await recorder.record(step(1), incarnation, body_bytes=10)
     store.failing |= {"mark"}
-    recorder.undelivered(step(1), incarnation)
+    recorder.mark_undelivered(step(1), incarnation)
     await recorder.close()
 
     assert 1 == len(await steps_of(store, "r1"))
@@ -241,8 +241,8 @@ async def test_without_a_journal_a_mark_that_cannot_be_set_takes_nothing_with_it
 
 async def test_a_step_that_neither_store_nor_journal_takes_is_told_to_nobody(store, incarnation, tmp_path, monkeypatch):
     """Its caller is told so; those that the journal took are there in order when the store is back."""
-    spool = Journal(tmp_path / "spool")
-    recorder = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), spool=spool)
+    journal = Journal(tmp_path / "spool")
+    recorder = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), journal=journal)
     store.failing |= {"append", "set_once"}
     await recorder.record(step(1), incarnation, body_bytes=10)
     with monkeypatch.context() as full:
@@ -274,7 +274,7 @@ async def test_a_step_that_ends_after_its_rollout_was_finished_is_late(store, in
     await recorder.record(step(1), incarnation, body_bytes=10)
     await finish(store, 5)
     await recorder.record(step(2), incarnation, body_bytes=10)
-    recorder.keep(step(3, status="partial"), incarnation, body_bytes=10)
+    recorder.record_detached(step(3, status="partial"), incarnation, body_bytes=10)
     await recorder.close()
 
     assert {"S002", "S003"} == await late_of(store)
@@ -292,7 +292,7 @@ async def test_a_rollout_that_reached_a_limit_is_not_finished(recorder, store, i
 
 async def journaled(store, incarnation, tmp_path, number=1):
     """A recorder whose journal holds a step."""
-    recorder = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), spool=Journal(tmp_path / "spool"))
+    recorder = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), journal=Journal(tmp_path / "spool"))
     store.failing |= {"append", "set_once"}
     await recorder.record(step(number, range(1000)), incarnation, body_bytes=10)
     return recorder
@@ -301,7 +301,7 @@ async def journaled(store, incarnation, tmp_path, number=1):
 async def replayed(recorder, store):
     store.failing.clear()
     async with asyncio.timeout(10):
-        while recorder.spooled:
+        while recorder.journaled:
             await asyncio.sleep(0.005)
     await recorder.close()
 
@@ -329,7 +329,7 @@ async def test_a_step_of_the_journal_that_cannot_be_read_is_late_if_its_rollout_
 ):
     """When it ended cannot be known."""
     recorder = await journaled(store, incarnation, tmp_path)
-    await recorder._spool.write(StepWrite("r1", incarnation, "odd", b"no record"))
+    await recorder._journal.write(StepWrite("r1", incarnation, "odd", b"no record"))
     await finish(store, round((SystemClock().now() + 100) * 1000))
     await replayed(recorder, store)
 
@@ -361,7 +361,7 @@ async def test_a_step_of_an_expired_rollout_restores_it_with_all_blocks(mortal, 
     await expire(mortal)
     await recorder.record(step(2, range(5_000)), incarnation, body_bytes=10)
     await recorder.record(step(3, range(5_000)), incarnation, body_bytes=10)
-    recorder.undelivered(step(3), incarnation)
+    recorder.mark_undelivered(step(3), incarnation)
     await recorder.close()
     rollout = await rollout_of(mortal, "r1")
 
@@ -388,7 +388,7 @@ async def test_a_journal_restores_a_rollout_that_expired_while_the_store_was_awa
     await expire(mortal)
     mortal.failing.clear()
     metrics = make_metrics(CollectorRegistry())
-    second = Recorder(mortal, metrics, SystemClock(), spool=Journal(tmp_path / "spool"))
+    second = Recorder(mortal, metrics, SystemClock(), journal=Journal(tmp_path / "spool"))
     await some_steps(mortal, "r1")
     await replayed(second, mortal)
     rollout = await rollout_of(mortal, "r1")

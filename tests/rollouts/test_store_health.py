@@ -16,21 +16,21 @@ async def back():
 
 
 @pytest.fixture
-async def standing(store, back):
+async def store_health(store, back):
     async def is_back() -> None:
         back.set()
 
-    standing = StoreHealth(store, make_metrics(CollectorRegistry()), is_back)
-    yield standing
-    await standing.close()
+    store_health = StoreHealth(store, make_metrics(CollectorRegistry()), is_back)
+    yield store_health
+    await store_health.close()
 
 
-async def test_a_store_that_failed_is_away_until_it_takes_a_write(standing, store, back):
+async def test_a_store_that_failed_is_away_until_it_takes_a_write(store_health, store, back):
     """A PING is not enough: a store that is full answers one."""
     store.failing.add("set_once")
-    standing.failed(StoreUnreachable("it is full"))
+    store_health.failed(StoreUnreachable("it is full"))
     with pytest.raises(StoreUnreachable, match="it is full"):
-        standing.check()
+        store_health.check()
     pings, real = asyncio.Semaphore(0), store._store.ping
 
     async def ping() -> None:
@@ -44,14 +44,14 @@ async def test_a_store_that_failed_is_away_until_it_takes_a_write(standing, stor
     store.failing.clear()
     await asyncio.wait_for(back.wait(), 50)
 
-    standing.check()
+    store_health.check()
 
 
-async def test_what_is_wrong_with_one_rollout_is_not_the_stores_absence(standing):
+async def test_what_is_wrong_with_one_rollout_is_not_the_stores_absence(store_health):
     """A deleted rollout is no reason to refuse others."""
-    standing.failed(RolloutDeleted("deleted"))
+    store_health.failed(RolloutDeleted("deleted"))
 
-    standing.check()
+    store_health.check()
 
 
 async def test_work_at_its_return_that_finds_it_away_is_done_again(store):
@@ -64,9 +64,9 @@ async def test_work_at_its_return_that_finds_it_away_is_done_again(store):
             raise failures.pop()
         done.set()
 
-    standing = StoreHealth(store, make_metrics(CollectorRegistry()), is_back)
-    standing.look()
+    store_health = StoreHealth(store, make_metrics(CollectorRegistry()), is_back)
+    store_health.probe()
     await asyncio.wait_for(done.wait(), 50)
-    await standing.close()
+    await store_health.close()
 
-    standing.check()
+    store_health.check()

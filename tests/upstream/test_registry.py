@@ -34,7 +34,7 @@ async def test_what_is_put_comes_back_as_it_was(store, fleet):
     assert "planted" == fleet.heard[0][0].api_key.get_secret_value()
 
     later = EndpointRegistry(store.announcements, CONFIGURED, [])
-    later.told(await store.announcements.read())
+    later.apply(await store.announcements.read())
     assert later.is_put
     await fleet.put(None)
     assert (CONFIGURED, False) == (fleet.heard[-1], fleet.is_put)
@@ -43,8 +43,8 @@ async def test_what_is_put_comes_back_as_it_was(store, fleet):
 async def test_what_is_older_changes_nothing(fleet):
     """Answers of the store may overtake each other."""
     await fleet.put(PUT)
-    fleet.told({ENGINES_NOTICE: Announcement(b"null", fleet.number)})
-    fleet.told({})
+    fleet.apply({ENGINES_NOTICE: Announcement(b"null", fleet.number)})
+    fleet.apply({})
 
     assert ([PUT], True) == (fleet.heard, fleet.is_put)
 
@@ -52,7 +52,7 @@ async def test_what_is_older_changes_nothing(fleet):
 async def test_what_cannot_be_read_is_left_alone(fleet, caplog):
     """A process of a later version may know fields that this one does not: its calls go on, and no key is logged."""
     said = orjson.dumps([{"url": "http://x", "api_key": "planted", "weight": "planted-too"}])
-    fleet.told({ENGINES_NOTICE: Announcement(said, 7)})
+    fleet.apply({ENGINES_NOTICE: Announcement(said, 7)})
 
     assert ([], False, 7) == (fleet.heard, fleet.is_put, fleet.number)
     assert "0.weight" in caplog.text

@@ -34,7 +34,7 @@ async def put_engines(request: web.Request) -> web.Response:
     context = request.app[CONTEXT]
     if not context.control_keys:
         raise Forbidden("endpoints are changed with a control key only, and none is configured: set control.api_keys")
-    await context.fleet.put((await body_from(request, PutEngines)).endpoints)
+    await context.registry.put((await body_from(request, PutEngines)).endpoints)
     return await _shown(context)
 
 
@@ -43,7 +43,7 @@ async def _shown(context: Context) -> web.Response:
     await context.upstream.learn()
     record, now = context.settings.record, context.clock.now()
     shown = [_engine(endpoint, healthy, record, now) for endpoint in context.upstream.endpoints]
-    told = {"engines": shown, "configured": not context.fleet.is_put}
+    told = {"engines": shown, "configured": not context.registry.is_put}
     return web.Response(body=orjson.dumps(told), content_type="application/json")
 
 

@@ -12,7 +12,7 @@ from aiohttp import web
 from proxy.api.context import CONTEXT
 from proxy.api.control.schemas import PausePolicy, PutPolicy, body_from
 from proxy.errors import BadCall
-from proxy.rollouts.policy import POLICY_NOTICE, read_policy
+from proxy.rollouts.policy import POLICY_ANNOUNCEMENT, read_policy
 
 _LONGEST_DRAIN_S: Final = 3600
 _AWARE_S: Final = 2  # every process beats once a second: one that does not know of the pause after this is away
@@ -29,8 +29,8 @@ async def put_policy(request: web.Request) -> web.Response:
     said = await body_from(request, PutPolicy)
     version = str(said.version)
     context = request.app[CONTEXT]
-    context.policy.told(
-        {POLICY_NOTICE: await context.store.announcements.announce(POLICY_NOTICE, orjson.dumps(version))}
+    context.policy.apply(
+        {POLICY_ANNOUNCEMENT: await context.store.announcements.announce(POLICY_ANNOUNCEMENT, orjson.dumps(version))}
     )
     return _json({"version": version})
 

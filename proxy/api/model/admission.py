@@ -54,7 +54,7 @@ async def admitted(context: Context, rollout_id: str, group_id: str | None, step
     while True:
         rollout = await context.opener.open(rollout_id, group_id, step_id)
         lifetime = context.lifetimes.kept(rollout.rollout_id, rollout.incarnation, rollout.group_id, rollout.origin)
-        async with context.places.kept(rollout, step_id):
+        async with context.reservations.kept(rollout, step_id):
             with lifetime:
                 if await context.pause.passed():
                     continue  # opened anew: the policy is another one now

@@ -131,11 +131,11 @@ async def _answer(context: Context, call: IncomingCall) -> web.StreamResponse:
         if not isinstance(call.adapter, TranslatedCall):
             call = replace(call, tokens=await read_token_reply(context, rollout, headers, call.dialect, call.body))
         key = _retry_key(call, rollout)
-        async with context.attempts.attempt(rollout, headers, call.digest, step_id, default_key=key) as attempt:
+        async with context.idempotency_keys.attempt(rollout, headers, call.digest, step_id, default_key=key) as attempt:
             if attempt.again is not None:
                 return await replay(context, call, rollout, attempt.again)
             await guard(context, rollout)
-            await context.attempts.begin(rollout, attempt)
+            await context.idempotency_keys.begin(rollout, attempt)
             return await relay(context, await _planned(context, call, rollout, attempt))
 
 
@@ -159,7 +159,7 @@ async def replay(context: Context, call: IncomingCall, rollout: Rollout, stored:
         await response.write_eof()
     except ClientConnectionResetError:
         return web.Response(status=CLIENT_CLOSED_REQUEST)  # the client is gone
-    context.recorder.delivered(rollout.rollout_id, rollout.incarnation, stored.step.step_id)
+    context.recorder.mark_delivered(rollout.rollout_id, rollout.incarnation, stored.step.step_id)
     context.metrics.idempotent_replays.labels(stored.step.dialect).inc()
     return response
 
@@ -178,7 +178,7 @@ async def _planned(context: Context, call: IncomingCall, rollout: Rollout, attem
     failover = Failover(order(context.upstream.endpoints, rollout.rollout_id), context.settings.engines.max_attempts)
     endpoint = failover.next()
     plan, fault = await planner.plan(endpoint, ())
-    context.places.use(attempt.step_id)
+    context.reservations.use(attempt.step_id)
     return CallState(
         request=call.request,
         planner=planner,

@@ -68,7 +68,7 @@ async def keep_calls(context: Context, plan: Plan, incarnation: str, step: Step)
         kept = plan.translation.kept(plan.request, told, step.response)
     except MALFORMED:
         return  # a response of an odd shape: the step is flagged for it
-    if not kept or context.recorder.standing.away is not None:
+    if not kept or context.recorder.store_health.unreachable is not None:
         return
     marks = {_mark_of(name): orjson.dumps(call) for name, call in kept.items()}
     try:

@@ -40,7 +40,7 @@ async def relay(context: Context, call: CallState) -> web.StreamResponse:
     call.task = asyncio.current_task()
     context.metrics.in_flight_calls.inc()
     context.in_flight[call.plan.rollout_id] += 1
-    context.pressure.calls.add(call)
+    context.memory_limit.calls.add(call)
     try:
         outcome = await _outcome(context, call, client)
         call.step = outcome.step
@@ -59,7 +59,7 @@ async def relay(context: Context, call: CallState) -> web.StreamResponse:
         raise
     finally:
         context.metrics.in_flight_calls.dec()
-        context.pressure.calls.discard(call)
+        context.memory_limit.calls.discard(call)
         context.in_flight[call.plan.rollout_id] -= 1
         if not context.in_flight[call.plan.rollout_id]:
             del context.in_flight[call.plan.rollout_id]
@@ -120,7 +120,7 @@ async def _at_endpoint(context: Context, call: CallState, client: ClientStream) 
         call.step = exchange.abort(
             call.cut or "the client left", call.timing(), delivered=False, policy_version=context.policy.version
         ).step
-        context.recorder.keep(call.step, call.incarnation, body_bytes=call.body_bytes)
+        context.recorder.record_detached(call.step, call.incarnation, body_bytes=call.body_bytes)
         raise
 
 
@@ -295,7 +295,7 @@ async def _end(context: Context, call: CallState, client: ClientStream, outcome:
         return shown
     finally:
         if not is_shown:
-            context.recorder.undelivered(outcome.step, call.incarnation)
+            context.recorder.mark_undelivered(outcome.step, call.incarnation)
 
 
 def _report(context: Context, call: CallState, client: ClientStream) -> None:
