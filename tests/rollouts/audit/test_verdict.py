@@ -116,7 +116,7 @@ def test_a_replaced_token_is_found_where_it_is(seed, at):
     row = honest(seed)
     row["token_ids"][at] += 1
     finding = audited(row)
-    if finding.verdict == "aligned":  # both tokens may be certain, and no other may follow
+    if finding.verdict in ("aligned", "other weights"):  # too few sampled tokens may follow to locate a difference
         assert at >= 100
         return
 
