@@ -49,7 +49,7 @@ def planned(*, streamed: bool) -> Plan:
         body["stream"] = True
     return make_plan(
         body,
-        terms=CallOptions(),
+        options=CallOptions(),
         step_id="0" * 26,
         rollout_id="r1",
         endpoint=PATH,
@@ -114,7 +114,7 @@ def _cut(reads: list[bytes]) -> None:
 
 
 def _folded(plan: Plan, chunks: list[Any]) -> dict[str, Any]:
-    fold = plan.dialect.fold()
+    fold = plan.dialect.accumulator()
     for chunk in chunks:
         fold.feed(chunk)
     return fold.finish()

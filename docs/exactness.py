@@ -130,10 +130,10 @@ def _live(engine: Engine, dialect: DialectName) -> str:
 
 def _auto(engine: Engine, dialect: DialectName) -> str:
     """How a stream goes, by what is known of the server."""
-    bears_replay = engine.bears_replay(dialect, {"stream": True})
+    can_replay = engine.can_replay(dialect, {"stream": True})
     cases = {
         has_parser: choose_framing(
-            "auto", engine.kind, _ordinary(engine, dialect, has_parser=has_parser), bears_replay=bears_replay
+            "auto", engine.kind, _ordinary(engine, dialect, has_parser=has_parser), can_replay=can_replay
         )
         for has_parser in (True, False)
     }

@@ -132,7 +132,7 @@ def test_order(cassette: Cassette, planned, sizes):
     }
 
     assert b"[DONE]" not in shown
-    assert len(finished) < (plan.asked.choices or 2)
+    assert len(finished) < (plan.response_options.choices or 2)
 
 
 PROMPTS = {"tokens": list(range(30))}  # what a lookup finds, of whatever prompt
@@ -175,7 +175,7 @@ def test_round_trip(cassette: Cassette):
     assert repr(step) == repr(decode(record.record, BlockReader(record.blocks), None))
 
 
-@pytest.mark.parametrize("cassette", [c for c in EVERY if not as_it_was(c).view.hidden.anything], ids=name_of)
+@pytest.mark.parametrize("cassette", [c for c in EVERY if not as_it_was(c).view.strip_rules.anything], ids=name_of)
 def test_transparency_of_what_was_asked(cassette: Cassette):
     """A client that asked for all of it sees the very bytes; so does one whose call bears no asking."""
     assert cassette.answer == b"".join(play(as_it_was(cassette), cassette)[:2])
@@ -198,8 +198,12 @@ def test_transparency_of_what_was_not(cassette: Cassette):
         assert not {"sglext", "__verbose"} & answer.keys()
         for choice in answer.get("choices") or ():
             for key in ("token_ids", "response_token_ids", "meta_info", "logprobs"):
-                assert not plan.view.hidden.anything or not choice.get(key) or cassette.path == "/inference/v1/generate"
-    assert shown == cassette.answer or plan.view.hidden.anything
+                assert (
+                    not plan.view.strip_rules.anything
+                    or not choice.get(key)
+                    or cassette.path == "/inference/v1/generate"
+                )
+    assert shown == cassette.answer or plan.view.strip_rules.anything
 
 
 SGLANG_TWINS = [
@@ -216,7 +220,7 @@ SGLANG_TWINS = [
 @pytest.mark.parametrize(("whole", "stream"), SGLANG_TWINS)
 def test_fold_of_sglang(whole, stream):
     """Folding gives the message and the ids that the unstreamed call gives; what no stream has is named here."""
-    folding = DIALECTS["/v1/chat/completions"].fold()
+    folding = DIALECTS["/v1/chat/completions"].accumulator()
     for event in load_http("sglang", stream).answer.split(b"\n\n"):
         payload = event.rpartition(b"data: ")[2].strip()
         if payload not in (b"", b"[DONE]"):
@@ -247,7 +251,7 @@ OTHER_ENTRIES = {
 @pytest.mark.parametrize(("whole", "stream"), LLAMACPP_TWINS)
 def test_fold_of_llamacpp(whole, stream):
     """Likewise: texts and reasons are those of the unstreamed call, and so are the entries, but for a chat's EOS."""
-    folding = DIALECTS[load(stream, "llamacpp").path].fold()
+    folding = DIALECTS[load(stream, "llamacpp").path].accumulator()
     for event in load(stream, "llamacpp").answer.split(b"\n\n"):
         payload = event.removeprefix(b"data: ").strip()
         if payload not in (b"", b"[DONE]", b"null"):

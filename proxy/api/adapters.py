@@ -25,7 +25,7 @@ class CallAdapter(Protocol):
         ...
 
     @property
-    def tells_logprobs(self) -> bool:
+    def returns_logprobs(self) -> bool:
         """Whether the client's answer has logprobs: then they are asked for, whatever is configured."""
         ...
 

@@ -36,7 +36,7 @@ class Accumulator(Protocol):
         ...
 
 
-class ChoiceFold:
+class ChoiceAccumulator:
     """One choice of chat or completions: ids, logprobs, finish reason and any other field."""
 
     __slots__ = ("counted", "fields", "ids", "logprobs", "text")
@@ -92,7 +92,7 @@ class Chunks:
 
     __slots__ = ("_make", "choices", "finished", "head", "problems")
 
-    def __init__(self, make: Callable[[int], Any] = ChoiceFold) -> None:
+    def __init__(self, make: Callable[[int], Any] = ChoiceAccumulator) -> None:
         self._make = make
         self.head: Json = {}
         self.choices: dict[int, Any] = {}
@@ -125,17 +125,17 @@ class Chunks:
         index = choice["index"]
         if type(index) is not int:
             raise TypeError(f"a choice's index must be an integer, not {index!r}")
-        fold = self.choices.get(index)
-        if fold is None:
-            fold = self.choices[index] = self._make(index)
-        if fold.fields["finish_reason"] is None:
-            fold.feed(choice, self.problems)
-            if fold.fields["finish_reason"] is not None:
+        accumulated = self.choices.get(index)
+        if accumulated is None:
+            accumulated = self.choices[index] = self._make(index)
+        if accumulated.fields["finish_reason"] is None:
+            accumulated.feed(choice, self.problems)
+            if accumulated.fields["finish_reason"] is not None:
                 self.finished += 1
             return
         if _has_content(choice):
             self.problems.add("content_after_end")
-        fold.feed(choice, self.problems)
+        accumulated.feed(choice, self.problems)
 
     def _check_running_count(self, usage: Any, choice: Json) -> None:
         """`usage` beside a choice counts the tokens of that choice so far (vLLM 0.32.0, `continuous_usage_stats`).
@@ -146,11 +146,11 @@ class Chunks:
         if type(count) is not int:
             self.problems.add("bad_usage")
             return
-        fold = self.choices[choice["index"]]
+        accumulated = self.choices[choice["index"]]
         added = len(choice.get("token_ids") or ())
-        if count < fold.counted or (added and count - fold.counted != added):
+        if count < accumulated.counted or (added and count - accumulated.counted != added):
             self.problems.add("running_count")
-        fold.counted = count
+        accumulated.counted = count
 
     def finish(self, kind: str | None, choices: list[Json]) -> Json:
         """The response."""
@@ -190,9 +190,12 @@ def text_of(value: Any) -> str:
 def _has_content(choice: Json) -> bool:
     """Whether a chunk adds tokens, text or a call. Other fields may follow a finish reason (SGLang: hidden states)."""
     delta = choice.get("delta") or {}
-    said = ("content", "reasoning", "reasoning_content", "tool_calls", "function_call")
+    content_fields = ("content", "reasoning", "reasoning_content", "tool_calls", "function_call")
     return bool(
-        choice.get("token_ids") or choice.get("text") or choice.get("logprobs") or any(delta.get(key) for key in said)
+        choice.get("token_ids")
+        or choice.get("text")
+        or choice.get("logprobs")
+        or any(delta.get(key) for key in content_fields)
     )
 
 
@@ -214,11 +217,14 @@ class CompletionsAccumulator:
 
     def finish(self) -> Json:
         """A `text_completion` response."""
-        choices = [{**fold.finish(), "text": "".join(fold.text)} for _, fold in sorted(self._chunks.choices.items())]
+        choices = [
+            {**accumulated.finish(), "text": "".join(accumulated.text)}
+            for _, accumulated in sorted(self._chunks.choices.items())
+        ]
         return self._chunks.finish("text_completion", choices)
 
 
-class _MessageFold:
+class _MessageAccumulator:
     """The message of one chat choice: texts by field, tool calls by index, and whatever else a delta holds."""
 
     __slots__ = ("calls", "fields", "texts")
@@ -277,7 +283,7 @@ class ChatAccumulator:
 
     def __init__(self) -> None:
         self._chunks = Chunks()
-        self._messages: dict[int, _MessageFold] = {}
+        self._messages: dict[int, _MessageAccumulator] = {}
         self.problems = self._chunks.problems
 
     @property
@@ -290,14 +296,14 @@ class ChatAccumulator:
         for choice in self._chunks.feed(chunk):
             message = self._messages.get(choice["index"])
             if message is None:
-                message = self._messages[choice["index"]] = _MessageFold()
+                message = self._messages[choice["index"]] = _MessageAccumulator()
             message.feed(choice.get("delta") or {})
 
     def finish(self) -> Json:
         """A `chat.completion` response."""
         choices = [
-            {**fold.finish(), "message": self._messages[index].finish()}
-            for index, fold in sorted(self._chunks.choices.items())
+            {**accumulated.finish(), "message": self._messages[index].finish()}
+            for index, accumulated in sorted(self._chunks.choices.items())
             if index in self._messages
         ]
         return self._chunks.finish("chat.completion", choices)
@@ -307,7 +313,7 @@ class GenerateAccumulator:
     """Accumulates the chunks of `/inference/v1/generate`."""
 
     def __init__(self) -> None:
-        self._chunks = Chunks(lambda _: _ChoiceFold())
+        self._chunks = Chunks(lambda _: _GenerateChoiceAccumulator())
         self.problems = self._chunks.problems
 
     @property
@@ -321,11 +327,11 @@ class GenerateAccumulator:
 
     def finish(self) -> Json:
         """A response of the endpoint."""
-        choices = [fold.finish() for _, fold in sorted(self._chunks.choices.items())]
+        choices = [accumulated.finish() for _, accumulated in sorted(self._chunks.choices.items())]
         return self._chunks.finish(None, choices)
 
 
-class _ChoiceFold:
+class _GenerateChoiceAccumulator:
     """One choice."""
 
     __slots__ = ("_content", "_lists", "_texts", "counted", "fields")

@@ -18,7 +18,13 @@ from typing import Any, Final
 from proxy.protocols import synthetic_stream as replay
 from proxy.protocols.engines.base import FollowUpRequest, Json
 from proxy.protocols.plan import Plan
-from proxy.protocols.response import MALFORMED, ParsedResponse, StreamResponse, SyntheticStreamResponse, reply_for
+from proxy.protocols.response import (
+    MALFORMED,
+    ParsedResponse,
+    StreamResponse,
+    SyntheticStreamResponse,
+    response_stream_for,
+)
 from proxy.protocols.response_validation import Packed, check_messages, check_usage, pack_tokens
 from proxy.trajectory import fidelity
 from proxy.trajectory.step import Choice, Status, Step, Timing
@@ -48,7 +54,7 @@ class Exchange:
         self._plan = plan
         self._status = status
         self._content_type = content_type
-        self._reply = reply_for(status, content_type, plan.view, max_event_bytes)
+        self._reply = response_stream_for(status, content_type, plan.view, max_event_bytes)
         self._conclusion: tuple[bytes, ParsedResponse] | None = None
         self.found: Any = None
         self.served: Collection[str] | None = None  # the models that the engine lists, where that had to be known
@@ -58,8 +64,8 @@ class Exchange:
         """What the client is told that it gets; None: what the engine said."""
         if isinstance(self._reply, SyntheticStreamResponse):
             return replay.CONTENT_TYPE
-        is_told = self._plan.translation is not None and not isinstance(self._reply, StreamResponse)
-        return "application/json" if is_told else None
+        is_rendered = self._plan.translation is not None and not isinstance(self._reply, StreamResponse)
+        return "application/json" if is_rendered else None
 
     @property
     def is_over(self) -> bool:
@@ -86,13 +92,13 @@ class Exchange:
         name = None if answer.response is None else answer.response.get("model")
         return name if isinstance(name, str) and name != self._plan.model_served else None
 
-    def lookup(self) -> FollowUpRequest | None:
+    def follow_up(self) -> FollowUpRequest | None:
         """What is to be asked of the engine once more, now that no more bytes come; its answer goes into `found`."""
         _, answer = self._concluded()
         if answer.response is None or answer.error is not None:
             return None
         try:
-            return self._plan.engine.lookup(self._plan.dialect.name, self._plan.body, answer.response)
+            return self._plan.engine.follow_up(self._plan.dialect.name, self._plan.body, answer.response)
         except MALFORMED:
             return None  # `tokens` will say what is wrong with it
 
@@ -111,8 +117,10 @@ class Exchange:
         end, answer = self._concluded()
         error = answer.error if answer.response is not None else None  # a body cut short is no error of the engine
         cut = ParsedResponse(answer.response, ended=self.is_over, error=error, problems=answer.problems)
-        told = None if self.is_over else reason
-        return Outcome(end, self._step(cut, timing, policy_version, reason=told, delivered=delivered), broken=True)
+        recorded_reason = None if self.is_over else reason
+        return Outcome(
+            end, self._step(cut, timing, policy_version, reason=recorded_reason, delivered=delivered), broken=True
+        )
 
     def fail(self, reason: str, timing: Timing) -> Step:
         """The proxy itself failed: a partial step of what was understood, or of nothing where that is what failed."""
@@ -148,7 +156,7 @@ class Exchange:
         return Step(
             step_id=plan.step_id,
             rollout_id=plan.rollout_id,
-            dialect=plan.spoken.name,
+            dialect=plan.error_dialect.name,
             endpoint=plan.endpoint,
             engine=plan.engine_facts,
             model_asked=plan.model_asked,
@@ -178,7 +186,7 @@ class Exchange:
             prompts=packed.prompts,
             choices=packed.choices,
             usage=usage,
-            asked=plan.asked.choices,
+            asked=plan.response_options.choices,
             ended=ended,
             status=status,
             wants_logprobs=plan.wants_logprobs,
@@ -216,7 +224,7 @@ class Exchange:
             problems = check_messages(plan.dialect.name, response)
             tokens = plan.engine.tokens(plan.dialect.name, plan.body, response, self.found)
             given = plan.dialect.prompt_ids(plan.body)
-            packed = pack_tokens(tokens, plan.asked.samples, plan.policy_version, given)
+            packed = pack_tokens(tokens, plan.response_options.samples, plan.policy_version, given)
         except (OverflowError, *MALFORMED):
             return Packed(problems=frozenset({"unparsed_event"}))
         return replace(packed, problems=packed.problems | problems) if problems else packed

@@ -11,7 +11,7 @@ from typing import Any
 from proxy.errors import NotValid
 from proxy.protocols.dialects.base import Dialect, ErrorDialect, ResponseOptions
 from proxy.protocols.dialects.translation import Translator
-from proxy.protocols.engines.base import Engine, InjectionRequest, Json, LogprobsAsked, Traits
+from proxy.protocols.engines.base import Engine, InjectionRequest, Json, LogprobsLevel, Traits
 from proxy.protocols.engines.quirks import CallTraits, Framing, Streaming, applicable, choose_framing
 from proxy.protocols.response import ClientView
 from proxy.protocols.sampling import SAMPLING_FIELDS, Sampling, apply_rules, served_as
@@ -34,7 +34,7 @@ class CallOptions:
     models: Mapping[str, str] = field(default_factory=dict)
     keep_reasoning: bool = True
     streaming: Streaming = "auto"
-    logprobs: LogprobsAsked = "full"
+    logprobs: LogprobsLevel = "full"
     tokens: TokenAnnotations | None = None
     room_left: int | None = None
 
@@ -54,7 +54,7 @@ class Plan:
     dialect: Dialect
     engine: Engine
     engine_facts: EngineFacts
-    asked: ResponseOptions
+    response_options: ResponseOptions
     request: Json
     body: Json
     sent: Json
@@ -72,34 +72,36 @@ class Plan:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def spoken(self) -> ErrorDialect:
+    def error_dialect(self) -> ErrorDialect:
         """The dialect that the client speaks."""
         return self.translation or self.dialect
 
     def error_events(self, body: bytes) -> bytes:
         """An error within a stream that has begun: what would have been the whole body, in the client's dialect."""
-        telling = self.view.telling
-        return error_events(body) if telling is None else telling.finish(None, body.decode("utf-8", "replace"))
+        renderer = self.view.renderer
+        return error_events(body) if renderer is None else renderer.finish(None, body.decode("utf-8", "replace"))
 
 
-def edit(body: Json, terms: CallOptions, dialect: Dialect) -> tuple[Json, set[str]]:
+def edit(body: Json, options: CallOptions, dialect: Dialect) -> tuple[Json, set[str]]:
     """The fields that the terms set in a body, and those they take out of it (ours, which no engine knows)."""
-    fields = {} if terms.tokens is None else terms.tokens.fields(body)
+    fields = {} if options.tokens is None else options.tokens.fields(body)
     model = body.get("model")
-    if isinstance(model, str) and (served := served_as(model, terms.models)) is not None:
+    if isinstance(model, str) and (served := served_as(model, options.models)) is not None:
         fields["model"] = served
     if dialect.name == "chat" and type(body.get("logprobs")) is int and body["logprobs"] == 1:
         fields["logprobs"] = True  # verifiers (fa7f5fa) sends 1; vLLM takes it for true, llama.cpp's server for nothing
-    if terms.tools and dialect.name != "generate" and not body.get("tools"):
-        fields["tools"] = list(terms.tools)
-    placed, unset = dialect.place_sampling(body, *apply_rules(dialect.sampling(body), terms.sampling, terms.room_left))
+    if options.tools and dialect.name != "generate" and not body.get("tools"):
+        fields["tools"] = list(options.tools)
+    placed, unset = dialect.place_sampling(
+        body, *apply_rules(dialect.sampling(body), options.sampling, options.room_left)
+    )
     return {**fields, **placed}, unset | ({"rollout_id"} & body.keys())
 
 
 def make_plan(  # noqa: PLR0913 - a plan is all of this, and every argument has its name
     body: Json,
     *,
-    terms: CallOptions,
+    options: CallOptions,
     step_id: str,
     rollout_id: str,
     endpoint: str,
@@ -113,14 +115,20 @@ def make_plan(  # noqa: PLR0913 - a plan is all of this, and every argument has 
     extra: Mapping[str, Any] | None = None,
 ) -> Plan:
     """Decide a call. `headers` are the client's, by lowercase name. Raises NotValid for tokens no stream can tell."""
-    fields, unset = edit(body, terms, dialect)
+    fields, unset = edit(body, options, dialect)
     edited = {key: value for key, value in body.items() if key not in unset} | fields
-    asked = _asked(dialect, body, edited)
-    at = CallTraits(dialect.name, edited, traits or Traits(engine.kind), terms.keep_reasoning, _wanted(terms, asked))
-    framing = _framing(engine, terms, at)
-    edited, taken = _unstreamed(edited) if framing == "replay" else (edited, frozenset[str]())
-    ask = engine.ask(_wish(at, edited, asked, terms, headers or {}))
-    sent_body = {**edited, **ask.fields}
+    response_options = _response_options(dialect, body, edited)
+    call = CallTraits(
+        dialect.name,
+        edited,
+        traits or Traits(engine.kind),
+        options.keep_reasoning,
+        _wants_logprobs(options, response_options),
+    )
+    framing = _framing(engine, options, call)
+    edited, removed = _unstreamed(edited) if framing == "replay" else (edited, frozenset[str]())
+    injection = engine.inject(_injection_request(call, edited, response_options, options, headers or {}))
+    sent_body = {**edited, **injection.fields}
     model_asked, model_served = _name(body.get("model")), _name(sent_body.get("model"))
     renamed, replayed = model_asked if model_asked != model_served else None, framing == "replay"
     return Plan(
@@ -130,42 +138,59 @@ def make_plan(  # noqa: PLR0913 - a plan is all of this, and every argument has 
         dialect=dialect,
         engine=engine,
         engine_facts=engine_facts,
-        asked=asked,
+        response_options=response_options,
         request=body,
         body=sent_body,
-        sent={"set": _changed(body, {**fields, **ask.fields}), "unset": sorted(unset | (taken & body.keys()))},
-        view=ClientView(dialect, engine, ask.hidden, asked.choices, renamed, replayed, asked.usage, terms.tokens),
+        sent={"set": _changed(body, {**fields, **injection.fields}), "unset": sorted(unset | (removed & body.keys()))},
+        view=ClientView(
+            dialect,
+            engine,
+            injection.strip_rules,
+            response_options.choices,
+            renamed,
+            replayed,
+            response_options.usage,
+            options.tokens,
+        ),
         model_asked=model_asked,
         model_served=model_served,
-        sampling=_sampling(dialect, sent_body, engine, at.traits, logprobs_mode or engine.logprobs_mode),
+        sampling=_sampling(dialect, sent_body, engine, call.traits, logprobs_mode or engine.logprobs_mode),
         framing=framing,
-        wants_logprobs=at.wants_logprobs,
-        headers=ask.headers,
+        wants_logprobs=call.wants_logprobs,
+        headers=injection.headers,
         policy_version=policy_version,
-        problems=ask.problems,
-        expected=frozenset(code for loss in applicable(engine.kind, at, live=framing == "live") for code in loss.codes),
+        problems=injection.problems,
+        expected=frozenset(
+            code for quirk in applicable(engine.kind, call, live=framing == "live") for code in quirk.codes
+        ),
         extra={**(extra or {}), **({} if framing == "whole" else {"streaming": framing})},
     )
 
 
-def _wish(
-    at: CallTraits, body: Json, asked: ResponseOptions, terms: CallOptions, headers: Mapping[str, str]
+def _injection_request(
+    call: CallTraits, body: Json, response_options: ResponseOptions, options: CallOptions, headers: Mapping[str, str]
 ) -> InjectionRequest:
     """The call as it is to be made, for the engine to add to."""
     return InjectionRequest(
-        at.dialect, body, asked, terms.keep_reasoning, headers, terms.logprobs, at.traits.forces_usage
+        call.dialect,
+        body,
+        response_options,
+        options.keep_reasoning,
+        headers,
+        options.logprobs,
+        call.traits.forces_usage,
     )
 
 
-def _asked(dialect: Dialect, body: Json, edited: Json) -> ResponseOptions:
+def _response_options(dialect: Dialect, body: Json, edited: Json) -> ResponseOptions:
     """What may be seen is the client's own wish; how many choices come is decided by what is sent."""
-    sent = dialect.asked(edited)
-    return replace(dialect.asked(body), samples=sent.samples, choices=sent.choices)
+    sent = dialect.response_options(edited)
+    return replace(dialect.response_options(body), samples=sent.samples, choices=sent.choices)
 
 
-def _wanted(terms: CallOptions, asked: ResponseOptions) -> bool:
+def _wants_logprobs(options: CallOptions, response_options: ResponseOptions) -> bool:
     """Whether anybody wants logprobs: then a step without any lacks them."""
-    return terms.logprobs != "off" or asked.logprobs
+    return options.logprobs != "off" or response_options.logprobs
 
 
 def _unstreamed(body: Json) -> tuple[Json, frozenset[str]]:
@@ -173,12 +198,12 @@ def _unstreamed(body: Json) -> tuple[Json, frozenset[str]]:
     return {key: value for key, value in body.items() if key not in _STREAM}, _STREAM
 
 
-def _framing(engine: Engine, terms: CallOptions, at: CallTraits) -> Framing:
+def _framing(engine: Engine, options: CallOptions, call: CallTraits) -> Framing:
     """How the call goes upstream."""
-    bears_replay = engine.bears_replay(at.dialect, at.body)
-    if terms.tokens is None:
-        return choose_framing(terms.streaming, engine.kind, at, bears_replay=bears_replay)
-    framing = choose_framing("replay", engine.kind, at, bears_replay=bears_replay)
+    can_replay = engine.can_replay(call.dialect, call.body)
+    if options.tokens is None:
+        return choose_framing(options.streaming, engine.kind, call, can_replay=can_replay)
+    framing = choose_framing("replay", engine.kind, call, can_replay=can_replay)
     if framing == "live":
         raise NotValid(
             "X-Reply-Tokens and X-Reply-Ids are of whole replies: this call cannot be made unstreamed and told as a stream; "
@@ -201,9 +226,9 @@ def _sampling(dialect: Dialect, body: Json, engine: Engine, traits: Traits, logp
     """
     sent = {key: value for key, value in dialect.sampling(body).items() if value is not None}
     defaults = (traits.sampling_defaults or {}) if dialect.name != "generate" else {}
-    said = {key: sent[key] for key in SAMPLING_FIELDS if key in sent}
+    recorded = {key: sent[key] for key in SAMPLING_FIELDS if key in sent}
     is_constrained = engine.constrains({**defaults, **sent}, logprobs_mode)
-    return {**defaults, **said, "logprobs_mode": logprobs_mode, "constrained": is_constrained}
+    return {**defaults, **recorded, "logprobs_mode": logprobs_mode, "constrained": is_constrained}
 
 
 def _name(value: Any) -> str | None:

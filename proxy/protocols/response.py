@@ -23,7 +23,7 @@ from proxy.protocols.sse import Event, EventParser
 from proxy.protocols.token_annotations import TokenAnnotations
 
 _UNREADABLE: Final = 502  # what an answer that nobody can read is told as, where it cannot be passed on
-_UNTELLABLE: Final = "the engine's answer has not the shape of one"
+_NOT_A_RESPONSE: Final = "the engine's answer has not the shape of one"
 MALFORMED: Final = (
     TypeError,
     KeyError,
@@ -47,25 +47,25 @@ class ClientView:
 
     dialect: Dialect
     engine: Engine
-    hidden: StripRules
+    strip_rules: StripRules
     choices: int | None
     model: str | None = None
     replay: bool = False
     usage: bool = False
     tokens: TokenAnnotations | None = None
     translation: Translator | None = None
-    telling: ResponseRenderer | None = None
+    renderer: ResponseRenderer | None = None
 
     def whole(self, response: Json) -> Json:
         """What to show of an unstreamed response; the same dict if all of it."""
-        shown = self._renamed(self.engine.hide(self.dialect.name, response, self.hidden))
+        shown = self._renamed(self.engine.strip(self.dialect.name, response, self.strip_rules))
         if self.tokens is None:
             return shown
-        return self.tokens.tell(shown, self.engine.tokens(self.dialect.name, {}, response))
+        return self.tokens.annotate(shown, self.engine.tokens(self.dialect.name, {}, response))
 
     def chunk(self, chunk: Json) -> Json | None:
         """What to show of a streamed chunk; the same dict if all of it, None if nothing."""
-        shown = self.engine.hide_chunk(self.dialect.name, chunk, self.hidden)
+        shown = self.engine.strip_chunk(self.dialect.name, chunk, self.strip_rules)
         return shown if shown is None or self.model is None else self._renamed(shown)
 
     def _renamed(self, shown: Json) -> Json:
@@ -146,7 +146,7 @@ class WholeResponse:
             return self._failed(body)
         try:
             shown = self._view.whole(response)
-            return self._told(body, response, shown, loosely=loosely)
+            return self._render(body, response, shown, loosely=loosely)
         except MALFORMED:
             return self._failed(body)
 
@@ -162,9 +162,9 @@ class WholeResponse:
         answer = ParsedResponse(None, ended=True, error=body.decode("utf-8", "replace"), problems=("unparsed_event",))
         return failed(self._view, _UNREADABLE, body, answer)
 
-    def _told(self, body: bytes, response: Json, shown: Json, *, loosely: bool) -> tuple[bytes, ParsedResponse]:
-        if self._view.telling is not None:
-            shown = self._view.telling.whole(shown)
+    def _render(self, body: bytes, response: Json, shown: Json, *, loosely: bool) -> tuple[bytes, ParsedResponse]:
+        if self._view.renderer is not None:
+            shown = self._view.renderer.whole(shown)
         end = body if shown is response else write_json(shown, loosely=loosely)
         return end, self._answer(response)
 
@@ -181,10 +181,10 @@ class WholeResponse:
 class SyntheticStreamResponse(WholeResponse):
     """An unstreamed JSON response to a client that wants a stream."""
 
-    def _told(self, body: bytes, response: Json, shown: Json, *, loosely: bool) -> tuple[bytes, ParsedResponse]:
+    def _render(self, body: bytes, response: Json, shown: Json, *, loosely: bool) -> tuple[bytes, ParsedResponse]:
         view = self._view
-        if view.telling is not None:
-            return told_as_stream(view.engine, view.telling, shown), self._answer(response)
+        if view.renderer is not None:
+            return render_as_stream(view.engine, view.renderer, shown), self._answer(response)
         try:
             events = replay.replay_events(
                 view.engine.shape, view.dialect.name, shown, usage=view.usage, loosely=loosely
@@ -195,19 +195,19 @@ class SyntheticStreamResponse(WholeResponse):
         return events, self._answer(response)
 
 
-def told_as_stream(engine: Engine, telling: ResponseRenderer, shown: Json) -> bytes:
+def render_as_stream(engine: Engine, renderer: ResponseRenderer, shown: Json) -> bytes:
     """An unstreamed chat response, told in another dialect as the stream that it asked for."""
     first, *others = replay.chunks(engine.shape, "chat", shown, usage=True)
     first = {"usage": shown.get("usage"), **first}  # a stream says from the beginning how long the prompt was
-    return b"".join([*map(telling.feed, (first, *others)), telling.finish(shown)])
+    return b"".join([*map(renderer.feed, (first, *others)), renderer.finish(shown)])
 
 
 def failed(view: ClientView, status: int, body: bytes, answer: ParsedResponse) -> tuple[bytes, ParsedResponse]:
     """An answer that is none: as it came, or by way of chat told in the client's dialect."""
     if view.translation is None:
         return body, answer
-    told = view.translation.engine_error(status, body.decode("utf-8", "replace"))
-    return told, replace(answer, status=status)
+    body_in_dialect = view.translation.engine_error(status, body.decode("utf-8", "replace"))
+    return body_in_dialect, replace(answer, status=status)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,12 +230,12 @@ class StreamResponse:
     def __init__(self, view: ClientView, max_event_bytes: int | None = None) -> None:
         self._view = view
         self._cutter = EventParser() if max_event_bytes is None else EventParser(max_event_bytes)
-        self._fold = view.dialect.fold()
+        self._accumulator = view.dialect.accumulator()
         self._held: list[bytes | _Finish] = []
         self._holding = False
         self.ended = False  # its terminal event came
         self._error: str | None = None
-        self._problems = self._fold.problems
+        self._problems = self._accumulator.problems
         # Not knowing how many choices there are, the first that finishes may be the last.
         self._enough = view.choices or 1
         self._moved: Json = {}  # what the usage event has of the finish
@@ -268,24 +268,24 @@ class StreamResponse:
         if self.ended and self._lacks_usage and not self._has_usage:
             self._problems.add("no_usage")
         try:
-            response: Json | None = self._fold.finish()
+            response: Json | None = self._accumulator.finish()
         except MALFORMED:  # chunks that were like chunks, and do not add up to a response
             self._problems.add("unparsed_event")
             response = None
         answer = ParsedResponse(response, self.ended, self._error, tuple(sorted(self._problems)))
-        return end + self._told_end(answer), answer
+        return end + self._render_end(answer), answer
 
-    def _told_end(self, answer: ParsedResponse) -> bytes:
+    def _render_end(self, answer: ParsedResponse) -> bytes:
         """What ends the stream in a dialect by way of chat."""
-        telling = self._view.telling
-        if telling is None:
+        renderer = self._view.renderer
+        if renderer is None:
             return b""
         error = answer.error if answer.ended or answer.error else _CUT
         try:
             shown = None if answer.response is None else self._view.whole(answer.response)
-            return telling.finish(shown, error)
+            return renderer.finish(shown, error)
         except MALFORMED:  # chunks that add up to a response which this dialect has no words for
-            return telling.finish(None, error or _UNTELLABLE)
+            return renderer.finish(None, error or _NOT_A_RESPONSE)
 
     def _understand(self, event: Event) -> bytes | _Finish:
         """Accumulate an event; return what the client sees of it."""
@@ -313,22 +313,22 @@ class StreamResponse:
             return self._as_it_came(event)
 
     def _accumulate(self, event: Event, chunk: Json, *, loosely: bool) -> bytes | _Finish:
-        fold = self._fold
-        finished = fold.finished
-        fold.feed(chunk)
-        if fold.finished >= self._enough:
+        accumulator = self._accumulator
+        finished = accumulator.finished
+        accumulator.feed(chunk)
+        if accumulator.finished >= self._enough:
             self._holding = True
         if chunk.get("usage") is not None:
             self._see_usage(chunk)
         view = self._view
         shown = view.chunk(chunk)
-        if fold.finished > finished:
-            wanted = view.usage or view.hidden.usage
+        if accumulator.finished > finished:
+            wanted = view.usage or view.strip_rules.usage
             self._lacks_usage = wanted and view.engine.must_send_usage(view.dialect.name, chunk)
-            if view.hidden.usage and shown is not None and view.telling is None:
+            if view.strip_rules.usage and shown is not None and view.renderer is None:
                 return _Finish(event, shown, loosely, shown is chunk)
-        if view.telling is not None:
-            return b"" if shown is None else view.telling.feed(shown)
+        if view.renderer is not None:
+            return b"" if shown is None else view.renderer.feed(shown)
         if shown is chunk:
             return event.raw
         return b"" if shown is None else event.with_payload(write_json(shown, loosely=loosely))
@@ -338,11 +338,11 @@ class StreamResponse:
         view = self._view
         if not chunk.get("choices"):
             self._has_usage = True
-            if view.hidden.usage:
+            if view.strip_rules.usage:
                 self._moved = {key: chunk[key] for key in view.engine.shape.last if key in chunk}
-        elif view.hidden.usage and not view.hidden.running_usage:
+        elif view.strip_rules.usage and not view.strip_rules.running_usage:
             self.forces_usage = True
-            self._view = replace(view, hidden=replace(view.hidden, usage=False))
+            self._view = replace(view, strip_rules=replace(view.strip_rules, usage=False))
 
     def _written(self, finish: _Finish) -> bytes:
         shown = finish.shown
@@ -357,18 +357,20 @@ class StreamResponse:
 
     def _as_it_came(self, event: Event) -> bytes:
         """An event that is passed on; a client of another dialect could not read it."""
-        return event.raw if self._view.telling is None else b""
+        return event.raw if self._view.renderer is None else b""
 
 
-REPLIES: dict[str, type[WholeResponse] | type[StreamResponse]] = {
+RESPONSE_STREAMS: dict[str, type[WholeResponse] | type[StreamResponse]] = {
     "application/json": WholeResponse,
     "text/event-stream": StreamResponse,
 }
 
 
-def reply_for(status: int, content_type: str, view: ClientView, max_event_bytes: int | None = None) -> ResponseStream:
+def response_stream_for(
+    status: int, content_type: str, view: ClientView, max_event_bytes: int | None = None
+) -> ResponseStream:
     """The reply for an answer of this status and content type."""
-    framing = REPLIES.get(content_type.partition(";")[0].strip().lower())
+    framing = RESPONSE_STREAMS.get(content_type.partition(";")[0].strip().lower())
     if framing is None or status != 200:
         return RawResponse(view, status if status != 200 else _UNREADABLE)
     if framing is StreamResponse:

@@ -15,7 +15,7 @@ from proxy.trajectory.arrays import pack_experts, pack_ids, pack_logprobs, pack_
 from proxy.trajectory.fidelity import FINISH_REASONS
 from proxy.trajectory.step import Choice, Ids, Span
 
-_LONGEST_REASON: Final = 100  # characters of a finish reason that are kept
+_MAX_REASON_CHARS: Final = 100  # characters of a finish reason that are kept
 _TEXTS: Final = ("reasoning", "reasoning_content", "refusal", "role")
 _USAGE_DEPTH: Final = 2  # usage has counts, and objects of counts
 
@@ -35,7 +35,7 @@ class Packed:
 
 
 def pack_tokens(
-    tokens: Tokens, samples: int | None, policy_version: str | None, given: Sequence[list[int]] | None = None
+    tokens: Tokens, samples: int | None, policy_version: str | None, sent_prompts: Sequence[list[int]] | None = None
 ) -> Packed:
     """Pack the engine's lists.
 
@@ -50,7 +50,7 @@ def pack_tokens(
         if sampled.prompt_ids is not None and prompts.setdefault(prompt, sampled.prompt_ids) != sampled.prompt_ids:
             problems.add("mixed_prompts")
         choices.append(_choice(sampled, prompt, policy_version, problems))
-    if given is not None and prompts and [prompts[place] for place in sorted(prompts)] != given:
+    if sent_prompts is not None and prompts and [prompts[index] for index in sorted(prompts)] != sent_prompts:
         problems.add("other_prompt")
     packed: tuple[Ids, ...] = ()
     if "mixed_prompts" in problems or list(prompts) != list(range(len(prompts))):
@@ -83,21 +83,21 @@ def _choice(sampled: Sampled, prompt: int, policy_version: str | None, problems:
     )
 
 
-def _finish_reason(given: Any, problems: set[str]) -> str | None:
+def _finish_reason(value: Any, problems: set[str]) -> str | None:
     """The reason as text. SGLang's native object (0.5.23) has it in `type`."""
-    reason = given.get("type") if isinstance(given, dict) else given
-    if reason is None and given is None:
+    reason = value.get("type") if isinstance(value, dict) else value
+    if reason is None and value is None:
         return None
     if isinstance(reason, str) and reason in FINISH_REASONS:
         return reason
     problems.add("unknown_finish_reason")
-    return reason if isinstance(reason, str) and len(reason) <= _LONGEST_REASON else None
+    return reason if isinstance(reason, str) and len(reason) <= _MAX_REASON_CHARS else None
 
 
-def _stop_reason(given: Any, problems: set[str]) -> int | str | None:
+def _stop_reason(value: Any, problems: set[str]) -> int | str | None:
     """A stop string, or the id of a stop token."""
-    if given is None or isinstance(given, str) or (type(given) is int and 0 <= given < 2**31):
-        return given
+    if value is None or isinstance(value, str) or (type(value) is int and 0 <= value < 2**31):
+        return value
     problems.add("unparsed_event")
     return None
 

@@ -58,21 +58,21 @@ def bound_of(sampling: Mapping[str, Any]) -> float | None:
     return bound if isinstance(bound, int | float) else None
 
 
-def apply_rules(said: Mapping[str, Any], rules: Sampling, room_left: int | None) -> tuple[Json, set[str]]:
+def apply_rules(client_sampling: Mapping[str, Any], rules: Sampling, room_left: int | None) -> tuple[Json, set[str]]:
     """What the rules set in a client's sampling, and what they take out of it."""
     fields: Json = {}
     unset: set[str] = set()
     for name, value in rules.default.items():
-        if all(said.get(spelling) is None for spelling in _spellings(name)):
+        if all(client_sampling.get(spelling) is None for spelling in _spellings(name)):
             fields[name] = value
     for name, value in rules.override.items():
         spellings = _spellings(name)
         for winning in spellings[: spellings.index(name)]:
             fields.pop(winning, None)
-            unset |= {winning} & said.keys()
+            unset |= {winning} & client_sampling.keys()
         fields[name] = value
     for name, bound in rules.cap.items():
-        kept = {**{k: v for k, v in said.items() if k not in unset}, **fields}
+        kept = {**{k: v for k, v in client_sampling.items() if k not in unset}, **fields}
         if bound != "auto":
             _cap(kept, name, bound, fields)
         elif room_left is not None and bound_of(kept) is not None:

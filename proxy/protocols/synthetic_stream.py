@@ -44,17 +44,17 @@ def chunks(shape: StreamShape, dialect: str, response: Json, *, usage: bool) -> 
     kind = "chat.completion.chunk" if dialect == "chat" else response.get("object")
     head = {key: kind if key == "object" else value for key, value in response.items() if key in shape.head}
     last = {key: response[key] for key in shape.last if key in response}
-    tell = _chat_choice if dialect == "chat" else _text_choice
-    told = [
+    choice_events = _chat_choice if dialect == "chat" else _text_choice
+    events_so_far = [
         {**head, "choices": [choice], **first}
         for whole in sorted(response["choices"], key=lambda choice: choice["index"])
-        for choice, first in tell(shape, whole, response)
+        for choice, first in choice_events(shape, whole, response)
     ]
     if usage:
-        told.append({**head, "choices": [], "usage": _usage(shape, response.get("usage"))})
-    if told:
-        told[-1] |= last
-    yield from told
+        events_so_far.append({**head, "choices": [], "usage": _usage(shape, response.get("usage"))})
+    if events_so_far:
+        events_so_far[-1] |= last
+    yield from events_so_far
 
 
 def _usage(shape: StreamShape, usage: Any) -> Any:
@@ -98,18 +98,18 @@ def _deltas(shape: StreamShape, message: Mapping[str, Any]) -> Iterator[Json]:
     for key in _THOUGHTS:
         if message.get(key):
             yield {**shape.delta, key: message[key]}
-    said = {
+    content = {
         key: value
         for key, value in message.items()
         if key not in {"role", "tool_calls", *_THOUGHTS} and value not in (None, "")
     }
-    if said:
-        yield {**shape.delta, **said}
-    for at, call in enumerate(message.get("tool_calls") or ()):
+    if content:
+        yield {**shape.delta, **content}
+    for index, call in enumerate(message.get("tool_calls") or ()):
         function = call["function"]
         arguments = function.get("arguments")
         named = {key: value for key, value in function.items() if key != "arguments"}
-        opening = {**call, "index": call.get("index", at), "function": {**named, **shape.call}}
+        opening = {**call, "index": call.get("index", index), "function": {**named, **shape.call}}
         yield {**shape.call_delta, "tool_calls": [opening]}
         if arguments:
             more = {**shape.more_function, "arguments": arguments}

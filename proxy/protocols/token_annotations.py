@@ -35,30 +35,30 @@ class TokenAnnotations:
         named = self.pieces is not None and bool(body.get("top_logprobs"))
         return {"return_tokens_as_token_ids": True} if named else {}
 
-    def tell(self, shown: Json, tokens: Tokens) -> Json:
+    def annotate(self, shown: Json, tokens: Tokens) -> Json:
         """A response, anew, as this client wants it. Raises KeyError or TypeError for what has not the shape of one."""
-        sampled = {one.index: one for one in tokens.choices}
+        sampled = {sampled_choice.index: sampled_choice for sampled_choice in tokens.choices}
         choices = [self._choice(choice, sampled[choice["index"]], tokens) for choice in shown["choices"]]
         return {**shown, "choices": choices}
 
     def _choice(self, choice: Json, sampled: Sampled, tokens: Tokens) -> Json:
-        told = {**choice}
+        annotated = {**choice}
         prompt = tokens.prompt_ids if sampled.prompt_ids is None else sampled.prompt_ids
         if self.ids and prompt is not None and sampled.ids is not None:
-            told |= {"prompt_token_ids": prompt, "response_token_ids": sampled.ids}
+            annotated |= {"prompt_token_ids": prompt, "response_token_ids": sampled.ids}
         logprobs = choice.get("logprobs")
         if self.pieces is not None and isinstance(logprobs, dict) and logprobs.get("content") is not None:
-            content = _spell(logprobs["content"], sampled.ids or (), self.pieces)
+            content = _with_pieces(logprobs["content"], sampled.ids or (), self.pieces)
             # A token's text in the place of its piece may be another token's piece.
-            told["logprobs"] = None if content is None else {**logprobs, "content": content}
-        return told
+            annotated["logprobs"] = None if content is None else {**logprobs, "content": content}
+        return annotated
 
 
-def _spell(content: Sequence[Json], ids: Sequence[int], pieces: Pieces) -> list[Json] | None:
+def _with_pieces(content: Sequence[Json], ids: Sequence[int], pieces: Pieces) -> list[Json] | None:
     """The entries with pieces for text; None if one of them has no piece, or not every entry an id."""
     if len(content) != len(ids):
         return None
-    spelt = []
+    annotated_entries = []
     for entry, token in zip(content, ids, strict=True):
         others = entry.get("top_logprobs") or ()
         named = [_named(other) for other in others]
@@ -68,9 +68,11 @@ def _spell(content: Sequence[Json], ids: Sequence[int], pieces: Pieces) -> list[
         if piece is None or None in alternatives:
             return None
         # The bytes that vLLM 0.32.0 gives of an alternative are then those of "token_id:7".
-        told = [{**other, "token": name, "bytes": None} for other, name in zip(others, alternatives, strict=True)]
-        spelt.append({**entry, "token": piece} | ({"top_logprobs": told} if "top_logprobs" in entry else {}))
-    return spelt
+        annotated = [{**other, "token": name, "bytes": None} for other, name in zip(others, alternatives, strict=True)]
+        annotated_entries.append(
+            {**entry, "token": piece} | ({"top_logprobs": annotated} if "top_logprobs" in entry else {})
+        )
+    return annotated_entries
 
 
 def _named(entry: Json) -> int | None:

@@ -21,7 +21,7 @@ from proxy.protocols.dialects.translation import (
 from proxy.protocols.engines import ENGINES
 from proxy.protocols.exchange import Outcome
 from proxy.protocols.plan import Plan
-from proxy.protocols.response import told_as_stream
+from proxy.protocols.response import render_as_stream
 from proxy.trajectory.json_bytes import to_json_bytes
 from proxy.trajectory.step import Step
 
@@ -50,13 +50,13 @@ class TranslatedCall:
     translation: Translator
     request: Mapping[str, Any]
     body: dict[str, Any]
-    ways: TranslationOptions
+    options: TranslationOptions
     received: float = 0.0
-    earlier: ResolvedReferences = field(default_factory=ResolvedReferences)
+    resolved: ResolvedReferences = field(default_factory=ResolvedReferences)
     merges_systems: bool = False
     has_developers: bool = False
     endpoint: str = CHAT
-    tells_logprobs: bool = False  # whoever wants them asks for them, as in chat
+    returns_logprobs: bool = False  # whoever wants them asks for them, as in chat
     retries_by_body: bool = False
     needs_steps: bool = False
 
@@ -66,28 +66,28 @@ class TranslatedCall:
 
     def native(self, models: Mapping[str, str], kind: str | None = None) -> dict[str, Any]:
         """The chat body, of which this kind of engine makes the prompt that its own endpoint would."""
-        return self.translation.read(self.request, self.ways_of(kind), self.earlier)
+        return self.translation.read(self.request, self.options_for(kind), self.resolved)
 
-    def ways_of(self, kind: str | None) -> TranslationOptions:
+    def options_for(self, kind: str | None) -> TranslationOptions:
         """How it is translated for an engine of this kind."""
         own = {"merges_systems": self.merges_systems, "has_developers": self.has_developers, **_OWN.get(kind or "", {})}
-        return replace(self.ways, **own)
+        return replace(self.options, **own)
 
     def recorded(self, plan: Plan) -> Plan:
         """The plan of the chat call, which is told in the client's dialect; it may be made for several endpoints in turn."""
         model = self.request.get("model")
-        asked = model if isinstance(model, str) else None
-        telling = self.translation.telling(
-            self.request, call_identity(plan.step_id, plan.rollout_id, self.received, asked)
+        requested_model = model if isinstance(model, str) else None
+        renderer = self.translation.renderer(
+            self.request, call_identity(plan.step_id, plan.rollout_id, self.received, requested_model)
         )
         changed = {key: value for key, value in plan.body.items() if _is_new(self.request, key, value)}
         return replace(
             plan,
             request=dict(self.request),
             sent={"set": changed, "unset": sorted(self.request.keys() - plan.body.keys())},
-            model_asked=asked,
+            model_asked=requested_model,
             translation=self.translation,
-            view=replace(plan.view, translation=self.translation, telling=telling),
+            view=replace(plan.view, translation=self.translation, renderer=renderer),
         )
 
     def reshape(self, outcome: Outcome) -> Outcome:
@@ -99,7 +99,7 @@ class TranslatedCall:
         return None
 
 
-def read_translated_call(endpoint: str, body: Mapping[str, Any], ways: TranslationOptions) -> TranslatedCall | None:
+def read_translated_call(endpoint: str, body: Mapping[str, Any], options: TranslationOptions) -> TranslatedCall | None:
     """The call of a dialect by way of chat; None if the endpoint is of none.
 
     Raises NotValid, but for a call that names items, which cannot be read before they are found.
@@ -107,44 +107,44 @@ def read_translated_call(endpoint: str, body: Mapping[str, Any], ways: Translati
     translation = TRANSLATORS.get(endpoint)
     if translation is None:
         return None
-    chat = {} if translation.leaning(body).items else translation.read(body, ways)
-    return TranslatedCall(translation, body, chat, ways)
+    chat = {} if translation.references(body).items else translation.read(body, options)
+    return TranslatedCall(translation, body, chat, options)
 
 
-def error_dialect_at(endpoint: str, headers: Mapping[str, str]) -> Translator | None:
+def error_dialect_for(endpoint: str, headers: Mapping[str, str]) -> Translator | None:
     """What a client speaks at a path that samples nothing; None: OpenAI's shapes, which chat has."""
     if "anthropic-version" in headers or endpoint.startswith("/v1/messages/"):
         return TRANSLATORS["/v1/messages"]
     return None
 
 
-def telling_of(step: Step) -> ResponseRenderer:
+def renderer_for(step: Step) -> ResponseRenderer:
     """How the answer of a step by way of chat is told: as it was."""
-    told = call_identity(step.step_id, step.rollout_id, step.timing.received, step.model_asked)
-    return BY_NAME[step.dialect].telling(step.request, told)
+    identity = call_identity(step.step_id, step.rollout_id, step.timing.received, step.model_asked)
+    return TRANSLATORS_BY_NAME[step.dialect].renderer(step.request, identity)
 
 
-def whole_answer(step: Step) -> dict[str, Any] | None:
+def client_response(step: Step) -> dict[str, Any] | None:
     """Return the unstreamed answer of a step by way of chat; None if it has none that is whole and of chat's shape."""
     if step.status != "complete" or step.response is None:
         return None
     try:
-        return telling_of(step).whole(dict(step.response))
+        return renderer_for(step).whole(dict(step.response))
     except _ODD_SHAPE:
         return None
 
 
-def answered(step: Step) -> bytes | None:
+def client_response_bytes(step: Step) -> bytes | None:
     """Return what its client was answered: a JSON body, or a stream, maybe in fewer events; None as in `whole_answer`."""
     engine = ENGINES.get(step.engine.kind)
     if step.status != "complete" or step.response is None or engine is None:
         return None
     if is_on(step.request.get("stream")):
         try:
-            return told_as_stream(engine, telling_of(step), dict(step.response))
+            return render_as_stream(engine, renderer_for(step), dict(step.response))
         except _ODD_SHAPE:
             return None
-    whole = whole_answer(step)
+    whole = client_response(step)
     return None if whole is None else to_json_bytes(whole)
 
 
@@ -157,4 +157,4 @@ def _is_new(request: Mapping[str, Any], key: str, value: Any) -> bool:
     return key not in request or request[key] != value
 
 
-BY_NAME: Final = {translation.name: translation for translation in TRANSLATORS.values()}
+TRANSLATORS_BY_NAME: Final = {translation.name: translation for translation in TRANSLATORS.values()}

@@ -24,7 +24,7 @@ from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.dialects.base import is_on
 from proxy.protocols.engines import ENGINES
 from proxy.protocols.synthetic_stream import CONTENT_TYPE, replay_events
-from proxy.protocols.translated_call import BY_NAME, answered
+from proxy.protocols.translated_call import TRANSLATORS_BY_NAME, client_response_bytes
 from proxy.rollouts.rollout import Rollout
 from proxy.telemetry.logs import LOG
 from proxy.trajectory.blocks import BlockReader
@@ -163,14 +163,14 @@ def given_answer(step: Step) -> StoredAnswer | None:
     if step.status != "complete" or step.response is None or engine is None:
         return None
     is_stream = is_on(step.request.get("stream"))
-    if step.dialect in BY_NAME:
-        body = answered(step)
+    if step.dialect in TRANSLATORS_BY_NAME:
+        body = client_response_bytes(step)
         return None if body is None else StoredAnswer(step, CONTENT_TYPE if is_stream else "application/json", body)
     if not is_stream:
         return StoredAnswer(step, "application/json", orjson.dumps(step.response))
     if step.dialect == "generate":
         return None
-    usage = DIALECTS[step.endpoint].asked(step.request).usage
+    usage = DIALECTS[step.endpoint].response_options(step.request).usage
     try:
         events = replay_events(engine.shape, step.dialect, dict(step.response), usage=usage)
     except (TypeError, KeyError, AttributeError):

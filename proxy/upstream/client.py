@@ -19,7 +19,7 @@ from yarl import URL
 
 from proxy.config.sections import EndpointSettings, EnginesSettings
 from proxy.errors import EngineBroke, EngineFault, EngineSilent, NoEngine
-from proxy.protocols.engines.detection import Seen, names_of_models
+from proxy.protocols.engines.detection import ProbeResponse, model_names
 from proxy.telemetry.metrics import Metrics
 from proxy.upstream.concurrency import off_loop
 from proxy.upstream.detection import detect
@@ -266,7 +266,7 @@ class Upstream:
         async def fetch() -> frozenset[str] | None:
             with suppress(EngineFault, TimeoutError):
                 async with asyncio.timeout(_KNOW_WITHIN_S):
-                    return names_of_models((await self._seen(endpoint, "/v1/models", alone=True)).body)
+                    return model_names((await self._seen(endpoint, "/v1/models", alone=True)).body)
             return endpoint.models.names
 
         return await endpoint.models.updated_for(name, fetch)
@@ -279,7 +279,7 @@ class Upstream:
 
     async def _seen(
         self, endpoint: Endpoint, path: str, *, body: Mapping[str, Any] | None = None, alone: bool = False
-    ) -> Seen:
+    ) -> ProbeResponse:
         """Send a request beside a call: a GET, or a POST of a JSON body."""
         method, headers = ("GET", ()) if body is None else ("POST", _JSON)
         payload = None if body is None else orjson.dumps(body)
@@ -292,7 +292,7 @@ class Upstream:
             read = orjson.loads(text) if answer.status == 200 else None
         except orjson.JSONDecodeError:
             read = None
-        return Seen(answer.status, answer.headers.get("Server", ""), read)
+        return ProbeResponse(answer.status, answer.headers.get("Server", ""), read)
 
     async def _health_of(self, endpoint: Endpoint) -> int:
         async with self.send(endpoint, "GET", "/health", headers=(), body=None) as answer:

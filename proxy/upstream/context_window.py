@@ -11,7 +11,7 @@ import orjson
 
 from proxy.errors import EngineFault
 from proxy.protocols.dialects import Dialect
-from proxy.protocols.engines.tokenizer_api import Counted, ask_count, read_count
+from proxy.protocols.engines.tokenizer_api import Counted, read_count, token_count_request
 from proxy.protocols.plan import CallOptions, edit
 from proxy.protocols.sampling import bound_of
 from proxy.telemetry.logs import LOG
@@ -27,7 +27,7 @@ async def count_prompt(
     upstream: Upstream, endpoint: Endpoint, dialect: Dialect, body: Mapping[str, Any], *, body_bytes: int
 ) -> Counted | None:
     """Return the number of tokens in the prompt of a call, counted by its engine; None if the engine cannot count it."""
-    lookup = ask_count(endpoint.kind, dialect.name, body)
+    lookup = token_count_request(endpoint.kind, dialect.name, body)
     if lookup is None:
         return None
     text = await off_loop(body_bytes, orjson.dumps, lookup.body)

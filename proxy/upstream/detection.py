@@ -10,12 +10,12 @@ from typing import Any, Final
 
 from proxy.errors import EngineFault
 from proxy.protocols.engines.base import Traits
-from proxy.protocols.engines.detection import QUESTIONS, Seen, recognise
-from proxy.protocols.engines.sampling_defaults import ask_defaults, read_rendered
+from proxy.protocols.engines.detection import PROBE_PATHS, ProbeResponse, identify_engine
+from proxy.protocols.engines.sampling_defaults import read_rendered, sampling_defaults_request
 from proxy.telemetry.logs import LOG
 from proxy.upstream.endpoint import Endpoint
 
-Ask = Callable[..., Coroutine[Any, Any, Seen]]
+Ask = Callable[..., Coroutine[Any, Any, ProbeResponse]]
 
 _DEFAULTS_WITHIN_S: Final = 2
 
@@ -23,12 +23,12 @@ _DEFAULTS_WITHIN_S: Final = 2
 async def detect(endpoint: Endpoint, ask: Ask) -> None:
     """Ask the questions, first those that only one kind of engine answers. An engine that is away stays what it was."""
     try:
-        *theirs, common = QUESTIONS
+        *theirs, common = PROBE_PATHS
         answers = dict(zip(theirs, await _all_seen(endpoint, theirs, ask), strict=True))
-        traits = recognise(answers)
+        traits = identify_engine(answers)
         if traits.kind == "plain":
             answers[common] = await ask(endpoint, common)
-            traits = recognise(answers)
+            traits = identify_engine(answers)
         _note(endpoint, traits, is_loading=any(seen.status == 503 for seen in answers.values()))
         endpoint.traits = await _with_defaults(endpoint, traits, ask)
     except EngineFault as fault:
@@ -49,7 +49,7 @@ def _note(endpoint: Endpoint, traits: Traits, *, is_loading: bool) -> None:
 
 async def _with_defaults(endpoint: Endpoint, traits: Traits, ask: Ask) -> Traits:
     """Add the sampling defaults, where the engine shows them when asked, and in time: calls wait for it."""
-    lookup = ask_defaults(traits.kind)
+    lookup = sampling_defaults_request(traits.kind)
     if lookup is None:
         return traits
     try:
@@ -60,7 +60,7 @@ async def _with_defaults(endpoint: Endpoint, traits: Traits, ask: Ask) -> Traits
     return replace(traits, sampling_defaults=read_rendered(rendered.body))
 
 
-async def _all_seen(endpoint: Endpoint, paths: Sequence[str], ask: Ask) -> list[Seen]:
+async def _all_seen(endpoint: Endpoint, paths: Sequence[str], ask: Ask) -> list[ProbeResponse]:
     """The answers to all questions, asked at once. Raises EngineFault with the first fault; none is left asked then."""
     asking = [asyncio.get_running_loop().create_task(ask(endpoint, path)) for path in paths]
     try:

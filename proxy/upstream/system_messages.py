@@ -44,7 +44,7 @@ async def with_engine_traits(
     if endpoint.kind not in _KINDS or form.translation.name != "messages" or not _has_inline(form.body):
         return form
     model = str(form.body.get("model") or "")
-    served, joint = served_as(model, models) or model, form.ways_of(endpoint.kind).system_joint
+    served, joint = served_as(model, models) or model, form.options_for(endpoint.kind).system_joint
     merges = await endpoint.merges_systems.get(served, lambda: _merges(upstream, endpoint, served, joint))
     return replace(form, merges_systems=bool(merges))
 

@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 import orjson
 
 from proxy.errors import EngineFault, NotValid
-from proxy.protocols.engines.tokenizer_api import ask_text, read_text
+from proxy.protocols.engines.tokenizer_api import read_text, text_request
 from proxy.telemetry.logs import LOG
 from proxy.upstream import Endpoint, Upstream
 from proxy.upstream.tokenizers import Tokenizers
@@ -78,7 +78,7 @@ async def detokenize_at_engine(
     upstream: Upstream, endpoint: Endpoint, ids: Sequence[int], *, alone: bool = False
 ) -> str | None:
     """The text of ids, by the engine; None if it tells none."""
-    lookup = ask_text(endpoint.kind, ids)
+    lookup = text_request(endpoint.kind, ids)
     if lookup is None:
         return None
     try:

@@ -19,7 +19,7 @@ import orjson
 
 from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.engines import ENGINES, Traits
-from proxy.protocols.engines.detection import QUESTIONS, Seen, recognise
+from proxy.protocols.engines.detection import PROBE_PATHS, ProbeResponse, identify_engine
 from proxy.protocols.plan import CallOptions, make_plan
 from proxy.trajectory.step import EngineFacts
 
@@ -153,13 +153,15 @@ def send(url: str, method: str, path: str, body: bytes | None = None, headers: d
 
 def meet(url: str) -> tuple[Traits, str]:
     """Which engine it is, and the name of its first model."""
-    answers = {path: send(url, "GET", path) for path in QUESTIONS}
+    answers = {path: send(url, "GET", path) for path in PROBE_PATHS}
     seen = {
-        path: Seen(answer.status, answer.headers.get("server", ""), _json(answer) if answer.status == 200 else None)
+        path: ProbeResponse(
+            answer.status, answer.headers.get("server", ""), _json(answer) if answer.status == 200 else None
+        )
         for path, answer in answers.items()
     }
     models = seen["/v1/models"].body or {"data": []}
-    return recognise(seen), next((model["id"] for model in models["data"]), "")
+    return identify_engine(seen), next((model["id"] for model in models["data"]), "")
 
 
 def requests(traits: Traits, model: str) -> Iterator[Asked]:
@@ -172,7 +174,7 @@ def requests(traits: Traits, model: str) -> Iterator[Asked]:
             if not stream:
                 plain.pop("stream_options", None)
             plan = make_plan(
-                plain, terms=CallOptions(streaming="live"), step_id="", rollout_id="", endpoint=path, dialect=DIALECTS[path],
+                plain, options=CallOptions(streaming="live"), step_id="", rollout_id="", endpoint=path, dialect=DIALECTS[path],
                 engine=ENGINES[traits.kind], engine_facts=facts, logprobs_mode=None, traits=traits, headers={},
             )  # fmt: skip
             yield Asked(f"{name}_{framing}_plain", path, plain, topic=topic)

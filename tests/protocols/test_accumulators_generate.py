@@ -12,7 +12,7 @@ def chunk(index, ids, **more):
     return {"request_id": "g", "usage": None, "choices": [choice]}
 
 
-def fold(*chunks):
+def accumulate(*chunks):
     folding = GenerateAccumulator()
     before = orjson.dumps(chunks)
     for one in chunks:
@@ -25,7 +25,7 @@ def fold(*chunks):
 def test_a_recorded_stream_gives_what_the_unstreamed_call_gave():
     """Of everything that vLLM says in both framings: its streams have no model, no time, and no usage unasked."""
     events = [event.removeprefix(b"data: ") for event in load("scale_out/generate_stream").answer.split(b"\n\n")]
-    folded = fold(*(orjson.loads(event) for event in events if event.startswith(b"{")))
+    folded = accumulate(*(orjson.loads(event) for event in events if event.startswith(b"{")))
     whole = orjson.loads(load("scale_out/generate").answer)
 
     assert {**whole, **folded, "usage": None, "request_id": None} == {**whole, "usage": None, "request_id": None}
@@ -34,7 +34,7 @@ def test_a_recorded_stream_gives_what_the_unstreamed_call_gave():
 def test_choices_may_interleave():
     """Each has its own ids, logprobs, mask and text, in the order in which they came."""
     one, two = {"token_id": 1, "logprob": -1.0}, {"token_id": 2, "logprob": -2.0}
-    response = fold(
+    response = accumulate(
         chunk(1, [1], logprobs={"content": [one]}, sampling_mask=[[1, 5]], text="a"),
         chunk(0, [9], text="x"),
         chunk(1, [2], logprobs={"content": [two]}, sampling_mask=[[]], text="b", finish_reason="stop"),
@@ -56,8 +56,8 @@ def test_usage_comes_in_a_chunk_without_choices():
     """If it was asked for, and it is the last that counts."""
     usage = {"prompt_tokens": 1, "completion_tokens": 1}
 
-    assert usage == fold(chunk(0, [1]), {"choices": [], "usage": usage})["usage"]
-    assert fold(chunk(0, [1]))["usage"] is None
+    assert usage == accumulate(chunk(0, [1]), {"choices": [], "usage": usage})["usage"]
+    assert accumulate(chunk(0, [1]))["usage"] is None
 
 
 def test_finishes_are_counted_once_each():
@@ -75,4 +75,4 @@ def test_finishes_are_counted_once_each():
 def test_what_is_no_chunk_is_refused(odd):
     """By an exception that the reply expects."""
     with pytest.raises((TypeError, KeyError, AttributeError)):
-        fold(odd)
+        accumulate(odd)

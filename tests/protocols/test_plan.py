@@ -73,7 +73,7 @@ def test_an_override_does_not_decide_what_the_client_sees():
     """Logprobs that the configuration asks for are not the client's wish."""
     plan = plan_of(CHAT, BODY, CallOptions(sampling=Sampling(override={"logprobs": True, "n": 2})))
 
-    assert (True, 2) == (plan.view.hidden.logprobs, plan.view.choices)
+    assert (True, 2) == (plan.view.strip_rules.logprobs, plan.view.choices)
 
 
 FIELDS = st.dictionaries(

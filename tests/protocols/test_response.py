@@ -4,7 +4,7 @@ import pytest
 
 from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.engines import ENGINES, StripRules
-from proxy.protocols.response import ClientView, RawResponse, StreamResponse, WholeResponse, reply_for
+from proxy.protocols.response import ClientView, RawResponse, StreamResponse, WholeResponse, response_stream_for
 
 
 def view(choices: int | None = 1, **hidden) -> ClientView:
@@ -29,7 +29,7 @@ def chunk(index: int, finish: str = "null") -> bytes:
 )
 def test_the_framing_decides_the_reply(status, content_type, expected):
     """Not what was asked for: an engine may answer otherwise."""
-    assert expected is type(reply_for(status, content_type, view()))
+    assert expected is type(response_stream_for(status, content_type, view()))
 
 
 def test_of_several_choices_the_last_to_finish_begins_the_end():

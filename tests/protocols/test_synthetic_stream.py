@@ -40,7 +40,7 @@ def payloads(stream: bytes) -> list[dict]:
 
 def replayed(cassette, *, usage: bool = False) -> bytes:
     dialect, response = DIALECTS[cassette.path].name, orjson.loads(cassette.answer)
-    response = ENGINES[cassette.kind].hide(dialect, response, FLAGGED.get(cassette.kind, StripRules()))
+    response = ENGINES[cassette.kind].strip(dialect, response, FLAGGED.get(cassette.kind, StripRules()))
     return replay.replay_events(ENGINES[cassette.kind].shape, dialect, response, usage=usage)
 
 
@@ -55,11 +55,11 @@ def said(value):
 @pytest.mark.parametrize("cassette", WHOLE, ids=lambda cassette: f"{cassette.kind}-{cassette}")
 def test_folding_a_replay_gives_the_response_back(cassette):
     """Nothing is dropped, and nothing is said twice."""
-    fold = DIALECTS[cassette.path].fold()
+    fold = DIALECTS[cassette.path].accumulator()
     for chunk in payloads(replayed(cassette)):
         fold.feed(chunk)
     hidden = FLAGGED.get(cassette.kind, StripRules())
-    expected = ENGINES[cassette.kind].hide(DIALECTS[cassette.path].name, orjson.loads(cassette.answer), hidden)
+    expected = ENGINES[cassette.kind].strip(DIALECTS[cassette.path].name, orjson.loads(cassette.answer), hidden)
     actual = fold.finish()
 
     head = ENGINES[cassette.kind].shape

@@ -17,7 +17,7 @@ def pieces(ids):
 
 def told(response, reply):
     before = orjson.dumps(response)
-    shown = reply.tell(response, ENGINES["vllm"].tokens("chat", {}, response))
+    shown = reply.annotate(response, ENGINES["vllm"].tokens("chat", {}, response))
     assert before == orjson.dumps(response), "what was given is changed"
     return shown
 
@@ -71,14 +71,16 @@ def test_what_has_no_piece_is_not_told_in_text(ids, entry):
     tokens = Tokens([1], (Sampled(0, None, ids, None, "stop", None),))
     reply = TokenAnnotations(lambda ids: ["<7>" if token == 7 else None for token in ids])
 
-    assert [{"index": 0, "logprobs": None}] == reply.tell({"choices": [choice]}, tokens)["choices"]
+    assert [{"index": 0, "logprobs": None}] == reply.annotate({"choices": [choice]}, tokens)["choices"]
 
 
 def test_each_choice_has_its_ids_and_its_prompt():
     """By the names that Marin reads, whether the prompt is the choice's own or of all choices."""
     own = Sampled(1, [3], [4], None, "stop", None)
     shared = Sampled(0, None, [5], None, "stop", None)
-    shown = TokenAnnotations(ids=True).tell({"choices": [{"index": 0}, {"index": 1}]}, Tokens([1, 2], (shared, own)))
+    shown = TokenAnnotations(ids=True).annotate(
+        {"choices": [{"index": 0}, {"index": 1}]}, Tokens([1, 2], (shared, own))
+    )
 
     assert [
         {"index": 0, "prompt_token_ids": [1, 2], "response_token_ids": [5]},
@@ -88,7 +90,7 @@ def test_each_choice_has_its_ids_and_its_prompt():
 
 def test_ids_that_are_not_known_are_absent():
     """Not null: clients ask whether a key is there."""
-    shown = TokenAnnotations(ids=True).tell(
+    shown = TokenAnnotations(ids=True).annotate(
         {"choices": [{"index": 0}]}, Tokens(None, (Sampled(0, None, [4], None, None, None),))
     )
 
@@ -100,4 +102,4 @@ def test_a_reply_without_logprobs_has_no_pieces():
     choice = {"index": 0, "logprobs": None}
     tokens = Tokens([1], (Sampled(0, None, [4], None, None, None),))
 
-    assert [choice] == TokenAnnotations(pieces).tell({"choices": [choice]}, tokens)["choices"]
+    assert [choice] == TokenAnnotations(pieces).annotate({"choices": [choice]}, tokens)["choices"]

@@ -14,7 +14,13 @@ from recorded import Cassette, cut, dialect_cassettes, http_cassettes, load, pla
 from proxy.protocols.dialects.translation import TranslationOptions
 from proxy.protocols.exchange import Exchange
 from proxy.protocols.plan import CallOptions, Plan
-from proxy.protocols.translated_call import CHAT, TranslatedCall, answered, error_dialect_at, read_translated_call
+from proxy.protocols.translated_call import (
+    CHAT,
+    TranslatedCall,
+    client_response_bytes,
+    error_dialect_for,
+    read_translated_call,
+)
 from proxy.rollouts.idempotency import given_answer
 from proxy.trajectory.codec import encode
 from proxy.trajectory.step import Timing
@@ -91,7 +97,7 @@ def test_an_answer_is_told_again_as_it_was(path):
     for cassette in CHATS[::5]:
         shown, end, step = play(planned(path, cassette), cassette, found=FOUND)
         if step.status != "complete":
-            assert None is answered(step)
+            assert None is client_response_bytes(step)
             continue
         again = given_answer(step)
 
@@ -192,9 +198,9 @@ def test_reasoning_stands_where_the_engine_has_it(kind, thought):
 
 def test_what_a_client_speaks_is_told_by_its_headers_where_nothing_is_sampled():
     """Anthropic's clients say their version everywhere."""
-    assert "messages" == error_dialect_at("/v1/models", {"anthropic-version": "2023-06-01"}).name
-    assert "messages" == error_dialect_at("/v1/messages/count_tokens", {}).name
-    assert None is error_dialect_at("/v1/models", {})
+    assert "messages" == error_dialect_for("/v1/models", {"anthropic-version": "2023-06-01"}).name
+    assert "messages" == error_dialect_for("/v1/messages/count_tokens", {}).name
+    assert None is error_dialect_for("/v1/models", {})
 
 
 async def steps_of(http, url):

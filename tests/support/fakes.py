@@ -10,7 +10,7 @@ from recorded import Cassette
 
 from proxy.clock import Clock
 from proxy.config.settings import Settings, load
-from proxy.protocols.engines.detection import QUESTIONS
+from proxy.protocols.engines.detection import PROBE_PATHS
 from proxy.server.listener import RunningServer, running
 from storage.errors import StoreUnreachable
 
@@ -31,8 +31,8 @@ class FakeEngine:
         self.facts = {"/version": {"version": "0.32.0"}, "/health": {"status": "ok"}}
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        if request.path in self.facts or request.path in (*QUESTIONS[:-1], "/v1/chat/completions/render"):
-            self.questions += request.path in QUESTIONS
+        if request.path in self.facts or request.path in (*PROBE_PATHS[:-1], "/v1/chat/completions/render"):
+            self.questions += request.path in PROBE_PATHS
             known = self.facts.get(request.path)
             return web.json_response(known or {"detail": "Not Found"}, status=200 if known else self.unknown_status)
         text = await request.read()

@@ -131,7 +131,7 @@ def recorded(call: FaultyCall, plan: Plan) -> Step:
     text, content_type = call.answer_to(plan.body)
     exchange = Exchange(plan, 200, content_type)
     exchange.feed(text)
-    if exchange.lookup() is not None:
+    if exchange.follow_up() is not None:
         exchange.found = {"tokens": call.truth.prompts[0]}
     return exchange.finish(Timing(received=1.0)).step
 
@@ -159,7 +159,7 @@ def _complaint(call: FaultyCall) -> str | None:
             shown.append(exchange.feed(read))
             longest = max(longest, thread_time() - before)
         before = thread_time()
-        if exchange.lookup() is not None:
+        if exchange.follow_up() is not None:
             exchange.found = {"tokens": call.truth.prompts[0]}
         outcome = exchange.finish(Timing(received=1.0))
         longest = max(longest, thread_time() - before)
@@ -210,7 +210,7 @@ def _shown_early(shown: bytes, plan: Plan) -> str | None:
             for choice in orjson.loads(event.payload)["choices"]:
                 if isinstance(choice["finish_reason"], str) and type(choice["index"]) is int:
                     finished.add(choice["index"])
-    if len(finished) >= (plan.asked.choices or 1):
+    if len(finished) >= (plan.response_options.choices or 1):
         return f"the last finish reason was shown before the end: {shown[-1_000:]!r}"
     return None
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from proxy.protocols.engines.detection import QUESTIONS
+from proxy.protocols.engines.detection import PROBE_PATHS
 
 
 @dataclass
@@ -80,7 +80,7 @@ class RawEngine:
             known = {"object": "list", "data": [{"id": "tiny", "object": "model", "root": "tiny"}]}
         if known is not None:
             return Sent([orjson.dumps(known)])
-        if path in QUESTIONS or self.answering is None:
+        if path in PROBE_PATHS or self.answering is None:
             return Sent([b"{}"], status=b"404 Not Found")
         return None
 

@@ -148,7 +148,7 @@ def plan_of(
     facts = FACTS.get(kind) or EngineFacts("e", kind, None, "http://e")
     return make_plan(
         body,
-        terms=terms or CallOptions(),
+        options=terms or CallOptions(),
         step_id="S1",
         rollout_id="r1",
         endpoint=path,
@@ -167,7 +167,7 @@ def play(
     """Feed an answer: the bytes shown at once, the withheld end, and the step. `found`: what a lookup gives."""
     exchange = Exchange(plan, cassette.status, cassette.content_type)
     shown = b"".join([exchange.feed(read) for read in ([cassette.answer] if reads is None else reads)])
-    if exchange.lookup() is not None:
+    if exchange.follow_up() is not None:
         exchange.found = found
     outcome = exchange.finish(Timing(received=1.0))
     return shown, outcome.end, outcome.step

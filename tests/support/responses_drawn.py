@@ -108,9 +108,9 @@ def folded(chunks):
 
 def stream_of(body, chunks, error=None):
     """The whole stream that a client gets."""
-    telling = RESPONSES.telling(body, TOLD)
-    told = b"".join([telling.feed(chunk) for chunk in chunks])
-    return told + telling.finish(folded(chunks) if error is None else None, error)
+    renderer = RESPONSES.renderer(body, TOLD)
+    told = b"".join([renderer.feed(chunk) for chunk in chunks])
+    return told + renderer.finish(folded(chunks) if error is None else None, error)
 
 
 def events_of(stream):

@@ -63,7 +63,7 @@ def _engine(endpoint: Endpoint, healthy: dict[str, bool], record: RecordSettings
                 endpoint.settings.streaming or record.streaming,
                 endpoint.engine.kind,
                 CallTraits(name, {"stream": True}, traits, wants_logprobs=record.logprobs != "off"),
-                bears_replay=True,
+                can_replay=True,
             )
             for name in _DIALECTS
         },

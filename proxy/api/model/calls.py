@@ -208,18 +208,18 @@ class CallPlanner:
         context, call, adapter, rollout = self.context, self.call, self.call.adapter, self.rollout
         extra = {**self.attempt.extra, "attempts": list(failed)} if failed else self.attempt.extra
         fault = await context.upstream.know(endpoint)
-        terms = terms_of(context, rollout, endpoint, call.tokens)
-        if adapter is not None and adapter.tells_logprobs:
-            terms = replace(terms, logprobs="full")
+        options = terms_of(context, rollout, endpoint, call.tokens)
+        if adapter is not None and adapter.returns_logprobs:
+            options = replace(options, logprobs="full")
         body = call.body
         if adapter is not None:
-            body = await _native(context, endpoint if fault is None else None, adapter, terms.models, call.body_bytes)
-        left = await tokens_left(context.upstream, endpoint, terms, call.dialect, body, body_bytes=call.body_bytes)
+            body = await _native(context, endpoint if fault is None else None, adapter, options.models, call.body_bytes)
+        left = await tokens_left(context.upstream, endpoint, options, call.dialect, body, body_bytes=call.body_bytes)
         plan = await off_loop(
             call.body_bytes,
             make_plan,
             body,
-            terms=terms if left is None else replace(terms, room_left=left),
+            options=options if left is None else replace(options, room_left=left),
             step_id=self.attempt.step_id,
             rollout_id=rollout.rollout_id,
             endpoint=call.endpoint,

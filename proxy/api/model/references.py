@@ -15,7 +15,7 @@ from proxy.api.api_keys import MintedKey
 from proxy.api.auth import check_minted
 from proxy.api.context import Context
 from proxy.errors import NotFound
-from proxy.protocols.dialects.responses.history import Sent, Turn, earlier_of
+from proxy.protocols.dialects.responses.history import Sent, Turn, resolve_references
 from proxy.protocols.dialects.responses.item_ids import rollout_of, step_of
 from proxy.protocols.dialects.translation import ResolvedReferences
 from proxy.protocols.plan import Plan
@@ -36,24 +36,24 @@ def followed_rollout(form: TranslatedCall, minted: MintedKey | None) -> str | No
 
     Raises Forbidden if the key is another rollout's.
     """
-    followed = rollout_of(form.translation.leaning(form.request).answer)
+    followed = rollout_of(form.translation.references(form.request).answer)
     check_minted(minted, followed)
     return followed
 
 
 async def with_references(context: Context, rollout: Rollout, form: TranslatedCall) -> TranslatedCall:
     """The call, with what it names. Raises NotFound for an answer that is not there."""
-    leaning = form.translation.leaning(form.request)
+    leaning = form.translation.references(form.request)
     kept = await _kept(context, rollout.rollout_id, leaning.calls)
     if form.translation.name != RESPONSES:
         return replace(
-            form, earlier=ResolvedReferences(items={name: {"function": call} for name, call in kept.items()})
+            form, resolved=ResolvedReferences(items={name: {"function": call} for name, call in kept.items()})
         )
     before = None if leaning.answer is None else await _before(context, rollout.rollout_id, leaning.answer)
     whose = rollout_of(leaning.answer) or rollout.rollout_id
     named = [turn for name in _steps_of(leaning.items) if (turn := await _turn(context, whose, name)) is not None]
     calls = {name: call["arguments"] for name, call in kept.items()}
-    return replace(form, earlier=earlier_of(before, named, calls))
+    return replace(form, resolved=resolve_references(before, named, calls))
 
 
 async def keep_calls(context: Context, plan: Plan, incarnation: str, step: Step) -> None:
@@ -65,7 +65,7 @@ async def keep_calls(context: Context, plan: Plan, incarnation: str, step: Step)
         return
     told = call_identity(plan.step_id, plan.rollout_id, step.timing.received, plan.model_asked)
     try:
-        kept = plan.translation.kept(plan.request, told, step.response)
+        kept = plan.translation.unrestorable_calls(plan.request, told, step.response)
     except MALFORMED:
         return  # a response of an odd shape: the step is flagged for it
     if not kept or context.recorder.store_health.unreachable is not None:

@@ -208,7 +208,7 @@ async def _look_up(context: Context, call: CallState, exchange: Exchange) -> Non
         call.endpoint.forces_usage = True
     if (model := await _aside(call.body_bytes, exchange.other_model)) is not None:
         exchange.served = await context.upstream.served_models(call.endpoint, model)
-    lookup = await _aside(call.body_bytes, exchange.lookup)
+    lookup = await _aside(call.body_bytes, exchange.follow_up)
     if lookup is None:
         return
     body = orjson.dumps(lookup.body)
@@ -241,9 +241,9 @@ def _failed(call: CallState, client: ClientStream, error: Exception) -> Outcome:
     fault = internal_error(error, step_id=plan.step_id)
     exchange = call.exchange or Exchange(plan, 0, "")
     step = exchange.fail(f"internal error {fault.error_id}", call.timing())
-    body = plan.spoken.error(fault)
+    body = plan.error_dialect.error(fault)
     if not client.has_seen_something:
-        client.set_head(plan.spoken.status(fault), {"Content-Type": "application/json"})
+        client.set_head(plan.error_dialect.status(fault), {"Content-Type": "application/json"})
         return Outcome(body, step, broken=False)
     if not client.is_stream:
         return Outcome(b"", step, broken=True)
@@ -261,7 +261,7 @@ def _broken(call: CallState, client: ClientStream, exchange: Exchange | None, fa
     """
     plan = call.plan
     LOG.warning("the engine failed: %s", fault.message, extra={"fields": {"step_id": plan.step_id}})
-    error = plan.spoken.error(fault.for_agents(f"step {plan.step_id}"))
+    error = plan.error_dialect.error(fault.for_agents(f"step {plan.step_id}"))
     aborted = None if exchange is None else exchange.abort(fault.message, call.timing(), delivered=True)
     outcome = aborted or _unanswered(call, fault)
     if client.has_heard_only_comments:
@@ -270,7 +270,7 @@ def _broken(call: CallState, client: ClientStream, exchange: Exchange | None, fa
         # By way of chat the failure is told in the dialect's own event, and the stream ends as such streams do.
         return replace(outcome, broken=plan.translation is None)
     retry = {} if fault.retry_after_s is None else {"Retry-After": str(fault.retry_after_s)}
-    client.set_head(plan.spoken.status(fault), {"Content-Type": "application/json", **retry})
+    client.set_head(plan.error_dialect.status(fault), {"Content-Type": "application/json", **retry})
     return Outcome(error, outcome.step, broken=False)
 
 
@@ -301,7 +301,7 @@ async def _end(context: Context, call: CallState, client: ClientStream, outcome:
 def _report(context: Context, call: CallState, client: ClientStream) -> None:
     """Count the call and log its line: names, counts and durations, never content or keys."""
     metrics, plan, step = context.metrics, call.plan, call.step
-    labels = (plan.spoken.name, call.endpoint.settings.label, str(client.status))
+    labels = (plan.error_dialect.name, call.endpoint.settings.label, str(client.status))
     total_s = context.clock.monotonic() - call.started
     metrics.calls.labels(*labels).inc()
     metrics.call_duration_seconds.labels(*labels).observe(total_s)
@@ -312,13 +312,15 @@ def _report(context: Context, call: CallState, client: ClientStream) -> None:
             LOG.warning("a new fact of %s: %s", call.endpoint.kind, code, extra={"fields": {"step_id": step.step_id}})
     if call.first_byte is not None and call.last_byte is not None and call.sent is not None:
         metrics.time_to_first_byte_seconds.labels(*labels).observe(call.first_byte - call.started)
-        metrics.proxy_overhead_seconds.labels(plan.spoken.name).observe(max(total_s - (call.last_byte - call.sent), 0))
+        metrics.proxy_overhead_seconds.labels(plan.error_dialect.name).observe(
+            max(total_s - (call.last_byte - call.sent), 0)
+        )
     if not LOG.isEnabledFor(logging.INFO):
         return
     fields = {
         "rollout_id": plan.rollout_id,
         "step_id": plan.step_id,
-        "dialect": plan.spoken.name,
+        "dialect": plan.error_dialect.name,
         "engine": call.endpoint.settings.label,
         "status": client.status,
         "step": step.status if step else "none",

@@ -22,7 +22,7 @@ from proxy.api.model.stored_responses import STORED, answer_stored
 from proxy.api.model.unrecorded import COUNT, count_tokens, pass_on, show_models
 from proxy.api.rollout_id import parse_path
 from proxy.errors import BadCall, NotFound
-from proxy.protocols.translated_call import error_dialect_at
+from proxy.protocols.translated_call import error_dialect_for
 
 Handler: TypeAlias = Callable[[ModelRequest], Awaitable[web.StreamResponse]]
 
@@ -61,7 +61,7 @@ async def answer(request: web.Request) -> web.StreamResponse:
     raw_path, _, _ = request.raw_path.partition("?")
     target = parse_path(raw_path)
     calls = request.app[CALLS].get(target.endpoint)
-    errors = calls.errors if calls is not None else error_dialect_at(target.endpoint, request.headers)
+    errors = calls.errors if calls is not None else error_dialect_for(target.endpoint, request.headers)
     if errors is not None:
         request[ERROR_DIALECT] = errors
     route = _route_of(request.app[OTHERS], target.endpoint)

@@ -112,7 +112,7 @@ async def _check_tokens(upstream: Upstream, endpoint: Endpoint, subject: str, mo
     """Sample one token, asked for in the engine's own way."""
     body = {"model": model, "prompt": "hi", "max_tokens": 1}
     dialect = DIALECTS[_COMPLETIONS]
-    ask = endpoint.engine.ask(InjectionRequest(dialect.name, body, dialect.asked(body)))
+    ask = endpoint.engine.inject(InjectionRequest(dialect.name, body, dialect.response_options(body)))
     said = await _said(upstream, endpoint, "POST", _COMPLETIONS, {**body, **ask.fields})
     name = f"{endpoint.kind} {endpoint.version or 'of unknown version'}"
     if said.status != 200:

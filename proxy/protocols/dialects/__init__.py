@@ -8,7 +8,7 @@ from proxy.protocols.dialects.messages import MESSAGES
 from proxy.protocols.dialects.responses import RESPONSES
 from proxy.protocols.dialects.translation import Translator
 
-__all__ = ["DIALECTS", "TRANSLATIONS", "Dialect", "ErrorDialect", "ResponseOptions", "Translator"]
+__all__ = ["DIALECTS", "TRANSLATORS", "Dialect", "ErrorDialect", "ResponseOptions", "Translator"]
 
 # By route. A new dialect is one file and one line here.
 DIALECTS: dict[str, Dialect] = {

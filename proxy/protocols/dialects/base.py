@@ -47,7 +47,7 @@ class ErrorDialect(Protocol):
 class Dialect(ErrorDialect, Protocol):
     """One client protocol that engines speak, too."""
 
-    def asked(self, body: Mapping[str, Any]) -> ResponseOptions:
+    def response_options(self, body: Mapping[str, Any]) -> ResponseOptions:
         """What the client wants to see."""
         ...
 
@@ -65,7 +65,7 @@ class Dialect(ErrorDialect, Protocol):
         """What to set on a body's top level, and to unset there, so that its `sampling` changes by these."""
         ...
 
-    def fold(self) -> Accumulator:
+    def accumulator(self) -> Accumulator:
         """A new fold for one streamed call of this dialect."""
         ...
 

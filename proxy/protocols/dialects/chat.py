@@ -13,7 +13,7 @@ class Chat:
 
     name: DialectName = "chat"
 
-    def asked(self, body: Mapping[str, Any]) -> ResponseOptions:
+    def response_options(self, body: Mapping[str, Any]) -> ResponseOptions:
         """`logprobs` is a flag here."""
         samples = samples_of(body)
         return ResponseOptions(
@@ -38,7 +38,7 @@ class Chat:
         """On the body's top level."""
         return dict(fields), set(unset)
 
-    def fold(self) -> Accumulator:
+    def accumulator(self) -> Accumulator:
         """Chunks of `chat.completion.chunk`."""
         return ChatAccumulator()
 

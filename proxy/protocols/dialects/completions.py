@@ -13,7 +13,7 @@ class Completions:
 
     name: DialectName = "completions"
 
-    def asked(self, body: Mapping[str, Any]) -> ResponseOptions:
+    def response_options(self, body: Mapping[str, Any]) -> ResponseOptions:
         """`logprobs` is a number here, and 0 asks for the sampled token's own."""
         samples = samples_of(body)
         prompts = prompts_of(body)
@@ -44,7 +44,7 @@ class Completions:
         """On the body's top level."""
         return dict(fields), set(unset)
 
-    def fold(self) -> Accumulator:
+    def accumulator(self) -> Accumulator:
         """Chunks of `text_completion`."""
         return CompletionsAccumulator()
 

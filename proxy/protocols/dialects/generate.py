@@ -23,7 +23,7 @@ class Generate:
 
     name: DialectName = "generate"
 
-    def asked(self, body: Mapping[str, Any]) -> ResponseOptions:
+    def response_options(self, body: Mapping[str, Any]) -> ResponseOptions:
         """`token_ids` is of the prompt's ids: the sampled ones are always shown."""
         sampling = self.sampling(body)
         samples = samples_of(sampling)
@@ -59,7 +59,7 @@ class Generate:
         kept = {name: value for name, value in given.items() if name not in unset}
         return {"sampling_params": {**kept, **spelt}}, set()
 
-    def fold(self) -> Accumulator:
+    def accumulator(self) -> Accumulator:
         """Chunks without a name, one choice each."""
         return GenerateAccumulator()
 

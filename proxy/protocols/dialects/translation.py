@@ -101,7 +101,7 @@ class Translator(ErrorDialect, Protocol):
     """A dialect by way of chat."""
 
     def read(
-        self, body: Mapping[str, Any], ways: TranslationOptions, earlier: ResolvedReferences = ResolvedReferences()
+        self, body: Mapping[str, Any], options: TranslationOptions, resolved: ResolvedReferences = ResolvedReferences()
     ) -> Json:
         """The chat body, ready for an engine; `body` stays as it is.
 
@@ -109,15 +109,17 @@ class Translator(ErrorDialect, Protocol):
         """
         ...
 
-    def leaning(self, body: Mapping[str, Any]) -> References:
+    def references(self, body: Mapping[str, Any]) -> References:
         """What this body leans on by name."""
         ...
 
-    def telling(self, body: Mapping[str, Any], told: CallIdentity) -> ResponseRenderer:
+    def renderer(self, body: Mapping[str, Any], told: CallIdentity) -> ResponseRenderer:
         """How the answer to this body (the client's own) is told."""
         ...
 
-    def kept(self, body: Mapping[str, Any], told: CallIdentity, response: Mapping[str, Any]) -> Mapping[str, Json]:
+    def unrestorable_calls(
+        self, body: Mapping[str, Any], told: CallIdentity, response: Mapping[str, Any]
+    ) -> Mapping[str, Json]:
         """Calls of a chat response (`name`, `arguments`) whose text cannot come back by itself, by the ids they are told by."""
         ...
 

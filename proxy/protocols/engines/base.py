@@ -15,7 +15,7 @@ Json = dict[str, Any]
 
 # Which logprobs an engine is asked for, beyond what a client asks itself: each sampled id's, in the form that tells most
 # or in the one that costs least, or none. Ids are asked for in any case, and with logprobs where they come by those alone.
-LogprobsAsked = Literal["full", "sampled", "off"]
+LogprobsLevel = Literal["full", "sampled", "off"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +45,16 @@ class InjectionRequest:
 
     dialect: DialectName
     body: Mapping[str, Any]
-    asked: ResponseOptions
+    response_options: ResponseOptions
     keep_reasoning: bool = True
     headers: Mapping[str, str] = field(default_factory=dict)
-    logprobs: LogprobsAsked = "full"
+    logprobs: LogprobsLevel = "full"
     forces_usage: bool = False
 
     @property
     def adds_logprobs(self) -> bool:
         """Whether logprobs are to be asked that the client did not ask."""
-        return self.logprobs != "off" and not self.asked.logprobs
+        return self.logprobs != "off" and not self.response_options.logprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Injection:
     """
 
     fields: Mapping[str, Any]
-    hidden: StripRules
+    strip_rules: StripRules
     problems: tuple[str, ...] = ()
     headers: Mapping[str, str] = field(default_factory=dict)
 
@@ -182,11 +182,11 @@ class Engine(Protocol):
     unbounded: frozenset[str]
     shape: StreamShape
 
-    def ask(self, wish: InjectionRequest) -> Injection:
+    def inject(self, request: InjectionRequest) -> Injection:
         """What to add to the client's body so that ids and logprobs come."""
         ...
 
-    def constrains(self, asked: Mapping[str, Any], logprobs_mode: str | None) -> bool:
+    def constrains(self, sampling: Mapping[str, Any], logprobs_mode: str | None) -> bool:
         """Whether the logprobs of this mode are of fewer tokens, or of other odds, than the model's own at the temperature.
 
         `asked` is the part of the sent body that says how to sample (`Dialect.sampling`). A plain forward pass over the same
@@ -194,15 +194,15 @@ class Engine(Protocol):
         """
         ...
 
-    def bears_replay(self, dialect: DialectName, body: Mapping[str, Any]) -> bool:
+    def can_replay(self, dialect: DialectName, body: Mapping[str, Any]) -> bool:
         """Whether a streamed call may be asked unstreamed: not if the engine would refuse it streamed."""
         ...
 
-    def hide(self, dialect: DialectName, response: Json, hidden: StripRules) -> Json:
+    def strip(self, dialect: DialectName, response: Json, rules: StripRules) -> Json:
         """An unstreamed (or folded) response without what the client did not ask for; a new dict if that differs."""
         ...
 
-    def hide_chunk(self, dialect: DialectName, chunk: Json, hidden: StripRules) -> Json | None:
+    def strip_chunk(self, dialect: DialectName, chunk: Json, rules: StripRules) -> Json | None:
         """A streamed chunk likewise; the same dict if nothing in it is to be hidden, None if it is not to be shown."""
         ...
 
@@ -210,7 +210,7 @@ class Engine(Protocol):
         """Whether a stream with this finish event has a usage event, if one was requested: without it, it was lost."""
         ...
 
-    def lookup(self, dialect: DialectName, body: Mapping[str, Any], response: Json) -> FollowUpRequest | None:
+    def follow_up(self, dialect: DialectName, body: Mapping[str, Any], response: Json) -> FollowUpRequest | None:
         """What is to be asked after an unstreamed (or folded) response, if its tokens are not all in it."""
         ...
 
@@ -245,15 +245,15 @@ def logprobs_of(choice: Json) -> list[float | None] | None:
     return [entry.get("logprob") for entry in content] if content is not None else logprobs.get("token_logprobs")
 
 
-def without(choice: Json, hidden: StripRules) -> Json:
+def without(choice: Json, rules: StripRules) -> Json:
     """A choice, anew, without the keys that flags brought, and its logprobs null again if they were."""
-    shown = {key: value for key, value in choice.items() if key not in hidden.keys}
-    if hidden.logprobs and "logprobs" in shown:
+    shown = {key: value for key, value in choice.items() if key not in rules.keys}
+    if rules.logprobs and "logprobs" in shown:
         shown["logprobs"] = None
     return shown
 
 
-def names_other_ids(choice: Json, ids: Sequence[Any] | None) -> bool:
+def has_other_ids_as_names(choice: Json, ids: Sequence[Any] | None) -> bool:
     """Whether the logprobs of a choice name tokens by ids that are not the sampled ones."""
     logprobs = choice.get("logprobs")
     if not ids or not isinstance(logprobs, dict):
@@ -269,21 +269,21 @@ def names_other_ids(choice: Json, ids: Sequence[Any] | None) -> bool:
     )
 
 
-def usage_options(wish: InjectionRequest, *, running: bool) -> Json:
+def usage_options(request: InjectionRequest, *, running: bool) -> Json:
     """What to set of `stream_options`, so that a stream counts its tokens; empty where that is not to be changed.
 
     `running`: each event counts the tokens of its choice, too. Options that an engine refuses stay as they are.
     """
-    if wish.forces_usage:
+    if request.forces_usage:
         return {}
-    given = wish.body.get("stream_options")
-    options = {} if given is None else given
-    if not is_on(wish.body.get("stream")) or not isinstance(options, dict):
+    stream_options = request.body.get("stream_options")
+    options = {} if stream_options is None else stream_options
+    if not is_on(request.body.get("stream")) or not isinstance(options, dict):
         return {}
     if not all(_is_boolean(options.get(name)) for name in ("include_usage", "continuous_usage_stats")):
         return {}
-    wanted = {"include_usage": True, "continuous_usage_stats": running or has_running_usage(wish.body)}
-    changed = {name: value for name, value in wanted.items() if is_on(options.get(name)) != value}
+    flags = {"include_usage": True, "continuous_usage_stats": running or has_running_usage(request.body)}
+    changed = {name: value for name, value in flags.items() if is_on(options.get(name)) != value}
     return {**options, **changed} if changed else {}
 
 

@@ -39,26 +39,26 @@ ALL: Final = frozenset(_NEUTRAL)
 PROCESSED: Final = ("processed_logprobs", "processed_logits")  # vLLM's modes after all that sampling does to logits
 
 
-def has_grammar(asked: Mapping[str, Any], fields: Iterable[str]) -> bool:
+def has_grammar(sampling: Mapping[str, Any], fields: Iterable[str]) -> bool:
     """Whether a grammar is asked for: in OpenAI's ways (a schema, a forced tool, a strict one), or in one of these fields."""
-    form, choice = asked.get("response_format"), asked.get("tool_choice")
+    form, choice = sampling.get("response_format"), sampling.get("tool_choice")
     return (
         (isinstance(form, dict) and form.get("type", "text") != "text")
         or choice == "required"
         or isinstance(choice, dict)
-        or (choice != "none" and any(map(_is_strict, tools_of(asked))))
-        or any(asked.get(name) for name in fields)
+        or (choice != "none" and any(map(_is_strict, tools_of(sampling))))
+        or any(sampling.get(name) for name in fields)
     )
 
 
-def changes_odds(asked: Mapping[str, Any], names: Iterable[str]) -> bool:
+def changes_distribution(sampling: Mapping[str, Any], names: Iterable[str]) -> bool:
     """Whether one of these parameters of sampling has a value that makes a difference."""
-    return any(asked.get(name) not in (None, [], {}, "", *_NEUTRAL[name]) for name in names)
+    return any(sampling.get(name) not in (None, [], {}, "", *_NEUTRAL[name]) for name in names)
 
 
-def tools_of(asked: Mapping[str, Any]) -> list[Any]:
+def tools_of(sampling: Mapping[str, Any]) -> list[Any]:
     """The tools that are offered; none if they are not a list."""
-    tools = asked.get("tools")
+    tools = sampling.get("tools")
     return tools if isinstance(tools, list) else []
 
 

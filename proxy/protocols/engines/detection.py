@@ -11,7 +11,7 @@ from proxy.protocols.engines.base import Traits
 from proxy.protocols.engines.sampling_defaults import read_props
 
 # vLLM 0.32 has /version alone of them; SGLang 0.5.23 the four of its own (two by older names); llama.cpp /props.
-QUESTIONS: Final = (
+PROBE_PATHS: Final = (
     "/version", "/server_info", "/get_server_info", "/model_info", "/get_model_info", "/props", "/v1/models",
 )  # fmt: skip
 
@@ -20,7 +20,7 @@ _OWNERS: Final = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llamacpp", "t
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ProbeResponse:
     """One answer: its status, the `Server` header, and the JSON of a body of status 200 (None otherwise)."""
 
     status: int
@@ -28,7 +28,7 @@ class Seen:
     body: Any
 
 
-def recognise(answers: Mapping[str, Seen]) -> Traits:
+def identify_engine(answers: Mapping[str, ProbeResponse]) -> Traits:
     """The engine behind these answers, by path; `plain` if it is none that we know."""
     bodies = {path: seen.body if isinstance(seen.body, dict) else {} for path, seen in answers.items()}
     server_facts = bodies.get("/server_info") or bodies.get("/get_server_info") or {}
@@ -45,7 +45,7 @@ def recognise(answers: Mapping[str, Seen]) -> Traits:
     return Traits("plain")
 
 
-def names_of_models(listed: Any) -> frozenset[str] | None:
+def model_names(listed: Any) -> frozenset[str] | None:
     """The names in an answer of `GET /v1/models`: id and root (vLLM 0.32), and aliases (llama.cpp); None if it lists none."""
     models = listed.get("data") if isinstance(listed, dict) else None
     found = [model for model in models if isinstance(model, dict)] if isinstance(models, list) else []

@@ -52,9 +52,9 @@ class Llamacpp:
         null_logprobs=False,
     )
 
-    def ask(self, wish: InjectionRequest) -> Injection:
+    def inject(self, request: InjectionRequest) -> Injection:
         """`verbose` and `return_tokens` for ids and the prompt, `logprobs` where the server bears it."""
-        dialect, body, asked = wish.dialect, wish.body, wish.asked
+        dialect, body, requested = request.dialect, request.body, request.response_options
         if dialect not in _PROMPT or _PROMPT[dialect] not in body:
             return Injection({}, StripRules())  # refused, or vLLM's own endpoint
         problems = ("phantom_token",) if body.get("max_tokens") == 0 else ()  # one token is sampled all the same
@@ -62,40 +62,40 @@ class Llamacpp:
         if not is_on(body.get("return_tokens")):
             fields["return_tokens"] = True
         keys = {_VERBOSE} if "verbose" in fields else set()
-        wanted = wish.adds_logprobs or (not asked.logprobs and _ids_are_in_logprobs(wish))
+        wanted = request.adds_logprobs or (not requested.logprobs and _ids_are_in_logprobs(request))
         if wanted and not _refuses_logprobs(dialect, body):
             fields |= {"logprobs": True, "top_logprobs": 1} if dialect == "chat" else {"logprobs": 1}
             keys |= {"logprobs"} if dialect == "chat" else set()  # a plain chat answer has no such key
-        hidden = StripRules(logprobs=dialect == "completions" and "logprobs" in fields, keys=frozenset(keys))
-        return Injection(fields, hidden, problems)
+        rules = StripRules(logprobs=dialect == "completions" and "logprobs" in fields, keys=frozenset(keys))
+        return Injection(fields, rules, problems)
 
-    def constrains(self, asked: Mapping[str, Any], logprobs_mode: str | None) -> bool:
+    def constrains(self, sampling: Mapping[str, Any], logprobs_mode: str | None) -> bool:
         """Never: it takes its logprobs of the model's own logits, before grammars and samplers."""
         return False
 
-    def bears_replay(self, dialect: DialectName, body: Mapping[str, Any]) -> bool:
+    def can_replay(self, dialect: DialectName, body: Mapping[str, Any]) -> bool:
         """A stream with tools and logprobs is a 400 that must stay one."""
         return not (dialect == "chat" and body.get("tools") and is_on(body.get("logprobs")))
 
-    def hide(self, dialect: DialectName, response: Json, hidden: StripRules) -> Json:
+    def strip(self, dialect: DialectName, response: Json, rules: StripRules) -> Json:
         """Delete what a plain answer has not; null again what was null."""
-        if not hidden.anything:
+        if not rules.anything:
             return response
-        shown = {key: value for key, value in response.items() if key not in hidden.keys}
+        shown = {key: value for key, value in response.items() if key not in rules.keys}
         choices = response.get("choices")
         if isinstance(choices, list):
-            shown["choices"] = [without(choice, hidden) for choice in choices]
+            shown["choices"] = [without(choice, rules) for choice in choices]
         return shown
 
-    def hide_chunk(self, dialect: DialectName, chunk: Json, hidden: StripRules) -> Json | None:
+    def strip_chunk(self, dialect: DialectName, chunk: Json, rules: StripRules) -> Json | None:
         """Likewise: no event exists only because of the flags."""
-        return self.hide(dialect, chunk, hidden)
+        return self.strip(dialect, chunk, rules)
 
     def must_send_usage(self, dialect: DialectName, finish: Json) -> bool:
         """Never: the finish of a completions stream has the usage."""
         return False
 
-    def lookup(self, dialect: DialectName, body: Mapping[str, Any], response: Json) -> FollowUpRequest | None:
+    def follow_up(self, dialect: DialectName, body: Mapping[str, Any], response: Json) -> FollowUpRequest | None:
         """The ids of the prompt, by its text: of chat, or of a text; of several prompts only the first one's comes."""
         prompt = (response.get(_VERBOSE) or {}).get("prompt")
         is_text = dialect == "chat" or isinstance(body.get("prompt"), str)
@@ -116,8 +116,14 @@ class Llamacpp:
         problems = [
             code
             for code, holds in (
-                ("ids_disagree", any(_disagree(choice, one) for choice, one in zip(choices, sampled, strict=True))),
-                ("uncounted", any(one.counted is None for one in sampled)),
+                (
+                    "ids_disagree",
+                    any(
+                        _disagree(choice, sampled_choice)
+                        for choice, sampled_choice in zip(choices, sampled, strict=True)
+                    ),
+                ),
+                ("uncounted", any(sampled_choice.counted is None for sampled_choice in sampled)),
                 ("prompt_count", verbose.get("tokens_evaluated") not in {None, len(prompt_ids or ())}),
             )
             if holds
@@ -125,9 +131,9 @@ class Llamacpp:
         return Tokens(prompt_ids, sampled, tuple(problems), notes)
 
 
-def _ids_are_in_logprobs(wish: InjectionRequest) -> bool:
+def _ids_are_in_logprobs(request: InjectionRequest) -> bool:
     """Whether `__verbose` lists not all tokens at the end, or not those of each choice."""
-    return wish.asked.choices != 1 or is_on(wish.body.get("stream"))
+    return request.response_options.choices != 1 or is_on(request.body.get("stream"))
 
 
 def _refuses_logprobs(dialect: DialectName, body: Mapping[str, Any]) -> bool:

@@ -43,17 +43,17 @@ class Quirk:
     applies: Callable[[CallTraits], bool]
 
 
-def _always(_at: CallTraits) -> bool:
+def _always(_call: CallTraits) -> bool:
     return True
 
 
-def _loses_logprobs_without_parser(at: CallTraits) -> bool:
-    return at.wants_logprobs and not at.traits.has_parser
+def _loses_logprobs_without_parser(call: CallTraits) -> bool:
+    return call.wants_logprobs and not call.traits.has_parser
 
 
-def _older_than_0_5_23(at: CallTraits) -> bool:
+def _older_than_0_5_23(call: CallTraits) -> bool:
     """Whether the version is older, or nobody knows."""
-    return at.traits.version is None or version_numbers(at.traits.version) < (0, 5, 23)
+    return call.traits.version is None or version_numbers(call.traits.version) < (0, 5, 23)
 
 
 def version_numbers(version: str) -> tuple[int, ...]:
@@ -67,32 +67,32 @@ def version_numbers(version: str) -> tuple[int, ...]:
 
 
 def _has(*fields: str) -> Callable[[CallTraits], bool]:
-    return lambda at: any(is_on(at.body.get(field)) for field in fields)
+    return lambda call: any(is_on(call.body.get(field)) for field in fields)
 
 
-def _no_reasoning(at: CallTraits) -> bool:
-    return at.body.get("include_reasoning") is False and not at.keep_reasoning
+def _no_reasoning(call: CallTraits) -> bool:
+    return call.body.get("include_reasoning") is False and not call.keep_reasoning
 
 
-def _several(at: CallTraits) -> bool:
-    n = at.body.get("n")
+def _several(call: CallTraits) -> bool:
+    n = call.body.get("n")
     return n is not None and n != 1
 
 
-def _several_in_all(at: CallTraits) -> bool:
+def _several_in_all(call: CallTraits) -> bool:
     """Whether the choices of a completions call, over all prompts, may be more than one."""
-    prompt = at.body.get("prompt")
+    prompt = call.body.get("prompt")
     prompts = len(prompt) if isinstance(prompt, list) and prompt and type(prompt[0]) is not int else 1
-    return _several(at) or prompts > 1
+    return _several(call) or prompts > 1
 
 
-def _no_tokens_wanted(at: CallTraits) -> bool:
-    return at.body.get("max_tokens") == 0
+def _no_tokens_wanted(call: CallTraits) -> bool:
+    return call.body.get("max_tokens") == 0
 
 
-def _has_more_than_text(at: CallTraits) -> bool:
+def _has_more_than_text(call: CallTraits) -> bool:
     """Whether a message has a part that is no text."""
-    messages = at.body.get("messages")
+    messages = call.body.get("messages")
     contents = [message.get("content") for message in messages or () if isinstance(message, dict)]
     parts = [part for content in contents if isinstance(content, list) for part in content]
     return any(isinstance(part, dict) and part.get("type") != "text" for part in parts)
@@ -126,8 +126,8 @@ QUIRKS: Final[tuple[Quirk, ...]] = (
     ),
     Quirk(
         "vllm", _CHAT, "always", "Several `top_logprobs` without `logprobs`: a 400, which stays one.", ("no_logprobs",),
-        "seen on 0.32.0; chat_completion/protocol.py:884", lambda at: bool(at.body.get("top_logprobs"))
-        and not is_on(at.body.get("logprobs")),
+        "seen on 0.32.0; chat_completion/protocol.py:884", lambda call: bool(call.body.get("top_logprobs"))
+        and not is_on(call.body.get("logprobs")),
     ),
     Quirk(
         "sglang", _CHAT, "streams", "No parser on the server: events without text lose their logprobs, the EOS always.",
@@ -164,7 +164,7 @@ QUIRKS: Final[tuple[Quirk, ...]] = (
     ),
     Quirk(
         "llamacpp", _COMPLETIONS, "always", "Several prompts, or one of texts and ids mixed: nothing tells their ids.",
-        ("no_prompt_ids", "uncounted"), "seen on 2026.10", lambda at: _is_list_but_not_of_ids(at.body.get("prompt")),
+        ("no_prompt_ids", "uncounted"), "seen on 2026.10", lambda call: _is_list_but_not_of_ids(call.body.get("prompt")),
     ),
     Quirk(
         "llamacpp", _BOTH, "always", "`max_tokens: 0`: one token is sampled all the same.", ("phantom_token",),
@@ -188,29 +188,29 @@ QUIRK_CODES: Final = frozenset(
 _OPTIONS_WE_REPLAY: Final = frozenset({"include_usage"})
 
 
-def applicable(engine: str, at: CallTraits, *, live: bool) -> list[Quirk]:
+def applicable(engine: str, call: CallTraits, *, live: bool) -> list[Quirk]:
     """The lines of the table that a call meets. `live`: it goes upstream as a stream."""
     return [
-        loss
-        for loss in QUIRKS
-        if loss.engine == engine
-        and at.dialect in loss.dialects
-        and (live or loss.framings == "always")
-        and loss.applies(at)
+        quirk
+        for quirk in QUIRKS
+        if quirk.engine == engine
+        and call.dialect in quirk.dialects
+        and (live or quirk.framings == "always")
+        and quirk.applies(call)
     ]
 
 
-def choose_framing(streaming: Streaming, engine: str, at: CallTraits, *, bears_replay: bool) -> Framing:
+def choose_framing(streaming: Streaming, engine: str, call: CallTraits, *, can_replay: bool) -> Framing:
     """How a call goes upstream: `whole` if it is no stream; else as configured, or as the table advises.
 
     Replayed is only what can be: a stream whose options we know, and that the engine would not have refused.
     """
-    if not is_on(at.body.get("stream")):
+    if not is_on(call.body.get("stream")):
         return "whole"
-    options = at.body.get("stream_options")
+    options = call.body.get("stream_options")
     known = options is None or (isinstance(options, dict) and options.keys() <= _OPTIONS_WE_REPLAY)
-    if streaming == "live" or not known or not bears_replay or at.body["stream"] is not True:
+    if streaming == "live" or not known or not can_replay or call.body["stream"] is not True:
         return "live"
     if streaming == "replay":
         return "replay"
-    return "replay" if any(loss.framings == "streams" for loss in applicable(engine, at, live=True)) else "live"
+    return "replay" if any(quirk.framings == "streams" for quirk in applicable(engine, call, live=True)) else "live"

@@ -21,7 +21,7 @@ _RENDER: Final = FollowUpRequest(
 )
 
 
-def ask_defaults(kind: str) -> FollowUpRequest | None:
+def sampling_defaults_request(kind: str) -> FollowUpRequest | None:
     """Return the request whose answer shows the defaults of an engine of this kind; None if there is none."""
     return _RENDER if kind == "vllm" else None
 

@@ -25,13 +25,13 @@ from proxy.protocols.engines.base import (
     StreamShape,
     StripRules,
     Tokens,
+    has_other_ids_as_names,
     index_of,
     logprobs_of,
-    names_other_ids,
     usage_options,
     without,
 )
-from proxy.protocols.engines.constraints import ALL, BIASES, PROCESSED, changes_odds, has_grammar
+from proxy.protocols.engines.constraints import ALL, BIASES, PROCESSED, changes_distribution, has_grammar
 
 _PROMPT: dict[DialectName, str] = {"chat": "messages", "completions": "prompt"}
 _GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
@@ -68,76 +68,80 @@ class Sglang:
         choice=("matched_stop",),
     )
 
-    def ask(self, wish: InjectionRequest) -> Injection:
+    def inject(self, request: InjectionRequest) -> Injection:
         """Ids by the flags of the framing; logprobs; versions of the weights where they can be had."""
-        dialect, body, asked = wish.dialect, wish.body, wish.asked
+        dialect, body, requested = request.dialect, request.body, request.response_options
         if dialect not in _PROMPT or _PROMPT[dialect] not in body:
             return Injection({}, StripRules())  # refused, or vLLM's own endpoint
         problems = tuple(_problems(dialect, body))
         if "echo" in problems:
             return Injection({}, StripRules(), problems)
-        if dialect == "completions" and is_on(body.get("stream")) and asked.choices != 1:
+        if dialect == "completions" and is_on(body.get("stream")) and requested.choices != 1:
             problems = (*problems, "uncounted")  # usage is their sum: what one lost another may have repeated
         streamed = dialect == "chat" and is_on(body.get("stream"))
         wanted = (_INPUT, _OUTPUT) if streamed else (_IDS_BOTH, _META) if dialect == "chat" else (_IDS_BOTH,)
         missing = [
-            flag for flag in wanted if not is_on(body.get(flag)) and not is_on(wish.headers.get(_HEADERS.get(flag, "")))
+            flag
+            for flag in wanted
+            if not is_on(body.get(flag)) and not is_on(request.headers.get(_HEADERS.get(flag, "")))
         ]
         fields: Json = dict.fromkeys(missing, True)
-        if wish.adds_logprobs:
+        if request.adds_logprobs:
             # In completions the number is that of alternatives, and 0 tells the sampled token's own (run on 0.5.23).
-            fields["logprobs"] = True if dialect == "chat" else 0 if wish.logprobs == "sampled" else 1
-        if options := usage_options(wish, running=False):
+            fields["logprobs"] = True if dialect == "chat" else 0 if request.logprobs == "sampled" else 1
+        if options := usage_options(request, running=False):
             fields["stream_options"] = options
         kept = {key for flag, keys in _BROUGHT.items() if is_on(body.get(flag)) for key in keys}
         kept |= {"prompt_token_ids"} if is_on(body.get("return_prompt_token_ids")) else set()
-        hidden = StripRules(
+        rules = StripRules(
             logprobs="logprobs" in fields,
-            empty_deltas=streamed and not asked.logprobs,
-            usage=bool(options) and not asked.usage,
+            empty_deltas=streamed and not requested.logprobs,
+            usage=bool(options) and not requested.usage,
             keys=frozenset(key for flag in missing for key in _BROUGHT[flag]) - kept,
         )
         # Framed, ids come in an event of their own, which can be dropped whole. Not if the client reads it itself.
         framed = {_FRAMED: "1"} if streamed and len(missing) == len(wanted) else {}
-        return Injection(fields, hidden, problems, framed)
+        return Injection(fields, rules, problems, framed)
 
-    def constrains(self, asked: Mapping[str, Any], logprobs_mode: str | None) -> bool:
+    def constrains(self, sampling: Mapping[str, Any], logprobs_mode: str | None) -> bool:
         """Grammars, biases and penalties are on the logits in every mode; top-k, top-p and min-p come after the logprobs.
 
         Penalties, the grammar's mask and `logit_bias` are applied in that order before the sampler takes its logprobs
         (sampling_batch_info.py, sampler.py).
         """
-        return has_grammar(asked, _GRAMMARS) or changes_odds(asked, ALL if logprobs_mode in PROCESSED else BIASES)
+        return has_grammar(sampling, _GRAMMARS) or changes_distribution(
+            sampling, ALL if logprobs_mode in PROCESSED else BIASES
+        )
 
-    def bears_replay(self, dialect: DialectName, body: Mapping[str, Any]) -> bool:
+    def can_replay(self, dialect: DialectName, body: Mapping[str, Any]) -> bool:
         """A chat stream with these flags is a 400 that must stay one."""
         return dialect != "chat" or not any(is_on(body.get(flag)) for flag in _NOT_STREAMED)
 
-    def hide(self, dialect: DialectName, response: Json, hidden: StripRules) -> Json:
+    def strip(self, dialect: DialectName, response: Json, rules: StripRules) -> Json:
         """Delete what the flags brought; null again what was null."""
-        if not hidden.anything:
+        if not rules.anything:
             return response
-        shown = _without_ids(response, hidden)
+        shown = _without_ids(response, rules)
         choices = response.get("choices")
         if isinstance(choices, list):
-            shown["choices"] = [without(choice, hidden) for choice in choices]
+            shown["choices"] = [without(choice, rules) for choice in choices]
         return shown
 
-    def hide_chunk(self, dialect: DialectName, chunk: Json, hidden: StripRules) -> Json | None:
+    def strip_chunk(self, dialect: DialectName, chunk: Json, rules: StripRules) -> Json | None:
         """Likewise; and drop the event of the ids, and what exists only to carry logprobs."""
-        if not hidden.anything:
+        if not rules.anything:
             return chunk
         choices = chunk.get("choices")
         if choices:
-            shown = [without(choice, hidden) for choice in choices]
-            if hidden.empty_deltas and all(map(_only_carries_logprobs, choices)):
+            shown = [without(choice, rules) for choice in choices]
+            if rules.empty_deltas and all(map(_only_carries_logprobs, choices)):
                 return None
-            return {**_without_ids(chunk, hidden), "choices": shown}
-        if hidden.usage and chunk.get("usage") is not None and chunk.get("sglext") is None:
+            return {**_without_ids(chunk, rules), "choices": shown}
+        if rules.usage and chunk.get("usage") is not None and chunk.get("sglext") is None:
             return None
         if "sglext" not in chunk:
             return chunk
-        rest = _without_ids(chunk, hidden)
+        rest = _without_ids(chunk, rules)
         # What else the client asked of sglext stays; a chunk that says nothing more would only confuse it.
         return rest if "sglext" in rest or rest.get("usage") else None
 
@@ -145,7 +149,7 @@ class Sglang:
         """Completions: nothing else counts their tokens. A chat stream has its ids in one list for each choice."""
         return dialect == "completions"
 
-    def lookup(self, dialect: DialectName, body: Mapping[str, Any], response: Json) -> FollowUpRequest | None:
+    def follow_up(self, dialect: DialectName, body: Mapping[str, Any], response: Json) -> FollowUpRequest | None:
         """Nothing: all tokens are in the answer."""
         return None
 
@@ -160,13 +164,13 @@ class Sglang:
         versions = (response.get("metadata") or {}).get("weight_versions") if len(choices) == 1 else None
         for choice in choices:
             meta = choice.get("meta_info") or {}
-            one = _sampled(choice, meta, outputs, versions)
-            sampled.append(one)
+            sampled_choice = _sampled(choice, meta, outputs, versions)
+            sampled.append(sampled_choice)
             retractions += meta.get("num_retractions") or 0
-            prompt = extension.get("input_ids") if one.prompt_ids is None else one.prompt_ids
+            prompt = extension.get("input_ids") if sampled_choice.prompt_ids is None else sampled_choice.prompt_ids
             if prompt is not None and meta.get("prompt_tokens", len(prompt)) != len(prompt):
                 problems.append("prompt_count")
-            if _disagree(one, choice, meta, outputs) or names_other_ids(choice, one.ids):
+            if _disagree(sampled_choice, choice, meta, outputs) or has_other_ids_as_names(choice, sampled_choice.ids):
                 problems.append("ids_disagree")
         # Retracted: recomputed, maybe under new weights.
         notes = {"retractions": retractions} if retractions else {}
@@ -179,21 +183,23 @@ def _problems(dialect: DialectName, body: Mapping[str, Any]) -> list[str]:
     return [*echo, "beam_search"] if is_on(body.get("use_beam_search")) else echo
 
 
-def _without_ids(response: Json, hidden: StripRules) -> Json:
+def _without_ids(response: Json, rules: StripRules) -> Json:
     """The top level, anew, without the hidden keys of `sglext`, nor `sglext` itself if nothing else is in it."""
     extension = response.get("sglext")
-    if not isinstance(extension, dict) or not hidden.keys:
+    if not isinstance(extension, dict) or not rules.keys:
         return dict(response)
-    rest = {key: value for key, value in extension.items() if key not in hidden.keys}
-    said = any(value is not None for value in rest.values())
-    return {key: rest if key == "sglext" else value for key, value in response.items() if key != "sglext" or said}
+    rest = {key: value for key, value in extension.items() if key not in rules.keys}
+    has_content = any(value is not None for value in rest.values())
+    return {
+        key: rest if key == "sglext" else value for key, value in response.items() if key != "sglext" or has_content
+    }
 
 
 def _only_carries_logprobs(choice: Json) -> bool:
     """Whether an event says nothing but logprobs: with a parser, SGLang sends such ones only where they were asked."""
     delta = choice.get("delta")
-    said = delta is None or any(value is not None for value in delta.values())
-    return not said and choice.get("finish_reason") is None and choice.get("logprobs") is not None
+    has_content = delta is None or any(value is not None for value in delta.values())
+    return not has_content and choice.get("finish_reason") is None and choice.get("logprobs") is not None
 
 
 def _sampled(choice: Json, meta: Json, outputs: Any, versions: Any) -> Sampled:
@@ -224,13 +230,15 @@ def _sampled(choice: Json, meta: Json, outputs: Any, versions: Any) -> Sampled:
     )
 
 
-def _disagree(one: Sampled, choice: Json, meta: Json, outputs: Any) -> bool:
+def _disagree(sampled_choice: Sampled, choice: Json, meta: Json, outputs: Any) -> bool:
     """Whether the ids came more than once, and differ."""
     given = [choice.get("response_token_ids"), choice.get("token_ids")]
-    given += [outputs[one.index]] if isinstance(outputs, list) and one.index < len(outputs) else []
+    given += (
+        [outputs[sampled_choice.index]] if isinstance(outputs, list) and sampled_choice.index < len(outputs) else []
+    )
     pairs = meta.get("output_token_logprobs")
     given += [[pair[1] for pair in pairs]] if pairs else []
-    return any(ids is not None and ids != one.ids for ids in given)
+    return any(ids is not None and ids != sampled_choice.ids for ids in given)
 
 
 def _spans(versions: Any) -> tuple[tuple[int, int, str | None], ...] | None:

@@ -36,23 +36,23 @@ class TextOnly:
         call_delta={},
     )
 
-    def ask(self, wish: InjectionRequest) -> Injection:
+    def inject(self, request: InjectionRequest) -> Injection:
         """Nothing."""
         return Injection({}, StripRules())
 
-    def constrains(self, asked: Mapping[str, Any], logprobs_mode: str | None) -> bool:
+    def constrains(self, sampling: Mapping[str, Any], logprobs_mode: str | None) -> bool:
         """A grammar may be in them; it has no logprobs of ids in any case."""
-        return has_grammar(asked, ())
+        return has_grammar(sampling, ())
 
-    def bears_replay(self, dialect: DialectName, body: Mapping[str, Any]) -> bool:
+    def can_replay(self, dialect: DialectName, body: Mapping[str, Any]) -> bool:
         """Nobody knows what such a server refuses."""
         return True
 
-    def hide(self, dialect: DialectName, response: Json, hidden: StripRules) -> Json:
+    def strip(self, dialect: DialectName, response: Json, rules: StripRules) -> Json:
         """Nothing was asked."""
         return response
 
-    def hide_chunk(self, dialect: DialectName, chunk: Json, hidden: StripRules) -> Json | None:
+    def strip_chunk(self, dialect: DialectName, chunk: Json, rules: StripRules) -> Json | None:
         """Nothing was asked."""
         return chunk
 
@@ -60,7 +60,7 @@ class TextOnly:
         """Nobody knows."""
         return False
 
-    def lookup(self, dialect: DialectName, body: Mapping[str, Any], response: Json) -> FollowUpRequest | None:
+    def follow_up(self, dialect: DialectName, body: Mapping[str, Any], response: Json) -> FollowUpRequest | None:
         """Nothing: there is nobody to ask."""
         return None
 

@@ -26,19 +26,19 @@ class Counted:
     window: int
 
 
-def ask_count(kind: str, dialect: DialectName, body: Mapping[str, Any]) -> FollowUpRequest | None:
+def token_count_request(kind: str, dialect: DialectName, body: Mapping[str, Any]) -> FollowUpRequest | None:
     """What to ask an engine of this kind for the tokens of a call's prompt; None if it cannot be asked."""
     path = _TOKENIZE_ROUTES.get(kind)
     if path is None:
         return None
     if dialect == "chat":
-        return FollowUpRequest(path, of_template(kind, body))
+        return FollowUpRequest(path, template_fields(kind, body))
     prompt = body.get("prompt")
     special = {"add_special_tokens": body["add_special_tokens"]} if "add_special_tokens" in body else {}
     return FollowUpRequest(path, {"prompt": prompt, **special}) if isinstance(prompt, str) else None
 
 
-def of_template(kind: str, body: Mapping[str, Any]) -> dict[str, Any]:
+def template_fields(kind: str, body: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a chat body that decide its prompt, as an engine of this kind takes them where it counts.
 
     vLLM's route knows no `reasoning_effort`, so it gets what chat makes of it (vLLM 0.32.0:
@@ -74,7 +74,7 @@ _DETOKENIZE_ROUTES: Final[dict[str, tuple[str, str]]] = {
 }
 
 
-def ask_text(kind: str, ids: Sequence[int]) -> FollowUpRequest | None:
+def text_request(kind: str, ids: Sequence[int]) -> FollowUpRequest | None:
     """What to ask an engine of this kind for the text of ids; None if it cannot be asked."""
     route = _DETOKENIZE_ROUTES.get(kind)
     return FollowUpRequest(route[0], {"tokens": list(ids)}) if route else None

@@ -24,76 +24,76 @@ from proxy.protocols.engines.base import (
     StreamShape,
     StripRules,
     Tokens,
+    has_other_ids_as_names,
     has_running_usage,
     index_of,
     logprobs_of,
-    names_other_ids,
     usage_options,
 )
-from proxy.protocols.engines.constraints import ALL, PROCESSED, changes_odds, has_grammar, tools_of
+from proxy.protocols.engines.constraints import ALL, PROCESSED, changes_distribution, has_grammar, tools_of
 
 _OF_THE_PROMPT = ("prompt_token_ids", "mm_placeholders")  # both come by `return_token_ids`
 
 
-def ask_generate(wish: InjectionRequest) -> Injection:
+def inject_generate(request: InjectionRequest) -> Injection:
     """The ids of the prompt, which placeholders of images may lengthen, and logprobs. Sampled ids always come."""
-    body = wish.body
+    body = request.body
     sampling = body.get("sampling_params")
     if "token_ids" not in body or not isinstance(sampling, dict):
         return Injection({}, StripRules())  # refused, by a message that shows the body
     fields: Json = {}
-    if not wish.asked.token_ids:
+    if not request.response_options.token_ids:
         fields["return_token_ids"] = True
     # With `logprob_token_ids`, `logprobs` must be their number, and may then be more than the engine allows.
-    if wish.adds_logprobs and sampling.get("logprob_token_ids") is None:
+    if request.adds_logprobs and sampling.get("logprob_token_ids") is None:
         fields["sampling_params"] = {**sampling, "logprobs": 0}
-    if options := usage_options(wish, running=wish.asked.choices != 1):
+    if options := usage_options(request, running=request.response_options.choices != 1):
         fields["stream_options"] = options
     forced = sampling.get("trace_decode_token_ids") is not None
-    hidden = StripRules(
+    rules = StripRules(
         token_ids="return_token_ids" in fields,
         logprobs="sampling_params" in fields,
-        usage=bool(options) and not wish.asked.usage,
+        usage=bool(options) and not request.response_options.usage,
         running_usage=is_on(options.get("continuous_usage_stats")) and not has_running_usage(body),
     )
-    return Injection(fields, hidden, ("forced_tokens",) if forced else ())
+    return Injection(fields, rules, ("forced_tokens",) if forced else ())
 
 
-def hide_generate(response: Json, hidden: StripRules) -> Json:
+def strip_generate(response: Json, rules: StripRules) -> Json:
     """An unstreamed (or folded) response without what the client did not ask for; a new dict if that differs."""
-    if not hidden.of_choices:
+    if not rules.of_choices:
         return response
     shown = dict(response)
-    if hidden.token_ids:
+    if rules.token_ids:
         shown |= {key: None for key in _OF_THE_PROMPT if key in shown}
-    return _without_logprobs(shown, hidden)
+    return _without_logprobs(shown, rules)
 
 
-def hide_generate_chunk(chunk: Json, hidden: StripRules) -> Json | None:
+def strip_generate_chunk(chunk: Json, rules: StripRules) -> Json | None:
     """A streamed chunk likewise; the same dict if nothing in it is to be hidden, None for the usage event."""
-    if hidden.usage and not chunk.get("choices") and chunk.get("usage") is not None:
+    if rules.usage and not chunk.get("choices") and chunk.get("usage") is not None:
         return None
-    if hidden.running_usage and chunk.get("choices") and "usage" in chunk:
+    if rules.running_usage and chunk.get("choices") and "usage" in chunk:
         chunk = {**chunk, "usage": None}
-    said = hidden.token_ids and any(key in chunk for key in _OF_THE_PROMPT)
-    if not said and not (hidden.logprobs and chunk.get("choices")):
+    has_prompt = rules.token_ids and any(key in chunk for key in _OF_THE_PROMPT)
+    if not has_prompt and not (rules.logprobs and chunk.get("choices")):
         return chunk
-    shown = {key: value for key, value in chunk.items() if not (said and key in _OF_THE_PROMPT)}
-    return _without_logprobs(shown, hidden)
+    shown = {key: value for key, value in chunk.items() if not (has_prompt and key in _OF_THE_PROMPT)}
+    return _without_logprobs(shown, rules)
 
 
 def tokens_of_generate(response: Json) -> Tokens:
     """One prompt, on the top level; all else on the choices."""
     choices = response.get("choices") or ()
     sampled = tuple(_sampled_of_generate(choice) for choice in choices)
-    disagree = any(_disagrees(choice) or names_other_ids(choice, choice.get("token_ids")) for choice in choices)
+    disagree = any(_disagrees(choice) or has_other_ids_as_names(choice, choice.get("token_ids")) for choice in choices)
     problems = ("ids_disagree",) if disagree else ()
     return Tokens(response.get("prompt_token_ids"), sampled, problems)
 
 
-def _without_logprobs(shown: Json, hidden: StripRules) -> Json:
+def _without_logprobs(shown: Json, rules: StripRules) -> Json:
     choices = shown.get("choices")
-    if not hidden.logprobs or not isinstance(choices, list):
+    if not rules.logprobs or not isinstance(choices, list):
         return shown
     return {**shown, "choices": [{**choice, "logprobs": None} for choice in choices]}
 
@@ -151,83 +151,83 @@ class Vllm:
         null_usage=False,
     )
 
-    def ask(self, wish: InjectionRequest) -> Injection:
+    def inject(self, request: InjectionRequest) -> Injection:
         """`return_token_ids`, and `logprobs` where they are wanted, unless the call could not bear them."""
-        dialect, body, asked = wish.dialect, wish.body, wish.asked
+        dialect, body, requested = request.dialect, request.body, request.response_options
         if dialect == "generate":
-            return ask_generate(wish)
+            return inject_generate(request)
         if _PROMPT[dialect] not in body:
             return Injection({}, StripRules())  # refused, by a message that tells how many fields the body has
-        problems = tuple(_problems(dialect, body, keep_reasoning=wish.keep_reasoning))
+        problems = tuple(_problems(dialect, body, keep_reasoning=request.keep_reasoning))
         if "echo" in problems:
             # With ids the echoed prompt vanishes from `text`; with logprobs those of the prompt are mixed in.
             return Injection({}, StripRules(), problems)
         fields: Json = {}
-        if not asked.token_ids:
+        if not requested.token_ids:
             fields["return_token_ids"] = True
-        if wish.adds_logprobs and _bears_logprobs(dialect, body):
+        if request.adds_logprobs and _bears_logprobs(dialect, body):
             fields["logprobs"] = True if dialect == "chat" else 0
-        withheld = dialect == "chat" and body.get("include_reasoning") is False and wish.keep_reasoning
+        withheld = dialect == "chat" and body.get("include_reasoning") is False and request.keep_reasoning
         if withheld:
             fields["include_reasoning"] = True
-        if options := usage_options(wish, running=asked.choices != 1):
+        if options := usage_options(request, running=requested.choices != 1):
             fields["stream_options"] = options
-        hidden = StripRules(
+        rules = StripRules(
             token_ids="return_token_ids" in fields,
             logprobs="logprobs" in fields,
             # With either asked by the client, vLLM itself sends the events whose delta is empty.
-            empty_deltas=dialect == "chat" and not asked.token_ids and not asked.logprobs,
+            empty_deltas=dialect == "chat" and not requested.token_ids and not requested.logprobs,
             reasoning=withheld,
-            usage=bool(options) and not asked.usage,
+            usage=bool(options) and not requested.usage,
             running_usage=is_on(options.get("continuous_usage_stats")) and not has_running_usage(body),
         )
-        return Injection(fields, hidden, problems)
+        return Injection(fields, rules, problems)
 
-    def constrains(self, asked: Mapping[str, Any], logprobs_mode: str | None) -> bool:
+    def constrains(self, sampling: Mapping[str, Any], logprobs_mode: str | None) -> bool:
         """A grammar in any mode: its bitmask is on the logits before the sampler sees them (gpu_model_runner.py).
 
         All else is in the `processed` modes only. `tool_choice: auto` has a grammar if a tool is strict, or if
         `parallel_tool_calls` is false (parser/abstract_parser.py; with most tool parsers).
         """
-        single_call = asked.get("parallel_tool_calls") is False and asked.get("tool_choice") != "none"
+        single_call = sampling.get("parallel_tool_calls") is False and sampling.get("tool_choice") != "none"
         return (
-            has_grammar(asked, _GRAMMARS)
-            or (single_call and bool(tools_of(asked)))
-            or (logprobs_mode in PROCESSED and changes_odds(asked, ALL))
+            has_grammar(sampling, _GRAMMARS)
+            or (single_call and bool(tools_of(sampling)))
+            or (logprobs_mode in PROCESSED and changes_distribution(sampling, ALL))
         )
 
-    def bears_replay(self, dialect: DialectName, body: Mapping[str, Any]) -> bool:
+    def can_replay(self, dialect: DialectName, body: Mapping[str, Any]) -> bool:
         """A stream cannot have prompt logprobs: a 400 that must stay one. Streams of generate lose nothing."""
         return dialect != "generate" and body.get("prompt_logprobs") is None
 
-    def hide(self, dialect: DialectName, response: Json, hidden: StripRules) -> Json:
+    def strip(self, dialect: DialectName, response: Json, rules: StripRules) -> Json:
         """Null again what was null."""
         if dialect == "generate":
-            return hide_generate(response, hidden)
-        if not hidden.of_choices:
+            return strip_generate(response, rules)
+        if not rules.of_choices:
             return response
-        shown = _without_prompt_ids(response, hidden)
+        shown = _without_prompt_ids(response, rules)
         choices = response.get("choices")
         if isinstance(choices, list):
-            shown = {**shown, "choices": [_hide_choice(choice, hidden) for choice in choices]}
+            shown = {**shown, "choices": [_strip_choice(choice, rules) for choice in choices]}
         return shown
 
-    def hide_chunk(self, dialect: DialectName, chunk: Json, hidden: StripRules) -> Json | None:
+    def strip_chunk(self, dialect: DialectName, chunk: Json, rules: StripRules) -> Json | None:
         """Null again what was null; drop what exists only because of the flags."""
         if dialect == "generate":
-            return hide_generate_chunk(chunk, hidden)
+            return strip_generate_chunk(chunk, rules)
         choices = chunk.get("choices")
         if not choices:
-            return None if hidden.usage and chunk.get("usage") is not None else chunk
-        if hidden.running_usage and "usage" in chunk:
+            return None if rules.usage and chunk.get("usage") is not None else chunk
+        if rules.running_usage and "usage" in chunk:
             chunk = {key: value for key, value in chunk.items() if key != "usage"}
-        if not hidden.of_choices:
+        if not rules.of_choices:
             return chunk
-        hid = [_hide_choice(choice, hidden) for choice in choices]
-        if hidden.empty_deltas and not hid[0].get("delta") and all(map(_is_flag_caused, hid)):
+        hid = [_strip_choice(choice, rules) for choice in choices]
+        if rules.empty_deltas and not hid[0].get("delta") and all(map(_is_flag_caused, hid)):
             return None
         shown = {**chunk, "choices": hid}
-        if hidden.token_ids and shown.get("prompt_token_ids") is not None:
+        if rules.token_ids and shown.get("prompt_token_ids") is not None:
             shown["prompt_token_ids"] = None
         return shown
 
@@ -235,7 +235,7 @@ class Vllm:
         """A finish without the fingerprint: it is on the usage event then. Streams of generate have none to tell by."""
         return dialect != "generate" and "system_fingerprint" not in finish
 
-    def lookup(self, dialect: DialectName, body: Mapping[str, Any], response: Json) -> FollowUpRequest | None:
+    def follow_up(self, dialect: DialectName, body: Mapping[str, Any], response: Json) -> FollowUpRequest | None:
         """Nothing: all tokens are in the answer."""
         return None
 
@@ -245,7 +245,10 @@ class Vllm:
             return tokens_of_generate(response)
         choices = response.get("choices") or ()
         sampled = tuple(_sampled(choice) for choice in choices)
-        disagree = any(names_other_ids(choice, one.ids) for choice, one in zip(choices, sampled, strict=True))
+        disagree = any(
+            has_other_ids_as_names(choice, sampled_choice.ids)
+            for choice, sampled_choice in zip(choices, sampled, strict=True)
+        )
         return Tokens(response.get("prompt_token_ids"), sampled, ("ids_disagree",) if disagree else ())
 
 
@@ -268,23 +271,23 @@ def _bears_logprobs(dialect: DialectName, body: Mapping[str, Any]) -> bool:
     return dialect == "completions" or not body.get("top_logprobs")
 
 
-def _without_prompt_ids(response: Json, hidden: StripRules) -> Json:
+def _without_prompt_ids(response: Json, rules: StripRules) -> Json:
     """The top level with its prompt ids (chat only) null."""
-    if hidden.token_ids and response.get("prompt_token_ids") is not None:
+    if rules.token_ids and response.get("prompt_token_ids") is not None:
         return {**response, "prompt_token_ids": None}
     return response
 
 
-def _hide_choice(choice: Json, hidden: StripRules) -> Json:
+def _strip_choice(choice: Json, rules: StripRules) -> Json:
     """A choice with what was injected null. Keys stay where they are: no key is added, the order is kept."""
     shown = {**choice}
-    if hidden.token_ids:
+    if rules.token_ids:
         for key in ("token_ids", "prompt_token_ids"):
             if key in shown:
                 shown[key] = None
-    if hidden.logprobs and "logprobs" in shown:
+    if rules.logprobs and "logprobs" in shown:
         shown["logprobs"] = None
-    if hidden.reasoning:
+    if rules.reasoning:
         for key in ("message", "delta"):
             if isinstance(shown.get(key), dict):
                 shown[key] = _without_reasoning(shown[key], is_delta=key == "delta")

@@ -11,7 +11,7 @@ from proxy.api.control.steps import step_json
 from proxy.api.control.token_texts import recorded
 from proxy.export import FORMATS, Fill, Inexpressible
 from proxy.export.containers import CONTAINERS
-from proxy.protocols.translated_call import answered, whole_answer
+from proxy.protocols.translated_call import client_response, client_response_bytes
 from proxy.rollouts.completion import versions_of
 from proxy.rollouts.rollout import Rollout
 from proxy.trajectory.drift import explain, find_boundaries
@@ -75,8 +75,8 @@ def test_an_answer_is_given_again_or_not_at_all(steps):
     """To a client that asks again; a response of an odd shape is none that can be given."""
     for step in read_back(steps):
         if step.dialect in ("messages", "responses"):
-            answered(step)
-            whole_answer(step)
+            client_response_bytes(step)
+            client_response(step)
 
 
 class Letters:

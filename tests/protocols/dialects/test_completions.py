@@ -20,9 +20,9 @@ def test_zero_logprobs_are_asked_for():
     """Here logprobs are a number, and 0 asks for the sampled token's own."""
     dialect = Completions()
 
-    assert dialect.asked({"prompt": "a", "logprobs": 0}).logprobs
-    assert not dialect.asked({"prompt": "a"}).logprobs
-    assert 6 == dialect.asked({"prompt": ["a", "b"], "n": 3}).choices
-    assert dialect.asked({"prompt": ["a", "b"], "n": "3"}).choices is None
-    assert isinstance(dialect.fold(), CompletionsAccumulator)
+    assert dialect.response_options({"prompt": "a", "logprobs": 0}).logprobs
+    assert not dialect.response_options({"prompt": "a"}).logprobs
+    assert 6 == dialect.response_options({"prompt": ["a", "b"], "n": 3}).choices
+    assert dialect.response_options({"prompt": ["a", "b"], "n": "3"}).choices is None
+    assert isinstance(dialect.accumulator(), CompletionsAccumulator)
     assert b'"type":"not_found_error"' in dialect.error(NotFound("x"))

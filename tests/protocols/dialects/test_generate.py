@@ -10,7 +10,7 @@ from proxy.protocols.dialects.generate import Generate
 
 def test_what_a_client_asks_to_see():
     """Logprobs and the number of samples stand with the sampling parameters; the ids asked for are the prompt's."""
-    asked = Generate().asked(
+    asked = Generate().response_options(
         {
             "sampling_params": {"n": 2, "logprobs": 0},
             "return_token_ids": True,
@@ -19,7 +19,7 @@ def test_what_a_client_asks_to_see():
     )
 
     assert (True, True, True, 2, 2) == (asked.token_ids, asked.logprobs, asked.usage, asked.samples, asked.choices)
-    assert isinstance(Generate().fold(), GenerateAccumulator)
+    assert isinstance(Generate().accumulator(), GenerateAccumulator)
     assert b'"type":"not_found_error"' in Generate().error(NotFound("x"))
     assert isinstance(DIALECTS["/inference/v1/generate"], Generate)
 
@@ -27,7 +27,7 @@ def test_what_a_client_asks_to_see():
 @pytest.mark.parametrize("sampling", [None, [], 7, "n", {}])
 def test_a_client_that_says_nothing_asks_for_one_sample_and_no_more(sampling):
     """Whatever stands where the sampling parameters should."""
-    asked = Generate().asked({"token_ids": [1], "sampling_params": sampling, "n": 5, "logprobs": 1})
+    asked = Generate().response_options({"token_ids": [1], "sampling_params": sampling, "n": 5, "logprobs": 1})
 
     assert (False, False, False, 1, 1) == (asked.token_ids, asked.logprobs, asked.usage, asked.samples, asked.choices)
 

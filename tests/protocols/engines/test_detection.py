@@ -5,15 +5,15 @@ import pytest
 from recorded import load, load_http
 
 from proxy.protocols.engines.base import Traits
-from proxy.protocols.engines.detection import QUESTIONS, Seen, recognise
+from proxy.protocols.engines.detection import PROBE_PATHS, ProbeResponse, identify_engine
 
 NO_PARSER = {"reasoning_parser": None, "tool_call_parser": None}
 MODEL_FACTS = {"model_path": "m", "weight_version": "default", "reasoning_parser": None, "tool_call_parser": "qwen25"}
 
 
-def seen(**bodies) -> dict[str, Seen]:
+def seen(**bodies) -> dict[str, ProbeResponse]:
     paths = {"/" + name.replace("__", "/"): body for name, body in bodies.items()}
-    return {path: Seen(200 if path in paths else 404, "uvicorn", paths.get(path)) for path in QUESTIONS}
+    return {path: ProbeResponse(200 if path in paths else 404, "uvicorn", paths.get(path)) for path in PROBE_PATHS}
 
 
 def models(owner: str) -> dict:
@@ -46,15 +46,15 @@ def models(owner: str) -> dict:
 )  # fmt: skip
 def test_each_engine_answers_something_that_no_other_does(answers, traits):
     """And what answers nothing of it is taken for text only."""
-    assert traits == recognise(answers)
+    assert traits == identify_engine(answers)
 
 
 def test_llamacpp_says_who_it_is_in_a_header():
     """With its build from /props, as recorded."""
     answers = seen(props=orjson.loads(load_http("llamacpp", "get_props").answer))
-    answers["/version"] = Seen(404, "llama.cpp", None)
+    answers["/version"] = ProbeResponse(404, "llama.cpp", None)
 
-    traits = recognise(answers)
+    traits = identify_engine(answers)
 
     assert ("llamacpp", "b0-unknown") == (traits.kind, traits.version)
     assert 40 == traits.sampling_defaults["top_k"]
@@ -64,5 +64,5 @@ def test_the_recorded_answer_of_vllm_is_recognised():
     """`GET /version` and `GET /v1/models` of 0.32.0."""
     version, listed = (orjson.loads(load(name).answer) for name in ("get_version", "get_v1_models"))
 
-    assert Traits("vllm", "0.32.0") == recognise(seen(version=version))
-    assert "vllm" == recognise(seen(v1__models=listed)).kind
+    assert Traits("vllm", "0.32.0") == identify_engine(seen(version=version))
+    assert "vllm" == identify_engine(seen(v1__models=listed)).kind

@@ -109,7 +109,7 @@ def test_a_stream_that_the_engine_refuses_is_not_replayed():
 def test_a_live_stream_with_tools_gets_no_logprobs_asked():
     """It would be refused for ours."""
     body = {"messages": [], "tools": TOOLS, "stream": True}
-    asked = ENGINES["llamacpp"].ask(InjectionRequest("chat", body, plan(CHAT, {}).asked))
+    asked = ENGINES["llamacpp"].inject(InjectionRequest("chat", body, plan(CHAT, {}).response_options))
 
     assert VERBOSE == asked.fields
 
@@ -161,7 +161,7 @@ def test_ids_that_the_client_gave_are_the_prompt():
     step = play(made, answer(exact()))[2]
 
     assert [1, 2] == step.prompts[0].tolist()
-    assert ENGINES["llamacpp"].lookup("completions", made.body, exact()) is None
+    assert ENGINES["llamacpp"].follow_up("completions", made.body, exact()) is None
 
 
 @pytest.mark.parametrize("prompt", [["a", "b"], ["a", 5], [[1, 2], [3]]])

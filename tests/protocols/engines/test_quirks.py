@@ -9,8 +9,8 @@ from proxy.trajectory.fidelity import PROBLEMS
 STREAM = {"stream": True}
 
 
-def framing(streaming: str, body: dict, kind: str = "llamacpp", *, bears_replay: bool = True) -> str:
-    return choose_framing(streaming, kind, CallTraits("chat", body, Traits(kind)), bears_replay=bears_replay)
+def framing(streaming: str, body: dict, kind: str = "llamacpp", *, can_replay: bool = True) -> str:
+    return choose_framing(streaming, kind, CallTraits("chat", body, Traits(kind)), can_replay=can_replay)
 
 
 def test_every_line_names_an_engine_problems_and_a_source():
@@ -57,7 +57,7 @@ def test_only_what_we_can_tell_ourselves_is_replayed(body):
 
 def test_what_the_engine_would_refuse_is_not_replayed():
     """A 400 stays one."""
-    assert "live" == framing("replay", STREAM, bears_replay=False)
+    assert "live" == framing("replay", STREAM, can_replay=False)
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,14 @@ import orjson
 import pytest
 from recorded import load, load_http
 
-from proxy.protocols.engines.sampling_defaults import ask_defaults, read_props, read_rendered
+from proxy.protocols.engines.sampling_defaults import read_props, read_rendered, sampling_defaults_request
 
 
 def test_vllm_shows_them_in_what_it_makes_of_a_chat_request():
     """As recorded: the fields of a request that says nothing of them but the temperature."""
     rendered = orjson.loads(load("scale_out/render_chat").answer)
 
-    assert "/v1/chat/completions/render" == ask_defaults("vllm").path
+    assert "/v1/chat/completions/render" == sampling_defaults_request("vllm").path
     assert {
         "temperature": 1.0, "top_p": 1.0, "min_p": 0.0,
         "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
@@ -29,7 +29,7 @@ def test_llamacpp_shows_them_in_its_properties():
 @pytest.mark.parametrize("kind", ["sglang", "llamacpp", "plain", "auto"])
 def test_other_engines_are_not_asked(kind):
     """No request of theirs shows it."""
-    assert ask_defaults(kind) is None
+    assert sampling_defaults_request(kind) is None
 
 
 @pytest.mark.parametrize("answer", [None, [], {}, {"sampling_params": "x"}, {"sampling_params": {"temperature": "1"}}])

@@ -242,7 +242,7 @@ def test_an_abort_before_the_first_token_has_no_logprobs():
 
 def test_ids_in_sglext_of_a_whole_answer_go_as_well():
     """And nothing else does."""
-    shown = ENGINES["sglang"].hide(
+    shown = ENGINES["sglang"].strip(
         "chat",
         orjson.loads(load_http("sglang", "chat_sglext").answer),
         StripRules(logprobs=True, keys=frozenset({"input_ids", "output_ids"})),
@@ -256,9 +256,9 @@ def test_what_else_a_client_reads_of_sglext_stays():
     engine, hidden = ENGINES["sglang"], StripRules(keys=frozenset({"input_ids", "output_ids"}))
     chunk = {"id": "x", "choices": [], "sglext": {"output_ids": [[1]], "routed_experts": "AA=="}}
 
-    assert {"routed_experts": "AA=="} == engine.hide_chunk("chat", chunk, hidden)["sglext"]
-    assert engine.hide_chunk("chat", {"choices": [], "sglext": {"output_ids": [[1]]}}, hidden) is None
-    assert engine.hide_chunk("chat", {"choices": [], "usage": {}}, hidden) is not None
+    assert {"routed_experts": "AA=="} == engine.strip_chunk("chat", chunk, hidden)["sglext"]
+    assert engine.strip_chunk("chat", {"choices": [], "sglext": {"output_ids": [[1]]}}, hidden) is None
+    assert engine.strip_chunk("chat", {"choices": [], "usage": {}}, hidden) is not None
 
 
 def planned(cassette):
@@ -297,7 +297,7 @@ def test_an_answer_without_choices_is_hidden_as_far_as_it_goes():
     """Nothing is added to it."""
     hidden = StripRules(keys=frozenset({"output_ids"}))
 
-    assert {"id": "x"} == ENGINES["sglang"].hide("chat", {"id": "x", "sglext": {"output_ids": [[1]]}}, hidden)
+    assert {"id": "x"} == ENGINES["sglang"].strip("chat", {"id": "x", "sglext": {"output_ids": [[1]]}}, hidden)
 
 
 def test_an_index_that_is_no_number_is_refused():

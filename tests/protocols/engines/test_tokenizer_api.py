@@ -3,7 +3,7 @@
 import pytest
 
 from proxy.protocols.engines.base import FollowUpRequest
-from proxy.protocols.engines.tokenizer_api import Counted, ask_count, read_count
+from proxy.protocols.engines.tokenizer_api import Counted, read_count, token_count_request
 
 CHAT = {"messages": [], "tools": [{}], "temperature": 1, "model": "m", "chat_template_kwargs": {"a": 1}, "stream": True}
 
@@ -53,7 +53,7 @@ CHAT = {"messages": [], "tools": [{}], "temperature": 1, "model": "m", "chat_tem
 )
 def test_an_engine_is_asked_with_what_decides_the_prompt(kind, dialect, body, expected):
     """And where it counts; None where it cannot."""
-    assert expected == ask_count(kind, dialect, body)
+    assert expected == token_count_request(kind, dialect, body)
 
 
 @pytest.mark.parametrize(

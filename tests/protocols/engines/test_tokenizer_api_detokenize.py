@@ -4,7 +4,7 @@ import orjson
 import pytest
 from recorded import load
 
-from proxy.protocols.engines.tokenizer_api import ask_text, read_text
+from proxy.protocols.engines.tokenizer_api import read_text, text_request
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ from proxy.protocols.engines.tokenizer_api import ask_text, read_text
 )
 def test_each_engine_has_its_own_name_for_it(kind, path, answer):
     """All take `tokens`."""
-    asked = ask_text(kind, (1, 2))
+    asked = text_request(kind, (1, 2))
 
     assert (path, {"tokens": [1, 2]}) == (asked.path, asked.body)
     assert "hi" == read_text(kind, answer)
@@ -28,8 +28,8 @@ def test_the_recorded_answer_of_vllm_is_read():
     recorded = load("detokenize")
 
     assert (recorded.path, recorded.body["tokens"]) == (
-        ask_text("vllm", recorded.body["tokens"]).path,
-        ask_text("vllm", recorded.body["tokens"]).body["tokens"],
+        text_request("vllm", recorded.body["tokens"]).path,
+        text_request("vllm", recorded.body["tokens"]).body["tokens"],
     )
     assert read_text("vllm", orjson.loads(recorded.answer))
 
@@ -38,4 +38,4 @@ def test_the_recorded_answer_of_vllm_is_read():
 def test_what_is_no_text_is_none(answer):
     """An engine that cannot be asked has none."""
     assert read_text("vllm", answer) is None
-    assert (None, None) == (ask_text("plain", [1]), read_text("plain", {"prompt": "hi"}))
+    assert (None, None) == (text_request("plain", [1]), read_text("plain", {"prompt": "hi"}))

@@ -19,7 +19,7 @@ def ask(path: str, body: dict, *, keep_reasoning: bool = True):
     body = {"messages": [], "prompt": "x"} | body
     before = orjson.dumps(body)
     dialect = DIALECTS[path]
-    asked = Vllm().ask(InjectionRequest(dialect.name, body, dialect.asked(body), keep_reasoning))
+    asked = Vllm().inject(InjectionRequest(dialect.name, body, dialect.response_options(body), keep_reasoning))
     assert before == orjson.dumps(body)
     return asked
 
@@ -71,7 +71,10 @@ def test_what_is_missing_is_asked_and_nothing_else(path, body, fields):
     asked = ask(path, body)
 
     assert fields == asked.fields
-    assert ("return_token_ids" in fields, "logprobs" in fields) == (asked.hidden.token_ids, asked.hidden.logprobs)
+    assert ("return_token_ids" in fields, "logprobs" in fields) == (
+        asked.strip_rules.token_ids,
+        asked.strip_rules.logprobs,
+    )
 
 
 @pytest.mark.parametrize(
@@ -109,15 +112,15 @@ def test_a_body_without_its_prompt_is_left_alone(path):
     """vLLM's refusal counts the body's fields."""
     dialect = DIALECTS[path]
 
-    assert {} == Vllm().ask(InjectionRequest(dialect.name, {"model": "m"}, dialect.asked({}))).fields
+    assert {} == Vllm().inject(InjectionRequest(dialect.name, {"model": "m"}, dialect.response_options({}))).fields
 
 
 def test_events_that_only_flags_cause_are_dropped_only_if_the_client_set_no_flag():
     """With either flag vLLM itself sends them."""
-    assert ask(CHAT, {}).hidden.empty_deltas
-    assert not ask(CHAT, {"logprobs": True}).hidden.empty_deltas
-    assert not ask(CHAT, {"return_token_ids": True}).hidden.empty_deltas
-    assert not ask(COMPLETIONS, {}).hidden.empty_deltas
+    assert ask(CHAT, {}).strip_rules.empty_deltas
+    assert not ask(CHAT, {"logprobs": True}).strip_rules.empty_deltas
+    assert not ask(CHAT, {"return_token_ids": True}).strip_rules.empty_deltas
+    assert not ask(COMPLETIONS, {}).strip_rules.empty_deltas
 
 
 def test_reasoning_switched_off_is_overridden_or_flagged():
@@ -127,7 +130,7 @@ def test_reasoning_switched_off_is_overridden_or_flagged():
 
     assert (True, True, ()) == (
         overridden.fields["include_reasoning"],
-        overridden.hidden.reasoning,
+        overridden.strip_rules.reasoning,
         overridden.problems,
     )
     assert ("include_reasoning" in left.fields, left.problems) == (False, ("reasoning_withheld",))
@@ -162,13 +165,13 @@ def test_nothing_to_hide_gives_the_same_objects():
     """So that bytes pass as they came."""
     engine, chunk = Vllm(), {"choices": [{"index": 0, "delta": {}, "token_ids": [1]}]}
 
-    assert chunk is engine.hide_chunk("chat", chunk, StripRules())
-    assert chunk is engine.hide("chat", chunk, StripRules())
+    assert chunk is engine.strip_chunk("chat", chunk, StripRules())
+    assert chunk is engine.strip("chat", chunk, StripRules())
 
 
 def test_a_response_without_choices_loses_no_more_than_was_asked():
     """Its prompt ids; what else it holds stays, in its order."""
-    shown = Vllm().hide("chat", {"id": "x", "prompt_token_ids": [1], "usage": None}, StripRules(token_ids=True))
+    shown = Vllm().strip("chat", {"id": "x", "prompt_token_ids": [1], "usage": None}, StripRules(token_ids=True))
 
     assert [("id", "x"), ("prompt_token_ids", None), ("usage", None)] == list(shown.items())
 
@@ -178,7 +181,7 @@ def test_an_event_with_a_finish_reason_or_the_engines_own_empty_content_stays():
     engine, hidden = Vllm(), StripRules(token_ids=True, logprobs=True, empty_deltas=True)
 
     def shown(delta, finish=None):
-        return engine.hide_chunk("chat", {"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}, hidden)
+        return engine.strip_chunk("chat", {"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}, hidden)
 
     assert shown({}) is None
     assert shown({}, "stop")

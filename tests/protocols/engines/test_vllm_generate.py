@@ -8,20 +8,20 @@ from recorded import load
 
 from proxy.protocols.dialects.generate import Generate
 from proxy.protocols.engines.base import InjectionRequest, StripRules
-from proxy.protocols.engines.vllm import ask_generate, hide_generate, hide_generate_chunk, tokens_of_generate
+from proxy.protocols.engines.vllm import inject_generate, strip_generate, strip_generate_chunk, tokens_of_generate
 
 ALL = StripRules(token_ids=True, logprobs=True)
 LP0 = {"seed": 1, "logprobs": 0}
 
 
 def wish(body, logprobs="full"):
-    return InjectionRequest("generate", body, Generate().asked(body), logprobs=logprobs)
+    return InjectionRequest("generate", body, Generate().response_options(body), logprobs=logprobs)
 
 
 def ask(sampling, logprobs="full", **more):
     body = {"token_ids": [1, 2], "sampling_params": sampling, **more}
     before = deepcopy(body)
-    asked = ask_generate(wish(body, logprobs))
+    asked = inject_generate(wish(body, logprobs))
     assert before == body
     return asked
 
@@ -62,8 +62,8 @@ def test_what_is_missing_is_asked_and_nothing_else(sampling, more, fields):
 
     assert fields == asked.fields
     assert ("return_token_ids" in fields, "sampling_params" in fields) == (
-        asked.hidden.token_ids,
-        asked.hidden.logprobs,
+        asked.strip_rules.token_ids,
+        asked.strip_rules.logprobs,
     )
     assert () == asked.problems
 
@@ -74,7 +74,7 @@ def test_logprobs_are_left_out_where_none_are_wanted(logprobs, added):
     asked = ask({"seed": 1}, logprobs)
 
     assert {"return_token_ids": True, **added} == asked.fields
-    assert bool(added) == asked.hidden.logprobs
+    assert bool(added) == asked.strip_rules.logprobs
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_logprobs_are_left_out_where_none_are_wanted(logprobs, added):
 )
 def test_a_body_that_will_be_refused_is_left_alone(body):
     """vLLM's refusal counts the body's fields."""
-    assert {} == ask_generate(wish(body)).fields
+    assert {} == inject_generate(wish(body)).fields
 
 
 def test_forced_tokens_are_known_not_to_be_sampled():
@@ -92,7 +92,7 @@ def test_forced_tokens_are_known_not_to_be_sampled():
 
 def test_hiding_undoes_asking():
     """An answer with everything becomes, but for the hidden values, the one that was asked for nothing."""
-    shown = hide_generate(full := answer("scale_out/generate"), ALL)
+    shown = strip_generate(full := answer("scale_out/generate"), ALL)
     plain = answer("scale_out/generate_weightversion")
 
     assert full == answer("scale_out/generate")
@@ -107,31 +107,31 @@ def test_hiding_undoes_asking():
 def test_hiding_deletes_from_chunks_what_chunks_do_not_have():
     """The first chunk has ids of the prompt only where they were asked for; later chunks stay the very same."""
     first, second, last = chunks("scale_out/generate_stream")
-    shown = hide_generate_chunk(first, ALL)
+    shown = strip_generate_chunk(first, ALL)
 
     assert ["request_id", "usage", "output_mode", "choices"] == list(shown)
     assert [None] == [choice["logprobs"] for choice in shown["choices"]]
     assert list(first["choices"][0]) == list(shown["choices"][0])
     assert "prompt_token_ids" in first
     assert first["choices"][0]["logprobs"] is not None
-    assert hide_generate_chunk(second, StripRules(token_ids=True)) is second
-    assert hide_generate_chunk(last, StripRules()) is last
-    assert hide_generate_chunk(usage := {"choices": [], "usage": {}}, ALL) is usage
+    assert strip_generate_chunk(second, StripRules(token_ids=True)) is second
+    assert strip_generate_chunk(last, StripRules()) is last
+    assert strip_generate_chunk(usage := {"choices": [], "usage": {}}, ALL) is usage
 
 
 def test_nothing_to_hide_changes_nothing():
     """The same dict comes back."""
     full = answer("scale_out/generate")
 
-    assert hide_generate(full, StripRules()) is full
+    assert strip_generate(full, StripRules()) is full
 
 
 @pytest.mark.parametrize("key", ["prompt_token_ids", "mm_placeholders"])
 def test_what_comes_with_the_prompts_ids_is_hidden_with_them(key):
     """Placeholders of images come by the same flag."""
-    assert {key: None} == hide_generate({key: [1]}, StripRules(token_ids=True))
-    assert {} == hide_generate_chunk({key: [1]}, StripRules(token_ids=True))
-    assert {key: [1]} == hide_generate({key: [1]}, StripRules(logprobs=True))
+    assert {key: None} == strip_generate({key: [1]}, StripRules(token_ids=True))
+    assert {} == strip_generate_chunk({key: [1]}, StripRules(token_ids=True))
+    assert {key: [1]} == strip_generate({key: [1]}, StripRules(logprobs=True))
 
 
 def test_tokens():

@@ -9,7 +9,7 @@ from json_bodies import BODIES, JSON
 from recorded import load_http
 
 from proxy.protocols.engines.base import Traits
-from proxy.protocols.engines.detection import QUESTIONS, Seen, recognise
+from proxy.protocols.engines.detection import PROBE_PATHS, ProbeResponse, identify_engine
 from proxy.simulator.options import Options
 
 SGLANG = Options(shape="sglang", max_model_len=4000)
@@ -28,12 +28,12 @@ async def test_it_is_detected(start, has_parser):
     """It is detected as SGLang, with or without parsers."""
     engine = await start(Options(shape="sglang", has_parser=has_parser))
     seen = {}
-    for path in QUESTIONS:
+    for path in PROBE_PATHS:
         async with engine.client.get(path) as response:
             body = await response.json() if response.status == 200 else None
-            seen[path] = Seen(response.status, "", body)
+            seen[path] = ProbeResponse(response.status, "", body)
 
-    assert Traits("sglang", "simulator-0.1", has_parser) == recognise(seen)
+    assert Traits("sglang", "simulator-0.1", has_parser) == identify_engine(seen)
 
 
 async def test_openais_client_chats(sglang):

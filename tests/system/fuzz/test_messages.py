@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from proxy.errors import NotValid
 from proxy.protocols.dialects.messages import MESSAGES
-from proxy.protocols.dialects.messages.tool_arguments import named, unspoken
+from proxy.protocols.dialects.messages.tool_arguments import named, unrestorable_calls
 from proxy.protocols.dialects.translation import CallIdentity, ResolvedReferences, TranslationOptions
 
 pytestmark = [pytest.mark.timeout(3600), pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisWarning")]
@@ -40,12 +40,12 @@ async def test_any_sampled_response_is_sent_back_unchanged(fuzz):
         message, sizes, apart = drawn
         chunks = chunks_of(atoms(message), sizes, response_of(message), apart=apart)
         response = folded(chunks)
-        telling = MESSAGES.telling({}, TOLD)
-        stream = b"".join(telling.feed(chunk) for chunk in chunks) + telling.finish(response)
+        renderer = MESSAGES.renderer({}, TOLD)
+        stream = b"".join(renderer.feed(chunk) for chunk in chunks) + renderer.finish(response)
         answer = accumulated(stream)
-        assert plain(answer) == plain(MESSAGES.telling({}, TOLD).whole(response))
+        assert plain(answer) == plain(MESSAGES.renderer({}, TOLD).whole(response))
         sampled = response["choices"][0]["message"]
-        earlier = ResolvedReferences(items=unspoken(sampled, TOLD.step_id))
+        earlier = ResolvedReferences(items=unrestorable_calls(sampled, TOLD.step_id))
         read = MESSAGES.read({"messages": sent_back(answer)}, TranslationOptions(), earlier)["messages"][1]
         assert sampled["content"] == read["content"]
         assert (sampled.get("reasoning") or sampled.get("reasoning_content")) == read.get("reasoning")

@@ -7,7 +7,7 @@ from responses_drawn import EARLIER, TOLD, odd_bodies, response_of
 
 from proxy.errors import BadCall, NotValid
 from proxy.protocols.dialects.responses import RESPONSES
-from proxy.protocols.dialects.responses.history import wanted_calls, wanted_items
+from proxy.protocols.dialects.responses.history import call_references, item_references
 from proxy.protocols.dialects.translation import TranslationOptions
 
 pytestmark = [pytest.mark.timeout(3600), pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisWarning")]
@@ -23,7 +23,7 @@ async def test_any_body_is_rejected_or_answered(fuzz):
         nonlocal read
         body, ignore = drawn
         before = orjson.dumps(body)
-        assert all(isinstance(name, str) for name in wanted_calls(body) + wanted_items(body))
+        assert all(isinstance(name, str) for name in call_references(body) + item_references(body))
         try:
             orjson.dumps(RESPONSES.read(body, TranslationOptions(ignore_hosted_tools=ignore), EARLIER))
         except NotValid as refusal:
@@ -32,7 +32,7 @@ async def test_any_body_is_rejected_or_answered(fuzz):
             assert refusal.param
         else:
             read += 1
-            orjson.dumps(RESPONSES.telling(body, TOLD).whole(ANSWER))
+            orjson.dumps(RESPONSES.renderer(body, TOLD).whole(ANSWER))
         assert before == orjson.dumps(body)
 
     await fuzz(SHARE, st.tuples(odd_bodies(), st.booleans()), check)

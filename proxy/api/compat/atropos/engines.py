@@ -12,7 +12,7 @@ import orjson
 from proxy.api.context import Context
 from proxy.config.addresses import base_url
 from proxy.errors import BadCall, EngineFault, NotFound
-from proxy.protocols.engines.tokenizer_api import of_template
+from proxy.protocols.engines.tokenizer_api import template_fields
 from proxy.upstream import Endpoint
 
 _WITHIN_S: Final = 2
@@ -58,7 +58,7 @@ async def rendered(context: Context, endpoint: Endpoint, call: Mapping[str, Any]
     await context.upstream.know(endpoint)
     if endpoint.kind not in _RENDERS:
         raise NotRendered(f"{endpoint.settings.public_label} ({endpoint.kind}) has no /tokenize for messages")
-    asked = {**({"model": call["model"]} if "model" in call else {}), **of_template(endpoint.kind, call)}
+    asked = {**({"model": call["model"]} if "model" in call else {}), **template_fields(endpoint.kind, call)}
     try:
         told = await _told(context, endpoint, "POST", "/tokenize", asked)
     except EngineFault as fault:

@@ -60,7 +60,7 @@ class TokensInCall:
     request: Mapping[str, Any]
     body: dict[str, Any]
     shape: Literal["vllm", "sglang"]
-    tells_logprobs: bool
+    returns_logprobs: bool
     scores_prompt: bool = False
     endpoint: str = COMPLETIONS
     retries_by_body: bool = False
@@ -97,7 +97,7 @@ class TokensInCall:
         told = self.answer(step)
         if told is not None:
             return replace(outcome, end=told)
-        missing = "ids and a logprob for each of them" if self.tells_logprobs else "ids"
+        missing = "ids and a logprob for each of them" if self.returns_logprobs else "ids"
         if self.scores_prompt:
             missing += ", and prompt_logprobs"
         fault = EngineBroke(
@@ -132,7 +132,7 @@ class TokensInCall:
         """Whether there are ids, and the logprobs that are to be told."""
         if not choice.ids:
             return self.body.get("max_tokens") == 0
-        return not self.tells_logprobs or (
+        return not self.returns_logprobs or (
             len(choice.logprobs) == len(choice.ids) and all(isfinite(value) for value in choice.logprobs)
         )
 
@@ -143,7 +143,7 @@ class TokensInCall:
             "prompt": None,
             "finish_reasons": [choice.finish_reason for choice in step.choices],
         }
-        if not self.tells_logprobs:
+        if not self.returns_logprobs:
             return told
         return {
             **told,
@@ -163,7 +163,7 @@ class TokensInCall:
             "prompt_tokens": len(step.prompts[0]),
             "completion_tokens": len(choice.ids),
         }
-        if self.tells_logprobs:
+        if self.returns_logprobs:
             pairs = zip(choice.logprobs, choice.ids, strict=True)
             meta["output_token_logprobs"] = [[logprob, token, None] for logprob, token in pairs]
         return {"text": text, "output_ids": choice.ids.tolist(), "meta_info": meta}

@@ -67,7 +67,7 @@ class SessionChat:
     request: Mapping[str, Any]
     body: dict[str, Any]
     endpoint: str = _CHAT
-    tells_logprobs: bool = True  # its nodes do
+    returns_logprobs: bool = True  # its nodes do
     retries_by_body: bool = False
     needs_steps: bool = False
 

@@ -35,7 +35,7 @@ class FlatCall:
     body: dict[str, Any]
     mask: Sequence[int] | None
     claims: bool
-    tells_logprobs: bool = True
+    returns_logprobs: bool = True
     before: Sequence[Step] = field(default=())
     endpoint: str = CHAT
     # Its clients retry without a key (SDK 120bf30), and a history that only grows never repeats a body.

@@ -18,7 +18,7 @@ from proxy.protocols.dialects.base import DialectName
 from proxy.protocols.dialects.messages.errors import error_body, status_of, words_of
 from proxy.protocols.dialects.messages.renderer import MessagesRenderer
 from proxy.protocols.dialects.messages.request import read
-from proxy.protocols.dialects.messages.tool_arguments import named, unspoken
+from proxy.protocols.dialects.messages.tool_arguments import named, unrestorable_calls
 from proxy.protocols.dialects.translation import CallIdentity, Json, References, ResolvedReferences, TranslationOptions
 
 __all__ = ["MESSAGES", "Messages"]
@@ -31,22 +31,24 @@ class Messages:
 
     name: DialectName = "messages"
 
-    def read(self, body: Mapping[str, Any], ways: TranslationOptions, earlier: ResolvedReferences = _NONE) -> Json:
+    def read(self, body: Mapping[str, Any], options: TranslationOptions, resolved: ResolvedReferences = _NONE) -> Json:
         """The chat body. `earlier.items` are calls of earlier replies as sampled, by the id they were told by."""
-        return read(body, ways, earlier)
+        return read(body, options, resolved)
 
-    def leaning(self, body: Mapping[str, Any]) -> References:
+    def references(self, body: Mapping[str, Any]) -> References:
         """Calls of tools: what comes back of them is an object, and was sampled as text."""
         return References(calls=sorted(named(body)))
 
-    def telling(self, body: Mapping[str, Any], told: CallIdentity) -> MessagesRenderer:
+    def renderer(self, body: Mapping[str, Any], told: CallIdentity) -> MessagesRenderer:
         """How the answer to this body is told."""
         return MessagesRenderer(told, body.get("stop_sequences"))
 
-    def kept(self, body: Mapping[str, Any], told: CallIdentity, response: Mapping[str, Any]) -> Mapping[str, Json]:
+    def unrestorable_calls(
+        self, body: Mapping[str, Any], told: CallIdentity, response: Mapping[str, Any]
+    ) -> Mapping[str, Json]:
         """Those whose text is not how objects are spelt here."""
         message = response["choices"][0].get("message") or {}
-        return {name: call["function"] for name, call in unspoken(message, told.step_id).items()}
+        return {name: call["function"] for name, call in unrestorable_calls(message, told.step_id).items()}
 
     def status(self, error: ProxyError) -> int:
         """The status by which a client learns of a failure of ours."""

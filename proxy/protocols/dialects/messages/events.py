@@ -38,9 +38,9 @@ def thinking(thought: str, signature: str) -> Json:
     return {"type": "thinking", "thinking": thought, "signature": signature}
 
 
-def tool_use(told_id: str, name: str, given: Json) -> Json:
+def tool_use(choose_call_id: str, name: str, given: Json) -> Json:
     """A call of a tool."""
-    return {"type": "tool_use", "id": told_id, "name": name, "input": given}
+    return {"type": "tool_use", "id": choose_call_id, "name": name, "input": given}
 
 
 def signature_of(told: CallIdentity) -> str:

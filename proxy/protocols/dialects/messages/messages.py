@@ -117,16 +117,16 @@ _ROLES: Final = ("user", "assistant", "system")
 TOOL_CHANGES: Final = ("tool_addition", "tool_removal")  # blocks of systems; what they change is read with the tools
 
 
-def conversation_of(body: Mapping[str, Any], ways: TranslationOptions, sampled: Mapping[str, Json]) -> list[Json]:
+def conversation_of(body: Mapping[str, Any], options: TranslationOptions, sampled: Mapping[str, Json]) -> list[Json]:
     """The chat messages of a body. `sampled` are calls of earlier replies, by the id they were told by.
 
     Where the engine's template takes systems at the beginning alone, all of them are one message there.
     """
-    messages = [*_first(body.get("system"), ways.system_joint), *_turns(body.get("messages"), ways, sampled)]
+    messages = [*_first(body.get("system"), options.system_joint), *_turns(body.get("messages"), options, sampled)]
     systems = [message["content"] for message in messages if message["role"] == "system"]
-    if not ways.merges_systems or not systems:
+    if not options.merges_systems or not systems:
         return messages
-    merged = {"role": "system", "content": ways.system_joint.join(systems)}
+    merged = {"role": "system", "content": options.system_joint.join(systems)}
     return [merged, *(message for message in messages if message["role"] != "system")]
 
 
@@ -139,7 +139,7 @@ def _first(given: Any, joint: str) -> list[Json]:
     return _system(blocks_of(given, "system"), joint)
 
 
-def _turns(given: Any, ways: TranslationOptions, sampled: Mapping[str, Json]) -> list[Json]:
+def _turns(given: Any, options: TranslationOptions, sampled: Mapping[str, Json]) -> list[Json]:
     if not a_list(given, "messages"):
         raise refusal("messages", "there must be at least one")
     messages: list[Json] = []
@@ -148,9 +148,9 @@ def _turns(given: Any, ways: TranslationOptions, sampled: Mapping[str, Json]) ->
         role = one_of(turn.get("role"), f"messages.{n}.role", _ROLES)
         blocks = blocks_of(turn.get("content"), f"messages.{n}.content")
         if role == "assistant":
-            messages.append(_reply(blocks, ways.thought, sampled))
+            messages.append(_reply(blocks, options.thought, sampled))
         elif role == "system":
-            messages += _system(blocks, ways.system_joint)
+            messages += _system(blocks, options.system_joint)
         else:
             messages += _user(blocks, is_string=isinstance(turn["content"], str))
     return messages

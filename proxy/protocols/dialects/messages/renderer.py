@@ -15,7 +15,7 @@ from proxy.protocols.dialects.messages import events as shapes
 from proxy.protocols.dialects.messages.errors import error_object, words_of
 from proxy.protocols.dialects.messages.events import stop_of, usage_of
 from proxy.protocols.dialects.messages.partial_json import Beginning
-from proxy.protocols.dialects.messages.tool_arguments import told_as, told_id, told_ids
+from proxy.protocols.dialects.messages.tool_arguments import call_ids, choose_call_id, parse_arguments
 from proxy.protocols.dialects.translation import CallIdentity, Json
 
 _THOUGHTS = ("reasoning", "reasoning_content")  # vLLM 0.32 has the first, SGLang 0.5.23 and llama.cpp the second
@@ -28,7 +28,7 @@ class _Call:
 
     at: int
     block: int | None = None
-    told_id: str | None = None
+    choose_call_id: str | None = None
     name: str | None = None
     arguments: Beginning = field(default_factory=Beginning)
     waiting: str = ""
@@ -89,9 +89,9 @@ class MessagesRenderer:
         if content:
             yield shapes.text(content)
         calls = message.get("tool_calls") or []
-        for told, call in zip(told_ids(calls, self._told.step_id), calls, strict=True):
+        for told, call in zip(call_ids(calls, self._told.step_id), calls, strict=True):
             function = call.get("function") or {}
-            yield shapes.tool_use(told, function.get("name") or "", told_as(function.get("arguments") or ""))
+            yield shapes.tool_use(told, function.get("name") or "", parse_arguments(function.get("arguments") or ""))
         if content == "":
             yield shapes.text("")
 
@@ -124,14 +124,14 @@ class MessagesRenderer:
         if call.block is not None:
             yield from self._tell(call)
             return
-        call.told_id = call.told_id or piece.get("id")
+        call.choose_call_id = call.choose_call_id or piece.get("id")
         call.name = function.get("name") or None
         if call.name is not None:
             yield from self._begin_call(call)
 
     def _begin_call(self, call: _Call) -> Iterator[bytes]:
-        call.told_id = told_id(call.told_id, self._ids, self._told.step_id, call.at)
-        yield from self._begin("tool_use", shapes.tool_use(call.told_id, call.name or "", {}))
+        call.choose_call_id = choose_call_id(call.choose_call_id, self._ids, self._told.step_id, call.at)
+        yield from self._begin("tool_use", shapes.tool_use(call.choose_call_id, call.name or "", {}))
         call.block = self._blocks - 1
         yield from self._tell(call)
 

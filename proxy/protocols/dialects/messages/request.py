@@ -21,18 +21,18 @@ PASSED: Final = (
 _THINKS: Final = {"enabled": True, "adaptive": True, "between_tools": True, "disabled": False}
 
 
-def read(body: Mapping[str, Any], ways: TranslationOptions, earlier: ResolvedReferences) -> Json:
+def read(body: Mapping[str, Any], options: TranslationOptions, resolved: ResolvedReferences) -> Json:
     """The chat body of a request. Raises NotValid, naming the field."""
     chat: Json = {}
     if body.get("thread") not in (None, False):
         raise refusal("thread", "no conversation is held here: send all of it with each call, without `thread`")
     if body.get("model") is not None:
         chat["model"] = a_text(body["model"], "model")
-    chat["messages"] = conversation_of(body, ways, earlier.items)
-    chat |= {**_sampling(body), **tools_of(body, ignore_hosted=ways.ignore_hosted_tools), **_form(body)}
+    chat["messages"] = conversation_of(body, options, resolved.items)
+    chat |= {**_sampling(body), **tools_of(body, ignore_hosted=options.ignore_hosted_tools), **_form(body)}
     chat |= {name: body[name] for name in PASSED if body.get(name) is not None}
-    _continue(chat, body["messages"][-1]["role"], ways.thought)
-    _think(chat, body, ways)
+    _continue(chat, body["messages"][-1]["role"], options.thought)
+    _think(chat, body, options)
     if body.get("stream") is not None and a_flag(body["stream"], "stream"):
         # The beginning of the stream tells how many tokens came in: counts that come with each chunk say it in time.
         chat |= {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
@@ -89,7 +89,7 @@ def _continue(chat: Json, last_role: str, thought: str) -> None:
         raise refusal("messages", "none of them says anything")
 
 
-def _think(chat: Json, body: Mapping[str, Any], ways: TranslationOptions) -> None:
+def _think(chat: Json, body: Mapping[str, Any], options: TranslationOptions) -> None:
     """Whether and how much to reason, as vLLM 0.32's endpoint has it (entrypoints/anthropic/serving.py:629).
 
     `output_config.effort` is the effort; reasoning that is forbidden is an effort of "none". On top are the configuration's
@@ -104,7 +104,7 @@ def _think(chat: Json, body: Mapping[str, Any], ways: TranslationOptions) -> Non
     asks = _THINKS[one_of(an_object(given, "thinking").get("type"), "thinking.type", _THINKS)]
     if not asks:
         chat.pop("reasoning_effort", None)
-    for name, value in (ways.thinking if asks else {"reasoning_effort": "none", **ways.not_thinking}).items():
+    for name, value in (options.thinking if asks else {"reasoning_effort": "none", **options.not_thinking}).items():
         said = chat.get(name)
         if isinstance(said, dict) and isinstance(value, Mapping):
             chat[name] = {**value, **said}

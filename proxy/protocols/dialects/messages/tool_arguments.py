@@ -22,7 +22,7 @@ from proxy.protocols.dialects.validation import refusal
 _LONG_NUMBER: Final = re.compile(rf"[-+.0-9eE]{{{LONGEST + 1}}}")
 
 
-def told_as(arguments: str) -> Json:
+def parse_arguments(arguments: str) -> Json:
     """The object that a client gets of a sampled text: of what can be one, what came whole."""
     if arguments.count("{") + arguments.count("[") <= DEEPEST and not _LONG_NUMBER.search(arguments):
         try:
@@ -52,35 +52,35 @@ def restored(given: Json, name: str, sampled: Json | None, at: str) -> str:
     function = sampled.get("function") if sampled is not None else None
     if isinstance(function, Mapping) and function.get("name") == name:
         arguments = function.get("arguments")
-        if isinstance(arguments, str) and is_same(told_as(arguments), given):
+        if isinstance(arguments, str) and is_same(parse_arguments(arguments), given):
             return arguments
     return spelt(given, at)
 
 
-def told_ids(calls: Sequence[Any], step_id: str) -> list[str]:
+def call_ids(calls: Sequence[Any], step_id: str) -> list[str]:
     """The ids by which the calls of a message are told: their own, unless one has none or it is another's, too."""
     seen: set[str] = set()
     return [
-        told_id(call.get("id") if isinstance(call, Mapping) else None, seen, step_id, at)
+        choose_call_id(call.get("id") if isinstance(call, Mapping) else None, seen, step_id, at)
         for at, call in enumerate(calls)
     ]
 
 
-def told_id(own: Any, seen: set[str], step_id: str, at: int) -> str:
+def choose_call_id(own: Any, seen: set[str], step_id: str, at: int) -> str:
     """The id by which the call at this place is told; it is among those seen afterwards."""
     told = own if isinstance(own, str) and own and own not in seen else f"toolu_{step_id}_{at}"
     seen.add(told)
     return told
 
 
-def unspoken(message: Mapping[str, Any], step_id: str) -> dict[str, Json]:
+def unrestorable_calls(message: Mapping[str, Any], step_id: str) -> dict[str, Json]:
     """The calls of a sampled message, by the id they are told by, whose text reading could not give back by itself."""
     calls = [call for call in message.get("tool_calls") or () if isinstance(call, Mapping)]
     kept = {}
-    for told, call in zip(told_ids(calls, step_id), calls, strict=True):
+    for told, call in zip(call_ids(calls, step_id), calls, strict=True):
         function = call.get("function") or {}
         arguments = function.get("arguments")
-        if isinstance(arguments, str) and spelt(told_as(arguments), "input") != arguments:
+        if isinstance(arguments, str) and spelt(parse_arguments(arguments), "input") != arguments:
             kept[told] = {"function": {"name": function.get("name"), "arguments": arguments}}
     return kept
 

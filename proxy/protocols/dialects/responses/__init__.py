@@ -19,7 +19,7 @@ from typing import Any, Final
 from proxy.errors import ProxyError
 from proxy.protocols.dialects.base import DialectName
 from proxy.protocols.dialects.responses.errors import engine_error, error
-from proxy.protocols.dialects.responses.history import kept_calls, wanted_calls, wanted_items
+from proxy.protocols.dialects.responses.history import call_references, item_references, unrestorable_calls
 from proxy.protocols.dialects.responses.renderer import ResponsesRenderer
 from proxy.protocols.dialects.responses.request import read
 from proxy.protocols.dialects.translation import (
@@ -41,24 +41,26 @@ class Responses:
     def read(
         self,
         body: Mapping[str, Any],
-        ways: TranslationOptions,
-        earlier: ResolvedReferences = ResolvedReferences(),  # noqa: B008 - frozen
+        options: TranslationOptions,
+        resolved: ResolvedReferences = ResolvedReferences(),  # noqa: B008 - frozen
     ) -> Json:
         """The chat body."""
-        return read(body, ways, earlier)
+        return read(body, options, resolved)
 
-    def leaning(self, body: Mapping[str, Any]) -> References:
+    def references(self, body: Mapping[str, Any]) -> References:
         """The answer before, items by their ids, and calls of custom tools."""
         answer = body.get("previous_response_id")
-        return References(answer if isinstance(answer, str) else None, wanted_items(body), wanted_calls(body))
+        return References(answer if isinstance(answer, str) else None, item_references(body), call_references(body))
 
-    def telling(self, body: Mapping[str, Any], told: CallIdentity) -> ResponseRenderer:
+    def renderer(self, body: Mapping[str, Any], told: CallIdentity) -> ResponseRenderer:
         """How the answer is told."""
         return ResponsesRenderer(body, told)
 
-    def kept(self, body: Mapping[str, Any], told: CallIdentity, response: Mapping[str, Any]) -> Mapping[str, Json]:
+    def unrestorable_calls(
+        self, body: Mapping[str, Any], told: CallIdentity, response: Mapping[str, Any]
+    ) -> Mapping[str, Json]:
         """All: clients of frameworks spell arguments anew, and the input of a custom tool is a part of them."""
-        return kept_calls(told, body, response)
+        return unrestorable_calls(told, body, response)
 
     def status(self, error_: ProxyError) -> int:
         """Its own."""

@@ -35,7 +35,7 @@ class Sent:
     messages: Sequence[Json]
 
 
-def earlier_of(before: Sent | None, named: Iterable[Turn], calls: Mapping[str, str]) -> ResolvedReferences:
+def resolve_references(before: Sent | None, named: Iterable[Turn], calls: Mapping[str, str]) -> ResolvedReferences:
     """What a call leans on: the turn before it, items of `named` turns, and argument texts by call id.
 
     What the turn before was sent, and what it sampled, is what this one goes on from, to the letter. Its instructions do not
@@ -97,17 +97,17 @@ def _parts(item: Json) -> Json:
     return {"content": [{"type": "input_text", "text": content}]}
 
 
-def wanted_calls(body: Mapping[str, Any]) -> list[str]:
+def call_references(body: Mapping[str, Any]) -> list[str]:
     """Ids of calls whose sampled argument text is wanted of the rollout's earlier steps."""
     return calls_of(body.get("input"))
 
 
-def wanted_items(body: Mapping[str, Any]) -> list[str]:
+def item_references(body: Mapping[str, Any]) -> list[str]:
     """Ids of items that are wanted of earlier answers: each names its step (`names.step_of`)."""
     return references_of(body.get("input"))
 
 
-def kept_calls(told: CallIdentity, body: Mapping[str, Any], response: Mapping[str, Any]) -> dict[str, Json]:
+def unrestorable_calls(told: CallIdentity, body: Mapping[str, Any], response: Mapping[str, Any]) -> dict[str, Json]:
     """The calls of an answer as they were sampled, by the id they are told by: clients spell arguments anew."""
     return {call["id"]: dict(call["function"]) for call in _calls([sampled(Turn(told, body, dict(response)))])}
 

@@ -34,13 +34,13 @@ _HOSTED: Final = frozenset({
 })  # fmt: skip
 
 
-def read_items(value: object, ways: TranslationOptions, earlier: ResolvedReferences) -> list[Json]:
+def read_items(value: object, options: TranslationOptions, resolved: ResolvedReferences) -> list[Json]:
     """The chat messages of `input`. Raises NotValid or BadCall, naming the item."""
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
     if not isinstance(value, list):
         raise wrong("input", "a string or a list of items", value)
-    reading = _Reading(ways, earlier)
+    reading = _Reading(options, resolved)
     for number, item in enumerate(value):
         at = f"input[{number}]"
         if type(item) is not dict:
@@ -109,10 +109,10 @@ def _spelt_as(sampled: str | None, said: str) -> str:
 class _Reading:
     """Messages as they grow, item by item."""
 
-    def __init__(self, ways: TranslationOptions, earlier: ResolvedReferences) -> None:
+    def __init__(self, options: TranslationOptions, resolved: ResolvedReferences) -> None:
         self.messages: list[Json] = []
-        self._ways = ways
-        self._earlier = earlier
+        self._ways = options
+        self._earlier = resolved
         self._open: Json | None = None  # the assistant's message that more may be said in
         self._open_step: str | None = None
         self._by_step: dict[str, Json] = {}

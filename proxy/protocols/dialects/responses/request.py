@@ -25,11 +25,15 @@ PASSED: Final = frozenset({
 _TEMPLATE: Final = "chat_template_kwargs"
 
 
-def read(body: Mapping[str, Any], ways: TranslationOptions, earlier: ResolvedReferences = ResolvedReferences()) -> Json:  # noqa: B008 - frozen
+def read(
+    body: Mapping[str, Any],
+    options: TranslationOptions,
+    resolved: ResolvedReferences = ResolvedReferences(),  # noqa: B008 - frozen
+) -> Json:
     """The chat body. Raises NotValid for wrong types, BadCall for what is not served; either names the field."""
     _refuse(body)
-    tools = read_tools(body, ignore_hosted=ways.ignore_hosted_tools)
-    chat: Json = {"messages": _messages(body, ways, earlier)}
+    tools = read_tools(body, ignore_hosted=options.ignore_hosted_tools)
+    chat: Json = {"messages": _messages(body, options, resolved)}
     if (model := optional(body, "model", str)) is not None:
         chat["model"] = model
     chat |= {name: body[name] for name in body if name in PASSED and body[name] is not None}
@@ -39,10 +43,10 @@ def read(body: Mapping[str, Any], ways: TranslationOptions, earlier: ResolvedRef
         chat["max_tokens"] = bound
     if optional(body, "stream", bool):
         chat |= {"stream": True, "stream_options": {"include_usage": True}}
-    if is_unfinished(body.get("input"), chat["messages"], ways.thought):
+    if is_unfinished(body.get("input"), chat["messages"], options.thought):
         chat |= {"continue_final_message": True, "add_generation_prompt": False}
-    chat |= choose(body, tools, ignore_hosted=ways.ignore_hosted_tools)
-    return chat | _logprobs(body) | _format(body) | _thinking(body, ways)
+    chat |= choose(body, tools, ignore_hosted=options.ignore_hosted_tools)
+    return chat | _logprobs(body) | _format(body) | _thinking(body, options)
 
 
 def included(body: Mapping[str, Any]) -> frozenset[str]:
@@ -74,7 +78,7 @@ def _refuse(body: Mapping[str, Any]) -> None:
         raise unknown("truncation", str(truncation), "it is auto or disabled")
 
 
-def _messages(body: Mapping[str, Any], ways: TranslationOptions, earlier: ResolvedReferences) -> list[Json]:
+def _messages(body: Mapping[str, Any], options: TranslationOptions, resolved: ResolvedReferences) -> list[Json]:
     """Instructions, what was said before, and the call's own items.
 
     An engine whose chat takes developers gets what its own endpoint would give it: with a template that knows none, vLLM
@@ -83,8 +87,8 @@ def _messages(body: Mapping[str, Any], ways: TranslationOptions, earlier: Resolv
     """
     instructions = optional(body, "instructions", str)
     first = [{"role": "system", "content": instructions}] if instructions else []
-    messages = [*first, *earlier.messages, *read_items(body.get("input"), ways, earlier)]
-    if ways.has_developers:
+    messages = [*first, *resolved.messages, *read_items(body.get("input"), options, resolved)]
+    if options.has_developers:
         return messages
     messages = [{**said, "role": "system"} if said["role"] == "developer" else said for said in messages]
     leading = list(takewhile(lambda said: said["role"] == "system" and _texts(said["content"]) is not None, messages))
@@ -129,7 +133,7 @@ def _format(body: Mapping[str, Any]) -> Json:
     return {"response_format": {"type": kind, "json_schema": told}}
 
 
-def _thinking(body: Mapping[str, Any], ways: TranslationOptions) -> Json:
+def _thinking(body: Mapping[str, Any], options: TranslationOptions) -> Json:
     """How much to think: in the client's word, and by the configuration's fields, before which its own template fields go."""
     template = optional(body, _TEMPLATE, dict)
     own: Json = {} if template is None else {_TEMPLATE: template}
@@ -139,7 +143,7 @@ def _thinking(body: Mapping[str, Any], ways: TranslationOptions) -> Json:
     if effort is None:
         return own
     # Engines know the same words (vLLM 0.32.0: chat_completion/protocol.py:252; SGLang: openai/protocol.py).
-    asked: Json = {"reasoning_effort": effort, **(ways.not_thinking if effort == "none" else ways.thinking)}
+    asked: Json = {"reasoning_effort": effort, **(options.not_thinking if effort == "none" else options.thinking)}
     if isinstance(asked.get(_TEMPLATE), Mapping) and template is not None:
         own = {_TEMPLATE: {**asked[_TEMPLATE], **template}}
     return asked | own

@@ -23,9 +23,9 @@ def result(told="c1", content="r"):
     return {"type": "tool_result", "tool_use_id": told, "content": content}
 
 
-def said(*messages, ways=TranslationOptions(), sampled=(), **fields):  # noqa: B008 - frozen
+def said(*messages, options=TranslationOptions(), sampled=(), **fields):  # noqa: B008 - frozen
     turns = [{"role": role, "content": content} for role, content in messages]
-    return conversation_of({"messages": turns, **fields}, ways, dict(sampled))
+    return conversation_of({"messages": turns, **fields}, options, dict(sampled))
 
 
 HI = {"role": "user", "content": "hi"}
@@ -61,7 +61,9 @@ def test_what_stands_between_the_texts_of_systems_is_the_engines():
     """SGLang's endpoint has a line break there."""
     assert (
         "S\nT"
-        == said(("user", "hi"), system=[text("S"), text("T")], ways=TranslationOptions(system_joint="\n"))[0]["content"]
+        == said(("user", "hi"), system=[text("S"), text("T")], options=TranslationOptions(system_joint="\n"))[0][
+            "content"
+        ]
     )
 
 
@@ -108,12 +110,12 @@ def test_systems_are_one_where_the_template_takes_them_at_the_beginning_alone():
     merging = TranslationOptions(merges_systems=True)
 
     assert [("system", "STU"), ("user", "a"), ("user", "b")] == [
-        (turn["role"], turn["content"]) for turn in said(*given, system="S", ways=merging)
+        (turn["role"], turn["content"]) for turn in said(*given, system="S", options=merging)
     ]
     assert [("system", "TU"), ("user", "a"), ("user", "b")] == [
-        (turn["role"], turn["content"]) for turn in said(*given, ways=merging)
+        (turn["role"], turn["content"]) for turn in said(*given, options=merging)
     ]
-    assert [HI] == said(("user", "hi"), ways=merging)
+    assert [HI] == said(("user", "hi"), options=merging)
 
 
 def test_results_are_messages_of_their_own_before_what_else_the_user_says():
@@ -151,7 +153,7 @@ def test_results_are_messages_of_their_own_before_what_else_the_user_says():
 def test_a_reply_that_comes_back_is_the_chat_message_it_was(content, expected):
     """Text that is empty is text; no text is none; text around a call was one. Reasoning stands in the engine's own field."""
     assert [{"role": "assistant", **expected}] == said(
-        ("assistant", content), ways=TranslationOptions(thought="thought")
+        ("assistant", content), options=TranslationOptions(thought="thought")
     )
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from recorded import dialect_cassettes, http_cassettes
 
 from proxy.protocols.dialects.messages import MESSAGES
-from proxy.protocols.dialects.messages.tool_arguments import told_ids, unspoken
+from proxy.protocols.dialects.messages.tool_arguments import call_ids, unrestorable_calls
 from proxy.protocols.dialects.translation import CallIdentity, ResolvedReferences, TranslationOptions
 
 TOLD = CallIdentity("01a9", 1795229441, "claude-sonnet")
@@ -18,16 +18,16 @@ SIZES = st.lists(st.integers(1, 9), min_size=1, max_size=4)
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
 
 
-def telling():
-    return MESSAGES.telling(BODY, TOLD)
+def renderer():
+    return MESSAGES.renderer(BODY, TOLD)
 
 
 def whole(response):
-    return telling().whole(response)
+    return renderer().whole(response)
 
 
 def streamed(chunks, response=None, error=None) -> bytes:
-    told = telling()
+    told = renderer()
     return b"".join(told.feed(chunk) for chunk in chunks) + told.finish(response or folded(chunks), error)
 
 
@@ -36,14 +36,14 @@ def sampled(message) -> dict:
     thought = message.get("reasoning") or message.get("reasoning_content")
     told = {"role": "assistant", "content": message["content"]} | ({"reasoning": thought} if thought else {})
     calls = message.get("tool_calls") or []
-    named = [call | {"id": told_id} for call, told_id in zip(calls, told_ids(calls, "01a9"), strict=True)]
+    named = [call | {"id": choose_call_id} for call, choose_call_id in zip(calls, call_ids(calls, "01a9"), strict=True)]
     return told | ({"tool_calls": named} if named else {})
 
 
 def read_again(message, answer) -> dict:
     """What reading makes of an answer that the SDK sends back."""
-    earlier = ResolvedReferences(items=unspoken(message, "01a9"))
-    return MESSAGES.read({"messages": sent_back(answer)}, TranslationOptions(), earlier)["messages"][1]
+    resolved = ResolvedReferences(items=unrestorable_calls(message, "01a9"))
+    return MESSAGES.read({"messages": sent_back(answer)}, TranslationOptions(), resolved)["messages"][1]
 
 
 @settings(max_examples=30)
@@ -96,7 +96,7 @@ def test_the_events_of_an_answer():
     response = response_of(message)
     chunks = chunks_of(atoms(message), [2, 2, 1, 4, 99], response, apart=True)
     chunks[0]["usage"] = {"prompt_tokens": 33, "completion_tokens": 0}
-    told = telling()
+    told = renderer()
 
     fed = [[event["type"] for event in events_of(told.feed(chunk))] for chunk in chunks]
     ended = events_of(told.finish(response))
@@ -120,7 +120,7 @@ def test_the_beginning_tells_what_came_in():
     """If the first chunk has it; else it is told at the end, which the SDK takes over."""
     chunk = {"choices": [], "usage": {"prompt_tokens": 33, "prompt_tokens_details": {"cached_tokens": 30}}}
 
-    begun = events_of(telling().feed(chunk))[0]["message"]
+    begun = events_of(renderer().feed(chunk))[0]["message"]
     silent = accumulated(streamed([{"choices": []}], response_of({"content": "x"})))
 
     assert {
@@ -138,7 +138,7 @@ def test_the_beginning_tells_what_came_in():
 def test_pieces_of_arguments_are_told_as_they_come():
     """Not one character is changed, joined or waited for."""
     pieces = ['{"ci', 'ty": "', "P", 'aris"', "}"]
-    told = telling()
+    told = renderer()
     told.feed(_piece(id="c1", type="function", function={"name": "f", "arguments": ""}))
 
     events = [events_of(told.feed(_piece(function={"arguments": piece}))) for piece in pieces]
@@ -148,7 +148,7 @@ def test_pieces_of_arguments_are_told_as_they_come():
 
 def test_a_call_is_told_once_its_name_is_known():
     """With what came before; one that never has a name is told at the end."""
-    told = telling()
+    told = renderer()
     told.feed({"choices": []})
 
     assert [] == events_of(told.feed(_piece(id="c1", function={"arguments": '{"a"'})))
@@ -183,7 +183,7 @@ def test_an_empty_text_is_told_and_no_text_is_not(content, blocks):
 
 def test_another_choice_is_not_told():
     """There is one answer."""
-    told = telling()
+    told = renderer()
     told.feed({"choices": []})
 
     assert b"" == told.feed({"choices": [{"index": 1, "delta": {"content": "x"}}]})
@@ -191,11 +191,11 @@ def test_another_choice_is_not_told():
 
 def test_a_failure_ends_the_stream():
     """By one event, whether anything was told or not; nothing else of the end."""
-    begun = telling()
+    begun = renderer()
     begun.feed({"choices": [{"index": 0, "delta": {"content": "x"}}]})
 
     (event,) = events_of(begun.finish(None, '{"error":{"message":"out of memory","code":500}}'))
-    (other,) = events_of(telling().finish(None))
+    (other,) = events_of(renderer().finish(None))
 
     assert {"type": "error", "error": {"type": "api_error", "message": "out of memory"}} == event
     assert "the engine's answer ended before it began" == other["error"]["message"]
@@ -203,7 +203,7 @@ def test_a_failure_ends_the_stream():
 
 def test_a_stream_that_broke_is_told_as_broken_whatever_came():
     """What was folded so far is no answer."""
-    (event,) = events_of(telling().finish(response_of({"content": "x"}), "the engine broke off"))
+    (event,) = events_of(renderer().finish(response_of({"content": "x"}), "the engine broke off"))
 
     assert "the engine broke off" == event["error"]["message"]
 

@@ -25,8 +25,8 @@ SWITCHES = TranslationOptions(
 )
 
 
-def read(body, ways=TranslationOptions(), **earlier):  # noqa: B008 - frozen
-    return MESSAGES.read(body, ways, ResolvedReferences(**earlier))
+def read(body, options=TranslationOptions(), **resolved):  # noqa: B008 - frozen
+    return MESSAGES.read(body, options, ResolvedReferences(**resolved))
 
 
 def test_the_least_call():
@@ -98,7 +98,7 @@ def test_an_effort_is_the_engines():
 
     assert "high" == read(high)["reasoning_effort"]
     assert "high" == read(high | {"thinking": {"type": "adaptive"}}, low)["reasoning_effort"]
-    assert ["none", "low"] == [read(forbidden, ways)["reasoning_effort"] for ways in (TranslationOptions(), low)]
+    assert ["none", "low"] == [read(forbidden, options)["reasoning_effort"] for options in (TranslationOptions(), low)]
 
 
 def test_what_a_body_says_itself_wins_over_the_switch():

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from proxy.errors import NotValid
 from proxy.protocols.dialects.messages.partial_json import Beginning
 from proxy.protocols.dialects.messages.tool_arguments import (
+    call_ids,
     is_same,
     named,
+    parse_arguments,
     restored,
     spelt,
-    told_as,
-    told_ids,
-    unspoken,
+    unrestorable_calls,
 )
 
 
@@ -28,7 +28,7 @@ def call(arguments, told="c1", name="f"):
 )
 def test_a_text_is_told_as_an_object(arguments, expected):
     """What is none by itself, as what came whole of it."""
-    assert expected == told_as(arguments)
+    assert expected == parse_arguments(arguments)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_a_text_is_told_whole_as_it_is_streamed(text):
     beginning = Beginning()
     told = beginning.feed(text)
 
-    assert told_as(text) == orjson.loads(beginning.whole(told))
+    assert parse_arguments(text) == orjson.loads(beginning.whole(told))
 
 
 def test_an_object_is_spelt_as_python_spells_it():
@@ -69,7 +69,7 @@ def test_an_object_that_is_too_deep_is_refused():
 )
 def test_a_call_that_comes_back_as_it_was_told_has_its_sampled_text(text):
     """Whatever its spelling, and whether it is an object or not."""
-    assert text == restored(orjson.loads(orjson.dumps(told_as(text))), "f", call(text), "input")
+    assert text == restored(orjson.loads(orjson.dumps(parse_arguments(text))), "f", call(text), "input")
 
 
 def test_a_call_that_the_agent_changed_is_what_the_agent_says():
@@ -89,8 +89,8 @@ def test_only_what_reading_could_not_give_back_is_kept():
         "c2": {"function": {"name": "f", "arguments": '{"a":1}'}},
         "toolu_s_2": {"function": {"name": "f", "arguments": '{"a": "cut'}},
         "c4": {"function": {"name": "f", "arguments": ""}},
-    } == unspoken(message, "s")
-    assert {} == unspoken({"content": "x"}, "s")
+    } == unrestorable_calls(message, "s")
+    assert {} == unrestorable_calls({"content": "x"}, "s")
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_calls_are_told_by_their_own_ids():
     """Where one has none, or another's, it gets one of its step."""
     calls = [{"id": "a"}, {"id": None}, {}, {"id": "a"}, {"id": ""}, {"id": "b"}]
 
-    assert ["a", "toolu_s_1", "toolu_s_2", "toolu_s_3", "toolu_s_4", "b"] == told_ids(calls, "s")
+    assert ["a", "toolu_s_1", "toolu_s_2", "toolu_s_3", "toolu_s_4", "b"] == call_ids(calls, "s")
 
 
 @pytest.mark.parametrize(
@@ -158,4 +158,4 @@ VALUES = st.recursive(
 def test_an_object_is_the_same_as_itself_read_again(given):
     """However it is spelt."""
     assert is_same(given, orjson.loads(orjson.dumps(given)))
-    assert is_same(given, told_as(spelt(given, "input")))
+    assert is_same(given, parse_arguments(spelt(given, "input")))

@@ -11,7 +11,7 @@ from proxy import errors
 from proxy.errors import ProxyError
 from proxy.protocols.dialects.messages import MESSAGES
 from proxy.protocols.dialects.messages.models_list import models
-from proxy.protocols.dialects.messages.tool_arguments import unspoken
+from proxy.protocols.dialects.messages.tool_arguments import unrestorable_calls
 from proxy.protocols.dialects.translation import CallIdentity, ResolvedReferences, TranslationOptions
 
 CALL = {"id": "chatcmpl-tool-1", "type": "function", "function": {"name": "weather", "arguments": '{"city":"Paris"}'}}
@@ -43,10 +43,10 @@ class Served:
             return httpx2.Response(MESSAGES.status(error), content=MESSAGES.error(error))
         self.chats.append(chat)
         step = f"s{len(self.chats)}"
-        told = MESSAGES.telling(body, CallIdentity(step, 1795229441, body["model"]))
+        told = MESSAGES.renderer(body, CallIdentity(step, 1795229441, body["model"]))
         response = reply if "choices" in reply else response_of(reply)
         message = response["choices"][0]["message"]
-        self.known |= unspoken(message, step)
+        self.known |= unrestorable_calls(message, step)
         if not chat.get("stream"):
             return httpx2.Response(200, content=orjson.dumps(told.whole(response)))
         chunks = chunks_of(atoms(message), SPLITS, response, apart=True)

@@ -56,11 +56,11 @@ def test_what_engines_stream_is_told_whole_and_comes_back(kind):
     assert len(streams) > 5
     for cassette in streams:
         chunks, response = told_by(cassette)
-        telling = RESPONSES.telling(BODY, TOLD)
-        events = events_of(b"".join([*map(telling.feed, chunks), telling.finish(response)]))
+        renderer = RESPONSES.renderer(BODY, TOLD)
+        events = events_of(b"".join([*map(renderer.feed, chunks), renderer.finish(response)]))
         for event in events[::5] + events[-1:]:
             EVENT.validate_python(event)
-        whole = RESPONSES.telling(BODY, TOLD).whole(response)
+        whole = RESPONSES.renderer(BODY, TOLD).whole(response)
         assert joined(events[-1]["response"]) == joined(whole), name_of(cassette)
         read = RESPONSES.read({"input": events[-1]["response"]["output"]}, TranslationOptions())
         assert [as_chat(response["choices"][0]["message"])] == read["messages"], name_of(cassette)
@@ -73,7 +73,7 @@ def test_what_engines_answer_whole_comes_back(kind):
     assert len(answers) > 5
     for cassette in answers:
         response = orjson.loads(cassette.answer)
-        answer = RESPONSES.telling(BODY, TOLD).whole(response)
+        answer = RESPONSES.renderer(BODY, TOLD).whole(response)
         Response.model_validate(answer)
         read = RESPONSES.read({"input": answer["output"]}, TranslationOptions())
         message = response["choices"][0]["message"]

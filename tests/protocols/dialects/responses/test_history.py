@@ -10,11 +10,11 @@ from proxy.protocols.dialects.responses import RESPONSES
 from proxy.protocols.dialects.responses.history import (
     Sent,
     Turn,
-    earlier_of,
+    call_references,
     input_items,
-    kept_calls,
-    wanted_calls,
-    wanted_items,
+    item_references,
+    resolve_references,
+    unrestorable_calls,
 )
 from proxy.protocols.dialects.translation import CallIdentity, ResolvedReferences, TranslationOptions
 
@@ -23,10 +23,12 @@ LATER = CallIdentity(TOLD.step_id[:-1] + "W", TOLD.created_s + 1, "gpt-5")
 
 def after(*turns):
     """What a call leans on that names the last of these, each of which named the one before it."""
-    earlier = ResolvedReferences()
+    resolved = ResolvedReferences()
     for turn in turns:
-        earlier = earlier_of(Sent(turn, RESPONSES.read(turn.body, TranslationOptions(), earlier)["messages"]), [], {})
-    return earlier
+        resolved = resolve_references(
+            Sent(turn, RESPONSES.read(turn.body, TranslationOptions(), resolved)["messages"]), [], {}
+        )
+    return resolved
 
 
 @settings(max_examples=30)
@@ -36,8 +38,8 @@ def test_a_chain_of_answers_is_what_its_items_would_be(message, second):
     first = Turn(TOLD, {**BODY, "instructions": "not carried on"}, response_of(message))
     then = {"type": "function_call_output", "call_id": "c", "output": "o"}
     later = Turn(LATER, {**BODY, "input": [then]}, response_of(second))
-    earlier = after(first, later)
-    chat = RESPONSES.read({"instructions": "i", "input": "next"}, TranslationOptions(), earlier)
+    resolved = after(first, later)
+    chat = RESPONSES.read({"instructions": "i", "input": "next"}, TranslationOptions(), resolved)
 
     assert [
         {"role": "system", "content": "i"},
@@ -52,11 +54,11 @@ def test_a_chain_of_answers_is_what_its_items_would_be(message, second):
 @pytest.mark.parametrize("has_developers", [True, False])
 def test_only_instructions_are_not_carried_on(has_developers):
     """What a developer said holds for later calls, whether it was sent as such or as a part of one system message."""
-    ways = TranslationOptions(has_developers=has_developers)
+    options = TranslationOptions(has_developers=has_developers)
     body = {"instructions": "old", "input": [{"role": "developer", "content": "d"}, {"role": "user", "content": "u"}]}
     turn = Turn(TOLD, body, response_of({"role": "assistant", "content": "a"}))
-    earlier = earlier_of(Sent(turn, RESPONSES.read(body, ways)["messages"]), [], {})
-    chat = RESPONSES.read({"instructions": "new", "input": "next"}, ways, earlier)
+    resolved = resolve_references(Sent(turn, RESPONSES.read(body, options)["messages"]), [], {})
+    chat = RESPONSES.read({"instructions": "new", "input": "next"}, options, resolved)
 
     told = [("system", "new"), ("developer", "d")] if has_developers else [("system", "new\n\nd")]
     assert [*told, ("user", "u"), ("assistant", "a"), ("user", "next")] == [
@@ -72,9 +74,9 @@ def test_items_named_by_their_ids_are_those_items(message):
     names = [f"in_{TOLD.step_id}_0", *(item["id"] for item in turn.answer()["output"])]
     body = {"input": [{"type": "item_reference", "id": names[0]}, *({"id": name} for name in names[1:])]}
     calls = {call["id"]: call["function"]["arguments"] for call in message.get("tool_calls", ())}
-    chat = RESPONSES.read(body, TranslationOptions(), earlier_of(None, [turn], calls))
+    chat = RESPONSES.read(body, TranslationOptions(), resolve_references(None, [turn], calls))
 
-    assert names == wanted_items(body)
+    assert names == item_references(body)
     assert [{"role": "user", "content": "u"}, as_chat(message)] == chat["messages"]
 
 
@@ -83,9 +85,9 @@ def test_what_we_told_goes_before_what_came_back_under_its_name():
     first = Turn(TOLD, BODY, response_of({"role": "assistant", "content": "a", "reasoning": "hm"}))
     empty = {"type": "reasoning", "id": f"rs_{TOLD.step_id}_0", "summary": []}
     later = Turn(LATER, {"input": [empty]}, response_of({"role": "assistant", "content": "b"}))
-    earlier = earlier_of(None, [first, later], {})
+    resolved = resolve_references(None, [first, later], {})
 
-    assert "hm" == RESPONSES.read({"input": [empty]}, TranslationOptions(), earlier)["messages"][0]["reasoning"]
+    assert "hm" == RESPONSES.read({"input": [empty]}, TranslationOptions(), resolved)["messages"][0]["reasoning"]
 
 
 def test_the_items_of_a_call_are_of_the_types_of_the_sdk():
@@ -113,8 +115,8 @@ def test_what_a_call_leans_on_is_read_off_any_body():
         {"type": "item_reference"},
     ]
 
-    assert (["p", "c"], []) == (wanted_calls({"input": calls}), wanted_items({"input": [*calls, 1, {"id": 7}]}))
-    assert ([], []) == (wanted_calls({"input": "hi"}), wanted_items({}))
+    assert (["p", "c"], []) == (call_references({"input": calls}), item_references({"input": [*calls, 1, {"id": 7}]}))
+    assert ([], []) == (call_references({"input": "hi"}), item_references({}))
 
 
 def test_ids_that_the_engine_did_not_give_are_the_ones_that_were_told():
@@ -133,6 +135,6 @@ def test_ids_that_the_engine_did_not_give_are_the_ones_that_were_told():
 @given(message=messages())
 def test_calls_are_kept_as_they_were_sampled(message):
     """Each by the id that it is told by, with its name and its text."""
-    kept = kept_calls(TOLD, BODY, response_of(message))
+    kept = unrestorable_calls(TOLD, BODY, response_of(message))
 
     assert [call["function"] for call in as_chat(message).get("tool_calls", ())] == list(kept.values())

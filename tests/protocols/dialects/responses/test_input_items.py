@@ -24,8 +24,8 @@ def said(text, **fields):
     return {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}], **fields}
 
 
-def read(*items, ways=None, earlier=None):
-    return read_items(list(items), ways or TranslationOptions(), earlier or ResolvedReferences())
+def read(*items, options=None, resolved=None):
+    return read_items(list(items), options or TranslationOptions(), resolved or ResolvedReferences())
 
 
 def outline(messages):
@@ -98,7 +98,7 @@ def test_argument_text_is_carried_as_it_is():
     def arguments(*items, **calls):
         return [
             made["function"]["arguments"]
-            for made in read(*items, earlier=ResolvedReferences(calls=calls))[0]["tool_calls"]
+            for made in read(*items, resolved=ResolvedReferences(calls=calls))[0]["tool_calls"]
         ]
 
     assert ["{ }"] == arguments(call("1"))
@@ -121,7 +121,7 @@ def test_argument_text_is_carried_as_it_is():
 )
 def test_arguments_that_are_spelt_anew_are_told_as_they_were_sampled(sampled, said, told):
     """If they say the same; what an agent changed stays changed."""
-    (message,) = read(call("1", arguments=said), earlier=ResolvedReferences(calls={"1": sampled}))
+    (message,) = read(call("1", arguments=said), resolved=ResolvedReferences(calls={"1": sampled}))
 
     assert told == message["tool_calls"][0]["function"]["arguments"]
 
@@ -131,7 +131,7 @@ def test_thoughts_that_are_only_named_are_those_that_were_told():
     empty = {"type": "reasoning", "id": "rs_1", "summary": [], "content": []}
 
     assert [("assistant", "a", "hm", None)] == outline(
-        read(empty, said("a"), earlier=ResolvedReferences(items={"rs_1": THOUGHT}))
+        read(empty, said("a"), resolved=ResolvedReferences(items={"rs_1": THOUGHT}))
     )
     assert [("assistant", "a", None, None)] == outline(read(empty, said("a")))
     assert ["rs_1", "x"] == references_of(
@@ -141,13 +141,13 @@ def test_thoughts_that_are_only_named_are_those_that_were_told():
 
 def test_a_reference_stands_for_its_item():
     """By its type or by an id alone; one that nobody knows is refused by name."""
-    earlier = ResolvedReferences(items={"a": said("x"), "b": THOUGHT})
+    resolved = ResolvedReferences(items={"a": said("x"), "b": THOUGHT})
 
     assert [("assistant", "x", "hm", None)] == outline(
-        read({"type": "item_reference", "id": "b"}, {"id": "a"}, earlier=earlier)
+        read({"type": "item_reference", "id": "b"}, {"id": "a"}, resolved=resolved)
     )
     with pytest.raises(NotValid, match="'c', which no recorded answer holds"):
-        read({"type": "item_reference", "id": "c"}, earlier=earlier)
+        read({"type": "item_reference", "id": "c"}, resolved=resolved)
 
 
 def test_thoughts_stand_in_the_field_of_the_engine():
@@ -155,7 +155,7 @@ def test_thoughts_stand_in_the_field_of_the_engine():
     opaque = {"type": "reasoning", "summary": [], "encrypted_content": "gAAAA"}
 
     assert {"role": "assistant", "content": None, "reasoning_content": "hm"} == read(
-        THOUGHT, ways=TranslationOptions(thought="reasoning_content")
+        THOUGHT, options=TranslationOptions(thought="reasoning_content")
     )[0]
     assert [] == read(opaque)
 
@@ -166,7 +166,7 @@ def test_items_of_hosted_tools_are_refused_by_name_or_left_out():
 
     with pytest.raises(BadCall, match="'web_search_call' is a tool that is hosted"):
         read(search)
-    assert [] == read(search, ways=TranslationOptions(ignore_hosted_tools=True))
+    assert [] == read(search, options=TranslationOptions(ignore_hosted_tools=True))
 
 
 def test_a_call_of_a_namespace_has_its_name_in_chat():

@@ -70,7 +70,7 @@ def test_streamed_and_whole_agree_whatever_the_chunks(message, sealed, reason, d
     chunks = data.draw(told_in_chunks(message, reason))
     stream = stream_of(body, chunks)
     events = events_of(stream)
-    whole = RESPONSES.telling(body, TOLD).whole(folded(chunks))
+    whole = RESPONSES.renderer(body, TOLD).whole(folded(chunks))
 
     assert whole == events[-1]["response"]
     assert whole["output"] == accumulated(events)
@@ -82,10 +82,10 @@ def test_streamed_and_whole_agree_whatever_the_chunks(message, sealed, reason, d
 @given(message=messages(), thought=st.sampled_from(["reasoning", "reasoning_content"]))
 def test_what_was_sampled_comes_back_as_it_was(message, thought):
     """Read again, an answer's items are the message that a client of chat would have sent back, byte for byte."""
-    answer = RESPONSES.telling(BODY, TOLD).whole(response_of(message))
-    earlier = ResolvedReferences(calls=sampled_calls(message))
+    answer = RESPONSES.renderer(BODY, TOLD).whole(response_of(message))
+    resolved = ResolvedReferences(calls=sampled_calls(message))
 
-    chat = RESPONSES.read({"input": answer["output"]}, TranslationOptions(thought=thought), earlier)
+    chat = RESPONSES.read({"input": answer["output"]}, TranslationOptions(thought=thought), resolved)
 
     assert [as_chat(message, thought)] == chat["messages"]
 
@@ -94,14 +94,14 @@ def test_what_was_sampled_comes_back_as_it_was(message, thought):
 @given(message=messages(), data=st.data())
 def test_items_may_lose_their_names_and_thoughts_their_text(message, data):
     """Older Codex sends back items without ids, and reasoning as it was sealed; the message is the same."""
-    answer = RESPONSES.telling(SEALED, TOLD).whole(response_of(message))
+    answer = RESPONSES.renderer(SEALED, TOLD).whole(response_of(message))
     kept = [{name: value for name, value in item.items() if name not in {"id", "status"}} for item in answer["output"]]
     kept = [item | ({"content": None} if item["type"] == "reasoning" else {}) for item in kept]
-    earlier = ResolvedReferences(calls=sampled_calls(message))
+    resolved = ResolvedReferences(calls=sampled_calls(message))
 
-    assert [as_chat(message)] == RESPONSES.read({"input": kept}, TranslationOptions(), earlier)["messages"]
+    assert [as_chat(message)] == RESPONSES.read({"input": kept}, TranslationOptions(), resolved)["messages"]
     named = data.draw(st.permutations(answer["output"]))
-    assert len(RESPONSES.read({"input": named}, TranslationOptions(), earlier)["messages"]) == 1
+    assert len(RESPONSES.read({"input": named}, TranslationOptions(), resolved)["messages"]) == 1
 
 
 @settings(max_examples=40)
@@ -123,7 +123,7 @@ def test_the_order_of_fields_makes_no_difference_to_what_comes_back(message, dat
 
 def test_what_is_said_ends_where_another_item_begins_and_calls_at_the_end():
     """Nothing of the end is told before `finish`: no call is over before its step is stored."""
-    telling = ResponsesRenderer(BODY, TOLD)
+    renderer = ResponsesRenderer(BODY, TOLD)
     deltas = [
         {"role": "assistant", "content": ""}, {"reasoning": "hm"}, {"content": "so"},
         {"tool_calls": [{"index": 0, "id": "c", "function": {"name": "look", "arguments": "{}"}}]}, {},
@@ -131,7 +131,7 @@ def test_what_is_said_ends_where_another_item_begins_and_calls_at_the_end():
     kinds = [
         [
             event["type"].removeprefix("response.")
-            for event in events_of(telling.feed({"choices": [{"index": 0, "delta": delta}]}))
+            for event in events_of(renderer.feed({"choices": [{"index": 0, "delta": delta}]}))
         ]
         for delta in deltas
     ]
@@ -154,7 +154,7 @@ def test_how_an_answer_ended():
         "tool_calls": [{"id": "c", "function": {"name": "look", "arguments": "{"}}],
     }
     wholes = {
-        reason: RESPONSES.telling(BODY, TOLD).whole(response_of(message, reason))
+        reason: RESPONSES.renderer(BODY, TOLD).whole(response_of(message, reason))
         for reason in ("stop", "tool_calls", "length", "content_filter", "repetition", "abort", "error", None)
     }
 
@@ -216,7 +216,7 @@ def test_a_call_may_lack_its_id_and_its_name():
         "content": None,
         "tool_calls": [{"id": "", "function": {"name": "look", "arguments": "{}"}}],
     }
-    (item,) = RESPONSES.telling(BODY, TOLD).whole(response_of(message))["output"]
+    (item,) = RESPONSES.renderer(BODY, TOLD).whole(response_of(message))["output"]
     chunk = {
         "choices": [
             {
@@ -235,7 +235,7 @@ def test_a_call_may_lack_its_id_and_its_name():
 def test_thoughts_are_sealed_for_those_who_ask():
     """In the item's last event and in the answer, and for nobody else."""
     message = {"role": "assistant", "content": "a", "reasoning": "hm"}
-    asked, unasked = (RESPONSES.telling(body, TOLD).whole(response_of(message))["output"] for body in (SEALED, BODY))
+    asked, unasked = (RESPONSES.renderer(body, TOLD).whole(response_of(message))["output"] for body in (SEALED, BODY))
 
     assert "hm" == unseal(asked[0]["encrypted_content"])
     assert ["encrypted_content" in item for item in (asked[1], *unasked)] == [False, False, False]
@@ -244,7 +244,7 @@ def test_thoughts_are_sealed_for_those_who_ask():
 def test_arguments_that_are_no_text_are_told_as_text():
     """As a server may tell them that has objects there."""
     call = {"id": "c", "function": {"name": "look", "arguments": {"a": 1}}}
-    (item,) = RESPONSES.telling(BODY, TOLD).whole(response_of({"role": "assistant", "tool_calls": [call]}))["output"]
+    (item,) = RESPONSES.renderer(BODY, TOLD).whole(response_of({"role": "assistant", "tool_calls": [call]}))["output"]
 
     assert '{"a":1}' == item["arguments"]
 
@@ -252,7 +252,7 @@ def test_arguments_that_are_no_text_are_told_as_text():
 def test_an_answer_of_nothing_is_a_message_of_nothing():
     """So that it comes back: without a text if there was none, with an empty one if that was sampled."""
     none, empty = (
-        RESPONSES.telling(BODY, TOLD).whole(response_of({"role": "assistant", "content": content}))["output"]
+        RESPONSES.renderer(BODY, TOLD).whole(response_of({"role": "assistant", "content": content}))["output"]
         for content in (None, "")
     )
 
@@ -263,7 +263,7 @@ def test_an_answer_of_nothing_is_a_message_of_nothing():
 def test_a_refusal_is_a_part_of_its_own():
     """As other servers than vLLM and SGLang tell it."""
     message = {"role": "assistant", "content": None, "refusal": "no"}
-    (item,) = RESPONSES.telling(BODY, TOLD).whole(response_of(message))["output"]
+    (item,) = RESPONSES.renderer(BODY, TOLD).whole(response_of(message))["output"]
 
     assert [{"type": "refusal", "refusal": "no"}] == item["content"]
     assert [message] == RESPONSES.read({"input": [item]}, TranslationOptions())["messages"]

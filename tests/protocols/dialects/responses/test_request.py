@@ -15,9 +15,9 @@ WAYS = TranslationOptions(
 )
 
 
-def chat_of(ways=PLAIN, **fields):
+def chat_of(options=PLAIN, **fields):
     """What is told of these fields beside the message."""
-    chat = read({"input": "hi", **fields}, ways)
+    chat = read({"input": "hi", **fields}, options)
     assert [{"role": "user", "content": "hi"}] == chat.pop("messages")
     return chat
 
@@ -98,12 +98,12 @@ def test_an_engine_that_takes_developers_gets_each_message_as_it_came():
         {"role": "user", "content": "u"},
         {"role": "developer", "content": "d"},
     ]
-    earlier = ResolvedReferences(messages=[{"role": "system", "content": "e"}])
+    resolved = ResolvedReferences(messages=[{"role": "system", "content": "e"}])
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
 
     assert [("system", "i"), ("system", "e"), ("developer", parts), ("user", "u"), ("developer", "d")] == [
         (said["role"], said["content"])
-        for said in read({"instructions": "i", "input": items}, TranslationOptions(has_developers=True), earlier)[
+        for said in read({"instructions": "i", "input": items}, TranslationOptions(has_developers=True), resolved)[
             "messages"
         ]
     ]
@@ -111,11 +111,11 @@ def test_an_engine_that_takes_developers_gets_each_message_as_it_came():
 
 def test_for_other_engines_a_developer_is_a_system():
     """Also one that was sent before, to an engine that takes them."""
-    earlier = ResolvedReferences(messages=[{"role": "user", "content": "u"}, {"role": "developer", "content": "d"}])
+    resolved = ResolvedReferences(messages=[{"role": "user", "content": "u"}, {"role": "developer", "content": "d"}])
 
     assert ["user", "system", "system"] == [
         said["role"]
-        for said in read({"input": [{"role": "developer", "content": "x"}]}, TranslationOptions(), earlier)["messages"]
+        for said in read({"input": [{"role": "developer", "content": "x"}]}, TranslationOptions(), resolved)["messages"]
     ]
 
 
@@ -161,11 +161,11 @@ def test_for_other_engines_systems_at_the_beginning_are_one():
         {"role": "user", "content": "u"},
         {"role": "system", "content": "s"},
     ]
-    earlier = ResolvedReferences(messages=[{"role": "system", "content": "e"}])
+    resolved = ResolvedReferences(messages=[{"role": "system", "content": "e"}])
 
     assert [("system", "i\n\ne\n\nd"), ("user", "u"), ("system", "s")] == [
         (said["role"], said["content"])
-        for said in read({"instructions": "i", "input": items}, TranslationOptions(), earlier)["messages"]
+        for said in read({"instructions": "i", "input": items}, TranslationOptions(), resolved)["messages"]
     ]
     parts = {"role": "developer", "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]}
     assert ["i\n\na\n\nb"] == [

@@ -53,7 +53,7 @@ class Answering(httpx2.BaseTransport):
             text, kind = stream_of(body, self.chunks), "text/event-stream"
         else:
             text, kind = (
-                orjson.dumps(RESPONSES.telling(body, TOLD).whole(response_of(self.message, self.reason))),
+                orjson.dumps(RESPONSES.renderer(body, TOLD).whole(response_of(self.message, self.reason))),
                 "application/json",
             )
         return httpx2.Response(200, content=text, headers={"Content-Type": kind})
@@ -75,7 +75,7 @@ def test_each_event_and_each_answer_is_of_the_types_of_the_sdk(message, sealed, 
         EVENT.validate_python(event)
         if "response" in event:
             Response.model_validate(event["response"])
-    Response.model_validate(RESPONSES.telling(body, TOLD).whole(response_of(message, reason)))
+    Response.model_validate(RESPONSES.renderer(body, TOLD).whole(response_of(message, reason)))
 
 
 def test_refusals_and_broken_answers_are_of_the_types_of_the_sdk():
