@@ -11,7 +11,7 @@ from typing import Any
 from proxy.errors import NotValid
 from proxy.protocols.dialects.base import Dialect, ErrorDialect, ResponseOptions
 from proxy.protocols.dialects.translation import Translator
-from proxy.protocols.engines.base import Engine, InjectionRequest, Json, LogprobsLevel, Traits
+from proxy.protocols.engines.base import Engine, Injection, InjectionRequest, Json, LogprobsLevel, Traits
 from proxy.protocols.engines.quirks import CallTraits, Framing, Streaming, applicable, choose_framing
 from proxy.protocols.response import ClientView
 from proxy.protocols.sampling import SAMPLING_FIELDS, Sampling, apply_rules, served_as
@@ -118,19 +118,13 @@ def make_plan(  # noqa: PLR0913 - a plan is all of this, and every argument has 
     fields, unset = edit(body, options, dialect)
     edited = {key: value for key, value in body.items() if key not in unset} | fields
     response_options = _response_options(dialect, body, edited)
-    call = CallTraits(
-        dialect.name,
-        edited,
-        traits or Traits(engine.kind),
-        options.keep_reasoning,
-        _wants_logprobs(options, response_options),
-    )
+    traits = traits or Traits(engine.kind)
+    call = CallTraits(dialect.name, edited, traits, options.keep_reasoning, _wants_logprobs(options, response_options))
     framing = _framing(engine, options, call)
     edited, removed = _unstreamed(edited) if framing == "replay" else (edited, frozenset[str]())
     injection = engine.inject(_injection_request(call, edited, response_options, options, headers or {}))
     sent_body = {**edited, **injection.fields}
     model_asked, model_served = _name(body.get("model")), _name(sent_body.get("model"))
-    renamed, replayed = model_asked if model_asked != model_served else None, framing == "replay"
     return Plan(
         step_id=step_id,
         rollout_id=rollout_id,
@@ -142,28 +136,43 @@ def make_plan(  # noqa: PLR0913 - a plan is all of this, and every argument has 
         request=body,
         body=sent_body,
         sent={"set": _changed(body, {**fields, **injection.fields}), "unset": sorted(unset | (removed & body.keys()))},
-        view=ClientView(
-            dialect,
-            engine,
-            injection.strip_rules,
-            response_options.choices,
-            renamed,
-            replayed,
-            response_options.usage,
-            options.tokens,
-        ),
+        view=_view(dialect, engine, injection, response_options, options, model_asked, model_served, framing),
         model_asked=model_asked,
         model_served=model_served,
-        sampling=_sampling(dialect, sent_body, engine, call.traits, logprobs_mode or engine.logprobs_mode),
+        sampling=_sampling(dialect, sent_body, engine, traits, logprobs_mode or engine.logprobs_mode),
         framing=framing,
         wants_logprobs=call.wants_logprobs,
         headers=injection.headers,
         policy_version=policy_version,
         problems=injection.problems,
-        expected=frozenset(
-            code for quirk in applicable(engine.kind, call, live=framing == "live") for code in quirk.codes
-        ),
+        expected=_expected_problems(engine, call, framing),
         extra={**(extra or {}), **({} if framing == "whole" else {"streaming": framing})},
+    )
+
+
+def _expected_problems(engine: Engine, call: CallTraits, framing: Framing) -> frozenset[str]:
+    return frozenset(code for quirk in applicable(engine.kind, call, live=framing == "live") for code in quirk.codes)
+
+
+def _view(  # noqa: PLR0917 - the values of a plan that the client's view depends on
+    dialect: Dialect,
+    engine: Engine,
+    injection: Injection,
+    response_options: ResponseOptions,
+    options: CallOptions,
+    model_asked: str | None,
+    model_served: str | None,
+    framing: Framing,
+) -> ClientView:
+    return ClientView(
+        dialect,
+        engine,
+        injection.strip_rules,
+        response_options.choices,
+        model=model_asked if model_asked != model_served else None,
+        replay=framing == "replay",
+        usage=response_options.usage,
+        tokens=options.tokens,
     )
 
 
