@@ -1,9 +1,9 @@
-"""What passes over the wire, understood without touching a socket.
+"""The protocols of clients and engines: dialects, engines, server-sent events, and one call as an `Exchange`.
 
-    sse        bytes -> events, at any split
-    fold       chunks -> the response an unstreamed call would have given
-    reply      WholeReply, StreamReply, RawReply: feed the engine's bytes, get the client's
-    exchange   one call: what to send, what came, what to show, what to keep
+    sse          bytes -> events, however the bytes are split
+    accumulators stream chunks -> the response that the unstreamed call would have returned
+    response     WholeResponse, StreamResponse, RawResponse: engine bytes in, client bytes out
+    exchange     one call: the request to send, the response, the bytes for the client, the step to record
 
-All of it is pure: no sockets, no clock, no store. `tests/test_layout.py` holds it to that.
+The package is pure: it uses no sockets, no clock and no store.
 """

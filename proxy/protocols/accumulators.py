@@ -1,9 +1,9 @@
-"""Stream chunks accumulated into the response that the unstreamed call would have given.
+"""Stream chunks accumulated into the response that the unstreamed call would have returned.
 
-One accumulator per shape that engines stream. An accumulator hides nothing and never changes a chunk; lists are extended into
-lists of its own. It notes where the chunks of one stream contradict each other: nothing else sees them one by one.
+There is one accumulator per format that engines stream. Chunks are never modified. Contradictions between the chunks of a
+stream are reported as problems.
 
-Rule 1: text comes in pieces and is joined; of every other field that repeats, the last value that is not null wins.
+Rule 1: pieces of text are joined; of every other field that repeats, the last value that is not null wins.
 Rule 2: choices are matched by `index` and may interleave in any order.
 """
 
@@ -23,11 +23,11 @@ class Accumulator(Protocol):
     problems: set[str]
 
     def feed(self, chunk: Json) -> None:
-        """Add one chunk. Raises TypeError, KeyError, AttributeError or ValueError for a value that is not one."""
+        """Add one chunk. Raises TypeError, KeyError, AttributeError or ValueError for an invalid one."""
         ...
 
     def finish(self) -> Json:
-        """The response so far, its choices ordered by index."""
+        """Return the response so far, its choices ordered by index."""
         ...
 
     @property
@@ -49,12 +49,12 @@ class ChoiceAccumulator:
         self.counted = 0  # the engine's running count of its tokens
 
     def feed(self, choice: Json, problems: set[str]) -> None:
-        """Add what a chunk has of this choice."""
+        """Add a chunk's part of this choice."""
         for key, value in choice.items():
             if key in {"index", "delta"}:
                 continue
             if value is None:
-                self.fields.setdefault(key, None)  # a field that is null to the end is in the response as well
+                self.fields.setdefault(key, None)  # a field that remains null is in the response as well
             elif key == "token_ids":
                 self.ids = extended(self.ids, value)
             elif key == "logprobs":
@@ -71,24 +71,24 @@ class ChoiceAccumulator:
                 self.logprobs[name] = extended(self.logprobs.get(name), values)
 
     def finish(self) -> Json:
-        """The choice so far."""
+        """Return the choice so far."""
         lists = {"logprobs": self.logprobs, "token_ids": self.ids}
         return {**self.fields, **{key: values for key, values in lists.items() if values is not None}}
 
 
 class Accumulating(Protocol):
-    """What `Chunks` needs of a choice: `fields` with its finish reason, and its running count."""
+    """What `Chunks` requires of a choice: `fields` with its finish reason, and its running count."""
 
     fields: Json
     counted: int
 
     def feed(self, choice: Json, problems: set[str]) -> None:
-        """Add what a chunk has of this choice."""
+        """Add a chunk's part of this choice."""
         ...
 
 
 class Chunks:
-    """A whole stream: the top-level fields, the choices by index, and what contradicts itself."""
+    """A whole stream: the top-level fields, the choices by index, and contradictions."""
 
     __slots__ = ("_make", "choices", "finished", "head", "problems")
 
@@ -107,7 +107,7 @@ class Chunks:
                 continue
             if key not in head:
                 head[key] = value
-            elif key == "usage":  # 1 and true are equal, and must not be
+            elif key == "usage":  # 1 and true are equal, and must stay distinct
                 head[key] = head[key] if value is None else value
             elif value is not None and value != (known := head[key]):
                 if known is not None and key in _CONSTANT:
@@ -138,9 +138,9 @@ class Chunks:
         accumulated.feed(choice, self.problems)
 
     def _check_running_count(self, usage: Any, choice: Json) -> None:
-        """`usage` beside a choice counts the tokens of that choice so far (vLLM 0.32.0, `continuous_usage_stats`).
+        """Check `usage` beside a choice, which counts the tokens of that choice so far (vLLM 0.32.0, `continuous_usage_stats`).
 
-        An event that is repeated, lost or out of order breaks the count. Ids may come elsewhere than in events (SGLang).
+        A repeated, lost or reordered event breaks the count. Ids may be outside of events (SGLang).
         """
         count = usage.get("completion_tokens")
         if type(count) is not int:
@@ -153,14 +153,14 @@ class Chunks:
         accumulated.counted = count
 
     def finish(self, kind: str | None, choices: list[Json]) -> Json:
-        """The response."""
+        """Return the response."""
         usage = self.head.pop("usage", None)
         named = {} if kind is None else {"object": kind}
         return {**self.head, **named, "choices": choices, "usage": usage}
 
 
 def replace(fields: Json, key: str, value: Any, problems: set[str]) -> None:
-    """Set a field of a choice that comes once."""
+    """Set a field of a choice that should occur once."""
     known = fields.get(key)
     if known is not None:
         if key == "finish_reason":
@@ -171,7 +171,7 @@ def replace(fields: Json, key: str, value: Any, problems: set[str]) -> None:
 
 
 def extended(values: list[Any] | None, more: Any) -> list[Any]:
-    """The list with more at its end, a new one if there was none. Raises TypeError for what is no list."""
+    """Return the list extended by more, a new one if there was none. Raises TypeError for anything but a list."""
     if type(more) is not list:
         raise TypeError(f"a list was expected, not {type(more).__name__}")
     if values is None:
@@ -181,14 +181,14 @@ def extended(values: list[Any] | None, more: Any) -> list[Any]:
 
 
 def text_of(value: Any) -> str:
-    """A piece of text. Raises TypeError for what is none: it could not be joined."""
+    """Return a piece of text. Raises TypeError for anything else, which could not be joined."""
     if not isinstance(value, str):
         raise TypeError(f"text was expected, not {type(value).__name__}")
     return value
 
 
 def _has_content(choice: Json) -> bool:
-    """Whether a chunk adds tokens, text or a call. Other fields may follow a finish reason (SGLang: hidden states)."""
+    """Return whether a chunk adds tokens, text or a call. Other fields may follow a finish reason (SGLang: hidden states)."""
     delta = choice.get("delta") or {}
     content_fields = ("content", "reasoning", "reasoning_content", "tool_calls", "function_call")
     return bool(
@@ -216,7 +216,7 @@ class CompletionsAccumulator:
         self._chunks.feed(chunk)
 
     def finish(self) -> Json:
-        """A `text_completion` response."""
+        """Return a `text_completion` response."""
         choices = [
             {**accumulated.finish(), "text": "".join(accumulated.text)}
             for _, accumulated in sorted(self._chunks.choices.items())
@@ -225,7 +225,7 @@ class CompletionsAccumulator:
 
 
 class _MessageAccumulator:
-    """The message of one chat choice: texts by field, tool calls by index, and whatever else a delta holds."""
+    """The message of one chat choice: texts by field, tool calls by index, and all other fields of deltas."""
 
     __slots__ = ("calls", "fields", "texts")
 
@@ -300,7 +300,7 @@ class ChatAccumulator:
             message.feed(choice.get("delta") or {})
 
     def finish(self) -> Json:
-        """A `chat.completion` response."""
+        """Return a `chat.completion` response."""
         choices = [
             {**accumulated.finish(), "message": self._messages[index].finish()}
             for index, accumulated in sorted(self._chunks.choices.items())
@@ -326,7 +326,7 @@ class GenerateAccumulator:
         self._chunks.feed(chunk)
 
     def finish(self) -> Json:
-        """A response of the endpoint."""
+        """Return a response of the endpoint."""
         choices = [accumulated.finish() for _, accumulated in sorted(self._chunks.choices.items())]
         return self._chunks.finish(None, choices)
 
@@ -344,7 +344,7 @@ class _GenerateChoiceAccumulator:
         self._content: list[Any] | None = None
 
     def feed(self, choice: Json, problems: set[str]) -> None:
-        """Add what a chunk has of this choice."""
+        """Add a chunk's part of this choice."""
         for key, value in choice.items():
             if value is None:
                 self.fields.setdefault(key, None)
@@ -361,7 +361,7 @@ class _GenerateChoiceAccumulator:
                 replace(self.fields, key, value, problems)
 
     def finish(self) -> Json:
-        """The choice so far."""
+        """Return the choice so far."""
         texts = {"text": "".join(self._texts)} if "text" in self.fields else {}
         logprobs = None if self._content is None else {"content": self._content}
         return {**self.fields, **self._lists, **texts, "logprobs": logprobs}

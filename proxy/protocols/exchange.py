@@ -1,14 +1,11 @@
-"""One call in the core: what to send, what came, what to show, what to keep.
+"""One call without I/O: fed the engine's bytes, returns the client's bytes and, at the end, the step.
 
-Holds the `Exchange`, which is fed the engine's bytes, gives the client's, and at the end gives the step. It never awaits:
-sockets, clocks and the store are its callers' business.
-
-    exchange = Exchange(plan, status, content_type)
-    for read in ...:  client.write(exchange.feed(read))
-    lookup = exchange.lookup()               # some engines have to be asked once more; exchange.found = the answer
-    outcome = exchange.finish(timing)        # or exchange.abort("client_gone", timing)
-    ... store outcome.step, and only then ...
-    client.write(outcome.end)
+exchange = Exchange(plan, status, content_type)
+for read in ...:  client.write(exchange.feed(read))
+request = exchange.follow_up()           # some engines need one more request; exchange.found = its response
+outcome = exchange.finish(timing)        # or exchange.abort("client_gone", timing)
+... store outcome.step, and only then ...
+client.write(outcome.end)
 """
 
 from collections.abc import Collection, Mapping
@@ -29,16 +26,16 @@ from proxy.protocols.response_validation import Packed, check_messages, check_us
 from proxy.trajectory import fidelity
 from proxy.trajectory.step import Choice, Status, Step, Timing
 
-# A response with one of these is not what readers expect: it is recorded apart from those they read.
+# A response with one of these problems is recorded under `unparsed`, apart from valid ones.
 _UNREADABLE: Final = frozenset({"unparsed_event", "no_message", "unknown_finish_reason"})
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A call that is over: the withheld end, the step to store before it is shown, and whether the engine broke off.
+    """A finished call: the withheld end, the step to store before the client receives it, and whether the engine disconnected.
 
-    When `broken`, the client's connection must end as the engine's did: without a proper end. `status` is told instead of the
-    engine's, where its answer could not be told at all.
+    If `broken`, the client's connection must end like the engine's: without a proper end. `status` replaces the engine's if
+    its response could not be converted.
     """
 
     end: bytes
@@ -57,11 +54,11 @@ class Exchange:
         self._reply = response_stream_for(status, content_type, plan.view, max_event_bytes)
         self._conclusion: tuple[bytes, ParsedResponse] | None = None
         self.found: Any = None
-        self.served: Collection[str] | None = None  # the models that the engine lists, where that had to be known
+        self.served: Collection[str] | None = None  # the models that the engine lists, if they had to be requested
 
     @property
     def content_type(self) -> str | None:
-        """What the client is told that it gets; None: what the engine said."""
+        """The content type for the client; None: the engine's."""
         if isinstance(self._reply, SyntheticStreamResponse):
             return replay.CONTENT_TYPE
         is_rendered = self._plan.translation is not None and not isinstance(self._reply, StreamResponse)
@@ -69,53 +66,53 @@ class Exchange:
 
     @property
     def is_over(self) -> bool:
-        """Whether a stream's terminal event came: whatever becomes of the connection then, the answer is whole."""
+        """Whether a stream's terminal event arrived: the response is complete, whatever happens to the connection."""
         return isinstance(self._reply, StreamResponse) and self._reply.ended
 
     @property
     def forces_usage(self) -> bool:
-        """Whether a stream showed that its server writes usage on each event, whatever is requested."""
+        """Whether the stream showed that its server writes usage to each event, whatever is requested."""
         return isinstance(self._reply, StreamResponse) and self._reply.forces_usage
 
     @property
     def pending(self) -> int:
-        """The bytes of an event that is not whole yet: feeding its end parses all of them."""
+        """The size of the incomplete event in bytes, all of which the next feed may parse."""
         return self._reply.pending if isinstance(self._reply, StreamResponse) else 0
 
     def feed(self, read: bytes) -> bytes:
-        """Take bytes of the engine; give the bytes that the client may see now. Raises EventTooLong."""
+        """Feed bytes of the engine; return the bytes that the client may receive now. Raises EventTooLong."""
         return self._reply.feed(read)
 
     def other_model(self) -> str | None:
-        """The model that the answer names, if it is not the one of the request. Call it when no more bytes come."""
+        """Return the model that the response names, if it is not the requested one. Call it after the last bytes."""
         _, answer = self._concluded()
         name = None if answer.response is None else answer.response.get("model")
         return name if isinstance(name, str) and name != self._plan.model_served else None
 
     def follow_up(self) -> FollowUpRequest | None:
-        """What is to be asked of the engine once more, now that no more bytes come; its answer goes into `found`."""
+        """Return the request to send to the engine after the last bytes; its response is set as `found`."""
         _, answer = self._concluded()
         if answer.response is None or answer.error is not None:
             return None
         try:
             return self._plan.engine.follow_up(self._plan.dialect.name, self._plan.body, answer.response)
         except MALFORMED:
-            return None  # `tokens` will say what is wrong with it
+            return None  # `tokens` reports the problem
 
     def finish(self, timing: Timing, policy_version: str | None = None) -> Outcome:
-        """The engine's answer is over; `policy_version` is the one announced now."""
+        """End a complete response; `policy_version` is the current one."""
         end, answer = self._concluded()
         reason = None if answer.ended else "the engine's answer ended without its terminal event"
         step = self._step(answer, timing, policy_version, reason=reason, delivered=True)
         return Outcome(end, step, broken=False, status=answer.status)
 
     def abort(self, reason: str, timing: Timing, *, delivered: bool, policy_version: str | None = None) -> Outcome:
-        """The call broke off: the client left (`delivered` false), or the engine was lost.
+        """End an incomplete call: the client disconnected (`delivered` false), or the engine was lost.
 
-        What is partial then was not delivered, whoever was there.
+        A partial step is never marked as delivered.
         """
         end, answer = self._concluded()
-        error = answer.error if answer.response is not None else None  # a body cut short is no error of the engine
+        error = answer.error if answer.response is not None else None  # a truncated body is not an error of the engine
         cut = ParsedResponse(answer.response, ended=self.is_over, error=error, problems=answer.problems)
         recorded_reason = None if self.is_over else reason
         return Outcome(
@@ -123,7 +120,7 @@ class Exchange:
         )
 
     def fail(self, reason: str, timing: Timing) -> Step:
-        """The proxy itself failed: a partial step of what was understood, or of nothing where that is what failed."""
+        """Return a partial step after a failure of TokenTape itself: with what was parsed, or empty if parsing failed."""
         try:
             _, answer = self._concluded()
             cut = ParsedResponse(answer.response, ended=False, problems=answer.problems)
@@ -133,7 +130,7 @@ class Exchange:
             return self._step(bare, timing, None, reason=reason, delivered=False)
 
     def _concluded(self) -> tuple[bytes, ParsedResponse]:
-        """The withheld end and what was understood: asked once of the reply."""
+        """Return the withheld end and the parsed response, computed once."""
         if self._conclusion is None:
             self._conclusion = self._reply.finish()
         return self._conclusion
@@ -152,7 +149,7 @@ class Exchange:
         evidence = self._evidence(packed, usage, status, special, ended=answer.ended)
         first, last = _versions(choices, plan.policy_version)
         if version_now is not None and not packed.has_versions:
-            last = version_now  # which of its tokens the new weights sampled, the engine does not say
+            last = version_now  # the engine does not report which tokens the new weights sampled
         return Step(
             step_id=plan.step_id,
             rollout_id=plan.rollout_id,
@@ -197,9 +194,9 @@ class Exchange:
         )
 
     def _recorded(self, answer: ParsedResponse, problems: set[str]) -> Json | None:
-        """The response as the client was to see it; of an error, its status and body.
+        """Return the response as the client received it; for an error, its status and body.
 
-        A response that readers cannot rely on is kept under `unparsed`.
+        An invalid response is recorded under `unparsed`.
         """
         shown = None if answer.response is None else self._shown(answer.response)
         if shown is not None and problems & _UNREADABLE:
@@ -216,7 +213,7 @@ class Exchange:
             return response
 
     def _tokens(self, response: Json | None) -> Packed:
-        """The tokens of a response, packed; a response of an unknown shape has none, and says so."""
+        """Return the packed tokens of a response; none, and a problem, for a response of an unknown shape."""
         if response is None:
             return Packed()
         plan = self._plan
@@ -231,16 +228,16 @@ class Exchange:
 
 
 def _bound(sampling: Mapping[str, Any]) -> int | None:
-    """The most tokens that a choice may have; None if the body does not bound them.
+    """Return the maximum number of tokens per choice; None if the body does not limit them.
 
-    Of two bounds the higher one: which of them an engine takes differs.
+    Of two bounds the higher one: engines differ in which of them they use.
     """
     bounds = [sampling.get(name) for name in ("max_tokens", "max_completion_tokens")]
     return max((bound for bound in bounds if type(bound) is int and bound > 0), default=None)
 
 
 def _versions(choices: tuple[Choice, ...], policy_version: str | None) -> tuple[str | None, str | None]:
-    """The policy version that a step began with, and the one that it ended with."""
+    """Return the policy versions at the beginning and at the end of a step."""
     spans = [span for choice in choices for span in choice.spans]
     if not spans:
         return policy_version, policy_version

@@ -1,7 +1,7 @@
-"""The plan of a call: what to send upstream, and why it differs from what the client sent.
+"""The plan of a call: the request to send upstream, and how it differs from the client's.
 
-Holds the pure decisions taken before anything is sent: model names, the rollout's sampling rules and tools, and what the
-engine is asked beyond the client's own wishes. It makes new dicts and never changes the client's.
+It applies model names, the rollout's sampling rules and tools, and what the engine injects. The client's body is not
+modified.
 """
 
 from collections.abc import Mapping
@@ -24,9 +24,9 @@ _STREAM = frozenset({"stream", "stream_options"})
 
 @dataclass(frozen=True, slots=True)
 class CallOptions:
-    """What holds for calls of one rollout, from its opening and the configuration.
+    """The options of a rollout's calls, from its opening and the configuration.
 
-    The call's own are `tokens`, and `room_left`: what the window leaves for it, where a cap asks for that.
+    `tokens` and `room_left` are the call's own: `room_left` is the space in the context window, if a cap requires it.
     """
 
     sampling: Sampling = field(default_factory=Sampling)
@@ -41,11 +41,11 @@ class CallOptions:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One call, decided. `request` is the client's body, `body` what is sent, `sent` the difference on the top level.
+    """A planned call. `request` is the client's body, `body` the one that is sent, `sent` the difference on the top level.
 
-    `framing` is how it goes upstream; `expected` are the problems that the engine is known to have with such a call.
-    `wants_logprobs`: somebody does, so that a step without any lacks them. `translation`: the client's dialect, where it is
-    not the engine's.
+    `framing` is how the call is sent; `expected` are the problems that the engine is known to have with such a call.
+    `wants_logprobs`: they are configured or requested, so a step without them lacks them. `translation`: the client's dialect,
+    if the engine does not support it.
     """
 
     step_id: str
@@ -73,23 +73,23 @@ class Plan:
 
     @property
     def error_dialect(self) -> ErrorDialect:
-        """The dialect that the client speaks."""
+        """The dialect of the client."""
         return self.translation or self.dialect
 
     def error_events(self, body: bytes) -> bytes:
-        """An error within a stream that has begun: what would have been the whole body, in the client's dialect."""
+        """Return an error event for a stream that has begun, in the client's dialect; `body` is the error's JSON body."""
         renderer = self.view.renderer
         return error_events(body) if renderer is None else renderer.finish(None, body.decode("utf-8", "replace"))
 
 
 def edit(body: Json, options: CallOptions, dialect: Dialect) -> tuple[Json, set[str]]:
-    """The fields that the terms set in a body, and those they take out of it (ours, which no engine knows)."""
+    """Return the fields that the options set in a body, and those they remove from it (TokenTape's own fields)."""
     fields = {} if options.tokens is None else options.tokens.fields(body)
     model = body.get("model")
     if isinstance(model, str) and (served := served_as(model, options.models)) is not None:
         fields["model"] = served
     if dialect.name == "chat" and type(body.get("logprobs")) is int and body["logprobs"] == 1:
-        fields["logprobs"] = True  # verifiers (fa7f5fa) sends 1; vLLM takes it for true, llama.cpp's server for nothing
+        fields["logprobs"] = True  # verifiers (fa7f5fa) sends 1; vLLM reads it as true, llama.cpp's server ignores it
     if options.tools and dialect.name != "generate" and not body.get("tools"):
         fields["tools"] = list(options.tools)
     placed, unset = dialect.place_sampling(
@@ -114,7 +114,7 @@ def make_plan(  # noqa: PLR0913 - a plan is all of this, and every argument has 
     policy_version: str | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """Decide a call. `headers` are the client's, by lowercase name. Raises NotValid for tokens no stream can tell."""
+    """Plan a call. `headers` are the client's, by lowercase name. Raises NotValid for token options of a live stream."""
     fields, unset = edit(body, options, dialect)
     edited = {key: value for key, value in body.items() if key not in unset} | fields
     response_options = _response_options(dialect, body, edited)
@@ -179,7 +179,7 @@ def _view(  # noqa: PLR0917 - the values of a plan that the client's view depend
 def _injection_request(
     call: CallTraits, body: Json, response_options: ResponseOptions, options: CallOptions, headers: Mapping[str, str]
 ) -> InjectionRequest:
-    """The call as it is to be made, for the engine to add to."""
+    """Return the call before injection."""
     return InjectionRequest(
         call.dialect,
         body,
@@ -192,23 +192,23 @@ def _injection_request(
 
 
 def _response_options(dialect: Dialect, body: Json, edited: Json) -> ResponseOptions:
-    """What may be seen is the client's own wish; how many choices come is decided by what is sent."""
+    """Return the client's own options, with the number of choices of the body that is sent."""
     sent = dialect.response_options(edited)
     return replace(dialect.response_options(body), samples=sent.samples, choices=sent.choices)
 
 
 def _wants_logprobs(options: CallOptions, response_options: ResponseOptions) -> bool:
-    """Whether anybody wants logprobs: then a step without any lacks them."""
+    """Return whether logprobs are configured or requested: a step without them then lacks them."""
     return options.logprobs != "off" or response_options.logprobs
 
 
 def _unstreamed(body: Json) -> tuple[Json, frozenset[str]]:
-    """The body of a call that is to be answered whole, and what that takes out of it."""
+    """Return the body of an unstreamed call, and the fields that were removed."""
     return {key: value for key, value in body.items() if key not in _STREAM}, _STREAM
 
 
 def _framing(engine: Engine, options: CallOptions, call: CallTraits) -> Framing:
-    """How the call goes upstream."""
+    """Return how the call is sent upstream."""
     can_replay = engine.can_replay(call.dialect, call.body)
     if options.tokens is None:
         return choose_framing(options.streaming, engine.kind, call, can_replay=can_replay)
@@ -223,15 +223,14 @@ def _framing(engine: Engine, options: CallOptions, call: CallTraits) -> Framing:
 
 
 def _changed(body: Json, fields: Json) -> Json:
-    """The fields that are not as the client sent them."""
+    """Return the fields that differ from the client's."""
     return {key: value for key, value in fields.items() if key not in body or body[key] != value}
 
 
 def _sampling(dialect: Dialect, body: Json, engine: Engine, traits: Traits, logprobs_mode: str | None) -> Json:
-    """Return what decides which distribution a token was drawn from: as sent, else the engine's default, if that is known.
+    """Return the sampling parameters: as sent, else the engine's default, if it is known; and the logprobs mode.
 
-    And what its logprobs are of. The defaults are those of chat and completions: vLLM (0.32.0) uses none of them for
-    `/inference/v1/generate`.
+    The defaults apply to chat and completions: vLLM (0.32.0) uses none of them for `/inference/v1/generate`.
     """
     sent = {key: value for key, value in dialect.sampling(body).items() if value is not None}
     defaults = (traits.sampling_defaults or {}) if dialect.name != "generate" else {}

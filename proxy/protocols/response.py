@@ -1,13 +1,12 @@
-"""An engine's reply: fed its bytes, gives the client's.
+"""The response of an engine as a stream of bytes: fed the engine's bytes, returns the client's.
 
-Strategy: every framing has the same two verbs, so the shell has ONE loop and never asks whether a call was streamed.
-`feed` gives what the client may see at once; `finish` gives the withheld end and what was understood. A reply hides, by
-its `View`, what the client did not ask for.
+Each framing has the same two methods, so callers need one loop. `feed` returns what the client may receive now; `finish`
+returns the withheld end and the parsed response. What the client did not request is stripped by the `ClientView`.
 
-Rule 1: the end of the turn is withheld: of a stream, everything from the event on that carries the last open choice's
-        finish reason (agents act on that one, not only on `[DONE]`), or from an error event on; else the whole body.
-Rule 2: bytes that need no hiding are passed on as they came; events are never re-spelt for beauty.
-Rule 3: what we do not understand is passed on, and said to be a problem.
+Rule 1: the end of the turn is withheld: in a stream, everything from the event with the last open choice's finish reason
+        (agents act on it, not only on `[DONE]`), or from an error event; else the whole body.
+Rule 2: bytes that need no stripping are forwarded unchanged; events are never reserialized without need.
+Rule 3: what cannot be parsed is forwarded, and recorded as a problem.
 """
 
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from proxy.protocols.lenient_json import NotJson, read_json, write_json
 from proxy.protocols.sse import Event, EventParser
 from proxy.protocols.token_annotations import TokenAnnotations
 
-_UNREADABLE: Final = 502  # what an answer that nobody can read is told as, where it cannot be passed on
+_UNREADABLE: Final = 502  # status of an unreadable response that cannot be forwarded
 _NOT_A_RESPONSE: Final = "the engine's answer has not the shape of one"
 MALFORMED: Final = (
     TypeError,
@@ -31,18 +30,18 @@ MALFORMED: Final = (
     IndexError,
     ValueError,
     RecursionError,
-)  # what other people's JSON of an odd shape raises
+)  # raised by JSON of an unexpected shape
 _CUT: Final = "the engine's answer ended without its terminal event"
 
 
 @dataclass(frozen=True, slots=True)
 class ClientView:
-    """What this client is to see: by which dialect and engine, what is hidden, how many choices are to come.
+    """What the client receives: the dialect, the engine, what is stripped, how many choices are expected.
 
-    `choices` is None where the body does not say; `model` is the name the client asked for, if it was another one.
-    `replay`: the client wants a stream, and the engine was not asked for one; `usage`: with usage in it. `tokens`: what it
-    wants told of them beside the usual, of whole responses only. `translation` and `telling`: its dialect, and this answer in
-    it, where that is by way of chat.
+    `choices` is None if the body does not determine it; `model` is the name that the client requested, if it was replaced.
+    `replay`: the client requested a stream, and the engine did not; `usage`: with usage in it. `tokens`: the token annotations
+    that the client requested, for whole responses only. `translation` and `renderer`: the client's dialect and this response in
+    it, if the call is translated to chat.
     """
 
     dialect: Dialect
@@ -57,14 +56,14 @@ class ClientView:
     renderer: ResponseRenderer | None = None
 
     def whole(self, response: Json) -> Json:
-        """What to show of an unstreamed response; the same dict if all of it."""
+        """Return what the client receives of an unstreamed response; the same dict if it is unchanged."""
         shown = self._renamed(self.engine.strip(self.dialect.name, response, self.strip_rules))
         if self.tokens is None:
             return shown
         return self.tokens.annotate(shown, self.engine.tokens(self.dialect.name, {}, response))
 
     def chunk(self, chunk: Json) -> Json | None:
-        """What to show of a streamed chunk; the same dict if all of it, None if nothing."""
+        """Return what the client receives of a stream chunk; the same dict if it is unchanged, None if nothing."""
         shown = self.engine.strip_chunk(self.dialect.name, chunk, self.strip_rules)
         return shown if shown is None or self.model is None else self._renamed(shown)
 
@@ -76,11 +75,11 @@ class ClientView:
 
 @dataclass(frozen=True, slots=True)
 class ParsedResponse:
-    """What a reply understood.
+    """A parsed response.
 
-    `response` is the unstreamed or folded response, with what was injected; None if there was none. `ended` is whether
-    the terminal event, or the whole body, came. `error` is the engine's error as text. `problems` are fidelity codes. `status`
-    is told instead of the engine's.
+    `response` is the unstreamed or accumulated response, with injected values; None if there was none. `ended`: the terminal
+    event, or the whole body, arrived. `error` is the engine's error as text. `problems` are fidelity codes. `status`
+    replaces the engine's.
     """
 
     response: Json | None
@@ -91,19 +90,19 @@ class ParsedResponse:
 
 
 class ResponseStream(Protocol):
-    """One reply of an engine, in one framing."""
+    """One response of an engine, in one framing."""
 
     def feed(self, read: bytes) -> bytes:
-        """Take bytes of the engine; give the bytes that the client may see now."""
+        """Feed bytes of the engine; return the bytes that the client may receive now."""
         ...
 
     def finish(self) -> tuple[bytes, ParsedResponse]:
-        """No more bytes come: the withheld end, and what was understood."""
+        """Return the withheld end and the parsed response, after the last bytes."""
         ...
 
 
 class RawResponse:
-    """An error, or something that is not JSON: kept, and passed on as it came."""
+    """An error, or a response that is not JSON: withheld, and forwarded unchanged."""
 
     def __init__(self, view: ClientView, status: int) -> None:
         self._view = view
@@ -111,12 +110,12 @@ class RawResponse:
         self._reads: list[bytes] = []
 
     def feed(self, read: bytes) -> bytes:
-        """Keep it: an error ends the turn as well."""
+        """Withhold the bytes: an error ends the turn as well."""
         self._reads.append(read)
         return b""
 
     def finish(self) -> tuple[bytes, ParsedResponse]:
-        """All of it: untouched, or in the words of the client's dialect."""
+        """Return everything: unchanged, or in the client's dialect."""
         body = b"".join(self._reads)
         return failed(
             self._view, self._status, body, ParsedResponse(None, ended=True, error=body.decode("utf-8", "replace"))
@@ -131,12 +130,12 @@ class WholeResponse:
         self._reads: list[bytes] = []
 
     def feed(self, read: bytes) -> bytes:
-        """Keep it: nothing may be seen before all is stored."""
+        """Withhold the bytes until the step is stored."""
         self._reads.append(read)
         return b""
 
     def finish(self) -> tuple[bytes, ParsedResponse]:
-        """The body as the client is to see it."""
+        """Return the body for the client."""
         body = b"".join(self._reads)
         try:
             response, loosely = read_json(body)
@@ -151,7 +150,7 @@ class WholeResponse:
             return self._failed(body)
 
     def _unreadable(self, body: bytes) -> tuple[bytes, ParsedResponse]:
-        """A body that is no JSON passes on as it came; one that breaks off is an error: half of it must not look whole."""
+        """Forward a body that is not JSON; a truncated body becomes an error, so that it cannot pass for a complete one."""
         answer = ParsedResponse(None, ended=False, error=body.decode("utf-8", "replace"), problems=("unparsed_event",))
         if self._view.translation is not None or body[:64].lstrip()[:1] not in (b"{", b"["):
             return failed(self._view, _UNREADABLE, body, answer)
@@ -169,7 +168,7 @@ class WholeResponse:
         return end, self._answer(response)
 
     def _answer(self, response: Json, *problems: str) -> ParsedResponse:
-        """The response, and what it contradicts itself in."""
+        """Return the response, and how it contradicts itself."""
         found = list(problems)
         if response.get("usage") is None and self._view.engine.always_sends_usage:
             found.append("no_usage")
@@ -179,7 +178,7 @@ class WholeResponse:
 
 
 class SyntheticStreamResponse(WholeResponse):
-    """An unstreamed JSON response to a client that wants a stream."""
+    """An unstreamed JSON response to a client that requested a stream."""
 
     def _render(self, body: bytes, response: Json, shown: Json, *, loosely: bool) -> tuple[bytes, ParsedResponse]:
         view = self._view
@@ -189,21 +188,21 @@ class SyntheticStreamResponse(WholeResponse):
             events = replay.replay_events(
                 view.engine.shape, view.dialect.name, shown, usage=view.usage, loosely=loosely
             )
-        except (TypeError, KeyError, AttributeError):  # like a response, and no events can be made of it
+        except (TypeError, KeyError, AttributeError):  # similar to a response, but it cannot be converted into events
             events = b"data: " + write_json(shown, loosely=loosely) + b"\n\n" + replay.DONE
             return events, self._answer(response, "unparsed_event")
         return events, self._answer(response)
 
 
 def render_as_stream(engine: Engine, renderer: ResponseRenderer, shown: Json) -> bytes:
-    """An unstreamed chat response, told in another dialect as the stream that it asked for."""
+    """Render an unstreamed chat response as a stream of another dialect."""
     first, *others = replay.chunks(engine.shape, "chat", shown, usage=True)
-    first = {"usage": shown.get("usage"), **first}  # a stream says from the beginning how long the prompt was
+    first = {"usage": shown.get("usage"), **first}  # the first event has the length of the prompt
     return b"".join([*map(renderer.feed, (first, *others)), renderer.finish(shown)])
 
 
 def failed(view: ClientView, status: int, body: bytes, answer: ParsedResponse) -> tuple[bytes, ParsedResponse]:
-    """An answer that is none: as it came, or by way of chat told in the client's dialect."""
+    """Return an error response: unchanged, or in the client's dialect if the call is translated to chat."""
     if view.translation is None:
         return body, answer
     body_in_dialect = view.translation.engine_error(status, body.decode("utf-8", "replace"))
@@ -212,7 +211,7 @@ def failed(view: ClientView, status: int, body: bytes, answer: ParsedResponse) -
 
 @dataclass(frozen=True, slots=True)
 class _Finish:
-    """An event with a finish reason, withheld until it is known what the usage event has of it."""
+    """An event with a finish reason, withheld until the usage event shows which fields it lacks."""
 
     event: Event
     shown: Json
@@ -221,10 +220,10 @@ class _Finish:
 
 
 class StreamResponse:
-    """A stream of events, shown one by one as they come, up to the end of the turn.
+    """A stream of events, forwarded as they arrive up to the end of the turn.
 
-    With `stream_options.include_usage` vLLM (0.32.0) writes `system_fingerprint` on the usage event, and without it on each
-    event with a finish reason. Where we injected it, these events wait for the usage event and get the field back.
+    With `stream_options.include_usage` vLLM (0.32.0) writes `system_fingerprint` to the usage event, and without it to each
+    event with a finish reason. If it was injected, these events wait for the usage event to restore the field.
     """
 
     def __init__(self, view: ClientView, max_event_bytes: int | None = None) -> None:
@@ -233,23 +232,23 @@ class StreamResponse:
         self._accumulator = view.dialect.accumulator()
         self._held: list[bytes | _Finish] = []
         self._holding = False
-        self.ended = False  # its terminal event came
+        self.ended = False  # its terminal event arrived
         self._error: str | None = None
         self._problems = self._accumulator.problems
-        # Not knowing how many choices there are, the first that finishes may be the last.
+        # If the number of choices is unknown, the first that finishes may be the last.
         self._enough = view.choices or 1
-        self._moved: Json = {}  # what the usage event has of the finish
+        self._moved: Json = {}  # fields of the finish that are on the usage event
         self._has_usage = False
-        self.forces_usage = False  # usage came beside a choice, and nobody requested it there
+        self.forces_usage = False  # usage came beside a choice, and was not requested there
         self._lacks_usage = False
 
     @property
     def pending(self) -> int:
-        """The bytes of an event that is not whole yet."""
+        """The size of the incomplete event in bytes."""
         return self._cutter.pending
 
     def feed(self, read: bytes) -> bytes:
-        """Show the events that are whole, until the end of the turn begins."""
+        """Forward complete events, until the end of the turn begins."""
         shown: list[bytes] = []
         for event in self._cutter.feed(read):
             text = self._understand(event)
@@ -260,7 +259,7 @@ class StreamResponse:
         return b"".join(shown)
 
     def finish(self) -> tuple[bytes, ParsedResponse]:
-        """The withheld events; a last one that was cut off is passed on as it came."""
+        """Return the withheld events; a truncated last one is forwarded unchanged."""
         rest = self._cutter.finish()
         if rest is not None:
             self._held.append(self._understand(rest))
@@ -269,14 +268,14 @@ class StreamResponse:
             self._problems.add("no_usage")
         try:
             response: Json | None = self._accumulator.finish()
-        except MALFORMED:  # chunks that were like chunks, and do not add up to a response
+        except MALFORMED:  # chunks that do not add up to a response
             self._problems.add("unparsed_event")
             response = None
         answer = ParsedResponse(response, self.ended, self._error, tuple(sorted(self._problems)))
         return end + self._render_end(answer), answer
 
     def _render_end(self, answer: ParsedResponse) -> bytes:
-        """What ends the stream in a dialect by way of chat."""
+        """Return the end of the stream in a dialect that is translated to chat."""
         renderer = self._view.renderer
         if renderer is None:
             return b""
@@ -284,11 +283,11 @@ class StreamResponse:
         try:
             shown = None if answer.response is None else self._view.whole(answer.response)
             return renderer.finish(shown, error)
-        except MALFORMED:  # chunks that add up to a response which this dialect has no words for
+        except MALFORMED:  # a response that this dialect cannot represent
             return renderer.finish(None, error or _NOT_A_RESPONSE)
 
     def _understand(self, event: Event) -> bytes | _Finish:
-        """Accumulate an event; return what the client sees of it."""
+        """Accumulate an event; return what the client receives of it."""
         payload = event.payload
         if not payload:
             return event.raw
@@ -304,12 +303,12 @@ class StreamResponse:
             if chunk.get("error") is not None:
                 self._holding = True
                 self._error = self._error or payload.decode("utf-8", "replace")
-                return self._as_it_came(event)  # vLLM writes these with spaces: never spelt again
+                return self._as_it_came(event)  # vLLM writes these with spaces: never reserialized
             return self._accumulate(event, chunk, loosely=loosely)
-        except MALFORMED:  # NotJson among them
+        except MALFORMED:  # includes NotJson
             self._problems.add("unparsed_event")
             if isinstance(chunk, dict) and chunk.get("choices"):
-                self._holding = True  # it may say that a choice is over
+                self._holding = True  # it may contain a finish reason
             return self._as_it_came(event)
 
     def _accumulate(self, event: Event, chunk: Json, *, loosely: bool) -> bytes | _Finish:
@@ -334,7 +333,7 @@ class StreamResponse:
         return b"" if shown is None else event.with_payload(write_json(shown, loosely=loosely))
 
     def _see_usage(self, chunk: Json) -> None:
-        """Note the usage event. Usage beside a choice, unasked for, is the server's own way (--enable-force-include-usage)."""
+        """Process a usage event. Unrequested usage beside a choice is a server setting (--enable-force-include-usage)."""
         view = self._view
         if not chunk.get("choices"):
             self._has_usage = True
@@ -351,12 +350,12 @@ class StreamResponse:
             return finish.event.raw
         try:
             return finish.event.with_payload(write_json({**shown, **missing}, loosely=finish.loosely))
-        except MALFORMED:  # nested too deeply to be written
+        except MALFORMED:  # nested too deeply to be serialized
             self._problems.add("unparsed_event")
             return finish.event.raw
 
     def _as_it_came(self, event: Event) -> bytes:
-        """An event that is passed on; a client of another dialect could not read it."""
+        """Return the raw event; nothing for a client of another dialect, which could not read it."""
         return event.raw if self._view.renderer is None else b""
 
 
@@ -369,7 +368,7 @@ RESPONSE_STREAMS: dict[str, type[WholeResponse] | type[StreamResponse]] = {
 def response_stream_for(
     status: int, content_type: str, view: ClientView, max_event_bytes: int | None = None
 ) -> ResponseStream:
-    """The reply for an answer of this status and content type."""
+    """Return the response stream for a response with this status and content type."""
     framing = RESPONSE_STREAMS.get(content_type.partition(";")[0].strip().lower())
     if framing is None or status != 200:
         return RawResponse(view, status if status != 200 else _UNREADABLE)

@@ -1,8 +1,7 @@
-"""The validation of an engine's answer: its tokens as arrays and checked values, its message as readers expect it.
+"""The validation of an engine's response: its tokens as arrays, and its values and messages checked.
 
-An answer is other people's JSON, and any value of it may be of any type. Everything that readers rely on (ids, logprobs,
-indexes, finish reasons, policy versions, messages) is checked here, once. What does not fit is a problem of the step, and
-reaches no reader.
+Any value of a response may have any type. Everything that readers rely on (ids, logprobs, indexes, finish reasons, policy
+versions, messages) is checked here, once. An invalid value becomes a problem of the step, and is not passed to readers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,14 +14,14 @@ from proxy.trajectory.arrays import pack_experts, pack_ids, pack_logprobs, pack_
 from proxy.trajectory.fidelity import FINISH_REASONS
 from proxy.trajectory.step import Choice, Ids, Span
 
-_MAX_REASON_CHARS: Final = 100  # characters of a finish reason that are kept
+_MAX_REASON_CHARS: Final = 100  # maximum length of a finish reason in characters
 _TEXTS: Final = ("reasoning", "reasoning_content", "refusal", "role")
 _USAGE_DEPTH: Final = 2  # usage has counts, and objects of counts
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """The tokens of an answer as arrays: the prompts, the choices, the problems found, and what is worth a note.
+    """The tokens of a response as arrays: the prompts, the choices, the problems, and notes.
 
     `has_versions`: the engine itself reported the policy versions of the tokens.
     """
@@ -39,8 +38,8 @@ def pack_tokens(
 ) -> Packed:
     """Pack the engine's lists.
 
-    Choice index = prompt index times `samples` plus sample index, where each choice has a prompt of its own. `given` are the
-    prompts of the request, where it has ids. Raises ValueError, TypeError or OverflowError for what are no ids.
+    Choice index = prompt index times `samples` plus sample index, if each choice has a prompt of its own. `sent_prompts`
+    are the prompts of the request, if it has ids. Raises ValueError, TypeError or OverflowError for invalid ids.
     """
     problems = set(tokens.problems)
     prompts: dict[int, list[int]] = {} if tokens.prompt_ids is None else {0: tokens.prompt_ids}
@@ -84,7 +83,7 @@ def _choice(sampled: Sampled, prompt: int, policy_version: str | None, problems:
 
 
 def _finish_reason(value: Any, problems: set[str]) -> str | None:
-    """The reason as text. SGLang's native object (0.5.23) has it in `type`."""
+    """Return the reason as text. SGLang's native object (0.5.23) has it in `type`."""
     reason = value.get("type") if isinstance(value, dict) else value
     if reason is None and value is None:
         return None
@@ -95,7 +94,7 @@ def _finish_reason(value: Any, problems: set[str]) -> str | None:
 
 
 def _stop_reason(value: Any, problems: set[str]) -> int | str | None:
-    """A stop string, or the id of a stop token."""
+    """Return a stop string, or the id of a stop token."""
     if value is None or isinstance(value, str) or (type(value) is int and 0 <= value < 2**31):
         return value
     problems.add("unparsed_event")
@@ -103,9 +102,9 @@ def _stop_reason(value: Any, problems: set[str]) -> int | str | None:
 
 
 def _spans(sampled: Sampled, count: int, policy_version: str | None) -> tuple[Span, ...] | None:
-    """The spans of policy versions: the engine's own, else one for all. None: the engine's do not cover the ids.
+    """Return the spans of policy versions: the engine's own, else one for all. None: the engine's do not cover the ids.
 
-    A version that is a number is kept as its digits, as `PUT /policy` keeps it.
+    A numeric version is kept as its digits, as in `PUT /policy`.
     """
     if sampled.spans is None or not count:
         return (Span(0, count, policy_version),) if count else ()
@@ -124,7 +123,7 @@ def _spans(sampled: Sampled, count: int, policy_version: str | None) -> tuple[Sp
 
 
 def check_usage(usage: Any) -> tuple[Json | None, bool]:
-    """The usage of an answer as it is recorded, and whether it is sound: whole numbers from 0 on, and their sum."""
+    """Return the usage to record, and whether it is valid: non-negative integers, and their sum."""
     if usage is None:
         return None, True
     if not isinstance(usage, dict) or not _is_flat(usage, _USAGE_DEPTH):
@@ -143,7 +142,7 @@ def _is_flat(value: Any, depth: int) -> bool:
 
 
 def check_messages(dialect: DialectName, response: Json) -> set[str]:
-    """The problems of a whole or accumulated response: each choice has the message or text that readers expect."""
+    """Return the problems of a whole or accumulated response: each choice must have a message or text of the expected type."""
     if dialect == "generate":
         return set()
     check = _check_message if dialect == "chat" else _check_text

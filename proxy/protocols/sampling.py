@@ -6,25 +6,25 @@ from typing import Any, Literal
 
 from proxy.protocols.engines.base import Json
 
-# The client may name the bound on sampled tokens either way; the first of them wins (vLLM 0.32.0).
+# Both names of the bound on completion tokens are valid; the first wins (vLLM 0.32.0).
 _BOUNDS = ("max_completion_tokens", "max_tokens")
 
 
-# What decides which distribution a token was drawn from; recorded with each step: as sent, else the engine's default.
+# The parameters that determine the distribution of a token; recorded with each step: as sent, else the engine's default.
 SAMPLING_FIELDS = (
     "temperature", "top_p", "top_k", "min_p", "typical_p", "seed", "n", "max_tokens", "max_completion_tokens",
     "min_tokens", "stop", "stop_token_ids", "ignore_eos", "presence_penalty", "frequency_penalty",
     "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words", "use_beam_search",
-    # A grammar masks the logits before vLLM 0.32 takes its logprobs, raw ones too: they are of what it left.
+    # A grammar masks the logits before vLLM 0.32 computes logprobs, raw ones included.
     "structured_outputs", "response_format", "tool_choice",
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Rules on sampling: `override` wins over the client, `default` yields to it, `cap` bounds numbers from above.
+    """Sampling rules: `override` replaces the client's values, `default` fills in absent ones, `cap` limits numbers.
 
-    A cap may be "auto" for the bound on sampled tokens: what the model's window leaves beside the prompt.
+    A cap on completion tokens may be "auto": the space that the prompt leaves in the context window.
     """
 
     override: Mapping[str, Any] = field(default_factory=dict)
@@ -33,18 +33,18 @@ class Sampling:
 
     @property
     def caps_by_window(self) -> bool:
-        """Whether a bound depends on the prompt's length."""
+        """Whether a cap depends on the prompt's length."""
         return "auto" in self.cap.values()
 
     def over(self, base: "Sampling") -> "Sampling":
-        """These rules on top of more general ones."""
+        """Return these rules on top of more general ones."""
         return Sampling({**base.override, **self.override}, {**base.default, **self.default}, {**base.cap, **self.cap})
 
 
 def served_as(model: str, models: Mapping[str, str]) -> str | None:
-    """What the engine calls the model that is asked for; None if nothing is said of it.
+    """Return the engine's name for a requested model; None if no name is configured.
 
-    Its own name goes before the beginning of it with a star behind ("claude-*"), a longer one before a shorter one.
+    An exact name takes precedence over a prefix with a star ("claude-*"), a longer prefix over a shorter one.
     """
     if model in models:
         return models[model]
@@ -53,13 +53,13 @@ def served_as(model: str, models: Mapping[str, str]) -> str | None:
 
 
 def bound_of(sampling: Mapping[str, Any]) -> float | None:
-    """The bound on sampled tokens; None if there is none that is a number."""
+    """Return the bound on completion tokens; None if there is no numeric one."""
     bound = next((sampling[name] for name in _BOUNDS if sampling.get(name) is not None), None)
     return bound if isinstance(bound, int | float) else None
 
 
 def apply_rules(client_sampling: Mapping[str, Any], rules: Sampling, room_left: int | None) -> tuple[Json, set[str]]:
-    """What the rules set in a client's sampling, and what they take out of it."""
+    """Return what the rules set in a client's sampling parameters, and what they remove."""
     fields: Json = {}
     unset: set[str] = set()
     for name, value in rules.default.items():
@@ -81,12 +81,12 @@ def apply_rules(client_sampling: Mapping[str, Any], rules: Sampling, room_left: 
 
 
 def _spellings(name: str) -> tuple[str, ...]:
-    """The names that mean the same as this one, itself among them."""
+    """Return all names of the parameter."""
     return _BOUNDS if name in _BOUNDS else (name,)
 
 
 def _cap(body: Json, name: str, bound: float, fields: Json) -> None:
-    """Set in `fields` what keeps `name` at or below the bound; a field that is absent is set to the bound."""
+    """Set in `fields` what keeps `name` at or below the bound; an absent field is set to the bound."""
     present = [spelling for spelling in _spellings(name) if body.get(spelling) is not None]
     for spelling in present or [name]:
         value = body.get(spelling)

@@ -1,10 +1,10 @@
-"""Server-sent events: split a byte stream into events, however the bytes were cut into reads.
+"""Server-sent events: a byte stream split into events, independent of how it is split into reads.
 
-It does not interpret events. An event keeps its raw bytes, so that what is passed on unchanged is passed on byte for byte.
+Events are not interpreted. An event keeps its raw bytes, so an unchanged event is forwarded byte for byte.
 
 Rule 1: an event ends with a blank line; lines end in LF, CRLF or CR (the HTML standard, section 9.2.6).
 Rule 2: the raw bytes of all events, joined, are the bytes that were fed; nothing is lost, added or reordered.
-Rule 3: no byte is searched or copied more often than a few times, however long an event is; its length has a limit.
+Rule 3: each byte is searched and copied a constant number of times, however long an event is; its length is limited.
 """
 
 import re
@@ -31,7 +31,7 @@ class Event(NamedTuple):  # made for each event of each stream: a frozen datacla
     name: bytes = b""
 
     def with_payload(self, payload: bytes) -> bytes:
-        """The bytes of this event carrying another payload (a single line)."""
+        """Return the bytes of this event with another payload (a single line)."""
         if not self.name and self.raw.endswith(b"\n\n"):
             return b"data: " + payload + b"\n\n"
         end = b"\r\n" if self.raw.endswith(b"\r\n") else b"\n"
@@ -43,12 +43,12 @@ _event = partial(tuple.__new__, Event)  # as `Event` is made, in C
 
 
 def _is_one_data_line(raw: bytes) -> bool:
-    """Whether this is the one shape that engines send: an event that is a single data line."""
+    """Return whether the event is a single data line, the usual case."""
     return raw.startswith(b"data: ") and raw.find(b"\n") == len(raw) - 2 and raw[-1] == _LF and b"\r" not in raw
 
 
 def read_event(raw: bytes) -> Event:
-    """Understand the raw bytes of one event."""
+    """Parse the raw bytes of one event."""
     if _is_one_data_line(raw):
         return Event(raw, raw[6:-2])
     payload: list[bytes] = []
@@ -62,9 +62,9 @@ def read_event(raw: bytes) -> Event:
 
 
 class EventParser:
-    """Cut bytes into events: feed it each read, then `finish`.
+    """Splits bytes into events: feed it each read, then `finish`.
 
-    The work is linear in the bytes that are fed, however they are cut into reads. `limit` bounds the bytes of one event.
+    The work is linear in the number of bytes, however they are split into reads. `limit`: maximum bytes of one event.
     """
 
     __slots__ = ("_limit", "_rest")
@@ -75,11 +75,11 @@ class EventParser:
 
     @property
     def pending(self) -> int:
-        """The bytes of the event that is not complete yet: what the next read may have to be joined with."""
+        """The size of the incomplete event in bytes."""
         return len(self._rest)
 
     def feed(self, read: bytes) -> list[Event]:
-        """Return the events that this read completes. Raises EventTooLong; the cutter is of no use afterwards."""
+        """Return the events that this read completes. Raises EventTooLong; the parser is unusable afterwards."""
         rest = self._rest
         if not rest:
             if _is_one_data_line(read):  # what engines send, in the reads that they come in
@@ -100,7 +100,7 @@ class EventParser:
         return self._cut(whole, scanned)
 
     def finish(self) -> Event | None:
-        """Return the bytes after the last blank line as an event that was cut off; None if there are none."""
+        """Return the bytes after the last blank line as a truncated event; None if there are none."""
         rest = bytes(self._rest)
         self._rest.clear()
         return read_event(rest) if rest else None
@@ -129,7 +129,7 @@ class EventParser:
 
 
 def _ends_an_event(text: bytes) -> bool:
-    """Whether a blank line ends in these bytes, and is sure to end there."""
+    """Return whether a blank line certainly ends in these bytes."""
     if b"\r" not in text:
         return b"\n\n" in text
     found = _BLANK_LINE.search(text)

@@ -1,11 +1,10 @@
-"""Replay: an unstreamed response, told as the stream that the engine would have sent.
+"""An unstreamed response, rendered as the stream that the engine would have sent.
 
-Holds the writing of events in an engine's own shape, for calls that were asked unstreamed because the engine's streams lose
-tokens. It neither hides nor judges: it is given what the client is to see.
+It is used for calls that are sent unstreamed because the engine's streams lose tokens.
 
-Rule 1: folding the events gives the response back: nothing is dropped, nothing is said twice.
-Rule 2: a choice's events are its role, its thoughts, its text, its tool calls, its finish; ids and logprobs that the client
-        asked for come with the first that has text, as they do when an engine sends several tokens at once.
+Rule 1: accumulating the events returns the response: nothing is lost or repeated.
+Rule 2: a choice's events are its role, its reasoning, its text, its tool calls, its finish; ids and logprobs that the client
+        requested are on the first event with text, as when an engine sends several tokens at once.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,18 +18,18 @@ DONE: Final = b"data: [DONE]\n\n"
 CONTENT_TYPE: Final = "text/event-stream; charset=utf-8"
 
 _THOUGHTS: Final = ("reasoning_content", "reasoning")
-# Of an unstreamed choice only; no stream has them (vLLM 0.32.0).
+# Fields of an unstreamed choice that streams lack (vLLM 0.32.0).
 _UNSTREAMED: Final = frozenset({"index", "message", "logprobs", "finish_reason", "prompt_logprobs", "routed_experts"})
 
 
 def replay_events(shape: StreamShape, dialect: str, response: Json, *, usage: bool, loosely: bool = False) -> bytes:
-    """The whole stream of a response, with its terminal event. `usage`: the client asked for it."""
+    """Return the whole stream of a response, with its terminal event. `usage`: the client requested it."""
     events = [_event(chunk, loosely=loosely) for chunk in chunks(shape, dialect, response, usage=usage)]
     return b"".join([*events, DONE])
 
 
 def error_events(body: bytes) -> bytes:
-    """An error of the engine's within a stream that has begun: its own body, as an event (vLLM 0.32.0, SGLang 0.5.23)."""
+    """Return an engine's error as an event of a stream that has begun (vLLM 0.32.0, SGLang 0.5.23)."""
     try:
         error, _ = read_json(body)
     except NotJson:
@@ -40,7 +39,7 @@ def error_events(body: bytes) -> bytes:
 
 
 def chunks(shape: StreamShape, dialect: str, response: Json, *, usage: bool) -> Iterator[Json]:
-    """The events as JSON. Raises TypeError, KeyError or AttributeError for what has not the shape of a response."""
+    """Yield the events as JSON. Raises TypeError, KeyError or AttributeError for an invalid response."""
     kind = "chat.completion.chunk" if dialect == "chat" else response.get("object")
     head = {key: kind if key == "object" else value for key, value in response.items() if key in shape.head}
     last = {key: response[key] for key in shape.last if key in response}
@@ -58,14 +57,14 @@ def chunks(shape: StreamShape, dialect: str, response: Json, *, usage: bool) -> 
 
 
 def _usage(shape: StreamShape, usage: Any) -> Any:
-    """Usage as streams have it."""
+    """Return usage in the format of streams."""
     if shape.null_usage or not isinstance(usage, dict):
         return usage
     return {key: value for key, value in usage.items() if value is not None}
 
 
 def _chat_choice(shape: StreamShape, whole: Json, response: Json) -> Iterator[tuple[Json, Json]]:
-    """The events of one chat choice, each with what the top level has beside the usual."""
+    """Yield the events of one chat choice, each with its additional top-level fields."""
     first = {key: response[key] for key in shape.first if key in response}
     yield _choice(shape, whole, dict(shape.role), early=False), first
     logprobs = whole.get("logprobs")
@@ -77,7 +76,7 @@ def _chat_choice(shape: StreamShape, whole: Json, response: Json) -> Iterator[tu
         yield {**choice, **early}, {}
         logprobs, early = None, dict.fromkeys(early)
     finish = _choice(shape, whole, dict(shape.delta), early=False)
-    if logprobs is not None:  # nothing was said, but something was sampled
+    if logprobs is not None:  # tokens without text
         finish["logprobs"] = logprobs
     ending = {key: whole.get(key) for key in shape.choice}
     extra = {key: value for key, value in whole.items() if key not in _UNSTREAMED | ending.keys() | early.keys()}
@@ -85,7 +84,7 @@ def _chat_choice(shape: StreamShape, whole: Json, response: Json) -> Iterator[tu
 
 
 def _choice(shape: StreamShape, whole: Json, delta: Json, *, early: bool) -> Json:
-    """A choice of an event that says this delta."""
+    """Return a choice of an event with this delta."""
     silent: Json = {"logprobs": None} if shape.null_logprobs else {}
     # vLLM has stop_reason in its last event only; SGLang has matched_stop in each.
     waiting = {} if shape.early else dict.fromkeys(shape.choice)
@@ -94,7 +93,7 @@ def _choice(shape: StreamShape, whole: Json, delta: Json, *, early: bool) -> Jso
 
 
 def _deltas(shape: StreamShape, message: Mapping[str, Any]) -> Iterator[Json]:
-    """What a message says, one field at a time."""
+    """Yield the deltas of a message, one field at a time."""
     for key in _THOUGHTS:
         if message.get(key):
             yield {**shape.delta, key: message[key]}
@@ -117,7 +116,7 @@ def _deltas(shape: StreamShape, message: Mapping[str, Any]) -> Iterator[Json]:
 
 
 def _text_choice(_shape: StreamShape, whole: Json, _response: Json) -> Iterator[tuple[Json, Json]]:
-    """A choice of completions says all of itself in one event, as engines do when tokens come at once."""
+    """Yield a choice of completions as one event, as engines do for several tokens at once."""
     yield {key: value for key, value in whole.items() if key not in {"prompt_logprobs", "routed_experts"}}, {}
 
 

@@ -1,9 +1,8 @@
-"""Tokens as a client wants them told in its reply: as pieces of the vocabulary, and as ids on each choice.
+"""Token annotations that a client requests: tokens as pieces of the vocabulary, and ids on each choice.
 
-Holds what is done to a whole response for a client that asked for it; the engine's ids decide everything. It must not hold
-tokenizers (it is given one's lookup), and never guesses: what cannot be told is null or absent.
+Annotations are derived from the engine's ids; what is unknown is null or absent.
 
-Marin's clients (a3109ee) look each token's string up in the vocabulary, and need pieces ("Ġhello") where engines give text
+Marin's clients (a3109ee) look each token's string up in the vocabulary, and need pieces ("Ġhello") where engines return text
 (" hello"); its vLLM context (004f4a5) reads `prompt_token_ids` and `response_token_ids` of a choice.
 """
 
@@ -15,7 +14,7 @@ from proxy.protocols.engines.base import Json, Sampled, Tokens
 
 Pieces = Callable[[Sequence[int]], Sequence[str | None]]
 
-# How vLLM writes a token that it was asked to name by its id.
+# vLLM's format of a token that is named by its id.
 _NAMED: Final = "token_id:"
 
 
@@ -31,12 +30,12 @@ class TokenAnnotations:
     ids: bool = False
 
     def fields(self, body: Mapping[str, Any]) -> Json:
-        """What is to be asked of the engine for it: alternatives by their ids, since their text may be of several."""
+        """Return what to request from the engine: alternatives by their ids, since several ids may have the same text."""
         named = self.pieces is not None and bool(body.get("top_logprobs"))
         return {"return_tokens_as_token_ids": True} if named else {}
 
     def annotate(self, shown: Json, tokens: Tokens) -> Json:
-        """A response, anew, as this client wants it. Raises KeyError or TypeError for what has not the shape of one."""
+        """Return an annotated copy of a response. Raises KeyError or TypeError for an invalid one."""
         sampled = {sampled_choice.index: sampled_choice for sampled_choice in tokens.choices}
         choices = [self._choice(choice, sampled[choice["index"]], tokens) for choice in shown["choices"]]
         return {**shown, "choices": choices}
@@ -49,13 +48,13 @@ class TokenAnnotations:
         logprobs = choice.get("logprobs")
         if self.pieces is not None and isinstance(logprobs, dict) and logprobs.get("content") is not None:
             content = _with_pieces(logprobs["content"], sampled.ids or (), self.pieces)
-            # A token's text in the place of its piece may be another token's piece.
+            # A token's text in place of its piece may be another token's piece.
             annotated["logprobs"] = None if content is None else {**logprobs, "content": content}
         return annotated
 
 
 def _with_pieces(content: Sequence[Json], ids: Sequence[int], pieces: Pieces) -> list[Json] | None:
-    """The entries with pieces for text; None if one of them has no piece, or not every entry an id."""
+    """Return the entries with pieces in place of text; None if a piece or an id is missing."""
     if len(content) != len(ids):
         return None
     annotated_entries = []
@@ -67,7 +66,7 @@ def _with_pieces(content: Sequence[Json], ids: Sequence[int], pieces: Pieces) ->
         piece, *alternatives = pieces([token, *(name for name in named if name is not None)])
         if piece is None or None in alternatives:
             return None
-        # The bytes that vLLM 0.32.0 gives of an alternative are then those of "token_id:7".
+        # vLLM 0.32.0 returns the bytes of "token_id:7" for an alternative.
         annotated = [{**other, "token": name, "bytes": None} for other, name in zip(others, alternatives, strict=True)]
         annotated_entries.append(
             {**entry, "token": piece} | ({"top_logprobs": annotated} if "top_logprobs" in entry else {})
@@ -76,6 +75,6 @@ def _with_pieces(content: Sequence[Json], ids: Sequence[int], pieces: Pieces) ->
 
 
 def _named(entry: Json) -> int | None:
-    """The id by which an entry names its token."""
+    """Return the id by which an entry names its token."""
     name = entry["token"].removeprefix(_NAMED)
     return int(name) if name != entry["token"] and name.isdecimal() else None

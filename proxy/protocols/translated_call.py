@@ -1,7 +1,6 @@
-"""Dialects by way of chat, as forms: a call in another dialect is sent as a chat, and answered in that dialect.
+"""Calls of dialects that are translated to chat, as call adapters.
 
-Holds what such a call is for planning, and its answer told once more from its step. How a dialect reads and tells is its
-own; what it leans on by name (`Earlier`) is looked up by `proxy.api.model.references`. It must not await.
+Such a call is sent as a chat call, and its response is rendered in the client's dialect, also from a stored step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +26,7 @@ from proxy.trajectory.step import Step
 
 CHAT: Final = "/v1/chat/completions"
 
-# What reading a stored response that is not of chat's shape raises: such an answer cannot be given a second time.
+# raised by a stored response that does not have chat's format: it cannot be rendered again
 _ODD_SHAPE: Final = (TypeError, KeyError, AttributeError, ValueError, IndexError, NotValid)
 
 # What an engine makes of these dialects by itself (see `TranslationOptions`). Seen: vLLM 0.32.0; read: SGLang 0.5.23
@@ -41,10 +40,10 @@ _OWN: Final[Mapping[str, Mapping[str, Any]]] = {
 
 @dataclass(frozen=True, slots=True)
 class TranslatedCall:
-    """One call of a dialect by way of chat.
+    """One call of a dialect that is translated to chat.
 
-    `received` is when it came, in unix seconds. `merges_systems` and `has_developers` are what the engine that is to answer
-    does with systems (`proxy.upstream.system_messages`).
+    `received` is its time of arrival, in unix seconds. `merges_systems` and `has_developers` describe how the engine handles
+    system messages (`proxy.upstream.system_messages`).
     """
 
     translation: Translator
@@ -56,25 +55,25 @@ class TranslatedCall:
     merges_systems: bool = False
     has_developers: bool = False
     endpoint: str = CHAT
-    returns_logprobs: bool = False  # whoever wants them asks for them, as in chat
+    returns_logprobs: bool = False  # clients request them, as in chat
     retries_by_body: bool = False
     needs_steps: bool = False
 
     def with_steps(self, steps: Sequence[Step]) -> Self:
-        """Return the same call: it needs no earlier step."""
+        """Return the call itself: it needs no earlier steps."""
         return self
 
     def native(self, models: Mapping[str, str], kind: str | None = None) -> dict[str, Any]:
-        """The chat body, of which this kind of engine makes the prompt that its own endpoint would."""
+        """Return the chat body, from which this kind of engine makes the prompt that its own endpoint would make."""
         return self.translation.read(self.request, self.options_for(kind), self.resolved)
 
     def options_for(self, kind: str | None) -> TranslationOptions:
-        """How it is translated for an engine of this kind."""
+        """Return the translation options for an engine of this kind."""
         own = {"merges_systems": self.merges_systems, "has_developers": self.has_developers, **_OWN.get(kind or "", {})}
         return replace(self.options, **own)
 
     def recorded(self, plan: Plan) -> Plan:
-        """The plan of the chat call, which is told in the client's dialect; it may be made for several endpoints in turn."""
+        """Return the chat call's plan with the client's dialect; it may be called for several endpoints one after the other."""
         model = self.request.get("model")
         requested_model = model if isinstance(model, str) else None
         renderer = self.translation.renderer(
@@ -91,18 +90,18 @@ class TranslatedCall:
         )
 
     def reshape(self, outcome: Outcome) -> Outcome:
-        """It was told in the client's dialect from the beginning."""
+        """Return the outcome: it is already in the client's dialect."""
         return outcome
 
     def answer(self, step: Step) -> bytes | None:
-        """None: who tells an answer again tells it by its step's dialect."""
+        """Return None: stored responses are rendered by the dialect of their step."""
         return None
 
 
 def read_translated_call(endpoint: str, body: Mapping[str, Any], options: TranslationOptions) -> TranslatedCall | None:
-    """The call of a dialect by way of chat; None if the endpoint is of none.
+    """Return the call of a dialect that is translated to chat; None for other endpoints.
 
-    Raises NotValid, but for a call that names items, which cannot be read before they are found.
+    Raises NotValid, except for a call that refers to items, which is read after they are found.
     """
     translation = TRANSLATORS.get(endpoint)
     if translation is None:
@@ -112,20 +111,20 @@ def read_translated_call(endpoint: str, body: Mapping[str, Any], options: Transl
 
 
 def error_dialect_for(endpoint: str, headers: Mapping[str, str]) -> Translator | None:
-    """What a client speaks at a path that samples nothing; None: OpenAI's shapes, which chat has."""
+    """Return the error dialect of a path that samples nothing; None: OpenAI's."""
     if "anthropic-version" in headers or endpoint.startswith("/v1/messages/"):
         return TRANSLATORS["/v1/messages"]
     return None
 
 
 def renderer_for(step: Step) -> ResponseRenderer:
-    """How the answer of a step by way of chat is told: as it was."""
+    """Return the renderer of a step's response, as it was rendered originally."""
     identity = call_identity(step.step_id, step.rollout_id, step.timing.received, step.model_asked)
     return TRANSLATORS_BY_NAME[step.dialect].renderer(step.request, identity)
 
 
 def client_response(step: Step) -> dict[str, Any] | None:
-    """Return the unstreamed answer of a step by way of chat; None if it has none that is whole and of chat's shape."""
+    """Return the unstreamed response of a step; None if it is incomplete or not in chat's format."""
     if step.status != "complete" or step.response is None:
         return None
     try:
@@ -135,7 +134,7 @@ def client_response(step: Step) -> dict[str, Any] | None:
 
 
 def client_response_bytes(step: Step) -> bytes | None:
-    """Return what its client was answered: a JSON body, or a stream, maybe in fewer events; None as in `whole_answer`."""
+    """Return the client's response: a JSON body, or a stream, possibly in fewer events; None as in `client_response`."""
     engine = ENGINES.get(step.engine.kind)
     if step.status != "complete" or step.response is None or engine is None:
         return None
@@ -149,7 +148,7 @@ def client_response_bytes(step: Step) -> bytes | None:
 
 
 def call_identity(step_id: str, rollout_id: str, received: float, model: str | None) -> CallIdentity:
-    """What is told of a call beside what was sampled."""
+    """Return the identity of a call."""
     return CallIdentity(step_id=step_id, created_s=int(received), model=model or "", rollout_id=rollout_id)
 
 

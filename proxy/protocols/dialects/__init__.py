@@ -1,4 +1,4 @@
-"""The protocols clients speak, one file each. A dialect says what a client asked to see, and how errors look to it."""
+"""The supported client protocols, one module or package each: what a client requests, and the format of its errors."""
 
 from proxy.protocols.dialects.base import Dialect, ErrorDialect, ResponseOptions
 from proxy.protocols.dialects.chat import Chat
@@ -10,14 +10,14 @@ from proxy.protocols.dialects.translation import Translator
 
 __all__ = ["DIALECTS", "TRANSLATORS", "Dialect", "ErrorDialect", "ResponseOptions", "Translator"]
 
-# By route. A new dialect is one file and one line here.
+# By route. Adding a dialect takes one file and one line here.
 DIALECTS: dict[str, Dialect] = {
     "/v1/chat/completions": Chat(),
     "/v1/completions": Completions(),
     "/inference/v1/generate": Generate(),
 }
 
-# Those by way of chat, by route. A new one is one package and one line here.
+# Dialects that are translated to chat, by route. Adding one takes one package and one line here.
 TRANSLATORS: dict[str, Translator] = {
     "/v1/messages": MESSAGES,
     "/v1/responses": RESPONSES,

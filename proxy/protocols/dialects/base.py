@@ -1,7 +1,4 @@
-"""What every dialect answers, and the few readings of a body that dialects share.
-
-Holds the `Dialect` protocol and `Asked`. It must not know engines: what to inject is theirs.
-"""
+"""The `Dialect` protocol, and the fields of a request body that dialects share."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -17,10 +14,10 @@ DialectName = Literal["chat", "completions", "generate", "messages", "responses"
 
 @dataclass(frozen=True, slots=True)
 class ResponseOptions:
-    """What the client itself wants to see, read off its body.
+    """What the client requests to receive, from its body.
 
-    `samples` is how many choices each prompt gets and `choices` how many there are in all (prompts times samples);
-    both are None when the body does not say it in a way we can rely on.
+    `samples` is the number of choices per prompt and `choices` the total number (prompts times samples);
+    both are None if the body does not determine them reliably.
     """
 
     token_ids: bool
@@ -31,55 +28,57 @@ class ResponseOptions:
 
 
 class ErrorDialect(Protocol):
-    """What a client speaks, whether engines do or not."""
+    """The format of a client's errors, whether engines support its dialect or not."""
 
     name: DialectName
 
     def error(self, error: ProxyError) -> bytes:
-        """The body by which a client of this dialect learns of a failure of ours."""
+        """Return the response body of an error of TokenTape."""
         ...
 
     def status(self, error: ProxyError) -> int:
-        """The status by which it learns of it."""
+        """Return the response status of an error of TokenTape."""
         ...
 
 
 class Dialect(ErrorDialect, Protocol):
-    """One client protocol that engines speak, too."""
+    """A client protocol that engines support, too."""
 
     def response_options(self, body: Mapping[str, Any]) -> ResponseOptions:
-        """What the client wants to see."""
+        """Return what the client requests to receive."""
         ...
 
     def sampling(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The part of a body that says how to sample."""
+        """Return the part of a body with the sampling parameters."""
         ...
 
     def prompt_ids(self, body: Mapping[str, Any]) -> list[list[int]] | None:
-        """The prompts that a body gives as token ids, which the engine's are then compared with; None: it gives text."""
+        """Return the prompts of a body with token ids, to compare with the engine's; None if its prompts are text."""
         ...
 
     def place_sampling(
         self, body: Mapping[str, Any], fields: Mapping[str, Any], unset: Collection[str]
     ) -> tuple[dict[str, Any], set[str]]:
-        """What to set on a body's top level, and to unset there, so that its `sampling` changes by these."""
+        """Return the top-level fields to set, and those to remove, that change a body's `sampling` as given."""
         ...
 
     def accumulator(self) -> Accumulator:
-        """A new fold for one streamed call of this dialect."""
+        """Return a new accumulator for one streamed call."""
         ...
 
 
-_SPELT_FALSE = frozenset({"0", "off", "f", "false", "n", "no"})  # to pydantic 2, by which vLLM and SGLang read bodies
+_SPELT_FALSE = frozenset(
+    {"0", "off", "f", "false", "n", "no"}
+)  # as in pydantic 2, with which vLLM and SGLang read bodies
 
 
 def is_on(value: Any) -> bool:
-    """Whether a flag of a body is on. What is neither absent, null nor false is the engine's to judge: taken as on."""
+    """Return whether a flag is on. Values other than absent, null and false count as on: the engine validates them."""
     return value.lower() not in _SPELT_FALSE if isinstance(value, str) else value not in (None, False)
 
 
 def samples_of(body: Mapping[str, Any]) -> int | None:
-    """How many samples each prompt gets: `n`, 1 where it is absent, None where it is no positive integer."""
+    """Return the number of samples per prompt: `n`, 1 if it is absent, None if it is not a positive integer."""
     n = body.get("n")
     if n is None:
         return 1
@@ -87,13 +86,13 @@ def samples_of(body: Mapping[str, Any]) -> int | None:
 
 
 def wants_usage(body: Mapping[str, Any]) -> bool:
-    """Whether the client asked for usage within its stream."""
+    """Return whether the client requests usage in its stream."""
     options = body.get("stream_options")
     return isinstance(options, dict) and is_on(options.get("include_usage"))
 
 
 def openai_error(error: ProxyError) -> bytes:
-    """OpenAI's error body."""
+    """Return OpenAI's error body."""
     return orjson.dumps(
         {"error": {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}}
     )

@@ -1,4 +1,4 @@
-"""OpenAI's chat completions: native, so nothing is translated."""
+"""OpenAI's chat completions, forwarded without translation."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -14,7 +14,7 @@ class Chat:
     name: DialectName = "chat"
 
     def response_options(self, body: Mapping[str, Any]) -> ResponseOptions:
-        """`logprobs` is a flag here."""
+        """Read the options; `logprobs` is a boolean."""
         samples = samples_of(body)
         return ResponseOptions(
             token_ids=is_on(body.get("return_token_ids")),
@@ -25,27 +25,27 @@ class Chat:
         )
 
     def sampling(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """On the body's top level."""
+        """Return the body: the parameters are on its top level."""
         return body
 
     def prompt_ids(self, body: Mapping[str, Any]) -> list[list[int]] | None:
-        """Messages are text."""
+        """Return None: messages are text."""
         return None
 
     def place_sampling(
         self, body: Mapping[str, Any], fields: Mapping[str, Any], unset: Collection[str]
     ) -> tuple[dict[str, Any], set[str]]:
-        """On the body's top level."""
+        """Return the fields of the body's top level."""
         return dict(fields), set(unset)
 
     def accumulator(self) -> Accumulator:
-        """Chunks of `chat.completion.chunk`."""
+        """Accumulate `chat.completion.chunk` chunks."""
         return ChatAccumulator()
 
     def error(self, error: ProxyError) -> bytes:
-        """OpenAI's shape."""
+        """Return OpenAI's error body."""
         return openai_error(error)
 
     def status(self, error: ProxyError) -> int:
-        """Its own."""
+        """Return the error's own status."""
         return error.status

@@ -1,4 +1,4 @@
-"""OpenAI's legacy completions: native, so nothing is translated."""
+"""OpenAI's legacy completions, forwarded without translation."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -14,7 +14,7 @@ class Completions:
     name: DialectName = "completions"
 
     def response_options(self, body: Mapping[str, Any]) -> ResponseOptions:
-        """`logprobs` is a number here, and 0 asks for the sampled token's own."""
+        """Read the options; `logprobs` is a number, and 0 requests the sampled token's own."""
         samples = samples_of(body)
         prompts = prompts_of(body)
         return ResponseOptions(
@@ -26,11 +26,11 @@ class Completions:
         )
 
     def sampling(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """On the body's top level."""
+        """Return the body: the parameters are on its top level."""
         return body
 
     def prompt_ids(self, body: Mapping[str, Any]) -> list[list[int]] | None:
-        """One list of ids, or several; unless the engine is to cut them (vLLM's `truncate_prompt_tokens`)."""
+        """Return one list of ids, or several; None if the engine is to truncate them (vLLM's `truncate_prompt_tokens`)."""
         prompt = body.get("prompt")
         if not isinstance(prompt, list) or not prompt or body.get("truncate_prompt_tokens") is not None:
             return None
@@ -41,24 +41,24 @@ class Completions:
     def place_sampling(
         self, body: Mapping[str, Any], fields: Mapping[str, Any], unset: Collection[str]
     ) -> tuple[dict[str, Any], set[str]]:
-        """On the body's top level."""
+        """Return the fields of the body's top level."""
         return dict(fields), set(unset)
 
     def accumulator(self) -> Accumulator:
-        """Chunks of `text_completion`."""
+        """Accumulate `text_completion` chunks."""
         return CompletionsAccumulator()
 
     def error(self, error: ProxyError) -> bytes:
-        """OpenAI's shape."""
+        """Return OpenAI's error body."""
         return openai_error(error)
 
     def status(self, error: ProxyError) -> int:
-        """Its own."""
+        """Return the error's own status."""
         return error.status
 
 
 def prompts_of(body: Mapping[str, Any]) -> int | None:
-    """How many prompts the body holds; None if we cannot tell (then the engine will say what is wrong)."""
+    """Return the number of prompts in the body; None for an invalid one, which the engine refuses."""
     prompt = body.get("prompt")
     if isinstance(prompt, str):
         return 1

@@ -1,11 +1,10 @@
-"""vLLM's generate endpoint: tokens in, tokens out. Native, so nothing is translated.
+"""vLLM's generate endpoint, tokens in and tokens out, forwarded without translation.
 
-Holds what its bodies say. vLLM 0.32.0 serves it with `--enable-scale-out`, and else answers 403 with an error of
-OpenAI's shape, which is passed on like any other.
+vLLM 0.32.0 serves it with `--enable-scale-out`, and otherwise answers 403 with an error of OpenAI's shape, which is forwarded.
 
-As seen there, streamed and not: the sampled `token_ids` always come, in both output modes. `return_token_ids` adds the
-ids of the prompt (streamed: keys of the first chunk, which are absent without it). Logprobs come if
-`sampling_params.logprobs` is not null, of which 0 is the sampled token's own.
+Verified there, streamed and unstreamed: the sampled `token_ids` are always returned, in both output modes. `return_token_ids`
+adds the ids of the prompt (streamed: keys of the first chunk, absent without it). Logprobs are returned if
+`sampling_params.logprobs` is not null; 0 requests the sampled token's own.
 """
 
 from collections.abc import Collection, Mapping
@@ -15,7 +14,7 @@ from proxy.errors import ProxyError
 from proxy.protocols.accumulators import Accumulator, GenerateAccumulator
 from proxy.protocols.dialects.base import DialectName, ResponseOptions, is_on, openai_error, samples_of, wants_usage
 
-_BOUND = "max_completion_tokens"  # of the other dialects; vLLM's SamplingParams know `max_tokens` alone
+_BOUND = "max_completion_tokens"  # of the other dialects; vLLM's SamplingParams accept only `max_tokens`
 
 
 class Generate:
@@ -24,7 +23,7 @@ class Generate:
     name: DialectName = "generate"
 
     def response_options(self, body: Mapping[str, Any]) -> ResponseOptions:
-        """`token_ids` is of the prompt's ids: the sampled ones are always shown."""
+        """Read the options; `token_ids` refers to the prompt's ids: the sampled ones are always returned."""
         sampling = self.sampling(body)
         samples = samples_of(sampling)
         return ResponseOptions(
@@ -36,12 +35,12 @@ class Generate:
         )
 
     def sampling(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """They have an object of their own, in which the bound on tokens has one spelling only."""
+        """Return the `sampling_params` object, in which the bound on tokens has one name only."""
         given = body.get("sampling_params")
         return {name: value for name, value in given.items() if name != _BOUND} if isinstance(given, dict) else {}
 
     def prompt_ids(self, body: Mapping[str, Any]) -> list[list[int]] | None:
-        """Its ids; unless placeholders of images lengthen them (`features`), or the engine is to cut them."""
+        """Return the prompt's ids; None if image placeholders lengthen them (`features`), or the engine is to truncate them."""
         ids = body.get("token_ids")
         is_changed = body.get("features") is not None or self.sampling(body).get("truncate_prompt_tokens") is not None
         return [ids] if isinstance(ids, list) and not is_changed else None
@@ -49,7 +48,7 @@ class Generate:
     def place_sampling(
         self, body: Mapping[str, Any], fields: Mapping[str, Any], unset: Collection[str]
     ) -> tuple[dict[str, Any], set[str]]:
-        """In that object, made anew. A body without one is left alone: the engine refuses it."""
+        """Return a new `sampling_params` object. A body without one remains unchanged: the engine refuses it."""
         given = body.get("sampling_params")
         if not isinstance(given, dict) or not (fields or unset):
             return {}, set()
@@ -60,13 +59,13 @@ class Generate:
         return {"sampling_params": {**kept, **spelt}}, set()
 
     def accumulator(self) -> Accumulator:
-        """Chunks without a name, one choice each."""
+        """Accumulate chunks without an object name, one choice each."""
         return GenerateAccumulator()
 
     def error(self, error: ProxyError) -> bytes:
-        """OpenAI's shape."""
+        """Return OpenAI's error body."""
         return openai_error(error)
 
     def status(self, error: ProxyError) -> int:
-        """Its own."""
+        """Return the error's own status."""
         return error.status

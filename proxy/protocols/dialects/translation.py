@@ -1,9 +1,9 @@
-"""Dialects by way of chat: what a translation answers.
+"""The protocols of a dialect that is translated to chat, because no engine supports it exactly.
 
-Holds the protocols of a dialect that no engine speaks exactly. Its request is read as a chat call, and chat chunks, as a
-client of chat would see them, are told in its own events. It must not know engines, sockets or the store.
+A request is read as a chat call, and chat chunks, as a client of chat would receive them, are rendered as the dialect's events.
 
-Law: what a client gets and sends back, read again, is the chat message that was sampled, wherever the dialect can carry it.
+Invariant: if a client sends a response back, it is read as the chat message that was sampled, as far as the dialect can
+represent it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,13 +17,13 @@ Json: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class TranslationOptions:
-    """What the configuration says of translating, and what the engine at hand makes of it by itself.
+    """The configuration of a translation, and how the engine itself translates the dialect.
 
-    `thinking` and `not_thinking` are fields of the chat body for calls that ask for reasoning and that forbid it.
+    `thinking` and `not_thinking` are fields of the chat body for calls that request reasoning and that disable it.
 
-    Of the engine: `thought` is the field of a chat message that reasoning stands in; `system_joint` is what it puts between
-    the texts of the Messages' systems; `merges_systems`: whether it moves systems between other turns to the beginning;
-    `has_developers`: whether its chat takes messages of developers, and makes one system message of all, if it must.
+    Of the engine: `thought` is the field of a chat message with the reasoning text; `system_joint` is the separator between
+    the system texts of Messages; `merges_systems`: it moves system turns between others to the beginning;
+    `has_developers`: its chat accepts developer messages, and merges them into one system message if necessary.
     """
 
     thinking: Mapping[str, Any] = field(default_factory=dict)
@@ -37,9 +37,9 @@ class TranslationOptions:
 
 @dataclass(frozen=True, slots=True)
 class CallIdentity:
-    """What is told of a call beside what was sampled: its step, when it came (unix seconds), the model's name as asked for.
+    """The identity of a call: its step, its time of arrival (unix seconds), the requested model.
 
-    `rollout_id` is for ids that a client may name without naming the rollout.
+    `rollout_id` is part of ids that a client may use without naming the rollout.
     """
 
     step_id: str
@@ -50,9 +50,9 @@ class CallIdentity:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedReferences:
-    """What a call leans on by name: the chat messages before its own, and the items that it names.
+    """The resolved references of a call: the chat messages before its own, and the items that it names.
 
-    `calls` are the argument texts that were sampled before, by the id of their call, where a dialect cannot carry the text.
+    `calls` are the sampled argument texts of earlier tool calls by call id, which a dialect may be unable to carry.
     """
 
     messages: Sequence[Json] = ()
@@ -62,9 +62,9 @@ class ResolvedReferences:
 
 @dataclass(frozen=True, slots=True)
 class References:
-    """What a call names and does not bring: the answer that it follows, items, and calls of tools, each by its id.
+    """What a call refers to by id: the previous response, items, and tool calls.
 
-    Of calls the sampled argument text is wanted, as what came back cannot carry it.
+    The sampled argument text of tool calls is looked up, because the client's copy cannot carry it.
     """
 
     answer: str | None = None
@@ -73,56 +73,56 @@ class References:
 
 
 class ResponseRenderer(Protocol):
-    """One answer, told in the dialect. Either fed chunks and finished, or told whole; never both.
+    """Renders one response in the dialect. Either feed chunks and finish, or render it whole; never both.
 
-    Chunks and responses are chat's, as a client of chat sees them that asked for usage in its stream (and for logprobs, if
-    the chat body that was read does). They may have any split that engines make: several fields in one delta, a finish
-    reason beside text, empty deltas, tool calls by index.
+    Chunks and responses are those of a chat client that requested usage in its stream (and logprobs, if the translated body
+    does). They may be split in any way that engines use: several fields in one delta, a finish reason beside text, empty
+    deltas, tool calls by index.
     """
 
     def feed(self, chunk: Json) -> bytes:
-        """The events that this chunk gives; maybe none."""
+        """Return the events of this chunk, possibly none."""
         ...
 
     def finish(self, response: Json | None, error: str | None = None) -> bytes:
-        """The events that end the stream.
+        """Return the events that end the stream.
 
-        `response` is the folded chat response (None: none came); `error` is the text of an error event of the engine, or
-        what broke it off.
+        `response` is the accumulated chat response (None: there was none); `error` is the text of the engine's error event, or
+        the reason of a disconnection.
         """
         ...
 
     def whole(self, response: Json) -> Json:
-        """An unstreamed answer."""
+        """Render an unstreamed response."""
         ...
 
 
 class Translator(ErrorDialect, Protocol):
-    """A dialect by way of chat."""
+    """A dialect that is translated to chat."""
 
     def read(
         self, body: Mapping[str, Any], options: TranslationOptions, resolved: ResolvedReferences = ResolvedReferences()
     ) -> Json:
-        """The chat body, ready for an engine; `body` stays as it is.
+        """Return the chat body for an engine; `body` remains unchanged.
 
-        Raises NotValid for what cannot be said by way of chat, naming it.
+        Raises NotValid, naming the field, for what chat cannot represent.
         """
         ...
 
     def references(self, body: Mapping[str, Any]) -> References:
-        """What this body leans on by name."""
+        """Return what this body refers to by id."""
         ...
 
     def renderer(self, body: Mapping[str, Any], told: CallIdentity) -> ResponseRenderer:
-        """How the answer to this body (the client's own) is told."""
+        """Return the renderer of the response to this body (the client's own)."""
         ...
 
     def unrestorable_calls(
         self, body: Mapping[str, Any], told: CallIdentity, response: Mapping[str, Any]
     ) -> Mapping[str, Json]:
-        """Calls of a chat response (`name`, `arguments`) whose text cannot come back by itself, by the ids they are told by."""
+        """Return the tool calls (`name`, `arguments`) whose sampled text a client cannot send back, by their rendered ids."""
         ...
 
     def engine_error(self, status: int, text: str) -> bytes:
-        """The body by which a client learns of an error that the engine answered: its own words, in the dialect's shape."""
+        """Return the error body for an engine's error: the engine's message in the dialect's format."""
         ...

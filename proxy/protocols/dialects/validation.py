@@ -1,8 +1,6 @@
-"""Values of a body, checked for their type; what is wrong is refused by its place.
+"""Type checks for the values of a request body; an invalid value is refused with its path.
 
-Holds one reading per JSON type. It must not know what the values mean.
-
-A place is spelt as Anthropic spells it: `messages.0.content.1.text`.
+A path has Anthropic's format: `messages.0.content.1.text`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,54 +11,54 @@ from proxy.protocols.dialects.translation import Json
 
 
 def refusal(at: str, sentence: str) -> NotValid:
-    """The refusal of what stands at this place."""
+    """Return the error for the value at this path."""
     return NotValid(f"{at}: {sentence}", param=at)
 
 
 def a_text(value: Any, at: str) -> str:
-    """A string."""
+    """Return the value if it is a string."""
     if not isinstance(value, str):
         raise refusal(at, f"must be a string, not {_kind(value)}")
     return value
 
 
 def a_list(value: Any, at: str) -> list[Any]:
-    """A list."""
+    """Return the value if it is a list."""
     if not isinstance(value, list):
         raise refusal(at, f"must be a list, not {_kind(value)}")
     return value
 
 
 def an_object(value: Any, at: str) -> Json:
-    """An object."""
+    """Return the value if it is an object."""
     if not isinstance(value, dict):
         raise refusal(at, f"must be an object, not {_kind(value)}")
     return value
 
 
 def a_number(value: Any, at: str) -> int | float:
-    """A number."""
+    """Return the value if it is a number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise refusal(at, f"must be a number, not {_kind(value)}")
     return value
 
 
 def a_count(value: Any, at: str) -> int:
-    """A whole number."""
+    """Return the value if it is an integer."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise refusal(at, f"must be a whole number, not {_kind(value)}")
     return value
 
 
 def a_flag(value: Any, at: str) -> bool:
-    """True or false."""
+    """Return the value if it is a boolean."""
     if not isinstance(value, bool):
         raise refusal(at, f"must be true or false, not {_kind(value)}")
     return value
 
 
 def one_of(value: Any, at: str, known: Sequence[str] | Mapping[str, Any]) -> str:
-    """A string that is one of these."""
+    """Return the value if it is one of these strings."""
     said = a_text(value, at)
     if said not in known:
         raise refusal(at, f"must be one of {', '.join(known)}, not {said[:64]!r}")
@@ -68,7 +66,7 @@ def one_of(value: Any, at: str, known: Sequence[str] | Mapping[str, Any]) -> str
 
 
 def _kind(value: Any) -> str:
-    """What JSON calls it."""
+    """Return the value's JSON type."""
     if value is None:
         return "null"
     names = {bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "a list"}

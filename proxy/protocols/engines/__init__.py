@@ -1,6 +1,6 @@
-"""The engines we speak to, one file each: what to ask them, what to hide of their answers, where their tokens are.
+"""The supported inference engines, one module each: what to inject into requests, what to strip, where the tokens are.
 
-Beside them: `losses` (what each is known to lose, and when), and `recognition` (which one a server is).
+`quirks` lists the known limitations of each engine, and `detection` identifies the engine behind a URL.
 """
 
 from proxy.protocols.engines.base import (
@@ -34,7 +34,7 @@ __all__ = [
     "Traits",
 ]
 
-# By kind, as configured. A new engine is one file and one line here.
+# By kind, as configured. Adding an engine takes one file and one line here.
 ENGINES: dict[str, Engine] = {
     "vllm": Vllm(),
     "sglang": Sglang(),

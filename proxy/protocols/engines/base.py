@@ -1,7 +1,7 @@
-"""What every engine answers: ask, hide, tokens.
+"""The `Engine` protocol and its value types.
 
-Holds the `Engine` protocol and the values it gives. `ask` and `hide` are a pair: what `ask` adds, `hide` takes away
-again, so that the client sees what it would see without us. Nothing here changes a body or a response it was given.
+Invariant: `strip` removes exactly what `inject` added, so the client receives the response that it would receive without
+TokenTape. Requests and responses that are passed in are never modified.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,18 +13,18 @@ from proxy.protocols.dialects.base import DialectName, ResponseOptions, is_on
 
 Json = dict[str, Any]
 
-# Which logprobs an engine is asked for, beyond what a client asks itself: each sampled id's, in the form that tells most
-# or in the one that costs least, or none. Ids are asked for in any case, and with logprobs where they come by those alone.
+# The logprobs that are requested in addition to the client's own: those of each sampled id with the most detail ("full"),
+# those at the lowest cost ("sampled"), or none. Ids are always requested, with logprobs if the engine has no other way.
 LogprobsLevel = Literal["full", "sampled", "off"]
 
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What was found out about the server at hand. None: not known.
+    """The detected properties of a server. None: unknown.
 
-    `has_parser`: a reasoning or tool parser is configured, which decides whether SGLang's chat streams lose logprobs.
-    `forces_usage`: its streams have usage on each event, whatever is requested (vLLM's --enable-force-include-usage).
-    `sampling_defaults`: what chat and completions are sampled with where a request leaves a field out.
+    `has_parser`: a reasoning or tool parser is configured; without one, SGLang's chat streams lose logprobs.
+    `forces_usage`: streams have usage in each event, whatever is requested (vLLM's --enable-force-include-usage).
+    `sampling_defaults`: the sampling parameters of chat and completions for fields that a request omits.
     """
 
     kind: str
@@ -36,10 +36,10 @@ class Traits:
 
 @dataclass(frozen=True, slots=True)
 class InjectionRequest:
-    """A call as it is to be made, before an engine is asked for more than its client asked.
+    """A call before injection.
 
-    `asked` is what the client itself wants to see, `headers` are the client's, by lowercase name. `keep_reasoning`:
-    whether a wish for no reasoning may be overridden where it would cost the ids. `logprobs`: which ones we want.
+    `response_options` is what the client itself requests, `headers` are the client's, by lowercase name. `keep_reasoning`:
+    whether a request without reasoning may be overridden if the ids would be lost. `logprobs`: which logprobs to add.
     `forces_usage`: see `Traits`.
     """
 
@@ -53,18 +53,18 @@ class InjectionRequest:
 
     @property
     def adds_logprobs(self) -> bool:
-        """Whether logprobs are to be asked that the client did not ask."""
+        """Return whether to request logprobs that the client does not request."""
         return self.logprobs != "off" and not self.response_options.logprobs
 
 
 @dataclass(frozen=True, slots=True)
 class StripRules:
-    """What the client did not ask for and must not see.
+    """The parts of a response that the client did not request and must not receive.
 
-    `token_ids`, `logprobs`: to be null again. `keys`: to be deleted, since a plain answer has no such keys.
-    `empty_deltas`: drop stream events that exist only because ids or logprobs were asked. `reasoning`: the client
-    switched reasoning off, but the engine was asked for it because it would have withheld the ids as well. `usage`: drop the
-    usage event of a stream; `running_usage`: remove usage from the other events.
+    `token_ids`, `logprobs`: set to null. `keys`: deleted, because they are absent without injection.
+    `empty_deltas`: drop stream events that exist only because ids or logprobs were requested. `reasoning`: the client
+    disabled reasoning, but it was requested because the engine withholds the ids otherwise. `usage`: drop the usage
+    event of a stream; `running_usage`: remove usage from the other events.
     """
 
     token_ids: bool = False
@@ -77,18 +77,18 @@ class StripRules:
 
     @property
     def anything(self) -> bool:
-        """Whether there is anything to hide at all."""
+        """Return whether there is anything to strip."""
         return self.of_choices or self.usage or self.running_usage
 
     @property
     def of_choices(self) -> bool:
-        """Whether anything of a response or a choice is to be hidden, usage aside."""
+        """Return whether anything except usage is to be stripped."""
         return self.token_ids or self.logprobs or self.empty_deltas or self.reasoning or bool(self.keys)
 
 
 @dataclass(frozen=True, slots=True)
 class Injection:
-    """What to send: fields and headers to set, what to hide of the answer, and problems known beforehand.
+    """What to send: fields and headers to set, what to strip from the response, and problems known in advance.
 
     `problems` are codes of `proxy.trajectory.fidelity.PROBLEMS`.
     """
@@ -101,10 +101,10 @@ class Injection:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One choice as the engine gave it: lists of the response itself, not copies, and values of any type. None: not given.
+    """One choice as returned by the engine: the response's own lists, with unchecked values. None: absent.
 
-    `counted` is how many tokens the engine says it sampled for this choice alone. `spans` are (start, end, version of
-    the weights) over its sampled ids. `routed_experts` and `sampling_mask` are as the engine wrote them.
+    `counted` is the engine's token count for this choice. `spans` are (start, end, weight version) over the sampled ids.
+    `routed_experts` and `sampling_mask` are in the engine's format.
     """
 
     index: int
@@ -123,8 +123,8 @@ class Sampled:
 class Tokens:
     """The tokens of a whole response.
 
-    `prompt_ids` is the prompt that all choices share, where the engine says it once. `problems` are codes of what only
-    this engine's answers can tell; `notes` are facts worth keeping with the step (such as retractions).
+    `prompt_ids` is the prompt that all choices share, if the engine returns it once. `problems` are codes that only this
+    engine can detect; `notes` are facts that are recorded with the step (such as retractions).
     """
 
     prompt_ids: list[int] | None
@@ -135,7 +135,7 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class FollowUpRequest:
-    """A question to the engine once its answer is there: a POST, whose JSON answer `tokens` gets as `found`."""
+    """A POST to the engine after its response; `tokens` receives the JSON response as `found`."""
 
     path: str
     body: Json
@@ -143,14 +143,14 @@ class FollowUpRequest:
 
 @dataclass(frozen=True, slots=True)
 class StreamShape:
-    """How an engine's own events look, for answers that are replayed as a stream.
+    """The format of an engine's stream events, for responses that are replayed as a stream.
 
-    Of a chat stream: `role` is the delta of a choice's first event, `delta` what each later one begins with, `call_delta`
-    what one with a tool call does, and `reasoning` the field of thoughts. `choice` are fields that each choice of an
-    event has, null until the finish (which has the response's), `early` those that come with the text instead.
-    `head` is what of the response's top level each event repeats, `first` what the first of each choice adds, `last`
-    what the very last one does. `null_logprobs`: whether events without logprobs say null; `null_usage`: whether usage
-    in a stream has its nulls.
+    In a chat stream: `role` is the delta of a choice's first event, `delta` the base of each later one, `call_delta` the
+    base of one with a tool call, and `reasoning` the field with reasoning text. `choice` are fields that each choice of an
+    event has, null until the finish (with the response's values); `early` those that come with the text instead.
+    `head` are the top-level fields that each event repeats, `first` those added to the first event of each choice, `last`
+    those added to the last event. `null_logprobs`: whether events without logprobs have a null; `null_usage`: whether usage
+    in a stream keeps its nulls.
     """
 
     head: frozenset[str]
@@ -171,9 +171,8 @@ class StreamShape:
 class Engine(Protocol):
     """One kind of inference server.
 
-    `logprobs_mode` is what its logprobs are of, where the configuration is silent. `always_sends_usage`: each unstreamed
-    answer has the counts of its tokens, so one without them is faulty. `unbounded`: finish reasons with which a choice may have
-    more tokens than `max_tokens`.
+    `logprobs_mode` is the default if the configuration sets none. `always_sends_usage`: each unstreamed response has token
+    counts, so a response without them is faulty. `unbounded`: finish reasons of choices that may exceed `max_tokens`.
     """
 
     kind: str
@@ -183,41 +182,41 @@ class Engine(Protocol):
     shape: StreamShape
 
     def inject(self, request: InjectionRequest) -> Injection:
-        """What to add to the client's body so that ids and logprobs come."""
+        """Return what to add to the client's request to obtain ids and logprobs."""
         ...
 
     def constrains(self, sampling: Mapping[str, Any], logprobs_mode: str | None) -> bool:
-        """Whether the logprobs of this mode are of fewer tokens, or of other odds, than the model's own at the temperature.
+        """Return whether logprobs of this mode are of a modified distribution, not of the model's own at the temperature.
 
-        `asked` is the part of the sent body that says how to sample (`Dialect.sampling`). A plain forward pass over the same
-        ids does not give such logprobs again. Where the request does not say enough, it is true.
+        `sampling` is the part of the sent body with the sampling parameters (`Dialect.sampling`). A plain forward pass over
+        the same ids does not reproduce such logprobs. True if the request does not determine it.
         """
         ...
 
     def can_replay(self, dialect: DialectName, body: Mapping[str, Any]) -> bool:
-        """Whether a streamed call may be asked unstreamed: not if the engine would refuse it streamed."""
+        """Return whether a streamed call may be sent unstreamed: false if the engine would refuse the stream."""
         ...
 
     def strip(self, dialect: DialectName, response: Json, rules: StripRules) -> Json:
-        """An unstreamed (or folded) response without what the client did not ask for; a new dict if that differs."""
+        """Return an unstreamed (or accumulated) response without what the client did not request; a new dict if it differs."""
         ...
 
     def strip_chunk(self, dialect: DialectName, chunk: Json, rules: StripRules) -> Json | None:
-        """A streamed chunk likewise; the same dict if nothing in it is to be hidden, None if it is not to be shown."""
+        """Return a stripped stream chunk; the same dict if nothing is to be stripped, None if the chunk is to be dropped."""
         ...
 
     def must_send_usage(self, dialect: DialectName, finish: Json) -> bool:
-        """Whether a stream with this finish event has a usage event, if one was requested: without it, it was lost."""
+        """Return whether a stream with this finish event must have a usage event, if one was requested."""
         ...
 
     def follow_up(self, dialect: DialectName, body: Mapping[str, Any], response: Json) -> FollowUpRequest | None:
-        """What is to be asked after an unstreamed (or folded) response, if its tokens are not all in it."""
+        """Return the request to send after an unstreamed (or accumulated) response that lacks some of its tokens."""
         ...
 
     def tokens(self, dialect: DialectName, body: Mapping[str, Any], response: Json, found: Any = None) -> Tokens:
-        """Where the tokens are in an unstreamed (or folded) response.
+        """Return the tokens of an unstreamed (or accumulated) response.
 
-        `body` is what was sent; `found` the answer of the `lookup`, None if there was none.
+        `body` is the sent body; `found` is the response to the `follow_up` request, None if there was none.
         """
         ...
 
@@ -229,7 +228,7 @@ _BOOLEANS: Final = frozenset({"0", "off", "f", "false", "n", "no", "1", "on", "t
 
 
 def index_of(choice: Json) -> int:
-    """The index of a choice. Raises TypeError for what is no index: nothing could be paired by it."""
+    """Return the index of a choice. Raises TypeError for an invalid index, which cannot be matched."""
     index = choice["index"]
     if type(index) is not int or not 0 <= index <= _HIGHEST_INDEX:
         raise TypeError("a choice's index must be a small integer from 0 on")
@@ -237,7 +236,7 @@ def index_of(choice: Json) -> int:
 
 
 def logprobs_of(choice: Json) -> list[float | None] | None:
-    """One logprob a sampled token: chat has `logprobs.content[].logprob`, completions `logprobs.token_logprobs`."""
+    """Return a logprob per sampled token: `logprobs.content[].logprob` (chat), `logprobs.token_logprobs` (completions)."""
     logprobs: Any = choice.get("logprobs")
     if not isinstance(logprobs, dict):
         return None
@@ -246,7 +245,7 @@ def logprobs_of(choice: Json) -> list[float | None] | None:
 
 
 def without(choice: Json, rules: StripRules) -> Json:
-    """A choice, anew, without the keys that flags brought, and its logprobs null again if they were."""
+    """Return a copy of a choice without injected keys, with logprobs set to null if they were injected."""
     shown = {key: value for key, value in choice.items() if key not in rules.keys}
     if rules.logprobs and "logprobs" in shown:
         shown["logprobs"] = None
@@ -254,15 +253,15 @@ def without(choice: Json, rules: StripRules) -> Json:
 
 
 def has_other_ids_as_names(choice: Json, ids: Sequence[Any] | None) -> bool:
-    """Whether the logprobs of a choice name tokens by ids that are not the sampled ones."""
+    """Return whether the logprobs of a choice name tokens by ids that are not the sampled ones."""
     logprobs = choice.get("logprobs")
     if not ids or not isinstance(logprobs, dict):
         return False
     content = logprobs.get("content")
     names = logprobs.get("tokens") or () if content is None else [entry.get("token") for entry in content]
-    with suppress(TypeError):  # a name that is no string is looked at below
+    with suppress(TypeError):  # names that are not strings are checked below
         if _NAMED not in "\n".join(names):
-            return False  # tokens are named by their texts, as almost always
+            return False  # tokens are named by their texts: the usual case
     return any(
         isinstance(name, str) and name.startswith(_NAMED) and name != f"{_NAMED}{token}"
         for name, token in zip(names, ids, strict=False)
@@ -270,9 +269,9 @@ def has_other_ids_as_names(choice: Json, ids: Sequence[Any] | None) -> bool:
 
 
 def usage_options(request: InjectionRequest, *, running: bool) -> Json:
-    """What to set of `stream_options`, so that a stream counts its tokens; empty where that is not to be changed.
+    """Return the `stream_options` that make a stream count its tokens; empty if they must not change.
 
-    `running`: each event counts the tokens of its choice, too. Options that an engine refuses stay as they are.
+    `running`: each event also counts the tokens of its choice. Options that an engine refuses remain unchanged.
     """
     if request.forces_usage:
         return {}
@@ -288,11 +287,11 @@ def usage_options(request: InjectionRequest, *, running: bool) -> Json:
 
 
 def has_running_usage(body: Mapping[str, Any]) -> bool:
-    """Whether a client asks for usage on each event: `continuous_usage_stats` counts for nothing without `include_usage`."""
+    """Return whether a client requests usage on each event: `continuous_usage_stats` has no effect without `include_usage`."""
     options = body.get("stream_options")
     return isinstance(options, dict) and all(map(is_on, map(options.get, ("include_usage", "continuous_usage_stats"))))
 
 
 def _is_boolean(value: Any) -> bool:
-    """Whether pydantic reads it as a boolean or as absent."""
+    """Return whether pydantic reads the value as a boolean or as absent."""
     return value.lower() in _BOOLEANS if isinstance(value, str) else value in (None, True, False)

@@ -1,16 +1,14 @@
-"""Constraints: what of a request changes the distribution that the recorded logprobs are of.
+"""The request parameters that change the distribution of the recorded logprobs.
 
-Holds the readings of a body that engines share. An engine says for itself which of them reach its logprobs, and in which
-of its modes (`Engine.constrains`).
-
-Only the request is read, and the engine's defaults as far as they are known. What else the server decides by itself is not
-seen: vLLM's `--tool-strict-level`, the grammar that its Mistral parser always sets.
+Each engine decides which of them affect its logprobs, and in which modes (`Engine.constrains`). Only the request and the
+known defaults of the engine are considered, not what the server adds itself: vLLM's `--tool-strict-level`, or the grammar
+that its Mistral parser always sets.
 """
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-# The values that change nothing; so do null and what is empty. vLLM 0.32.0 and SGLang 0.5.23 agree on them.
+# Values without effect; null and empty values have none either. vLLM 0.32.0 and SGLang 0.5.23 agree on them.
 _NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "top_p": (1,),
     "top_k": (-1, 0),
@@ -36,11 +34,14 @@ BIASES: Final = frozenset(
     }
 )
 ALL: Final = frozenset(_NEUTRAL)
-PROCESSED: Final = ("processed_logprobs", "processed_logits")  # vLLM's modes after all that sampling does to logits
+PROCESSED: Final = (
+    "processed_logprobs",
+    "processed_logits",
+)  # vLLM's modes after all sampling steps are applied to the logits
 
 
 def has_grammar(sampling: Mapping[str, Any], fields: Iterable[str]) -> bool:
-    """Whether a grammar is asked for: in OpenAI's ways (a schema, a forced tool, a strict one), or in one of these fields."""
+    """Return whether the request has a grammar: a schema, a forced or strict tool, or one of these fields."""
     form, choice = sampling.get("response_format"), sampling.get("tool_choice")
     return (
         (isinstance(form, dict) and form.get("type", "text") != "text")
@@ -52,12 +53,12 @@ def has_grammar(sampling: Mapping[str, Any], fields: Iterable[str]) -> bool:
 
 
 def changes_distribution(sampling: Mapping[str, Any], names: Iterable[str]) -> bool:
-    """Whether one of these parameters of sampling has a value that makes a difference."""
+    """Return whether one of these sampling parameters has a value that takes effect."""
     return any(sampling.get(name) not in (None, [], {}, "", *_NEUTRAL[name]) for name in names)
 
 
 def tools_of(sampling: Mapping[str, Any]) -> list[Any]:
-    """The tools that are offered; none if they are not a list."""
+    """Return the offered tools; empty if they are not a list."""
     tools = sampling.get("tools")
     return tools if isinstance(tools, list) else []
 

@@ -1,6 +1,6 @@
-"""Recognition: which engine a server is, by what it answers to a few harmless questions.
+"""Identification of the engine behind a URL from its responses to a few harmless requests.
 
-Holds the questions and the reading of the answers. It asks nothing itself, and samples nothing.
+The requests are sent by `proxy.upstream.detection`; none of them samples.
 """
 
 from collections.abc import Mapping
@@ -10,18 +10,18 @@ from typing import Any, Final
 from proxy.protocols.engines.base import Traits
 from proxy.protocols.engines.sampling_defaults import read_props
 
-# vLLM 0.32 has /version alone of them; SGLang 0.5.23 the four of its own (two by older names); llama.cpp /props.
+# Of these vLLM 0.32 has /version only; SGLang 0.5.23 its own four (two under older names); llama.cpp /props.
 PROBE_PATHS: Final = (
     "/version", "/server_info", "/get_server_info", "/model_info", "/get_model_info", "/props", "/v1/models",
 )  # fmt: skip
 
-# Who they say they are in /v1/models; the one way where a gateway lets nothing but /v1 through.
+# The owner in /v1/models: the only evidence behind a gateway that forwards only /v1.
 _OWNERS: Final = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llamacpp", "tokentape-simulator": "vllm"}
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeResponse:
-    """One answer: its status, the `Server` header, and the JSON of a body of status 200 (None otherwise)."""
+    """One response: its status, the `Server` header, and the JSON of a body with status 200 (None otherwise)."""
 
     status: int
     server: str
@@ -29,7 +29,7 @@ class ProbeResponse:
 
 
 def identify_engine(answers: Mapping[str, ProbeResponse]) -> Traits:
-    """The engine behind these answers, by path; `plain` if it is none that we know."""
+    """Return the engine that sent these responses, by path; `plain` if it is none of the known ones."""
     bodies = {path: seen.body if isinstance(seen.body, dict) else {} for path, seen in answers.items()}
     server_facts = bodies.get("/server_info") or bodies.get("/get_server_info") or {}
     model_facts = bodies.get("/model_info") or bodies.get("/get_model_info") or {}
@@ -46,7 +46,7 @@ def identify_engine(answers: Mapping[str, ProbeResponse]) -> Traits:
 
 
 def model_names(listed: Any) -> frozenset[str] | None:
-    """The names in an answer of `GET /v1/models`: id and root (vLLM 0.32), and aliases (llama.cpp); None if it lists none."""
+    """Return the names in a `GET /v1/models` response: id and root (vLLM 0.32), aliases (llama.cpp); None if there are none."""
     models = listed.get("data") if isinstance(listed, dict) else None
     found = [model for model in models if isinstance(model, dict)] if isinstance(models, list) else []
     aliases = [model["aliases"] for model in found if isinstance(model.get("aliases"), list)]
@@ -57,7 +57,7 @@ def model_names(listed: Any) -> frozenset[str] | None:
 
 
 def _has_parser(facts: Mapping[str, Any]) -> bool | None:
-    """Whether a reasoning or a tool parser is configured; None if the server does not say."""
+    """Return whether a reasoning or tool parser is configured; None if the server does not report it."""
     names = ("reasoning_parser", "tool_call_parser")
     if not any(name in facts for name in names):
         return None

@@ -1,16 +1,15 @@
-"""llama.cpp's server: ids inside its logprobs, complete ids by `verbose`, prompt ids by asking afterwards.
+"""llama.cpp's server: ids inside its logprobs, complete ids by `verbose`, prompt ids by a follow-up request.
 
-Holds what is true of llama.cpp's chat and completions endpoints and of no other engine. Facts were seen on the server
-inside the wheel xllamacpp 2026.10.11549, with SmolLM2-135M-Instruct.
+Verified on the server inside the wheel xllamacpp 2026.10.11549, with SmolLM2-135M-Instruct.
 
 Rule 1: a character split over several tokens has an entry for its last token only, and a matched stop string has none;
-        so entries are never taken for complete: `__verbose.tokens` is (it was in every case tried, as many as usage
-        counts), and what it disagrees with is flagged. It is the first choice's alone.
-Rule 2: `top_logprobs: 1` goes with `logprobs`: without it come 20 alternatives a token, with 0 no logprobs at all.
-Rule 3: `logprobs` with `tools` in a stream is a 400, so it is not asked there.
-Rule 4: a chat stream has no entry for the EOS, and lists no tokens; a completions stream has both, as a whole answer does.
-        So the ids of a stream, and of several choices, are those of the entries: logprobs are asked there in any case.
-Rule 5: the prompt's ids never come. `__verbose.prompt` is the very text that was tokenized, and `/tokenize` tokenizes it
+        so entries are not assumed to be complete: `__verbose.tokens` is (in every case tried, with as many ids as usage
+        counts), and disagreements with it are flagged. It covers the first choice only.
+Rule 2: `top_logprobs: 1` is sent with `logprobs`: without it there are 20 alternatives per token, with 0 no logprobs.
+Rule 3: `logprobs` with `tools` in a stream is a 400, so it is not requested there.
+Rule 4: a chat stream has no entry for the EOS, and lists no tokens; a completions stream has both, like a whole response.
+        The ids of a stream, and of several choices, are those of the entries: logprobs are always requested there.
+Rule 5: the prompt's ids are never returned. `__verbose.prompt` is the text that was tokenized, and `/tokenize` tokenizes it
         again; the engine's count must agree.
 """
 
@@ -37,7 +36,7 @@ _VERBOSE = "__verbose"
 
 
 class Llamacpp:
-    """llama.cpp's own server: degraded. A step is exact where every sampled id has a logprob, else it is flagged."""
+    """llama.cpp's server: a step is exact if every sampled id has a logprob, else it is flagged."""
 
     kind = "llamacpp"
     logprobs_mode: str | None = "raw_logprobs"  # the same number at temperature 0 and 0.8
@@ -53,11 +52,11 @@ class Llamacpp:
     )
 
     def inject(self, request: InjectionRequest) -> Injection:
-        """`verbose` and `return_tokens` for ids and the prompt, `logprobs` where the server bears it."""
+        """Request `verbose` and `return_tokens` for ids and the prompt, `logprobs` where the server permits it."""
         dialect, body, requested = request.dialect, request.body, request.response_options
         if dialect not in _PROMPT or _PROMPT[dialect] not in body:
             return Injection({}, StripRules())  # refused, or vLLM's own endpoint
-        problems = ("phantom_token",) if body.get("max_tokens") == 0 else ()  # one token is sampled all the same
+        problems = ("phantom_token",) if body.get("max_tokens") == 0 else ()  # one token is sampled anyway
         fields: Json = {} if is_on(body.get("verbose")) else {"verbose": True}
         if not is_on(body.get("return_tokens")):
             fields["return_tokens"] = True
@@ -65,20 +64,20 @@ class Llamacpp:
         wanted = request.adds_logprobs or (not requested.logprobs and _ids_are_in_logprobs(request))
         if wanted and not _refuses_logprobs(dialect, body):
             fields |= {"logprobs": True, "top_logprobs": 1} if dialect == "chat" else {"logprobs": 1}
-            keys |= {"logprobs"} if dialect == "chat" else set()  # a plain chat answer has no such key
+            keys |= {"logprobs"} if dialect == "chat" else set()  # absent from a chat response without logprobs
         rules = StripRules(logprobs=dialect == "completions" and "logprobs" in fields, keys=frozenset(keys))
         return Injection(fields, rules, problems)
 
     def constrains(self, sampling: Mapping[str, Any], logprobs_mode: str | None) -> bool:
-        """Never: it takes its logprobs of the model's own logits, before grammars and samplers."""
+        """Return false: logprobs are of the model's own logits, before grammars and samplers."""
         return False
 
     def can_replay(self, dialect: DialectName, body: Mapping[str, Any]) -> bool:
-        """A stream with tools and logprobs is a 400 that must stay one."""
+        """Return false for a stream with tools and logprobs: a 400 that must remain one."""
         return not (dialect == "chat" and body.get("tools") and is_on(body.get("logprobs")))
 
     def strip(self, dialect: DialectName, response: Json, rules: StripRules) -> Json:
-        """Delete what a plain answer has not; null again what was null."""
+        """Delete injected keys; set injected values to null."""
         if not rules.anything:
             return response
         shown = {key: value for key, value in response.items() if key not in rules.keys}
@@ -88,15 +87,15 @@ class Llamacpp:
         return shown
 
     def strip_chunk(self, dialect: DialectName, chunk: Json, rules: StripRules) -> Json | None:
-        """Likewise: no event exists only because of the flags."""
+        """Strip a chunk: no event exists only because of the flags."""
         return self.strip(dialect, chunk, rules)
 
     def must_send_usage(self, dialect: DialectName, finish: Json) -> bool:
-        """Never: the finish of a completions stream has the usage."""
+        """Return false: the finish of a completions stream has the usage."""
         return False
 
     def follow_up(self, dialect: DialectName, body: Mapping[str, Any], response: Json) -> FollowUpRequest | None:
-        """The ids of the prompt, by its text: of chat, or of a text; of several prompts only the first one's comes."""
+        """Request the ids of the prompt, by its text; only available for chat and for a single text prompt."""
         prompt = (response.get(_VERBOSE) or {}).get("prompt")
         is_text = dialect == "chat" or isinstance(body.get("prompt"), str)
         if not is_text or not isinstance(prompt, str):
@@ -104,10 +103,10 @@ class Llamacpp:
         return FollowUpRequest("/tokenize", {"content": prompt, "parse_special": True, "add_special": False})
 
     def tokens(self, dialect: DialectName, body: Mapping[str, Any], response: Json, found: Any = None) -> Tokens:
-        """The ids of `__verbose` where they are, else those of the logprobs' entries."""
+        """Return the ids of `__verbose` if present, else those of the logprob entries."""
         verbose = response.get(_VERBOSE) or {}
         choices = response.get("choices") or ()
-        # One block for all choices: with several it is nobody's.
+        # One block for all choices: with several choices it cannot be assigned.
         sampled = tuple(_sampled(choice, verbose if len(choices) == 1 else {}) for choice in choices)
         prompt_ids = _prompt_ids(dialect, body)
         notes = {}
@@ -132,26 +131,26 @@ class Llamacpp:
 
 
 def _ids_are_in_logprobs(request: InjectionRequest) -> bool:
-    """Whether `__verbose` lists not all tokens at the end, or not those of each choice."""
+    """Return whether `__verbose` lacks tokens at the end, or those of some choices."""
     return request.response_options.choices != 1 or is_on(request.body.get("stream"))
 
 
 def _refuses_logprobs(dialect: DialectName, body: Mapping[str, Any]) -> bool:
-    """Whether logprobs would be refused, or would turn a refusal (`top_logprobs` without them) into an answer."""
+    """Return whether logprobs would be refused, or would make a refused call (`top_logprobs` without them) succeed."""
     if dialect == "completions":
         return False
     return bool(body.get("top_logprobs")) or (is_on(body.get("stream")) and bool(body.get("tools")))
 
 
 def _prompt_ids(dialect: DialectName, body: Mapping[str, Any]) -> list[int] | None:
-    """The ids that the client itself gave as prompt."""
+    """Return the prompt ids that the client sent."""
     prompt = body.get("prompt") if dialect == "completions" else None
     is_ids = isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt)
     return list(prompt) if is_ids and isinstance(prompt, list) else None
 
 
 def _sampled(choice: Json, verbose: Json) -> Sampled:
-    """One choice's tokens. Where entries are not those of the complete ids, their logprobs are fewer, and it shows."""
+    """Return one choice's tokens. If entries do not match the complete ids, there are fewer logprobs than ids."""
     entries = (choice.get("logprobs") or {}).get("content")
     of_entries = None if entries is None else [entry["id"] for entry in entries]
     return Sampled(
@@ -166,7 +165,7 @@ def _sampled(choice: Json, verbose: Json) -> Sampled:
 
 
 def _disagree(choice: Json, sampled: Sampled) -> bool:
-    """Whether entries, as many as the ids, are of other ids."""
+    """Return whether there are as many entries as ids, and they are of other ids."""
     entries = (choice.get("logprobs") or {}).get("content") or ()
     ids = sampled.ids or []
     return len(entries) == len(ids) and any(entry["id"] != token for entry, token in zip(entries, ids, strict=True))

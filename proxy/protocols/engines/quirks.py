@@ -1,11 +1,11 @@
-"""What engines are known to lose: one line each, with the version and the source, in one table.
+"""The known limitations of each engine, with the version and the source, in one table.
 
-Holds the table, and the one decision taken from it: whether a streamed call goes upstream as a stream (`live`), or is asked
-unstreamed and answered as a stream (`replay`). docs/exactness.md is printed from it. What a line does not say is not
-known: a step that turns out inexact without a line here is logged as a new fact.
+`choose_framing` uses the table to decide whether a streamed call is sent as a stream (`live`), or sent unstreamed and
+answered as a stream (`replay`). docs/exactness.md is generated from it. A step that is inexact for a reason that the
+table lacks is logged as a new finding.
 
-A loss has `codes` of `fidelity.PROBLEMS`, of which a step that meets it may have some. It is met in live streams only
-(replay mends it), or always (nothing does).
+A quirk has `codes` of `fidelity.PROBLEMS`, some of which an affected step may have. It affects live streams only (replay
+avoids it), or every call.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ Streaming = Literal["auto", "live", "replay"]
 
 @dataclass(frozen=True, slots=True)
 class CallTraits:
-    """What decides whether a loss is met: the call's dialect and body, what is known of the server, and what is wanted."""
+    """What decides whether a quirk applies: the call's dialect and body, the server's traits, and what is requested."""
 
     dialect: DialectName
     body: Mapping[str, Any]
@@ -32,7 +32,7 @@ class CallTraits:
 
 @dataclass(frozen=True, slots=True)
 class Quirk:
-    """One thing that an engine loses."""
+    """One limitation of an engine."""
 
     engine: str
     dialects: tuple[DialectName, ...]
@@ -52,12 +52,12 @@ def _loses_logprobs_without_parser(call: CallTraits) -> bool:
 
 
 def _older_than_0_5_23(call: CallTraits) -> bool:
-    """Whether the version is older, or nobody knows."""
+    """Return whether the version is older, or unknown."""
     return call.traits.version is None or version_numbers(call.traits.version) < (0, 5, 23)
 
 
 def version_numbers(version: str) -> tuple[int, ...]:
-    """`0.5.23.post1` as (0, 5, 23)."""
+    """Return `0.5.23.post1` as (0, 5, 23)."""
     numbers: list[int] = []
     for part in version.split("."):
         if not part.isdecimal():
@@ -80,7 +80,7 @@ def _several(call: CallTraits) -> bool:
 
 
 def _several_in_all(call: CallTraits) -> bool:
-    """Whether the choices of a completions call, over all prompts, may be more than one."""
+    """Return whether a completions call may have more than one choice over all its prompts."""
     prompt = call.body.get("prompt")
     prompts = len(prompt) if isinstance(prompt, list) and prompt and type(prompt[0]) is not int else 1
     return _several(call) or prompts > 1
@@ -91,7 +91,7 @@ def _no_tokens_wanted(call: CallTraits) -> bool:
 
 
 def _has_more_than_text(call: CallTraits) -> bool:
-    """Whether a message has a part that is no text."""
+    """Return whether a message has a part that is not text."""
     messages = call.body.get("messages")
     contents = [message.get("content") for message in messages or () if isinstance(message, dict)]
     parts = [part for content in contents if isinstance(content, list) for part in content]
@@ -179,7 +179,7 @@ QUIRKS: Final[tuple[Quirk, ...]] = (
     ),
 )  # fmt: skip
 
-# The problems that mean that an engine lost something; with one of these and no line above, there is a new fact.
+# The problems that show that an engine lost something; one of these that no quirk explains is a new finding.
 QUIRK_CODES: Final = frozenset(
     {"no_token_ids", "no_prompt_ids", "no_logprobs", "logprob_count", "completion_count", "prompt_count", "ids_disagree",
      "bad_logprob"}
@@ -189,7 +189,7 @@ _OPTIONS_WE_REPLAY: Final = frozenset({"include_usage"})
 
 
 def applicable(engine: str, call: CallTraits, *, live: bool) -> list[Quirk]:
-    """The lines of the table that a call meets. `live`: it goes upstream as a stream."""
+    """Return the quirks that apply to a call. `live`: the call is sent as a stream."""
     return [
         quirk
         for quirk in QUIRKS
@@ -201,9 +201,9 @@ def applicable(engine: str, call: CallTraits, *, live: bool) -> list[Quirk]:
 
 
 def choose_framing(streaming: Streaming, engine: str, call: CallTraits, *, can_replay: bool) -> Framing:
-    """How a call goes upstream: `whole` if it is no stream; else as configured, or as the table advises.
+    """Return how a call is sent: `whole` if it is not streamed; else as configured, or as the table recommends.
 
-    Replayed is only what can be: a stream whose options we know, and that the engine would not have refused.
+    Only a stream with known options that the engine would not have refused can be replayed.
     """
     if not is_on(call.body.get("stream")):
         return "whole"

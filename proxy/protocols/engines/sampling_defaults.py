@@ -1,9 +1,7 @@
-"""Sampling defaults: what an engine samples with where a request leaves a field out.
-
-Contains the request that reads them and the reading of the answers. It sends nothing itself.
+"""The sampling defaults of an engine: its values for fields that a request omits.
 
 vLLM (0.32.0) takes them from the model's generation_config.json and --override-generation-config, for chat and completions;
-it shows them only in what `/v1/chat/completions/render` makes of a request, which answers 403 without --enable-scale-out.
+only the response of `/v1/chat/completions/render` shows them, which is a 403 without --enable-scale-out.
 llama.cpp (2026.10) shows them in `/props`. SGLang (0.5.23) does not show them.
 """
 
@@ -22,7 +20,7 @@ _RENDER: Final = FollowUpRequest(
 
 
 def sampling_defaults_request(kind: str) -> FollowUpRequest | None:
-    """Return the request whose answer shows the defaults of an engine of this kind; None if there is none."""
+    """Return the request whose response shows the defaults of an engine of this kind; None if there is none."""
     return _RENDER if kind == "vllm" else None
 
 

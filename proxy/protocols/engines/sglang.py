@@ -1,15 +1,14 @@
 """SGLang: ids by flags of its own, which its chat streams refuse; logprobs after temperature.
 
-Holds what is true of SGLang's chat and completions endpoints and of no other engine. Facts were read off SGLang 0.5.23
-(its own serving code, run with a faked scheduler) and its source.
+Verified on SGLang 0.5.23 (its own serving code with a faked scheduler) and by reading its source.
 
-Rule 1: the keys that our flags bring are absent from a plain answer, so hiding deletes them; `logprobs` is always there,
-        so hiding sets it null.
-Rule 2: `return_token_ids` and `return_meta_info` are never sent with a chat stream: they are a 400 there. Ids then come in
-        a named event of their own (`x-sglext-ids-framed`), after the finish.
-Rule 3: older servers ignore all of these flags with 200: what came is judged, never what was asked.
-Rule 4: each stream is to count its tokens. The usage event is dropped again; a server that sends one by default
-        (stream_response_default_include_usage) loses it, since its streams look the same then.
+Rule 1: keys that the injected flags add are absent otherwise, so stripping deletes them; `logprobs` is always present,
+        so stripping sets it to null.
+Rule 2: `return_token_ids` and `return_meta_info` are never sent with a chat stream, where they are a 400. Ids then arrive
+        in a named event (`x-sglext-ids-framed`), after the finish.
+Rule 3: older servers ignore all of these flags with status 200: only the response shows what was returned.
+Rule 4: each stream must count its tokens. The usage event is dropped again, also on a server that sends one by default
+        (stream_response_default_include_usage), because its streams look the same.
 """
 
 from collections.abc import Mapping
@@ -40,7 +39,7 @@ _INPUT, _OUTPUT = "return_input_ids_in_sglext", "return_output_ids_in_sglext"
 _HEADERS = {_INPUT: "x-sglext-return-input-ids", _OUTPUT: "x-sglext-return-output-ids"}
 _FRAMED = "x-sglext-ids-framed"
 _NOT_STREAMED = (_IDS_BOTH, _META, "return_prompt_token_ids")
-# What each flag brings: the keys of choices, or of `sglext`.
+# The keys that each flag adds to choices or to `sglext`.
 _BROUGHT: dict[str, frozenset[str]] = {
     _IDS_BOTH: frozenset({"prompt_token_ids", "response_token_ids", "token_ids"}),
     _META: frozenset({"meta_info"}),
@@ -50,7 +49,7 @@ _BROUGHT: dict[str, frozenset[str]] = {
 
 
 class Sglang:
-    """SGLang ≥ 0.5.23 (the first with ids in chat); older ones are recorded, and flagged."""
+    """SGLang ≥ 0.5.23 (the first with ids in chat); calls of older servers are recorded and flagged."""
 
     kind = "sglang"
     # log_softmax of logits / temperature, after penalties and bias, before top-k and top-p (layers/sampler.py:208-331).
@@ -69,7 +68,7 @@ class Sglang:
     )
 
     def inject(self, request: InjectionRequest) -> Injection:
-        """Ids by the flags of the framing; logprobs; versions of the weights where they can be had."""
+        """Request ids by the flags of the framing, logprobs, and the weight versions where available."""
         dialect, body, requested = request.dialect, request.body, request.response_options
         if dialect not in _PROMPT or _PROMPT[dialect] not in body:
             return Injection({}, StripRules())  # refused, or vLLM's own endpoint
@@ -77,7 +76,7 @@ class Sglang:
         if "echo" in problems:
             return Injection({}, StripRules(), problems)
         if dialect == "completions" and is_on(body.get("stream")) and requested.choices != 1:
-            problems = (*problems, "uncounted")  # usage is their sum: what one lost another may have repeated
+            problems = (*problems, "uncounted")  # usage is their sum: another choice may have repeated what one lost
         streamed = dialect == "chat" and is_on(body.get("stream"))
         wanted = (_INPUT, _OUTPUT) if streamed else (_IDS_BOTH, _META) if dialect == "chat" else (_IDS_BOTH,)
         missing = [
@@ -87,7 +86,7 @@ class Sglang:
         ]
         fields: Json = dict.fromkeys(missing, True)
         if request.adds_logprobs:
-            # In completions the number is that of alternatives, and 0 tells the sampled token's own (run on 0.5.23).
+            # In completions the number counts alternatives, and 0 returns the sampled token's own logprob (run on 0.5.23).
             fields["logprobs"] = True if dialect == "chat" else 0 if request.logprobs == "sampled" else 1
         if options := usage_options(request, running=False):
             fields["stream_options"] = options
@@ -99,14 +98,14 @@ class Sglang:
             usage=bool(options) and not requested.usage,
             keys=frozenset(key for flag in missing for key in _BROUGHT[flag]) - kept,
         )
-        # Framed, ids come in an event of their own, which can be dropped whole. Not if the client reads it itself.
+        # Framed ids arrive in a separate event, which can be dropped as a whole, unless the client reads it itself.
         framed = {_FRAMED: "1"} if streamed and len(missing) == len(wanted) else {}
         return Injection(fields, rules, problems, framed)
 
     def constrains(self, sampling: Mapping[str, Any], logprobs_mode: str | None) -> bool:
-        """Grammars, biases and penalties are on the logits in every mode; top-k, top-p and min-p come after the logprobs.
+        """Return true for grammars, biases and penalties in every mode; top-k, top-p and min-p are applied after the logprobs.
 
-        Penalties, the grammar's mask and `logit_bias` are applied in that order before the sampler takes its logprobs
+        Penalties, the grammar's mask and `logit_bias` are applied in that order before the sampler computes logprobs
         (sampling_batch_info.py, sampler.py).
         """
         return has_grammar(sampling, _GRAMMARS) or changes_distribution(
@@ -114,11 +113,11 @@ class Sglang:
         )
 
     def can_replay(self, dialect: DialectName, body: Mapping[str, Any]) -> bool:
-        """A chat stream with these flags is a 400 that must stay one."""
+        """Return false for a chat stream with these flags: a 400 that must remain one."""
         return dialect != "chat" or not any(is_on(body.get(flag)) for flag in _NOT_STREAMED)
 
     def strip(self, dialect: DialectName, response: Json, rules: StripRules) -> Json:
-        """Delete what the flags brought; null again what was null."""
+        """Delete injected keys; set injected values to null."""
         if not rules.anything:
             return response
         shown = _without_ids(response, rules)
@@ -128,7 +127,7 @@ class Sglang:
         return shown
 
     def strip_chunk(self, dialect: DialectName, chunk: Json, rules: StripRules) -> Json | None:
-        """Likewise; and drop the event of the ids, and what exists only to carry logprobs."""
+        """Strip a chunk; drop the event with the ids, and events that only carry logprobs."""
         if not rules.anything:
             return chunk
         choices = chunk.get("choices")
@@ -142,19 +141,19 @@ class Sglang:
         if "sglext" not in chunk:
             return chunk
         rest = _without_ids(chunk, rules)
-        # What else the client asked of sglext stays; a chunk that says nothing more would only confuse it.
+        # Other parts of sglext that the client requested remain; an otherwise empty chunk is dropped.
         return rest if "sglext" in rest or rest.get("usage") else None
 
     def must_send_usage(self, dialect: DialectName, finish: Json) -> bool:
-        """Completions: nothing else counts their tokens. A chat stream has its ids in one list for each choice."""
+        """Return true for completions, where only usage counts tokens. A chat stream has its ids in one list per choice."""
         return dialect == "completions"
 
     def follow_up(self, dialect: DialectName, body: Mapping[str, Any], response: Json) -> FollowUpRequest | None:
-        """Nothing: all tokens are in the answer."""
+        """Return None: all tokens are in the response."""
         return None
 
     def tokens(self, dialect: DialectName, body: Mapping[str, Any], response: Json, found: Any = None) -> Tokens:
-        """Unstreamed: in the choices. Streamed chat: in `sglext`, one list for each choice."""
+        """Unstreamed: in the choices. Streamed chat: in `sglext`, one list per choice."""
         extension = response.get("sglext") or {}
         choices = response.get("choices") or ()
         outputs = extension.get("output_ids")
@@ -172,19 +171,19 @@ class Sglang:
                 problems.append("prompt_count")
             if _disagree(sampled_choice, choice, meta, outputs) or has_other_ids_as_names(choice, sampled_choice.ids):
                 problems.append("ids_disagree")
-        # Retracted: recomputed, maybe under new weights.
+        # Retracted tokens are recomputed, possibly under new weights.
         notes = {"retractions": retractions} if retractions else {}
         return Tokens(extension.get("input_ids"), tuple(sampled), tuple(problems), notes)
 
 
 def _problems(dialect: DialectName, body: Mapping[str, Any]) -> list[str]:
-    """What is known to go wrong before the call is made."""
+    """Return the problems that are known before the call is sent."""
     echo = ["echo"] if dialect == "completions" and is_on(body.get("echo")) else []
     return [*echo, "beam_search"] if is_on(body.get("use_beam_search")) else echo
 
 
 def _without_ids(response: Json, rules: StripRules) -> Json:
-    """The top level, anew, without the hidden keys of `sglext`, nor `sglext` itself if nothing else is in it."""
+    """Return a copy of the top level without the stripped keys of `sglext`, and without `sglext` if it is then empty."""
     extension = response.get("sglext")
     if not isinstance(extension, dict) or not rules.keys:
         return dict(response)
@@ -196,14 +195,14 @@ def _without_ids(response: Json, rules: StripRules) -> Json:
 
 
 def _only_carries_logprobs(choice: Json) -> bool:
-    """Whether an event says nothing but logprobs: with a parser, SGLang sends such ones only where they were asked."""
+    """Return whether an event has only logprobs: with a parser, SGLang sends such events only if they were requested."""
     delta = choice.get("delta")
     has_content = delta is None or any(value is not None for value in delta.values())
     return not has_content and choice.get("finish_reason") is None and choice.get("logprobs") is not None
 
 
 def _sampled(choice: Json, meta: Json, outputs: Any, versions: Any) -> Sampled:
-    """One choice's tokens: ids by whatever name they came under, logprobs paired with ids where they are."""
+    """Return one choice's tokens: ids under whichever name they have, logprobs paired with ids where possible."""
     index = index_of(choice)
     pairs = meta.get("output_token_logprobs")
     ids = choice.get("response_token_ids")
@@ -215,7 +214,7 @@ def _sampled(choice: Json, meta: Json, outputs: Any, versions: Any) -> Sampled:
         ids = [pair[1] for pair in pairs]
     logprobs = [pair[0] for pair in pairs] if pairs else logprobs_of(choice)
     if ids == [] and choice.get("finish_reason") == "abort":
-        logprobs = []  # one may come all the same (output_streamer.py:613)
+        logprobs = []  # SGLang may return one anyway (output_streamer.py:613)
     return Sampled(
         index=index,
         prompt_ids=choice.get("prompt_token_ids"),
@@ -231,7 +230,7 @@ def _sampled(choice: Json, meta: Json, outputs: Any, versions: Any) -> Sampled:
 
 
 def _disagree(sampled_choice: Sampled, choice: Json, meta: Json, outputs: Any) -> bool:
-    """Whether the ids came more than once, and differ."""
+    """Return whether the ids were returned more than once and differ."""
     given = [choice.get("response_token_ids"), choice.get("token_ids")]
     given += (
         [outputs[sampled_choice.index]] if isinstance(outputs, list) and sampled_choice.index < len(outputs) else []
@@ -242,7 +241,7 @@ def _disagree(sampled_choice: Sampled, choice: Json, meta: Json, outputs: Any) -
 
 
 def _spans(versions: Any) -> tuple[tuple[int, int, str | None], ...] | None:
-    """`[{"version", "start", "end"}]` over output positions."""
+    """Read `[{"version", "start", "end"}]` over output positions."""
     if not versions:
         return None
     return tuple((span["start"], span["end"], span["version"]) for span in versions)

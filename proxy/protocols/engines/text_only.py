@@ -1,7 +1,7 @@
-"""Plain: any OpenAI-compatible endpoint. It gives no ids, so there is nothing to ask and nothing to hide.
+"""Any other OpenAI-compatible endpoint, without token ids.
 
-Holds the engine of last resort: calls are recorded as text and flagged `no_token_ids`. Nothing is added to a body, since
-unknown servers may refuse what they do not know, and no placeholder is ever made up for an id.
+Calls are recorded as text and flagged `no_token_ids`. Nothing is added to a request, since unknown servers may refuse unknown
+fields, and no placeholder is used for an id.
 """
 
 from collections.abc import Mapping
@@ -23,10 +23,10 @@ from proxy.protocols.engines.constraints import has_grammar
 
 
 class TextOnly:
-    """Text only."""
+    """An endpoint that returns text only."""
 
     kind = "plain"
-    logprobs_mode: str | None = None  # nobody says what a server like this means by them
+    logprobs_mode: str | None = None  # unknown
     unbounded: frozenset[str] = frozenset()
     always_sends_usage = False
     shape = StreamShape(
@@ -37,35 +37,35 @@ class TextOnly:
     )
 
     def inject(self, request: InjectionRequest) -> Injection:
-        """Nothing."""
+        """Inject nothing."""
         return Injection({}, StripRules())
 
     def constrains(self, sampling: Mapping[str, Any], logprobs_mode: str | None) -> bool:
-        """A grammar may be in them; it has no logprobs of ids in any case."""
+        """Return whether the request has a grammar; logprobs without ids are not used anyway."""
         return has_grammar(sampling, ())
 
     def can_replay(self, dialect: DialectName, body: Mapping[str, Any]) -> bool:
-        """Nobody knows what such a server refuses."""
+        """Return true: it is unknown what such a server refuses."""
         return True
 
     def strip(self, dialect: DialectName, response: Json, rules: StripRules) -> Json:
-        """Nothing was asked."""
+        """Return the response: nothing was injected."""
         return response
 
     def strip_chunk(self, dialect: DialectName, chunk: Json, rules: StripRules) -> Json | None:
-        """Nothing was asked."""
+        """Return the chunk: nothing was injected."""
         return chunk
 
     def must_send_usage(self, dialect: DialectName, finish: Json) -> bool:
-        """Nobody knows."""
+        """Return false: unknown."""
         return False
 
     def follow_up(self, dialect: DialectName, body: Mapping[str, Any], response: Json) -> FollowUpRequest | None:
-        """Nothing: there is nobody to ask."""
+        """Return None: there is no tokenizer endpoint."""
         return None
 
     def tokens(self, dialect: DialectName, body: Mapping[str, Any], response: Json, found: Any = None) -> Tokens:
-        """How each choice ended; no ids, and logprobs of no ids are of no use."""
+        """Return how each choice ended, without ids or logprobs."""
         choices = response.get("choices") or ()
         return Tokens(None, tuple(_sampled(choice) for choice in choices))
 

@@ -1,7 +1,4 @@
-"""Tokenizing: where each engine counts the tokens of a prompt, and by which names.
-
-Holds the table, and the reading of an answer. It asks nothing itself.
-"""
+"""The tokenize and detokenize endpoints of each engine: their requests and responses."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,9 +7,9 @@ from typing import Any, Final
 from proxy.protocols.dialects.base import DialectName
 from proxy.protocols.engines.base import FollowUpRequest
 
-_TOKENIZE_ROUTES: Final = {"vllm": "/tokenize", "sglang": "/v1/tokenize"}  # vLLM 0.32.0 seen, SGLang 0.5.23 read
+_TOKENIZE_ROUTES: Final = {"vllm": "/tokenize", "sglang": "/v1/tokenize"}  # vLLM 0.32.0 verified, SGLang 0.5.23 read
 
-# What decides the prompt that a chat call has; the rest of its body does not.
+# The fields of a chat body that determine its prompt.
 _OF_TEMPLATES: Final = (
     "messages", "tools", "chat_template", "chat_template_kwargs", "add_generation_prompt", "continue_final_message",
 )  # fmt: skip
@@ -20,14 +17,14 @@ _OF_TEMPLATES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """How many tokens a prompt has, and how many the model's window has for prompt and completion together."""
+    """The number of tokens of a prompt, and the size of the model's context window (prompt and completion)."""
 
     tokens: int
     window: int
 
 
 def token_count_request(kind: str, dialect: DialectName, body: Mapping[str, Any]) -> FollowUpRequest | None:
-    """What to ask an engine of this kind for the tokens of a call's prompt; None if it cannot be asked."""
+    """Return the request that counts the tokens of a call's prompt; None if the engine has none for it."""
     path = _TOKENIZE_ROUTES.get(kind)
     if path is None:
         return None
@@ -39,10 +36,10 @@ def token_count_request(kind: str, dialect: DialectName, body: Mapping[str, Any]
 
 
 def template_fields(kind: str, body: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a chat body that decide its prompt, as an engine of this kind takes them where it counts.
+    """Return the fields of a chat body that determine its prompt, for the tokenize endpoint of this kind of engine.
 
-    vLLM's route knows no `reasoning_effort`, so it gets what chat makes of it (vLLM 0.32.0:
-    entrypoints/openai/chat_completion/protocol.py:621).
+    vLLM's endpoint does not accept `reasoning_effort`, so it receives the template arguments that chat derives from it
+    (vLLM 0.32.0: entrypoints/openai/chat_completion/protocol.py:621).
     """
     fields = {name: body[name] for name in _OF_TEMPLATES if body.get(name) is not None}
     effort = body.get("reasoning_effort")
@@ -59,14 +56,14 @@ def template_fields(kind: str, body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_count(answer: Any) -> Counted | None:
-    """What an engine answered; None if it cannot be read."""
+    """Read the response of a token count; None if it is invalid."""
     if not isinstance(answer, dict):
         return None
     tokens, window = answer.get("count"), answer.get("max_model_len")
     return Counted(tokens, window) if type(tokens) is int and type(window) is int else None
 
 
-# vLLM 0.32.0 and llama.cpp 2026.10 seen, SGLang 0.5.23 read.
+# vLLM 0.32.0 and llama.cpp 2026.10 verified, SGLang 0.5.23 read.
 _DETOKENIZE_ROUTES: Final[dict[str, tuple[str, str]]] = {
     "vllm": ("/detokenize", "prompt"),
     "sglang": ("/v1/detokenize", "text"),
@@ -75,13 +72,13 @@ _DETOKENIZE_ROUTES: Final[dict[str, tuple[str, str]]] = {
 
 
 def text_request(kind: str, ids: Sequence[int]) -> FollowUpRequest | None:
-    """What to ask an engine of this kind for the text of ids; None if it cannot be asked."""
+    """Return the request that converts ids into text; None if the engine has none."""
     route = _DETOKENIZE_ROUTES.get(kind)
     return FollowUpRequest(route[0], {"tokens": list(ids)}) if route else None
 
 
 def read_text(kind: str, answer: Any) -> str | None:
-    """The text in its answer; None if there is none."""
+    """Read the text of a response; None if there is none."""
     route = _DETOKENIZE_ROUTES.get(kind)
     text = answer.get(route[1]) if route and isinstance(answer, dict) else None
     return text if isinstance(text, str) else None

@@ -1,14 +1,13 @@
-"""vLLM: ids and logprobs on request, in every framing.
+"""vLLM: ids and logprobs on request, streamed and unstreamed.
 
-Holds what is true of vLLM's chat and completions endpoints and of no other engine. Facts were read off vLLM 0.32.0
-(V1 engine, CPU build, parsers hermes and qwen3).
+Verified on vLLM 0.32.0 (V1 engine, CPU build, parsers hermes and qwen3).
 
-Rule 1: injection never adds or removes a key of an answer; it turns null into a value and adds stream events. So hiding
-        sets null again where the key is, and drops the added events.
-Rule 2: each stream is to count its tokens: ids alone cannot show a lost or repeated event. `include_usage` adds an event and
-        moves `system_fingerprint` to it from the finish; both are undone. Of several choices each is counted in each event
-        (`continuous_usage_stats`), since a sum cannot show what one choice lost and another repeated.
-Rule 3: a body that vLLM refuses must stay one that it refuses.
+Rule 1: injection never adds or removes a key of a response; it turns null into a value and adds stream events. Stripping
+        sets the value to null again and drops the added events.
+Rule 2: each stream must count its tokens: ids alone cannot show a lost or repeated event. `include_usage` adds an event and
+        moves `system_fingerprint` to it from the finish; both are undone. With several choices, each event counts its own
+        choice (`continuous_usage_stats`), since a sum cannot show that one choice lost what another repeated.
+Rule 3: vLLM must still refuse a body that it refuses without injection.
 """
 
 from collections.abc import Mapping
@@ -32,19 +31,19 @@ from proxy.protocols.engines.base import (
 )
 from proxy.protocols.engines.constraints import ALL, PROCESSED, changes_distribution, has_grammar, tools_of
 
-_OF_THE_PROMPT = ("prompt_token_ids", "mm_placeholders")  # both come by `return_token_ids`
+_OF_THE_PROMPT = ("prompt_token_ids", "mm_placeholders")  # both are returned by `return_token_ids`
 
 
 def inject_generate(request: InjectionRequest) -> Injection:
-    """The ids of the prompt, which placeholders of images may lengthen, and logprobs. Sampled ids always come."""
+    """Request the prompt's ids, which image placeholders may lengthen, and logprobs. Sampled ids are always returned."""
     body = request.body
     sampling = body.get("sampling_params")
     if "token_ids" not in body or not isinstance(sampling, dict):
-        return Injection({}, StripRules())  # refused, by a message that shows the body
+        return Injection({}, StripRules())  # refused, with an error message that shows the body
     fields: Json = {}
     if not request.response_options.token_ids:
         fields["return_token_ids"] = True
-    # With `logprob_token_ids`, `logprobs` must be their number, and may then be more than the engine allows.
+    # With `logprob_token_ids`, `logprobs` must equal their number, and may then exceed the engine's limit.
     if request.adds_logprobs and sampling.get("logprob_token_ids") is None:
         fields["sampling_params"] = {**sampling, "logprobs": 0}
     if options := usage_options(request, running=request.response_options.choices != 1):
@@ -60,7 +59,7 @@ def inject_generate(request: InjectionRequest) -> Injection:
 
 
 def strip_generate(response: Json, rules: StripRules) -> Json:
-    """An unstreamed (or folded) response without what the client did not ask for; a new dict if that differs."""
+    """Return an unstreamed (or accumulated) response without what the client did not request; a new dict if it differs."""
     if not rules.of_choices:
         return response
     shown = dict(response)
@@ -70,7 +69,7 @@ def strip_generate(response: Json, rules: StripRules) -> Json:
 
 
 def strip_generate_chunk(chunk: Json, rules: StripRules) -> Json | None:
-    """A streamed chunk likewise; the same dict if nothing in it is to be hidden, None for the usage event."""
+    """Return a stripped chunk; the same dict if nothing is to be stripped, None for the usage event."""
     if rules.usage and not chunk.get("choices") and chunk.get("usage") is not None:
         return None
     if rules.running_usage and chunk.get("choices") and "usage" in chunk:
@@ -83,7 +82,7 @@ def strip_generate_chunk(chunk: Json, rules: StripRules) -> Json | None:
 
 
 def tokens_of_generate(response: Json) -> Tokens:
-    """One prompt, on the top level; all else on the choices."""
+    """Return the tokens: one prompt, on the top level; everything else on the choices."""
     choices = response.get("choices") or ()
     sampled = tuple(_sampled_of_generate(choice) for choice in choices)
     disagree = any(_disagrees(choice) or has_other_ids_as_names(choice, choice.get("token_ids")) for choice in choices)
@@ -99,14 +98,14 @@ def _without_logprobs(shown: Json, rules: StripRules) -> Json:
 
 
 def _content(choice: Json) -> list[Json] | None:
-    """An entry per sampled token; None if none were given."""
+    """Return an entry per sampled token; None if there are none."""
     logprobs = choice.get("logprobs")
     content: list[Json] | None = logprobs.get("content") if isinstance(logprobs, dict) else None
     return content
 
 
 def _disagrees(choice: Json) -> bool:
-    """Whether logprobs are said to be of other ids; those of output mode "text" name none."""
+    """Return whether the logprobs are of other ids; with output mode "text" they have no ids."""
     pairs = zip(_content(choice) or (), choice.get("token_ids") or (), strict=False)
     return any(entry.get("token_id", token_id) != token_id for entry, token_id in pairs)
 
@@ -152,15 +151,17 @@ class Vllm:
     )
 
     def inject(self, request: InjectionRequest) -> Injection:
-        """`return_token_ids`, and `logprobs` where they are wanted, unless the call could not bear them."""
+        """Request `return_token_ids`, and `logprobs` if they are configured, unless the call does not permit them."""
         dialect, body, requested = request.dialect, request.body, request.response_options
         if dialect == "generate":
             return inject_generate(request)
         if _PROMPT[dialect] not in body:
-            return Injection({}, StripRules())  # refused, by a message that tells how many fields the body has
+            return Injection(
+                {}, StripRules()
+            )  # refused, with an error message that has the number of fields of the body
         problems = tuple(_problems(dialect, body, keep_reasoning=request.keep_reasoning))
         if "echo" in problems:
-            # With ids the echoed prompt vanishes from `text`; with logprobs those of the prompt are mixed in.
+            # With ids the echoed prompt disappears from `text`; with logprobs those of the prompt are included.
             return Injection({}, StripRules(), problems)
         fields: Json = {}
         if not requested.token_ids:
@@ -175,7 +176,7 @@ class Vllm:
         rules = StripRules(
             token_ids="return_token_ids" in fields,
             logprobs="logprobs" in fields,
-            # With either asked by the client, vLLM itself sends the events whose delta is empty.
+            # If the client requests either, vLLM itself sends the events with an empty delta.
             empty_deltas=dialect == "chat" and not requested.token_ids and not requested.logprobs,
             reasoning=withheld,
             usage=bool(options) and not requested.usage,
@@ -184,9 +185,9 @@ class Vllm:
         return Injection(fields, rules, problems)
 
     def constrains(self, sampling: Mapping[str, Any], logprobs_mode: str | None) -> bool:
-        """A grammar in any mode: its bitmask is on the logits before the sampler sees them (gpu_model_runner.py).
+        """Return true for a grammar in any mode: its bitmask is applied before the sampler (gpu_model_runner.py).
 
-        All else is in the `processed` modes only. `tool_choice: auto` has a grammar if a tool is strict, or if
+        Everything else affects the `processed` modes only. `tool_choice: auto` has a grammar if a tool is strict, or if
         `parallel_tool_calls` is false (parser/abstract_parser.py; with most tool parsers).
         """
         single_call = sampling.get("parallel_tool_calls") is False and sampling.get("tool_choice") != "none"
@@ -197,11 +198,11 @@ class Vllm:
         )
 
     def can_replay(self, dialect: DialectName, body: Mapping[str, Any]) -> bool:
-        """A stream cannot have prompt logprobs: a 400 that must stay one. Streams of generate lose nothing."""
+        """Return false with prompt logprobs, a 400 in a stream, and for generate, whose streams lose nothing."""
         return dialect != "generate" and body.get("prompt_logprobs") is None
 
     def strip(self, dialect: DialectName, response: Json, rules: StripRules) -> Json:
-        """Null again what was null."""
+        """Set injected values to null."""
         if dialect == "generate":
             return strip_generate(response, rules)
         if not rules.of_choices:
@@ -213,7 +214,7 @@ class Vllm:
         return shown
 
     def strip_chunk(self, dialect: DialectName, chunk: Json, rules: StripRules) -> Json | None:
-        """Null again what was null; drop what exists only because of the flags."""
+        """Set injected values to null; drop events that injection caused."""
         if dialect == "generate":
             return strip_generate_chunk(chunk, rules)
         choices = chunk.get("choices")
@@ -232,11 +233,11 @@ class Vllm:
         return shown
 
     def must_send_usage(self, dialect: DialectName, finish: Json) -> bool:
-        """A finish without the fingerprint: it is on the usage event then. Streams of generate have none to tell by."""
+        """Return true for a finish without the fingerprint, which is then on the usage event. Streams of generate have none."""
         return dialect != "generate" and "system_fingerprint" not in finish
 
     def follow_up(self, dialect: DialectName, body: Mapping[str, Any], response: Json) -> FollowUpRequest | None:
-        """Nothing: all tokens are in the answer."""
+        """Return None: all tokens are in the response."""
         return None
 
     def tokens(self, dialect: DialectName, body: Mapping[str, Any], response: Json, found: Any = None) -> Tokens:
@@ -253,33 +254,33 @@ class Vllm:
 
 
 def _problems(dialect: DialectName, body: Mapping[str, Any], *, keep_reasoning: bool) -> list[str]:
-    """What is known to go wrong before the call is made."""
+    """Return the problems that are known before the call is sent."""
     problems = []
     if dialect == "completions" and is_on(body.get("echo")):
         problems.append("echo")
     if is_on(body.get("use_beam_search")):
         problems.append("beam_search")  # its logprobs are not those of a sampled path
     if dialect == "completions" and body.get("max_tokens") == 0:
-        problems.append("phantom_token")  # the engine samples one token all the same
+        problems.append("phantom_token")  # the engine samples one token anyway
     if dialect == "chat" and body.get("include_reasoning") is False and not keep_reasoning:
         problems.append("reasoning_withheld")
     return problems
 
 
 def _bears_logprobs(dialect: DialectName, body: Mapping[str, Any]) -> bool:
-    """Whether logprobs may be injected: in chat, `top_logprobs` without them is a 400 that must stay one."""
+    """Return whether logprobs may be injected: in chat, `top_logprobs` without them must remain a 400."""
     return dialect == "completions" or not body.get("top_logprobs")
 
 
 def _without_prompt_ids(response: Json, rules: StripRules) -> Json:
-    """The top level with its prompt ids (chat only) null."""
+    """Return the top level with its prompt ids (chat only) set to null."""
     if rules.token_ids and response.get("prompt_token_ids") is not None:
         return {**response, "prompt_token_ids": None}
     return response
 
 
 def _strip_choice(choice: Json, rules: StripRules) -> Json:
-    """A choice with what was injected null. Keys stay where they are: no key is added, the order is kept."""
+    """Return a choice with injected values set to null. No key is added or removed; the order is kept."""
     shown = {**choice}
     if rules.token_ids:
         for key in ("token_ids", "prompt_token_ids"):
@@ -295,7 +296,7 @@ def _strip_choice(choice: Json, rules: StripRules) -> Json:
 
 
 def _without_reasoning(message: Json, *, is_delta: bool) -> Json:
-    """A message without its reasoning: null in a whole message, gone from a delta (which then may be empty)."""
+    """Return a message without its reasoning: null in a whole message, removed from a delta (which may become empty)."""
     if message.get("reasoning") is None:
         return message
     if is_delta:
@@ -304,15 +305,15 @@ def _without_reasoning(message: Json, *, is_delta: bool) -> Json:
 
 
 def _is_flag_caused(choice: Json) -> bool:
-    """Whether a chunk's choice says nothing: vLLM sends such a one only where ids or logprobs were asked.
+    """Return whether a chunk's choice is empty: vLLM sends such a choice only if ids or logprobs were requested.
 
-    `{"content": null}` and `{"content": ""}` are the engine's own and stay (seen without any flag).
+    `{"content": null}` and `{"content": ""}` occur without any flag and remain.
     """
     return choice.get("delta") == {} and choice.get("finish_reason") is None
 
 
 def _sampled(choice: Json) -> Sampled:
-    """One choice's tokens."""
+    """Return one choice's tokens."""
     return Sampled(
         index=index_of(choice),
         prompt_ids=choice.get("prompt_token_ids"),

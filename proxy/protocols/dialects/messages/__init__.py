@@ -36,11 +36,11 @@ class Messages:
         return read(body, options, resolved)
 
     def references(self, body: Mapping[str, Any]) -> References:
-        """Calls of tools: what comes back of them is an object, and was sampled as text."""
+        """Return tool calls: what the client sends back does not carry the sampled text of their arguments."""
         return References(calls=sorted(named(body)))
 
     def renderer(self, body: Mapping[str, Any], told: CallIdentity) -> MessagesRenderer:
-        """How the answer to this body is told."""
+        """Return the renderer of the response to this body."""
         return MessagesRenderer(told, body.get("stop_sequences"))
 
     def unrestorable_calls(
@@ -51,15 +51,15 @@ class Messages:
         return {name: call["function"] for name, call in unrestorable_calls(message, told.step_id).items()}
 
     def status(self, error: ProxyError) -> int:
-        """The status by which a client learns of a failure of ours."""
+        """Return the status for a client of this dialect."""
         return status_of(error)
 
     def error(self, error: ProxyError) -> bytes:
-        """Anthropic's shape."""
+        """Return Anthropic's error body."""
         return error_body(status_of(error), error.message, error.param)
 
     def engine_error(self, status: int, text: str) -> bytes:
-        """The engine's own words, in Anthropic's shape."""
+        """Return the engine's message in Anthropic's error body."""
         return error_body(status, words_of(text))
 
 

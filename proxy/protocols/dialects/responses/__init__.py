@@ -1,16 +1,13 @@
-"""OpenAI's Responses, by way of chat.
+"""OpenAI's Responses API, translated to chat.
 
-Holds the dialect, a module to each of its matters:
+    request        a request, read as a chat call      renderer         a response, as events or whole
+    input_items    input items, as chat messages       events           events, and items while they are streamed
+    content_parts  content parts                       response_object  the response object
+    tools          tools and tool choices              item_ids         ids of responses and items
+    history        previous responses and items        errors           errors in OpenAI's format
+    validation     type checks for fields
 
-    request     a call, read as a chat call          telling    an answer, as events or whole
-    items       input items, as chat messages        events     events, and items while they are told
-    content     content parts                        output     the response object
-    tools       tools and tool choices               names      what answers and items are called
-    freeform    custom tools, as functions           reasoning  thoughts, open and sealed
-    history     answers before, and input items      errors     failures, in OpenAI's shape
-    checking    fields of the right type
-
-It must not know engines, sockets or the store. What it cannot carry is listed in docs/exactness.md.
+docs/exactness.md lists what it cannot represent.
 """
 
 from collections.abc import Mapping
@@ -44,34 +41,34 @@ class Responses:
         options: TranslationOptions,
         resolved: ResolvedReferences = ResolvedReferences(),  # noqa: B008 - frozen
     ) -> Json:
-        """The chat body."""
+        """Return the chat body."""
         return read(body, options, resolved)
 
     def references(self, body: Mapping[str, Any]) -> References:
-        """The answer before, items by their ids, and calls of custom tools."""
+        """Return the previous response, items by id, and calls of custom tools."""
         answer = body.get("previous_response_id")
         return References(answer if isinstance(answer, str) else None, item_references(body), call_references(body))
 
     def renderer(self, body: Mapping[str, Any], told: CallIdentity) -> ResponseRenderer:
-        """How the answer is told."""
+        """Return the renderer of the response."""
         return ResponsesRenderer(body, told)
 
     def unrestorable_calls(
         self, body: Mapping[str, Any], told: CallIdentity, response: Mapping[str, Any]
     ) -> Mapping[str, Json]:
-        """All: clients of frameworks spell arguments anew, and the input of a custom tool is a part of them."""
+        """Return all tool calls: frameworks reserialize arguments, and the input of a custom tool is a part of them."""
         return unrestorable_calls(told, body, response)
 
     def status(self, error_: ProxyError) -> int:
-        """Its own."""
+        """Return the error's own status."""
         return error_.status
 
     def error(self, error_: ProxyError) -> bytes:
-        """OpenAI's shape."""
+        """Return OpenAI's error body."""
         return error(error_)
 
     def engine_error(self, status: int, text: str) -> bytes:
-        """OpenAI's shape, the engine's words."""
+        """Return the engine's message in OpenAI's error body."""
         return engine_error(status, text)
 
 
