@@ -1,7 +1,4 @@
-"""docs/cli.md: every command with its options, read off the commands themselves, and the exit codes.
-
-Holds the page, with its opening and the pictures that `docs.pictures` makes. What a command does is said by the command.
-"""
+"""Generates docs/cli.md: an introduction, the exit codes, and every command with its options."""
 
 import inspect
 from collections.abc import Iterator
@@ -13,42 +10,39 @@ from typer.models import ArgumentInfo, CommandInfo, OptionInfo
 from proxy.cli.exit_codes import Exit
 from proxy.cli.main import app
 
-_NEEDED: Final = inspect.Parameter.empty
+_REQUIRED: Final = inspect.Parameter.empty
 _WORDS: Final = {int: "N", float: "NUMBER", Path: "PATH"}
-_OPENING: Final = """`tokentape` starts the proxy, looks at what it recorded, and hands it on. Each command says what it takes:
-`tokentape show --help`.
+_OPENING: Final = """Start the proxy, inspect and export what it recorded, and diagnose problems.
+`tokentape COMMAND --help` lists the options of a command.
 
 ```console
-$ tokentape check --engine http://127.0.0.1:8000      # is everything as it must be?
+$ tokentape check --engine http://127.0.0.1:8000      # find problems before a start
 $ tokentape serve --engine http://127.0.0.1:8000
-$ tokentape tail                                      # in another terminal: steps, as they are stored
+$ tokentape tail                                      # in another terminal: follow new steps
 $ tokentape list --status completed --since 2h
 $ tokentape show ROLLOUT --logprobs
 $ tokentape export --url http://127.0.0.1:8400 --out rows.ndjson
 ```
 
-- **For people and for programs.** Answers go to standard output, everything else (notes, progress bars, errors) to standard
-  error. With `--json` standard output is one JSON document (`tail` and `simulate`: a line each); the shapes are those of the
-  [control API](http-api.md). Colours and bars are left out where there is no terminal; `NO_COLOR=1` leaves out colours
-  anywhere, `FORCE_COLOR=1` keeps them in a pipe (`tokentape show R | less -R`).
-- **At any width.** On a terminal a table leaves out the columns that matter least, and says which; into a file or a pipe it is
-  written whole.
-- **Harmless.** What agents, tools and engines wrote may hold escape sequences that rewrite a terminal or set its clipboard.
-  They are spelt out (`\\x1b[2J`), as are marks of direction and invisible characters. `--json` does so by escapes of JSON.
-- **Where.** `list`, `show` and `tail` ask the proxy at `--url` (or `TOKENTAPE_URL`), with `--api-key` (or
-  `TOKENTAPE_API_KEY`) where it has control keys. `list`, `show` and `export` read a store that no process has open
-  with `--store`.
-- **Completion.** `tokentape --install-completion` teaches bash, zsh or fish the commands and options.
-  `tokentape --version` says which one this is.
+- **Output.** Results go to standard output; notes, progress bars and errors go to standard error. With `--json`, standard
+  output is one JSON document (`tail` and `simulate`: one line per document) in the shapes of the [control API](http-api.md).
+- **Colors.** Without a terminal there are no colors or progress bars. `NO_COLOR=1` disables colors, and `FORCE_COLOR=1` keeps
+  them in a pipe (`tokentape show R | less -R`).
+- **Width.** On a terminal, tables omit the least important columns and list them. Files and pipes get all columns.
+- **Escaping.** Text from agents, tools and engines can contain escape sequences that control a terminal. Control characters,
+  text direction marks and invisible characters are printed escaped (`\\x1b[2J`), with `--json` as JSON escapes.
+- **Source.** `list`, `show` and `tail` connect to the proxy at `--url` (or `TOKENTAPE_URL`) with `--api-key` (or
+  `TOKENTAPE_API_KEY`). `list`, `show` and `export` can read a store directly with `--store` if no process has it open.
+- **Completion.** `tokentape --install-completion` adds completion of commands, options and rollout IDs to bash, zsh or fish.
 """
 
-_LOOKS: Final = """## What they look like
+_LOOKS: Final = """## Examples
 
-A rollout: what the agent sent is dimmed, what the policy sampled and a row trains is bright; drift stands where it happened.
+A rollout: prompts are dimmed, trained completions are bright, and drift is shown where it occurs.
 
 ![tokentape show](images/cli-show.svg)
 
-The sampled tokens in the colours of their logprobs, which blue and orange tell apart for every kind of colour vision:
+Completion tokens colored by logprob, in colors that are distinguishable with every kind of color vision:
 
 ![tokentape show --logprobs](images/cli-logprobs.svg)
 
@@ -56,24 +50,24 @@ The sampled tokens in the colours of their logprobs, which blue and orange tell 
 
 ![tokentape tail](images/cli-tail.svg)
 
-`check` says what is wrong, and how to mend each. A fault keeps steps from being recorded, loses them, or lets in whom nobody
-meant, and makes the exit code 3; a note is worth knowing.
+`check` reports problems and how to fix them. A fault prevents or loses recorded steps or allows unintended access; the exit
+code is then 3. A note is a warning.
 
 ![tokentape check](images/cli-check.svg)
 
 ![tokentape audit](images/cli-audit.svg)
 
-The pictures are made by `python -m docs.pictures`, of a real run against the simulator.
+`python -m docs.pictures` makes the pictures from a real run with the simulator.
 
-Tried by hand, beside the tests: `check` on a vLLM 0.32 that was started with `--max-logprobs 5` and without
-`--enable-scale-out`, by its URL and by `https://…/v1/chat`; `show --logprobs` and `tail` of what it sampled; completion in
-bash 5 of commands, options, choices and ids of rollouts. For zsh and fish, what typer writes was not run.
+Tested manually: `check` with a vLLM 0.32 that was started with `--max-logprobs 5` and without `--enable-scale-out`, by its URL
+and by `https://…/v1/chat`; `show --logprobs` and `tail` of its steps; completion in bash 5.
+Not tested: completion in zsh and fish.
 """
 
 
 def cli_page(made: str) -> str:
-    """docs/cli.md; `made` says where it comes from."""
-    codes = [f"| {each.value} | {each.meaning} |" for each in Exit]
+    """Return docs/cli.md. `made` is the comment on how the page is generated."""
+    codes = [f"| {code.value} | {code.meaning} |" for code in Exit]
     shown = [line for command in app.registered_commands if not command.hidden for line in _command(command)]
     return (
         "# The command line\n\n"
@@ -90,28 +84,28 @@ def cli_page(made: str) -> str:
 
 
 def _command(command: CommandInfo) -> Iterator[str]:
-    """A command's heading, sentence and options, by the signature of its function."""
+    """Yield a command's heading, description and options, from the signature of its function."""
     function = command.callback
     hints = get_type_hints(function, include_extras=True)
     defaults = {name: parameter.default for name, parameter in inspect.signature(function).parameters.items()}
-    said = {name: next(iter(get_args(hints[name])[1:]), None) for name in defaults}
-    arguments = [name for name, one in said.items() if isinstance(one, ArgumentInfo)]
-    told = "".join(f" {name.upper()}" if defaults[name] is _NEEDED else f" [{name.upper()}]" for name in arguments)
-    yield f"### `tokentape {command.name or function.__name__}{told}`\n\n{inspect.getdoc(function)}\n"
+    params = {name: next(iter(get_args(hints[name])[1:]), None) for name in defaults}
+    arguments = [name for name, param in params.items() if isinstance(param, ArgumentInfo)]
+    usage = "".join(f" {name.upper()}" if defaults[name] is _REQUIRED else f" [{name.upper()}]" for name in arguments)
+    yield f"### `tokentape {command.name or function.__name__}{usage}`\n\n{inspect.getdoc(function)}\n"
     yield "| option | default | meaning |\n|---|---|---|"
-    for name, one in said.items():
-        if isinstance(one, OptionInfo):
+    for name, param in params.items():
+        if isinstance(param, OptionInfo):
             kind = get_args(hints[name])[0]
-            # The first name of an annotated option is where typer looks for its default.
-            spelt = [each for each in (one.default, *(one.param_decls or ())) if str(each).startswith("-")]
-            names = ", ".join(f"`{each}{_value(kind)}`" for each in spelt or [f"--{name.replace('_', '-')}"])
-            yield f"| {names} | {_default(defaults[name])} | {_meaning(one)} |"
+            # typer reads the first name of an annotated option as its default.
+            flags = [flag for flag in (param.default, *(param.param_decls or ())) if str(flag).startswith("-")]
+            names = ", ".join(f"`{flag}{_value(kind)}`" for flag in flags or [f"--{name.replace('_', '-')}"])
+            yield f"| {names} | {_default(defaults[name])} | {_meaning(param)} |"
     yield ""
 
 
 def _value(kind: Any) -> str:
-    """What stands behind an option: its choices, or what it is."""
-    kinds = [each for each in get_args(kind) or (kind,) if each is not type(None)]
+    """Return the choices or the type of an option's value."""
+    kinds = [choice for choice in get_args(kind) or (kind,) if choice is not type(None)]
     inner = kinds[0]
     if inner is bool:
         return ""
@@ -123,9 +117,9 @@ def _value(kind: Any) -> str:
 
 
 def _default(default: Any) -> str:
-    return "**needed**" if default is _NEEDED else "" if default is None or default is False else f"`{default}`"
+    return "**required**" if default is _REQUIRED else "" if default is None or default is False else f"`{default}`"
 
 
 def _meaning(option: OptionInfo) -> str:
-    envvar = f" Or by `{option.envvar}`." if option.envvar else ""
+    envvar = f" Environment variable: `{option.envvar}`." if option.envvar else ""
     return f"{option.help or ''}{envvar}".replace("|", "\\|")

@@ -10,6 +10,7 @@ import asyncio
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -92,7 +93,7 @@ def circles_of(modules: dict[str, set[str]]) -> int:
 def files_entered(events: list[str]) -> Iterator[tuple[str, int]]:
     """Yield the two numbers of a traced call."""
     yield "files entered by a streamed call", len(set(events))
-    yield "moves between files of a streamed call", sum(a != b for a, b in zip(events, events[1:], strict=False))
+    yield "moves between files of a streamed call", sum(a != b for a, b in pairwise(events))
 
 
 async def trace() -> list[str]:

@@ -1,6 +1,6 @@
-"""The clock: wall time, monotonic time and chance, as one argument.
+"""Wall time, monotonic time and random bytes behind one protocol, so that tests can replace them.
 
-Holds the `Clock` protocol's one real implementation; tests bring their own. Nothing else in the project reads the time.
+No other module reads the time.
 """
 
 import os
@@ -11,46 +11,46 @@ _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 
 
 class Clock(Protocol):
-    """Where time and chance come from."""
+    """A source of time and random bytes."""
 
     def now(self) -> float:
-        """Unix seconds."""
+        """Return the Unix time in seconds."""
         ...
 
     def now_ms(self) -> int:
-        """Unix milliseconds."""
+        """Return the Unix time in milliseconds."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds that never go back; only differences mean anything."""
+        """Return seconds that never decrease. Only differences are meaningful."""
         ...
 
     def entropy(self, count: int) -> bytes:
-        """Random bytes that nobody can guess."""
+        """Return `count` cryptographically secure random bytes."""
         ...
 
 
 class SystemClock:
-    """The machine's own."""
+    """The clock of the operating system."""
 
     def now(self) -> float:
-        """Unix seconds."""
+        """Return the Unix time in seconds."""
         return time.time()  # noqa: TID251 - here and nowhere else
 
     def now_ms(self) -> int:
-        """Unix milliseconds."""
+        """Return the Unix time in milliseconds."""
         return int(time.time() * 1000)  # noqa: TID251 - here and nowhere else
 
     def monotonic(self) -> float:
-        """Seconds that never go back."""
+        """Return seconds that never decrease."""
         return time.monotonic()
 
     def entropy(self, count: int) -> bytes:
-        """From the operating system."""
+        """Return random bytes of the operating system."""
         return os.urandom(count)
 
 
 def new_id(clock: Clock) -> str:
-    """A ULID: 48 bits of unix milliseconds, then 80 random bits; 26 characters that sort by time."""
+    """Return a ULID: 48 bits of Unix milliseconds and 80 random bits, as 26 characters that sort by time."""
     number = clock.now_ms() << 80 | int.from_bytes(clock.entropy(10), "big")
     return "".join(_CROCKFORD[number >> shift & 31] for shift in range(125, -5, -5))

@@ -8,11 +8,11 @@ from collections.abc import Collection, Mapping
 from importlib.metadata import version
 from typing import Any, Final
 
-import orjson
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
 
 from proxy.api.context import CONTEXT, Context
+from proxy.api.http import json_response
 from proxy.upstream import Endpoint
 from storage.errors import StorageError
 
@@ -74,7 +74,7 @@ _READY_WITHIN_S = 2
 
 async def show_health(_request: web.Request) -> web.Response:
     """`GET /health`: the process answers."""
-    return _json({"status": "ok"})
+    return json_response({"status": "ok"})
 
 
 async def show_ready(request: web.Request) -> web.Response:
@@ -86,14 +86,14 @@ async def show_ready(request: web.Request) -> web.Response:
     """
     context = request.app[CONTEXT]
     if context.stopping.is_set():
-        return _json({"status": "stopping", "in_flight": context.in_flight.total()}, status=503)
+        return json_response({"status": "stopping", "in_flight": context.in_flight.total()}, status=503)
     store, engines = await asyncio.gather(_store(context), healthy_engines(context))
     spooled = context.recorder.journaled
     is_ready = (store == "ok" or spooled is not None) and any(engines.values())
     told: dict[str, Any] = {"status": "ready" if is_ready else "not ready", "store": store, "engines": engines}
     if spooled is not None:
         told["spooled"] = spooled
-    return _json(told, status=200 if is_ready else 503, headers={} if is_ready else {"Retry-After": "1"})
+    return json_response(told, status=200 if is_ready else 503, headers={} if is_ready else {"Retry-After": "1"})
 
 
 async def show_metrics(request: web.Request) -> web.Response:
@@ -118,9 +118,5 @@ async def _store(context: Context) -> str:
 async def healthy_engines(context: Context) -> dict[str, bool]:
     """Whether each endpoint is healthy, by name."""
     endpoints = context.upstream.endpoints
-    found = await asyncio.gather(*map(context.upstream.watch.check, endpoints))
+    found = await asyncio.gather(*map(context.upstream.health_checker.check, endpoints))
     return {endpoint.settings.label: healthy for endpoint, healthy in zip(endpoints, found, strict=True)}
-
-
-def _json(value: dict[str, Any], *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
-    return web.Response(status=status, body=orjson.dumps(value), content_type="application/json", headers=headers)

@@ -1,17 +1,18 @@
-"""What all HTTP modules share: JSON responses, request keys, statuses."""
+"""Request keys, response statuses and the JSON response that all HTTP modules share."""
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
+import orjson
 from aiohttp import web
 
 from proxy.protocols.dialects.base import ErrorDialect
 
-RESPONSE_STARTED = web.RequestKey(
-    "shown", bool
-)  # set once a byte of an answer is written: no other answer can be given then
+RESPONSE_STARTED = web.RequestKey("shown", bool)  # set when the first byte of a response is written: it is final then
+CLIENT_CLOSED_REQUEST = 499  # in the log only, as in nginx
+ERROR_DIALECT: Final = web.RequestKey("spoken", ErrorDialect)  # the dialect of a request, set once its path is parsed
 
 
-CLIENT_CLOSED_REQUEST = 499  # in the log only, as nginx has it
-
-
-ERROR_DIALECT: Final = web.RequestKey("spoken", ErrorDialect)  # the dialect of a request, once its path was read
+def json_response(value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+    """Return a response with the value as JSON."""
+    return web.Response(status=status, body=orjson.dumps(value), content_type="application/json", headers=headers)

@@ -1,7 +1,4 @@
-"""JSON from a running proxy's control API.
-
-Holds the asking and the reading of pages. Connections, and the proxy of our own for a store, are `download`'s.
-"""
+"""A JSON client of the control API that reads paginated lists."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Final
@@ -10,10 +7,10 @@ from urllib.parse import quote, urlencode
 import aiohttp
 import orjson
 
-from proxy.cli.export import Refused, reads
-from proxy.cli.render.step import texts_of
+from proxy.cli.export import Refused, iter_bytes
+from proxy.cli.render.step import recorded_texts
 
-_MOST_TEXTS: Final = 2000  # tokens whose texts are told at once
+MAX_TEXTS: Final = 2000  # token texts per request
 
 
 class ControlClient:
@@ -26,16 +23,20 @@ class ControlClient:
         self.url = url.rstrip("/")
 
     async def get(self, path: str, **query: Any) -> Any:
-        """The JSON that it answers. Raises OSError with a sentence if it refuses or cannot be reached."""
-        where = self.url + path + _query(query)
-        text = b"".join([read async for read in reads(self.session, where)])
-        try:
-            return orjson.loads(text)
-        except orjson.JSONDecodeError as error:
-            raise OSError(f"{where} answered no JSON: is it a proxy's control API?") from error
+        """Return the JSON body of a GET request.
 
-    async def listed(self, noun: str, limit: int, **filters: Any) -> tuple[list[dict[str, Any]], str | None]:
-        """Up to so many rollouts or groups that pass the filters, and the cursor of what follows, if anything does."""
+        Raises:
+            OSError: The request failed, or the status is not 200 (`Refused`), or the body is not JSON.
+        """
+        url = self.url + path + _query(query)
+        body = b"".join([chunk async for chunk in iter_bytes(self.session, url)])
+        try:
+            return orjson.loads(body)
+        except orjson.JSONDecodeError as error:
+            raise OSError(f"{url} did not return JSON; check that it is the control API of a proxy") from error
+
+    async def list_items(self, noun: str, limit: int, **filters: Any) -> tuple[list[dict[str, Any]], str | None]:
+        """Return up to `limit` rollouts or groups that match the filters, and the cursor of the next page or None."""
         found: list[dict[str, Any]] = []
         cursor: str | None = None
         while True:
@@ -46,10 +47,10 @@ class ControlClient:
                 return found, cursor
 
     async def steps(self, rollout_id: str, start: int = 0) -> AsyncIterator[dict[str, Any]]:
-        """The steps of a rollout in the order of storing, from this index on."""
+        """Yield the steps of a rollout in stored order, from index `start`."""
         after: int | None = start - 1 if start else None
         while True:
-            page = await self.get(f"{path_of(rollout_id)}/steps", after=after, limit=100)
+            page = await self.get(f"{rollout_path(rollout_id)}/steps", after=after, limit=100)
             for step in page["steps"]:
                 yield step
             after = page["after"]
@@ -57,33 +58,33 @@ class ControlClient:
                 return
 
     async def texts(self, steps: Sequence[Mapping[str, Any]]) -> dict[tuple[str, int], list[str | None]]:
-        """The texts of sampled tokens that the steps' answers do not tell, as far as the proxy can find them out."""
+        """Return the texts of completion tokens that the recorded responses lack, by step ID and position of the choice."""
         found: dict[tuple[str, int], list[str | None]] = {}
         for step in steps:
-            where = f"{path_of(step['rollout_id'])}/steps/{quote(step['step_id'], safe='')}/texts"
+            path = f"{rollout_path(step['rollout_id'])}/steps/{quote(step['step_id'], safe='')}/texts"
             prompts = step.get("prompts") or [step["prompt_ids"] or []]
-            for at, choice in enumerate(step["choices"]):
-                if texts_of(step, at) is not None:
+            for position, choice in enumerate(step["choices"]):
+                if recorded_texts(step, position) is not None:
                     continue
-                told: list[str | None] = []
-                begun = (
-                    len(prompts[choice["prompt"]]) if choice["prompt"] < len(prompts) else 0
-                )  # a row is its prompt first
-                while len(told) < len(choice["ids"]):
+                texts: list[str | None] = []
+                # Offsets count from the start of the prompt.
+                offset = len(prompts[choice["prompt"]]) if choice["prompt"] < len(prompts) else 0
+                while len(texts) < len(choice["ids"]):
+                    start = offset + len(texts)
                     try:
-                        page = await self.get(where, choice=choice["index"], start=begun + len(told), limit=_MOST_TEXTS)
+                        page = await self.get(path, choice=choice["index"], start=start, limit=MAX_TEXTS)
                     except Refused:
-                        return found  # a proxy that is older, or a rollout that was deleted meanwhile: ids it is
-                    told += page["texts"] or [None] * len(choice["ids"])
-                found[step["step_id"], at] = told
+                        return found  # an older proxy, or the rollout was deleted; the caller shows ids
+                    texts += page["texts"] or [None] * len(choice["ids"])
+                found[step["step_id"], position] = texts
         return found
 
 
-def path_of(rollout_id: str) -> str:
-    """The path of a rollout on the control API."""
+def rollout_path(rollout_id: str) -> str:
+    """Return the control API path of a rollout."""
     return f"/rollouts/{quote(rollout_id, safe='')}"
 
 
 def _query(query: Mapping[str, Any]) -> str:
-    said = {name: value for name, value in query.items() if value is not None}
-    return f"?{urlencode(said)}" if said else ""
+    params = {name: value for name, value in query.items() if value is not None}
+    return f"?{urlencode(params)}" if params else ""

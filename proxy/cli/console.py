@@ -1,7 +1,6 @@
-"""Where things are printed: what was asked for on standard output, notes on standard error.
+"""Prints output to standard output and notes to standard error, with control characters escaped.
 
-Holds the two consoles, and the printing of tables, of lines and of JSON. rich leaves colours out where there is no terminal,
-and where NO_COLOR says so.
+rich omits colors if the stream is not a terminal or NO_COLOR is set.
 """
 
 import re
@@ -28,43 +27,41 @@ from rich.table import Table
 from rich.text import Text
 
 # Control, format (direction, zero width, tags), surrogate and line-breaking characters.
-_OBEYED: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-_JOINERS: Final = (
-    "\u200c\u200d"  # join and part letters in many scripts, and make one emoji of several; they hide nothing
-)
+_CONTROL: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+_JOINERS: Final = "\u200c\u200d"  # zero width (non-)joiners: needed by many scripts and emoji, harmless
 _BEYOND_ASCII: Final = re.compile("[^\\x00-\\x7e]")
 _NAMES: Final = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
 
 def visible(text: object) -> str:
-    """The text on one line, with what a terminal would obey spelt out: `\\x1b` for an escape."""
-    return "".join(map(_shown, str(text)))
+    """Return the text on one line with control characters escaped: `\\x1b` for ESC."""
+    return "".join(map(_escaped, str(text)))
 
 
 def visible_lines(text: object) -> list[str]:
-    """The same for a text of several lines; tabs become spaces."""
+    """Return the lines of a text, each escaped by `visible`; tabs become spaces."""
     return [visible(line) for line in str(text).expandtabs(4).split("\n")]
 
 
 def visible_json(text: str) -> str:
-    """JSON that means the same, with what a terminal would obey as JSON's own escapes; JSON itself spells out C0 only."""
-    return _BEYOND_ASCII.sub(lambda found: _escaped(found[0]), text)
+    """Return equal JSON with all control characters as JSON escapes. JSON itself requires it for C0 only."""
+    return _BEYOND_ASCII.sub(lambda match: _json_escaped(match[0]), text)
 
 
 @lru_cache(1024)
-def _escaped(character: str) -> str:
-    if not _is_obeyed(character):
+def _json_escaped(character: str) -> str:
+    if not _is_control(character):
         return character
     units = character.encode("utf-16-be", "surrogatepass")
-    return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
+    return "".join(f"\\u{units[index]:02x}{units[index + 1]:02x}" for index in range(0, len(units), 2))
 
 
-def _is_obeyed(character: str) -> bool:
-    return character not in _JOINERS and category(character) in _OBEYED
+def _is_control(character: str) -> bool:
+    return character not in _JOINERS and category(character) in _CONTROL
 
 
-def _shown(character: str) -> str:
-    if not _is_obeyed(character):
+def _escaped(character: str) -> str:
+    if not _is_control(character):
         return character
     if character in _NAMES:
         return _NAMES[character]
@@ -72,55 +69,55 @@ def _shown(character: str) -> str:
     return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
 
 
-_MARGIN: Final = 12  # as wide as the margin in which `step` names who wrote a message
-_UNCUT: Final = 4096  # a file or a pipe has no width: nothing is cut or wrapped for it
-_ALIGNED: Final = 40  # cells to which the columns of a piped table are padded; a longer cell moves its own line only
-BESIDE: Final = 2  # cells between columns
+_MARGIN: Final = 12  # cells; the width of the role column in render/step.py
+_NO_TERMINAL_WIDTH: Final = 4096  # cells; output to a file or pipe is not truncated or wrapped
+_MAX_PADDED: Final = 40  # cells; columns of a piped table are padded up to this width
+COLUMN_GAP: Final = 2  # cells
 
 
-class _Answers(Console):
+class _OutputConsole(Console):
     def on_broken_pipe(self) -> None:
-        """Whoever read has seen enough, as `head` does: no failure."""
+        """Let `runner.run` handle a closed reader; rich would exit with 1."""
         raise BrokenPipeError
 
 
-def answers(file: TextIO | None = None) -> Console:
-    """Where the answer goes: a terminal at its width, anything else uncut."""
-    console = _Answers(file=file, highlight=False, markup=False, emoji=False)
+def output(file: TextIO | None = None) -> Console:
+    """Return the console for standard output: as wide as the terminal, else without truncation."""
+    console = _OutputConsole(file=file, highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
-        console.width = _UNCUT
+        console.width = _NO_TERMINAL_WIDTH
     return console
 
 
 def notes(*, quiet: bool = False) -> Console:
-    """Where everything else goes; `quiet`: nowhere."""
+    """Return the console for standard error; `quiet` discards everything."""
     return Console(stderr=True, highlight=False, quiet=quiet)
 
 
 def new_table(columns: Iterable[tuple[str, bool, bool]]) -> Table:
-    """An empty table of these columns: the name, whether it holds numbers, and whether its cells are never wrapped."""
-    table = Table(box=None, pad_edge=False, padding=(0, BESIDE, 0, 0), header_style="bold")
-    for name, is_number, is_whole in columns:
-        table.add_column(name, justify="right" if is_number else "left", no_wrap=is_whole, overflow="fold")
+    """Return an empty table. A column is its name, whether its cells are numbers, and whether they must not wrap."""
+    table = Table(box=None, pad_edge=False, padding=(0, COLUMN_GAP, 0, 0), header_style="bold")
+    for name, is_number, no_wrap in columns:
+        table.add_column(name, justify="right" if is_number else "left", no_wrap=no_wrap, overflow="fold")
     return table
 
 
 def print_table(out: Console, table: Table) -> None:
-    """Print a table: fitted into a terminal; elsewhere each row on one line, without blanks at its end."""
+    """Print a table, fitted to a terminal; otherwise each row is one line without trailing spaces."""
     if out.is_terminal:
         out.print(table)
         return
     cells = [[Text(str(cell)) for cell in (column.header, *column.cells)] for column in table.columns]
     for column, texts in zip(table.columns, cells, strict=True):
-        width = max((text.cell_len for text in texts if text.cell_len <= _ALIGNED), default=0)
+        width = max((text.cell_len for text in texts if text.cell_len <= _MAX_PADDED), default=0)
         for text in texts:
             missing = max(width - text.cell_len, 0)
             text.pad_left(missing) if column.justify == "right" else text.pad_right(missing)
-    print_lines(out, (Text(" " * BESIDE).join(row) for row in zip(*cells, strict=True)))
+    print_lines(out, (Text(" " * COLUMN_GAP).join(row) for row in zip(*cells, strict=True)))
 
 
 def print_lines(out: Console, lines: Iterable[Text], indent: int = _MARGIN) -> None:
-    """Print lines; what a terminal has no room for goes on below, indented. Elsewhere no line has blanks at its end."""
+    """Print lines, wrapped and indented on a terminal; otherwise without wrapping and trailing spaces."""
     for line in lines:
         if not out.is_terminal:
             line.rstrip()
@@ -128,66 +125,66 @@ def print_lines(out: Console, lines: Iterable[Text], indent: int = _MARGIN) -> N
             out.print(line, soft_wrap=True)
             continue
         first, *rest = line.divide([indent])
-        told = [part for each in rest for part in each.wrap(out, max(out.width - indent, 1), overflow="fold")]
-        out.print(first.append_text(told[0]) if told else first, soft_wrap=True)
-        for more in told[1:]:
-            out.print(Text(" " * indent).append_text(more), soft_wrap=True)
+        parts = [part for text in rest for part in text.wrap(out, max(out.width - indent, 1), overflow="fold")]
+        out.print(first.append_text(parts[0]) if parts else first, soft_wrap=True)
+        for part in parts[1:]:
+            out.print(Text(" " * indent).append_text(part), soft_wrap=True)
 
 
 def print_json(value: Any, *, lines: bool = False) -> None:
-    """One JSON document on standard output; with `lines` on a line of its own, there at once."""
+    """Print one JSON document to standard output, indented or, with `lines`, on one line; flush it."""
     option = orjson.OPT_APPEND_NEWLINE | (0 if lines else orjson.OPT_INDENT_2)
     sys.stdout.write(visible_json(orjson.dumps(value, option=option).decode()))
     sys.stdout.flush()
 
 
-def complain(sentence: str) -> None:
-    """Say on standard error what was wrong."""
+def print_error(message: str) -> None:
+    """Print an error message to standard error."""
     console = Console(stderr=True, highlight=False, markup=False, emoji=False)
-    console.print(Text.assemble(("tokentape:", "bold red"), " ", "\n".join(visible_lines(sentence))), soft_wrap=True)
+    console.print(Text.assemble(("tokentape:", "bold red"), " ", "\n".join(visible_lines(message))), soft_wrap=True)
 
 
-def remark(sentence: str, style: str = "") -> None:
-    """Say something on standard error beside the answer."""
+def print_note(message: str, style: str = "") -> None:
+    """Print one line to standard error."""
     console = Console(stderr=True, highlight=False, markup=False, emoji=False)
-    console.print(Text(visible(sentence), style), soft_wrap=True)
+    console.print(Text(visible(message), style), soft_wrap=True)
 
 
-Export = Callable[[int, int], None]
-Audit = Callable[[bool], None]
+ExportProgress = Callable[[int, int], None]
+AuditProgress = Callable[[bool], None]
 
 
 @contextmanager
-def export_bar(notes: Console, rollouts: int) -> Iterator[Export]:
-    """What is called with the bytes that came and the rollouts that they ended; 0 `rollouts`: nobody knows how many."""
+def export_bar(notes: Console, rollouts: int) -> Iterator[ExportProgress]:
+    """Show progress. Yield a function of received bytes and completed rollouts; `rollouts` 0 means an unknown total."""
     columns: list[ProgressColumn] = [SpinnerColumn(), TextColumn("{task.description}")]
     columns += [BarColumn(), MofNCompleteColumn(), TextColumn("rollouts")] if rollouts else []
     with _show_progress(notes, *columns, TextColumn("{task.fields[size]}"), TimeElapsedColumn()) as progress:
         task = progress.add_task("exporting", total=rollouts or None, size="")
-        came = 0
+        received = 0
 
-        def moved(read: int, done: int) -> None:
-            nonlocal came
-            came += read
-            progress.update(task, advance=done, size=_size(came))
+        def advance(count: int, done: int) -> None:
+            nonlocal received
+            received += count
+            progress.update(task, advance=done, size=_size(received))
 
-        yield moved
+        yield advance
 
 
 @contextmanager
-def audit_bar(notes: Console, sequences: int | None) -> Iterator[Audit]:
-    """What is called with whether a sequence is aligned; None `sequences`: nobody knows how many."""
+def audit_bar(notes: Console, sequences: int | None) -> Iterator[AuditProgress]:
+    """Show progress. Yield a function of whether a sequence is aligned; `sequences` None means an unknown total."""
     bar = [BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()] if sequences is not None else [TimeElapsedColumn()]
     with _show_progress(notes, SpinnerColumn(), TextColumn("{task.description}"), *bar) as progress:
         task = progress.add_task("auditing", total=sequences)
         audited = aligned = 0
 
-        def seen(is_aligned: bool) -> None:  # noqa: FBT001 - one fact, told as it is
+        def advance(is_aligned: bool) -> None:  # noqa: FBT001 - the only argument
             nonlocal audited, aligned
             audited, aligned = audited + 1, aligned + is_aligned
-            progress.update(task, advance=1, description=f"audited {audited}, {aligned} of them aligned")
+            progress.update(task, advance=1, description=f"audited {audited} sequences, {aligned} aligned")
 
-        yield seen
+        yield advance
 
 
 def _show_progress(notes: Console, *columns: ProgressColumn) -> Progress:

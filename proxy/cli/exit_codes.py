@@ -5,22 +5,22 @@ from typing import Self
 
 
 class Exit(IntEnum):
-    """How a command ended."""
+    """The exit code of a command."""
 
     meaning: str
 
     def __new__(cls, code: int, meaning: str) -> Self:
-        """A code with its sentence."""
-        made = int.__new__(cls, code)
-        made._value_ = code
-        made.meaning = meaning
-        return made
+        """Create an exit code with its description."""
+        member = int.__new__(cls, code)
+        member._value_ = code
+        member.meaning = meaning
+        return member
 
-    DONE = 0, "Done. `serve`, `simulate` and `tail` also end so when they are told to stop."
-    FAILED = 1, "It did not work: standard error says in a sentence what was wrong."
-    MISUSED = 2, "The command line itself is wrong: nothing was tried."
+    DONE = 0, "Success. `serve`, `simulate` and `tail` also exit with 0 on SIGINT or SIGTERM."
+    FAILED = 1, "Failure. Standard error has the error message."
+    MISUSED = 2, "Invalid command line. Nothing was executed."
     FOUND = (
         3,
-        "It worked, and found a fault (`check`), or a sequence that is not aligned or nothing to compare (`audit`).",
+        "Success, but `check` found a fault, or `audit` found a sequence that is not aligned or nothing to compare.",
     )
-    INTERRUPTED = 130, "Ctrl-C ended it before it was done."
+    INTERRUPTED = 130, "Interrupted by Ctrl-C."

@@ -1,7 +1,4 @@
-"""`tokentape export`: what it says while it exports, and its report.
-
-Holds the printing. Rows are fetched by `download`, groups posted by `push`.
-"""
+"""`tokentape export`: downloads rows from the control API and reports what they leave out."""
 
 import sys
 from collections import Counter
@@ -15,17 +12,17 @@ from urllib.parse import quote, urlencode
 import aiohttp
 import orjson
 
-from proxy.cli.console import export_bar, notes, print_json, remark
+from proxy.cli.console import ExportProgress, export_bar, notes, print_json, print_note
 from proxy.config.sections import ListenTlsSettings
 from proxy.config.settings import Settings
 from proxy.server.listener import running
 
-_MOST_TOLD = 500  # characters of a refusal in another shape than ours
+MAX_ERROR_CHARACTERS = 500  # of an error body that is not the control API's JSON
 
 
 @dataclass(frozen=True, slots=True)
 class ExportRequest:
-    """What to export. `more`: whatever else the route takes, by name."""
+    """What to export. `more` has further query parameters of GET /export."""
 
     format: str
     rollouts: tuple[str, ...]
@@ -35,23 +32,23 @@ class ExportRequest:
     more: tuple[tuple[str, str], ...] = ()
 
     def paths(self, *, reported: bool = False) -> list[str]:
-        """The control API's paths that give it; `reported`: with a last line that is no row, where there can be one."""
+        """Return the control API paths of the export. `reported` requests a report as the last line where supported."""
         query = {"format": self.format, "include": self.include, "container": self.container, **dict(self.more)}
         if self.rollouts:
             return [f"/rollouts/{quote(name, safe='')}/export?{urlencode(query)}" for name in self.rollouts]
         group = {} if self.group is None else {"group_id": self.group}
-        told = {"report": "true"} if reported and self.is_reported else {}
-        return [f"/export?{urlencode({**query, **group, **told})}"]
+        report = {"report": "true"} if reported and self.supports_report else {}
+        return [f"/export?{urlencode({**query, **group, **report})}"]
 
     @property
-    def is_reported(self) -> bool:
-        """Whether a last line can say what was left out, and why."""
+    def supports_report(self) -> bool:
+        """Whether the last line can be a report of what was skipped, and why."""
         return self.container == "ndjson" and not self.rollouts and "report" not in dict(self.more)
 
 
 @dataclass(slots=True)
 class Report:
-    """How much was written: bytes, rows where the container has one a line; and what proxies said was left out."""
+    """Bytes written, rows (None unless the container is ndjson), and the reasons why steps and rollouts were skipped."""
 
     bytes: int = 0
     rows: int | None = None
@@ -59,39 +56,39 @@ class Report:
 
 
 class Refused(OSError):
-    """A proxy's answer that is not 200."""
+    """A response of the proxy with a status other than 200."""
 
-    def __init__(self, sentence: str, status: int) -> None:
-        super().__init__(sentence)
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
         self.status = status
 
 
-Moved = Callable[[int, int], None]
-
-
-def _nobody(read: int, done: int) -> None:
-    """Nobody wants to know how far it is."""
+def _no_progress(count: int, done: int) -> None:
+    pass
 
 
 async def download(
     url: str | None,
     settings: Settings | None,
-    wanted: ExportRequest,
+    request: ExportRequest,
     out: Path | None,
     *,
     api_key: str | None,
-    moved: Moved = _nobody,
+    advance: ExportProgress = _no_progress,
 ) -> Report:
-    """Write the rows. `moved` is told the bytes read, and the paths that they ended.
+    """Write the rows to a file or to standard output. `advance` is called with received bytes and completed paths.
 
-    Raises OSError with a sentence if the proxy refuses; a file is then not left half-written.
+    The file is replaced only after the download is complete.
+
+    Raises:
+        OSError: A request failed, or its status is not 200 (`Refused`).
     """
-    async with connected(url, settings, api_key) as (session, place):
+    async with connected(url, settings, api_key) as (session, base_url):
         if out is None:
-            return await _write(session, place, wanted, sys.stdout.buffer, moved)
+            return await _write(session, base_url, request, sys.stdout.buffer, advance)
         part = out.with_name(f"{out.name}.part")
         with part.open("wb") as file:
-            report = await _write(session, place, wanted, file, moved)
+            report = await _write(session, base_url, request, file, advance)
         part.replace(out)
         return report
 
@@ -100,10 +97,10 @@ async def download(
 async def connected(
     url: str | None, settings: Settings | None, api_key: str | None
 ) -> AsyncIterator[tuple[aiohttp.ClientSession, str]]:
-    """A session with a proxy's control API, and its URL. With settings, the proxy is one of our own, for as long."""
+    """Yield an HTTP session and the base URL of the control API. With settings, run a proxy on their store meanwhile."""
     async with AsyncExitStack() as stack:
         if settings is not None:
-            plain = settings.model_copy(update={"listen_tls": ListenTlsSettings()})  # nobody else is to call it
+            plain = settings.model_copy(update={"listen_tls": ListenTlsSettings()})  # only this process calls it
             served = await stack.enter_async_context(running(plain))
             url, api_key = served.control_url, _first_key(settings)
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
@@ -113,69 +110,71 @@ async def connected(
 
 
 async def _write(
-    session: aiohttp.ClientSession, url: str, wanted: ExportRequest, file: BinaryIO, moved: Moved
+    session: aiohttp.ClientSession, url: str, request: ExportRequest, file: BinaryIO, advance: ExportProgress
 ) -> Report:
-    report = Report(rows=0 if wanted.container == "ndjson" else None)
+    report = Report(rows=0 if request.container == "ndjson" else None)
 
-    def answered(headers: Mapping[str, str]) -> None:
-        if (said := headers.get("X-Export-Skipped")) is not None:
-            report.skipped.append(said)
+    def on_headers(headers: Mapping[str, str]) -> None:
+        if (skipped := headers.get("X-Export-Skipped")) is not None:
+            report.skipped.append(skipped)
 
-    for path in wanted.paths(reported=True):
-        told = reads(session, url + path, answered)
-        async for read in _rows(told, report.skipped) if wanted.is_reported else told:
-            file.write(read)
-            report.bytes += len(read)
+    for path in request.paths(reported=True):
+        body = iter_bytes(session, url + path, on_headers)
+        async for chunk in _rows(body, report.skipped) if request.supports_report else body:
+            file.write(chunk)
+            report.bytes += len(chunk)
             if report.rows is not None:
-                report.rows += read.count(b"\n")
-            moved(len(read), 0)
-        moved(0, 1)
+                report.rows += chunk.count(b"\n")
+            advance(len(chunk), 0)
+        advance(0, 1)
     file.flush()
     return report
 
 
-async def _rows(told: AsyncIterator[bytes], skipped: list[str]) -> AsyncIterator[bytes]:
-    """What is told, but for its last line: that says why rollouts and steps were left out."""
-    held: list[bytes] = []  # pieces of the last line so far, joined once: it may have an entry for each row
-    async for read in told:
-        # A line end at the very end of what has come may be that of the last line: it stays.
-        if held and held[-1].endswith(b"\n"):
-            yield b"".join(held)
-            held.clear()
-        cut = read.rfind(b"\n", 0, -1) + 1
-        if cut:
-            yield b"".join((*held, read[:cut]))
-            held.clear()
-        held.append(read[cut:])
-    why = Counter(each["why"] for each in orjson.loads(b"".join(held))["report"]["skipped"])
-    skipped += [each if count == 1 else f"{each} ({count})" for each, count in why.items()]
+async def _rows(body: AsyncIterator[bytes], skipped: list[str]) -> AsyncIterator[bytes]:
+    """Yield the body without its last line, the report; append the reasons in the report to `skipped`."""
+    pending: list[bytes] = []  # parts of the last line so far, joined once: the report may have an entry per row
+    async for chunk in body:
+        # A line feed at the end of the received data may belong to the report, so its line stays pending.
+        if pending and pending[-1].endswith(b"\n"):
+            yield b"".join(pending)
+            pending.clear()
+        end = chunk.rfind(b"\n", 0, -1) + 1
+        if end:
+            yield b"".join((*pending, chunk[:end]))
+            pending.clear()
+        pending.append(chunk[end:])
+    reasons = Counter(entry["why"] for entry in orjson.loads(b"".join(pending))["report"]["skipped"])
+    skipped += [reason if count == 1 else f"{reason} ({count})" for reason, count in reasons.items()]
 
 
-async def reads(
-    session: aiohttp.ClientSession, url: str, answered: Callable[[Mapping[str, str]], None] | None = None
+async def iter_bytes(
+    session: aiohttp.ClientSession, url: str, on_headers: Callable[[Mapping[str, str]], None] | None = None
 ) -> AsyncIterator[bytes]:
-    """What a proxy answers to a GET, read by read; its headers are told to `answered`.
+    """Yield the body of a GET response as it arrives; call `on_headers` first.
 
-    Raises OSError with a sentence if it refuses or cannot be reached.
+    Raises:
+        OSError: The request failed, or the status is not 200 (`Refused`).
     """
     try:
-        async with session.get(url) as answer:
-            if answer.status != 200:
-                raise Refused(f"{url} answered {answer.status}: {sentence_of(await answer.read())}", answer.status)
-            if answered is not None:
-                answered(answer.headers)
-            async for read in answer.content.iter_any():
-                yield read
+        async with session.get(url) as response:
+            if response.status != 200:
+                message = error_message(await response.read())
+                raise Refused(f"{url} returned {response.status}: {message}", response.status)
+            if on_headers is not None:
+                on_headers(response.headers)
+            async for chunk in response.content.iter_any():
+                yield chunk
     except aiohttp.ClientError as error:
-        raise OSError(f"{url} cannot be fetched: {error}") from error
+        raise OSError(f"request to {url} failed: {error}") from error
 
 
-def sentence_of(body: bytes) -> str:
-    """The sentence of a refusal, as our control API shapes them; else the body as it is."""
+def error_message(body: bytes) -> str:
+    """Return the message of a control API error, or the start of any other body."""
     try:
         return str(orjson.loads(body)["error"]["message"])
     except (orjson.JSONDecodeError, KeyError, TypeError):
-        return body.decode("utf-8", "replace").strip()[:_MOST_TOLD]
+        return body.decode("utf-8", "replace").strip()[:MAX_ERROR_CHARACTERS]
 
 
 def _first_key(settings: Settings) -> str | None:
@@ -183,25 +182,25 @@ def _first_key(settings: Settings) -> str | None:
     return keys[0].get_secret_value() if keys else None
 
 
-_MOST_SKIPPED = 10  # sentences about what was left out, on a terminal
+MAX_SKIPPED = 10  # printed reasons
 
 
 async def export_to(
     url: str | None,
     settings: Settings | None,
-    wanted: ExportRequest,
+    request: ExportRequest,
     out: Path | None,
     *,
     api_key: str | None,
     as_json: bool,
 ) -> None:
-    """Write the rows; say what they leave out. As JSON, say also how much there is. Raises OSError with a sentence."""
-    is_mixed = out is None and sys.stdout.isatty()  # a bar among the rows would spoil both
-    with export_bar(notes(quiet=is_mixed), len(wanted.rollouts)) as moved:
-        report = await download(url, settings, wanted, out, api_key=api_key, moved=moved)
-    for left_out in report.skipped[:_MOST_SKIPPED]:
-        remark(f"left out: {left_out}", "yellow")
-    if (more := len(report.skipped) - _MOST_SKIPPED) > 0:
-        remark(f"left out: {more} more; --json has each, with --out", "yellow")
+    """Write the rows and print what was skipped; with `as_json`, print a report. Raises OSError if a request fails."""
+    is_mixed = out is None and sys.stdout.isatty()  # no progress bar between rows on a terminal
+    with export_bar(notes(quiet=is_mixed), len(request.rollouts)) as advance:
+        report = await download(url, settings, request, out, api_key=api_key, advance=advance)
+    for reason in report.skipped[:MAX_SKIPPED]:
+        print_note(f"skipped: {reason}", "yellow")
+    if (more := len(report.skipped) - MAX_SKIPPED) > 0:
+        print_note(f"skipped: {more} more; use --json with --out to list all", "yellow")
     if as_json:
-        print_json({"out": str(out), "format": wanted.format, "container": wanted.container, **asdict(report)})
+        print_json({"out": str(out), "format": request.format, "container": request.container, **asdict(report)})

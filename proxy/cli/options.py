@@ -1,6 +1,6 @@
-"""Options that several commands share, each with its sentence.
+"""Options that several commands share, and shell completion of rollout IDs.
 
-Holds annotated types, and what completes them: `--help` reads them, so nothing heavy is imported.
+`--help` and completion import this module, so it imports nothing slow.
 """
 
 import re
@@ -14,52 +14,52 @@ import orjson
 import typer
 
 
-def completed(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The ids of rollouts that begin so."""
-
+def complete_rollout_id(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the rollout IDs with this prefix."""
     return rollout_ids(ctx, incomplete)
 
 
-ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file; see config.example.yaml.")]
-ProxyUrl = Annotated[str, typer.Option("--url", help="A running proxy's control API.", envvar="TOKENTAPE_URL")]
-ProxyKey = Annotated[
-    str | None, typer.Option("--api-key", help="A key for the control API.", envvar="TOKENTAPE_API_KEY")
-]
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file with settings; see config.example.yaml.")]
+ProxyUrl = Annotated[str, typer.Option("--url", help="Control API of a running proxy.", envvar="TOKENTAPE_URL")]
+ProxyKey = Annotated[str | None, typer.Option("--api-key", help="Control API key.", envvar="TOKENTAPE_API_KEY")]
 StoreUrl = Annotated[
-    str | None, typer.Option("--store", help="Or a store that nobody else has open: embedded:PATH, redis://….")
+    str | None,
+    typer.Option(
+        "--store", help="Read this store (embedded:PATH, redis://…) directly; no other process may have it open."
+    ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="JSON on standard output; notes stay on standard error.")]
-RolloutId = Annotated[str, typer.Argument(help="The rollout's id.", autocompletion=completed)]
-OneRolloutId = Annotated[
-    str | None, typer.Argument(help="Only this rollout, its last steps first.", autocompletion=completed)
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON to standard output.")]
+RolloutId = Annotated[str, typer.Argument(help="Rollout ID.", autocompletion=complete_rollout_id)]
+OptionalRolloutId = Annotated[
+    str | None,
+    typer.Argument(help="Follow only this rollout, starting with its last steps.", autocompletion=complete_rollout_id),
 ]
 
-USUAL_URL = "http://127.0.0.1:8400"
+DEFAULT_URL = "http://127.0.0.1:8400"
 
-
-_WITHIN_S: Final = 1
-_OFFERED: Final = 200
-# A shell puts what it completes on the command line as it is: an id that a shell would obey is not offered.
-_HARMLESS: Final = re.compile(r"[\w./:@+-]+", re.ASCII)
+TIMEOUT_S: Final = 1
+MAX_COMPLETIONS: Final = 200
+# Shells insert completions unquoted, so IDs with shell metacharacters are not offered.
+_SAFE: Final = re.compile(r"[\w./:@+-]+", re.ASCII)
 
 
 def rollout_ids(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The ids of the newest rollouts that begin so; none if nobody answers at once."""
+    """Return the newest rollout IDs with this prefix; none if the control API does not respond within TIMEOUT_S."""
     url, key = ctx.params.get("url"), ctx.params.get("api_key")
     if not isinstance(url, str) or not url.startswith(("http://", "https://")):
         return []
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
-        request = Request(f"{url.rstrip('/')}/rollouts?limit={_OFFERED}", headers=headers)  # noqa: S310 - http, as seen
-        with urlopen(request, timeout=_WITHIN_S) as answer:  # noqa: S310
-            names = [str(rollout["rollout_id"]) for rollout in orjson.loads(answer.read())["rollouts"]]
+        request = Request(f"{url.rstrip('/')}/rollouts?limit={MAX_COMPLETIONS}", headers=headers)  # noqa: S310 - the scheme is checked above
+        with urlopen(request, timeout=TIMEOUT_S) as response:  # noqa: S310
+            names = [str(rollout["rollout_id"]) for rollout in orjson.loads(response.read())["rollouts"]]
     except (URLError, OSError, ValueError, KeyError, TypeError):
         return []
-    return [name for name in names if name.startswith(incomplete) and _HARMLESS.fullmatch(name)]
+    return [name for name in names if name.startswith(incomplete) and _SAFE.fullmatch(name)]
 
 
-def _tell_version(asked: bool) -> None:  # noqa: FBT001 - as typer calls it
-    if asked:
+def _print_version(requested: bool) -> None:  # noqa: FBT001 - typer calls it this way
+    if requested:
         typer.echo(f"tokentape {version_of('tokentape')}")
         raise typer.Exit
 
@@ -67,7 +67,7 @@ def _tell_version(asked: bool) -> None:  # noqa: FBT001 - as typer calls it
 def tokentape(
     *,
     version: Annotated[
-        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Say which one this is.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """An OpenAI-compatible recording reverse proxy for reinforcement learning."""

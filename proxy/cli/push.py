@@ -1,7 +1,7 @@
-"""`tokentape export --push`: scored groups posted to an Atropos service (296a0bc), each group as one object.
+"""`tokentape export --push`: posts scored groups to an Atropos service (296a0bc), one object per group.
 
-Holds the reading of groups from a proxy, what keeps a group back, and the posting. The service checks types only and answers
-200 to nearly everything: whole groups, even lengths and the meaning of its answers are seen to here.
+The service validates only types and returns 200 for almost every request, so this module checks that groups are complete and
+array lengths equal, and interprets the response.
 """
 
 import gzip
@@ -16,24 +16,24 @@ import orjson
 from rich.console import Console
 
 from proxy.cli.console import notes, print_json, visible
-from proxy.cli.export import ExportRequest, connected
+from proxy.cli.export import ExportRequest, connected, error_message
 from proxy.config.settings import Settings
 from proxy.export import FORMATS, Inexpressible, Rows
 from proxy.export.atropos import IGNORED
 from proxy.rollouts.rollout import FINISHED
 
 FORMAT: Final = "scored_data"
-_GZIP_FROM = 1024  # bytes; as Atropos' own environments do
+MIN_GZIP_BYTES = 1024  # as in Atropos' environments
 _PER_TOKEN = ("tokens", "masks", "inference_logprobs", "advantages")
-_PAGE = 1000
+PAGE_SIZE = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
-    """Where groups go. `env_id` is what the service gave at `/register-env`.
+class PushOptions:
+    """The Atropos service and what may be posted to it.
 
-    `group_size` rollouts make a whole group; None: as many as the group was opened with. `max_len`: no sequence may have
-    more tokens.
+    `env_id` is the ID returned by `/register-env`. A complete group has `group_size` rollouts; None means the size that the
+    group was opened with. `max_len` is the maximum number of tokens per sequence.
     """
 
     service: str
@@ -45,31 +45,31 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One rollout of a group: its rows, or none and why."""
+    """A rollout of a group: its rows, or the reason why it has none."""
 
     rollout_id: str
     status: str
     rows: Rows
-    why: str | None = None
-    left_out: str | None = None  # steps that gave no row, and why
+    problem: str | None = None
+    skipped: str | None = None  # number of steps without a row, and why
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
-    """A group as the proxy has it: its name, the size that it was opened with, and its rollouts.
+class GroupToPush:
+    """A group: its ID, the size that it was opened with, and its rollouts.
 
-    `taken` says that a consumer is done with it, or that it was dropped from the queue.
+    `ended` is the status of a group that a consumer has acknowledged or dropped.
     """
 
     name: str
     size: int | None
     members: list[Member]
-    taken: str | None = None
+    ended: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """What a group comes to: the object to post, if any, and every reason that speaks against it."""
+class PreparedGroup:
+    """The object to post, or None, and the problems that were found."""
 
     body: dict[str, Any] | None
     reasons: list[str]
@@ -77,7 +77,7 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """What became of a group, and what spoke against it."""
+    """The result of pushing a group, and the problems that were found."""
 
     group_id: str
     told: str
@@ -85,130 +85,129 @@ class Pushed:
 
     @property
     def is_received(self) -> bool:
-        """Whether the service has it."""
+        """Whether the service received the group."""
         return self.told == "received"
 
 
-class _Unsaid(OSError):
-    """The request was sent, and no answer came."""
+class _NoResponse(OSError):
+    """The request was sent, but no response was received."""
 
 
 async def push(
     url: str | None,
     settings: Settings | None,
-    wanted: ExportRequest,
-    to: Delivery,
+    request: ExportRequest,
+    options: PushOptions,
     *,
     api_key: str | None,
     notes: Console,
 ) -> list[Pushed]:
-    """Post the groups, and say of each what became of it.
+    """Post the groups and print the result of each. A rejected group does not prevent the next one from being posted.
 
-    Raises OSError with a sentence if the proxy refuses, or if there is no such service. A group that is refused does not
-    keep back the others.
+    Raises:
+        OSError: A request to the proxy failed, or the service is unreachable or not an Atropos service.
     """
-    told_of: Counter[str] = Counter()
+    results: Counter[str] = Counter()
     pushed: list[Pushed] = []
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
-    # The service has a session of its own: our key is not for it. A connection for each post: one that the service closes
-    # while it idles would leave it unknown whether the next group arrived.
-    own = aiohttp.TCPConnector(force_close=True)
+    # A separate session: the service must not receive our API key. A connection per request: if the service closed an idle
+    # one, it would be unknown whether the group was received.
+    connector = aiohttp.TCPConnector(force_close=True)
     async with (
         connected(url, settings, api_key) as (session, proxy),
-        aiohttp.ClientSession(timeout=timeout, connector=own) as out,
+        aiohttp.ClientSession(timeout=timeout, connector=connector) as service,
     ):
-        longest = await _longest(out, to.service)
-        async for group in _groups(session, proxy, wanted):
-            judged = judge(group, to, longest)
-            for reason in judged.reasons:
+        max_token_len = await _max_token_len(service, options.service)
+        async for group in _groups(session, proxy, request):
+            prepared = prepare(group, options, max_token_len)
+            for reason in prepared.reasons:
                 notes.print(f"group {group.name!r}: {visible(reason)}", markup=False, soft_wrap=True)
-            told = "not posted" if judged.body is None else await _post(out, to.service, judged.body)
-            notes.print(f"group {group.name!r}: {visible(told)}", markup=False, soft_wrap=True)
-            told_of[told if told in {"received", "not posted"} else "posted and not received"] += 1
-            pushed.append(Pushed(group.name, told, judged.reasons))
-    summary = ", ".join(f"{count} {what}" for what, count in told_of.items()) or "there is no group"
+            result = "not posted" if prepared.body is None else await _post(service, options.service, prepared.body)
+            notes.print(f"group {group.name!r}: {visible(result)}", markup=False, soft_wrap=True)
+            results[result if result in {"received", "not posted"} else "posted but not received"] += 1
+            pushed.append(Pushed(group.name, result, prepared.reasons))
+    summary = ", ".join(f"{count} {result}" for result, count in results.items()) or "none"
     notes.print(f"groups: {summary}", markup=False, soft_wrap=True)
     return pushed
 
 
-def judge(group: Scored, to: Delivery, longest: int) -> Judged:
-    """What to post of a group. `longest` is the service's max_token_len; 0 or less: no limit."""
+def prepare(group: GroupToPush, options: PushOptions, max_token_len: int) -> PreparedGroup:
+    """Return what to post of a group. `max_token_len` is the limit of the service; 0 or less means no limit."""
     reasons, kept = [], []
-    size = group.size if to.group_size is None else to.group_size
-    if group.taken is not None:
-        return Judged(None, [f"it is {group.taken} already; --group names it if it is to be posted all the same"])
+    size = group.size if options.group_size is None else options.group_size
+    if group.ended is not None:
+        return PreparedGroup(None, [f"its status is already {group.ended}; use --group to post it anyway"])
     if size is None:
-        return Judged(None, ["calls brought it into being, so its size is not known; --group-size says it"])
+        return PreparedGroup(None, ["its size is unknown because calls created it; use --group-size"])
     for member in group.members:
-        why = _against(member, longest, to.max_len)
-        reasons += [f"rollout {member.rollout_id!r}: left out are {member.left_out}"] if member.left_out else []
-        if why is None:
+        problem = _problem(member, max_token_len, options.max_len)
+        reasons += [f"rollout {member.rollout_id!r}: skipped {member.skipped}"] if member.skipped else []
+        if problem is None:
             kept.append(member.rows)
         else:
-            reasons.append(f"rollout {member.rollout_id!r} {why}")
+            reasons.append(f"rollout {member.rollout_id!r} {problem}")
     try:
         body = FORMATS[FORMAT].gather(kept)
         assert_even(body)
     except (Inexpressible, ValueError) as error:
-        return Judged(None, [*reasons, str(error)])
+        return PreparedGroup(None, [*reasons, str(error)])
     scores = body.get("scores", [])
     if not scores:
-        return Judged(None, [*reasons, "nothing is left to post"])
+        return PreparedGroup(None, [*reasons, "it has no sequences to post"])
     if len(scores) > 1 and len(set(scores)) == 1:  # an Atropos environment drops such a group too, by default
-        return Judged(None, [*reasons, f"all its scores are equal ({scores[0]}), so it teaches nothing"])
+        return PreparedGroup(None, [*reasons, f"all scores are equal ({scores[0]}), so it has no learning signal"])
     if len(scores) != size:
-        reasons.append(f"it has {len(scores)} sequences to post, and a whole group has {size}")
-    whole = len(group.members) == len(kept) == len(scores) == size
-    if not whole and not to.force_partial:
-        return Judged(None, [*reasons, "it is not a whole group; --force-partial posts it all the same"])
-    return Judged({**body, **({} if to.env_id is None else {"env_id": to.env_id})}, reasons)
+        reasons.append(f"it has {len(scores)} sequences to post; a complete group has {size}")
+    is_complete = len(group.members) == len(kept) == len(scores) == size
+    if not is_complete and not options.force_partial:
+        return PreparedGroup(None, [*reasons, "it is incomplete; use --force-partial to post it anyway"])
+    return PreparedGroup({**body, **({} if options.env_id is None else {"env_id": options.env_id})}, reasons)
 
 
 def assert_even(body: Mapping[str, Any]) -> None:
-    """Raise ValueError if a rollout's arrays are not all of one length: the service would take them with a 200."""
+    """Raise ValueError if the arrays of a sequence differ in length; the service would accept them with a 200."""
     columns = {name: body[name] for name in _PER_TOKEN if body.get(name) is not None}
     counts = {name: len(column) for name, column in columns.items()} | {"scores": len(body.get("scores", []))}
     if columns and len(set(counts.values())) > 1:
-        raise ValueError(f"its fields do not speak of the same number of sequences: {counts}")
-    for place in range(counts["scores"] if columns else 0):
-        lengths = {name: len(column[place]) for name, column in columns.items()}
+        raise ValueError(f"its fields have different numbers of sequences: {counts}")
+    for index in range(counts["scores"] if columns else 0):
+        lengths = {name: len(column[index]) for name, column in columns.items()}
         if len(set(lengths.values())) > 1:
-            raise ValueError(f"the arrays of its sequence {place} are not of one length: {lengths}")
+            raise ValueError(f"the arrays of sequence {index} have different lengths: {lengths}")
 
 
-def _against(member: Member, longest: int, max_len: int | None) -> str | None:
-    """Why a rollout cannot be posted; None if it can."""
+def _problem(member: Member, max_token_len: int, max_len: int | None) -> str | None:
+    """Return why a rollout cannot be posted, or None if it can."""
     if member.status not in FINISHED:
-        return f"is {member.status}, not finished; finish it first"
-    if member.why is not None:
-        return member.why
+        return f"has status {member.status}; finish it first"
+    if member.problem is not None:
+        return member.problem
     lengths = [len(tokens) for row in member.rows.rows for tokens in row["tokens"]]
     if not lengths or not all(lengths):
         return "is empty: it has no tokens to train on"
     if not all(any(kept != IGNORED for kept in mask) for row in member.rows.rows for mask in row["masks"]):
-        return "has a sequence of which nothing is trained"
+        return "has a sequence without trained tokens"
     if max_len is not None and max(lengths) > max_len:
         return f"is too long: it has {max(lengths)} tokens, and --max-len is {max_len}"
-    if 0 < longest <= max(lengths):  # an environment drops what is as long as the limit too
-        return f"is too long: it has {max(lengths)} tokens, and the service takes fewer than {longest}"
+    if 0 < max_token_len <= max(lengths):  # an environment also drops sequences that are as long as the limit
+        return f"is too long: it has {max(lengths)} tokens, and the service accepts fewer than {max_token_len}"
     return None
 
 
-async def _groups(session: aiohttp.ClientSession, url: str, wanted: ExportRequest) -> AsyncIterator[Scored]:
-    """The groups that are asked for, newest first, each with its rollouts in its own order."""
-    names = [wanted.group] if wanted.group is not None else [name async for name in _names(session, url)]
+async def _groups(session: aiohttp.ClientSession, url: str, request: ExportRequest) -> AsyncIterator[GroupToPush]:
+    """Yield the requested groups, newest first, with their rollouts in the order of the group."""
+    names = [request.group] if request.group is not None else [name async for name in _names(session, url)]
     for name in names:
-        group = await _asked(session, "GET", f"{url}/groups/{quote(name, safe='')}")
-        members = [await _member(session, url, rollout, wanted.include) for rollout in group["rollouts"]]
-        taken = group["status"] if wanted.group is None and group["status"] in {"done", "dropped"} else None
-        yield Scored(name, group["size"], members, taken)
+        group = await _request(session, "GET", f"{url}/groups/{quote(name, safe='')}")
+        members = [await _member(session, url, rollout, request.include) for rollout in group["rollouts"]]
+        ended = group["status"] if request.group is None and group["status"] in {"done", "dropped"} else None
+        yield GroupToPush(name, group["size"], members, ended)
 
 
 async def _names(session: aiohttp.ClientSession, url: str) -> AsyncIterator[str]:
-    """Every group that the proxy lists, newest first."""
-    query = {"limit": str(_PAGE)}
+    query = {"limit": str(PAGE_SIZE)}
     while True:
-        page = await _asked(session, "GET", f"{url}/groups?{urlencode(query)}")
+        page = await _request(session, "GET", f"{url}/groups?{urlencode(query)}")
         for group in page["groups"]:
             yield group["group_id"]
         if not page["cursor"]:
@@ -217,85 +216,92 @@ async def _names(session: aiohttp.ClientSession, url: str) -> AsyncIterator[str]
 
 
 async def _member(session: aiohttp.ClientSession, url: str, rollout: Mapping[str, Any], include: str) -> Member:
-    """A rollout with its rows. What the format cannot say of it (409: no reward) is kept as the reason."""
+    """Return a rollout with its rows. A 409 (e.g. it has no reward) becomes its problem."""
     name = rollout["rollout_id"]
     query = urlencode({"format": FORMAT, "include": include, "container": "ndjson"})
-    place = f"{url}/rollouts/{quote(name, safe='')}/export?{query}"
-    async with session.get(place) as answer:
-        body = await answer.read()
-        if answer.status == 409:
-            return Member(name, rollout["status"], Rows([], []), f"cannot be said: {body.decode(errors='replace')}")
-        if answer.status != 200:
-            raise OSError(f"{place} answered {answer.status}: {body.decode(errors='replace').strip()}")
-        skipped = answer.headers.get("X-Export-Skipped")
+    export_url = f"{url}/rollouts/{quote(name, safe='')}/export?{query}"
+    async with session.get(export_url) as response:
+        body = await response.read()
+        if response.status == 409:
+            return Member(name, rollout["status"], Rows([], []), f"cannot be exported: {error_message(body)}")
+        if response.status != 200:
+            raise OSError(f"{export_url} returned {response.status}: {error_message(body)}")
+        skipped = response.headers.get("X-Export-Skipped")
     rows = [orjson.loads(line) for line in body.splitlines()]
-    why = f"is empty: no step of it can be exported ({skipped})" if not rows else None
-    return Member(name, rollout["status"], Rows(rows, []), why, skipped if rows else None)
+    problem = f"is empty: none of its steps can be exported ({skipped})" if not rows else None
+    return Member(name, rollout["status"], Rows(rows, []), problem, skipped if rows else None)
 
 
-async def _longest(session: aiohttp.ClientSession, service: str) -> int:
-    """The service's max_token_len; -1 before a trainer registered."""
-    found = await _asked(session, "GET", f"{service.rstrip('/')}/info")
-    length = found.get("max_token_len")
+async def _max_token_len(session: aiohttp.ClientSession, service: str) -> int:
+    """Return the service's max_token_len; -1 before a trainer has registered."""
+    info = await _request(session, "GET", f"{service.rstrip('/')}/info")
+    length = info.get("max_token_len")
     if not isinstance(length, int):
-        raise OSError(f"{service}/info says no max_token_len: is an Atropos service there?")
+        raise OSError(f"{service}/info has no max_token_len; check that it is an Atropos service")
     return length
 
 
 async def _post(session: aiohttp.ClientSession, service: str, group: Mapping[str, Any]) -> str:
-    """Post one group; what the service did with it, in its own word where it received it."""
+    """Post one group and return the result; "received" means success."""
     body, headers = orjson.dumps(group), {"Content-Type": "application/json"}
-    if len(body) >= _GZIP_FROM:
+    if len(body) >= MIN_GZIP_BYTES:
         body, headers = gzip.compress(body), {**headers, "Content-Encoding": "gzip"}
     try:
-        found = await _asked(session, "POST", f"{service.rstrip('/')}/scored_data", body, headers)
-    except _Unsaid as error:
-        return f"posted, and it is not known whether it was received: {error}"
+        response = await _request(session, "POST", f"{service.rstrip('/')}/scored_data", body, headers)
+    except _NoResponse as error:
+        return f"posted, but it is unknown whether it was received: {error}"
     except OSError as error:
         return f"not received: {error}"
-    status = found.get("status")
+    status = response.get("status")
     if status == "buffered":
-        return f"buffered, not received: the service holds {found.get('buffer_size')} sequences of unfit groups back"
-    return "received" if status == "received" else f'answered with {found}, which is not "received"'
+        return (
+            f"buffered, not received: the service buffers {response.get('buffer_size')} sequences of incomplete groups"
+        )
+    return "received" if status == "received" else f"not received: the response is {response}"
 
 
-async def _asked(
+async def _request(
     session: aiohttp.ClientSession,
     method: str,
     url: str,
     body: bytes | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """The object that the service answers. Raises OSError with a sentence otherwise, `_Unsaid` if it went without a word."""
+    """Return the JSON object of the response.
+
+    Raises:
+        _NoResponse: The request was sent, but no response was received.
+        OSError: The connection failed, the status is not 200, or the body is not a JSON object.
+    """
     try:
-        async with session.request(method, url, data=body, headers=headers, allow_redirects=False) as answer:
-            read = await answer.read()
-            if answer.status != 200:
-                raise OSError(f"{url} answered {answer.status}: {read.decode(errors='replace').strip()}")
+        async with session.request(method, url, data=body, headers=headers, allow_redirects=False) as response:
+            text = await response.read()
+            if response.status != 200:
+                raise OSError(f"{url} returned {response.status}: {text.decode(errors='replace').strip()}")
     except aiohttp.ClientConnectorError as error:
-        raise OSError(f"{url} cannot be reached: {error}") from error
+        raise OSError(f"{url} is unreachable: {error}") from error
     except (aiohttp.ClientError, TimeoutError) as error:
-        raise _Unsaid(f"{url} broke off: {str(error) or type(error).__name__}") from error
+        raise _NoResponse(f"{url} closed the connection: {str(error) or type(error).__name__}") from error
     try:
-        found = orjson.loads(read)
+        parsed = orjson.loads(text)
     except orjson.JSONDecodeError:
-        found = None
-    if not isinstance(found, dict):
-        raise OSError(f"{url} answered no JSON object: is an Atropos service there?")
-    return found
+        parsed = None
+    if not isinstance(parsed, dict):
+        raise OSError(f"{url} did not return a JSON object; check that it is an Atropos service")
+    return parsed
 
 
 async def push_all(
     url: str | None,
     settings: Settings | None,
-    wanted: ExportRequest,
-    to: Delivery,
+    request: ExportRequest,
+    options: PushOptions,
     *,
     api_key: str | None,
     as_json: bool,
 ) -> bool:
-    """Post the groups; whether the service received every one. Raises OSError with a sentence."""
-    pushed = await push(url, settings, wanted, to, api_key=api_key, notes=notes())
+    """Post the groups and return whether the service received all of them. Raises OSError if a request fails."""
+    pushed = await push(url, settings, request, options, api_key=api_key, notes=notes())
     is_received = all(group.is_received for group in pushed)
     if as_json:
         print_json({"received": is_received, "groups": [asdict(group) for group in pushed]})

@@ -1,7 +1,4 @@
-"""A command's work, run to its end.
-
-Holds the event loop of the commands, and the one place where failures become exit codes.
-"""
+"""Runs a command's coroutine and turns errors into messages and exit codes."""
 
 import asyncio
 import os
@@ -11,17 +8,17 @@ from typing import Any, NoReturn, cast
 
 import typer
 
-from proxy.cli.console import complain
+from proxy.cli.console import print_error
 from proxy.cli.exit_codes import Exit
 from storage.errors import StorageError
 
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:
-    """Run to the end, and give back what came of it; failures that have a sentence are told by it."""
+    """Run a coroutine and return its result. Print expected errors and exit with the matching code."""
     try:
         return _runner()(work)
-    except BrokenPipeError:  # whoever read standard output has seen enough, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains of it at its end
+    except BrokenPipeError:  # the reader closed standard output, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python reports the error again at exit
         raise typer.Exit(Exit.DONE) from None
     except (StorageError, ValueError, OSError) as error:
         fail(str(error))
@@ -29,16 +26,15 @@ def run(work: Coroutine[Any, Any, Any]) -> Any:
         raise typer.Exit(Exit.INTERRUPTED) from None
 
 
-def fail(sentence: str, *, code: Exit = Exit.FAILED) -> NoReturn:
-    """Say what was wrong, and end."""
-    complain(sentence)
+def fail(message: str, *, code: Exit = Exit.FAILED) -> NoReturn:
+    """Print an error message and exit."""
+    print_error(message)
     raise typer.Exit(code)
 
 
 def _runner() -> Callable[[Coroutine[Any, Any, Any]], Any]:
-    """uvloop's, where there is one."""
     try:
-        import uvloop  # noqa: PLC0415 - optional: not there on Windows
+        import uvloop  # noqa: PLC0415 - optional: not available on Windows
     except ImportError:
         return asyncio.run
     return cast("Callable[[Coroutine[Any, Any, Any]], Any]", uvloop.run)

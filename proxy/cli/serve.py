@@ -1,7 +1,4 @@
-"""What `serve` and `simulate` say of themselves, and their running until they are told to stop.
-
-Holds the lines that they print. What they run is in `server`, `workers` and `worker`.
-"""
+"""`tokentape serve` and `tokentape simulate`: run until a signal and print the addresses."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -21,15 +18,15 @@ from proxy.telemetry.logs import set_up
 
 
 async def serve(settings: Settings, notes: Console) -> None:
-    """Serve until a signal says otherwise."""
+    """Run the proxy until SIGINT or SIGTERM."""
     set_up(settings.log.level, settings.log.format)
     refuse_left_journals(settings)
     serving = running if settings.workers == 1 else working
     with stopped_by_signals() as stop:
         async with with_an_engine(settings) as (complete, is_simulated), serving(complete) as served:
             if is_simulated:
-                notes.print("[bold yellow]No engine is configured: answers come from the built-in SIMULATOR.[/]")
-                notes.print("  Its words mean nothing. For a real engine: --engine http://127.0.0.1:8000")
+                notes.print("[bold yellow]No engine is configured; the built-in SIMULATOR generates the responses.[/]")
+                notes.print("  Its text is meaningless. To use a real engine: --engine http://127.0.0.1:8000")
             for endpoint in complete.engines.endpoints:
                 notes.print(f"engine    {escape(endpoint.url)} ({endpoint.kind})", soft_wrap=True)
             notes.print(f"store     {escape(without_secrets(complete.store.url))}", soft_wrap=True)
@@ -38,13 +35,14 @@ async def serve(settings: Settings, notes: Console) -> None:
             url, agents_url = escape(served.url), escape(complete.agents.url or served.url)
             notes.print(f"[bold]listening {url}[/]   OPENAI_BASE_URL={agents_url}/v1", soft_wrap=True)
             await stop.wait()
-            notes.print("stopping: calls in flight end first")
+            notes.print("stopping: waiting for calls in flight")
 
 
 async def simulate(listen: str, options: Options, notes: Console, *, script: Path | None = None, as_json: bool) -> None:
-    """Run the simulator until a signal says otherwise; as JSON, its address is one line on standard output.
+    """Run the simulator until SIGINT or SIGTERM. With `as_json`, print its address as one line of JSON.
 
-    Raises ValueError or OSError for a script that cannot be read.
+    Raises:
+        ValueError, OSError: The script cannot be read.
     """
     if script is not None:
         options = replace(options, script=read_script(script))
@@ -52,6 +50,6 @@ async def simulate(listen: str, options: Options, notes: Console, *, script: Pat
         async with simulating(listen, options) as url:
             if as_json:
                 print_json({"url": url, "model": options.model}, lines=True)
-            said = f"[bold]simulator listening {escape(url)}[/]   it serves {escape(repr(options.model))}"
-            notes.print(said, soft_wrap=True)
+            message = f"[bold]simulator listening {escape(url)}[/]   model {escape(repr(options.model))}"
+            notes.print(message, soft_wrap=True)
             await stop.wait()

@@ -1,4 +1,4 @@
-"""The settings of a command: those of the file and the environment, and its options on top."""
+"""Loads the settings of a command from the file and the environment, with command line overrides."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,26 +11,30 @@ from pydantic_settings import SettingsError
 from proxy.config.sections import EnginesSettings, StoreSettings
 from proxy.config.settings import Settings, load
 
-_IN_JSON = """lists and objects are JSON, such as TOKENTAPE_AGENTS__API_KEYS='["a-key"]'"""
+_IN_JSON = """lists and objects must be JSON, e.g. TOKENTAPE_AGENTS__API_KEYS='["a-key"]'"""
 
 
-class WrongSettings(ValueError):
-    """Settings that cannot be used; each fault stands on a line of its own."""
+class InvalidSettings(ValueError):
+    """The settings are invalid. The message has one line per error."""
 
 
-def settings_of(
+def load_settings(
     config: Path | None,
     *,
     engine: list[str] | None = None,
     store: str | None = None,
     insecure: bool = False,
-    **said: Any,
+    **overrides: Any,
 ) -> Settings:
-    """The settings, with what was said on the command line on top. Raises WrongSettings."""
+    """Return the settings with the command line overrides applied.
+
+    Raises:
+        InvalidSettings: The file or an environment variable cannot be read, or a value is invalid.
+    """
     try:
-        _look_at(config)
-        given = {name: value for name, value in said.items() if value is not None}
-        settings = load(config, **given, **({"insecure": True} if insecure else {}))
+        _validate_file(config)
+        values = {name: value for name, value in overrides.items() if value is not None}
+        settings = load(config, **values, **({"insecure": True} if insecure else {}))
         changes: dict[str, Any] = {}
         if engine:
             endpoints = [{"url": url} for url in engine]
@@ -39,26 +43,29 @@ def settings_of(
             changes["store"] = StoreSettings(**{**dict(settings.store), "url": store})
         return settings.model_copy(update=changes)
     except ValidationError as error:
-        raise WrongSettings("the configuration is not valid:\n" + "\n".join(_faults(error))) from None
+        raise InvalidSettings("invalid configuration:\n" + "\n".join(_errors(error))) from None
     except SettingsError as error:
-        raise WrongSettings(f"an environment variable cannot be read ({error}): {_IN_JSON}") from error
+        raise InvalidSettings(f"cannot read an environment variable ({error}): {_IN_JSON}") from error
     except yaml.YAMLError as error:
-        raise WrongSettings(f"{config} is no YAML: {error}") from error
+        raise InvalidSettings(f"{config} is not valid YAML: {error}") from error
     except (OSError, ValueError) as error:
-        raise WrongSettings(f"the configuration cannot be read: {error}") from error
+        raise InvalidSettings(f"cannot read the configuration: {error}") from error
 
 
-def _look_at(config: Path | None) -> None:
-    """Refuse a file of something else than settings. Opened, since the text of one that is read is told with its faults."""
+def _validate_file(config: Path | None) -> None:
+    """Reject a file that is not a YAML mapping.
+
+    It parses the open file, not its text: PyYAML's errors quote the text of a string, which may contain keys.
+    """
     if config is not None:
         with config.open("rb") as file:
             if not isinstance(yaml.safe_load(file), dict | None):
-                sentence = f"{config} holds no settings, such as listen: 127.0.0.1:8400"
-                raise ValueError(sentence)  # noqa: TRY004 - of what was typed, and not of a type
+                message = f"{config} is not a mapping of settings, e.g. listen: 127.0.0.1:8400"
+                raise ValueError(message)  # noqa: TRY004 - about the user's input, not about a type
 
 
-def _faults(error: ValidationError) -> Iterator[str]:
-    for fault in error.errors():
-        name = ".".join(map(str, fault["loc"])) or "settings"
-        said = "there is no such setting" if fault["type"] == "extra_forbidden" else fault["msg"]
-        yield f"  {name}: {said.removeprefix('Value error, ')}"
+def _errors(error: ValidationError) -> Iterator[str]:
+    for detail in error.errors():
+        name = ".".join(map(str, detail["loc"])) or "settings"
+        message = "unknown setting" if detail["type"] == "extra_forbidden" else detail["msg"]
+        yield f"  {name}: {message.removeprefix('Value error, ')}"

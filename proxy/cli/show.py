@@ -1,17 +1,14 @@
-"""`tokentape list` and `tokentape show`: what there is, fetched and printed.
-
-Holds what the two commands do. How things look is in `tables`, `rollout` and `step`.
-"""
+"""`tokentape list` and `tokentape show`: fetch rollouts, groups and steps and print them."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from rich.console import Console
 
-from proxy.cli.api_client import ControlClient, path_of
-from proxy.cli.console import print_json, print_lines, print_table, remark
+from proxy.cli.api_client import ControlClient, rollout_path
+from proxy.cli.console import print_json, print_lines, print_note, print_table
 from proxy.cli.export import connected
-from proxy.cli.render.rollout import Picture, StepView, alone
+from proxy.cli.render.rollout import RolloutView, StepView, step_lines
 from proxy.cli.render.tables import groups_table, rollouts_table
 from proxy.clock import SystemClock
 from proxy.config.settings import Settings
@@ -21,7 +18,7 @@ _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 @dataclass(frozen=True, slots=True)
 class ControlAddress:
-    """Whose rollouts: those of a running proxy, or, with settings, of a store that nobody else has open."""
+    """The control API of a running proxy, or settings to open a store with."""
 
     url: str | None
     settings: Settings | None
@@ -29,70 +26,71 @@ class ControlAddress:
 
 
 async def print_list(
-    place: ControlAddress, out: Console, noun: str, limit: int, *, as_json: bool, **filters: str | int | None
+    address: ControlAddress, out: Console, noun: str, limit: int, *, as_json: bool, **filters: str | int | None
 ) -> None:
-    """Print rollouts or groups, newest first. Raises OSError with a sentence."""
-    async with connected(place.url, place.settings, place.api_key) as (session, url):
-        found, cursor = await ControlClient(session, url).listed(noun, limit, **filters)
+    """Print rollouts or groups, newest first. Raises OSError if the request fails."""
+    async with connected(address.url, address.settings, address.api_key) as (session, url):
+        found, cursor = await ControlClient(session, url).list_items(noun, limit, **filters)
     if as_json:
         print_json({noun: found, "cursor": cursor})
         return
     if not found:
-        remark(f"there are no {noun} here" + (" that are so" if any(filters.values()) else ""))
+        print_note(f"no {noun}" + (" match the filters" if any(filters.values()) else ""))
         return
-    made = rollouts_table if noun == "rollouts" else groups_table
-    table, hidden = made(found, out.width, SystemClock().now_ms())
+    build = rollouts_table if noun == "rollouts" else groups_table
+    table, hidden = build(found, out.width, SystemClock().now_ms())
     print_table(out, table)
     if hidden:
-        remark(f"no room for: {', '.join(hidden)}", "dim")
+        print_note(f"columns not shown: {', '.join(hidden)}", "dim")
     if cursor is not None:
-        remark(f"there are more than {limit}: --limit", "dim")
+        print_note(f"more than {limit} {noun}; use --limit to list more", "dim")
 
 
-async def print_rollout(place: ControlAddress, out: Console, rollout_id: str, view: StepView, *, as_json: bool) -> None:
-    """Print a rollout. Raises OSError with a sentence."""
-    async with connected(place.url, place.settings, place.api_key) as (session, url):
+async def print_rollout(
+    address: ControlAddress, out: Console, rollout_id: str, view: StepView, *, as_json: bool
+) -> None:
+    """Print a rollout. Raises OSError if a request fails."""
+    async with connected(address.url, address.settings, address.api_key) as (session, url):
         client = ControlClient(session, url)
-        tree = await client.get(f"{path_of(rollout_id)}/tree")
-        rollout = await client.get(path_of(rollout_id))  # after its tree, which completes what is known of its drift
+        tree = await client.get(f"{rollout_path(rollout_id)}/tree")
+        rollout = await client.get(rollout_path(rollout_id))  # after the tree, which computes the drift
         steps = [step async for step in client.steps(rollout_id)]
-        view = await _told_texts(client, steps, view, as_json=as_json)
+        view = await _with_texts(client, steps, view, as_json=as_json)
     if as_json:
         print_json({"rollout": rollout, "tree": tree, "steps": steps})
         return
-    print_lines(out, Picture(rollout, tree, steps, view).lines(SystemClock().now_ms()))
+    print_lines(out, RolloutView(rollout, tree, steps, view).lines(SystemClock().now_ms()))
 
 
 async def print_step(
-    place: ControlAddress, out: Console, rollout_id: str, named: str, view: StepView, *, as_json: bool
+    address: ControlAddress, out: Console, rollout_id: str, step_ref: str, view: StepView, *, as_json: bool
 ) -> None:
-    """Print one step, named by its id or its index. Raises OSError with a sentence."""
-    async with connected(place.url, place.settings, place.api_key) as (session, url):
+    """Print one step, selected by ID or index. Raises OSError if a request fails."""
+    async with connected(address.url, address.settings, address.api_key) as (session, url):
         client = ControlClient(session, url)
-        step = await _step(client, rollout_id, named)
-        view = await _told_texts(client, [step], view, as_json=as_json)
+        step = await _step(client, rollout_id, step_ref)
+        view = await _with_texts(client, [step], view, as_json=as_json)
     if as_json:
         print_json(step)
         return
-    print_lines(out, alone(step, view))
+    print_lines(out, step_lines(step, view))
 
 
-async def _told_texts(client: ControlClient, steps: list[Any], view: StepView, *, as_json: bool) -> StepView:
-    """The view with the texts of tokens, where they are wanted."""
+async def _with_texts(client: ControlClient, steps: list[Any], view: StepView, *, as_json: bool) -> StepView:
     return replace(view, texts=await client.texts(steps)) if view.logprobs and not as_json else view
 
 
-def ago(said: str) -> int:
-    """The unix second that was `90s`, `15m`, `2h` or `3d` ago. Raises ValueError."""
-    number, unit = said[:-1], said[-1:]
+def ago(duration: str) -> int:
+    """Return the unix time in seconds of `90s`, `15m`, `2h` or `3d` ago. Raises ValueError."""
+    number, unit = duration[:-1], duration[-1:]
     if unit not in _UNITS or not number.isdecimal():
-        raise ValueError(f"{said!r} is no length of time such as 90s, 15m, 2h or 3d")
+        raise ValueError(f"invalid duration {duration!r}; use e.g. 90s, 15m, 2h or 3d")
     return max(int(SystemClock().now()) - int(number) * _UNITS[unit], 0)
 
 
-async def _step(client: ControlClient, rollout_id: str, named: str) -> Any:
-    if not named.isdecimal():
-        return await client.get(f"{path_of(rollout_id)}/steps/{named}")
-    async for step in client.steps(rollout_id, int(named)):
+async def _step(client: ControlClient, rollout_id: str, step_ref: str) -> Any:
+    if not step_ref.isdecimal():
+        return await client.get(f"{rollout_path(rollout_id)}/steps/{step_ref}")
+    async for step in client.steps(rollout_id, int(step_ref)):
         return step
-    raise OSError(f"the rollout {rollout_id!r} has no step with the index {named}")
+    raise OSError(f"rollout {rollout_id!r} has no step with index {step_ref}")

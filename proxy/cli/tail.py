@@ -1,11 +1,9 @@
-"""`tokentape tail`: steps, a line each, as they are stored by whatever process.
+"""`tokentape tail`: prints steps as any process stores them, one line per step.
 
-Holds the following of `/events` and the lines. An event says that a step came; the step itself is asked for, with those
-before it that were not told yet.
+It follows `/events`. An event names a stored step; `tail` then fetches that step and earlier ones that it has not printed.
 
-Rule 1: a step is told once, and those of one rollout in the order of storing.
-Rule 2: what was stored while the connection was broken is told after it: nothing is told of it a second time, so it is
-        looked for.
+1. Each step is printed once, and the steps of a rollout in stored order.
+2. Events are not repeated, so after a reconnect `tail` searches for steps that were stored meanwhile.
 """
 
 import asyncio
@@ -21,155 +19,159 @@ import orjson
 from rich.console import Console
 from rich.text import Text
 
-from proxy.cli.api_client import ControlClient, path_of
-from proxy.cli.console import print_json, print_lines, remark, visible
-from proxy.cli.export import Refused, connected, sentence_of
-from proxy.cli.render.step import counts_of, latency_of, summary, verdict_of
+from proxy.cli.api_client import ControlClient, rollout_path
+from proxy.cli.console import print_json, print_lines, print_note, visible
+from proxy.cli.export import Refused, connected, error_message
+from proxy.cli.render.step import counts, latency, summary, verdict
 from proxy.cli.show import ControlAddress
 from proxy.protocols.sse import EventParser
 from proxy.server.shutdown import stopped_by_signals
 
-_REMEMBERED: Final = 10_000  # rollouts and steps; an older one is told from the next event on
-_SILENT_S: Final = 40  # the proxy says something every 15 s
-_PAUSES_S: Final = (0.5, 10)  # between two tries to connect, twice as long each time: at first, and at the most
-_LOOKED_AT: Final = 1000  # rollouts that are looked at after a broken connection, the newest ones
-_SKEW_S: Final = 1  # by which the clocks of the proxy's processes may differ
-_GONE = 404
+MAX_REMEMBERED: Final = 10_000  # rollouts and step IDs; a forgotten rollout continues with its next event
+READ_TIMEOUT_S: Final = 40  # the proxy sends a comment every 15 s
+BACKOFF_S: Final = (0.5, 10)  # initial and maximum delay between connection attempts; it doubles
+MAX_SEARCHED: Final = 1000  # newest rollouts that are searched after a reconnect
+CLOCK_SKEW_S: Final = 1  # between the proxy's processes
+NOT_FOUND: Final = 404
 
 
-async def tail(place: ControlAddress, rollout_id: str | None, last: int, out: Console, *, as_json: bool) -> None:
-    """Print steps as they come, until a signal says otherwise; of one rollout first its `last`.
+async def tail(address: ControlAddress, rollout_id: str | None, last: int, out: Console, *, as_json: bool) -> None:
+    """Print steps until SIGINT or SIGTERM; of a single rollout, print its `last` steps first.
 
-    Raises OSError with a sentence if the proxy cannot be reached at first, or refuses.
+    Raises:
+        OSError: The first connection failed, or the proxy returned an error.
     """
 
-    def tell(step: dict[str, Any]) -> None:
-        told = summary(step)
+    def print_step(step: dict[str, Any]) -> None:
+        row = summary(step)
         if as_json:
-            print_json(told, lines=True)
+            print_json(row, lines=True)
         else:
-            print_lines(out, [line(told, with_rollout=rollout_id is None)], indent=14)
+            print_lines(out, [line(row, with_rollout=rollout_id is None)], indent=14)
 
     with stopped_by_signals():
-        async with connected(place.url, place.settings, place.api_key) as (session, url):
-            await Tail(ControlClient(session, url), rollout_id, last, tell).follow()
+        async with connected(address.url, address.settings, address.api_key) as (session, url):
+            await Tail(ControlClient(session, url), rollout_id, last, print_step).follow()
 
 
-def line(told: dict[str, Any], *, with_rollout: bool) -> Text:
-    """A step on one line."""
-    at = datetime.fromtimestamp(told["time"]).astimezone()
-    of_policy = "" if told["policy_version"] is None else f"  policy {visible(told['policy_version'])}"
+def line(row: dict[str, Any], *, with_rollout: bool) -> Text:
+    """Return a step summary as one line."""
+    time = datetime.fromtimestamp(row["time"]).astimezone()
+    policy = "" if row["policy_version"] is None else f"  policy {visible(row['policy_version'])}"
     return Text.assemble(
-        (f"{at:%H:%M:%S}.{at.microsecond // 1000:03d}", "dim"),
-        *(("  ", (f"{visible(told['rollout_id']):<26}", "bold")) if with_rollout else ()),
-        (f"  #{told['index']:<4}", "cyan"),
-        f"  {visible(told['dialect']):<11}  {visible(told['model'] or '?')}",
-        f"  {counts_of(told):<24}  {latency_of(told):>7}{of_policy}  ",
-        verdict_of(told),
-        ("" if told["delivered"] else "  not delivered") + ("  late" if told.get("late") else ""),
+        (f"{time:%H:%M:%S}.{time.microsecond // 1000:03d}", "dim"),
+        *(("  ", (f"{visible(row['rollout_id']):<26}", "bold")) if with_rollout else ()),
+        (f"  #{row['index']:<4}", "cyan"),
+        f"  {visible(row['dialect']):<11}  {visible(row['model'] or '?')}",
+        f"  {counts(row):<46}  {latency(row):>7}{policy}  ",
+        verdict(row),
+        ("" if row["delivered"] else "  not delivered") + ("  late" if row.get("late") else ""),
     )
 
 
 class Tail:
-    """The steps of a proxy, or of one rollout, from now on; `tell` gets each. `is_connected` is set while events come."""
+    """Follows the steps of a proxy, or of one rollout, and calls `on_step` for each.
+
+    `is_connected` is set while it receives events.
+    """
 
     def __init__(
-        self, client: ControlClient, rollout_id: str | None, last: int, tell: Callable[[dict[str, Any]], None]
+        self, client: ControlClient, rollout_id: str | None, last: int, on_step: Callable[[dict[str, Any]], None]
     ) -> None:
         self._client = client
         self._only = rollout_id
         self._last = last
-        self._tell = tell
-        self._next: OrderedDict[str, int] = OrderedDict()  # by rollout, the index that was not told yet
-        self._told: OrderedDict[str, None] = OrderedDict()  # step ids
+        self._on_step = on_step
+        self._next: OrderedDict[str, int] = OrderedDict()  # by rollout, the index of the next step to print
+        self._printed: OrderedDict[str, None] = OrderedDict()  # step IDs
         self.is_connected = asyncio.Event()
-        self._since = 0.0  # unix seconds of the proxy's: whatever was stored before was told, or is not wanted
+        self._since = 0.0  # unix seconds by the proxy's clock; steps stored earlier are not printed
 
     async def follow(self) -> None:
-        """Tell steps for ever; a connection that breaks is made again. Raises OSError if the first one cannot be made."""
-        pause_s = _PAUSES_S[0]
+        """Follow until cancelled, and reconnect when the connection fails. Raises OSError if the first connection fails."""
+        delay_s = BACKOFF_S[0]
         while True:
             try:
                 async with aclosing(self._changes()) as changes:
                     async for change in changes:
-                        pause_s = _PAUSES_S[0]
-                        await (self._look_anew() if change is None else self._came(change))
+                        delay_s = BACKOFF_S[0]
+                        await (self._catch_up() if change is None else self._process(change))
             except BrokenPipeError:
-                raise  # nobody reads what is told
+                raise  # standard output is closed
             except OSError as error:
                 if not self._since or (isinstance(error, Refused) and error.status < 500):
                     raise
-                remark(f"{error}; trying again", "dim")
+                print_note(f"{error}; reconnecting", "dim")
             self.is_connected.clear()
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _PAUSES_S[1])
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, BACKOFF_S[1])
 
     async def _changes(self) -> AsyncGenerator[dict[str, Any] | None, None]:
-        """None once connected, if there is something to look for; then each change."""
+        """Yield each change; first None if steps may have been missed."""
         only = {} if self._only is None else {"rollout_id": self._only}
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=_SILENT_S)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=READ_TIMEOUT_S)
         try:
-            async with self._client.session.get(f"{self._client.url}/events", params=only, timeout=timeout) as answer:
-                if answer.status != 200:
-                    said = sentence_of(await answer.read())
-                    raise Refused(f"{self._client.url}/events answered {answer.status}: {said}", answer.status)
+            async with self._client.session.get(f"{self._client.url}/events", params=only, timeout=timeout) as response:
+                if response.status != 200:
+                    message = error_message(await response.read())
+                    raise Refused(f"{self._client.url}/events returned {response.status}: {message}", response.status)
                 if self._since or self._only is not None:
                     yield None
-                self._since = self._since or parsedate_to_datetime(answer.headers["Date"]).timestamp()
+                self._since = self._since or parsedate_to_datetime(response.headers["Date"]).timestamp()
                 self.is_connected.set()
                 events = EventParser()
-                async for read in answer.content.iter_any():
-                    for event in events.feed(read):
+                async for chunk in response.content.iter_any():
+                    for event in events.feed(chunk):
                         if event.name == b"changed":
                             yield orjson.loads(event.payload)
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise OSError(f"{self._client.url} cannot be followed: {str(error) or type(error).__name__}") from error
+            raise OSError(f"cannot follow {self._client.url}: {str(error) or type(error).__name__}") from error
 
-    async def _look_anew(self) -> None:
-        """Tell what came while nobody followed."""
+    async def _catch_up(self) -> None:
+        """Print the steps that were stored while not connected."""
         if self._only is not None:
-            await self._look_at(self._only)
+            await self._catch_up_with(self._only)
             return
-        rollouts, _ = await self._client.listed("rollouts", _LOOKED_AT)
-        since_ms = (self._since - _SKEW_S) * 1000
-        for rollout in reversed([each for each in rollouts if each["touched_ms"] >= since_ms]):
+        rollouts, _ = await self._client.list_items("rollouts", MAX_SEARCHED)
+        since_ms = (self._since - CLOCK_SKEW_S) * 1000
+        for rollout in reversed([rollout for rollout in rollouts if rollout["touched_ms"] >= since_ms]):
             name = rollout["rollout_id"]
-            await self._tell_from(name, self._next.get(name, 0), all_of_them=name in self._next)
+            await self._print_from(name, self._next.get(name, 0), any_age=name in self._next)
 
-    async def _look_at(self, name: str) -> None:
+    async def _catch_up_with(self, name: str) -> None:
         try:
-            rollout = await self._client.get(path_of(name))
-        except Refused as refusal:
-            if refusal.status != _GONE:
+            rollout = await self._client.get(rollout_path(name))
+        except Refused as error:
+            if error.status != NOT_FOUND:
                 raise
-            remark(f"there is no rollout {name!r} yet", "dim")
+            print_note(f"rollout {name!r} does not exist yet; waiting for its first step", "dim")
             return
-        begun = max(rollout["counts"]["steps"] - self._last, 0)
-        await self._tell_from(name, self._next.get(name, begun), all_of_them=True)
+        start = max(rollout["counts"]["steps"] - self._last, 0)
+        await self._print_from(name, self._next.get(name, start), any_age=True)
 
-    async def _came(self, change: dict[str, Any]) -> None:
+    async def _process(self, change: dict[str, Any]) -> None:
         name, index = change["rollout_id"], change["index"]
-        if index is not None and change["step_id"] not in self._told:
-            # An index below the one that comes next is of another life: the rollout was deleted and opened again.
-            await self._tell_from(name, min(self._next.get(name, index), index), all_of_them=True)
+        if index is not None and change["step_id"] not in self._printed:
+            # If the index is below the next one, the rollout was deleted and opened again.
+            await self._print_from(name, min(self._next.get(name, index), index), any_age=True)
 
-    async def _tell_from(self, name: str, start: int, *, all_of_them: bool = False) -> None:
-        """Tell a rollout's steps from this index on: those that were not told, and were stored since."""
+    async def _print_from(self, name: str, start: int, *, any_age: bool = False) -> None:
+        """Print a rollout's unprinted steps from index `start`; without `any_age`, only those stored since the last one."""
         try:
             async for step in self._client.steps(name, start):
                 _remember(self._next, name, step["index"] + 1)
                 stored = step["timing"]["stored"] or 0
-                if step["step_id"] not in self._told and (all_of_them or stored >= self._since):
-                    _remember(self._told, step["step_id"], None)
+                if step["step_id"] not in self._printed and (any_age or stored >= self._since):
+                    _remember(self._printed, step["step_id"], None)
                     self._since = max(self._since, stored)
-                    self._tell(step)
-        except Refused as refusal:
-            if refusal.status != _GONE:  # deleted meanwhile
+                    self._on_step(step)
+        except Refused as error:
+            if error.status != NOT_FOUND:  # deleted meanwhile
                 raise
 
 
 def _remember(known: OrderedDict[str, Any], name: str, value: Any) -> None:
     known[name] = value
     known.move_to_end(name)
-    if len(known) > _REMEMBERED:
+    if len(known) > MAX_REMEMBERED:
         known.popitem(last=False)

@@ -1,4 +1,4 @@
-"""What a rollout is exported as: one file per format, and the containers rows come in."""
+"""The export formats, one module per trainer, and the containers of their rows."""
 
 from proxy.export.areal import ArealFormat
 from proxy.export.atropos import NodesFormat, ScoredDataFormat
@@ -18,7 +18,7 @@ from proxy.export.verl import VerlDataProtoFormat, VerlFormat
 
 __all__ = ["FORMATS", "Fill", "Format", "Inexpressible", "Plan", "Rows"]
 
-# A new format is one file and one line here.
+# To add a format, add its module and one line here.
 _ALL: tuple[Format, ...] = (
     SequencesFormat(),
     StepsFormat(),

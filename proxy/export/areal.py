@@ -1,6 +1,6 @@
 """AReaL's tensor dict of an interaction (areal 1.0.4, `to_tensor_dict`), as lists of one sequence.
 
-A reward that is missing would count as 0.0 there, so it is refused here.
+AReaL counts a missing reward as 0.0, so this format requires a reward.
 """
 
 from typing import Any, ClassVar, Final
@@ -13,7 +13,7 @@ NOT_SAMPLED: Final = -1
 
 
 class ArealFormat(Listed, SequenceView):
-    """One dict for each sequence, all shaped [1, T] but `rewards`; the trainer pads."""
+    """One dict for each sequence. All values have shape [1, T] except `rewards`; the trainer pads."""
 
     name = "areal"
     columns: ClassVar[Columns] = {
@@ -26,7 +26,7 @@ class ArealFormat(Listed, SequenceView):
     }
 
     def view(self, row: Row, source: RowSource) -> dict[str, Any]:
-        """The dict. `versions` is the version of the weights at each token trained here, -1 elsewhere."""
+        """Return the dict. `versions` is the policy version of each token that is trained here, -1 elsewhere."""
         versions = [NOT_SAMPLED] * len(row.token_ids)
         for span in row.spans:
             if span.owned:

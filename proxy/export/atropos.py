@@ -1,6 +1,6 @@
-"""Nodes as Atropos' ManagedServer keeps them (296a0bc): aligned tokens, masked tokens and logprobs of a conversation.
+"""Atropos' formats (296a0bc): the nodes of its ManagedServer, and ScoredDataGroups.
 
-A node's text is known only where a tokenizer is at hand (`Fill.decode`); else `full_text` is null, and not made up.
+The text of a node requires a tokenizer (`Fill.decode`); without one, `full_text` is null.
 """
 
 from typing import Any, ClassVar, Final
@@ -10,7 +10,7 @@ from proxy.export.sequence_view import RowSource, SequenceView, advantages_of, l
 from proxy.trajectory.sequence import Row
 
 IGNORED: Final = -100
-NOT_SAMPLED: Final = 1.0  # no legal logprob is above 0
+NOT_SAMPLED: Final = 1.0  # valid logprobs are at most 0
 
 
 class NodesFormat(Listed, SequenceView):
@@ -26,7 +26,7 @@ class NodesFormat(Listed, SequenceView):
     }
 
     def view(self, row: Row, source: RowSource) -> dict[str, Any]:
-        """The node."""
+        """Return the node."""
         return {
             "full_text": source.fill.decode(row.token_ids) if source.fill.decode else None,
             "tokens": row.token_ids,
@@ -37,12 +37,15 @@ class NodesFormat(Listed, SequenceView):
 
 
 def masked(row: Row) -> list[int]:
-    """The ids where something is trained, -100 elsewhere."""
+    """Return the ids where something is trained, -100 elsewhere."""
     return [token if mask else IGNORED for token, mask in zip(row.token_ids, row.mask, strict=True)]
 
 
 class ScoredDataFormat(Batched, SequenceView):
-    """One ScoredDataGroup of one sequence for each sequence; a group gathers them. Advantages only if some were given."""
+    """One ScoredDataGroup of one sequence for each sequence; groups combine them.
+
+    Advantages are included if there are any.
+    """
 
     name = "scored_data"
     keeps_first = False
@@ -55,11 +58,11 @@ class ScoredDataFormat(Batched, SequenceView):
     }
 
     def view(self, row: Row, source: RowSource) -> dict[str, Any]:
-        """The object."""
-        told = {
+        """Return the object."""
+        fields = {
             "tokens": [row.token_ids],
             "masks": [masked(row)],
             "scores": [source.reward()],
             "inference_logprobs": [logprobs_of(row, source, NOT_SAMPLED)],
         }
-        return told if source.facts.advantages is None else {**told, "advantages": [advantages_of(row, source)]}
+        return fields if source.facts.advantages is None else {**fields, "advantages": [advantages_of(row, source)]}

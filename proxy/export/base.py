@@ -1,7 +1,6 @@
-"""The interface of export formats.
+"""The interface of export formats: the `Format` protocol, its results, and the two ways to combine the rows of a group.
 
-Contains the `Format` protocol, its results, and the two ways to combine the rows of a group. A format is a pure view: the
-same rollout gives the same rows.
+A format is a pure view: the same rollout gives the same rows.
 """
 
 from abc import ABC, abstractmethod
@@ -13,12 +12,12 @@ from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.sequence import Options, Skipped
 from proxy.trajectory.step import Step
 
-# Recursive types are not written before Python 3.12's `type`.
+# Recursive type aliases need quotes before Python 3.12.
 Column: TypeAlias = "str | list[Column] | dict[str, Column]"
 Columns: TypeAlias = "Mapping[str, Column]"
 
 TEXT: Final = "text"
-JSON: Final = "json"  # whatever people gave, as JSON text: rows of one column must be of one type, and these are not
+JSON: Final = "json"  # values of any type, as JSON text: a column must have one type
 FLAG: Final = "bool"
 BIT: Final = "int8"
 ID: Final = "int32"
@@ -32,16 +31,16 @@ LOGPROBS: Final[list[Column]] = [LOGPROB]
 
 
 class Inexpressible(ValueError):
-    """A format cannot say this without bending it; the message says what, of which rollout, and what to do."""
+    """A format cannot represent a rollout; the message has the rollout, the reason and a remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The rows that a rollout will have, before they are rendered.
+    """The rows of a rollout, before they are rendered.
 
-    `trained` has an entry for each row: the ids of the steps whose sampled tokens are trained in that row (none for a row
-    that trains nothing). `skipped` names the steps that are trained in no row. `render` makes the rows one at a time, in
-    the same order, so that only one of them is in memory; it raises `Inexpressible` at a row that the format cannot express.
+    `trained` has an entry for each row: the ids of the steps whose sampled tokens are trained in that row (none for a
+    row that trains nothing). `skipped` lists the steps that no row trains. `render` yields the rows in the same order,
+    so that only one of them is in memory; it raises `Inexpressible` at a row that the format cannot represent.
     """
 
     trained: Sequence[tuple[str, ...]]
@@ -51,7 +50,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """JSON-ready rows of one rollout; `trained` and `skipped` are those of its `Plan`.
+    """The rows of one rollout as JSON values; `trained` and `skipped` are those of its `Plan`.
 
     A row is an object; `prime_rl`'s is an array.
     """
@@ -63,10 +62,10 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """What a view puts where nothing was recorded.
+    """Values for what is not recorded.
 
-    `prompt_logprob` stands where nothing was sampled, instead of the format's own value. `pad_id` and the two lengths are
-    for formats that pad. `decode` makes text of ids, where a tokenizer is at hand.
+    `prompt_logprob` replaces the format's own value for tokens that were not sampled. `pad_id` and the two lengths are
+    for formats that pad. `decode` returns the text of ids, if a tokenizer is configured.
     """
 
     prompt_logprob: float | None = None
@@ -82,8 +81,8 @@ PLAIN: Final = Fill()
 class Format(Protocol):
     """One export format.
 
-    `whole` says whether its steps must come with their requests and responses; `columns` are the types of a row's fields,
-    in order, for containers that have types.
+    `whole`: its steps need their requests and responses. `columns`: the types of a row's fields, in order, for typed
+    containers.
     """
 
     name: str
@@ -91,28 +90,38 @@ class Format(Protocol):
     columns: ClassVar[Columns]
 
     def plan(self, facts: RolloutFacts, steps: Sequence[Step], options: Options, fill: Fill = PLAIN) -> Plan:
-        """Choose the rows of one rollout. Raises `Inexpressible` for a rollout that the format cannot express."""
+        """Choose the rows of one rollout.
+
+        Raises:
+            Inexpressible: The format cannot represent the rollout.
+        """
         ...
 
     def rows(self, facts: RolloutFacts, steps: Sequence[Step], options: Options, fill: Fill = PLAIN) -> Rows:
-        """Render all rows of one rollout. Raises `Inexpressible` for a rollout that the format cannot express."""
+        """Render all rows of one rollout.
+
+        Raises:
+            Inexpressible: The format cannot represent the rollout.
+        """
         ...
 
     def order(self, members: Sequence[Rows]) -> list[tuple[int, int]]:
-        """Return (member, row of that member) for each entry of what `gather` makes of these members, in its order."""
+        """Return (member, row of that member) for each entry of the result of `gather`, in its order."""
         ...
 
     def gather(self, members: Sequence[Rows]) -> Any:
-        """Combine a whole group into the one JSON-ready value that the trainer takes.
+        """Combine a group into the one JSON value that the trainer accepts.
 
         `members` are the results of `rows` for each rollout of the group, in the group's order. The number of a rollout
-        within its group is written here. Changes no row that it is given. Raises `Inexpressible` for members that cannot
-        be combined.
+        within its group is set here. The input is not changed.
+
+        Raises:
+            Inexpressible: The members cannot be combined.
         """
         ...
 
     def flat(self, entry: Any) -> list[Any]:
-        """Return the rows in one entry of the list that `gather` made, for containers that hold rows only."""
+        """Return the rows in one entry of the list that `gather` returned, for containers of rows."""
         ...
 
 
@@ -121,10 +130,18 @@ class Planned(ABC):
 
     @abstractmethod
     def plan(self, facts: RolloutFacts, steps: Sequence[Step], options: Options, fill: Fill = PLAIN) -> Plan:
-        """Choose the rows of one rollout. Raises `Inexpressible` for a rollout that the format cannot express."""
+        """Choose the rows of one rollout.
+
+        Raises:
+            Inexpressible: The format cannot represent the rollout.
+        """
 
     def rows(self, facts: RolloutFacts, steps: Sequence[Step], options: Options, fill: Fill = PLAIN) -> Rows:
-        """Render all rows of one rollout. Raises `Inexpressible` for a rollout that the format cannot express."""
+        """Render all rows of one rollout.
+
+        Raises:
+            Inexpressible: The format cannot represent the rollout.
+        """
         plan = self.plan(facts, steps, options, fill)
         return Rows(list(plan.render()), plan.skipped, plan.trained)
 
@@ -135,29 +152,29 @@ class Listed:
     whole = False
 
     def order(self, members: Sequence[Rows]) -> list[tuple[int, int]]:
-        """Return (member, row of that member) for each entry of what `gather` makes of these members, in its order."""
-        return [(number, at) for number, member in enumerate(members) for at in range(len(member.rows))]
+        """Return (member, row of that member) for each entry of the result of `gather`, in its order."""
+        return [(number, index) for number, member in enumerate(members) for index in range(len(member.rows))]
 
     def gather(self, members: Sequence[Rows]) -> Any:
-        """List all rows, member by member."""
-        return [self.numbered(members[number].rows[at], number) for number, at in self.order(members)]
+        """Return the list of all rows, by member."""
+        return [self.numbered(members[number].rows[index], number) for number, index in self.order(members)]
 
     def flat(self, entry: Any) -> list[Any]:
         """Return the entry, which is a row."""
         return [entry]
 
     def numbered(self, row: Any, member: int) -> Any:
-        """Return the row with the number of its member within the group."""
+        """Return the row with the number of its member in the group."""
         return row
 
 
 class Batched(Listed):
-    """A format whose rows are batches of one: an object of lists, with one entry in each."""
+    """A format whose rows are batches of one: objects of lists with one entry."""
 
     name: str
 
     def gather(self, members: Sequence[Rows]) -> Any:
-        """Make one batch: each list is the lists of all rows, one after the other."""
+        """Return one batch: each list is the concatenation of the lists of all rows."""
         rows = super().gather(members)
         if len({frozenset(key for key in row if row[key] is not None) for row in rows}) > 1:
             odd = sorted({key for row in rows for key in row if any(other.get(key) is None for other in rows)})
@@ -171,5 +188,5 @@ class Batched(Listed):
 
 
 def skipped_rows(skipped: Sequence[Skipped]) -> list[dict[str, str]]:
-    """What was left out, JSON-ready."""
+    """Return the skipped steps as JSON values."""
     return [{"step_id": left.step_id, "why": left.why} for left in skipped]

@@ -1,7 +1,7 @@
 """Rows as columns: Arrow's IPC stream and Parquet, in batches of bounded size.
 
-Holds what turns rows into typed columns, and the two writers. A row's types are its format's; pyarrow is loaded when
-first wanted. Token ids and masks go into buffers whole: as Python numbers they would cost more than all the rest.
+The types of the columns are those of the format. pyarrow is imported at first use. Token ids and masks are copied into
+buffers without Python numbers, which would cost more than all the rest.
 """
 
 from array import array
@@ -30,7 +30,11 @@ class Arrow:
     nests = False
 
     def writer(self, form: Format) -> "ArrowWriter":
-        """A writer of one stream. Raises ValueError where pyarrow is not installed."""
+        """Return a writer of one stream.
+
+        Raises:
+            ValueError: pyarrow is not installed.
+        """
         return ArrowWriter(form)
 
 
@@ -41,12 +45,16 @@ class Parquet:
     nests = False
 
     def writer(self, form: Format) -> "ParquetWriter":
-        """A writer of one file. Raises ValueError where pyarrow is not installed."""
+        """Return a writer of one file.
+
+        Raises:
+            ValueError: pyarrow is not installed.
+        """
         return ParquetWriter(form)
 
 
 class _Sink:
-    """A file that is only written to, and emptied as it fills."""
+    """A write-only file that is drained as it fills."""
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
@@ -68,13 +76,13 @@ class _Sink:
 
 
 class _Batches:
-    """Rows gathered up to a batch, and written as one."""
+    """Collects rows and writes them in batches."""
 
     def __init__(self, form: Format) -> None:
         self.arrow = _pyarrow("pyarrow")
-        # pyarrow's own pool (mimalloc, 26.0) keeps 25 MB more than batches of this size need.
+        # The default pool of pyarrow 26.0 (mimalloc) retains 25 MB more than batches of this size need.
         self.arrow.set_memory_pool(self.arrow.system_memory_pool())
-        # The first array imports pandas where it is installed: 0.2 s, here rather than amid an export.
+        # The first array imports pandas if it is installed, which takes 0.2 s: here rather than during an export.
         self.arrow.array([0])
         self.columns = form.columns
         self.schema = self.arrow.schema(
@@ -86,9 +94,9 @@ class _Batches:
         self._values = 0
 
     def row(self, row: Any) -> bytes:
-        """What can be written once this row is there; mostly nothing."""
+        """Add a row, and return the bytes that can be written; mostly none."""
         is_full = self.fills(row)
-        # A row without names is an array: the position is the name.
+        # A row that is an array has its columns by position.
         self._rows.append(row if isinstance(row, Mapping) else dict(zip(self.columns, row, strict=True)))
         self._values += _values(row)
         if is_full:
@@ -96,11 +104,11 @@ class _Batches:
         return self.sink.drain()
 
     def fills(self, row: Any) -> bool:
-        """Whether a batch of rows is written with this one, which takes milliseconds."""
+        """Whether this row completes a batch, whose writing takes milliseconds."""
         return len(self._rows) + 1 >= BATCH_ROWS or self._values + _values(row) >= BATCH_VALUES
 
     def flush(self) -> None:
-        """Write what was gathered."""
+        """Write the collected rows."""
         if self._rows:
             self.write(_batch(self.arrow, self.schema, self.columns, self._rows))
         self._rows, self._values = [], 0
@@ -118,7 +126,7 @@ class ArrowWriter(_Batches):
         self._stream = self.arrow.ipc.new_stream(self.sink, self.schema)
 
     def opening(self) -> bytes:
-        """The schema."""
+        """Return the schema."""
         return self.sink.drain()
 
     def write(self, batch: Any) -> None:
@@ -126,7 +134,7 @@ class ArrowWriter(_Batches):
         self._stream.write_batch(batch)
 
     def closing(self, report: Mapping[str, Any] | None) -> bytes:
-        """The last rows, the report if one is wanted, and the end of the stream."""
+        """Return the last rows, the report if there is one, and the end of the stream."""
         self.flush()
         if report is not None:
             empty = _batch(self.arrow, self.schema, self.columns, [])
@@ -143,15 +151,15 @@ class ParquetWriter(_Batches):
         self._file = _pyarrow("pyarrow.parquet").ParquetWriter(self.sink, self.schema)
 
     def opening(self) -> bytes:
-        """The magic bytes."""
+        """Return the magic bytes."""
         return self.sink.drain()
 
     def write(self, batch: Any) -> None:
-        """Write a batch as a row group: at once, where `write_batch` would keep it in memory for a larger one."""
+        """Write a batch as a row group. `write_batch` would keep it in memory for a larger one."""
         self._file.write_table(self.arrow.Table.from_batches([batch]))
 
     def closing(self, report: Mapping[str, Any] | None) -> bytes:
-        """The last rows and the footer, with the report if one is wanted."""
+        """Return the last rows and the footer, with the report if there is one."""
         self.flush()
         if report is not None:
             self._file.add_key_value_metadata({"report": orjson.dumps(report).decode()})
@@ -177,13 +185,13 @@ def _type(arrow: Any, column: Column) -> Any:
 
 
 def _values(row: Any) -> int:
-    """About how many values the lists of a row hold."""
+    """Return roughly how many values the lists of a row have."""
     values = row.values() if isinstance(row, Mapping) else row
     return sum(_size(value) for value in values if isinstance(value, list))
 
 
 def _size(values: list[Any]) -> int:
-    """About how many values a list holds."""
+    """Return roughly how many values a list has."""
     inner = values and isinstance(values[0], list)
     return sum(len(value) if isinstance(value, list) else 1 for value in values) if inner else len(values)
 

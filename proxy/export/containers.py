@@ -1,7 +1,4 @@
-"""The containers that rows come in: bytes, one row after the other, in constant memory.
-
-Holds JSON, NDJSON and MessagePack, and which container is meant. What a row holds is its format's business.
-"""
+"""The containers of rows: JSON, NDJSON, MessagePack, Parquet and Arrow, written row by row in constant memory."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -15,22 +12,22 @@ from proxy.trajectory.json_bytes import to_json_bytes
 
 
 class Writer(Protocol):
-    """Rows of one export as bytes: the opening, each row, the closing, in this order."""
+    """Writes the rows of one export: the opening, each row, the closing."""
 
     def opening(self) -> bytes:
-        """What comes before the first row."""
+        """Return the bytes before the first row."""
         ...
 
     def row(self, row: Any) -> bytes:
-        """What can be said with this row; nothing where rows are gathered first."""
+        """Return the bytes that can be written with this row; none if rows are collected in batches."""
         ...
 
     def fills(self, row: Any) -> bool:
-        """Whether a batch of rows is written with this one, which takes milliseconds."""
+        """Whether this row completes a batch, whose writing takes milliseconds."""
         ...
 
     def closing(self, report: Mapping[str, Any] | None) -> bytes:
-        """What comes after the last row, with a report of what was left out if one is wanted."""
+        """Return the bytes after the last row, with the report of skipped steps if there is one."""
         ...
 
 
@@ -41,7 +38,11 @@ class Container(Protocol):
     nests: bool
 
     def writer(self, form: Format) -> Writer:
-        """A writer for one export of this format. Raises ValueError where a library for it is not installed."""
+        """Return a writer for one export of this format.
+
+        Raises:
+            ValueError: A required library is not installed.
+        """
         ...
 
 
@@ -52,7 +53,7 @@ class Json:
     nests = True
 
     def writer(self, form: Format) -> Writer:
-        """A writer of one object."""
+        """Return a writer of one object."""
         return _JsonWriter(form.name)
 
 
@@ -76,40 +77,44 @@ class _JsonWriter:
 
 
 class Ndjson:
-    """One row a line; a report is a last line `{"report": …}`."""
+    """One row per line; a report is a last line `{"report": …}`."""
 
     content_type = "application/x-ndjson"
     nests = True
 
     def writer(self, form: Format) -> Writer:
-        """A writer of lines."""
+        """Return a writer of lines."""
         return self
 
     def opening(self) -> bytes:
-        """Nothing."""
+        """Return nothing."""
         return b""
 
     def row(self, row: Any) -> bytes:
-        """One line."""
+        """Return one line."""
         return to_json_bytes(row) + b"\n"
 
     def fills(self, row: Any) -> bool:
-        """Never: rows are not gathered."""
+        """Return False: rows are not collected."""
         return False
 
     def closing(self, report: Mapping[str, Any] | None) -> bytes:
-        """The report, if one is wanted."""
+        """Return the report, if there is one."""
         return b"" if report is None else orjson.dumps({"report": report}) + b"\n"
 
 
 class Msgpack:
-    """One message a row, one after the other; a report is a last message `{"report": …}`."""
+    """One message per row, concatenated; a report is a last message `{"report": …}`."""
 
     content_type = "application/vnd.msgpack"
     nests = True
 
     def writer(self, form: Format) -> Writer:
-        """A writer of messages. Raises ValueError where msgspec is not installed."""
+        """Return a writer of messages.
+
+        Raises:
+            ValueError: msgspec is not installed.
+        """
         try:
             return _MsgpackWriter(import_module("msgspec.msgpack").Encoder())
         except ImportError:
@@ -145,7 +150,11 @@ CONTAINERS: dict[str, Container] = {
 
 
 def container_for(accept: str | None, named: str | None) -> Container:
-    """The container asked for by name, or else by an `Accept` header; JSON if neither says. Raises ValueError."""
+    """Return the container with this name, or else the one that an `Accept` header requests; JSON by default.
+
+    Raises:
+        ValueError: The name is unknown.
+    """
     if named is not None:
         if named not in CONTAINERS:
             raise ValueError(f"the container {named!r} is not known; known are {', '.join(CONTAINERS)}")

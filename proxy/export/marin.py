@@ -1,7 +1,7 @@
-"""Marin's Rollout (247c3a9): one prompt and one response, so one for each step; there is no mask.
+"""Marin's Rollout (247c3a9): one prompt and one response, and therefore one for each turn, without a mask.
 
-A RolloutGroup there has equal prompts. The first steps of a group's rollouts make the first one, and must have the same
-prompt; later steps are grouped with those that reached the same.
+The rollouts of a RolloutGroup have equal prompts. The first steps of a group's rollouts are the first RolloutGroup, and
+must have the same prompt; later steps are grouped by their prompts.
 """
 
 from collections.abc import Sequence
@@ -12,8 +12,8 @@ from proxy.export.sequence_view import RowSource
 from proxy.export.turn_view import TurnRow, TurnView, step_reward
 from proxy.trajectory import record_values as typed
 
-_UNKNOWN: Final = -1  # its own default
-# The trace of how it was sampled, by the names that requests have (RolloutDecodingTrace).
+_UNKNOWN: Final = -1  # Marin's default
+# The fields of RolloutDecodingTrace and their names in requests.
 _DECODING: Final = {
     "top_k": "top_k",
     "top_p": "top_p",
@@ -29,7 +29,7 @@ _DECODING: Final = {
 
 
 class MarinFormat(TurnView):
-    """One Rollout for each turn. `decoding` only where temperature and `max_tokens` are known: the trace must have both."""
+    """One Rollout for each turn. `decoding` requires a known temperature and `max_tokens`: the trace must have both."""
 
     name = "marin"
     whole = False
@@ -47,10 +47,10 @@ class MarinFormat(TurnView):
     }
 
     def turn(self, turn: TurnRow, source: RowSource) -> dict[str, Any]:
-        """The rollout. The example is the group, unless `env_example_id` in the metadata says which it is."""
+        """Return the rollout. The example is `env_example_id` in the metadata, or else the group."""
         facts = source.facts
         reward, one_by_one = step_reward(turn.step, source), facts.token_rewards(turn.step.step_id)
-        told = {
+        fields = {
             "env_name": source.env_name(),
             "env_example_id": str(facts.metadata.get("env_example_id") or facts.group_id or facts.rollout_id),
             "prompt_tokens": turn.prompt,
@@ -66,18 +66,18 @@ class MarinFormat(TurnView):
             },
         }
         decoding = _decoding(turn)
-        return {**told, "decoding": decoding} if decoding else told
+        return {**fields, "decoding": decoding} if decoding else fields
 
     def order(self, members: Sequence[Rows]) -> list[tuple[int, int]]:
         """Return (member, row of that member) for each row, in the order of the RolloutGroups."""
         return [entry for group in _grouped(members) for entry in group]
 
     def gather(self, members: Sequence[Rows]) -> Any:
-        """Make the RolloutGroups: one of first steps, then one for each prompt that later steps were sampled after."""
+        """Return the RolloutGroups: one of first steps, then one for each prompt of later steps."""
         firsts = [member.rows[0]["prompt_tokens"] for member in members if member.rows]
         if any(prompt != firsts[0] for prompt in firsts):
             raise Inexpressible("marin cannot express this group: its rollouts begin with different prompts")
-        return [{"rollouts": [members[number].rows[at] for number, at in group]} for group in _grouped(members)]
+        return [{"rollouts": [members[number].rows[index] for number, index in group]} for group in _grouped(members)]
 
     def flat(self, entry: Any) -> list[Any]:
         """Return the rollouts of a RolloutGroup."""
@@ -85,34 +85,36 @@ class MarinFormat(TurnView):
 
 
 def _grouped(members: Sequence[Rows]) -> list[list[tuple[int, int]]]:
-    """Group the rows by their prompt: (member, row of that member) for each."""
+    """Group the rows by their prompt, as (member, row of that member)."""
     groups: dict[tuple[int, ...], list[tuple[int, int]]] = {}
     for number, member in enumerate(members):
-        for at, row in enumerate(member.rows):
-            groups.setdefault(tuple(row["prompt_tokens"]), []).append((number, at))
+        for index, row in enumerate(member.rows):
+            groups.setdefault(tuple(row["prompt_tokens"]), []).append((number, index))
     return list(groups.values())
 
 
 def _weight_step(turn: TurnRow, source: RowSource) -> int:
     versions = sorted({span.policy_version or "" for span in turn.choice.spans} or {turn.step.policy_version or ""})
     if len(versions) > 1:
-        told = " and ".join(map(repr, versions))
-        raise source.refuse(f"step {turn.step.step_id!r} was sampled by versions {told}, and the format has one")
+        versions_text = " and ".join(map(repr, versions))
+        raise source.refuse(
+            f"step {turn.step.step_id!r} was sampled by versions {versions_text}, and the format has one"
+        )
     return source.version(turn.step.step_id, versions[0]) if versions[0] else _UNKNOWN
 
 
 def _decoding(turn: TurnRow) -> dict[str, Any] | None:
     sampling = turn.step.sampling
-    temperature, most = typed.number(sampling.get("temperature")), sampling.get("max_tokens")
-    if temperature is None or most is None:
+    temperature, max_tokens = typed.number(sampling.get("temperature")), sampling.get("max_tokens")
+    if temperature is None or max_tokens is None:
         return None
     stop = sampling.get("stop")
-    found = {name: sampling.get(asked) for name, asked in _DECODING.items()}
+    found = {name: sampling.get(field) for name, field in _DECODING.items()}
     return {
         **found,
         "stop_strings": [stop] if isinstance(stop, str) else stop,
         "strategy": "sample" if temperature > 0 else "greedy",
         "temperature": temperature,
-        "max_output_tokens": most,
+        "max_output_tokens": max_tokens,
         "ignore_eos": bool(sampling.get("ignore_eos", False)),
     }

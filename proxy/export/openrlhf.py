@@ -1,6 +1,6 @@
-"""OpenRLHF 0.11.2, both ways in: what an agent returns, and the Experience that is made of it.
+"""OpenRLHF 0.11.2's two inputs: the response of an agent, and the Experience that is made from it.
 
-The agent's response is unshifted. An Experience has its action arrays from position 1 on: position i is of token i + 1.
+The agent's response is not shifted. The action arrays of an Experience start at position 1: position i is token i + 1.
 """
 
 from typing import Any, ClassVar
@@ -25,7 +25,7 @@ class OpenRlhfFormat(Listed, SequenceView):
     }
 
     def view(self, row: Row, source: RowSource) -> dict[str, Any]:
-        """The response."""
+        """Return the response."""
         return {
             "observation_tokens": row.token_ids,
             "action_ranges": [[turn.start, turn.end] for turn in turns(row)],
@@ -55,7 +55,10 @@ class OpenRlhfExperienceFormat(Listed, SequenceView):
     }
 
     def view(self, row: Row, source: RowSource) -> dict[str, Any]:
-        """The experience. `response_length` counts from the first sampled token to the last, a tool's included."""
+        """Return the experience.
+
+        `response_length` is from the first sampled token to the last, with tool outputs between them.
+        """
         sampled = turns(row)
         return {
             "sequences": [row.token_ids],

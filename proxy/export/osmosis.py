@@ -1,7 +1,7 @@
-"""Rows of Osmosis' remote rollouts (71b6d83), as its trainer builds them: prompt and response apart, and what was claimed.
+"""Rows of Osmosis' remote rollouts (71b6d83), as its trainer builds them: separate prompt and response, and mask claims.
 
-A client says how many tokens it believes to have been added before each call (`response_mask`). That is a claim: the mask
-here is the exact one, and `mask_claims` shows both numbers.
+A client claims how many tokens were added before each call (`response_mask`). The mask here is exact; `mask_claims` has
+both numbers.
 """
 
 from typing import Any, ClassVar
@@ -12,7 +12,7 @@ from proxy.trajectory.sequence import Row
 
 
 class OsmosisFormat(Listed, SequenceView):
-    """One row for each rollout. A claim is read from a step's `extra`: `mask_claim`, the number of tokens claimed."""
+    """One row for each rollout. A claim is `mask_claim` in a step's `extra`: the claimed number of tokens."""
 
     name = "osmosis"
     single = True
@@ -28,7 +28,7 @@ class OsmosisFormat(Listed, SequenceView):
     }
 
     def view(self, row: Row, source: RowSource) -> dict[str, Any]:
-        """The row; `num_turns` is the number of calls."""
+        """Return the row; `num_turns` is the number of calls."""
         start = row.prompt_len
         claims = _claims(row, source)
         return {
@@ -44,7 +44,7 @@ class OsmosisFormat(Listed, SequenceView):
 
 
 def _claims(row: Row, source: RowSource) -> list[dict[str, Any]]:
-    """For each call, how many tokens came in since the call before: as claimed, and as the ids show."""
+    """Return for each call how many tokens were added since the previous one: as claimed, and as the ids prove."""
     claims: list[dict[str, Any]] = []
     end = row.prompt_len
     for call, turn in enumerate(turns(row)):

@@ -1,6 +1,6 @@
-"""prime-rl's TrainingSample (559b447): an array, in which the position is the name; its wire is msgpack.
+"""prime-rl's TrainingSample (559b447): an array without field names, encoded as msgpack.
 
-`columns` names the 13 positions. The encoder there always writes all of them.
+`columns` names the 13 positions. prime-rl's encoder always writes all of them.
 """
 
 from typing import Any, ClassVar
@@ -11,7 +11,7 @@ from proxy.trajectory.sequence import Row
 
 
 class PrimeRlFormat(Listed, SequenceView):
-    """One sample for each sequence: bools for the mask, a temperature for every token, an advantage for every token."""
+    """One sample for each sequence: a boolean mask, and a temperature and an advantage for every token."""
 
     name = "prime_rl"
     columns: ClassVar[Columns] = {
@@ -31,7 +31,7 @@ class PrimeRlFormat(Listed, SequenceView):
     }
 
     def view(self, row: Row, source: RowSource) -> list[Any]:
-        """The array."""
+        """Return the array."""
         name = source.env_name()
         if name == "all":  # there it is the name of all environments together
             raise source.refuse("its environment is called 'all', which the trainer keeps for itself")
@@ -46,8 +46,8 @@ class PrimeRlFormat(Listed, SequenceView):
 
 
 def _temperatures(row: Row, source: RowSource) -> list[float]:
-    """A temperature for every token: of what was not sampled, that of the turn which it leads up to."""
-    told: list[float] = []
+    """Return a temperature for every token; tokens that were not sampled have that of the next turn."""
+    temperatures: list[float] = []
     for turn in turns(row):
         temperature = turn.spans[0].temperature
         if temperature is None:
@@ -55,5 +55,5 @@ def _temperatures(row: Row, source: RowSource) -> list[float]:
                 f"the temperature of step {turn.step_id!r} is not known: its request has none, and neither does the engine "
                 "show its default; set engines.endpoints[].sampling_defaults: {temperature: ...}"
             )
-        told += [float(temperature)] * (turn.end - len(told))
-    return told
+        temperatures += [float(temperature)] * (turn.end - len(temperatures))
+    return temperatures

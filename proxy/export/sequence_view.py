@@ -1,7 +1,6 @@
-"""Views of the canonical row: what trainers' formats have in common.
+"""Formats with one row for each sequence, and what they have in common: filled logprobs, rewards, advantages, versions.
 
-Holds how a rollout's rows become a format's rows, and the readings that several formats want: logprobs filled, rewards,
-advantages, versions of the weights as numbers. What cannot be read so is refused with the reason: nothing is made up.
+What a rollout does not have is never made up: the format refuses the rollout with the reason.
 """
 
 from abc import abstractmethod
@@ -18,7 +17,7 @@ from proxy.trajectory.step import Step
 
 @dataclass(frozen=True, slots=True)
 class RowSource:
-    """What a view is made of beside its row: the steps by id, what to fill with, and whether the row has no siblings."""
+    """The context of a row: the steps by id, the fill values, and whether the row is the only one of its rollout."""
 
     name: str
     facts: RolloutFacts
@@ -27,35 +26,47 @@ class RowSource:
     alone: bool = True
 
     def refuse(self, why: str) -> Inexpressible:
-        """The refusal of this rollout, to be raised."""
+        """Return the exception that refuses this rollout."""
         return Inexpressible(f"{self.name} cannot say rollout {self.facts.rollout_id!r}: {why}")
 
     def refuse_unlogged(self, what: str) -> Inexpressible:
-        """The refusal of sampled tokens whose logprobs are not known."""
+        """Return the exception for sampled tokens without logprobs."""
         return self.refuse(
             f"the logprobs of {what} are not known: nobody asked for them (record.logprobs: off), or nobody sampled its ids "
             "(include=retokenized); formats `sequences` and `steps` say null there"
         )
 
     def reward(self) -> float:
-        """The rollout's reward."""
+        """Return the rollout's reward.
+
+        Raises:
+            Inexpressible: It has none.
+        """
         if self.facts.reward is None:
             raise self.refuse("it has no reward, and the format must have one; give it one first")
         return float(self.facts.reward)
 
     def group_number(self) -> int:
-        """Return a number for the group; a rollout without a group is one by itself."""
+        """Return a number for the group; a rollout without a group is a group of one."""
         return id_number(self.facts.group_id or self.facts.rollout_id)
 
     def env_name(self) -> str:
-        """The name of the environment, which nobody but the trainer knows."""
+        """Return the name of the environment from the metadata, which only the trainer knows.
+
+        Raises:
+            Inexpressible: The metadata has none.
+        """
         name = self.facts.metadata.get("env_name")
         if not isinstance(name, str) or not name:
             raise self.refuse("it does not say its environment; set `env_name` in its metadata")
         return name
 
     def version(self, step_id: str, version: str | None) -> int:
-        """A version of the weights as the number that the format wants."""
+        """Return a policy version as the number that the format requires.
+
+        Raises:
+            Inexpressible: It is not a number.
+        """
         found = number_of(version)
         if found is None:
             raise self.refuse(f"the policy version of step {step_id!r} is {version!r}, and the format wants a number")
@@ -65,7 +76,7 @@ class RowSource:
 class SequenceView(Planned):
     """A format with one row for each canonical row.
 
-    `single` is set where the trainer takes one row of a rollout, `keeps_first` is unset where it drops the first position.
+    `single`: the trainer accepts one row per rollout. `keeps_first`: false if it drops the first position.
     """
 
     name: str
@@ -73,7 +84,11 @@ class SequenceView(Planned):
     keeps_first = True
 
     def plan(self, facts: RolloutFacts, steps: Sequence[Step], options: Options, fill: Fill = PLAIN) -> Plan:
-        """Plan a view of each canonical row, the oldest leaf's first. Raises `Inexpressible`."""
+        """Plan a view of each canonical row, the oldest leaf's first.
+
+        Raises:
+            Inexpressible: The format cannot represent the rollout.
+        """
         found = sequences(steps, facts, options)
         by_id = {step.step_id: step for step in steps}
         source = RowSource(self.name, facts, by_id, fill, alone=len(found.branches) == 1)
@@ -92,22 +107,30 @@ class SequenceView(Planned):
 
     @abstractmethod
     def view(self, row: Row, source: RowSource) -> Any:
-        """The row in this format. Raises `Inexpressible`."""
+        """Return the row in this format.
+
+        Raises:
+            Inexpressible: The format cannot represent the row.
+        """
 
 
 def logprobs_of(row: Row, source: RowSource, fill: float = 0.0) -> list[float]:
-    """The logprobs of all positions, with a fill where nothing is trained."""
+    """Return the logprobs of all positions, with a fill value where nothing is trained."""
     value = fill if source.fill.prompt_logprob is None else source.fill.prompt_logprob
-    told: list[float] = []
+    filled: list[float] = []
     for mask, logprob in zip(row.mask, row.logprobs, strict=True):
         if mask and logprob is None:
             raise source.refuse_unlogged("some of its sampled tokens")
-        told.append(value if logprob is None else logprob)
-    return told
+        filled.append(value if logprob is None else logprob)
+    return filled
 
 
 def advantage_of(source: RowSource) -> float:
-    """The one advantage of the rollout, as given."""
+    """Return the rollout's only advantage, unchanged.
+
+    Raises:
+        Inexpressible: It has none, or several.
+    """
     given = source.facts.advantages
     if given is None:
         raise source.refuse("it has no advantage, and the format must have one; give it one, or ask for one")
@@ -117,9 +140,9 @@ def advantage_of(source: RowSource) -> float:
 
 
 def advantages_of(row: Row, source: RowSource) -> list[float]:
-    """The advantage of each position, 0.0 where nothing is trained.
+    """Return the advantage of each position, 0.0 where nothing is trained.
 
-    Given may be one number for the rollout, a list with one for each position of its only row, or an object by step id of
+    A rollout's advantages are one number, a list with one for each position of its only row, or an object by step id of
     numbers or of lists with one for each sampled token.
     """
     given = source.facts.advantages
@@ -134,19 +157,19 @@ def advantages_of(row: Row, source: RowSource) -> list[float]:
 
 
 def _by_step(row: Row, source: RowSource, given: Mapping[str, Any]) -> list[float]:
-    told = [0.0] * len(row.token_ids)
+    filled = [0.0] * len(row.token_ids)
     for span in owned_turns(row):
         of_step = given.get(span.step_id)
         values = [of_step] * (span.end - span.start) if isinstance(of_step, int | float) else of_step
         if not isinstance(values, list) or len(values) != span.end - span.start:
             raise source.refuse(f"the advantages of step {span.step_id!r} are not given for each of its sampled tokens")
-        told[span.start : span.end] = map(float, values)
-    return told
+        filled[span.start : span.end] = map(float, values)
+    return filled
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one choice sampled in a row, half open; several versions of the weights may have."""
+    """The half-open range of a row that one choice sampled, possibly with several policy versions."""
 
     step_id: str
     choice: int
@@ -156,7 +179,7 @@ class Turn:
 
 
 def turns(row: Row) -> list[Turn]:
-    """The sampled stretches of a row, one for each choice on its path."""
+    """Return the sampled ranges of a row, one for each choice on its path."""
     by_choice: dict[tuple[str, int], list[SequenceSpan]] = {}
     for span in row.spans:
         by_choice.setdefault((span.step_id, span.choice), []).append(span)
@@ -164,39 +187,43 @@ def turns(row: Row) -> list[Turn]:
 
 
 def owned_turns(row: Row) -> list[Turn]:
-    """Those that are trained in this row."""
+    """Return the turns that are trained in this row."""
     return [turn for turn in turns(row) if turn.spans[0].owned]
 
 
 def id_number(*names: str) -> int:
-    """Return a number for these ids, the same in every process: for trainers that tell rollouts and groups apart by numbers.
+    """Return a number for these ids, for trainers that identify rollouts and groups by numbers.
 
-    It is below 2**53, so that each JSON reader keeps it exact. Two of 10,000 ids share a number with a probability of 6e-9.
+    It is the same in every process. It is below 2**53, so that every JSON parser keeps it exact. The probability that
+    two of 10,000 ids share a number is 6e-9.
     """
     digest = blake2b("\0".join(names).encode(), digest_size=8).digest()
     return int.from_bytes(digest) >> 11
 
 
 def versions_of(row: Row, source: RowSource) -> list[int]:
-    """The versions of the weights that sampled what is trained here, as numbers, each once, the oldest first."""
+    """Return the policy versions that sampled what is trained here, as distinct numbers, ascending."""
     return sorted({source.version(span.step_id, span.policy_version) for span in row.spans if span.owned})
 
 
 def step_reward_ends(row: Row, source: RowSource) -> list[float]:
-    """Rewards by response token: a step's own at its last token, unless it was given them token by token.
+    """Return rewards by response token: a step's reward at its last token, unless it has rewards by token.
 
-    The rollout's is at the last token of all, if the last step has none of its own.
+    The rollout's reward is at the very last token, if the last step has none.
     """
-    told = [0.0] * (len(row.token_ids) - row.prompt_len)
+    filled = [0.0] * (len(row.token_ids) - row.prompt_len)
     *_, last = found = turns(row)
     for turn in found:
         start, end = turn.start - row.prompt_len, turn.end - row.prompt_len
-        told[start:end] = turn_rewards(turn.step_id, end - start, source, is_last=turn is last)
-    return told
+        filled[start:end] = turn_rewards(turn.step_id, end - start, source, is_last=turn is last)
+    return filled
 
 
 def turn_rewards(step_id: str, count: int, source: RowSource, *, is_last: bool) -> list[float]:
-    """The rewards of a turn's sampled tokens; of the last turn without a reward of its own, the rollout's at its end."""
+    """Return the rewards of a turn's sampled tokens.
+
+    If the last turn has none, the rollout's reward is at its last token.
+    """
     one_by_one = source.facts.token_rewards(step_id)
     if one_by_one is None:
         own = source.facts.step_reward(step_id)

@@ -1,8 +1,7 @@
-"""The canonical rows: every other format is a view of these.
+"""The canonical rows, of which every other format is a view.
 
-`truncated` says that something other than the model ended the last turn (its limit, an abort, a stream that broke off), or
-that `max_len` cut the row. `constrained` of a span says that its logprobs are not those that the model alone gives: a
-grammar or a forced tool call is in them.
+`truncated`: the model did not end the last turn (its limit, an abort, a lost connection), or `max_len` cut the row.
+`constrained` of a span: its logprobs are not those of the model alone, but include a grammar or a forced tool call.
 """
 
 from collections.abc import Sequence
@@ -67,7 +66,10 @@ class SequencesFormat(Listed, Planned):
     }
 
     def plan(self, facts: RolloutFacts, steps: Sequence[Step], options: Options, fill: Fill = PLAIN) -> Plan:
-        """Plan the canonical rows, the oldest leaf's first. Only an explicit `fill` replaces null where nothing was sampled."""
+        """Plan the canonical rows, the oldest leaf's first.
+
+        Only an explicit `fill` replaces null where nothing was sampled.
+        """
         found = sequences(steps, facts, options)
         return Plan(
             [branch.step_ids for branch in found.branches],
@@ -80,5 +82,5 @@ def _filled(row: Row, value: float | None) -> dict[str, Any]:
     shown = row.as_row()
     if value is None:
         return shown
-    told = [value if not mask else logprob for mask, logprob in zip(row.mask, row.logprobs, strict=True)]
-    return {**shown, "logprobs": told}
+    logprobs = [value if not mask else logprob for mask, logprob in zip(row.mask, row.logprobs, strict=True)]
+    return {**shown, "logprobs": logprobs}

@@ -1,7 +1,7 @@
-"""SkyRL's GeneratorOutput (a956457): lists by key, one entry a row; joined, or step-wise with one row for each turn.
+"""SkyRL's GeneratorOutput (a956457): lists by key, one entry per row; joined, or step-wise with one row for each turn.
 
-Rewards are by token: a step's own at its last token, the rollout's at the very last. Where the stop reason is "stop", the
-response must end in the EOS; a stop string leaves none, and is refused.
+Rewards are by token: a step's at its last token, the rollout's at the very last. With the stop reason "stop", the
+response must end in the EOS; a turn that ended with a stop string has none, and is refused.
 """
 
 from typing import Any, ClassVar
@@ -25,12 +25,12 @@ _COLUMNS: Columns = {
 
 
 class _Output(Batched):
-    """What both have in common: a row knows its trajectory by the number of its rollout in the group."""
+    """The common part: a row has the number of its rollout in the group in its trajectory."""
 
     columns: ClassVar[Columns] = _COLUMNS
 
     def numbered(self, row: dict[str, Any], member: int) -> dict[str, Any]:
-        """The row with the number of its rollout."""
+        """Return the row with the number of its rollout."""
         ids = [{**trajectory, "repetition_id": member} for trajectory in row["trajectory_ids"]]
         return {**row, "trajectory_ids": ids}
 
@@ -42,7 +42,7 @@ class SkyRlFormat(_Output, SequenceView):
     single = True
 
     def view(self, row: Row, source: RowSource) -> dict[str, Any]:
-        """The output."""
+        """Return the output."""
         if row.finish_reason == "stop" and row.stop_token_sampled is not True:
             raise _without_eos(source)
         start = row.prompt_len
@@ -60,12 +60,15 @@ class SkyRlFormat(_Output, SequenceView):
 
 
 class SkyRlStepwiseFormat(_Output, TurnView):
-    """A GeneratorOutput with one entry for each turn; a rollout's follow each other, and its last one says so."""
+    """A GeneratorOutput with one entry for each turn.
+
+    The entries of a rollout are consecutive; `is_last_step` marks its last one.
+    """
 
     name = "skyrl_stepwise"
 
     def turn(self, turn: TurnRow, source: RowSource) -> dict[str, Any]:
-        """The output of one turn."""
+        """Return the output of one turn."""
         if turn.choice.finish_reason == "stop" and turn.stop_token_sampled is not True:
             raise _without_eos(source)
         return {

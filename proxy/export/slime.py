@@ -1,8 +1,9 @@
-"""slime's Sample (624b824): whole tokens, with arrays of the response only.
+"""slime's Sample (624b824): all tokens, with arrays of the response only.
 
-Sequences of one rollout share its `rollout_id`, over which the trainer sums loss masks for the denominator of each sample
-(`rollout_mask_sums`): two rollouts with the same number would get the sum of both. `rollout_id`, `index` and `group_index`
-are derived from the ids of the rollout and the group, so they are distinct over everything that a trainer mixes.
+Sequences of one rollout share its `rollout_id`, over which the trainer sums loss masks for the denominator of each
+sample (`rollout_mask_sums`): two rollouts with the same number would get the sum of both. `rollout_id`, `index` and
+`group_index` are derived from the ids of the rollout and the group, so they are distinct in everything that a trainer
+mixes.
 """
 
 from typing import Any, ClassVar
@@ -30,7 +31,7 @@ class SlimeFormat(Listed, SequenceView):
     }
 
     def view(self, row: Row, source: RowSource) -> dict[str, Any]:
-        """The sample."""
+        """Return the sample."""
         start = row.prompt_len
         return {
             "group_index": source.group_number(),
@@ -55,7 +56,7 @@ def _status(row: Row, source: RowSource) -> str:
 
 
 def _versions(row: Row, source: RowSource) -> list[str]:
-    """One for each stretch that one version of the weights sampled; none if no version is known."""
+    """Return the policy version of each sampled range; none if no version is known."""
     known = [span.policy_version for span in row.spans if span.policy_version is not None]
     if known and len(known) < len(row.spans):
         raise source.refuse("the policy versions of some of its turns are known, and of others not")

@@ -1,7 +1,7 @@
-"""Each choice of each step as a row of its own: nothing is joined, so nothing needs to be masked.
+"""Each choice of each step as a separate row: nothing is joined, so no mask is needed.
 
-What few steps have is in the rows of those only: `spans` where the weights changed while sampling, experts and masks
-where the engine gave any, problems where there are some.
+Rare fields are in the rows that have them only: `spans` if the policy version changed during sampling, experts and
+masks if the engine returned them, and problems.
 """
 
 from collections.abc import Sequence
@@ -102,13 +102,16 @@ def _row(facts: RolloutFacts, step: Step, choice: Choice, *, unlogged: bool) -> 
 
 
 def _reward(step: Step, facts: RolloutFacts) -> float | None:
-    """The step's own reward, else the rollout's."""
+    """Return the step's reward, or else the rollout's."""
     own = facts.step_reward(step.step_id)
     return facts.reward if own is None else own
 
 
 def _rare(step: Step, choice: Choice) -> dict[str, Any]:
-    """What most rows lack. Experts are spelt as the engine spelt them; `form` says what their base64 holds."""
+    """Return the fields that most rows do not have.
+
+    Experts are encoded as the engine did; `form` is the format of their base64.
+    """
     rare: dict[str, Any] = {}
     if len(choice.spans) > 1:
         rare["spans"] = [

@@ -1,6 +1,6 @@
-"""Tinker's Datum (tinker 0.38.0), the one format that is shifted by one: position i predicts token i + 1.
+"""Tinker's Datum (tinker 0.38.0), which is shifted by one: position i predicts token i + 1.
 
-The cookbook (0.6.1) takes a `mask` out before it sends; there is none here.
+The cookbook (0.6.1) removes its `mask` before it sends a datum; this format has none.
 """
 
 from typing import Any, ClassVar
@@ -23,7 +23,7 @@ class TinkerFormat(Listed, SequenceView):
     }
 
     def view(self, row: Row, source: RowSource) -> dict[str, Any]:
-        """The datum. Without an advantage there is none."""
+        """Return the datum. It requires an advantage."""
         return {
             "model_input": row.token_ids[:-1],
             "target_tokens": row.token_ids[1:],

@@ -1,6 +1,6 @@
-"""What a TRL `rollout_func` returns to the GRPOTrainer (trl 1.16.0): lists by key, one entry for each rollout.
+"""The result of a TRL `rollout_func` for the GRPOTrainer (trl 1.16.0): lists by key, one entry for each rollout.
 
-The trainer reads the last completion id: one that is no EOS says "truncated". It is the sampled one, as it came.
+The trainer treats a completion as truncated if its last id is not an EOS. That id is the sampled one, unchanged.
 """
 
 from typing import Any, ClassVar
@@ -11,7 +11,7 @@ from proxy.trajectory.sequence import Row
 
 
 class TrlFormat(Batched, SequenceView):
-    """Prompt and completion apart; `reward` goes to the reward functions, and is absent if there is none."""
+    """Separate prompt and completion. `reward` is for the reward functions, and is absent if there is none."""
 
     name = "trl"
     single = True
@@ -24,15 +24,15 @@ class TrlFormat(Batched, SequenceView):
     }
 
     def view(self, row: Row, source: RowSource) -> dict[str, Any]:
-        """The object, with one entry in each list."""
+        """Return the object, with one entry in each list."""
         start = row.prompt_len
-        told = {
+        fields = {
             "prompt_ids": [row.token_ids[:start]],
             "completion_ids": [row.token_ids[start:]],
             "logprobs": [logprobs_of(row, source)[start:]],
             "env_mask": [row.mask[start:]],
         }
-        return told if source.facts.reward is None else {**told, "reward": [source.reward()]}
+        return fields if source.facts.reward is None else {**fields, "reward": [source.reward()]}
 
 
 class TrlAsyncFormat(Listed, SequenceView):

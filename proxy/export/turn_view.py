@@ -1,7 +1,7 @@
-"""Views of a rollout turn by turn: formats whose rows are one prompt and what was sampled after it.
+"""Formats with one row for each turn: a prompt and what was sampled after it.
 
-Contains the choice of turns (those that canonical rows train, oldest first) and what `max_len` makes of them. Nothing is
-joined, so no mask is needed between turns, and a rollout of any shape has such rows.
+Rows are the turns that canonical rows train, oldest first, limited by `max_len`. Nothing is joined, so no mask is
+needed between turns, and a rollout of any shape has such rows.
 """
 
 from abc import abstractmethod
@@ -23,7 +23,7 @@ from proxy.trajectory.tree import Node
 class TurnRow:
     """One prompt and what was sampled after it.
 
-    `cut` says that `max_len` took something away, `overlong_prompt` that it took all that was sampled, and of the prompt.
+    `cut`: `max_len` removed something. `overlong_prompt`: it removed all that was sampled, and a part of the prompt.
     """
 
     step: Step
@@ -42,15 +42,15 @@ class TurnRow:
 
     @property
     def stop_token_sampled(self) -> bool | None:
-        """Whether the last id is the token that ended the turn; None where the engine does not say."""
+        """Whether the last id is the token that ended the turn; None if the engine does not report it."""
         return stop_token_sampled(Node(0, None, self.step, self.choice))
 
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """A choice that gets a row, before its tokens are copied. `room` is what `max_len` cuts it to, None if it fits.
+    """A choice that gets a row, before its tokens are copied. `room` is the maximum length, None if it fits.
 
-    `has_tokens` is unset for a choice whose engine gave no token ids.
+    `has_tokens`: false if the engine returned no token ids.
     """
 
     step: Step
@@ -64,7 +64,7 @@ class _Chosen:
 
     @property
     def step_ids(self) -> tuple[str, ...]:
-        """The step, if anything of it is trained."""
+        """The step, if any of it is trained."""
         prompt_len = len(self.step.prompts[self.choice.prompt]) if self.has_tokens else 0
         is_trained = self.has_tokens and (self.room is None or prompt_len < self.room)
         return (self.step.step_id,) if is_trained else ()
@@ -73,7 +73,7 @@ class _Chosen:
 class TurnView(Planned):
     """A format with one row for each turn.
 
-    `cuts` is set where a turn can be cut to `max_len`, `keeps_empty` where it has a row even if nothing sampled is left.
+    `cuts`: a turn can be cut to `max_len`. `keeps_empty`: it has a row even if nothing sampled is left.
     """
 
     name: str
@@ -81,7 +81,11 @@ class TurnView(Planned):
     keeps_empty = False
 
     def plan(self, facts: RolloutFacts, steps: Sequence[Step], options: Options, fill: Fill = PLAIN) -> Plan:
-        """Plan a view of each turn, the oldest first. Raises `Inexpressible`."""
+        """Plan a view of each turn, the oldest first.
+
+        Raises:
+            Inexpressible: The format cannot represent the rollout.
+        """
         found = sequences(steps, facts, replace(options, max_len=None))
         skipped = list(found.skipped)
         owned = {node.key: node for branch in found.branches for node in branch.owned_nodes}
@@ -92,25 +96,29 @@ class TurnView(Planned):
         bare = [_Chosen(step, choice, has_tokens=False) for step, choice in self.without_tokens(steps)]
         last = turns[-1] if turns else None
         bare_logprobs = {step.step_id for step in steps if RETOKENIZED in step.problems or is_unlogged(step)}
-        all_rows = sorted([*turns, *bare], key=lambda each: each.key)
+        all_rows = sorted([*turns, *bare], key=lambda chosen: chosen.key)
 
         def rendered() -> Iterator[Any]:
-            for each in all_rows:
-                if each.has_tokens and each.step.step_id in bare_logprobs:
-                    raise source.refuse_unlogged(f"step {each.step.step_id!r}")
-                if each.has_tokens:
-                    yield self.turn(_sampled(each, is_last=each is last), source)
+            for chosen in all_rows:
+                if chosen.has_tokens and chosen.step.step_id in bare_logprobs:
+                    raise source.refuse_unlogged(f"step {chosen.step.step_id!r}")
+                if chosen.has_tokens:
+                    yield self.turn(_sampled(chosen, is_last=chosen is last), source)
                 else:
-                    yield self.bare(each.step, each.choice, source)
+                    yield self.bare(chosen.step, chosen.choice, source)
 
-        return Plan([each.step_ids for each in all_rows], skipped_rows(skipped), rendered)
+        return Plan([chosen.step_ids for chosen in all_rows], skipped_rows(skipped), rendered)
 
     @abstractmethod
     def turn(self, turn: TurnRow, source: RowSource) -> Any:
-        """Render a turn in this format. Raises `Inexpressible`."""
+        """Render a turn in this format.
+
+        Raises:
+            Inexpressible: The format cannot represent the turn.
+        """
 
     def without_tokens(self, steps: Sequence[Step]) -> Iterable[tuple[Step, Choice]]:
-        """Return the choices without token ids that have a row in this format all the same; mostly none."""
+        """Return the choices without token ids that have a row in this format; none by default."""
         return ()
 
     def bare(self, step: Step, choice: Choice, source: RowSource) -> Any:
@@ -118,7 +126,7 @@ class TurnView(Planned):
         raise NotImplementedError
 
     def _fit(self, node: Node, options: Options, skipped: list[Skipped]) -> _Chosen | None:
-        """Return the turn within `max_len`; None if it is left out, which is added to `skipped`."""
+        """Return the turn within `max_len`; None if it is skipped, which is added to `skipped`."""
         room = options.max_len
         if room is None or options.overlong == "keep" or node.end <= room:
             return _Chosen(node.step, node.choice)
@@ -136,7 +144,7 @@ def _sampled(chosen: _Chosen, *, is_last: bool) -> TurnRow:
 
 
 def _cut(turn: TurnRow, room: int) -> TurnRow:
-    """Cut the turn as verifiers cuts to its `max_seq_len` (fa7f5fa): of a longer prompt nothing sampled is left."""
+    """Cut the turn as verifiers cuts to its `max_seq_len` (fa7f5fa): nothing sampled is left after a longer prompt."""
     if len(turn.prompt) > room:
         return replace(turn, prompt=turn.prompt[:room], ids=[], logprobs=[], cut=True, overlong_prompt=True)
     left = room - len(turn.prompt)
@@ -144,11 +152,11 @@ def _cut(turn: TurnRow, room: int) -> TurnRow:
 
 
 def step_reward(step: Step, source: RowSource) -> float:
-    """The step's own reward, else the rollout's."""
+    """Return the step's reward, or else the rollout's."""
     own = source.facts.step_reward(step.step_id)
     return source.reward() if own is None else own
 
 
 def prompt_fill(source: RowSource) -> float:
-    """What stands for the logprob of a prompt's token."""
+    """Return the value for the logprob of a prompt token."""
     return 0.0 if source.fill.prompt_logprob is None else source.fill.prompt_logprob

@@ -1,8 +1,8 @@
-"""verifiers' TrajectoryStep (PyPI 0.1.9 to 0.3.1; 0.4.0 has none): a call with its messages, its response, and its tokens.
+"""verifiers' TrajectoryStep (PyPI 0.1.9 to 0.3.1; removed in 0.4.0): a call with its messages, its response and its tokens.
 
-A step without ids is kept with `tokens` null, as its own parser does; the report tells of it. A message of `completion` has a
-role, a text (empty where the engine says null) and no field that is null. `is_truncated`: its limit, an abort or `max_len`
-ended the reply, or its stream broke off. `trajectory_id` is the rollout's id.
+A step without ids has null `tokens`, as in verifiers' own parser, and is in the report. A message of `completion` has a
+role, a text (empty if the engine returned null) and no null fields. `is_truncated`: the limit, an abort, `max_len` or a
+lost connection ended the reply. `trajectory_id` is the rollout's id.
 """
 
 from array import array
@@ -16,11 +16,11 @@ from proxy.trajectory.sequence import is_cut
 from proxy.trajectory.step import Choice, Step, answers_of
 from proxy.trajectory.tree import placeable
 
-_NONE: Final = Choice(0, array("i"), array("f"))  # of a reply that no choice was recorded of
+_NONE: Final = Choice(0, array("i"), array("f"))  # for a response without a recorded choice
 
 
 class VerifiersFormat(Listed, TurnView):
-    """One TrajectoryStep for each choice, oldest first. `max_len` cuts as `max_seq_len` does there."""
+    """One TrajectoryStep for each choice, oldest first. `max_len` cuts as verifiers' `max_seq_len` does."""
 
     name = "verifiers"
     whole = True
@@ -47,7 +47,7 @@ class VerifiersFormat(Listed, TurnView):
     }
 
     def without_tokens(self, steps: Sequence[Step]) -> Iterable[tuple[Step, Choice]]:
-        """Return the choices of complete steps that an engine gave no ids of."""
+        """Return the choices of complete steps for which the engine returned no ids."""
         return [
             (step, choice)
             for step in steps
@@ -60,7 +60,7 @@ class VerifiersFormat(Listed, TurnView):
         return _shown(step, choice, None, source)
 
     def turn(self, turn: TurnRow, source: RowSource) -> dict[str, Any]:
-        """The step with its tokens."""
+        """Render the step with its tokens."""
         tokens = {
             "prompt_ids": turn.prompt,
             "prompt_mask": [0] * len(turn.prompt),
@@ -68,21 +68,21 @@ class VerifiersFormat(Listed, TurnView):
             "completion_mask": [1] * len(turn.ids),
             "completion_logprobs": turn.logprobs,
             "overlong_prompt": turn.overlong_prompt,
-            # Its own parser sets this for `max_seq_len` alone. The response says "length"; of a cut stream it says nothing.
+            # verifiers sets this for `max_seq_len` only, since the response has "length"; it does not show a lost connection.
             "is_truncated": turn.cut or turn.step.status == "partial",
         }
         return _shown(turn.step, turn.choice, tokens, source)
 
 
 def _shown(step: Step, choice: Choice, tokens: dict[str, Any] | None, source: RowSource) -> dict[str, Any]:
-    """The step. Its response has this choice only: there, a response with several is an error."""
+    """Return the step. Its response has this choice only, because verifiers raises an error for several."""
     response = dict(step.response or {})
     answer = answers_of(step).get(choice.index)
     shown = [] if answer is None else [answer]
-    completion = [_message(each["message"]) if "message" in each else each.get("text") for each in shown]
-    asked = step.body.get("messages", step.body.get("prompt"))
+    completion = [_message(answer["message"]) if "message" in answer else answer.get("text") for answer in shown]
+    prompt = step.body.get("messages", step.body.get("prompt"))
     return {
-        "prompt": asked,
+        "prompt": prompt,
         "completion": completion if step.is_chat else next(iter(completion), None),
         "response": {**response, "choices": shown},
         "tokens": tokens,
@@ -95,35 +95,38 @@ def _shown(step: Step, choice: Choice, tokens: dict[str, Any] | None, source: Ro
 
 
 def _message(message: Any) -> Any:
-    """The reply as its parser makes it (0.1.9, `parse_response_messages`), with what it leaves out: thoughts, for one."""
+    """Return the reply as verifiers 0.1.9 parses it (`parse_response_messages`), with the fields that it drops."""
     if not isinstance(message, Mapping):
         return message
-    told = {name: value for name, value in message.items() if name != "tool_calls" or value}
-    return {"role": "assistant", "content": "", **_without_nulls(told)}
+    fields = {name: value for name, value in message.items() if name != "tool_calls" or value}
+    return {"role": "assistant", "content": "", **_without_nulls(fields)}
 
 
 def _without_nulls(value: Any) -> Any:
-    """The value without fields that are null, at any depth."""
+    """Return the value without null fields, at any depth."""
     if isinstance(value, Mapping):
-        return {name: _without_nulls(each) for name, each in value.items() if each is not None}
-    return [_without_nulls(each) for each in value] if isinstance(value, list) else value
+        return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
+    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _advantage(step: Step, given: Any) -> float | None:
-    """The step's one advantage, if that was given; several cannot be said."""
+    """Return the step's advantage if it is one number, else None."""
     value = given.get(step.step_id) if isinstance(given, Mapping) else given
     return float(value) if isinstance(value, int | float) else None
 
 
 class TrainingExamplesFormat(Listed, TurnView):
-    """One example for each turn. `max_len` cuts as `max_seq_len` does there; of an overlong prompt no example is left."""
+    """One example for each turn.
+
+    `max_len` cuts as verifiers' `max_seq_len` does; an overlong prompt leaves no example.
+    """
 
     name = "training_examples"
     cuts = True
     columns: ClassVar[Columns] = {"token_ids": IDS, "logprobs": LOGPROBS, "mask": BITS, "reward": REWARD}
 
     def turn(self, turn: TurnRow, source: RowSource) -> dict[str, Any]:
-        """The example."""
+        """Return the example."""
         return {
             "token_ids": turn.prompt + turn.ids,
             "logprobs": [prompt_fill(source)] * len(turn.prompt) + turn.logprobs,

@@ -1,8 +1,8 @@
-"""verl's AgentLoopOutput (verl 0.9.1), and the DataProto batch that is made of it.
+"""verl's AgentLoopOutput (verl 0.9.1), and the DataProto batch that is made from it.
 
-The batch is of fixed lengths: prompts are padded on the left, responses on the right. What does not fit is refused, not
-cut. `position_ids` are the running sum of the attention mask less one, so that padding on the right repeats the last: the
-formula there wins over its comment.
+The batch has fixed lengths: prompts are padded on the left, responses on the right. Rollouts that do not fit are
+refused, not cut. `position_ids` are the running sum of the attention mask minus one, so that padding on the right
+repeats the last one: verl's formula, which differs from its comment.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from proxy.trajectory.sequence import Row
 
 
 class VerlFormat(Listed, SequenceView):
-    """One AgentLoopOutput for each rollout. `num_turns` counts its messages, those of the system aside."""
+    """One AgentLoopOutput for each rollout. `num_turns` counts its messages without those of the system."""
 
     name = "verl"
     single = True
@@ -32,7 +32,7 @@ class VerlFormat(Listed, SequenceView):
     }
 
     def view(self, row: Row, source: RowSource) -> dict[str, Any]:
-        """The output. Without a reward `reward_score` is null, and the trainer computes one."""
+        """Return the output. Without a reward `reward_score` is null, and the trainer computes one."""
         start = row.prompt_len
         return {
             "prompt_ids": row.token_ids[:start],
@@ -47,7 +47,10 @@ class VerlFormat(Listed, SequenceView):
 
 
 class VerlDataProtoFormat(Batched, SequenceView):
-    """The tensors of a DataProto of one rollout, as lists; a group gathers them. `rm_scores` only if there is a reward."""
+    """The tensors of a DataProto of one rollout, as lists; groups combine them.
+
+    `rm_scores` are included if there is a reward.
+    """
 
     name = "verl_dataproto"
     single = True
@@ -63,12 +66,12 @@ class VerlDataProtoFormat(Batched, SequenceView):
     }
 
     def view(self, row: Row, source: RowSource) -> dict[str, Any]:
-        """The tensors."""
+        """Return the tensors."""
         left, right = _padding(row, source)
         start, pad = row.prompt_len, source.fill.pad_id
         prompt, response = [pad] * left + row.token_ids[:start], row.token_ids[start:] + [pad] * right
         attention = [0] * left + [1] * len(row.token_ids) + [0] * right
-        told = {
+        fields = {
             "prompts": [prompt],
             "responses": [response],
             "input_ids": [prompt + response],
@@ -78,13 +81,13 @@ class VerlDataProtoFormat(Batched, SequenceView):
             "rollout_log_probs": [logprobs_of(row, source)[start:] + [0.0] * right],
         }
         if source.facts.reward is None:
-            return told
+            return fields
         scores = [0.0] * (len(row.token_ids) - start - 1) + [source.reward()] + [0.0] * right
-        return {**told, "rm_scores": [scores]}
+        return {**fields, "rm_scores": [scores]}
 
 
 def _padding(row: Row, source: RowSource) -> tuple[int, int]:
-    """How much a row is padded, on the left and on the right."""
+    """Return the padding of a row, on the left and on the right."""
     lengths = {
         "prompt_length": (source.fill.prompt_length, row.prompt_len),
         "response_length": (source.fill.response_length, len(row.token_ids) - row.prompt_len),
@@ -99,7 +102,7 @@ def _padding(row: Row, source: RowSource) -> tuple[int, int]:
 
 
 def _messages(row: Row, source: RowSource) -> int:
-    """User, assistant and tool messages, the last reply included; the number of calls where there are no messages."""
+    """Return the number of user, assistant and tool messages with the last reply; without messages, that of calls."""
     calls = turns(row)
     messages = source.steps[calls[-1].step_id].body.get("messages")
     if not isinstance(messages, list):
@@ -109,7 +112,7 @@ def _messages(row: Row, source: RowSource) -> int:
 
 
 def _versions(row: Row, source: RowSource) -> dict[str, int]:
-    """The oldest and the youngest version of the weights; nothing if none is known."""
+    """Return the oldest and the newest policy version; nothing if none is known."""
     if all(span.policy_version is None for span in row.spans):
         return {}
     versions = versions_of(row, source)

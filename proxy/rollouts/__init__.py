@@ -1,1 +1,1 @@
-"""proxy.rollouts.rollout."""
+"""Rollouts, groups, steps, policy versions and the audit, as kept in the store."""

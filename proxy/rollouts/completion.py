@@ -1,7 +1,7 @@
-"""Completion: a group whose members are all finished is offered to whoever claims batches.
+"""Completion of groups: a group whose members are all finished is put into the queue of batches.
 
-Holds the one way into the queue. What is done here may be done again, by anybody, and changes nothing then: so a finish that
-is asked again, and the look at all groups when a process starts, make good what a crash left between two steps.
+Every operation is idempotent. A repeated finish, and the scan of all groups when a process starts, complete what a crash left
+unfinished.
 """
 
 import asyncio
@@ -21,19 +21,19 @@ from proxy.trajectory.step import Step
 from storage.errors import FieldsChanged, StorageError
 from storage.store import Store
 
-_AT_ONCE = 16  # rollouts asked for side by side
+_CONCURRENCY = 16  # rollouts read at the same time
 
 
 @dataclass(frozen=True, slots=True)
 class GroupCompletion:
-    """Puts groups into the queue once all their rollouts are finished."""
+    """Put groups into the queue once all their rollouts are finished."""
 
     store: Store
     clock: Clock
     metrics: Metrics
 
     async def member_finished(self, rollout: Rollout) -> None:
-        """Note in its group that a rollout is finished, and offer the group if that made it complete."""
+        """Mark a rollout as finished in its group, and enqueue the group if it is complete now."""
         if rollout.group_id is None:
             return
         group = await find_group(self.store, rollout.group_id)
@@ -43,7 +43,7 @@ class GroupCompletion:
         await self.complete_if_full(rollout.group_id)
 
     async def complete_if_full(self, group_id: str) -> None:
-        """Offer a group if it is open and all its members are finished: once, whoever else does so now."""
+        """Enqueue a group if it is open and all its members are finished; concurrent calls enqueue it once."""
         group = await find_group(self.store, group_id)
         if group is None or group.status != "open" or not group.is_full:
             return
@@ -55,39 +55,43 @@ class GroupCompletion:
             await self.store.queue.enqueue(group_id, note, fields, expect={"status": None}, now_ms=now_ms)
             self.metrics.group_events.labels("complete").inc()
         except FieldsChanged:
-            return  # somebody was quicker
+            return  # another process has enqueued it
 
     async def settle_all(self) -> None:
-        """Offer every group that is complete and was not offered, because a process died in between."""
+        """Enqueue every complete group that was not enqueued because a process died."""
         try:
             async for group_id in self.store.groups.names():
                 group = await find_group(self.store, group_id)
                 if group is not None and group.status == "open" and group.size is not None:
                     await self.settle(group)
         except (StorageError, ProxyError) as error:
-            LOG.error("groups are not looked through", extra={"fields": {"why": str(error)}})
+            LOG.error("cannot scan groups for completion", extra={"fields": {"why": str(error)}})
 
     async def settle(self, group: Group) -> None:
-        """Make good for one open group what a crash may have left: finished members that it was not told of."""
+        """Mark finished members of an open group that a crash left unmarked, and enqueue the group if it is complete."""
         rollouts = await members_of(self.store, group)
-        untold = [one.rollout_id for one in rollouts if one.is_finished and one.rollout_id not in group.finished]
-        if untold:
-            await mark_finished(self.store, self.clock, group, *untold)
+        unmarked = [
+            rollout.rollout_id
+            for rollout in rollouts
+            if rollout.is_finished and rollout.rollout_id not in group.finished
+        ]
+        if unmarked:
+            await mark_finished(self.store, self.clock, group, *unmarked)
         await self.complete_if_full(group.group_id)
 
 
 async def members_of(store: Store, group: Group) -> list[Rollout]:
-    """The rollouts of a group that are there, in the group's order."""
+    """Return the rollouts of a group that exist, in the group's order."""
     found: list[Rollout] = []
-    for start in range(0, len(group.members), _AT_ONCE):
-        names = group.members[start : start + _AT_ONCE]
+    for start in range(0, len(group.members), _CONCURRENCY):
+        names = group.members[start : start + _CONCURRENCY]
         stored = await asyncio.gather(*map(store.get, names))
-        found += [read_rollout(one) for one in stored if one is not None]
+        found += [read_rollout(entity) for entity in stored if entity is not None]
     return found
 
 
 async def _oldest_version(store: Store, group: Group) -> str | None:
-    """Return the oldest policy version that sampled a token of the group; None if one of them is not known as a number."""
+    """Return the oldest policy version that sampled a token of the group; None unless all versions are numbers."""
     oldest: int | None = None
     for rollout in await members_of(store, group):
         try:
@@ -95,7 +99,7 @@ async def _oldest_version(store: Store, group: Group) -> str | None:
         except NotFound:
             continue  # deleted meanwhile
         except DamagedStep as damage:
-            LOG.error("a group has no oldest policy version", extra={"fields": {"why": damage.message}})
+            LOG.error("the oldest policy version of a group is unknown", extra={"fields": {"why": damage.message}})
             return None
         for version in await aside(len(steps), lambda steps=steps: versions_of(steps)):  # type: ignore[misc]
             number = number_of(version)
@@ -106,5 +110,5 @@ async def _oldest_version(store: Store, group: Group) -> str | None:
 
 
 def versions_of(steps: list[Step]) -> set[str | None]:
-    """Return the policy versions that sampled tokens of these steps, with None if one of them is not known."""
+    """Return the policy versions that sampled tokens of these steps; None is among them if one is unknown."""
     return {span.policy_version for step in steps for choice in step.choices for span in choice.spans}

@@ -1,6 +1,6 @@
-"""The totals of drift of finished rollouts: counted at the finish, and completed after a late step or on a look.
+"""Drift totals of finished rollouts, counted in the background at the finish, after late steps and on reads.
 
-Holds when the drift of a rollout is looked through as a whole. Nobody waits for it: it reads all steps.
+Each count reads all steps of a rollout; no request waits for it.
 """
 
 import asyncio
@@ -18,51 +18,51 @@ from proxy.upstream.concurrency import BackgroundTasks
 from storage.errors import StorageError
 from storage.types import Appended
 
-_LEAST_REST_S: Final = 1.0
-_RESTS: Final = 5  # times as long as the work took: whoever asks all the time takes a sixth of a processor at most
-_MOST_REMEMBERED: Final = 10_000
+_MIN_PAUSE_S: Final = 1.0
+_PAUSE_FACTOR: Final = 5  # times the duration of the work: frequent reads use at most a sixth of a CPU
+_MAX_REMEMBERED: Final = 10_000
 
 
 class Coalescer:
-    """Does work once at a time for each name."""
+    """Run one piece of work at a time for each name, and merge requests that come meanwhile."""
 
     def __init__(self) -> None:
-        self._under_way: dict[Hashable, bool] = {}  # whether it was asked for again meanwhile
-        self._rests_until: OrderedDict[Hashable, float] = OrderedDict()
+        self._running: dict[Hashable, bool] = {}  # whether another run was requested meanwhile
+        self._paused_until: OrderedDict[Hashable, float] = OrderedDict()
 
     def __repr__(self) -> str:
-        return f"<Coalescer {len(self._under_way)} under way>"
+        return f"<Coalescer {len(self._running)} running>"
 
-    def rests(self, name: Hashable) -> bool:
-        """Whether the work of this name is under way, or was done so lately that a look alone is no reason to repeat it."""
-        return name in self._under_way or asyncio.get_running_loop().time() < self._rests_until.get(name, 0)
+    def is_recent(self, name: Hashable) -> bool:
+        """Whether the work of this name is running, or ended so recently that a read does not repeat it."""
+        return name in self._running or asyncio.get_running_loop().time() < self._paused_until.get(name, 0)
 
     async def run(self, name: Hashable, work: Callable[[], Awaitable[None]]) -> None:
-        """Do the work. If it is under way, return at once: it is done once more after that, however often it is asked for."""
-        if name in self._under_way:
-            self._under_way[name] = True
+        """Do the work. If it is running, return at once: it runs once more afterwards, for all requests together."""
+        if name in self._running:
+            self._running[name] = True
             return
-        self._under_way[name] = True
+        self._running[name] = True
         try:
-            while self._under_way[name]:
-                self._under_way[name] = False
+            while self._running[name]:
+                self._running[name] = False
                 await self._do(name, work)
         finally:
-            del self._under_way[name]
+            del self._running[name]
 
     async def _do(self, name: Hashable, work: Callable[[], Awaitable[None]]) -> None:
         loop = asyncio.get_running_loop()
         started = loop.time()
         await work()
         ended = loop.time()
-        self._rests_until[name] = ended + max(_LEAST_REST_S, _RESTS * (ended - started))
-        self._rests_until.move_to_end(name)
-        while len(self._rests_until) > _MOST_REMEMBERED:
-            self._rests_until.popitem(last=False)
+        self._paused_until[name] = ended + max(_MIN_PAUSE_S, _PAUSE_FACTOR * (ended - started))
+        self._paused_until.move_to_end(name)
+        while len(self._paused_until) > _MAX_REMEMBERED:
+            self._paused_until.popitem(last=False)
 
 
 class DriftTotals:
-    """Counts the drift of finished rollouts in the background."""
+    """Count the drift of finished rollouts in the background."""
 
     def __init__(self, reporter: DriftReporter, tasks: BackgroundTasks, stopping: asyncio.Event) -> None:
         self.reporter = reporter
@@ -71,20 +71,20 @@ class DriftTotals:
         self._coalescer = Coalescer()
 
     def settle(self, rollout_id: str) -> None:
-        """Count the drift of a rollout that was finished, or that got another step since."""
+        """Count the drift of a rollout that was finished, or that got a step afterwards."""
         self._tasks.start(self._coalescer.run(rollout_id, lambda: self._settle(rollout_id)))
 
     def complete(self, rollout: Rollout) -> None:
-        """Complete the drift of a rollout that somebody looks at, if it is finished and some of its drift is not known."""
-        if rollout.is_finished and not rollout.is_drift_known and not self._coalescer.rests(rollout.rollout_id):
+        """Complete the drift of a rollout that is read, if it is finished and some of its drift is unknown."""
+        if rollout.is_finished and not rollout.is_drift_known and not self._coalescer.is_recent(rollout.rollout_id):
             self.settle(rollout.rollout_id)
 
     def settle_late(self, step: Step, appended: Appended) -> None:
-        """Count the drift anew after a step was stored in a finished rollout.
+        """Count the drift again after a step was stored in a finished rollout.
 
-        While it is counted, and soon after, that is left to the next look: each count reads all steps.
+        While it is counted, and shortly after, that is left to the next read: each count reads all steps.
         """
-        if appended.is_late and not self._coalescer.rests(step.rollout_id):
+        if appended.is_late and not self._coalescer.is_recent(step.rollout_id):
             self.settle(step.rollout_id)
 
     async def _settle(self, rollout_id: str) -> None:
@@ -94,9 +94,9 @@ class DriftTotals:
             if rollout is None or not rollout.is_finished or rollout.is_drift_known:
                 return
             steps = await read_steps(self.reporter.store, rollout, whole=True)
-            # A process that stops does not wait for engines: a later look completes what is missing.
+            # A process that stops does not wait for engines: a later read completes what is missing.
             drift = await self.reporter.find(rollout, steps, texts="none" if self._stopping.is_set() else "deciding")
-            if rollout.drift is None:  # later looks may be many
+            if rollout.drift is None:  # log once; there may be many reads
                 warn_of_unexplained(rollout_id, drift)
             await self.reporter.count(rollout, drift, len(steps))
         except (ProxyError, StorageError) as error:

@@ -1,7 +1,6 @@
-"""The look-up of texts as steps are stored: while the engine that sampled them is there.
+"""Look-up of the texts of drift as steps are stored, while the engine that sampled them is reachable.
 
-Holds the endings of the steps stored last, and the look-ups that wait. Rule: no call waits for it, and what it cannot do in
-time or in bounds it leaves to the finish of the rollout, or to a later look.
+No call waits for it. Look-ups that exceed its limits are left to the finish of the rollout, or to a later read.
 """
 
 import asyncio
@@ -16,14 +15,14 @@ from proxy.trajectory.endings import Endings
 from proxy.trajectory.step import Step
 from storage.types import Appended
 
-_MOST_WAITING: Final = 1000
-_CLOSES_WITHIN_S: Final = 1.0
-_WARN_EVERY_S: Final = 60.0  # of each engine
-_REMEMBERED: Final = 10_000
+_MAX_WAITING: Final = 1000
+_CLOSE_TIMEOUT_S: Final = 1.0
+_WARNING_INTERVAL_S: Final = 60.0  # for each engine
+_MAX_REMEMBERED: Final = 10_000
 
 
 class DriftWatch:
-    """Looks texts up for steps that were stored. `close` before the engines are closed."""
+    """Look up texts for stored steps. Call `close` before the engines are closed."""
 
     def __init__(self, reporter: DriftReporter) -> None:
         self._reporter = reporter
@@ -37,28 +36,28 @@ class DriftWatch:
         return f"<DriftWatch {len(self._tasks)} waiting, {self._endings!r}>"
 
     def offer(self, step: Step, incarnation: str, appended: Appended) -> None:
-        """Take a step that was stored, once its call is over with it."""
+        """Look up the texts of a stored step, after the callback of its call has run."""
         if step.is_chat and not self._is_closed:
             asyncio.get_running_loop().call_soon(self._take, step, incarnation)
 
     async def close(self) -> None:
-        """Wait a moment for what is under way, and leave the rest."""
+        """Wait briefly for running look-ups, and cancel the rest."""
         self._is_closed = True
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=_CLOSES_WITHIN_S)
+            await asyncio.wait(self._tasks, timeout=_CLOSE_TIMEOUT_S)
         for task in self._tasks:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
 
     def _take(self, step: Step, incarnation: str) -> None:
-        window = self._endings.take((step.rollout_id, incarnation), step)
-        if window is None or self._is_closed or len(self._tasks) >= _MOST_WAITING:
+        window = self._endings.add((step.rollout_id, incarnation), step)
+        if window is None or self._is_closed or len(self._tasks) >= _MAX_WAITING:
             return
         name = (step.rollout_id, incarnation, window.key)
-        if name not in self._kept:  # a step of several that go on alike
+        if name not in self._kept:  # several steps may continue alike
             self._kept[name] = None
-            if len(self._kept) > _REMEMBERED:
+            if len(self._kept) > _MAX_REMEMBERED:
                 self._kept.popitem(last=False)
             self._hold(self._look_up(name, window))
 
@@ -69,18 +68,18 @@ class DriftWatch:
 
     async def _look_up(self, name: tuple[str, str, str], window: Window) -> None:
         rollout_id, incarnation, key = name
-        # On a connection of its own: another one may still have the end of a stream.
-        told = await self._reporter.look_up(window, alone=True)
-        if not isinstance(told, tuple):
+        # On a separate connection: a pooled one may still receive the end of a stream.
+        texts = await self._reporter.look_up(window, alone=True)
+        if not isinstance(texts, tuple):
             self._kept.pop(name, None)
             self._warn(window.engine, rollout_id)
-        await self._reporter.keep_texts(rollout_id, incarnation, {key: told})
+        await self._reporter.keep_texts(rollout_id, incarnation, {key: texts})
 
     def _warn(self, engine: str, rollout_id: str) -> None:
         now = self._reporter.clock.monotonic()
-        if now - self._warned.get(engine, -_WARN_EVERY_S) >= _WARN_EVERY_S:
+        if now - self._warned.get(engine, -_WARNING_INTERVAL_S) >= _WARNING_INTERVAL_S:
             self._warned[engine] = now
             LOG.warning(
-                "the kind of drift is not known yet: the engine %s did not give the texts; a later look completes it",
+                "the kind of drift is unknown: the engine %s did not return the texts; later reads retry",
                 engine, extra={"fields": {"rollout_id": rollout_id}},
             )  # fmt: skip

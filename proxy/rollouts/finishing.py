@@ -15,7 +15,7 @@ from storage.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Finisher:
-    """Finishes rollouts, once each, whichever process is asked to."""
+    """Finish rollouts, each once, across processes."""
 
     store: Store
     clock: Clock
@@ -25,11 +25,11 @@ class Finisher:
     async def finish(
         self, rollout: Rollout, status: str, *, reward: float | None = None, metadata: Mapping[str, Any] | None = None
     ) -> Rollout:
-        """Finish a rollout, or find it finished with the same status and reward.
+        """Finish a rollout, or return it if it is finished with the same status and reward.
 
         Raises:
-            Conflict: it is finished with another status or reward.
-            NotFound: it was deleted meanwhile.
+            Conflict: The rollout is finished with another status or reward.
+            NotFound: The rollout was deleted meanwhile.
         """
         name = rollout.rollout_id
         while not rollout.is_finished:
@@ -59,7 +59,7 @@ class Finisher:
     async def after_finish(self, rollout: Rollout, *, again: bool = False) -> None:
         """Count the drift of a finished rollout, and complete its group if it was the last one.
 
-        `again`: it was finished before, by a process that may have died before all of that was done.
+        `again`: the rollout was finished before, by a process that may have died before it did this.
         """
         if again:
             self.drift_totals.complete(rollout)

@@ -1,7 +1,6 @@
-"""A group as the proxy knows it: its terms, its members, its state, and how they lie in the store's fields and marks.
+"""Groups and batches: their values, and how the store's fields and marks represent them.
 
-Holds the frozen `Group`, read out of a `StoredEntity`, and the names of what carries it. It neither reads nor writes the
-store. A group that calls brought into being has no size, and is never complete by itself.
+A group that is created by calls has no size, and never becomes complete.
 """
 
 from collections.abc import Mapping
@@ -23,11 +22,11 @@ STATUSES: Final = ("open", "complete", "claimed", "done", "dropped")
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A group as it stands. Times are unix milliseconds.
+    """A group. Times are Unix milliseconds.
 
-    `status` is open until `size` members are finished; complete while it waits; claimed while `batch_id` holds it for
-    `consumer`, until `lease_ms`; done when that was acknowledged; dropped if it left the queue untrained, and `why`.
-    `oldest` is the oldest policy version that sampled a token of it, None if that is not known.
+    `status`: open until `size` members are finished; complete while the group is queued; claimed while `batch_id` leases it to
+    `consumer`, until `lease_ms`; done once the batch is acknowledged; dropped if it left the queue untrained, with the reason
+    in `why`. `oldest` is the oldest policy version that sampled a token of the group, None if unknown.
     """
 
     group_id: str
@@ -47,25 +46,25 @@ class Group:
 
     @property
     def is_full(self) -> bool:
-        """Whether all members that it is to have are finished."""
+        """Whether the group has all its members and all are finished."""
         return self.size is not None and self.finished >= set(self.members) and len(self.members) >= self.size
 
     def status_at(self, now_ms: int) -> str:
-        """The status, in which a lease that ran out counts for nothing."""
+        """Return the status; a claimed group with an expired lease is complete."""
         return "complete" if self.status == "claimed" and (self.lease_ms or 0) <= now_ms else self.status
 
 
 def read_group(stored: StoredEntity, marks: Mapping[str, bytes] | None = None) -> Group:
-    """The group that these fields describe, with the members and what is finished by the marks."""
+    """Return the group from its stored fields, with joined and finished members from its marks."""
     fields = {name: orjson.loads(value) for name, value in stored.fields.items() if name != "opened_with"}
-    made: list[str] = fields.get("members") or []
-    joined = _named(marks or {}, MEMBER_MARK) - set(made)
+    initial: list[str] = fields.get("members") or []
+    joined = _named(marks or {}, MEMBER_MARK) - set(initial)
     return Group(
         group_id=stored.name,
         incarnation=stored.incarnation,
         created_ms=stored.created_ms,
         size=fields.get("size"),
-        members=(*made, *sorted(joined)),
+        members=(*initial, *sorted(joined)),
         finished=_named(marks or {}, FINISHED_MARK),
         status=fields.get("status", "open"),
         complete_ms=fields.get("complete_ms"),
@@ -79,15 +78,17 @@ def read_group(stored: StoredEntity, marks: Mapping[str, bytes] | None = None) -
 
 
 def _named(marks: Mapping[str, bytes], kind: str) -> frozenset[str]:
-    """The rollouts that have a mark of this kind."""
+    """Return the rollouts that have a mark of this kind."""
     return frozenset(name.removeprefix(kind) for name in marks if name.startswith(kind))
 
 
 async def join(store: Store, clock: Clock, rollout: StoredEntity, group_id: str) -> None:
-    """Make a rollout a member of its group, which comes into being by it.
+    """Add a rollout to its group; the group is created if it does not exist.
 
-    Raises Conflict for a group that was opened with all its rollouts, if this is none of them: one that was just made is
-    unmade. Raises StorageError.
+    Raises:
+        Conflict: The group was opened with all its rollouts, and this is not one of them. A rollout that was created by this
+            call is deleted.
+        StorageError: The store failed.
     """
     while True:
         group = read_group(await store.groups.open(group_id, {}, now_ms=clock.now_ms()))
@@ -105,12 +106,12 @@ async def join(store: Store, clock: Clock, rollout: StoredEntity, group_id: str)
             marks = {MEMBER_MARK + rollout.name: b""}
             await store.groups.mark(group_id, group.incarnation, marks, now_ms=clock.now_ms())
         except RolloutDeleted:
-            continue  # deleted meanwhile: it comes into being again
+            continue  # deleted meanwhile: create it again
         return
 
 
 async def mark_finished(store: Store, clock: Clock, group: Group, *rollout_ids: str) -> None:
-    """Note that members are finished; a group that is gone needs no note."""
+    """Mark members as finished; does nothing if the group was deleted."""
     try:
         marks = {FINISHED_MARK + rollout_id: b"" for rollout_id in rollout_ids}
         await store.groups.mark(group.group_id, group.incarnation, marks, now_ms=clock.now_ms())
@@ -119,7 +120,7 @@ async def mark_finished(store: Store, clock: Clock, group: Group, *rollout_ids: 
 
 
 async def find_group(store: Store, group_id: str) -> Group | None:
-    """The group of this id with all its members, or None."""
+    """Return the group with this ID and all its members, or None."""
     stored = await store.groups.get(group_id)
     return None if stored is None else read_group(stored, await store.groups.marks(group_id))
 
@@ -129,7 +130,7 @@ Ending = Literal["acked", "released"]
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A batch: its groups as they waited. `ended` and `answer` are set once it was settled."""
+    """A batch with its groups as they were queued. `ended` and `answer` are set once it is acknowledged or released."""
 
     batch_id: str
     consumer: str
@@ -139,19 +140,19 @@ class Batch:
 
 
 def read_batch(stored: StoredEntity) -> Batch:
-    """The batch that these fields describe."""
+    """Return the batch from its stored fields."""
     fields = {name: orjson.loads(value) for name, value in stored.fields.items()}
     return Batch(
         batch_id=stored.name,
         consumer=fields["consumer"],
-        held=tuple(QueuedGroup(group, place, b"") for group, place in fields["held"]),
+        held=tuple(QueuedGroup(group, entry_id, b"") for group, entry_id in fields["held"]),
         ended=fields.get("ended"),
         answer=fields.get("answer"),
     )
 
 
 def write_batch(consumer: str, held: list[QueuedGroup]) -> dict[str, bytes]:
-    """The fields of a new batch."""
+    """Return the stored fields of a new batch."""
     return {
         "consumer": orjson.dumps(consumer),
         "held": orjson.dumps([(waiting.group, waiting.entry_id) for waiting in held]),

@@ -1,12 +1,9 @@
-"""Attempts: calls that are made again, by their client's own word.
+"""Idempotency keys: retries of a call wait for it, get its stored response, or are recorded as retries.
 
-Holds what an `Idempotency-Key` and a client's retry header come to: waiting for a call that is in flight, finding the
-answer that was given already, and else what the step keeps of being a retry. Which attempt is trained is the tree's to say.
-
-Rule 1: of one key of one rollout, one call at a time is on its way to the engine in this process; the others wait.
-Rule 2: what was answered whole is answered from the store. Whatever else became of the earlier attempt (the engine failed,
-        the client left, another process has it still), the call is made again and marked as its retry.
-Rule 3: a key stands for one body, and is known within its rollout only.
+Rule 1: per key and rollout, this process sends one call at a time to the engine; the others wait.
+Rule 2: a call with a complete response is answered from the store. After any other outcome of the earlier attempt (the engine
+        failed, the client disconnected, another process still runs it), the call is sent again and recorded as its retry.
+Rule 3: a key belongs to one request body, and to one rollout.
 """
 
 import asyncio
@@ -36,12 +33,12 @@ from storage.store import Store
 KEY: Final = "Idempotency-Key"
 COUNT: Final = "X-Stainless-Retry-Count"  # OpenAI's and Anthropic's clients: 0 in a first attempt (openai 2.x)
 ATTEMPT_MARK: Final = "attempt:"
-_MOST_ATTEMPTS: Final = 1000  # a client that says more is not counting attempts
+_MAX_ATTEMPTS: Final = 1000  # larger values do not count attempts
 
 
 @dataclass(frozen=True, slots=True)
 class StoredAnswer:
-    """An answer that was given already, to be given again, and the step it was recorded as."""
+    """The stored response of an earlier attempt, and the step that recorded it."""
 
     step: Step
     content_type: str
@@ -52,8 +49,8 @@ class StoredAnswer:
 class Attempt:
     """One attempt at a call.
 
-    `again` is the answer, if there is one already; else the call is to be made, as `step_id`, and its step keeps `extra`.
-    `stored` is to be set once that step is stored: who waits for it need not wait for the client to read.
+    `again` is the stored response, if there is one; else the call is sent, recorded as `step_id`, and its step keeps `extra`.
+    The caller sets `stored` once that step is stored: retries that wait do not wait for the client to read.
     """
 
     step_id: str
@@ -70,7 +67,7 @@ class _Flight:
 
 
 class IdempotencyKeys:
-    """The attempts of one process. What it holds in memory is as much as there are keyed calls in flight."""
+    """The attempts of one process. Memory grows with the calls in flight that have a key."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
@@ -78,7 +75,7 @@ class IdempotencyKeys:
         self._in_flight: dict[tuple[str, str, str], _Flight] = {}
 
     def __repr__(self) -> str:
-        return f"<Attempts {len(self._in_flight)} in flight>"
+        return f"<IdempotencyKeys {len(self._in_flight)} in flight>"
 
     @asynccontextmanager
     async def attempt(
@@ -90,9 +87,11 @@ class IdempotencyKeys:
         *,
         default_key: str | None = None,
     ) -> AsyncIterator[Attempt]:
-        """The attempt that these headers make of a body, as this step; it is over when the context is left.
+        """Return the attempt for a request with these headers; it ends when the context exits.
 
-        Raises NotValid for a key that stands for another body, and StorageError.
+        Raises:
+            NotValid: The key was used with another body.
+            StorageError: The store failed.
         """
         key = headers.get(KEY) or default_key
         if not key:
@@ -100,7 +99,7 @@ class IdempotencyKeys:
             extra = {"request_key": request_key, **({"attempt": count} if count else {})}
             yield Attempt(step_id, extra)
             return
-        raw = key.encode("utf-8", "surrogateescape")  # the bytes as they came: a header may have any
+        raw = key.encode("utf-8", "surrogateescape")  # the raw bytes: a header may have any
         name = (rollout.rollout_id, rollout.incarnation, blake2b(raw, digest_size=16).hexdigest())
         while (flight := self._in_flight.get(name)) is not None and not flight.over.is_set():
             _check_body(flight.request_key, request_key)
@@ -110,54 +109,54 @@ class IdempotencyKeys:
             yield await self._next(rollout, name[2], flight, step_id)
         finally:
             flight.over.set()
-            if self._in_flight.get(name) is flight:  # else another one has begun since this one's step was stored
+            if self._in_flight.get(name) is flight:  # else another attempt has begun since this one's step was stored
                 del self._in_flight[name]
 
     async def begin(self, rollout: Rollout, attempt: Attempt) -> None:
-        """Note that the call is made: from now on, other processes know of it."""
+        """Record in the store that the call is sent, for other processes."""
         if not attempt.marks:
             return
-        with suppress(RolloutDeleted):  # deleted meanwhile: the recorder will let its step go as well
+        with suppress(RolloutDeleted):  # deleted meanwhile: the recorder will discard its step as well
             await self._store.mark(rollout.rollout_id, rollout.incarnation, attempt.marks, now_ms=self._clock.now_ms())
 
     async def _next(self, rollout: Rollout, digest: str, flight: _Flight, step_id: str) -> Attempt:
-        """The next attempt under a key that nobody here has in flight."""
+        """Return the next attempt for a key with no call in flight in this process."""
         mark = ATTEMPT_MARK + digest
-        told = (await self._store.marks(rollout.rollout_id, [mark])).get(mark)
+        noted = (await self._store.marks(rollout.rollout_id, [mark])).get(mark)
         number, extra = 0, {"request_key": flight.request_key}
-        if told is not None:
-            before = orjson.loads(told)
+        if noted is not None:
+            before = orjson.loads(noted)
             _check_body(before["request_key"], flight.request_key)
-            again = await self._again(rollout.rollout_id, before["step_id"])
-            if again is not None:
-                return Attempt(step_id, extra, again, flight.over)
+            stored = await self._stored_answer(rollout.rollout_id, before["step_id"])
+            if stored is not None:
+                return Attempt(step_id, extra, stored, flight.over)
             number = before["attempt"] + 1
             extra |= {"attempt": number, "retry_of": before["step_id"]}
-        noted = {"step_id": step_id, "request_key": flight.request_key, "attempt": number}
-        return Attempt(step_id, extra, None, flight.over, {mark: orjson.dumps(noted)})
+        mark_fields = {"step_id": step_id, "request_key": flight.request_key, "attempt": number}
+        return Attempt(step_id, extra, None, flight.over, {mark: orjson.dumps(mark_fields)})
 
-    async def _again(self, rollout_id: str, step_id: str) -> StoredAnswer | None:
-        """The answer of a step; None if the call is to be made again."""
+    async def _stored_answer(self, rollout_id: str, step_id: str) -> StoredAnswer | None:
+        """Return the response of a step; None if the call must be sent again."""
         found = await self._store.find(rollout_id, step_id)
         if found is None:
             return None
         blocks = await self._store.blocks(rollout_id)
         try:
-            return await asyncio.to_thread(_given, found[1], blocks)
+            return await asyncio.to_thread(_answer_from_record, found[1], blocks)
         except UnreadableRecord as error:
-            LOG.error("a call is made again: %s", error, extra={"fields": {"step_id": step_id}})
+            LOG.error("a call is sent again: %s", error, extra={"fields": {"step_id": step_id}})
             return None
 
 
-def _given(record: bytes, blocks: Mapping[bytes, bytes]) -> StoredAnswer | None:
+def _answer_from_record(record: bytes, blocks: Mapping[bytes, bytes]) -> StoredAnswer | None:
     return given_answer(decode(record, BlockReader(blocks)))
 
 
 def given_answer(step: Step) -> StoredAnswer | None:
-    """What a step's client was answered; None if it was not answered whole, or not in a way that can be told again.
+    """Return the response to a step's client; None if it was incomplete, or cannot be rendered again.
 
-    A stream is told as `replay` tells one: a client cannot tell it from the engine's own, but its events may be fewer. Of
-    generate's streams nobody can: they are asked again.
+    Streams are rendered by `replay_events`: equal to the engine's for a client, with possibly fewer events. Streams of
+    generate routes cannot be rendered: those calls are sent again.
     """
     engine = ENGINES.get(step.engine.kind)
     if step.status != "complete" or step.response is None or engine is None:
@@ -188,5 +187,5 @@ def _check_body(known: str, request_key: str) -> None:
 
 
 def _count(value: str) -> int:
-    """How many attempts came before, as the client counts; 0 for what is no such count."""
-    return int(value) if value.isascii() and value.isdecimal() and len(value) < 5 and int(value) < _MOST_ATTEMPTS else 0
+    """Return the number of earlier attempts, as counted by the client; 0 for an invalid value."""
+    return int(value) if value.isascii() and value.isdecimal() and len(value) < 5 and int(value) < _MAX_ATTEMPTS else 0

@@ -1,14 +1,13 @@
-"""The journal of steps that the store could not take: appended to, read in order, emptied.
+"""The journal of steps on disk, for the time when the store is unreachable.
 
-Holds one file of frames and its lock. It knows entries as the store takes them, and neither steps nor why the store is away.
-A frame is `TTSP`, its length (u32), a checksum of 16 bytes, and the entry: the length of a JSON head (u32), the head, the
-record, the blocks.
+The journal is one file of frames, locked by its process. A frame is `TTSP`, its length (u32), a checksum of 16 bytes, and the
+entry: the length of a JSON head (u32), the head, the record, the blocks.
 
-Rule 1: what `write` returned from is on disk (fsync): a client may be told of it.
-Rule 2: entries of a rollout are replayed in the order in which they were written; rollouts side by side, since those who write
-        meanwhile do so side by side as well, and would never be caught up with. The file is emptied only after the last: what
-        was replayed twice, because something failed in between, is in the store once, since the store knows steps by name.
-Rule 3: damage is passed over and counted. A tail that a crash cut short was told to nobody, and is cut off.
+Rule 1: an entry is on disk (fsync) when `write` returns.
+Rule 2: entries of a rollout are replayed in the order in which they were written; different rollouts concurrently, because
+        entries are also written concurrently meanwhile. The file is truncated only after the last entry: an entry that is
+        replayed twice after a failure is stored once, because the store knows steps by name.
+Rule 3: damaged frames are skipped and counted. An incomplete last frame was never acknowledged and is cut off.
 """
 
 import asyncio
@@ -28,12 +27,12 @@ from storage.types import Origin, StepWrite
 
 _MAGIC: Final = b"TTSP"
 _CHECKSUM_BYTES: Final = 16
-_AT_ONCE: Final = 64  # entries in memory while they are replayed
+_REPLAY_BATCH: Final = 64  # entries in memory during a replay
 _HEAD_BYTES: Final = len(_MAGIC) + 4 + _CHECKSUM_BYTES
 
 
 class Journal:
-    """A journal at `path`, this process's alone. Raises OSError if it cannot be opened, or another process has it."""
+    """A journal at `path`, locked by this process. Raises OSError if it cannot be opened or another process has it."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -42,25 +41,25 @@ class Journal:
         self._lock = asyncio.Lock()
         self.damaged = 0
         try:
-            _take(self._file, path)
-            self._frames, self._end = self._found()
+            _lock(self._file, path)
+            self._frames, self._end = self._read_frames()
             os.ftruncate(self._file, self._end)
         except BaseException:
             os.close(self._file)
             raise
 
     def __repr__(self) -> str:
-        return f"<Spool {self._path}, {self.pending} entries>"
+        return f"<Journal {self._path}, {self.pending} entries>"
 
     @property
     def pending(self) -> int:
-        """How many entries wait for the store."""
+        """The number of entries that are not in the store yet."""
         return len(self._frames)
 
     async def write(self, entry: StepWrite) -> None:
-        """Append an entry; it is on disk when this returns. Raises OSError, and then nothing was appended.
+        """Append an entry; it is on disk when this returns. Raises OSError on failure; then nothing was appended.
 
-        Not to be cancelled: the thread that writes would not know. The recorder holds the task.
+        Must not be cancelled: the thread that writes would go on. The recorder runs it in a task.
         """
         frame = pack(entry)
         async with self._lock:
@@ -69,38 +68,38 @@ class Journal:
             self._end += len(frame)
 
     async def replay(self, append: Callable[[StepWrite], Awaitable[None]]) -> None:
-        """Give every entry to `append`; those written meanwhile too. Empties the file after the last.
+        """Pass every entry to `append`, including those written meanwhile, and truncate the file after the last.
 
-        Raises what `append` raises; what it did not take stays.
+        Raises what `append` raises; entries that were not appended stay.
         """
         while self._frames:
-            frames = tuple(islice(self._frames, _AT_ONCE))
+            frames = tuple(islice(self._frames, _REPLAY_BATCH))
             rollouts: defaultdict[str, list[tuple[int, StepWrite]]] = defaultdict(list)
-            gone: set[int] = set()
+            done: set[int] = set()
             for offset, entry in await asyncio.to_thread(self._entries, frames):
                 if entry is None:
                     self.damaged += 1
-                    gone.add(offset)
+                    done.add(offset)
                 else:
                     rollouts[entry.rollout].append((offset, entry))
 
-            async def in_order(entries: list[tuple[int, StepWrite]], gone: set[int] = gone) -> None:
+            async def in_order(entries: list[tuple[int, StepWrite]], done: set[int] = done) -> None:
                 for offset, entry in entries:
                     await append(entry)
-                    gone.add(offset)
+                    done.add(offset)
 
             outcomes = await asyncio.gather(*map(in_order, rollouts.values()), return_exceptions=True)
-            await self._forget(gone)
+            await self._drop_done(done)
             for outcome in outcomes:
                 if outcome is not None:
                     raise outcome
 
     def close(self) -> None:
-        """Let go of the file; what is in it is replayed by whoever opens it next."""
+        """Close the file; the next process that opens it replays its entries."""
         os.close(self._file)
 
     def _entries(self, frames: Iterable[tuple[int, int]]) -> list[tuple[int, StepWrite | None]]:
-        """The offset and the entry of each frame; None for one that is damaged."""
+        """Return the offset and the entry of each frame; None for a damaged one."""
         read: list[tuple[int, StepWrite | None]] = []
         for offset, length in frames:
             try:
@@ -110,10 +109,10 @@ class Journal:
                 read.append((offset, None))
         return read
 
-    async def _forget(self, gone: Container[int]) -> None:
-        """Wait no more for the first entries, as far as they are gone."""
+    async def _drop_done(self, done: Container[int]) -> None:
+        """Drop the first entries that are done, and truncate the file if none is left."""
         async with self._lock:
-            while self._frames and self._frames[0][0] in gone:
+            while self._frames and self._frames[0][0] in done:
                 self._frames.popleft()
             if not self._frames:
                 self._end = 0
@@ -129,8 +128,8 @@ class Journal:
             os.ftruncate(self._file, self._end)
             raise
 
-    def _found(self) -> tuple[deque[tuple[int, int]], int]:
-        """The whole frames of the file, and where the last one ends."""
+    def _read_frames(self) -> tuple[deque[tuple[int, int]], int]:
+        """Return the complete frames of the file, and the end of the last one."""
         text = self._path.read_bytes()
         frames = deque(_whole_frames(text))
         end = frames[-1][0] + frames[-1][1] if frames else 0
@@ -138,7 +137,7 @@ class Journal:
         if gaps:
             self.damaged = 1
             LOG.error(
-                "%s is damaged: %d bytes between whole entries cannot be read and are passed over", self._path, gaps
+                "%s is damaged: %d bytes between complete entries cannot be read and are skipped", self._path, gaps
             )
         if frames:
             LOG.warning("%s holds %d steps that are not in the store yet", self._path, len(frames))
@@ -146,7 +145,7 @@ class Journal:
 
 
 def pack(entry: StepWrite) -> bytes:
-    """An entry as a frame."""
+    """Return an entry as a frame."""
     head = orjson.dumps(
         {
             "rollout": entry.rollout,
@@ -165,7 +164,7 @@ def pack(entry: StepWrite) -> bytes:
 
 
 def unpack(frame: bytes) -> StepWrite:
-    """The entry of a whole frame. Raises ValueError for a frame that is not."""
+    """Return the entry of a frame. Raises ValueError for a damaged frame."""
     body = frame[_HEAD_BYTES:]
     if _checksum(body) != frame[_HEAD_BYTES - _CHECKSUM_BYTES : _HEAD_BYTES]:
         raise ValueError("the frame is damaged")
@@ -176,9 +175,9 @@ def unpack(frame: bytes) -> StepWrite:
     for name, size in head["blocks"]:
         blocks[bytes.fromhex(name)], at = body[at : at + size], at + size
     leans_on = tuple(map(bytes.fromhex, head["leans_on"]))
-    given = head.get("origin")  # a journal of an earlier version has none
-    fields = {name: value.encode("latin-1") for name, value in (given or {}).get("fields", {}).items()}
-    origin = None if given is None else Origin(given["created_ms"], fields)
+    origin_fields = head.get("origin")  # a journal of an earlier version has none
+    fields = {name: value.encode("latin-1") for name, value in (origin_fields or {}).get("fields", {}).items()}
+    origin = None if origin_fields is None else Origin(origin_fields["created_ms"], fields)
     return StepWrite(
         head["rollout"],
         head["birth"],
@@ -193,13 +192,13 @@ def unpack(frame: bytes) -> StepWrite:
 
 
 def _origin_json(origin: Origin) -> dict[str, Any]:
-    """JSON has no bytes: each is a character."""
+    """Return the origin as JSON; each byte is a Latin-1 character."""
     fields = {name: value.decode("latin-1") for name, value in origin.fields.items()}
     return {"created_ms": origin.created_ms, "fields": fields}
 
 
 def _whole_frames(text: bytes) -> Iterator[tuple[int, int]]:
-    """Offset and length of each whole frame; what lies between them is damage."""
+    """Yield offset and length of each complete frame; bytes between frames are damage."""
     at = text.find(_MAGIC)
     while at >= 0:
         length = _HEAD_BYTES + int.from_bytes(text[at + 4 : at + 8], "little")
@@ -215,8 +214,8 @@ def _checksum(body: bytes) -> bytes:
     return blake2b(body, digest_size=_CHECKSUM_BYTES).digest()
 
 
-def _take(file: int, path: Path) -> None:
-    """Lock the file; the kernel lets go of it when the process ends, however it ends."""
+def _lock(file: int, path: Path) -> None:
+    """Lock the file; the kernel releases the lock when the process ends."""
     if sys.platform == "win32":
         return
     import fcntl  # noqa: PLC0415 - Windows has none

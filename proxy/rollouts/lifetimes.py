@@ -1,10 +1,7 @@
-"""The lifetimes of rollouts that have calls in flight, where rollouts expire (`store.ttl_s`).
-
-Holds which rollouts have calls in flight, the task that renews them in the store, and what an expired one is restored with. It
-stores no step: the recorder does.
+"""Renewal of rollouts with calls in flight, where rollouts expire (`store.ttl_s`).
 
 Rule 1: while a call is in flight, its rollout and its group do not expire, however long the call takes.
-Rule 2: the cost is per rollout, not per call; where no ttl is set, nothing is kept and nothing is renewed.
+Rule 2: the cost is per rollout, not per call; without a TTL, nothing is kept and nothing is renewed.
 """
 
 import asyncio
@@ -19,13 +16,13 @@ from storage.errors import StorageError
 from storage.store import Store
 from storage.types import Origin
 
-_TIMES_A_LIFE: Final = 3
-_AT_ONCE: Final = 64  # in one write to the store: a millisecond or two of the event loop
+_RENEWALS_PER_TTL: Final = 3
+_CONCURRENCY: Final = 64  # renewals per write to the store: one or two milliseconds of the event loop
 
 
 @dataclass(slots=True)
 class _Kept:
-    """One life of a rollout that has calls in flight."""
+    """One incarnation of a rollout with calls in flight."""
 
     calls: int
     group_id: str | None
@@ -33,13 +30,13 @@ class _Kept:
 
 
 class Lifetimes:
-    """Renews the rollouts with calls in flight, three times in each ttl. `close` when done."""
+    """Renew the rollouts with calls in flight, three times per TTL. Call `close` at the end."""
 
     def __init__(self, store: Store, metrics: Metrics, *, every_s: float | None = None) -> None:
         self._store = store
         self._metrics = metrics
         self._ttl_s = store.ttl_s
-        self._every_s = (self._ttl_s or 0) / _TIMES_A_LIFE if every_s is None else every_s
+        self._every_s = (self._ttl_s or 0) / _RENEWALS_PER_TTL if every_s is None else every_s
         self._kept: dict[tuple[str, str], _Kept] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -47,13 +44,13 @@ class Lifetimes:
         return f"<Lifetimes {len(self._kept)} rollouts kept>"
 
     async def start(self) -> Self:
-        """Renew from now on."""
+        """Start the renewals."""
         if self._ttl_s is not None:
-            self._task = asyncio.get_running_loop().create_task(self._renew_again_and_again())
+            self._task = asyncio.get_running_loop().create_task(self._renew_forever())
         return self
 
     async def close(self) -> None:
-        """Renew no more."""
+        """Stop the renewals."""
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
@@ -61,7 +58,7 @@ class Lifetimes:
 
     @contextmanager
     def kept(self, rollout_id: str, incarnation: str, group_id: str | None, origin: Origin) -> Iterator[None]:
-        """Keep a rollout, and its group, while the context lasts. `origin` is how it was stored when the call opened it."""
+        """Renew a rollout and its group inside the context. `origin` is how it was stored when the call opened it."""
         if self._ttl_s is None:
             yield
             return
@@ -77,24 +74,24 @@ class Lifetimes:
                 del self._kept[name]
 
     def origin(self, rollout_id: str, incarnation: str) -> Origin | None:
-        """What a rollout with calls in flight is restored with, should it have expired."""
+        """Return what restores a rollout with calls in flight if it has expired."""
         kept = self._kept.get((rollout_id, incarnation))
         return None if kept is None else kept.origin
 
     async def renew(self) -> None:
-        """Renew each rollout that has calls in flight, and each of their groups, once. Raises StorageError."""
+        """Renew each rollout with calls in flight, and its group, once. Raises StorageError."""
         groups = {kept.group_id for kept in self._kept.values() if kept.group_id is not None}
-        lives: list[tuple[Store, str, str | None]] = [(self._store, *name) for name in self._kept]
-        lives += [(self._store.groups, group, None) for group in groups]
-        for start in range(0, len(lives), _AT_ONCE):
-            now = lives[start : start + _AT_ONCE]
-            await asyncio.gather(*(store.renew(name, incarnation) for store, name, incarnation in now))
+        entities: list[tuple[Store, str, str | None]] = [(self._store, *name) for name in self._kept]
+        entities += [(self._store.groups, group, None) for group in groups]
+        for start in range(0, len(entities), _CONCURRENCY):
+            chunk = entities[start : start + _CONCURRENCY]
+            await asyncio.gather(*(store.renew(name, incarnation) for store, name, incarnation in chunk))
 
-    async def _renew_again_and_again(self) -> None:
+    async def _renew_forever(self) -> None:
         while True:
             await asyncio.sleep(self._every_s)
             try:
                 await self.renew()
             except StorageError as error:
                 self._metrics.store_operation_failures.labels("renew").inc()
-                LOG.warning("lifetimes of rollouts are not renewed: %s", error)
+                LOG.warning("cannot renew the TTL of rollouts: %s", error)

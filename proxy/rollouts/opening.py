@@ -1,8 +1,7 @@
-"""Rollouts as they stood when the store was last there.
+"""Opening of rollouts by their calls, with a cache for the time when the store is unreachable.
 
-Holds a bounded memory of terms, for calls that are made while a journal stands in for the store. Rule: what cannot be kept
-without the store is not remembered. A rollout with a limit of steps or tokens is such a one, since nobody counts for it then;
-so is one that was never met, since its terms are not known.
+With a journal, calls of cached rollouts continue while the store is unreachable. Rollouts with a limit of steps or tokens are
+not cached: the limits cannot be enforced without the store.
 """
 
 from collections import OrderedDict
@@ -24,7 +23,7 @@ _MAX_CACHED = 10_000
 
 
 class RolloutCache:
-    """The rollouts met last, by id."""
+    """The most recently opened rollouts, by ID."""
 
     def __init__(self) -> None:
         self._rollouts: OrderedDict[str, Rollout] = OrderedDict()
@@ -32,29 +31,29 @@ class RolloutCache:
     def __repr__(self) -> str:
         return f"<RolloutCache {len(self._rollouts)}>"
 
-    def keep(self, rollout: Rollout) -> None:
-        """Remember how a rollout stands, in place of how it stood."""
+    def put(self, rollout: Rollout) -> None:
+        """Cache the latest state of a rollout."""
         self._rollouts.pop(rollout.rollout_id, None)
         if rollout.limits.max_steps is None and rollout.limits.max_tokens is None:
             self._rollouts[rollout.rollout_id] = rollout
         if len(self._rollouts) > _MAX_CACHED:
             self._rollouts.popitem(last=False)
 
-    def find(self, rollout_id: str) -> Rollout | None:
-        """How it stood, if that is remembered."""
+    def get(self, rollout_id: str) -> Rollout | None:
+        """Return the cached rollout, or None."""
         return self._rollouts.get(rollout_id)
 
 
 class Announced(Protocol):
-    """A value that one process announces to all through the store."""
+    """A value that one process announces to all processes through the store."""
 
     def apply(self, announcements: Mapping[str, Announcement]) -> None:
-        """Take over what is newer."""
+        """Apply newer announcements."""
         ...
 
 
 class RolloutOpener:
-    """Opens the rollouts of calls."""
+    """Open the rollouts of calls."""
 
     def __init__(
         self, store: Store, clock: Clock, metrics: Metrics, recorder: Recorder, announced: Sequence[Announced]
@@ -67,7 +66,7 @@ class RolloutOpener:
         self._cache = RolloutCache()
 
     async def open(self, rollout_id: str, group_id: str | None, step_id: str) -> Rollout:
-        """Return the rollout with this id, created by its first call; it joins its group. Raises StoreFault, BadCall."""
+        """Return the rollout with this ID, created by its first call; it joins its group. Raises StoreFault, BadCall."""
         if group_id is not None:
             checked_id(group_id, what="group id")
         started = self._clock.monotonic()
@@ -81,13 +80,13 @@ class RolloutOpener:
         except StorageError as error:
             self._metrics.store_operation_failures.labels("open").inc()
             self._recorder.store_health.failed(error)
-            if isinstance(error, StoreUnreachable) and (cached := self._cache.find(rollout_id)) is not None:
+            if isinstance(error, StoreUnreachable) and (cached := self._cache.get(rollout_id)) is not None:
                 return cached
             raise StoreFault(f"the call could not be recorded, so it was not made: {error}") from error
         finally:
             self._metrics.store_operation_duration_seconds.labels("open").observe(self._clock.monotonic() - started)
         if self._recorder.journaled is not None:
-            self._cache.keep(rollout)
+            self._cache.put(rollout)
         for announced in self._announced:
             announced.apply(stored.announcements)
         return rollout

@@ -1,7 +1,4 @@
-"""The policy version that trainers announce, as it is told to whoever opens a rollout.
-
-Holds its name among the store's announcements, and what this process was told last.
-"""
+"""The announced policy version, and the pause of calls across all processes that share a store."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
@@ -19,14 +16,14 @@ POLICY_ANNOUNCEMENT: Final = "policy"
 
 
 def read_policy(announcements: Mapping[str, Announcement]) -> str | None:
-    """The policy version that is announced, None if none is."""
+    """Return the announced policy version, or None."""
     announcement = announcements.get(POLICY_ANNOUNCEMENT)
     version: str | None = None if announcement is None else orjson.loads(announcement.value)
     return version
 
 
 class Policy:
-    """The version that this process was told last: every call is told, so that one that ends may learn that it changed."""
+    """The latest policy version that this process knows; calls compare it at their start and end."""
 
     __slots__ = ("_number", "version")
 
@@ -35,25 +32,25 @@ class Policy:
         self._number = -1
 
     def apply(self, announcements: Mapping[str, Announcement]) -> None:
-        """Take over what is newer: answers of the store may overtake each other."""
+        """Apply newer announcements; replies of the store may arrive out of order."""
         announcement = announcements.get(POLICY_ANNOUNCEMENT)
         if announcement is not None and announcement.number > self._number:
             self.version, self._number = read_policy(announcements), announcement.number
 
 
 PAUSE_ANNOUNCEMENT: Final = "pause"
-_BEAT_S: Final = 1.0  # between beats; so long may it take until every process knows of a pause
-_PAUSED_BEAT_S: Final = 0.1  # and while there is one: so long may it take until its end is known
-_LIFE_MS: Final = 5000  # a process that has not beaten for so long counts as dead
+_INTERVAL_S: Final = 1.0  # between heartbeats, and the time until every process knows of a pause
+_PAUSED_INTERVAL_S: Final = 0.1  # during a pause, and the time until its end is known
+_LIFETIME_MS: Final = 5000  # a process without a heartbeat for this long counts as dead
 
 
 class Pause:
-    """What this process knows of the pause. `start` inside the event loop, `close` before the store is closed."""
+    """The pause of calls, as this process knows it. Call `start` inside the event loop, `close` before the store is closed."""
 
     def __init__(
         self,
         announcements: Announcements,
-        who: str,
+        process_id: str,
         *,
         max_waiting: int,
         timeout_s: float,
@@ -62,7 +59,7 @@ class Pause:
         self.mode: str | None = None
         self.number = 0
         self._announcements = announcements
-        self._who = who
+        self._process_id = process_id
         self._max_waiting = max_waiting
         self._timeout_s = timeout_s
         self._on_heartbeat = on_heartbeat
@@ -75,21 +72,21 @@ class Pause:
         return f"<Pause {self.mode}, {self._in_flight} in flight, {self._waiting} waiting>"
 
     async def start(self) -> None:
-        """Learn whether there is a pause, and begin to beat. Raises StorageError."""
+        """Read whether calls are paused, and start the heartbeats. Raises StorageError."""
         await self.beat()
         self._task = asyncio.get_running_loop().create_task(self._heartbeat_forever())
 
     async def close(self) -> None:
-        """Stop beating; the calls of this process are over."""
+        """Stop the heartbeats; the calls of this process have ended."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
-        with suppress(StorageError, TimeoutError):  # it is forgotten when its life is over
-            async with asyncio.timeout(_BEAT_S):
-                await self._announcements.heartbeat(self._who, b"", lifetime_ms=0)
+        with suppress(StorageError, TimeoutError):  # else it expires after _LIFETIME_MS
+            async with asyncio.timeout(_INTERVAL_S):
+                await self._announcements.heartbeat(self._process_id, b"", lifetime_ms=0)
 
     def apply(self, announcements: Mapping[str, Announcement]) -> None:
-        """Take over what is newer: answers of the store may overtake each other."""
+        """Apply newer announcements; replies of the store may arrive out of order."""
         announcement = announcements.get(PAUSE_ANNOUNCEMENT)
         if announcement is not None and announcement.number > self.number:
             self.mode, self.number = orjson.loads(announcement.value), announcement.number
@@ -97,13 +94,13 @@ class Pause:
             self._changed = asyncio.Event()
 
     async def announce(self, mode: str | None) -> int:
-        """Pause (or resume, with None) at every process that shares the store; give back its number."""
+        """Pause (or resume, with None) calls at every process that shares the store; return the announcement's number."""
         announcement = await self._announcements.announce(PAUSE_ANNOUNCEMENT, orjson.dumps(mode))
         self.apply({PAUSE_ANNOUNCEMENT: announcement})
         return announcement.number
 
     async def passed(self) -> bool:
-        """Wait until nothing is held; whether that took a wait (what was read before it is old then). Raises Paused."""
+        """Wait until calls are not paused; return whether it waited (values read before are outdated then). Raises Paused."""
         if self.mode is None:
             return False
         self._refuse_if_rejecting()
@@ -125,7 +122,7 @@ class Pause:
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """A call that is in flight. Enter it with no `await` since `passed` said False."""
+        """Count a call in flight. Enter it without an `await` after `passed` returned False."""
         self._in_flight += 1
         try:
             yield
@@ -133,14 +130,14 @@ class Pause:
             self._in_flight -= 1
 
     async def beat(self) -> tuple[int, int]:
-        """Tell what is in flight here; give back how many calls are at all processes, and how many know no newer pause."""
+        """Send a heartbeat; return the calls in flight at all processes, and how many processes know an older pause only."""
         mine = orjson.dumps([self.number, self._in_flight])
-        announcements, beats = await self._announcements.heartbeat(self._who, mine, lifetime_ms=_LIFE_MS)
+        announcements, beats = await self._announcements.heartbeat(self._process_id, mine, lifetime_ms=_LIFETIME_MS)
         self.apply(announcements)
         if self._on_heartbeat is not None:
-            self._on_heartbeat(announcements)  # whoever else lives by announcements, and has no beat of their own
-        told: list[tuple[int, int]] = [orjson.loads(value) for value in beats.values()]
-        return sum(in_flight for _, in_flight in told), sum(number < self.number for number, _ in told)
+            self._on_heartbeat(announcements)  # for values without a heartbeat
+        known: list[tuple[int, int]] = [orjson.loads(value) for value in beats.values()]
+        return sum(in_flight for _, in_flight in known), sum(number < self.number for number, _ in known)
 
     def _refuse_if_rejecting(self) -> None:
         if self.mode == "reject":
@@ -149,7 +146,7 @@ class Pause:
     async def _heartbeat_forever(self) -> None:
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(_BEAT_S if self.mode is None else _PAUSED_BEAT_S):
+                async with asyncio.timeout(_INTERVAL_S if self.mode is None else _PAUSED_INTERVAL_S):
                     await self._changed.wait()
             with suppress(StorageError):  # calls notice it and report it
                 await self.beat()

@@ -1,12 +1,11 @@
-"""The one writer of steps.
+"""The recorder: encodes steps, appends each to the store in one round trip, and counts it.
 
-Holds the way of a step into the store: encoded (in a thread if it is big), appended in one round trip, counted. It knows
-no sockets and no HTTP. What a caller awaits in `record` is durable when it returns; what `keep` takes is written by a
-task that the recorder holds, and `close` waits for all of them.
+A step is durable when `record` returns; a step passed to `record_detached` is written by a background task, for which `close`
+waits.
 
-Rule 1: the end of a turn is shown only after `record` returned.
-Rule 2: a step is appended once, whatever is asked again: the store knows its name.
-        Where it cannot be told, a journal may have it instead (`journal`): then it is durable there, until the store is back.
+Rule 1: the end of a response is sent only after `record` returned.
+Rule 2: a step is appended once, also by repeated requests: the store knows its name. While the store is unreachable, the step
+        is durable in the journal, if there is one.
 Rule 3: steps of one rollout are stored in the order in which they ended, since their callers wait for each.
 Rule 4: a step that is stored after its rollout was finished is late, by the write that stores it (decisions/031). One whose
         rollout has expired restores it; one whose rollout was deleted is not stored. Each is counted.
@@ -40,7 +39,7 @@ T = TypeVar("T")
 Follower: TypeAlias = Callable[[Step, str, Appended], None]
 
 _ENCODE_IN_THREAD_FROM_BYTES = 2**18  # about a millisecond of hashing and compressing
-_KNOWN_BLOCKS = 2**18  # names of stored blocks kept in memory, over all rollouts: some 30 MB at most
+_KNOWN_BLOCKS = 2**18  # names of stored blocks in memory, of all rollouts: at most about 30 MB
 
 
 FINISHED_FIELD = "finished_ms"  # of a rollout: steps stored from then on are late
@@ -48,7 +47,7 @@ CLAIMED_FIELD = "claimed_by"
 
 
 class Recorder:
-    """Writes steps. `close` when no more come.
+    """Write steps to the store. Call `close` at the end.
 
     `followers` are called with each stored step, the incarnation of its rollout and the result; they must not block.
     """
@@ -71,7 +70,7 @@ class Recorder:
         self._known_count = 0
         self.tasks = BackgroundTasks()
         self._journal = journal
-        self.detached_bytes = 0  # of steps that nobody waits for
+        self.detached_bytes = 0  # of steps whose calls have ended and that are not written yet
         self.store_health = StoreHealth(store, metrics, self._replay)
         if journal is not None:
             metrics.journal_steps.set_function(lambda: journal.pending)
@@ -83,14 +82,14 @@ class Recorder:
 
     @property
     def journaled(self) -> int | None:
-        """How many steps wait in the journal; None if there is none."""
+        """The number of steps in the journal; None without a journal."""
         return None if self._journal is None else self._journal.pending
 
     async def record(self, step: Step, incarnation: str, *, body_bytes: int) -> None:
-        """Store a step. Raises StoreFault if it could not be stored; a deleted rollout's steps are not stored, and counted.
+        """Store a step. Raises StoreFault on failure; steps of a deleted rollout are discarded and counted.
 
-        `body_bytes` is how long request and response were, roughly: big ones are encoded in a thread. If the caller is
-        cancelled meanwhile, the step is stored all the same, and marked as not delivered.
+        `body_bytes` is the approximate length of request and response: large steps are encoded in a thread. If the caller is
+        cancelled meanwhile, the step is stored nevertheless, and marked as undelivered.
         """
         task = self.tasks.start(self._append(step, incarnation, body_bytes, self._origin(step, incarnation)))
         try:
@@ -101,36 +100,36 @@ class Recorder:
             raise
 
     def record_detached(self, step: Step, incarnation: str, *, body_bytes: int) -> None:
-        """Store a step that nobody waits for: its client has left."""
+        """Store a step in the background: its client has disconnected."""
         self._track_bytes(
             self.tasks.start(self._append_detached(step, incarnation, body_bytes, self._origin(step, incarnation))),
             body_bytes,
         )
 
     def mark_undelivered(self, step: Step, incarnation: str) -> None:
-        """Note that the client of a stored step was gone before the end was written."""
+        """Mark a stored step as undelivered: its client disconnected before the end was written."""
         self.tasks.start(self._mark_undelivered_after(None, step, incarnation))
 
     def mark_delivered(self, rollout_id: str, incarnation: str, step_id: str) -> None:
-        """Note that a stored answer was given again, whole: whatever became of it before, its client has it now."""
+        """Mark a step as delivered: its stored response was sent to a retry, completely."""
         self.tasks.start(self._mark(rollout_id, incarnation, DELIVERED_MARK + step_id))
 
     async def close(self) -> None:
-        """Wait until everything taken is written."""
+        """Wait until all steps are written."""
         await self.tasks.wait()
         await self.store_health.close()
         if self._journal is not None:
             self._journal.close()
 
     async def _replay(self) -> None:
-        """Give the store what the journal holds. Raises StorageError, and then the rest waits for the next time."""
+        """Append the journal's entries to the store. Raises StorageError; the remaining entries stay in the journal."""
         if self._journal is not None:
             await self._journal.replay(self._append_from_journal)
 
     async def _append_from_journal(self, entry: StepWrite) -> None:
-        """Give the store an entry of the journal."""
+        """Append an entry of the journal to the store."""
         now_ms = self._clock.now_ms()
-        if not entry.record:  # no step is without a record: a mark
+        if not entry.record:  # an entry without a record is a mark
             with suppress(RolloutDeleted):
                 await self._store.mark(entry.rollout, entry.incarnation, {entry.name: b"1"}, now_ms=now_ms)
             return
@@ -140,12 +139,12 @@ class Recorder:
         try:
             self._note(entry, await self._store.append(entry, now_ms=now_ms))
         except RolloutDeleted:
-            self._note_deleted(entry.name)
+            self._discard(entry.name)
 
     async def _write_to_journal(
         self, step: Step, incarnation: str, body_bytes: int, journal: Journal, origin: Origin
     ) -> None:
-        """Write a step into the journal, with every block it needs: what the store knows then, nobody knows now."""
+        """Write a step to the journal with all its blocks: the store may not have them at replay."""
         step, record = await _encoded(step, set(), body_bytes)
         try:
             await self._write_entry(journal, _entry(step, incarnation, record, origin))
@@ -154,12 +153,12 @@ class Recorder:
         self._count(step)
 
     async def _write_entry(self, journal: Journal, entry: StepWrite) -> None:
-        """Write an entry into the journal. Raises OSError."""
+        """Write an entry to the journal. Raises OSError."""
         await journal.write(entry)
-        self.store_health.probe()  # the store may have come back, and all others been replayed, while this one was written
+        self.store_health.probe()  # the replay of the others may have ended while this was written
 
     def _track_bytes(self, task: "asyncio.Task[None]", body_bytes: int) -> None:
-        """Count what a step holds until it is written, now that its call does not."""
+        """Count the bytes of a step whose call has ended, until the step is written."""
 
         def release(_: "asyncio.Task[None]") -> None:
             self.detached_bytes -= body_bytes
@@ -172,7 +171,7 @@ class Recorder:
         if self._journal is not None and (self._journal.pending or self.store_health.unreachable is not None):
             await self._write_to_journal(
                 step, incarnation, body_bytes, self._journal, origin
-            )  # behind those that wait: order holds
+            )  # behind the entries in the journal, to keep the order
             return
         known = self._known_blocks(step.rollout_id, incarnation)
         step, record = await _encoded(step, known, body_bytes)
@@ -187,7 +186,7 @@ class Recorder:
                 entry = _entry(step, incarnation, record, origin)
                 appended = await self._store.append(entry, now_ms=self._clock.now_ms())
         except RolloutDeleted:
-            self._note_deleted(step.step_id)
+            self._discard(step.step_id)
             return
         except StorageError as error:
             self._metrics.store_operation_failures.labels("append").inc()
@@ -198,7 +197,7 @@ class Recorder:
             raise StoreFault(f"the step could not be stored, so its end is not shown: {error}") from error
         finally:
             self._metrics.store_operation_duration_seconds.labels("append").observe(self._clock.monotonic() - started)
-        if self._known.get((step.rollout_id, incarnation)) is known:  # not forgotten meanwhile
+        if self._known.get((step.rollout_id, incarnation)) is known:  # not evicted meanwhile
             self._remember_blocks(known, record)
         self._note(entry, appended)
         self._count(step)
@@ -206,23 +205,23 @@ class Recorder:
             follow(step, incarnation, appended)
 
     def _origin(self, step: Step, incarnation: str) -> Origin:
-        """What its rollout is restored with, should it have expired: at least its age, so that no step is lost."""
+        """Return what restores the rollout of a step if it has expired: at least its age."""
         known = None if self._origin_of is None else self._origin_of(step.rollout_id, incarnation)
         return known or Origin(round(step.timing.received * 1000))
 
     def _note(self, entry: StepWrite, appended: Appended) -> None:
-        """Count and log what was unusual about an append."""
+        """Count and log late steps and restored rollouts."""
         fields = {"rollout_id": entry.rollout, "step_id": entry.name}
         if appended.is_late:
             self._metrics.late_steps.inc()
             LOG.info("a step ended after its rollout was finished", extra={"fields": fields})
         if appended.is_restored:
             self._metrics.restored_rollouts.inc()
-            LOG.warning("a rollout had expired and is restored (store.ttl_s)", extra={"fields": fields})
+            LOG.warning("an expired rollout is restored by a late step (store.ttl_s)", extra={"fields": fields})
 
-    def _note_deleted(self, step_id: str) -> None:
+    def _discard(self, step_id: str) -> None:
         self._metrics.discarded_steps.inc()
-        LOG.info("a step is not stored: its rollout was deleted", extra={"fields": {"step_id": step_id}})
+        LOG.info("a step is discarded: its rollout was deleted", extra={"fields": {"step_id": step_id}})
 
     async def _append_detached(self, step: Step, incarnation: str, body_bytes: int, origin: Origin) -> None:
         try:
@@ -239,7 +238,7 @@ class Recorder:
             self._metrics.undelivered_steps.inc()
 
     async def _mark(self, rollout_id: str, incarnation: str, mark: str) -> bool:
-        """Set a mark that nobody waits for; whether it is set, or will be."""
+        """Set a mark; return whether it is set, or in the journal."""
         try:
             try:
                 self.store_health.check()
@@ -253,12 +252,12 @@ class Recorder:
         except RolloutDeleted:
             return False  # deleted meanwhile, the step with it
         except (StorageError, OSError) as error:
-            LOG.error("a step is not marked: %s", error, extra={"fields": {"rollout_id": rollout_id, "mark": mark}})
+            LOG.error("cannot mark a step: %s", error, extra={"fields": {"rollout_id": rollout_id, "mark": mark}})
             return False
         return True
 
     def _known_blocks(self, rollout_id: str, incarnation: str) -> set[bytes]:
-        """The blocks of this life of the rollout that are known to be stored; the longest unused are forgotten."""
+        """Return the names of stored blocks of this incarnation; evict the least recently used rollouts."""
         key = (rollout_id, incarnation)
         known = self._known.setdefault(key, set())
         self._known.move_to_end(key)
@@ -274,7 +273,7 @@ class Recorder:
         self._known_count += len(known) - before
 
     def _count(self, step: Step) -> None:
-        """Count a stored step."""
+        """Count a stored step in the metrics."""
         metrics = self._metrics
         metrics.steps.labels(step.status, _fidelity(step)).inc()
         metrics.completion_tokens.labels(step.engine.name).inc(step.sampled)
@@ -284,7 +283,7 @@ class Recorder:
 
 
 async def _encoded(step: Step, known: set[bytes], body_bytes: int) -> tuple[Step, Record]:
-    """The step as it is stored, and its record."""
+    """Return the step as it is stored, and its record."""
     if body_bytes < _ENCODE_IN_THREAD_FROM_BYTES:
         return encode_leniently(step, known)
     return await asyncio.to_thread(encode_leniently, step, known)
@@ -312,10 +311,10 @@ def _entry(step: Step, incarnation: str, record: Record, origin: Origin | None =
 
 
 def _late_if(entry: StepWrite, stored: StoredEntity | None) -> str:
-    """The field whose presence makes an entry of the journal late.
+    """Return the field whose presence makes an entry of the journal late.
 
-    A step that the journal took before its rollout was finished is not late, unless the rollout was given out in a batch since.
-    By the wall clock, where it was finished by now; a step of which that cannot be known is taken to have ended later.
+    A step that was journaled before its rollout was finished is not late, unless the rollout was claimed in a batch since.
+    Times are compared by the wall clock; a step of unknown time counts as late.
     """
     finished = None if stored is None else stored.fields.get(FINISHED_FIELD)
     if finished is None:
@@ -328,5 +327,5 @@ def _late_if(entry: StepWrite, stored: StoredEntity | None) -> str:
 
 
 def _fidelity(step: Step) -> str:
-    """How a step is counted: exact, flagged, or an error (which has no tokens to be either)."""
+    """Return the fidelity under which a step is counted: exact, flagged or error."""
     return "error" if step.status == "error" else "exact" if step.exact else "flagged"

@@ -1,7 +1,7 @@
-"""The places of calls: a rollout that takes so many steps takes no call that would be one more, those in flight counted.
+"""Step reservations of calls in flight, for rollouts with a limit of steps.
 
-Holds a call's place from its admission on: kept while the call lasts, let go if it is never made. A call that is made has
-a step, and the store gives the place to that. It must not know what the limit is: the store gave the place or did not.
+A call leases a reservation from its admission on, and releases it if it is never sent. A call that is sent has a step, which
+takes the reservation over in the store.
 """
 
 import asyncio
@@ -14,48 +14,48 @@ from storage.errors import StorageError
 from storage.store import Store
 from storage.types import Reservation
 
-LEASE_MS: Final = 60_000  # so long are the places of a process that died counted
-_RENEW_S: Final = 20.0
+LEASE_MS: Final = 60_000  # reservations of a process that died count for this long
+_RENEWAL_INTERVAL_S: Final = 20.0
 
 
 class StepReservations:
-    """The places that calls of this process hold. `hold` runs what nobody waits for."""
+    """The reservations of calls of this process. `start` runs background tasks."""
 
-    def __init__(self, store: Store, hold: Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]) -> None:
+    def __init__(self, store: Store, start: Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]) -> None:
         self._store = store
-        self._hold = hold
+        self._start = start
         self._unused: set[str] = set()
 
     def __repr__(self) -> str:
-        return f"<Places {len(self._unused)} of calls not made yet>"
+        return f"<StepReservations {len(self._unused)} unused>"
 
     @asynccontextmanager
     async def kept(self, rollout: Rollout, step_id: str) -> AsyncIterator[None]:
-        """The place that was given for a step, if one was, until the context is left. Nothing is awaited on the way in."""
+        """Renew the reservation of a step, if it has one, inside the context. Entering it does not await."""
         if not rollout.has_reservation:
             yield
             return
         self._unused.add(step_id)
-        renewing = self._hold(self._renew(rollout, step_id))
+        renewing = self._start(self._renew(rollout, step_id))
         try:
             yield
         finally:
             renewing.cancel()
             if step_id in self._unused:
                 self._unused.remove(step_id)
-                self._hold(self._lease(rollout, step_id, 0))
+                self._start(self._lease(rollout, step_id, 0))
 
     def use(self, step_id: str) -> None:
-        """The call is made: whatever becomes of it, its step will take the place."""
+        """Mark the reservation as used: the call is sent, and its step takes it over."""
         self._unused.discard(step_id)
 
     async def _renew(self, rollout: Rollout, step_id: str) -> None:
         while True:
-            await asyncio.sleep(_RENEW_S)
+            await asyncio.sleep(_RENEWAL_INTERVAL_S)
             await self._lease(rollout, step_id, LEASE_MS)
 
     async def _lease(self, rollout: Rollout, step_id: str, lease_ms: int) -> None:
-        with suppress(StorageError):  # it will come free by itself
+        with suppress(StorageError):  # the lease expires
             await self._store.reservations.extend(
                 rollout.rollout_id, rollout.incarnation, Reservation(step_id, lease_ms)
             )

@@ -1,8 +1,4 @@
-"""A rollout as the proxy knows it: its terms, its state, and how both lie in the store's fields.
-
-Holds the frozen `Rollout`, read out of a `StoredEntity`, and the names of the fields and marks that carry it. It neither
-reads nor writes the store.
-"""
+"""Rollouts: their values, and how the store's fields and marks represent them."""
 
 import unicodedata
 from collections.abc import Mapping
@@ -19,11 +15,11 @@ from storage.types import LATE_MARK, Origin, StoredEntity
 UNDELIVERED_MARK = "undelivered:"
 
 
-DELIVERED_MARK = "delivered:"  # its client asked again and got the answer then
+DELIVERED_MARK = "delivered:"  # a retry of its client got the stored response
 
 
-RESULT: Final = "osmosis"  # in the metadata: what a rollout server reported, or an agent claims it did
-DRIFT_FIELD: Final = "drift"  # counted when the rollout was finished, and completed since
+RESULT: Final = "osmosis"  # in the metadata: the result that a rollout server or an agent reported
+DRIFT_FIELD: Final = "drift"  # counted when the rollout is finished, and completed later
 UNEXPLAINED: Final = "unexplained"
 FINISHED: Final = ("completed", "failed", "aborted", "truncated")
 STATUSES: Final = ("open", "limited", *FINISHED)
@@ -31,7 +27,7 @@ STATUSES: Final = ("open", "limited", *FINISHED)
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much a rollout may take; None: no limit. `deadline_s` counts from its creation."""
+    """The limits of a rollout; None: unlimited. `deadline_s` counts from its creation."""
 
     max_steps: int | None = None
     max_tokens: int | None = None
@@ -40,22 +36,22 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class CountedDrift:
-    """How many places of drift a finished rollout has, by kind, and in how many of its steps they were sought."""
+    """The number of drift boundaries of a finished rollout by kind, and the number of steps searched."""
 
     kinds: Mapping[str, int]
     steps: int
 
     @property
     def unexplained(self) -> int:
-        """How many of them have no kind yet."""
+        """The number of boundaries without a kind."""
         return self.kinds.get(UNEXPLAINED, 0)
 
     def knows_more_than(self, before: "CountedDrift") -> bool:
-        """Whether this was found in more steps, or in as many with fewer places left unexplained."""
+        """Whether this covers more steps, or as many with fewer unexplained boundaries."""
         return (self.steps, -self.unexplained) > (before.steps, -before.unexplained)
 
     def known_since(self, before: "CountedDrift | None") -> dict[str, int]:
-        """Return by kind what was not known before."""
+        """Return by kind the boundaries that were not counted before."""
         known = {} if before is None else before.kinds
         more = {kind: count - known.get(kind, 0) for kind, count in self.kinds.items() if kind != UNEXPLAINED}
         return {kind: count for kind, count in more.items() if count > 0}
@@ -63,10 +59,10 @@ class CountedDrift:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """A rollout as it stands. Times are unix milliseconds.
+    """A rollout. Times are Unix milliseconds.
 
-    `step_rewards` are by step id: a number, or one for each sampled token. `claimed_by` is the first batch that its group was
-    in, from which on its rewards stay as they are. `policy_version` is the one announced; a call that opens it is told.
+    `step_rewards` are by step ID: a number, or one for each sampled token. `claimed_by` is the first batch of its group; since
+    then its rewards are frozen. `policy_version` is the announced one when the rollout was read.
     """
 
     rollout_id: str
@@ -87,47 +83,44 @@ class Rollout:
     tools: tuple[dict[str, Any], ...] = ()
     limits: Limits = field(default_factory=Limits)
     osmosis: Mapping[str, Any] = field(default_factory=dict)  # of its dispatch: server, protocol, state
-    result: Mapping[str, Any] | None = None  # that its rollout server reported: status, reward
-    reply: Mapping[str, str] = field(default_factory=dict)  # what replies tell of tokens
+    result: Mapping[str, Any] | None = None  # reported by its rollout server: status, reward
+    reply: Mapping[str, str] = field(default_factory=dict)  # which token fields responses have
     counts: Mapping[str, int] = field(default_factory=dict)
-    drift: CountedDrift | None = None  # None while nobody counted it
-    has_reservation: bool | None = None  # whether a call of it has one; None where any number of steps fits
-    origin: Origin = field(default=Origin(0), repr=False, compare=False)  # what the store knew of it, as it was read
+    drift: CountedDrift | None = None  # None until it is counted
+    has_reservation: bool | None = None  # of the call that opened it; None without a limit of steps
+    origin: Origin = field(default=Origin(0), repr=False, compare=False)  # its fields in the store when it was read
 
     @property
     def is_finished(self) -> bool:
-        """Whether it takes no more calls."""
+        """Whether the rollout is finished."""
         return self.status in FINISHED
 
     @property
     def is_drift_known(self) -> bool:
-        """Whether the drift of all its steps is counted, and every place of it has its kind."""
+        """Whether the drift of all steps is counted, and every boundary has a kind."""
         return self.drift is not None and not self.drift.unexplained and self.drift.steps >= self.counts.get("steps", 0)
 
     @property
     def retries_by_body(self) -> bool:
-        """Whether equal bodies are one call and its retries, as in rollouts that a rollout server runs."""
+        """Whether calls with equal bodies are retries of one call, as in rollouts of rollout servers."""
         return bool(self.osmosis)
 
     @property
     def is_starting(self) -> bool:
-        """Whether a rollout server was asked for it that has not named its tools yet."""
+        """Whether it waits for the tools from its rollout server."""
         return self.osmosis.get("state") == "starting" and not self.is_finished
 
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What was learnt of a rollout's steps after they were stored, or with it: the ids of steps.
-
-    `late`: stored after the rollout was finished.
-    """
+    """The IDs of steps that are marked as undelivered, or as late (stored after the rollout was finished)."""
 
     undelivered: frozenset[str]
     late: frozenset[str] = frozenset()
 
 
 def read_rollout(stored: StoredEntity) -> Rollout:
-    """The rollout that these fields describe."""
+    """Return the rollout from its stored fields."""
     fields = {name: orjson.loads(value) for name, value in stored.fields.items() if name != "opened_with"}
     sampling = fields.get("sampling") or {}
     return Rollout(
@@ -159,45 +152,45 @@ def read_rollout(stored: StoredEntity) -> Rollout:
 
 
 def write_fields(values: Mapping[str, Any]) -> dict[str, bytes]:
-    """Fields of a rollout as the store keeps them; None means absent and is left out.
+    """Return the stored fields of a rollout; None values are omitted.
 
-    `max_steps` is told to the store as `places` too, which gives them out to calls.
+    `max_steps` is also the field `places`, from which the store leases reservations to calls.
     """
     values = {**values, "places": (values.get("limits") or {}).get("max_steps")}
     return {name: orjson.dumps(value) for name, value in values.items() if value is not None}
 
 
 def own_metadata(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the metadata without a reported result, for answers that have many rollouts: a result is up to 64 kB."""
+    """Return the metadata without a reported result, for responses with many rollouts: a result has up to 64 kB."""
     return {name: value for name, value in metadata.items() if name != RESULT} if RESULT in metadata else metadata
 
 
 def read_marks(marks: Mapping[str, bytes]) -> Marks:
-    """What the marks of a rollout say, by step id."""
+    """Return the marks of a rollout's steps."""
     return Marks(
         undelivered=_named(marks, UNDELIVERED_MARK) - _named(marks, DELIVERED_MARK),
         late=_named(marks, LATE_MARK),
     )
 
 
-def _drift(said: Any, steps: int) -> CountedDrift | None:
-    """The drift of a rollout; None where it was counted in steps that are gone, since the rollout expired and is restored."""
-    return CountedDrift(**said) if said and said["steps"] <= steps else None
+def _drift(counted: Any, steps: int) -> CountedDrift | None:
+    """Return the drift of a rollout; None if it was counted in steps that are gone because the rollout expired."""
+    return CountedDrift(**counted) if counted and counted["steps"] <= steps else None
 
 
 def _named(marks: Mapping[str, bytes], kind: str) -> frozenset[str]:
-    """The ids of the steps that have a mark of this kind."""
+    """Return the IDs of the steps with a mark of this kind."""
     return frozenset(name.removeprefix(kind) for name in marks if name.startswith(kind))
 
 
 MAX_ID_CHARACTERS = 256
 
 
-_UNPRINTABLE = ("Cc", "Cs")  # control characters; halves of surrogate pairs, which no UTF-8 can carry
+_UNPRINTABLE = ("Cc", "Cs")  # control characters; surrogates, which UTF-8 cannot encode
 
 
 def checked_id(name: str, *, what: str = "rollout id") -> str:
-    """The id, if it may be one. Raises BadCall."""
+    """Return the ID if it is valid. Raises BadCall."""
     if not 1 <= len(name) <= MAX_ID_CHARACTERS:
         raise BadCall(f"a {what} has 1 to {MAX_ID_CHARACTERS} characters, this one has {len(name)}", param="rollout_id")
     for place, character in enumerate(name):
@@ -210,5 +203,5 @@ def checked_id(name: str, *, what: str = "rollout id") -> str:
 
 
 def no_rollout(name: str) -> NotFound:
-    """The error for a rollout that is not there."""
+    """Return the error for a rollout that does not exist."""
     return NotFound(f"there is no rollout {name!r}", param="rollout_id")

@@ -15,27 +15,27 @@ from storage.store import Store
 
 T = TypeVar("T")
 
-_PAGE = 200  # records read from the store at once
+_PAGE = 200  # records per read from the store
 
 
-LONG = 32  # steps that take some milliseconds to decode, join and write
-_TOKENS_OF_A_STEP = 1024  # that many tokens take as long as a short step,
-_MESSAGES_OF_A_STEP = 64  # and so do so many messages,
-_BLOCKS_OF_A_STEP = 16  # and blocks that are read
+LONG = 32  # short steps, which take some milliseconds to decode, join and write
+_TOKENS_OF_A_STEP = 1024  # tokens that take as long as a short step
+_MESSAGES_OF_A_STEP = 64  # messages that do
+_BLOCKS_OF_A_STEP = 16  # blocks that do
 
 
 async def read_steps(store: Store, rollout: Rollout, *, whole: bool) -> list[Step]:
-    """All steps of a rollout, as delivered as they turned out to be.
+    """Return all steps of a rollout, with their delivery and lateness from its marks.
 
-    Without `whole`, requests and responses stay unread: rows of ids need neither.
+    Without `whole`, requests and responses are not decoded: rows of ids need neither.
     """
     if rollout.counts.get("steps", 0) < _PAGE:
-        told = await store.read_all(rollout.rollout_id, _PAGE)
-        if told is None or told.rollout.incarnation != rollout.incarnation:
+        full = await store.read_all(rollout.rollout_id, _PAGE)
+        if full is None or full.rollout.incarnation != rollout.incarnation:
             raise no_rollout(rollout.rollout_id)
-        if len(told.records) < _PAGE:
-            reader = BlockReader(told.blocks)
-            return await _decode(rollout.rollout_id, told.records, 0, reader, told.marks, whole=whole)
+        if len(full.records) < _PAGE:
+            reader = BlockReader(full.blocks)
+            return await _decode(rollout.rollout_id, full.records, 0, reader, full.marks, whole=whole)
     records: list[bytes] = []
     while len(records) % _PAGE == 0 and (page := await store.read(rollout.rollout_id, len(records), _PAGE)):
         records += page
@@ -43,12 +43,12 @@ async def read_steps(store: Store, rollout: Rollout, *, whole: bool) -> list[Ste
 
 
 async def aside(weight: int, work: Callable[[], T]) -> T:
-    """Run work on many steps, or on long ones, in a thread, so that it does not block the event loop."""
+    """Run work in a thread if it is heavy (`weight_of`), so that it does not block the event loop."""
     return await in_thread_if(weight, LONG - 1, work)
 
 
 def weight_of(steps: Sequence[Step]) -> int:
-    """Return how much work these steps are, for `aside`: a unit for each choice, and more for many tokens or messages."""
+    """Return the weight of these steps for `aside`: 1 per choice, and more for many tokens or messages."""
     tokens = sum(step.sampled + sum(map(len, step.prompts)) for step in steps)
     messages = sum(len(found) for step in steps if isinstance(found := step.request.get("messages"), list))
     long = tokens // _TOKENS_OF_A_STEP + messages // _MESSAGES_OF_A_STEP
@@ -56,7 +56,7 @@ def weight_of(steps: Sequence[Step]) -> int:
 
 
 def facts_of(rollout: Rollout) -> RolloutFacts:
-    """What exported rows tell of a rollout."""
+    """Return the facts of a rollout that exported rows contain."""
     return RolloutFacts(
         rollout_id=rollout.rollout_id,
         group_id=rollout.group_id,
@@ -71,10 +71,12 @@ def facts_of(rollout: Rollout) -> RolloutFacts:
 async def decode_records(
     store: Store, rollout: Rollout, records: Sequence[bytes], start: int, *, whole: bool
 ) -> list[Step]:
-    """The steps of records, the first of which stands at `start`.
+    """Return the steps of records; `start` is the index of the first.
 
-    Blocks are read after records: so none is missing that a record leans on. Raises NotFound if the rollout is not the
-    one it was when its records were read: half of it, or halves of two, would be shown.
+    Blocks are read after records, so that no required block is missing.
+
+    Raises:
+        NotFound: The rollout was deleted or created again since its records were read.
     """
     name = rollout.rollout_id
     reader = BlockReader(await store.blocks(name))
@@ -91,7 +93,7 @@ async def _decode(
     read = read_marks(marks)
 
     def decoded() -> list[Step]:
-        return [_read(name, record, reader, start + at, read, whole=whole) for at, record in enumerate(records)]
+        return [_read(name, record, reader, start + offset, read, whole=whole) for offset, record in enumerate(records)]
 
     return await aside(len(records) + reader.count // _BLOCKS_OF_A_STEP, decoded)
 
@@ -108,7 +110,7 @@ def _read(name: str, record: bytes, reader: BlockReader, index: int, marks: Mark
 
 
 async def check_step_rewards(store: Store, rollout: Rollout, rewards: Mapping[str, float | list[float]]) -> None:
-    """Raises NotValid for rewards of a step that is not there, or that has not as many tokens."""
+    """Raise NotValid for rewards of a step that does not exist, or that has another number of tokens."""
     for step_id, given in rewards.items():
         found = await store.find(rollout.rollout_id, step_id)
         if found is None:
@@ -125,7 +127,7 @@ async def check_step_rewards(store: Store, rollout: Rollout, rewards: Mapping[st
 
 
 async def read_step(store: Store, rollout_id: str, step_id: str) -> Step | None:
-    """One step, whole; None if the rollout, or it, is not there."""
+    """Return one whole step; None if the rollout or the step does not exist."""
     stored = await store.get(rollout_id)
     found = None if stored is None else await store.find(rollout_id, step_id)
     if stored is None or found is None:

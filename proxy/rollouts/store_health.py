@@ -1,8 +1,7 @@
-"""How the store stands: there, or known to be away.
+"""The health of the store: reachable, or unreachable since a command failed.
 
-Holds the one memory of a store that failed and the task that asks it until it is back. It writes no step and refuses no
-call itself: the recorder and the model API ask it. Rule: being away is learnt from a verb that failed and never guessed,
-and is over when the store has taken a write, since a store that is full or read-only still answers a PING.
+The store counts as unreachable after a failed command, and as reachable after a successful write: a store that is full or
+read-only still replies to PING.
 """
 
 import asyncio
@@ -13,44 +12,44 @@ from proxy.telemetry.metrics import Metrics
 from storage.errors import StorageError, StoreUnreachable
 from storage.store import Store
 
-_INTERVALS_S = (0.05, 0.1, 0.2, 0.5, 1.0)  # between two probes; the last one again and again
+_INTERVALS_S = (0.05, 0.1, 0.2, 0.5, 1.0)  # between probes; the last one repeats
 _PROBE_TIMEOUT_S = 2.0
-PROBE = "probe"  # a constant of the store: what writes it, writes nothing new after the first time
+PROBE = "probe"  # a constant of the store: only the first write of it changes the store
 
 
 class StoreHealth:
-    """Whether the store is away. `back` is awaited when it has come back, and may find it away again."""
+    """Whether the store is reachable. `back` is awaited after each recovery; it may fail, which continues the probes."""
 
     def __init__(self, store: Store, metrics: Metrics, back: Callable[[], Awaitable[None]]) -> None:
         self._store = store
         self._metrics = metrics
         self._back = back
         self._probing: asyncio.Task[None] | None = None
-        self.unreachable: str | None = None  # why, while it is
+        self.unreachable: str | None = None  # the reason, or None while the store is reachable
 
     def __repr__(self) -> str:
-        return f"<Standing {self.unreachable or 'there'}>"
+        return f"<StoreHealth {self.unreachable or 'reachable'}>"
 
     def check(self) -> None:
-        """Raise StoreUnreachable while the store is known to be away."""
+        """Raise StoreUnreachable while the store is known to be unreachable."""
         if self.unreachable is not None:
             raise StoreUnreachable(self.unreachable)
 
     def failed(self, error: StorageError) -> None:
-        """A verb failed. If that means the store is away, it is looked for from now on."""
+        """Handle a failed command: if the store is unreachable, start probing it."""
         if isinstance(error, StoreUnreachable) and self.unreachable is None:
-            LOG.error("the store is away: %s", error)
+            LOG.error("the store is unreachable: %s", error)
             self.unreachable = str(error)
             self._metrics.store_up.set(0)
             self.probe()
 
     def probe(self) -> None:
-        """Look for the store until it is there, and `back` has done its work."""
+        """Probe the store until it is reachable and `back` has succeeded."""
         if self._probing is None:
             self._probing = asyncio.get_running_loop().create_task(self._probe_until_reachable())
 
     async def close(self) -> None:
-        """Look for it no more."""
+        """Stop the probes."""
         if self._probing is not None:
             self._probing.cancel()
             await asyncio.wait([self._probing])
@@ -63,7 +62,7 @@ class StoreHealth:
                     await self._store.ping()
                     await self._store.set_once(PROBE, b"1")
                 if self.unreachable is not None:
-                    LOG.info("the store is back")
+                    LOG.info("the store is reachable again")
                 self.unreachable = None
                 self._metrics.store_up.set(1)
                 await self._back()

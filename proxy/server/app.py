@@ -1,7 +1,4 @@
-"""The composition root: everything is put together here and nowhere else.
-
-Holds `make_app`, the opening and closing of the long-lived parts, and the one place where failures become answers.
-"""
+"""The composition root: makes the applications, and opens and closes the services that they share."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -52,17 +49,17 @@ from proxy.upstream.tokenizers import Tokenizers
 from storage import StoreOptions, open_store
 from storage.store import Store
 
-_CUT_BEFORE_S = 0.05
+_ABORT_MARGIN_S = 0.05
 _SECRET = "minting-secret"  # noqa: S105 - the name of a constant in the store
 
 
 def make_app(
     settings: Settings, store: Store | None = None, clock: Clock | None = None, crew: WorkerSlot | None = None
 ) -> web.Application:
-    """The application with both APIs, or the model API alone where the control API has a port of its own.
+    """Return the application with both APIs, or with the model API alone if the control API has its own port.
 
-    A store that is given stays its giver's to close. Opening happens at start-up; StorageError and ValueError say why
-    it failed.
+    The caller closes a `store` that it passes. Services are opened at start-up, which raises StorageError or ValueError on
+    failure.
     """
     app = _new_app()
     app[CALLS] = CALL_ROUTES
@@ -72,12 +69,12 @@ def make_app(
         app.add_routes(_control_routes(settings))
     if settings.atropos.enabled:
         app.add_routes(SESSION_CALL_ROUTES)
-    app.router.add_route("*", r"/{path:[\s\S]*}", answer)  # an encoded newline, too, is ours to refuse
+    app.router.add_route("*", r"/{path:[\s\S]*}", answer)  # also paths with an encoded newline
     return app
 
 
 def make_control_app(settings: Settings, app: web.Application) -> web.Application:
-    """The control API alone, sharing the parts of a started application."""
+    """Return the control API alone, which shares the services of a started application."""
     control = _new_app()
     control[CONTEXT] = app[CONTEXT]
     control[ROLLOUT_SERVERS] = app[ROLLOUT_SERVERS]
@@ -86,7 +83,7 @@ def make_control_app(settings: Settings, app: web.Application) -> web.Applicatio
 
 
 def store_options(settings: StoreSettings) -> StoreOptions:
-    """The store's options as the storage package takes them."""
+    """Return the options for the storage package from the settings."""
     return StoreOptions(
         prefix=settings.prefix,
         ttl_s=settings.ttl_s,
@@ -122,10 +119,10 @@ def _context_lifespan(
                 lambda: context.memory_limit.oldest_s(context.clock.monotonic())
             )
             app[CONTEXT] = context
-            app.on_shutdown.append(_say_so)
+            app.on_shutdown.append(_begin_shutdown)
             settling = context.recorder.tasks.start(context.completion.settle_all())
             yield
-            settling.cancel()  # the next start settles what is left
+            settling.cancel()  # the next start completes what is left
 
     return lifespan
 
@@ -138,13 +135,13 @@ async def _make_context(
     clock: Clock,
     crew: WorkerSlot | None,
 ) -> Context:
-    """The parts, made in the order in which they need each other; the stack closes them in the other order."""
+    """Make the services in the order of their dependencies; the stack closes them in reverse."""
     collectors = CollectorRegistry()
     metrics = make_metrics(collectors)
     worker_metrics = _kept(stack, WorkerMetrics(collectors, metrics, crew))
     await worker_metrics.start()
     opened = store or _kept(stack, await open_store(settings.store.url, store_options(settings.store)))
-    secret = await opened.set_once(_SECRET, clock.entropy(32))  # first: a start without a store ends here
+    secret = await opened.set_once(_SECRET, clock.entropy(32))  # first: a start without a store fails here
     upstream = _kept(stack, Upstream(settings.engines, metrics))
     lifetimes = await _kept(stack, Lifetimes(opened, metrics)).start()
     audit = _kept(stack, _audit(settings, upstream, metrics, clock))
@@ -152,7 +149,7 @@ async def _make_context(
     tokenizers = Tokenizers(settings.engines.endpoints)
     registry = _registry(opened, settings, metrics, [upstream.replace, tokenizers.replace])
     pause = _pause(opened, clock, settings.agents, registry)
-    app[ROLLOUT_SERVERS] = _kept(stack, RolloutServers(settings.osmosis))  # closed before the recorder: it notes cuts
+    app[ROLLOUT_SERVERS] = _kept(stack, RolloutServers(settings.osmosis))  # closed before the recorder, which it uses
     await _kept(stack, pause).start()
     policy, stopping = Policy(), asyncio.Event()
     drift_totals = DriftTotals(DriftReporter(opened, clock, metrics, upstream, tokenizers), recorder.tasks, stopping)
@@ -235,14 +232,14 @@ def _kept(stack: AsyncExitStack, thing: _Kept) -> _Kept:
     return thing
 
 
-async def _say_so(app: web.Application) -> None:
-    """Called when nothing is accepted any more, and calls in flight are still being answered."""
+async def _begin_shutdown(app: web.Application) -> None:
+    """Mark the process as stopping: no connections are accepted, and calls in flight continue."""
     context = app[CONTEXT]
     context.stopping.set()
 
-    def cut() -> None:
+    def abort_calls() -> None:
         for call in tuple(context.memory_limit.calls):
             call.stop("the proxy was stopped")
 
-    # Just before aiohttp cancels what is left: a step is to say who ended its call.
-    asyncio.get_running_loop().call_later(max(context.settings.drain_timeout_s - _CUT_BEFORE_S, 0), cut)
+    # Just before aiohttp cancels the remaining calls, so that their steps record the reason.
+    asyncio.get_running_loop().call_later(max(context.settings.drain_timeout_s - _ABORT_MARGIN_S, 0), abort_calls)

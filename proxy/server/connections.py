@@ -1,7 +1,7 @@
-"""Connections of clients: aiohttp's own server, with our answer to what is not HTTP.
+"""Connections of clients: aiohttp's server, with JSON errors for requests that are not valid HTTP.
 
-aiohttp answers requests that it cannot parse by itself, in plain text with Python's representation of the bytes. Here they
-get a JSON error. It has no public hook for that, nor for its protocol class, so three of its methods are overridden.
+aiohttp (3.14) responds to requests that it cannot parse in plain text, with Python's representation of the bytes. It has no
+public hook for that, nor for its protocol class, so three of its methods are overridden.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from proxy.errors import BadCall, ExpectationFailed, ProxyError
 from proxy.protocols.dialects.base import openai_error
 from proxy.telemetry.logs import WIRE_LOG
 
-# By class, the first that fits. The status of each is 400 in aiohttp, whatever the fault.
+# By class; the first match applies. The status of each is 400 in aiohttp.
 _REASONS: Final[tuple[tuple[type[Exception], str], ...]] = (
     (http_exceptions.LineTooLong, "the request line or a header is too long"),
     (http_exceptions.InvalidHeader, "a header is not valid"),
@@ -27,10 +27,10 @@ _REASONS: Final[tuple[tuple[type[Exception], str], ...]] = (
 
 
 class Runner(web.AppRunner):
-    """Runs an application; `options` are those of aiohttp's `RequestHandler`."""
+    """Run an application; `options` are those of aiohttp's `RequestHandler`."""
 
     def __init__(self, app: web.Application, *, shutdown_timeout: float, **options: Any) -> None:
-        # handler_cancellation: a client that leaves cancels its call at once, also while we wait for the engine.
+        # handler_cancellation: a disconnect cancels the call at once, also while it waits for the engine.
         super().__init__(app, handler_cancellation=True, shutdown_timeout=shutdown_timeout, **options)
         self._options = options
 
@@ -39,7 +39,7 @@ class Runner(web.AppRunner):
 
 
 class _Server(web.Server):
-    """An application's server whose connections are ours."""
+    """An application's server with `_Connection` as its protocol."""
 
     def __init__(self, server: web.Server, options: dict[str, Any]) -> None:
         super().__init__(
@@ -57,7 +57,7 @@ _Handler: TypeAlias = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 def _with_known_expectations(handle: _Handler) -> _Handler:
-    """Answer an `Expect` header that nobody knows, which aiohttp refuses before any middleware, in plain text."""
+    """Respond to an unknown `Expect` header, which aiohttp refuses in plain text before any middleware."""
 
     async def handled(request: web.BaseRequest) -> web.StreamResponse:
         if request.headers.get("Expect", "100-continue").lower() != "100-continue":
@@ -75,8 +75,8 @@ class _Connection(web.RequestHandler):
     def close(self) -> None:
         """Stop reading requests.
 
-        aiohttp (3.14) drops what comes after this. A connection that was accepted a moment ago begins to wait for a request
-        only now, and its client would wait for as long as an idle connection may.
+        aiohttp (3.14) drops data that arrives after this. A new connection begins to wait for a request only
+        now, and its client would wait until the idle timeout.
         """
         super().close()
         asyncio.get_running_loop().call_soon(self._close_if_waiting)
@@ -92,7 +92,7 @@ class _Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """The answer to a request that aiohttp could not parse, or whose handler failed outside of our middleware."""
+        """Return the response to a request that aiohttp could not parse, or whose handler failed outside our middleware."""
         if request.writer.output_size > 0:
             raise ConnectionError("a part of an answer was sent: the connection ends instead of another answer")
         answer = _answer(exc)

@@ -27,14 +27,14 @@ from storage.errors import StoreUnreachable
 from storage.store import Store
 
 _CONTROL_DRAIN_TIMEOUT_S = (
-    5  # the control API is open until the last call has ended; requests that wait there then are aborted
+    5  # the control API listens until the last call has ended; requests that wait there then are aborted
 )
-_LINGERING_S = 2  # how long the rest of a refused body is read, so that its sender sees the refusal
+_LINGER_TIMEOUT_S = 2  # how long the rest of a refused body is read, so that its sender receives the error
 
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """Where a running process listens; `control_url` is `url` unless the control API has a port of its own."""
+    """The URLs of a running process; `control_url` is `url` unless the control API has its own port."""
 
     url: str
     control_url: str
@@ -44,10 +44,10 @@ class RunningServer:
 async def running(
     settings: Settings, store: Store | None = None, clock: Clock | None = None, crew: WorkerSlot | None = None
 ) -> AsyncIterator[RunningServer]:
-    """The proxy, listening. A port of 0 takes a free one. Raises OSError, ValueError or StorageError if it cannot.
+    """Run the proxy and listen; port 0 selects a free port. Raises OSError, ValueError or StorageError on failure.
 
-    While the store is away it waits, and a stand-in listens. With a `crew`, it is one of several processes that share the
-    port.
+    While the store is unreachable, a standby application listens. With a `crew`, this is one of several processes that share
+    the port.
     """
     async with AsyncExitStack() as stack:
         served: RunningServer | None = None
@@ -55,7 +55,7 @@ async def running(
             try:
                 served = await stack.enter_async_context(_started(settings, store, clock, crew))
             except StoreUnreachable as error:
-                await _until_there(settings, store, StandbyApp(str(error)), shared=crew is not None)
+                await _stand_by(settings, store, StandbyApp(str(error)), shared=crew is not None)
         yield served
 
 
@@ -80,22 +80,22 @@ async def _started(
             await asyncio.sleep(settings.shutdown_delay_s)
 
 
-async def _until_there(settings: Settings, store: Store | None, stand_in: StandbyApp, *, shared: bool) -> None:
-    """Listen, and say that there is no store yet, until there is one."""
+async def _stand_by(settings: Settings, store: Store | None, standby: StandbyApp, *, shared: bool) -> None:
+    """Listen with the standby application until the store is reachable."""
     async with AsyncExitStack() as stack:
         tls = _tls(settings.listen_tls)
         for listen in filter(None, (settings.listen, settings.control.listen)):
-            app, idle_timeout_s = stand_in.make_app(), settings.agents.idle_timeout_s
+            app, idle_timeout_s = standby.make_app(), settings.agents.idle_timeout_s
             await _listen(
                 stack, app, listen, tls, idle_timeout_s, drain_timeout_s=_CONTROL_DRAIN_TIMEOUT_S, shared=shared
             )
-        await stand_in.until_there(settings.store, store)
+        await standby.wait_for_store(settings.store, store)
 
 
 def _control_api(
     settings: Settings, listen: str, tls: ssl.SSLContext | None, urls: list[str], *, shared: bool
 ) -> Callable[[web.Application], AsyncIterator[None]]:
-    """The control API on its own port: there until the calls in flight have ended, so that /ready says what goes on."""
+    """Return the lifespan of the control API on its own port; it listens until the calls in flight have ended."""
 
     async def control_api(app: web.Application) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
@@ -111,7 +111,7 @@ def _control_api(
 
 @asynccontextmanager
 async def simulating(listen: str, options: Options) -> AsyncIterator[str]:
-    """The simulator, listening: its URL."""
+    """Run the simulator and listen; yield its URL."""
     from proxy.simulator.server import make_engine  # noqa: PLC0415 - a proxy before an engine needs none of it
 
     async with AsyncExitStack() as stack:
@@ -120,7 +120,7 @@ async def simulating(listen: str, options: Options) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def with_an_engine(settings: Settings) -> AsyncIterator[tuple[Settings, bool]]:
-    """The settings with at least one engine: where none is configured, the simulator is started (and True given)."""
+    """Yield settings with at least one engine, and whether the simulator was started because none is configured."""
     if settings.engines.endpoints:
         yield settings, False
         return
@@ -131,13 +131,15 @@ async def with_an_engine(settings: Settings) -> AsyncIterator[tuple[Settings, bo
 
 
 def _tls(settings: ListenTlsSettings) -> ssl.SSLContext | None:
-    """What to listen with. Raises ValueError for files that are no certificate and its key."""
+    """Return the TLS context, if configured. Raises ValueError for an invalid certificate or key."""
     if settings.cert_file is None:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
-        context.load_cert_chain(settings.cert_file, settings.key_file, password="")  # none, rather than ask a terminal
-    except OSError as error:  # ssl's own error is one
+        context.load_cert_chain(
+            settings.cert_file, settings.key_file, password=""
+        )  # empty, to prevent a prompt in the terminal
+    except OSError as error:  # ssl.SSLError is one
         raise ValueError(f"listen_tls: {settings.cert_file} and {settings.key_file} cannot be used: {error}") from error
     return context
 
@@ -152,20 +154,20 @@ async def _listen(
     drain_timeout_s: float,
     shared: bool = False,
 ) -> str:
-    """Start an application on an address, stopped by the stack, which waits `drain_timeout_s` for its calls; its URL.
+    """Start an application on an address and return its URL; the stack stops it, with `drain_timeout_s` for its calls.
 
-    If `shared`, other processes listen there too, and the kernel deals connections out among them.
+    If `shared`, other processes listen there too, and the kernel distributes the connections (SO_REUSEPORT).
     """
     host, port = split_listen(listen)
-    # keepalive_timeout: aiohttp (3.14) applies it to the head of the first request as well, however slowly it comes.
-    # auto_decompress: bodies are decompressed by `reading`, within its bounds.
+    # keepalive_timeout: aiohttp (3.14) applies it to the head of the first request as well.
+    # auto_decompress: `body_reader` decompresses bodies, within its limits.
     runner = Runner(
         app,
         access_log=None,
         logger=WIRE_LOG,
         shutdown_timeout=drain_timeout_s,
         keepalive_timeout=idle_timeout_s,
-        lingering_time=_LINGERING_S,
+        lingering_time=_LINGER_TIMEOUT_S,
         auto_decompress=False,
     )
     stack.push_async_callback(runner.cleanup)

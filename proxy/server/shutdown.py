@@ -1,8 +1,4 @@
-"""The wish that this process stops: heard at any time, from its start on.
-
-Holds what a first wish does (it ends what is being started, or the waiting) and what a second one does (it ends the process
-at once). What stops, and in which order, is the business of whoever waits.
-"""
+"""Shutdown by signals: the first one stops the process gracefully, also during its start; a second one kills it."""
 
 import asyncio
 import gc
@@ -12,66 +8,64 @@ from contextlib import contextmanager
 from typing import Final
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
-_COLLECT_EVERY: Final = (
-    10_000  # containers more than were freed (Python: 700); of a call's, reference counts free nearly all
-)
+_GC_THRESHOLD: Final = 10_000  # net allocations (Python: 700); reference counts free nearly all objects of a call
 
 
 class ShutdownSignal:
-    """Whether this process was told to stop. `wait` once everything has been started."""
+    """The request to stop this process. Call `wait` once everything has been started."""
 
     def __init__(self) -> None:
-        self.is_told = False
-        self._told = asyncio.Event()
+        self.is_requested = False
+        self._requested = asyncio.Event()
         self._starting = asyncio.current_task()
 
-    def tell(self) -> None:
-        """Stop. What is still being started is cancelled; told again, nothing more happens."""
-        if not self.is_told and self._starting is not None:
+    def request(self) -> None:
+        """Request the stop, and cancel a start in progress; repeated requests do nothing."""
+        if not self.is_requested and self._starting is not None:
             self._starting.cancel()
-        self.is_told = True
-        self._told.set()
+        self.is_requested = True
+        self._requested.set()
 
     async def wait(self) -> None:
-        """Everything has been started: return when told to stop."""
+        """Return when a stop is requested; everything has been started."""
         self._starting = None
-        _collect_seldom()
-        await self._told.wait()
+        _collect_rarely()
+        await self._requested.wait()
 
 
 @contextmanager
 def stopping() -> Iterator[ShutdownSignal]:
-    """A `ShutdownSignal` for the task that is running: being cancelled by it is an end like any other."""
+    """Yield a `ShutdownSignal` for the current task; a cancellation by it is a normal end."""
     stop = ShutdownSignal()
     try:
         yield stop
     except asyncio.CancelledError:
-        if not stop.is_told:
+        if not stop.is_requested:
             raise
 
 
 @contextmanager
 def stopped_by_signals() -> Iterator[ShutdownSignal]:
-    """Stop at SIGTERM or SIGINT; a second one ends the process at once.
+    """Stop at SIGTERM or SIGINT; a second one kills the process at once.
 
-    By the kernel's hand, and not by an exception: Python's own answer to a second SIGINT would wait for the cleaning up.
+    The default action of the kernel does that: Python's handler of a second SIGINT would wait for the cleanup.
     """
     loop = asyncio.get_running_loop()
 
-    def tell() -> None:
+    def on_signal() -> None:
         for name in _SIGNALS:
             loop.remove_signal_handler(name)
             signal.signal(name, signal.SIG_DFL)
-        stop.tell()
+        stop.request()
 
     with stopping() as stop:
         for name in _SIGNALS:
-            loop.add_signal_handler(name, tell)
+            loop.add_signal_handler(name, on_signal)
         yield stop
 
 
-def _collect_seldom() -> None:
-    """Look for garbage less often than Python does: what was made up to now stays, and is looked through no more."""
+def _collect_rarely() -> None:
+    """Run garbage collection less often than Python does, and exclude the objects made so far."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(_COLLECT_EVERY)
+    gc.set_threshold(_GC_THRESHOLD)

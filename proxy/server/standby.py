@@ -1,7 +1,6 @@
-"""The stand-in: what listens while a process that starts has no store yet.
+"""The standby application, which listens while a starting process has no store yet.
 
-Holds the application that says so, and the waiting for the store. It makes no part of the real application: that is made
-whole once the store is there, and a store that is there and cannot be used still ends the start, with its reason.
+The application itself is made once the store is reachable; a store that is reachable and unusable ends the start with an error.
 """
 
 import asyncio
@@ -18,51 +17,51 @@ from storage import open_store
 from storage.errors import StoreUnreachable
 from storage.store import Store
 
-_PAUSE_S = 0.5
+_INTERVAL_S = 0.5
 
 
 class StandbyApp:
-    """An application for the time without a store: alive, not ready, and every call is refused. `away` says why."""
+    """An application for the time without a store: alive, not ready; every call is refused with `reason`."""
 
-    def __init__(self, away: str) -> None:
-        self.away = away
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
 
     def __repr__(self) -> str:
-        return f"<StandIn {self.away}>"
+        return f"<StandbyApp {self.reason}>"
 
     def make_app(self) -> web.Application:
-        """The application, for one port."""
+        """Return the application for one port."""
         app = web.Application(middlewares=[answer_failures])
         app.router.add_get("/health", self._show_health)
         app.router.add_get("/ready", self._show_ready)
         app.router.add_route("*", r"/{path:[\s\S]*}", self._refuse)
         return app
 
-    async def until_there(self, settings: StoreSettings, store: Store | None) -> None:
-        """Return once the store takes a write. Raises StorageError for one that is there and cannot be used."""
-        LOG.error("the store is away, and calls are refused until it is there: %s", self.away)
+    async def wait_for_store(self, settings: StoreSettings, store: Store | None) -> None:
+        """Return once a write to the store succeeds. Raises StorageError if it is reachable and unusable."""
+        LOG.error("the store is unreachable; calls are refused until it is reachable: %s", self.reason)
         while True:
-            await asyncio.sleep(_PAUSE_S)
+            await asyncio.sleep(_INTERVAL_S)
             try:
-                await _takes_a_write(settings, store)
+                await _try_write(settings, store)
             except StoreUnreachable as error:
-                self.away = str(error)
+                self.reason = str(error)
             else:
-                LOG.info("the store is there")
+                LOG.info("the store is reachable")
                 return
 
     async def _show_health(self, _request: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
 
     async def _show_ready(self, _request: web.Request) -> web.Response:
-        told = {"status": "not ready", "store": self.away, "engines": {}}
-        return web.json_response(told, status=503, headers={"Retry-After": "1"})
+        body = {"status": "not ready", "store": self.reason, "engines": {}}
+        return web.json_response(body, status=503, headers={"Retry-After": "1"})
 
     async def _refuse(self, _request: web.Request) -> web.StreamResponse:
-        raise StoreFault(f"the store has not been there since this process started: {self.away}")
+        raise StoreFault(f"the store has not been there since this process started: {self.reason}")
 
 
-async def _takes_a_write(settings: StoreSettings, store: Store | None) -> None:
+async def _try_write(settings: StoreSettings, store: Store | None) -> None:
     opened = store or await open_store(settings.url, store_options(settings))
     try:
         await opened.set_once(PROBE, b"1")

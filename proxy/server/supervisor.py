@@ -1,10 +1,9 @@
-"""Several processes on one port: started, watched, replaced and stopped.
+"""The supervisor of workers: several processes on one port, started, restarted and stopped.
 
-Holds the parent of the workers. It binds the port, so that it is found free or not at once and stays ours while a worker is
-replaced, and answers nothing itself: the kernel gives connections to sockets that listen (SO_REUSEPORT), and its own does
-not. It starts the one server of an embedded store. It must not know what a worker answers.
+The supervisor binds the port, so that a port in use is detected at once and stays bound while a worker is replaced. It does not
+listen: the kernel distributes connections to the sockets that do (SO_REUSEPORT). It starts the server of an embedded store.
 
-A worker that ends by itself is started again: at once, and after a growing pause when it keeps ending.
+A worker that exits is restarted: at once, and after increasing delays when it keeps exiting.
 """
 
 import asyncio
@@ -27,24 +26,27 @@ from proxy.server.listener import RunningServer
 from proxy.telemetry.logs import LOG
 from storage import start_shared
 
-# The worker imports what we import, wherever it is started: not what lies in the working directory by the same name.
+# The worker gets our sys.path, so that it does not import modules from the working directory.
 _PROGRAM: Final = r"import sys; sys.path[:] = sys.argv.pop().split('\n'); from proxy.cli.main import main; main()"
-_LONGEST_PAUSE_S: Final = 5.0
-_STEADY_S: Final = 30.0  # a worker that lived so long is replaced at once
+_MAX_DELAY_S: Final = 5.0
+_STABLE_S: Final = 30.0  # a worker that ran this long is restarted at once
 
 
 @asynccontextmanager
 async def working(settings: Settings) -> AsyncIterator[RunningServer]:
-    """The workers, listening; at the end they are told to stop, and waited for.
+    """Run the workers; at the end, stop them and wait for them.
 
-    Raises OSError, ValueError or StorageError if they cannot start, and OSError when one did not end cleanly.
+    Raises:
+        OSError: The workers cannot start, or one did not stop cleanly.
+        ValueError: The system has no SO_REUSEPORT.
+        StorageError: The embedded store cannot start.
     """
     if not hasattr(socket, "SO_REUSEPORT"):
         raise ValueError("workers need SO_REUSEPORT, which this system has not: set workers: 1")
     async with AsyncExitStack() as stack:
-        changes: dict[str, Any] = {"listen": _hold(stack, settings.listen)}
+        changes: dict[str, Any] = {"listen": _reserve(stack, settings.listen)}
         if settings.control.listen is not None:
-            listen = _hold(stack, settings.control.listen)
+            listen = _reserve(stack, settings.control.listen)
             changes["control"] = settings.control.model_copy(update={"listen": listen})
         server = await start_shared(settings.store.url, store_options(settings.store))
         if server is not None:
@@ -62,7 +64,7 @@ async def working(settings: Settings) -> AsyncIterator[RunningServer]:
 
 
 class Workers:
-    """The worker processes. `folder` is private to them. `start` inside the event loop, and then `stop`."""
+    """The worker processes. `folder` is private to them. Call `start` inside the event loop, and `stop` at the end."""
 
     def __init__(self, settings: Settings, folder: Path) -> None:
         self._settings = settings
@@ -74,48 +76,48 @@ class Workers:
         return f"<Workers {[process.pid for process in self._processes.values()]}>"
 
     async def start(self) -> RunningServer:
-        """Return when each of them listens. Raises OSError, and the worker itself has said why."""
-        served = await self._launch(0)  # alone: what is wrong with the settings or the store is told once
+        """Start the workers; return when all listen. Raises OSError; the worker has logged the reason."""
+        served = await self._launch(0)  # alone: errors of settings or store are logged once
         await asyncio.gather(*map(self._launch, range(1, self._settings.workers)))
-        create_task = asyncio.get_running_loop().create_task  # held in _tasks until stop awaits their end
+        create_task = asyncio.get_running_loop().create_task  # referenced in _tasks until stop awaits them
         self._tasks += [create_task(self._watch(number)) for number in self._processes]
         return served
 
     async def stop(self) -> int:
-        """Tell all of them to stop, and wait until they have; the first exit code that is not 0, if there is one."""
+        """Stop all workers and wait for them; return the first exit code other than 0, or 0."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for process in self._processes.values():
-            with suppress(OSError, RuntimeError):  # ended by itself, and its pipe with it
-                _line(process, "stop")
+            with suppress(OSError, RuntimeError):  # exited already, its pipe is closed
+                _send_line(process, "stop")
         return next(filter(None, [await process.wait() for process in self._processes.values()]), 0)
 
     async def _watch(self, number: int) -> None:
-        """Start a worker again whenever it ends."""
+        """Restart a worker whenever it exits."""
         loop = asyncio.get_running_loop()
-        pause_s = 0.0
+        delay_s = 0.0
         while True:
-            born = loop.time()
+            started = loop.time()
             code = await self._processes[number].wait()
-            if loop.time() - born > _STEADY_S:
-                pause_s = 0.0
-            LOG.error("worker %d ended by itself (%s); it is started again in %g s", number, code, pause_s)
-            await asyncio.sleep(pause_s)
-            pause_s = min(_LONGEST_PAUSE_S, pause_s * 2 or 0.1)
-            with suppress(OSError):  # it ended before it listened, which the next turn sees
+            if loop.time() - started > _STABLE_S:
+                delay_s = 0.0
+            LOG.error("worker %d exited unexpectedly (%s); restarting it in %g s", number, code, delay_s)
+            await asyncio.sleep(delay_s)
+            delay_s = min(_MAX_DELAY_S, delay_s * 2 or 0.1)
+            with suppress(OSError):  # it exited before it listened; the loop handles that
                 await self._launch(number)
 
     async def _launch(self, number: int) -> RunningServer:
-        """Start a worker and return when it listens. Raises OSError."""
+        """Start a worker; return when it listens. Raises OSError."""
         process = self._processes[number] = await asyncio.create_subprocess_exec(
             sys.executable, "-P", "-c", _PROGRAM, "worker", "\n".join(sys.path),
             stdin=PIPE,
             stdout=PIPE,
-            start_new_session=True,  # Ctrl-C in a terminal is for us, who tell them
+            start_new_session=True,  # Ctrl-C in a terminal is handled by the supervisor
         )  # fmt: skip
         settings = settings_of_worker(self._settings, number).to_json()
-        _line(process, {"number": number, "folder": str(self._folder), "settings": settings})
+        _send_line(process, {"number": number, "folder": str(self._folder), "settings": settings})
         assert process.stdout is not None
         answer = await process.stdout.readline()
         if not answer:
@@ -124,7 +126,7 @@ class Workers:
 
 
 def settings_of_worker(settings: Settings, number: int) -> Settings:
-    """The settings as one worker has them: a journal is one process's. The first has the one that a lone process has."""
+    """Return the settings of one worker, with its own journal. The first one has the journal of a single process."""
     if number == 0:
         return settings
     path = settings.store.spool_path
@@ -133,7 +135,7 @@ def settings_of_worker(settings: Settings, number: int) -> Settings:
 
 
 def refuse_left_journals(settings: Settings) -> None:
-    """Raise ValueError if an earlier run with more workers left steps that none of these would store."""
+    """Raise ValueError if an earlier run with more workers left journaled steps that no worker would store."""
     path = settings.store.spool_path
     for left in sorted(path.parent.glob(f"{path.name}.*")):
         number = left.name.removeprefix(f"{path.name}.")
@@ -144,15 +146,15 @@ def refuse_left_journals(settings: Settings) -> None:
             )
 
 
-def _line(process: Process, told: Any) -> None:
+def _send_line(process: Process, message: Any) -> None:
     assert process.stdin is not None
-    process.stdin.write(orjson.dumps(told) + b"\n")
+    process.stdin.write(orjson.dumps(message) + b"\n")
 
 
-def _hold(stack: AsyncExitStack, listen: str) -> str:
-    """Bind an address without listening on it, so that it is ours while the stack lives; the address, with its port."""
+def _reserve(stack: AsyncExitStack, listen: str) -> str:
+    """Bind an address without listening on it, until the stack closes; return the address with its port."""
     host, port = split_listen(listen)
-    if port:  # two that both say SO_REUSEPORT share a port, so it is tried without that first
+    if port:  # sockets with SO_REUSEPORT share a port: detect one in use by binding without it first
         with _bound(host, port, shared=False):
             pass
     held = stack.enter_context(_bound(host, port, shared=True))

@@ -1,9 +1,9 @@
-"""One worker: a process that serves under a parent that started it.
+"""A worker process, started and stopped by the supervisor through a pipe.
 
-Holds the worker's end of the pipe. The parent's first line tells the settings, so that no secret stands on a command line;
-the next line means: stop; the end of the pipe means that the parent is gone, however it went. Signals stop a worker as the
-line does, and as often as they come: who sends them to all processes of a service need not know that the parent tells the
-workers too. What ends a worker at once is the end of the pipe after it was told to stop: the parent was told twice.
+The first line on standard input contains the settings, so that no secret is on a command line; the next line stops the worker,
+and so does the end of the pipe, when the supervisor is gone. SIGTERM and SIGINT stop a worker too, and repeated ones do nothing
+more: service managers signal all processes. The end of the pipe after a stop line kills the worker: the supervisor received a
+second signal.
 """
 
 import asyncio
@@ -20,44 +20,44 @@ from proxy.server.shutdown import ShutdownSignal, stopping
 from proxy.telemetry.logs import set_up
 from proxy.telemetry.multiprocess import WorkerSlot
 
-_LONGEST_LINE = 2**26  # tools in sampling rules are JSON too
+_MAX_LINE_BYTES = 2**26  # settings may contain JSON Schemas of tools
 
 
 async def work() -> None:
-    """Serve until told to stop. Raises what `running` raises."""
+    """Serve until a stop is requested. Raises what `running` raises."""
     with stopping() as stop:
         loop = asyncio.get_running_loop()
         for name in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(name, stop.tell)
+            loop.add_signal_handler(name, stop.request)
         pipe = await _pipe()
-        told = orjson.loads(await pipe.readline())
-        settings = Settings(**told["settings"])
+        start = orjson.loads(await pipe.readline())
+        settings = Settings(**start["settings"])
         set_up(settings.log.level, settings.log.format)
-        listening = loop.create_task(_obey(pipe, stop))
+        listening = loop.create_task(_watch_pipe(pipe, stop))
         try:
-            async with running(settings, crew=WorkerSlot(told["number"], Path(told["folder"]))) as served:
-                _tell(served)
+            async with running(settings, crew=WorkerSlot(start["number"], Path(start["folder"]))) as served:
+                _report(served)
                 await stop.wait()
         finally:
             listening.cancel()
 
 
 async def _pipe() -> asyncio.StreamReader:
-    reader = asyncio.StreamReader(limit=_LONGEST_LINE)
+    reader = asyncio.StreamReader(limit=_MAX_LINE_BYTES)
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     return reader
 
 
-async def _obey(pipe: asyncio.StreamReader, stop: ShutdownSignal) -> None:
-    told = await pipe.readline()
-    stop.tell()
-    if told:
+async def _watch_pipe(pipe: asyncio.StreamReader, stop: ShutdownSignal) -> None:
+    line = await pipe.readline()
+    stop.request()
+    if line:
         await pipe.read()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTERM)  # by the kernel's hand: nothing is cleaned up any more
+        os.kill(os.getpid(), signal.SIGTERM)  # by the kernel's default action, without cleanup
 
 
-def _tell(served: RunningServer) -> None:
-    """Tell the parent that we listen; whatever is printed later goes where errors go."""
+def _report(served: RunningServer) -> None:
+    """Report the URLs to the supervisor; later output to stdout goes to stderr."""
     os.write(1, orjson.dumps({"url": served.url, "control_url": served.control_url}) + b"\n")
     os.dup2(2, 1)

@@ -1,13 +1,12 @@
-"""Steps, and what they join to.
+"""Steps and the token sequences that they form. All modules are pure.
 
-    step        the recorded call, as frozen values
-    packing     ids and logprobs as arrays
-    fidelity    what keeps a step from being exact
-    blocks      what steps of a rollout share, stored once
-    record      a step as bytes
-    tree        steps -> tree of ids
-    sequence    tree -> masked rows
-    rollout     what rows say of their rollout
-
-All of it is pure.
+step               the recorded call, as frozen values
+arrays             ids, logprobs, masks and experts as arrays and bytes
+fidelity           the problems that keep a step from being exact
+blocks             content-addressed blocks, shared by the steps of a rollout
+codec              a step as bytes
+tree               steps -> tree of token ids
+sequence           tree -> rows with a loss mask
+drift              messages that continue while token ids do not
+facts              the facts of a rollout that its rows contain
 """

@@ -1,10 +1,9 @@
-"""Advantages: how much better than its group a rollout did.
+"""Estimators of the advantages of a group's rollouts.
 
-Holds the estimators and the table of them. Nothing is estimated that was not asked for, and nothing is made up for a
-reward that is missing. With rewards r of a group of n, m their mean and s their population standard deviation:
+With rewards r of a group of n, m their mean and s their population standard deviation:
 
     grpo    (r - m) / s; zeros where s is 0 (also where it is too small for a float)
-    rloo    r less the mean of the others' rewards, which is (r - m) · n / (n - 1); zero where there are no others
+    rloo    r minus the mean of the other rewards, which is (r - m) · n / (n - 1); zero where there are no others
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import Final
 
 
 def grpo(rewards: Sequence[float]) -> list[float]:
-    """Rewards centred and scaled by the group's population standard deviation, without any constant added to it."""
+    """Return the rewards centred and scaled by the group's population standard deviation, without an added constant."""
     if not rewards or min(rewards) == max(rewards):
         return [0.0] * len(rewards)
     mean = fsum(rewards) / len(rewards)
@@ -23,7 +22,7 @@ def grpo(rewards: Sequence[float]) -> list[float]:
 
 
 def rloo(rewards: Sequence[float]) -> list[float]:
-    """Each reward less the mean of the others: leave one out."""
+    """Return each reward minus the mean of the others (leave-one-out)."""
     if len(rewards) < 2 or min(rewards) == max(rewards):
         return [0.0] * len(rewards)
     total = fsum(rewards)

@@ -1,8 +1,4 @@
-"""Numbers as arrays: token ids, logprobs, masks and experts of other people's JSON, and arrays as little-endian bytes.
-
-Holds what turns lists and texts into the arrays and bytes that a step is made of, and back; and those arrays into
-bytes that read the same on every machine. It must not know a whole step, a record or an engine.
-"""
+"""Conversion of token ids, logprobs, masks and experts between JSON, arrays and little-endian bytes."""
 
 import struct
 import sys
@@ -21,9 +17,13 @@ _NPY: Final = b"\x93NUMPY"
 
 
 def pack_ids(values: Sequence[int]) -> Ids:
-    """Token ids as int32. Raises `ValueError` for what is not an integer of 32 bits, `True` included."""
-    # Both of these run in C. struct takes True for the id 1, so it is looked for in the JSON, where only true and false
-    # have an e (or a number that struct refuses).
+    """Return token ids as int32.
+
+    Raises:
+        ValueError: A value is not an integer of 32 bits; booleans are not integers.
+    """
+    # Both calls run in C. struct accepts True as the id 1, so the JSON is searched for an e, which only true and false
+    # have (or a number that struct rejects).
     try:
         if b"e" not in orjson.dumps(values):
             return array("i", struct.pack(f"{len(values)}i", *values))
@@ -38,13 +38,16 @@ def pack_ids(values: Sequence[int]) -> Ids:
 
 
 def pack_logprobs(values: Sequence[float | None]) -> Logprobs:
-    """Logprobs as float32 if that loses nothing of any, else as float64. What is no number (None, a boolean) is NaN."""
+    """Return logprobs as float32 if that is lossless for all, else as float64.
+
+    Values that are not numbers become NaN.
+    """
     if not set(map(type, values)) <= {float}:
         values = [_number(value) for value in values]
     wide = struct.pack(f"{len(values)}d", *values)
     try:
         narrow = struct.pack(f"{len(values)}f", *values)
-    except OverflowError:  # beyond what 32 bits can say
+    except OverflowError:  # exceeds float32
         return array("d", wide)
     # Compared as bytes: NaN equals nothing, and -0.0 equals 0.0.
     widened = struct.pack(f"{len(values)}d", *struct.unpack(f"{len(values)}f", narrow))
@@ -59,20 +62,25 @@ def _number(value: Any) -> float:
 
 
 def pack_mask(positions: Sequence[Sequence[int]]) -> Mask:
-    """The ids left at each position, flat: 200 000 positions are two arrays. Raises what `pack_ids` does."""
+    """Return the remaining ids of each position as two flat arrays.
+
+    Raises:
+        ValueError: A value is not an integer of 32 bits.
+    """
     return Mask(pack_ids(list(chain.from_iterable(positions))), array("i", accumulate(map(len, positions), initial=0)))
 
 
 def unpack_mask(mask: Mask) -> list[list[int]]:
-    """What `pack_mask` was given."""
+    """Return the ids of each position; the inverse of `pack_mask`."""
     ids = mask.ids.tolist()
     return [ids[start:end] for start, end in pairwise(mask.offsets)]
 
 
 def pack_experts(given: Any) -> Experts:
-    """The experts as an engine gave them: the bytes behind a base64 text, anything else as JSON.
+    """Return the experts of an engine's response: the bytes of a base64 string, anything else as JSON.
 
-    Raises `TypeError` for what orjson cannot write.
+    Raises:
+        TypeError: orjson cannot write the value.
     """
     raw = _from_base64(given) if isinstance(given, str) else None
     if raw is None:
@@ -81,12 +89,12 @@ def pack_experts(given: Any) -> Experts:
 
 
 def unpack_experts(experts: Experts) -> Any:
-    """What `pack_experts` was given, a base64 text to the last character."""
+    """Return the value that `pack_experts` packed, including the exact base64 string."""
     return orjson.loads(experts.raw) if experts.form == "json" else b64encode(experts.raw).decode()
 
 
 def _from_base64(text: str) -> bytes | None:
-    """The bytes of a text that is just what their base64 is; None for any other spelling, which would be lost."""
+    """Return the bytes of a string in canonical base64; None for anything else, which could not be restored."""
     try:
         raw = b64decode(text, validate=True)
     except ValueError:
@@ -95,7 +103,7 @@ def _from_base64(text: str) -> bytes | None:
 
 
 def to_little_endian(values: "Prompt | Logprobs", byteorder: str = sys.byteorder) -> bytes:
-    """The numbers as little-endian bytes; `byteorder` is that of this machine."""
+    """Return the numbers as little-endian bytes; `byteorder` is that of this machine."""
     if byteorder == "little":
         return values.tobytes()
     turned = values[:]
@@ -104,7 +112,11 @@ def to_little_endian(values: "Prompt | Logprobs", byteorder: str = sys.byteorder
 
 
 def ids_from_little_endian(raw: bytes, byteorder: str = sys.byteorder) -> Ids:
-    """What `to_little_endian` made of ids. Raises `ValueError` when cut off."""
+    """Return the ids that `to_little_endian` wrote.
+
+    Raises:
+        ValueError: Bytes are missing.
+    """
     ids = array("i", raw)
     if byteorder != "little":
         ids.byteswap()
@@ -112,7 +124,11 @@ def ids_from_little_endian(raw: bytes, byteorder: str = sys.byteorder) -> Ids:
 
 
 def logprobs_from_little_endian(code: Literal["f", "d"], raw: bytes, byteorder: str = sys.byteorder) -> Logprobs:
-    """What `to_little_endian` made of logprobs of this type code. Raises `ValueError` when cut off."""
+    """Return the logprobs of this type code that `to_little_endian` wrote.
+
+    Raises:
+        ValueError: Bytes are missing.
+    """
     logprobs = array(code, raw)
     if byteorder != "little":
         logprobs.byteswap()

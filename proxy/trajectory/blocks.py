@@ -1,13 +1,9 @@
-"""Blocks: what repeats from step to step of a rollout, cut into pieces and stored once.
+"""Content-addressed blocks: prompts and messages that repeat between the steps of a rollout, stored once.
 
-Holds the chains that prompts and messages are kept in: writing one gives blocks with names made of their
-content, reading one gives its pieces back, proved by their names. It must not know what a step is, nor how a
-block is stored.
-
-A chain is a list of pieces. The name of a piece is a hash of its kind, of the name of the piece before it,
-and of its bytes; so the name of the last piece stands for the whole chain, two chains that begin alike share
-the blocks of their common beginning, and a rollout costs what is unique in it. A block is the name of the
-block before it (zeros for the first), a flag, and the piece, compressed where that pays.
+A chain is a list of pieces. The name of a piece is a hash of its kind, of the name of the piece before it, and of its
+bytes. The name of the last piece therefore identifies the whole chain, chains with a common beginning share its blocks,
+and a rollout takes space for its unique content only. A block is the name of the block before it (zeros for the first),
+a flag, and the piece, compressed if that saves space.
 """
 
 from collections.abc import Callable, Container, Iterable, Mapping
@@ -25,9 +21,9 @@ MESSAGES: Final = b"messages"
 JSON: Final = b"json"
 
 PIECE_BYTES: Final = 1024  # 256 ids
-RECENT_CHAINS: Final = 64  # ends remembered whole: about as many branches may take turns without walking anew
+RECENT_CHAINS: Final = 64  # cached chains: this many branches can alternate without reading their blocks again
 
-# Compressors that nobody uses just now: making one takes longer than compressing a piece, and each serves one thread.
+# Idle compressors: creating one takes longer than compressing a piece, and one is not thread-safe.
 _IDLE: Final[list[zstandard.ZstdCompressor]] = []
 
 _PLAIN, _ZSTD = b"\x00", b"\x01"
@@ -39,7 +35,7 @@ class BrokenChain(ValueError):
 
 
 def cut(raw: bytes) -> tuple[list[memoryview], bytes]:
-    """Full pieces of `PIECE_BYTES` each, and the tail that does not fill one."""
+    """Return the full pieces of `PIECE_BYTES` each, and the rest."""
     view = memoryview(raw)
     full = len(raw) - len(raw) % PIECE_BYTES
     return [view[start : start + PIECE_BYTES] for start in range(0, full, PIECE_BYTES)], raw[full:]
@@ -50,10 +46,10 @@ def _name(kind: bytes, parent: bytes, piece: bytes | memoryview) -> bytes:
 
 
 class BlockWriter:
-    """Cuts chains into blocks, leaving out those that are known to be stored.
+    """Cuts chains into blocks, except for those that are known to be stored.
 
-    `blocks` are the new ones by name, `leans_on` the known ones that chains stand on, `ends` the names of all
-    chains. A known block vouches for all before it: no block is ever stored without those.
+    `blocks` are the new blocks by name, `leans_on` the known blocks that the chains continue, `ends` the names of all
+    chains. A known block implies all before it: no block is stored without those.
     """
 
     __slots__ = ("_known", "blocks", "ends", "leans_on")
@@ -65,7 +61,7 @@ class BlockWriter:
         self.ends: list[bytes] = []
 
     def write(self, kind: bytes, pieces: Iterable[bytes | memoryview]) -> bytes:
-        """Chain the pieces; the name of the chain, which is `ROOT` when there are none."""
+        """Write the pieces as a chain and return its name, which is `ROOT` if there are none."""
         chain = []
         name = ROOT
         for piece in pieces:
@@ -83,7 +79,7 @@ class BlockWriter:
         return name
 
     def compress(self, raw: bytes | memoryview) -> bytes:
-        """The bytes in less space, for `BlockReader.expand`."""
+        """Return the bytes compressed, for `BlockReader.expand`."""
         try:
             compressor = _IDLE.pop()
         except IndexError:
@@ -98,9 +94,9 @@ class BlockWriter:
 
 
 class BlockReader:
-    """Reads chains from the blocks of one rollout, opening each block once.
+    """Reads chains from the blocks of one rollout, and opens each block once.
 
-    Pieces are shared by all who read them: parsed messages must not be changed. A reader serves one thread.
+    Pieces are shared between readers: parsed messages must not be changed. A reader is not thread-safe.
     """
 
     __slots__ = ("_blocks", "_links", "_opened", "_recent", "_zstd")
@@ -114,11 +110,15 @@ class BlockReader:
 
     @property
     def count(self) -> int:
-        """The number of blocks that there are to read."""
+        """The number of blocks."""
         return len(self._blocks)
 
     def read(self, kind: bytes, end: bytes) -> tuple[Any, ...]:
-        """The pieces of the chain of this name: bytes, or parsed messages. Raises `BrokenChain`."""
+        """Return the pieces of the chain with this name: bytes, or parsed messages.
+
+        Raises:
+            BrokenChain: A block is missing or damaged.
+        """
         fresh = []
         name = end
         while name != ROOT and name not in self._recent:
@@ -131,9 +131,10 @@ class BlockReader:
         return pieces
 
     def link(self, end: bytes) -> Link | None:
-        """Return the last link of the chain of ids of this name: chains that begin alike share their links.
+        """Return the last link of the chain of ids with this name. Chains with a common beginning share their links.
 
-        Raises `BrokenChain`.
+        Raises:
+            BrokenChain: A block is missing or damaged.
         """
         fresh = []
         name = end
@@ -147,7 +148,11 @@ class BlockReader:
         return link
 
     def expand(self, packed: bytes) -> bytes:
-        """What `BlockWriter.compress` was given. Raises `ValueError`."""
+        """Return the bytes that `BlockWriter.compress` compressed.
+
+        Raises:
+            ValueError: The bytes are damaged.
+        """
         try:
             return self._zstd.decompress(packed)
         except (zstandard.ZstdError, MemoryError) as error:  # a damaged header may claim any size

@@ -1,14 +1,11 @@
-"""The record: a step as bytes, and a step out of bytes.
+"""Encoding of a step as bytes, and decoding.
 
-Holds the frame and the schemas of records, and what of a step goes into shared blocks. It must not store
-anything, nor judge what it writes: `blocks` cuts and joins, `storage` keeps, `fidelity` judges.
-
-A record is `TT`, the number of the schema, a checksum of 8 bytes, and a zstd frame. Schema 2 holds in that:
-the lengths of four JSON texts (u32 each), the texts (head, request, sent, response), then the arrays,
-little-endian: the tail of each prompt, the ids of each choice, the logprobs of each choice, and the experts and
-the mask of each choice that has them. In `request` and in what the proxy `set` of it, values that tend to come
-again are left null; the head's `chains` says where they are. So are experts and masks in `response`; the head's
-`again` says where they stood. Schema 1 is the same without experts and masks.
+A record is `TT`, the number of the schema, a checksum of 8 bytes, and a zstd frame. Schema 2 has in that frame: the
+lengths of four JSON texts (u32 each), the texts (head, request, sent, response), then the arrays, little-endian: the
+tail of each prompt, the ids of each choice, the logprobs of each choice, and the experts and the mask of each choice
+that has them. In `request` and in the fields that the proxy `set`, values that are likely to repeat are null; the
+head's `chains` refers to their blocks. Experts and masks are null in `response`; the head's `again` has their
+positions. Schema 1 is the same without experts and masks.
 """
 
 from collections.abc import Container, Mapping
@@ -33,9 +30,9 @@ from proxy.trajectory.step import Choice, Ids, Prompt, Step
 SCHEMA: Final = 2
 
 _MAGIC: Final = b"TT"
-_WRAPPINGS: Final = 24  # levels that a page may wrap a response in; orjson writes 254 in all
+_WRAPPINGS: Final = 24  # levels around a response in the control API; orjson writes 254 in total
 _HEADER: Final = 11  # magic, schema, checksum
-_FACTS: Final = (  # what goes into the head as it is
+_FACTS: Final = (  # fields that the head contains unchanged
     "step_id", "rollout_id", "dialect", "endpoint", "engine", "model_asked", "model_served", "usage",
     "sampling", "timing", "status", "reason", "delivered", "policy_version", "policy_version_end", "problems",
     "extra",
@@ -43,16 +40,15 @@ _FACTS: Final = (  # what goes into the head as it is
 
 
 class UnreadableRecord(ValueError):
-    """A record that cannot be read: damaged, of a newer schema, or without a block it needs."""
+    """The record is damaged, of a newer schema, or a block that it needs is missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A step ready to be stored.
+    """An encoded step.
 
-    `blocks` must be stored with it, those that it `leans_on` must be stored already. Once it is stored, so
-    are all blocks of its chains: `names` (of the last block of each chain) and those of `blocks` may then
-    count as known.
+    `blocks` must be stored with it; the blocks in `leans_on` must be stored already. Once it is stored, all blocks of
+    its chains are: `names` (of the last block of each chain) and those of `blocks` then count as known.
     """
 
     record: bytes
@@ -65,11 +61,13 @@ _SHORT_BYTES: Final = 2**12
 
 
 def encode(step: Step, known: Container[bytes] = frozenset()) -> Record:
-    """The step as a record and the blocks it needs that are not `known` to be stored.
+    """Return a step as a record with the blocks that are not `known` to be stored.
 
-    All but `index`, which is the store's to say. A NaN in other people's JSON becomes null; in logprobs it is
-    kept. Raises `TypeError` for JSON that orjson cannot write: deeper than 254 levels, or integers beyond 64
-    bits.
+    `index` is not encoded: the store assigns it. NaN in JSON of clients and engines becomes null; in logprobs it is
+    kept.
+
+    Raises:
+        TypeError: orjson cannot write a value: more than 254 levels, or an integer of more than 64 bits.
     """
     writer = BlockWriter(known)
     chains = {}
@@ -100,10 +98,10 @@ def encode(step: Step, known: Container[bytes] = frozenset()) -> Record:
 
 
 def encode_leniently(step: Step, known: Container[bytes] = frozenset()) -> tuple[Step, Record]:
-    """The step as it is stored, and its record: the tokens are kept in any case.
+    """Return the step as it is stored, and its record; the tokens are stored in any case.
 
-    A response that no JSON can carry is left out, and then whatever else of other people's JSON; the step is then flagged
-    `unparsed_event`.
+    If JSON cannot represent the response, it is omitted, and if needed the other JSON of clients and engines too. The
+    step is then flagged `unparsed_event`.
     """
     odd = replace(step, response=None, problems=tuple(dict.fromkeys((*step.problems, "unparsed_event"))))
     for lighter in (step, odd):
@@ -114,11 +112,13 @@ def encode_leniently(step: Step, known: Container[bytes] = frozenset()) -> tuple
 
 
 def decode(record: bytes, reader: BlockReader, index: int | None = None, *, whole: bool = True) -> Step:
-    """The step of a record, which stands at `index` of its rollout.
+    """Return the step of a record, which has this `index` in its rollout.
 
-    Not `whole`: `request` and `sent` are left empty and `response` None, for those who need only tokens.
-    Messages are shared between all steps of one reader and must not be changed. Raises `UnreadableRecord`,
-    nothing else.
+    Without `whole`, `request` and `sent` are empty and `response` is None, for readers that need tokens only. Messages
+    are shared between all steps of a reader and must not be changed.
+
+    Raises:
+        UnreadableRecord: The record cannot be read, for whatever reason.
     """
     if len(record) < _HEADER or not record.startswith(_MAGIC):
         raise UnreadableRecord(f"these {len(record)} bytes are not a record")
@@ -138,7 +138,11 @@ def decode(record: bytes, reader: BlockReader, index: int | None = None, *, whol
 
 
 def _bounded(response: Any) -> bytes:
-    """The response as JSON. Raises TypeError for one that could not be written within the answers of our own pages."""
+    """Return the response as JSON.
+
+    Raises:
+        TypeError: It is too deep to be embedded in the responses of the control API.
+    """
     for _ in range(_WRAPPINGS):
         response = [response]
     return orjson.dumps(response)[_WRAPPINGS:-_WRAPPINGS]
@@ -165,7 +169,7 @@ def _choice_head(choice: Choice) -> dict[str, Any]:
 def _chain_fields(
     fields: Mapping[str, Any], prompts: tuple[Prompt, ...], writer: BlockWriter
 ) -> tuple[dict[str, Any], dict[str, list[str]]]:
-    """The fields with the values that are chained or known left null, and for each of those where it is."""
+    """Return the fields with null for values that are stored in chains, and the chain of each."""
     left, chains = dict(fields), {}
     for name, value in fields.items():
         if isinstance(value, str | list | dict) and (chain := _chain_value(name, value, prompts, writer)):
@@ -174,7 +178,7 @@ def _chain_fields(
 
 
 def _json(value: Any) -> bytes:
-    """The JSON of a value, in as many bytes as it has: what orjson 3.13 returns keeps a buffer of 4 kB, however short it is."""
+    """Return the JSON of a value in a buffer of its size: orjson 3.13 keeps a buffer of 4 kB, however short the text is."""
     text = orjson.dumps(value)
     return bytes(memoryview(text)) if len(text) < _SHORT_BYTES else text
 
@@ -184,7 +188,7 @@ def _chain_value(name: str, value: Any, prompts: tuple[Prompt, ...], writer: Blo
         return ["messages", writer.write(blocks.MESSAGES, map(_json, value)).hex()]
     text = orjson.dumps(value)
     if name == "prompt" and prompts and isinstance(value, list):
-        # Compared as JSON, for which 1, 1.0 and true are three things.
+        # Compare as JSON, in which 1, 1.0 and true differ.
         if text == orjson.dumps(prompts[0].tolist()):
             return ["prompt"]
         if text == orjson.dumps([ids.tolist() for ids in prompts]):
@@ -192,14 +196,14 @@ def _chain_value(name: str, value: Any, prompts: tuple[Prompt, ...], writer: Blo
     pieces, tail = blocks.cut(text)
     if not pieces:
         return None
-    # A cut may fall within a character, so the tail is bytes: latin-1 is the one encoding that carries any.
+    # A cut can split a character, so the tail is bytes; latin-1 can represent all bytes.
     return ["json", writer.write(blocks.JSON, pieces).hex(), tail.decode("latin-1")]
 
 
 def _join_fields(
     left: dict[str, Any], chains: dict[str, list[str]], prompts: tuple[Prompt, ...], reader: BlockReader
 ) -> dict[str, Any]:
-    """What `_chain_fields` was given."""
+    """Undo `_chain_fields`."""
     for name, (kind, *where) in chains.items():
         match kind:
             case "messages":
@@ -230,7 +234,8 @@ def _decode(packed: bytes, reader: BlockReader, index: int | None, *, whole: boo
         _choice(choice, ids, stream, typed, len(prompts)) for choice, ids in zip(head["choices"], sampled, strict=True)
     ]
     choices = tuple(
-        extras.read(choice, said, partial(_take, stream)) for choice, said in zip(bare, head["choices"], strict=True)
+        extras.read(choice, choice_head, partial(_take, stream))
+        for choice, choice_head in zip(bare, head["choices"], strict=True)
     )
     if stream.read(1):
         raise ValueError("bytes are left over")
@@ -257,7 +262,7 @@ def _choice(head: dict[str, Any], ids: Ids, stream: BytesIO, typed: Typed, promp
         logprobs=logprobs_from_little_endian(head["code"], _take(stream, size * head["logprobs"])),
         finish_reason=typed.text(head["finish_reason"]),
         stop_reason=typed.stop_reason(head["stop_reason"]),
-        prompt=prompt if prompt >= 0 else prompts,  # a negative one is of no prompt, and -1 must not be the last
+        prompt=prompt if prompt >= 0 else prompts,  # negative: no prompt, and -1 must not mean the last one
         spans=typed.spans(head["spans"], len(ids)),
     )
 
@@ -273,4 +278,4 @@ def _take(stream: BytesIO, size: int) -> bytes:
     return taken
 
 
-DECODERS: Final = {1: _decode, 2: _decode}  # what 2 added may be absent
+DECODERS: Final = {1: _decode, 2: _decode}  # the additions of schema 2 are optional

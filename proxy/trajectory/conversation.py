@@ -1,10 +1,7 @@
-"""Conversations: lists of messages, compared by what an agent carries of them.
+"""Comparison of message lists by what agents send back.
 
-Holds the digests of message lists, and what changed between a reply and what an agent sent back of it. It must not know
-ids or trees.
-
-Messages are compared by what an agent sends back: role, content, and the names and arguments of tool calls. What engines
-add to a reply (nulls, refusal, reasoning, ids of calls) and agents commonly leave out is no difference.
+Messages are compared by role, content, and the names and arguments of tool calls. What engines add to a reply (nulls,
+refusal, reasoning, ids of calls) and agents commonly omit is no difference.
 """
 
 import re
@@ -20,18 +17,18 @@ _THOUGHTS = re.compile(r"^.*?</think>", re.DOTALL)
 
 
 class Digests:
-    """Digests of message lists, by their last message and all before it; each parsed message is digested once."""
+    """Digests of message lists, by the last message and all before it. Each parsed message is digested once."""
 
     def __init__(self) -> None:
         self._of: dict[int, tuple[Any, bytes]] = {}  # by id(): the messages of one rollout's steps are shared objects
         self._before: tuple[list[Any], list[bytes]] = ([], [])
 
     def chain(self, messages: Any) -> list[bytes]:
-        """The digest of each beginning of the list, the shortest first."""
+        """Return the digest of each prefix of the list, the shortest first."""
         if not isinstance(messages, list):
             return []
         before, links = self._before
-        # Most lists go on from the one before. Lists of shared objects compare at once; digests would make turns².
+        # Most lists continue the previous one. Comparing shared objects is cheap; digests would be quadratic in the turns.
         links = links.copy() if messages[: len(before)] == before else []
         for message in messages[len(links) :]:
             links.append(self.link(links[-1] if links else b"", message))
@@ -39,11 +36,11 @@ class Digests:
         return links
 
     def link(self, before: bytes, message: Any) -> bytes:
-        """The digest of a list that ends in this message."""
+        """Return the digest of a list that ends in this message."""
         return blake2b(before + self.of(message), digest_size=16).digest()
 
     def of(self, message: Any) -> bytes:
-        """The digest of one message."""
+        """Return the digest of one message."""
         known = self._of.get(id(message))
         if known is None:
             known = self._of[id(message)] = (message, blake2b(_essence(message), digest_size=16).digest())
@@ -51,9 +48,10 @@ class Digests:
 
 
 def _essence(message: Any) -> bytes:
-    """Return what an agent carries of a message, as JSON.
+    """Return the compared parts of a message as JSON.
 
-    Each part is written by itself: inside anything else, a message as deep as a record holds is too deep for orjson.
+    Each part is written separately: nested in another value, a message of the maximum depth would be too deep for
+    orjson.
     """
     if not isinstance(message, Mapping):
         return orjson.dumps(message)
@@ -72,14 +70,14 @@ def _calls(message: Mapping[str, Any]) -> list[list[Any]]:
 
 
 def thinks(message: Any) -> bool:
-    """Whether a reply has reasoning: in a field of its own, or within its text."""
+    """Whether a reply has reasoning, in a separate field or in its text."""
     if not isinstance(message, Mapping):
         return False
     return bool(message.get("reasoning") or message.get("reasoning_content")) or "</think>" in text_of(message)
 
 
 def thoughts_of(message: Mapping[str, Any]) -> str:
-    """The reasoning that a reply has in a field of its own."""
+    """Return the reasoning in the separate field of a reply."""
     thoughts = message.get("reasoning") or message.get("reasoning_content")
     return thoughts if isinstance(thoughts, str) else ""
 
@@ -90,7 +88,7 @@ def calls_tools(message: Any) -> bool:
 
 
 def text_of(message: Mapping[str, Any]) -> str:
-    """The text of a message's content, its parts joined."""
+    """Return the text of a message's content, with its parts joined."""
     content = message.get("content")
     if isinstance(content, str):
         return content
@@ -100,12 +98,12 @@ def text_of(message: Mapping[str, Any]) -> str:
 
 
 def bare(text: str) -> str:
-    """A text without its whitespace."""
+    """Return a text without its whitespace."""
     return "".join(text.split())
 
 
 def change(reply: Any, sent_back: Any) -> Change | None:
-    """What an agent changed of a reply before it sent it back; None if nothing, or if the two cannot be compared."""
+    """Return what an agent changed in a reply before it sent it back; None if nothing, or if the two cannot be compared."""
     if not isinstance(reply, Mapping) or not isinstance(sent_back, Mapping):
         return None
     ours, theirs = text_of(reply), text_of(sent_back)
@@ -121,7 +119,7 @@ def change(reply: Any, sent_back: Any) -> Change | None:
 
 
 def _read(calls: list[list[Any]]) -> list[list[Any]]:
-    """Calls by what their arguments say, not by how they are spelt."""
+    """Return the calls with parsed arguments."""
     read = []
     for name, arguments in calls:
         try:

@@ -1,12 +1,11 @@
-"""Drift: a step whose messages go on from an earlier step's, while its prompt ids do not.
+"""Drift: steps whose messages continue an earlier step while their prompt ids do not.
 
-Holds the finding of such boundaries, and their explanation. It reports and decides nothing: whether steps join is the
-tree's, by ids alone. Text comes from outside: it is asked for once the boundaries are found, or was kept when the step was
-stored.
+The result is a report. Whether steps join is decided by the tree, from ids only. Texts are inputs: they are requested
+after the boundaries are found, or were stored with the step.
 
-A step goes on from an earlier one if its messages begin with that one's messages and reply; or with its messages and a
-reply that the agent changed; or if they differ from them in one message alone, of the same role. A step whose agent dropped
-the reply goes on from what came before it: it is another branch, and no drift.
+A step continues an earlier one if its messages begin with that one's messages and reply; or with its messages and a
+reply that the agent changed; or if they differ from them in one message of the same role. A step whose agent dropped
+the reply continues what came before it: it is another branch, and not drift.
 """
 
 from array import array
@@ -26,16 +25,18 @@ from proxy.trajectory.tree import Node, Tree
 Texts = Literal["ok", "unavailable", "timeout", "over_limit", "not_requested"]
 
 AROUND: Final = 8  # ids shown on either side of the boundary
-OPENING: Final = 8  # of a reply, in the prompt: ids that may open its thoughts, or be cut together with its first ones
-_LOOKED_BACK: Final = 4  # replies among which one is sought that differs in one message
-_COMPARED: Final = 64  # replies to the same messages that a changed one is compared with, the youngest
+OPENING: Final = (
+    8  # ids of the prompt before a reply, which may start its reasoning or be tokenized together with its first ids
+)
+_LOOKED_BACK: Final = 4  # replies that are searched for one that differs in one message
+_COMPARED: Final = 64  # the youngest replies to the same messages, which a changed one is compared with
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The ids around a boundary: those of the earlier node, of the engine `engine`, and those of the later prompt.
+    """The ids around a boundary: those of the earlier node, from `engine`, and those of the later prompt.
 
-    Both start at `start`, and part at `index`.
+    Both start at position `start` and differ from position `index`.
     """
 
     engine: str
@@ -46,23 +47,24 @@ class Window:
 
     @property
     def key(self) -> str:
-        """A name for what its texts depend on: the engine and the ids."""
+        """A key of what its texts depend on: the engine and the ids."""
         ids = b"".join(to_little_endian(array("i", ids)) for ids in (self.expected_ids, self.found_ids))
         return blake2b(ids + bytes([len(self.expected_ids)]) + self.engine.encode(), digest_size=16).hexdigest()
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether the later prompt ends where they part: it lacks what the earlier node has, and no text differs."""
+        """Whether the later prompt ends at the boundary: it lacks tokens of the earlier node, and no text differs."""
         return self.start + len(self.found_ids) == self.index
 
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """Where a step's prompt parts from the ids of an earlier node that its messages go on from.
+    """The position where a step's prompt differs from the ids of an earlier node that its messages continue.
 
-    `changed` is what the agent changed of the messages, if it did. `reply` is the message of the turn that the ids part in,
-    or in what precedes it, and `sent_back` the message that the step has for it. `in_reply`: the ids part within sampled
-    ones; `opens_reply`: within the few that precede them.
+    `changed`: what the agent changed in the messages, if anything. `reply`: the message of the turn in which the ids
+    differ, or before which they do. `sent_back`: the message that the step has in its place. `in_reply`: the ids differ
+    within sampled ones.
+    `opens_reply`: they differ within the few ids before those.
     """
 
     step_id: str
@@ -76,7 +78,7 @@ class Boundary:
 
     @property
     def known(self) -> Kind | None:
-        """The kind, where ids and messages show it; None where the texts decide."""
+        """The kind, if ids and messages determine it; None if it depends on the texts."""
         if self.changed is not None:
             return self.changed
         if not self.in_reply and not self.opens_reply:
@@ -86,7 +88,7 @@ class Boundary:
         return "template" if self.window.is_cut_off else None
 
     def kind(self, expected: str | None, found: str | None) -> Kind:
-        """Why the ids part, by the texts around; `unexplained` where these decide and are not known."""
+        """Return why the ids differ, by the texts around the boundary; `unexplained` if needed texts are missing."""
         if self.known is not None:
             return self.known
         if expected is None or found is None:
@@ -96,12 +98,12 @@ class Boundary:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """One boundary, explained: the step, the earlier node, and where their ids part.
+    """An explained boundary: the step, the earlier node, and the position where their ids differ.
 
-    `index` is the first differing position in the full ids; the ids around it start at `around_from`. `texts` is `ok` where
-    there are both texts, else why there are none: neither a tokenizer nor the engine gives them (`unavailable`), the time
-    limit passed (`timeout`), too many boundaries came before (`over_limit`), or nobody wanted them. `kind` is one of `KINDS`:
-    `unexplained` where it depends on texts that there are not.
+    `index` is the first differing position in the full ids; the ids around it start at `around_from`. `texts` is `ok`
+    if both texts are known, else the reason: neither a tokenizer nor the engine has them (`unavailable`), the time
+    limit passed (`timeout`), too many boundaries came before (`over_limit`), or they were not requested. `kind` is one
+    of `KINDS`: `unexplained` if it depends on missing texts.
     """
 
     step_id: str
@@ -118,7 +120,7 @@ class Drift:
 
 
 def find_boundaries(tree: Tree) -> list[Boundary]:
-    """Every boundary of a tree, the oldest first. Steps need their requests and responses."""
+    """Return every boundary of a tree, the oldest first. Steps need their requests and responses."""
     memory = _Memory(tree)
     found: list[Boundary] = []
     seen: set[str] = set()
@@ -141,7 +143,7 @@ def explain(
     *,
     missing: Texts = "unavailable",
 ) -> Drift:
-    """The boundary with its kind, by the texts of its ids; `missing` says why there are none, if there are none."""
+    """Return the boundary with its kind, by the texts of its ids; `missing` is the reason if there are none."""
     window = boundary.window
     return Drift(
         step_id=boundary.step_id,
@@ -164,19 +166,19 @@ class _Memory:
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
         self._digests = Digests()
-        # The nodes after messages and reply, and after messages alone with their replies: one of each full ids, the oldest.
+        # The nodes by messages and reply, and by messages with their replies: the oldest of each full ids.
         self._replied: dict[bytes, dict[int, Node]] = {}
         self._requested: dict[bytes, dict[int, tuple[Any, Node]]] = {}
         self._recent: deque[tuple[list[Any], Node]] = deque(maxlen=_LOOKED_BACK)
 
     def earlier(self, messages: list[Any]) -> tuple[Mapping[int, Node], Change | None]:
-        """Return the nodes that messages go on from, and what was changed of theirs; none if they go on from nothing.
+        """Return the nodes that messages continue, and what was changed in theirs; none if they continue nothing.
 
-        Nodes are by `Tree.same`: of several with the same full ids the oldest stands for all.
+        Nodes are by `Tree.same`: of several with the same full ids the oldest represents all.
         """
         chain = self._digests.chain(messages)
         whole = next((place for place in reversed(range(len(chain))) if chain[place] in self._replied), -1)
-        # A later reply that came back changed shows more than an earlier one that came back as it was.
+        # A later reply that was changed is a longer match than an earlier one that was not.
         for place in reversed(range(max(whole + 1, 1), len(chain))):
             replies = self._requested.get(chain[place - 1], {}) if _is_reply(messages[place]) else {}
             youngest = islice(reversed(replies.values()), _COMPARED)
@@ -190,7 +192,7 @@ class _Memory:
         return ({self._tree.same(node): node}, "edited") if node is not None else ({}, None)
 
     def add(self, messages: list[Any], replies: Sequence[tuple[Any, Node]]) -> None:
-        """Remember the messages of a step, and the replies to them."""
+        """Store the messages of a step, and the replies to them."""
         chain = self._digests.chain(messages)
         if not chain:
             return
@@ -202,7 +204,7 @@ class _Memory:
             self._recent.append(([*messages, message], node))
 
     def _one_message_apart(self, messages: list[Any]) -> Node | None:
-        """Return the youngest node whose messages and reply these begin with, but for one of several, of the same role."""
+        """Return the youngest node whose messages and reply these begin with, except for one of several, of the same role."""
         node: Node
         for before, node in reversed(self._recent):
             if 2 < len(before) <= len(messages):
@@ -240,14 +242,17 @@ def _boundary(tree: Tree, node: Node, before: Node, changed: Change | None, mess
 
 
 def window_at(engine: str, full: Ids, prompt: Ids, index: int, offset: int = 0) -> Window:
-    """Return the window around the index at which two lists of ids part; both are given from `offset` on."""
+    """Return the window around the index at which two lists of ids differ. Both lists start at position `offset`."""
     start = max(index - AROUND, 0)
     ends = slice(start - offset, index + AROUND - offset)
     return Window(engine, index, start, tuple(full[ends]), tuple(prompt[ends]))
 
 
 def first_difference(left: Ids, right: Ids) -> int:
-    """Return the first index at which they differ, or the shorter one's length; by halves, since slices compare fast."""
+    """Return the first index at which they differ, or the length of the shorter one.
+
+    Bisects, since slices compare fast.
+    """
     low, high = 0, min(len(left), len(right))
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,9 +1,7 @@
-"""Kinds of drift: what each is called, and what the texts around a boundary tell of it.
+"""The kinds of drift, and their detection from the texts around a boundary.
 
-Holds the names with their meanings, and the comparison of two texts. It must not know steps, trees or ids.
-
-Bytes that are no whole character decode to U+FFFD: where a window cuts a character, and where a sampled token was never
-completed. They are left out of every comparison: whether an engine shows, drops or re-encodes them says nothing about the text.
+Bytes that are not a whole character decode to U+FFFD: where a window cuts a character, and where a sampled token was
+never completed. They are omitted from every comparison, because engines show, drop or re-encode them.
 """
 
 from typing import Any, Final, Literal
@@ -25,17 +23,17 @@ KINDS: Final[dict[Kind, str]] = {
     "unexplained": "Not known yet: the texts that decide could not be looked up. A later look completes it.",
 }
 
-_BROKEN: Final = "\N{REPLACEMENT CHARACTER}"
-_NEAR: Final = 8  # characters on either side by which a place is found again in a message
+_REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
+_NEAR: Final = 8  # characters on either side by which a position is found in a message
 
 
 def kind_by_texts(message: Any, expected: str, found: str, *, in_reply: bool, may_lose_thoughts: bool) -> Kind:
-    """Return why two texts part within a reply, or in the few tokens that open it.
+    """Return why two texts differ within a reply, or in the few tokens before it.
 
-    `message` is the reply, which came back unchanged. `in_reply`: they part within its sampled ids. `may_lose_thoughts`: it
-    reasoned, and came back with its reasoning, so that only the template may have dropped it.
+    `message` is the reply, which was sent back unchanged. `in_reply`: they differ within its sampled ids.
+    `may_lose_thoughts`: it has reasoning and was sent back with it, so that only the template can have dropped it.
     """
-    expected, found = expected.replace(_BROKEN, ""), found.replace(_BROKEN, "")
+    expected, found = expected.replace(_REPLACEMENT, ""), found.replace(_REPLACEMENT, "")
     # A parser may take the marks of empty thoughts out of the message.
     if (in_reply or may_lose_thoughts) and expected.count("think>") > found.count("think>"):
         return "reasoning_stripped"
@@ -51,13 +49,13 @@ def kind_by_texts(message: Any, expected: str, found: str, *, in_reply: bool, ma
 
 
 def _agree(one: str, other: str) -> bool:
-    """Whether two texts are the same, as far as both go: the same number of ids may reach further in one."""
+    """Whether two texts are equal up to the end of the shorter one: the same number of ids may have more text in one."""
     length = min(len(one), len(other))
     return length > 0 and one[:length] == other[:length]
 
 
 def _part_in_call(message: Any, expected: str, found: str) -> bool:
-    """Whether the texts part where the reply's tool calls are written: neither in its content nor in its reasoning."""
+    """Whether the texts differ where the reply's tool calls are written: neither in its content nor in its reasoning."""
     if not calls_tools(message):
         return False
     at = next((at for at, (one, other) in enumerate(zip(expected, found, strict=False)) if one != other), len(found))
@@ -66,7 +64,7 @@ def _part_in_call(message: Any, expected: str, found: str) -> bool:
 
 
 def _touches(text: str, before: str, after: str) -> bool:
-    """Whether a place with these characters before and after it is in a text, or at its end."""
+    """Whether a position with these characters before and after it is in a text, or at its end."""
     if len(text) < 2 * _NEAR:
         least = max(len(before) - len(text), 0)
         return bool(text) and any((before + after).startswith(text, at) for at in range(least, len(before) + 1))

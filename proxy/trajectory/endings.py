@@ -1,11 +1,10 @@
-"""How the steps stored last ended, in bounded memory: enough to see where the next prompt of their rollout drifts from them.
+"""The endings of the latest steps, in bounded memory, to find drift as soon as the next step of a rollout is stored.
 
-Holds the endings, and the window around the place where a prompt parts from one, if its texts may decide the kind of drift. It
-is a foresight for those who look texts up while the engine is there: what drifted, and of which kind, is decided by
-`proxy.trajectory.drift`, over the whole rollout. What is forgotten or not seen here is found there.
+A window is found early so that its texts can be requested while the engine is available. `proxy.trajectory.drift`
+decides later, over the whole rollout, what drifted and of which kind; it also finds what is missed here.
 
-Seen is what is common: the messages have the very reply at its place, and the ids part within it or in what opens it. A step
-costs a digest of its reply and a comparison of its sampled ids, however long its rollout is.
+Only the common case is covered: the messages have the very reply in its position, and the ids differ within it or in
+what precedes it. A step costs a digest of its reply and a comparison of its sampled ids, however long its rollout is.
 """
 
 from collections import OrderedDict, deque
@@ -17,17 +16,17 @@ from proxy.trajectory.conversation import Digests, thinks
 from proxy.trajectory.drift import AROUND, OPENING, Window, first_difference, window_at
 from proxy.trajectory.step import Ids, Step, answers_of, messages_of
 
-_MOST_WEIGHT: Final = 2**24  # of ids of 4 bytes: 64 MB
-_ENDING_WEIGHT: Final = 256  # of one ending besides its ids
-_OF_A_ROLLOUT: Final = 16
-_BEFORE: Final = OPENING + AROUND  # ids of the prompt that a window may show
+_MAX_WEIGHT: Final = 2**24  # of ids of 4 bytes: 64 MB
+_ENDING_WEIGHT: Final = 256  # of one ending without its ids
+_MAX_PER_ROLLOUT: Final = 16
+_BEFORE: Final = OPENING + AROUND  # ids of the prompt that a window may contain
 
 
 @dataclass(frozen=True, slots=True)
 class _Ending:
-    """How one choice ended: size and digest of its reply, which is message `place` of what goes on from it, and its ids.
+    """How one choice ended: size and digest of its reply, the position `place` of the reply in later messages, and its ids.
 
-    `ids` are the last ones of the prompt and then all that were sampled; the first of them stands at `offset`.
+    `ids` are the last ones of the prompt and all sampled ones; the first of them has position `offset`.
     """
 
     engine: str
@@ -44,21 +43,21 @@ class _Ending:
 
 
 class Endings:
-    """The endings of the steps stored last, by rollout; the rollouts that were longest without a step are forgotten."""
+    """The endings of the latest steps by rollout. Rollouts that were idle the longest are evicted."""
 
-    def __init__(self, most: int = _MOST_WEIGHT) -> None:
-        self._most = most
+    def __init__(self, max_weight: int = _MAX_WEIGHT) -> None:
+        self._max_weight = max_weight
         self._weight = 0
         self._of: OrderedDict[Hashable, deque[_Ending]] = OrderedDict()
 
     def __repr__(self) -> str:
         return f"<Endings of {len(self._of)} rollouts, weight {self._weight}>"
 
-    def take(self, rollout: Hashable, step: Step) -> Window | None:
-        """Remember how a step ended.
+    def add(self, rollout: Hashable, step: Step) -> Window | None:
+        """Add the ending of a step.
 
-        Returns the window around the place where its prompt parts from the step that it goes on from, if they part and the
-        texts of the window may decide why.
+        Return the window around the position where its prompt differs from the step that it continues, if they differ
+        and the kind may depend on the texts of the window.
         """
         if not step.is_chat or not step.choices or not step.prompts:
             return None
@@ -73,15 +72,15 @@ class Endings:
         self._of.move_to_end(rollout)
         known += endings
         self._weight += sum(map(_weight, endings))
-        while len(known) > _OF_A_ROLLOUT:
+        while len(known) > _MAX_PER_ROLLOUT:
             self._weight -= _weight(known.popleft())
-        while self._weight > self._most:
-            _, forgotten = self._of.popitem(last=False)
-            self._weight -= sum(map(_weight, forgotten))
+        while self._weight > self._max_weight:
+            _, evicted = self._of.popitem(last=False)
+            self._weight -= sum(map(_weight, evicted))
 
 
 def _window(known: Collection[_Ending], messages: list[Any], step: Step) -> Window | None:
-    nearest = _gone_on_from(known, messages)
+    nearest = _continued(known, messages)
     if not nearest:
         return None
     prompt = step.prompts[0]
@@ -96,13 +95,13 @@ def _window(known: Collection[_Ending], messages: list[Any], step: Step) -> Wind
     return None if window.is_cut_off else window
 
 
-def _gone_on_from(known: Collection[_Ending], messages: list[Any]) -> list[_Ending]:
-    """Return the endings whose reply the messages have at its place: those of the latest such place."""
+def _continued(known: Collection[_Ending], messages: list[Any]) -> list[_Ending]:
+    """Return the endings whose reply is in its position in the messages: those of the latest such position."""
     digests = Digests()
     for place in sorted({ending.place for ending in known if ending.place < len(messages)}, reverse=True):
         size = _size(messages[place])
         alike = [ending for ending in known if ending.place == place and ending.size == size]
-        if not alike:  # an agent's message may be of many megabytes, and no digest of it is needed
+        if not alike:  # an agent's message can have many megabytes, and needs no digest
             continue
         reply = digests.of(messages[place])
         if found := [ending for ending in alike if ending.reply == reply]:
@@ -112,7 +111,7 @@ def _gone_on_from(known: Collection[_Ending], messages: list[Any]) -> list[_Endi
 
 def _endings_of(step: Step, place: int) -> list[_Ending]:
     digests, answers, found = Digests(), answers_of(step), []
-    for choice in step.choices[:_OF_A_ROLLOUT]:
+    for choice in step.choices[:_MAX_PER_ROLLOUT]:
         message = answers.get(choice.index, {}).get("message")
         if not isinstance(message, dict) or choice.prompt or not len(choice.ids):
             continue
@@ -125,7 +124,10 @@ def _endings_of(step: Step, place: int) -> list[_Ending]:
 
 
 def _size(message: Any) -> tuple[int, int]:
-    """Return the lengths of a message's content and of the arguments of its calls: equal messages have equal ones."""
+    """Return the lengths of a message's content and of the arguments of its calls.
+
+    They are equal for equal messages.
+    """
     if not isinstance(message, Mapping):
         return -1, 0
     content, calls = message.get("content") or "", message.get("tool_calls")
@@ -133,7 +135,7 @@ def _size(message: Any) -> tuple[int, int]:
     arguments = [function.get("arguments") for function in functions if isinstance(function, Mapping)]
     return (
         len(content) if isinstance(content, str) else -1,
-        sum(len(each) for each in arguments if isinstance(each, str)),
+        sum(len(text) for text in arguments if isinstance(text, str)),
     )
 
 

@@ -1,9 +1,6 @@
-"""Experts and masks in a record: what few choices have, and what is large where they do.
+"""Experts and sampling masks in a record, which few choices have and which are large.
 
-Holds how they are said in a record's head, and that a response which repeats them is kept without. It must not know
-the frame of a record, nor engines beyond the names of the fields in which they answer.
-
-They are packed once, with the choice. Base64 in JSON beside it would be as large again.
+They are stored once, with the choice: as base64 in the response they would take as much space again.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,13 +12,13 @@ import orjson
 from proxy.trajectory.arrays import ids_from_little_endian, to_little_endian, unpack_experts, unpack_mask
 from proxy.trajectory.step import Choice, Experts, Mask
 
-# Where a response's choice has them, by object within it ("" is the choice itself) and field.
+# Their positions in a response's choice: object ("" is the choice itself) and field.
 _EXPERTS: Final = (("", "routed_experts"), ("meta_info", "routed_experts"))  # vLLM 0.32, SGLang 0.5.23
 _MASKS: Final = (("", "sampling_mask"), ("meta_info", "output_token_sampling_mask"))
 
 
 def head_of(choice: Choice) -> dict[str, Any]:
-    """What a record's head says of them."""
+    """Return the description of them in a record's head."""
     experts, mask = choice.routed_experts, choice.sampling_mask
     return {
         "experts": None if experts is None else [experts.form, len(experts.raw)],
@@ -30,20 +27,20 @@ def head_of(choice: Choice) -> dict[str, Any]:
 
 
 def bytes_of(choice: Choice) -> list[bytes]:
-    """What a record holds of them, in the order in which `read` takes it."""
+    """Return their bytes, in the order in which `read` reads them."""
     experts, mask = choice.routed_experts, choice.sampling_mask
     arrays = [] if mask is None else [to_little_endian(mask.ids), to_little_endian(mask.offsets)]
     return arrays if experts is None else [experts.raw, *arrays]
 
 
 def read(choice: Choice, head: Mapping[str, Any], take: Callable[[int], bytes]) -> Choice:
-    """The choice with them; a head of schema 1 knows none."""
-    said_experts, said_mask = head.get("experts"), head.get("mask")
-    if said_experts is not None:
-        form, size = said_experts
+    """Return the choice with them. A head of schema 1 has none."""
+    experts_head, mask_head = head.get("experts"), head.get("mask")
+    if experts_head is not None:
+        form, size = experts_head
         choice = replace(choice, routed_experts=Experts(form, take(size)))
-    if said_mask is not None:
-        ids, offsets = [ids_from_little_endian(take(4 * count)) for count in said_mask]
+    if mask_head is not None:
+        ids, offsets = [ids_from_little_endian(take(4 * count)) for count in mask_head]
         choice = replace(choice, sampling_mask=Mask(ids, offsets))
     return choice
 
@@ -51,7 +48,7 @@ def read(choice: Choice, head: Mapping[str, Any], take: Callable[[int], bytes]) 
 def left_out(
     response: Mapping[str, Any] | None, choices: tuple[Choice, ...]
 ) -> tuple[Mapping[str, Any] | None, list[list[Any]]]:
-    """The response with null for what its choices hold packed, and where that was, for `put_back`."""
+    """Return the response with null for the values that its choices contain, and the positions of these for `put_back`."""
     given = response.get("choices") if isinstance(response, dict) else None
     if response is None or not isinstance(given, list):
         return response, []
@@ -59,7 +56,7 @@ def left_out(
     for place, choice in enumerate(choices[: len(given)]):
         for within, name, value in _values(choice):
             holder = _holder(shown[place], within)
-            # Compared as JSON, for which 1, 1.0 and true are three things.
+            # Compare as JSON, in which 1, 1.0 and true differ.
             if holder is None or holder.get(name) is None or orjson.dumps(holder[name]) != orjson.dumps(value):
                 continue
             lighter = {**holder, name: None}
@@ -69,7 +66,7 @@ def left_out(
 
 
 def put_back(response: Any, again: list[list[Any]], choices: tuple[Choice, ...]) -> None:
-    """Undo `left_out` in a response that nobody else has."""
+    """Undo `left_out` in place, in a response that is not shared."""
     for place, within, name in again:
         given = response["choices"][place]
         (value,) = [value for *where, value in _values(choices[place]) if where == [within, name]]
@@ -77,7 +74,7 @@ def put_back(response: Any, again: list[list[Any]], choices: tuple[Choice, ...])
 
 
 def _values(choice: Choice) -> list[tuple[str, str, Any]]:
-    """Where an engine may have said what the choice holds packed, and how it spelt it."""
+    """Return the positions where an engine may have repeated the choice's experts and mask, with the original value."""
     found = []
     if choice.routed_experts is not None:
         experts = unpack_experts(choice.routed_experts)
@@ -89,6 +86,6 @@ def _values(choice: Choice) -> list[tuple[str, str, Any]]:
 
 
 def _holder(given: Any, within: str) -> dict[str, Any] | None:
-    """The object of a response's choice that may have the field; None if there is none."""
+    """Return the object of a response's choice that may have the field; None if there is none."""
     holder = given.get(within) if within and isinstance(given, dict) else given
     return holder if isinstance(holder, dict) else None

@@ -1,7 +1,4 @@
-"""What exported rows say of their rollout.
-
-Holds the few facts of a rollout that a row carries, and nothing of its steps.
-"""
+"""The facts of a rollout that its exported rows contain."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,9 +8,9 @@ from typing import Any, Final
 
 @dataclass(frozen=True, slots=True)
 class RolloutFacts:
-    """A rollout, as its rows tell of it.
+    """The facts of a rollout.
 
-    `step_rewards` is by step id: a number, or one for each sampled token. `advantages` is as the trainer gave it.
+    `step_rewards` is by step id: a number, or one for each sampled token. `advantages` is unchanged from the trainer.
     """
 
     rollout_id: str
@@ -25,14 +22,14 @@ class RolloutFacts:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def step_reward(self, step_id: str) -> float | None:
-        """The step's own reward, which is the sum of its tokens'; None if it was given none."""
+        """Return the step's reward, which is the sum of its tokens' rewards; None if it has none."""
         given = self.step_rewards.get(step_id)
         if given is None:
             return None
         return float(given) if isinstance(given, int | float) else fsum(given)
 
     def token_rewards(self, step_id: str) -> Sequence[float] | None:
-        """The rewards of the step's sampled tokens; None if they were not given one by one."""
+        """Return the rewards of the step's sampled tokens; None if it has none by token."""
         given = self.step_rewards.get(step_id)
         return None if given is None or isinstance(given, int | float) else given
 
@@ -41,7 +38,7 @@ _DIGITS: Final = 18  # of a policy version: columns of counts have 64 bits, and 
 
 
 def number_of(version: str | None) -> int | None:
-    """Return a version of the weights as a number; None unless it is a decimal number that fits into 64 bits."""
+    """Return a policy version as a number; None unless it is a decimal number that fits into 64 bits."""
     if version is None or len(version) > _DIGITS or not version.isascii() or not version.isdigit():
         return None
     return int(version)

@@ -1,8 +1,4 @@
-"""Fidelity: what keeps a step from being exact, and how that is said to people.
-
-Holds the table of problems and the checks that find them in what the engine gave. It must not repair
-anything, nor know engines: what only the engine's file or the exchange can tell comes in as `special`.
-"""
+"""Fidelity: the problems that keep a step from being exact, with the checks that find them and a sentence for each."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -55,23 +51,23 @@ PROBLEMS: Final[dict[str, str]] = {
 
 _ORDER: Final = {code: place for place, code in enumerate(PROBLEMS)}
 
-# What ends a choice: OpenAI's reasons, vLLM 0.32's (abort, error, repetition) and SGLang 0.5.23's native ones.
+# Finish reasons: OpenAI's, vLLM 0.32's (abort, error, repetition) and SGLang 0.5.23's native ones.
 FINISH_REASONS: Final = frozenset(
     {"stop", "length", "tool_calls", "function_call", "content_filter", "abort", "error", "repetition"}
 )
 
-LOGPROB_CEILING: Final = 1e-6  # rounding lifts a logprob of 0 that much
-LOGPROB_CLAMP: Final = -9999.0  # vLLM 0.32 writes this for lower and for missing ones
+LOGPROB_CEILING: Final = 1e-6  # rounding can raise a logprob of 0 by this much
+LOGPROB_CLAMP: Final = -9999.0  # vLLM 0.32 returns it instead of lower and missing ones
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What the checks look at.
+    """The input of the checks.
 
-    `usage` is the engine's own count. `asked` is how many choices were asked for, over all prompts, if known.
-    `ended` says that the terminal event, or the whole body, came. `wants_logprobs`: unset where nobody asked for any, and
-    none are missed. `max_tokens` bounds the sampled ids of a choice, unless its finish reason is one of `unbounded`.
-    `counts_tokens`: unset where usage cannot be compared with ids. `special` are codes that somebody else found.
+    `usage`: the engine's token counts. `asked`: the number of requested choices over all prompts, if known. `ended`:
+    the terminal event, or the whole body, arrived. `wants_logprobs`: false if none were requested, so that none are
+    missed. `max_tokens`: the maximum of sampled ids of a choice, unless its finish reason is one of `unbounded`.
+    `counts_tokens`: false if usage cannot be compared with ids. `special`: codes that were found elsewhere.
     """
 
     prompts: tuple[Ids, ...]
@@ -88,10 +84,12 @@ class Evidence:
 
 
 def check(evidence: Evidence) -> tuple[str, ...]:
-    """The codes of all problems, in the order of `PROBLEMS`; none: the step is exact.
+    """Return the codes of all problems, in the order of `PROBLEMS`; a step without any is exact.
 
-    A step of status "error" has nothing to check and is just that. Raises `KeyError` for an unknown special
-    code.
+    A step of status "error" has nothing to check, and its only problem is that error.
+
+    Raises:
+        KeyError: A special code is unknown.
     """
     checks = {"engine_error": _always} if evidence.status == "error" else _CHECKS
     found = {code for code, holds in checks.items() if holds(evidence)}
@@ -99,13 +97,18 @@ def check(evidence: Evidence) -> tuple[str, ...]:
 
 
 def describe(codes: Iterable[str]) -> list[str]:
-    """A sentence for each code; a code of another version is said to be one."""
+    """Return a sentence for each code. Codes of other versions are described as unknown."""
     return [PROBLEMS.get(code, f"{code}: a problem that this version does not know.") for code in codes]
 
 
 def is_unlogged(step: Step) -> bool:
-    """Whether it has no logprobs because nobody asked for any; those that an engine failed to give are a problem."""
-    return step.sampled > 0 and not any(each.logprobs for each in step.choices) and "no_logprobs" not in step.problems
+    """Whether a step has no logprobs because none were requested.
+
+    If the engine omitted requested ones, that is a problem.
+    """
+    return (
+        step.sampled > 0 and not any(choice.logprobs for choice in step.choices) and "no_logprobs" not in step.problems
+    )
 
 
 def _always(_evidence: Evidence) -> bool:
@@ -114,7 +117,7 @@ def _always(_evidence: Evidence) -> bool:
 
 def _counted(evidence: Evidence, field: str) -> int | None:
     count = evidence.usage.get(field) if isinstance(evidence.usage, Mapping) else None
-    return count if type(count) is int else None  # True is an int to isinstance
+    return count if type(count) is int else None  # isinstance accepts True
 
 
 def _sampled(evidence: Evidence) -> int:
@@ -122,7 +125,7 @@ def _sampled(evidence: Evidence) -> int:
 
 
 def _no_token_ids(evidence: Evidence) -> bool:
-    """No ids at all, where tokens were sampled, or nothing shows that none were."""
+    """Whether there are no ids although tokens were sampled, or nothing proves that none were."""
     if not evidence.ended or _sampled(evidence):
         return False
     counted = _counted(evidence, "completion_tokens")
@@ -157,7 +160,7 @@ def _prompt_count(evidence: Evidence) -> bool:
 
 
 def _bad_token_id(evidence: Evidence) -> bool:
-    # The sign is the top bit of every fourth byte: this way a long prompt takes microseconds.
+    # The sign is the top bit of every fourth byte. Testing these takes microseconds for a long prompt.
     arrays = (*evidence.prompts, *(choice.ids for choice in evidence.choices))
     return not all(to_little_endian(ids)[3::4].isascii() for ids in arrays)
 
@@ -167,13 +170,13 @@ def _bad_logprob(evidence: Evidence) -> bool:
 
 
 def _sound(logprobs: Logprobs) -> bool:
-    """Whether all are finite and at most the ceiling: one NaN or infinity among them makes the sum one."""
+    """Whether all are finite and at most the ceiling. One NaN or infinity makes the sum non-finite."""
     return isfinite(sum(logprobs)) and max(logprobs, default=0.0) <= LOGPROB_CEILING
 
 
 def _clamped_logprob(evidence: Evidence) -> bool:
     return any(
-        # The minimum is cheap and settles it, unless it is NaN or -inf; those are bad, not clamped.
+        # The minimum is cheap and sufficient, unless it is NaN or -inf, which are bad, not clamped.
         not min(choice.logprobs, default=0.0) > LOGPROB_CLAMP
         and any(-inf < logprob <= LOGPROB_CLAMP for logprob in choice.logprobs)
         for choice in evidence.choices
@@ -187,7 +190,7 @@ def _stream_cut(evidence: Evidence) -> bool:
 def _choice_count(evidence: Evidence) -> bool:
     if evidence.asked is None or not evidence.ended:
         return False
-    # Compared by number first: what a client asks for may be any number.
+    # Compare the lengths first: a client can request any number.
     indexes = {choice.index for choice in evidence.choices}
     return len(evidence.choices) != evidence.asked or indexes != set(range(evidence.asked))
 
@@ -197,7 +200,7 @@ def _no_finish_reason(evidence: Evidence) -> bool:
 
 
 def _empty_completion(evidence: Evidence) -> bool:
-    """One choice without ids beside others with, unless the engine's count shows that nothing is missing."""
+    """Whether one choice has no ids while others have, unless the engine's count proves that nothing is missing."""
     if not evidence.ended or not _sampled(evidence):
         return False
     empty = any(not choice.ids and choice.finish_reason != "abort" for choice in evidence.choices)
@@ -205,9 +208,9 @@ def _empty_completion(evidence: Evidence) -> bool:
 
 
 def _too_many_tokens(evidence: Evidence) -> bool:
-    most = evidence.max_tokens
+    limit = evidence.max_tokens
     bounded = (choice for choice in evidence.choices if choice.finish_reason not in evidence.unbounded)
-    return most is not None and any(len(choice.ids) > most for choice in bounded)
+    return limit is not None and any(len(choice.ids) > limit for choice in bounded)
 
 
 def _aborted(evidence: Evidence) -> bool:

@@ -1,7 +1,7 @@
 """Compact JSON of any depth.
 
-orjson (3.11) writes at most 254 levels. A request of that depth is recorded, and is deeper yet as part of a row or of a
-response: without this, one rollout could make an export of all rollouts fail.
+orjson (3.11) writes at most 254 levels. A recorded request of that depth is deeper as part of a row or a response:
+without this module, one rollout could make an export of all rollouts fail.
 """
 
 from typing import Any
@@ -10,7 +10,11 @@ import orjson
 
 
 def to_json_bytes(value: Any) -> bytes:
-    """Write a value as compact JSON. Raises `TypeError` for what JSON cannot express, never for its depth."""
+    """Return a value as compact JSON, of any depth.
+
+    Raises:
+        TypeError: JSON cannot represent the value.
+    """
     try:
         return orjson.dumps(value)
     except TypeError:

@@ -1,7 +1,4 @@
-"""The outline of a rollout's tree: what `GET /rollouts/{id}/tree` shows.
-
-Holds the JSON-ready picture of nodes, branches, drift and what has no place. It decides nothing.
-"""
+"""The outline of a rollout's tree, which `GET /rollouts/{id}/tree` returns."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,13 +12,13 @@ from proxy.trajectory.sequence import sequences
 from proxy.trajectory.step import Choice, Step, answers_of
 from proxy.trajectory.tree import Node, Tree, grow
 
-_OPENING: Final = 80  # characters of a reply: a row of a list
+_OPENING: Final = 80  # characters of a reply, for one line of a list
 _WIDTH: Final = 0.5
-_BINS: Final = 20  # down to -10: beyond it a token is a rarity
+_BINS: Final = 20  # down to -10; lower logprobs are rare
 
 
 def outline(steps: Sequence[Step], facts: RolloutFacts, drift: Sequence[Drift] = ()) -> dict[str, Any]:
-    """The tree of all steps, flagged ones too, and the drift that was found in it.
+    """Return the tree of all steps, including flagged ones, and the drift that was found in it.
 
     `branches` and `owner` are those of the default export of sequences.
     """
@@ -68,7 +65,10 @@ def _node(node: Node, call: Mapping[str, Any], answers: Mapping[int, Mapping[str
 
 
 def _call(step: Step) -> dict[str, Any]:
-    """What a row of people's time line shows of a call: when it went to the engine, and when its last byte came."""
+    """Return the fields of a call for the time line.
+
+    `started_ms` is when it was sent, `ended_ms` when its last byte arrived.
+    """
     timing = step.timing
     ended = timing.last_byte or timing.stored
     return {
@@ -88,16 +88,16 @@ def _call(step: Step) -> dict[str, Any]:
 
 
 def _opening(answer: Mapping[str, Any]) -> str | None:
-    """Return how a choice's reply begins; None where it has no text."""
+    """Return the beginning of a choice's reply; None if it has no text."""
     message = answer.get("message")
     text = message.get("content") if isinstance(message, dict) else answer.get("text")
     return text[:_OPENING] if isinstance(text, str) else None
 
 
 def histogram(choices: Iterable[Choice]) -> dict[str, Any]:
-    """How often sampled tokens had which logprob.
+    """Return the histogram of the logprobs of sampled tokens.
 
-    `counts[i]` is of logprobs from -`width` * i down to -`width` * (i + 1); the last one of all that are lower.
+    `counts[i]` is of logprobs from -`width` * i down to -`width` * (i + 1); the last one includes all lower ones.
     """
     counts = [0] * (_BINS + 1)
     for choice in choices:

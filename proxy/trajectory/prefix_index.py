@@ -1,7 +1,7 @@
-"""Prefixes: which of many id sequences another one begins with.
+"""An index of token id sequences that finds those with which a prompt begins.
 
-Contains the index of id sequences by pieces of 256 ids. Prompts that share a chain of pieces are compared by its links, so a
-rollout whose prompts grow is indexed in time and memory linear in its unique tokens.
+Sequences are indexed by pieces of 256 ids. Prompts that share a chain of pieces are compared by its links, so indexing
+a rollout whose prompts grow takes time and memory linear in its unique tokens.
 """
 
 from bisect import bisect_right
@@ -12,11 +12,14 @@ from proxy.trajectory.arrays import to_little_endian
 from proxy.trajectory.shared_ids import Link, SharedIds
 from proxy.trajectory.step import Ids, Prompt
 
-PIECE: Final = 1024  # bytes; the same as in stored chains, so that their pieces need not be cut anew
+PIECE: Final = 1024  # bytes; the same as in stored chains, whose pieces are therefore used unchanged
 
 
 class Spot:
-    """A sequence of whole pieces. `ending` has the indexed sequences that end within the next piece, by their rest."""
+    """A sequence of whole pieces.
+
+    `ending` has the indexed sequences that end within the next piece, by their remaining bytes.
+    """
 
     __slots__ = ("_links", "_rests", "ending", "nearest", "parent", "piece")
 
@@ -26,29 +29,29 @@ class Spot:
         self.ending: dict[bytes, int] = {}
         self._rests: list[bytes] | None = None
         self._links: list[int] = []
-        self.nearest: tuple[Spot, int] | bool | None = False  # not looked for yet
+        self.nearest: tuple[Spot, int] | bool | None = False  # False: not searched yet
 
     def longest(self, rest: bytes) -> int:
-        """Return the place in `rests` of the longest one that `rest` begins with; -1 if there is none."""
+        """Return the index in the sorted rests of the longest one that `rest` begins with; -1 if there is none."""
         if not self.ending:
             return -1
         rests = self._sorted()
-        # Whatever sorts between a prefix of `rest` and `rest` begins with that prefix, too.
+        # All that sorts between a prefix of `rest` and `rest` begins with that prefix too.
         at = bisect_right(rests, rest) - 1
         while at >= 0 and not rest.startswith(rests[at]):
             at = self._links[at]
         return at
 
     def shorter(self, at: int) -> int:
-        """Return the place of the longest rest that the one at this place begins with, other than itself; or -1."""
+        """Return the index of the longest other rest that the one at this index begins with, or -1."""
         return self._links[at]
 
     def number(self, at: int) -> int:
-        """Return the number of the sequence whose rest is at this place."""
+        """Return the number of the sequence whose rest is at this index."""
         return self.ending[self._sorted()[at]]
 
     def above(self) -> "tuple[Spot, int] | None":
-        """Return the longest indexed sequence that ends before this one and is a prefix of it, as spot and place."""
+        """Return the longest indexed sequence that ends before this one and is a prefix of it, as spot and index."""
         path: list[Spot] = []
         spot, found = self, None
         while spot.parent is not None:
@@ -61,8 +64,8 @@ class Spot:
                 found = (spot.parent, at)
                 break
             spot = spot.parent
-        for each in path:
-            each.nearest = found
+        for visited in path:
+            visited.nearest = found
         return found
 
     def _sorted(self) -> list[bytes]:
@@ -79,15 +82,15 @@ class Spot:
 
 
 class Prefixes:
-    """An index of numbered id sequences. All of them are added before the first is looked for."""
+    """An index of numbered id sequences. All of them are added before the first lookup."""
 
     def __init__(self) -> None:
         self._root = Spot(None, b"")
         self._next: dict[tuple[int, bytes], Spot] = {}
-        self._of_links: dict[int, tuple[Link, Spot]] = {}  # by id(): links are kept here, so no id is used again
+        self._of_links: dict[int, tuple[Link, Spot]] = {}  # by id(): the links are referenced here, so no id is reused
 
     def locate(self, prompt: Prompt) -> tuple[Spot, bytes]:
-        """Return where a prompt ends: equal for equal ids."""
+        """Return the location where a prompt ends: equal for equal ids."""
         if not isinstance(prompt, SharedIds):
             return self._onwards(self._root, to_little_endian(prompt))
         fresh: list[Link] = []
@@ -97,7 +100,7 @@ class Prefixes:
             if known is not None:
                 spot = known[1]
                 break
-            if len(link.piece) != PIECE:  # a chain that was cut otherwise
+            if len(link.piece) != PIECE:  # a chain with other pieces
                 return self._onwards(self._root, to_little_endian(prompt.to_array()))
             fresh.append(link)
         for link in reversed(fresh):
@@ -106,9 +109,9 @@ class Prefixes:
         return self._onwards(spot, prompt.tail)
 
     def add(self, place: tuple[Spot, bytes], ids: Ids, number: int) -> int:
-        """Index the sequence of these ids after a located prompt; return the number under which it is known.
+        """Index the sequence of these ids after a located prompt; return its number.
 
-        That is the number of the first one that was added of the same ids.
+        If the same ids were added before, that is their number.
         """
         spot, rest = self._onwards(place[0], place[1] + to_little_endian(ids))
         return spot.ending.setdefault(rest, number)

@@ -1,8 +1,8 @@
-"""The values of a decoded record, as the types that `step` declares.
+"""Validation of the values of a decoded record.
 
-Earlier versions stored what an engine answered without checking its types. A value of another type is left out here, once,
-and the step is flagged, so that no reader of steps has to expect it. Raises `ValueError` for a value that a step cannot do
-without.
+Earlier versions stored an engine's response without checking its types. A value of another type is dropped, and the
+step is flagged, so that readers of steps can rely on the types. `ValueError` is raised for a value that a step
+requires.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,20 +20,20 @@ _LARGEST: Final = 2**63 - 1
 
 
 class Typed:
-    """Reads values of one record; `problems` are the codes of those that did not fit."""
+    """Reads the values of one record. `problems` are the codes of dropped values."""
 
     def __init__(self) -> None:
         self.problems: dict[str, None] = {}
 
     def text(self, value: Any) -> str | None:
-        """Return a string or null; null instead of anything else."""
+        """Return a string or null; null for anything else."""
         if value is None or isinstance(value, str):
             return value
         self.problems[ODD] = None
         return None
 
     def version(self, value: Any) -> str | None:
-        """Return a policy version; an integer as its digits."""
+        """Return a policy version; an integer becomes a string."""
         return str(value) if type(value) is int else self.text(value)
 
     def stop_reason(self, value: Any) -> int | str | None:
@@ -41,14 +41,14 @@ class Typed:
         return value if type(value) is int and abs(value) <= _LARGEST else self.text(value)
 
     def mapping(self, value: Any) -> dict[str, Any] | None:
-        """Return an object or null; null instead of anything else."""
+        """Return an object or null; null for anything else."""
         if value is None or isinstance(value, dict):
             return value
         self.problems[ODD] = None
         return None
 
     def spans(self, value: Any, ids: int) -> tuple[Span, ...]:
-        """Return the spans of a choice with so many ids; none if one of them lies outside."""
+        """Return the spans of a choice with this number of ids; none if one of them is out of range."""
         given = [span for span in value if isinstance(span, dict)] if isinstance(value, list) else []
         spans = tuple(_span(span, self) for span in given)
         if len(spans) == len(value or ()) and all(0 <= span.start <= span.end <= ids for span in spans):
@@ -57,7 +57,7 @@ class Typed:
         return ()
 
     def facts(self, head: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields of a step that a record's head has as they are; `problems` without those found here."""
+        """Return the fields of a step that a record's head contains unchanged; `problems` without those found here."""
         return {
             "step_id": _required(head["step_id"], str),
             "rollout_id": _required(head["rollout_id"], str),
@@ -88,22 +88,22 @@ class Typed:
 
 
 def index(value: Any) -> int:
-    """Return an index as the integer that it must be."""
+    """Return a required integer."""
     return int(_required(value, int))
 
 
 def object_of(value: Any) -> dict[str, Any]:
-    """Return a body as the object that it must be."""
+    """Return a required object."""
     return dict(_required(value, dict))
 
 
 def number(value: Any) -> float | None:
-    """Return a finite number; None for anything else, as of a temperature that a client spelled as a string."""
+    """Return a finite number; None for anything else, such as a temperature that a client sent as a string."""
     return value if type(value) in {int, float} and isfinite(value) else None
 
 
 def sent_of(value: Any) -> dict[str, Any]:
-    """Return what the proxy changed of a request: an object `set` and a list of names `unset`, where it has any."""
+    """Return the changes of a request: an object `set` and a list of names `unset`, where it has them."""
     sent = object_of(value)
     _required(sent.get("set") or {}, dict)
     for name in _required(sent.get("unset") or [], list):
@@ -112,7 +112,11 @@ def sent_of(value: Any) -> dict[str, Any]:
 
 
 def _required(value: Any, kind: type[Any]) -> Any:
-    """Return a value of this type. Raises `ValueError`; True is no integer."""
+    """Return a value of this type; True is not an integer.
+
+    Raises:
+        ValueError: It has another type.
+    """
     if type(value) is not kind:
         raise ValueError(f"a value that must be {kind.__name__} is {type(value).__name__}")
     return value
@@ -140,6 +144,6 @@ def _timing(value: Mapping[str, Any]) -> Timing:
 
 
 def _extra(value: dict[str, Any]) -> dict[str, Any]:
-    """Return the extra facts, without those that readers use and that are of another type."""
+    """Return the extra facts, without those of a wrong type that readers use."""
     kinds = {"request_key": str, "retry_of": str, "attempt": int, "mask_claim": int}
     return {name: fact for name, fact in value.items() if name not in kinds or type(fact) is kinds[name]}

@@ -1,12 +1,10 @@
-"""Sequences: the masked rows of tokens that a rollout is trained on.
+"""The canonical rows: token sequences with a loss mask, of which every export format is a view.
 
-Holds the choice of branches, the *once* rule and the canonical row, of which every export format is a view.
-
-Rule 1: every decision whether steps join is the tree's; this file only reads it. It compares nothing but numbers of ids.
+Rule 1: only the tree decides whether steps join; this module compares nothing but numbers of ids.
 Rule 2: each sampled token is trained in exactly one of the exported rows: that of its oldest leaf. In others it is
         context, with mask 0.
-Rule 3: nothing is padded, shifted or filled: arrays are of one length, and a logprob that is not of a trained token is null.
-        So is each of a step whose logprobs nobody asked for (`record.logprobs: off`).
+Rule 3: nothing is padded, shifted or filled: arrays have one length, and the logprob of a token that is not trained is
+        null. So is each of a step whose logprobs were not requested (`record.logprobs: off`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,11 +24,11 @@ _CUT: Final = frozenset({"length", "abort", "error"})
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Which rows are wanted.
+    """Which rows are exported.
 
-    `branches`: every leaf, the longest one, or the youngest. `include`: exact steps only, or flagged ones as well (whose
-    rows then carry the problems), or even `retokenized` ones, whose logprobs are all null. `max_len` in tokens; a longer
-    row is `cut` at a span boundary, dropped, or kept.
+    `branches`: every leaf, the longest one, or the youngest. `include`: exact steps only, flagged ones too (whose rows
+    then have the problems), or even `retokenized` ones, whose logprobs are all null. `max_len`: the maximum number of
+    tokens; a longer row is `cut` at a span boundary, dropped, or kept.
     """
 
     branches: Literal["all", "longest", "last"] = "all"
@@ -41,7 +39,9 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class SequenceSpan:
-    """A sampled stretch of a sequence, half open. `owned`: trained here; else it is context, trained elsewhere.
+    """A sampled half-open range of a sequence.
+
+    `owned`: trained in this row; else it is context, trained in another one.
 
     `constrained` is that of its step.
     """
@@ -58,9 +58,9 @@ class SequenceSpan:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One path of the tree, as a row. All arrays are of one length; `logprobs` is None where `mask` is 0.
+    """One path of the tree, as a row. All arrays have the same length; `logprobs` is None where `mask` is 0.
 
-    `truncated`: its last turn was not ended by the model (`is_cut`), or `max_len` shortened the row.
+    `truncated`: the model did not end its last turn (`is_cut`), or `max_len` shortened the row.
     """
 
     facts: RolloutFacts
@@ -76,7 +76,7 @@ class Row:
     problems: tuple[str, ...] = ()
 
     def as_row(self) -> dict[str, Any]:
-        """The canonical row, JSON-ready."""
+        """Return the canonical row as JSON values."""
         steps = {span.step_id for span in self.spans}
         row = {
             "rollout_id": self.facts.rollout_id,
@@ -101,7 +101,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A step that nothing is trained of, or not all of it, and why."""
+    """A step of which nothing is trained, or not all, and why."""
 
     step_id: str
     why: str
@@ -111,7 +111,7 @@ class Skipped:
 class Branch:
     """A path of the tree that becomes a row. `owned` has the places of the nodes that are trained in this row.
 
-    `cut` marks a path that `max_len` shortened.
+    `cut`: `max_len` shortened the path.
     """
 
     path: list[Node]
@@ -136,7 +136,7 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """The branches that become the rows of a rollout, and what was left out.
+    """The branches that become the rows of a rollout, and the skipped steps.
 
     Rows are built when they are read, one at a time: a row of 200,000 tokens takes 12 MB as Python lists.
     """
@@ -146,7 +146,7 @@ class Sequences:
     skipped: tuple[Skipped, ...]
 
     def each(self) -> Iterator[Row]:
-        """Build the rows one after the other, the oldest leaf's first."""
+        """Build the rows one by one, that of the oldest leaf first."""
         for place, branch in enumerate(self.branches):
             yield _row(branch, self.facts, place)
 
@@ -159,12 +159,12 @@ class Sequences:
 def sequences(
     steps: Iterable[Step], facts: RolloutFacts, options: Options | None = None, *, tree: Tree | None = None
 ) -> Sequences:
-    """Choose the branches of a rollout that become rows, the oldest leaf's first; `tree` is that of all steps, if known."""
+    """Return the branches of a rollout that become rows, the oldest leaf's first; `tree` is that of all steps, if known."""
     options = options or Options()
     steps = list(steps)
     chosen, skipped = select(steps, options)
     if options.include == "exact" and any(step.late for step in steps):
-        # Where a late step is no row itself, it may not supersede an earlier one: the export would change after the finish.
+        # A late step that is not exported must not supersede an earlier one, or the export would change after the finish.
         tree = grow([step for step in steps if not step.late])
     whole = grow(steps) if tree is None else tree
     replaced = {whole.nodes[place].key for place in whole.superseded()}
@@ -177,14 +177,14 @@ def sequences(
     planted = whole if len(kept) == len(whole.nodes) else plant(kept)
     wanted = [Branch(planted.path(leaf)) for leaf in _wanted(planted.leaves, options)]
     branches = [fitting for branch in wanted if (fitting := _fit(branch, options)) is not None]
-    _own(branches)
+    _assign_owners(branches)
     skipped += _untrained(planted, wanted, branches, options)
-    # A branch that was cut to what others train has nothing of its own.
+    # A branch that was cut to nodes that others train is dropped.
     return Sequences(facts, tuple(branch for branch in branches if branch.owned), tuple(dict.fromkeys(skipped)))
 
 
 def select(steps: Iterable[Step], options: Options) -> tuple[list[tuple[Step, Choice]], list[Skipped]]:
-    """The choices that may make rows, in order of age, and why the others may not."""
+    """Return the choices that can become rows, by age, and why the others cannot."""
     kept: list[tuple[Step, Choice]] = []
     skipped: list[Skipped] = []
     for step in sorted(steps, key=lambda step: step.step_id):
@@ -201,7 +201,10 @@ def select(steps: Iterable[Step], options: Options) -> tuple[list[tuple[Step, Ch
 
 
 def _why_not(step: Step, choice: Choice, options: Options, *, unlogged: bool) -> str | None:
-    """Why a choice may not be exported; None if it may. What cannot be aligned never is."""
+    """Return why a choice cannot be exported; None if it can.
+
+    A choice whose tokens and logprobs do not align never is.
+    """
     codes = ",".join(step.problems)
     if not 0 <= choice.prompt < len(step.prompts):
         return codes or "the engine gave no prompt ids"
@@ -209,7 +212,7 @@ def _why_not(step: Step, choice: Choice, options: Options, *, unlogged: bool) ->
         return codes or "nothing was sampled"
     if RETOKENIZED in step.problems:
         return None if options.include == RETOKENIZED else codes
-    # A missing logprob is NaN, and so is then the sum. No trainer can do with one, and JSON cannot carry it.
+    # A missing logprob is NaN, and makes the sum NaN. Trainers cannot use it, and JSON cannot represent it.
     aligned = unlogged or len(choice.ids) == len(choice.logprobs)
     if not aligned or not isfinite(sum(choice.logprobs)):
         return codes or "its tokens cannot be aligned with logprobs"
@@ -225,27 +228,27 @@ def _wanted(leaves: list[Node], options: Options) -> list[Node]:
         return leaves
     if options.branches == "last":
         return [max(leaves, key=lambda leaf: leaf.key)]
-    return [max(leaves, key=lambda leaf: leaf.end)]  # of equals, max keeps the first: the oldest
+    return [max(leaves, key=lambda leaf: leaf.end)]  # max returns the first of equals: the oldest
 
 
 def _fit(branch: Branch, options: Options) -> Branch | None:
-    """The branch within `max_len`; None if it is to be dropped, or nothing sampled would be left of it."""
+    """Return the branch within `max_len`; None if it is dropped, or nothing sampled would be left of it."""
     if options.max_len is None or branch.end <= options.max_len or options.overlong == "keep":
         return branch
     fitting = [node for node in branch.path if node.end <= options.max_len]
     return None if options.overlong == "drop" or not fitting else Branch(fitting, cut=True)
 
 
-def _own(branches: Sequence[Branch]) -> None:
-    """Give each node to the first branch that holds it: branches are in the order of their leaves' age."""
-    given: set[int] = set()
+def _assign_owners(branches: Sequence[Branch]) -> None:
+    """Assign each node to the first branch that contains it: branches are ordered by the age of their leaves."""
+    assigned: set[int] = set()
     for branch in branches:
-        branch.owned = {node.place for node in branch.path if node.place not in given}
-        given |= branch.owned
+        branch.owned = {node.place for node in branch.path if node.place not in assigned}
+        assigned |= branch.owned
 
 
 def _untrained(tree: Tree, wanted: list[Branch], branches: list[Branch], options: Options) -> Iterator[Skipped]:
-    """The nodes that no row trains, and why."""
+    """Return the nodes that no row trains, and why."""
     trained = {place for branch in branches for place in branch.owned}
     reached = {node.place for branch in wanted for node in branch.path}
     for node in tree.nodes:
@@ -268,7 +271,7 @@ def _row(branch: Branch, facts: RolloutFacts, place: int) -> Row:
         problems |= dict.fromkeys(_marks(node.step))
         if owned:
             mask[node.start : node.end] = [1] * len(node.choice.ids)
-            if RETOKENIZED not in node.step.problems and node.choice.logprobs:  # nobody sampled those, or asked for any
+            if RETOKENIZED not in node.step.problems and node.choice.logprobs:  # not sampled, or not requested
                 logprobs[node.start : node.end] = node.choice.logprobs.tolist()
     return Row(
         facts=facts,
@@ -286,7 +289,7 @@ def _row(branch: Branch, facts: RolloutFacts, place: int) -> Row:
 
 
 def _marks(step: Step) -> Iterator[str]:
-    """What keeps a step from being trained unasked: its problems, and how it ended if not well."""
+    """Return why a step is not trained by default: its problems, and its status if it is not complete and delivered."""
     yield from step.problems
     if step.status != "complete":
         yield step.status
@@ -297,7 +300,7 @@ def _marks(step: Step) -> Iterator[str]:
 
 
 def _spans(node: Node, *, owned: bool) -> list[SequenceSpan]:
-    """The spans of a node: one for each version of the weights."""
+    """Return the spans of a node: one for each policy version."""
     temperature = number(node.step.sampling.get("temperature"))
     return [
         SequenceSpan(
@@ -315,15 +318,15 @@ def _spans(node: Node, *, owned: bool) -> list[SequenceSpan]:
 
 
 def is_cut(step: Step, choice: Choice) -> bool:
-    """Whether something other than the model ended the turn: its limit, an abort, a fault, or a stream that broke off."""
+    """Whether something other than the model ended the turn: its limit, an abort, an error, or a lost connection."""
     return step.status == "partial" or choice.finish_reason in _CUT
 
 
 def stop_token_sampled(leaf: Node) -> bool | None:
-    """Whether the last id is the token that ended the turn; None where the engine does not say.
+    """Whether the last id is the token that ended the turn; None if the engine does not report it.
 
-    vLLM 0.32: an EOS has no stop_reason, a stop token its id, a stop string itself (then the last id is whatever token
-    completed it). It says "tool_calls" of a parsed call however the turn ended, at `max_tokens` too.
+    vLLM 0.32: an EOS has no stop_reason, a stop token its id, a stop string itself (the last id is then the token that
+    completed it). The finish reason of a parsed call is "tool_calls" however the turn ended, also at `max_tokens`.
     """
     finish, stop = leaf.choice.finish_reason, leaf.choice.stop_reason
     if finish in {"length", "abort", "error", "repetition"}:

@@ -1,8 +1,4 @@
-"""Token ids that share their beginning: the prompts of a rollout that grows, in memory linear in its unique tokens.
-
-Contains the chain of pieces that several prompts have in common, and a prompt on such a chain. It does not know steps or
-records.
-"""
+"""Token ids with shared prefixes: the prompts of a growing rollout in memory linear in its unique tokens."""
 
 import sys
 from array import array
@@ -11,7 +7,7 @@ from typing import Any, overload
 
 
 class Link:
-    """A piece of little-endian int32 ids after those of `parent`; `size` counts the bytes from the beginning."""
+    """A piece of little-endian int32 ids after those of `parent`; `size` is the number of bytes from the beginning."""
 
     __slots__ = ("parent", "piece", "size")
 
@@ -22,10 +18,12 @@ class Link:
 
 
 class SharedIds:
-    """Token ids as a chain of shared pieces and a tail of their own. It reads like an `array('i')`, and cannot be changed.
+    """Token ids as a chain of shared pieces and a separate tail. It reads like an `array('i')` and is immutable.
 
-    Reading an item copies all ids: take `to_array()` once where several are needed. Raises `ValueError` for bytes that are
-    not whole ids.
+    Reading an item copies all ids: call `to_array()` once if several are needed.
+
+    Raises:
+        ValueError: The bytes are not whole ids.
     """
 
     __slots__ = ("_length", "end", "tail")
@@ -88,7 +86,7 @@ class SharedIds:
         return self.to_array().tolist()
 
     def tobytes(self) -> bytes:
-        """Return all ids as this machine has them in memory."""
+        """Return all ids in this machine's byte order."""
         return self.to_array().tobytes()
 
     def __reduce__(self) -> tuple[Any, ...]:

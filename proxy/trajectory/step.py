@@ -1,8 +1,7 @@
-"""The step: one recorded call, whole.
+"""The step: one recorded call, as frozen values.
 
-Holds the frozen values that a step is made of, and nothing that makes, checks, stores or joins them: `fidelity`
-checks, `record` encodes, `tree` joins. Ids are `array('i')` (int32), logprobs `array('f')` where float32 carries
-them without loss, else `array('d')`; JSON of other people stays as it was parsed.
+Ids are `array('i')` (int32); logprobs are `array('f')` where float32 is lossless, else `array('d')`. JSON of clients
+and engines is unchanged from parsing.
 """
 
 from array import array
@@ -14,7 +13,7 @@ from proxy.trajectory.shared_ids import SharedIds
 
 Status = Literal["complete", "partial", "error"]
 Dialect = Literal["chat", "completions", "generate", "messages", "responses"]
-_BY_WAY_OF_CHAT = ("chat", "messages", "responses")
+_CHAT_DIALECTS = ("chat", "messages", "responses")
 
 Ids: TypeAlias = "array[int]"  # array itself takes no index before Python 3.12
 Prompt: TypeAlias = "Ids | SharedIds"
@@ -23,7 +22,7 @@ Logprobs: TypeAlias = "array[float]"
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A stretch of one choice's sampled ids, half open, and the version of the weights that sampled it."""
+    """A half-open range of one choice's sampled ids, and the policy version that sampled it."""
 
     start: int
     end: int
@@ -32,10 +31,10 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """The experts that a mixture routed tokens to, as the engine gave them; `packing` makes and reads it.
+    """The experts to which a mixture-of-experts model routed tokens, unchanged from the engine.
 
-    `form` says what `raw` is: a .npy file (vLLM: tokens - 1, layers, experts per token), int32 without a shape
-    (SGLang), or, where the engine gave something else, that as JSON.
+    `form` is the format of `raw`: a .npy file (vLLM: tokens - 1, layers, experts per token), int32 without a shape
+    (SGLang), or anything else as JSON.
     """
 
     form: Literal["npy", "int32", "json"]
@@ -44,7 +43,7 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """The ids that sampling was left with at each position: those of position i are `ids[offsets[i]:offsets[i + 1]]`."""
+    """The ids that sampling could choose from at each position: those of position i are `ids[offsets[i]:offsets[i + 1]]`."""
 
     ids: Ids
     offsets: Ids
@@ -52,11 +51,11 @@ class Mask:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What was sampled for one choice.
+    """The sampled tokens of one choice.
 
     `prompt` is the index into the step's `prompts`. `logprobs` has one entry per id in an exact step; in a flagged one
-    the lengths may differ, and a missing entry is NaN. `routed_experts` and `sampling_mask` are None where the engine
-    gave none.
+    the lengths may differ, and a missing entry is NaN. `routed_experts` and `sampling_mask` are None if the engine
+    returned none.
     """
 
     index: int
@@ -72,7 +71,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Unix seconds. `received` is read off the wall clock; the others are it plus a monotonic duration."""
+    """Unix seconds. `received` is from the wall clock; the others are `received` plus a monotonic duration."""
 
     received: float
     sent: float | None = None
@@ -83,7 +82,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """The engine that answered: `name` of the endpoint, `kind` ("vllm", …), `version` if known, `url` without secrets."""
+    """The engine of a call: `name` of the endpoint, `kind` ("vllm", …), `version` if known, `url` without secrets."""
 
     name: str
     kind: str
@@ -95,13 +94,14 @@ class EngineFacts:
 class Step:
     """One recorded call.
 
-    `request` is the client's body as it came; `sent` is `{"set": {field: value}, "unset": [field]}`, what the proxy
-    changed of it on its top level; `response` is what the engine answered, folded, without what was injected (for a
-    status "error", `{"status": int, "body": str}`). Dialects by way of chat have chat's response, and what their clients
-    saw of it is told from that. `prompts` holds the ids of one prompt, or of each prompt of a
-    completions call with a list of prompts: an array, or `SharedIds` in a step read from the store. It is empty when the
-    engine gave no ids. `delivered`: the client got the whole answer, so a partial step never is. `problems` are codes of
-    `fidelity.PROBLEMS`; a step without any is exact. `late`: it was stored after its rollout was finished.
+    `request`: the client's body, unchanged. `sent`: `{"set": {field: value}, "unset": [field]}`, the proxy's changes of
+    its top-level fields. `response`: the engine's response, accumulated, without what was injected (for a status
+    "error", `{"status": int, "body": str}`). Dialects that are translated to chat have chat's response, from which
+    their own is rendered.
+    `prompts`: the ids of the prompt, or of each prompt of a completions call with a list of prompts: an array, or
+    `SharedIds` in a step read from the store. It is empty if the engine returned no ids. `delivered`: the client
+    received the whole response, so a partial step never is. `problems`: codes of `fidelity.PROBLEMS`; a step without
+    any is exact. `late`: it was stored after its rollout finished.
     """
 
     step_id: str
@@ -131,12 +131,12 @@ class Step:
 
     @property
     def is_chat(self) -> bool:
-        """Whether the engine was asked for a chat: its response has messages, and so has `body`."""
-        return self.dialect in _BY_WAY_OF_CHAT
+        """Whether the engine received a chat completions request: `response` and `body` then have messages."""
+        return self.dialect in _CHAT_DIALECTS
 
     @property
     def body(self) -> dict[str, Any]:
-        """The body as it was sent: the request with what was changed of it."""
+        """The body that was sent to the engine: the request with the proxy's changes."""
         unset = set(self.sent.get("unset") or ())
         return {
             **{key: value for key, value in self.request.items() if key not in unset},
@@ -150,26 +150,26 @@ class Step:
 
     @property
     def constrained(self) -> bool | None:
-        """Whether its logprobs are of fewer tokens or other odds than the model's own: a forward pass does not give them.
+        """Whether sampling was restricted (a grammar, a forced tool call), so that a forward pass gives other logprobs.
 
-        So they are under a grammar (`Engine.constrains`). None where that was not recorded.
+        None if that was not recorded. See `Engine.constrains`.
         """
-        said = self.sampling.get("constrained")
-        return said if isinstance(said, bool) else None
+        constrained = self.sampling.get("constrained")
+        return constrained if isinstance(constrained, bool) else None
 
     @property
     def trainable(self) -> bool:
-        """Whether its sampled tokens may be trained without anybody asking for flagged ones."""
+        """Whether its sampled tokens are exported for training by default."""
         return self.exact and self.delivered and not self.late and self.status == "complete"
 
     @property
     def sampled(self) -> int:
-        """How many tokens were sampled, over all choices."""
+        """The number of sampled tokens, over all choices."""
         return sum(len(choice.ids) for choice in self.choices)
 
 
 def answers_of(step: Step) -> dict[int, dict[str, Any]]:
-    """Return the choices of a step's response by index; the first of each index, and one without an index is choice 0."""
+    """Return the choices of a step's response by index: the first of each index; a choice without an index is choice 0."""
     given = (step.response or {}).get("choices")
     found: dict[int, dict[str, Any]] = {}
     for answer in given if isinstance(given, list) else ():

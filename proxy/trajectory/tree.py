@@ -1,14 +1,12 @@
-"""The tree of a rollout: which step goes on from which, by token ids alone.
+"""The tree of a rollout: which step continues which, by token ids only.
 
-Holds the joining of steps, and what can be said of the tree as such. It neither builds rows nor judges fidelity.
-
-Rule 1: a node is one choice of one step; its full ids are its prompt and what was sampled. A choice without sampled ids
-        is no node: it has nothing to train, and nothing to go on from that its own prompt does not hold.
-Rule 2: a step hangs under the node whose full ids are the LONGEST prefix of its prompt. Ids decide, never text or
-        messages; of nodes with the same ids, one that may be trained comes before others, then the oldest. So the tree
-        does not depend on the order in which steps arrived.
-Rule 3: nothing recurses: a rollout may be thousands of steps deep. Nothing holds the full ids of all nodes: prompts that
-        grow would make that quadratic.
+Rule 1: a node is one choice of one step; its full ids are its prompt and the sampled ids. A choice without sampled ids is no
+        node: it has nothing to train, and its prompt has all that could be continued.
+Rule 2: the parent of a step is the node whose full ids are the LONGEST prefix of its prompt. Ids decide, never text or
+        messages. Of nodes with the same ids, a trainable one comes before others, then the oldest. The tree therefore does
+        not depend on the order in which steps arrived.
+Rule 3: nothing is recursive: a rollout may be thousands of steps deep. Nothing stores the full ids of all nodes: growing
+        prompts would make that quadratic.
 """
 
 from bisect import bisect_left
@@ -22,24 +20,24 @@ from proxy.trajectory.step import Choice, Prompt, Step
 
 
 def earlier_attempts(steps: Iterable[Step]) -> dict[str, str]:
-    """Of each retry, by step id, the attempt before it.
+    """Return the previous attempt of each retry, by step id.
 
-    A step that knows (`retry_of`) has the last word. One that knows only that it is attempt N follows attempt N - 1 with
-    the same body: one that nobody followed yet and that did not arrive, the oldest first. One that arrived is followed only
-    if it is the only one: of several equal calls made side by side nobody can say which was made again, and an attempt
-    that we refused has left no step at all.
+    `retry_of` of a step is authoritative. A step that only has an attempt number N follows attempt N - 1 with the same
+    body: one that has no successor yet and was not delivered, the oldest first. A delivered one is followed only if it
+    is the only one: of several equal concurrent calls it is unknown which was retried, and a rejected attempt has no
+    step.
     """
     ordered = sorted(steps, key=lambda step: step.step_id)
     pairs = {step.step_id: step.extra["retry_of"] for step in ordered if "retry_of" in step.extra}
-    asking = [step for step in ordered if _attempt(step) and step.step_id not in pairs]
-    if not asking:
+    unpaired = [step for step in ordered if _attempt(step) and step.step_id not in pairs]
+    if not unpaired:
         return pairs
     free: dict[tuple[Any, int], list[Step]] = {}
     followed = set(pairs.values())
     for step in sorted(ordered, key=lambda step: (arrived(step), step.step_id)):
         if step.step_id not in followed:
             free.setdefault((step.extra.get("request_key"), _attempt(step)), []).append(step)
-    for step in asking:
+    for step in unpaired:
         before = free.get((step.extra.get("request_key"), _attempt(step) - 1))
         if before and (len(before) == 1 or not arrived(before[0])):
             pairs[step.step_id] = before.pop(0).step_id
@@ -47,12 +45,12 @@ def earlier_attempts(steps: Iterable[Step]) -> dict[str, str]:
 
 
 def arrived(step: Step) -> bool:
-    """Whether its client got it whole, as far as anybody knows."""
+    """Whether the client received the complete response, as far as is known."""
     return step.delivered and step.status == "complete"
 
 
 def _attempt(step: Step) -> int:
-    """0 for a first attempt."""
+    """Return the attempt number; 0 is the first."""
     return int(step.extra.get("attempt", 0))
 
 
@@ -61,7 +59,7 @@ Key = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One choice of one step. `place` and `parent` are indexes into the tree's nodes, which are in order of age."""
+    """One choice of one step. `place` and `parent` are indexes into the tree's nodes, which are ordered by age."""
 
     place: int
     parent: int | None
@@ -70,28 +68,28 @@ class Node:
 
     @property
     def key(self) -> Key:
-        """Its name, and its age: step ids sort by time."""
+        """The identity of the node, which sorts by age: step ids sort by time."""
         return self.step.step_id, self.choice.index
 
     @property
     def prompt(self) -> Prompt:
-        """The ids it was sampled after."""
+        """The ids before its sampled ids."""
         return self.step.prompts[self.choice.prompt]
 
     @property
     def start(self) -> int:
-        """Where its sampled ids begin in its full ids."""
+        """The position of its first sampled id in its full ids."""
         return len(self.prompt)
 
     @property
     def end(self) -> int:
-        """How long its full ids are."""
+        """The length of its full ids."""
         return len(self.prompt) + len(self.choice.ids)
 
 
 @dataclass(frozen=True, slots=True)
 class _Index:
-    """Where the nodes' prompts end in the index of prefixes, and of each node the one of the same full ids known there."""
+    """The locations of the nodes' prompts in the index of prefixes, and for each node the one that represents its full ids."""
 
     prefixes: Prefixes
     spots: list[tuple[Spot, bytes]]
@@ -100,7 +98,7 @@ class _Index:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """The nodes in order of age, the children of each, and the steps that have no node, with the reason."""
+    """The nodes by age, the children of each, and the steps without a node, with the reason."""
 
     nodes: tuple[Node, ...]
     children: tuple[tuple[int, ...], ...]
@@ -109,23 +107,23 @@ class Tree:
 
     @property
     def leaves(self) -> list[Node]:
-        """The nodes that nothing goes on from, the oldest first."""
+        """The nodes without children, the oldest first."""
         return [node for node in self.nodes if not self.children[node.place]]
 
     def nodes_of(self, step: Step) -> list[Node]:
-        """The nodes of one step, by index of their choice."""
+        """Return the nodes of one step, by index of their choice."""
         first = bisect_left(self.nodes, step.step_id, key=lambda node: node.step.step_id)
         return list(takewhile(lambda node: node.step is step, islice(self.nodes, first, None)))
 
     def path(self, leaf: Node) -> list[Node]:
-        """From the root down to this node."""
+        """Return the nodes from the root to this node."""
         path = [leaf]
         while (parent := path[-1].parent) is not None:
             path.append(self.nodes[parent])
         return path[::-1]
 
     def same(self, node: Node) -> int:
-        """Return the place of the one node that stands for all nodes with the full ids of this one."""
+        """Return the place of the node that represents all nodes with the full ids of this one."""
         return self._index.same[node.place]
 
     def beginnings(self, node: Node) -> Iterator[int]:
@@ -133,11 +131,11 @@ class Tree:
         return self._index.prefixes.beginnings(self._index.spots[node.place])
 
     def superseded(self) -> frozenset[int]:
-        """The leaves that a retry replaced, and that nothing goes on from.
+        """Return the leaves that a retry replaced and that nothing continues.
 
-        Either the two have the same prompt ids and the same request, and the other was taken instead: it went on, or it
-        was delivered while this one was not. Or the client said that the other is a retry of this one: then it is enough
-        that the other was delivered, whatever seemed to become of this one.
+        Either the two have the same prompt ids and the same request, and the other was used instead: it was continued,
+        or it was delivered while this one was not. Or the client declared the other a retry of this one: then it is
+        enough that the other was delivered.
         """
         twins: dict[Any, list[Node]] = {}
         for node, (spot, rest) in zip(self.nodes, self._index.spots, strict=True):
@@ -149,7 +147,7 @@ class Tree:
         return frozenset(found.union(self._retried()))
 
     def _retried(self) -> Iterator[int]:
-        """The nodes of calls that were made again, by their client's word, when the later attempt was taken."""
+        """Return the nodes of calls that their client declared as retried, if the later attempt was used."""
         calls = {
             step.step_id: step for step in (*(node.step for node in self.nodes), *(step for step, _ in self.unplaced))
         }
@@ -165,7 +163,10 @@ class Tree:
         yield from (node.place for node in self.nodes if node.step.step_id in replaced - continued)
 
     def _replaced(self, group: list[Node]) -> Iterator[int]:
-        """Return which nodes a twin replaced, of some of the same request and the same prompt ids, in order of age."""
+        """Return the nodes of this group that another one replaced.
+
+        Nodes have the same request and prompt ids, and are sorted by age.
+        """
         continued = {node.step.step_id for node in group if self.children[node.place]}
         some_arrived = any(arrived(node.step) for node in group)
         for node in group:
@@ -182,7 +183,7 @@ def grow(steps: Iterable[Step]) -> Tree:
 
 
 def plant(chosen: Iterable[tuple[Step, Choice]], unplaced: tuple[tuple[Step, str], ...] = ()) -> Tree:
-    """The tree of these choices alone; each must be `placeable`. What is left out is context to those after it."""
+    """Return the tree of these choices only; each must be `placeable`. Omitted choices are context of later ones."""
     placed = sorted(chosen, key=lambda pair: (pair[0].step_id, pair[1].index))
     prefixes = Prefixes()
     located: dict[int, tuple[Spot, bytes]] = {}  # by id(): the choices of a step share their prompts
@@ -212,7 +213,7 @@ def placeable(step: Step, choice: Choice) -> bool:
 
 
 def request_key(step: Step) -> Any:
-    """A name for the request: equal for equal requests. The recorder gives one; else the object itself is the name."""
+    """Return a key that is equal for equal requests: the recorder's, or else the identity of the object."""
     return step.extra.get("request_key") or id(step.request)
 
 

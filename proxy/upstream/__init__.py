@@ -1,19 +1,20 @@
-"""The engines, reachable: where they are, how they stand, which one a call goes to, and the sending of it.
+"""Connections to the engine endpoints: detection, health checks, routing, queues and requests.
 
-endpoint  one engine: its settings, and what is known of it
-health    when an endpoint is passed over, and for how long (pure)
-choosing  which endpoint a call is tried at, in which order (pure)
-meeting   what an engine is, found out
-watching  the checks of endpoints, and the count of their faults
-turns     how many calls it has at once, and who waits for whom
-sending   one aiohttp session for all of them
+endpoint          one engine: its settings and state
+detection         detects what an engine is
+health, ejection  health checks, and for how long an endpoint is ejected
+routing           the order in which a call tries the endpoints
+failover          the endpoints of one call, and when the next one is tried
+queue             the limit of concurrent calls, fair between rollouts
+client            one aiohttp session for all endpoints
 
-aiohttp's exceptions stop here: past this package only ours are seen. Nothing in it understands a body.
+aiohttp's exceptions are translated here: callers see only those of `proxy.errors`. Nothing in this package interprets a
+body.
 """
 
 from proxy.upstream.client import EngineResponse, Upstream
 from proxy.upstream.endpoint import Endpoint
 from proxy.upstream.health import ejected_for
-from proxy.upstream.routing import choose, least_loaded, own, ranked
+from proxy.upstream.routing import choose, least_loaded, preferred, ranked
 
-__all__ = ["Endpoint", "EngineResponse", "Upstream", "choose", "ejected_for", "least_loaded", "own", "ranked"]
+__all__ = ["Endpoint", "EngineResponse", "Upstream", "choose", "ejected_for", "least_loaded", "preferred", "ranked"]

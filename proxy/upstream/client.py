@@ -1,8 +1,4 @@
-"""The sending of requests to engines, and the naming of what goes wrong.
-
-Holds the endpoints and one aiohttp session. aiohttp's exceptions stop here. It must not choose an endpoint, nor understand
-a body.
-"""
+"""The HTTP client of the engines: sends requests to endpoints and translates aiohttp's exceptions."""
 
 import asyncio
 import ssl
@@ -24,23 +20,23 @@ from proxy.telemetry.metrics import Metrics
 from proxy.upstream.concurrency import off_loop
 from proxy.upstream.detection import detect
 from proxy.upstream.endpoint import Endpoint, make_endpoint
-from proxy.upstream.failover import AWAY, Failover
+from proxy.upstream.failover import UNAVAILABLE_STATUSES, Failover
 from proxy.upstream.headers import upstream as upstream_headers
 from proxy.upstream.health import HealthChecker
 
-# uvicorn, under vLLM and SGLang, closes idle connections after 5 s; letting go first spares us the race in which a
+# uvicorn, under vLLM and SGLang, closes idle connections after 5 s. Closing them first avoids the race in which a
 # request is written to a connection that the engine has just closed.
 _KEEPALIVE_S = 3
-_IN_ONE_PIECE_BYTES = 2**16
+_CHUNK_BYTES = 2**16
 _READ_BUFFER_BYTES = 2**18
-_KNOW_WITHIN_S = 5  # a call waits so long to learn what its engine is
-MOST_ANSWER_BYTES: Final = 2**25
+_DETECTION_TIMEOUT_S = 5  # how long a call waits for the detection of its engine
+MAX_RESPONSE_BYTES: Final = 2**25
 _JSON: Final = (("Content-Type", "application/json"),)
 
 
 @dataclass(slots=True)
 class EngineResponse:
-    """The engine's answer: its status and headers, and its bytes as they come."""
+    """A response of an engine: its status and headers, and its body as a stream of bytes."""
 
     status: int
     headers: Mapping[str, str]
@@ -48,31 +44,43 @@ class EngineResponse:
     _endpoint: Endpoint
     _upstream: "Upstream"
     _response: aiohttp.ClientResponse
-    _is_aside: bool = False
+    _is_auxiliary: bool = False
 
-    async def reads(self) -> AsyncIterator[bytes]:
-        """The body, read by read. Raises EngineBroke or EngineSilent if it does not come to its end."""
-        with self._upstream.naming_faults(self._endpoint, is_aside=self._is_aside):
-            async for read in self._response.content.iter_any():
-                yield read
-        if self.status not in AWAY and not self._is_aside:
-            self._upstream.watch.answered(self._endpoint)
+    async def iter_bytes(self) -> AsyncIterator[bytes]:
+        """Yield the body in chunks, as they arrive.
 
-    async def whole(self) -> bytearray:
-        """The body of an answer beside a call (models, texts, counts of tokens). Raises EngineFault.
+        Raises:
+            EngineDisconnected: The connection was lost before the end of the body.
+            EngineTimeout: No bytes arrived for `engines.read_timeout_s`.
+        """
+        with self._upstream.translate_errors(self._endpoint, is_auxiliary=self._is_auxiliary):
+            async for chunk in self._response.content.iter_any():
+                yield chunk
+        if self.status not in UNAVAILABLE_STATUSES and not self._is_auxiliary:
+            self._upstream.health_checker.answered(self._endpoint)
 
-        It is bounded: no such answer is longer than one that has the ids of a prompt that fills any window.
+    async def read(self) -> bytearray:
+        """Return the body of an auxiliary response (models, texts, token counts).
+
+        `MAX_RESPONSE_BYTES` is more than a response with the prompt ids of any context window has.
+
+        Raises:
+            EngineError: The body is incomplete or larger than `MAX_RESPONSE_BYTES`.
         """
         body = bytearray()
-        async for read in self.reads():
-            body += read
-            if len(body) > MOST_ANSWER_BYTES:
-                raise EngineBroke(f"the engine answered more than {MOST_ANSWER_BYTES} bytes")
+        async for chunk in self.iter_bytes():
+            body += chunk
+            if len(body) > MAX_RESPONSE_BYTES:
+                raise EngineBroke(f"the engine answered more than {MAX_RESPONSE_BYTES} bytes")
         return body
 
     async def json(self) -> Any:
-        """Return the parsed body of a response beside a call: any JSON value. Raises EngineFault."""
-        body = await self.whole()
+        """Return the parsed body of an auxiliary response.
+
+        Raises:
+            EngineError: The body is incomplete, too large or not JSON.
+        """
+        body = await self.read()
         try:
             return await off_loop(len(body), orjson.loads, body)
         except orjson.JSONDecodeError as error:
@@ -80,38 +88,38 @@ class EngineResponse:
 
 
 class Upstream:
-    """The engines, reachable. Made inside the event loop; `close` when done."""
+    """The engine endpoints and the sessions to them. Create it in the event loop and `close` it."""
 
     def __init__(self, settings: EnginesSettings, metrics: Metrics) -> None:
         self._settings = settings
         self._metrics = metrics
-        # True is aiohttp's own, made once: it trusts what the system does, and making one takes 20 ms.
+        # True: aiohttp's shared context with the system's CA certificates. Creating a context takes 20 ms.
         tls = True if settings.ca_file is None else ssl.create_default_context(cafile=settings.ca_file)
         pooled = aiohttp.TCPConnector(limit=settings.max_connections, keepalive_timeout=_KEEPALIVE_S, ssl=tls)
-        alone = aiohttp.TCPConnector(limit=settings.max_connections, force_close=True, ssl=tls)
+        unpooled = aiohttp.TCPConnector(limit=settings.max_connections, force_close=True, ssl=tls)
         self._session = _session(settings, pooled)
-        self._unpooled = _session(settings, alone)
-        self.watch = HealthChecker(settings.health_interval_s, metrics, self._health_of)
+        self._unpooled = _session(settings, unpooled)
+        self.health_checker = HealthChecker(settings.health_interval_s, metrics, self._health_status)
         self.endpoints: list[Endpoint] = []
         self.replace(settings.endpoints)
 
     def replace(self, endpoints: Sequence[EndpointSettings]) -> None:
-        """From now on these are the endpoints. One whose URL was there stays as it is known, and with its calls in flight.
+        """Replace the endpoints. An endpoint with the same URL keeps its state and its calls in flight.
 
-        Calls in flight at one that goes end there; those that wait for it and may go elsewhere do.
+        Calls in flight at a removed endpoint finish there; queued calls that can fail over do so.
         """
         before = {endpoint.settings.url: endpoint for endpoint in self.endpoints}
-        self.endpoints = [before.get(one.url) or make_endpoint(one, self._settings) for one in endpoints]
-        for endpoint, said in zip(self.endpoints, endpoints, strict=True):
-            endpoint.change(said)
-            self.watch.follow(endpoint)
-            self._ask(endpoint)  # nothing waits for it: an engine may be away now
+        self.endpoints = [before.get(settings.url) or make_endpoint(settings, self._settings) for settings in endpoints]
+        for endpoint, settings in zip(self.endpoints, endpoints, strict=True):
+            endpoint.change(settings)
+            self.health_checker.start(endpoint)
+            self._start_detection(endpoint)  # in the background: the engine may be unreachable
         for endpoint in before.values():
             if endpoint not in self.endpoints:
-                self.watch.leave(endpoint)
-                endpoint.turns.turn_away()
-                if endpoint.asking is not None:
-                    endpoint.asking.cancel()
+                self.health_checker.stop(endpoint)
+                endpoint.queue.evict_waiters()
+                if endpoint.detection is not None:
+                    endpoint.detection.cancel()
 
     @asynccontextmanager
     async def send(
@@ -122,21 +130,27 @@ class Upstream:
         *,
         headers: Sequence[tuple[str, str]],
         body: bytes | None,
-        alone: bool = False,
-        is_aside: bool = False,
+        new_connection: bool = False,
+        is_auxiliary: bool = False,
     ) -> AsyncIterator[EngineResponse]:
-        """Send a request. Leaving the context early closes the connection, which is how an engine learns to abort.
+        """Send a request.
 
-        `alone`: on a connection of its own. llama.cpp closes the one that a stream came on without having said so, and
-        what is sent right after it would be lost (seen on 2026.10).
-        `is_aside`: a question beside a call (texts, counts of tokens). Its failure says nothing of the calls: it does not count
-        towards ejection, since a gateway may have no route for it.
-        Raises NoEngine (nothing was sent), EngineSilent, or EngineBroke (the engine went before it answered).
+        Leaving the context early closes the connection, by which an engine learns that the request is aborted.
+
+        `new_connection`: do not use a pooled connection. llama.cpp 2026.10 closes the connection of a stream without
+        `Connection: close`, and a request that is sent right after the stream would be lost.
+        `is_auxiliary`: the request belongs to no call (texts, token counts). Its failure does not count towards
+        ejection, since a gateway may have no route for it.
+
+        Raises:
+            EngineUnreachable: The connection failed; nothing was sent.
+            EngineTimeout: The engine did not respond in time.
+            EngineDisconnected: The connection was lost before the response.
         """
-        with self.naming_faults(endpoint, is_aside=is_aside):
-            response = await (self._unpooled if alone else self._session).request(
+        with self.translate_errors(endpoint, is_auxiliary=is_auxiliary):
+            response = await (self._unpooled if new_connection else self._session).request(
                 method,
-                _address(endpoint.settings.url + path),
+                _encoded_url(endpoint.settings.url + path),
                 data=_payload(body),
                 headers=upstream_headers(headers, api_key=endpoint.api_key),
                 allow_redirects=False,
@@ -144,21 +158,27 @@ class Upstream:
         if not 200 <= response.status <= 599:
             response.close()
             raise EngineBroke(f"the engine {endpoint.settings.label} answered with the status {response.status}")
-        if response.status in AWAY and not is_aside:
-            self.watch.failed(endpoint, f"the engine {endpoint.settings.label} answered {response.status}")
+        if response.status in UNAVAILABLE_STATUSES and not is_auxiliary:
+            self.health_checker.failed(endpoint, f"the engine {endpoint.settings.label} answered {response.status}")
         try:
             content_type = response.headers.get("Content-Type", "")
-            yield EngineResponse(response.status, response.headers, content_type, endpoint, self, response, is_aside)
+            yield EngineResponse(
+                response.status, response.headers, content_type, endpoint, self, response, is_auxiliary
+            )
         finally:
-            # At the end of the body the connection is back in the pool already; anywhere else it must go.
+            # After the last byte of the body the connection is already in the pool; before it, the connection must be closed.
             response.close()
 
     async def post_json(
-        self, endpoint: Endpoint, path: str, body: bytes, *, alone: bool = False, is_aside: bool = True
+        self, endpoint: Endpoint, path: str, body: bytes, *, new_connection: bool = False, is_auxiliary: bool = True
     ) -> tuple[int, Any]:
-        """POST a JSON body; return the status, and the parsed response if the status is 200, else None. Raises EngineFault."""
+        """POST a JSON body; return the status, and the parsed response if the status is 200, else None.
+
+        Raises:
+            EngineError: The request failed, as in `send`.
+        """
         async with self.send(
-            endpoint, "POST", path, headers=_JSON, body=body, alone=alone, is_aside=is_aside
+            endpoint, "POST", path, headers=_JSON, body=body, new_connection=new_connection, is_auxiliary=is_auxiliary
         ) as response:
             return response.status, await response.json() if response.status == 200 else None
 
@@ -167,21 +187,22 @@ class Upstream:
         return next((endpoint for endpoint in self.endpoints if endpoint.settings.label == label), None)
 
     @asynccontextmanager
-    async def turn(self, endpoint: Endpoint, rollout_id: str, *, may_leave: bool) -> AsyncIterator[None]:
-        """A call's turn at an endpoint, for as long as the context lasts.
+    async def slot(self, endpoint: Endpoint, rollout_id: str, *, can_fail_over: bool) -> AsyncIterator[None]:
+        """Hold a slot of an endpoint while the context lasts; wait in its queue if all are in use.
 
-        Raises EngineBusy if there is none in time, and NoEngine for a call that `may_leave` once the endpoint is ejected or
-        gone.
+        Raises:
+            EngineBusy: The queue is full, or waiting timed out.
+            EngineUnreachable: The endpoint was ejected or removed, and the call `can_fail_over`.
         """
-        waits = nullcontext() if endpoint.turns.is_free else self._waiting(endpoint.settings.label)
+        waits = nullcontext() if endpoint.queue.is_free else self._waiting(endpoint.settings.label)
         with waits:
-            has_turn = await endpoint.turns.take(rollout_id, may_leave=may_leave)
-        if not has_turn:
+            is_acquired = await endpoint.queue.acquire(rollout_id, can_fail_over=can_fail_over)
+        if not is_acquired:
             raise NoEngine(f"the engine {endpoint.settings.label} has no turn: {endpoint.last_fault or 'it is gone'}")
         try:
             yield
         finally:
-            endpoint.turns.give_back()
+            endpoint.queue.release()
 
     @asynccontextmanager
     async def send_to_any(
@@ -193,21 +214,23 @@ class Upstream:
         headers: Sequence[tuple[str, str]],
         body: bytes | None,
     ) -> AsyncIterator[EngineResponse]:
-        """Send to the first endpoint, in its turn; to the next one while it is away, up to `engines.max_attempts` of them.
+        """Send to the first endpoint, and to the next ones while they are unavailable: at most `engines.max_attempts` in total.
 
-        Raises EngineFault, as `send` does, if the last one could not answer, and EngineBusy.
+        Raises:
+            EngineError: The last endpoint failed, as in `send`.
+            EngineBusy: The queue of an endpoint is full, or waiting timed out.
         """
         failover = Failover(endpoints, self._settings.max_attempts)
         async with AsyncExitStack() as stack:
             while True:
                 endpoint = failover.next()
                 try:
-                    await stack.enter_async_context(self.turn(endpoint, path, may_leave=failover.has_next))
+                    await stack.enter_async_context(self.slot(endpoint, path, can_fail_over=failover.has_next))
                     sending = self.send(endpoint, method, path, headers=headers, body=body)
                     response = await stack.enter_async_context(sending)
                     failover.check_status(endpoint, response.status)
                 except EngineFault as fault:
-                    if not failover.may_go_on(fault):
+                    if not failover.can_retry(fault):
                         raise
                 else:
                     yield response
@@ -220,37 +243,36 @@ class Upstream:
             yield
 
     @contextmanager
-    def naming_faults(self, endpoint: Endpoint, *, is_aside: bool = False) -> Iterator[None]:
-        """Turn aiohttp's exceptions into ours, and count them, unless they are of a question beside a call."""
+    def translate_errors(self, endpoint: Endpoint, *, is_auxiliary: bool = False) -> Iterator[None]:
+        """Translate aiohttp's exceptions into `EngineError`s, and count them unless the request is auxiliary."""
         try:
             yield
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            fault = self._fault(endpoint.settings.label, error)
-            if not is_aside:
-                endpoint.is_known = False
-                self.watch.failed(endpoint, fault.message)
+            fault = self._engine_error(endpoint.settings.label, error)
+            if not is_auxiliary:
+                endpoint.is_detected = False
+                self.health_checker.failed(endpoint, fault.message)
                 self._metrics.engine_faults.labels(endpoint.settings.label, fault.fault).inc()
             raise fault from error
 
-    def _fault(self, label: str, error: Exception) -> EngineFault:
-        """An exception of aiohttp's by its name of ours."""
+    def _engine_error(self, label: str, error: Exception) -> EngineFault:
         if isinstance(error, aiohttp.ConnectionTimeoutError | aiohttp.ClientConnectorError):
-            return NoEngine(f"the engine {label} cannot be reached: {_words(error)}")
+            return NoEngine(f"the engine {label} cannot be reached: {_error_text(error)}")
         if isinstance(error, TimeoutError):
             return EngineSilent(f"the engine {label} was silent for {self._settings.read_timeout_s} s")
-        return EngineBroke(f"the engine {label} broke off: {_words(error)}")
+        return EngineBroke(f"the engine {label} broke off: {_error_text(error)}")
 
-    async def learn(self) -> None:
-        """Find out what each engine is. One that is away stays what it was."""
-        await asyncio.gather(*map(self.know, self.endpoints))
+    async def detect_all(self) -> None:
+        """Detect the engine type of every endpoint. An unreachable endpoint keeps its last known type."""
+        await asyncio.gather(*map(self.ensure_detected, self.endpoints))
 
-    async def know(self, endpoint: Endpoint) -> EngineFault | None:
-        """Find out what an engine is, unless that is known; the fault if it was never met, and cannot be reached.
+    async def ensure_detected(self, endpoint: Endpoint) -> EngineFault | None:
+        """Detect what an engine is, unless it is known; return the error if it was never detected and is unreachable.
 
-        However many wait, the engine is asked once.
+        Concurrent callers share one detection.
         """
-        if (asking := self._ask(endpoint)) is not None:
-            await asyncio.wait([asking], timeout=_KNOW_WITHIN_S)
+        if (detection := self._start_detection(endpoint)) is not None:
+            await asyncio.wait([detection], timeout=_DETECTION_TIMEOUT_S)
         if endpoint.traits is not None or endpoint.settings.kind != "auto":
             return None
         return NoEngine(
@@ -258,65 +280,71 @@ class Upstream:
         )
 
     async def served_models(self, endpoint: Endpoint, name: str) -> frozenset[str] | None:
-        """The models that an endpoint lists, by id, root and alias; None if it lists none.
+        """Return the models that an endpoint lists, by id, root and alias; None if it lists none.
 
-        A name that is not listed is looked up again now and then: adapters are loaded at run time.
+        A name that is not listed is looked up again at intervals, because adapters are loaded at run time.
         """
 
         async def fetch() -> frozenset[str] | None:
             with suppress(EngineFault, TimeoutError):
-                async with asyncio.timeout(_KNOW_WITHIN_S):
-                    return model_names((await self._seen(endpoint, "/v1/models", alone=True)).body)
+                async with asyncio.timeout(_DETECTION_TIMEOUT_S):
+                    return model_names((await self._probe(endpoint, "/v1/models", new_connection=True)).body)
             return endpoint.models.names
 
         return await endpoint.models.updated_for(name, fetch)
 
-    def _ask(self, endpoint: Endpoint) -> "asyncio.Task[None] | None":
-        """Find out what an engine is: the task that does, None if that is known."""
-        if not endpoint.is_known and endpoint.asking is None:
-            endpoint.asking = asyncio.get_running_loop().create_task(detect(endpoint, self._seen))
-        return endpoint.asking
+    def _start_detection(self, endpoint: Endpoint) -> "asyncio.Task[None] | None":
+        """Return the running detection, which is started if needed; None if the engine is known."""
+        if not endpoint.is_detected and endpoint.detection is None:
+            endpoint.detection = asyncio.get_running_loop().create_task(detect(endpoint, self._probe))
+        return endpoint.detection
 
-    async def _seen(
-        self, endpoint: Endpoint, path: str, *, body: Mapping[str, Any] | None = None, alone: bool = False
+    async def _probe(
+        self, endpoint: Endpoint, path: str, *, body: Mapping[str, Any] | None = None, new_connection: bool = False
     ) -> ProbeResponse:
-        """Send a request beside a call: a GET, or a POST of a JSON body."""
+        """Send an auxiliary request: GET, or POST with a JSON body."""
         method, headers = ("GET", ()) if body is None else ("POST", _JSON)
         payload = None if body is None else orjson.dumps(body)
         sending = self.send(
-            endpoint, method, path, headers=headers, body=payload, alone=alone, is_aside=body is not None
+            endpoint,
+            method,
+            path,
+            headers=headers,
+            body=payload,
+            new_connection=new_connection,
+            is_auxiliary=body is not None,
         )
-        async with sending as answer:
-            text = await answer.whole()
+        async with sending as response:
+            text = await response.read()
         try:
-            read = orjson.loads(text) if answer.status == 200 else None
+            read = orjson.loads(text) if response.status == 200 else None
         except orjson.JSONDecodeError:
             read = None
-        return ProbeResponse(answer.status, answer.headers.get("Server", ""), read)
+        return ProbeResponse(response.status, response.headers.get("Server", ""), read)
 
-    async def _health_of(self, endpoint: Endpoint) -> int:
-        async with self.send(endpoint, "GET", "/health", headers=(), body=None) as answer:
-            return answer.status
+    async def _health_status(self, endpoint: Endpoint) -> int:
+        async with self.send(endpoint, "GET", "/health", headers=(), body=None) as response:
+            return response.status
 
     async def close(self) -> None:
-        """Close every connection."""
-        await self.watch.close()
-        asking = [endpoint.asking for endpoint in self.endpoints if endpoint.asking is not None]
-        for task in asking:
+        """Close all connections."""
+        await self.health_checker.close()
+        tasks = [endpoint.detection for endpoint in self.endpoints if endpoint.detection is not None]
+        for task in tasks:
             task.cancel()
-        if asking:
-            await asyncio.wait(asking)
+        if tasks:
+            await asyncio.wait(tasks)
         await self._session.close()
         await self._unpooled.close()
 
 
 @lru_cache(1024)
-def _address(url: str) -> URL:
-    return URL(url, encoded=True)  # as it came: not quoted a second time
+def _encoded_url(url: str) -> URL:
+    return URL(url, encoded=True)  # the client has quoted it already
 
 
-class _Pieces(aiohttp.Payload):
-    """A large body, written in pieces without a copy of it: aiohttp's own payloads copy it on the event loop."""
+class _ChunkedPayload(aiohttp.Payload):
+    """A large body, written in chunks without a copy of it: aiohttp's own payloads copy it on the event loop."""
 
     _value: bytes
 
@@ -325,18 +353,18 @@ class _Pieces(aiohttp.Payload):
         self._size = len(body)
 
     async def write(self, writer: AbstractStreamWriter) -> None:
-        """Write it, waiting for the engine to take it."""
+        """Write the body, at the pace at which the engine reads it."""
         view = memoryview(self._value)
-        for start in range(0, len(view), _IN_ONE_PIECE_BYTES):
-            await writer.write(view[start : start + _IN_ONE_PIECE_BYTES])
+        for start in range(0, len(view), _CHUNK_BYTES):
+            await writer.write(view[start : start + _CHUNK_BYTES])
 
     def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
-        """The body as text."""
+        """Return the body as text."""
         return self._value.decode(encoding, errors)
 
 
-def _payload(body: bytes | None) -> bytes | _Pieces | None:
-    return _Pieces(body) if body and len(body) > _IN_ONE_PIECE_BYTES else body or None
+def _payload(body: bytes | None) -> bytes | _ChunkedPayload | None:
+    return _ChunkedPayload(body) if body and len(body) > _CHUNK_BYTES else body or None
 
 
 def _session(settings: EnginesSettings, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
@@ -352,6 +380,6 @@ def _session(settings: EnginesSettings, connector: aiohttp.TCPConnector) -> aioh
     )
 
 
-def _words(error: BaseException) -> str:
-    """What an exception says, or its name if it says nothing."""
+def _error_text(error: BaseException) -> str:
+    """Return an exception's message, or its type if the message is empty."""
     return str(error) or type(error).__name__

@@ -1,4 +1,4 @@
-"""Work beside the event loop: blocking work in threads, and tasks that outlive the call that started them."""
+"""Blocking work in threads, and background tasks."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -7,21 +7,21 @@ from typing import Any, Final, ParamSpec, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 
-LARGE_BYTES: Final = 2**16  # parsing and checking so much JSON takes milliseconds, 30 at worst
+LARGE_BYTES: Final = 2**16  # parsing and validating this much JSON takes a few milliseconds, at most 30
 
 
 async def in_thread_if(size: int, limit: int, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
-    """Run `work` in a thread if `size` is above `limit`, so that the event loop goes on; else at once."""
+    """Run `work` in a thread if `size` is above `limit`, so that it does not block the event loop; else run it at once."""
     return await asyncio.to_thread(work, *args, **named) if size > limit else work(*args, **named)
 
 
 async def off_loop(size: int, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
-    """Run work on `size` bytes of JSON, in a thread if they are many."""
+    """Run work on `size` bytes of JSON, in a thread if there are more than `LARGE_BYTES`."""
     return await in_thread_if(size, LARGE_BYTES, work, *args, **named)
 
 
 class BackgroundTasks:
-    """Tasks that nobody awaits. The event loop keeps weak references only: a task without another one may vanish."""
+    """References to tasks that nothing awaits: the event loop has weak references only, so they could be garbage-collected."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -30,18 +30,18 @@ class BackgroundTasks:
         return len(self._tasks)
 
     def start(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
-        """Run a coroutine as a task, which is referenced until it is done."""
+        """Run a coroutine as a task, and keep a reference to it until it is done."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
         return task
 
     async def wait(self) -> None:
-        """Wait until every task is done, including those that are started meanwhile."""
+        """Wait until every task is done, including tasks that are started while waiting."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
     def _done(self, task: "asyncio.Task[Any]") -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # retrieved: asyncio would log it a second time
+            task.exception()  # retrieve it, or asyncio logs it again

@@ -1,7 +1,7 @@
-"""The model's window: how many tokens a call may still sample beside its prompt.
+"""Token counts of prompts and the space that they leave in the context window, counted by the engine.
 
-Holds the counting of prompts by the engine that is to answer them, where it matters: for `cap: {max_tokens: auto}`, and for
-clients that ask for a count. Nothing is ever guessed: what an engine does not count stays as the client asked.
+Prompts are counted for `cap: {max_tokens: auto}` and for clients that request a count. If an engine cannot count, the
+request is sent unchanged.
 """
 
 from collections.abc import Mapping
@@ -18,9 +18,9 @@ from proxy.telemetry.logs import LOG
 from proxy.upstream import Endpoint, Upstream
 from proxy.upstream.concurrency import off_loop
 
-# A token is at least a byte of a body, which spells out all that a template is given; what templates add of their own
-# (how to call tools, today's date) is less than this.
-_OF_TEMPLATES: Final = 4096
+# A token has at least one byte of the body, which contains all input of the chat template. Templates add less than this
+# many tokens (instructions for tools, the date).
+_TEMPLATE_TOKENS: Final = 4096
 
 
 async def count_prompt(
@@ -42,23 +42,23 @@ async def count_prompt(
 async def tokens_left(
     upstream: Upstream,
     endpoint: Endpoint,
-    terms: CallOptions,
+    options: CallOptions,
     dialect: Dialect,
     body: dict[str, Any],
     *,
     body_bytes: int,
 ) -> int | None:
-    """What the window leaves for a call whose bound on tokens is capped by that.
+    """Return the number of tokens that the context window leaves for a completion whose maximum is capped by it.
 
-    None where it needs no cap: it surely fits, it has no bound (engines then take what is left), nothing is left (the
-    engine says so better), or the engine cannot count.
+    None if no cap is needed: the completion fits in any case, it has no maximum (engines then use what is left),
+    nothing is left (the engine rejects the request with its own message), or the engine cannot count.
     """
-    if not terms.sampling.caps_by_window:
+    if not options.sampling.caps_by_window:
         return None
-    fields, unset = edit(body, terms, dialect)
+    fields, unset = edit(body, options, dialect)
     edited = {key: value for key, value in body.items() if key not in unset} | fields
     bound = bound_of(dialect.sampling(edited))
-    if bound is None or (endpoint.window is not None and bound + body_bytes + _OF_TEMPLATES <= endpoint.window):
+    if bound is None or (endpoint.window is not None and bound + body_bytes + _TEMPLATE_TOKENS <= endpoint.window):
         return None
     counted = await count_prompt(upstream, endpoint, dialect, edited, body_bytes=body_bytes)
     if counted is None:

@@ -1,7 +1,4 @@
-"""The meeting of an engine: what it is, found out by a few harmless questions.
-
-Holds the order of the questions and what becomes known. How they are sent is given; how answers are read is `recognition`'s.
-"""
+"""Detection of the engine type, version and sampling defaults, by harmless requests to the engine."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
@@ -15,57 +12,64 @@ from proxy.protocols.engines.sampling_defaults import read_rendered, sampling_de
 from proxy.telemetry.logs import LOG
 from proxy.upstream.endpoint import Endpoint
 
-Ask = Callable[..., Coroutine[Any, Any, ProbeResponse]]
+SendProbe = Callable[..., Coroutine[Any, Any, ProbeResponse]]
 
-_DEFAULTS_WITHIN_S: Final = 2
+_DEFAULTS_TIMEOUT_S: Final = 2
 
 
-async def detect(endpoint: Endpoint, ask: Ask) -> None:
-    """Ask the questions, first those that only one kind of engine answers. An engine that is away stays what it was."""
+async def detect(endpoint: Endpoint, send_probe: SendProbe) -> None:
+    """Probe an engine, first with the routes that only one engine type has.
+
+    An unreachable engine keeps its last known type.
+    """
     try:
-        *theirs, common = PROBE_PATHS
-        answers = dict(zip(theirs, await _all_seen(endpoint, theirs, ask), strict=True))
+        *specific, common = PROBE_PATHS
+        answers = dict(zip(specific, await _probe_all(endpoint, specific, send_probe), strict=True))
         traits = identify_engine(answers)
         if traits.kind == "plain":
-            answers[common] = await ask(endpoint, common)
+            answers[common] = await send_probe(endpoint, common)
             traits = identify_engine(answers)
-        _note(endpoint, traits, is_loading=any(seen.status == 503 for seen in answers.values()))
-        endpoint.traits = await _with_defaults(endpoint, traits, ask)
+        _update(endpoint, traits, is_loading=any(seen.status == 503 for seen in answers.values()))
+        endpoint.traits = await _with_defaults(endpoint, traits, send_probe)
     except EngineFault as fault:
         endpoint.last_fault = fault.message
     finally:
-        endpoint.asking = None
+        endpoint.detection = None
 
 
-def _note(endpoint: Endpoint, traits: Traits, *, is_loading: bool) -> None:
-    """Keep what was found out, and forget what may not hold any more: it may have been started anew, with other flags."""
+def _update(endpoint: Endpoint, traits: Traits, *, is_loading: bool) -> None:
+    """Store the detected traits and clear what was cached: the engine may have been restarted with other flags."""
     if endpoint.settings.kind not in {"auto", traits.kind}:
         LOG.warning("%s is configured as %s and looks like %s", endpoint.settings.label, endpoint.kind, traits.kind)
-    endpoint.traits, endpoint.is_known = traits, not (is_loading and traits.kind == "plain")
+    endpoint.traits, endpoint.is_detected = traits, not (is_loading and traits.kind == "plain")
     endpoint.window, endpoint.forces_usage = None, False
     endpoint.models.forget()
     endpoint.merges_systems.forget()
 
 
-async def _with_defaults(endpoint: Endpoint, traits: Traits, ask: Ask) -> Traits:
-    """Add the sampling defaults, where the engine shows them when asked, and in time: calls wait for it."""
+async def _with_defaults(endpoint: Endpoint, traits: Traits, send_probe: SendProbe) -> Traits:
+    """Add the sampling defaults if the engine shows them within the timeout; calls wait for it."""
     lookup = sampling_defaults_request(traits.kind)
     if lookup is None:
         return traits
     try:
-        async with asyncio.timeout(_DEFAULTS_WITHIN_S):
-            rendered = await ask(endpoint, lookup.path, body=lookup.body)
+        async with asyncio.timeout(_DEFAULTS_TIMEOUT_S):
+            rendered = await send_probe(endpoint, lookup.path, body=lookup.body)
     except (EngineFault, TimeoutError):
-        return traits  # what it is has been found out
+        return traits  # the type was detected
     return replace(traits, sampling_defaults=read_rendered(rendered.body))
 
 
-async def _all_seen(endpoint: Endpoint, paths: Sequence[str], ask: Ask) -> list[ProbeResponse]:
-    """The answers to all questions, asked at once. Raises EngineFault with the first fault; none is left asked then."""
-    asking = [asyncio.get_running_loop().create_task(ask(endpoint, path)) for path in paths]
+async def _probe_all(endpoint: Endpoint, paths: Sequence[str], send_probe: SendProbe) -> list[ProbeResponse]:
+    """Return the responses to concurrent requests.
+
+    Raises:
+        EngineError: A request failed; the others are cancelled.
+    """
+    tasks = [asyncio.get_running_loop().create_task(send_probe(endpoint, path)) for path in paths]
     try:
-        return await asyncio.gather(*asking)
+        return await asyncio.gather(*tasks)
     finally:
-        for task in asking:
+        for task in tasks:
             task.cancel()
-        await asyncio.wait(asking)
+        await asyncio.wait(tasks)

@@ -1,4 +1,4 @@
-"""Failover: the endpoints that one call is tried at, and when the next one is tried."""
+"""Failover: the endpoints of one call, and when the next one is tried."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -6,8 +6,8 @@ from typing import Final
 from proxy.errors import EngineBroke, EngineFault, EngineSilent
 from proxy.upstream.endpoint import Endpoint
 
-# Statuses of a gateway, or of an engine that loads or drains: another endpoint may answer.
-AWAY: Final = frozenset({502, 503, 504})
+# Statuses of a gateway, or of an engine that is loading or draining: another endpoint may answer.
+UNAVAILABLE_STATUSES: Final = frozenset({502, 503, 504})
 
 
 class Failover:
@@ -32,12 +32,12 @@ class Failover:
 
     def check_status(self, endpoint: Endpoint, status: int) -> None:
         """Raise EngineBroke for a response that another endpoint may answer better, if one is left."""
-        if status in AWAY and self._left:
+        if status in UNAVAILABLE_STATUSES and self._left:
             raise EngineBroke(f"the engine {endpoint.settings.label} answered {status}")
 
-    def may_go_on(self, fault: EngineFault) -> bool:
-        """Whether the call is tried at the next endpoint after this fault of the last one.
+    def can_retry(self, fault: EngineFault) -> bool:
+        """Return whether the call can be retried at the next endpoint after this error.
 
-        Not after a silence: the engine may still work on the call, and would do so twice.
+        Not after a timeout: the engine may still be processing the call, and two engines would.
         """
         return bool(self._left) and not isinstance(fault, EngineSilent)

@@ -1,7 +1,4 @@
-"""Which headers pass, in each direction.
-
-Holds pure choices over header names. Bodies are re-framed on both sides, so whatever describes the framing is dropped.
-"""
+"""The headers that are forwarded, in each direction. Headers that describe the framing of a body are dropped."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -11,7 +8,7 @@ _HOP_BY_HOP = frozenset(
     {"connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
      "transfer-encoding", "upgrade"}
 )  # fmt: skip
-# Keys for us, never for the engine; what we decide ourselves; what names rollouts.
+# API keys of TokenTape, which are never forwarded; what TokenTape sets itself; names of rollouts.
 _NOT_UPSTREAM = _HOP_BY_HOP | {
     "authorization", "x-api-key", "host", "content-length", "content-encoding", "accept-encoding", "expect",
     "x-rollout-id", "x-rollout-group", "x-reply-tokens", "x-reply-ids",
@@ -20,20 +17,20 @@ _CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f]")
 _NOT_DOWNSTREAM = _HOP_BY_HOP | {"content-length", "content-encoding", "date"}
 
 
-# No header may hold these (RFC 9110, 5.5); aiohttp's server refuses to write one that does.
+# Invalid in header values (RFC 9110, 5.5): aiohttp's server refuses to write them.
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 
 def upstream(headers: Iterable[tuple[str, str]], *, api_key: str | None) -> list[tuple[str, str]]:
-    """The client's headers as the engine gets them, with the engine's own key."""
+    """Return the client's headers as they are sent to the engine, with the engine's API key."""
     sent = _passing(headers, _NOT_UPSTREAM)
-    # identity: every byte is read here anyway, and compressing it between two neighbours costs time to the first token
+    # identity: every byte is parsed here, and compression on a local network delays the first token
     sent.append(("Accept-Encoding", "identity"))
     return [*sent, ("Authorization", f"Bearer {api_key}")] if api_key else sent
 
 
 def downstream(headers: Mapping[str, str], *, rollout_id: str | None, step_id: str | None) -> list[tuple[str, str]]:
-    """The engine's headers as the client gets them, with the names of what was recorded."""
+    """Return the engine's headers as they are sent to the client, with the ids of the rollout and the step."""
     ours = (("X-Rollout-Id", rollout_id), ("X-Step-Id", step_id))
     sent = [(name, value) for name, value in headers.items() if not _CONTROL.search(name + value)]
     shown = _passing(sent, _NOT_DOWNSTREAM | {"x-rollout-id", "x-step-id"})
@@ -41,9 +38,9 @@ def downstream(headers: Mapping[str, str], *, rollout_id: str | None, step_id: s
 
 
 def _passing(headers: Iterable[tuple[str, str]], dropped: frozenset[str]) -> list[tuple[str, str]]:
-    """What is neither dropped by name nor named by a `Connection` header, and can be written.
+    """Return the headers that are neither dropped by name nor listed in a `Connection` header, and can be written.
 
-    aiohttp reads control characters in the values of an engine's headers, and refuses to write them.
+    aiohttp accepts control characters in the headers of a response, and refuses to write them.
     """
     headers = [pair for pair in headers if pair[1].isprintable() or not _CONTROL.search(pair[1])]
     named = {

@@ -1,7 +1,7 @@
-"""The models that one engine lists, looked up when an answer names another than its request.
+"""Cached results of auxiliary requests to one engine: the models that it lists, and how it handles system messages.
 
-Rule: a name that is not listed is looked up at most once a minute, and by one call at a time. An engine whose answers all
-name such a model would otherwise get one more request for each call.
+A name that is not listed is looked up at most once a minute, by one call at a time. Otherwise an engine whose responses
+all name such a model would get one more request for each call.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, Generic, TypeVar
 
 _LIST_INTERVAL_S = 60  # adapters are loaded at run time
-_MOST_UNLISTED = 1024
+_MAX_UNLISTED = 1024
 
 
 class ModelList:
@@ -25,7 +25,7 @@ class ModelList:
     async def updated_for(
         self, name: str, fetch: Callable[[], Awaitable[frozenset[str] | None]]
     ) -> frozenset[str] | None:
-        """Return the names; fetch them first if this one is not among them and was not looked up lately."""
+        """Return the names; fetch them first if this one is not among them and was not looked up within the last minute."""
         if self._is_due(name):
             async with self._lock:
                 if self._is_due(name):
@@ -34,7 +34,7 @@ class ModelList:
         return self.names
 
     def forget(self) -> None:
-        """Forget everything: the engine may have been started anew."""
+        """Clear the cache: the engine may have been restarted."""
         self.names = None
         self._unlisted.clear()
 
@@ -45,19 +45,19 @@ class ModelList:
         return last is None or self._now() - last >= _LIST_INTERVAL_S
 
     def _remember(self, name: str) -> None:
-        if len(self._unlisted) >= _MOST_UNLISTED:
+        if len(self._unlisted) >= _MAX_UNLISTED:
             self._unlisted.clear()
         self._unlisted[name] = self._now()
 
 
 T = TypeVar("T")
 
-_AGAIN_S: Final = 60
-_MOST_UNANSWERED: Final = 1024
+_RETRY_INTERVAL_S: Final = 60
+_MAX_UNANSWERED: Final = 1024
 
 
 class CachedAnswer(Generic[T]):
-    """The answer; None while there is none."""
+    """A cached value; None until it is fetched."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self.value: T | None = None
@@ -66,7 +66,7 @@ class CachedAnswer(Generic[T]):
         self._lock = asyncio.Lock()
 
     async def get(self, model: str, fetch: Callable[[], Awaitable[T | None]]) -> T | None:
-        """Return the answer; fetch it first if there is none, and this model was not asked about lately."""
+        """Return the value; fetch it first if there is none and this model was not tried within the last minute."""
         if self._is_due(model):
             async with self._lock:
                 if self._is_due(model):
@@ -76,15 +76,15 @@ class CachedAnswer(Generic[T]):
         return self.value
 
     def forget(self) -> None:
-        """Forget everything: the engine may have been started anew."""
+        """Clear the cache: the engine may have been restarted."""
         self.value = None
         self._unanswered.clear()
 
     def _is_due(self, model: str) -> bool:
         last = self._unanswered.get(model)
-        return self.value is None and (last is None or self._now() - last >= _AGAIN_S)
+        return self.value is None and (last is None or self._now() - last >= _RETRY_INTERVAL_S)
 
     def _remember(self, model: str) -> None:
-        if len(self._unanswered) >= _MOST_UNANSWERED:
+        if len(self._unanswered) >= _MAX_UNANSWERED:
             self._unanswered.clear()
         self._unanswered[model] = self._now()

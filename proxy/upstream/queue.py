@@ -1,9 +1,7 @@
-"""The turns of calls at one endpoint: so many at once, and the others wait, each rollout for its own turn.
+"""A queue that limits the concurrent calls of one endpoint and is fair between rollouts.
 
-Holds the count of calls in flight and the queue of those that wait. It must not know what a call is, nor send anything.
-
-Fair between rollouts: whoever leaves gives their turn to the rollout that has waited longest for one, and of its calls to
-the first. A rollout with a thousand calls at once so waits for its own, and not others for it.
+A released slot goes to the rollout that has waited longest, and to its first call. A rollout with a thousand concurrent
+calls therefore waits for its own calls, and other rollouts do not.
 """
 
 import asyncio
@@ -14,16 +12,16 @@ from proxy.errors import EngineBusy
 
 
 @dataclass(slots=True, eq=False)
-class _Waiting:
-    """One call that waits: told True when it has its turn, False when it had better go elsewhere."""
+class _Waiter:
+    """A queued call. `granted` is True if it got a slot, False if it should fail over."""
 
     rollout_id: str
-    may_leave: bool
-    told: "asyncio.Future[bool]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    can_fail_over: bool
+    granted: "asyncio.Future[bool]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
 class FairQueue:
-    """The calls of one endpoint. `limit` may change; None is none."""
+    """The slots and the queue of one endpoint. `limit` may change; None is unlimited."""
 
     def __init__(self, limit: int | None, *, max_waiting: int, timeout_s: float) -> None:
         self.limit = limit
@@ -31,20 +29,21 @@ class FairQueue:
         self.waiting = 0
         self._max_waiting = max_waiting
         self._timeout_s = timeout_s
-        self._lanes: dict[str, deque[_Waiting]] = {}  # by rollout, in the order of their turns
+        self._lanes: dict[str, deque[_Waiter]] = {}  # by rollout, in the order in which slots are granted
 
     def __repr__(self) -> str:
-        return f"<Turns: {self.in_flight} in flight, {self.waiting} waiting>"
+        return f"<FairQueue: {self.in_flight} in flight, {self.waiting} waiting>"
 
     @property
     def is_free(self) -> bool:
-        """Whether a call that comes now need not wait."""
+        """Whether a new call gets a slot without waiting."""
         return self.limit is None or (self.in_flight < self.limit and not self._lanes)
 
-    async def take(self, rollout_id: str, *, may_leave: bool) -> bool:
-        """Wait for a turn, and give it back by `give_back`. False: there is none, and the call had better go elsewhere.
+    async def acquire(self, rollout_id: str, *, can_fail_over: bool) -> bool:
+        """Wait for a slot, which `release` returns. False if the call was evicted and should fail over.
 
-        Raises EngineBusy if too many wait, or it took too long.
+        Raises:
+            EngineBusy: The queue is full, or waiting timed out.
         """
         if self.is_free:
             self.in_flight += 1
@@ -53,56 +52,56 @@ class FairQueue:
             raise EngineBusy(
                 f"{self.in_flight} calls are in flight, and {self.waiting} wait already (engines.max_queued)"
             )
-        waiting = self._enter(rollout_id, may_leave=may_leave)
+        waiter = self._enqueue(rollout_id, can_fail_over=can_fail_over)
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await asyncio.shield(waiting.told)
+                return await asyncio.shield(waiter.granted)
         except TimeoutError:
-            self._leave(waiting)
+            self._cancel(waiter)
             raise EngineBusy(f"no turn within {self._timeout_s:g} s (engines.queue_timeout_s)") from None
         except asyncio.CancelledError:
-            self._leave(waiting)
+            self._cancel(waiter)
             raise
 
-    def give_back(self) -> None:
-        """A call has ended: the next one has its turn."""
+    def release(self) -> None:
+        """Return a slot, and grant it to the next waiter."""
         self.in_flight -= 1
-        self.go_on()
+        self.dispatch()
 
-    def go_on(self) -> None:
-        """Give out what turns there are."""
+    def dispatch(self) -> None:
+        """Grant the free slots to waiters."""
         while self._lanes and (self.limit is None or self.in_flight < self.limit):
             rollout_id, lane = next(iter(self._lanes.items()))
-            waiting = lane[0]
-            self._remove(waiting)
+            waiter = lane[0]
+            self._remove(waiter)
             if lane:  # to the end of the round
                 self._lanes[rollout_id] = self._lanes.pop(rollout_id)
             self.in_flight += 1
-            waiting.told.set_result(True)
+            waiter.granted.set_result(True)
 
-    def turn_away(self) -> None:
-        """Tell those that may go elsewhere to do so."""
-        for waiting in [one for lane in self._lanes.values() for one in lane if one.may_leave]:
-            self._remove(waiting)
-            waiting.told.set_result(False)
+    def evict_waiters(self) -> None:
+        """Evict the waiters that can fail over."""
+        for waiter in [waiter for lane in self._lanes.values() for waiter in lane if waiter.can_fail_over]:
+            self._remove(waiter)
+            waiter.granted.set_result(False)
 
-    def _enter(self, rollout_id: str, *, may_leave: bool) -> _Waiting:
-        waiting = _Waiting(rollout_id, may_leave)
-        self._lanes.setdefault(rollout_id, deque()).append(waiting)
+    def _enqueue(self, rollout_id: str, *, can_fail_over: bool) -> _Waiter:
+        waiter = _Waiter(rollout_id, can_fail_over)
+        self._lanes.setdefault(rollout_id, deque()).append(waiter)
         self.waiting += 1
-        return waiting
+        return waiter
 
-    def _leave(self, waiting: _Waiting) -> None:
-        """It waits no more; a turn that it was given in the same moment goes to the next one."""
-        if not waiting.told.done():
-            self._remove(waiting)
-            waiting.told.cancel()
-        elif waiting.told.result():
-            self.give_back()
+    def _cancel(self, waiter: _Waiter) -> None:
+        """Remove a waiter; a slot that was granted at the same moment goes to the next one."""
+        if not waiter.granted.done():
+            self._remove(waiter)
+            waiter.granted.cancel()
+        elif waiter.granted.result():
+            self.release()
 
-    def _remove(self, waiting: _Waiting) -> None:
-        lane = self._lanes[waiting.rollout_id]
-        lane.remove(waiting)
+    def _remove(self, waiter: _Waiter) -> None:
+        lane = self._lanes[waiter.rollout_id]
+        lane.remove(waiter)
         self.waiting -= 1
         if not lane:
-            del self._lanes[waiting.rollout_id]
+            del self._lanes[waiter.rollout_id]

@@ -1,7 +1,6 @@
-"""Which endpoints there are: the configured ones, until others are put in their place at run time.
+"""The current list of endpoints: the configured one, or the one that `PUT /engines` announced to all processes.
 
-Holds their name among the store's notices, their writing and reading, and what this process was told last. It must not send
-anything, nor know what an endpoint is for. Keys of engines are in the notice as they are: the store is internal.
+Announcements contain the API keys of engines in plain text: the store is internal.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,52 +14,58 @@ from proxy.telemetry.logs import LOG
 from storage.store import Announcements
 from storage.types import Announcement
 
-ENGINES_NOTICE: Final = "engines"
+ENGINES_ANNOUNCEMENT: Final = "engines"
 _LIST: Final[TypeAdapter[list[EndpointSettings]]] = TypeAdapter(EndpointList)
 
-Changed = Callable[[Sequence[EndpointSettings]], None]
+OnChange = Callable[[Sequence[EndpointSettings]], None]
 
 
 class EndpointRegistry:
-    """The endpoints as this process knows them. `changed` are told of every change."""
+    """The endpoints as this process knows them. `on_change` are called with each new list."""
 
     def __init__(
-        self, notices: Announcements, configured: Sequence[EndpointSettings], changed: Sequence[Changed]
+        self, announcements: Announcements, configured: Sequence[EndpointSettings], on_change: Sequence[OnChange]
     ) -> None:
         self.number = 0
-        self.is_put = False
-        self._notices = notices
+        self.is_overridden = False
+        self._announcements = announcements
         self._configured = configured
-        self._changed = changed
+        self._on_change = on_change
 
     def __repr__(self) -> str:
-        return f"<Fleet {self.number}, {'put' if self.is_put else 'configured'}>"
+        return f"<EndpointRegistry {self.number}, {'overridden' if self.is_overridden else 'configured'}>"
 
     async def put(self, endpoints: Sequence[EndpointSettings] | None) -> None:
-        """Have every process that shares the store use these, and after a restart as well; the configured ones with None."""
-        value = orjson.dumps(None if endpoints is None else [_written(endpoint) for endpoint in endpoints])
-        self.apply({ENGINES_NOTICE: await self._notices.announce(ENGINES_NOTICE, value)})
+        """Replace the endpoints of every process that shares the store; None restores the configured ones.
 
-    def apply(self, notices: Mapping[str, Announcement]) -> None:
-        """Take over what is newer: answers of the store may overtake each other."""
-        notice = notices.get(ENGINES_NOTICE)
-        if notice is None or notice.number <= self.number:
+        The change survives restarts.
+        """
+        value = orjson.dumps(None if endpoints is None else [_to_json(endpoint) for endpoint in endpoints])
+        self.apply({ENGINES_ANNOUNCEMENT: await self._announcements.announce(ENGINES_ANNOUNCEMENT, value)})
+
+    def apply(self, announcements: Mapping[str, Announcement]) -> None:
+        """Apply a newer announcement.
+
+        Older ones are ignored, because responses of the store may overtake each other.
+        """
+        announcement = announcements.get(ENGINES_ANNOUNCEMENT)
+        if announcement is None or announcement.number <= self.number:
             return
-        self.number = notice.number
-        said = orjson.loads(notice.value)
+        self.number = announcement.number
+        values = orjson.loads(announcement.value)
         try:
-            endpoints = self._configured if said is None else _LIST.validate_python(said)
-        except ValidationError as error:  # a process of another version put it: what is at work here goes on
-            fields = ", ".join(".".join(map(str, one["loc"])) for one in error.errors())
+            endpoints = self._configured if values is None else _LIST.validate_python(values)
+        except ValidationError as error:  # announced by another version: the current endpoints stay in use
+            fields = ", ".join(".".join(map(str, problem["loc"])) for problem in error.errors())
             LOG.error("the endpoints in the store cannot be read here, and are left as they were: %s", fields)
             return
-        self.is_put = said is not None
+        self.is_overridden = values is not None
         LOG.info("the endpoints are now %s", ", ".join(endpoint.label for endpoint in endpoints))
-        for changed in self._changed:
-            changed(endpoints)
+        for on_change in self._on_change:
+            on_change(endpoints)
 
 
-def _written(endpoint: EndpointSettings) -> dict[str, Any]:
+def _to_json(endpoint: EndpointSettings) -> dict[str, Any]:
     key = endpoint.api_key
-    said = endpoint.model_dump(mode="json", exclude_defaults=True, exclude={"api_key"})
-    return said if key is None else {**said, "api_key": key.get_secret_value()}
+    fields = endpoint.model_dump(mode="json", exclude_defaults=True, exclude={"api_key"})
+    return fields if key is None else {**fields, "api_key": key.get_secret_value()}

@@ -1,7 +1,4 @@
-"""The choice among endpoints: which one a call is tried at, and which ones after it.
-
-Holds pure functions of endpoints and of the name of a rollout. It must not send anything.
-"""
+"""The order in which a call tries the endpoints."""
 
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -14,37 +11,51 @@ NONE_CONFIGURED: Final = "no engine is configured; set engines.endpoints or star
 
 
 def ranked(endpoints: Sequence[Endpoint], rollout_id: str) -> list[Endpoint]:
-    """The endpoints in the order in which a rollout is tried at them. Raises NoEngine if there is none.
+    """Return the endpoints in the order in which a rollout tries them.
 
-    The first is always the same one while the endpoints are the same, so that its KV cache is reused. Rendezvous hashing:
-    when an endpoint goes, only its rollouts move, and they come back with it. Those that are ejected come last: where all
-    are, they are tried anyway.
+    Rendezvous hashing: the first one stays the same while the endpoints do, so that its KV cache is reused. When an
+    endpoint is removed, only its rollouts move, and they return with it. Ejected endpoints come last; if all are
+    ejected, they are tried.
+
+    Raises:
+        EngineUnreachable: No endpoint is configured.
     """
     return sorted(_by_name(endpoints, rollout_id), key=lambda endpoint: endpoint.health.is_ejected)
 
 
 def least_loaded(endpoints: Sequence[Endpoint], name: str) -> list[Endpoint]:
-    """The endpoints in the order in which a call is tried that has no rollout of its own, so that no cache is lost.
+    """Return the endpoints in the order in which a call without a rollout tries them: by load, then by the hash of `name`.
 
-    Calls in flight and waiting for each that may be in flight; an endpoint without a limit counts as one with the greatest
-    of the others. Among equals its name decides. Raises NoEngine if there is none.
+    The load is the number of calls in flight and queued, divided by `max_in_flight`. An endpoint without a limit counts
+    with the highest limit of the others.
+
+    Raises:
+        EngineUnreachable: No endpoint is configured.
     """
     greatest = max(endpoint.settings.max_in_flight or 1 for endpoint in endpoints) if endpoints else 1
 
     def load(endpoint: Endpoint) -> tuple[bool, float]:
-        calls = endpoint.turns.in_flight + endpoint.turns.waiting
+        calls = endpoint.queue.in_flight + endpoint.queue.waiting
         return endpoint.health.is_ejected, calls / (endpoint.settings.max_in_flight or greatest)
 
     return sorted(_by_name(endpoints, name), key=load)
 
 
 def choose(endpoints: Sequence[Endpoint], rollout_id: str) -> Endpoint:
-    """The endpoint for a rollout now: the first at which it is tried. Raises NoEngine if there is none."""
+    """Return the first endpoint that a rollout tries now.
+
+    Raises:
+        EngineUnreachable: No endpoint is configured.
+    """
     return ranked(endpoints, rollout_id)[0]
 
 
-def own(endpoints: Sequence[Endpoint], rollout_id: str) -> Endpoint:
-    """The endpoint for a rollout when all are well. Raises NoEngine if there is none."""
+def preferred(endpoints: Sequence[Endpoint], rollout_id: str) -> Endpoint:
+    """Return the endpoint of a rollout when none is ejected.
+
+    Raises:
+        EngineUnreachable: No endpoint is configured.
+    """
     return _by_name(endpoints, rollout_id)[0]
 
 

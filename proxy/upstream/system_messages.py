@@ -1,10 +1,9 @@
-"""Systems and developers in dialects by way of chat: what the engine at hand does with them.
+"""Detection of what an engine does with system and developer messages of translated dialects.
 
-Holds how that is found out, and when. What a call then says is the dialect's.
-
-vLLM 0.32 and SGLang 0.5.23 move systems between other turns of Messages to the beginning where the model's template takes a
-system message in the first place alone (Qwen3.5's), and show neither the template nor what they decided. Their own counting of
-tokens shows it: if a system between two turns counts as much as the same text at the end of the first system, it is moved.
+vLLM 0.32 and SGLang 0.5.23 move system messages of the Messages API to the beginning where the chat template accepts a
+system message in the first position only (Qwen3.5's). They expose neither the template nor the decision, but their
+token counts do: if a system message between two turns has as many tokens as the same text at the end of the first one,
+it is moved.
 """
 
 import asyncio
@@ -23,30 +22,30 @@ from proxy.upstream import Endpoint, Upstream
 
 _COUNT: Final = "/v1/messages/count_tokens"
 _KINDS: Final = ("vllm", "sglang")
-# vLLM since then shows developers' messages to templates that know no developer (renderers/hf.py:804). Earlier ones may
-# drop them (Qwen3's template does); from when on is not known (PR #43590 came after 0.22).
+# Since this version, vLLM passes developer messages to templates without a developer role (renderers/hf.py:804). Earlier
+# versions may drop them (Qwen3's template does). The exact version is unknown (PR #43590 was merged after 0.22).
 _DEVELOPERS: Final = (0, 32)
-_COUNTED_WITHIN_S: Final = 2  # a call waits for it
+_COUNT_TIMEOUT_S: Final = 2  # a call waits for it
 
-# Turns take turns, as some templates want it.
+# Roles alternate, as some templates require.
 _TEXT: Final = "Answer in one word."
-_ASKED: Final = {"role": "user", "content": "Is it so?"}
+_QUESTION: Final = {"role": "user", "content": "Is it so?"}
 _SYSTEM: Final = {"role": "system", "content": _TEXT}
 _REPLY: Final = {"role": "assistant", "content": "Yes."}
 
 
 async def with_engine_traits(
-    upstream: Upstream, endpoint: Endpoint, form: TranslatedCall, models: Mapping[str, str]
+    upstream: Upstream, endpoint: Endpoint, call: TranslatedCall, models: Mapping[str, str]
 ) -> TranslatedCall:
-    """The call, knowing what this engine does with its systems and developers."""
+    """Return the call with what this engine does with its system and developer messages."""
     if endpoint.kind == "vllm" and version_numbers(endpoint.version or "") >= _DEVELOPERS:
-        form = replace(form, has_developers=True)
-    if endpoint.kind not in _KINDS or form.translation.name != "messages" or not _has_inline(form.body):
-        return form
-    model = str(form.body.get("model") or "")
-    served, joint = served_as(model, models) or model, form.options_for(endpoint.kind).system_joint
+        call = replace(call, has_developers=True)
+    if endpoint.kind not in _KINDS or call.translation.name != "messages" or not _has_inline(call.body):
+        return call
+    model = str(call.body.get("model") or "")
+    served, joint = served_as(model, models) or model, call.options_for(endpoint.kind).system_joint
     merges = await endpoint.merges_systems.get(served, lambda: _merges(upstream, endpoint, served, joint))
-    return replace(form, merges_systems=bool(merges))
+    return replace(call, merges_systems=bool(merges))
 
 
 def _has_inline(chat: Mapping[str, Any]) -> bool:
@@ -54,14 +53,14 @@ def _has_inline(chat: Mapping[str, Any]) -> bool:
 
 
 async def _merges(upstream: Upstream, endpoint: Endpoint, model: str, joint: str) -> bool | None:
-    """Ask the engine; None if it does not say, as of a model that it does not serve."""
-    apart = {"system": _TEXT, "messages": [_ASKED, _SYSTEM, _REPLY, _ASKED]}
-    merged = {"system": joint.join((_TEXT, _TEXT)), "messages": [_ASKED, _REPLY, _ASKED]}
+    """Compare the token counts of both prompts; None if the engine does not count them."""
+    apart = {"system": _TEXT, "messages": [_QUESTION, _SYSTEM, _REPLY, _QUESTION]}
+    merged = {"system": joint.join((_TEXT, _TEXT)), "messages": [_QUESTION, _REPLY, _QUESTION]}
     counts = []
-    for question in (apart, merged):
+    for prompt in (apart, merged):
         try:
-            body = orjson.dumps({"model": model, **question})
-            async with asyncio.timeout(_COUNTED_WITHIN_S):
+            body = orjson.dumps({"model": model, **prompt})
+            async with asyncio.timeout(_COUNT_TIMEOUT_S):
                 _, counted = await upstream.post_json(endpoint, _COUNT, body)
         except (EngineFault, TimeoutError) as error:
             LOG.warning("%s did not count a prompt: %s", endpoint.settings.label, str(error) or "it was silent")

@@ -1,7 +1,6 @@
-"""The texts of single tokens, remembered: asked for once, by whoever knows the vocabulary.
+"""The texts of single tokens, from a tokenizer or an engine, with a bounded cache.
 
-Holds the bounded memory and the asking within bounds of time and of questions at once. Who is asked, the tokenizer or the
-engine, is the caller's to say. For people to read: nothing that is recorded or exported comes from here.
+The texts are for display only: nothing that is recorded or exported contains them.
 """
 
 import asyncio
@@ -17,83 +16,85 @@ from proxy.telemetry.logs import LOG
 from proxy.upstream import Endpoint, Upstream
 from proxy.upstream.tokenizers import Tokenizers
 
-_MOST: Final = 300_000  # two large vocabularies
-_AT_ONCE: Final = 8
-_WITHIN_S: Final = 3.0
-_BROKEN: Final = "\N{REPLACEMENT CHARACTER}"  # what decoders write for bytes that are no UTF-8 by themselves
+_MAX_TEXTS: Final = 300_000  # two large vocabularies
+_CONCURRENCY: Final = 8
+_TIMEOUT_S: Final = 3.0
+_REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"  # decoders write it for bytes that are not valid UTF-8
 
-Vocabulary: TypeAlias = tuple[str, ...]  # the endpoint and the model that it served
+Vocabulary: TypeAlias = tuple[str, ...]  # endpoint and model
 
 
 class TokenTexts:
-    """What was learnt of vocabularies, by id; None for a piece that is no text by itself."""
+    """A cache of token texts by vocabulary and id. The value is None for a token that is not text by itself."""
 
-    def __init__(self, most: int = _MOST) -> None:
-        self._most = most
+    def __init__(self, max_texts: int = _MAX_TEXTS) -> None:
+        self._max_texts = max_texts
         self._known: dict[tuple[Vocabulary, int], str | None] = {}
 
     def __len__(self) -> int:
         return len(self._known)
 
-    async def told(
+    async def get(
         self, vocabulary: Vocabulary, ids: Collection[int], ask: Callable[[int], Awaitable[str | None]]
     ) -> Mapping[int, str | None]:
-        """The texts of these ids as far as they can be had: what is missing was not told, or not in time.
+        """Return the texts of these ids; ids are missing if `ask` returned None or timed out.
 
-        Whoever tells none for one id is asked for no other: it has no detokenizer, or is away.
+        After the first None no further id is requested: the engine has no detokenizer or is unreachable.
         """
-        missing = [one for one in dict.fromkeys(ids) if one >= 0 and (vocabulary, one) not in self._known]
+        missing = [token for token in dict.fromkeys(ids) if token >= 0 and (vocabulary, token) not in self._known]
         found: dict[int, str | None] = {}
-        turns = iter(missing)
+        remaining = iter(missing)
 
-        async def asking() -> None:
-            for one in turns:  # shared: each of the askers takes the next
-                text = await ask(one)
+        async def worker() -> None:
+            for token in remaining:  # one iterator for all workers
+                text = await ask(token)
                 if text is None:
-                    missing.clear()  # ends the turns of all
+                    missing.clear()  # ends all workers
                 else:
-                    found[one] = readable(text)
+                    found[token] = readable(text)
 
         with suppress(TimeoutError):
-            async with asyncio.timeout(_WITHIN_S), asyncio.TaskGroup() as group:
-                for _ in range(min(_AT_ONCE, len(missing))):
-                    group.create_task(asking())
-        known = {one: self._known[vocabulary, one] for one in ids if (vocabulary, one) in self._known}
+            async with asyncio.timeout(_TIMEOUT_S), asyncio.TaskGroup() as group:
+                for _ in range(min(_CONCURRENCY, len(missing))):
+                    group.create_task(worker())
+        known = {token: self._known[vocabulary, token] for token in ids if (vocabulary, token) in self._known}
         self._keep(vocabulary, found)
         return {**known, **found}
 
     def _keep(self, vocabulary: Vocabulary, found: Mapping[int, str | None]) -> None:
-        for one, text in found.items():
-            self._known[vocabulary, one] = text
-        while len(self._known) > self._most:
+        for token, text in found.items():
+            self._known[vocabulary, token] = text
+        while len(self._known) > self._max_texts:
             del self._known[next(iter(self._known))]
 
 
 def readable(text: str) -> str | None:
-    """A token's text; None for none, and for part of a character."""
-    return text if text and _BROKEN not in text else None
+    """Return a token's text; None if it is empty or part of a character."""
+    return text if text and _REPLACEMENT not in text else None
 
 
 async def detokenize_at_engine(
-    upstream: Upstream, endpoint: Endpoint, ids: Sequence[int], *, alone: bool = False
+    upstream: Upstream, endpoint: Endpoint, ids: Sequence[int], *, new_connection: bool = False
 ) -> str | None:
-    """The text of ids, by the engine; None if it tells none."""
+    """Return the text of ids from the engine; None if it cannot detokenize them."""
     lookup = text_request(endpoint.kind, ids)
     if lookup is None:
         return None
     try:
-        status, body = await upstream.post_json(endpoint, lookup.path, orjson.dumps(lookup.body), alone=alone)
+        status, body = await upstream.post_json(
+            endpoint, lookup.path, orjson.dumps(lookup.body), new_connection=new_connection
+        )
         return read_text(endpoint.kind, body) if status == 200 else None
     except EngineFault:
         return None
 
 
 async def text_from_ids(
-    upstream: Upstream, tokenizers: Tokenizers, engine: str, ids: Sequence[int], *, alone: bool
+    upstream: Upstream, tokenizers: Tokenizers, engine: str, ids: Sequence[int], *, new_connection: bool
 ) -> str | None:
-    """The text of ids: by the tokenizer of that endpoint, else by the engine itself."""
+    """Return the text of ids from the tokenizer of the endpoint, or else from the engine."""
     try:
-        tokenizer = await tokenizers.of(engine)
+        tokenizer = await tokenizers.get(engine)
     except NotValid as error:
         LOG.warning("%s", error)
         tokenizer = None
@@ -103,4 +104,6 @@ async def text_from_ids(
         except NotValid as error:
             LOG.warning("the tokenizer of %s: %s", engine, error)
     endpoint = upstream.endpoint_named(engine)
-    return None if endpoint is None else await detokenize_at_engine(upstream, endpoint, ids, alone=alone)
+    return (
+        None if endpoint is None else await detokenize_at_engine(upstream, endpoint, ids, new_connection=new_connection)
+    )

@@ -1,7 +1,6 @@
-"""Configured tokenizers: text of ids, and ids of text, where no engine tells them.
+"""Configured tokenizers, loaded at first use and in a thread (transformers, an optional extra).
 
-Holds the loading of them (transformers, an optional extra, loaded at first use and in a thread) and nothing of what they
-are used for. Nothing that is recorded ever comes from here: a tokenizer can only guess what an engine did.
+Nothing that is recorded comes from a tokenizer: it can only guess what an engine did.
 """
 
 import asyncio
@@ -12,34 +11,42 @@ from proxy.config.sections import EndpointSettings
 from proxy.errors import NotValid
 
 
-class Configured:
-    """One tokenizer. Slow: to be used in a thread. Raises ValueError for what it cannot tell."""
+class Tokenizer:
+    """One tokenizer. Its methods are slow: run them in a thread."""
 
     def __init__(self, loaded: Any) -> None:
         self._loaded = loaded
 
     def render(self, messages: Sequence[Any], tools: Sequence[Any] | None, *, reply: bool) -> list[int]:
-        """The ids of a conversation by its chat template; with the opening of a reply at its end, if `reply`."""
+        """Return the ids of a conversation by the chat template; with the start of a reply at its end, if `reply`.
+
+        Raises:
+            ValueError: The chat template rejects the messages.
+        """
         try:
             text = self._loaded.apply_chat_template(
                 list(messages), tools=list(tools) if tools else None, add_generation_prompt=reply, tokenize=False
             )
-        except Exception as error:  # a template is its author's program, and may fail in any way
+        except Exception as error:  # a template is a program, and may raise anything
             raise ValueError(f"the chat template refuses the messages: {error}") from error
         return self.encode(text)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, special tokens in it read as such, and none added."""
+        """Return the ids of a text. Special tokens in it are parsed, and none are added."""
         ids: list[int] = self._loaded.encode(text, add_special_tokens=False)
         return ids
 
     def pieces(self, ids: Sequence[int]) -> list[str | None]:
-        """The vocabulary's own strings of ids, such as "Ġhello"; None for an id that it has not."""
+        """Return the vocabulary's strings of ids, such as "Ġhello"; None for an unknown id."""
         found: list[str | None] = self._loaded.convert_ids_to_tokens(list(ids))
         return found
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ids, with special tokens. Raises NotValid for ids that it does not have."""
+        """Return the text of ids, with special tokens.
+
+        Raises:
+            UnprocessableRequest: The vocabulary does not have these ids.
+        """
         try:
             text: str = self._loaded.decode(list(ids), skip_special_tokens=False)
         except (IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
@@ -51,21 +58,22 @@ class Tokenizers:
     """The tokenizers of the endpoints that have one configured, by the endpoint's name."""
 
     def __init__(self, endpoints: Iterable[EndpointSettings]) -> None:
-        self._loaded: dict[str, Configured] = {}
+        self._loaded: dict[str, Tokenizer] = {}
         self._loading = asyncio.Lock()
         self.replace(endpoints)
 
     def replace(self, endpoints: Iterable[EndpointSettings]) -> None:
-        """From now on these are the endpoints; a tokenizer that was loaded stays."""
+        """Replace the endpoints; loaded tokenizers stay loaded."""
         self._paths = {endpoint.label: endpoint.tokenizer for endpoint in endpoints if endpoint.tokenizer}
 
     def __bool__(self) -> bool:
         return bool(self._paths)
 
-    async def of(self, name: str) -> Configured | None:
-        """The tokenizer of an endpoint; None if it has none configured.
+    async def get(self, name: str) -> Tokenizer | None:
+        """Return the tokenizer of an endpoint; None if it has none configured.
 
-        Raises NotValid, saying what to do, if it cannot be loaded.
+        Raises:
+            UnprocessableRequest: It cannot be loaded.
         """
         path = self._paths.get(name)
         if path is None:
@@ -76,8 +84,12 @@ class Tokenizers:
         return self._loaded[path]
 
 
-def load(path: str) -> Configured:
-    """A tokenizer from a folder, or by its name on the hub. Raises NotValid."""
+def load(path: str) -> Tokenizer:
+    """Return a tokenizer from a folder, or by its name on Hugging Face.
+
+    Raises:
+        UnprocessableRequest: It cannot be loaded.
+    """
     try:
         from transformers import AutoTokenizer  # noqa: PLC0415 - optional, and slow to import
     except ImportError:
@@ -86,6 +98,6 @@ def load(path: str) -> Configured:
             param="tokenizer",
         ) from None
     try:
-        return Configured(AutoTokenizer.from_pretrained(path))
+        return Tokenizer(AutoTokenizer.from_pretrained(path))
     except (OSError, ValueError) as error:
         raise NotValid(f"the tokenizer {path!r} cannot be loaded: {error}", param="tokenizer") from error

@@ -11,7 +11,7 @@ ROUTES = [(route.method, re.sub(r"\{\w+:\[\^/\]\+\}", "r1", route.path)) for rou
 
 
 @pytest.fixture
-def said():
+def sections():
     return {"agents": {"api_keys": ["agent-key"]}, "control": {"api_keys": ["control-key"]}}
 
 

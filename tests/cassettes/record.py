@@ -1,9 +1,9 @@
-"""Recording of cassettes: a literal table of requests, played to a running engine, and its answers kept as files.
+"""Record cassettes: send a literal table of requests to a running engine, and store its responses as files.
 
 Run it as `make cassettes ENGINE=http://127.0.0.1:8000`. Each request is sent unstreamed and streamed (`n`, `s`), as a
-client sends it and with what we add to get ids and logprobs (`plain`, `inj`): `chat_stop_s_inj` is the streamed call
-with our flags. So every case gives two twins, and two pairs to prove the hiding on. Names that are there already are
-left alone, unless told otherwise with `--force`. Normalised is only the model's folder, which becomes `/models`.
+client sends it and with the fields that the proxy injects (`plain`, `inj`): `chat_stop_s_inj` is the streamed call with
+injected fields. So every case gives two twins, and two pairs that test stripping. Existing names are kept, except with
+`--force`. The model's folder in paths is replaced by `/models`.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from proxy.trajectory.step import EngineFacts
 HERE = Path(__file__).parent
 VERSIONS = {"b0-unknown": "2026.10"}  # what the llama.cpp server of xllamacpp 2026.10 reports
 SUFFIXES = {"application/json": ".json", "text/event-stream": ".sse"}
-TELLING = ("content-type", "server", "x-request-id", "retry-after")
+KEPT_HEADERS = ("content-type", "server", "x-request-id", "retry-after")
 TIMEOUT_S = 300.0
 
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/inference/v1/generate"
@@ -39,7 +39,7 @@ TOOL = {
     },
 }
 CALL = r'<tool_call>\n\{"name": "add", "arguments": \{"x": [1-9][0-9]{2}\}\}\n</tool_call>'
-# One word that the model must say, in the tongue of each engine; they ignore each other's.
+# A constrained text, in the field of each engine; they ignore those of the others.
 EMOJI = {"structured_outputs": {"regex": "a🦙🎉é"}, "regex": "a🦙🎉é", "grammar": 'root ::= "a🦙🎉é"'}
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"], "additionalProperties": False}
 CONVERSATION = [
@@ -60,7 +60,7 @@ _TEXT = {"prompt": "The capital of France is", "max_tokens": 16, "temperature": 
 _SAMPLED = {"temperature": 0.9, "seed": 21}
 _IDS = {"token_ids": [504, 3575, 282], "sampling_params": {"max_tokens": 16} | _SAMPLED}
 
-# folder -> name -> (path, body); `stream` and the model are set when it is played.
+# folder -> name -> (path, body); `stream` and the model are added when it is sent.
 TABLE: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
     "chat": {
         "chat_greedy": (CHAT, _CHAT),
@@ -118,8 +118,8 @@ TABLE: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
 
 
 @dataclass(frozen=True)
-class Played:
-    """An answer as it came: its headers by lowercase name, its body unframed."""
+class Response:
+    """A response: headers by lowercase name, the body without framing."""
 
     status: int
     headers: dict[str, str]
@@ -127,7 +127,7 @@ class Played:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Case:
     """One request of the table, ready to be sent."""
 
     name: str
@@ -137,8 +137,10 @@ class Asked:
     topic: str = ""
 
 
-def send(url: str, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None) -> Played:
-    """Ask the engine once. Raises OSError if it cannot be reached."""
+def send(
+    url: str, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
+) -> Response:
+    """Send a request to the engine. Raises OSError if it is unreachable."""
     at = urlsplit(url)
     connection = http.client.HTTPConnection(at.hostname, at.port or 80, timeout=TIMEOUT_S)
     try:
@@ -146,13 +148,13 @@ def send(url: str, method: str, path: str, body: bytes | None = None, headers: d
             method, at.path.rstrip("/") + path, body, {"Content-Type": "application/json"} | (headers or {})
         )
         answer = connection.getresponse()
-        return Played(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read())
+        return Response(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read())
     finally:
         connection.close()
 
 
-def meet(url: str) -> tuple[Traits, str]:
-    """Which engine it is, and the name of its first model."""
+def detect(url: str) -> tuple[Traits, str]:
+    """Detect the engine; return it and the name of its first model."""
     answers = {path: send(url, "GET", path) for path in PROBE_PATHS}
     seen = {
         path: ProbeResponse(
@@ -164,11 +166,11 @@ def meet(url: str) -> tuple[Traits, str]:
     return identify_engine(seen), next((model["id"] for model in models["data"]), "")
 
 
-def requests(traits: Traits, model: str) -> Iterator[Asked]:
-    """Each case of the table four times: unstreamed and streamed, as a client sends it and with our flags, if any."""
+def requests(traits: Traits, model: str) -> Iterator[Case]:
+    """Yield each case up to four times: unstreamed and streamed, as a client sends it and with injected fields, if any."""
     facts = EngineFacts("e", traits.kind, traits.version, "")
-    every = ((topic, name, *case) for topic, cases in TABLE.items() for name, case in cases.items())
-    for topic, name, path, body in every:
+    cases_by_topic = ((topic, name, *case) for topic, cases in TABLE.items() for name, case in cases.items())
+    for topic, name, path, body in cases_by_topic:
         for framing, stream in (("n", {}), ("s", {"stream": True})):
             plain = {"model": model, **body, **stream}
             if not stream:
@@ -177,55 +179,55 @@ def requests(traits: Traits, model: str) -> Iterator[Asked]:
                 plain, options=CallOptions(streaming="live"), step_id="", rollout_id="", endpoint=path, dialect=DIALECTS[path],
                 engine=ENGINES[traits.kind], engine_facts=facts, logprobs_mode=None, traits=traits, headers={},
             )  # fmt: skip
-            yield Asked(f"{name}_{framing}_plain", path, plain, topic=topic)
+            yield Case(f"{name}_{framing}_plain", path, plain, topic=topic)
             if plan.body != plain or plan.headers:
-                yield Asked(f"{name}_{framing}_inj", path, plan.body, dict(plan.headers), topic)
+                yield Case(f"{name}_{framing}_inj", path, plan.body, dict(plan.headers), topic)
 
 
 def folder_for(traits: Traits) -> Path:
-    """Where its cassettes go: beside those of the same engine that are there, else in a folder of its own."""
+    """Return the folder of an engine's recordings: beside its other cassettes, or a new one."""
     name = f"{traits.kind}-{VERSIONS.get(traits.version, traits.version) or 'unknown'}"
     known = [path for path in HERE.iterdir() if path.is_dir() and name.startswith(path.name)]
     return max(known, key=lambda path: len(path.name), default=HERE / name) / "recorded"
 
 
-def write(folder: Path, asked: Asked, played: Played, model: str) -> None:
-    """One cassette: the request, the answer, and what else of the answer matters, each in a file."""
-    folder = folder / asked.topic
+def write(folder: Path, case: Case, response: Response, model: str) -> None:
+    """Write a cassette: the request, the response, and its status and headers if they matter, each in a file."""
+    folder = folder / case.topic
     folder.mkdir(parents=True, exist_ok=True)
-    request = {"method": "POST", "path": asked.path, "body": asked.body}
-    if asked.headers:
-        request["headers"] = asked.headers
-    kind = played.headers.get("content-type", "").partition(";")[0]
-    for old in folder.glob(f"{asked.name}.*"):
+    request = {"method": "POST", "path": case.path, "body": case.body}
+    if case.headers:
+        request["headers"] = case.headers
+    kind = response.headers.get("content-type", "").partition(";")[0]
+    for old in folder.glob(f"{case.name}.*"):
         old.unlink()
-    (folder / f"{asked.name}.response{SUFFIXES.get(kind, '.txt')}").write_bytes(_housed(played.body, model))
-    if played.status != 200:
-        headers = {name: value for name, value in played.headers.items() if name in TELLING}
-        (folder / f"{asked.name}.meta.json").write_bytes(_text({"status": played.status, "headers": headers}))
-    # Last, since a cassette is there once its request is.
-    (folder / f"{asked.name}.request.json").write_bytes(_housed(_text(request), model))
+    (folder / f"{case.name}.response{SUFFIXES.get(kind, '.txt')}").write_bytes(_without_folder(response.body, model))
+    if response.status != 200:
+        headers = {name: value for name, value in response.headers.items() if name in KEPT_HEADERS}
+        (folder / f"{case.name}.meta.json").write_bytes(_text({"status": response.status, "headers": headers}))
+    # Last, since the request's file marks a complete cassette.
+    (folder / f"{case.name}.request.json").write_bytes(_without_folder(_text(request), model))
 
 
 def record(url: str, folder: Path | None = None, *, force: bool = False) -> tuple[int, int]:
-    """Play the table: how many cassettes were recorded, and how many were there already."""
-    traits, model = meet(url)
+    """Record the table; return how many cassettes were recorded, and how many existed."""
+    traits, model = detect(url)
     folder = folder or folder_for(traits)
     recorded = kept = 0
-    for asked in requests(traits, model):
-        if not force and (folder / asked.topic / f"{asked.name}.request.json").exists():
+    for case in requests(traits, model):
+        if not force and (folder / case.topic / f"{case.name}.request.json").exists():
             kept += 1
             continue
-        played = send(url, "POST", asked.path, orjson.dumps(asked.body), asked.headers)
-        write(folder, asked, played, model)
+        response = send(url, "POST", case.path, orjson.dumps(case.body), case.headers)
+        write(folder, case, response, model)
         recorded += 1
-        sys.stderr.write(f"{asked.name}: {played.status}, {len(played.body)} bytes\n")
+        sys.stderr.write(f"{case.name}: {response.status}, {len(response.body)} bytes\n")
     return recorded, kept
 
 
-def _json(played: Played) -> Any:
+def _json(response: Response) -> Any:
     try:
-        return orjson.loads(played.body)
+        return orjson.loads(response.body)
     except orjson.JSONDecodeError:
         return None
 
@@ -234,21 +236,19 @@ def _text(value: object) -> bytes:
     return orjson.dumps(value, option=orjson.OPT_INDENT_2) + b"\n"
 
 
-def _housed(text: bytes, model: str) -> bytes:
-    """The text with the model's folder, if its name tells one, as `/models`."""
-    house, _, _ = model.rpartition("/")
-    return text.replace(f"{house}/".encode(), b"/models/") if model.startswith("/") else text
+def _without_folder(text: bytes, model: str) -> bytes:
+    """Replace the model's folder, if its name is a path, with `/models`."""
+    folder, _, _ = model.rpartition("/")
+    return text.replace(f"{folder}/".encode(), b"/models/") if model.startswith("/") else text
 
 
 if __name__ == "__main__":
     arguments = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     arguments.add_argument("url", help="the engine's root, without /v1")
-    arguments.add_argument("--force", action="store_true", help="record anew what is there")
-    given = arguments.parse_args()
+    arguments.add_argument("--force", action="store_true", help="record existing cassettes again")
+    options = arguments.parse_args()
     try:
-        new, old = record(given.url, force=given.force)
+        new, old = record(options.url, force=options.force)
     except OSError as error:
-        sys.exit(
-            f"The engine at {given.url} cannot be reached ({error}). Start it, or give its root as ENGINE=http://…"
-        )
-    sys.stdout.write(f"{new} recorded, {old} there already (FORCE=1 records them anew)\n")
+        sys.exit(f"The engine at {options.url} is unreachable ({error}). Start it, or set ENGINE=http://… to its root.")
+    sys.stdout.write(f"{new} recorded, {old} existed (FORCE=1 records them again)\n")

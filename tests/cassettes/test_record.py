@@ -1,4 +1,4 @@
-"""The recording of cassettes: what is written is read again as it came, and nothing recorded is lost by accident."""
+"""Recording of cassettes: they load as the engine sent them, and none is overwritten by accident."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ import recorded
 from proxy.server.listener import simulating
 from proxy.simulator.options import Options
 
-from .record import CHAT, TABLE, Asked, Played, meet, record, requests, write
+from .record import CHAT, TABLE, Case, Response, detect, record, requests, write
 
 JSON, SSE = {"content-type": "application/json"}, {"content-type": "text/event-stream; charset=utf-8"}
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "é 🦙"}]}
@@ -17,7 +17,7 @@ STREAM = 'data: {"a": "é"}\n\ndata: [DONE]\n\n'.encode()
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Where cassettes are read from, and empty."""
+    """An empty folder from which cassettes are loaded."""
     monkeypatch.setitem(recorded.ROOTS, "vllm", tmp_path)
     return tmp_path
 
@@ -30,46 +30,46 @@ async def engine():
 
 
 @pytest.mark.parametrize(
-    ("played", "suffix"),
+    ("response", "suffix"),
     [
-        (Played(200, JSON, b'{"choices":[ ]}'), "json"),
-        (Played(200, SSE, STREAM), "sse"),
-        (Played(404, {"content-type": "text/plain"}, b"nothing here"), "txt"),
-        (Played(400, JSON, b'{"error":"bad"}'), "json"),
+        (Response(200, JSON, b'{"choices":[ ]}'), "json"),
+        (Response(200, SSE, STREAM), "sse"),
+        (Response(404, {"content-type": "text/plain"}, b"nothing here"), "txt"),
+        (Response(400, JSON, b'{"error":"bad"}'), "json"),
     ],
 )
-def test_written_and_read_again(folder, played, suffix):
-    """Path, body, status, content type and each byte of the answer."""
-    write(folder, Asked("case", CHAT, BODY), played, "tiny")
+def test_a_cassette_loads_as_it_was_recorded(folder, response, suffix):
+    """Path, body, status, content type and each byte of the response."""
+    write(folder, Case("case", CHAT, BODY), response, "tiny")
     cassette = recorded.load("case")
 
     assert ["case"] == recorded.names()
     assert (CHAT, BODY) == (cassette.path, cassette.body)
-    assert (played.status, played.body) == (cassette.status, cassette.answer)
+    assert (response.status, response.body) == (cassette.status, cassette.answer)
     assert (folder / f"case.response.{suffix}").exists()
-    assert (folder / "case.meta.json").exists() == (played.status != 200)
+    assert (folder / "case.meta.json").exists() == (response.status != 200)
 
 
-def test_another_recording_leaves_nothing_of_the_first(folder):
-    """An answer of another type, or one that succeeds now, stands alone."""
-    write(folder, Asked("case", CHAT, BODY), Played(500, JSON, b"{}"), "tiny")
-    write(folder, Asked("case", CHAT, BODY), Played(200, SSE, STREAM), "tiny")
+def test_a_new_recording_replaces_all_files_of_the_old_one(folder):
+    """If the response has another type, or succeeds now, no old file remains."""
+    write(folder, Case("case", CHAT, BODY), Response(500, JSON, b"{}"), "tiny")
+    write(folder, Case("case", CHAT, BODY), Response(200, SSE, STREAM), "tiny")
 
     assert {"case.request.json", "case.response.sse"} == {path.name for path in folder.iterdir()}
 
 
-def test_the_models_folder_is_not_told(folder):
-    """A model named by its path gives away somebody's folders; it is the one thing that is changed."""
+def test_the_models_folder_is_replaced(folder):
+    """A model that is named by its path would publish the recorder's folders; nothing else is changed."""
     body, answer = {"model": "/home/me/models/a.gguf"}, b'{"model":"/home/me/models/a.gguf","a":"/home/other/b"}'
-    write(folder, Asked("case", CHAT, body), Played(200, JSON, answer), body["model"])
+    write(folder, Case("case", CHAT, body), Response(200, JSON, answer), body["model"])
     cassette = recorded.load("case")
 
     assert {"model": "/models/a.gguf"} == cassette.body
     assert b'{"model":"/models/a.gguf","a":"/home/other/b"}' == cassette.answer
 
 
-async def test_the_whole_table_against_an_engine(folder, engine):
-    """Every case is there unstreamed and streamed, plain and with our flags; each can be read."""
+async def test_the_whole_table_is_recorded(folder, engine):
+    """Every case is recorded unstreamed and streamed, plain and with injected fields; each can be loaded."""
     new, old = await asyncio.to_thread(record, engine, folder)
     found = {name: recorded.load(name) for name in recorded.names()}
 
@@ -81,17 +81,17 @@ async def test_the_whole_table_against_an_engine(folder, engine):
     assert {400} == {cassette.status for name, cassette in found.items() if name.startswith("err_messages")}
 
 
-async def test_nothing_is_overwritten_unless_asked(folder, engine):
-    """What was recorded stays as it is, byte for byte, until told otherwise."""
+async def test_existing_cassettes_are_kept_unless_forced(folder, engine):
+    """They stay the same, byte for byte."""
     kept = folder / "chat" / "chat_greedy_n_plain.request.json"
-    traits, model = await asyncio.to_thread(meet, engine)
-    asked = next(iter(requests(traits, model)))
-    write(folder, asked, Played(200, JSON, b"{}"), model)
-    before = kept.stat().st_mtime_ns, recorded.load(asked.name).answer
+    traits, model = await asyncio.to_thread(detect, engine)
+    case = next(iter(requests(traits, model)))
+    write(folder, case, Response(200, JSON, b"{}"), model)
+    before = kept.stat().st_mtime_ns, recorded.load(case.name).answer
 
     _, old = await asyncio.to_thread(record, engine, folder)
-    assert (1, before) == (old, (kept.stat().st_mtime_ns, recorded.load(asked.name).answer))
+    assert (1, before) == (old, (kept.stat().st_mtime_ns, recorded.load(case.name).answer))
 
     _, old = await asyncio.to_thread(lambda: record(engine, folder, force=True))
     assert old == 0
-    assert recorded.load(asked.name).answer != b"{}"
+    assert recorded.load(case.name).answer != b"{}"

@@ -6,7 +6,7 @@ import pytest
 from fakes import proxying
 from rich.console import Console
 
-from proxy.cli.console import answers
+from proxy.cli.console import output
 from proxy.cli.show import ControlAddress
 from proxy.server.listener import simulating
 from proxy.simulator.options import Options
@@ -54,7 +54,7 @@ def printed():
     def make(width: int | None = None, *, is_terminal: bool = False) -> Console:
         file = io.StringIO()
         if not is_terminal:
-            return answers(file)
+            return output(file)
         return Console(
             file=file, width=width, force_terminal=True, color_system="256", highlight=False, markup=False, emoji=False
         )

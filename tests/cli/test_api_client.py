@@ -3,7 +3,7 @@
 import pytest
 from aiohttp import web
 
-from proxy.cli.api_client import ControlClient, path_of
+from proxy.cli.api_client import ControlClient, rollout_path
 from proxy.cli.export import Refused
 
 
@@ -16,10 +16,10 @@ async def test_lists_are_read_page_by_page_up_to_the_limit(client, asked):
     """Filters leave pages short: as many are asked for as it takes; the cursor says whether more follow."""
     for number in range(5):
         await asked("POST", "/rollouts", {"rollout_id": f"r{number}", "group_id": "odd" if number % 2 else "even"})
-    found, cursor = await client.listed("rollouts", 2, group_id="even")
+    found, cursor = await client.list_items("rollouts", 2, group_id="even")
     assert ["r4", "r2"] == [each["rollout_id"] for each in found]
     assert cursor is not None
-    found, cursor = await client.listed("rollouts", 50, group_id="odd")
+    found, cursor = await client.list_items("rollouts", 50, group_id="odd")
     assert (["r3", "r1"], None) == ([each["rollout_id"] for each in found], cursor)
 
 
@@ -32,7 +32,7 @@ async def test_steps_are_read_in_order_from_an_index_on(client, filled):
 async def test_a_refusal_is_its_sentence_and_its_status(client):
     """The control API's own words; the id is encoded, whatever is in it."""
     with pytest.raises(Refused, match="there is no rollout 'a/b c'") as refused:
-        await client.get(path_of("a/b c"))
+        await client.get(rollout_path("a/b c"))
 
     assert 404 == refused.value.status
 
@@ -45,7 +45,7 @@ async def test_what_answers_no_json_is_told(http, engine):
         return web.Response(text="<html>")
 
     engine.answering = answering
-    with pytest.raises(OSError, match="is it a proxy's control API"):
+    with pytest.raises(OSError, match="check that it is the control API of a proxy"):
         await ControlClient(http, engine.url).get("/rollouts")
 
 

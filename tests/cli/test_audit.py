@@ -67,7 +67,7 @@ async def test_what_has_nothing_to_compare_is_not_wrong_and_proves_nothing(engin
     bound["spans"][0]["constrained"] = True
     code, out, errors = await tokentape("audit", "--engine", engine.url, "--file", rows(honest_row(), bound))
     assert (0, True) == (code, "nothing to compare" in out)
-    assert "2 sequences, 30 tokens compared, 30 left out: 1 aligned, 1 nothing to compare" in " ".join(errors.split())
+    assert "2 sequences, 30 tokens compared, 30 skipped: 1 aligned, 1 nothing to compare" in " ".join(errors.split())
 
     code, out, _ = await tokentape("audit", "--engine", engine.url, "--file", rows(bound), "--json")
     told = orjson.loads(out)

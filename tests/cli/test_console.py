@@ -5,7 +5,7 @@ import io
 import orjson
 from rich.text import Text
 
-from proxy.cli.console import answers, complain, new_table, print_json, print_lines, print_table, remark
+from proxy.cli.console import new_table, output, print_error, print_json, print_lines, print_note, print_table
 
 
 def test_what_is_no_terminal_gets_no_colours_and_no_cuts(printed):
@@ -59,7 +59,7 @@ def test_no_color_is_heard_where_colours_would_be(monkeypatch):
             patched.delenv("NO_COLOR", raising=False)
             for name, value in {"TERM": "xterm-256color", **environment}.items():
                 patched.setenv(name, value)
-            out = answers(io.StringIO())
+            out = output(io.StringIO())
             out.print(Text("x", "red"))
 
         assert is_coloured == ("\x1b[31m" in out.file.getvalue())
@@ -78,8 +78,8 @@ def test_json_is_one_document_or_one_line(capsys):
 
 def test_notes_go_to_standard_error_with_nothing_a_terminal_obeys(capsys):
     """Sentences hold what engines and proxies answered."""
-    complain("it answered \x1b[2J [red]no[/red]\nand more")
-    remark("seen \x1b[1m")
+    print_error("it answered \x1b[2J [red]no[/red]\nand more")
+    print_note("seen \x1b[1m")
     told = capsys.readouterr()
 
     assert "" == told.out

@@ -44,7 +44,7 @@ def test_an_audit_tells_how_many_are_aligned(notes, count):
         seen(True)
         seen(False)
 
-    assert "audited 2, 1 of them aligned" in shown(notes)
+    assert "audited 2 sequences, 1 aligned" in shown(notes)
     assert ("2/3" in shown(notes)) == (count is not None)
 
 

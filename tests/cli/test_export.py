@@ -5,7 +5,7 @@ import pytest
 from aiohttp import web
 
 from proxy.cli.export import ExportRequest, export_to
-from proxy.cli.push import Delivery, push_all
+from proxy.cli.push import PushOptions, push_all
 
 
 def wanted(*rollouts: str, container: str = "ndjson") -> ExportRequest:
@@ -24,7 +24,7 @@ async def test_the_report_counts_what_is_in_the_file(place, filled, tmp_path, ca
     assert 2 == len(out.read_bytes().splitlines())
     (left_out,) = told["skipped"]
     assert left_out.startswith("1; ")
-    assert f"left out: {left_out}" in said.err
+    assert f"skipped: {left_out}" in said.err
 
 
 async def test_without_json_standard_output_is_the_rows_alone(place, filled, capfdbinary):
@@ -57,7 +57,7 @@ async def test_groups_are_told_one_by_one(place, asked, engine, capsys, scored):
     await asked("POST", f"/rollouts/{name}/v1/completions", {"prompt": "once", "max_tokens": 4})
     if scored:
         await asked("POST", f"/rollouts/{name}/finish", {"status": "completed", "reward": 1.0})
-    is_received = await push_all(place.url, None, wanted(), Delivery(engine.url), api_key=None, as_json=True)
+    is_received = await push_all(place.url, None, wanted(), PushOptions(engine.url), api_key=None, as_json=True)
     told = orjson.loads(capsys.readouterr().out)
 
     assert (is_received, scored) == (told["received"], told["groups"][0]["told"] == "received")

@@ -106,7 +106,7 @@ def test_simulate_serves_vllms_protocol():
         checked = run("check", "--engine", url, "--store", "redis://127.0.0.1:9")
 
     assert "simulated" == listed["data"][0]["id"]
-    assert "gives token ids and logprobs" in checked.stdout
+    assert "returns token IDs and logprobs" in checked.stdout
     assert "FAIL store" in checked.stdout
     assert 3 == checked.returncode
 
@@ -186,8 +186,8 @@ def test_a_recorded_rollout_is_listed_shown_and_followed(tmp_path):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("list --since 2w", "no length of time"),
-        ("list --groups --group g", "choose rollouts"),
+        ("list --since 2w", "invalid duration"),
+        ("list --groups --group g", "cannot be used with --groups"),
         ("export --url http://127.0.0.1:9 --json", "--out"),
         ("export", "either --url"),
         ("audit --engine http://127.0.0.1:9", "either --url"),

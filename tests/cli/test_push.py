@@ -10,7 +10,7 @@ from rich.console import Console
 
 from proxy.cli import push as pushing
 from proxy.cli.export import ExportRequest
-from proxy.cli.push import Delivery, Member, Scored, assert_even, judge, push
+from proxy.cli.push import GroupToPush, Member, PushOptions, assert_even, prepare, push
 from proxy.export import Rows
 from proxy.server.listener import simulating
 from proxy.simulator.options import Options
@@ -62,7 +62,7 @@ async def scored(http, proxy, rewards, *, group="g", max_tokens=16, **finish):
 async def pushed(proxy, service, **said) -> tuple[bool, str]:
     url, env_id = service
     told = io.StringIO()
-    to = Delivery(**{"service": url, "group_size": 4, "env_id": env_id, **said})
+    to = PushOptions(**{"service": url, "group_size": 4, "env_id": env_id, **said})
     made = await push(proxy, None, WANTED, to, api_key=None, notes=Console(file=told, width=1000))
     received = all(group.is_received for group in made)
     return received, told.getvalue()
@@ -107,8 +107,8 @@ async def test_a_group_that_was_opened_with_its_rollouts_knows_its_size(http, pr
     made = await pushed(proxy, service, group_size=None)
 
     assert (True, "group 'opened': received\ngroups: 1 received\n") == whole
-    assert (False, True) == (partial[0], "it has 3 sequences to post, and a whole group has 4" in partial[1])
-    assert "group 'made': calls brought it into being, so its size is not known" in made[1]
+    assert (False, True) == (partial[0], "it has 3 sequences to post; a complete group has 4" in partial[1])
+    assert "group 'made': its size is unknown because calls created it" in made[1]
 
 
 @pytest.mark.parametrize("compressed_from", [1, 1 << 30])
@@ -116,7 +116,7 @@ async def test_ab_2_with_and_without_gzip_the_service_takes_the_same(
     http, proxy, service, monkeypatch, compressed_from
 ):
     """The same bytes are read, whether they were compressed or not."""
-    monkeypatch.setattr(pushing, "_GZIP_FROM", compressed_from)
+    monkeypatch.setattr(pushing, "MIN_GZIP_BYTES", compressed_from)
     await scored(http, proxy, [0.0, 1.0, 0.5, 0.25])
 
     received, told = await pushed(proxy, service)
@@ -133,13 +133,13 @@ async def test_ab_3_a_partial_group_is_posted_only_by_force_and_then_buffered_is
 
     received, told = await pushed(proxy, service)
     assert not received
-    assert "it has 3 sequences to post, and a whole group has 4" in told
+    assert "it has 3 sequences to post; a complete group has 4" in told
     assert "group 'g': not posted" in told
     assert 0 == (await asked(http, "GET", service[0] + "/status"))["queue_size"]
 
     received, told = await pushed(proxy, service, force_partial=True)
     assert not received
-    assert "buffered, not received: the service holds 3 sequences" in told
+    assert "buffered, not received: the service buffers 3 sequences" in told
 
 
 async def test_ab_4_an_equal_group_a_long_and_an_unscored_rollout_are_told_before_posting(http, proxy, service):
@@ -153,8 +153,8 @@ async def test_ab_4_an_equal_group_a_long_and_an_unscored_rollout_are_told_befor
     received, told = await pushed(proxy, service)
 
     assert not received
-    assert "group 'equal': all its scores are equal (1.0)" in told
-    assert "group 'unscored': rollout 'unscored-3' cannot be said" in told
+    assert "group 'equal': all scores are equal (1.0)" in told
+    assert "group 'unscored': rollout 'unscored-3' cannot be exported" in told
     assert "it has no reward" in told
     assert "group 'empty': rollout 'void' is empty" in told
     assert "group 'good': received" in told
@@ -171,27 +171,29 @@ def test_ab_4_a_rollout_as_long_as_the_limit_is_told_and_keeps_the_group_back():
     """The service's limit is of what is shorter; 0 or less is no limit."""
     members = [member("a", 8, 0.0), member("b", 7, 1.0)]
 
-    judged = judge(Scored("g", 2, members), Delivery(""), 8)
+    prepared = prepare(GroupToPush("g", 2, members), PushOptions(""), 8)
 
-    assert judged.body is None
-    assert "rollout 'a' is too long: it has 8 tokens, and the service takes fewer than 8" == judged.reasons[0]
-    assert judge(Scored("g", 2, members), Delivery(""), -1).body is not None
+    assert prepared.body is None
+    assert "rollout 'a' is too long: it has 8 tokens, and the service accepts fewer than 8" == prepared.reasons[0]
+    assert prepare(GroupToPush("g", 2, members), PushOptions(""), -1).body is not None
 
 
 def test_a_rollout_that_is_not_finished_keeps_its_group_back():
     """It may still take calls."""
-    judged = judge(Scored("g", 2, [member("a", 8, 0.0), member("b", 7, 1.0, status="open")]), Delivery(""), -1)
+    prepared = prepare(
+        GroupToPush("g", 2, [member("a", 8, 0.0), member("b", 7, 1.0, status="open")]), PushOptions(""), -1
+    )
 
-    assert judged.body is None
-    assert "rollout 'b' is open, not finished; finish it first" == judged.reasons[0]
+    assert prepared.body is None
+    assert "rollout 'b' has status open; finish it first" == prepared.reasons[0]
 
 
 def test_a_group_carries_the_environments_id_only_where_one_is_given():
     """Without one the service takes any length."""
     members = [member("a", 8, 0.0), member("b", 7, 1.0)]
 
-    assert 3 == judge(Scored("g", None, members), Delivery("", 2, env_id=3), -1).body["env_id"]
-    assert "env_id" not in judge(Scored("g", None, members), Delivery("", 2), -1).body
+    assert 3 == prepare(GroupToPush("g", None, members), PushOptions("", 2, env_id=3), -1).body["env_id"]
+    assert "env_id" not in prepare(GroupToPush("g", None, members), PushOptions("", 2), -1).body
 
 
 @pytest.mark.parametrize("name", ["masks", "inference_logprobs", "advantages"])
@@ -200,9 +202,9 @@ def test_ab_5_arrays_of_unequal_length_are_never_posted(name):
     even = {**member("a", 3, 0.0).rows.rows[0], "advantages": [[0.0] * 3]}
     assert_even(even)
 
-    with pytest.raises(ValueError, match="sequence 0 are not of one length"):
+    with pytest.raises(ValueError, match="sequence 0 have different lengths"):
         assert_even({**even, name: [[1.0, 1.0]]})
-    with pytest.raises(ValueError, match="not speak of the same number of sequences"):
+    with pytest.raises(ValueError, match="different numbers of sequences"):
         assert_even({**even, name: [*even[name], [1.0] * 3]})
 
 
@@ -229,10 +231,10 @@ async def test_a_group_that_is_refused_does_not_keep_back_the_others(http, proxy
     await runner.cleanup()
 
     assert (False, False) == (first[0], second[0])
-    assert "group 'b': posted, and it is not known whether it was received" in first[1]
+    assert "group 'b': posted, but it is unknown whether it was received" in first[1]
     assert "group 'a': not received: " in first[1]
-    assert "answered 500" in first[1]
-    assert "groups: 2 posted and not received" in first[1]
+    assert "returned 500" in first[1]
+    assert "groups: 2 posted but not received" in first[1]
     assert "tokens, and --max-len is 3" in second[1]
     assert "groups: 2 not posted" in second[1]
 
@@ -250,26 +252,26 @@ async def test_a_group_that_a_consumer_is_done_with_is_posted_only_by_its_name(h
     received, told = await pushed(proxy, service, group_size=None)
 
     assert not received
-    assert "group 'g': it is done already" in told
+    assert "group 'g': its status is already done" in told
 
 
 def test_a_sequence_of_which_nothing_is_trained_keeps_its_group_back():
     """Its mask is -100 everywhere."""
     bare = member("a", 3, 0.0)
     bare.rows.rows[0]["masks"] = [[-100] * 3]
-    judged = judge(Scored("g", 2, [bare, member("b", 3, 1.0)]), Delivery(""), -1)
+    prepared = prepare(GroupToPush("g", 2, [bare, member("b", 3, 1.0)]), PushOptions(""), -1)
 
-    assert judged.body is None
-    assert "rollout 'a' has a sequence of which nothing is trained" == judged.reasons[0]
+    assert prepared.body is None
+    assert "rollout 'a' has a sequence without trained tokens" == prepared.reasons[0]
 
 
 async def test_a_service_that_is_not_there_is_told(proxy):
     """In a sentence."""
-    with pytest.raises(OSError, match="cannot be reached"):
+    with pytest.raises(OSError, match="is unreachable"):
         await pushed(proxy, ("http://127.0.0.1:9", 0))
 
 
 async def test_a_place_that_is_no_atropos_service_is_told(proxy):
     """An answer other than 200, with its words."""
-    with pytest.raises(OSError, match="/nowhere/info answered 40"):
+    with pytest.raises(OSError, match="/nowhere/info returned 40"):
         await pushed(proxy, (proxy + "/nowhere", 0))

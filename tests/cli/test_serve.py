@@ -57,4 +57,4 @@ async def test_simulate_as_json_is_one_line_with_its_address(capsys):
     told = orjson.loads(capsys.readouterr().out)
 
     assert "[m]" == told["model"]
-    assert f"simulator listening {told['url']}   it serves '[m]'" in notes.file.getvalue()
+    assert f"simulator listening {told['url']}   model '[m]'" in notes.file.getvalue()

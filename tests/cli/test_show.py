@@ -16,13 +16,13 @@ async def test_rollouts_are_listed_newest_first_as_far_as_they_are_wanted(place,
     out = printed()
     await print_list(place, out, "rollouts", 2, as_json=False)
     assert ["rollout", "choices", "bad"] == [line.split()[0] for line in out.file.getvalue().splitlines()]
-    assert "there are more than 2: --limit" in capsys.readouterr().err
+    assert "more than 2 rollouts; use --limit" in capsys.readouterr().err
 
     out = printed()
     await print_list(place, out, "rollouts", 50, as_json=False, status="completed", group_id=None)
     assert ["rollout", "demo"] == [line.split()[0] for line in out.file.getvalue().splitlines()]
     await print_list(place, printed(), "rollouts", 50, as_json=False, status="failed")
-    assert "there are no rollouts here that are so" in capsys.readouterr().err
+    assert "no rollouts match the filters" in capsys.readouterr().err
 
 
 async def test_groups_are_listed_too(place, filled, printed):
@@ -37,7 +37,7 @@ async def test_columns_without_room_are_named(place, filled, printed, capsys):
     """So that nobody takes the table for all there is."""
     await print_list(place, printed(40, is_terminal=True), "rollouts", 50, as_json=False)
 
-    assert "no room for: " in capsys.readouterr().err
+    assert "columns not shown: " in capsys.readouterr().err
 
 
 async def test_a_list_as_json_is_what_the_control_api_tells(place, filled, printed, capsys):
@@ -81,7 +81,7 @@ async def test_a_step_is_named_by_its_id_or_its_index(place, filled, printed, ca
 
     assert 1 == step["index"]
     assert f"step 1  {step['step_id']}" in out.file.getvalue()
-    with pytest.raises(OSError, match="no step with the index 9"):
+    with pytest.raises(OSError, match="no step with index 9"):
         await print_step(place, out, "demo", "9", StepView(), as_json=False)
     with pytest.raises(OSError, match="no step 'S9'"):
         await print_step(place, out, "demo", "S9", StepView(), as_json=False)
@@ -127,5 +127,5 @@ def test_a_length_of_time_is_read():
     assert [90, 900, 7200, 259_200] == [round(now - ago(said), -1) for said in ("90s", "15m", "2h", "3d")]
     assert 0 == ago("99999999d")
     for said in ("", "h", "2", "2w", "-1h"):
-        with pytest.raises(ValueError, match="no length of time"):
+        with pytest.raises(ValueError, match="invalid duration"):
             ago(said)

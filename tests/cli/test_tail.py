@@ -87,9 +87,9 @@ async def test_what_was_stored_while_the_connection_was_broken_is_told_after_it(
     http, store, place, following, monkeypatch, only
 ):
     """The proxy was stopped and started again, and another one stored steps meanwhile: each is told, and none twice."""
-    monkeypatch.setattr(tailing, "_PAUSES_S", (0.01, 0.05))
+    monkeypatch.setattr(tailing, "BACKOFF_S", (0.01, 0.05))
     tried = asyncio.Event()
-    monkeypatch.setattr(tailing, "remark", lambda said, _: tried.set() if said.endswith("trying again") else None)
+    monkeypatch.setattr(tailing, "print_note", lambda said, _: tried.set() if said.endswith("reconnecting") else None)
     async with AsyncExitStack() as first:
         served = await first.enter_async_context(proxying(place.url, store))
         following, told = await following(served.url, only)
@@ -112,7 +112,7 @@ async def test_what_was_stored_while_the_connection_was_broken_is_told_after_it(
 
 async def test_a_proxy_that_is_not_there_at_first_or_refuses_ends_it(http, store):
     """With the sentence: nothing is tried for ever that cannot come right."""
-    with pytest.raises(OSError, match="cannot be followed"):
+    with pytest.raises(OSError, match="cannot follow"):
         await Tail(ControlClient(http, "http://127.0.0.1:9"), None, 0, print).follow()
     keys = {"agents": {"api_keys": ["a"]}, "control": {"api_keys": ["c"]}}
     async with proxying(None, store, **keys) as served:
@@ -141,7 +141,9 @@ def test_a_line_says_what_happened_harmlessly():
     shown = line(told, with_rollout=True).plain
 
     assert ":00.500  r\\x1b[2J " in shown
-    assert shown.endswith("  7+2 tokens  stop           12.3 s  policy 9  echo no_logprobs  not delivered")
+    assert shown.endswith(
+        "  7 prompt tokens, 2 completion tokens  stop       12.3 s  policy 9  echo no_logprobs  not delivered"
+    )
     assert "m\\u202e" in shown
     assert "r\\x1b" not in line(told, with_rollout=False).plain
 

@@ -1,3 +1,3 @@
 """A proxy before the simulator, for all tests of rollouts that go through HTTP."""
 
-from control_api import proxy, said  # noqa: F401
+from control_api import proxy, sections  # noqa: F401

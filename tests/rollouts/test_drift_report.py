@@ -11,13 +11,13 @@ from tiny_tokenizer import make_tokenizer
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch):
     """Texts may take as long as a busy machine needs."""
-    monkeypatch.setattr("proxy.rollouts.drift_report._TEXTS_WITHIN_S", 600.0)
+    monkeypatch.setattr("proxy.rollouts.drift_report._TEXTS_TIMEOUT_S", 600.0)
 
 
 @pytest.fixture
 def unforeseen(monkeypatch):
     """Nothing is looked up as steps are stored."""
-    monkeypatch.setattr("proxy.rollouts.drift_watch._MOST_WAITING", 0)
+    monkeypatch.setattr("proxy.rollouts.drift_watch._MAX_WAITING", 0)
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ async def test_without_texts_the_ids_are_told(store, drifting, http):
 @pytest.mark.usefixtures("unforeseen")
 async def test_texts_that_take_too_long_are_named(store, drifting, http, monkeypatch, caplog):
     """A tree without texts says that it is for the time, and does not guess a kind; neither does the count at the finish."""
-    monkeypatch.setattr("proxy.rollouts.drift_report._TEXTS_WITHIN_S", 0.01)
+    monkeypatch.setattr("proxy.rollouts.drift_report._TEXTS_TIMEOUT_S", 0.01)
     drifting.gate.clear()
     async with proxying(drifting.url, store) as served:
         rollout = Drifting(http, served.url)
@@ -73,15 +73,14 @@ async def test_texts_that_take_too_long_are_named(store, drifting, http, monkeyp
     )
     assert ("not_requested", "unexplained") == (unasked["texts"], unasked["kind"])
     assert (
-        "the kinds of 1 of 1 places of drift are not known yet: 1 because the engine did not give the texts"
-        in caplog.text
+        "the kinds of 1 of 1 drift boundaries are unknown: 1 because the engine did not return the texts" in caplog.text
     )
 
 
 @pytest.mark.usefixtures("unforeseen")
 async def test_only_so_many_texts_are_looked_up_at_one_look(store, drifting, http, monkeypatch):
     """Those beyond the first ones say so, and are not given a kind that texts might contradict."""
-    monkeypatch.setattr("proxy.rollouts.drift_report._MOST_LOOKED_UP", 0)
+    monkeypatch.setattr("proxy.rollouts.drift_report._MAX_LOOKUPS", 0)
     async with proxying(drifting.url, store) as served:
         rollout = Drifting(http, served.url)
         await rollout.two_turns()
@@ -93,7 +92,7 @@ async def test_only_so_many_texts_are_looked_up_at_one_look(store, drifting, htt
 @pytest.mark.usefixtures("unforeseen")
 async def test_windows_that_were_left_out_have_their_turn(store, drifting, http, monkeypatch):
     """Of more than the limit others are looked up at the next look, whatever became of the first."""
-    monkeypatch.setattr("proxy.rollouts.drift_report._MOST_LOOKED_UP", 1)
+    monkeypatch.setattr("proxy.rollouts.drift_report._MAX_LOOKUPS", 1)
     looks = []
     monkeypatch.setattr("proxy.rollouts.drift_report.shuffle", lambda keys: keys.reverse() if looks else None)
     drifting.tells = lambda ids: None if ids[-1] == 3 or len(ids) < 12 else "hello there"

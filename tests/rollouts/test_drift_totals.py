@@ -112,7 +112,7 @@ async def test_many_late_steps_do_not_each_have_the_rollout_read(store, engine, 
         return await find(reporter, *args, **named)
 
     monkeypatch.setattr(DriftReporter, "find", counted)
-    monkeypatch.setattr("proxy.rollouts.drift_totals._LEAST_REST_S", 600.0)
+    monkeypatch.setattr("proxy.rollouts.drift_totals._MIN_PAUSE_S", 600.0)
     answering, hold = engine.answering, asyncio.Event()
 
     async def held(request, body):

@@ -28,7 +28,7 @@ async def test_work_that_is_asked_for_meanwhile_is_done_once_more():
     await work.begun.wait()
     for _ in range(3):
         await coalescer.run("a", work)
-    assert (1, True) == (work.times, coalescer.rests("a"))
+    assert (1, True) == (work.times, coalescer.is_recent("a"))
     work.gate.set()
     await task
 
@@ -46,19 +46,19 @@ async def test_names_do_not_wait_for_each_other():
     await task
 
     assert 1 == other.times
-    assert not coalescer.rests("c")
+    assert not coalescer.is_recent("c")
 
 
 async def test_it_rests_after_work_in_proportion(monkeypatch):
     """Whoever looks all the time does not repeat it all the time; and of the oldest rests only so many are remembered."""
-    monkeypatch.setattr("proxy.rollouts.drift_totals._MOST_REMEMBERED", 1)
+    monkeypatch.setattr("proxy.rollouts.drift_totals._MAX_REMEMBERED", 1)
     coalescer, work = Coalescer(), Work()
     work.gate.set()
     await coalescer.run("a", work)
-    assert coalescer.rests("a")
+    assert coalescer.is_recent("a")
     await coalescer.run("b", work)
 
-    assert (False, True) == (coalescer.rests("a"), coalescer.rests("b"))
+    assert (False, True) == (coalescer.is_recent("a"), coalescer.is_recent("b"))
 
 
 async def test_work_that_fails_can_be_asked_for_again():

@@ -68,12 +68,12 @@ async def test_what_could_not_be_looked_up_is_completed_by_a_later_look(store, d
 
         assert [0, 0, 0] == unknown
         assert 1 == await rollout.metric("retokenized")
-        assert "the engine fake did not give the texts; a later look completes it" in caplog.text
+        assert "the engine fake did not return the texts; later reads retry" in caplog.text
 
 
 async def test_no_call_and_no_stop_waits_for_texts(store, drifting, http, monkeypatch):
     """An engine that never gives them delays neither the next call of the rollout nor the end of the process."""
-    monkeypatch.setattr("proxy.rollouts.drift_watch._CLOSES_WITHIN_S", 0.01)
+    monkeypatch.setattr("proxy.rollouts.drift_watch._CLOSE_TIMEOUT_S", 0.01)
     drifting.gate.clear()
     async with asyncio.timeout(50):
         async with proxying(drifting.url, store) as served:
@@ -89,7 +89,7 @@ async def test_no_call_and_no_stop_waits_for_texts(store, drifting, http, monkey
 
 async def test_look_ups_that_wait_are_bounded(store, drifting, http, monkeypatch):
     """What is too much is left to the finish of the rollout."""
-    monkeypatch.setattr("proxy.rollouts.drift_watch._MOST_WAITING", 0)
+    monkeypatch.setattr("proxy.rollouts.drift_watch._MAX_WAITING", 0)
     drifting.tells = same
     async with proxying(drifting.url, store) as served:
         rollout = Drifting(http, served.url)

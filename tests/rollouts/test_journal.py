@@ -1,4 +1,4 @@
-"""The journal of steps that the store could not take."""
+"""The journal keeps steps on disk and replays them in order."""
 
 import asyncio
 import os
@@ -28,8 +28,8 @@ def kept_by(taken: list):
 
 
 @given(st.binary(), st.dictionaries(st.binary(min_size=1), st.binary()), st.text())
-def test_an_entry_comes_back_as_it_was(record, blocks, name):
-    """Every byte of it."""
+def test_an_unpacked_entry_equals_the_packed_one(record, blocks, name):
+    """Every byte of it is equal."""
     fields = {f"f{number}": block for number, block in enumerate(blocks.values())}
     plain = StepWrite("r/ö", "b", name, record, blocks, tuple(blocks), {"steps": 1, "exact": 1})
     for before in (plain, replace(plain, late_if="closed", origin=Origin(5, fields)), replace(plain, origin=Origin(0))):
@@ -37,7 +37,7 @@ def test_an_entry_comes_back_as_it_was(record, blocks, name):
 
 
 def test_an_entry_of_an_earlier_version_is_read():
-    """Its head has neither of what came later."""
+    """Its head lacks the fields of later versions."""
     before = entry(1)
     frame = pack(before)
     body = frame[24:]
@@ -49,8 +49,8 @@ def test_an_entry_of_an_earlier_version_is_read():
     assert before == unpack(frame[:4] + len(body).to_bytes(4, "little") + blake2b(body, digest_size=16).digest() + body)
 
 
-async def test_what_was_written_is_replayed_in_order_by_whoever_opens_it_next(tmp_path):
-    """Also after a restart; and once it was, the file is empty."""
+async def test_the_next_process_replays_entries_in_order(tmp_path):
+    """After the replay the file is empty."""
     journal = Journal(tmp_path / "deep" / "spool")
     for number in range(5):
         await journal.write(entry(number))
@@ -64,8 +64,8 @@ async def test_what_was_written_is_replayed_in_order_by_whoever_opens_it_next(tm
     assert (5, 0) == (pending, (tmp_path / "deep" / "spool").stat().st_size)
 
 
-async def test_a_replay_that_stops_goes_on_where_it_stopped(tmp_path):
-    """Nothing is passed over, nothing emptied; what comes meanwhile waits its turn."""
+async def test_a_failed_replay_resumes_where_it_failed(tmp_path):
+    """Nothing is skipped; entries written meanwhile come last."""
     journal, taken = Journal(tmp_path / "spool"), []
     await journal.write(entry(1))
     await journal.write(entry(2))
@@ -84,8 +84,8 @@ async def test_a_replay_that_stops_goes_on_where_it_stopped(tmp_path):
     assert ["S1", "S2", "S3"] == [one.name for one in taken]
 
 
-async def test_rollouts_are_replayed_side_by_side_each_in_its_order(tmp_path):
-    """Else a store that takes a while for each entry would never catch up with those who write meanwhile."""
+async def test_rollouts_are_replayed_concurrently_each_in_order(tmp_path):
+    """A sequential replay could never catch up with concurrent writers."""
     journal, taken, both = Journal(tmp_path / "spool"), [], asyncio.Barrier(2)
     for number in range(3):
         for rollout in ("r1", "r2"):
@@ -103,8 +103,8 @@ async def test_rollouts_are_replayed_side_by_side_each_in_its_order(tmp_path):
     assert ["S0", "S1", "S2"] == [name for rollout, name in taken if rollout == "r2"]
 
 
-async def test_a_rollout_that_the_store_refuses_holds_up_itself_and_those_behind_it(tmp_path):
-    """What others have behind it is given again with it: the store knows their names."""
+async def test_entries_after_a_refused_one_are_replayed_again(tmp_path):
+    """The store knows steps by name, so they are stored once."""
     journal, taken = Journal(tmp_path / "spool"), []
     for number, rollout in enumerate(("r1", "r2", "r1")):
         await journal.write(replace(entry(number), rollout=rollout))
@@ -125,8 +125,8 @@ async def test_a_rollout_that_the_store_refuses_holds_up_itself_and_those_behind
     assert (["S1"], ["S0", "S2"]) == (taken[: taken.index("-")], [name for name in taken[2:] if name != "S1"])
 
 
-async def test_a_tail_that_a_crash_cut_short_is_cut_off(tmp_path):
-    """At every byte: the entries before it are whole, and what is written next is too."""
+async def test_an_incomplete_last_frame_is_cut_off(tmp_path):
+    """For a cut at every byte, the entries before it and those written next are complete."""
     whole, short = pack(entry(1)), pack(entry(2))
     path = tmp_path / "spool"
     for cut in range(len(short)):
@@ -138,7 +138,7 @@ async def test_a_tail_that_a_crash_cut_short_is_cut_off(tmp_path):
         assert (["S1", "S3"], 0) == ([one.name for one in taken], journal.damaged)
 
 
-async def test_damage_costs_what_is_damaged_and_no_more(tmp_path):
+async def test_only_damaged_entries_are_lost(tmp_path):
     """The entries before and after it are replayed, and it is counted."""
     path, frames = tmp_path / "spool", [pack(entry(number)) for number in range(3)]
     damaged = bytearray(frames[1])
@@ -151,8 +151,8 @@ async def test_damage_costs_what_is_damaged_and_no_more(tmp_path):
     assert (["S0", "S2"], 1) == ([one.name for one in taken], journal.damaged)
 
 
-async def test_a_disk_that_takes_no_more_leaves_whole_entries(tmp_path, monkeypatch):
-    """The write raises, and the next one begins where the last whole one ended."""
+async def test_a_full_disk_leaves_complete_entries(tmp_path, monkeypatch):
+    """The write raises, and the next one begins after the last complete entry."""
     journal, taken = Journal(tmp_path / "spool"), []
     await journal.write(entry(1))
     real = os.fsync
@@ -170,8 +170,8 @@ async def test_a_disk_that_takes_no_more_leaves_whole_entries(tmp_path, monkeypa
 
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="needs Linux's limits")
-async def test_an_entry_that_fits_in_part_is_taken_back(tmp_path):
-    """A real short write: of the entry that the disk had no room for nothing stays, and a smaller one still fits."""
+async def test_a_partly_written_entry_is_removed(tmp_path):
+    """After a real short write nothing of the entry stays, and a smaller one still fits."""
     journal, taken, size = Journal(tmp_path / "spool"), [], 2**20
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (8 * size, hard))  # larger than what else this process writes
@@ -192,8 +192,8 @@ async def test_an_entry_that_fits_in_part_is_taken_back(tmp_path):
     assert (["S1", "S3"], 0) == ([one.name for one in taken], again.damaged)
 
 
-async def test_a_journal_has_one_owner(tmp_path):
-    """Two processes would write into each other's frames."""
+async def test_a_journal_is_locked_by_one_process(tmp_path):
+    """Two writers would corrupt each other's frames."""
     journal = Journal(tmp_path / "spool")
     with pytest.raises(OSError, match="store.spool_path"):
         Journal(tmp_path / "spool")

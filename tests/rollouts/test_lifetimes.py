@@ -219,7 +219,7 @@ async def test_a_step_whose_rollout_was_deleted_meanwhile_is_not_stored_and_coun
 
 async def test_a_call_in_flight_is_kept_from_its_admission_on(mortal, engine, http, held, monkeypatch):
     """By the process itself, which renews its rollout until the call has ended."""
-    monkeypatch.setattr("proxy.rollouts.lifetimes._TIMES_A_LIFE", 200_000)
+    monkeypatch.setattr("proxy.rollouts.lifetimes._RENEWALS_PER_TTL", 200_000)
     async with proxying(engine.url, mortal) as served:
         calling = await in_flight(engine, http, served.url)
         await age(mortal)

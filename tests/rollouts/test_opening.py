@@ -1,32 +1,32 @@
-"""Rollouts as they stood when the store was last there."""
+"""The cache of rollouts for the time when the store is unreachable."""
 
 from proxy.rollouts.opening import _MAX_CACHED, RolloutCache
 from proxy.rollouts.rollout import Limits, Rollout
 
 
-def test_the_last_state_of_a_rollout_is_cache():
-    """And nothing of one that was never met."""
+def test_the_last_state_of_a_rollout_is_cached():
+    """An unknown rollout is not in the cache."""
     cache = RolloutCache()
-    cache.keep(Rollout("r1", "b", 1, 1))
-    cache.keep(Rollout("r1", "b", 1, 1, status="completed"))
+    cache.put(Rollout("r1", "b", 1, 1))
+    cache.put(Rollout("r1", "b", 1, 1, status="completed"))
 
-    assert "completed" == cache.find("r1").status
-    assert cache.find("r2") is None
+    assert "completed" == cache.get("r1").status
+    assert cache.get("r2") is None
 
 
-def test_a_rollout_whose_steps_or_tokens_are_counted_is_not_cache():
-    """Nobody counts them while the store is away; a limit that came later forgets what was there."""
+def test_a_rollout_with_a_limit_is_not_cached():
+    """A limit that is set later removes the rollout from the cache."""
     cache = RolloutCache()
-    cache.keep(Rollout("r1", "b", 1, 1))
-    cache.keep(Rollout("r1", "b", 1, 1, limits=Limits(max_steps=3)))
+    cache.put(Rollout("r1", "b", 1, 1))
+    cache.put(Rollout("r1", "b", 1, 1, limits=Limits(max_steps=3)))
 
-    assert cache.find("r1") is None
+    assert cache.get("r1") is None
 
 
-def test_the_memory_is_bounded():
-    """Those met longest ago are forgotten."""
+def test_the_cache_is_bounded():
+    """The rollouts cached longest ago are evicted."""
     cache = RolloutCache()
     for number in range(_MAX_CACHED + 1):
-        cache.keep(Rollout(f"r{number}", "b", 1, 1))
+        cache.put(Rollout(f"r{number}", "b", 1, 1))
 
-    assert (None, "r1") == (cache.find("r0"), cache.find("r1").rollout_id)
+    assert (None, "r1") == (cache.get("r0"), cache.get("r1").rollout_id)

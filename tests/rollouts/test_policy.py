@@ -1,4 +1,4 @@
-"""The policy version that a process was told last."""
+"""The announced policy version."""
 
 import orjson
 
@@ -10,14 +10,14 @@ def notices(version, number):
     return {POLICY_ANNOUNCEMENT: Announcement(orjson.dumps(version), number)}
 
 
-def test_a_version_is_read_from_the_notices():
-    """None where none was announced."""
+def test_a_version_is_read_from_announcements():
+    """It is None if none was announced."""
     assert None is read_policy({})
     assert "7" == read_policy(notices("7", 1))
 
 
-def test_what_is_older_does_not_replace_what_is_newer():
-    """Answers of the store may overtake each other."""
+def test_an_older_announcement_does_not_replace_a_newer_one():
+    """Replies of the store may arrive out of order."""
     policy = Policy()
     seen = [policy.version]
     for told in ({}, notices("2", 2), notices("1", 1), notices("3", 3), {}):

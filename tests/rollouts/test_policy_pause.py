@@ -1,4 +1,4 @@
-"""The pause: calls held while the weights change."""
+"""The pause of calls while the weights change."""
 
 import asyncio
 
@@ -10,13 +10,13 @@ from proxy.rollouts.policy import Pause
 
 @pytest.fixture
 def timeout_s():
-    """How long a call may wait; a test may say otherwise."""
+    """How long a call may wait; tests override it."""
     return 600.0
 
 
 @pytest.fixture
 async def pauses(store, timeout_s):
-    """Two processes' pauses over one store, each with room for one call that waits."""
+    """The pauses of two processes with one store, each with room for one waiting call."""
     both = [Pause(store.announcements, who, max_waiting=1, timeout_s=timeout_s) for who in "ab"]
     for pause in both:
         await pause.start()
@@ -25,8 +25,8 @@ async def pauses(store, timeout_s):
         await pause.close()
 
 
-async def test_a_process_counts_the_calls_of_all_and_who_does_not_know_yet(pauses):
-    """One that has beaten since it was told knows; one that closed counts no more."""
+async def test_a_process_counts_the_calls_of_all_processes_and_those_without_the_pause(pauses):
+    """A heartbeat reports the known pause; a closed process no longer counts."""
     here, there = pauses
     with there.counted():
         await there.beat()
@@ -40,8 +40,8 @@ async def test_a_process_counts_the_calls_of_all_and_who_does_not_know_yet(pause
     assert (0, 0) == await here.beat()
 
 
-async def test_past_the_bound_a_call_is_refused(pauses):
-    """The refusal names the setting; the call that waits goes on waiting."""
+async def test_a_call_above_max_paused_is_refused(pauses):
+    """The error names the setting; the waiting call continues to wait."""
     pause, _ = pauses
     assert not await pause.passed()
     await pause.announce("wait")
@@ -55,8 +55,8 @@ async def test_past_the_bound_a_call_is_refused(pauses):
 
 
 @pytest.mark.parametrize("timeout_s", [0.01])
-async def test_past_the_time_a_call_is_refused(pauses):
-    """The refusal names the setting."""
+async def test_a_call_is_refused_after_the_timeout(pauses):
+    """The error names the setting."""
     pause, _ = pauses
     await pause.announce("wait")
 
@@ -64,8 +64,8 @@ async def test_past_the_time_a_call_is_refused(pauses):
         await pause.passed()
 
 
-async def test_a_wait_that_turns_into_a_refusal_refuses_who_waits(pauses):
-    """Also when the other process says so."""
+async def test_waiting_calls_are_refused_when_the_mode_becomes_reject(pauses):
+    """Also when the other process announces it."""
     here, there = pauses
     await here.announce("wait")
     waiting = asyncio.create_task(here.passed())

@@ -1,4 +1,4 @@
-"""The one writer of steps."""
+"""The recorder appends each step to the store once, and keeps it in the journal while the store is unreachable."""
 
 import asyncio
 import os
@@ -39,8 +39,8 @@ def step(number=1, prompt=(1, 2, 3), **named):
     return make_step(f"S{number:03}", prompt, (7, 8), rollout_id="r1", **named)
 
 
-async def test_a_recorded_step_is_there_with_its_counts(recorder, store, incarnation):
-    """When record returns, the step can be read, and the rollout counts it."""
+async def test_a_recorded_step_is_stored_with_its_counts(recorder, store, incarnation):
+    """When record returns, the step can be read and the rollout counts it."""
     await recorder.record(step(), incarnation, body_bytes=10)
 
     (kept,) = await steps_of(store, "r1")
@@ -49,7 +49,7 @@ async def test_a_recorded_step_is_there_with_its_counts(recorder, store, incarna
     assert kept.timing.stored is not None
 
 
-async def test_what_steps_share_is_sent_once(recorder, store, incarnation):
+async def test_shared_blocks_are_sent_once(recorder, store, incarnation):
     """Fifty turns over one growing prompt store its blocks once."""
     prompt = list(range(5_000))
     for number in range(50):
@@ -60,7 +60,7 @@ async def test_what_steps_share_is_sent_once(recorder, store, incarnation):
 
 
 async def test_blocks_that_the_store_lost_are_sent_again(recorder, store, incarnation):
-    """A record never leans on what is not there."""
+    """Every block that a record requires is stored."""
     prompt = list(range(5_000))
     await recorder.record(step(1, prompt), incarnation, body_bytes=10)
     real = store._store
@@ -72,15 +72,15 @@ async def test_blocks_that_the_store_lost_are_sent_again(recorder, store, incarn
     assert 5_000 // 256 == len(await store.blocks("r1"))
 
 
-async def test_a_large_step_is_encoded_beside_the_event_loop(recorder, store, incarnation):
-    """It arrives as any other."""
+async def test_a_large_step_is_encoded_in_a_thread(recorder, store, incarnation):
+    """It is stored like any other."""
     await recorder.record(step(1, range(300_000)), incarnation, body_bytes=2_000_000)
 
     assert 300_000 == len((await steps_of(store, "r1"))[0].prompts[0])
 
 
-async def test_a_failing_store_is_told_to_the_caller(recorder, store, incarnation):
-    """StoreFault, and nothing is half-written."""
+async def test_a_failure_of_the_store_is_raised(recorder, store, incarnation):
+    """record raises StoreFault, and nothing is written in part."""
     store.failing.add("append")
     with pytest.raises(StoreFault, match="could not be stored"):
         await recorder.record(step(), incarnation, body_bytes=10)
@@ -88,7 +88,7 @@ async def test_a_failing_store_is_told_to_the_caller(recorder, store, incarnatio
     assert [] == await steps_of(store, "r1")
 
 
-async def test_a_step_of_a_deleted_rollout_is_let_go(recorder, store, incarnation):
+async def test_a_step_of_a_deleted_rollout_is_discarded(recorder, store, incarnation):
     """Calls in flight end, and store nothing."""
     await store.delete("r1")
     await recorder.record(step(), incarnation, body_bytes=10)
@@ -96,8 +96,8 @@ async def test_a_step_of_a_deleted_rollout_is_let_go(recorder, store, incarnatio
     assert await store.get("r1") is None
 
 
-async def test_a_step_of_an_earlier_life_does_not_enter_the_next(recorder, store, incarnation):
-    """The same id opened again is another rollout."""
+async def test_a_step_of_an_earlier_incarnation_is_not_stored_in_the_next(recorder, store, incarnation):
+    """A rollout that is created again with the same ID is another rollout."""
     await store.delete("r1")
     await store.open("r1", {}, now_ms=2)
     await recorder.record(step(), incarnation, body_bytes=10)
@@ -105,8 +105,8 @@ async def test_a_step_of_an_earlier_life_does_not_enter_the_next(recorder, store
     assert [] == await steps_of(store, "r1")
 
 
-async def test_close_waits_for_steps_that_nobody_waits_for(recorder, store, incarnation):
-    """A partial step of a client that left is not lost at the stop."""
+async def test_close_waits_for_detached_steps(recorder, store, incarnation):
+    """A partial step of a disconnected client is not lost at shutdown."""
     store.waiting["append"] = asyncio.Event()
     recorder.record_detached(step(), incarnation, body_bytes=10)
     closing = asyncio.ensure_future(recorder.close())
@@ -116,8 +116,8 @@ async def test_close_waits_for_steps_that_nobody_waits_for(recorder, store, inca
     assert 1 == len(await steps_of(store, "r1"))
 
 
-async def test_a_caller_that_is_cancelled_leaves_its_step_marked(recorder, store, incarnation):
-    """The step is stored all the same, and said to be undelivered."""
+async def test_the_step_of_a_cancelled_caller_is_stored_and_marked_undelivered(recorder, store, incarnation):
+    """The write continues after the cancellation."""
     store.waiting["append"] = asyncio.Event()
     store.reached["append"] = asyncio.Event()
     recording = asyncio.ensure_future(recorder.record(step(), incarnation, body_bytes=10))
@@ -129,8 +129,8 @@ async def test_a_caller_that_is_cancelled_leaves_its_step_marked(recorder, store
     assert 1 == len(await steps_of(store, "r1"))
 
 
-async def test_a_response_that_cannot_be_written_costs_the_response_and_not_the_step(recorder, store, incarnation):
-    """What no JSON can carry is left out, and the step is flagged."""
+async def test_a_response_that_cannot_be_encoded_is_left_out_of_its_step(recorder, store, incarnation):
+    """Values that JSON cannot represent are left out, and the step is flagged."""
     deep: list = []
     for _ in range(300):
         deep = [deep]
@@ -142,8 +142,8 @@ async def test_a_response_that_cannot_be_written_costs_the_response_and_not_the_
 
 
 @pytest.mark.parametrize("field", ["request", "sent", "usage", "sampling", "extra"])
-async def test_a_step_keeps_its_tokens_whatever_of_it_cannot_be_written(recorder, store, incarnation, field):
-    """All of other people's JSON goes before an id does."""
+async def test_a_step_keeps_its_tokens_whichever_field_cannot_be_encoded(recorder, store, incarnation, field):
+    """All JSON of client and engine is left out before a token id is."""
     await recorder.record(step(**{field: {"set": {"x": object()}}}), incarnation, body_bytes=10)
 
     (kept,) = await steps_of(store, "r1")
@@ -151,8 +151,8 @@ async def test_a_step_keeps_its_tokens_whatever_of_it_cannot_be_written(recorder
     assert (array("i", [7, 8]), array("i", [1, 2, 3])) == (kept.choices[0].ids, kept.prompts[0])
 
 
-async def test_with_a_journal_steps_wait_in_it_while_the_store_is_away(store, incarnation, tmp_path):
-    """Each is durable when record returns; when the store is back, all are there, in order, once."""
+async def test_steps_are_journaled_while_the_store_is_unreachable(store, incarnation, tmp_path):
+    """Each is durable when record returns; afterwards the store has all of them once, in order."""
     journal = Journal(tmp_path / "spool")
     recorder = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), journal=journal)
     await recorder.record(step(0), incarnation, body_bytes=10)
@@ -171,8 +171,8 @@ async def test_with_a_journal_steps_wait_in_it_while_the_store_is_away(store, in
     assert [f"S{number:03}" for number in range(6)] == [kept.step_id for kept in await steps_of(store, "r1")]
 
 
-async def test_what_a_journal_holds_at_the_start_is_stored(store, incarnation, tmp_path):
-    """A process that ended while the store was away leaves it to the next one."""
+async def test_entries_of_the_journal_are_stored_at_the_start(store, incarnation, tmp_path):
+    """The next process stores the steps of one that ended while the store was unreachable."""
     store.failing |= {"append", "set_once"}
     first = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), journal=Journal(tmp_path / "spool"))
     await first.record(step(1), incarnation, body_bytes=10)
@@ -188,7 +188,7 @@ async def test_what_a_journal_holds_at_the_start_is_stored(store, incarnation, t
 async def test_a_step_that_is_being_written_to_the_journal_while_the_store_returns_is_stored(
     store, incarnation, tmp_path, monkeypatch
 ):
-    """The journal was empty when it was replayed: it is replayed once more."""
+    """The journal was empty when it was replayed, so it is replayed once more."""
     journal, writing, written = Journal(tmp_path / "spool"), threading.Event(), threading.Event()
     recorder = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), journal=journal)
     store.failing |= {"append", "set_once"}
@@ -212,8 +212,8 @@ async def test_a_step_that_is_being_written_to_the_journal_while_the_store_retur
     assert "S001" == kept.step_id
 
 
-async def test_with_a_journal_what_is_undelivered_is_noted_while_the_store_is_away(store, incarnation, tmp_path):
-    """The mark waits in the journal behind its step."""
+async def test_undelivered_marks_are_journaled_while_the_store_is_unreachable(store, incarnation, tmp_path):
+    """The mark is in the journal after its step."""
     recorder = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), journal=Journal(tmp_path / "spool"))
     store.failing |= {"append", "set_once", "mark"}
     await recorder.record(step(1), incarnation, body_bytes=10)
@@ -228,8 +228,8 @@ async def test_with_a_journal_what_is_undelivered_is_noted_while_the_store_is_aw
     await recorder.close()
 
 
-async def test_without_a_journal_a_mark_that_cannot_be_set_takes_nothing_with_it(recorder, store, incarnation):
-    """It is lost, and the step stays."""
+async def test_without_a_journal_a_mark_that_cannot_be_set_is_lost_alone(recorder, store, incarnation):
+    """The step stays."""
     await recorder.record(step(1), incarnation, body_bytes=10)
     store.failing |= {"mark"}
     recorder.mark_undelivered(step(1), incarnation)
@@ -239,8 +239,8 @@ async def test_without_a_journal_a_mark_that_cannot_be_set_takes_nothing_with_it
     assert {} == await store.marks("r1")
 
 
-async def test_a_step_that_neither_store_nor_journal_takes_is_told_to_nobody(store, incarnation, tmp_path, monkeypatch):
-    """Its caller is told so; those that the journal took are there in order when the store is back."""
+async def test_a_step_that_neither_store_nor_journal_takes_is_an_error(store, incarnation, tmp_path, monkeypatch):
+    """record raises StoreFault; the journaled steps are stored in order later."""
     journal = Journal(tmp_path / "spool")
     recorder = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), journal=journal)
     store.failing |= {"append", "set_once"}
@@ -258,7 +258,7 @@ async def test_a_step_that_neither_store_nor_journal_takes_is_told_to_nobody(sto
 
 
 async def finish(store, finished_ms, **more):
-    """A rollout is finished by whoever else uses the store."""
+    """Finish a rollout, as another process does."""
     fields = write_fields({"status": "completed", "finished_ms": finished_ms, **more})
     await store.update_if("r1", fields, expect={}, now_ms=1)
 
@@ -283,7 +283,7 @@ async def test_a_step_that_ends_after_its_rollout_was_finished_is_late(store, in
 
 
 async def test_a_rollout_that_reached_a_limit_is_not_finished(recorder, store, incarnation):
-    """Its steps in flight are steps like others."""
+    """Its steps in flight are not late."""
     await store.update_if("r1", write_fields({"status": "limited"}), expect={}, now_ms=1)
     await recorder.record(step(1), incarnation, body_bytes=10)
 
@@ -308,10 +308,10 @@ async def replayed(recorder, store):
 
 @pytest.mark.parametrize("is_claimed", [False, True])
 @pytest.mark.parametrize("finished_after_s", [None, 100, -100])
-async def test_a_step_of_the_journal_is_late_by_when_the_journal_took_it(
+async def test_a_journaled_step_is_late_by_the_time_when_it_was_journaled(
     store, incarnation, tmp_path, finished_after_s, is_claimed
 ):
-    """Before the finish it is not, unless a batch was made of the rollout since: what was given out gets nothing new."""
+    """It is not late before the finish, unless the rollout was claimed in a batch since."""
     recorder = await journaled(store, incarnation, tmp_path)
     claim = {"claimed_by": "b1"} if is_claimed else {}
     if finished_after_s is not None:
@@ -327,7 +327,7 @@ async def test_a_step_of_the_journal_is_late_by_when_the_journal_took_it(
 async def test_a_step_of_the_journal_that_cannot_be_read_is_late_if_its_rollout_is_finished(
     store, incarnation, tmp_path
 ):
-    """When it ended cannot be known."""
+    """The time of its end is unknown."""
     recorder = await journaled(store, incarnation, tmp_path)
     await recorder._journal.write(StepWrite("r1", incarnation, "odd", b"no record"))
     await finish(store, round((SystemClock().now() + 100) * 1000))
@@ -352,7 +352,7 @@ async def mortal(server):
 
 @pytest.mark.parametrize("is_known", [False, True])
 async def test_a_step_of_an_expired_rollout_restores_it_with_all_blocks(mortal, is_known):
-    """Also those that were stored before and expired with it; with its origin where that is known, else by its own time."""
+    """Blocks that expired with it are sent again; its origin is used if known, else the step's time."""
     metrics, origin = make_metrics(CollectorRegistry()), Origin(5, write_fields({"group_id": "g1"}))
     origin_of = (lambda rollout_id, incarnation: origin) if is_known else None
     incarnation = (await mortal.open("r1", {}, now_ms=5)).incarnation
@@ -373,8 +373,8 @@ async def test_a_step_of_an_expired_rollout_restores_it_with_all_blocks(mortal, 
     assert {"S003"} == await undelivered_of(mortal, "r1")
 
 
-async def test_a_journal_restores_a_rollout_that_expired_while_the_store_was_away(mortal, tmp_path):
-    """By what the call knew, also if another process replays it."""
+async def test_a_journal_restores_a_rollout_that_expired_while_the_store_was_unreachable(mortal, tmp_path):
+    """The entry has the origin, so another process may replay it."""
     incarnation, origin = (
         (await mortal.open("r1", {}, now_ms=5)).incarnation,
         Origin(5, write_fields({"group_id": "g1"})),
@@ -398,8 +398,8 @@ async def test_a_journal_restores_a_rollout_that_expired_while_the_store_was_awa
     )  # fmt: skip
 
 
-async def test_a_step_of_the_journal_whose_rollout_was_deleted_is_not_stored(mortal, tmp_path):
-    """And counted."""
+async def test_a_journaled_step_of_a_deleted_rollout_is_discarded(mortal, tmp_path):
+    """It is counted as discarded."""
     incarnation = (await mortal.open("r1", {}, now_ms=5)).incarnation
     recorder = await journaled(mortal, incarnation, tmp_path)
     await mortal.delete("r1")

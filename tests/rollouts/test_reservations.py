@@ -1,4 +1,4 @@
-"""The places of calls in a rollout that takes only so many steps."""
+"""Calls in flight count towards the limit of steps of their rollout."""
 
 import asyncio
 from collections import Counter
@@ -17,7 +17,7 @@ BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 
 @pytest.fixture
 async def proxy(store, engine):
-    """A proxy whose rollout r1 takes two steps; the engine answers."""
+    """A proxy whose rollout r1 has a limit of two steps."""
     await store.open("r1", write_fields({"limits": {"max_steps": 2}}), now_ms=1)
     engine.plays(load("chat_ids_lp"))
     async with proxying(engine.url, store) as served:
@@ -37,15 +37,15 @@ async def until(condition):
 
 
 async def test_calls_in_flight_count_as_the_steps_they_will_be(proxy, store, engine, http):
-    """However many are made at once, so many reach the engine as there are steps left."""
+    """Of many concurrent calls, as many reach the engine as steps are left."""
     answers = await asyncio.gather(*(status_of(http, proxy) for _ in range(20)))
 
     assert {200: 2, 429: 18} == Counter(answers)
     assert 2 == len(engine.asked) == len(await steps_of(store, "r1"))
 
 
-async def test_one_that_is_refused_for_those_in_flight_is_told_so(proxy, engine, http):
-    """It has no step yet, and takes no other call either."""
+async def test_the_error_names_the_calls_in_flight(proxy, engine, http):
+    """The rollout has no step yet."""
     engine.hangs()
     calls = [asyncio.ensure_future(status_of(http, proxy)) for _ in range(2)]
 
@@ -62,8 +62,8 @@ async def test_one_that_is_refused_for_those_in_flight_is_told_so(proxy, engine,
     assert "0 of its 2 steps, and calls for the others are in flight" in told["error"]["message"]
 
 
-async def test_a_call_that_is_never_made_takes_no_step(proxy, store, engine, http):
-    """What is refused before anything is sent gives its place back."""
+async def test_a_call_that_is_never_sent_releases_its_reservation(proxy, store, engine, http):
+    """A call that is refused before it is sent counts no step."""
     refused = [await status_of(http, proxy, **{"X-Reply-Tokens": "nonsense"}) for _ in range(5)]
     asked = len(engine.asked)
 
@@ -76,8 +76,8 @@ async def test_a_call_that_is_never_made_takes_no_step(proxy, store, engine, htt
     assert 429 == await status_of(http, proxy)
 
 
-async def test_a_call_whose_client_leaves_has_its_step(proxy, store, engine, http):
-    """The place is the partial step's, also while that is on its way to the store."""
+async def test_the_call_of_a_disconnected_client_keeps_its_reservation(proxy, store, engine, http):
+    """Its partial step takes it over, also before the step is stored."""
     hold = store.waiting["append"] = asyncio.Event()
     engine.streams([load("chat_ids_lp_stream").answer[:2000]], then="hang")
     answer = await http.post(proxy, json={**BODY, "stream": True})
@@ -95,9 +95,9 @@ async def test_a_call_whose_client_leaves_has_its_step(proxy, store, engine, htt
     assert 2 == len(await some_steps(store, "r1", 2))
 
 
-async def test_a_long_call_keeps_its_place(proxy, store, engine, http, monkeypatch):
-    """Its lease is renewed for as long as it lasts: here the first one is over at once, and the renewed one holds."""
-    monkeypatch.setattr(places, "_RENEW_S", 0.02)
+async def test_the_lease_of_a_long_call_is_renewed(proxy, store, engine, http, monkeypatch):
+    """The first lease expires at once here, and the renewed one counts."""
+    monkeypatch.setattr(places, "_RENEWAL_INTERVAL_S", 0.02)
     monkeypatch.setattr("proxy.rollouts.opening.LEASE_MS", 1)
     hold, renewed = store.reservations.extend, set()
 
@@ -120,8 +120,8 @@ async def test_a_long_call_keeps_its_place(proxy, store, engine, http, monkeypat
     assert 429 == refused
 
 
-async def test_an_answer_that_is_given_again_takes_no_step(proxy, store, engine, http):
-    """It has a place while it is looked for, and gives it back."""
+async def test_a_stored_response_releases_its_reservation(proxy, store, engine, http):
+    """The call has a reservation until its stored response is found."""
     key = {"Idempotency-Key": "k"}
 
     again = [await status_of(http, proxy, **key) for _ in range(4)]

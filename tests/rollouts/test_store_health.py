@@ -1,4 +1,4 @@
-"""How the store stands: there, or known to be away."""
+"""The store is unreachable from a failed command until a successful write."""
 
 import asyncio
 
@@ -25,8 +25,8 @@ async def store_health(store, back):
     await store_health.close()
 
 
-async def test_a_store_that_failed_is_away_until_it_takes_a_write(store_health, store, back):
-    """A PING is not enough: a store that is full answers one."""
+async def test_a_store_that_failed_is_unreachable_until_a_write_succeeds(store_health, store, back):
+    """A PING is not enough: a full store replies to it."""
     store.failing.add("set_once")
     store_health.failed(StoreUnreachable("it is full"))
     with pytest.raises(StoreUnreachable, match="it is full"):
@@ -47,15 +47,15 @@ async def test_a_store_that_failed_is_away_until_it_takes_a_write(store_health, 
     store_health.check()
 
 
-async def test_what_is_wrong_with_one_rollout_is_not_the_stores_absence(store_health):
-    """A deleted rollout is no reason to refuse others."""
+async def test_an_error_of_one_rollout_does_not_make_the_store_unreachable(store_health):
+    """RolloutDeleted does not affect other rollouts."""
     store_health.failed(RolloutDeleted("deleted"))
 
     store_health.check()
 
 
-async def test_work_at_its_return_that_finds_it_away_is_done_again(store):
-    """The return counts once its work is done."""
+async def test_work_after_the_recovery_is_repeated_if_it_fails(store):
+    """The store is reachable only after the work has succeeded."""
     done = asyncio.Event()
     failures = [StoreUnreachable("away again")]
 

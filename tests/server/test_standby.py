@@ -1,4 +1,4 @@
-"""A process that starts while its store is away: it listens, says so, and goes on by itself once there is one."""
+"""A process that starts without a store listens with a standby application, and continues once the store is reachable."""
 
 import asyncio
 import socket
@@ -21,7 +21,7 @@ BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 
 @pytest.fixture
 def addresses():
-    """Two free ones: what listens later must be found where the stand-in was."""
+    """Two free ports, on which the standby application and then the proxy listen."""
     with ExitStack() as taken:
         sockets = [taken.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
         return [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
@@ -29,7 +29,7 @@ def addresses():
 
 @asynccontextmanager
 async def starting(settings, store=None):
-    """A process that is being started, and goes on until the end."""
+    """A starting process, which runs until the end of the context."""
     over = asyncio.Event()
 
     async def run() -> None:
@@ -45,7 +45,7 @@ async def starting(settings, store=None):
 
 
 async def answer_of(http, url: str, status: int) -> dict:
-    """The first answer with this status of whatever listens there."""
+    """Return the first response with this status."""
     async with asyncio.timeout(50):
         while True:
             try:
@@ -60,7 +60,7 @@ async def answer_of(http, url: str, status: int) -> dict:
 async def test_without_a_store_a_start_is_alive_not_ready_and_refuses_calls_until_it_has_one(
     store, engine, http, addresses
 ):
-    """Also on the control API's own port; /ready says why; no engine is asked of anything meanwhile."""
+    """Also on the control API's own port; /ready has the reason; no engine is requested meanwhile."""
     store.failing.add("set_once")
     model, control = (f"http://{address}" for address in addresses)
     engine.plays(load("chat_ids_lp"))
@@ -106,7 +106,7 @@ async def test_a_store_that_comes_later_is_used(engine, http, addresses, tmp_pat
 
 
 async def test_a_store_that_comes_and_cannot_be_used_ends_the_start(store, engine, http, addresses, monkeypatch):
-    """With its reason: waiting longer would not help."""
+    """The error has the reason: waiting would not help."""
 
     async def unfit(*args):
         raise StorageError("it is too old")

@@ -1,4 +1,4 @@
-"""One worker, as its parent starts it."""
+"""A worker process, started and stopped through a pipe."""
 
 import signal
 import subprocess
@@ -12,7 +12,7 @@ from proxy.config.settings import load
 
 @pytest.fixture
 def worker(server, tmp_path):
-    """A worker that listens, told its settings by a pipe."""
+    """A worker that listens, with settings from a pipe."""
     process = subprocess.Popen([*TOKENTAPE, "worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     store = {"url": f"unix:{server.socket}", "prefix": "worker", "password": None}
     settings = load(listen="127.0.0.1:0", store=store, engines={"endpoints": [{"url": "http://127.0.0.1:9"}]})
@@ -26,8 +26,8 @@ def worker(server, tmp_path):
     process.stdout.close()
 
 
-def test_it_stops_when_it_is_told_to(worker):
-    """By a line of its parent."""
+def test_a_stop_line_stops_it(worker):
+    """The exit code is 0."""
     worker.stdin.write(b'"stop"\n')
     worker.stdin.flush()
 
@@ -35,14 +35,14 @@ def test_it_stops_when_it_is_told_to(worker):
 
 
 def test_it_stops_when_its_parent_is_gone(worker):
-    """However that went: the kernel closes the pipe."""
+    """The kernel closes the pipe."""
     worker.stdin.close()
 
     assert 0 == worker.wait(50)
 
 
 def test_it_stops_at_a_signal_and_may_get_it_twice(worker):
-    """A service manager signals all processes of a service, and the parent tells the workers too."""
+    """A service manager signals all processes of a service, and the supervisor sends the stop line too."""
     for _ in range(2):
         worker.send_signal(signal.SIGTERM)
     worker.stdin.write(b'"stop"\n')
@@ -52,7 +52,7 @@ def test_it_stops_at_a_signal_and_may_get_it_twice(worker):
 
 
 def test_the_settings_arrive_whole_with_their_secrets():
-    """By the pipe alone; what is printed of settings hides them."""
+    """Secrets pass through the pipe only; printed settings hide them."""
     settings = load(store={"url": "redis://127.0.0.1", "password": "planted"}, agents={"api_keys": ["sown"]})
     said = orjson.dumps(settings.to_json()).decode()
 

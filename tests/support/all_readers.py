@@ -1,4 +1,4 @@
-"""Everything that reads what was recorded, over HTTP: none of it may answer 500, whatever an engine or an agent has sent."""
+"""Every HTTP reader of recorded data: none may answer 500, whatever an engine or an agent sent."""
 
 from contextlib import suppress
 from random import Random
@@ -18,7 +18,7 @@ LENGTHS = "&prompt_length=64&response_length=64"
 
 
 class Failed(AssertionError):
-    """An answer that no reader may get."""
+    """A response that no reader may get."""
 
 
 class Readers:
@@ -28,7 +28,11 @@ class Readers:
         self.http, self.url = http, url
 
     async def ask(self, method: str, path: str, body: Any = None) -> tuple[int, bytes]:
-        """Raises Failed for a status of 500 or more."""
+        """Send a request; return status and body.
+
+        Raises:
+            Failed: the status is 500 or more.
+        """
         try:
             async with self.http.request(method, self.url + path, json=body) as answer:
                 text = await answer.read()
@@ -39,32 +43,32 @@ class Readers:
         return answer.status, text
 
     async def steps(self, rollout: str) -> list[dict]:
-        """The steps of a rollout."""
+        """Return the steps of a rollout."""
         status, text = await self.ask("GET", f"/rollouts/{rollout}/steps")
         return orjson.loads(text)["steps"] if status == 200 else []
 
     async def rollout(self, rollout: str, random: Random) -> None:
-        """Read one rollout in every way, its rows in some formats and containers."""
+        """Read a rollout through every route, its rows in some formats and containers."""
         for path in ("", "/steps?limit=1", "/tree", "/tree?texts=true"):
             await self.ask("GET", f"/rollouts/{rollout}{path}")
         for include in ("exact", "flagged"):
             await self.ask("GET", f"/rollouts/{rollout}/export?include={include}&{self.drawn(random)}")
 
     async def all_formats(self, rollout: str) -> None:
-        """Read one rollout in every format and container."""
+        """Read a rollout in every format and container."""
         for form in FORMATS:
             for container in CONTAINERS:
                 query = f"format={form}&container={container}&include=flagged{LENGTHS}"
                 await self.ask("GET", f"/rollouts/{rollout}/export?{query}")
 
     async def group(self, group: str, random: Random) -> None:
-        """Read one group."""
+        """Read a group."""
         await self.ask("GET", f"/groups/{group}")
         query = f"{self.drawn(random)}&advantage={random.choice(ADVANTAGES)}"
         await self.ask("GET", f"/groups/{group}/export?{query}")
 
     async def lists(self, random: Random) -> None:
-        """Read everything there is: the lists, the export of the whole store, and what an audit reads of it."""
+        """Read everything: the lists, the export of the whole store, and what an audit reads."""
         for path in ("/rollouts", "/groups", f"/export?report=true&include=flagged&limit=50&{self.drawn(random)}"):
             await self.ask("GET", path)
         wanted = ExportRequest("sequences", (), None, "flagged", "ndjson", (("limit", "50"),))
@@ -77,7 +81,7 @@ class Readers:
             raise Failed(f"an audit cannot read the rows: {error}") from error
 
     async def claim(self, random: Random) -> dict:
-        """Claim what is complete, and settle it."""
+        """Claim complete groups and acknowledge them."""
         wanted = {"consumer": "c", "groups": 3, "format": random.choice(tuple(FORMATS)),
                   "include": random.choice(("exact", "flagged")),
                   "advantage": random.choice(ADVANTAGES), "prompt_length": 64, "response_length": 64}  # fmt: skip

@@ -1,4 +1,4 @@
-"""Where things are in an answer that an engine is about to send: its chunks, choices, counts, logprobs and names of tokens."""
+"""Locations in a response that an engine is about to send: chunks, choices, counts, logprobs and token names."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ Json = dict[str, Any]
 
 
 def chunks(written: Written) -> list[Event]:
-    """The events that have choices."""
+    """Return the events that have choices."""
     return [event for event in written.events if is_object(event.value) and event.value.get("choices")]
 
 
@@ -17,18 +17,18 @@ def choices(written: Written) -> list[Json]:
 
 
 def sampled(written: Written) -> list[Event]:
-    """The events of a stream that carry ids or logprobs."""
+    """Return the events of a stream that contain ids or logprobs."""
     return [event for event in chunks(written) if written.is_stream and _carries(event.value["choices"][0])]
 
 
 def usages(written: Written) -> list[Json]:
-    """The final usage, if there is one, as a list."""
+    """Return the final usage, if there is one, as a list."""
     last = [event.value for event in written.events if is_object(event.value) and not _is_running(written, event)]
     return [value["usage"] for value in last if is_object(value.get("usage"))]
 
 
 def running(written: Written) -> list[Json]:
-    """The running counts of a stream, in order, but for the first of each choice."""
+    """Return the running counts of a stream, in order, without the first of each choice."""
     found = [
         event.value["usage"] for event in chunks(written) if written.is_stream and is_object(event.value.get("usage"))
     ]
@@ -36,7 +36,7 @@ def running(written: Written) -> list[Json]:
 
 
 def logprob_places(written: Written) -> list[tuple[Any, Any]]:
-    """Where the logprobs of sampled tokens are, as container and key."""
+    """Return container and key of each sampled token's logprob."""
     found: list[tuple[Any, Any]] = []
     for choice in choices(written):
         pairs = (choice.get("meta_info") or {}).get("output_token_logprobs")
@@ -51,7 +51,7 @@ def logprob_places(written: Written) -> list[tuple[Any, Any]]:
 
 
 def name_places(written: Written) -> list[tuple[Any, Any]]:
-    """Where an entry of logprobs names its token by the id, as container and key."""
+    """Return container and key where an entry of logprobs names its token by the id."""
     found: list[tuple[Any, Any]] = []
     for choice in choices(written):
         pairs = (choice.get("meta_info") or {}).get("output_token_logprobs")
@@ -67,12 +67,12 @@ def name_places(written: Written) -> list[tuple[Any, Any]]:
 
 
 def is_object(value: Any) -> bool:
-    """Whether this is a JSON object."""
+    """Return whether this is a JSON object."""
     return isinstance(value, dict)
 
 
 def at_path(value: Any, path: tuple) -> Any:
-    """What is at a path."""
+    """Return the value at a path."""
     for key in path:
         value = value[key]
     return value

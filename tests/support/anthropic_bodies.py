@@ -1,4 +1,4 @@
-"""Bodies that clients of Messages may send: its fields, with values that fit and any others."""
+"""Hypothesis strategies for bodies of Messages calls: its fields, with valid and other values."""
 
 from hypothesis import strategies as st
 from json_bodies import JSON

@@ -1,4 +1,4 @@
-"""What the official SDK makes of an answer: its own models, its own accumulation of streams, and what it sends back."""
+"""Responses as the official Anthropic SDK reads them: its models, its accumulation of streams, and what it sends back."""
 
 from typing import Annotated, Any
 
@@ -14,7 +14,7 @@ EVENT = TypeAdapter(Annotated[RawMessageStreamEvent, Field(discriminator="type")
 
 
 def events_of(stream: bytes) -> list[dict]:
-    """The events of a stream; each is framed as the API frames it, and fits the SDK's model of it."""
+    """Return the events of a stream; each is framed as the API does it and conforms to the SDK's model."""
     events = []
     for block in stream.split(b"\n\n")[:-1]:
         name, _, text = block.partition(b"\n")
@@ -28,7 +28,7 @@ def events_of(stream: bytes) -> list[dict]:
 
 
 def accumulated(stream: bytes) -> Message:
-    """The message that the SDK has at the end of a stream."""
+    """Return the message that the SDK has at the end of a stream."""
     snapshot, texts = None, {}
     for event in events_of(stream):
         if event["type"] != "ping":
@@ -38,13 +38,13 @@ def accumulated(stream: bytes) -> Message:
 
 
 def plain(message: Message | dict) -> dict:
-    """A message as JSON, without what is null."""
+    """Return a message as JSON, without null values."""
     read = message if isinstance(message, Message) else Message.model_validate(message)
     return read.model_dump(mode="json", exclude_none=True, warnings="error")
 
 
 def sent_back(message: Message | dict, *, after: str = "go on") -> list[dict]:
-    """The turns that an agent sends after this answer: it, and the results of its calls."""
+    """Return the turns that an agent sends after this response: it, and the results of its calls."""
     read = message if isinstance(message, Message) else Message.model_validate(message)
     content = [block.model_dump(mode="json", exclude_unset=True) for block in read.content]
     results = [
@@ -58,7 +58,7 @@ def sent_back(message: Message | dict, *, after: str = "go on") -> list[dict]:
 
 
 def folded(chunks: list[dict]) -> dict:
-    """The response that these chunks make."""
+    """Return the response accumulated from these chunks."""
     fold = ChatAccumulator()
     for chunk in chunks:
         fold.feed(chunk)
@@ -77,18 +77,18 @@ OBJECTS = st.dictionaries(st.sampled_from(["city", "a", "\n"]), VALUES, max_size
 
 @st.composite
 def arguments(draw) -> str:
-    """The text of a call's arguments: spelt in any way, cut off, or no JSON."""
+    """Draw the text of a call's arguments: formatted in any way, truncated, or not JSON."""
     import json
 
-    given = draw(OBJECTS)
+    value = draw(OBJECTS)
     text = draw(
         st.sampled_from(
             [
-                json.dumps(given, ensure_ascii=False),
-                json.dumps(given),
-                json.dumps(given, indent=2),
-                orjson.dumps(given).decode(),
-                " " + orjson.dumps(given).decode() + "\n",
+                json.dumps(value, ensure_ascii=False),
+                json.dumps(value),
+                json.dumps(value, indent=2),
+                orjson.dumps(value).decode(),
+                " " + orjson.dumps(value).decode() + "\n",
             ]
         )
     )
@@ -98,7 +98,7 @@ def arguments(draw) -> str:
 
 @st.composite
 def messages(draw) -> dict:
-    """A chat message as engines give it: any field may be missing, null or empty."""
+    """Draw a chat message as engines return it: any field may be missing, null or empty."""
     thought = draw(st.none() | st.text(min_size=1, max_size=4))
     message: dict[str, Any] = {"role": "assistant", "content": draw(st.none() | st.text(max_size=4))}
     if draw(st.booleans()):
@@ -117,7 +117,7 @@ def messages(draw) -> dict:
 
 
 def response_of(message: dict, finish: str | None = None, **choice: Any) -> dict:
-    """An unstreamed chat response with this message."""
+    """Return an unstreamed chat response with this message."""
     ended = finish or ("tool_calls" if message.get("tool_calls") else "stop")
     return {
         "id": "chatcmpl-1",
@@ -130,7 +130,7 @@ def response_of(message: dict, finish: str | None = None, **choice: Any) -> dict
 
 
 def atoms(message: dict) -> list[tuple]:
-    """A message as the pieces that a stream is of: each of one character, or a call's opening."""
+    """Split a message into the smallest pieces of a stream: one character each, or the start of a call."""
     pieces: list[tuple] = []
     for name in ("reasoning", "reasoning_content", "content"):
         pieces += [(name, char) for char in message.get(name) or ""]
@@ -144,7 +144,9 @@ def atoms(message: dict) -> list[tuple]:
 
 
 def chunks_of(pieces: list[tuple], sizes: list[int], response: dict, *, apart: bool) -> list[dict]:
-    """The chunks of a stream: so many pieces in each delta; the reason to end apart from the last of them, or not."""
+    """Return the chunks of a stream with this many pieces in each delta, the finish reason with the last of them or
+    not.
+    """
     deltas: list[dict] = [{"role": "assistant", "content": ""}]
     at = turn = 0
     while at < len(pieces):
@@ -161,7 +163,7 @@ def chunks_of(pieces: list[tuple], sizes: list[int], response: dict, *, apart: b
 
 
 def _delta(pieces: list[tuple]) -> dict:
-    """Pieces in one delta: texts joined by field, pieces of one call joined by its index."""
+    """Merge pieces into one delta: texts by field, pieces of a call by its index."""
     delta: dict[str, Any] = {}
     for name, piece in pieces:
         if name != "tool_calls":

@@ -1,4 +1,4 @@
-"""Records as earlier versions may have stored them: fields of any type, bodies of any JSON, nested as deep as records hold."""
+"""Records as earlier versions may have stored them: fields of any type, bodies of any JSON, up to the maximum depth."""
 
 from contextlib import suppress
 
@@ -13,7 +13,7 @@ DEEPEST = 248
 
 
 def deep(inner):
-    """The value in as many lists and objects as a record can hold."""
+    """Nest the value in as many lists and objects as a record can contain."""
     for level in range(DEEPEST):
         inner = [inner] if level % 2 else {"content": inner}
     return inner
@@ -75,7 +75,7 @@ SPANS = st.lists(st.builds(Span, BOUND, BOUND, VERSION), max_size=2).map(tuple)
 
 @st.composite
 def odd_steps(draw):
-    """Steps whose ids and logprobs are sound, and of which everything else may be of any type."""
+    """Draw steps with valid ids and logprobs, everything else of any type."""
 
     def any_of(usual, odd):
         return draw(st.sampled_from(usual)) if draw(st.integers(0, 3)) else draw(odd)
@@ -123,10 +123,10 @@ def odd_steps(draw):
 
 
 def read_back(steps):
-    """The steps as a reader gets them; those whose record is refused are left out, as their rollout would be."""
+    """Return the steps as a reader gets them; those whose record is rejected are left out."""
     read = []
     for at, step in enumerate(steps):
-        with suppress(TypeError, ValueError, AttributeError):  # a writer that fails stores nothing
+        with suppress(TypeError, ValueError, AttributeError):  # a failed write stores nothing
             record = encode(step)
             with suppress(UnreadableRecord):
                 read.append(decode(record.record, BlockReader(record.blocks), at))

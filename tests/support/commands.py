@@ -1,4 +1,4 @@
-"""The command line as people run it: to its end, or until it is told to stop."""
+"""The command line as people run it: to its end, or until it is terminated."""
 
 import os
 import re
@@ -23,15 +23,15 @@ def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 @contextmanager
 def started(*words: str):
-    """A command that runs until it is told to stop: its process and the URL it prints."""
+    """Start a command that runs until it is terminated; yield its process and the URL that it prints."""
     process = subprocess.Popen([*TOKENTAPE, *words], stderr=subprocess.PIPE, text=True)
     try:
-        said = ""
-        while not (found := re.search(r"listening (http://\S+)", said)):
+        output = ""
+        while not (found := re.search(r"listening (http://\S+)", output)):
             line = process.stderr.readline()
-            assert line, said
-            said += line
-        yield process, found[1], said
+            assert line, output
+            output += line
+        yield process, found[1], output
     finally:
         if process.poll() is None:
             process.kill()
@@ -40,13 +40,13 @@ def started(*words: str):
 
 
 def children_of(pid: int, word: str = "") -> list[int]:
-    """The processes that a process started and that have not ended, of those whose command line has this word."""
+    """Return the live child processes whose command line contains this word."""
     found = (int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
     return [child for child in found if word in _command_of(child)]
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that has ended and was not waited for does not."""
+    """Return whether a process runs. One that has ended does not, even if it was not waited for."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):

@@ -1,6 +1,7 @@
-"""A consumer as a process of its own: claims two groups at a time, and acknowledges them, until there are none left.
+"""A consumer process that claims two groups at a time and acknowledges them, until there are none left.
 
-Run with the log and the proxies' URLs; a proxy that does not answer is left for the next one. Needs nothing installed.
+Arguments: the log and the proxies' URLs. If a proxy does not answer, it tries the next one. It uses the standard
+library only.
 """
 
 import json
@@ -30,7 +31,7 @@ def main(log: str, *urls: str) -> None:
 
 
 def ask(urls, path, body):
-    """The answer; None if the lease was lost."""
+    """Send a request; return the response, or None if the lease was lost."""
     for url in urls * 20:
         request = urllib.request.Request(url + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
         try:

@@ -1,4 +1,4 @@
-"""A proxy before the simulator, and agents that call it."""
+"""A proxy in front of the simulator, and agents that call it."""
 
 from types import SimpleNamespace
 
@@ -11,18 +11,18 @@ from proxy.simulator.options import Options
 
 
 @pytest.fixture
-def said():
-    """Settings of the proxy beyond the defaults; a test module may say its own."""
+def sections():
+    """Settings of the proxy beyond the defaults; a test module may override this."""
     return {}
 
 
 @pytest.fixture
-async def proxy(store, said):
-    """A client of the proxy for a test: `get`, `post`, `patch`, `delete` give status and JSON; `chat` makes a recorded call."""
+async def proxy(store, sections):
+    """A client of the proxy: `get`, `post`, `patch`, `delete` return status and JSON; `chat` makes a recorded call."""
     async with (
         simulating("127.0.0.1:0", Options()) as engine,
         aiohttp.ClientSession() as http,
-        running(settings_for(engine, **said), store) as served,
+        running(settings_for(engine, **sections), store) as served,
     ):
         yield ProxyClient(http, served.url)
 
@@ -34,8 +34,8 @@ class ProxyClient:
     async def call(self, method: str, path: str, *, headers=None, **named) -> SimpleNamespace:
         async with self.http.request(method, self.url + path, headers=headers, **named) as answer:
             text = await answer.read()
-            told = await answer.json() if text and answer.content_type == "application/json" else None
-            return SimpleNamespace(status=answer.status, json=told, text=text, headers=answer.headers)
+            payload = await answer.json() if text and answer.content_type == "application/json" else None
+            return SimpleNamespace(status=answer.status, json=payload, text=text, headers=answer.headers)
 
     async def get(self, path: str, **named):
         return await self.call("GET", path, **named)
@@ -50,7 +50,7 @@ class ProxyClient:
         return await self.call("DELETE", path)
 
     async def chat(self, rollout: str, *messages, **fields):
-        """One recorded call; gives the reply's message and its step id."""
+        """Make one recorded call; return the reply's message and its step ID."""
         body = {
             "model": "policy",
             "messages": list(messages) or [{"role": "user", "content": "hi"}],
@@ -65,7 +65,7 @@ class ProxyClient:
         return await self.call("PUT", path, json=body)
 
     async def group(self, name: str, *rewards: float | None, finish: bool = True, **terms) -> list[str]:
-        """A group with a rollout of one call for each reward, finished: the ids of its rollouts."""
+        """Record a group with a finished rollout of one call for each reward; return the rollouts' IDs."""
         opened = await self.post("/groups", {"group_id": name, "size": len(rewards), "rollout": terms})
         assert 201 == opened.status, opened.text
         members = [rollout["rollout_id"] for rollout in opened.json["rollouts"]]
@@ -75,12 +75,12 @@ class ProxyClient:
                 await self.finish(member, reward=reward)
         return members
 
-    async def finish(self, rollout: str, **said):
-        said = {name: value for name, value in said.items() if value is not None}
-        return await self.post(f"/rollouts/{rollout}/finish", {"status": "completed", **said})
+    async def finish(self, rollout: str, **fields):
+        fields = {name: value for name, value in fields.items() if value is not None}
+        return await self.post(f"/rollouts/{rollout}/finish", {"status": "completed", **fields})
 
-    async def claim(self, **said):
-        answer = await self.post("/batches/claim", {"consumer": "trainer", **said})
+    async def claim(self, **fields):
+        answer = await self.post("/batches/claim", {"consumer": "trainer", **fields})
         assert 200 == answer.status, answer.text
         return answer.json
 
@@ -88,11 +88,11 @@ class ProxyClient:
         return (await self.get(f"/groups/{group}")).json["status"]
 
     async def turns(self, rollout: str, count: int) -> list[str]:
-        """A conversation of so many turns: the ids of its steps."""
+        """Make a conversation of this many turns; return the IDs of its steps."""
         messages, steps = [], []
         for turn in range(count):
             messages.append({"role": "user", "content": f"turn {turn}"})
-            said = await self.chat(rollout, *messages)
-            messages.append({"role": "assistant", "content": said.message["content"]})
-            steps.append(said.step_id)
+            reply = await self.chat(rollout, *messages)
+            messages.append({"role": "assistant", "content": reply.message["content"]})
+            steps.append(reply.step_id)
         return steps

@@ -1,4 +1,4 @@
-"""A fake engine whose second prompt is not what it sampled, and which tells the texts of ids as a test says."""
+"""A fake engine whose second prompt is not what it sampled, and whose detokenizer a test controls."""
 
 import asyncio
 from collections.abc import Callable
@@ -16,21 +16,21 @@ Tells = Callable[[list[int]], str | None]
 
 
 def words(ids: list[int]) -> str:
-    """The texts differ: a word is missing."""
-    return "".join(TEXTS[one] for one in ids)
+    """Return different texts: a word is missing."""
+    return "".join(TEXTS[token] for token in ids)
 
 
 def same(ids: list[int]) -> str:
-    """The texts are the same: only the tokens differ."""
+    """Return the same texts, so that only the tokens differ."""
     return "hello there"
 
 
 def nothing(ids: list[int]) -> None:
-    """The engine has no detokenizer just now."""
+    """Fail: the detokenizer is not available."""
 
 
 class DriftingEngine:
-    """Makes a fake engine answer chats by `TURNS`, and `/detokenize` by `tells`, once `gate` is open."""
+    """Answer chats with `TURNS`, and `/detokenize` with `tells`, once `gate` is open."""
 
     def __init__(self, engine: FakeEngine) -> None:
         self.url = engine.url
@@ -64,18 +64,18 @@ def _answer_of(prompt: list[int], ids: list[int]) -> dict:
 
 
 class Drifting:
-    """What is asked of a proxy before such an engine, of the rollout `r1`."""
+    """A proxy in front of such an engine, and the rollout `r1`."""
 
     def __init__(self, http, url: str) -> None:
         self._http = http
         self._url = url
 
     async def ask(self, *messages: dict) -> None:
-        """One call."""
+        """Make a call."""
         await self.post("/v1/chat/completions", {"model": "m", "messages": messages})
 
     async def two_turns(self) -> None:
-        """A call, and one that goes on from it and drifts."""
+        """Make a call, and one that continues it and drifts."""
         await self.ask(ASK)
         await self.ask(ASK, REPLY, MORE)
 
@@ -88,23 +88,23 @@ class Drifting:
             assert 200 == answer.status, await answer.text()
 
     async def get(self, path: str = "") -> dict:
-        """The rollout, or what lies under it."""
+        """Return the rollout, or a resource below it."""
         async with self._http.get(f"{self._url}/rollouts/r1{path}") as answer:
             assert 200 == answer.status, await answer.text()
             return await answer.json()
 
     async def boundary(self, query: str = "") -> dict:
-        """The one place of drift in its tree."""
+        """Return the only drift of its tree."""
         (drift,) = (await self.get(f"/tree{query}"))["drift"]
         return drift
 
     async def counted(self, **kinds: int) -> None:
-        """Look at the rollout until its drift is this."""
+        """Request the rollout until its drift count has this value."""
         while (await self.get())["drift"] != kinds:
             await asyncio.sleep(0.005)
 
     async def metric(self, kind: str) -> float:
-        """How often this kind was counted."""
+        """Return the drift counter of this kind."""
         async with self._http.get(f"{self._url}/metrics") as answer:
             lines = (await answer.text()).splitlines()
         name = f'tokentape_drift_boundaries_total{{kind="{kind}"}} '
@@ -112,6 +112,6 @@ class Drifting:
 
 
 async def kept_texts(store, count: int) -> None:
-    """Wait until the texts of so many windows are kept."""
+    """Wait until the texts of this many windows are stored."""
     while count > sum(name.startswith("drift:") for name in await store.marks("r1")):
         await asyncio.sleep(0.005)

@@ -1,25 +1,21 @@
-"""Faults of engines. Each function changes an answer before it is sent, and returns whether it found something to change.
+"""Faults of engines. Each function changes a response before it is sent, and returns whether it found something to
+change.
 
-After a fault that is `flagged` no step may be exact, even where its ids happen to be right. After any other fault an exact step
-has the ids and logprobs of the truth.
+After a `flagged` fault no step may be exact, even if its ids happen to be right. After any other fault an exact step
+has the true ids and logprobs.
 """
 
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from random import Random
-from typing import Any
 
 import orjson
 from answer_parts import at_path, choices, chunks, is_object, logprob_places, name_places, running, sampled, usages
-from faulty_engine import Asked, Event, Written
+from faulty_engine import EngineRequest, Event, Written
 from odd_values import DEEPEST, nested, odd, odd_text, odd_type, places, put
 
-Json = dict[str, Any]
-Apply = Callable[[Written, Asked, Random], bool]
-KNOWN_FINISHES = frozenset(
-    {"stop", "length", "tool_calls", "function_call", "content_filter", "abort", "error", "repetition"}
-)
+Apply = Callable[[Written, EngineRequest, Random], bool]
 FIELDS = (
     "token_ids", "response_token_ids", "prompt_token_ids", "logprobs", "usage", "error", "choices", "sglext", "__verbose",
     "meta_info", "metadata", "weight_versions", "routed_experts", "sampling_mask", "matched_stop", "stop_reason", "tool_calls",
@@ -30,7 +26,7 @@ FIELDS = (
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault. `channel`: what it may change, `ids` (or logprobs, or prompts) or what is `counted`, or neither."""
+    """A fault. `channel`: what it may change: `ids` (or logprobs, or prompts), what is `counted`, or neither."""
 
     name: str
     apply: Apply
@@ -50,29 +46,29 @@ def fault(name: str, *, channel: str = "other", flagged: bool = False) -> Callab
 
 
 @fault("duplicated chunk", channel="ids", flagged=True)
-def duplicated(written: Written, asked: Asked, random: Random) -> bool:
+def duplicated(written: Written, request: EngineRequest, random: Random) -> bool:
     found = sampled(written)
     return bool(found) and _insert_after(written, twice := random.choice(found), deepcopy(twice))
 
 
 @fault("lost chunk", channel="ids", flagged=True)
-def lost(written: Written, asked: Asked, random: Random) -> bool:
+def lost(written: Written, request: EngineRequest, random: Random) -> bool:
     found = sampled(written)
     return bool(found) and _remove(written, random.choice(found))
 
 
 @fault("lost event", channel="both")
-def lost_event(written: Written, asked: Asked, random: Random) -> bool:
+def lost_event(written: Written, request: EngineRequest, random: Random) -> bool:
     return written.is_stream and len(written.events) > 1 and _remove(written, random.choice(written.events))
 
 
 @fault("duplicated event", channel="ids")
-def duplicated_event(written: Written, asked: Asked, random: Random) -> bool:
+def duplicated_event(written: Written, request: EngineRequest, random: Random) -> bool:
     return written.is_stream and _insert_after(written, twice := random.choice(written.events), deepcopy(twice))
 
 
 @fault("swapped chunks", channel="ids")
-def swapped(written: Written, asked: Asked, random: Random) -> bool:
+def swapped(written: Written, request: EngineRequest, random: Random) -> bool:
     if not written.is_stream or len(written.events) < 2:
         return False
     first, second = random.sample(range(len(written.events)), 2)
@@ -82,8 +78,8 @@ def swapped(written: Written, asked: Asked, random: Random) -> bool:
 
 
 @fault("cumulative chunks", channel="ids")
-def cumulative(written: Written, asked: Asked, random: Random) -> bool:
-    """Each chunk has the ids and logprobs of those before it, too."""
+def cumulative(written: Written, request: EngineRequest, random: Random) -> bool:
+    """Repeat the ids and logprobs of earlier chunks in each chunk."""
     before: dict[tuple[int, str], list] = {}
     found = sampled(written)
     for event in found:
@@ -92,13 +88,13 @@ def cumulative(written: Written, asked: Asked, random: Random) -> bool:
         lists = [(choice, "token_ids"), *((logprobs, name) for name in logprobs)]
         for container, name in lists:
             if container.get(name):
-                place = (choice["index"], name)
-                container[name] = before[place] = before.get(place, []) + container[name]
+                path = (choice["index"], name)
+                container[name] = before[path] = before.get(path, []) + container[name]
     return len(found) > 1
 
 
 @fault("running counts go back or repeat", channel="counted", flagged=True)
-def running_back(written: Written, asked: Asked, random: Random) -> bool:
+def running_back(written: Written, request: EngineRequest, random: Random) -> bool:
     found = running(written)
     if not found:
         return False
@@ -107,11 +103,11 @@ def running_back(written: Written, asked: Asked, random: Random) -> bool:
 
 
 @fault("id, model or prompt ids change", flagged=True)
-def changed_head(written: Written, asked: Asked, random: Random) -> bool:
+def changed_head(written: Written, request: EngineRequest, random: Random) -> bool:
     if not written.is_stream or len(found := chunks(written)) < 2:
         return False
     name = random.choice(("id", "request_id", "model"))
-    if asked.dialect == "chat" and asked.kind == "vllm" and random.random() < 0.5:
+    if request.dialect == "chat" and request.kind == "vllm" and random.random() < 0.5:
         prompts = [event.value for event in found if event.value.get("prompt_token_ids")]
         if not prompts:
             return False
@@ -124,22 +120,22 @@ def changed_head(written: Written, asked: Asked, random: Random) -> bool:
     return True
 
 
-@fault("other prompt ids than were sent", channel="ids")
-def other_prompt(written: Written, asked: Asked, random: Random) -> bool:
-    """Where the request itself gives the ids of the prompt."""
-    given = asked.body.get("token_ids") or asked.body.get("prompt")
-    if not isinstance(given, list):
+@fault("prompt ids differ from those that were sent", channel="ids")
+def other_prompt(written: Written, request: EngineRequest, random: Random) -> bool:
+    """Change prompt ids that the request itself contains."""
+    prompt = request.body.get("token_ids") or request.body.get("prompt")
+    if not isinstance(prompt, list):
         return False
     objects = [event.value for event in written.events] + choices(written)
-    found = [each for each in objects if is_object(each) and each.get("prompt_token_ids")]
-    for each in found:
-        each["prompt_token_ids"] = [*each["prompt_token_ids"][:-1], 4_077]
+    found = [part for part in objects if is_object(part) and part.get("prompt_token_ids")]
+    for part in found:
+        part["prompt_token_ids"] = [*part["prompt_token_ids"][:-1], 4_077]
     return bool(found)
 
 
 @fault("a second event of ids", channel="ids")
-def second_ids(written: Written, asked: Asked, random: Random) -> bool:
-    """SGLang's event of ids again, with those of another call."""
+def second_ids(written: Written, request: EngineRequest, random: Random) -> bool:
+    """Send SGLang's event of ids twice, the second time with those of another call."""
     found = [event for event in written.events if written.is_stream and event.value.get("sglext")]
     if not found:
         return False
@@ -149,7 +145,7 @@ def second_ids(written: Written, asked: Asked, random: Random) -> bool:
 
 
 @fault("a chunk under another choice's index", channel="ids")
-def other_index(written: Written, asked: Asked, random: Random) -> bool:
+def other_index(written: Written, request: EngineRequest, random: Random) -> bool:
     found = sampled(written)
     indexes = sorted({event.value["choices"][0]["index"] for event in found})
     if len(indexes) < 2:
@@ -160,7 +156,7 @@ def other_index(written: Written, asked: Asked, random: Random) -> bool:
 
 
 @fault("content after a finish reason", channel="ids", flagged=True)
-def after_finish(written: Written, asked: Asked, random: Random) -> bool:
+def after_finish(written: Written, request: EngineRequest, random: Random) -> bool:
     finishing = [
         event for event in chunks(written) if written.is_stream and event.value["choices"][0].get("finish_reason")
     ]
@@ -178,7 +174,7 @@ def after_finish(written: Written, asked: Asked, random: Random) -> bool:
 
 
 @fault("two finish reasons", flagged=True)
-def two_finishes(written: Written, asked: Asked, random: Random) -> bool:
+def two_finishes(written: Written, request: EngineRequest, random: Random) -> bool:
     finishing = [
         event for event in chunks(written) if written.is_stream and event.value["choices"][0].get("finish_reason")
     ]
@@ -186,14 +182,14 @@ def two_finishes(written: Written, asked: Asked, random: Random) -> bool:
         return False
     again = deepcopy(last := random.choice(finishing))
     choice = again.value["choices"][0]
-    said = {"delta": {}} if "delta" in choice else {"text": ""} if "text" in choice else {}
-    again.value["choices"] = [{"index": choice["index"], **said, "finish_reason": random.choice(("stop", "length"))}]
+    content = {"delta": {}} if "delta" in choice else {"text": ""} if "text" in choice else {}
+    again.value["choices"] = [{"index": choice["index"], **content, "finish_reason": random.choice(("stop", "length"))}]
     again.value.pop("usage", None)
     return _insert_after(written, last, again)
 
 
 @fault("content after the end", flagged=True)
-def after_done(written: Written, asked: Asked, random: Random) -> bool:
+def after_done(written: Written, request: EngineRequest, random: Random) -> bool:
     carrying = sampled(written)
     if not carrying:
         return False
@@ -202,7 +198,7 @@ def after_done(written: Written, asked: Asked, random: Random) -> bool:
 
 
 @fault("final usage is off by some", channel="counted", flagged=True)
-def usage_off(written: Written, asked: Asked, random: Random) -> bool:
+def usage_off(written: Written, request: EngineRequest, random: Random) -> bool:
     found = usages(written)
     if not found:
         return False
@@ -211,7 +207,7 @@ def usage_off(written: Written, asked: Asked, random: Random) -> bool:
 
 
 @fault("final usage has numbers of another type", channel="counted", flagged=True)
-def usage_typed(written: Written, asked: Asked, random: Random) -> bool:
+def usage_typed(written: Written, request: EngineRequest, random: Random) -> bool:
     found = usages(written)
     if not found:
         return False
@@ -222,7 +218,7 @@ def usage_typed(written: Written, asked: Asked, random: Random) -> bool:
 
 
 @fault("no usage", channel="usage", flagged=True)
-def usage_missing(written: Written, asked: Asked, random: Random) -> bool:
+def usage_missing(written: Written, request: EngineRequest, random: Random) -> bool:
     if not usages(written):
         return False
     if written.is_stream:
@@ -233,9 +229,9 @@ def usage_missing(written: Written, asked: Asked, random: Random) -> bool:
     return True
 
 
-@fault("usage is not counted though it was asked for", channel="usage")
-def usage_ignored(written: Written, asked: Asked, random: Random) -> bool:
-    """As a server does that does not know `stream_options`: vLLM's fingerprint is then on the finish."""
+@fault("usage is missing though it was requested", channel="usage")
+def usage_ignored(written: Written, request: EngineRequest, random: Random) -> bool:
+    """Ignore `stream_options`, as an old server does: vLLM's fingerprint is then in the event with the finish reason."""
     if not written.is_stream or not usages(written):
         return False
     usage = next(event for event in reversed(written.events) if event.value.get("usage"))
@@ -248,8 +244,8 @@ def usage_ignored(written: Written, asked: Asked, random: Random) -> bool:
     return True
 
 
-@fault("a logprob that is none", flagged=True)
-def bad_logprob(written: Written, asked: Asked, random: Random) -> bool:
+@fault("an invalid logprob", flagged=True)
+def bad_logprob(written: Written, request: EngineRequest, random: Random) -> bool:
     found = logprob_places(written)
     if not found:
         return False
@@ -271,7 +267,7 @@ def bad_logprob(written: Written, asked: Asked, random: Random) -> bool:
 
 
 @fault("a logprob of another token", flagged=True)
-def misnamed(written: Written, asked: Asked, random: Random) -> bool:
+def misnamed(written: Written, request: EngineRequest, random: Random) -> bool:
     found = name_places(written)
     if not found:
         return False
@@ -281,7 +277,7 @@ def misnamed(written: Written, asked: Asked, random: Random) -> bool:
 
 
 @fault("unknown finish reason", flagged=True)
-def unknown_finish(written: Written, asked: Asked, random: Random) -> bool:
+def unknown_finish(written: Written, request: EngineRequest, random: Random) -> bool:
     found = [choice for choice in choices(written) if choice.get("finish_reason")]
     if not found:
         return False
@@ -291,16 +287,16 @@ def unknown_finish(written: Written, asked: Asked, random: Random) -> bool:
 
 
 @fault("finish reason of any type", flagged=True)
-def odd_finish(written: Written, asked: Asked, random: Random) -> bool:
+def odd_finish(written: Written, request: EngineRequest, random: Random) -> bool:
     found = [choice for choice in choices(written) if choice.get("finish_reason")]
     if not found:
         return False
-    random.choice(found)["finish_reason"] = odd_type(random, str, *((dict,) if asked.kind == "sglang" else ()))
+    random.choice(found)["finish_reason"] = odd_type(random, str, *((dict,) if request.kind == "sglang" else ()))
     return True
 
 
 @fault("index of any kind", channel="ids", flagged=True)
-def odd_index(written: Written, asked: Asked, random: Random) -> bool:
+def odd_index(written: Written, request: EngineRequest, random: Random) -> bool:
     found = choices(written)
     if not found:
         return False
@@ -312,13 +308,13 @@ def odd_index(written: Written, asked: Asked, random: Random) -> bool:
 
 
 @fault("no index", channel="ids", flagged=True)
-def no_index(written: Written, asked: Asked, random: Random) -> bool:
+def no_index(written: Written, request: EngineRequest, random: Random) -> bool:
     found = choices(written)
     return bool(found) and random.choice(found).pop("index", None) is not None
 
 
 @fault("an error beside choices", flagged=True)
-def error_beside(written: Written, asked: Asked, random: Random) -> bool:
+def error_beside(written: Written, request: EngineRequest, random: Random) -> bool:
     found = chunks(written)
     if not found:
         return False
@@ -328,10 +324,10 @@ def error_beside(written: Written, asked: Asked, random: Random) -> bool:
 
 
 @fault("no message", flagged=True)
-def no_message(written: Written, asked: Asked, random: Random) -> bool:
-    if written.is_stream or asked.dialect == "generate":
+def no_message(written: Written, request: EngineRequest, random: Random) -> bool:
+    if written.is_stream or request.dialect == "generate":
         return False
-    name = "message" if asked.dialect == "chat" else "text"
+    name = "message" if request.dialect == "chat" else "text"
     found = random.choice(choices(written))
     found[name] = odd_type(random, dict) if name == "message" else odd_type(random, str, int)
     if random.random() < 0.5:
@@ -340,9 +336,9 @@ def no_message(written: Written, asked: Asked, random: Random) -> bool:
 
 
 @fault("tool calls of any type", flagged=True)
-def odd_tool_calls(written: Written, asked: Asked, random: Random) -> bool:
-    said = [choice.get("message") or choice.get("delta") for choice in choices(written)]
-    found = [message for message in said if is_object(message)]
+def odd_tool_calls(written: Written, request: EngineRequest, random: Random) -> bool:
+    messages = [choice.get("message") or choice.get("delta") for choice in choices(written)]
+    found = [message for message in messages if is_object(message)]
     if not found:
         return False
     kinds = (odd_type(random, list, type(None)), [5], ["f"], [{"function": 5}], [[]])
@@ -351,7 +347,7 @@ def odd_tool_calls(written: Written, asked: Asked, random: Random) -> bool:
 
 
 @fault("weight versions of any type", flagged=True)
-def odd_versions(written: Written, asked: Asked, random: Random) -> bool:
+def odd_versions(written: Written, request: EngineRequest, random: Random) -> bool:
     metas = [choice.get("meta_info") or choice for choice in choices(written)]
     found = [span for meta in metas for span in meta.get("weight_versions") or ()]
     if not found:
@@ -363,20 +359,20 @@ def odd_versions(written: Written, asked: Asked, random: Random) -> bool:
 
 
 @fault("an odd value anywhere", channel="both")
-def odd_anywhere(written: Written, asked: Asked, random: Random) -> bool:
+def odd_anywhere(written: Written, request: EngineRequest, random: Random) -> bool:
     event = random.choice(written.events)
     found = places(event.value)
     if not found:
         return False
     path = random.choice(found)
     old = at_path(event.value, path)
-    kinds = (float, int) if type(old) is float else (type(old),)  # another number may be just as good
+    kinds = (float, int) if type(old) is float else (type(old),)  # another number may be valid
     put(event.value, path, odd_type(random, *kinds) if random.random() < 0.8 else orjson.Fragment(nested(random)))
     return True
 
 
 @fault("an odd field anywhere", channel="both")
-def odd_field(written: Written, asked: Asked, random: Random) -> bool:
+def odd_field(written: Written, request: EngineRequest, random: Random) -> bool:
     event = random.choice(written.events)
     objects = [event.value, *(at_path(event.value, path) for path in places(event.value))]
     random.choice([value for value in objects if is_object(value)])[random.choice(FIELDS)] = odd(random)
@@ -384,7 +380,7 @@ def odd_field(written: Written, asked: Asked, random: Random) -> bool:
 
 
 @fault("a field is missing anywhere", channel="both")
-def missing_field(written: Written, asked: Asked, random: Random) -> bool:
+def missing_field(written: Written, request: EngineRequest, random: Random) -> bool:
     event = random.choice(written.events)
     found = [path for path in places(event.value) if isinstance(path[-1], str)]
     if not found:
@@ -395,7 +391,7 @@ def missing_field(written: Written, asked: Asked, random: Random) -> bool:
 
 
 @fault("an odd event")
-def odd_event(written: Written, asked: Asked, random: Random) -> bool:
+def odd_event(written: Written, request: EngineRequest, random: Random) -> bool:
     value = orjson.Fragment(
         nested(random, random.choice((254, 1_023, DEEPEST))) if random.random() < 0.3 else odd_text(random)
     )
@@ -407,7 +403,7 @@ def odd_event(written: Written, asked: Asked, random: Random) -> bool:
 
 
 @fault("no terminal event", flagged=True)
-def no_done(written: Written, asked: Asked, random: Random) -> bool:
+def no_done(written: Written, request: EngineRequest, random: Random) -> bool:
     written.done = not written.is_stream
     return written.is_stream
 
@@ -423,4 +419,4 @@ def _remove(written: Written, event: Event) -> bool:
 
 
 def _place(written: Written, event: Event) -> int:
-    return next(at for at, each in enumerate(written.events) if each is event)
+    return next(at for at, other in enumerate(written.events) if other is event)

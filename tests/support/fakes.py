@@ -1,4 +1,4 @@
-"""Fakes at the edges: an engine on a real socket that does what a test says, and a store that fails on request."""
+"""Fakes at the edges: an engine on a real socket with scripted responses, and a store that fails on request."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -18,7 +18,7 @@ Answering = Callable[[web.Request, dict], Awaitable[web.StreamResponse]]
 
 
 class FakeEngine:
-    """A real server that answers as a test says, and remembers what it was sent."""
+    """A server that answers as a test configures it, and notes the requests."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -38,7 +38,7 @@ class FakeEngine:
         text = await request.read()
         body = orjson.loads(text) if text[:1] == b"{" else {"raw": text}
         self.headers.append({name.lower(): value for name, value in request.headers.items()})
-        if request.path != "/v1/models":  # requested by itself where an answer names another model
+        if request.path != "/v1/models":  # the proxy requests it if a response names another model
             self.asked.append(body)
         self.reached.set()
         try:
@@ -57,7 +57,7 @@ class FakeEngine:
         self.answering = answering
 
     def streams(self, reads: list[bytes], *, then: str, after: asyncio.Event | None = None) -> None:
-        """Stream these reads, then `end`, `die` (break the connection) or `hang` until the client leaves."""
+        """Stream these reads, then `end`, `die` (break the connection) or `hang` until the client disconnects."""
 
         async def answering(request: web.Request, body: dict) -> web.StreamResponse:
             response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
@@ -87,12 +87,12 @@ class FakeEngine:
 
 
 async def nothing(request: web.Request, body: dict) -> web.StreamResponse:
-    return web.json_response({"error": {"message": "the test says nothing"}}, status=500)
+    return web.json_response({"error": {"message": "the test configures no response"}}, status=500)
 
 
 @asynccontextmanager
 async def fake_engine() -> AsyncIterator[FakeEngine]:
-    """A fake engine, listening."""
+    """Start a fake engine."""
     engine = FakeEngine()
     app = web.Application(client_max_size=2**28)
     app.router.add_route("*", "/{path:.*}", engine.answer)
@@ -107,24 +107,24 @@ async def fake_engine() -> AsyncIterator[FakeEngine]:
         await runner.cleanup()
 
 
-def settings_for(engine_url: str | None, **said) -> Settings:
-    """Settings with this engine, on a free port."""
+def settings_for(engine_url: str | None, **sections) -> Settings:
+    """Return settings with this engine and a free port."""
     endpoints = [{"url": engine_url, "name": "fake"}] if engine_url else []
-    engines = {"endpoints": endpoints, **said.pop("engines", {})}
-    return load(**{"listen": "127.0.0.1:0", "engines": engines, **said})
+    engines = {"endpoints": endpoints, **sections.pop("engines", {})}
+    return load(**{"listen": "127.0.0.1:0", "engines": engines, **sections})
 
 
 @asynccontextmanager
 async def proxying(
-    engine_url: str | None, store, *, clock: Clock | None = None, **said
+    engine_url: str | None, store, *, clock: Clock | None = None, **sections
 ) -> AsyncIterator[RunningServer]:
-    """The proxy before this engine, listening."""
-    async with running(settings_for(engine_url, **said), store, clock) as served:
+    """Start a proxy in front of this engine."""
+    async with running(settings_for(engine_url, **sections), store, clock) as served:
         yield served
 
 
 class FailingStore:
-    """A real store whose named verbs fail, or wait for an event first."""
+    """A real store whose named operations fail, or first wait for an event."""
 
     def __init__(self, store) -> None:
         self._store = store

@@ -1,7 +1,7 @@
-"""Calls to faulty engines, drawn from a seed: the request, the sampled tokens, and the faults of the answer.
+"""Calls to faulty engines, drawn from a seed: the request, the sampled tokens, and the faults of the response.
 
-`drawn(seed)` returns a `FaultyCall`. Each fault has a seed of its own, so a call with fewer faults is otherwise the same: this
-is how `least` finds the faults that matter.
+`drawn(seed)` returns a `FaultyCall`. Each fault has its own seed, so a call with fewer faults is otherwise the same;
+`least` uses this to find the faults that matter.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -12,8 +12,8 @@ from typing import Any
 
 import orjson
 from engine_faults import FAULTS, Fault
-from faulty_engine import Asked, Drawn, Truth, Written, answer
-from recorded import Cassette, plan_of
+from faulty_engine import Drawn, EngineRequest, Truth, Written, answer
+from recorded import cut, plan_of
 
 from proxy.protocols.engines import Traits
 from proxy.protocols.plan import CallOptions, Plan
@@ -27,7 +27,7 @@ MANY = "max_tokens"
 
 @dataclass(frozen=True)
 class FaultyCall:
-    """A call, the truth of its answer, and the faults of the engine. `headers` are the agent's."""
+    """A call, the truth of its response, and the faults of the engine. `headers` are the agent's."""
 
     seed: int
     kind: str
@@ -47,34 +47,26 @@ class FaultyCall:
         return PATHS[self.dialect]
 
     def plan(self) -> Plan:
-        """The plan of TokenTape for it."""
+        """Return TokenTape's plan for it."""
         traits = Traits(self.kind, {"vllm": "0.32.0", "sglang": "0.5.23", "llamacpp": "b1"}[self.kind], has_parser=True)
         return plan_of(self.path, self.body, CallOptions(streaming=self.streaming), kind=self.kind, traits=traits)
 
     def answer_to(self, body: Json) -> tuple[bytes, str]:
-        """What the engine sends for a body, and its content type. Notes in `used` which faults found something to change."""
-        asked = Asked(self.kind, self.dialect, body)
-        written = answer(asked, self.truth, Random(self.seed))
-        self.used[:] = [name for name, seed in self.faults if _apply(FAULTS[name], written, asked, seed)]
+        """Return what the engine sends for a body, and its content type. `used` gets the faults that changed something."""
+        request = EngineRequest(self.kind, self.dialect, body)
+        written = answer(request, self.truth, Random(self.seed))
+        self.used[:] = [name for name, seed in self.faults if _apply(FAULTS[name], written, request, seed)]
         text = serialized(written, self.end)
         text = text if self.cut is None else text[: self.cut % (len(text) + 1)]
         return text, "text/event-stream; charset=utf-8" if written.is_stream else "application/json"
 
-    def cassette(self, body: Json) -> Cassette:
-        text, content_type = self.answer_to(body)
-        return Cassette(f"seed {self.seed}", self.path, self.body, text, 200, content_type, self.kind)
-
     def in_reads(self, text: bytes) -> list[bytes]:
-        """The answer in the reads that it comes in."""
-        found, start = [], 0
-        for size in self.reads:
-            found.append(text[start : start + size])
-            start += size
-        return [*found, text[start:]]
+        """Split the response into its reads."""
+        return cut(text, self.reads)
 
 
 def drawn(seed: int, most_faults: int = 3) -> FaultyCall:
-    """The call of a seed."""
+    """Return the call of a seed."""
     random = Random(seed)
     kind = random.choice(KINDS)
     dialect = random.choice(("chat", "chat", "completions", *(("generate",) if kind == "vllm" else ())))
@@ -95,7 +87,7 @@ def drawn(seed: int, most_faults: int = 3) -> FaultyCall:
 
 
 def drawn_truth(random: Random, body: Json, dialect: str) -> Truth:
-    """What a healthy engine samples for any body."""
+    """Return what a healthy engine samples for any body."""
     sampling = body["sampling_params"] if dialect == "generate" else body
     samples = sampling.get("n") if sampling.get("n") in (1, 2, 3) else 1
     prompt = body.get("prompt") if dialect == "completions" else body.get("token_ids")
@@ -107,7 +99,7 @@ def drawn_truth(random: Random, body: Json, dialect: str) -> Truth:
 
 
 def serialized(written: Written, end: bytes = b"\n\n") -> bytes:
-    """The bytes of an answer. `end` is how its events end."""
+    """Return the bytes of a response. `end` is the terminator of its events."""
     if not written.is_stream:
         return _json(written.events[0].value)
     line = end[: len(end) // 2]
@@ -119,22 +111,23 @@ def serialized(written: Written, end: bytes = b"\n\n") -> bytes:
 
 
 def least(call: FaultyCall, fails: Callable[[FaultyCall], bool]) -> FaultyCall:
-    """The call with as few of its faults, cuts and reads as still fail."""
+    """Return the call with as few of its faults, cuts and reads as still fail."""
     smaller: Iterable[FaultyCall] = (
         replace(call, reads=(), end=b"\n\n"),
         replace(call, cut=None),
         *(replace(call, faults=call.faults[:at] + call.faults[at + 1 :]) for at in range(len(call.faults))),
     )
-    for each in smaller:
-        if (each.reads, each.cut, each.faults, each.end) != (call.reads, call.cut, call.faults, call.end) and fails(
-            each
-        ):
-            return least(each, fails)
+    for candidate in smaller:
+        is_smaller = (candidate.reads, candidate.cut, candidate.faults, candidate.end) != (
+            call.reads, call.cut, call.faults, call.end,
+        )  # fmt: skip
+        if is_smaller and fails(candidate):
+            return least(candidate, fails)
     return call
 
 
-def told(call: FaultyCall, plan: Plan) -> str:
-    """The call as somebody needs it who is to find out what is wrong."""
+def describe(call: FaultyCall, plan: Plan) -> str:
+    """Return a description of the call for debugging."""
     text, content_type = call.answer_to(plan.body)
     shown = text if len(text) < 4_000 else text[:3_000] + b" ... " + text[-1_000:]
     sampled = [(choice.index, choice.ids, choice.logprobs) for choice in call.truth.choices]
@@ -149,16 +142,16 @@ def _json(value: Any) -> bytes:
     return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS)
 
 
-def _apply(fault: Fault, written: Written, asked: Asked, seed: int) -> bool:
-    """Apply a fault. One that meets what another fault left may stop half way, and has changed something then."""
+def _apply(fault: Fault, written: Written, request: EngineRequest, seed: int) -> bool:
+    """Apply a fault. After another fault it may stop half-way, and has changed something then."""
     try:
-        return fault.apply(written, asked, Random(seed))
+        return fault.apply(written, request, Random(seed))
     except (TypeError, KeyError, AttributeError, IndexError, ValueError, StopIteration):
         return True
 
 
 def _body(random: Random, kind: str, dialect: str) -> tuple[Truth, Json]:
-    """A truth, and a body that it answers."""
+    """Draw a truth and a request body for it."""
     samples = random.choice((1, 1, 1, 2, 3))
     several = dialect == "completions" and random.random() < 0.2
     prompts = [_ids(random, 1, 5) for _ in range(2 if several else 1)]
@@ -181,16 +174,16 @@ def _body(random: Random, kind: str, dialect: str) -> tuple[Truth, Json]:
 
 
 def _wishes(random: Random, dialect: str, *, streams: bool) -> Json:
-    """What an agent itself may want to see."""
-    said: Json = {}
+    """Draw the fields that an agent itself may request."""
+    options: Json = {}
     if random.random() < 0.15:
-        said["return_token_ids"] = True
+        options["return_token_ids"] = True
     if random.random() < 0.2 and dialect != "generate":
-        said["logprobs"] = True if dialect == "chat" else random.choice((0, 1))
-        said["return_tokens_as_token_ids"] = True
+        options["logprobs"] = True if dialect == "chat" else random.choice((0, 1))
+        options["return_tokens_as_token_ids"] = True
     if streams and random.random() < 0.25:
-        said["stream_options"] = {"include_usage": True} | random.choice(({}, {"continuous_usage_stats": True}))
-    return said
+        options["stream_options"] = {"include_usage": True} | random.choice(({}, {"continuous_usage_stats": True}))
+    return options
 
 
 def _choice(random: Random, index: int, prompt: int, dialect: str) -> Drawn:
@@ -205,10 +198,10 @@ def _choice(random: Random, index: int, prompt: int, dialect: str) -> Drawn:
 
 
 def _ids(random: Random, least: int, most: int) -> list[int]:
-    """Ids of one model; no token comes twice, so that no fault leaves things as they were."""
+    """Draw ids of one model; no token occurs twice, so that no fault is without effect."""
     return random.sample(range(5, 4_000), random.randint(least, most))
 
 
 def _single(value: float) -> float:
-    """A number of 32 bits, as engines write theirs."""
+    """Draw a 32-bit float as engines format it."""
     return unpack("f", pack("f", value))[0]

@@ -1,8 +1,8 @@
-"""A model of engines: from a truth (the tokens that were sampled) and a request to each engine's answer, whole or streamed.
+"""A model of engines: from a truth (the sampled tokens) and a request to each engine's response, streamed or not.
 
-The shapes are those recorded under tests/cassettes (vLLM 0.32.0, SGLang 0.5.23, llama.cpp 2026.10). Fields that a request
-does not enable are absent or null, as there. `engine_faults` changes an answer; `faulty_calls` draws requests and writes the
-bytes.
+The shapes are those recorded under tests/cassettes (vLLM 0.32.0, SGLang 0.5.23, llama.cpp 2026.10). Fields that a
+request does not enable are absent or null, as there. `engine_faults` changes a response; `faulty_calls` draws requests
+and encodes the bytes.
 """
 
 from dataclasses import dataclass, field
@@ -10,7 +10,6 @@ from random import Random
 from typing import Any
 
 Json = dict[str, Any]
-FINISHES = ("stop", "length")
 MODEL = "tiny"
 FINGERPRINT = "vllm-0.32.0-bab274f1"
 CREATED = 1795229439
@@ -28,7 +27,7 @@ class Drawn:
     sizes: list[int]
 
     def pieces(self) -> list[tuple[list[int], list[float]]]:
-        """The ids and logprobs of each chunk."""
+        """Return the ids and logprobs of each chunk."""
         found, start = [], 0
         for size in self.sizes:
             found.append((self.ids[start : start + size], self.logprobs[start : start + size]))
@@ -38,7 +37,7 @@ class Drawn:
 
 @dataclass
 class Truth:
-    """What was really sampled: the ids of each prompt, and each choice."""
+    """What was sampled: the ids of each prompt, and each choice."""
 
     prompts: list[list[int]]
     choices: list[Drawn]
@@ -51,7 +50,7 @@ class Truth:
 
 @dataclass
 class Event:
-    """One event of a stream, or a whole response: a JSON value, under a name or none."""
+    """One event of a stream, or a whole response: a JSON value, with or without a name."""
 
     value: Any
     name: bytes = b""
@@ -59,7 +58,7 @@ class Event:
 
 @dataclass
 class Written:
-    """An answer that is about to be sent. A whole one has one event. `tail` are bytes behind the end."""
+    """A response that is about to be sent. An unstreamed one has one event. `tail` are bytes after the end."""
 
     events: list[Event]
     is_stream: bool
@@ -68,8 +67,8 @@ class Written:
 
 
 @dataclass
-class Asked:
-    """What an engine is sent: its kind, its endpoint, the body, and what of it decides the answer's shape."""
+class EngineRequest:
+    """A request to an engine: kind, endpoint, body, and the options that decide the response's shape."""
 
     kind: str
     dialect: str
@@ -81,8 +80,8 @@ class Asked:
 
     @property
     def wants_logprobs(self) -> bool:
-        wanted = self.sampling.get("logprobs")
-        return wanted is True if self.dialect == "chat" else wanted is not None
+        value = self.sampling.get("logprobs")
+        return value is True if self.dialect == "chat" else value is not None
 
     @property
     def names_ids(self) -> bool:
@@ -97,25 +96,25 @@ class Asked:
         return isinstance(options, dict) and options.get(name) is True
 
 
-def answer(asked: Asked, truth: Truth, random: Random) -> Written:
-    """The right answer of this engine to this body."""
-    writing = {"vllm": _Vllm, "sglang": _Sglang, "llamacpp": _Llamacpp}[asked.kind](asked, truth, random)
-    if asked.streams:
+def answer(request: EngineRequest, truth: Truth, random: Random) -> Written:
+    """Return the correct response of this engine to this body."""
+    writing = {"vllm": _Vllm, "sglang": _Sglang, "llamacpp": _Llamacpp}[request.kind](request, truth, random)
+    if request.streams:
         return Written(writing.stream(), is_stream=True)
     return Written([Event(writing.whole())], is_stream=False)
 
 
 class _Engine:
-    """What engines share: texts of tokens, entries of logprobs, the order of chunks."""
+    """Code shared by the engines: texts of tokens, entries of logprobs, the order of chunks."""
 
     head: Json
     thoughts: Json = {"reasoning": None}
 
-    def __init__(self, asked: Asked, truth: Truth, random: Random) -> None:
-        self.asked, self.truth, self.random = asked, truth, random
-        self.is_chat = asked.dialect == "chat"
+    def __init__(self, request: EngineRequest, truth: Truth, random: Random) -> None:
+        self.request, self.truth, self.random = request, truth, random
+        self.is_chat = request.dialect == "chat"
         kind = "chat.completion" if self.is_chat else "text_completion"
-        kind += ".chunk" if self.is_chat and asked.streams else ""
+        kind += ".chunk" if self.is_chat and request.streams else ""
         self.head = {
             "id": f"chatcmpl-{random.getrandbits(64):016x}",
             "object": kind,
@@ -127,28 +126,28 @@ class _Engine:
         return "".join(f" t{token}" for token in ids)
 
     def token(self, token: int) -> str:
-        return f"token_id:{token}" if self.asked.names_ids else f" t{token}"
+        return f"token_id:{token}" if self.request.names_ids else f" t{token}"
 
     def entries(self, ids: list[int], logprobs: list[float]) -> list[Json]:
-        """Chat's entries of logprobs."""
+        """Return chat's entries of logprobs."""
         return [
             {"token": self.token(token), "logprob": logprob, "bytes": [32, 116], "top_logprobs": []}
             for token, logprob in zip(ids, logprobs, strict=True)
         ]
 
     def legacy(self, ids: list[int], logprobs: list[float]) -> Json:
-        """The lists of completions."""
+        """Return the logprobs lists of completions."""
         names = [self.token(token) for token in ids]
         tops = [{name: logprob} for name, logprob in zip(names, logprobs, strict=True)]
         return {"text_offset": [0] * len(ids), "token_logprobs": list(logprobs), "tokens": names, "top_logprobs": tops}
 
     def logprobs(self, ids: list[int], logprobs: list[float]) -> Json | None:
-        if not self.asked.wants_logprobs or not ids:
+        if not self.request.wants_logprobs or not ids:
             return None
         return {"content": self.entries(ids, logprobs)} if self.is_chat else self.legacy(ids, logprobs)
 
     def message(self, choice: Drawn) -> Json:
-        """A message: text, thoughts or a tool call."""
+        """Return a message: text, reasoning or a tool call."""
         content, calls = self.text(choice.ids), []
         if choice.finish == "tool_calls":
             content, calls = None, [{"id": "call-1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
@@ -161,7 +160,7 @@ class _Engine:
         return {"content": self.text(ids)}
 
     def interleaved(self, chunks: list[list[Event]]) -> list[Event]:
-        """The chunks of all choices, those of each in order."""
+        """Return the chunks of all choices, those of each in order."""
         waiting, found = [list(events) for events in chunks if events], []
         while waiting:
             events = self.random.choice(waiting)
@@ -177,19 +176,19 @@ class _Vllm(_Engine):
     """vLLM 0.32.0: chat, completions and generate."""
 
     def whole(self) -> Json:
-        if self.asked.dialect == "generate":
+        if self.request.dialect == "generate":
             return self.generate_whole()
-        with_ids = self.asked.body.get("return_token_ids") is True
+        with_ids = self.request.body.get("return_token_ids") is True
         choices = []
         for choice in self.truth.choices:
-            said = {"message": self.message(choice)} if self.is_chat else {"text": self.text(choice.ids)}
+            content = {"message": self.message(choice)} if self.is_chat else {"text": self.text(choice.ids)}
             prompt = (
                 {}
                 if self.is_chat
                 else {"prompt_logprobs": None, "prompt_token_ids": self.prompt_of(choice) if with_ids else None}
             )
             choices.append(
-                {"index": choice.index, **said, "logprobs": self.logprobs(choice.ids, choice.logprobs),
+                {"index": choice.index, **content, "logprobs": self.logprobs(choice.ids, choice.logprobs),
                  "finish_reason": choice.finish, "stop_reason": None, "token_ids": list(choice.ids) if with_ids else None,
                  **prompt, "routed_experts": None}
             )  # fmt: skip
@@ -198,13 +197,13 @@ class _Vllm(_Engine):
                 "usage": self.truth.usage(prompt_tokens_details=None), **shared, "kv_transfer_params": None}  # fmt: skip
 
     def stream(self) -> list[Event]:
-        is_generate = self.asked.dialect == "generate"
+        is_generate = self.request.dialect == "generate"
         chunk = self.generate_chunks if is_generate else self.chat_chunks if self.is_chat else self.text_chunks
         roles = [self.role(choice) for choice in self.truth.choices] if self.is_chat else []
         events = [*roles, *self.interleaved([chunk(choice) for choice in self.truth.choices])]
         if is_generate:
             events[0].value = self.with_prompt(events[0].value)
-        if self.asked.usage_option("include_usage"):
+        if self.request.usage_option("include_usage"):
             head = {**self.head, "system_fingerprint": FINGERPRINT}
             head = {"request_id": "g-1", "output_mode": "tokens"} if is_generate else head
             events.append(Event({**head, "choices": [], "usage": self.truth.usage()}))
@@ -213,8 +212,8 @@ class _Vllm(_Engine):
         return events
 
     def counted(self, choice: Drawn, sampled: int) -> Json:
-        """The running counts of a choice, where they are asked for."""
-        if not (self.asked.usage_option("include_usage") and self.asked.usage_option("continuous_usage_stats")):
+        """Return the running counts of a choice, if they are requested."""
+        if not (self.request.usage_option("include_usage") and self.request.usage_option("continuous_usage_stats")):
             return {}
         prompt = len(self.truth.prompts[choice.prompt])
         return {"usage": {"prompt_tokens": prompt, "total_tokens": prompt + sampled, "completion_tokens": sampled}}
@@ -222,7 +221,7 @@ class _Vllm(_Engine):
     def role(self, choice: Drawn) -> Event:
         delta = {"role": "assistant", "content": ""}
         first = {"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None}
-        prompt = {"prompt_token_ids": list(self.truth.prompts[0])} if self.asked.body.get("return_token_ids") else {}
+        prompt = {"prompt_token_ids": list(self.truth.prompts[0])} if self.request.body.get("return_token_ids") else {}
         return Event({**self.head, "choices": [first], **self.counted(choice, 0), **prompt, "prompt_text": None})
 
     def chat_chunks(self, choice: Drawn) -> list[Event]:
@@ -231,28 +230,28 @@ class _Vllm(_Engine):
             sampled += len(ids)
             is_last = at == len(choice.sizes) - 1
             delta = self.delta(choice, ids, first=at == 0)
-            said = {"index": choice.index, "delta": delta, "logprobs": self.logprobs(ids, logprobs),
+            payload = {"index": choice.index, "delta": delta, "logprobs": self.logprobs(ids, logprobs),
                     "finish_reason": choice.finish if is_last else None}  # fmt: skip
-            said |= {"stop_reason": None} if is_last else {}
-            said |= {"token_ids": list(ids)} if self.asked.body.get("return_token_ids") else {}
-            events.append(Event({**self.head, "choices": [said], **self.counted(choice, sampled)}))
+            payload |= {"stop_reason": None} if is_last else {}
+            payload |= {"token_ids": list(ids)} if self.request.body.get("return_token_ids") else {}
+            events.append(Event({**self.head, "choices": [payload], **self.counted(choice, sampled)}))
         return events
 
     def text_chunks(self, choice: Drawn) -> list[Event]:
         events, sampled = [], 0
-        with_ids = self.asked.body.get("return_token_ids") is True
+        with_ids = self.request.body.get("return_token_ids") is True
         for at, (ids, logprobs) in enumerate(choice.pieces()):
             sampled += len(ids)
             is_last = at == len(choice.sizes) - 1
-            said = {"index": choice.index, "text": self.text(ids), "logprobs": self.logprobs(ids, logprobs),
+            payload = {"index": choice.index, "text": self.text(ids), "logprobs": self.logprobs(ids, logprobs),
                     "finish_reason": choice.finish if is_last else None, "stop_reason": None,
                     "prompt_token_ids": self.prompt_of(choice) if with_ids and at == 0 else None,
                     "token_ids": list(ids) if with_ids else None}  # fmt: skip
-            events.append(Event({**self.head, "choices": [said], **self.counted(choice, sampled)}))
+            events.append(Event({**self.head, "choices": [payload], **self.counted(choice, sampled)}))
         return events
 
     def generate_logprobs(self, ids: list[int], logprobs: list[float]) -> Json | None:
-        if not self.asked.wants_logprobs:
+        if not self.request.wants_logprobs:
             return None
         pairs = zip(ids, logprobs, strict=True)
         return {
@@ -263,7 +262,7 @@ class _Vllm(_Engine):
         }
 
     def versions(self, choice: Drawn) -> list[Json]:
-        """Spans of weight versions over a choice's ids."""
+        """Return spans of weight versions over a choice's ids."""
         half = len(choice.ids) // 2
         bounds = [0, len(choice.ids)] if len(self.truth.versions) == 1 or not half else [0, half, len(choice.ids)]
         return [
@@ -279,7 +278,7 @@ class _Vllm(_Engine):
 
     def generate_whole(self) -> Json:
         choices = [self.generate_choice(c, c.ids, c.logprobs, last=True) for c in self.truth.choices]
-        prompt = list(self.truth.prompts[0]) if self.asked.body.get("return_token_ids") else None
+        prompt = list(self.truth.prompts[0]) if self.request.body.get("return_token_ids") else None
         return {"request_id": "g-1", "model": MODEL, "created": CREATED, "usage": self.truth.usage(prompt_tokens_details=None),
                 "prompt_logprobs": None, "prompt_token_ids": prompt, "mm_placeholders": None, "output_mode": "tokens",
                 "choices": choices}  # fmt: skip
@@ -288,14 +287,14 @@ class _Vllm(_Engine):
         events, sampled = [], 0
         for at, (ids, logprobs) in enumerate(choice.pieces()):
             sampled += len(ids)
-            said = self.generate_choice(choice, ids, logprobs, last=at == len(choice.sizes) - 1)
+            payload = self.generate_choice(choice, ids, logprobs, last=at == len(choice.sizes) - 1)
             usage = self.counted(choice, sampled).get("usage")
-            events.append(Event({"request_id": "g-1", "usage": usage, "output_mode": "tokens", "choices": [said]}))
+            events.append(Event({"request_id": "g-1", "usage": usage, "output_mode": "tokens", "choices": [payload]}))
         return events
 
     def with_prompt(self, chunk: Json) -> Json:
-        asked = self.asked.body.get("return_token_ids") is True
-        return {**chunk, "prompt_token_ids": list(self.truth.prompts[0])} if asked else chunk
+        with_ids = self.request.body.get("return_token_ids") is True
+        return {**chunk, "prompt_token_ids": list(self.truth.prompts[0])} if with_ids else chunk
 
 
 class _Sglang(_Engine):
@@ -312,17 +311,17 @@ class _Sglang(_Engine):
                 "output_token_logprobs": pairs}  # fmt: skip
 
     def whole(self) -> Json:
-        body, choices = self.asked.body, []
+        body, choices = self.request.body, []
         for choice in self.truth.choices:
-            said = {"message": self.message(choice)} if self.is_chat else {"text": self.text(choice.ids)}
-            one = {"index": choice.index, **said, "logprobs": self.logprobs(choice.ids, choice.logprobs),
+            content = {"message": self.message(choice)} if self.is_chat else {"text": self.text(choice.ids)}
+            payload = {"index": choice.index, **content, "logprobs": self.logprobs(choice.ids, choice.logprobs),
                    "finish_reason": choice.finish, "matched_stop": None}  # fmt: skip
             if body.get("return_token_ids") is True:
                 name = "response_token_ids" if self.is_chat else "token_ids"
-                one |= {name: list(choice.ids), "prompt_token_ids": self.prompt_of(choice)}
+                payload |= {name: list(choice.ids), "prompt_token_ids": self.prompt_of(choice)}
             if self.is_chat and body.get("return_meta_info") is True:
-                one["meta_info"] = self.meta(choice)
-            choices.append(one)
+                payload["meta_info"] = self.meta(choice)
+            choices.append(payload)
         spans = [{"version": self.truth.versions[0], "start": 0, "end": len(self.truth.choices[0].ids)}]
         return {**self.head, "choices": choices, "usage": self.truth.usage(prompt_tokens_details=None, reasoning_tokens=0),
                 "metadata": {"weight_version": self.truth.versions[0], "weight_versions": spans}}  # fmt: skip
@@ -330,44 +329,44 @@ class _Sglang(_Engine):
     def stream(self) -> list[Event]:
         chunks = self.chat_chunks if self.is_chat else self.text_chunks
         events = self.interleaved([chunks(choice) for choice in self.truth.choices])
-        if self.is_chat and self.asked.body.get("return_output_ids_in_sglext"):
+        if self.is_chat and self.request.body.get("return_output_ids_in_sglext"):
             lists = [list(choice.ids) for choice in self.truth.choices]
             extension = {"input_ids": list(self.truth.prompts[0]), "output_ids": lists}
             name = b"sglext_ids" if self.random.random() < 0.7 else b""
             events.append(Event({**self.head, "choices": [], "usage": None, "sglext": extension}, name))
-        if self.asked.usage_option("include_usage"):
+        if self.request.usage_option("include_usage"):
             events.append(Event({**self.head, "choices": [], "usage": self.truth.usage(reasoning_tokens=0)}))
         return events
 
     def chat_chunks(self, choice: Drawn) -> list[Event]:
         base = {"index": choice.index, "logprobs": None, "finish_reason": None, "matched_stop": None}
-        said = [{**base, "delta": {"reasoning_content": None, "role": "assistant", "content": ""}}]
+        payloads = [{**base, "delta": {"reasoning_content": None, "role": "assistant", "content": ""}}]
         for at, (ids, logprobs) in enumerate(choice.pieces()):
             delta = {"reasoning_content": None, **self.delta(choice, ids, first=at == 0)}
-            said.append({**base, "delta": delta, "logprobs": self.logprobs(ids, logprobs)})
-        said.append({**base, "delta": {"reasoning_content": None}, "finish_reason": choice.finish})
-        return [Event({**self.head, "choices": [one]}) for one in said]
+            payloads.append({**base, "delta": delta, "logprobs": self.logprobs(ids, logprobs)})
+        payloads.append({**base, "delta": {"reasoning_content": None}, "finish_reason": choice.finish})
+        return [Event({**self.head, "choices": [payload]}) for payload in payloads]
 
     def text_chunks(self, choice: Drawn) -> list[Event]:
         events = []
         for at, (ids, logprobs) in enumerate(choice.pieces()):
             is_last = at == len(choice.sizes) - 1
-            said = {"index": choice.index, "text": self.text(ids), "logprobs": self.logprobs(ids, logprobs),
+            payload = {"index": choice.index, "text": self.text(ids), "logprobs": self.logprobs(ids, logprobs),
                     "finish_reason": choice.finish if is_last else None, "matched_stop": None}  # fmt: skip
-            if self.asked.body.get("return_token_ids") is True:
-                said |= {"token_ids": list(ids)} | ({"prompt_token_ids": self.prompt_of(choice)} if at == 0 else {})
-            events.append(Event({**self.head, "choices": [said], "usage": None}))
+            if self.request.body.get("return_token_ids") is True:
+                payload |= {"token_ids": list(ids)} | ({"prompt_token_ids": self.prompt_of(choice)} if at == 0 else {})
+            events.append(Event({**self.head, "choices": [payload], "usage": None}))
         return events
 
 
 class _Llamacpp(_Engine):
-    """llama.cpp: chat and completions, the ids in `__verbose` and in the entries of logprobs."""
+    """llama.cpp: chat and completions, with ids in `__verbose` and in the entries of logprobs."""
 
     def entries(self, ids: list[int], logprobs: list[float]) -> list[Json]:
         return [{"id": token, **entry} for token, entry in zip(ids, super().entries(ids, logprobs), strict=True)]
 
     def logprobs(self, ids: list[int], logprobs: list[float]) -> Json | None:
-        return {"content": self.entries(ids, logprobs)} if self.asked.wants_logprobs and ids else None
+        return {"content": self.entries(ids, logprobs)} if self.request.wants_logprobs and ids else None
 
     def message(self, choice: Drawn) -> Json:
         return {"role": "assistant", "content": self.text(choice.ids)}
@@ -384,29 +383,31 @@ class _Llamacpp(_Engine):
     def whole(self) -> Json:
         choices = []
         for choice in self.truth.choices:
-            said = {"message": self.message(choice)} if self.is_chat else {"text": self.text(choice.ids)}
+            content = {"message": self.message(choice)} if self.is_chat else {"text": self.text(choice.ids)}
             logprobs = self.logprobs(choice.ids, choice.logprobs)
             shown = {"logprobs": logprobs} if logprobs or not self.is_chat else {}
-            choices.append({"finish_reason": choice.finish, "index": choice.index, **said, **shown})
-        verbose = {"__verbose": self.verbose(list(self.truth.choices[0].ids))} if self.asked.body.get("verbose") else {}
+            choices.append({"finish_reason": choice.finish, "index": choice.index, **content, **shown})
+        verbose = (
+            {"__verbose": self.verbose(list(self.truth.choices[0].ids))} if self.request.body.get("verbose") else {}
+        )
         return {"choices": choices, **self.head, **self.tail(), **verbose, "timings": {"cache_n": 1}}
 
     def stream(self) -> list[Event]:
         events = self.interleaved([self.chunks(choice) for choice in self.truth.choices])
-        if self.asked.body.get("verbose"):
+        if self.request.body.get("verbose"):
             events[-1].value["__verbose"] = self.verbose([])
         if not self.is_chat:
             events[-1].value |= self.tail()
-        elif self.asked.usage_option("include_usage"):
+        elif self.request.usage_option("include_usage"):
             events.append(Event({"choices": [], **self.head, **self.tail(), "timings": {"cache_n": 1}}))
         return events
 
     def chunks(self, choice: Drawn) -> list[Event]:
         base = {"finish_reason": None, "index": choice.index}
-        said = [{**base, "delta": {"role": "assistant", "content": None}}] if self.is_chat else []
+        payloads = [{**base, "delta": {"role": "assistant", "content": None}}] if self.is_chat else []
         for ids, logprobs in choice.pieces():
             text = {"delta": {"content": self.text(ids)}} if self.is_chat else {"text": self.text(ids)}
-            said.append({**base, **text, "logprobs": self.logprobs(ids, logprobs)})
+            payloads.append({**base, **text, "logprobs": self.logprobs(ids, logprobs)})
         ending = {"delta": {}} if self.is_chat else {"text": "", "logprobs": None}
-        said.append({**base, **ending, "finish_reason": choice.finish})
-        return [Event({"choices": [one], **self.head}) for one in said]
+        payloads.append({**base, **ending, "finish_reason": choice.finish})
+        return [Event({"choices": [payload], **self.head}) for payload in payloads]

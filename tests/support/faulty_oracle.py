@@ -1,6 +1,7 @@
-"""What must hold of an exchange with a faulty engine, checked in this process: `complaint(call)` is what does not, or None.
+"""The assertions about an exchange with a faulty engine, in this process: `complaint(call)` returns a violation or
+None.
 
-`EXCUSED` lists by name what no check can see: the engine's answer is then as consistent as a right one.
+`EXCUSED` lists what no check can detect: the engine's response is then as consistent as a correct one.
 """
 
 from collections.abc import Callable
@@ -34,7 +35,7 @@ FACTS = RolloutFacts("r1", "g1", status="completed", reward=1.0, advantages=0.5)
 
 @dataclass(frozen=True)
 class Excuse:
-    """Something that no check can see."""
+    """A fault that no check can detect."""
 
     name: str
     reason: str
@@ -43,8 +44,8 @@ class Excuse:
 
 def _counts_running(call: FaultyCall, body: Json) -> bool:
     options = body.get("stream_options")
-    asked = isinstance(options, dict) and options.get("include_usage") and options.get("continuous_usage_stats")
-    return call.kind == "vllm" and bool(asked)
+    wants_counts = isinstance(options, dict) and options.get("include_usage") and options.get("continuous_usage_stats")
+    return call.kind == "vllm" and bool(wants_counts)
 
 
 def _channels(call: FaultyCall) -> list[str]:
@@ -67,9 +68,9 @@ def _ids_and_counts(call: FaultyCall, body: Json) -> bool:
 
 
 def _uncounted(call: FaultyCall, body: Json) -> bool:
-    told_by_finish = call.kind == "vllm" and call.dialect != "generate"
-    ignored = "usage is not counted though it was asked for" in call.used
-    return body.get("stream") is True and (ignored or (not told_by_finish and "no usage" in call.used))
+    counted_by_finish = call.kind == "vllm" and call.dialect != "generate"
+    ignored = "usage is missing though it was requested" in call.used
+    return body.get("stream") is True and (ignored or (not counted_by_finish and "no usage" in call.used))
 
 
 def _only_name(call: FaultyCall, body: Json) -> bool:
@@ -79,7 +80,7 @@ def _only_name(call: FaultyCall, body: Json) -> bool:
 EXCUSED = (
     Excuse(
         "chunks out of order, without running counts",
-        "Each chunk is right, and so are their number and their sum: nothing in them says which comes first.",
+        "Each chunk is right, and so are their number and their sum: nothing in them shows their order.",
         _swapped,
     ),
     Excuse(
@@ -94,40 +95,40 @@ EXCUSED = (
         _ids_and_counts,
     ),
     Excuse(
-        "a stream without counts, where nothing shows that the engine can count",
-        "Servers that do not know `stream_options` answer without usage, and rightly so: what they lose cannot be seen.",
+        "a stream without counts, from an engine that may not support them",
+        "Servers that do not know `stream_options` correctly answer without usage, so a lost token cannot be detected.",
         _uncounted,
     ),
     Excuse(
         "another id in the logprobs of a llama.cpp stream",
-        "Its streams give ids in the entries of logprobs alone: there is nothing to compare them with.",
+        "Its streams have ids only in the entries of logprobs, so there is nothing to compare them with.",
         _only_name,
     ),
 )
 
 
 def excuse(call: FaultyCall, body: Json) -> Excuse | None:
-    """Why nothing can be seen of this call's faults; None if something must be."""
-    return next((each for each in EXCUSED if each.applies(call, body)), None)
+    """Return why the call's faults cannot be detected; None if they must be."""
+    return next((candidate for candidate in EXCUSED if candidate.applies(call, body)), None)
 
 
 def must_be_flagged(call: FaultyCall, body: Json) -> bool:
-    """Whether the step may not be exact even with the right ids. Of several faults one may undo another."""
+    """Return whether the step must not be exact even with the right ids. One fault may undo another."""
     if call.cut is not None:
         return False
     if call.over and not call.faults:
-        # A parsed tool call of SGLang's may have more tokens than were asked for (run on its own serving code).
+        # A parsed tool call of SGLang may have more tokens than max_tokens (observed with its own serving code).
         return call.kind != "sglang" or all(choice.finish != "tool_calls" for choice in call.truth.choices)
     name = call.used[0] if len(call.faults) == 1 and call.used else None
     if excuse(call, body):
         return False
     if name == "content after the end" and (call.reads or call.end != b"\n\n"):
-        return False  # nobody reads on once the answer is whole
+        return False  # nothing is read after a complete response
     return name is not None and FAULTS[name].flagged
 
 
 def recorded(call: FaultyCall, plan: Plan) -> Step:
-    """The step of a call, whose engine's answer comes in one read."""
+    """Return the step of a call whose response arrives in one read."""
     text, content_type = call.answer_to(plan.body)
     exchange = Exchange(plan, 200, content_type)
     exchange.feed(text)
@@ -137,9 +138,9 @@ def recorded(call: FaultyCall, plan: Plan) -> Step:
 
 
 def complaint(call: FaultyCall) -> str | None:
-    """What is wrong with the exchange of this call; None if nothing is.
+    """Return what is wrong with the exchange of this call; None if nothing is.
 
-    What takes long must take long twice: the garbage of earlier cases may be collected in any of them.
+    A slow operation must be slow twice: the garbage collector may run in any of them.
     """
     found = _complaint(call)
     return _complaint(call) if found is not None and found.endswith(TOO_LONG) else found
@@ -178,7 +179,7 @@ def _complaint(call: FaultyCall) -> str | None:
 
 
 def right(step: Step, call: FaultyCall) -> bool:
-    """Whether a step has the prompts, ids and logprobs of the truth."""
+    """Return whether a step has the true prompts, ids and logprobs."""
     found = [(choice.index, choice.prompt, choice.ids.tolist(), choice.logprobs.tolist()) for choice in step.choices]
     truth = [(choice.index, choice.prompt, choice.ids, choice.logprobs) for choice in call.truth.choices]
     return [ids.tolist() for ids in step.prompts] == call.truth.prompts and sorted(found) == truth
@@ -192,7 +193,7 @@ def _wrong(step: Step, call: FaultyCall, plan: Plan) -> str | None:
     if not step.exact or excuse(call, plan.body):
         return None
     if not right(step, call):
-        return f"an exact step is not what was sampled, after {call.used}: {_ids(step)}"
+        return f"an exact step differs from what was sampled, after {call.used}: {_ids(step)}"
     return (
         f"nothing is flagged after {call.used or 'more tokens than max_tokens'}"
         if must_be_flagged(call, plan.body)
@@ -201,30 +202,30 @@ def _wrong(step: Step, call: FaultyCall, plan: Plan) -> str | None:
 
 
 def _shown_early(shown: bytes, plan: Plan) -> str | None:
-    """The end of the turn is shown after the step is stored, never before."""
+    """Check that the end of the turn is sent after the step is stored, never before."""
     cutter, finished = EventParser(), set()
     for event in cutter.feed(shown):
         if event.payload == b"[DONE]":
-            return "the terminal event was shown before the end"
+            return "the terminal event was sent before the step was stored"
         with suppress(orjson.JSONDecodeError, AttributeError, TypeError, KeyError, IndexError):
             for choice in orjson.loads(event.payload)["choices"]:
                 if isinstance(choice["finish_reason"], str) and type(choice["index"]) is int:
                     finished.add(choice["index"])
     if len(finished) >= (plan.response_options.choices or 1):
-        return f"the last finish reason was shown before the end: {shown[-1_000:]!r}"
+        return f"the last finish reason was sent before the step was stored: {shown[-1_000:]!r}"
     return None
 
 
 def _not_json(shown: bytes, sent: bytes) -> str | None:
-    """What JSON has no words for is never added to an answer."""
+    """Check that values that JSON does not have are not added to a response."""
     for word in (b"Infinity", b"NaN"):
         if word in shown and word not in sent:
-            return f"the client is shown {word.decode()}, which the engine did not send"
+            return f"the client gets {word.decode()}, which the engine did not send"
     return None
 
 
 def _mistyped(step: Step) -> str | None:
-    """Values of an odd type do not get into steps."""
+    """Check that values of a wrong type are not in the step."""
     for choice in step.choices:
         typed = {
             "index": type(choice.index) is int and choice.index >= 0,
@@ -240,7 +241,7 @@ def _mistyped(step: Step) -> str | None:
 
 
 def _unreadable(step: Step, written: Record, seed: int) -> str | None:
-    """Readers bear whatever was stored."""
+    """Check that readers accept the stored step."""
     try:
         read = decode(written.record, BlockReader(written.blocks))
         orjson.dumps(outline([read], FACTS))

@@ -1,4 +1,4 @@
-"""Calls of agents to faulty engines, through a real proxy: what agents are answered, and what is recorded of it."""
+"""Agents' calls to faulty engines through a proxy: what agents get, and what is recorded."""
 
 import asyncio
 from contextlib import suppress
@@ -31,7 +31,7 @@ STATUSES = (
 
 
 class Agent:
-    """One agent before a proxy and a faulty engine of one kind. `faults_of_http`: the engine also errs in HTTP itself."""
+    """An agent with a proxy and a faulty engine of one kind. `faults_of_http`: the engine also violates HTTP."""
 
     def __init__(self, http: aiohttp.ClientSession, url: str, engine: RawEngine) -> None:
         self.http, self.url, self.engine = http, url, engine
@@ -39,7 +39,9 @@ class Agent:
         self.faulty_http = False
 
     async def call(self, rollout: str, call: FaultyCall, random: Random, *, dialect: str | None = None) -> str | None:
-        """Make the call, in `dialect` if that is not the engine's. Return the id of its step, if it got one. Raises Failed."""
+        """Make the call, in `dialect` if that is not the engine's; return the ID of its step, if it has one. Raises
+        Failed.
+        """
         self.faulty_http = False
 
         async def answering(path: str, body: dict) -> Sent:
@@ -57,7 +59,7 @@ class Agent:
         except TimeoutError:
             raise Failed(f"no end after {PATIENCE_S} s") from None
         except aiohttp.ClientError as error:
-            raise Failed(f"an answer that no client can read: {error!r}") from error
+            raise Failed(f"a response that no client can parse: {error!r}") from error
 
     async def _ask(self, url: str, body: dict, dialect: str) -> str | None:
         async with self.http.post(url, data=orjson.dumps(body), headers={"Content-Type": "application/json"}) as answer:
@@ -79,7 +81,7 @@ class Agent:
     def _sent(self, call: FaultyCall, body: dict, random: Random) -> Sent:
         text, content_type = call.answer_to(body)
         sent = Sent([read for read in call.in_reads(text) if read], content_type)
-        # Behind a lone CR, a LF of the same line end may still come: such a stream is not known to be over.
+        # After a lone CR, the LF of the same line break may follow: such a stream is not known to be complete.
         if text.endswith(b"data: [DONE]" + call.end) and not call.end.endswith(b"\r") and random.random() < 0.1:
             sent.then = "hang"
         if random.random() < 0.1:
@@ -100,7 +102,7 @@ class Agent:
         return sent
 
     async def judge(self, readers: Readers, rollout: str, step_id: str | None, call: FaultyCall) -> None:
-        """The step of a call: there, and exact only with what was sampled. Raises Failed."""
+        """Check the step of a call: it exists and is exact only with the sampled ids. Raises Failed."""
         if step_id is None:
             return
         steps = [step for step in await readers.steps(rollout) if step["step_id"] == step_id]
@@ -113,13 +115,13 @@ class Agent:
         truth = [(choice.index, choice.prompt, choice.ids, choice.logprobs) for choice in call.truth.choices]
         prompts = step.get("prompts") or [step["prompt_ids"]]
         if prompts != call.truth.prompts or sorted(found) != truth:
-            raise Failed(f"an exact step is not what was sampled, after {call.used}: {prompts} {found}")
+            raise Failed(f"an exact step differs from what was sampled, after {call.used}: {prompts} {found}")
         if must_be_flagged(call, self.body):
             raise Failed(f"nothing is flagged after {call.used}")
 
 
 def _in_dialect(call: FaultyCall, dialect: str | None) -> tuple[str, dict]:
-    """The path and body of a call, in the dialect of an agent."""
+    """Return the path and body of a call, in the dialect of an agent."""
     if dialect is None:
         return call.path, call.body
     body: dict[str, Any] = {"model": "tiny", "stream": call.body.get("stream", False)}
@@ -133,11 +135,11 @@ def _in_dialect(call: FaultyCall, dialect: str | None) -> tuple[str, dict]:
 
 
 def _shaped(dialect: str, status: int, content_type: str, text: bytes) -> bool:
-    """Whether a whole answer is in the shape of this dialect. In an engine's own dialect its junk is passed on."""
+    """Return whether an unstreamed response has this dialect's shape. In an engine's own dialect it may be garbled."""
     if status != 200:
         with suppress(orjson.JSONDecodeError):
-            told = orjson.loads(text)
-            return isinstance(told, dict) and "error" in told
+            payload = orjson.loads(text)
+            return isinstance(payload, dict) and "error" in payload
         return dialect in ("chat", "completions", "generate")
     if dialect in ("chat", "completions", "generate"):
         return True
@@ -148,5 +150,5 @@ def _shaped(dialect: str, status: int, content_type: str, text: bytes) -> bool:
             else ("response.completed", "response.incomplete", "response.failed", "error")
         )
         return any(b"event: " + end.encode() in text for end in ends)
-    told = orjson.loads(text)
-    return told.get("type") == "message" if dialect == "messages" else told.get("object") == "response"
+    payload = orjson.loads(text)
+    return payload.get("type") == "message" if dialect == "messages" else payload.get("object") == "response"

@@ -1,4 +1,4 @@
-"""What `tokentape check` finds, of an engine alone or of everything."""
+"""The findings of `tokentape check`, for one engine or for everything."""
 
 from collections.abc import Mapping
 
@@ -15,9 +15,9 @@ async def of_all(settings) -> list[Finding]:
     return [finding async for finding in findings(settings)]
 
 
-async def of_engine(url: str, listed: dict | None = None, **said) -> list[Finding]:
-    """What is found of one engine; the models that it lists are added to `listed`."""
-    settings = settings_for(url, **said)
+async def of_engine(url: str, listed: dict | None = None, **sections) -> list[Finding]:
+    """Return the findings of one engine; the models that it lists are added to `listed`."""
+    settings = settings_for(url, **sections)
     upstream = Upstream(settings.engines, make_metrics(CollectorRegistry()))
     try:
         known = {} if listed is None else listed
@@ -27,8 +27,8 @@ async def of_engine(url: str, listed: dict | None = None, **said) -> list[Findin
 
 
 def graded(found: list[Finding]) -> Mapping[str, list[str]]:
-    """What was seen, and how to mend it, by grade."""
-    told: dict[str, list[str]] = {"ok": [], "note": [], "fault": []}
+    """Return problems and fixes by grade."""
+    by_grade: dict[str, list[str]] = {"ok": [], "note": [], "fault": []}
     for finding in found:
-        told[finding.grade].append(f"{finding.subject}: {finding.seen} -> {finding.mend}")
-    return told
+        by_grade[finding.grade].append(f"{finding.subject}: {finding.seen} -> {finding.mend}")
+    return by_grade

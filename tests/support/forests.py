@@ -1,4 +1,4 @@
-"""Rollouts made by hand and by hypothesis: steps given by their ids alone, random forests and crowds of them."""
+"""Rollouts built by hand and by hypothesis: steps from token ids, random forests, and crowds of similar steps."""
 
 from array import array
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ ENGINE = EngineFacts("main", "vllm", "0.32.0", "http://engine")
 
 
 def make_choice(index: int, ids: Sequence[int], **facts) -> Choice:
-    """A choice of these ids, with a logprob for each that is its own: the id, negated, in 1,024ths."""
+    """Return a choice of these ids; the logprob of each is unique: the negated id in 1,024ths."""
     logprobs = array("f", [-token / 1024 for token in ids])
     return Choice(**{"index": index, "ids": array("i", ids), "logprobs": logprobs, "finish_reason": "stop", **facts})
 
 
 def make_step(step_id: str, prompt: Sequence[int], *sampled: Sequence[int] | Choice, **facts) -> Step:
-    """A step of one prompt; each of `sampled` is a choice, or the ids of one."""
+    """Return a step of one prompt; each of `sampled` is a choice, or the ids of one."""
     choices = [ids if isinstance(ids, Choice) else make_choice(at, ids) for at, ids in enumerate(sampled)]
     defaults = {
         "rollout_id": "r1",
@@ -40,19 +40,19 @@ def make_step(step_id: str, prompt: Sequence[int], *sampled: Sequence[int] | Cho
 
 
 def full_ids(step: Step, choice: Choice) -> list[int]:
-    """What a node's full ids are."""
+    """Return a node's full ids."""
     return [*step.prompts[choice.prompt], *choice.ids]
 
 
 @st.composite
 def forests(draw: st.DrawFn) -> list[Step]:
-    """Steps of one rollout, in any order: goes on, branches, retries, rolls back, edits, repeats itself, breaks off."""
+    """Draw the steps of one rollout, in any order: continuations, branches, retries, rollbacks, edits, repeats, aborts."""
     fresh = iter(range(1, 1_000_000))
     steps: list[Step] = []
     grown: list[list[int]] = [[]]
     for number in range(draw(st.integers(1, 10))):
         base = draw(st.sampled_from(grown))
-        cut = draw(st.sampled_from([0, 0, 0, 1, 2]))  # an edited history ends within what was sampled
+        cut = draw(st.sampled_from([0, 0, 0, 1, 2]))  # an edited history ends within the sampled ids
         prompt = [*base[: len(base) - cut], *(next(fresh) for _ in range(draw(st.integers(0, 2))))]
         retried = draw(st.sampled_from([None, None, *steps]))
         if retried is not None:
@@ -71,14 +71,14 @@ def forests(draw: st.DrawFn) -> list[Step]:
 def _draw_choice(draw: st.DrawFn, index: int, fresh, steps: list[Step]) -> Choice:
     ids = [next(fresh) for _ in range(draw(st.integers(0, 3)))]
     if steps and draw(st.integers(0, 3)) == 0:
-        ids = list(draw(st.sampled_from(steps)).choices[0].ids)  # identical samples happen
+        ids = list(draw(st.sampled_from(steps)).choices[0].ids)  # identical samples occur
     finish = draw(st.sampled_from(["stop", "length", None]))
     return make_choice(index, ids, finish_reason=finish)
 
 
 @st.composite
 def crowds(draw: st.DrawFn) -> list[Step]:
-    """Steps of three ids alone, so that most begin like others; with several prompts, and choices in any order."""
+    """Draw steps from three ids only, so that most share prefixes; with several prompts, and choices in any order."""
     ids = st.lists(st.sampled_from([1, 256, 65536]), max_size=3)
     steps = []
     for number in range(draw(st.integers(1, 10))):
@@ -95,20 +95,20 @@ def crowds(draw: st.DrawFn) -> list[Step]:
 
 
 def rollouts() -> st.SearchStrategy[list[Step]]:
-    """Forests and crowds."""
+    """Draw forests or crowds."""
     return st.one_of(forests(), crowds())
 
 
 @st.composite
 def unique_forests(draw: st.DrawFn) -> list[Step]:
-    """Steps in any order, in which every id was given or sampled once: an id says where it comes from.
+    """Draw steps in any order in which every id occurs in one prompt or sample: an id shows its origin.
 
-    Calls go on, branch, roll back, edit, are asked again (marked as retries or not), break off; no two samples are alike.
+    Calls continue, branch, roll back, edit, are retried (marked as retries or not), abort; no two samples are alike.
     """
     fresh = iter(range(1, 1_000_000))
     steps: list[Step] = []
     histories: list[list[int]] = [[]]
-    names = draw(st.permutations(range(12)))  # several replicas, whose clocks differ: names tell nothing of the order
+    names = draw(st.permutations(range(12)))  # several replicas, whose clocks differ: IDs do not show the order
     for number in range(draw(st.integers(1, 12))):
         base = draw(st.sampled_from(histories))
         cut = draw(st.sampled_from([0, 0, 0, 0, 1, 2]))
@@ -132,6 +132,6 @@ def unique_forests(draw: st.DrawFn) -> list[Step]:
 
 
 def _retry_marks(retried: Step) -> st.SearchStrategy[dict]:
-    """What a client may say of its retry: nothing, that it is one, or of which call."""
+    """Draw how a client marks its retry: not at all, as a retry, or as a retry of a certain call."""
     attempt = retried.extra.get("attempt", 0) + 1
     return st.sampled_from([{}, {"attempt": attempt}, {"attempt": attempt, "retry_of": retried.step_id}])

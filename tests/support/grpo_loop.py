@@ -1,6 +1,6 @@
-"""A small loop in GRPO's shape: groups of rollouts, agents with a tool, rewards, and consumers that take what is complete.
+"""A small loop in GRPO's shape: groups of rollouts, agents with a tool, rewards, and consumers of complete groups.
 
-Run before a simulated engine and before a real one. What an agent says and asks is the caller's.
+It runs with the simulator and with a real engine. The caller supplies the agent's messages.
 """
 
 import asyncio
@@ -13,11 +13,11 @@ from openai import AsyncOpenAI
 from tokentape import AsyncClient
 
 GROUPS, SIZE = 4, 4
-Converse = Callable[[AsyncOpenAI, int], Awaitable[None]]  # an agent, and how many turns it is to take
+Converse = Callable[[AsyncOpenAI, int], Awaitable[None]]  # an agent, and its number of turns
 
 
 async def run_grpo_loop(client: AsyncClient, converse: Converse, *formats: str) -> dict[str, list[dict[str, Any]]]:
-    """Open, run, reward, claim and acknowledge; the groups that each consumer was given, by its format."""
+    """Open, run, reward, claim and acknowledge; return the groups that each consumer got, by its format."""
     await client.put_policy(7)
     opened = [await client.open_group(SIZE, group_id=f"group-{number}") for number in range(GROUPS)]
     taken: dict[str, list[dict[str, Any]]] = {name: [] for name in formats}
@@ -41,21 +41,21 @@ async def run_grpo_loop(client: AsyncClient, converse: Converse, *formats: str) 
 
 
 async def check_taken(client: AsyncClient, taken: dict[str, list[dict[str, Any]]]) -> None:
-    """Nothing is left over, nothing came twice, and what is trained is what was sampled: all of it, once, in order."""
+    """Assert that nothing is left, nothing came twice, and that exactly the sampled tokens are trained, once, in order."""
     names = [group["group_id"] for groups in taken.values() for group in groups]
     assert sorted(names) == [f"group-{number}" for number in range(GROUPS)], names
     assert ["done"] * GROUPS == [group["status"] async for group in client.groups()]
     assert [] == (await client.claim_batch(consumer="late", groups=10))["groups"]
     for name, groups in taken.items():
         for group in groups:
-            sampled = [one for rollout in group["rollouts"] async for one in sampled_of(client, rollout)]
-            trained = [one for row in CHECKS[name](group["data"]) for one in row]
+            sampled = [pair for rollout in group["rollouts"] async for pair in sampled_of(client, rollout)]
+            trained = [pair for row in CHECKS[name](group["data"]) for pair in row]
             assert sampled == trained, f"{name} of {group['group_id']} trains other tokens than were sampled"
             assert [] == group["skipped"]
 
 
 async def sampled_of(client: AsyncClient, rollout: str) -> AsyncIterator[tuple[int, float]]:
-    """Each id that a rollout's steps recorded, with its logprob, in order."""
+    """Return each id that a rollout's steps recorded, with its logprob, in order."""
     async for step in client.steps(rollout):
         assert step["fidelity"]["exact"], step["fidelity"]
         for choice in step["choices"]:
@@ -65,21 +65,21 @@ async def sampled_of(client: AsyncClient, rollout: str) -> AsyncIterator[tuple[i
 
 
 def trained_by_trl(data: dict[str, Any]) -> Iterator[list[tuple[int, float]]]:
-    """By its mask; the reward is the trainer's to compare."""
+    """Return the ids trained by the mask; the reward is compared by the trainer."""
     assert [0.0, 1.0, 0.0, 1.0] == data["reward"], data["reward"]
     for ids, logprobs, mask in zip(data["completion_ids"], data["logprobs"], data["env_mask"], strict=True):
         yield list(compress(zip(ids, logprobs, strict=True), mask))
 
 
 def trained_by_tinker(data: list[dict[str, Any]]) -> Iterator[list[tuple[int, float]]]:
-    """By its advantages: of two good and two bad rollouts they are 1 and -1, and 0 where nothing is trained."""
+    """Return the ids trained by advantages: 1 and -1 for two good and two bad rollouts, 0 where nothing is trained."""
     for datum in data:
         assert set(datum["advantages"]) - {0.0} in ({1.0}, {-1.0}), datum["advantages"]
         yield list(compress(zip(datum["target_tokens"], datum["logprobs"], strict=True), datum["advantages"]))
 
 
 def trained_by_examples(data: list[dict[str, Any]]) -> Iterator[list[tuple[int, float]]]:
-    """By their masks, turn by turn."""
+    """Return the ids trained by the masks, turn by turn."""
     for example in data:
         yield list(compress(zip(example["token_ids"], example["logprobs"], strict=True), example["mask"]))
 

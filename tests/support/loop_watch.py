@@ -1,7 +1,7 @@
 """Measurements of a running proxy: CPU time of each event loop callback, and peak memory.
 
-`watched_callbacks` measures the event loop of the calling thread. `watched_proxy` runs a proxy in a process of its own, so
-that the work and the memory of the test's client and engine are not counted.
+`watched_callbacks` measures the event loop of the calling thread. `watched_proxy` runs a proxy in a separate process,
+so that the work and the memory of the test's client and engine are not counted.
 
 CPU time is `time.thread_time`: it does not depend on how busy the machine is. uvloop has no hook for callbacks, so the
 measured loop is asyncio's own.
@@ -78,7 +78,9 @@ def _name(callback: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a proxy did since the last `reset`: the longest callback (CPU seconds, its name), peak and present memory."""
+    """Measurements of a proxy since the last `reset`: the longest callback (CPU seconds, its name), peak and current
+    memory.
+    """
 
     longest_s: float
     longest: str
@@ -87,7 +89,7 @@ class Measured:
 
 
 class WatchedProxy:
-    """A proxy in a process of its own. `grown_bytes` compares the peak with the memory at the last `reset`."""
+    """A proxy in a separate process. `grown_bytes` compares the peak with the memory at the last `reset`."""
 
     def __init__(self, process: subprocess.Popen[bytes], url: str) -> None:
         self._process = process
@@ -124,11 +126,11 @@ class WatchedProxy:
 
 @asynccontextmanager
 async def watched_proxy(engine_url: str, store_url: str, **settings: Any) -> AsyncIterator[WatchedProxy]:
-    """Run a proxy in front of this engine in a process of its own, and measure it.
+    """Run a proxy in front of this engine in a separate process, and measure it.
 
     `store_url` is as `store.url` (`unix:` sockets too); `settings` are sections of the configuration, `store` included.
     """
-    said = {
+    configuration = {
         **settings,
         "listen": "127.0.0.1:0",
         "store": {"url": store_url, **settings.get("store", {})},
@@ -136,7 +138,7 @@ async def watched_proxy(engine_url: str, store_url: str, **settings: Any) -> Asy
     }
     process = await asyncio.to_thread(
         subprocess.Popen,
-        [sys.executable, "-u", __file__, orjson.dumps(said).decode()],
+        [sys.executable, "-u", __file__, orjson.dumps(configuration).decode()],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": f"{_ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
@@ -149,7 +151,7 @@ async def watched_proxy(engine_url: str, store_url: str, **settings: Any) -> Asy
         await proxy.reset()
         yield proxy
     finally:
-        process.stdin.close()  # which is how the process learns to stop
+        process.stdin.close()  # EOF on standard input stops the process
         try:
             await asyncio.to_thread(process.wait, 20)
         except subprocess.TimeoutExpired:
@@ -169,8 +171,8 @@ async def _serve(settings: dict[str, Any]) -> None:
                     watch.reset()
                     sys.stdout.write("{}\n")
                     continue
-                said = {"longest_s": watch.longest_s, "longest": watch.longest, **_memory()}
-                sys.stdout.buffer.write(orjson.dumps(said) + b"\n")
+                report = {"longest_s": watch.longest_s, "longest": watch.longest, **_memory()}
+                sys.stdout.buffer.write(orjson.dumps(report) + b"\n")
                 sys.stdout.buffer.flush()
 
 
@@ -179,7 +181,7 @@ def _forget_peak() -> None:
 
 
 def _memory() -> dict[str, int]:
-    """The resident memory of this process: its peak, and now."""
+    """Return the resident memory of this process: peak and current."""
     status = Path("/proc/self/status").read_text()
     peak, now = (int(re.search(rf"{name}:\s+(\d+) kB", status)[1]) * 1024 for name in ("VmHWM", "VmRSS"))
     return {"peak_bytes": peak, "bytes_now": now}

@@ -1,6 +1,6 @@
-"""A process that reads a large rollout and says what it took: the growth of its resident memory in MB, and bytes handed out.
+"""A process that reads a large rollout and prints the growth of its resident memory in MB, and the bytes returned.
 
-Run as `python measured_reading.py growing|wide FORMAT STEPS TOKENS`. What is stored is made first, and not counted.
+Arguments: `growing|wide FORMAT STEPS TOKENS`. The rollout is stored before the measurement.
 """
 
 import random
@@ -21,7 +21,7 @@ from proxy.trajectory.sequence import Options
 
 
 def stored(kind, steps, tokens):
-    """The records of a rollout and their blocks; each prompt goes on from the step before, or is one of its own."""
+    """Return the records of a rollout and their blocks; prompts extend the previous step, or are unrelated."""
     draw, records, blocks, ids = random.Random(1), [], {}, array("i")
     for number in range(steps):
         fresh = array("i", draw.choices(range(150_000), k=tokens))
@@ -41,13 +41,13 @@ def resident_mb(name):
 
 def main(kind, name, steps, tokens):
     records, blocks = stored(kind, int(steps), int(tokens))
-    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is measured from here
     before = resident_mb("VmRSS")
     reader = BlockReader(blocks)
     read = [decode(record, reader, at, whole=False) for at, record in enumerate(records)]
-    wanted = ExportQuery(FORMATS[name], CONTAINERS["json"], Options(), Fill())
-    plan = wanted.form.plan(RolloutFacts("r1", reward=1.0), read, Options())
-    pieces = list(wanted.pieces(plan.render(), {}))
+    query = ExportQuery(FORMATS[name], CONTAINERS["json"], Options(), Fill())
+    plan = query.form.plan(RolloutFacts("r1", reward=1.0), read, Options())
+    pieces = list(query.pieces(plan.render(), {}))
     sys.stdout.write(f"{resident_mb('VmHWM') - before:.1f} {sum(map(len, pieces)) / 2**20:.1f}")
 
 

@@ -1,6 +1,6 @@
-"""Requests of agents, drawn from a seed: good calls of every dialect with odd values in them, odd headers, odd encodings.
+"""Requests of agents, drawn from a seed: calls of every dialect with odd values, headers and encodings.
 
-They are sent over a plain socket: a client of HTTP would refuse to write some of them.
+They are sent over a plain socket, since an HTTP client would reject some of them.
 """
 
 import asyncio
@@ -67,7 +67,7 @@ GOOD: tuple[tuple[str, Json], ...] = (
     ("/v1/messages/count_tokens", MESSAGES),
     ("/v1/rollout/completed", {"rollout_id": "r", "status": "COMPLETED", "reward": 1.0, "final_messages": PLAIN}),
 )  # fmt: skip
-# Not among them: Content-Length and Transfer-Encoding, after which the server rightly waits for more.
+# Without Content-Length and Transfer-Encoding, after which the server correctly waits for more.
 HEADERS = (
     b"Idempotency-Key", b"X-Rollout-Id", b"X-Rollout-Group", b"X-Stainless-Retry-Count", b"X-Reply-Ids", b"X-Reply-Tokens",
     b"X-Request-Id", b"Authorization", b"X-Api-Key", b"Content-Type", b"Accept", b"User-Agent", b"Content-Encoding", b"Expect",
@@ -85,7 +85,7 @@ REFUSALS = {400, 401, 403, 404, 405, 408, 409, 413, 415, 417, 422, 429, 431, 501
 
 @dataclass(frozen=True)
 class Request:
-    """A POST: its path, its headers beyond the usual ones, and the bytes of its body."""
+    """A POST: path, extra headers, and the bytes of its body."""
 
     path: str
     headers: tuple[tuple[bytes, bytes], ...]
@@ -100,7 +100,7 @@ class Answer:
 
 
 def drawn_request(random: Random, rollout: str, messages: list | None = None) -> Request:
-    """A call within a rollout. `messages`: a chat that goes on with these."""
+    """Return a call within a rollout. `messages`: a chat to continue."""
     path, good = random.choice(GOOD)
     body = deepcopy(good)
     if messages is not None:
@@ -125,16 +125,16 @@ def drawn_request(random: Random, rollout: str, messages: list | None = None) ->
 
 
 async def ask_raw(url: str, request: Request) -> Answer:
-    """Send a request over a connection of its own; headers given here win over the usual ones."""
+    """Send a request on a new connection; its headers replace the usual ones."""
     at = urlsplit(url)
     reader, writer = await asyncio.open_connection(at.hostname, at.port)
-    given = {name.lower() for name, _ in request.headers}
+    names = {name.lower() for name, _ in request.headers}
     usual = (
         (b"Host", b"proxy"),
         (b"Content-Type", b"application/json"),
         (b"Content-Length", b"%d" % len(request.body)),
     )
-    lines = [*(pair for pair in usual if pair[0].lower() not in given), *request.headers, (b"Connection", b"close")]
+    lines = [*(pair for pair in usual if pair[0].lower() not in names), *request.headers, (b"Connection", b"close")]
     head = (
         b"POST "
         + request.path.encode()
@@ -150,7 +150,7 @@ async def ask_raw(url: str, request: Request) -> Answer:
 
 
 def complaint_of(request: Request, answer: Answer) -> str | None:
-    """What is wrong with an answer; None if nothing is."""
+    """Return what is wrong with a response; None if nothing is."""
     if answer.status != 200 and answer.status not in REFUSALS:
         return f"status {answer.status}: {answer.body[:500]!r}"
     if answer.status == 200:
@@ -167,7 +167,7 @@ def complaint_of(request: Request, answer: Answer) -> str | None:
 
 
 def _change(body: Json, random: Random) -> None:
-    """Put an odd value somewhere, or take something away."""
+    """Insert an odd value somewhere, or remove something."""
     found = places(body)
     if not found:
         return
@@ -191,7 +191,7 @@ def _at(value: Any, path: tuple) -> Any:
 
 
 def _parsed(text: bytes) -> Answer:
-    """The answer in the bytes of a connection. Raises ValueError for what is none."""
+    """Parse the response in the bytes of a connection. Raises ValueError if there is none."""
     while text.startswith(b"HTTP/1.1 100"):
         text = text.partition(b"\r\n\r\n")[2]
     head, gap, body = text.partition(b"\r\n\r\n")
@@ -205,7 +205,7 @@ def _parsed(text: bytes) -> Answer:
 
 
 def _joined(body: bytes) -> bytes:
-    """A chunked body; what is cut off is left out."""
+    """Decode a chunked body, without an incomplete last chunk."""
     found = b""
     while body:
         size, _, body = body.partition(b"\r\n")

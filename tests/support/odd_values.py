@@ -1,11 +1,10 @@
-"""JSON values that no engine and no agent is expected to send, as text: odd types, huge numbers, deep nesting, odd strings."""
+"""JSON values that no engine or agent is expected to send, as text: odd types, huge numbers, deep nesting, odd strings."""
 
 from random import Random
 
 import orjson
 
 DEEPEST = 1_100
-FALSY = (b"null", b"false", b'""', b"[]", b"{}", b"0", b"0.0")
 SCALARS = (
     b"null", b"true", b"false", b"-1", b"1.5", b"-0.0", b"2147483648", b"9223372036854775808", b"18446744073709551616",
     b"1e400", b"-1e400", b"1e308", b"NaN", b"Infinity", b"-Infinity", b"9" * 400, b"9" * 5_000, b'""', b'"7"', b'"NaN"',
@@ -23,7 +22,7 @@ CONTAINERS = (
 
 
 def nested(random: Random, depth: int | None = None) -> bytes:
-    """Lists or objects in each other, most often around the limits of readers (128, 254, 1,000, 1,024)."""
+    """Return nested lists or objects, mostly around the limits of parsers (128, 254, 1,000, 1,024)."""
     if depth is None:
         depth = random.choice((5, 60, 127, 128, 253, 254, 255, 500, 990, 999, 1_000, 1_023, 1_024, DEEPEST))
     opening, closing = random.choice(((b"[", b"]"), (b'{"a":', b"}"), (b'[{"a":', b"}]")))
@@ -31,7 +30,7 @@ def nested(random: Random, depth: int | None = None) -> bytes:
 
 
 def odd_text(random: Random) -> bytes:
-    """One odd value as JSON text."""
+    """Return an odd value as JSON text."""
     match random.randrange(10):
         case 0 | 1 | 2 | 3:
             return random.choice(SCALARS)
@@ -44,12 +43,12 @@ def odd_text(random: Random) -> bytes:
 
 
 def odd(random: Random) -> orjson.Fragment:
-    """One odd value, to be put into a value that orjson writes."""
+    """Return an odd value, to be inserted into a value that orjson encodes."""
     return orjson.Fragment(odd_text(random))
 
 
 def odd_type(random: Random, *allowed: type) -> orjson.Fragment:
-    """An odd value of another type than these; an int is no float here, and neither is a bool."""
+    """Return an odd value of none of these types; an int is not a float here, nor is a bool."""
     while True:
         text = odd_text(random)
         if not isinstance(_read(text), allowed) or (text in (b"true", b"false") and bool not in allowed):
@@ -57,7 +56,7 @@ def odd_type(random: Random, *allowed: type) -> orjson.Fragment:
 
 
 def places(value: object, path: tuple = ()) -> list[tuple]:
-    """The paths of all values within a value, without itself."""
+    """Return the paths of all values within a value, except itself."""
     found = []
     if isinstance(value, dict):
         inner = value.items()
@@ -72,7 +71,7 @@ def places(value: object, path: tuple = ()) -> list[tuple]:
 
 
 def put(value: object, path: tuple, new: object) -> object:
-    """Replace what is at a path in a value, in place; gives what was there."""
+    """Replace the value at a path in place; return the old one."""
     for key in path[:-1]:
         value = value[key]
     old, value[path[-1]] = value[path[-1]], new
@@ -80,7 +79,7 @@ def put(value: object, path: tuple, new: object) -> object:
 
 
 def _read(text: bytes) -> object:
-    """The value of an odd text, as far as its type goes."""
+    """Return the value of an odd text, as far as its type goes."""
     if text[:1] in b"[{":
         return [] if text[:1] == b"[" else {}
     if text[:1] == b'"':

@@ -1,6 +1,6 @@
-"""What the page is shown in its tests: recorded through a real proxy, or, where it is large or flagged, by the recorder.
+"""Contents of the page in its tests: recorded through a proxy, or by the recorder if large or flagged.
 
-Holds rollouts of each kind that the page has something to say of, and one whose every word is hostile.
+Rollouts of each kind that the page distinguishes, and one whose every text is hostile.
 """
 
 import random
@@ -45,7 +45,7 @@ AS_CHAT = {
 
 @dataclass
 class Contents:
-    """A proxy to fill, and how: agents' calls, the control API, and steps as they are stored."""
+    """A proxy to fill: agents' calls, the control API, and stored steps."""
 
     url: str
     store: object
@@ -61,7 +61,7 @@ class Contents:
             return await answer.json()
 
     async def turns(self, base_url: str, count: int, **fields) -> None:
-        """An agent's conversation."""
+        """Make the calls of a conversation."""
         asks = (
             "What is 17 times 23?",
             "Say it in other words.",
@@ -72,13 +72,13 @@ class Contents:
         async with AsyncOpenAI(base_url=base_url, api_key="none") as client:
             for turn in range(count):
                 messages.append({"role": "user", "content": asks[turn % len(asks)]})
-                said = await client.chat.completions.create(
+                reply = await client.chat.completions.create(
                     model="policy", messages=messages, seed=turn + len(base_url), **{"max_tokens": 60, **fields}
                 )
-                messages.append({"role": "assistant", "content": said.choices[0].message.content})
+                messages.append({"role": "assistant", "content": reply.choices[0].message.content})
 
     async def rollout(self, name: str, turns: int, reward: float | None = None, **fields) -> None:
-        """A rollout of one conversation; finished if it has a reward."""
+        """Record a rollout of one conversation, finished if it has a reward."""
         opened = await self.control("POST", "/rollouts", {"rollout_id": name, "metadata": {"task": "arithmetic"}})
         await self.turns(opened["base_url"], turns, **fields)
         if reward is not None:
@@ -90,7 +90,7 @@ class Contents:
         )
 
     async def group(self, name: str, size: int, version: int) -> None:
-        """A group at a version of the weights, whose rewards grow with it."""
+        """Record a group at a policy version, with rewards that grow with it."""
         await self.control("PUT", "/policy", {"version": version})
         opened = await self.control("POST", "/groups", {"group_id": name, "size": size})
         for member in opened["rollouts"]:
@@ -98,17 +98,17 @@ class Contents:
             await self.finish(member["rollout_id"], round(min(1, max(0, self.random.gauss(0.2 * version, 0.15))), 3))
 
     async def made(self, rollout_id: str, steps: list[Step], **terms) -> None:
-        """Steps put into the store as they would be."""
+        """Store steps."""
         await self.control("POST", "/rollouts", {"rollout_id": rollout_id, **terms})
         incarnation = (await self.store.get(rollout_id)).incarnation
         for step in steps:
             await self.recorder.record(step, incarnation, body_bytes=10_000)
 
     def step(self, rollout_id: str, at: int, prompt: list[int], sampled: list[int], **facts) -> Step:
-        """A step at its place in time, with logprobs as models have them: most near nought, some far away."""
+        """Return a step at an offset in time, with logprobs as models have them: most near zero, some far below."""
         logprobs = array("f", [-min(18.0, self.random.expovariate(1.6) ** 2) for _ in sampled])
         began = BEGAN + at * 0.8
-        given = {
+        fields = {
             "rollout_id": rollout_id,
             "engine": ENGINE,
             "timing": Timing(began, began, began + 0.1, began + 0.1 + len(sampled) / 70, began + 2),
@@ -117,9 +117,9 @@ class Contents:
             "response": {"choices": [{"index": 0, "message": {"role": "assistant", "content": f"Reply {at}."}}]},
             **facts,
         }
-        spans = given.pop("spans", (Span(0, len(sampled), given["policy_version"]),))
+        spans = fields.pop("spans", (Span(0, len(sampled), fields["policy_version"]),))
         return make_step(
-            f"{rollout_id[:8]}-{at}", prompt, make_choice(0, sampled, logprobs=logprobs, spans=spans), **given
+            f"{rollout_id[:8]}-{at}", prompt, make_choice(0, sampled, logprobs=logprobs, spans=spans), **fields
         )
 
     def ids(self, count: int) -> list[int]:
@@ -127,7 +127,7 @@ class Contents:
 
 
 async def small(contents: Contents) -> None:
-    """A conversation, one with drift, groups at several versions, flagged and hostile steps."""
+    """Record a conversation, one with drift, groups at several versions, flagged and hostile steps."""
     await contents.rollout("conversation", 4, reward=1.0, logprobs=True, temperature=1.0)
     await hostile(contents)
     await drifting(contents)
@@ -137,7 +137,7 @@ async def small(contents: Contents) -> None:
 
 
 async def drifting(contents: Contents) -> None:
-    """The template strips the thoughts of an earlier turn: its ids part."""
+    """Record drift: the template strips the reasoning of an earlier turn."""
     opened = await contents.control("POST", "/rollouts", {"rollout_id": "drifting"})
     thinking = {"chat_template_kwargs": {"enable_thinking": True}}
     await contents.turns(opened["base_url"], 3, extra_body=thinking, max_tokens=80)
@@ -145,7 +145,7 @@ async def drifting(contents: Contents) -> None:
 
 
 async def flagged(contents: Contents) -> None:
-    """A tree with two branches, a flagged step, one that two versions sampled, and one that failed."""
+    """Record a tree with two branches, a flagged step, one sampled by two versions, and one that failed."""
     start, reply = contents.ids(30), contents.ids(20)
     whole, two = [*start, *reply], (Span(0, 10, "4"), Span(10, 24, "5"))
     failed = make_step(
@@ -172,7 +172,7 @@ async def flagged(contents: Contents) -> None:
 
 
 async def hostile(contents: Contents) -> None:
-    """Every string that other people choose is an attack."""
+    """Record a rollout in which every string of a client or engine is an attack."""
     messages = [{"role": ALERT, "name": ALERT, "content": text} for text in HOSTILE]
     messages.append({"role": "assistant", "content": None, "tool_calls": [TOOL]})
     messages.append(
@@ -191,7 +191,7 @@ async def hostile(contents: Contents) -> None:
 
 
 async def large(contents: Contents) -> None:
-    """A rollout of 5,000 steps, fifty branches of a hundred turns; and one of a single step with 200,000 tokens."""
+    """Record a rollout of 5,000 steps in fifty branches of a hundred turns, and a step of 200,000 tokens."""
     start, reply = contents.ids(20), contents.ids(10)
     steps = [contents.step("many", 0, start, reply)]
     while len(steps) < STEPS:

@@ -1,8 +1,7 @@
-"""The Markdown pages of the repository, read as programs: their blocks, their links and their anchors.
+"""The Markdown pages of the repository: their blocks, links and anchors.
 
-Holds what a page is made of; nothing here runs anything. A block that is checked by a test of its own says so, in a comment
-right above it (`<!-- checked by tests/… -->`); on top of a page, `<!-- every block is checked by tests/… -->` says it of all.
-One that is a part of a file of ours says that (`<!-- excerpt of proxy/… -->`).
+A comment above a block names the test that checks it (`<!-- checked by tests/… -->`); at the top of a page, `<!-- every
+block is checked by tests/… -->` applies to all. `<!-- excerpt of proxy/… -->` marks an excerpt of a file.
 """
 
 import re
@@ -26,7 +25,7 @@ _CODE = re.compile(r"`[^`\n]*`")
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A fenced block: where it stands, its language, its text, the test that checks it or the file that it is of, if any."""
+    """A fenced block: location, language, text, and the test that checks it or the file that it is from, if any."""
 
     page: str
     line: int
@@ -37,17 +36,17 @@ class Block:
 
     @property
     def place(self) -> str:
-        """Where a person finds it."""
+        """Return page and line."""
         return f"{self.page}:{self.line}"
 
 
 def pages() -> list[Path]:
-    """Every page that people read, those of benchmarks' results aside."""
+    """Return every page, without those of benchmark results."""
     return sorted([*(ROOT / name for name in SINGLE if (ROOT / name).exists()), *ROOT.glob("docs/**/*.md")])
 
 
 def blocks_of(path: Path) -> Iterator[Block]:
-    """The fenced blocks of a page, in order."""
+    """Return the fenced blocks of a page, in order."""
     text = path.read_text()
     whole = _ALL_CHECKED.search(text)
     for found in _FENCE.finditer(text):
@@ -61,19 +60,19 @@ def blocks_of(path: Path) -> Iterator[Block]:
 
 
 def links_of(path: Path) -> Iterator[str]:
-    """What a page links to, blocks and code aside."""
+    """Return the links of a page, without those in blocks and code."""
     for found in _LINK.finditer(_CODE.sub("``", _FENCE.sub("", path.read_text()))):
         yield found[1]
 
 
 def anchors_of(path: Path) -> set[str]:
-    """The anchors of a page's headings, as GitHub makes them."""
+    """Return the anchors of a page's headings, as GitHub makes them."""
     text = _FENCE.sub("", path.read_text())
     return {anchor_of(heading) for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
 
 
 def anchor_of(heading: str) -> str:
-    """The anchor of one heading."""
+    """Return the anchor of one heading."""
     plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading.strip()).lower()
-    kept = (one for one in plain if one in " -_" or unicodedata.category(one)[0] in "LN")
+    kept = (character for character in plain if character in " -_" or unicodedata.category(character)[0] in "LN")
     return "".join(kept).replace(" ", "-")

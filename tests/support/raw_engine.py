@@ -12,14 +12,14 @@ from proxy.protocols.engines.detection import PROBE_PATHS
 
 @dataclass
 class Sent:
-    """An answer: its status line and headers as bytes, its reads, and then `end`, `hang` (stay open) or `die`."""
+    """A response: status line and headers as bytes, its reads, and then `end`, `hang` (stay open) or `die`."""
 
     reads: list[bytes]
     content_type: str = "application/json"
     status: bytes = b"200 OK"
     headers: tuple[bytes, ...] = ()
     then: str = "end"
-    length: int | None = None  # said as Content-Length
+    length: int | None = None  # the value of Content-Length
 
 
 FACTS = {
@@ -34,7 +34,7 @@ FACTS = {
 
 @dataclass
 class RawEngine:
-    """Answers what `answering(path, body)` gives; facts about itself, its health and its models it answers by itself."""
+    """Answer with the result of `answering(path, body)`; version, health and models have fixed responses."""
 
     kind: str
     url: str = ""
@@ -70,7 +70,7 @@ class RawEngine:
             await writer.drain()
             await asyncio.sleep(0)
         if sent.then == "hang":
-            await reader.read()  # until the other side leaves
+            await reader.read()  # until the other side disconnects
         elif sent.then == "die":
             writer.transport.abort()
 
@@ -87,7 +87,7 @@ class RawEngine:
 
 @asynccontextmanager
 async def raw_engine(kind: str) -> AsyncIterator[RawEngine]:
-    """An engine of this kind, listening."""
+    """Start such an engine."""
     engine = RawEngine(kind)
     server = await asyncio.start_server(engine.serve, "127.0.0.1", 0)
     engine.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"

@@ -2,14 +2,14 @@
 
 
 def whole(ids, mask, logprobs):
-    """Full-length arrays, as they are in the canonical row."""
+    """Return full-length arrays, as in the canonical row."""
     assert len(ids) == len(mask) == len(logprobs)
-    told = [logprob if mark else None for mark, logprob in zip(mask, logprobs, strict=True)]
-    return list(ids), list(map(int, mask)), told
+    trained_logprobs = [logprob if mark else None for mark, logprob in zip(mask, logprobs, strict=True)]
+    return list(ids), list(map(int, mask)), trained_logprobs
 
 
 def apart(prompt, ids, mask, logprobs):
-    """Prompt and response apart."""
+    """Return prompt and response separately."""
     return whole(prompt + ids, [0] * len(prompt) + mask, [None] * len(prompt) + logprobs)
 
 
@@ -28,7 +28,7 @@ def ranged(row):
     return whole(row["observation_tokens"], mask, row["rollout_log_probs"])
 
 
-# How a row of each format with whole sequences is read back.
+# Parsers of the formats with whole sequences.
 BACK = {
     "sequences": lambda row: whole(row["token_ids"], row["mask"], row["logprobs"]),
     "nodes": lambda row: whole(row["tokens"], [token != -100 for token in row["masked_tokens"]], row["logprobs"]),
@@ -61,7 +61,7 @@ BACK = {
         row["sequences"][0], [0, *row["action_mask"][0]], [None, *row["rollout_log_probs"][0]]
     ),
 }
-# How a row of each format by turns is read: prompt, sampled ids, logprobs.
+# Parsers of the formats by turn: prompt, sampled ids, logprobs.
 TURNS = {
     "steps": lambda row: (row["prompt_ids"], row["ids"], row["logprobs"]),
     "verifiers": lambda row: tuple(
@@ -80,7 +80,7 @@ TURNS = {
 
 
 def entries(name, data):
-    """The rows within what a format's `gather` made: of its list, of its lists' entries, or of the groups in its list."""
+    """Return the rows in the result of a format's `gather`: its list, its lists' entries, or its groups' rows."""
     if isinstance(data, dict):
         count = len(next(iter(data.values()), []))
         return [{key: None if value is None else [value[at]] for key, value in data.items()} for at in range(count)]
@@ -88,7 +88,7 @@ def entries(name, data):
 
 
 def trained_ids(name, row):
-    """The token ids that a row trains, in order; none of a row without tokens."""
+    """Return the token ids that a row trains, in order; none of a row without tokens."""
     if name == "verifiers" and row["tokens"] is None:
         return []
     if name == "tinker":  # by its logprobs: an estimated advantage may be 0

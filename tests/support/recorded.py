@@ -1,4 +1,4 @@
-"""Cassettes: requests and answers recorded from real engines, and how tests play them to an exchange."""
+"""Cassettes, which are requests and responses recorded from real engines, and how tests play them to an exchange."""
 
 import ast
 import fnmatch
@@ -9,7 +9,6 @@ from pathlib import Path
 
 import orjson
 
-from proxy.clock import SystemClock
 from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.engines import ENGINES, Traits
 from proxy.protocols.exchange import Exchange
@@ -22,9 +21,8 @@ ROOTS = {
     "sglang": CASSETTES / "sglang-0.5.23",
     "llamacpp": CASSETTES / "llamacpp-2026.10",
 }
-# Folders that sort the cases of a set. They are no part of a cassette's name, so names are unique without them.
+# Folders that group the cases of a set. A cassette's name does not contain them; it is unique without.
 TOPICS = ("chat", "completions", "errors", "generate", "options", "routes", "stops", "tools")
-CLOCK = SystemClock()
 FACTS = {
     "vllm": EngineFacts("e", "vllm", "0.32.0", "http://e"),
     "sglang": EngineFacts("e", "sglang", "0.5.23", "http://e"),
@@ -59,14 +57,15 @@ CONTENT_TYPES = {".json": "application/json", ".sse": "text/event-stream; charse
 def find(name: str, suffix: str, kind: str = "vllm") -> Path:
     """Return the path of a cassette's file: that of `recorded/chat_stop_s_inj` is in `recorded/stops`.
 
-    Raises FileNotFoundError if there is none.
+    Raises:
+        FileNotFoundError: there is no such cassette.
     """
-    place = ROOTS[kind] / name
+    base = ROOTS[kind] / name
     for topic in ("", *TOPICS):
-        path = place.parent / topic / f"{place.name}{suffix}"
+        path = base.parent / topic / f"{base.name}{suffix}"
         if path.exists():
             return path
-    raise FileNotFoundError(place)
+    raise FileNotFoundError(base)
 
 
 def name_from(path: Path, kind: str = "vllm") -> str:
@@ -77,7 +76,7 @@ def name_from(path: Path, kind: str = "vllm") -> str:
 
 
 def load(name: str, kind: str = "vllm") -> Cassette:
-    """The cassette of this name, such as `pairs_hermes/chat_eos_n_inj`, of an engine of this kind."""
+    """Load the cassette of this name, such as `pairs_hermes/chat_eos_n_inj`, of an engine of this kind."""
     path = find(name, ".request.json", kind)
     request = orjson.loads(path.read_bytes())
     answer = next(path.parent.glob(f"{path.name.removesuffix('.request.json')}.response.*"))
@@ -95,9 +94,9 @@ def names(pattern: str = "*", kind: str = "vllm") -> list[str]:
 
 
 def load_http(kind: str, name: str) -> Cassette:
-    """A cassette of SGLang or llama.cpp: request and answer in one file."""
-    asked, _, answered = find(name, ".http", kind).read_text("utf-8").partition("\n=== RESPONSE ")
-    head, _, body = asked.partition("\n\n")
+    """Load a cassette of SGLang or llama.cpp that has request and response in one file."""
+    request, _, answered = find(name, ".http", kind).read_text("utf-8").partition("\n=== RESPONSE ")
+    head, _, body = request.partition("\n\n")
     status, _, answer = answered.partition("\n\n")
     extra = re.search(r"extra headers: (\{.*\})", head)
     stream = answer.lstrip().startswith(("data:", "event:"))
@@ -114,7 +113,7 @@ def load_http(kind: str, name: str) -> Cassette:
 
 
 def _body(text: str) -> dict | None:
-    """The request's body; None if there is none, or if it was recorded in part."""
+    """Return the request's body; None if there is none or if only a part of it was recorded."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -122,14 +121,14 @@ def _body(text: str) -> dict | None:
 
 
 def http_cassettes(kind: str) -> list[Cassette]:
-    """Every cassette of SGLang or llama.cpp that is of a native dialect."""
+    """Load every cassette of SGLang or llama.cpp in a native dialect."""
     names = sorted(name_from(path, kind) for path in ROOTS[kind].rglob("*.http"))
-    found = [load_http(kind, name) for name in names if name != "native_emoji_stream"]  # an answer alone
+    found = [load_http(kind, name) for name in names if name != "native_emoji_stream"]  # a response without its request
     return [cassette for cassette in found if cassette.path in DIALECTS and cassette.body is not None]
 
 
 def dialect_cassettes(kind: str = "vllm") -> list[Cassette]:
-    """Every cassette of a native dialect with a JSON body."""
+    """Load every cassette in a native dialect that has a JSON body."""
     found = [load(name, kind) for name in names(kind=kind)]
     return [cassette for cassette in found if cassette.path in DIALECTS and cassette.body is not None]
 
@@ -144,7 +143,7 @@ def plan_of(
     headers: dict | None = None,
     logprobs_mode: str | None = None,
 ) -> Plan:
-    """The plan of a call. An engine of a kind that is not among FACTS tells no version."""
+    """Return the plan of a call. An engine of a kind that is not in FACTS has no version."""
     facts = FACTS.get(kind) or EngineFacts("e", kind, None, "http://e")
     return make_plan(
         body,
@@ -164,7 +163,9 @@ def plan_of(
 def play(
     plan: Plan, cassette: Cassette, reads: Iterable[bytes] | None = None, *, found: object = None
 ) -> tuple[bytes, bytes, Step]:
-    """Feed an answer: the bytes shown at once, the withheld end, and the step. `found`: what a lookup gives."""
+    """Feed a response; return the bytes for the client, the withheld end, and the step. `found` is the result of a
+    lookup.
+    """
     exchange = Exchange(plan, cassette.status, cassette.content_type)
     shown = b"".join([exchange.feed(read) for read in ([cassette.answer] if reads is None else reads)])
     if exchange.follow_up() is not None:
@@ -174,7 +175,7 @@ def play(
 
 
 def cut(text: bytes, sizes: Iterable[int]) -> list[bytes]:
-    """The bytes in pieces of these sizes, the last one being the rest."""
+    """Split the bytes into pieces of these sizes, plus the rest."""
     pieces, position = [], 0
     for size in sizes:
         pieces.append(text[position : position + size])

@@ -1,4 +1,4 @@
-"""Drawn answers of chat, the chunks that an engine may tell them in, and the official SDK reading what we tell of them."""
+"""Hypothesis strategies for chat responses, their chunks, and what the official OpenAI SDK reads from ours."""
 
 import json
 
@@ -19,16 +19,18 @@ BODY = {"model": "gpt-5", "input": "hi", "tools": TOOLS}
 SEALED = {**BODY, "include": ["reasoning.encrypted_content", "message.output_text.logprobs"]}
 
 TEXT = st.text(max_size=12)
-SAID = st.text(min_size=1, max_size=12) | st.sampled_from(['é\n"\\', "\\ud83d", "🙂"])
+TEXTS = st.text(min_size=1, max_size=12) | st.sampled_from(['é\n"\\', "\\ud83d", "🙂"])
 
 
-def spelt(said, *, spaced, plain):
-    """Argument text of a freeform call, as models spell it."""
+def argument_text(text, *, spaced, plain):
+    """Return the argument text of a custom tool call, as models format it."""
     separators = (", ", ": ") if spaced else (",", ":")
-    return json.dumps({"input": said}, separators=separators, ensure_ascii=plain)
+    return json.dumps({"input": text}, separators=separators, ensure_ascii=plain)
 
 
-FREEFORM = st.builds(spelt, SAID, spaced=st.booleans(), plain=st.booleans()) | TEXT | st.just('{"input": "cut \\u00')
+FREEFORM = (
+    st.builds(argument_text, TEXTS, spaced=st.booleans(), plain=st.booleans()) | TEXT | st.just('{"input": "cut \\u00')
+)
 CALL = st.tuples(st.sampled_from(["look", "crm__find", "unheard_of"]), TEXT | st.just('{ "a":1.0 }')) | st.tuples(
     st.just("patch"), FREEFORM
 )
@@ -36,9 +38,9 @@ CALL = st.tuples(st.sampled_from(["look", "crm__find", "unheard_of"]), TEXT | st
 
 @st.composite
 def messages(draw, thought="reasoning"):
-    """A message as engines sample it: every kind of content, thoughts, and calls with ids of their own."""
+    """Draw a message as engines return it: every kind of content, reasoning, and calls with unique IDs."""
     message = {"role": "assistant", "content": draw(st.none() | TEXT)}
-    if thoughts := draw(st.none() | SAID):
+    if thoughts := draw(st.none() | TEXTS):
         message[thought] = thoughts
     calls = draw(st.lists(CALL, max_size=3))
     if calls:
@@ -50,21 +52,21 @@ def messages(draw, thought="reasoning"):
 
 
 def response_of(message, finish_reason="stop", **fields):
-    """The whole response that holds it."""
+    """Return the unstreamed response with this message."""
     usage = {"prompt_tokens": 5, "completion_tokens": 7, "total_tokens": 12}
     choice = {"index": 0, "message": message, "finish_reason": finish_reason, **fields}
     return {"id": "chatcmpl-1", "object": "chat.completion", "model": "m", "choices": [choice], "usage": usage}
 
 
 def cut(draw, text):
-    """The text in pieces, of which some are empty."""
+    """Split the text into pieces, some of which are empty."""
     places = sorted(draw(st.lists(st.integers(0, len(text)), max_size=4)))
     return [text[start:end] for start, end in zip([0, *places], [*places, len(text)], strict=True)]
 
 
 @st.composite
-def told_in_chunks(draw, message, finish_reason="stop"):
-    """Chunks of a stream that say this message, in the order that engines say its fields in."""
+def in_chunks(draw, message, finish_reason="stop"):
+    """Return the chunks of a stream with this message, in the order in which engines send its fields."""
     deltas = [{"role": "assistant", "content": ""}] if draw(st.booleans()) else []
     for name in ("reasoning", "reasoning_content", "content"):
         deltas += [{name: piece} for piece in cut(draw, message.get(name) or "")]
@@ -83,7 +85,7 @@ def told_in_chunks(draw, message, finish_reason="stop"):
 
 
 def _joined(draw, deltas):
-    """Neighbours that say different fields may come as one."""
+    """Merge some neighbouring chunks that have different fields."""
     joined = []
     for delta in deltas:
         if joined and not joined[-1].keys() & delta.keys() and draw(st.booleans()):
@@ -99,7 +101,7 @@ def _chunk(delta):
 
 
 def folded(chunks):
-    """The response that the chunks fold to."""
+    """Return the response accumulated from the chunks."""
     fold = ChatAccumulator()
     for chunk in chunks:
         fold.feed(chunk)
@@ -107,14 +109,14 @@ def folded(chunks):
 
 
 def stream_of(body, chunks, error=None):
-    """The whole stream that a client gets."""
+    """Return the whole stream that a client gets."""
     renderer = RESPONSES.renderer(body, TOLD)
-    told = b"".join([renderer.feed(chunk) for chunk in chunks])
-    return told + renderer.finish(folded(chunks) if error is None else None, error)
+    stream = b"".join([renderer.feed(chunk) for chunk in chunks])
+    return stream + renderer.finish(folded(chunks) if error is None else None, error)
 
 
 def events_of(stream):
-    """The events of a stream, each of whose two lines say the same kind."""
+    """Return the events of a stream, whose `event` line equals the type in its data."""
     events = []
     for block in stream.decode().split("\n\n")[:-1]:
         kind, text = block.split("\n")
@@ -125,7 +127,7 @@ def events_of(stream):
 
 
 def as_chat(message, thought="reasoning"):
-    """The message that a client of chat sends back: what was sampled, by the name that the engine reads thoughts by."""
+    """Return the message that a chat client sends back, with the field for reasoning that the engine reads."""
     thoughts = message.get("reasoning") or message.get("reasoning_content")
     calls = [{name: call[name] for name in ("id", "type", "function")} for call in message.get("tool_calls") or ()]
     return (
@@ -136,11 +138,11 @@ def as_chat(message, thought="reasoning"):
 
 
 def sampled_calls(message):
-    """Argument texts by call id, as the rollout's earlier steps have them."""
+    """Return argument texts by call ID, as the rollout's earlier steps have them."""
     return {call["id"]: call["function"]["arguments"] for call in message.get("tool_calls") or ()}
 
 
-# A call with everything in it, of which any place may be something else.
+# A call with everything in it, to be changed anywhere.
 RICH = {
     "model": "m", "instructions": "i", "stream": True, "temperature": 0.5, "max_output_tokens": 5, "top_logprobs": 2,
     "include": ["message.output_text.logprobs", "reasoning.encrypted_content"], "metadata": {"a": "b"}, "user": "u",
@@ -175,7 +177,7 @@ EARLIER = ResolvedReferences(items={"msg_0": {"role": "assistant", "content": "a
 
 
 def places_of(value, at=()):
-    """Every place within a value."""
+    """Return the paths of all values within a value."""
     yield at
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for name, part in inner:
@@ -183,13 +185,13 @@ def places_of(value, at=()):
 
 
 def changed(value, at, part):
-    """The value with something else at a place that it may have."""
+    """Return the value with something else at a path, if it has that path."""
     if not at:
         return part
     if isinstance(value, dict) and at[0] in value:
         return value | {at[0]: changed(value[at[0]], at[1:], part)}
     if isinstance(value, list):
-        return [changed(one, at[1:], part) if number == at[0] else one for number, one in enumerate(value)]
+        return [changed(element, at[1:], part) if number == at[0] else element for number, element in enumerate(value)]
     return value
 
 
@@ -203,7 +205,7 @@ ODD = [
 
 @st.composite
 def odd_bodies(draw):
-    """That call with something else in some places."""
+    """Draw that call with some of its values replaced."""
     body = RICH
     for _ in range(draw(st.integers(1, 3))):
         body = changed(body, draw(st.sampled_from(PLACES)), draw(st.sampled_from(ODD)))

@@ -1,6 +1,6 @@
-"""Rollout servers after Osmosis' protocols (71b6d83; f47b00f~1), on a real socket, and a proxy that knows one of them.
+"""Rollout servers by Osmosis' protocols (71b6d83; f47b00f~1) on a real socket, and a proxy that is configured with one.
 
-The mask is computed as theirs is: the length of the rendered messages now, less that of the call before and what it sampled.
+The mask is computed as they do it: the length of the rendered messages, minus that of the previous call and its sample.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ _CATEGORIES = {429: "rate_limited"}
 
 
 class RolloutServer:
-    """Drives rollouts: `/rollout` to their end, `/v1/rollout/init` to their beginning."""
+    """A server that runs rollouts: `/rollout` to their end, `/v1/rollout/init` to their start."""
 
     def __init__(self, http: aiohttp.ClientSession) -> None:
         self.http = http
@@ -38,7 +38,7 @@ class RolloutServer:
         self.answers: list[dict] = []
         self.over = asyncio.Event()
         self.wrong_by = 0
-        self.is_slow = False  # to answer an init: its first call is made long before
+        self.is_slow = False  # to answer an init: the first call is made long before
         self.tools = [ADD]
         self.status = 200
         self.told: Any = None
@@ -47,67 +47,67 @@ class RolloutServer:
         self.tasks: list[asyncio.Task] = []
 
     async def rollout(self, request: web.Request) -> web.Response:
-        asked = await self._note(request)
+        body = await self._note(request)
         if self.release is not None:
             await self.release.wait()
         if self.raw is not None:
             return web.Response(body=self.raw)
         if self.status != 200 or self.told is not None:
             return web.json_response(self.told, status=self.status, headers={"Location": f"{self.url}/elsewhere"})
-        return web.json_response(await self.run(asked))
+        return web.json_response(await self.run(body))
 
     async def elsewhere(self, request: web.Request) -> web.Response:
-        """Where a redirect would lead to, and a server of the allow-list must not lead anybody."""
+        """Redirect, which a server of the allow-list may not do."""
         return web.json_response({"rollout_id": "r1", "status": "COMPLETED"})
 
     async def init(self, request: web.Request) -> web.Response:
-        asked = await self._note(request)
+        body = await self._note(request)
         if self.status != 200:
             return web.json_response({"error": "no"}, status=self.status)
         self.tasks.append(
-            asyncio.create_task(self.chat(asked))
-        )  # as the reference: it may call before this is answered
+            asyncio.create_task(self.chat(body))
+        )  # as in the reference: it may call before this is answered
         if self.is_slow:
             await asyncio.wait(self.tasks, timeout=0.3)
-        return web.json_response({"rollout_id": asked["rollout_id"], "tools": self.tools}, status=202)
+        return web.json_response({"rollout_id": body["rollout_id"], "tools": self.tools}, status=202)
 
     async def _note(self, request: web.Request) -> dict:
         self.asked.append(await request.json())
         self.headers.append({name.lower(): value for name, value in request.headers.items()})
         return self.asked[-1]
 
-    async def run(self, asked: dict) -> dict:
-        """The synchronous loop: its answer is the RolloutResponse."""
-        messages, sampled, before = [dict(message) for message in asked["messages"]], 0, None
-        for calls in range(1, asked.get("max_turns", 10) + 1):
+    async def run(self, body: dict) -> dict:
+        """Run the synchronous loop; the response is the RolloutResponse."""
+        messages, sampled, before = [dict(message) for message in body["messages"]], 0, None
+        for calls in range(1, body.get("max_turns", 10) + 1):
             length = rendered_length(messages)
             mask = None if before is None else [0] * (length - before + self.wrong_by) or None
             self.masks.append(mask)
-            status, answer = await self._complete(asked, messages, mask)
+            status, answer = await self._complete(body, messages, mask)
             if status != 200:
                 category = _CATEGORIES.get(status, "trainer_server_error" if status >= 500 else "trainer_client_error")
                 fields = {"error_category": category, "http_status": status}
-                return self._result(asked, "ERROR", messages, error_message="failed", extra_fields=fields)
+                return self._result(body, "ERROR", messages, error_message="failed", extra_fields=fields)
             self.answers.append(answer)
             before = length + len(answer["token_ids"])
             sampled += len(answer["token_ids"])
             metrics = {"num_llm_calls": calls}
-            if sampled >= asked["max_tokens_total"]:
-                return self._result(asked, "COMPLETED", messages, finish_reason="max_tokens", metrics=metrics)
+            if sampled >= body["max_tokens_total"]:
+                return self._result(body, "COMPLETED", messages, finish_reason="max_tokens", metrics=metrics)
             message = answer["choices"][0]["message"]
             messages.append(message)
             if not message.get("tool_calls"):
-                return self._result(asked, "COMPLETED", messages, finish_reason="stop", metrics=metrics)
+                return self._result(body, "COMPLETED", messages, finish_reason="stop", metrics=metrics)
             messages += [{"role": "tool", "content": "5", "tool_call_id": call["id"]} for call in message["tool_calls"]]
-        return self._result(asked, "COMPLETED", messages, finish_reason="max_turns", metrics=metrics)
+        return self._result(body, "COMPLETED", messages, finish_reason="max_turns", metrics=metrics)
 
-    async def _complete(self, asked: dict, messages: list[dict], mask: list[int] | None) -> tuple[int, dict]:
-        """A CompletionsRequest: its messages say null for what they have not."""
+    async def _complete(self, request: dict, messages: list[dict], mask: list[int] | None) -> tuple[int, dict]:
+        """Make a CompletionsRequest; absent fields of its messages are null."""
         nulls = {"tool_calls": None, "tool_call_id": None}
         body = {
             "model": "default",
             "messages": [{**nulls, **message} for message in messages],
-            "rollout_id": asked["rollout_id"],
+            "rollout_id": request["rollout_id"],
             "temperature": 1.0,
             "top_p": 1.0,
             "max_tokens": 64,
@@ -115,37 +115,42 @@ class RolloutServer:
             "logprobs": True,
             "response_mask": mask,
         }
-        headers = {"Authorization": f"Bearer {asked['callback_api_key']}"} if asked.get("callback_api_key") else {}
-        return await post(self.http, asked["server_url"] + "/v1/completions", body, headers)
+        headers = {"Authorization": f"Bearer {request['callback_api_key']}"} if request.get("callback_api_key") else {}
+        return await post(self.http, request["server_url"] + "/v1/completions", body, headers)
 
-    async def chat(self, asked: dict) -> None:
-        """The asynchronous loop, of one call: nulls are left out, and no tools are named."""
-        headers = {"Authorization": f"Bearer {asked['api_key']}"}
-        body = {"model": "default", "messages": asked["messages"], "rollout_id": asked["rollout_id"], "logprobs": True}
-        _, answer = await post(self.http, asked["server_url"] + "/v1/chat/completions", body, headers)
+    async def chat(self, request: dict) -> None:
+        """Run the asynchronous loop of one call, without null fields and without tools."""
+        headers = {"Authorization": f"Bearer {request['api_key']}"}
+        body = {
+            "model": "default",
+            "messages": request["messages"],
+            "rollout_id": request["rollout_id"],
+            "logprobs": True,
+        }
+        _, answer = await post(self.http, request["server_url"] + "/v1/chat/completions", body, headers)
         self.answers.append(answer)
-        result = self._result(asked, "COMPLETED", asked["messages"], finish_reason="stop", reward=0.5)
-        self.over.result = await post(self.http, asked["server_url"] + "/v1/rollout/completed", result, headers)
+        result = self._result(request, "COMPLETED", request["messages"], finish_reason="stop", reward=0.5)
+        self.over.result = await post(self.http, request["server_url"] + "/v1/rollout/completed", result, headers)
         self.over.set()
 
-    def _result(self, asked: dict, status: str, messages: list[dict], **said) -> dict:
-        return {"rollout_id": asked["rollout_id"], "status": status, "final_messages": messages, **said}
+    def _result(self, body: dict, status: str, messages: list[dict], **fields) -> dict:
+        return {"rollout_id": body["rollout_id"], "status": status, "final_messages": messages, **fields}
 
 
 def rendered_length(messages: list[dict]) -> int:
-    """How long the prompt of these messages is, tools aside."""
+    """Return the length of the prompt of these messages, without tools."""
     return len(load_tokenizer().encode(render(messages)))
 
 
 async def post(http: aiohttp.ClientSession, url: str, body: Any, headers=None) -> tuple[int, Any]:
-    """Status and JSON of an answer."""
+    """Return status and JSON of a response."""
     async with http.post(url, json=body, headers=headers) as answer:
         return answer.status, orjson.loads(await answer.read())
 
 
 @asynccontextmanager
 async def rollout_server() -> AsyncIterator[RolloutServer]:
-    """A rollout server, listening."""
+    """Start a rollout server."""
     async with aiohttp.ClientSession() as http:
         server = RolloutServer(http)
         app = web.Application()
@@ -164,10 +169,10 @@ async def rollout_server() -> AsyncIterator[RolloutServer]:
 
 
 @asynccontextmanager
-async def dispatching(engine_url: str, store, server: RolloutServer, **said) -> AsyncIterator[SimpleNamespace]:
-    """A proxy that knows this server as `calculator`; gives `url`, `get` and `post` (status and JSON)."""
-    osmosis = {"servers": {"calculator": {"url": server.url, "api_key": "server-key"}}, **said.pop("osmosis", {})}
-    settings = settings_for(engine_url, osmosis=osmosis, **said)
+async def dispatching(engine_url: str, store, server: RolloutServer, **sections) -> AsyncIterator[SimpleNamespace]:
+    """Start a proxy that knows this server as `calculator`; yield `url`, `get` and `post` (status and JSON)."""
+    osmosis = {"servers": {"calculator": {"url": server.url, "api_key": "server-key"}}, **sections.pop("osmosis", {})}
+    settings = settings_for(engine_url, osmosis=osmosis, **sections)
     async with aiohttp.ClientSession() as http, running(settings, store) as served:
 
         async def get(path: str, headers=None):

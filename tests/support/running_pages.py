@@ -1,8 +1,7 @@
-"""Blocks of pages, run as a reader would: Python and shell against a served proxy, the rest checked for what it is.
+"""Blocks of pages, run as a reader would: Python and shell against a served proxy, other languages validated.
 
-Holds one function for each language of a block, and one for each program of a shell line. Rule: what nobody checks is an
-error that says what to do. The addresses that pages use stand for those that are served: 127.0.0.1:8400 for the proxy, 8000
-and 8401 for an engine.
+There is one function for each language and one for each program of a shell line; an unknown one is an error with the
+fix. The addresses in pages are replaced by those of the test: 127.0.0.1:8400 is the proxy, 8000 and 8401 are engines.
 """
 
 import contextlib
@@ -27,15 +26,15 @@ from proxy.api.control.openapi import ROUTES
 from proxy.cli.main import app
 from proxy.config.settings import load
 
-LASTING = {"serve", "simulate", "tail"}  # their lines are read as the command line reads them, and not run
-KEY = "CONTROL_KEY"  # a line that has it is sent to a proxy with this control key
+LASTING = {"serve", "simulate", "tail"}  # their options are parsed, and they do not run
+KEY = "CONTROL_KEY"  # a line with this is sent to a proxy with this control key
 _TARGETS = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 _PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 @dataclass
 class Reader:
-    """Who follows a page: where things are served, the folder that is stood in, and the names made so far."""
+    """The state of a page's reader: addresses, working directory, and the names defined so far."""
 
     proxy: str
     keyed: str
@@ -44,7 +43,7 @@ class Reader:
     names: dict[str, Any] = field(default_factory=lambda: {"__name__": "__main__"})
 
     def here(self, text: str) -> str:
-        """A text with the addresses that are served."""
+        """Return a text with the addresses that are served."""
         served = self.keyed if KEY in text else self.proxy
         text = re.sub(r"(?:http://)?(127\.0\.0\.1|localhost):8400", lambda found: _like(found, served), text)
         return re.sub(
@@ -57,10 +56,14 @@ def _like(found: re.Match[str], url: str) -> str:
 
 
 def follow(block: Block, reader: Reader) -> str:
-    """Check a block as its language is checked; what it printed. Raises AssertionError with its place."""
+    """Check a block by its language; return what it printed.
+
+    Raises:
+        AssertionError: the block is wrong; the message has its location.
+    """
     assert block.language in LANGUAGES, (
-        f"{block.place}: nobody checks blocks of {block.language or 'no language'!r}. Use one of {sorted(LANGUAGES)} "
-        "(`console` and `text` are output, and not run), or say above it who does: <!-- checked by tests/… -->"
+        f"{block.place}: no check exists for blocks of {block.language or 'no language'!r}. Use one of {sorted(LANGUAGES)} "
+        "(`console` and `text` are output and not run), or name its test above it: <!-- checked by tests/… -->"
     )
     try:
         return LANGUAGES[block.language](block.text, reader) or ""
@@ -77,7 +80,7 @@ def _python(text: str, reader: Reader) -> str:
 
 
 def _bash(text: str, reader: Reader) -> str:
-    """Each line by its program; what is no program of ours is run by bash, all in one."""
+    """Run each line by its program; those that are not ours run in bash, together."""
     script, printed = [], []
     for line in _lines(text):
         words = shlex.split(line, comments=True)
@@ -94,7 +97,7 @@ def _bash(text: str, reader: Reader) -> str:
 
 
 def _refuse_strangers(line: str) -> None:
-    """What bash runs here: curl, and what every machine has."""
+    """Reject programs other than curl and those that every machine has."""
     first = line.split(maxsplit=1)[0]
     known = {
         "curl",
@@ -130,9 +133,9 @@ def _run_bash(script: str, reader: Reader) -> str:
 
 
 def _console(text: str, reader: Reader) -> None:
-    """A transcript: not run, but its commands of ours are read as the command line reads them."""
+    """Parse the commands of a transcript without running them."""
     for line in _lines(text):
-        with contextlib.suppress(ValueError):  # output may have a quote of its own
+        with contextlib.suppress(ValueError):  # output may contain a quote
             words = shlex.split(line, comments=True)
             if words[:1] == ["$"] and words[1:2] in (["make"], ["pip"]):
                 PROGRAMS[words[1]](words[1:], reader)
@@ -143,23 +146,23 @@ def _console(text: str, reader: Reader) -> None:
 
 
 def _vllm(words: list[str]) -> None:
-    """vLLM's flags are such as a real one was started with."""
+    """Check that vLLM's flags are among those of the real engine's tests."""
     seen = (ROOT / "tests" / "system" / "real_engines" / "conftest.py").read_text()
     for flag, value in zip(words, [*words[1:], "--"], strict=True):
         if flag.startswith("--"):
-            said = flag if value.startswith("--") else f"{flag}={value}"
-            assert f'"{said}"' in seen, f"tests/system/real_engines starts vLLM without {said}"
+            option = flag if value.startswith("--") else f"{flag}={value}"
+            assert f'"{option}"' in seen, f"tests/system/real_engines does not start vLLM with {option}"
 
 
 def _lines(text: str) -> Iterator[str]:
-    """The lines of a script, those joined that a backslash or an open quote joins."""
+    """Split a script into lines, joined at a backslash or an open quote."""
     gathered = ""
     for line in text.splitlines():
         gathered = f"{gathered}\n{line}" if gathered else line
         if not gathered.endswith("\\") and _is_whole(gathered):
             yield gathered
             gathered = ""
-    assert not gathered, f"a line that does not end: {gathered}"
+    assert not gathered, f"an incomplete line: {gathered}"
 
 
 def _is_whole(line: str) -> bool:
@@ -171,7 +174,7 @@ def _is_whole(line: str) -> bool:
 
 
 def read_command(words: list[str]) -> None:
-    """Read a line of ours as the command line does, without doing it. Raises click's error for what it does not know."""
+    """Parse one of our command lines without running it. Raises click's error if it is invalid."""
     command: Any = typer.main.get_command(app)
     while hasattr(command, "commands") and words and not words[0].startswith("-"):
         name, *words = words
@@ -202,7 +205,7 @@ def _make(words: list[str], _: Reader) -> None:
 
 
 def _pip(words: list[str], _: Reader) -> None:
-    """An installation: the extras of ours that it names are there."""
+    """Check that the extras in an installation exist."""
     assert "install" in words
     for word in words:
         if found := re.match(r"(?:tokentape|\.)\[(.*)\]", word):
@@ -210,7 +213,7 @@ def _pip(words: list[str], _: Reader) -> None:
 
 
 def _python_file(words: list[str], _: Reader) -> None:
-    """A program of the tree, which a test of its own runs, or a module."""
+    """Check that a program of the tree, which has its own test, or a module exists."""
     path = next(word for word in words[1:] if not word.startswith("-"))
     module = path.replace(".", "/") if words[1] == "-m" else path
     assert path in ("venv", "pip") or (ROOT / module).exists() or (ROOT / f"{module}.py").exists(), (
@@ -219,7 +222,7 @@ def _python_file(words: list[str], _: Reader) -> None:
 
 
 def _only_said(words: list[str], _: Reader) -> None:
-    """A step of which nothing can be checked here but that it names a place: `git clone`, `cd`, activating."""
+    """Check a command that only sets the stage: `git clone`, `cd`, activating."""
     assert len(words) > 1
 
 
@@ -238,7 +241,7 @@ PROGRAMS: dict[str, Callable[[list[str], Reader], str | None]] = {
 
 
 def _yaml(text: str, reader: Reader) -> None:
-    """Our configuration; other people's files, told by their first keys, are only parsed."""
+    """Load our configuration; parse other YAML files, recognised by their first keys."""
     read = yaml.safe_load(text)
     if not {"apiVersion", "services", "scrape_configs", "groups"} & read.keys():
         (reader.folder / "page.yaml").write_text(text)
@@ -246,7 +249,7 @@ def _yaml(text: str, reader: Reader) -> None:
 
 
 def _http(text: str, _: Reader) -> None:
-    """A request in words: the route is there, and its body is one that the route takes."""
+    """Check that the route of an HTTP request exists and accepts its body."""
     head, _, body = text.partition("\n\n")
     method, path, _version = head.splitlines()[0].split()
     route = next(route for route in ROUTES if route.method == method.lower() and _is_at(path.split("?")[0], route.path))
@@ -269,7 +272,7 @@ def _toml(text: str, _: Reader) -> None:
 
 
 def _output(_text: str, _reader: Reader) -> None:
-    """What somebody saw."""
+    """Accept output."""
 
 
 LANGUAGES: dict[str, Callable[[str, Reader], str | None]] = {

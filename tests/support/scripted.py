@@ -1,4 +1,4 @@
-"""An engine in vLLM's shapes that says what a test tells it to, and its tokenizer: a word is a token."""
+"""An engine in vLLM's shapes with scripted texts, and its tokenizer, in which a word is a token."""
 
 import re
 from typing import Any
@@ -11,7 +11,7 @@ _WORDS = re.compile(r"<[^<>]*>|\s*[^\s<]+|\s+")
 
 
 class Words:
-    """A tokenizer as transformers has them; ids are given in the order in which words are first seen."""
+    """A tokenizer with transformers' interface; ids are assigned in the order in which words are first seen."""
 
     bos_token = BOS
 
@@ -28,13 +28,13 @@ class Words:
 
     def apply_chat_template(self, messages, tools=None, tokenize=False, add_generation_prompt=True) -> str:
         assert not tokenize
-        told = f"<tools {len(tools)}>" if tools else ""
+        prefix = f"<tools {len(tools)}>" if tools else ""
         turns = "".join(f"<{message['role']}>{message['content']}{EOS}" for message in messages)
-        return BOS + told + turns + ("<assistant>" if add_generation_prompt else "")
+        return BOS + prefix + turns + ("<assistant>" if add_generation_prompt else "")
 
 
 class ScriptedEngine:
-    """Says `texts` in turn, one a choice, each ended by EOS if `finish_reason` is stop; what it leaves out, a test sets."""
+    """Answer with `texts`, one a choice, each with an EOS if `finish_reason` is stop; a test sets omissions."""
 
     def __init__(self, engine: FakeEngine) -> None:
         self.words = Words()
@@ -46,7 +46,7 @@ class ScriptedEngine:
         engine.answering = self.answer
 
     def says(self, *texts: str, finish_reason: str = "stop") -> None:
-        """These, and then nothing."""
+        """Set the texts, and an end after them."""
         self.texts, self.finish_reason = list(texts), finish_reason
 
     async def answer(self, request: web.Request, body: dict) -> web.StreamResponse:
@@ -81,12 +81,14 @@ class ScriptedEngine:
         choice = {"index": index, "finish_reason": self.finish_reason}
         if is_chat:
             choice["message"] = {"role": "assistant", "content": text, **self.message}
-            told = {
-                "content": [{"token": "t", "logprob": each, "bytes": None, "top_logprobs": []} for each in logprobs]
+            result = {
+                "content": [
+                    {"token": "t", "logprob": logprob, "bytes": None, "top_logprobs": []} for logprob in logprobs
+                ]
             }
         else:
             choice["text"] = text
-            told = {
+            result = {
                 "tokens": ["t"] * len(logprobs),
                 "token_logprobs": logprobs,
                 "top_logprobs": None,
@@ -95,4 +97,4 @@ class ScriptedEngine:
         if not self.tells_ids:
             return choice
         of_prompt = {} if is_chat else {"prompt_token_ids": prompt}
-        return {**choice, "token_ids": ids, "logprobs": told, **of_prompt}
+        return {**choice, "token_ids": ids, "logprobs": result, **of_prompt}

@@ -1,4 +1,4 @@
-"""A proxy that serves the routes of Atropos' proxy, and a client that knows nothing but HTTP."""
+"""A proxy that serves the routes of Atropos' proxy, and a plain HTTP client."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -15,12 +15,14 @@ HELLO = [{"role": "user", "content": "Hello!"}]
 
 
 @asynccontextmanager
-async def serving_sessions(store, engine_url=None, *, shape="vllm", **said) -> AsyncIterator[SimpleNamespace]:
-    """Gives `url`, `engine_url`, `ask(method, path, body=None, headers=None)` (status, JSON) and `create(**terms)` (a uuid)."""
+async def serving_sessions(store, engine_url=None, *, shape="vllm", **sections) -> AsyncIterator[SimpleNamespace]:
+    """Yield `url`, `engine_url`, `ask(method, path, body=None, headers=None)` (status, JSON) and `create(**terms)`
+    (UUID).
+    """
     async with AsyncExitStack() as stack:
         if engine_url is None:
             engine_url = await stack.enter_async_context(simulating("127.0.0.1:0", Options(shape=shape)))
-        settings = settings_for(engine_url, **{"atropos": {"enabled": True}, **said})
+        settings = settings_for(engine_url, **{"atropos": {"enabled": True}, **sections})
         served = await stack.enter_async_context(running(settings, store))
         http = await stack.enter_async_context(aiohttp.ClientSession())
 
@@ -30,9 +32,9 @@ async def serving_sessions(store, engine_url=None, *, shape="vllm", **said) -> A
                 return answer.status, orjson.loads(text) if text[:1] in b"{[" else text
 
         async def create(**terms):
-            status, told = await ask("POST", "/sessions/create", terms)
-            assert 200 == status, told
-            return told["uuid"]
+            status, body = await ask("POST", "/sessions/create", terms)
+            assert 200 == status, body
+            return body["uuid"]
 
         yield SimpleNamespace(
             url=served.url, control_url=served.control_url, engine_url=engine_url, ask=ask, create=create
@@ -40,6 +42,6 @@ async def serving_sessions(store, engine_url=None, *, shape="vllm", **said) -> A
 
 
 def failing(status, message):
-    """The error body of Atropos' proxy."""
+    """Return the error body of Atropos' proxy."""
     kind = "server_error" if status >= 500 else "invalid_request_error"
     return status, {"error": {"message": message, "type": kind, "code": status}}

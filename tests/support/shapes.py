@@ -1,4 +1,4 @@
-"""The shapes of rollouts, as one literal table: how each is made, and what it must come to.
+"""The shapes of rollouts as one literal table: the steps of each, and the expected tree and rows.
 
 `tests/trajectory/test_shapes.py` asserts it, and docs/shapes.md shows it.
 """
@@ -16,7 +16,7 @@ LOST = {"delivered": False, **TWIN}
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What is counted of a shape: its tree, then its rows. `total` is the length of all rows together."""
+    """The counts of a shape's tree and rows. `total` is the length of all rows together."""
 
     nodes: int
     roots: int
@@ -44,7 +44,7 @@ class Shape:
 
 
 def turn(*ids: int, finish: str = "stop", index: int = 0):
-    """What was sampled in one turn."""
+    """Return the sampled ids of one turn."""
     return make_choice(index, ids, finish_reason=finish)
 
 
@@ -55,7 +55,7 @@ _LONG_PATH = " ".join(step.step_id for step in _LONG)
 SHAPES = (
     Shape(
         "linear",
-        "Three turns, each going on from the one before.",
+        "Three turns, each continuing the previous one.",
         (
             make_step("a", [1, 2], turn(10, EOS)),
             make_step("b", [1, 2, 10, EOS, 3], turn(20, 21, EOS)),
@@ -79,7 +79,7 @@ SHAPES = (
     ),
     Shape(
         "parallel tool calls",
-        "One turn calls two tools at once; both results come back in one prompt.",
+        "One turn calls two tools in parallel; both results are in one prompt.",
         (
             make_step("a", [1], turn(10, 11, 12, 13, EOS, finish="tool_calls")),
             make_step("b", [1, 10, 11, 12, 13, EOS, 50, 51], turn(20, EOS)),
@@ -90,7 +90,7 @@ SHAPES = (
     ),
     Shape(
         "parallel calls",
-        "After one turn the agent makes three calls at once, with other last messages, and goes on from one of them.",
+        "After one turn the agent makes three parallel calls with different last messages, and continues one of them.",
         (
             make_step("a", [1], turn(10, EOS)),
             make_step("b", [1, 10, EOS, 2], turn(20, EOS)),
@@ -104,7 +104,7 @@ SHAPES = (
     ),
     Shape(
         "parallel samples",
-        "Two calls of one body, both delivered, neither gone on from: nothing says that one is a retry, so both stay.",
+        "Two calls with the same body, both delivered, neither continued: neither is known to be a retry, so both stay.",
         (make_step("a", [1, 2], turn(10, EOS), **TWIN), make_step("b", [1, 2], turn(20, 21, EOS), **TWIN)),
         paths=("a", "b"),
         rows=("a", "b"),
@@ -112,7 +112,7 @@ SHAPES = (
     ),
     Shape(
         "sub-agents",
-        "A planner, and two sub-agents with system prompts of their own, whose reports come back to the planner.",
+        "A planner, and two sub-agents with their own system prompts, whose reports are in the planner's next prompt.",
         (
             make_step("a", [1, 100], turn(10, EOS)),
             make_step("b", [1, 200, 2], turn(20, EOS)),
@@ -126,7 +126,7 @@ SHAPES = (
     ),
     Shape(
         "compaction",
-        "The history is replaced by a summary that the model wrote; it goes on from there.",
+        "The history is replaced by a summary that the model wrote, which is then continued.",
         (
             make_step("a", [1], turn(10, EOS)),
             make_step("b", [1, 10, EOS, 2], turn(20, EOS)),
@@ -140,7 +140,7 @@ SHAPES = (
     ),
     Shape(
         "retry of the last call",
-        "The last answer did not reach the agent, which asked again and stopped.",
+        "The last response did not reach the agent, which retried and stopped.",
         (
             make_step("a", [1], turn(10, EOS)),
             make_step("b", [1, 10, EOS, 2], turn(20, EOS), **LOST),
@@ -152,7 +152,7 @@ SHAPES = (
     ),
     Shape(
         "retry, then continued",
-        "An answer was asked for again, though both seemed delivered, and the agent went on from the second.",
+        "A call was retried although both responses seemed delivered, and the agent continued the second.",
         (
             make_step("a", [1], turn(10, EOS), **TWIN),
             make_step("b", [1], turn(20, EOS), **TWIN),
@@ -176,7 +176,7 @@ SHAPES = (
     ),
     Shape(
         "rollback by one turn",
-        "The agent takes its last turn back and asks something else instead.",
+        "The agent removes its last turn and sends another message instead.",
         (
             make_step("a", [1], turn(10, EOS)),
             make_step("b", [1, 10, EOS, 2], turn(20, EOS)),
@@ -188,7 +188,7 @@ SHAPES = (
     ),
     Shape(
         "rollback by several turns",
-        "The agent goes back over two turns, to its first, and takes another way.",
+        "The agent removes two turns and continues the first one in another way.",
         (
             make_step("a", [1], turn(10, EOS)),
             make_step("b", [1, 10, EOS, 2], turn(20, EOS)),
@@ -202,7 +202,7 @@ SHAPES = (
     ),
     Shape(
         "edited history",
-        "The agent changes what the model said and goes on: the prompt holds no whole turn of the model's any more.",
+        "The agent edits the model's reply and continues: the prompt contains no complete turn of the model.",
         (
             make_step("a", [1], turn(10, 11, 12, EOS)),
             make_step("b", [1, 10, 99, 12, EOS, 2], turn(20, EOS)),
@@ -214,7 +214,7 @@ SHAPES = (
     ),
     Shape(
         "n > 1, one choice continued",
-        "Three choices of one call; the agent goes on from the second, and the others stay rows of their own.",
+        "Three choices of one call; the agent continues the second, and the others remain separate rows.",
         (
             make_step("a", [1, 2], turn(10, EOS), turn(11, 12, EOS, index=1), turn(13, EOS, index=2)),
             make_step("b", [1, 2, 11, 12, EOS, 3], turn(20, EOS)),
@@ -225,7 +225,7 @@ SHAPES = (
     ),
     Shape(
         "truncated turn continued",
-        "A turn ran into its limit; the next call has it as its prompt, with nothing between.",
+        "A turn reached its token limit; the next call has it as its prompt, with nothing in between.",
         (
             make_step("a", [1], turn(10, 11, 12, finish="length")),
             make_step("b", [1, 10, 11, 12], turn(13, 14, EOS)),
@@ -236,7 +236,7 @@ SHAPES = (
     ),
     Shape(
         "empty completion",
-        "The model ends its turn at once: the end token is all that was sampled, and it is trained.",
+        "The model ends its turn at once: the EOS is the only sampled token, and it is trained.",
         (
             make_step("a", [1], turn(10, EOS)),
             make_step("b", [1, 10, EOS, 2], turn(EOS)),
@@ -248,7 +248,7 @@ SHAPES = (
     ),
     Shape(
         "identical samples",
-        "Two calls with other seeds sampled the same ids: both were sampled, both are trained; what follows has one parent.",
+        "Two calls with different seeds sampled the same ids: both are trained, and the next step has one parent.",
         (
             make_step("a", [1], turn(10, EOS)),
             make_step("b", [1], turn(10, EOS)),
@@ -268,7 +268,7 @@ SHAPES = (
     ),
     Shape(
         "several replicas",
-        "Two replicas whose clocks differ answered by turns: names sort against what happened (m1, k2, m3, k4), ids do not.",
+        "Two replicas whose clocks differ answered in turn: the order of step IDs is wrong (m1, k2, m3, k4).",
         (
             make_step("k4", [1, 10, EOS, 2, 20, EOS, 3, 30, EOS, 4], turn(40, EOS)),
             make_step("m1", [1], turn(10, EOS)),

@@ -1,4 +1,4 @@
-"""Reading back what the proxy stored, straight from the store."""
+"""Steps and rollouts read directly from the store."""
 
 import asyncio
 
@@ -11,19 +11,19 @@ TIMEOUT_S = 50
 
 
 async def steps_of(store, rollout_id: str) -> list[Step]:
-    """The steps of a rollout, in order of storing."""
+    """Return the steps of a rollout, in storage order."""
     records = await store.read(rollout_id, 0, 10_000)
-    reader = BlockReader(await store.blocks(rollout_id))  # after the records: so none is missing that they lean on
+    reader = BlockReader(await store.blocks(rollout_id))  # after the records, so that none of their blocks is missing
     return [decode(record, reader, index) for index, record in enumerate(records)]
 
 
 async def rollout_of(store, rollout_id: str) -> Rollout:
-    """The rollout as it stands."""
+    """Return the stored rollout."""
     return read_rollout(await store.get(rollout_id))
 
 
 async def some_steps(store, rollout_id: str, count: int = 1) -> list[Step]:
-    """The steps, once there are so many: nobody waits for a step whose client has left."""
+    """Return the steps once there are this many: no client waits for a step after a disconnect."""
     async with asyncio.timeout(TIMEOUT_S):
         while len(steps := await steps_of(store, rollout_id)) < count:
             await asyncio.sleep(0.005)
@@ -31,7 +31,7 @@ async def some_steps(store, rollout_id: str, count: int = 1) -> list[Step]:
 
 
 async def undelivered_of(store, rollout_id: str) -> frozenset[str]:
-    """The ids of undelivered steps, once there is one."""
+    """Return the IDs of undelivered steps, once there is one."""
     async with asyncio.timeout(TIMEOUT_S):
         while not (found := read_marks(await store.marks(rollout_id)).undelivered):
             await asyncio.sleep(0.005)

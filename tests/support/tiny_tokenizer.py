@@ -13,7 +13,7 @@ WORDS = ("<unk>", "<s>", "</s>", "user", "assistant", "tools", "Say", "hi", "hel
 
 
 def make_tokenizer(folder: Path) -> Path:
-    """Write the tokenizer's files; the folder."""
+    """Write the tokenizer's files; return the folder."""
     core = Tokenizer(models.WordLevel({word: at for at, word in enumerate(WORDS)}, unk_token="<unk>"))
     core.pre_tokenizer = pre_tokenizers.Whitespace()
     made = PreTrainedTokenizerFast(

@@ -1,8 +1,8 @@
-"""Trainers' own code, as published, run without the torch, jax or ray that their packages bring.
+"""Trainers' published code, run without the torch, jax or ray that their packages depend on.
 
-`make install` puts the packages into .trainers without what they depend on (tests/system/trainers/requirements.txt). Of a
-file there, the classes and functions that read our rows are compiled as they stand, and nothing else of it; what they name
-is given by the test. Where they make tensors, `torch` below stands in: numpy arrays with the few methods that are called.
+`make install` installs the packages into .trainers without dependencies (tests/system/trainers/requirements.txt). Only
+the classes and functions that read our rows are compiled; the test supplies the names that they use. `torch` below
+makes numpy arrays with the few tensor methods that they call.
 """
 
 import __future__
@@ -22,39 +22,40 @@ import pytest
 PUBLISHED = Path(__file__).parent.parent.parent / ".trainers"
 
 
-def load_published(path: str, *names: str, **given: Any) -> ModuleType:
-    """A module of these names of a published file, a method as `Class.method`; `given` is what they need beside.
+def load_published(path: str, *names: str, **names_used: Any) -> ModuleType:
+    """Return a module with these names of a published file, a method as `Class.method`; `names_used` are those that they
+    use.
 
-    Skips the test where the package is not installed, and fails where the file has no such name any more.
+    Skips the test if the package is not installed; fails if the file does not define a name any more.
     """
     file = PUBLISHED / path
     if not file.exists():
-        pytest.skip(f"{path} is not there: make install")
+        pytest.skip(f"{path} does not exist: run make install")
     body = list(_wanted(ast.parse(file.read_text()), names))
     module = ModuleType(f"published.{file.stem}")
-    vars(module).update(given)
-    sys.modules[module.__name__] = module  # dataclasses and pydantic look their annotations up there
+    vars(module).update(names_used)
+    sys.modules[module.__name__] = module  # dataclasses and pydantic look up their annotations there
     flags = __future__.annotations.compiler_flag
     exec(compile(ast.Module(body, type_ignores=[]), str(file), "exec", flags), vars(module))
     return module
 
 
 def import_published(name: str, *inner: str, without: Sequence[str]) -> list[ModuleType]:
-    """Inner modules of an installed package, imported without its own __init__ files, and `without` what is not there.
+    """Import modules of an installed package without its __init__ files, and without the modules in `without`.
 
-    Whatever these name of a module that is not there is a plain namespace. Nothing of it stays importable.
+    Missing modules are replaced by plain namespaces. Nothing stays importable.
     """
     if not (PUBLISHED / name).exists():
-        pytest.skip(f"{name} is not there: make install")
-    given = {}
+        pytest.skip(f"{name} does not exist: run make install")
+    modules = {}
     for absent in without:
-        given[absent] = ModuleType(absent)
-        given[absent].__getattr__ = lambda _name: SimpleNamespace  # type: ignore[method-assign]
-    for package in (name, *(f"{name}.{one}".rpartition(".")[0] for one in inner)):
-        given[package] = ModuleType(package)
-        given[package].__path__ = [str(PUBLISHED.joinpath(*package.split(".")))]
-    with patch.dict(sys.modules, given):
-        return [import_module(f"{name}.{one}") for one in inner]
+        modules[absent] = ModuleType(absent)
+        modules[absent].__getattr__ = lambda _name: SimpleNamespace  # type: ignore[method-assign]
+    for package in (name, *(f"{name}.{module}".rpartition(".")[0] for module in inner)):
+        modules[package] = ModuleType(package)
+        modules[package].__path__ = [str(PUBLISHED.joinpath(*package.split(".")))]
+    with patch.dict(sys.modules, modules):
+        return [import_module(f"{name}.{module}") for module in inner]
 
 
 def _wanted(tree: ast.Module, names: Sequence[str]) -> Iterator[ast.stmt]:
@@ -74,7 +75,7 @@ def _names(node: ast.stmt) -> set[str]:
 
 
 class Array(np.ndarray):
-    """An array with a tensor's spellings."""
+    """An array with a tensor's interface."""
 
     def unsqueeze(self, axis: int) -> "Array":
         return np.expand_dims(self, axis).view(Array)

@@ -1,6 +1,6 @@
-"""The worked rollout, from which every format's worked example starts: two turns, with one tool's result between them.
+"""The example rollout of all formats: two turns, with one tool result between them.
 
-Turn 1 samples 201 202 9 after 101 102 103; turn 2 goes on with 301 302 303 304 and samples 203 9. 9 ends a turn.
+Turn 1 samples 201 202 9 after 101 102 103; turn 2 continues with 301 302 303 304 and samples 203 9. 9 ends a turn.
 """
 
 from array import array
@@ -24,19 +24,19 @@ FACTS = RolloutFacts("r1", "g1", status="completed", reward=1.0, advantages=0.5,
 
 
 def sampled(ids, logprobs, **facts):
-    """A choice of these ids and logprobs."""
+    """Return a choice of these ids and logprobs."""
     return make_choice(0, ids, logprobs=array("f", logprobs), **facts)
 
 
 def first(choice=None, **facts):
-    """Turn 1, called "a"."""
+    """Return turn 1, with the ID "a"."""
     response = {"choices": [{"index": 0, "message": REPLY, "finish_reason": "stop"}]}
     defaults = {"policy_version": "3", "request": {"messages": ASKED}, "response": response}
     return make_step("a", P, choice or sampled(S1, L1), **{**defaults, **facts})
 
 
 def second(choice=None, **facts):
-    """Turn 2, called "b"; its client claimed that 4 tokens were added."""
+    """Return turn 2, with the ID "b"; its client claimed that 4 tokens were added."""
     response = {"choices": [{"index": 0, "message": ANSWER, "finish_reason": "stop"}]}
     request = {"messages": [*ASKED, REPLY, TOOL]}
     defaults = {"policy_version": "4", "request": request, "response": response}
@@ -48,11 +48,11 @@ STEPS = [first(), second()]
 
 
 def rows(name, steps=STEPS, facts=FACTS, options=None, fill=PLAIN):
-    """The rows of a format."""
+    """Return the rows of a format."""
     return FORMATS[name].rows(facts, steps, options or Options(), fill).rows
 
 
 def gathered(name, *members, options=None, fill=PLAIN):
-    """The group of some members, each of which is given by its facts, and has the worked steps."""
+    """Return the group of these members' facts; each member has the example's steps."""
     form = FORMATS[name]
     return form.gather([form.rows(facts, STEPS, options or Options(), fill) for facts in members or (FACTS,)])

@@ -1,4 +1,4 @@
-"""Each engine's shape through the whole proxy, over real sockets, by the simulator: recorded exactly, or flagged."""
+"""Each engine's shape through the whole proxy, over sockets, with the simulator: recorded exactly, or flagged."""
 
 import openai
 import pytest
@@ -17,8 +17,8 @@ BARE = Options(shape="sglang", seed=7, has_parser=False)
 OLD = Options(shape="sglang", seed=7, supports_ids_flags=False)
 
 
-async def told(client, *, stream: bool, **more) -> tuple[str, str | None]:
-    """What the official client is told: the text and the reason to finish."""
+async def shown_to(client, *, stream: bool, **more) -> tuple[str, str | None]:
+    """Return what the official client gets: the text and the finish reason."""
     if not stream:
         reply = await client.chat.completions.create(**BODY, **more)
         return reply.choices[0].message.content or "", reply.choices[0].finish_reason
@@ -31,21 +31,21 @@ async def told(client, *, stream: bool, **more) -> tuple[str, str | None]:
 
 
 def engines_at(url: str, options: Options) -> dict:
-    """A simulator says honestly that it is no release of SGLang's; the configuration may say which one it is like."""
+    """Return settings with the kind of engine that the simulator imitates: it does not claim to be a release of SGLang."""
     return {"endpoints": [{"url": url, "version": "0.5.23" if options.shape == "sglang" else None}]}
 
 
 async def recorded(store, options: Options, *, stream: bool, rollout="r1", asks=None, **record):
-    """A call directly and through the proxy: what both clients were told, and the step."""
+    """Make a call directly and through the proxy; return what both clients got, and the step."""
     async with (
         simulating("127.0.0.1:0", options) as engine,
         proxying(None, store, record=record, engines=engines_at(engine, options)) as served,
     ):
         async with openai.AsyncOpenAI(base_url=f"{engine}/v1", api_key="none", max_retries=0) as direct:
-            expected = await told(direct, stream=stream, **(asks or {}))
+            expected = await shown_to(direct, stream=stream, **(asks or {}))
         base_url = f"{served.url}/rollouts/{rollout}/v1"
         async with openai.AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0) as client:
-            actual = await told(client, stream=stream, **(asks or {}))
+            actual = await shown_to(client, stream=stream, **(asks or {}))
     (step,) = await steps_of(store, rollout)
     return expected, actual, step
 
@@ -58,12 +58,12 @@ async def recorded(store, options: Options, *, stream: bool, rollout="r1", asks=
         (SGLANG, False, None),
         (SGLANG, True, "live"),
         (BARE, False, None),
-        (BARE, True, "replay"),  # its streams lose the logprob of the end
+        (BARE, True, "replay"),  # its streams lose the logprob of the EOS
     ],
     ids=["vllm", "vllm-stream", "sglang", "sglang-stream", "bare", "bare-stream"],
 )
 async def test_every_shape_is_recorded_exactly(store, options, stream, framing):
-    """The client is told what the engine alone would have told it; the step is exact, by whichever way it went."""
+    """The client gets what the engine alone would have sent; the step is exact, with a live or a synthetic stream."""
     expected, actual, step = await recorded(store, options, stream=stream)
 
     assert expected == actual
@@ -72,7 +72,7 @@ async def test_every_shape_is_recorded_exactly(store, options, stream, framing):
 
 
 async def test_a_live_stream_that_loses_logprobs_is_flagged(store):
-    """Told to go live, an SGLang without a parser loses the end's logprob, and the step says so."""
+    """With a forced live stream, an SGLang without a parser loses the EOS's logprob, and the step is flagged."""
     expected, actual, step = await recorded(store, BARE, stream=True, streaming="live")
 
     assert expected == actual
@@ -80,8 +80,8 @@ async def test_a_live_stream_that_loses_logprobs_is_flagged(store):
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_a_server_that_ignores_the_flags_is_flagged(store, stream):
-    """It answers as ever, and nothing is taken for an id."""
+async def test_a_server_that_ignores_the_injected_fields_is_flagged(store, stream):
+    """It answers without ids, and nothing else is taken for an id."""
     expected, actual, step = await recorded(store, OLD, stream=stream)
 
     assert expected == actual
@@ -89,8 +89,8 @@ async def test_a_server_that_ignores_the_flags_is_flagged(store, stream):
     assert 0 == step.sampled
 
 
-async def test_both_framings_and_both_ways_of_a_stream_record_the_same_tokens(store):
-    """The same seed: the same ids, logprobs and reason."""
+async def test_live_and_synthetic_streams_and_whole_responses_record_the_same_tokens(store):
+    """The same seed gives the same ids, logprobs and finish reason."""
     seen = set()
     for number, (stream, streaming) in enumerate([(False, "auto"), (True, "live"), (True, "replay")]):
         async with (
@@ -98,15 +98,15 @@ async def test_both_framings_and_both_ways_of_a_stream_record_the_same_tokens(st
             proxying(None, store, record={"streaming": streaming}, engines=engines_at(engine, SGLANG)) as served,
             openai.AsyncOpenAI(base_url=f"{served.url}/rollouts/s{number}/v1", api_key="none") as client,
         ):
-            await told(client, stream=stream, tools=[TOOL])
+            await shown_to(client, stream=stream, tools=[TOOL])
         (step,) = await steps_of(store, f"s{number}")
         seen.add((tuple(step.choices[0].ids), tuple(step.choices[0].logprobs), step.choices[0].finish_reason))
 
     assert 1 == len(seen)
 
 
-async def test_a_client_that_asks_for_logprobs_has_them_recorded_whatever_is_configured(store):
-    """`record.logprobs` is of what nobody asked for."""
+async def test_logprobs_that_a_client_requests_are_always_recorded(store):
+    """`record.logprobs` applies to logprobs that the client does not request."""
     _, _, step = await recorded(store, Options(seed=7), stream=False, asks={"logprobs": True}, logprobs="off")
 
     assert () == step.problems
@@ -116,7 +116,7 @@ async def test_a_client_that_asks_for_logprobs_has_them_recorded_whatever_is_con
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("options", [Options(seed=7), SGLANG, BARE], ids=["vllm", "sglang", "bare"])
 async def test_without_logprobs_the_ids_are_the_same_and_the_step_is_exact(store, options, stream):
-    """record.logprobs: off asks for none, misses none, and goes live where logprobs alone would be lost."""
+    """`record.logprobs: off` requests none, flags none, and streams live where only logprobs would be lost."""
     _, _, full = await recorded(store, options, stream=stream)
     expected, actual, step = await recorded(store, options, stream=stream, rollout="r2", logprobs="off")
 
@@ -128,15 +128,15 @@ async def test_without_logprobs_the_ids_are_the_same_and_the_step_is_exact(store
     assert (full.prompts, 0) == (step.prompts, len(step.choices[0].logprobs))
 
 
-async def test_rows_without_logprobs_are_exported_with_nulls_or_refused(store, http):
-    """The canonical formats say null; a format that has one for each token is refused, naming the setting."""
+async def test_rows_without_logprobs_are_exported_with_nulls_or_rejected(store, http):
+    """The canonical formats have nulls; a format with one for each token is rejected, and the error names the setting."""
     options = Options(seed=7)
     async with (
         simulating("127.0.0.1:0", options) as engine,
         proxying(None, store, record={"logprobs": "off"}, engines=engines_at(engine, options)) as served,
     ):
         async with openai.AsyncOpenAI(base_url=f"{served.url}/rollouts/r1/v1", api_key="none") as client:
-            await told(client, stream=True)
+            await shown_to(client, stream=True)
         answers = {}
         for name in ("sequences", "steps", "tinker"):
             async with http.get(f"{served.url}/rollouts/r1/export?format={name}&container=json") as answer:

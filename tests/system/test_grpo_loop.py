@@ -1,4 +1,4 @@
-"""A small loop in GRPO's shape, from opening groups to acknowledging batches, with the client that trainers use."""
+"""A small loop in GRPO's shape, from opening groups to acknowledging batches, with the Python client."""
 
 from fakes import settings_for
 from grpo_loop import check_taken, run_grpo_loop
@@ -11,7 +11,7 @@ TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "
 
 
 async def converse(agent, turns):
-    """Asks, maybe with a tool, and goes on."""
+    """Send a message, maybe with a tool, and continue the conversation."""
     messages = [{"role": "user", "content": "Count to three."}]
     for _ in range(turns):
         reply = await agent.chat.completions.create(model="policy", messages=messages, tools=[TOOL], max_tokens=24)
@@ -23,8 +23,8 @@ async def converse(agent, turns):
         messages += results or [{"role": "user", "content": "And then?"}]
 
 
-async def test_four_groups_of_four_are_opened_played_rewarded_and_taken_by_two_consumers(store):
-    """Two formats; nothing is left over, nothing comes twice, and every trained token is one that was sampled."""
+async def test_two_consumers_take_four_groups_of_four_once_each(store):
+    """Two formats; nothing is left over, nothing comes twice, and every trained token was sampled."""
     async with (
         simulating("127.0.0.1:0", Options()) as engine,
         running(settings_for(engine), store) as served,

@@ -40,8 +40,8 @@ def test_the_window_is_that_of_the_boundary(prompt):
     endings = Endings()
     (boundary,) = find_boundaries(grow([FIRST, second]))
 
-    assert endings.take("r1", FIRST) is None
-    assert boundary.window == endings.take("r1", second)
+    assert endings.add("r1", FIRST) is None
+    assert boundary.window == endings.add("r1", second)
 
 
 @pytest.mark.parametrize(
@@ -59,32 +59,32 @@ def test_the_window_is_that_of_the_boundary(prompt):
 def test_no_text_is_needed(prompt, messages, reply):
     """Where ids go on, or where ids and messages show the kind."""
     endings = Endings()
-    endings.take("r1", call("a", OPENED, [[50, 51, 52]], [ASK], reply))
+    endings.add("r1", call("a", OPENED, [[50, 51, 52]], [ASK], reply))
 
-    assert endings.take("r1", call("b", prompt, [[60]], messages, REPLY)) is None
+    assert endings.add("r1", call("b", prompt, [[60]], messages, REPLY)) is None
 
 
 def test_one_of_several_choices_may_be_gone_on_from():
     """Of choices with the same reply, any whose ids go on is enough; else the first is what was expected."""
     endings = Endings()
-    endings.take("r1", call("a", OPENED, [[50], [51]], [ASK], REPLY, REPLY))
+    endings.add("r1", call("a", OPENED, [[50], [51]], [ASK], REPLY, REPLY))
 
-    assert endings.take("r1", call("b", [*OPENED, 51, 2], [[60]], [ASK, REPLY, MORE], REPLY)) is None
-    window = endings.take("r1", call("c", [*OPENED, 52, 2], [[60]], [ASK, REPLY, MORE], REPLY))
+    assert endings.add("r1", call("b", [*OPENED, 51, 2], [[60]], [ASK, REPLY, MORE], REPLY)) is None
+    window = endings.add("r1", call("c", [*OPENED, 52, 2], [[60]], [ASK, REPLY, MORE], REPLY))
     assert window is not None
     assert 50 == window.expected_ids[window.index - window.start]
 
 
 def test_rollouts_are_kept_apart_and_those_longest_unused_forgotten():
     """Within the bound of memory."""
-    endings = Endings(most=700)
+    endings = Endings(max_weight=700)
     drifted = call("b", [*OPENED, 99, 2], [[60]], [ASK, REPLY, MORE], REPLY)
     for rollout in ("r1", "r2", "r3"):
-        endings.take(rollout, FIRST)
+        endings.add(rollout, FIRST)
 
     assert "<Endings of 2 rollouts, weight 550>" == repr(endings)
-    assert endings.take("r1", drifted) is None
-    assert endings.take("r3", drifted) is not None
+    assert endings.add("r1", drifted) is None
+    assert endings.add("r3", drifted) is not None
 
 
 @pytest.mark.parametrize(
@@ -100,9 +100,9 @@ def test_odd_steps(step):
     """What is no chat, or has no reply or ids, is gone on from by nothing."""
     endings = Endings()
 
-    assert endings.take("r1", step) is None
+    assert endings.add("r1", step) is None
     assert "<Endings of 0 rollouts, weight 0>" == repr(endings), "nothing is kept of it"
-    assert endings.take("r1", call("b", [7], [[60]], [ASK, REPLY, MORE], REPLY)) is None
+    assert endings.add("r1", call("b", [7], [[60]], [ASK, REPLY, MORE], REPLY)) is None
 
 
 def test_a_step_costs_the_same_however_long_its_rollout_is():
@@ -115,7 +115,7 @@ def test_a_step_costs_the_same_however_long_its_rollout_is():
         steps.append(call(f"{turn:04}", prompt, [[turn]], messages, reply))
         messages, prompt = [*messages, reply], prompt + array("i", [turn + (turn % 2)])
     started = process_time()
-    drifted = sum(endings.take("r1", step) is not None for step in steps)
+    drifted = sum(endings.add("r1", step) is not None for step in steps)
     spent_s = process_time() - started
 
     assert 499 == drifted
@@ -125,9 +125,9 @@ def test_a_step_costs_the_same_however_long_its_rollout_is():
 def test_a_message_of_another_size_than_the_reply_is_not_digested(monkeypatch):
     """An agent's message may be of many megabytes, and this runs on the event loop."""
     endings = Endings()
-    endings.take("r1", FIRST)
+    endings.add("r1", FIRST)
     digested = []
     monkeypatch.setattr("proxy.trajectory.endings.Digests.of", lambda _, message: digested.append(message) or b"")
-    endings.take("r1", call("b", [*OPENED, 99], [[60]], [ASK, {**REPLY, "content": "x" * 1000}, MORE], REPLY))
+    endings.add("r1", call("b", [*OPENED, 99], [[60]], [ASK, {**REPLY, "content": "x" * 1000}, MORE], REPLY))
 
     assert [REPLY] == digested  # its own reply, to remember it

@@ -14,7 +14,7 @@ async def test_however_many_calls_wait_an_engine_is_asked_once(upstream_to):
     """A thousand calls at start are no thousand questions."""
     async with fake_engine() as engine:
         upstream = upstream_to(engine.url)
-        await asyncio.gather(*(upstream.know(upstream.endpoints[0]) for _ in range(50)))
+        await asyncio.gather(*(upstream.ensure_detected(upstream.endpoints[0]) for _ in range(50)))
 
     assert 6 == engine.questions
 
@@ -24,7 +24,7 @@ async def test_an_engine_that_comes_back_is_asked_again(upstream_to):
     async with fake_engine() as engine:
         upstream = upstream_to(engine.url)
         (endpoint,) = upstream.endpoints
-        await upstream.know(endpoint)
+        await upstream.ensure_detected(endpoint)
 
         async def answering(request, body):
             request.transport.close()
@@ -35,7 +35,7 @@ async def test_an_engine_that_comes_back_is_asked_again(upstream_to):
             async with upstream.send(endpoint, "POST", "/x", headers=(), body=b"{}"):
                 pass
         engine.facts = {"/server_info": {"version": "0.5.23"}, "/model_info": {"weight_version": "1"}}
-        await upstream.know(endpoint)
+        await upstream.ensure_detected(endpoint)
 
         assert ("sglang", "0.5.23") == (endpoint.kind, endpoint.version)
 
@@ -68,7 +68,7 @@ async def test_a_large_body_is_sent_whole(upstream_to):
     async with fake_engine() as engine:
         upstream = upstream_to(engine.url)
         async with upstream.send(upstream.endpoints[0], "POST", "/x", headers=(), body=body) as answer:
-            await anext(answer.reads())
+            await anext(answer.iter_bytes())
 
     assert 5_000_000 == len(engine.asked[0]["prompt"])
     assert str(len(body)) == engine.headers[0]["content-length"]
@@ -89,7 +89,7 @@ async def test_what_one_endpoint_cannot_answer_the_next_one_does(upstream_to):
 
         async def ask(endpoints):
             async with upstream.send_to_any(endpoints, "POST", "/x", headers=(), body=b"{}") as answer:
-                return answer.status, b"".join([read async for read in answer.reads()])
+                return answer.status, b"".join([read async for read in answer.iter_bytes()])
 
         dead, first, last = upstream.endpoints
         assert (200, b'{"from": "there"}') == await ask([dead, first, last])
@@ -97,7 +97,7 @@ async def test_what_one_endpoint_cannot_answer_the_next_one_does(upstream_to):
         assert (503, b'{"from": "away"}') == await ask([first, dead, first, last])
         with pytest.raises(NoEngine):
             await ask([first, dead])
-    assert [0, 0, 0] == [endpoint.turns.in_flight for endpoint in upstream.endpoints]
+    assert [0, 0, 0] == [endpoint.queue.in_flight for endpoint in upstream.endpoints]
 
 
 async def test_calls_of_no_rollout_have_their_turn_too(upstream_to, registry):
@@ -115,16 +115,16 @@ async def test_calls_of_no_rollout_have_their_turn_too(upstream_to, registry):
 
         async def ask():
             async with upstream.send_to_any([endpoint], "POST", "/x", headers=(), body=b"{}") as answer:
-                return [read async for read in answer.reads()]
+                return [read async for read in answer.iter_bytes()]
 
         asking = [asyncio.create_task(ask()) for _ in range(2)]
         await engine.reached.wait()
-        assert (1, 1, 1) == (len(engine.asked), endpoint.turns.in_flight, endpoint.turns.waiting)
+        assert (1, 1, 1) == (len(engine.asked), endpoint.queue.in_flight, endpoint.queue.waiting)
         assert 1.0 == registry.get_sample_value("tokentape_queued_calls", {"engine": "e0"})
         go_on.set()
         await asyncio.gather(*asking)
 
-    assert (2, 0) == (len(engine.asked), endpoint.turns.in_flight)
+    assert (2, 0) == (len(engine.asked), endpoint.queue.in_flight)
     assert 0.0 == registry.get_sample_value("tokentape_queued_calls", {"engine": "e0"})
     assert 1.0 == registry.get_sample_value("tokentape_queue_duration_seconds_count")
 
@@ -144,14 +144,14 @@ async def test_a_call_that_waits_for_an_endpoint_that_is_no_more_is_sent_to_the_
         hanging = asyncio.create_task(ask(first))
         await hung.reached.wait()
         waiting = asyncio.create_task(ask(first, second))
-        while not first.turns.waiting:
+        while not first.queue.waiting:
             await asyncio.sleep(0)
         if what == "goes":
             upstream.replace([second.settings])
         while what == "dies" and not first.health.is_ejected:
-            upstream.watch.failed(first, "the test says so")
+            upstream.health_checker.failed(first, "the test says so")
         assert 500 == await waiting
-        assert (1, 0, False) == (first.turns.in_flight, first.turns.waiting, hanging.done())
+        assert (1, 0, False) == (first.queue.in_flight, first.queue.waiting, hanging.done())
         hanging.cancel()
         await asyncio.wait([hanging])
 
@@ -160,7 +160,7 @@ async def test_a_call_that_waits_for_an_endpoint_that_is_no_more_is_sent_to_the_
 
 async def test_an_answer_beside_a_call_is_bounded(upstream_to, monkeypatch):
     """A list of models, or the text of tokens, cannot fill the memory."""
-    monkeypatch.setattr("proxy.upstream.client.MOST_ANSWER_BYTES", 1000)
+    monkeypatch.setattr("proxy.upstream.client.MAX_RESPONSE_BYTES", 1000)
     async with fake_engine() as engine:
 
         async def answering(request, body):
@@ -174,7 +174,7 @@ async def test_an_answer_beside_a_call_is_bounded(upstream_to, monkeypatch):
             body = b'{"prompt":"' + b"x" * size + b'"}'
             async with upstream.send(endpoint, "POST", "/x", headers=(), body=body) as answer:
                 try:
-                    found.append(len(await answer.whole()))
+                    found.append(len(await answer.read()))
                 except EngineBroke as error:
                     found.append(error.message)
 
@@ -210,10 +210,10 @@ async def test_a_question_beside_a_call_does_not_count_towards_ejection(upstream
         engine.answering = answering
         upstream = upstream_to(engine.url)
         (endpoint,) = upstream.endpoints
-        await upstream.know(endpoint)
+        await upstream.ensure_detected(endpoint)
         for path in ("/detokenize", "/gone") * 4:
             with suppress(EngineFault):
-                async with upstream.send(endpoint, "POST", path, headers=(), body=b"{}", is_aside=True) as answer:
-                    await answer.whole()
+                async with upstream.send(endpoint, "POST", path, headers=(), body=b"{}", is_auxiliary=True) as answer:
+                    await answer.read()
 
-        assert (0, False, True) == (endpoint.faults, endpoint.health.is_ejected, endpoint.is_known)
+        assert (0, False, True) == (endpoint.faults, endpoint.health.is_ejected, endpoint.is_detected)

@@ -10,14 +10,14 @@ async def test_an_engine_is_asked_what_it_is(upstream_to):
     """Its kind and version; one that is away stays unknown."""
     async with fake_engine() as engine:
         upstream = upstream_to(engine.url, "http://127.0.0.1:9")
-        await upstream.learn()
+        await upstream.detect_all()
         there, away = upstream.endpoints
 
         assert ("vllm", "0.32.0") == (there.kind, there.version)
         assert ("auto", None) == (away.kind, away.version)
-        assert [True, False] == [await upstream.watch.check(endpoint) for endpoint in upstream.endpoints]
-        assert await upstream.know(there) is None
-        assert "e1 cannot be reached" in (await upstream.know(away)).message
+        assert [True, False] == [await upstream.health_checker.check(endpoint) for endpoint in upstream.endpoints]
+        assert await upstream.ensure_detected(there) is None
+        assert "e1 cannot be reached" in (await upstream.ensure_detected(away)).message
 
 
 async def test_an_engine_that_breaks_off_one_question_is_left_with_none(upstream_to):
@@ -42,7 +42,7 @@ async def test_an_engine_that_breaks_off_one_question_is_left_with_none(upstream
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     upstream = upstream_to(f"http://127.0.0.1:{runner.addresses[0][1]}")
     (endpoint,) = upstream.endpoints
-    fault = await upstream.know(endpoint)
+    fault = await upstream.ensure_detected(endpoint)
     async with asyncio.timeout(50):
         while len(left) < len(asked):
             await asyncio.sleep(0)
@@ -63,12 +63,12 @@ async def test_an_engine_that_is_still_loading_is_asked_again(upstream_to):
         engine.unknown_status = 503
         upstream = upstream_to(engine.url)
         (endpoint,) = upstream.endpoints
-        await upstream.know(endpoint)
-        assert ("plain", False) == (endpoint.kind, endpoint.is_known)
+        await upstream.ensure_detected(endpoint)
+        assert ("plain", False) == (endpoint.kind, endpoint.is_detected)
 
         engine.facts = {"/version": {"version": "0.32.0"}}
-        await upstream.know(endpoint)
-        assert ("vllm", True) == (endpoint.kind, endpoint.is_known)
+        await upstream.ensure_detected(endpoint)
+        assert ("vllm", True) == (endpoint.kind, endpoint.is_detected)
 
 
 async def test_what_calls_found_out_is_forgotten_when_it_is_met_again(upstream_to):
@@ -76,10 +76,10 @@ async def test_what_calls_found_out_is_forgotten_when_it_is_met_again(upstream_t
     async with fake_engine() as engine:
         upstream = upstream_to(engine.url)
         (endpoint,) = upstream.endpoints
-        await upstream.know(endpoint)
+        await upstream.ensure_detected(endpoint)
         endpoint.window, endpoint.forces_usage, endpoint.merges_systems.value = 9, True, True
-        endpoint.is_known = False
-        await upstream.know(endpoint)
+        endpoint.is_detected = False
+        await upstream.ensure_detected(endpoint)
 
         assert (None, False, None) == (endpoint.window, endpoint.forces_usage, endpoint.merges_systems.value)
 
@@ -88,7 +88,7 @@ async def test_what_is_configured_wins(upstream_to, caplog):
     """Whatever the server looks like; that it looks otherwise is logged."""
     async with fake_engine() as engine:
         upstream = upstream_to(engine.url, kind="plain")
-        await upstream.learn()
+        await upstream.detect_all()
 
         assert "plain" == upstream.endpoints[0].kind
         assert "is configured as plain and looks like vllm" in caplog.text
@@ -101,7 +101,7 @@ async def test_a_vllm_that_shows_its_sampling_defaults_is_asked_for_them(upstrea
     async with fake_engine() as showing, fake_engine() as silent:
         showing.facts[path] = rendered
         upstream = upstream_to(showing.url, silent.url)
-        await upstream.learn()
+        await upstream.detect_all()
 
         assert ["vllm", "vllm"] == [endpoint.kind for endpoint in upstream.endpoints]
         assert [{"temperature": 0.6, "top_p": 0.95}, {}] == [one.sampling_defaults for one in upstream.endpoints]
@@ -109,7 +109,7 @@ async def test_a_vllm_that_shows_its_sampling_defaults_is_asked_for_them(upstrea
 
 async def test_an_engine_that_does_not_show_its_sampling_defaults_in_time_is_known(upstream_to, monkeypatch):
     """They are unknown then, and calls go on."""
-    monkeypatch.setattr("proxy.upstream.detection._DEFAULTS_WITHIN_S", 0.01)
+    monkeypatch.setattr("proxy.upstream.detection._DEFAULTS_TIMEOUT_S", 0.01)
     async with fake_engine() as engine:
         answer, never = engine.answer, asyncio.Event()
 
@@ -122,5 +122,5 @@ async def test_an_engine_that_does_not_show_its_sampling_defaults_in_time_is_kno
         upstream = upstream_to(engine.url)
         (endpoint,) = upstream.endpoints
 
-        assert await upstream.know(endpoint) is None
-        assert ("vllm", True, {}) == (endpoint.kind, endpoint.is_known, endpoint.sampling_defaults)
+        assert await upstream.ensure_detected(endpoint) is None
+        assert ("vllm", True, {}) == (endpoint.kind, endpoint.is_detected, endpoint.sampling_defaults)

@@ -33,7 +33,7 @@ def test_a_call_goes_on_to_the_next_endpoint_unless_the_last_one_was_silent(faul
     failover = Failover(ENDPOINTS, 3)
     failover.next()
 
-    assert goes_on is failover.may_go_on(fault)
+    assert goes_on is failover.can_retry(fault)
 
 
 def test_no_fault_goes_on_past_the_last_endpoint():
@@ -41,7 +41,7 @@ def test_no_fault_goes_on_past_the_last_endpoint():
     failover = Failover(ENDPOINTS, 1)
     failover.next()
 
-    assert not failover.may_go_on(NoEngine("x"))
+    assert not failover.can_retry(NoEngine("x"))
 
 
 @pytest.mark.parametrize("status", [502, 503, 504])

@@ -60,19 +60,19 @@ async def test_an_engine_without_a_health_route_is_healthy_if_it_answers(upstrea
     async with fake_engine() as engine:
         engine.facts, engine.answering = {}, answering
         upstream = upstream_to(engine.url, kind="plain")
-        assert expected is await upstream.watch.check(upstream.endpoints[0])
+        assert expected is await upstream.health_checker.check(upstream.endpoints[0])
 
 
 async def test_an_engine_that_hangs_at_its_health_is_not_healthy(upstream_to, monkeypatch):
     """Silence is a fault as any other."""
-    monkeypatch.setattr("proxy.upstream.health._CHECK_WITHIN_S", 0.05)
+    monkeypatch.setattr("proxy.upstream.health._CHECK_TIMEOUT_S", 0.05)
     async with fake_engine() as engine:
         engine.facts = {}
         upstream = upstream_to(engine.url, kind="plain")
         (endpoint,) = upstream.endpoints
-        await upstream.know(endpoint)
+        await upstream.ensure_detected(endpoint)
         engine.hangs()
-        assert not await upstream.watch.check(endpoint)
+        assert not await upstream.health_checker.check(endpoint)
 
     assert (1, 1) == (endpoint.faults, endpoint.health.faults)
     assert "did not answer GET /health" in endpoint.last_fault
@@ -83,7 +83,7 @@ async def test_faults_of_calls_eject_and_an_answer_brings_it_back(upstream_to):
     async with fake_engine() as engine:
         upstream = upstream_to(engine.url, engines={"base_ejection_s": 600, "max_ejection_s": 600, "eject_after": 2})
         (endpoint,) = upstream.endpoints
-        await upstream.know(endpoint)
+        await upstream.ensure_detected(endpoint)
 
         async def breaking(request, body):
             request.transport.close()
@@ -91,7 +91,7 @@ async def test_faults_of_calls_eject_and_an_answer_brings_it_back(upstream_to):
 
         async def call():
             async with upstream.send(endpoint, "POST", "/x", headers=(), body=b"{}") as answer:
-                return [read async for read in answer.reads()]
+                return [read async for read in answer.iter_bytes()]
 
         engine.answering = breaking
         for expected in (False, True):

@@ -1,4 +1,4 @@
-"""The turns of calls at one endpoint."""
+"""The queue of calls at one endpoint."""
 
 import asyncio
 from contextlib import suppress
@@ -9,7 +9,7 @@ from proxy.errors import EngineBusy
 from proxy.upstream.queue import FairQueue
 
 
-def turns_of(limit, max_waiting=2000, timeout_s=60):
+def make_queue(limit, max_waiting=2000, timeout_s=60):
     return FairQueue(limit, max_waiting=max_waiting, timeout_s=timeout_s)
 
 
@@ -19,130 +19,130 @@ async def settled():
 
 
 @pytest.fixture
-def queue():
-    """Calls in a queue: `came(rollout, n)` sends n of them, `order` is whose turn it was."""
+def calls():
+    """Calls in a calls: `came(rollout, n)` sends n of them, `order` is whose turn it was."""
 
-    class Queue:
+    class Calls:
         def __init__(self):
             self.order, self.tasks = [], []
 
-        async def came(self, turns, rollout_id, count=1, **said):
+        async def start(self, queue, rollout_id, count=1, **options):
             async def call():
-                has_turn = await turns.take(rollout_id, **{"may_leave": False, **said})
-                self.order.append(rollout_id if has_turn else f"not {rollout_id}")
+                is_acquired = await queue.acquire(rollout_id, **{"can_fail_over": False, **options})
+                self.order.append(rollout_id if is_acquired else f"not {rollout_id}")
 
             tasks = [asyncio.create_task(call()) for _ in range(count)]
             self.tasks += tasks
             await settled()
             return tasks
 
-    return Queue()
+    return Calls()
 
 
-async def test_without_a_limit_nobody_waits(queue):
+async def test_without_a_limit_nobody_waits(calls):
     """They are counted all the same."""
-    turns = turns_of(None)
-    await queue.came(turns, "a", 1000)
+    queue = make_queue(None)
+    await calls.start(queue, "a", 1000)
 
-    assert (1000, 0) == (turns.in_flight, turns.waiting)
+    assert (1000, 0) == (queue.in_flight, queue.waiting)
 
 
-async def test_a_rollout_with_many_calls_does_not_starve_others(queue):
-    """Those that wait have their turns rollout by rollout, and the calls of one in the order in which they came."""
-    turns = turns_of(2)
-    await queue.came(turns, "big", 1000)
+async def test_a_rollout_with_many_calls_does_not_starve_others(calls):
+    """Those that wait have their queue rollout by rollout, and the calls of one in the order in which they came."""
+    queue = make_queue(2)
+    await calls.start(queue, "big", 1000)
     for rollout in ("b", "c", "c"):
-        await queue.came(turns, rollout)
-    assert (2, 1001) == (turns.in_flight, turns.waiting)
+        await calls.start(queue, rollout)
+    assert (2, 1001) == (queue.in_flight, queue.waiting)
 
     for _ in range(7):
-        turns.give_back()
+        queue.release()
         await settled()
-    assert ["big", "big", "big", "b", "c", "big", "c", "big", "big"] == queue.order
-    while turns.in_flight:
-        turns.give_back()
+    assert ["big", "big", "big", "b", "c", "big", "c", "big", "big"] == calls.order
+    while queue.in_flight:
+        queue.release()
         await settled()
-    assert 1003 == len(queue.order)
+    assert 1003 == len(calls.order)
 
 
-async def test_past_the_bounds_a_call_is_refused(queue):
+async def test_past_the_bounds_a_call_is_refused(calls):
     """Each refusal names its setting, and leaves nothing behind."""
-    turns = turns_of(1, max_waiting=1, timeout_s=0.05)
-    await queue.came(turns, "a")
+    queue = make_queue(1, max_waiting=1, timeout_s=0.05)
+    await calls.start(queue, "a")
     with pytest.raises(EngineBusy, match="engines.queue_timeout_s"):
-        await turns.take("b", may_leave=False)
+        await queue.acquire("b", can_fail_over=False)
 
-    patient = turns_of(1, max_waiting=1)
-    await queue.came(patient, "a")
-    (waiting,) = await queue.came(patient, "b")
+    patient = make_queue(1, max_waiting=1)
+    await calls.start(patient, "a")
+    (waiting,) = await calls.start(patient, "b")
     with pytest.raises(EngineBusy, match="engines.max_queued"):
-        await patient.take("c", may_leave=False)
+        await patient.acquire("c", can_fail_over=False)
     waiting.cancel()
     await settled()
     assert (1, 0) == (patient.in_flight, patient.waiting)
 
-    turns.give_back()
-    assert (0, 0, True) == (turns.in_flight, turns.waiting, turns.is_free)
+    queue.release()
+    assert (0, 0, True) == (queue.in_flight, queue.waiting, queue.is_free)
 
 
-async def test_who_may_go_elsewhere_is_told_to(queue):
+async def test_who_may_go_elsewhere_is_told_to(calls):
     """Of an endpoint that is away; the others wait on."""
-    turns = turns_of(1)
-    await queue.came(turns, "a")
-    await queue.came(turns, "b", may_leave=True)
-    await queue.came(turns, "c")
-    turns.turn_away()
+    queue = make_queue(1)
+    await calls.start(queue, "a")
+    await calls.start(queue, "b", can_fail_over=True)
+    await calls.start(queue, "c")
+    queue.evict_waiters()
     await settled()
 
-    assert (["a", "not b"], 1) == (queue.order, turns.waiting)
-    turns.give_back()
+    assert (["a", "not b"], 1) == (calls.order, queue.waiting)
+    queue.release()
     await settled()
-    assert ["a", "not b", "c"] == queue.order
+    assert ["a", "not b", "c"] == calls.order
 
 
-async def test_a_greater_limit_is_used_at_once(queue):
+async def test_a_greater_limit_is_used_at_once(calls):
     """And a smaller one when enough calls have ended."""
-    turns = turns_of(1)
-    await queue.came(turns, "a", 5)
-    turns.limit = 3
-    turns.go_on()
+    queue = make_queue(1)
+    await calls.start(queue, "a", 5)
+    queue.limit = 3
+    queue.dispatch()
     await settled()
-    assert (3, 2) == (turns.in_flight, turns.waiting)
+    assert (3, 2) == (queue.in_flight, queue.waiting)
 
-    turns.limit = 1
-    turns.give_back()
-    turns.give_back()
+    queue.limit = 1
+    queue.release()
+    queue.release()
     await settled()
-    assert (1, 2) == (turns.in_flight, turns.waiting)
+    assert (1, 2) == (queue.in_flight, queue.waiting)
 
 
 @pytest.mark.parametrize("steps", range(8))
 @pytest.mark.parametrize("moment", ["before", "with", "after"])
 async def test_a_call_that_is_cancelled_at_any_moment_keeps_no_turn(steps, moment):
     """Before it has its turn, in the very step in which it gets it, or later: the next one has it."""
-    turns = turns_of(1)
+    queue = make_queue(1)
 
     async def call():
-        if await turns.take("a", may_leave=False):
+        if await queue.acquire("a", can_fail_over=False):
             try:
                 await asyncio.sleep(0)
                 await asyncio.sleep(0)
             finally:
-                turns.give_back()
+                queue.release()
 
-    await turns.take("first", may_leave=False)
+    await queue.acquire("first", can_fail_over=False)
     victim = asyncio.create_task(call())
     for _ in range(steps):
         await asyncio.sleep(0)
     if moment == "before":
         victim.cancel()
-    turns.give_back()
+    queue.release()
     if moment == "after":
         await asyncio.sleep(0)
     victim.cancel()
     with suppress(asyncio.CancelledError):
         await victim
 
-    assert (0, 0) == (turns.in_flight, turns.waiting)
+    assert (0, 0) == (queue.in_flight, queue.waiting)
     async with asyncio.timeout(50):
-        assert await turns.take("next", may_leave=False)
+        assert await queue.acquire("next", can_fail_over=False)

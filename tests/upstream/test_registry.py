@@ -12,7 +12,7 @@ from stored import steps_of
 from proxy.config.sections import EndpointSettings
 from proxy.server.listener import simulating
 from proxy.simulator.options import Options
-from proxy.upstream.registry import ENGINES_NOTICE, EndpointRegistry
+from proxy.upstream.registry import ENGINES_ANNOUNCEMENT, EndpointRegistry
 from storage.types import Announcement
 
 CONFIGURED = [EndpointSettings(url="http://127.0.0.1:1", name="configured")]
@@ -30,31 +30,31 @@ def fleet(store):
 async def test_what_is_put_comes_back_as_it_was(store, fleet):
     """With its key; and with None the configured ones."""
     await fleet.put(PUT)
-    assert ([PUT], True) == (fleet.heard, fleet.is_put)
+    assert ([PUT], True) == (fleet.heard, fleet.is_overridden)
     assert "planted" == fleet.heard[0][0].api_key.get_secret_value()
 
     later = EndpointRegistry(store.announcements, CONFIGURED, [])
     later.apply(await store.announcements.read())
-    assert later.is_put
+    assert later.is_overridden
     await fleet.put(None)
-    assert (CONFIGURED, False) == (fleet.heard[-1], fleet.is_put)
+    assert (CONFIGURED, False) == (fleet.heard[-1], fleet.is_overridden)
 
 
 async def test_what_is_older_changes_nothing(fleet):
     """Answers of the store may overtake each other."""
     await fleet.put(PUT)
-    fleet.apply({ENGINES_NOTICE: Announcement(b"null", fleet.number)})
+    fleet.apply({ENGINES_ANNOUNCEMENT: Announcement(b"null", fleet.number)})
     fleet.apply({})
 
-    assert ([PUT], True) == (fleet.heard, fleet.is_put)
+    assert ([PUT], True) == (fleet.heard, fleet.is_overridden)
 
 
 async def test_what_cannot_be_read_is_left_alone(fleet, caplog):
     """A process of a later version may know fields that this one does not: its calls go on, and no key is logged."""
     said = orjson.dumps([{"url": "http://x", "api_key": "planted", "weight": "planted-too"}])
-    fleet.apply({ENGINES_NOTICE: Announcement(said, 7)})
+    fleet.apply({ENGINES_ANNOUNCEMENT: Announcement(said, 7)})
 
-    assert ([], False, 7) == (fleet.heard, fleet.is_put, fleet.number)
+    assert ([], False, 7) == (fleet.heard, fleet.is_overridden, fleet.number)
     assert "0.weight" in caplog.text
     assert "planted" not in caplog.text
 

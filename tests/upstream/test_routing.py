@@ -4,7 +4,7 @@ import pytest
 
 from proxy.config.sections import EndpointSettings, EnginesSettings
 from proxy.errors import NoEngine
-from proxy.upstream import choose, least_loaded, own, ranked
+from proxy.upstream import choose, least_loaded, preferred, ranked
 from proxy.upstream.endpoint import make_endpoint
 
 NAMES = [f"r{n}" for n in range(200)]
@@ -42,7 +42,7 @@ def test_an_ejected_endpoint_is_passed_over_and_only_its_rollouts_move():
 
     for name, order in before.items():
         assert [*(one for one in order if one is not out), out] == ranked(endpoints, name)
-        assert order[0] is own(endpoints, name)
+        assert order[0] is preferred(endpoints, name)
     out.health.answered()
     assert before == {name: ranked(endpoints, name) for name in NAMES}
 
@@ -65,16 +65,16 @@ def test_the_least_loaded_gets_the_next_call_of_no_rollout(limits, expected):
     """Each gets its share, by how many it may have at once."""
     endpoints = fleet(3, *limits)
     for n in range(90):
-        least_loaded(endpoints, f"r{n}")[0].turns.in_flight += 1
+        least_loaded(endpoints, f"r{n}")[0].queue.in_flight += 1
 
-    assert all(abs(one.turns.in_flight - share) <= 1 for one, share in zip(endpoints, expected, strict=True))
+    assert all(abs(one.queue.in_flight - share) <= 1 for one, share in zip(endpoints, expected, strict=True))
 
 
 def test_calls_that_wait_are_load_and_an_ejected_endpoint_is_the_last():
     """However idle it is."""
     endpoints = fleet(3)
     first, second, third = endpoints
-    first.turns.in_flight, second.turns.waiting = 2, 1
+    first.queue.in_flight, second.queue.waiting = 2, 1
     assert [third, second, first] == least_loaded(endpoints, "r1")
     eject(third)
 
@@ -83,6 +83,6 @@ def test_calls_that_wait_are_load_and_an_ejected_endpoint_is_the_last():
 
 def test_no_endpoint_is_an_error_that_says_what_to_do():
     """Nobody is sent to nowhere."""
-    for order in (choose, ranked, least_loaded, own):
+    for order in (choose, ranked, least_loaded, preferred):
         with pytest.raises(NoEngine, match="engines.endpoints"):
             order([], "r1")

@@ -97,7 +97,7 @@ async def test_calls_that_come_at_once_ask_once(store, engine, http):
 
 async def test_an_engine_that_is_silent_holds_no_call_up(store, engine, http, monkeypatch):
     """After a moment the call is made with its systems in their place."""
-    monkeypatch.setattr("proxy.upstream.system_messages._COUNTED_WITHIN_S", 0.01)
+    monkeypatch.setattr("proxy.upstream.system_messages._COUNT_TIMEOUT_S", 0.01)
     asked, never = [], asyncio.Event()
     counting_by(None, engine, asked)
     counting = engine.answering

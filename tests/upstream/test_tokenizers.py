@@ -64,20 +64,20 @@ async def test_an_endpoint_has_the_tokenizer_that_is_configured_for_it(folder):
     """Loaded once, however many ask; another endpoint has none."""
     tokenizers = Tokenizers([endpoint("a", folder), endpoint("b")])
 
-    one, other = await asyncio.gather(tokenizers.of("a"), tokenizers.of("a"))
+    one, other = await asyncio.gather(tokenizers.get("a"), tokenizers.get("a"))
     assert one is other is not None
-    assert await tokenizers.of("b") is None
+    assert await tokenizers.get("b") is None
     assert (True, False) == (bool(tokenizers), bool(Tokenizers([endpoint("b")])))
 
 
 async def test_other_endpoints_have_other_tokenizers(folder):
     """Those that are put at run time; what was loaded stays loaded."""
     tokenizers = Tokenizers([endpoint("a", folder)])
-    before = await tokenizers.of("a")
+    before = await tokenizers.get("a")
     tokenizers.replace([endpoint("b", folder)])
 
-    assert await tokenizers.of("a") is None
-    assert before is await tokenizers.of("b")
+    assert await tokenizers.get("a") is None
+    assert before is await tokenizers.get("b")
 
 
 async def test_one_that_cannot_be_loaded_is_told(tmp_path):
@@ -86,7 +86,7 @@ async def test_one_that_cannot_be_loaded_is_told(tmp_path):
 
     for _ in range(2):
         with pytest.raises(NotValid, match="nothing' cannot be loaded"):
-            await tokenizers.of("a")
+            await tokenizers.get("a")
 
 
 async def test_without_transformers_it_is_told_how_to_get_it(monkeypatch, folder):

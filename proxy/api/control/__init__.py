@@ -1,31 +1,27 @@
-"""The control API: what trainers and people call, one file a noun.
+"""The control API for trainers and operators.
 
-access     who may, and how requests name things
-models     what people send
-rollouts   open, list, look, reward, finish, delete
-steps      the recorded steps, and their tree
-texts      the texts of a step's tokens, for people
-exports    rows for trainers
-wanted     what an export is asked for
-groups     open, list, look, export, delete
-gathering  the rows of a group, put together
-completion when a group is complete
-batches    claim, acknowledge, extend, release
-claims     which groups a claim gets
-policy     the version of the weights, and the pause while they change
-engines    how they stand, and which ones there are
-system     health, metrics
-events     what happens to rollouts, as it happens
-openapi    the description of every route, of both APIs
+schemas       models of request bodies
+rollouts      open, list, get, reward, finish, delete
+steps         recorded steps and their tree
+token_texts   texts of a step's tokens
+exports       rows for trainers
+export_query  options of an export, and the rows of one rollout
+groups        open, list, get, export, delete
+group_rows    rows of a group, combined
+batches       claim, acknowledge, extend, release
+claims        selection of the groups of a claim
+policy        the policy version, and the pause while weights change
+engines       state and replacement of endpoints
+events        changes of rollouts as server-sent events
+openapi       OpenAPI description of every route of both APIs
 """
 
 from aiohttp import web
 
-from proxy.api import health as system
-from proxy.api.control import batches, engines, events, exports, groups, openapi, policy, rollouts, steps
-from proxy.api.control import token_texts as texts
+from proxy.api import health
+from proxy.api.control import batches, engines, events, exports, groups, openapi, policy, rollouts, steps, token_texts
 
-_ROLLOUT = "/rollouts/{rollout_id:[^/]+}"  # any id: what it spells is read from the path as it came
+_ROLLOUT = "/rollouts/{rollout_id:[^/]+}"  # any ID: it is decoded from the raw path
 _GROUP = "/groups/{group_id:[^/]+}"
 _BATCH = "/batches/{batch_id:[^/]+}"
 
@@ -38,7 +34,7 @@ CONTROL_ROUTES: list[web.RouteDef] = [
     web.post(f"{_ROLLOUT}/finish", rollouts.finish_rollout),
     web.get(f"{_ROLLOUT}/steps", steps.list_steps),
     web.get(f"{_ROLLOUT}/steps/{{step_id:[^/]+}}", steps.show_step),
-    web.get(f"{_ROLLOUT}/steps/{{step_id:[^/]+}}/texts", texts.show_texts),
+    web.get(f"{_ROLLOUT}/steps/{{step_id:[^/]+}}/texts", token_texts.show_texts),
     web.get(f"{_ROLLOUT}/tree", steps.show_tree),
     web.get(f"{_ROLLOUT}/export", exports.export_rollout),
     web.get("/export", exports.export_many),
@@ -58,8 +54,8 @@ CONTROL_ROUTES: list[web.RouteDef] = [
     web.get("/engines", engines.show_engines),
     web.put("/engines", engines.put_engines),
     web.get("/events", events.show_events),
-    web.get("/health", system.show_health),
-    web.get("/ready", system.show_ready),
-    web.get("/metrics", system.show_metrics),
+    web.get("/health", health.show_health),
+    web.get("/ready", health.show_ready),
+    web.get("/metrics", health.show_metrics),
     web.get("/openapi.json", openapi.show_openapi),
 ]

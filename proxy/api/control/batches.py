@@ -1,7 +1,6 @@
-"""Batches: groups claimed by a consumer, and acknowledged, kept for longer, or given back by it.
+"""The routes of `/batches`: a consumer claims complete groups and acknowledges, extends or releases its lease on them.
 
-Holds the routes of `/batches` and the waiting of a claim. Which groups a claim gets is `claims`'. A batch may be settled
-through any process that shares the store, and settled again: the answer is the same.
+A batch can be acknowledged or released through any process that shares the store. Repeated requests get the same response.
 """
 
 import asyncio
@@ -11,11 +10,11 @@ import orjson
 from aiohttp import web
 
 from proxy.api.context import CONTEXT, Context
-from proxy.api.control.claims import Claim, fill, give_back, held_fields, undo
+from proxy.api.control.claims import Claim, fill, held_fields, release, undo
 from proxy.api.control.export_query import export_query_of_claim
 from proxy.api.control.groups import drop_group
 from proxy.api.control.schemas import AckBatch, ClaimBatch, ExtendBatch, ReleaseBatch, body_from
-from proxy.api.http import CLIENT_CLOSED_REQUEST
+from proxy.api.http import CLIENT_CLOSED_REQUEST, json_response
 from proxy.api.query import rollout_id_from
 from proxy.clock import new_id
 from proxy.errors import Conflict, LeaseLost, NotFound
@@ -23,15 +22,15 @@ from proxy.rollouts.group import Batch, Ending, read_batch, write_batch
 from proxy.rollouts.rollout import write_fields
 from storage.types import QueuedGroup
 
-_LOOK_AGAIN_S: Final = 0.2
+_POLL_INTERVAL_S: Final = 0.2
 
 
 async def claim_batch(request: web.Request) -> web.Response:
-    """`POST /batches/claim`: up to so many complete groups that nobody else holds, waiting up to `wait_s` for the first."""
+    """`POST /batches/claim`: lease up to `groups` complete groups; wait up to `wait_s` for the first one."""
     context = request.app[CONTEXT]
-    said = await body_from(request, ClaimBatch)
-    claim = Claim(new_id(context.clock), said, export_query_of_claim(said))
-    until = context.clock.monotonic() + said.wait_s
+    body = await body_from(request, ClaimBatch)
+    claim = Claim(new_id(context.clock), body, export_query_of_claim(body))
+    until = context.clock.monotonic() + body.wait_s
     try:
         await _fill_in_time(request, context, claim, until)
         lease_ms = await _record(context, claim)
@@ -46,13 +45,13 @@ async def claim_batch(request: web.Request) -> web.Response:
 
 
 async def _fill_in_time(request: web.Request, context: Context, claim: Claim, until: float) -> None:
-    """Look for groups until there is one, the time is over, or nobody waits any more."""
+    """Poll for groups until there is one, the time is over, or the client has disconnected."""
     while True:
         await fill(context, claim)
         left = until - context.clock.monotonic()
         if claim.held or left <= 0 or _has_left(request):
             return
-        await asyncio.sleep(min(_LOOK_AGAIN_S, left))
+        await asyncio.sleep(min(_POLL_INTERVAL_S, left))
 
 
 def _has_left(request: web.Request) -> bool:
@@ -60,45 +59,45 @@ def _has_left(request: web.Request) -> bool:
 
 
 async def _record(context: Context, claim: Claim) -> int | None:
-    """Store which groups the batch has, so that it can be settled by its id; return when its lease ends.
+    """Store the groups of the batch under its ID; return when its lease ends, in unix milliseconds.
 
-    The lease counts from now, after rendering. A group that somebody else took meanwhile is not part of the batch.
+    The lease starts now, after rendering. Groups that another consumer claimed meanwhile are not part of the batch.
     """
-    now_ms, lease_ms = context.clock.now_ms(), max(1, round(claim.said.lease_s * 1000))
-    fields = held_fields(context, claim.batch_id, claim.said.consumer, claim.said.lease_s)
+    now_ms, lease_ms = context.clock.now_ms(), max(1, round(claim.body.lease_s * 1000))
+    fields = held_fields(context, claim.batch_id, claim.body.consumer, claim.body.lease_s)
     claim.held = [
-        one
-        for one in claim.held
-        if await context.store.queue.extend(one.waiting, claim.batch_id, fields, lease_ms=lease_ms, now_ms=now_ms)
+        held
+        for held in claim.held
+        if await context.store.queue.extend(held.waiting, claim.batch_id, fields, lease_ms=lease_ms, now_ms=now_ms)
     ]
     if not claim.held:
         return None
-    held = [one.waiting for one in claim.held]
-    await context.store.batches.open(claim.batch_id, write_batch(claim.said.consumer, held), now_ms=now_ms)
+    entries = [held.waiting for held in claim.held]
+    await context.store.batches.open(claim.batch_id, write_batch(claim.body.consumer, entries), now_ms=now_ms)
     return now_ms + lease_ms
 
 
 def _answer(claim: Claim, lease_ms: int | None) -> bytes:
-    """The batch as JSON, around groups that are JSON already."""
-    told = {
+    """Return the batch as JSON, around groups that are JSON already."""
+    fields = {
         "batch_id": claim.batch_id if claim.held else None,
-        "consumer": claim.said.consumer,
-        "format": claim.said.format,
+        "consumer": claim.body.consumer,
+        "format": claim.body.format,
         "policy_version": claim.policy_version,
         "lease_ms": lease_ms,
         "dropped": claim.dropped,
         "refused": [{"group_id": group, "why": why} for group, why in claim.refused.items()],
     }
-    return orjson.dumps(told)[:-1] + b',"groups":[' + b",".join(one.rendered for one in claim.held) + b"]}"
+    return orjson.dumps(fields)[:-1] + b',"groups":[' + b",".join(held.rendered for held in claim.held) + b"]}"
 
 
 async def ack_batch(request: web.Request) -> web.Response:
-    """`POST /batches/{id}/ack`: done with its groups, for good. 409 if all of them are somebody else's by now."""
+    """`POST /batches/{id}/ack`: remove its groups from the queue. 409 if its lease on all of them has expired."""
     context = request.app[CONTEXT]
     ack = await body_from(request, AckBatch)
     batch = await _batch_of(request, ending="acked")
     if batch.answer is not None:
-        return _json(batch.answer)
+        return json_response(batch.answer)
     fields = write_fields({"status": "done", "batch_id": batch.batch_id})
     done: list[str] = []
     lost: list[str] = []
@@ -114,29 +113,29 @@ async def ack_batch(request: web.Request) -> web.Response:
 
 
 async def _was_done(context: Context, batch: Batch, waiting: QueuedGroup) -> bool:
-    """Whether this batch's first acknowledgement, whose answer was lost, had come so far."""
+    """Return whether an earlier acknowledgement of this batch, whose response was lost, has removed the group."""
     stored = await context.store.groups.get(waiting.group)
     if stored is None:
-        return True  # deleted: nobody else can hold it
+        return True  # deleted: no other consumer can claim it
     fields = write_fields({"status": "done", "batch_id": batch.batch_id})
     return all(stored.fields.get(name) == value for name, value in fields.items())
 
 
 async def release_batch(request: web.Request) -> web.Response:
-    """`POST /batches/{id}/release`: its groups wait again, in their old places."""
+    """`POST /batches/{id}/release`: return its groups to their positions in the queue."""
     context = request.app[CONTEXT]
     await body_from(request, ReleaseBatch)
     batch = await _batch_of(request, ending="released")
     if batch.answer is not None:
-        return _json(batch.answer)
-    released = [one.group for one in batch.held if await give_back(context, batch.batch_id, one)]
-    lost = [one.group for one in batch.held if one.group not in released]
+        return json_response(batch.answer)
+    released = [entry.group for entry in batch.held if await release(context, batch.batch_id, entry)]
+    lost = [entry.group for entry in batch.held if entry.group not in released]
     context.metrics.group_events.labels("released").inc(len(released))
     return await _end(context, batch, "released", {"batch_id": batch.batch_id, "released": released, "lost": lost})
 
 
 async def extend_batch(request: web.Request) -> web.Response:
-    """`POST /batches/{id}/extend`: held for `lease_s` from now on. 409 if all of its groups are somebody else's by now."""
+    """`POST /batches/{id}/extend`: renew the lease for `lease_s` from now. 409 if its lease on all groups has expired."""
     context = request.app[CONTEXT]
     extend = await body_from(request, ExtendBatch)
     batch = await _batch_of(request, ending=None)
@@ -148,12 +147,12 @@ async def extend_batch(request: web.Request) -> web.Response:
         if await context.store.queue.extend(waiting, batch.batch_id, fields, lease_ms=lease_ms, now_ms=now_ms)
     ]
     _check_any(batch, held)
-    lost = [one.group for one in batch.held if one.group not in held]
-    return _json({"batch_id": batch.batch_id, "lease_ms": now_ms + lease_ms, "held": held, "lost": lost})
+    lost = [entry.group for entry in batch.held if entry.group not in held]
+    return json_response({"batch_id": batch.batch_id, "lease_ms": now_ms + lease_ms, "held": held, "lost": lost})
 
 
 async def _batch_of(request: web.Request, *, ending: Ending | None) -> Batch:
-    """The batch that the path names. Raises NotFound, or Conflict if it ended in another way."""
+    """Return the batch that the path names. Raises NotFound, or Conflict if it ended in another way."""
     name = rollout_id_from(request)
     stored = await request.app[CONTEXT].store.batches.get(name)
     if stored is None:
@@ -165,7 +164,7 @@ async def _batch_of(request: web.Request, *, ending: Ending | None) -> Batch:
 
 
 def _check_any(batch: Batch, held: list[str]) -> None:
-    """Raises LeaseLost if none of its groups was held any more."""
+    """Raise LeaseLost if the lease on all of its groups has expired."""
     if not held:
         raise LeaseLost(
             f"the lease of batch {batch.batch_id!r} ran out, and its groups were given to somebody else: "
@@ -175,11 +174,7 @@ def _check_any(batch: Batch, held: list[str]) -> None:
 
 
 async def _end(context: Context, batch: Batch, ended: Ending, answer: dict[str, Any]) -> web.Response:
-    """Keep the answer, for whoever asks again because it got lost."""
+    """Store the response for retries, and return it."""
     fields = write_fields({"ended": ended, "answer": answer})
     await context.store.batches.update_if(batch.batch_id, fields, expect={}, now_ms=context.clock.now_ms())
-    return _json(answer)
-
-
-def _json(value: Any) -> web.Response:
-    return web.Response(body=orjson.dumps(value), content_type="application/json")
+    return json_response(answer)

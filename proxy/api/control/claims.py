@@ -1,8 +1,8 @@
-"""Claims: complete groups that nobody else holds, leased to a consumer and rendered.
+"""Claims: selection, lease and rendering of complete groups for a consumer.
 
-Contains the choice among the waiting groups, and the outcome of each: leased, refused, or dropped, with the reason. The
-rewards of a group are frozen before they are read, so that they are the same in the batch and afterwards. Whatever interrupts
-a claim, the groups it leased are given back and the rewards it froze can be changed again.
+Each considered group is leased, refused or dropped, with the reason. The rewards of a group are frozen before they are read,
+so that they are the same in the batch and afterwards. If a claim is interrupted, its groups are released and the rewards that
+it froze can be changed again.
 """
 
 import asyncio
@@ -29,9 +29,9 @@ from proxy.trajectory.json_bytes import to_json_bytes
 from storage.errors import FieldsChanged, StorageError
 from storage.types import QueuedGroup
 
-_LOOKED_AT: Final = 1000  # of each bucket, the longest waiting
+_MAX_CONSIDERED: Final = 1000  # entries of each bucket, the longest waiting ones
 _UNHELD: Final = ("batch_id", "consumer", "lease_ms")
-_UNKNOWN: Final = -1  # a policy version that is no number is taken for older than any
+_UNKNOWN: Final = -1  # a policy version that is not a number counts as older than any
 
 
 @dataclass(slots=True)
@@ -48,8 +48,8 @@ class Claim:
     """The state of one claim: the groups that it leased, and those that it dropped or refused, with the reasons."""
 
     batch_id: str
-    said: ClaimBatch
-    wanted: ExportQuery
+    body: ClaimBatch
+    query: ExportQuery
     policy_version: str | None = None
     held: list[Held] = field(default_factory=list)
     dropped: list[dict[str, str]] = field(default_factory=list)
@@ -57,50 +57,50 @@ class Claim:
 
     @property
     def is_full(self) -> bool:
-        """Whether it has as many groups as it asked for."""
-        return len(self.held) >= self.said.groups
+        """Whether it has as many groups as requested."""
+        return len(self.held) >= self.body.groups
 
 
 async def fill(context: Context, claim: Claim) -> None:
-    """Hold groups that wait, in the order that the claim wants, until it is full or none is left."""
+    """Lease waiting groups in the order of the claim, until it is full or none is left."""
     claim.policy_version = read_policy(await context.store.announcements.read())
-    waiting = await context.store.queue.list_available(_LOOKED_AT)
-    for one in sorted(waiting, key=lambda one: _rank(one, claim.said.order)):
+    waiting = await context.store.queue.list_available(_MAX_CONSIDERED)
+    for entry in sorted(waiting, key=lambda entry: _rank(entry, claim.body.order)):
         if claim.is_full:
             return
-        if one.group not in claim.refused:
-            await _consider(context, claim, one)
+        if entry.group not in claim.refused:
+            await _consider(context, claim, entry)
 
 
-async def give_back(context: Context, batch_id: str, waiting: QueuedGroup) -> bool:
-    """Let a leased group wait again; return whether it was leased."""
+async def release(context: Context, batch_id: str, waiting: QueuedGroup) -> bool:
+    """Return a leased group to the queue; return whether it was leased."""
     fields = {**dict.fromkeys(_UNHELD), **write_fields({"status": "complete"})}
     return await context.store.queue.release(waiting, batch_id, fields, now_ms=context.clock.now_ms())
 
 
 async def undo(context: Context, claim: Claim, held: Iterable[Held]) -> None:
-    """Give back groups that were not handed out, and unfreeze their rewards. Runs to its end even if it is cancelled."""
+    """Release groups that were not returned to the client, and unfreeze their rewards. Finishes even if it is cancelled."""
 
     async def undone() -> None:
-        for one in held:
+        for group in held:
             try:
-                await _thaw(context, claim, one)
-                await give_back(context, claim.batch_id, one.waiting)
-            except StorageError as error:  # the group waits again when its lease runs out
-                fields = {"group_id": one.waiting.group, "why": str(error)}
-                LOG.error("a claimed group is not given back before its lease ends", extra={"fields": fields})
+                await _unfreeze(context, claim, group)
+                await release(context, claim.batch_id, group.waiting)
+            except StorageError as error:  # the group is available again when its lease expires
+                fields = {"group_id": group.waiting.group, "why": str(error)}
+                LOG.error("a claimed group stays leased until its lease expires", extra={"fields": fields})
 
     await asyncio.shield(context.recorder.tasks.start(undone()))
 
 
 def held_fields(context: Context, batch_id: str, consumer: str, lease_s: float) -> dict[str, bytes]:
-    """The fields of a group that is held from now on."""
+    """Return the fields of a group that is leased from now on."""
     until = context.clock.now_ms() + round(lease_s * 1000)
     return write_fields({"status": "claimed", "batch_id": batch_id, "consumer": consumer, "lease_ms": until})
 
 
 def _rank(waiting: QueuedGroup, order: str) -> int:
-    """Groups of equal rank stay in the order in which they wait."""
+    """Return the sort key of a group. Groups of equal rank stay in queue order."""
     version = _version(waiting)
     return version if order == "oldest" else -version
 
@@ -113,13 +113,13 @@ def _version(waiting: QueuedGroup) -> int:
 async def _consider(context: Context, claim: Claim, waiting: QueuedGroup) -> None:
     """Lease one group and render it, if it meets the conditions of the claim."""
     too_stale = why_stale(claim, waiting)
-    if too_stale is not None and claim.said.stale == "keep":
+    if too_stale is not None and claim.body.stale == "keep":
         claim.refused[waiting.group] = too_stale
         return
-    lease_ms, now_ms = max(1, round(claim.said.lease_s * 1000)), context.clock.now_ms()
-    fields = held_fields(context, claim.batch_id, claim.said.consumer, claim.said.lease_s)
+    lease_ms, now_ms = max(1, round(claim.body.lease_s * 1000)), context.clock.now_ms()
+    fields = held_fields(context, claim.batch_id, claim.body.consumer, claim.body.lease_s)
     if not await context.store.queue.claim(waiting, claim.batch_id, fields, lease_ms=lease_ms, now_ms=now_ms):
-        return  # somebody was quicker, or it was deleted
+        return  # claimed by another consumer, or deleted
     held = Held(waiting)
     try:
         dropped = too_stale or await _render(context, claim, held)
@@ -136,8 +136,8 @@ async def _consider(context: Context, claim: Claim, waiting: QueuedGroup) -> Non
 
 
 def why_stale(claim: Claim, waiting: QueuedGroup) -> str | None:
-    """Why a group is too old for the claim; None if it is not. What cannot be told to be fresh is stale."""
-    most = claim.said.max_staleness
+    """Return why a group is too old for the claim; None if it is not. A group of unknown age is too old."""
+    most = claim.body.max_staleness
     if most is None:
         return None
     now, oldest = number_of(claim.policy_version), _version(waiting)
@@ -148,39 +148,39 @@ def why_stale(claim: Claim, waiting: QueuedGroup) -> str | None:
 
 
 async def _render(context: Context, claim: Claim, held: Held) -> str | None:
-    """Render a leased group; return why it is not worth training, None if it is.
+    """Render a leased group; return why it is dropped, or None.
 
-    Raises Conflict where it cannot be handed out as it is. A group that was deleted this moment is not rendered.
+    Raises Conflict if it cannot be returned as it is. A group that was deleted meanwhile is not rendered.
     """
     group = await find_group(context.store, held.waiting.group)
     if group is None:
-        return None  # its entry in the queue is removed when it is next taken
-    said, wanted = claim.said, claim.wanted
+        return None  # its entry in the queue is removed when it is claimed next
+    body, query = claim.body, claim.query
     rollouts = await members_of(context.store, group)
-    if said.rewarded and any(rollout.reward is None for rollout in rollouts):
+    if body.rewarded and any(rollout.reward is None for rollout in rollouts):
         raise Conflict("some of its rollouts have no reward yet")
     held.frozen = tuple(rollout.rollout_id for rollout in rollouts if rollout.claimed_by is None)
     frozen = await _freeze(context, rollouts, claim.batch_id)
     gathered = await read_group_rows(
-        context, wanted, group, frozen, GroupFilter(said.min_group, said.only_mixed), whole=True
+        context, query, group, frozen, GroupFilter(body.min_group, body.only_mixed), whole=True
     )
     if gathered.why is not None:
         return gathered.why
-    whole = await gathered.whole(wanted)
+    whole = await gathered.whole(query)
     described = {
         "group_id": group.group_id,
         "policy_version": group.oldest,
         "complete_ms": group.complete_ms,
         "metadata": group.metadata,
-        **gathered.described(wanted),
-        "late": {one.rollout_id: late for one in frozen if (late := one.counts.get("late", 0))},
+        **gathered.described(query),
+        "late": {rollout.rollout_id: late for rollout in frozen if (late := rollout.counts.get("late", 0))},
     }
     held.rendered = await aside(gathered.count, lambda: to_json_bytes({**described, "data": whole}))
     return None
 
 
 async def _freeze(context: Context, rollouts: list[Rollout], batch_id: str) -> list[Rollout]:
-    """Freeze the rewards of rollouts, and return the rollouts as they are from now on."""
+    """Freeze the rewards of rollouts, and return the frozen rollouts."""
     fields = write_fields({"claimed_by": batch_id})
     now_ms = context.clock.now_ms()
     stored = await asyncio.gather(
@@ -188,21 +188,21 @@ async def _freeze(context: Context, rollouts: list[Rollout], batch_id: str) -> l
             context.store.update_if(rollout.rollout_id, {} if rollout.claimed_by else fields, expect={}, now_ms=now_ms)
             for rollout in rollouts
         ),
-        return_exceptions=True,  # all of them are done before any is undone
+        return_exceptions=True,  # all updates end before any is undone
     )
-    for one in stored:
-        if isinstance(one, BaseException):
-            raise one
-    return [read_rollout(one) for one in stored if one is not None and not isinstance(one, BaseException)]
+    for result in stored:
+        if isinstance(result, BaseException):
+            raise result
+    return [read_rollout(result) for result in stored if result is not None and not isinstance(result, BaseException)]
 
 
-async def _thaw(context: Context, claim: Claim, held: Held) -> None:
-    """Let the rewards that this claim froze be changed again.
+async def _unfreeze(context: Context, claim: Claim, held: Held) -> None:
+    """Unfreeze the rewards that this claim froze.
 
-    Not if the lease has run out and somebody else has the group: that claim relies on the same marks.
+    Not if the lease has expired and another consumer has the group: that claim relies on the same marks.
     """
-    fields = held_fields(context, claim.batch_id, claim.said.consumer, claim.said.lease_s)
-    lease_ms, now_ms = max(1, round(claim.said.lease_s * 1000)), context.clock.now_ms()
+    fields = held_fields(context, claim.batch_id, claim.body.consumer, claim.body.lease_s)
+    lease_ms, now_ms = max(1, round(claim.body.lease_s * 1000)), context.clock.now_ms()
     if not held.frozen or not await context.store.queue.extend(
         held.waiting, claim.batch_id, fields, lease_ms=lease_ms, now_ms=now_ms
     ):
@@ -214,8 +214,8 @@ async def _thaw(context: Context, claim: Claim, held: Held) -> None:
 
 
 async def _drop(context: Context, claim: Claim, held: Held, why: str) -> None:
-    """Take a group out of the queue for good: it can still be read and exported."""
-    await _thaw(context, claim, held)
+    """Remove a group from the queue for good. It can still be read and exported."""
+    await _unfreeze(context, claim, held)
     fields: Mapping[str, bytes | None] = {**dict.fromkeys(_UNHELD), **write_fields({"status": "dropped", "why": why})}
     await context.store.queue.remove(held.waiting, claim.batch_id, fields, now_ms=context.clock.now_ms())
     claim.dropped.append({"group_id": held.waiting.group, "why": why})

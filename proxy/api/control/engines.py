@@ -1,35 +1,32 @@
-"""The engines: how they stand, and which ones there are.
-
-Holds the routes of `/engines`. No key of an engine is shown, and only who has a control key says where calls are sent.
-"""
+"""The routes of `/engines`: the state of the endpoints, and their replacement. API keys of engines are never shown."""
 
 from typing import Any
 
-import orjson
 from aiohttp import web
 
 from proxy.api.context import CONTEXT, Context
 from proxy.api.control.schemas import PutEngines, body_from
 from proxy.api.health import healthy_engines
+from proxy.api.http import json_response
 from proxy.config.sections import RecordSettings
 from proxy.errors import Forbidden
 from proxy.protocols.dialects.base import DialectName
 from proxy.protocols.engines.quirks import QUIRKS, CallTraits, choose_framing
 from proxy.upstream import Endpoint, ejected_for
 
-_DIALECTS: tuple[DialectName, ...] = ("chat", "completions")  # those whose streams may be replayed
+_DIALECTS: tuple[DialectName, ...] = ("chat", "completions")  # the dialects whose streams may be synthetic
 
 
 async def show_engines(request: web.Request) -> web.Response:
-    """`GET /engines`: endpoints, health, calls in flight, versions, and what each is known to lose."""
+    """`GET /engines`: endpoints with health, calls in flight, versions and known losses."""
     return await _shown(request.app[CONTEXT])
 
 
 async def put_engines(request: web.Request) -> web.Response:
-    """`PUT /engines`: from the answer on calls go to these, and within a second at every process that shares the store.
+    """`PUT /engines`: replace the endpoints, in this process at once and in all that share the store within a second.
 
-    Calls in flight end where they are. It is refused where no control key is configured: whoever may say where calls are
-    sent can read them, and have any address within reach called.
+    Calls in flight end at their endpoints. A configured control key is required: a caller who sets endpoints can read all
+    calls, and can make the proxy send requests to any reachable address.
     """
     context = request.app[CONTEXT]
     if not context.control_keys:
@@ -40,11 +37,10 @@ async def put_engines(request: web.Request) -> web.Response:
 
 async def _shown(context: Context) -> web.Response:
     healthy = await healthy_engines(context)
-    await context.upstream.learn()
+    await context.upstream.detect_all()
     record, now = context.settings.record, context.clock.now()
     shown = [_engine(endpoint, healthy, record, now) for endpoint in context.upstream.endpoints]
-    told = {"engines": shown, "configured": not context.registry.is_put}
-    return web.Response(body=orjson.dumps(told), content_type="application/json")
+    return json_response({"engines": shown, "configured": not context.registry.is_overridden})
 
 
 def _engine(endpoint: Endpoint, healthy: dict[str, bool], record: RecordSettings, now: float) -> dict[str, Any]:
@@ -68,11 +64,11 @@ def _engine(endpoint: Endpoint, healthy: dict[str, bool], record: RecordSettings
             for name in _DIALECTS
         },
         "loses": [loss.what for loss in QUIRKS if loss.engine == endpoint.engine.kind],
-        "healthy": healthy.get(endpoint.settings.label, False),  # added while the others were asked: not asked yet
+        "healthy": healthy.get(endpoint.settings.label, False),  # False for one that was added during the check
         "ejected_until": None if ejected_s is None else now + ejected_s,
         "max_in_flight": endpoint.settings.max_in_flight,
-        "in_flight": endpoint.turns.in_flight,
-        "queued": endpoint.turns.waiting,
+        "in_flight": endpoint.queue.in_flight,
+        "queued": endpoint.queue.waiting,
         "faults": endpoint.faults,
         "last_fault": endpoint.last_fault,
     }

@@ -1,7 +1,4 @@
-"""What happens to rollouts, as it happens.
-
-Holds the route of `/events`. It tells which rollout changed and which step came; whoever wants more asks the other routes.
-"""
+"""The route of `/events`: changes of rollouts as server-sent events, each with the IDs of the rollout and the step."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -20,10 +17,11 @@ _HEADERS: Final = {"Content-Type": "text/event-stream", "Cache-Control": "no-sto
 
 
 async def show_events(request: web.Request) -> web.StreamResponse:
-    """`GET /events?rollout_id=`: server-sent events, from now on, of every process that shares the store.
+    """`GET /events?rollout_id=`: stream server-sent events of every process that shares the store, from now on.
 
-    `changed` for each step that is stored (`index`, `step_id`) and each other change of a rollout (both null); a comment
-    every few seconds. When the store is away, or the proxy stops, the stream ends: whoever comes back looks anew.
+    An event `changed` for each stored step (`index`, `step_id`) and each other change of a rollout (both null); a comment
+    every few seconds. The stream ends when the store is unreachable or the proxy stops. Events are not repeated: clients
+    read the rollouts again when they reconnect.
     """
     context = request.app[CONTEXT]
     reject_unknown_params(request, ("rollout_id",))
@@ -32,19 +30,19 @@ async def show_events(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers=_HEADERS)
         await response.prepare(request)
         await response.write(b": following\n\n")
-        telling = asyncio.create_task(_tell(response, changes, wanted))  # noqa: TID251 - held by this very function
+        sending = asyncio.create_task(_send(response, changes, wanted))  # noqa: TID251 - held by this very function
         stopping = asyncio.create_task(context.stopping.wait())  # noqa: TID251
         try:
-            await asyncio.wait((telling, stopping), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((sending, stopping), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            telling.cancel()
+            sending.cancel()
             stopping.cancel()
             with suppress(StorageError, OSError, asyncio.CancelledError):
-                await telling
+                await sending
     return response
 
 
-async def _tell(response: web.StreamResponse, changes: AsyncIterator[Change | None], wanted: str | None) -> None:
+async def _send(response: web.StreamResponse, changes: AsyncIterator[Change | None], wanted: str | None) -> None:
     async for change in changes:
         if change is None:
             await response.write(b": quiet\n\n")
@@ -53,7 +51,7 @@ async def _tell(response: web.StreamResponse, changes: AsyncIterator[Change | No
 
 
 def event_of(change: Change) -> bytes:
-    """A change as an event. Names that are no valid text are told as they can be."""
+    """Return a change as an event. Invalid characters of names are replaced."""
     name = change.rollout.encode("utf-8", "replace").decode()
-    told = {"rollout_id": name, "index": change.index, "step_id": change.record}
-    return b"event: changed\ndata: " + orjson.dumps(told) + b"\n\n"
+    fields = {"rollout_id": name, "index": change.index, "step_id": change.record}
+    return b"event: changed\ndata: " + orjson.dumps(fields) + b"\n\n"

@@ -1,8 +1,4 @@
-"""The options of an export, and the rows of one rollout.
-
-Contains the parsing of options, from a query or from a claim, and the rendering of one rollout's rows. `exports` streams
-the rows of many rollouts, `gathering` combines those of a group.
-"""
+"""The options of an export, from a query or from a claim, and the rows of one rollout."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -84,9 +80,9 @@ class ExportQuery:
 
         `advantage` is null unless the rollout has exactly one.
         """
-        given = None if self.advantage == "none" else rollout.advantages
-        is_one = isinstance(given, int | float) and not isinstance(given, bool)
-        facts = {"reward": rollout.reward, "advantage": given if is_one else None}
+        advantages = None if self.advantage == "none" else rollout.advantages
+        is_one = isinstance(advantages, int | float) and not isinstance(advantages, bool)
+        facts = {"reward": rollout.reward, "advantage": advantages if is_one else None}
         return [{"rollout_id": rollout.rollout_id, "step_ids": list(step_ids), **facts} for step_ids in trained]
 
     async def load(self) -> None:
@@ -111,7 +107,7 @@ class ExportQuery:
 
 
 def export_query_from(request: web.Request, advantages: Sequence[str] = GIVEN) -> ExportQuery:
-    """What a query asks for. Raises BadCall for an option that is unknown or not allowed, naming those that are."""
+    """Parse the options of a query. Raises BadCall for an option that is unknown or not allowed; it names the allowed ones."""
     chosen = {
         "branches": enum_param(request, "branches", ("all", "longest", "last"), "all"),
         "include": enum_param(request, "include", ("exact", "flagged", RETOKENIZED), "exact"),
@@ -133,7 +129,7 @@ def export_query_from(request: web.Request, advantages: Sequence[str] = GIVEN) -
 
 
 def export_query_of_claim(claim: ClaimBatch) -> ExportQuery:
-    """What a claim asks for. Raises BadCall for a format that is not known."""
+    """Return the export options of a claim. Raises BadCall for an unknown format."""
     if claim.format not in FORMATS:
         raise BadCall(f"format={claim.format!r} is not known; known are {', '.join(FORMATS)}", param="format")
     return ExportQuery(
@@ -158,30 +154,30 @@ def _container_of(request: web.Request) -> Container:
 
 
 async def _decode(context: Context, steps: Sequence[Step]) -> Callable[[Sequence[int]], str] | None:
-    """What makes text of these steps' ids: the tokenizer of the one endpoint that they came from."""
+    """Return the decoder of the endpoint that all of these steps came from; None if there are several, or no tokenizer."""
     names = {step.engine.name for step in steps}
-    tokenizer = await context.tokenizers.of(names.pop()) if len(names) == 1 else None
+    tokenizer = await context.tokenizers.get(names.pop()) if len(names) == 1 else None
     return tokenizer.decode if tokenizer else None
 
 
 def _logprob_of(request: web.Request, name: str) -> float | None:
-    """A query parameter that is a number. Raises BadCall."""
-    given = request.query.get(name)
-    if given is None:
+    """Parse a query parameter that is a number. Raises BadCall."""
+    text = request.query.get(name)
+    if text is None:
         return None
     try:
-        value = float(given)
+        value = float(text)
     except ValueError:
         value = nan
     if not isfinite(value):
-        raise BadCall(f"{name} must be a number, not {given!r}", param=name)
+        raise BadCall(f"{name} must be a number, not {text!r}", param=name)
     return value
 
 
 async def _retokenized(context: Context, steps: Sequence[Step]) -> list[Step]:
-    """The steps, with ids made for those that have none, by the tokenizers of their endpoints. Raises NotValid."""
+    """Return the steps; those without ids get them from the tokenizers of their endpoints. Raises NotValid."""
     names = {step.engine.name for step in steps}
-    tokenizers = {name: tokenizer for name in names if (tokenizer := await context.tokenizers.of(name)) is not None}
+    tokenizers = {name: tokenizer for name in names if (tokenizer := await context.tokenizers.get(name)) is not None}
 
     def made() -> list[Step]:
         return [

@@ -1,7 +1,6 @@
-"""Exports: rows for trainers, of one rollout or of many.
+"""The export routes: rows for trainers, of one rollout or streamed over many.
 
-Contains the streaming of rows: one rollout after the other, with a few read ahead, so that memory does not grow with their
-number. The rows of a rollout are written one by one.
+Rollouts are written one after the other, with a few read ahead, and row by row: memory does not grow with their number.
 """
 
 import asyncio
@@ -27,9 +26,9 @@ from proxy.rollouts.steps import LONG, aside
 from proxy.telemetry.logs import LOG
 from storage.errors import StorageError
 
-_MOST_AHEAD = 4  # rollouts read while one is written,
-_MOST_STEPS_AHEAD = 200  # unless they are long
-_MOST_RENDERED = 256  # weight of a rollout whose rows may all be in memory at once: about 250,000 tokens
+_MAX_AHEAD = 4  # rollouts read while one is written,
+_MAX_STEPS_AHEAD = 200  # unless they are long
+_MAX_RENDERED = 256  # weight of a rollout whose rows may all be in memory at once: about 250,000 tokens
 
 
 async def export_rollout(request: web.Request) -> web.StreamResponse:
@@ -52,7 +51,7 @@ async def export_rollout(request: web.Request) -> web.StreamResponse:
     await response.prepare(request)
     request[RESPONSE_STARTED] = True
     if request.method == "HEAD":
-        return response  # a body would be read as the next answer of the connection
+        return response  # a body would be read as the next response of the connection
     with suppress(ClientConnectionResetError):
         for piece in pieces:
             await response.write(piece)
@@ -73,13 +72,13 @@ async def export_many(request: web.Request) -> web.StreamResponse:
         since=int_param(request, "since", None, least=0),
     )
     async with aclosing(_pieces(context, wanted, rollouts)) as pieces:
-        first = await anext(pieces)  # what fails up to here still has a status of its own
+        first = await anext(pieces)  # errors before this point still get their own status
         response = web.StreamResponse(headers={"Content-Type": wanted.container.content_type})
         await response.prepare(request)
         if request.method == "HEAD":
             return response  # as for one rollout
         request[RESPONSE_STARTED] = (
-            True  # from here on a failure cuts the connection: nobody takes the body for a whole one
+            True  # from here on an error closes the connection, so the body is not taken as complete
         )
         try:
             await response.write(first)
@@ -87,9 +86,9 @@ async def export_many(request: web.Request) -> web.StreamResponse:
                 await response.write(piece)
             await response.write_eof()
         except ClientConnectionResetError:
-            pass  # nobody reads on
+            pass  # the client disconnected
         except (ProxyError, StorageError) as error:
-            LOG.error("an export broke off", extra={"fields": {"why": str(error)}})
+            LOG.error("an export ended early", extra={"fields": {"why": str(error)}})
             raise
         return response
 
@@ -135,7 +134,7 @@ async def _read_ahead(
         async for next_one in rollouts:
             reading.append((next_one, asyncio.get_running_loop().create_task(_planned(context, wanted, next_one))))
             ahead += _steps(next_one)
-            while len(reading) > _MOST_AHEAD or (len(reading) > 1 and ahead > _MOST_STEPS_AHEAD):
+            while len(reading) > _MAX_AHEAD or (len(reading) > 1 and ahead > _MAX_STEPS_AHEAD):
                 rollout, task = reading.popleft()
                 ahead -= _steps(rollout)
                 yield rollout, await task
@@ -157,7 +156,7 @@ async def _planned(context: Context, wanted: ExportQuery, rollout: Rollout) -> P
     """
     try:
         planned = await wanted.plan(context, rollout)
-        if planned.weight <= _MOST_RENDERED:
+        if planned.weight <= _MAX_RENDERED:
             rows = await planned.rows()
             plan = Plan(rows.trained, rows.skipped, lambda: iter(rows.rows))
         else:
@@ -187,8 +186,8 @@ def _steps(rollout: Rollout) -> int:
 async def _rollouts(
     context: Context, wanted: RolloutFilter, *, limit: int | None, since: int | None
 ) -> AsyncIterator[Rollout]:
-    """The rollouts that a query asks for, newest first, in constant memory. `since` is unix seconds."""
-    given = 0
+    """Yield the rollouts that match, newest first, in constant memory. `since` is unix seconds."""
+    found = 0
     async for name in context.store.names():
         stored = await context.store.get(name)
         if stored is None:
@@ -198,15 +197,15 @@ async def _rollouts(
         rollout = read_rollout(stored)
         if wanted(rollout):
             yield rollout
-            given += 1
-            if given == limit:
+            found += 1
+            if found == limit:
                 return
 
 
 def skipped_header(skipped: Sequence[Mapping[str, str]], *, is_empty: bool) -> dict[str, str]:
-    """The header that says how many were left out and why, in few words; none where nothing is to be said."""
+    """Return the header with the number of skipped steps and the reasons; no header if none were skipped."""
     if not skipped:
         return {"X-Export-Skipped": "0; the rollout has no steps"} if is_empty else {}
     reasons = Counter(left["why"] for left in skipped)
-    told = ", ".join(f"{why} ({count})" for why, count in reasons.most_common(5))
-    return {"X-Export-Skipped": f"{len(skipped)}; {told}"}
+    counted = ", ".join(f"{why} ({count})" for why, count in reasons.most_common(5))
+    return {"X-Export-Skipped": f"{len(skipped)}; {counted}"}

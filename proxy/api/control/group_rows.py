@@ -1,7 +1,4 @@
-"""Gathering: the rows of a group's rollouts, with their advantages, combined as the trainer takes them.
-
-Contains what a group gives, what it leaves out and why it may give nothing. It neither claims nor changes a group.
-"""
+"""The rows of a group's rollouts with their advantages, combined in the trainer's format."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +19,7 @@ GONE: Final = "it was deleted, or has expired"
 
 @dataclass(frozen=True, slots=True)
 class GroupFilter:
-    """What a group must have to be worth training: rollouts with rows, and rewards that differ."""
+    """The conditions on a group: a minimum of rollouts with rows, and optionally rewards that differ."""
 
     min_group: int = 1
     only_mixed: bool = False
@@ -127,7 +124,7 @@ async def read_group_rows(
 
 
 def without_rows(skipped: Sequence[object]) -> str:
-    """Return why a rollout has no rows; its skipped steps are named by themselves."""
+    """Return why a rollout has no rows; its skipped steps are listed separately."""
     return "none of its steps gave a row" if skipped else "it has no steps"
 
 

@@ -1,7 +1,4 @@
-"""Groups: opened with their rollouts, listed, looked at, exported, deleted.
-
-Holds the routes of `/groups`. When a group is complete is `completion`'s; who holds it, `batches`'.
-"""
+"""The routes of `/groups`: open a group with its rollouts, list, get, export and delete groups."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -16,6 +13,7 @@ from proxy.api.control.exports import skipped_header
 from proxy.api.control.group_rows import ADVANTAGES, GroupFilter, GroupRows, read_group_rows
 from proxy.api.control.rollouts import opened
 from proxy.api.control.schemas import OpenGroup, body_from
+from proxy.api.http import json_response
 from proxy.api.query import enum_param, int_param, reject_unknown_params, rollout_id_from
 from proxy.clock import new_id
 from proxy.errors import BadCall, Conflict, NotFound, TooLarge
@@ -27,22 +25,22 @@ from proxy.rollouts.steps import aside
 from proxy.trajectory.json_bytes import to_json_bytes
 from storage.types import StoredEntity
 
-_LISTED: Final = 100
-_MOST_LISTED: Final = 1000
-_MOST_TERMS_BYTES: Final = 2**23  # written in one script, and read again for the answer
+_DEFAULT_LIMIT: Final = 100
+_MAX_LIMIT: Final = 1000
+_MAX_TERMS_BYTES: Final = 2**23  # written in one script, and read again for the response
 _COUNTS: Final = ("steps", "exact", "flagged", "sampled_tokens")
 
 
 async def open_group(request: web.Request) -> web.Response:
-    """`POST /groups`: the group and all its rollouts, or nothing: 201; 200 for the same body again; 409 for another."""
+    """`POST /groups`: open the group and all its rollouts, atomically. 201; 200 for the same body again; 409 for another."""
     context = request.app[CONTEXT]
     opening = await body_from(request, OpenGroup)
     name = opening.group_id or new_id(context.clock)
     terms = opening.rollout.model_dump(exclude_none=True, exclude_defaults=True)
-    said = {**opening.model_dump(exclude_none=True, exclude_defaults=True), "group_id": name, "rollout": terms}
+    payload = {**opening.model_dump(exclude_none=True, exclude_defaults=True), "group_id": name, "rollout": terms}
     members = [_beside(context, name) for _ in range(opening.size)]
     fields = write_fields({"size": opening.size, "members": members, "metadata": opening.metadata or None})
-    fields["opened_with"] = orjson.dumps(said, option=orjson.OPT_SORT_KEYS)
+    fields["opened_with"] = orjson.dumps(payload, option=orjson.OPT_SORT_KEYS)
     of_each = write_fields({**terms, "group_id": name})
     _check_size(opening.size, of_each)
     rollouts = dict.fromkeys(members, of_each)
@@ -55,21 +53,21 @@ async def open_group(request: web.Request) -> web.Response:
             param="group_id",
         )
     shown = await _opened(request, context, stored)
-    return _json(shown, status=201 if stored.created else 200)
+    return json_response(shown, status=201 if stored.created else 200)
 
 
 def _check_size(size: int, of_each: Mapping[str, bytes]) -> None:
-    """Raise TooLarge for rollouts whose terms, written for each of them, are too much for one request."""
+    """Raise TooLarge if the terms, which are written for each rollout, are too large in total."""
     each = sum(map(len, of_each.values()))
-    if size * each > _MOST_TERMS_BYTES:
+    if size * each > _MAX_TERMS_BYTES:
         raise TooLarge(
-            f"{size} rollouts with {each} bytes of terms each are more than {_MOST_TERMS_BYTES} bytes: put into `rollout` what "
+            f"{size} rollouts with {each} bytes of terms each are more than {_MAX_TERMS_BYTES} bytes: put into `rollout` what "
             "is small, and what they share into the group's `metadata`"
         )
 
 
 def _beside(context: Context, group_id: str) -> str:
-    """A fresh id that can be opened together with its group: one in sixteen can."""
+    """Return a new ID in the hash slot of the group, so that both can be opened together: one in sixteen is."""
     while True:
         name = new_id(context.clock)
         if context.store.same_slot(group_id, name):
@@ -77,7 +75,7 @@ def _beside(context: Context, group_id: str) -> str:
 
 
 async def _opened(request: web.Request, context: Context, stored: StoredEntity) -> dict[str, Any]:
-    """What an opening answers, the same each time."""
+    """Return the response to an opening, which is the same for each retry."""
     group = read_group(stored)
     found = await asyncio.gather(*map(context.store.get, group.members))
     return {
@@ -91,10 +89,10 @@ async def _opened(request: web.Request, context: Context, stored: StoredEntity) 
 
 
 async def list_groups(request: web.Request) -> web.Response:
-    """`GET /groups?status=&limit=&cursor=`: newest first; a filter may leave a page short of its limit."""
+    """`GET /groups?status=&limit=&cursor=`: newest first; with a filter, a page may have fewer groups than its limit."""
     context = request.app[CONTEXT]
     reject_unknown_params(request, ("status", "limit", "cursor"))
-    limit = int_param(request, "limit", _LISTED, least=1, most=_MOST_LISTED) or _LISTED
+    limit = int_param(request, "limit", _DEFAULT_LIMIT, least=1, most=_MAX_LIMIT) or _DEFAULT_LIMIT
     status = enum_param(request, "status", STATUSES, "open") if "status" in request.query else None
     try:
         page = await context.store.groups.list(cursor=request.query.get("cursor"), limit=limit)
@@ -104,7 +102,7 @@ async def list_groups(request: web.Request) -> web.Response:
     now_ms = context.clock.now_ms()
     there = [group for group in found if group is not None]
     shown = [_terms(group, now_ms) for group in there if status in (None, group.status_at(now_ms))]
-    return _json({"groups": shown, "cursor": page.cursor})
+    return json_response({"groups": shown, "cursor": page.cursor})
 
 
 async def show_group(request: web.Request) -> web.Response:
@@ -112,20 +110,20 @@ async def show_group(request: web.Request) -> web.Response:
     context = request.app[CONTEXT]
     group = await group_of(request)
     if group.status == "open":
-        await context.completion.settle(group)  # what a crash may have left
+        await context.completion.settle(group)  # a crash may have interrupted its completion
         group = await group_of(request)
     rollouts = await members_of(context.store, group)
-    return _json(shown_group(group, rollouts, context.clock.now_ms()))
+    return json_response(shown_group(group, rollouts, context.clock.now_ms()))
 
 
 async def delete_group(request: web.Request) -> web.Response:
-    """`DELETE /groups/{id}`: the group and all its rollouts; 204, also when there is nothing (any more)."""
+    """`DELETE /groups/{id}`: delete the group and all its rollouts; 204, also if it does not exist."""
     await drop_group(request.app[CONTEXT], rollout_id_from(request))
     return web.Response(status=204)
 
 
 async def export_group(request: web.Request) -> web.Response:
-    """`GET /groups/{id}/export?format=…`: in JSON what the trainer takes as one group, else its rows."""
+    """`GET /groups/{id}/export?format=…`: in JSON the group as one value in the trainer's format, otherwise its rows."""
     context = request.app[CONTEXT]
     reject_unknown_params(request, (*EXPORT_OPTIONS, "min_group", "only_mixed"))
     wanted = export_query_from(request, ADVANTAGES)
@@ -156,14 +154,14 @@ async def _rendered(wanted: ExportQuery, gathered: GroupRows) -> bytes:
         shown = {"group": whole, "report": report} if wanted.report else whole
         return await aside(gathered.count, lambda: to_json_bytes(shown))
     if isinstance(whole, list):
-        rows = whole if wanted.container.nests else [row for each in whole for row in wanted.form.flat(each)]
+        rows = whole if wanted.container.nests else [row for item in whole for row in wanted.form.flat(item)]
     else:
         rows = [whole] if gathered.count else []
     return await aside(gathered.count, lambda: b"".join(wanted.pieces(rows, report)))
 
 
 async def drop_group(context: Context, group_id: str) -> None:
-    """Delete a group and its rollouts, these first: so asking again finds what is left."""
+    """Delete the rollouts of a group, then the group, so that a retry finds what is left."""
     group = await find_group(context.store, group_id)
     if group is not None:
         for name in group.members:
@@ -172,7 +170,7 @@ async def drop_group(context: Context, group_id: str) -> None:
 
 
 async def group_of(request: web.Request) -> Group:
-    """The group that the path names. Raises NotFound."""
+    """Return the group that the path names. Raises NotFound."""
     name = rollout_id_from(request)
     group = await find_group(request.app[CONTEXT].store, name)
     if group is None:
@@ -181,7 +179,7 @@ async def group_of(request: web.Request) -> Group:
 
 
 def shown_group(group: Group, rollouts: Sequence[Rollout], now_ms: int) -> dict[str, Any]:
-    """A group as people see it. `rewards` are in the order of its rollouts."""
+    """Return the JSON of a group. `rewards` are in the order of its rollouts."""
     return {
         **_terms(group, now_ms),
         "rollouts": [
@@ -214,7 +212,3 @@ def _terms(group: Group, now_ms: int) -> dict[str, Any]:
         **(held if status == "claimed" else {}),
         **({"why": group.why} if status == "dropped" else {}),
     }
-
-
-def _json(value: Mapping[str, Any], *, status: int = 200) -> web.Response:
-    return web.Response(status=status, body=orjson.dumps(value), content_type="application/json")

@@ -1,13 +1,11 @@
-"""`GET /openapi.json`: every route of both APIs.
+"""The OpenAPI description of every route of both APIs, made from a table of routes and the models of request bodies.
 
-Holds the table of routes, with what each does, and makes the description from it and from the models that read bodies. A
-test compares the table with the routes that are really there.
+A test compares the table with the routes that the application serves.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
 from aiohttp import web
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
@@ -28,6 +26,7 @@ from proxy.api.control.schemas import (
     PutPolicy,
     ReleaseBatch,
 )
+from proxy.api.http import json_response
 from proxy.export import FORMATS
 from proxy.export.containers import CONTAINERS
 from proxy.protocols.dialects import DIALECTS, TRANSLATORS
@@ -39,7 +38,7 @@ _REF = "#/components/schemas/{model}"
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One route: what it does, its query, the model of its body, and the statuses it may answer with."""
+    """A route: its summary, its query parameters, the model of its body, and the statuses of its responses."""
 
     method: str
     path: str
@@ -51,8 +50,8 @@ class Route:
 
 _TEXT: dict[str, Any] = {"type": "string"}
 _COUNT: dict[str, Any] = {"type": "integer", "minimum": 1}
-_AFTER = ("after", {"type": "integer", "minimum": 0, "description": "the index of a step"})
-_SINCE = ("since", {"type": "integer", "minimum": 0, "description": "unix seconds"})
+_AFTER = ("after", {"type": "integer", "minimum": 0, "description": "index of a step"})
+_SINCE = ("since", {"type": "integer", "minimum": 0, "description": "unix time in seconds"})
 _FILTER = (("status", {"enum": list(STATUSES)}), ("group_id", _TEXT), _SINCE, ("limit", _COUNT))
 _EXPORT = (
     ("format", {"enum": list(FORMATS)}),
@@ -62,7 +61,10 @@ _EXPORT = (
     ("overlong", {"enum": ["cut", "drop", "keep"]}),
     ("container", {"enum": list(CONTAINERS)}),
     ("report", {"type": "boolean"}),
-    ("prompt_logprob", {"type": "number", "description": "stands where nothing was sampled, for the format's own"}),
+    (
+        "prompt_logprob",
+        {"type": "number", "description": "logprob of tokens that were not sampled, in place of the format's own"},
+    ),
     ("advantage", {"enum": list(GIVEN)}),
     ("pad_id", {"type": "integer", "minimum": 0}),
     ("prompt_length", _COUNT),
@@ -77,88 +79,123 @@ _GROUP_EXPORT = (
 _GROUP_FILTER = (("status", {"enum": list(GROUP_STATUSES)}), ("limit", _COUNT), ("cursor", _TEXT))
 _TEXTS = (
     ("choice", {"type": "integer", "minimum": 0}),
-    ("start", {"type": "integer", "minimum": 0, "description": "the first token, of prompt and reply together"}),
+    (
+        "start",
+        {
+            "type": "integer",
+            "minimum": 0,
+            "description": "index of the first token; prompt and completion are counted together",
+        },
+    ),
     ("limit", {**_COUNT, "maximum": 2000}),
 )
-_TREE = ("texts", {"type": "boolean", "description": "whether drift is explained by texts"})
+_TREE = ("texts", {"type": "boolean", "description": "whether drift is explained with texts"})
 _R = "/rollouts/{rollout_id}"
 _G = "/groups/{group_id}"
 _B = "/batches/{batch_id}"
 _SETTLED = (200, 400, 404, 409, 422)
 _PREFIXES = ("", _R, "/sessions/{rollout_id}")
-_DRAIN = (("drain_s", {"type": "number", "minimum": 0, "description": "wait so long for none in flight"}),)
-_COMPLETED = "A rollout server reports the result of a rollout."
+_DRAIN = (("drain_s", {"type": "number", "minimum": 0, "description": "how long to wait until no call is in flight"}),)
+_COMPLETED = "Report the result of a rollout, as a rollout server."
 _DISPATCHED = (202, 200, 400, 404, 409, 422)
-_CALLS = [(path, f"A recorded call, in the {dialect.name} dialect.") for path, dialect in DIALECTS.items()]
-_CALLS += [(path, f"A recorded call, in the {one.name} dialect, by way of chat.") for path, one in TRANSLATORS.items()]
-_CALLS.append(("/generate", "A recorded completions call of ids, as Atropos' token servers make it."))
+_CALLS = [(path, f"Make a recorded call in the {dialect.name} dialect.") for path, dialect in DIALECTS.items()]
+_CALLS += [
+    (path, f"Make a recorded call in the {it.name} dialect, translated to chat.") for path, it in TRANSLATORS.items()
+]
+_CALLS.append(("/generate", "Make a recorded completions call with token ids, as Atropos' token servers do."))
 _STORED = "/v1/responses/{response_id}"
 _FOUND = (200, 400, 401, 403, 404, 503)
 _BY_CHAT = (
     (
         "post",
         "/v1/messages/count_tokens",
-        "The tokens of a Messages call, counted by the engine.",
+        "Count the tokens of a Messages call with the engine's tokenizer.",
         (*_FOUND, 413, 502, 504),
     ),
-    ("get", _STORED, "An answer of Responses, as it was given.", _FOUND),
-    ("delete", _STORED, "Hide an answer from agents; its step stays.", _FOUND),
-    ("get", f"{_STORED}/input_items", "The items that a call of Responses came with.", _FOUND),
+    ("get", _STORED, "Get a stored response of the Responses API.", _FOUND),
+    ("delete", _STORED, "Hide a response from agents; its step is kept.", _FOUND),
+    ("get", f"{_STORED}/input_items", "List the input items of a response.", _FOUND),
 )
 
 _SESSIONS = (200, 400, 401, 403, 404, 422, 500, 503)
 _ATROPOS = (
-    ("post", "/setup", "Check that engines are configured."),
-    ("get", "/servers", "The engines, as Atropos' proxy lists servers."),
-    ("post", "/sessions/create", "Open a rollout as a session."),
-    ("get", "/sessions", "All sessions."),
-    ("get", "/{uuid}/nodes", "The nodes of a session."),
-    ("delete", "/{uuid}", "End a session; its rollout is finished and kept (`atropos.keep_sessions`)."),
-    ("post", "/{uuid}/v1/chat/completions", "A recorded chat of a session."),
-    ("post", "/{uuid}/v1/chat/completions/render", "The prompt that a chat would have."),
-    ("post", "/{uuid}/v1/completions", "A recorded completions call of a session."),
-    ("get", "/{uuid}/v1/models", "The engine's models."),
+    ("post", "/setup", "Check that the named engines are configured."),
+    ("get", "/servers", "List the engines, in the format of Atropos' proxy."),
+    ("post", "/sessions/create", "Open a session, which is a rollout."),
+    ("get", "/sessions", "List all sessions."),
+    ("get", "/{uuid}/nodes", "List the nodes of a session."),
+    ("delete", "/{uuid}", "Delete a session; its rollout is finished and kept (`atropos.keep_sessions`)."),
+    ("post", "/{uuid}/v1/chat/completions", "Make a recorded chat call in a session."),
+    ("post", "/{uuid}/v1/chat/completions/render", "Render the prompt of a chat call."),
+    ("post", "/{uuid}/v1/completions", "Make a recorded completions call in a session."),
+    ("get", "/{uuid}/v1/models", "List the engine's models."),
 )
 
 ROUTES: tuple[Route, ...] = (
     Route("post", "/rollouts", "Open a rollout.", body=OpenRollout, statuses=(201, 200, 400, 409, 422)),
     Route("get", "/rollouts", "List rollouts, newest first.", (*_FILTER, ("cursor", _TEXT)), statuses=(200, 400)),
-    Route("get", _R, "A rollout: status, counts, rewards.", statuses=(200, 404)),
-    Route("patch", _R, "Set rewards, advantages, metadata.", body=PatchRollout, statuses=(200, 400, 404, 409, 422)),
+    Route("get", _R, "Get a rollout: status, counts, rewards.", statuses=(200, 404)),
+    Route(
+        "patch",
+        _R,
+        "Set rewards, advantages and metadata of a rollout.",
+        body=PatchRollout,
+        statuses=(200, 400, 404, 409, 422),
+    ),
     Route("delete", _R, "Delete a rollout and all its steps.", statuses=(204,)),
     Route("post", f"{_R}/finish", "Finish a rollout.", body=FinishRollout, statuses=(200, 400, 404, 409, 422)),
-    Route("post", f"{_R}/dispatch", "Have a rollout server run it.", body=DispatchRollout, statuses=_DISPATCHED),
-    Route("get", f"{_R}/steps", "Its steps, whole.", (_AFTER, ("limit", _COUNT)), statuses=(200, 400, 404)),
-    Route("get", f"{_R}/steps/{{step_id}}", "One step, whole.", statuses=(200, 404)),
-    Route("get", f"{_R}/steps/{{step_id}}/texts", "The texts of its tokens.", _TEXTS, statuses=(200, 400, 404)),
-    Route("get", f"{_R}/tree", "The tree of its steps, with drift.", (_TREE,), statuses=(200, 400, 404)),
-    Route("get", f"{_R}/export", "Its rows in a trainer's format.", _EXPORT, statuses=(200, 400, 404)),
-    Route("get", "/export", "Rows of many rollouts, streamed.", (*_EXPORT, *_FILTER), statuses=(200, 400)),
+    Route(
+        "post", f"{_R}/dispatch", "Dispatch a rollout to a rollout server.", body=DispatchRollout, statuses=_DISPATCHED
+    ),
+    Route("get", f"{_R}/steps", "List the steps of a rollout.", (_AFTER, ("limit", _COUNT)), statuses=(200, 400, 404)),
+    Route("get", f"{_R}/steps/{{step_id}}", "Get a step.", statuses=(200, 404)),
+    Route(
+        "get", f"{_R}/steps/{{step_id}}/texts", "Get the texts of a step's tokens.", _TEXTS, statuses=(200, 400, 404)
+    ),
+    Route("get", f"{_R}/tree", "Get the tree of a rollout's steps, with drift.", (_TREE,), statuses=(200, 400, 404)),
+    Route("get", f"{_R}/export", "Export a rollout in a trainer's format.", _EXPORT, statuses=(200, 400, 404)),
+    Route("get", "/export", "Export many rollouts as a stream of rows.", (*_EXPORT, *_FILTER), statuses=(200, 400)),
     Route("post", "/groups", "Open a group with its rollouts.", body=OpenGroup, statuses=(201, 200, 400, 409, 422)),
     Route("get", "/groups", "List groups, newest first.", _GROUP_FILTER, statuses=(200, 400)),
-    Route("get", _G, "A group: its rollouts, their statuses and rewards.", statuses=(200, 404)),
+    Route("get", _G, "Get a group: its rollouts, their statuses and rewards.", statuses=(200, 404)),
     Route("delete", _G, "Delete a group and its rollouts.", statuses=(204,)),
-    Route("get", f"{_G}/export", "A group as a trainer takes it.", _GROUP_EXPORT, statuses=(200, 400, 404, 409)),
+    Route("get", f"{_G}/export", "Export a group in a trainer's format.", _GROUP_EXPORT, statuses=(200, 400, 404, 409)),
     Route("post", "/batches/claim", "Claim complete groups.", body=ClaimBatch, statuses=(200, 400, 422)),
-    Route("post", f"{_B}/ack", "Done with a batch, for good.", body=AckBatch, statuses=_SETTLED),
-    Route("post", f"{_B}/release", "Give a batch back.", body=ReleaseBatch, statuses=_SETTLED),
-    Route("post", f"{_B}/extend", "Hold a batch for longer.", body=ExtendBatch, statuses=_SETTLED),
-    Route("get", "/policy", "The policy version that is announced."),
-    Route("put", "/policy", "Announce a policy version.", body=PutPolicy, statuses=(200, 400, 422)),
-    Route("post", "/policy/pause", "Hold new calls.", _DRAIN, PausePolicy, statuses=(200, 400, 422)),
-    Route("post", "/policy/resume", "Let calls go on."),
-    Route("get", "/engines", "The engines, their health and versions."),
-    Route("put", "/engines", "Put other endpoints in their place.", body=PutEngines, statuses=(200, 400, 403, 422)),
     Route(
-        "get", "/events", "What happens to rollouts, as it happens.", (("rollout_id", _TEXT),), statuses=(200, 400, 503)
+        "post",
+        f"{_B}/ack",
+        "Acknowledge a batch: its groups are removed from the queue.",
+        body=AckBatch,
+        statuses=_SETTLED,
     ),
-    Route("get", "/health", "The process is alive."),
-    Route("get", "/ready", "Store and engines can be reached.", statuses=(200, 503)),
-    Route("get", "/metrics", "Metrics for Prometheus."),
-    Route("get", "/openapi.json", "This description."),
-    Route("get", "/ui", "The page for people.", statuses=(200, 304)),
-    Route("get", "/ui/", "The way to it.", statuses=(308,)),
-    Route("get", "/ui/{file}", "A file of the page.", statuses=(200, 304, 404)),
+    Route(
+        "post",
+        f"{_B}/release",
+        "Release a batch: its groups return to the queue.",
+        body=ReleaseBatch,
+        statuses=_SETTLED,
+    ),
+    Route("post", f"{_B}/extend", "Extend the lease of a batch.", body=ExtendBatch, statuses=_SETTLED),
+    Route("get", "/policy", "Get the announced policy version."),
+    Route("put", "/policy", "Announce a policy version.", body=PutPolicy, statuses=(200, 400, 422)),
+    Route("post", "/policy/pause", "Pause new calls.", _DRAIN, PausePolicy, statuses=(200, 400, 422)),
+    Route("post", "/policy/resume", "Resume calls."),
+    Route("get", "/engines", "List the engines with their health and versions."),
+    Route("put", "/engines", "Replace the endpoints.", body=PutEngines, statuses=(200, 400, 403, 422)),
+    Route(
+        "get",
+        "/events",
+        "Stream changes of rollouts as server-sent events.",
+        (("rollout_id", _TEXT),),
+        statuses=(200, 400, 503),
+    ),
+    Route("get", "/health", "Check that the process is alive."),
+    Route("get", "/ready", "Check that the store and an engine are reachable.", statuses=(200, 503)),
+    Route("get", "/metrics", "Get metrics in Prometheus' text format."),
+    Route("get", "/openapi.json", "Get this description."),
+    Route("get", "/ui", "Get the web page.", statuses=(200, 304)),
+    Route("get", "/ui/", "Redirect to the web page.", statuses=(308,)),
+    Route("get", "/ui/{file}", "Get a file of the web page.", statuses=(200, 304, 404)),
     *(
         Route("post", prefix + path, summary, statuses=(200, 400, 401, 403, 408, 409, 413, 422, 429, 502, 503, 504))
         for path, summary in _CALLS
@@ -172,19 +209,19 @@ ROUTES: tuple[Route, ...] = (
         Route(method, path, f"{summary} Only with atropos.enabled.", statuses=_SESSIONS)
         for method, path, summary in _ATROPOS
     ),
-    *(Route("get", f"{prefix}/health", "The process is alive.") for prefix in _PREFIXES[1:]),
+    *(Route("get", f"{prefix}/health", "Check that the process is alive.") for prefix in _PREFIXES[1:]),
     *(
         Route(method, prefix + path, summary, statuses=statuses)
         for method, path, summary, statuses in _BY_CHAT
         for prefix in _PREFIXES
     ),
-    Route("get", "/v1/models", "The engine's models, and aliases of them.", statuses=(200, 401, 503)),
-    Route("get", "/v1/models/{model}", "One model.", statuses=(200, 401, 404, 503)),
+    Route("get", "/v1/models", "List the engine's models and their configured aliases.", statuses=(200, 401, 503)),
+    Route("get", "/v1/models/{model}", "Get a model.", statuses=(200, 401, 404, 503)),
 )
 
 
 def describe() -> dict[str, Any]:
-    """The OpenAPI document."""
+    """Return the OpenAPI document."""
     bodies = [(route.body, "validation") for route in ROUTES if route.body is not None]
     _, schemas = models_json_schema(bodies, ref_template=_REF)  # type: ignore[arg-type]
     paths: dict[str, dict[str, Any]] = {}
@@ -204,7 +241,7 @@ def describe() -> dict[str, Any]:
 
 async def show_openapi(_request: web.Request) -> web.Response:
     """`GET /openapi.json`."""
-    return web.Response(body=orjson.dumps(describe()), content_type="application/json")
+    return json_response(describe())
 
 
 def _operation(route: Route) -> dict[str, Any]:
@@ -223,23 +260,23 @@ def _operation(route: Route) -> dict[str, Any]:
 
 
 _MEANINGS = {
-    200: "done",
-    201: "made",
-    202: "begun",
-    204: "gone",
-    304: "as the browser has it",
-    308: "it is elsewhere",
-    400: "malformed",
-    401: "no key, or a wrong one",
-    403: "a key for something else",
-    404: "unknown",
-    408: "its body came too slowly",
-    409: "it stands differently already",
-    413: "too large",
-    422: "a value is not allowed",
-    429: "a limit is used up",
-    500: "the engine gave no answer, in the shape of Atropos' proxy",
-    502: "the engine broke off",
-    503: "store or engines away",
-    504: "the engine was silent",
+    200: "success",
+    201: "created",
+    202: "accepted",
+    204: "deleted, or did not exist",
+    304: "not modified",
+    308: "permanent redirect",
+    400: "malformed request",
+    401: "missing or invalid API key",
+    403: "the API key does not permit this request",
+    404: "not found",
+    408: "timed out while reading the request body",
+    409: "conflict with the current state",
+    413: "request too large",
+    422: "invalid value",
+    429: "limit reached",
+    500: "the engine returned no response (in the format of Atropos' proxy)",
+    502: "the engine disconnected",
+    503: "the store or the engines are unreachable",
+    504: "the engine timed out",
 }

@@ -1,7 +1,4 @@
-"""What people send to the control API.
-
-Holds the pydantic models of request bodies and their reading: a misspelt field is refused, and the refusal names it.
-"""
+"""The pydantic models of the control API's request bodies. Unknown fields are rejected, and the error names them."""
 
 from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
@@ -27,11 +24,8 @@ def _id(name: str) -> str:
 
 Id = Annotated[str, AfterValidator(_id)]
 
-
-_NAMED_FAULTS: Final = 5  # of a body: a long list may have one at every place
-
-
-_MAX_BODY_BYTES: Final = 8 * 2**20  # of terms and metadata, which are written again for the store and the answer
+_MAX_NAMED_FAULTS: Final = 5  # of a body: a long list may have one per item
+_MAX_BODY_BYTES: Final = 8 * 2**20  # terms and metadata are serialized again for the store and the response
 
 
 class _Body(BaseModel):
@@ -39,7 +33,7 @@ class _Body(BaseModel):
 
 
 class SamplingRules(_Body):
-    """Rules on what agents ask of sampling: `override` wins, `default` yields, `cap` bounds from above."""
+    """Rules for the sampling parameters of calls: `override` replaces them, `default` fills absent ones, `cap` limits them."""
 
     override: dict[str, Any] = {}
     default: dict[str, Any] = {}
@@ -47,7 +41,7 @@ class SamplingRules(_Body):
 
 
 class RolloutLimits(_Body):
-    """How much a rollout may take; past it calls get 429."""
+    """The limits of a rollout; calls beyond them get 429."""
 
     max_steps: Annotated[int, Field(ge=0)] | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = None
@@ -55,14 +49,14 @@ class RolloutLimits(_Body):
 
 
 class ReplyTokens(_Body):
-    """What replies tell of tokens, for clients that cannot send X-Reply-Tokens and X-Reply-Ids themselves."""
+    """The token annotations of responses, for clients that cannot send X-Reply-Tokens and X-Reply-Ids."""
 
     tokens: Literal["pieces"] | None = None
     ids: Literal["choices"] | None = None
 
 
 class Terms(_Body):
-    """What a rollout is opened with."""
+    """The terms of a rollout."""
 
     metadata: dict[str, Any] = {}
     model: str | None = None
@@ -80,7 +74,7 @@ class OpenRollout(Terms):
 
 
 class OpenGroup(_Body):
-    """`POST /groups`: `size` rollouts, all on the terms `rollout`."""
+    """`POST /groups`: `size` rollouts with the terms `rollout`."""
 
     group_id: Id | None = None
     size: Annotated[int, Field(ge=1, le=1000)]
@@ -89,7 +83,7 @@ class OpenGroup(_Body):
 
 
 class ClaimBatch(_Body):
-    """`POST /batches/claim`. The options of exports stand beside the others, by their names."""
+    """`POST /batches/claim`. The export options have the same names as in export queries."""
 
     consumer: Id
     groups: Annotated[int, Field(ge=1, le=1000)] = 1
@@ -124,7 +118,7 @@ class ReleaseBatch(_Body):
 
 
 class ExtendBatch(_Body):
-    """`POST /batches/{id}/extend`: held for so long from now on."""
+    """`POST /batches/{id}/extend`: the lease lasts `lease_s` from now."""
 
     lease_s: Annotated[FiniteFloat, Field(gt=0, le=MAX_LEASE_MS / 1000)] = 600
 
@@ -136,19 +130,19 @@ class PutEngines(_Body):
 
 
 class PutPolicy(_Body):
-    """`PUT /policy`. A number is kept as its digits."""
+    """`PUT /policy`. A number is stored as its decimal digits."""
 
     version: Annotated[str, Field(min_length=1, max_length=256)] | int
 
 
 class PausePolicy(_Body):
-    """`POST /policy/pause`: calls wait for the end, or are refused."""
+    """`POST /policy/pause`: new calls wait until the end of the pause, or are rejected."""
 
     mode: Literal["wait", "reject"] = "wait"
 
 
 class PatchRollout(_Body):
-    """`PATCH /rollouts/{id}`: what is given is set. `step_rewards` are by step id: a number, or one for each sampled token."""
+    """`PATCH /rollouts/{id}`: present fields are set. `step_rewards` maps step IDs to a number, or to one per sampled token."""
 
     reward: Signal | None = None
     step_rewards: dict[str, Signal | Annotated[list[Signal], FIRST_FAULT]] = {}
@@ -165,9 +159,9 @@ class FinishRollout(_Body):
 
 
 class DispatchRollout(_Body):
-    """`POST /rollouts/{id}/dispatch`: which server runs the rollout, by which protocol, and what it is told.
+    """`POST /rollouts/{id}/dispatch`: the rollout server, its protocol, and the request that it gets.
 
-    The sampling is called `sampling_params` by the synchronous protocol and `completion_params` by the asynchronous one.
+    Sampling parameters are `sampling_params` in the synchronous protocol and `completion_params` in the asynchronous one.
     """
 
     server: str
@@ -203,15 +197,17 @@ def read_as(model: type[Read], text: bytes) -> Read:
 
     Raises:
         BadCall: the body is not a JSON object.
-        NotValid: a value is not allowed; the message names the first faults.
+        NotValid: a value is not allowed; the message names the first errors.
     """
     body = read_object(text or b"{}")
     try:
         return model.model_validate(body)
     except ValidationError as error:
         faults = faults_of(error)
-        named = [f"{'.'.join(map(str, one['loc'])) or 'body'}: {one['msg']}" for one in faults[:_NAMED_FAULTS]]
-        more = [f"and {len(faults) - _NAMED_FAULTS} more"] if len(faults) > _NAMED_FAULTS else []
+        named = [
+            f"{'.'.join(map(str, fault['loc'])) or 'body'}: {fault['msg']}" for fault in faults[:_MAX_NAMED_FAULTS]
+        ]
+        more = [f"and {len(faults) - _MAX_NAMED_FAULTS} more"] if len(faults) > _MAX_NAMED_FAULTS else []
         first = faults[0]["loc"]
         raise NotValid("; ".join([*named, *more]), param=str(first[0]) if first else None) from None
 

@@ -1,7 +1,4 @@
-"""Steps as they were recorded, and the tree they make.
-
-Holds the reading of steps out of the store, with what was learnt of them since, and the routes that show them.
-"""
+"""The routes that return recorded steps and their tree."""
 
 import asyncio
 from collections.abc import Iterator
@@ -25,16 +22,16 @@ from proxy.trajectory.outline import outline
 from proxy.trajectory.step import Choice, Step
 from storage.errors import StorageError
 
-_SHOWN = 100
-_MOST_SHOWN = 1000
+_DEFAULT_LIMIT = 100
+_MAX_LIMIT = 1000
 
 
 async def list_steps(request: web.Request) -> web.Response:
-    """`GET /rollouts/{id}/steps?after=&limit=`: whole steps in the order of storing; NDJSON if accepted."""
+    """`GET /rollouts/{id}/steps?after=&limit=`: complete steps in recording order; NDJSON if the client accepts it."""
     context = request.app[CONTEXT]
     reject_unknown_params(request, ("after", "limit"))
     after = int_param(request, "after", None, least=0)
-    limit = int_param(request, "limit", _SHOWN, least=1, most=_MOST_SHOWN) or _SHOWN
+    limit = int_param(request, "limit", _DEFAULT_LIMIT, least=1, most=_MAX_LIMIT) or _DEFAULT_LIMIT
     rollout = await rollout_from(request)
     start = 0 if after is None else after + 1
     records = await context.store.read(rollout.rollout_id, start, limit)
@@ -58,7 +55,7 @@ async def show_step(request: web.Request) -> web.Response:
 
 
 async def step_of(request: web.Request) -> tuple[Step, Rollout]:
-    """The step that the path names, whole, and its rollout. Raises NotFound."""
+    """Return the complete step that the path names, and its rollout. Raises NotFound."""
     context = request.app[CONTEXT]
     rollout = await rollout_from(request)
     step_id = unquote(request.raw_path.partition("?")[0].split("/")[4])
@@ -71,9 +68,9 @@ async def step_of(request: web.Request) -> tuple[Step, Rollout]:
 
 
 async def show_tree(request: web.Request) -> web.Response:
-    """`GET /rollouts/{id}/tree?texts=`: with `texts=false` no tokenizer and no engine is asked to explain drift.
+    """`GET /rollouts/{id}/tree?texts=`: with `texts=false`, drift is not explained with a tokenizer or the engine.
 
-    What it completes of a finished rollout's drift is counted.
+    Drift of a finished rollout that is explained here is also counted.
     """
     reject_unknown_params(request, ("texts",))
     texts = enum_param(request, "texts", ("true", "false"), "true") == "true"
@@ -82,15 +79,15 @@ async def show_tree(request: web.Request) -> web.Response:
     steps = await read_steps(context.store, rollout, whole=True)
     drift = await context.drift.find(rollout, steps, texts="all" if texts else "none")
     if texts and rollout.is_finished:
-        with suppress(StorageError):  # a later look counts what this one has found out
+        with suppress(StorageError):  # a later request counts it
             await context.drift.count(rollout, drift, len(steps))
     body = await asyncio.to_thread(lambda: to_json_bytes(outline(steps, facts_of(rollout), drift)))
     return web.Response(body=body, content_type="application/json")
 
 
 def step_json(step: Step, rollout: Rollout) -> dict[str, Any]:
-    """A step as people see it. `prompt_ids` is null where there are several prompts: then `prompts` has them."""
-    one = step.prompts[0].tolist() if len(step.prompts) == 1 else None
+    """Return the JSON of a step. With several prompts `prompt_ids` is null, and `prompts` has them."""
+    prompt_ids = step.prompts[0].tolist() if len(step.prompts) == 1 else None
     return {
         "step_id": step.step_id,
         "rollout_id": step.rollout_id,
@@ -102,7 +99,7 @@ def step_json(step: Step, rollout: Rollout) -> dict[str, Any]:
         "request": step.request,
         "sent": step.sent,
         "response": step.response,
-        "prompt_ids": one,
+        "prompt_ids": prompt_ids,
         **({"prompts": [prompt.tolist() for prompt in step.prompts]} if len(step.prompts) > 1 else {}),
         "choices": list(map(_choice_json, step.choices)),
         "usage": step.usage,
@@ -137,5 +134,5 @@ def _choice_json(choice: Choice) -> dict[str, Any]:
 
 
 def _finite(choice: Choice) -> Iterator[float | None]:
-    """Logprobs as JSON has them: NaN and the infinities are null."""
+    """Yield the logprobs of a choice; NaN and infinities, which JSON lacks, are None."""
     return (value if isfinite(value) else None for value in choice.logprobs)

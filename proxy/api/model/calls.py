@@ -207,7 +207,7 @@ class CallPlanner:
         """Return the plan, and why the endpoint cannot be called, if that is known. Raises NotValid."""
         context, call, adapter, rollout = self.context, self.call, self.call.adapter, self.rollout
         extra = {**self.attempt.extra, "attempts": list(failed)} if failed else self.attempt.extra
-        fault = await context.upstream.know(endpoint)
+        fault = await context.upstream.ensure_detected(endpoint)
         options = terms_of(context, rollout, endpoint, call.tokens)
         if adapter is not None and adapter.returns_logprobs:
             options = replace(options, logprobs="full")

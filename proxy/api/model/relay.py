@@ -108,7 +108,7 @@ async def _at_endpoint(context: Context, call: CallState, client: ClientStream) 
             await _look_up(context, call, exchange)
         return await _aside(call.body_bytes, partial(exchange.finish, call.timing(), context.policy.version))
     except EngineFault as fault:
-        if not client.has_seen_answer and call.failover.may_go_on(fault):
+        if not client.has_seen_answer and call.failover.can_retry(fault):
             _note_failed(context, call, fault)
             return None
         return _broken(call, client, exchange, fault)
@@ -129,7 +129,7 @@ async def _in_turn(context: Context, call: CallState, client: ClientStream) -> A
     """The engine's answer, asked for when it is the call's turn. Raises EngineBusy where that can still be told."""
     plan = call.plan
     try:
-        async with context.upstream.turn(call.endpoint, plan.rollout_id, may_leave=call.failover.has_next):
+        async with context.upstream.slot(call.endpoint, plan.rollout_id, can_fail_over=call.failover.has_next):
             body = await _aside(call.body_bytes, lambda: orjson.dumps(plan.body))
             call.sent = context.clock.monotonic()
             sending = context.upstream.send(
@@ -172,7 +172,7 @@ async def _carry(
     context: Context, call: CallState, client: ClientStream, exchange: Exchange, answer: EngineResponse
 ) -> None:
     """The loop: bytes of the engine in, bytes for the client out, until the answer is whole."""
-    reads = answer.reads()
+    reads = answer.iter_bytes()
     try:
         async for read in reads:
             call.last_byte = context.clock.monotonic()
@@ -214,7 +214,7 @@ async def _look_up(context: Context, call: CallState, exchange: Exchange) -> Non
     body = orjson.dumps(lookup.body)
     try:
         _, exchange.found = await context.upstream.post_json(
-            call.endpoint, lookup.path, body, alone=True, is_aside=False
+            call.endpoint, lookup.path, body, new_connection=True, is_auxiliary=False
         )
     except EngineFault as error:
         LOG.warning("%s could not be asked for %s: %s", call.endpoint.settings.label, lookup.path, error)

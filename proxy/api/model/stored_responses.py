@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import Any, Final
 from urllib.parse import unquote
 
-import orjson
 from aiohttp import web
 
 from proxy.api.auth import check_minted
+from proxy.api.http import json_response
 from proxy.api.model.call import ModelRequest
 from proxy.api.model.references import find_answer, turn_of
 from proxy.api.query import enum_param, int_param
@@ -41,8 +41,8 @@ async def answer_stored(call: ModelRequest) -> web.Response:
         stored = await context.store.get(step.rollout_id)
         if stored is not None:
             await context.store.mark(step.rollout_id, stored.incarnation, {mark: b"1"}, now_ms=context.clock.now_ms())
-        return _json({"id": name, "object": "response", "deleted": True})
-    return _json(turn_of(step).answer() if rest == "" else _listed(request, step))
+        return json_response({"id": name, "object": "response", "deleted": True})
+    return json_response(turn_of(step).answer() if rest == "" else _listed(request, step))
 
 
 def _listed(request: web.Request, step: Step) -> dict[str, Any]:
@@ -64,7 +64,3 @@ def _place_after(name: str | None, ids: Sequence[str]) -> int:
     if name not in ids:
         raise NotFound(f"there is no item {name[:200]!r}", param="after")
     return ids.index(name) + 1
-
-
-def _json(value: dict[str, Any]) -> web.Response:
-    return web.Response(body=orjson.dumps(value), content_type="application/json")

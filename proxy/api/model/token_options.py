@@ -32,7 +32,7 @@ async def read_token_reply(
         if said not in (None, _KNOWN[header]):
             raise NotValid(f"{header} is {said!r}, and can be {_KNOWN[header]!r} only", param=header)
     endpoint = choose(context.upstream.endpoints, rollout.rollout_id)
-    fault = await context.upstream.know(endpoint)
+    fault = await context.upstream.ensure_detected(endpoint)
     if fault is None and endpoint.kind not in _TELL_ALL:
         raise NotValid(
             f"{TOKENS} and {IDS} need an engine whose replies have all ids ({' or '.join(_TELL_ALL)}), and "
@@ -42,7 +42,7 @@ async def read_token_reply(
     if tokens is None:
         return TokenAnnotations(ids=True)
     _check_pieces(endpoint, dialect, body)
-    tokenizer = await context.tokenizers.of(endpoint.settings.label)
+    tokenizer = await context.tokenizers.get(endpoint.settings.label)
     if tokenizer is None:
         raise NotValid(
             f"{TOKENS} needs a tokenizer for {endpoint.settings.public_label}: set `tokenizer` of its endpoint in the "

@@ -15,7 +15,7 @@ from aiohttp.client_exceptions import ClientConnectionResetError
 from proxy.api.body import read_body
 from proxy.api.body_reader import read_bytes
 from proxy.api.context import Context
-from proxy.api.http import RESPONSE_STARTED
+from proxy.api.http import RESPONSE_STARTED, json_response
 from proxy.api.model.call import ModelRequest
 from proxy.errors import EngineBroke, NotFound, NotValid
 from proxy.protocols.dialects import DIALECTS
@@ -48,7 +48,7 @@ async def _relayed(request: web.Request, answer: EngineResponse) -> web.StreamRe
     request[RESPONSE_STARTED] = True
     await response.prepare(request)
     try:
-        async for read in answer.reads():
+        async for read in answer.iter_bytes():
             await response.write(read)
         await response.write_eof()
     except ClientConnectionResetError:
@@ -124,11 +124,11 @@ async def count_tokens(call: ModelRequest) -> web.Response:
     )
     assert form is not None
     endpoint, *_ = least_loaded(context.upstream.endpoints, COUNT)
-    if (fault := await context.upstream.know(endpoint)) is not None:
+    if (fault := await context.upstream.ensure_detected(endpoint)) is not None:
         raise fault
     form = await with_engine_traits(context.upstream, endpoint, form, context.settings.models)
     chat = await off_loop(len(text), form.native, {}, endpoint.kind)
     counted = await count_prompt(context.upstream, endpoint, DIALECTS[CHAT], chat, body_bytes=len(text))
     if counted is None:
         raise NotValid(f"{endpoint.settings.public_label} ({endpoint.kind}) cannot count the tokens of messages")
-    return web.Response(body=orjson.dumps({"input_tokens": counted.tokens}), content_type="application/json")
+    return json_response({"input_tokens": counted.tokens})

@@ -1,16 +1,13 @@
-"""`tokentape check`: what is wrong with a configuration and what it needs, and how to mend it.
+"""`tokentape check`: reports problems of the configuration, the machine, the store and the engines, and how to fix them.
 
-Each file looks at one subject, with functions that give findings; nothing is changed, and what is asked of an engine samples a
-token or two.
+The checks change nothing. They generate one or two tokens with each engine.
 
-    finding    [pure] one thing looked at
-    listening  addresses and ports, open files, the spool's folder
-    keys       [pure] keys that are missing, weak, or good for what they should not be
-    stores     whether the store opens, and keeps what it is told
-    engines    whether an engine gives ids and logprobs, and what it was started without
-    addresses  where the engine is, if it is not where the configuration says
-    models     aliases that name nothing, tokenizers that cannot be loaded
-    clocks     [pure] clocks that differ from ours
+    finding  [pure] the result of one check
+    network  listen addresses, open files, the journal; wrong engine URLs
+    keys     [pure] missing, weak and shared API keys
+    store    whether the store opens, and settings that can lose data
+    engines  whether an engine returns token IDs and logprobs, its clock, and missing flags
+    models   aliases of models that no engine serves; tokenizers that do not load
 """
 
 from collections.abc import AsyncIterator
@@ -35,18 +32,18 @@ from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import make_metrics
 from proxy.upstream import Upstream
 
-__all__ = ["Finding", "findings"]
+__all__ = ["Finding", "findings", "print_findings", "single"]
 
 
 async def findings(settings: Settings) -> AsyncIterator[Finding]:
-    """Look at everything, in the order in which a start needs it."""
+    """Run all checks in the order of a start and yield their results."""
     runs = await proxy_runs(settings)
     for finding in [*check_listening(settings, runs=runs), *check_keys(settings)]:
         yield finding
     async for finding in check_store(settings.store, SystemClock(), runs=runs):
         yield finding
     if not settings.engines.endpoints:
-        yield Finding("engines", "ok", "none configured; serve will start the simulator")
+        yield Finding("engines", "ok", "none configured; `serve` starts the simulator")
         return
     listed: dict[str, list[str]] = {}
     upstream = Upstream(settings.engines, make_metrics(CollectorRegistry()))
@@ -66,21 +63,21 @@ _MARKS: Final = {"ok": ("ok  ", "green"), "note": ("note", "yellow"), "fault": (
 
 
 async def print_findings(found: AsyncIterator[Finding], out: Console, *, as_json: bool) -> bool:
-    """Print each finding; whether none is a fault."""
-    LOG.addHandler(NullHandler())  # what it says of an engine that is away, a finding says better
-    findings: list[Finding] = []
+    """Print the findings and return whether none is a fault."""
+    LOG.addHandler(NullHandler())  # findings repeat its messages about unreachable engines
+    collected: list[Finding] = []
     async for finding in found:
-        findings.append(finding)
+        collected.append(finding)
         if not as_json:
             _print(finding, out)
-    is_well = all(finding.grade != "fault" for finding in findings)
+    is_well = all(finding.grade != "fault" for finding in collected)
     if as_json:
-        print_json({"well": is_well, "findings": [asdict(finding) for finding in findings]})
+        print_json({"well": is_well, "findings": [asdict(finding) for finding in collected]})
     return is_well
 
 
-async def one(finding: Finding) -> AsyncIterator[Finding]:
-    """A finding that ends the looking."""
+async def single(finding: Finding) -> AsyncIterator[Finding]:
+    """Yield one finding."""
     yield finding
 
 

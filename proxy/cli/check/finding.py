@@ -1,7 +1,4 @@
-"""One thing that was looked at.
-
-Holds `Finding`. How findings look is in `terminal.checking`.
-"""
+"""The result of one check."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,9 +8,9 @@ Grade = Literal["ok", "note", "fault"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was looked at, how it is, what was seen, and what to do about it.
+    """The result of one check: its subject, its grade, what was found (`seen`), and how to fix it (`mend`).
 
-    A fault keeps steps from being recorded, or loses them, or lets in whom nobody meant; a note is worth knowing.
+    A fault prevents or loses recorded steps, or allows unintended access. A note is a warning.
     """
 
     subject: str

@@ -1,6 +1,6 @@
-"""Keys that are missing, weak, or good for what they should not be.
+"""Checks API keys: missing, weak, duplicate, or valid for both APIs.
 
-Holds the looking at configured keys. No finding has a key in it: each is named by its place.
+Findings never contain a key; they name it by its position in the list.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,8 +11,8 @@ from proxy.cli.check.finding import Finding
 from proxy.config.addresses import is_loopback, split_listen
 from proxy.config.settings import Settings
 
-_SHORTEST: Final = 16  # characters; 64 bits, if each is a hexadecimal digit that nobody chose
-_FEWEST: Final = 6  # different characters
+MIN_LENGTH: Final = 16  # characters; 64 bits if they are random hexadecimal digits
+MIN_DISTINCT: Final = 6  # characters
 _COMMON: Final = (
     "changeme",
     "change-me",
@@ -25,50 +25,51 @@ _COMMON: Final = (
     "a-key",
     "12345",
 )
-_MAKE: Final = 'python3 -c "import secrets; print(secrets.token_urlsafe(32))" makes a good one'
+_GENERATE: Final = 'generate one with python3 -c "import secrets; print(secrets.token_urlsafe(32))"'
 
 
 def check_keys(settings: Settings) -> Iterator[Finding]:
-    """The keys of both APIs, together and each for itself."""
+    """Check the keys of both APIs."""
     agents = [key.get_secret_value() for key in settings.agents.api_keys]
     control = [key.get_secret_value() for key in settings.control.api_keys]
     listens = {"agents": settings.listen, "control": settings.control.listen or settings.listen}
     if settings.insecure:
         yield from _missing({"agents": agents, "control": control}, listens)
     if set(agents) & set(control):
-        mend = "give the control API keys of its own: with these, every agent may read and delete all rollouts"
+        mend = "use separate keys for the control API; with this one, every agent can read and delete all rollouts"
         yield Finding("keys", "fault", "a key is in both agents.api_keys and control.api_keys", mend)
     for section, keys in (("agents", agents), ("control", control)):
         is_public = not is_loopback(split_listen(listens[section])[0])
-        yield from _each(section, keys, is_public=is_public)
+        yield from _section(section, keys, is_public=is_public)
 
 
 def _missing(keys: dict[str, list[str]], listens: dict[str, str]) -> Iterator[Finding]:
-    """APIs without keys that other machines can reach (`--insecure`; without it the settings are refused)."""
+    """Check for APIs without keys that other machines can reach. Only `--insecure` allows them."""
     bare = [
-        section for section, given in keys.items() if not given and not is_loopback(split_listen(listens[section])[0])
+        section
+        for section, configured in keys.items()
+        if not configured and not is_loopback(split_listen(listens[section])[0])
     ]
     if bare:
         names = " and ".join(f"{section}.api_keys" for section in bare)
-        seen = f"{listens[bare[0]]} is open to all who reach it: {names} {'are' if len(bare) > 1 else 'is'} empty"
-        yield Finding("keys", "note", seen, f"set {names}, or make sure that the network is closed")
+        seen = f"{listens[bare[0]]} requires no key: {names} {'are' if len(bare) > 1 else 'is'} empty"
+        yield Finding("keys", "note", seen, f"set {names}, or restrict network access")
 
 
-def _each(section: str, keys: Sequence[str], *, is_public: bool) -> Iterator[Finding]:
-    for place, key in enumerate(keys):
-        name = f"{section}.api_keys[{place}]"
-        if key in keys[:place]:
-            yield Finding(
-                "keys", "note", f"{name} is there twice", "leave one out: a key that is taken away must be gone"
-            )
+def _section(section: str, keys: Sequence[str], *, is_public: bool) -> Iterator[Finding]:
+    for index, key in enumerate(keys):
+        name = f"{section}.api_keys[{index}]"
+        if key in keys[:index]:
+            mend = "remove the duplicate, so that removing the key revokes it"
+            yield Finding("keys", "note", f"{name} is a duplicate", mend)
         elif read_minted(key) is not None:
-            seen = f"{name} looks like the key of a rollout ({MINTED_PREFIX}…), and is taken for one"
-            yield Finding("keys", "fault", seen, f"use a key that does not begin with {MINTED_PREFIX}")
+            seen = f"{name} has the prefix of rollout keys ({MINTED_PREFIX}…) and is treated as one"
+            yield Finding("keys", "fault", seen, f"use a key that does not start with {MINTED_PREFIX}")
         elif _is_weak(key):
-            seen = f"{name} can be guessed: it is short, of few characters, or a common one"
-            yield Finding("keys", "fault" if is_public else "note", seen, _MAKE)
+            seen = f"{name} is weak: it is short, repetitive or common"
+            yield Finding("keys", "fault" if is_public else "note", seen, _GENERATE)
 
 
 def _is_weak(key: str) -> bool:
-    has_common = len(key) < 2 * _SHORTEST and any(word in key.lower() for word in _COMMON)
-    return len(key) < _SHORTEST or len(set(key)) < _FEWEST or has_common
+    has_common = len(key) < 2 * MIN_LENGTH and any(word in key.lower() for word in _COMMON)
+    return len(key) < MIN_LENGTH or len(set(key)) < MIN_DISTINCT or has_common

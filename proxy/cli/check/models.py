@@ -1,7 +1,4 @@
-"""Aliases that name nothing, and tokenizers that cannot be loaded.
-
-Holds the looking at `models` and at endpoints' tokenizers.
-"""
+"""Checks the model aliases in `models` and the tokenizers of endpoints."""
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,31 +10,30 @@ from proxy.upstream.tokenizers import load
 
 
 def check_aliases(models: Mapping[str, str], listed: Mapping[str, Sequence[str]]) -> Iterator[Finding]:
-    """Whether the engines serve what `models` sends calls to. `listed`: the models of each engine that told them."""
+    """Check that the engines serve the models that aliases refer to. `listed` has the models of each engine."""
     every = sorted({name for names in listed.values() for name in names})
-    for asked, served in models.items():
+    for alias, served in models.items():
         without = [label for label, names in listed.items() if served not in names]
-        subject = f"models {asked!r}"
+        subject = f"models {alias!r}"
         if not every:
-            continue  # no engine answered, which was told
+            continue  # no engine responded; other findings report it
         if len(without) == len(listed):
-            mend = f"the engines list {', '.join(every)}: name one of them, or serve it (--served-model-name)"
-            yield Finding(subject, "fault", f"it stands for {served!r}, which no engine lists", mend)
+            mend = f"use a model that the engines list ({', '.join(every)}), or start one with --served-model-name"
+            yield Finding(subject, "fault", f"refers to {served!r}, which no engine lists", mend)
         elif without:
-            seen = f"it stands for {served!r}, which is not listed by {', '.join(without)}"
-            yield Finding(
-                subject, "note", seen, "calls that go there get 404: serve it everywhere, or leave the engine out"
-            )
+            seen = f"refers to {served!r}, which {', '.join(without)} does not list"
+            mend = "calls routed there return 404; serve the model on every engine, or remove the engine"
+            yield Finding(subject, "note", seen, mend)
         else:
-            yield Finding(subject, "ok", f"it stands for {served!r}")
+            yield Finding(subject, "ok", f"refers to {served!r}")
 
 
 async def check_tokenizer(endpoint: EndpointSettings) -> Finding:
-    """Whether the tokenizer of an endpoint loads, as its first use will need it."""
+    """Check that the tokenizer of an endpoint loads."""
     subject = f"tokenizer {endpoint.tokenizer}"
     try:
         await asyncio.to_thread(load, endpoint.tokenizer or "")
     except NotValid as error:
-        mend = "name a folder with tokenizer.json, or a name on the hub that this machine reaches"
+        mend = "use a folder that contains tokenizer.json, or the name of a model on the Hugging Face Hub"
         return Finding(subject, "fault", error.message, "" if "pip install" in error.message else mend)
-    return Finding(subject, "ok", f"it loads, for {endpoint.label}")
+    return Finding(subject, "ok", f"loads, for {endpoint.label}")

@@ -1,7 +1,4 @@
-"""What a process needs of its machine: addresses that are free, files that it may open, a folder that it may write to.
-
-Holds the looking at each. A port is tried by binding it for a moment.
-"""
+"""Checks listen addresses (by binding them), the open file limit and the journal; finds engines at similar URLs."""
 
 import os
 import socket
@@ -17,14 +14,15 @@ from proxy.cli.check.finding import Finding
 from proxy.config.addresses import is_loopback, split_listen
 from proxy.config.settings import Settings
 
-_FILES_OF_A_CALL: Final = 2  # the agent's connection, and ours to its engine
-_OTHER_FILES: Final = 128  # the program's own, and connections to the control API
-_MANY_CALLS: Final = 1000  # where the configuration does not say how many calls there may be
-_READY_WITHIN_S: Final = 2
+FILES_PER_CALL: Final = 2  # the agent's connection and the one to the engine
+OTHER_FILES: Final = 128  # the process itself, and connections to the control API
+DEFAULT_CALLS: Final = 1000  # concurrent calls if the configuration has no limit
+READY_TIMEOUT_S: Final = 2
+ENGINE_TIMEOUT_S: Final = 3
 
 
 def check_listening(settings: Settings, *, runs: bool) -> list[Finding]:
-    """Each address, the files, and the spool. `runs`: a proxy of this configuration does already."""
+    """Check the addresses, the open file limit and the journal. `runs`: a proxy with this configuration is running."""
     found = [_address("listen", settings.listen, runs=runs)]
     if settings.control.listen is not None:
         found.append(_address("control.listen", settings.control.listen, runs=runs))
@@ -34,134 +32,128 @@ def check_listening(settings: Settings, *, runs: bool) -> list[Finding]:
 
 
 async def proxy_runs(settings: Settings) -> bool:
-    """Whether a proxy of our kind answers where this configuration would: its control API says so, the other needs a key."""
+    """Return whether a TokenTape control API responds at the configured address; /ready requires no key."""
     host, port = split_listen(settings.control.listen or settings.listen)
-    near = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - an address to compare with
+    local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - for comparison only
     scheme = "http" if settings.listen_tls.cert_file is None else "https"
-    return port != 0 and await _is_ours(f"{scheme}://{f'[{near}]' if ':' in near else near}:{port}")
+    return port != 0 and await _is_ours(f"{scheme}://{f'[{local}]' if ':' in local else local}:{port}")
 
 
 def _address(name: str, listen: str, *, runs: bool) -> Finding:
     host, port = split_listen(listen)
-    who = "this machine alone reaches it" if is_loopback(host) else "other machines reach it"
+    scope = "reachable from this machine only" if is_loopback(host) else "reachable from other machines"
     if port == 0:
-        return Finding(name, "ok", f"{listen}: any free port; {who}")
-    fault = _bound(host, port)
-    if fault is None:
-        return Finding(name, "ok", f"{listen} is free; {who}")
+        return Finding(name, "ok", f"{listen}: any free port; {scope}")
+    error = _bind_error(host, port)
+    if error is None:
+        return Finding(name, "ok", f"{listen} is free; {scope}")
     if runs:
-        return Finding(
-            name, "note", f"{listen} is taken: a TokenTape proxy runs there", "nothing, if that is the one you mean"
-        )
-    mend = f"another program has the port, or the address is none of this machine's: choose another address ({name})"
-    return Finding(name, "fault", f"{listen} cannot be listened on: {fault}", mend)
+        mend = "no action is needed if it is the expected proxy"
+        return Finding(name, "note", f"{listen} is in use by a running TokenTape proxy", mend)
+    mend = f"stop the program that uses the port, or choose another address of this machine ({name})"
+    return Finding(name, "fault", f"cannot listen on {listen}: {error}", mend)
 
 
-def _bound(host: str, port: int) -> str | None:
-    """What the system says against listening there; None if nothing."""
+def _bind_error(host: str, port: int) -> str | None:
     try:
         kind, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        with socket.socket(kind, socket.SOCK_STREAM) as tried:
-            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            tried.bind(address)
-            tried.listen(1)
+        with socket.socket(kind, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen(1)
     except OSError as error:
         return str(error.strerror or error)
     return None
 
 
 async def _is_ours(url: str) -> bool:
-    timeout = aiohttp.ClientTimeout(total=_READY_WITHIN_S)
+    timeout = aiohttp.ClientTimeout(total=READY_TIMEOUT_S)
     try:
-        async with aiohttp.ClientSession(timeout=timeout) as http, http.get(f"{url}/ready", ssl=False) as answer:
-            told = await answer.json()
+        async with aiohttp.ClientSession(timeout=timeout) as http, http.get(f"{url}/ready", ssl=False) as response:
+            body = await response.json()
     except (aiohttp.ClientError, TimeoutError, ValueError):
         return False
-    return isinstance(told, dict) and {"status", "store", "engines"} <= told.keys()
+    return isinstance(body, dict) and {"status", "store", "engines"} <= body.keys()
 
 
 def check_files(settings: Settings) -> Iterator[Finding]:
-    """Whether as many files may be open as calls need that are in flight at once."""
+    """Check that the open file limit is sufficient for the maximum number of concurrent calls."""
     try:
-        import resource  # noqa: PLC0415 - not there on Windows
+        import resource  # noqa: PLC0415 - not available on Windows
     except ImportError:
         return
-    bounds = [endpoint.max_in_flight for endpoint in settings.engines.endpoints]
-    known = [bound for bound in bounds if bound is not None]
-    is_bounded = bool(bounds) and len(known) == len(bounds)
-    calls, waiting = (sum(known), settings.engines.max_queued) if is_bounded else (_MANY_CALLS, 0)
-    needed = calls * _FILES_OF_A_CALL + waiting + settings.store.max_connections + _OTHER_FILES
+    limits = [endpoint.max_in_flight for endpoint in settings.engines.endpoints]
+    known = [limit for limit in limits if limit is not None]
+    is_limited = bool(limits) and len(known) == len(limits)
+    calls, queued = (sum(known), settings.engines.max_queued) if is_limited else (DEFAULT_CALLS, 0)
+    needed = calls * FILES_PER_CALL + queued + settings.store.max_connections + OTHER_FILES
     limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY or limit >= needed:
-        yield Finding("open files", "ok", f"{limit} may be open, enough for {calls + waiting} calls at once")
+        yield Finding("open files", "ok", f"the limit of {limit} is sufficient for {calls + queued} concurrent calls")
         return
-    of = "max_in_flight and max_queued allow" if is_bounded else "a busy proxy has"
-    mend = f"ulimit -n {needed} (LimitNOFILE= in a systemd unit; this shell's hard limit is {hard})"
-    yield Finding(
-        "open files", "note", f"{limit} may be open, and {calls + waiting} calls, which {of}, need about {needed}", mend
-    )
+    source = "allowed by max_in_flight and max_queued" if is_limited else "typical of a busy proxy"
+    seen = f"the limit is {limit}; {calls + queued} concurrent calls ({source}) need about {needed}"
+    mend = f"run ulimit -n {needed}, or set LimitNOFILE= in the systemd unit; the hard limit of this shell is {hard}"
+    yield Finding("open files", "note", seen, mend)
 
 
 def check_spool(settings: Settings) -> Iterator[Finding]:
-    """Whether the journal for a store that is away can be written."""
+    """Check that the journal for steps during a store outage can be written."""
     if settings.store.on_failure != "spool":
         return
     path = settings.store.spool_path
-    there = next(parent for parent in path.absolute().parents if parent.exists())
-    fault = _against(path, there)
-    if fault is None:
-        yield Finding("spool", "ok", f"{path} can be written")
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    error = _write_error(path, folder)
+    if error is None:
+        yield Finding("spool", "ok", f"{path} is writable")
     else:
-        mend = "let this user write there, or set store.spool_path to a folder on a disk that lasts"
-        yield Finding("spool", "fault", f"{path} cannot be written: {fault}", mend)
+        mend = "grant this user write access, or set store.spool_path to a file on a persistent disk"
+        yield Finding("spool", "fault", f"cannot write {path}: {error}", mend)
 
 
-def _against(path: Path, there: Path) -> str | None:
+def _write_error(path: Path, folder: Path) -> str | None:
     if path.is_dir():
-        return "it is a folder, and must be a file"
-    if not there.is_dir():
-        return f"{there} is no folder"
+        return "it is a folder and must be a file"
+    if not folder.is_dir():
+        return f"{folder} is not a folder"
     if path.exists() and not os.access(path, os.R_OK | os.W_OK):
-        return "this user may not write it"
-    return None if os.access(there, os.W_OK | os.X_OK) else f"this user may not write to {there}"
-
-
-_WITHIN_S = 3
+        return "permission denied"
+    return None if os.access(folder, os.W_OK | os.X_OK) else f"permission denied on {folder}"
 
 
 async def find_engine(url: str) -> str | None:
-    """A base URL like this one where somebody lists models; None if there is none."""
+    """Return a similar base URL (other scheme, no path) that lists models, or None."""
     parts = urlsplit(url)
     schemes = (parts.scheme, "https" if parts.scheme == "http" else "http")
-    tried = [f"{scheme}://{parts.netloc}{path}" for scheme in schemes for path in dict.fromkeys((parts.path, ""))]
+    candidates = [f"{scheme}://{parts.netloc}{path}" for scheme in schemes for path in dict.fromkeys((parts.path, ""))]
     async with _session() as http:
-        for other in tried[1:]:
-            listed = await _asked(http, f"{other}/v1/models")
+        for candidate in candidates[1:]:
+            listed = await _get_object(http, f"{candidate}/v1/models")
             if isinstance(listed.get("data"), list):
-                return other
+                return candidate
     return None
 
 
 async def is_tokentape(url: str, settings: Settings) -> bool:
-    """Whether a proxy of our kind answers there, or would once this configuration runs."""
-    here = [split_listen(listen) for listen in (settings.listen, settings.control.listen) if listen]
+    """Return whether the URL is a TokenTape proxy: this configuration's own address, or a running one."""
+    own = [split_listen(listen) for listen in (settings.listen, settings.control.listen) if listen]
     parts = urlsplit(url)
-    if any(parts.port == port and parts.hostname in {host, "localhost", "127.0.0.1"} for host, port in here):
+    if any(parts.port == port and parts.hostname in {host, "localhost", "127.0.0.1"} for host, port in own):
         return True
     async with _session() as http:
-        described = (await _asked(http, f"{url}/openapi.json")).get("info")
-    return isinstance(described, dict) and described.get("title") == "TokenTape"
+        info = (await _get_object(http, f"{url}/openapi.json")).get("info")
+    return isinstance(info, dict) and info.get("title") == "TokenTape"
 
 
 def _session() -> aiohttp.ClientSession:
-    return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_WITHIN_S))
+    return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ENGINE_TIMEOUT_S))
 
 
-async def _asked(http: aiohttp.ClientSession, url: str) -> dict[str, object]:
-    """The JSON object that it answers; an empty one for anything else."""
+async def _get_object(http: aiohttp.ClientSession, url: str) -> dict[str, object]:
+    """Return the JSON object of a 200 response; {} for any other response."""
     try:
-        async with http.get(url, ssl=False, allow_redirects=False) as answer:
-            told = orjson.loads(await answer.read()) if answer.status == 200 else {}
+        async with http.get(url, ssl=False, allow_redirects=False) as response:
+            body = orjson.loads(await response.read()) if response.status == 200 else {}
     except (aiohttp.ClientError, TimeoutError, ValueError):
         return {}
-    return told if isinstance(told, dict) else {}
+    return body if isinstance(body, dict) else {}

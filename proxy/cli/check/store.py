@@ -1,7 +1,4 @@
-"""Whether the store opens, and keeps what it is told.
-
-Holds the looking at the store; what servers say against themselves is `storage.redis.server_info`.
-"""
+"""Checks that the store opens, and reports its warnings and clock."""
 
 from collections.abc import AsyncIterator
 from typing import Final
@@ -15,11 +12,11 @@ from proxy.server.app import store_options
 from storage import open_store
 from storage.errors import StorageError
 
-_IN_USE: Final = "is in use by process"  # as storage.embedded.server says it
+_IN_USE: Final = "is in use by process"  # in the message of storage.embedded.server
 
 
 async def check_store(settings: StoreSettings, clock: Clock, *, runs: bool = False) -> AsyncIterator[Finding]:
-    """What the store is, and everything by which it may lose rollouts. `runs`: a proxy of this configuration does already."""
+    """Check the store. `runs`: a proxy with this configuration is already running."""
     subject = f"store {without_secrets(settings.url)}"
     try:
         store = await open_store(settings.url, store_options(settings))
@@ -30,11 +27,10 @@ async def check_store(settings: StoreSettings, clock: Clock, *, runs: bool = Fal
             await store.close()
     except (StorageError, ValueError, OSError) as error:
         if runs and _IN_USE in str(error):
-            yield Finding(
-                subject, "note", str(error), "nothing, if that is the proxy which runs: GET /ready tells how it is"
-            )
+            mend = "no action is needed if that is the running proxy; GET /ready reports its state"
+            yield Finding(subject, "note", str(error), mend)
             return
-        yield Finding(subject, "fault", str(error), _mend(settings.url, str(error)))
+        yield Finding(subject, "fault", str(error), _fix(settings.url, str(error)))
         return
     for finding in check_clock(subject, float(facts.pop("clock_s")), ours):
         yield finding
@@ -44,13 +40,13 @@ async def check_store(settings: StoreSettings, clock: Clock, *, runs: bool = Fal
         yield Finding(subject, "ok", ", ".join(f"{name} {value}" for name, value in facts.items()))
 
 
-def _mend(url: str, seen: str) -> str:
+def _fix(url: str, seen: str) -> str:
     if seen.startswith("durability"):
-        return "set the server so, or ask for less: store.durability (docs/reliability.md says what each keeps)"
+        return "change the server configuration, or choose a lower store.durability (see docs/reliability.md)"
     if url.startswith("embedded:") and _IN_USE not in seen:
-        return "choose a folder that this user may make and write to (store.url)"
+        return "choose a path that this user can create and write to (store.url)"
     if url.startswith("embedded:"):
-        return "one process at a time has an embedded store: stop the other one, or choose another path (store.url)"
+        return "only one process can open an embedded store: stop the other one, or choose another path (store.url)"
     if "auth" in seen.lower() or "NOPERM" in seen or "WRONGPASS" in seen:
-        return "give store.username and store.password, by environment (TOKENTAPE_STORE__PASSWORD)"
-    return "is the server running, and reached from here? see store.* in docs/settings.md"
+        return "set store.username and store.password (TOKENTAPE_STORE__PASSWORD)"
+    return "check that the server is running and reachable from here; see store.* in docs/settings.md"

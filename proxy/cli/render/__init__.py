@@ -1,1 +1,1 @@
-"""proxy.cli.render."""
+"""Renders rollouts, groups and steps as text for a terminal."""

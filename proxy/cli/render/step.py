@@ -1,6 +1,6 @@
-"""One step: what is said of it on a line, and what its agent wrote and was answered.
+"""Renders a step: its summary line, problems, prompt, completion, token IDs and logprobs.
 
-Holds the reading of a step as the control API tells it. Everything in it was written by others: texts become visible ones.
+All strings in a step come from agents and engines, so all are escaped with `visible`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ from proxy.cli.console import visible, visible_lines
 
 DIM: Final = "dim"
 BRIGHT: Final = "bold"
-# Blue and orange are told apart by every kind of colour vision; the most unlikely ones are underlined besides.
+# Blue and orange are distinguishable with every kind of color vision; the least likely tokens are also underlined.
 _SCALE: Final = (
     (-0.1, "above -0.1", "blue"),
     (-1.0, "to -1", "cyan"),
@@ -21,49 +21,46 @@ _SCALE: Final = (
     (-6.0, "to -6", "dark_orange"),
     (float("-inf"), "below -6", "bold underline dark_orange"),
 )
-_RENAMED: Final = "token_id:"  # vLLM 0.32.0 with --return-tokens-as-token-ids tells ids where strings would be
+_ID_PREFIX: Final = "token_id:"  # vLLM 0.32.0 with --return-tokens-as-token-ids returns these in place of texts
 _UNKNOWN: Final = ("none", "dim italic")
 
 
-def texts_of(step: Mapping[str, Any], place: int) -> list[str] | None:
-    """The texts of the tokens of one of a step's choices, as its answer told them; None if it did not, for each of them."""
-    choice = step["choices"][place]
-    answered = ((step["response"] or {}).get("choices") or ()) if isinstance(step["response"], dict) else ()
-    told = next((each for each in answered if isinstance(each, dict) and each.get("index") == choice["index"]), {})
-    logprobs = told.get("logprobs") or {}
-    texts = logprobs.get("tokens") or [each.get("token") for each in logprobs.get("content") or ()]
-    is_text = all(isinstance(text, str) and not text.startswith(_RENAMED) for text in texts)
-    is_whole = is_text and len(texts) == len(choice["ids"])
-    return texts if texts and is_whole else None
+def recorded_texts(step: Mapping[str, Any], position: int) -> list[str] | None:
+    """Return the token texts in the recorded response for a choice, or None unless it has one for each token."""
+    choice = step["choices"][position]
+    returned = next((item for item in _response_choices(step) if item.get("index") == choice["index"]), {})
+    logprobs = returned.get("logprobs") or {}
+    texts = logprobs.get("tokens") or [entry.get("token") for entry in logprobs.get("content") or ()]
+    is_text = all(isinstance(text, str) and not text.startswith(_ID_PREFIX) for text in texts)
+    return texts if texts and is_text and len(texts) == len(choice["ids"]) else None
 
 
 def ids_line(ids: Iterable[int], style: str) -> Text:
-    """Ids, one behind the other."""
+    """Return token IDs separated by spaces."""
     return Text(" ".join(map(str, ids)), style)
 
 
 def legend() -> Text:
-    """What the colours of logprobs mean."""
+    """Return the legend of the logprob colors."""
     parts: list[Any] = ["logprob "]
-    for _, words, style in _SCALE:
-        parts += [(words, style), "  "]
+    for _, label, style in _SCALE:
+        parts += [(label, style), "  "]
     parts.append(_UNKNOWN)
     return Text.assemble(*parts)
 
 
-def coloured(
+def colored(
     texts: Sequence[str | None] | None, ids: Sequence[int], logprobs: Sequence[float | None], *, with_values: bool
 ) -> Text:
-    """Tokens in the colours of their logprobs; `with_values` also says them, where there are no colours."""
+    """Return tokens colored by logprob, as texts where known, else as IDs; `with_values` adds the numbers."""
     line = Text()
-    for place, token_id in enumerate(ids):
-        told = texts[place] if texts else None
-        text = f"{token_id}" if told is None else visible(told)
-        value = logprobs[place] if place < len(logprobs) else None
-        line.append(text, _style(value))
+    for index, token_id in enumerate(ids):
+        text = texts[index] if texts else None
+        value = logprobs[index] if index < len(logprobs) else None
+        line.append(str(token_id) if text is None else visible(text), _style(value))
         if with_values:
             line.append("(none)" if value is None else f"({value:.3g})")
-        if with_values or told is None:
+        if with_values or text is None:
             line.append(" ")
     return line
 
@@ -74,15 +71,15 @@ def _style(logprob: float | None) -> str:
     return next(style for least, _, style in _SCALE if logprob >= least)
 
 
-_ROLE_CELLS = 10
-_SHOWN_LINES, _SHOWN_CHARACTERS = 12, 1200  # of what was not sampled, unless all of it is wanted
+ROLE_WIDTH = 10  # cells
+MAX_LINES, MAX_CHARACTERS = 12, 1200  # of a message that is not a completion, without --whole
 
 
 def summary(step: Mapping[str, Any]) -> dict[str, Any]:
-    """What a line about a step says, JSON-ready."""
+    """Return the JSON-serializable summary of a step."""
     timing = step["timing"]
     prompts = step.get("prompts") or ([] if step["prompt_ids"] is None else [step["prompt_ids"]])
-    counted = (step["usage"] or {}).get("prompt_tokens")
+    usage_tokens = (step["usage"] or {}).get("prompt_tokens")
     ended = timing["last_byte"]
     return {
         "time": timing["stored"] or timing["received"],
@@ -91,7 +88,7 @@ def summary(step: Mapping[str, Any]) -> dict[str, Any]:
         "index": step["index"],
         "dialect": step["dialect"],
         "model": step["model"]["served"] or step["model"]["asked"],
-        "prompt_tokens": sum(map(len, prompts)) if prompts else counted,
+        "prompt_tokens": sum(map(len, prompts)) if prompts else usage_tokens,
         "sampled_tokens": sum(len(choice["ids"]) for choice in step["choices"]),
         "finish_reasons": [choice["finish_reason"] for choice in step["choices"]],
         "latency_s": None if ended is None else ended - timing["received"],
@@ -104,74 +101,74 @@ def summary(step: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def counts_of(told: Mapping[str, Any]) -> str:
-    """How many tokens a step has, and how it ended."""
-    prompt = "?" if told["prompt_tokens"] is None else told["prompt_tokens"]
-    reasons = sorted({str(reason or "no reason") for reason in told["finish_reasons"]})
-    return f"{prompt}+{told['sampled_tokens']} tokens  {visible(', '.join(reasons))}"
+def counts(row: Mapping[str, Any]) -> str:
+    """Format the token counts and finish reasons of a step summary."""
+    prompt = "unknown" if row["prompt_tokens"] is None else row["prompt_tokens"]
+    reasons = sorted({str(reason or "no finish reason") for reason in row["finish_reasons"]})
+    return f"{prompt} prompt tokens, {row['sampled_tokens']} completion tokens  {visible(', '.join(reasons))}"
 
 
-def latency_of(told: Mapping[str, Any]) -> str:
-    """How long a step took, as people read it."""
-    seconds = told["latency_s"]
+def latency(row: Mapping[str, Any]) -> str:
+    """Format the duration of a step."""
+    seconds = row["latency_s"]
     return "" if seconds is None else f"{seconds * 1000:.0f} ms" if seconds < 10 else f"{seconds:.1f} s"
 
 
-def verdict_of(told: Mapping[str, Any]) -> Text:
-    """Exact, or what keeps it from being so."""
-    if told["status"] == "error":
+def verdict(row: Mapping[str, Any]) -> Text:
+    """Return "error", "exact", or the problem codes of a step."""
+    if row["status"] == "error":
         return Text("error", "red")
-    if told["exact"]:
+    if row["exact"]:
         return Text("exact", "green")
-    return Text(visible(" ".join(told["problems"]) or told["status"]), "yellow")
+    return Text(visible(" ".join(row["problems"]) or row["status"]), "yellow")
 
 
 def headline(step: Mapping[str, Any]) -> Text:
-    """The line above a step's tokens."""
-    told = summary(step)
-    of_policy = f"policy {told['policy_version']}" if told["policy_version"] is not None else ""
+    """Return the heading line of a step."""
+    row = summary(step)
+    policy = f"policy {row['policy_version']}" if row["policy_version"] is not None else ""
     reward = f"reward {step['reward']}" if step["reward"] is not None else ""
     parts = (
-        told["step_id"],
-        told["dialect"],
-        told["model"] or "",
-        counts_of(told),
-        latency_of(told),
-        of_policy,
+        row["step_id"],
+        row["dialect"],
+        row["model"] or "",
+        counts(row),
+        latency(row),
+        policy,
         reward,
     )
-    undelivered = ("" if told["delivered"] else "  not delivered") + ("  late" if told.get("late") else "")
-    said = "  ".join(visible(part) for part in parts if part)
-    is_flagged = told["status"] != "error" and not told["exact"]
-    verdict = Text("flagged", "yellow") if is_flagged else verdict_of(told)  # `troubles` say why
-    return Text.assemble((f"step {told['index']}", "bold cyan"), "  ", (said + undelivered, "cyan"), "  ", verdict)
+    undelivered = ("" if row["delivered"] else "  not delivered") + ("  late" if row.get("late") else "")
+    facts = "  ".join(visible(part) for part in parts if part)
+    is_flagged = row["status"] != "error" and not row["exact"]
+    outcome = Text("flagged", "yellow") if is_flagged else verdict(row)  # `problems` gives the reasons
+    return Text.assemble((f"step {row['index']}", "bold cyan"), "  ", (facts + undelivered, "cyan"), "  ", outcome)
 
 
-def troubles(step: Mapping[str, Any]) -> Iterator[Text]:
-    """What is wrong with a step, a sentence a line."""
+def problems(step: Mapping[str, Any]) -> Iterator[Text]:
+    """Yield the problems of a step, one per line."""
     for code, why in zip(step["fidelity"]["problems"], step["fidelity"]["why"], strict=False):
         yield Text.assemble(("! ", "bold yellow"), (f"{visible(code)}: {visible(why)}", "yellow"))
     if step["status"] != "complete":
         yield Text.assemble(
-            ("! ", "bold red"), (f"{visible(step['status'])}: {visible(step['reason'] or _refusal(step))}", "red")
+            ("! ", "bold red"), (f"{visible(step['status'])}: {visible(step['reason'] or _engine_error(step))}", "red")
         )
 
 
-def asked(step: Mapping[str, Any], parent: Mapping[str, Any] | None, *, whole: bool) -> Iterator[Text]:
-    """What was sent that the step it went on from had not: messages, or a prompt; dimmed, as it was not sampled."""
+def prompt_lines(step: Mapping[str, Any], parent: Mapping[str, Any] | None, *, whole: bool) -> Iterator[Text]:
+    """Yield the messages or the prompt of a step, dimmed, without the part that its parent already has."""
     body = _body(step)
     messages = body.get("messages")
     if isinstance(messages, list):
-        for message in messages[_told_before(messages, parent) :]:
+        for message in messages[_count_known(messages, parent) :]:
             yield from _block(*_message(message), DIM, whole=whole)
     elif (prompt := body.get("prompt")) is not None:
         yield from _block("prompt", _prompt(prompt, parent), DIM, whole=whole)
 
 
-def sampled(step: Mapping[str, Any], place: int, *, is_trained: bool) -> Iterator[Text]:
-    """What the engine answered with one of its choices, never cut; bright, or dimmed where no row trains it."""
-    index = step["choices"][place]["index"]
-    choice = next((each for each in _answered(step) if each.get("index") == index), None)
+def completion_lines(step: Mapping[str, Any], position: int, *, is_trained: bool) -> Iterator[Text]:
+    """Yield the completion of a choice, never truncated; bright, or dimmed if no row trains it."""
+    index = step["choices"][position]["index"]
+    choice = next((item for item in _response_choices(step) if item.get("index") == index), None)
     if choice is None:
         return
     role, text = (
@@ -181,34 +178,33 @@ def sampled(step: Mapping[str, Any], place: int, *, is_trained: bool) -> Iterato
 
 
 def block(role: str, lines: Sequence[Text]) -> Iterator[Text]:
-    """Lines with the name of who wrote them in the margin."""
-    for place, line in enumerate(lines or [Text()]):
-        margin = visible(role)[:_ROLE_CELLS] if place == 0 else ""
-        yield Text.assemble((f"{margin:<{_ROLE_CELLS}}  ", "dim italic"), line)
+    """Yield lines with the role in the margin of the first."""
+    for index, line in enumerate(lines or [Text()]):
+        margin = visible(role)[:ROLE_WIDTH] if index == 0 else ""
+        yield Text.assemble((f"{margin:<{ROLE_WIDTH}}  ", "dim italic"), line)
 
 
 def _block(role: str, text: str, style: str, *, whole: bool) -> Iterator[Text]:
-    shown = text if whole else text[:_SHOWN_CHARACTERS]
+    shown = text if whole else text[:MAX_CHARACTERS]
     lines = visible_lines(shown)
-    lines = lines if whole else lines[:_SHOWN_LINES]
-    left = len(text) - len(shown) if len(text) > len(shown) else 0
-    was_cut = left or len(visible_lines(shown)) > len(lines)
-    made = [Text(line, style) for line in lines]
-    if was_cut:
-        made.append(Text(f"… cut, {len(text)} characters in all; --whole shows them", "italic"))
-    yield from block(role, made)
+    lines = lines if whole else lines[:MAX_LINES]
+    is_truncated = len(text) > len(shown) or len(visible_lines(shown)) > len(lines)
+    rendered = [Text(line, style) for line in lines]
+    if is_truncated:
+        rendered.append(Text(f"… truncated, {len(text)} characters in total; use --whole to show all", "italic"))
+    yield from block(role, rendered)
 
 
-def _told_before(messages: list[Any], parent: Mapping[str, Any] | None) -> int:
-    """How many of the messages were there when the parent was answered, with its answer."""
+def _count_known(messages: list[Any], parent: Mapping[str, Any] | None) -> int:
+    """Return how many leading messages are in the parent's request and response."""
     before = _body(parent).get("messages") if parent else None
     if not isinstance(before, list):
         return 0
     same = 0
     while same < min(len(before), len(messages)) and before[same] == messages[same]:
         same += 1
-    is_answer = same == len(before) and same < len(messages) and _role(messages[same]) == "assistant"
-    return same + is_answer
+    is_reply = same == len(before) and same < len(messages) and _role(messages[same]) == "assistant"
+    return same + is_reply
 
 
 def _role(message: Any) -> str:
@@ -216,11 +212,11 @@ def _role(message: Any) -> str:
 
 
 def _message(message: Any) -> tuple[str, str]:
-    """Who wrote a message, and all of its text: reasoning, content and calls of tools."""
+    """Return the role of a message and its text: reasoning, content and tool calls."""
     if not isinstance(message, dict):
         return "message", str(message)
     reasoning = message.get("reasoning") or message.get("reasoning_content")
-    calls = [_called(call) for call in message.get("tool_calls") or () if isinstance(call, dict)]
+    calls = [_tool_call(call) for call in message.get("tool_calls") or () if isinstance(call, dict)]
     parts = [f"[reasoning] {reasoning}" if reasoning else "", _content(message.get("content")), *calls]
     return _role(message), "\n".join(part for part in parts if part)
 
@@ -233,42 +229,42 @@ def _content(content: Any) -> str:
     return "" if content is None else str(content)
 
 
-def _called(call: Mapping[str, Any]) -> str:
+def _tool_call(call: Mapping[str, Any]) -> str:
     function = call.get("function") or {}
     return f"[calls {function.get('name')}] {function.get('arguments')}" if isinstance(function, dict) else "[calls ?]"
 
 
 def _prompt(prompt: Any, parent: Mapping[str, Any] | None) -> str:
-    """A prompt; of one that goes on from the parent's, what was added."""
+    """Return the prompt without the parent's prompt and completion, if it starts with them."""
     if not isinstance(prompt, str):
         return orjson.dumps(prompt).decode()
     before = _body(parent).get("prompt") if parent else None
-    texts = [str(choice.get("text")) for choice in _answered(parent)] if parent else []
-    begun = [f"{before}{text}" for text in texts if isinstance(before, str) and prompt.startswith(f"{before}{text}")]
-    return prompt.removeprefix(max(begun, key=len)) if begun else prompt
+    texts = [str(choice.get("text")) for choice in _response_choices(parent)] if parent else []
+    prefixes = [f"{before}{text}" for text in texts if isinstance(before, str) and prompt.startswith(f"{before}{text}")]
+    return prompt.removeprefix(max(prefixes, key=len)) if prefixes else prompt
 
 
 def _body(step: Mapping[str, Any]) -> dict[str, Any]:
-    """The body as it was sent: a client's own may be of another shape, as in dialects that are asked for by way of chat."""
+    """Return the body as sent to the engine; dialects that are translated to chat have another client body."""
     request = step["request"] if isinstance(step["request"], dict) else {}
     sent = step.get("sent") or {}
     unset = sent.get("unset") or ()
     return {**{name: value for name, value in request.items() if name not in unset}, **(sent.get("set") or {})}
 
 
-def _answered(step: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _response_choices(step: Mapping[str, Any]) -> list[dict[str, Any]]:
     response: Final = step["response"]
     choices = response.get("choices") if isinstance(response, dict) else None
     return [choice for choice in choices or () if isinstance(choice, dict)]
 
 
-def _refusal(step: Mapping[str, Any]) -> str:
-    """What the engine said against a call: the status, and the sentence if there is one in the body."""
+def _engine_error(step: Mapping[str, Any]) -> str:
+    """Return the status and the error message of the engine's response, or its body."""
     response = step["response"] if isinstance(step["response"], dict) else {}
     body = response.get("body", response)
     try:
         error = orjson.loads(body)["error"]
-        said = error["message"] if isinstance(error, dict) else error
+        message = error["message"] if isinstance(error, dict) else error
     except (orjson.JSONDecodeError, KeyError, TypeError):
-        said = body
-    return f"{response['status']}: {said}" if "status" in response else str(said)
+        message = body
+    return f"{response['status']}: {message}" if "status" in response else str(message)

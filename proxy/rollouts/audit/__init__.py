@@ -1,14 +1,14 @@
-"""The audit: recorded sequences scored again by an engine, and what the differences mean.
+"""The audit: scores recorded sequences again with an engine and classifies the differences.
 
-| module | holds |
+| module | contents |
 |---|---|
-| `recorded` | one sequence as it was recorded, read off an exported row or a step |
-| `verdict` | the judgement: aligned, shifted, other weights, wrong tokens. Pure |
-| `scoring` | how each kind of engine is asked to score ids |
-| `source` | rows out of a file or a running proxy |
-| `run` | the audit of many rows: some at once, resumable |
-| `report` | what people and programs read of it |
-| `background` | the share of finished steps that the server audits itself |
+| `sample` | a recorded sequence, from an exported row or a step |
+| `verdict` | the verdict: aligned, shifted, other weights, wrong tokens. Pure |
+| `statistics` | the probability of chance agreement, correlation. Pure |
+| `scoring` | the scoring requests of each engine type |
+| `runner` | the audit of many rows: concurrent, resumable |
+| `report` | results as a table or JSON |
+| `background` | the audit of a share of finished steps by the server |
 
-Nothing here writes to a store or changes a row.
+The audit never writes to the store and never changes a row.
 """

@@ -1,8 +1,7 @@
-"""The audit that the server runs itself: a share of the finished steps, scored again by the engine that sampled them.
+"""Background audit: a share of the finished steps is scored again by the engine that sampled them.
 
-Holds one task and the one step that waits for it. Rule: no call waits for an audit. A step that comes while another waits is
-let go, and so is everything that an engine could not score as it sampled it (another kind of engine, a constraint,
-logprobs after temperature).
+No call waits for an audit. A step is skipped while another one waits, and if the engine cannot score it as it sampled it
+(engine type, constrained decoding, logprobs after temperature).
 """
 
 import asyncio
@@ -28,7 +27,7 @@ _RAW = "raw_logprobs"
 
 
 class BackgroundAudit:
-    """Scores offered steps, one at a time. `start` inside the event loop, `close` before the engines are closed."""
+    """Score offered steps, one at a time. Call `start` inside the event loop, `close` before the engines are closed."""
 
     def __init__(self, rate: float, upstream: Upstream, metrics: Metrics, clock: Clock) -> None:
         self._rate = rate
@@ -42,18 +41,18 @@ class BackgroundAudit:
         return f"<BackgroundAudit of {self._rate:.2%} of steps>"
 
     def start(self) -> None:
-        """Begin to take steps, if any share of them is wanted."""
+        """Start the audit if its sample rate is above 0."""
         if self._rate > 0:
             self._task = asyncio.get_running_loop().create_task(self._work())
 
     async def close(self) -> None:
-        """Stop, in the middle of a step too."""
+        """Stop, also during the audit of a step."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
 
     def offer(self, step: Step, incarnation: str, appended: Appended) -> None:
-        """A step that was stored: taken if it is drawn, can be scored, and nothing else waits. Never blocks."""
+        """Audit a stored step if it is sampled, can be scored, and no other step waits. Never blocks."""
         if self._task is None or self._waiting.full() or not is_scorable(step):
             return
         if int.from_bytes(self._clock.entropy(4), "big") < self._rate * 2**32:
@@ -62,19 +61,21 @@ class BackgroundAudit:
     async def _work(self) -> None:
         while True:
             step = await self._waiting.get()
-            endpoint = next((one for one in self._upstream.endpoints if one.settings.url == step.engine.url), None)
+            endpoint = next(
+                (endpoint for endpoint in self._upstream.endpoints if endpoint.settings.url == step.engine.url), None
+            )
             if endpoint is None:
                 continue
             try:
                 await self._audit(step, endpoint)
             except (NotScored, EngineFault) as why:
                 self._metrics.audits.labels(step.engine.name, NOT_SCORED).inc()
-                LOG.warning("a step is not audited: %s", why, extra={"fields": {"step_id": step.step_id}})
+                LOG.warning("cannot audit a step: %s", why, extra={"fields": {"step_id": step.step_id}})
 
     async def _audit(self, step: Step, endpoint: Endpoint) -> None:
         found = await find_scorer(sender(self._upstream, endpoint), step.engine.kind, None)
         scorer = Scorer(found.send, found.kind, step.model_served or found.model, found.window)
-        for choice in step.choices[:1]:  # the others of a call share its fate
+        for choice in step.choices[:1]:  # the other choices of the call have the same prompt and engine
             recorded = of_choice(step, choice)
             scored, finding = await audit_one(recorded, scorer, AuditOptions())
             if finding is None:
@@ -106,11 +107,11 @@ def is_scorable(step: Step) -> bool:
 
 
 def sender(upstream: Upstream, endpoint: Endpoint) -> Send:
-    """What asks this endpoint. Raises EngineFault if nobody answers."""
+    """Return a function that sends requests to this endpoint. It raises EngineFault if the engine is unreachable."""
 
     async def send(method: str, path: str, body: Any) -> tuple[int, bytes]:
         text = None if body is None else await asyncio.to_thread(orjson.dumps, body)
         async with upstream.send(endpoint, method, path, headers=_HEADERS, body=text) as answer:
-            return answer.status, bytes(await answer.whole())
+            return answer.status, bytes(await answer.read())
 
     return send

@@ -1,7 +1,4 @@
-"""What an audit tells: one result per sequence, as a table for people or JSON for programs.
-
-Holds `Result` and its two shapes. It judges nothing.
-"""
+"""Results of an audit, one per sequence, and their summary as JSON."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -12,15 +9,15 @@ from proxy.rollouts.audit.sample import AuditSample
 from proxy.rollouts.audit.verdict import Assessment, Scored
 
 TOO_LONG, NOT_SCORED, NOTHING = "too long", "not scored", "nothing to compare"
-_AROUND = 5  # ids shown on each side of the first token beyond the tolerance
+_CONTEXT_IDS = 5  # ids shown on each side of the first token beyond the tolerance
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What is told of one sequence: a verdict of `verdict`, or why there is none.
+    """The result of one sequence: a verdict of `verdict`, or the reason why it has none.
 
     `count` tokens were compared; `left_out` have a recorded logprob that no engine can score again. `first` is the first
-    token beyond the tolerance, with what is around it.
+    token beyond the tolerance, with the ids around it.
     """
 
     rollout_id: str
@@ -37,17 +34,17 @@ class Result:
 
     @property
     def is_aligned(self) -> bool:
-        """Whether something of it was compared, and nothing is wrong with it."""
+        """Whether tokens were compared and no fault was found."""
         return self.verdict == "aligned"
 
     @property
     def is_well(self) -> bool:
-        """Whether nothing is known to be wrong with it."""
+        """Whether no fault was found."""
         return self.is_aligned or self.verdict == NOTHING
 
 
 def of_finding(recorded: AuditSample, scored: Scored, finding: Assessment) -> Result:
-    """The result of a sequence that was judged."""
+    """Return the result of a sequence from its assessment."""
     return Result(
         recorded.name,
         recorded.branch,
@@ -63,7 +60,7 @@ def of_finding(recorded: AuditSample, scored: Scored, finding: Assessment) -> Re
 
 
 def summary(results: Sequence[Result]) -> dict[str, Any]:
-    """Everything, JSON-ready."""
+    """Return the summary and all results, ready for JSON."""
     compared = [result for result in results if result.mean is not None]
     tokens = sum(result.count for result in compared)
     weighed = sum((result.mean or 0) * result.count for result in compared)
@@ -79,19 +76,19 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
 
 
 def is_well(results: Sequence[Result]) -> bool:
-    """Whether a sequence is aligned, and each other one is or has nothing to compare: no comparison at all proves nothing."""
+    """Whether a sequence is aligned, and each other one is aligned or has nothing to compare."""
     return any(result.is_aligned for result in results) and all(result.is_well for result in results)
 
 
 def _around(recorded: AuditSample, scored: Scored, place: int) -> dict[str, Any]:
-    stretch = recorded.stretch_at(place)
+    span = recorded.span_at(place)
     ids = recorded.token_ids
     return {
         "place": place,
-        "step_id": stretch.step_id if stretch else None,
-        "before": list(ids[max(place - _AROUND, 0) : place]),
+        "step_id": span.step_id if span else None,
+        "before": list(ids[max(place - _CONTEXT_IDS, 0) : place]),
         "id": ids[place],
-        "after": list(ids[place + 1 : place + 1 + _AROUND]),
+        "after": list(ids[place + 1 : place + 1 + _CONTEXT_IDS]),
         "recorded": recorded.logprobs[place],
         "scored": scored[place],
     }

@@ -1,12 +1,8 @@
-"""The audit of many rows: some at once, each finished one noted, so that an interrupted run goes on where it was.
+"""The audit of many rows, concurrently, with a log from which an interrupted run resumes.
 
-Holds the workers and the journal. What a row means is judged in `verdict`; where rows come from, and who reads the results,
-is the caller's.
-
-Rule 1: a sequence is in the journal only with a result that asking again would not change: a sequence that the engine
-        could not be reached for, or failed on, is not.
-Rule 2: the journal knows a sequence by everything that its result depends on but the engine's weights: ids, logprobs,
-        tolerance, model. Audit other weights with another journal.
+Rule 1: the log has final results only: a sequence is not logged if the engine was unreachable or failed.
+Rule 2: the log identifies a sequence by everything that its result depends on except the engine's weights: ids, logprobs,
+        tolerance, model. Audit other weights with another log.
 """
 
 import asyncio
@@ -26,10 +22,10 @@ from proxy.rollouts.audit.verdict import Assessment, Scored, judge, may_be_moved
 
 @dataclass(frozen=True, slots=True)
 class AuditOptions:
-    """How rows are judged. `at_once`: how many sequences the engine scores at the same time.
+    """Options of an audit. `at_once`: the number of sequences that the engine scores concurrently.
 
-    One vLLM 0.32 in float32 scores what it sampled within 1e-4; bfloat16, other batches and other kernels differ by more.
-    0.01, one part in a hundred of a likelihood, is far below what a wrong token does, and may be too strict for them.
+    One vLLM 0.32 in float32 scores its own samples within 1e-4; bfloat16, other batch sizes and other kernels differ by more.
+    0.01, one percent of a likelihood, is far below the effect of a wrong token, and may be too strict for them.
     """
 
     tolerance: float = 0.01
@@ -38,7 +34,7 @@ class AuditOptions:
 
 
 class AuditLog:
-    """Finished results in a file, one JSON object a line; without a path, nowhere."""
+    """Final results in a file of JSON lines, or in memory without a path."""
 
     def __init__(self, path: Path | None) -> None:
         self._file = None if path is None else path.open("a+b")
@@ -49,18 +45,18 @@ class AuditLog:
             for line in self._file:
                 torn = b"" if line.endswith(b"\n") else line
                 self._take(line)
-            if torn:  # a run that was killed while it wrote
+            if torn:  # a run was killed during a write
                 self._file.write(b"\n")
 
     def __repr__(self) -> str:
-        return f"<Journal of {len(self._results)} results>"
+        return f"<AuditLog of {len(self._results)} results>"
 
     def find(self, key: str) -> Result | None:
-        """The result of a sequence that was finished before."""
+        """Return the logged result of a sequence, or None."""
         return self._results.get(key)
 
     def note(self, key: str, result: Result) -> None:
-        """Write a finished result; it is on its way to the disk when this returns."""
+        """Write a final result, and flush the file."""
         self._results[key] = result
         if self._file is not None:
             self._file.write(orjson.dumps({"key": key, "result": asdict(result)}) + b"\n")
@@ -76,15 +72,15 @@ class AuditLog:
             noted = orjson.loads(line)
             self._results[noted["key"]] = Result(**noted["result"])
         except (orjson.JSONDecodeError, KeyError, TypeError):
-            return  # torn, or another version's: its sequence is scored again
+            return  # incomplete, or of another version: the sequence is scored again
 
 
 async def audit_rows(
     rows: AsyncIterator[Any], scorer: Scorer, terms: AuditOptions, journal: AuditLog, seen: Callable[[Result], None]
 ) -> list[Result]:
-    """The results, in the order of the rows; each is shown to `seen` once it is there.
+    """Return the results in the order of the rows; `seen` is called with each result.
 
-    Raises what the rows raise, and what `Send` raises when the engine cannot be reached.
+    Raises what the rows raise, and what `Send` raises when the engine is unreachable.
     """
     numbered: dict[int, Result] = {}
     reading = asyncio.Lock()
@@ -106,12 +102,12 @@ async def audit_rows(
             for _ in range(terms.at_once):
                 workers.create_task(work())
     except BaseExceptionGroup as group:
-        raise group.exceptions[0] from None  # one that fails ends all, and is the one to tell
+        raise group.exceptions[0] from None  # the first failure ends the audit
     return list(numbered.values())
 
 
 async def audit_one(recorded: AuditSample, scorer: Scorer, terms: AuditOptions) -> tuple[Scored, Assessment | None]:
-    """Score a sequence, moved too if that may tell more, and judge it. Raises NotScored."""
+    """Score a sequence and assess it; score it shifted too if that may explain the differences. Raises NotScored."""
     recorded = recorded.comparable(terms.logprobs_mode)
     scored = await scorer.score(recorded.token_ids)
     finding = await asyncio.to_thread(judge, recorded, scored, terms.tolerance)
@@ -141,10 +137,10 @@ async def _audited(row: Any, scorer: Scorer, terms: AuditOptions, journal: Audit
     except TooLong as why:
         result = Result(*name, TOO_LONG, note=str(why))
     except NotScored as why:
-        return Result(*name, NOT_SCORED, note=str(why))  # the next run asks again
+        return Result(*name, NOT_SCORED, note=str(why))  # the next run retries
     else:
-        told = of_finding(recorded, scored, finding) if finding else Result(*name, NOTHING, note=_BEYOND)
-        result = replace(told, left_out=left_out, note="; ".join(filter(None, (told.note, reason))))
+        judged = of_finding(recorded, scored, finding) if finding else Result(*name, NOTHING, note=_BEYOND)
+        result = replace(judged, left_out=left_out, note="; ".join(filter(None, (judged.note, reason))))
     journal.note(key, result)
     return result
 
@@ -155,5 +151,5 @@ def _key(recorded: AuditSample, scorer: Scorer, terms: AuditOptions) -> str:
 
 
 _UNFINISHED = Result("", 0, NOT_SCORED)
-_UNLOGGED = "it has no logprob: nothing of it is trained, or none was asked for (record.logprobs: off)"
-_BEYOND = "its only logprob is of the last token of a full window, which no prompt reaches"
+_UNLOGGED = "no logprobs: no token is trained, or none were requested (record.logprobs: off)"
+_BEYOND = "the only logprob is of the last token of a full context window, which a prompt cannot contain"

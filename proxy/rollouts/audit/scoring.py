@@ -1,10 +1,9 @@
-"""How an engine is asked to score ids: one request per sequence, each kind in its own words.
+"""Scoring of token ids by an engine: one request per sequence, in the format of each engine type.
 
-Holds the requests, where the scores are in the answers, and how to find out what an engine is. It opens no connection: what
-sends is given (`Send`), so that the command line and the server ask in one way.
+The caller passes a function that sends requests (`Send`), so that the command line and the server share this module.
 
-Sources: vLLM 0.32.0, `prompt_logprobs` of /v1/completions (a null, then a map of id to logprob for each prompt token; 0 asks
-for the prompt's own tokens alone; the temperature plays no part). SGLang 0.5.23, /generate with `logprob_start_len: 0`
+Sources: vLLM 0.32.0, `prompt_logprobs` of /v1/completions (a null, then a map of id to logprob for each prompt token; 0 returns
+the prompt's own tokens only; the temperature has no effect). SGLang 0.5.23, /generate with `logprob_start_len: 0`
 (`[logprob, id, text]` for each, the first logprob null; `max_new_tokens: 0` only reads the prompt).
 """
 
@@ -15,7 +14,7 @@ from typing import Any
 
 import orjson
 
-# Method, path, JSON body -> status and body. Raises OSError or an EngineFault if nobody answers.
+# Method, path, JSON body -> status and body. Raises OSError or EngineFault if the engine is unreachable.
 Send = Callable[[str, str, Any], Awaitable[tuple[int, bytes]]]
 Scores = list[float | None]
 
@@ -23,16 +22,16 @@ SCORING_KINDS = ("vllm", "sglang")
 
 
 class NotScored(Exception):
-    """The engine answered, and gave no scores; the sentence says why."""
+    """The engine responded without scores; the message is the reason."""
 
 
 class TooLong(NotScored):
-    """The engine's window is too small for the sequence."""
+    """The sequence exceeds the engine's context window."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scorer:
-    """An engine that scores ids. `window` is its longest sequence, if it says so."""
+    """An engine that scores ids. `window` is its context window in tokens, None if unknown."""
 
     send: Send
     kind: str
@@ -40,36 +39,38 @@ class Scorer:
     window: int | None = None
 
     async def score(self, ids: Sequence[int]) -> Scores:
-        """The logprob of each id after those before it; None for the first, and for what does not fit in a prompt.
+        """Return the logprob of each id given those before it; None for the first, and for one beyond the longest prompt.
 
-        Raises NotScored, or TooLong if it does not fit at all.
+        Raises NotScored, or TooLong if the sequence exceeds the context window.
         """
         # A prompt must leave room for a token, and a sequence may have filled the window to its end.
-        asked = ids[: self.window - 1] if self.window and len(ids) == self.window else ids
-        if self.window and len(asked) >= self.window:
+        scored = ids[: self.window - 1] if self.window and len(ids) == self.window else ids
+        if self.window and len(scored) >= self.window:
             raise TooLong(f"{len(ids)} ids are more than the engine's window of {self.window}")
-        path, body = _request(self.kind, self.model, asked)
+        path, body = _request(self.kind, self.model, scored)
         status, answer = await self.send("POST", path, body)
         if status != 200:
-            said = answer[:300].decode("utf-8", "replace")
-            if status == 400 and any(words in said for words in ("context length", "context window", "maximum length")):
-                raise TooLong(f"the engine finds {len(ids)} ids too long: {said}")
-            raise NotScored(f"the engine answered {status} when asked to score: {said}")
-        scores = await asyncio.to_thread(_scores, self.kind, answer, asked)  # some megabytes of JSON for a long one
-        return [*scores, *[None] * (len(ids) - len(asked))]
+            message = answer[:300].decode("utf-8", "replace")
+            if status == 400 and any(
+                words in message for words in ("context length", "context window", "maximum length")
+            ):
+                raise TooLong(f"the engine finds {len(ids)} ids too long: {message}")
+            raise NotScored(f"the engine answered {status} when asked to score: {message}")
+        scores = await asyncio.to_thread(_scores, self.kind, answer, scored)  # megabytes of JSON for a long sequence
+        return [*scores, *[None] * (len(ids) - len(scored))]
 
 
 async def find_scorer(send: Send, kind: str | None, model: str | None) -> Scorer:
-    """What the engine is, which model it serves and how long a sequence may be. Raises NotScored if it cannot score."""
+    """Return a scorer with the engine's type, model and context window. Raises NotScored if it cannot score."""
     kind = kind or await _kind(send)
     if kind not in SCORING_KINDS:
         raise NotScored(f"the engine's kind {kind!r} cannot score ids: it must be one of {', '.join(SCORING_KINDS)}")
     listed = await _json(send, "/v1/models")
     models = listed.get("data") if isinstance(listed, dict) else None
-    found = [one for one in models or () if isinstance(one, dict)]
-    chosen = next((one for one in found if model in {None, one.get("id")}), None)
+    found = [entry for entry in models or () if isinstance(entry, dict)]
+    chosen = next((entry for entry in found if model in {None, entry.get("id")}), None)
     if model is not None and found and chosen is None:
-        names = ", ".join(str(one.get("id")) for one in found)
+        names = ", ".join(str(entry.get("id")) for entry in found)
         raise NotScored(f"the engine does not serve {model!r}; it serves {names}")
     chosen = chosen or {}
     window = chosen.get("max_model_len")
@@ -77,7 +78,7 @@ async def find_scorer(send: Send, kind: str | None, model: str | None) -> Scorer
 
 
 async def _kind(send: Send) -> str:
-    """vLLM answers /version (and /server_info too, in its development mode); SGLang answers /server_info."""
+    """Return the engine type: vLLM has /version (and /server_info in development mode); SGLang has /server_info."""
     version = await _json(send, "/version")
     if isinstance(version, dict) and "version" in version:
         return "vllm"
@@ -108,22 +109,22 @@ def _request(kind: str, model: str | None, ids: Sequence[int]) -> tuple[str, dic
 
 
 def _scores(kind: str, answer: bytes, ids: Sequence[int]) -> Scores:
-    """The scores in an answer. Raises NotScored if they are not those of the ids."""
+    """Return the scores in a response. Raises NotScored if they are not those of the ids."""
     try:
-        told = orjson.loads(answer)
-        scores = _of_vllm(told, ids) if kind == "vllm" else _of_sglang(told, ids)
+        response = orjson.loads(answer)
+        scores = _from_vllm(response, ids) if kind == "vllm" else _from_sglang(response, ids)
     except (orjson.JSONDecodeError, KeyError, IndexError, TypeError, ValueError) as error:
         raise NotScored(f"the engine's answer holds no scores of the ids sent: {error!r}") from error
     return [None, *scores]
 
 
-def _of_vllm(told: Any, ids: Sequence[int]) -> list[float]:
-    entries = told["choices"][0]["prompt_logprobs"]
+def _from_vllm(response: Any, ids: Sequence[int]) -> list[float]:
+    entries = response["choices"][0]["prompt_logprobs"]
     return [float(entry[str(token)]["logprob"]) for token, entry in zip(ids[1:], entries[1:], strict=True)]
 
 
-def _of_sglang(told: Any, ids: Sequence[int]) -> list[float]:
-    entries = told["meta_info"]["input_token_logprobs"]
+def _from_sglang(response: Any, ids: Sequence[int]) -> list[float]:
+    entries = response["meta_info"]["input_token_logprobs"]
     if [entry[1] for entry in entries] != list(ids):
         raise ValueError("it scored other ids")
     return [float(entry[0]) for entry in entries[1:]]

@@ -1,8 +1,4 @@
-"""Likeness of two rows of numbers: which agreements are evidence, and how strong it is.
-
-Holds the numbers behind `verdict`: telling tokens, the odds of a chance agreement, correlation. It knows nothing of tokens
-or engines.
-"""
+"""Statistics of two sequences of numbers: informative values, the probability of chance agreement, correlation."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
@@ -11,7 +7,7 @@ from math import log, sqrt
 
 _RARE = 0.05  # a token is telling if at most so many of the other values would agree with it as well
 ONCE_IN_A_THOUSAND, NEVER = 1e-3, 1e-5
-_MISSES = 0.1  # the share of telling tokens that may disagree at an offset: the ends of stretches have no partner
+_MISSES = 0.1  # the share of telling tokens that may disagree at an offset: the ends of spans have no counterpart
 _TOGETHER = 0.8  # a correlation that 20 unrelated pairs reach about once in 30 000 times
 _ENOUGH = 20
 
@@ -38,10 +34,10 @@ class ChanceModel:
         self._values = sorted(pair.scored for pair in pairs)
 
     def __repr__(self) -> str:
-        return f"<Likeness of {len(self._values)} values, tolerance {self.tolerance}>"
+        return f"<ChanceModel of {len(self._values)} values, tolerance {self.tolerance}>"
 
     def is_telling(self, pair: Pair) -> bool:
-        """Whether an agreement of this token is evidence of anything."""
+        """Whether the agreement of this token is evidence."""
         return self._others(pair) <= _RARE * len(self._values)
 
     def log_chance(self, pair: Pair) -> float:
@@ -55,26 +51,26 @@ class ChanceModel:
         return high - low - (pair.size <= self.tolerance)
 
 
-def no_chance(pairs: Iterable[Pair], likeness: ChanceModel, below: float = ONCE_IN_A_THOUSAND) -> bool:
-    """Whether the odds that so many agreeing tokens agree by chance are below this."""
-    return sum(likeness.log_chance(pair) for pair in pairs if likeness.is_telling(pair)) <= log(below)
+def no_chance(pairs: Iterable[Pair], model: ChanceModel, below: float = ONCE_IN_A_THOUSAND) -> bool:
+    """Whether the probability that these tokens agree by chance is below `below`."""
+    return sum(model.log_chance(pair) for pair in pairs if model.is_telling(pair)) <= log(below)
 
 
 def nearly_all_agree(pairs: Sequence[Pair], tolerance: float) -> bool:
-    """Whether nearly all telling tokens agree, and that cannot well be chance."""
-    likeness = ChanceModel(pairs, tolerance)
-    telling = [pair for pair in pairs if likeness.is_telling(pair)]
+    """Whether nearly all telling tokens agree, beyond chance."""
+    model = ChanceModel(pairs, tolerance)
+    telling = [pair for pair in pairs if model.is_telling(pair)]
     agreeing = [pair for pair in telling if pair.size <= tolerance]
-    return len(telling) - len(agreeing) <= max(1, _MISSES * len(telling)) and no_chance(agreeing, likeness)
+    return len(telling) - len(agreeing) <= max(1, _MISSES * len(telling)) and no_chance(agreeing, model)
 
 
 def go_together(pairs: Sequence[Pair]) -> bool:
-    """Whether two rows of numbers rise and fall together, and there are enough of them to say so."""
+    """Whether two sequences of numbers correlate, with enough values to decide."""
     return len(pairs) >= _ENOUGH and line_through(pairs)[0] >= _TOGETHER
 
 
 def line_through(pairs: Sequence[Pair]) -> tuple[float, float]:
-    """The correlation of recorded and scored values, and the slope of recorded over scored; 0 where there is none."""
+    """Return the correlation of recorded and scored values, and the slope of recorded over scored; 0 if undefined."""
     count = len(pairs)
     x_mean = sum(pair.scored for pair in pairs) / count
     y_mean = sum(pair.recorded for pair in pairs) / count

@@ -1,6 +1,4 @@
-"""The judgement: what the differences between recorded and scored logprobs say of a sequence.
-
-Holds the comparison and the rule. Pure: who scored the ids, and how, is not seen here.
+"""The verdict on a sequence, from the differences between its recorded and its scored logprobs.
 
 A *difference* is recorded minus scored. An *offset* d supposes that recorded logprob i belongs to token i - d: that the
 logprobs stand d places too late. Most tokens of a good model have a logprob near 0, and agree whatever was shifted. So
@@ -52,7 +50,7 @@ _LARGE = 10  # times the tolerance
 
 @dataclass(frozen=True, slots=True)
 class Assessment:
-    """What was found. `mean` and `max` are of |difference| at offset 0; `first` is the first token beyond the tolerance."""
+    """An outcome. `mean` and `max` are of |difference| at offset 0; `first` is the first token beyond the tolerance."""
 
     verdict: Verdict
     count: int
@@ -65,13 +63,13 @@ class Assessment:
 
 
 def moved_ids(token_ids: Sequence[int], offset: int) -> list[int]:
-    """The ids as they would be if recorded logprob i belonged to the token at i - offset."""
+    """Return the ids as they would be if recorded logprob i belonged to the token at i - offset."""
     ids = list(token_ids)
     return ids[-offset:] + ids[:-offset]
 
 
 def pairs_of(recorded: AuditSample, scored: Scored, offset: int = 0) -> list[Pair]:
-    """Every token that has both values, at an offset."""
+    """Return every token with both values, at an offset."""
     length = len(scored)
     found = []
     for place, value in enumerate(recorded.logprobs):
@@ -84,7 +82,7 @@ def pairs_of(recorded: AuditSample, scored: Scored, offset: int = 0) -> list[Pai
 def judge(
     recorded: AuditSample, scored: Scored, tolerance: float, moved: Mapping[int, Scored] | None = None
 ) -> Assessment | None:
-    """The finding; None if there is nothing to compare. `moved`: the scores of the ids moved by an offset."""
+    """Return the assessment; None if there is nothing to compare. `moved`: the scores of the ids shifted by an offset."""
     pairs = pairs_of(recorded, scored)
     if not pairs:
         nothing = Assessment("shifted", 0, 0, 0.0, 0.0)
@@ -112,33 +110,33 @@ def judge(
 
 
 def may_be_moved(finding: Assessment | None, recorded: AuditSample, scored: Scored) -> bool:
-    """Whether it is worth an engine's time to score the ids moved: not where the values go together as they stand."""
+    """Whether scoring the ids shifted may explain the differences: not if the values correlate without a shift."""
     return finding is not None and finding.verdict == "other weights" and not go_together(pairs_of(recorded, scored))
 
 
 def _mask_moved(finding: Assessment, recorded: AuditSample) -> Assessment:
     offset = recorded.mask_offset
-    return replace(finding, verdict="shifted", offset=offset, note=f"the mask stands {_places(offset)}")
+    return replace(finding, verdict="shifted", offset=offset, note=f"the mask is {_places(offset)}")
 
 
 def _shifted(
     finding: Assessment, recorded: AuditSample, scored: Scored, moved: Mapping[int, Scored], tolerance: float
 ) -> Assessment | None:
-    """An offset at which the values are equal."""
+    """Return the verdict if the values agree at an offset."""
     for offset in OFFSETS:
         if nearly_all_agree(pairs_of(recorded, scored, offset), tolerance):
-            what = "logprobs stand" if recorded.mask_offset else "mask and logprobs stand"
+            what = "logprobs are" if recorded.mask_offset else "mask and logprobs are"
             return replace(finding, verdict="shifted", offset=offset, note=f"the {what} {_places(offset)}")
     for offset, others in moved.items():
         if nearly_all_agree(pairs_of(recorded, others), tolerance):
-            return replace(finding, verdict="shifted", offset=offset, note=f"the ids stand {_places(-offset)}")
+            return replace(finding, verdict="shifted", offset=offset, note=f"the ids are {_places(-offset)}")
     return None
 
 
 def _shifted_nearly(
     finding: Assessment, recorded: AuditSample, scored: Scored, moved: Mapping[int, Scored]
 ) -> Assessment | None:
-    """An offset at which the values go together, as they do not where they stand."""
+    """Return the verdict if the values correlate at an offset, and do not at 0."""
     if go_together(pairs_of(recorded, scored)):
         return None
     tried = {offset: pairs_of(recorded, scored, offset) for offset in OFFSETS}
@@ -146,14 +144,14 @@ def _shifted_nearly(
     near += [offset for offset, others in moved.items() if go_together(pairs_of(recorded, others))]
     if not near:
         return None
-    note = f"the logprobs stand {_places(near[0])} against the ids, nearly: an id was lost or added at the start"
+    note = f"the logprobs are about {_places(near[0])} against the ids: an id was lost or added at the start"
     return replace(finding, verdict="shifted", offset=near[0], note=note)
 
 
 def _broken(
     finding: Assessment, recorded: AuditSample, pairs: Sequence[Pair], likeness: ChanceModel
 ) -> Assessment | None:
-    """A first wrong token after right ones."""
+    """Return the verdict if a wrong token follows correct ones."""
     before = [pair for pair in pairs if pair.place < (finding.first or 0)]
     telling = [pair.size for pair in before if likeness.is_telling(pair)]
     after = [pair for pair in pairs[len(before) :] if pair.size > likeness.tolerance]
@@ -170,56 +168,56 @@ def _broken(
 
 
 def _other_conditions(recorded: AuditSample, before: Sequence[Pair], after: Sequence[Pair]) -> str:
-    """Why the tokens that differ may be right all the same: they were sampled by other weights, or otherwise."""
-    right = {_condition(recorded.stretch_at(pair.place)) for pair in before}
-    wrong = {_condition(recorded.stretch_at(pair.place)) for pair in after}
+    """Return why the differing tokens may be correct: other weights or another temperature sampled them."""
+    right = {_condition(recorded.span_at(pair.place)) for pair in before}
+    wrong = {_condition(recorded.span_at(pair.place)) for pair in after}
     if right & wrong:
         return ""
     versions = ", ".join(sorted(version or "unnamed" for version, _ in wrong))
     warmth = ", ".join(sorted(str(temperature) for _, temperature in wrong))
-    return f"only what was sampled by policy version {versions} at temperature {warmth} differs"
+    return f"only tokens sampled by policy version {versions} at temperature {warmth} differ"
 
 
-def _condition(stretch: SampledSpan | None) -> tuple[str | None, float | None]:
-    return (None, None) if stretch is None else (stretch.policy_version, stretch.temperature)
+def _condition(span: SampledSpan | None) -> tuple[str | None, float | None]:
+    return (None, None) if span is None else (span.policy_version, span.temperature)
 
 
 def _where(last_right: int, after: Sequence[Pair], pairs: Sequence[Pair]) -> str:
     first = after[0].place
     if first > last_right + 1:
-        return f"the first wrong id is one of {last_right + 1} to {first}: what lies between was not sampled"
+        return f"the first wrong id is one of {last_right + 1} to {first}: the ids between were not sampled"
     later = [pair for pair in pairs if pair.place > first]
     if later and len(after) == 1:
-        return "what follows agrees: this token or its logprob was changed, and its context was not"
+        return "later tokens agree: this token or its logprob was changed, but not its context"
     return ""
 
 
 def _differing(recorded: AuditSample, pairs: Sequence[Pair], beyond: Sequence[Pair], tolerance: float) -> str:
-    """What the differences look like, for the one who has to find their cause."""
+    """Describe the differences, to help find their cause."""
     if max(pair.size for pair in beyond) < _LARGE * tolerance:
-        return "the differences are small, as another precision or kernel makes them; --tolerance decides"
+        return "the differences are small, as between precisions or kernels; --tolerance sets the limit"
     notes = []
     correlation, slope = line_through(pairs)
     if go_together(pairs):
         notes.append(
-            f"the values go together (correlation {correlation:.2f}, slope {slope:.2f}): "
+            f"the values correlate (correlation {correlation:.2f}, slope {slope:.2f}): "
             "another temperature (a slope near 1/temperature), or weights near these"
         )
     else:
         notes.append(
-            f"the values hardly go together (correlation {correlation:.2f}): another model, or a first prompt "
+            f"the values hardly correlate (correlation {correlation:.2f}): another model, or a first prompt "
             "that is not the one sampled after"
         )
     if recorded.temperatures:
-        said = ", ".join(map(str, recorded.temperatures))
+        temperatures = ", ".join(map(str, recorded.temperatures))
         notes.append(
-            f"sampled at temperature {said}: if recorded after temperature, --logprobs-mode processed_logprobs"
+            f"sampled at temperature {temperatures}: if recorded after temperature, --logprobs-mode processed_logprobs"
         )
     if len(beyond) > 1 and all(pair.recorded > pair.scored for pair in beyond):
-        notes.append("every recorded value is the higher one, as under a grammar, a forced tool call or top-k")
+        notes.append("every recorded value is higher, as under a grammar, a forced tool call or top-k")
     return "; ".join(notes)
 
 
 def _places(offset: int) -> str:
     count = abs(offset)
-    return f"{count} place{'s' if count > 1 else ''} too {'late' if offset > 0 else 'early'}"
+    return f"{count} position{'s' if count > 1 else ''} too {'late' if offset > 0 else 'early'}"

@@ -98,7 +98,7 @@ async def no_tokenizer(_name):
     return None
 
 
-PARTS = SimpleNamespace(store=None, tokenizers=SimpleNamespace(of=no_tokenizer))  # all that rows need of them
+PARTS = SimpleNamespace(store=None, tokenizers=SimpleNamespace(get=no_tokenizer))  # all that rows need of them
 
 
 def wanted_of(name, advantage="given", **options):

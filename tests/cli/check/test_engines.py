@@ -36,7 +36,7 @@ async def test_all_is_well_with_a_store_and_an_engine_that_gives_ids(tmp_path):
 
     assert {"ok"} == {finding.grade for finding in found}
     assert {""} == {finding.mend for finding in found}
-    assert "'simulated' gives token ids and logprobs" in found[-1].seen
+    assert "'simulated' returns token IDs and logprobs" in found[-1].seen
 
 
 async def test_no_engine_is_no_fault(tmp_path):
@@ -50,8 +50,8 @@ async def test_no_engine_is_no_fault(tmp_path):
 @pytest.mark.parametrize(
     ("models", "answer", "seen", "mend"),
     [
-        ("get_v1_models", "cmpl_plain", "without token ids", "return_token_ids"),
-        ("get_v1_models", "err_badmodel", "gave 404", "by hand"),
+        ("get_v1_models", "cmpl_plain", "returns no token IDs", "return_token_ids"),
+        ("get_v1_models", "err_badmodel", "returned 404", "curl"),
         ("err_404", "cmpl_plain", "lists no models", "base URL"),
     ],
 )
@@ -69,7 +69,7 @@ async def test_an_engine_that_gives_ids_without_logprobs_is_a_fault(engine):
     playing(engine, {**IDS, "/v1/completions": "cmpl_ids"})
     (fault,) = graded(await of_engine(engine.url))["fault"]
 
-    assert "with token ids and without logprobs" in fault
+    assert "returns token IDs but no logprobs" in fault
     assert "record.logprobs: off" in fault
 
 
@@ -107,7 +107,7 @@ async def test_an_engine_that_no_engine_file_knows_is_a_note(engine):
     engine.answering = answering
     (note,) = graded(await of_engine(engine.url))["note"]
 
-    assert "no engine we know" in note
+    assert "unknown engine type" in note
 
 
 async def test_a_key_that_the_engine_wants_is_asked_for(engine):
@@ -119,7 +119,7 @@ async def test_a_key_that_the_engine_wants_is_asked_for(engine):
     engine.answering = answering
     (fault,) = graded(await of_engine(engine.url))["fault"]
 
-    assert "wants a key (401)" in fault
+    assert "requires an API key (401)" in fault
     assert "api_key" in fault
 
 

@@ -41,8 +41,8 @@ def test_a_key_that_can_be_guessed_is_a_fault_where_others_can_try(key):
     (note,) = told([key])["note"]
     (fault,) = told([GOOD], [key], listen="0.0.0.0:8400")["fault"]
 
-    assert "agents.api_keys[0] can be guessed" in note
-    assert "control.api_keys[0] can be guessed" in fault
+    assert "agents.api_keys[0] is weak" in note
+    assert "control.api_keys[0] is weak" in fault
     assert key not in note + fault
 
 
@@ -58,5 +58,5 @@ def test_a_key_that_is_there_twice_is_a_note_and_one_like_a_rollouts_a_fault():
     (note,) = told([GOOD, GOOD])["note"]
     (fault,) = told([], ["tt-cjE.0123456789abcdefghij"])["fault"]
 
-    assert "agents.api_keys[1] is there twice" in note
-    assert "control.api_keys[0] looks like the key of a rollout" in fault
+    assert "agents.api_keys[1] is a duplicate" in note
+    assert "control.api_keys[0] has the prefix of rollout keys" in fault

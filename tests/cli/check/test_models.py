@@ -20,15 +20,18 @@ async def test_an_alias_that_names_nothing_is_a_fault(tmp_path):
         found = await of_all(settings_for(url, models=aliases, store={"url": f"embedded:{tmp_path / 'store'}"}))
 
     (fault,) = graded(found)["fault"]
-    assert "models 'policy': it stands for 'polcy', which no engine lists -> the engines list simulated" in fault
-    assert "models 'gpt-4o': it stands for 'simulated'" in graded(found)["ok"][-1]
+    assert (
+        "models 'policy': refers to 'polcy', which no engine lists -> use a model that the engines list (simulated)"
+        in fault
+    )
+    assert "models 'gpt-4o': refers to 'simulated'" in graded(found)["ok"][-1]
 
 
 def test_an_alias_that_some_engines_lack_is_a_note():
     """Calls go to any of them."""
     (note,) = graded(list(check_aliases({"*": "m"}, {"a": ["m"], "b": ["x"]})))["note"]
 
-    assert "not listed by b" in note
+    assert "which b does not list" in note
 
 
 def test_aliases_of_engines_that_told_nothing_are_passed_over():
@@ -39,7 +42,7 @@ def test_aliases_of_engines_that_told_nothing_are_passed_over():
 @pytest.mark.parametrize(
     ("refusal", "mend"),
     [
-        ("it cannot be loaded: no such folder", "a folder with tokenizer.json"),
+        ("it cannot be loaded: no such folder", "a folder that contains tokenizer.json"),
         ("pip install 'tokentape[tokenizer]'", ""),
     ],
 )
@@ -65,4 +68,4 @@ async def test_a_tokenizer_of_an_engine_is_tried(tmp_path, monkeypatch):
         said = {"listen": "127.0.0.1:0", "engines": engines, "store": {"url": f"embedded:{tmp_path / 'store'}"}}
         found = graded(await of_all(config.load(**said)))
 
-    assert any("tokenizer good/one: it loads" in each for each in found["ok"])
+    assert any("tokenizer good/one: loads" in each for each in found["ok"])

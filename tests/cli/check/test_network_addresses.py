@@ -25,7 +25,7 @@ async def test_the_address_that_was_meant_is_found(engine, wrong):
     url = wrong.format(engine, host=urlsplit(engine).netloc)
     (fault,) = graded(await of_engine(url))["fault"]
 
-    assert f"an engine answers at {engine}: write that" in fault
+    assert f"use {engine}, where an engine responds" in fault
 
 
 async def test_v1_at_the_end_is_taken_off(engine):
@@ -39,7 +39,7 @@ async def test_a_dead_port_is_told_once():
     (fault,) = graded(await of_engine("http://127.0.0.1:9"))["fault"]
 
     assert 1 == fault.count("cannot be reached")
-    assert "is it started" in fault
+    assert "check that it is running" in fault
 
 
 async def test_a_proxy_of_our_own_is_no_engine(engine, store):
@@ -47,6 +47,6 @@ async def test_a_proxy_of_our_own_is_no_engine(engine, store):
     async with proxying(engine, store) as served:
         (fault,) = graded(await of_engine(served.url))["fault"]
 
-    assert "a TokenTape proxy answers there" in fault
+    assert "this is a TokenTape proxy" in fault
     assert await is_tokentape("http://localhost:8400", Settings())
     assert not await is_tokentape(engine, Settings())

@@ -2,7 +2,7 @@
 
 import orjson
 
-from proxy.cli.check import Finding, one, print_findings
+from proxy.cli.check import Finding, print_findings, single
 
 FOUND = (
     Finding("listen", "ok", "free"),
@@ -40,7 +40,7 @@ async def test_notes_are_no_faults(printed):
 async def test_as_json_all_findings_are_one_document(printed, capsys):
     """With whether all is well."""
     out = printed()
-    await print_findings(one(FOUND[2]), out, as_json=True)
+    await print_findings(single(FOUND[2]), out, as_json=True)
 
     assert {
         "well": False,

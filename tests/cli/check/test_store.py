@@ -70,7 +70,7 @@ async def test_a_store_that_cannot_keep_what_is_asked_is_told_how_to(lax):
     (fault,) = (await told(lax[0], durability="fsync"))["fault"]
 
     assert "durability fsync requires an append-only file" in fault
-    assert "or ask for less: store.durability" in fault
+    assert "choose a lower store.durability" in fault
 
 
 async def test_a_replica_is_a_fault(lax):
@@ -90,7 +90,7 @@ async def test_a_store_that_cannot_be_reached_is_told_without_its_password():
     """And what to look at."""
     (fault,) = (await told("redis://u:hunter2@127.0.0.1:9"))["fault"]
 
-    assert "is the server running" in fault
+    assert "check that the server is running" in fault
     assert "hunter2" not in fault
 
 
@@ -100,9 +100,9 @@ async def test_an_embedded_store_that_another_process_has_is_told(tmp_path):
         (fault,) = (await told(url))["fault"]
         beside = await told(url, runs=True)
 
-    assert "one process at a time" in fault
+    assert "only one process can open an embedded store" in fault
     assert [] == beside["fault"]
-    assert "nothing, if that is the proxy which runs" in beside["note"][0]
+    assert "no action is needed if that is the running proxy" in beside["note"][0]
 
 
 async def test_an_embedded_store_where_no_folder_can_be_is_told(tmp_path):
@@ -110,7 +110,7 @@ async def test_an_embedded_store_where_no_folder_can_be_is_told(tmp_path):
     (tmp_path / "file").touch()
     (fault,) = (await told(f"embedded:{tmp_path}/file/store"))["fault"]
 
-    assert "choose a folder" in fault
+    assert "choose a path that this user can create" in fault
 
 
 @asynccontextmanager

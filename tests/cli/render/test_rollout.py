@@ -3,8 +3,8 @@
 import pytest
 from rich.text import Text
 
-from proxy.cli.api_client import ControlClient, path_of
-from proxy.cli.render.rollout import Picture, StepView, _drifted, alone, header
+from proxy.cli.api_client import ControlClient, rollout_path
+from proxy.cli.render.rollout import RolloutView, StepView, drift_lines, header, step_lines
 
 
 @pytest.fixture
@@ -14,13 +14,13 @@ async def told(http, place, filled):
     async def of(name: str):
         client = ControlClient(http, place.url)
         steps = [step async for step in client.steps(name)]
-        return await client.get(path_of(name)), await client.get(f"{path_of(name)}/tree"), steps
+        return await client.get(rollout_path(name)), await client.get(f"{rollout_path(name)}/tree"), steps
 
     return of
 
 
 def lines(told, view: StepView | None = None) -> list[Text]:
-    return list(Picture(*told, view or StepView()).lines(now_ms=0))
+    return list(RolloutView(*told, view or StepView()).lines(now_ms=0))
 
 
 def plain(lines) -> str:
@@ -36,10 +36,10 @@ async def test_each_branch_tells_what_is_new_in_it(told):
     ]
     assert 1 == shown.count("system      Be terse.")
     assert "── branch 0  2 steps\n" in shown
-    assert "── branch 1  2 steps, goes on from step 0\n" in shown
+    assert "── branch 1  2 steps, continues from step 0\n" in shown
     assert "~ drift (edited) from step 1, at token " in shown
     assert shown.index("── branch 1") < shown.index("~ drift") < shown.index("step 2  ")
-    assert shown.startswith("demo  completed  reward 0.5\n3 steps: 3 exact, 0 flagged, 0 in error; ")
+    assert shown.startswith("demo  completed  reward 0.5\n3 steps: 3 exact, 0 flagged, 0 failed; ")
     assert 'metadata {"task":7}' in shown
 
 
@@ -72,7 +72,7 @@ def drift(kind: str, **said) -> dict:
 )
 def test_drift_shows_where_the_texts_part_or_else_the_ids(boundary, shown):
     """Two texts that are equal show nothing: then the ids stand below them, with a bar where they part."""
-    said, *around = _drifted(boundary, {"index": 0})
+    said, *around = drift_lines(boundary, {"index": 0})
 
     assert f"~ drift ({boundary['kind']}) from step 0, at token 12" == said.plain
     assert shown == [line.plain.strip() for line in around]
@@ -80,9 +80,9 @@ def test_drift_shows_where_the_texts_part_or_else_the_ids(boundary, shown):
 
 def test_drift_that_is_not_explained_says_what_is_missing():
     """And that it is not known."""
-    said, *_ = _drifted(drift("unexplained", expected_text=None, found_text=None, texts="timeout"), None)
+    said, *_ = drift_lines(drift("unexplained", expected_text=None, found_text=None, texts="timeout"), None)
 
-    assert "~ drift (unexplained) from an earlier step, at token 12; its texts are missing (timeout)" == said.plain
+    assert "~ drift (unexplained) from an earlier step, at token 12; texts not available (timeout)" == said.plain
 
 
 async def test_hostile_messages_come_out_harmless(told):
@@ -150,7 +150,7 @@ async def test_a_step_alone_tells_all_that_was_sent(told):
     """However long; and each of its choices."""
     _, _, steps = await told("choices")
     long = "x" * 3000
-    shown = plain(alone({**steps[0], "request": {"prompt": long}}, StepView()))
+    shown = plain(step_lines({**steps[0], "request": {"prompt": long}}, StepView()))
 
     assert long in shown
     assert ["choice 0", "choice 1"] == [line for line in shown.splitlines() if line.startswith("choice")]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.cli.render import step as one
+from proxy.cli.render import step as show
 
 
 def step(**said) -> dict:
@@ -35,7 +35,7 @@ def texts(lines) -> list[str]:
 
 def test_a_summary_says_what_a_line_needs():
     """JSON-ready, with the times of the proxy."""
-    told = one.summary(step())
+    told = show.summary(step())
 
     assert (10.5, "r1", 4, "m", 3, 2, ["stop"], 0.25) == tuple(
         told[name]
@@ -62,15 +62,17 @@ def test_a_summary_says_what_a_line_needs():
 )
 def test_prompt_tokens_are_counted_by_ids_or_as_the_engine_counts(said, count):
     """And are not known where it tells neither."""
-    assert count == one.summary(step(**said))["prompt_tokens"]
+    assert count == show.summary(step(**said))["prompt_tokens"]
 
 
 def test_the_line_of_a_step_tells_its_reward_and_policy_and_that_nobody_got_it():
     """Only where there is something to tell."""
-    assert "step 4  S1  chat  m  3+2 tokens  stop  250 ms  exact" == one.headline(step()).plain
-    line = one.headline(step(policy_version="v\x1b", reward=0.5, delivered=False)).plain
+    assert (
+        "step 4  S1  chat  m  3 prompt tokens, 2 completion tokens  stop  250 ms  exact" == show.headline(step()).plain
+    )
+    line = show.headline(step(policy_version="v\x1b", reward=0.5, delivered=False)).plain
     assert "policy v\\x1b  reward 0.5  not delivered" in line
-    assert "not delivered  late" in one.headline(step(delivered=False) | {"late": True}).plain
+    assert "not delivered  late" in show.headline(step(delivered=False) | {"late": True}).plain
 
 
 def test_what_is_wrong_with_a_step_is_said_in_sentences():
@@ -78,11 +80,11 @@ def test_what_is_wrong_with_a_step_is_said_in_sentences():
     flagged = step(fidelity={"exact": False, "problems": ["echo"], "why": ["Asked for echo."]})
     response = {"status": 400, "body": '{"error": {"message": "no \\u001b[2J way"}}'}
 
-    assert ["! echo: Asked for echo."] == texts(one.troubles(flagged))
-    assert "flagged" in one.headline(flagged).plain
-    assert ["! error: 400: no \\x1b[2J way"] == texts(one.troubles(step(status="error", response=response)))
-    assert ["! partial: the client left"] == texts(one.troubles(step(status="partial", reason="the client left")))
-    assert ["! error: None"] == texts(one.troubles(step(status="error", response={"body": None})))
+    assert ["! echo: Asked for echo."] == texts(show.problems(flagged))
+    assert "flagged" in show.headline(flagged).plain
+    assert ["! error: 400: no \\x1b[2J way"] == texts(show.problems(step(status="error", response=response)))
+    assert ["! partial: the client left"] == texts(show.problems(step(status="partial", reason="the client left")))
+    assert ["! error: None"] == texts(show.problems(step(status="error", response={"body": None})))
 
 
 def test_only_what_is_new_in_a_conversation_is_told():
@@ -93,9 +95,9 @@ def test_only_what_is_new_in_a_conversation_is_told():
     went_on = step(request={"messages": [*first, answer, tool]})
     rewritten = step(request={"messages": [{"role": "user", "content": "other"}, answer]})
 
-    assert ["tool        t"] == texts(one.asked(went_on, parent, whole=False))
-    assert 4 == len(texts(one.asked(went_on, None, whole=False)))
-    assert ["user        other", "assistant   a"] == texts(one.asked(rewritten, parent, whole=False))
+    assert ["tool        t"] == texts(show.prompt_lines(went_on, parent, whole=False))
+    assert 4 == len(texts(show.prompt_lines(went_on, None, whole=False)))
+    assert ["user        other", "assistant   a"] == texts(show.prompt_lines(rewritten, parent, whole=False))
 
 
 def test_messages_are_those_that_were_sent():
@@ -108,26 +110,28 @@ def test_messages_are_those_that_were_sent():
         request={**own, "messages": [7]}, sent={"set": {"messages": [*chat, answer, *chat[1:]]}, "unset": [*own]}
     )
 
-    assert ["system      s", "user        u"] == texts(one.asked(parent, None, whole=False))
-    assert ["user        u"] == texts(one.asked(went_on, parent, whole=False))
-    assert [] == texts(one.asked(step(sent={"set": {}, "unset": ["messages"]}), None, whole=False))
+    assert ["system      s", "user        u"] == texts(show.prompt_lines(parent, None, whole=False))
+    assert ["user        u"] == texts(show.prompt_lines(went_on, parent, whole=False))
+    assert [] == texts(show.prompt_lines(step(sent={"set": {}, "unset": ["messages"]}), None, whole=False))
 
 
 def test_a_prompt_that_goes_on_from_another_is_told_from_there():
     """Of completions; a prompt of ids is told as it was sent."""
     parent = step(request={"prompt": "one "}, response={"choices": [{"index": 0, "text": "two "}]})
 
-    assert ["prompt      three"] == texts(one.asked(step(request={"prompt": "one two three"}), parent, whole=False))
-    assert ["prompt      four"] == texts(one.asked(step(request={"prompt": "four"}), parent, whole=False))
-    assert ["prompt      [1,2]"] == texts(one.asked(step(request={"prompt": [1, 2]}), None, whole=False))
-    assert [] == texts(one.asked(step(request=None), None, whole=False))
+    assert ["prompt      three"] == texts(
+        show.prompt_lines(step(request={"prompt": "one two three"}), parent, whole=False)
+    )
+    assert ["prompt      four"] == texts(show.prompt_lines(step(request={"prompt": "four"}), parent, whole=False))
+    assert ["prompt      [1,2]"] == texts(show.prompt_lines(step(request={"prompt": [1, 2]}), None, whole=False))
+    assert [] == texts(show.prompt_lines(step(request=None), None, whole=False))
 
 
 def test_messages_are_dimmed_and_what_was_sampled_is_bright():
     """Unless no row trains it."""
-    (asked,) = one.asked(step(), None, whole=False)
-    (trained,) = one.sampled(step(), 0, is_trained=True)
-    (untrained,) = one.sampled(step(), 0, is_trained=False)
+    (asked,) = show.prompt_lines(step(), None, whole=False)
+    (trained,) = show.completion_lines(step(), 0, is_trained=True)
+    (untrained,) = show.completion_lines(step(), 0, is_trained=False)
 
     assert ["dim", "bold", "dim"] == [str(line.spans[-1].style) for line in (asked, trained, untrained)]
 
@@ -147,7 +151,7 @@ def test_reasoning_parts_and_calls_of_tools_are_told():
         "            x",
         "            [image_url]",
         '            [calls add] {"a": 1}',
-    ] == texts(one.sampled(step(response=response), 0, is_trained=True))
+    ] == texts(show.completion_lines(step(response=response), 0, is_trained=True))
 
 
 @pytest.mark.parametrize(
@@ -155,20 +159,20 @@ def test_reasoning_parts_and_calls_of_tools_are_told():
 )
 def test_an_answer_that_is_none_is_told_by_nothing(response):
     """Engines answer what they like."""
-    assert [] == texts(one.sampled(step(response=response), 0, is_trained=True))
+    assert [] == texts(show.completion_lines(step(response=response), 0, is_trained=True))
 
 
 def test_a_long_message_is_cut_and_says_so():
     """By lines and by characters, unless all of it is wanted; what was sampled is never cut."""
     for text in ("x" * 5000, "line\n" * 500):
         long = step(request={"messages": [{"role": "user", "content": text}]})
-        shown = texts(one.asked(long, None, whole=False))
+        shown = texts(show.prompt_lines(long, None, whole=False))
         assert len(shown) <= 13
-        assert f"{len(text)} characters in all; --whole" in shown[-1]
-        assert "--whole" not in str(texts(one.asked(long, None, whole=True)))
+        assert f"{len(text)} characters in total; use --whole" in shown[-1]
+        assert "--whole" not in str(texts(show.prompt_lines(long, None, whole=True)))
     answer = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "line\n" * 500}}]}
 
-    assert 501 == len(texts(one.sampled(step(response=answer), 0, is_trained=True)))
+    assert 501 == len(texts(show.completion_lines(step(response=answer), 0, is_trained=True)))
 
 
 def test_hostile_text_is_harmless_wherever_it_stands():
@@ -187,11 +191,11 @@ def test_hostile_text_is_harmless_wherever_it_stands():
         fidelity={"exact": False, "problems": [bad], "why": [bad]},
     )
     lines = [
-        one.headline(hostile),
-        *one.troubles(hostile),
-        *one.asked(hostile, None, whole=True),
-        *one.sampled(hostile, 0, is_trained=True),
-        one.verdict_of(one.summary(hostile)),
+        show.headline(hostile),
+        *show.problems(hostile),
+        *show.prompt_lines(hostile, None, whole=True),
+        *show.completion_lines(hostile, 0, is_trained=True),
+        show.verdict(show.summary(hostile)),
     ]
 
     assert "\x1b" not in "".join(line.plain for line in lines)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.cli.render.step import coloured, ids_line, legend, texts_of
+from proxy.cli.render.step import colored, ids_line, legend, recorded_texts
 
 
 def step(response, ids=(1, 2)) -> dict:
@@ -18,7 +18,7 @@ def test_texts_are_those_that_the_answer_told_of_the_same_choice(logprobs):
     """In either shape."""
     answer = {"choices": [{"index": 0, "logprobs": None}, {"index": 1, "logprobs": logprobs}]}
 
-    assert ["a", "b"] == texts_of(step(answer), 0)
+    assert ["a", "b"] == recorded_texts(step(answer), 0)
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_texts_are_those_that_the_answer_told_of_the_same_choice(logprobs):
 )
 def test_where_none_were_told_there_are_none(response):
     """Engines answer what they like."""
-    assert texts_of(step(response), 0) is None
+    assert recorded_texts(step(response), 0) is None
 
 
 def test_texts_of_another_number_than_ids_are_none():
@@ -35,13 +35,13 @@ def test_texts_of_another_number_than_ids_are_none():
     answer = {"choices": [{"index": 1, "logprobs": COMPLETION}]}
     renamed = {"choices": [{"index": 1, "logprobs": {"tokens": ["a", "token_id:2"]}}]}
 
-    assert texts_of(step(answer, ids=[1, 2, 3]), 0) is None
-    assert texts_of(step(renamed), 0) is None
+    assert recorded_texts(step(answer, ids=[1, 2, 3]), 0) is None
+    assert recorded_texts(step(renamed), 0) is None
 
 
 def test_each_logprob_has_a_colour_of_its_range():
     """The likely ones in blue, the unlikely ones in orange and underlined; what has no logprob in neither."""
-    line = coloured(None, [1, 2, 3, 4, 5, 6, 7], [-0.01, -0.5, -2.0, -4.0, -9.0, None], with_values=False)
+    line = colored(None, [1, 2, 3, 4, 5, 6, 7], [-0.01, -0.5, -2.0, -4.0, -9.0, None], with_values=False)
     styles = [str(span.style) for span in line.spans]
 
     assert "1 2 3 4 5 6 7 " == line.plain
@@ -59,7 +59,7 @@ def test_each_logprob_has_a_colour_of_its_range():
 
 def test_without_colours_logprobs_are_said():
     """Beside each token; texts are made visible, and where one is not known its id stands."""
-    line = coloured(["a\x1b", None], [7, 8], [-0.125, None], with_values=True)
+    line = colored(["a\x1b", None], [7, 8], [-0.125, None], with_values=True)
 
     assert "a\\x1b(-0.125) 8(none) " == line.plain
 

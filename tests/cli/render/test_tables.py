@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.cli.console import answers
+from proxy.cli.console import output
 from proxy.cli.render.tables import age, drift, groups_table, number, rollouts_table
 
 
@@ -38,7 +38,7 @@ def test_everything_of_a_rollout_is_on_its_line(printed):
         "exact",
         "flagged",
         "error",
-        "sampled",
+        "tokens",
         "drift",
         "age",
     ] == head.split()
@@ -92,6 +92,6 @@ def plain(line: str) -> str:
 def test_the_width_of_a_file_has_no_end(tmp_path):
     """A table that is written into a file has all columns."""
     with (tmp_path / "out").open("w") as file:
-        _, hidden = rollouts_table([rollout("x" * 256)], answers(file).width, now_ms=0)
+        _, hidden = rollouts_table([rollout("x" * 256)], output(file).width, now_ms=0)
 
     assert [] == hidden

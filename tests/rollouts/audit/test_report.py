@@ -67,7 +67,7 @@ def test_the_table_has_a_line_for_each():
 
     assert "[r2]" in shown
     assert "wrong tokens" in shown
-    assert "-15 recorded" in shown
+    assert "recorded -15" in shown
     assert "it is no row" in shown
 
 

@@ -48,7 +48,7 @@ async def test_each_row_gets_its_verdict_in_the_order_of_the_rows(scorer):
     assert verdicts == [result.verdict for result in results]
     assert ["honest", "moved", "long", "empty", "none"] == [result.rollout_id for result in results[:5]]
     assert 1 == results[1].offset
-    assert "nothing of it is trained" in results[3].note
+    assert "no token is trained" in results[3].note
 
 
 async def test_so_many_are_scored_at_once_and_no_more(engine, scorer):
@@ -137,7 +137,7 @@ async def test_an_engine_that_went_away_ends_the_run_with_a_sentence(engine, sco
         raise ConnectionResetError
 
     engine.answering = answering
-    with pytest.raises(OSError, match="cannot be asked"):
+    with pytest.raises(OSError, match="request to the engine at"):
         await audited(given(*[honest_row() for _ in range(3)]), scorer)
 
 

@@ -25,7 +25,7 @@ def test_a_row_is_read_as_it_is():
     recorded = of_row(row())
 
     assert ("r1", 2, 0) == (recorded.name, recorded.branch, recorded.mask_offset)
-    assert [None, "S1", "S1", None] == [(one := recorded.stretch_at(at)) and one.step_id for at in range(4)]
+    assert [None, "S1", "S1", None] == [(span := recorded.span_at(index)) and span.step_id for index in range(4)]
     assert (0.7,) == recorded.temperatures
 
 

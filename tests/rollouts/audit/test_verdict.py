@@ -83,7 +83,7 @@ def test_moved_ids_are_shifted(seed, by):
     finding = audited(row)
 
     assert ("shifted", -by) == (finding.verdict, finding.offset)
-    assert "ids stand" in finding.note
+    assert "ids are" in finding.note
 
 
 @given(seeds, st.sampled_from(OFFSETS))
@@ -94,7 +94,7 @@ def test_moved_logprobs_are_shifted(seed, by):
     finding = audited(row)
 
     assert ("shifted", by) == (finding.verdict, finding.offset)
-    assert "mask and logprobs stand" in finding.note
+    assert "mask and logprobs are" in finding.note
 
 
 @given(seeds, st.sampled_from(OFFSETS), st.booleans())
@@ -107,7 +107,7 @@ def test_a_moved_mask_is_shifted(seed, by, lost):
     finding = audited(row | {"mask": mask})
 
     assert ("shifted", by) == (finding.verdict, finding.offset)
-    assert "the mask stands" in finding.note
+    assert "the mask is" in finding.note
 
 
 @given(seeds, st.integers(30, LENGTH - 4))
@@ -152,7 +152,7 @@ def test_other_weights_are_told(seed):
     finding = audited(honest(seed, weights=7))
 
     assert "other weights" == finding.verdict
-    assert "hardly go together" in finding.note
+    assert "hardly correlate" in finding.note
 
 
 @given(seeds, st.sampled_from([0.5, 0.7, 1.4, 2.0]))
@@ -167,7 +167,7 @@ def test_another_temperature_is_told_as_other_weights(seed, temperature):
     finding = audited(row)
 
     assert "other weights" == finding.verdict
-    assert "go together" in finding.note
+    assert "values correlate" in finding.note
     assert f"sampled at temperature {temperature}" in finding.note
 
 

@@ -62,7 +62,7 @@ PAGE = (
     Client("Vercel AI SDK", "node", "ai"),
 )
 
-_MENDED = "one\ntwö\n"
+_FIXED = "one\ntwö\n"
 _STRIPPED = {WHOLE: "reasoning_stripped", STREAMED: "reasoning_stripped"}
 _EDITED = {WHOLE: "edited", STREAMED: "edited"}
 
@@ -85,14 +85,14 @@ LOOPS = (
     Loop("smolagents", "smolagents", "main", "smol_agent.py", "chat", drift=_EDITED, reflecting=_EDITED),
     Loop(
         "mini-swe-agent", "mini-swe-agent", "litellm", "swe_agent.py", "chat",
-        ways=(WHOLE,), task="Mend the file.", answer=_MENDED, calls=(),
+        ways=(WHOLE,), task="Fix the file.", answer=_FIXED, calls=(),
     ),
     Loop(
         "Codex", "@openai/codex", "cli", "codex.sh", "responses",
-        ways=(STREAMED,), task="Repair the file.", answer=_MENDED, calls=(),
+        ways=(STREAMED,), task="Repair the file.", answer=_FIXED, calls=(),
     ),
     Loop(
         "Claude Code", "@anthropic-ai/claude-code", "cli", "claude_code.sh", "messages",
-        ways=(STREAMED,), task="Repair the file.", answer=_MENDED, calls=(),
+        ways=(STREAMED,), task="Repair the file.", answer=_FIXED, calls=(),
     ),
 )  # fmt: skip

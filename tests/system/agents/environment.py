@@ -71,12 +71,12 @@ def check_node() -> None:
     for program in ("node", "npm"):
         if shutil.which(program) is None:
             raise AgentsUnavailable(
-                f"The agents' tests need {program}, which is not there: install Node.js {OLDEST_NODE} or later "
+                f"The agents' tests need {program}, which is missing: install Node.js {OLDEST_NODE} or later "
                 "(Debian: apt-get install nodejs npm), then run this again."
             )
     version = subprocess.run(["node", "--version"], capture_output=True, text=True, check=True).stdout.strip()
     if int(version.removeprefix("v").partition(".")[0]) < OLDEST_NODE:
-        raise AgentsUnavailable(f"The agents' tests need Node.js {OLDEST_NODE} or later; {version} is there.")
+        raise AgentsUnavailable(f"The agents' tests need Node.js {OLDEST_NODE} or later; {version} is installed.")
 
 
 def _make(folder: Path) -> None:

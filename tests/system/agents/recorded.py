@@ -35,13 +35,14 @@ class Recorded:
     @property
     def drift(self) -> str:
         """The kinds of drift, sorted."""
-        return ", ".join(sorted({one["kind"] for one in self.tree["drift"]}))
+        return ", ".join(sorted({boundary["kind"] for boundary in self.tree["drift"]}))
 
     @property
     def why(self) -> str:
         """The texts at which prompts depart from the sampled ids."""
         return "\n".join(
-            f"{one['kind']}: {one['expected_text']!r} / {one['found_text']!r}" for one in self.tree["drift"]
+            f"{boundary['kind']}: {boundary['expected_text']!r} / {boundary['found_text']!r}"
+            for boundary in self.tree["drift"]
         )
 
     @property
@@ -54,29 +55,29 @@ class Recorded:
 async def recorded(http: aiohttp.ClientSession, url: str, rollout: str) -> Recorded:
     """Fetch a rollout from the control API."""
 
-    async def told(path: str) -> Any:
+    async def fetch(path: str) -> Any:
         async with http.get(url + path) as answer:
             assert 200 == answer.status, await answer.text()
             return orjson.loads(await answer.read())
 
-    steps = (await told(f"/rollouts/{rollout}/steps?limit=1000"))["steps"]
-    every = [each["rollout_id"] for each in (await told("/rollouts?limit=1000"))["rollouts"]]
-    return Recorded(steps, await told(f"/rollouts/{rollout}/tree"), every)
+    steps = (await fetch(f"/rollouts/{rollout}/steps?limit=1000"))["steps"]
+    rollouts = [listed["rollout_id"] for listed in (await fetch("/rollouts?limit=1000"))["rollouts"]]
+    return Recorded(steps, await fetch(f"/rollouts/{rollout}/tree"), rollouts)
 
 
 async def scores_as_recorded(source: str | Path, engine_url: str, rollout: str) -> dict[str, Any]:
     """Return the report of `tokentape audit`: the engine scores a rollout's sequences again, read from a proxy or a
     file.
     """
-    wanted = ExportRequest("sequences", (rollout,), None, "exact", "ndjson")
-    place = source if isinstance(source, Path) else ServerAddress(source)
+    export = ExportRequest("sequences", (rollout,), None, "exact", "ndjson")
+    address = source if isinstance(source, Path) else ServerAddress(source)
     request = Request(
-        source=place, wanted=wanted, engine=ServerAddress(engine_url), kind=None, model=None, tolerance=0.01,
+        source=address, export=export, engine=ServerAddress(engine_url), kind=None, model=None, tolerance=0.01,
         logprobs_mode=None, concurrency=2, journal=None, as_json=True,
     )  # fmt: skip
-    with redirect_stdout(io.StringIO()) as said:
+    with redirect_stdout(io.StringIO()) as output:
         await audit(request, Console(file=io.StringIO()), Console(file=io.StringIO()))
-    return orjson.loads(said.getvalue())
+    return orjson.loads(output.getvalue())
 
 
 def is_scored_alike(scored: dict[str, Any]) -> bool:

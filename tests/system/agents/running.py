@@ -29,7 +29,7 @@ async def run(
     """Run a program and return its output; it must exit with 0. `runs` is a Python environment, `node`, `bash`, or
     `cli`.
     """
-    said = {
+    variables = {
         **where,
         "HOME": str(folder),
         "PATH": os.environ["PATH"],
@@ -39,8 +39,8 @@ async def run(
         "PYTHONWARNINGS": "error",  # including those for responses that a client does not accept as they are
     }
     if runs == "cli":
-        said["PATH"] = f"{environment.node / 'node_modules' / '.bin'}:{said['PATH']}"
-    return await output_of([*_starting(runs, program, environment, folder), *words], said, folder)
+        variables["PATH"] = f"{environment.node / 'node_modules' / '.bin'}:{variables['PATH']}"
+    return await output_of([*_starting(runs, program, environment, folder), *words], variables, folder)
 
 
 def _starting(runs: str, program: Path, environment: Environment, folder: Path) -> list[str]:

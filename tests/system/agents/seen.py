@@ -38,8 +38,8 @@ class Table:
     @property
     def is_whole(self) -> bool:
         """Whether every client ran."""
-        wanted = {(loop.name, way, thinks) for loop in LOOPS for way in loop.ways for thinks in (False, True)}
-        return wanted <= self.loops.keys() and {client.heading for client in ON_THE_PAGE_ONLY} <= self.page.keys()
+        runs = {(loop.name, way, thinks) for loop in LOOPS for way in loop.ways for thinks in (False, True)}
+        return runs <= self.loops.keys() and {client.heading for client in ON_THE_PAGE_ONLY} <= self.page.keys()
 
     def write(self) -> None:
         """Write the table into the page."""
@@ -54,10 +54,10 @@ class Table:
         """Yield one line if streaming makes no difference, otherwise two."""
         pairs = [(self.loops[loop.name, way, False], self.loops[loop.name, way, True]) for way in loop.ways]
         ways = {WHOLE: "no", STREAMED: "yes"}
-        told = [(ways[way], pair) for way, pair in zip(loop.ways, pairs, strict=True)]
+        lines = [(ways[way], pair) for way, pair in zip(loop.ways, pairs, strict=True)]
         if len(pairs) == 2 and pairs[0] == pairs[1]:
-            told = [("no; yes", pairs[0])]
-        for way, (plain, thinking) in told:
+            lines = [("no; yes", pairs[0])]
+        for way, (plain, thinking) in lines:
             yield _line(loop.client, plain, way, thinking.drift or "none")
 
 

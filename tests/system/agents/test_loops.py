@@ -19,7 +19,6 @@ TERMS = {
     "dialects": {"ignore_hosted_tools": True},
 }
 RUNS = [pytest.param(loop, way, id=f"{loop.name}, {way}") for loop in LOOPS for way in loop.ways]
-ONCE = [pytest.param(loop, loop.ways[-1], id=loop.name) for loop in LOOPS]
 
 
 async def outcome_of(loop: Loop, way: str, where, environment, folder, *, task: str | None = None):
@@ -53,12 +52,12 @@ async def test_a_loop_has_the_scripted_outcome_and_exact_steps(
     """
     async with scripted() as engine, proxying(engine, store, **TERMS) as served:
         where = address(served.url, "a-loop")
-        came_to = await outcome_of(loop, way, where, environment, tmp_path / "recorded")
+        outcome = await outcome_of(loop, way, where, environment, tmp_path / "recorded")
         found = await recorded(http, served.url, "a-loop")
         scored = await scores_as_recorded(served.url, engine, "a-loop")
     table.loops[loop.name, way, False] = await seen_of(loop, found, environment)
 
-    assert scripted_outcome(loop) == came_to
+    assert scripted_outcome(loop) == outcome
     assert ["a-loop"] == found.rollouts
     assert ["complete", "error", "complete", "complete"] == [step["status"] for step in found.steps]
     assert {loop.dialect.partition(",")[0]} == {step["dialect"] for step in found.steps}
@@ -84,12 +83,12 @@ async def test_reasoning_is_sent_back_or_the_tree_reports_drift(
     async with scripted() as engine, proxying(engine, store, **TERMS) as served:
         task = loop.task.replace("?", ", on reflection?").replace("file.", "file, on reflection.")
         where = address(served.url, "a-loop")
-        came_to = await outcome_of(loop, way, where, environment, tmp_path / "reflecting", task=task)
+        outcome = await outcome_of(loop, way, where, environment, tmp_path / "reflecting", task=task)
         found = await recorded(http, served.url, "a-loop")
         scored = await scores_as_recorded(served.url, engine, "a-loop")
     table.loops[loop.name, way, True] = await seen_of(loop, found, environment)
 
-    assert scripted_outcome(loop) == came_to
+    assert scripted_outcome(loop) == outcome
     assert [] == found.inexact
     assert found.drift in ("", loop.reflecting.get(way)), found.why
     assert is_scored_alike(scored), scored

@@ -3,7 +3,7 @@
 import orjson
 import pytest
 
-from tests.system.real_engines.asking import CALL
+from tests.system.real_engines.calls import CALL
 from tests.system.real_engines.conftest import vllm  # noqa: F401 - a fixture
 from tests.system.real_engines.test_conversation import NO_SECOND_END, check_rows, kwargs
 from tests.system.real_engines.through import through_proxy
@@ -29,11 +29,11 @@ async def test_the_steps_of_a_framework_with_a_real_engine_are_exact(file, diale
         free = tmp_path / "rows.ndjson"
         free.write_bytes(orjson.dumps(answer_of(rows, found.steps[1]["step_id"])))
         scored = await scores_as_recorded(free, vllm.url, "r1")
-    came_to = orjson.loads(printed.splitlines()[-1])
+    outcome = orjson.loads(printed.splitlines()[-1])
     called, answered = [step["response"]["choices"][0]["message"] for step in found.steps]
 
-    assert str(orjson.loads(called["tool_calls"][0]["function"]["arguments"])["x"] + 1) == came_to[0]
-    assert answered["content"] == came_to[1]
+    assert str(orjson.loads(called["tool_calls"][0]["function"]["arguments"])["x"] + 1) == outcome[0]
+    assert answered["content"] == outcome[1]
     assert [(dialect, "complete")] * 2 == [(step["dialect"], step["status"]) for step in found.steps]
     assert [] == found.inexact
     # A random model does not tokenize a constrained text canonically.

@@ -36,11 +36,11 @@ async def test_a_loop_is_recorded_exactly_by_two_workers(number, served, environ
     loop, (_, url, engine) = LOOPS[number], served
     way, rollout = loop.ways[-1], f"loop-{number}"
     task = f"{loop.task} That is loop {number}."  # the engine fails once for each task
-    came_to = await outcome_of(loop, way, address(url, rollout), environment, tmp_path / "recorded", task=task)
+    outcome = await outcome_of(loop, way, address(url, rollout), environment, tmp_path / "recorded", task=task)
     found = await recorded(http, url, rollout)
     scored = await scores_as_recorded(url, engine, rollout)
 
-    assert scripted_outcome(loop) == came_to
+    assert scripted_outcome(loop) == outcome
     assert ["complete", "error", "complete", "complete"] == [step["status"] for step in found.steps]
     assert [] == found.inexact
     assert found.drift in ("", loop.drift.get(way)), found.why
@@ -61,7 +61,7 @@ def calls_of_each(pid: int) -> list[float]:
     """Return the number of calls of each worker."""
     (folder,) = Path(tempfile.gettempdir()).glob(f"tokentape-{pid}-*")
     return [
-        sum(value for one, *_, samples in orjson.loads(path.read_bytes()) if one == "tokentape_calls"
+        sum(value for metric, *_, samples in orjson.loads(path.read_bytes()) if metric == "tokentape_calls"
             for (name, _), value in samples if name.endswith("_total"))
         for path in sorted(folder.glob("*.json"))
     ]  # fmt: skip

@@ -30,7 +30,7 @@ DESK = {"width": 1280, "height": 900}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--pictures", type=Path, help="where the pictures of the page go; else they are thrown away")
+    parser.addoption("--pictures", type=Path, help="where to store the screenshots; by default they are discarded")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -62,12 +62,12 @@ async def browser():
         await started.close()
 
 
-async def contents_of(stack: AsyncExitStack, server, prefix: str, **said) -> Contents:
+async def contents_of(stack: AsyncExitStack, server, prefix: str, **settings) -> Contents:
     """Start an empty proxy to fill."""
     store = await open_store(f"unix:{server.socket}", StoreOptions(prefix=prefix))
     stack.push_async_callback(store.close)
     engine = await stack.enter_async_context(simulating("127.0.0.1:0", Options()))
-    served = await stack.enter_async_context(running(settings_for(engine, **said), store))
+    served = await stack.enter_async_context(running(settings_for(engine, **settings), store))
     http = await stack.enter_async_context(aiohttp.ClientSession())
     return Contents(served.url, store, http)
 
@@ -116,7 +116,7 @@ async def open_page(browser):
         page.set_default_timeout(SLOW_MS)
 
         def meet(sentence: str) -> None:
-            if not any(one in sentence for one in expected):
+            if not any(text in sentence for text in expected):
                 met.append(sentence)
 
         async def dismiss(dialog) -> None:
@@ -125,7 +125,7 @@ async def open_page(browser):
 
         page.on("dialog", dismiss)
         page.on("pageerror", lambda error: meet(f"error: {error}"))
-        page.on("console", lambda said: said.type in ("error", "warning") and meet(f"console: {said.text}"))
+        page.on("console", lambda message: message.type in ("error", "warning") and meet(f"console: {message.text}"))
         await page.add_init_script(REPORTS)
         await page.goto(url)
         return page

@@ -10,7 +10,7 @@ TOKENS = ["#/rollout/branching/sequences", "#/rollout/branching/step/branchin-2"
 
 async def violations(page) -> list[str]:
     found = (await Axe().run(page)).response["violations"]
-    return [f"{one['id']}: {one['nodes'][0]['html'][:200]}" for one in found]
+    return [f"{violation['id']}: {violation['nodes'][0]['html'][:200]}" for violation in found]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

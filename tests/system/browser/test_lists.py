@@ -13,13 +13,13 @@ async def test_every_rollout_is_listed_with_its_values(contents, open_page):
     """Status, reward, steps, tokens, exact and flagged steps, drift and group are those of the control API."""
     page = await open_page(f"{contents.url}/ui")
     await expect(page.locator(".row.g-rollouts:not(.head)")).to_have_count(20)
-    told = {one["rollout_id"]: one for one in (await contents.control("GET", "/rollouts"))["rollouts"]}
+    rollouts = {rollout["rollout_id"]: rollout for rollout in (await contents.control("GET", "/rollouts"))["rollouts"]}
 
-    assert len(told) == 20
+    assert len(rollouts) == 20
     for name in ("conversation", "drifting", "branching"):
         row = page.locator(".row.g-rollouts", has=page.locator(f"a[href='#/rollout/{name}']"))
-        counts, drift = told[name]["counts"], told[name]["drift"]
-        assert told[name]["status"] == await row.locator(".c-status").inner_text()
+        counts, drift = rollouts[name]["counts"], rollouts[name]["drift"]
+        assert rollouts[name]["status"] == await row.locator(".c-status").inner_text()
         assert str(counts["steps"]) == await row.locator(".c-steps").inner_text()
         assert str(counts["sampled_tokens"]) == await row.locator(".c-tokens").inner_text()
         assert str(sum(drift.values()) if drift is not None else NONE) == await row.locator(".c-drift").inner_text()
@@ -98,33 +98,35 @@ async def test_focus_is_visible(contents, open_page):
     """Every element that Tab reaches has an outline."""
     page = await open_page(f"{contents.url}/ui")
     await expect(page.locator(".row.g-rollouts:not(.head)")).to_have_count(20)
-    told = (
+    script = (
         "(({ tagName, textContent }) => [tagName, textContent, getComputedStyle(document.activeElement).outlineStyle])"
     )
-    told += "(document.activeElement)"
+    script += "(document.activeElement)"
     found = []
     for _ in range(20):
         await page.keyboard.press("Tab")
-        found.append(await page.evaluate(told))
+        found.append(await page.evaluate(script))
 
     assert {"A", "BUTTON", "INPUT", "SELECT", "DIV"} <= {name for name, _, _ in found}
-    assert [] == [one for one in found if one[0] != "BODY" and one[2] == "none"]
+    assert [] == [element for element in found if element[0] != "BODY" and element[2] == "none"]
 
 
 async def test_a_group_is_listed_and_opened(contents, open_page):
     """The list has the group's totals, its page each of its rollouts."""
-    told = await contents.control("GET", "/groups/math-2")
+    group = await contents.control("GET", "/groups/math-2")
     page = await open_page(f"{contents.url}/ui#/groups")
     row = page.locator(".row.g-groups", has=page.locator("a[href='#/group/math-2']"))
-    await expect(row.locator(".c-steps")).to_have_text(str(sum(one["steps"] for one in told["rollouts"])))
-    await expect(row.locator(".c-tokens")).to_have_text(str(sum(one["sampled_tokens"] for one in told["rollouts"])))
-    assert abs(float(await row.locator(".c-reward").inner_text()) - sum(told["rewards"]) / 4) < 0.001
+    await expect(row.locator(".c-steps")).to_have_text(str(sum(rollout["steps"] for rollout in group["rollouts"])))
+    await expect(row.locator(".c-tokens")).to_have_text(
+        str(sum(rollout["sampled_tokens"] for rollout in group["rollouts"]))
+    )
+    assert abs(float(await row.locator(".c-reward").inner_text()) - sum(group["rewards"]) / 4) < 0.001
     assert "0" == await row.locator(".c-drift").inner_text()
     await page.locator("a[href='#/group/math-2']").click()
     await expect(page.locator(".row.g-members:not(.head)")).to_have_count(4)
 
-    assert sorted(told["rewards"]) == sorted(map(float, await column(page, "members", "reward")))
-    steps = [str(one["steps"]) for one in told["rollouts"]]
+    assert sorted(group["rewards"]) == sorted(map(float, await column(page, "members", "reward")))
+    steps = [str(rollout["steps"]) for rollout in group["rollouts"]]
     assert steps == await column(page, "members", "steps")
     assert "mean" in await page.locator(".facts").inner_text()
     await page.locator(".row.g-members:not(.head) a").first.click()

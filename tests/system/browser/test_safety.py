@@ -106,7 +106,7 @@ async def test_the_security_policy_blocks_injected_markup(contents, open_page):
           link.click();
         }"""
     )
-    asked = await page.evaluate("fetch('http://127.0.0.2:9/').then(() => 'answered', () => 'refused')")
+    outcome = await page.evaluate("fetch('http://127.0.0.2:9/').then(() => 'answered', () => 'refused')")
     reports = await page.evaluate(
         """async () => {
           const found = [];
@@ -122,20 +122,20 @@ async def test_the_security_policy_blocks_injected_markup(contents, open_page):
         }"""
     )
 
-    assert ([], "refused") == (await page.evaluate("window.ran"), asked)
+    assert ([], "refused") == (await page.evaluate("window.ran"), outcome)
     assert ["frame-src", "style-src-elem"] == reports
 
 
 async def test_no_other_host_is_requested(contents, open_page):
     """The page works without a network: it loads everything from this proxy."""
     page = await open_page(f"{contents.url}/ui#/plots")
-    asked = []
-    page.on("request", lambda request: asked.append(request.url))
+    urls = []
+    page.on("request", lambda request: urls.append(request.url))
     await page.reload()
     await expect(page.locator(".sum")).to_have_text("20 of 20 rollouts with steps")
 
-    assert len(asked) > 20
-    assert [] == [url for url in asked if not url.startswith(contents.url)]
+    assert len(urls) > 20
+    assert [] == [url for url in urls if not url.startswith(contents.url)]
 
 
 async def test_a_key_is_requested_and_kept_for_the_tab(guarded, open_page):
@@ -170,13 +170,13 @@ async def test_the_key_is_sent_to_the_control_api_only(guarded, open_page):
     """It is in a request header, never in a URL, and not in requests for the page's own files."""
     page = await open_page(f"{guarded.url}/ui", expected=UNASKED)
     await page.locator("#key").fill("control-key")
-    asked = []
-    page.on("request", lambda request: asked.append((request.url, request.headers.get("authorization"))))
+    requests = []
+    page.on("request", lambda request: requests.append((request.url, request.headers.get("authorization"))))
     await page.keyboard.press("Enter")
     await expect(page.locator("a[href='#/rollout/secret']")).to_be_visible()
     await page.reload()
     await expect(page.locator("a[href='#/rollout/secret']")).to_be_visible()
 
-    files = {key for url, key in asked if "/ui" in url}
-    assert ({None}, {"Bearer control-key"}) == (files, {key for url, key in asked if "/ui" not in url})
-    assert [] == [url for url, _ in asked if "control-key" in url]
+    files = {key for url, key in requests if "/ui" in url}
+    assert ({None}, {"Bearer control-key"}) == (files, {key for url, key in requests if "/ui" not in url})
+    assert [] == [url for url, _ in requests if "control-key" in url]

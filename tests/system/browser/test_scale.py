@@ -16,8 +16,8 @@ FITS = "document.documentElement.scrollWidth <= document.documentElement.clientW
 async def test_of_thousands_of_steps_only_those_in_view_are_in_the_document(many, open_page):
     """Keys reach the first and the last one; no step is loaded before it is opened."""
     page = await open_page(f"{many.url}/ui#/rollout/many")
-    asked = []
-    page.on("request", lambda request: asked.append(request.url))
+    urls = []
+    page.on("request", lambda request: urls.append(request.url))
     await expect(page.get_by_role("grid")).to_have_attribute("aria-rowcount", str(STEPS))
     assert await page.evaluate(NODES) < MOST_NODES
     assert ["", "└ ", "│ "] == [await page.locator(f"#steps-{at} .branch").text_content() for at in range(3)]
@@ -26,10 +26,10 @@ async def test_of_thousands_of_steps_only_those_in_view_are_in_the_document(many
     await page.evaluate("document.querySelector('.scroller').scrollTop = 60000")
     await expect(page.locator("#steps-2005")).to_be_visible()
     assert await page.evaluate(NODES) < MOST_NODES
-    assert [] == [url for url in asked if "/steps" in url]
+    assert [] == [url for url in urls if "/steps" in url]
     await page.locator("#steps-2005").click()
     await expect(page.locator(".tokens .t:not(.noid)").first).to_be_visible()
-    assert 1 == len([url for url in asked if "/steps/" in url and "/texts" not in url])
+    assert 1 == len([url for url in urls if "/steps/" in url and "/texts" not in url])
 
 
 async def test_of_hundreds_of_thousands_of_tokens_only_those_in_view_are_in_the_document(many, open_page):

@@ -38,12 +38,12 @@ async def test_tokens_are_coloured_by_mask(contents, open_page):
     """Exactly the sampled tokens have the legend's colour for them, and an underline."""
     page, step = await opened(contents, open_page, "conversation", 1)
     tokens = await shown(page)
-    given = len(step["prompt_ids"])
+    prompt = len(step["prompt_ids"])
     of_legend = await page.evaluate(BACK, ".legend .k-sampled")
 
-    assert given + len(step["choices"][0]["ids"]) == len(tokens)
-    assert [token["i"] >= given for token in tokens] == [token["back"] == of_legend for token in tokens]
-    assert [token["i"] >= given for token in tokens] == [token["line"] == "underline" for token in tokens]
+    assert prompt + len(step["choices"][0]["ids"]) == len(tokens)
+    assert [token["i"] >= prompt for token in tokens] == [token["back"] == of_legend for token in tokens]
+    assert [token["i"] >= prompt for token in tokens] == [token["line"] == "underline" for token in tokens]
     assert "rgba(0, 0, 0, 0)" != of_legend
 
 
@@ -52,12 +52,12 @@ async def test_tokens_are_coloured_by_logprob(contents, open_page):
     page, step = await opened(contents, open_page, "conversation", 1)
     await page.get_by_role("button", name="by logprob").click()
     legend = [await page.evaluate(BACK, f".legend .l-{at}") for at in range(len(BINS))]
-    given, logprobs = len(step["prompt_ids"]), step["choices"][0]["logprobs"]
+    prompt, logprobs = len(step["prompt_ids"]), step["choices"][0]["logprobs"]
     tokens = await shown(page)
 
     assert len(BINS) == len(set(legend))
-    assert [legend[bin_of(logprob)] for logprob in logprobs] == [token["back"] for token in tokens[given:]]
-    assert {"rgba(0, 0, 0, 0)"} == {token["back"] for token in tokens[:given]}
+    assert [legend[bin_of(logprob)] for logprob in logprobs] == [token["back"] for token in tokens[prompt:]]
+    assert {"rgba(0, 0, 0, 0)"} == {token["back"] for token in tokens[:prompt]}
     assert len({bin_of(logprob) for logprob in logprobs}) > 2
     await page.reload()
     await expect(page.get_by_role("button", name="by logprob")).to_have_attribute("aria-pressed", "true")
@@ -86,36 +86,36 @@ async def facts(page) -> dict[str, str]:
 async def test_hovering_a_token_shows_its_values(contents, open_page):
     """ID, text, logprob, probability, policy version and span."""
     page, step = await opened(contents, open_page, "branching", 2)
-    given, choice = len(step["prompt_ids"]), step["choices"][0]
+    prompt, choice = len(step["prompt_ids"]), step["choices"][0]
     texts = (await contents.control("GET", f"/rollouts/branching/steps/{step['step_id']}/texts"))["texts"]
-    for at in (0, given, given + 10, given + 23):
+    for at in (0, prompt, prompt + 10, prompt + 23):
         await page.locator(f"#t-{at}").hover()
-        told = await facts(page)
-        sampled = at - given
-        assert (str(at), str([*step["prompt_ids"], *choice["ids"]][at])) == (told["token"], told["id"])
-        assert texts[at] == orjson.loads(told["text"])
+        values = await facts(page)
+        sampled = at - prompt
+        assert (str(at), str([*step["prompt_ids"], *choice["ids"]][at])) == (values["token"], values["id"])
+        assert texts[at] == orjson.loads(values["text"])
         if sampled < 0:
-            assert ("prompt", "\N{EN DASH}") == (told["mask"], told["logprob"])
+            assert ("prompt", "\N{EN DASH}") == (values["mask"], values["logprob"])
             continue
         logprob = choice["logprobs"][sampled]
-        assert math.isclose(logprob, float(told["logprob"]), abs_tol=5e-5)
-        assert math.isclose(100 * math.exp(logprob), float(told["probability"][:-2]), rel_tol=0.01)
-        assert ("5" if sampled >= 10 else "4") == told["policy version"]
-        assert told["span"].startswith(f"{given + 10}" if sampled >= 10 else f"{given}")
+        assert math.isclose(logprob, float(values["logprob"]), abs_tol=5e-5)
+        assert math.isclose(100 * math.exp(logprob), float(values["probability"][:-2]), rel_tol=0.01)
+        assert ("5" if sampled >= 10 else "4") == values["policy version"]
+        assert values["span"].startswith(f"{prompt + 10}" if sampled >= 10 else f"{prompt}")
 
 
 async def test_spans_are_marked_and_reached_by_a_key(contents, open_page):
     """A span starts with the first sampled token and where another version of the weights continues."""
     page, step = await opened(contents, open_page, "branching", 2)
-    given = len(step["prompt_ids"])
+    prompt = len(step["prompt_ids"])
     starts = [token["i"] for token in await shown(page) if "span-start" in token["classes"]]
-    assert [given, given + 10] == starts
+    assert [prompt, prompt + 10] == starts
     for at in starts:
         await page.keyboard.press("n")
         await expect(page.locator(".t.current")).to_have_id(f"t-{at}")
     await page.keyboard.press("ArrowLeft")
-    await expect(page.locator(".t.current")).to_have_id(f"t-{given + 9}")
-    assert str(given + 9) == (await facts(page))["token"]
+    await expect(page.locator(".t.current")).to_have_id(f"t-{prompt + 9}")
+    assert str(prompt + 9) == (await facts(page))["token"]
 
 
 async def test_ids_are_shown_if_texts_are_unknown(contents, open_page):
@@ -150,20 +150,20 @@ async def test_drift_is_marked_at_its_token(contents, open_page):
 async def test_messages_are_shown(contents, open_page):
     """Those of the request, then the reply."""
     page, step = await opened(contents, open_page, "conversation", 1)
-    told = await page.locator(".message").all_inner_texts()
-    asked = [message["content"] for message in step["request"]["messages"]]
+    texts = await page.locator(".message").all_inner_texts()
+    contents_sent = [message["content"] for message in step["request"]["messages"]]
     reply = step["response"]["choices"][0]["message"]["content"]
 
-    assert [*asked, reply] == [one.split("\n", 1)[1].strip() for one in told]
+    assert [*contents_sent, reply] == [text.split("\n", 1)[1].strip() for text in texts]
 
 
 async def test_the_messages_sent_to_the_engine_are_shown(contents, open_page):
     """If the client's own body has another shape; the raw JSON has that body."""
     page, step = await opened(contents, open_page, "branching", 1)
-    told = await page.locator(".message").all_inner_texts()
+    texts = await page.locator(".message").all_inner_texts()
 
     assert "messages" not in step["request"]
-    assert ["system Be brief.", "user Hello?", "assistant Reply 1."] == [" ".join(one.split()) for one in told]
+    assert ["system Be brief.", "user Hello?", "assistant Reply 1."] == [" ".join(text.split()) for text in texts]
     await page.get_by_text("1 tools").click()
     await expect(page.locator(".conversation > .fold")).to_contain_text('"type": "function"')
 
@@ -173,8 +173,8 @@ async def test_tokens_open_where_sampling_begins(many, open_page):
     page = await open_page(f"{many.url}/ui#/rollout/long/step/long-0")
     opening, tokens = page.locator(f"#t-{TOKENS // 2}:not(.noid)"), page.locator(".tokens")
     await expect(opening).to_be_visible()
-    box, place = await tokens.bounding_box(), await opening.bounding_box()
-    assert 0 < place["y"] - box["y"] < 120
+    box, position = await tokens.bounding_box(), await opening.bounding_box()
+    assert 0 < position["y"] - box["y"] < 120
     await tokens.focus()
     await expect(page.locator(".t.current")).to_have_id(f"t-{TOKENS // 2}")
     await page.keyboard.press("Home")
@@ -195,15 +195,15 @@ async def test_raw_json_is_one_click_away(contents, open_page):
 
 async def test_sequences_are_shown_as_rows(contents, open_page):
     """As exported; an opened row colours its tokens by mask, and those trained in another row differ."""
-    told = (await contents.control("GET", "/rollouts/branching/export?format=sequences"))["rows"]
+    rows = (await contents.control("GET", "/rollouts/branching/export?format=sequences"))["rows"]
     page = await open_page(f"{contents.url}/ui#/rollout/branching/sequences")
-    await expect(page.locator(".row.g-sequences:not(.head)")).to_have_count(len(told))
-    for at, row in enumerate(told):
+    await expect(page.locator(".row.g-sequences:not(.head)")).to_have_count(len(rows))
+    for at, row in enumerate(rows):
         await page.locator(f"#sequences-{at}").click()
         await expect(page.locator(".tokens")).to_have_attribute("aria-label", f"Tokens of branch {at}")
         await expect(page.locator(".tokens .t:not(.noid)").first).to_be_visible()
         tokens = await shown(page)
-        spans = {place for span in row["spans"] for place in range(span["start"], span["end"])}
+        spans = {index for span in row["spans"] for index in range(span["start"], span["end"])}
         kinds = [
             "sampled" if mask else "context" if place in spans else "prompt" for place, mask in enumerate(row["mask"])
         ]
@@ -234,15 +234,15 @@ async def test_flagged_steps_are_in_rows_on_request(contents, open_page):
 
 async def test_texts_are_loaded_as_they_come_into_view(many, open_page):
     """Of 200,000 tokens, only a window is requested."""
-    asked = []
+    urls = []
     page = await open_page(f"{many.url}/ui#/rollout/long/step/long-0")
-    page.on("request", lambda request: "/texts" in request.url and asked.append(request.url))
+    page.on("request", lambda request: "/texts" in request.url and urls.append(request.url))
     await expect(page.locator(".tokens .t:not(.noid)").first).to_be_visible()
     await page.locator(".jump").fill(str(TOKENS - 1))
     await page.keyboard.press("Enter")
     await expect(page.locator(f"#t-{TOKENS - 1}:not(.noid)")).to_be_visible()
 
-    assert len(asked) < 12
+    assert len(urls) < 12
 
 
 async def test_plots_have_axes_units_and_values(contents, open_page):
@@ -269,9 +269,9 @@ async def test_a_rollout_has_its_own_plots(contents, open_page):
     counts = (await contents.control("GET", "/rollouts/conversation/tree"))["logprobs"]["counts"]
     bars = page.locator(".plot").nth(1).locator(".bar-mark title")
     await expect(bars).to_have_count(len(counts))
-    told = await bars.evaluate_all(
+    shown_counts = await bars.evaluate_all(
         "(all) => all.map((one) => Number(/: ([\\d,]+) tokens/.exec(one.textContent)[1].replaceAll(',', '')))"
     )
 
-    assert counts == told[::-1]
+    assert counts == shown_counts[::-1]
     assert 4 == await page.locator(".point-mark").count()

@@ -31,13 +31,13 @@ class Names(asyncio.DatagramProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
 
-    def datagram_received(self, asked: bytes, sender: tuple[str, int]) -> None:
-        end = asked.index(b"\0", 12) + 5  # the name, its terminator, type and class
-        is_for_an_address = asked[end - 4 : end - 2] == b"\0\1"
+    def datagram_received(self, query: bytes, sender: tuple[str, int]) -> None:
+        end = query.index(b"\0", 12) + 5  # the name, its terminator, type and class
+        is_for_an_address = query[end - 4 : end - 2] == b"\0\1"
         found = self.addresses if is_for_an_address else []
-        head = asked[:2] + b"\x85\x80" + struct.pack(">HHHH", 1, len(found), 0, 0)
+        head = query[:2] + b"\x85\x80" + struct.pack(">HHHH", 1, len(found), 0, 0)
         answers = [b"\xc0\x0c" + struct.pack(">HHIH", 1, 1, 1, 4) + socket.inet_aton(address) for address in found]
-        self._transport.sendto(head + asked[12:end] + b"".join(answers), sender)
+        self._transport.sendto(head + query[12:end] + b"".join(answers), sender)
 
 
 @asynccontextmanager
@@ -53,14 +53,14 @@ async def naming() -> AsyncIterator[tuple[Names, str]]:
 @asynccontextmanager
 async def balancing(address: str, port: int, names: str, http: aiohttp.ClientSession) -> AsyncIterator[str]:
     """Start HAProxy for the replicas' listeners on this port; yield its URL once it forwards requests."""
-    said = {**os.environ, "API_PORT": str(port), "API_ADDRESS": address, "DNS": names}
+    variables = {**os.environ, "API_PORT": str(port), "API_ADDRESS": address, "DNS": names}
     command = [program("haproxy"), "-db", "-f", str(CONFIGURATION)]
-    balancer = await asyncio.create_subprocess_exec(*command, env=said)
+    balancer = await asyncio.create_subprocess_exec(*command, env=variables)
     url = f"http://{address}:{port}"
     try:
         async with asyncio.timeout(20):
             while not await _passes_on(http, url):
-                assert balancer.returncode is None, "HAProxy ended; it said why on stderr"
+                assert balancer.returncode is None, "HAProxy exited; see stderr"
                 await asyncio.sleep(0.05)
         yield url
     finally:

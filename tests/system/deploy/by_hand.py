@@ -87,11 +87,11 @@ def _copy(image: Image, rest: str) -> None:
     allowed = (REPOSITORY / ".dockerignore").read_text().splitlines()
     for source in sources:
         assert f"!{source}" in allowed, f".dockerignore keeps {source} out of the build"
-        place = Path(image.folder) / target
+        destination = Path(image.folder) / target
         if (REPOSITORY / source).is_dir():
-            shutil.copytree(REPOSITORY / source, place, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(REPOSITORY / source, destination, ignore=shutil.ignore_patterns("__pycache__"))
         else:
-            shutil.copy(REPOSITORY / source, place / source)
+            shutil.copy(REPOSITORY / source, destination / source)
 
 
 def _run(image: Image, rest: str) -> None:
@@ -140,5 +140,5 @@ def _python_for_all() -> Path:
             if version.stdout == "True\n":
                 return path
     raise Missing(
-        "the Dockerfile's steps want a Python 3.11 or newer, with venv, that every user may run (Debian: python3-venv)"
+        "the Dockerfile's steps need Python 3.11 or newer with venv, executable by every user (Debian: python3-venv)"
     )

@@ -18,9 +18,9 @@ def checker():
     """Run a program of the checkers' environment, or Python code in it; return the exit code and the output."""
     folder = checkers()
 
-    def run(name: str, *words: str, said: str = "") -> tuple[int, str]:
+    def run(name: str, *words: str, stdin: str = "") -> tuple[int, str]:
         command = [str(folder / name)] if name == "hadolint" else [str(folder / "python"), "-c", name]
-        done = subprocess.run([*command, *words], input=said, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run([*command, *words], input=stdin, capture_output=True, text=True, timeout=60, check=False)
         return done.returncode, done.stdout + done.stderr
 
     return run

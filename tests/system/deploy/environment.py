@@ -66,8 +66,8 @@ def program(name: str) -> str:
 
 
 def _run(command: list[str]) -> None:
-    said = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=said)
+    variables = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
     if done.returncode != 0:
         raise Missing(
             f"`{' '.join(command)}` ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
@@ -77,7 +77,7 @@ def _run(command: list[str]) -> None:
 if __name__ == "__main__":
     try:
         checkers()
-        for each in PROGRAMS:
-            program(each)
+        for program_name in PROGRAMS:
+            program(program_name)
     except Missing as missing:
         sys.exit(str(missing))

@@ -55,7 +55,7 @@ async def setup(engine, server, store, http, tmp_path, monkeypatch):
     setup = Setup(tmp_path, ("serve", "--store", f"unix:{server.socket}", "--engine", engine.url))
     async with AsyncExitStack() as stack:
         names, where = await stack.enter_async_context(naming())
-        starts = [asyncio.to_thread(stack.enter_context, setup.start(each)) for each in setup.replicas]
+        starts = [asyncio.to_thread(stack.enter_context, setup.start(address)) for address in setup.replicas]
         setup.processes = {url: process for process, url, _ in await asyncio.gather(*starts)}
         names.addresses = setup.replicas
         setup.models = await stack.enter_async_context(balancing(setup.address, 8400, where, http))
@@ -163,17 +163,17 @@ async def test_no_call_fails_when_a_replica_stops_under_load(setup, engine, stor
     go_on = hold_streams(engine)
     held = [await http.post(f"{setup.models}/rollouts/held{n}{CHAT}", json=STREAMED) for n in range(2)]
     engine.plays(WHOLE)
-    told, is_over = Counter(), False
+    counts, is_over = Counter(), False
 
     async def agent(number):
         while not is_over:
             async with http.post(f"{setup.models}/rollouts/r{number}{CHAT}", json=BODY) as answer:
                 await answer.read()
-                told[answer.status] += 1
+                counts[answer.status] += 1
 
     async def until_calls(count):
-        wanted = told.total() + count
-        while told.total() < wanted:
+        target = counts.total() + count
+        while counts.total() < target:
             await asyncio.sleep(0.01)
 
     agents = [asyncio.create_task(agent(number)) for number in range(8)]
@@ -196,8 +196,8 @@ async def test_no_call_fails_when_a_replica_stops_under_load(setup, engine, stor
 
     assert all(end.endswith(b"data: [DONE]\n\n") for end in ends)
     assert 0 == code
-    assert {200: told.total()} == told
-    assert told.total() == sum([len(await steps_of(store, f"r{number}")) for number in range(8)])
+    assert {200: counts.total()} == counts
+    assert counts.total() == sum([len(await steps_of(store, f"r{number}")) for number in range(8)])
 
 
 async def test_a_replica_reports_that_the_engine_is_unreachable(setup, engine, http):
@@ -210,13 +210,13 @@ async def test_a_replica_reports_that_the_engine_is_unreachable(setup, engine, h
     async with asyncio.timeout(20):
         while (await http.get(f"{setup.control}/ready")).status != 503:
             await asyncio.sleep(0.1)
-    told = []
+    answers = []
     for _ in range(20):  # two seconds, in which the balancer checks each replica four times
         async with http.post(f"{setup.models}{CHAT}", json=BODY) as answer:
-            told.append((answer.status, (await answer.json())["error"]["type"]))
+            answers.append((answer.status, (await answer.json())["error"]["type"]))
         await asyncio.sleep(0.1)
 
-    assert [(502, "upstream_error")] * 20 == told
+    assert [(502, "upstream_error")] * 20 == answers
 
 
 async def test_without_replicas_agents_get_503_with_retry_after(setup):
@@ -225,10 +225,10 @@ async def test_without_replicas_agents_get_503_with_retry_after(setup):
         process.kill()
         process.wait()
     async with aiohttp.ClientSession() as agent, agent.post(f"{setup.models}{CHAT}", json=BODY) as answer:
-        told = await answer.json()
+        body = await answer.json()
 
     assert (503, "2") == (answer.status, answer.headers["Retry-After"])
-    assert "no_replica" == told["error"]["type"]
+    assert "no_replica" == body["error"]["type"]
 
 
 async def test_the_model_api_and_the_control_api_stay_separate(setup, http):

@@ -35,15 +35,15 @@ def replica(services, monkeypatch):
 
 def test_it_conforms_to_the_specification(checker, compose_text):
     """With every variable of env.example substituted, there is no unknown field and no value of a wrong type."""
-    assert (0, "") == checker(PARSE, said=whole(compose_text))
+    assert (0, "") == checker(PARSE, stdin=whole(compose_text))
 
 
 def test_an_unknown_field_is_found(checker, compose_text):
     """The check can fail."""
-    code, said = checker(PARSE, said=whole(compose_text).replace("restart:", "restrat:", 1))
+    code, output = checker(PARSE, stdin=whole(compose_text).replace("restart:", "restrat:", 1))
 
     assert code != 0
-    assert "restrat" in said
+    assert "restrat" in output
 
 
 def test_its_environment_is_valid_settings(replica, services):
@@ -107,14 +107,14 @@ def test_prometheus_scrapes_each_replica_with_a_control_key(compose_text, servic
 
 async def test_the_store_accepts_the_configuration_and_writes_to_disk(compose_text, replica, tmp_path):
     """A real valkey-server with this file requires the password, and provides the durability `fsync`."""
-    said = yaml.safe_load(compose_text)["configs"]["valkey.conf"]["content"]
+    configuration = yaml.safe_load(compose_text)["configs"]["valkey.conf"]["content"]
     where = f"unix:{tmp_path}/v.sock"
     config = tmp_path / "valkey.conf"
-    config.write_text(f"{said.replace('/data', str(tmp_path))}\nport 0\nunixsocket {tmp_path}/v.sock\n")
+    config.write_text(f"{configuration.replace('/data', str(tmp_path))}\nport 0\nunixsocket {tmp_path}/v.sock\n")
     with valkey([str(bundled_server()), str(config)]):
         facts = await facts_of(where, replica.store.password.get_secret_value())
         with pytest.raises(StorageError, match="(?i)auth|password"):
             await facts_of(where, None)
 
     assert "warnings" not in facts
-    assert "appendfsync always" in said
+    assert "appendfsync always" in configuration

@@ -44,13 +44,13 @@ def image():
 class Container:
     """The image, run on free ports instead of its own, as its own user if possible."""
 
-    def __init__(self, image, **said):
+    def __init__(self, image, **variables):
         self.image = image
         with ExitStack() as stack:
             free = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
-            self.ports = [one.getsockname()[1] for one in free]
+            self.ports = [listener.getsockname()[1] for listener in free]
         self.environment = {name: self._ours(value) for name, value in image.environment.items()}
-        self.environment |= {"HOME": str(image.root / "data"), "TMPDIR": str(image.root / "tmp"), **said}
+        self.environment |= {"HOME": str(image.root / "data"), "TMPDIR": str(image.root / "tmp"), **variables}
         self.models, self.control = (f"http://127.0.0.1:{port}" for port in self.ports)
 
     def _ours(self, text):
@@ -66,19 +66,19 @@ class Container:
     def ends(self, command):
         """Run a command in it; return its exit code and stderr."""
         process = self.start(command)
-        _, said = process.communicate(timeout=60)
-        return process.returncode, said
+        _, errors = process.communicate(timeout=60)
+        return process.returncode, errors
 
     @contextmanager
     def running(self):
         """Run the image's own command; yield once it listens."""
         process = self.start(self.image.command)
         try:
-            said = ""
-            while "listening" not in said:
+            log = ""
+            while "listening" not in log:
                 line = process.stderr.readline()
-                assert line, said
-                said += line
+                assert line, log
+                log += line
             yield process
         finally:
             if process.poll() is None:
@@ -97,23 +97,23 @@ def container(image, engine):
 def test_the_linter_finds_nothing(checker):
     """hadolint also checks the shell code; the check can fail."""
     assert (0, "") == checker("hadolint", str(DOCKERFILE))
-    assert checker("hadolint", "-", said="FROM python\nRUN cd /x && apt-get install y\n")[0] != 0
+    assert checker("hadolint", "-", stdin="FROM python\nRUN cd /x && apt-get install y\n")[0] != 0
 
 
 def test_it_does_not_start_without_keys(image):
     """An image listens on all interfaces, so keys are required."""
-    code, said = Container(image).ends(image.command)
+    code, errors = Container(image).ends(image.command)
 
     assert 1 == code
-    assert "agents.api_keys is empty" in said
+    assert "agents.api_keys is empty" in errors
 
 
 def test_its_user_cannot_write_to_it(container):
     """Neither a new file beside the program, nor the program itself."""
     for name in ("new", "bin/tokentape"):
-        code, said = container.ends(["/bin/sh", "-c", f": >> {container.image.root}/opt/tokentape/{name}"])
+        code, errors = container.ends(["/bin/sh", "-c", f": >> {container.image.root}/opt/tokentape/{name}"])
         assert code != 0
-        assert "Permission denied" in said
+        assert "Permission denied" in errors
 
 
 async def test_it_serves_is_healthy_and_ends_a_stream_before_it_stops(container, engine, http):
@@ -139,7 +139,7 @@ async def test_it_serves_is_healthy_and_ends_a_stream_before_it_stops(container,
         process.send_signal(signal.SIGTERM)
         while (ready := await http.get(f"{container.control}/ready")).status == 200:
             pass
-        told = (await ready.json())["status"]
+        status = (await ready.json())["status"]
         go_on.set()
         second = await answer.read()
         code = await asyncio.to_thread(process.wait, 30)
@@ -150,6 +150,6 @@ async def test_it_serves_is_healthy_and_ends_a_stream_before_it_stops(container,
     assert (0, "") == healthy
     assert first.endswith(b"data: [DONE]\n\n")
     assert second.endswith(b"data: [DONE]\n\n")
-    assert ("stopping", 0) == (told, code)
+    assert ("stopping", 0) == (status, code)
     assert 1 == unhealthy
     assert ["complete"] * 2 == [step["status"] for step in kept["steps"]]

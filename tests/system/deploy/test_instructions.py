@@ -35,10 +35,10 @@ def test_every_file_in_a_command_exists(block):
 def test_every_variable_is_a_setting():
     """Every TOKENTAPE_ variable on the page sets something."""
     names = {f"{ENVIRONMENT_PREFIX}{name.upper().replace('.', '__')}" for name, *_ in settings_of(Settings)}
-    said = set(re.findall(r"TOKENTAPE_\w+", PAGE.read_text()))
+    named = set(re.findall(r"TOKENTAPE_\w+", PAGE.read_text()))
 
-    assert said
-    assert set() == said - names
+    assert named
+    assert set() == named - names
 
 
 def test_every_way_of_deployment_has_commands():

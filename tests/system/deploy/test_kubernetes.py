@@ -45,7 +45,9 @@ def built(folder):
 @pytest.fixture(scope="module")
 def objects():
     """The objects of the kustomization, by kind and name."""
-    return {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(built(FOLDER))}
+    return {
+        (document["kind"], document["metadata"]["name"]): document for document in yaml.safe_load_all(built(FOLDER))
+    }
 
 
 @pytest.fixture(scope="module")
@@ -75,29 +77,30 @@ def test_every_object_conforms_to_the_api(checker, version):
     files = [(FOLDER / f"{name}.example.yaml").read_text() for name in ("secret", "agents-namespace")]
     text = "---\n".join([built(FOLDER), built(FOLDER / "valkey"), *files])
 
-    assert (0, "") == checker(OF_THE_API, version, said=text)
+    assert (0, "") == checker(OF_THE_API, version, stdin=text)
 
 
 def test_an_unknown_field_is_found(checker):
     """The check can fail."""
-    code, said = checker(OF_THE_API, VERSIONS[-1], said=built(FOLDER).replace("minReplicas", "leastReplicas"))
+    code, output = checker(OF_THE_API, VERSIONS[-1], stdin=built(FOLDER).replace("minReplicas", "leastReplicas"))
 
     assert code != 0
-    assert "leastReplicas" in said
+    assert "leastReplicas" in output
 
 
 def test_the_monitoring_objects_conform_to_the_operators_types(checker):
     """ServiceMonitor and PrometheusRule have no unknown field."""
     text = built(FOLDER / "monitoring")
 
-    assert ["PrometheusRule", "ServiceMonitor"] == sorted(one["kind"] for one in yaml.safe_load_all(text))
-    assert (0, "") == checker(OF_THE_OPERATOR, said=text)
-    assert checker(OF_THE_OPERATOR, said=text.replace("jobLabel", "jobName"))[0] != 0
+    assert ["PrometheusRule", "ServiceMonitor"] == sorted(document["kind"] for document in yaml.safe_load_all(text))
+    assert (0, "") == checker(OF_THE_OPERATOR, stdin=text)
+    assert checker(OF_THE_OPERATOR, stdin=text.replace("jobLabel", "jobName"))[0] != 0
 
 
 def test_the_rules_are_those_of_prometheus():
     """There is one source: the groups of the PrometheusRule are those of deploy/prometheus/rules.yml."""
-    (rule,) = [one for one in yaml.safe_load_all(built(FOLDER / "monitoring")) if one["kind"] == "PrometheusRule"]
+    documents = yaml.safe_load_all(built(FOLDER / "monitoring"))
+    (rule,) = [document for document in documents if document["kind"] == "PrometheusRule"]
 
     assert yaml.safe_load((DEPLOY / "prometheus" / "rules.yml").read_text()) == rule["spec"]
 
@@ -113,10 +116,10 @@ def test_the_configuration_is_valid_settings(settings):
 
 def test_the_example_secret_is_rejected():
     """Everybody can read its values: a proxy starts only with other keys."""
-    said = yaml.safe_load((FOLDER / "secret.example.yaml").read_text())["stringData"]
+    values = yaml.safe_load((FOLDER / "secret.example.yaml").read_text())["stringData"]
     for section in ("agents", "control"):
         with pytest.raises(ValidationError, match="invalid API key: it must be printable ASCII"):
-            load(**{section: {"api_keys": json.loads(said[f"{section}-keys"])}})
+            load(**{section: {"api_keys": json.loads(values[f"{section}-keys"])}})
 
 
 def test_prometheus_has_one_of_the_control_keys(secret, settings):
@@ -125,7 +128,7 @@ def test_prometheus_has_one_of_the_control_keys(secret, settings):
     (endpoint,) = monitor["spec"]["endpoints"]
     key = secret[endpoint["authorization"]["credentials"]["key"]]
 
-    assert key in {one.get_secret_value() for one in settings.control.api_keys}
+    assert key in {secret_key.get_secret_value() for secret_key in settings.control.api_keys}
 
 
 def test_calls_have_time_to_finish(pod, settings):
@@ -153,7 +156,7 @@ def test_every_selector_matches_the_pod(objects, pod):
     """Services, the disruption budget and the network policy select the pods of the Deployment."""
     labels = pod["metadata"]["labels"].items()
     selectors = [
-        *(one["spec"]["selector"] for (kind, _), one in objects.items() if kind == "Service"),
+        *(document["spec"]["selector"] for (kind, _), document in objects.items() if kind == "Service"),
         objects["PodDisruptionBudget", "tokentape"]["spec"]["selector"]["matchLabels"],
         objects["NetworkPolicy", "tokentape"]["spec"]["podSelector"]["matchLabels"],
         objects["Deployment", "tokentape"]["spec"]["selector"]["matchLabels"],
@@ -180,9 +183,9 @@ def test_each_service_has_one_api(objects, pod):
     named = {port["name"]: port["containerPort"] for port in container["ports"]}
     apis = {
         port["targetPort"]: port["port"]
-        for (kind, _), one in objects.items()
+        for (kind, _), document in objects.items()
         if kind == "Service"
-        for port in one["spec"]["ports"]
+        for port in document["spec"]["ports"]
     }
 
     assert named == apis == {"models": 8400, "control": 8401}
@@ -218,7 +221,9 @@ async def test_the_probes_need_no_key(pod, store, http):
 
 async def test_the_store_writes_to_disk_and_keeps_its_password_off_its_command_line(tmp_path):
     """As its container starts it: any program of the node can read command lines."""
-    (stateful,) = [one for one in yaml.safe_load_all(built(FOLDER / "valkey")) if one["kind"] == "StatefulSet"]
+    (stateful,) = [
+        document for document in yaml.safe_load_all(built(FOLDER / "valkey")) if document["kind"] == "StatefulSet"
+    ]
     (container,) = stateful["spec"]["template"]["spec"]["containers"]
     (script,) = container["args"]
     own = f"{bundled_server()} - --port 0 --unixsocket {tmp_path}/v.sock"

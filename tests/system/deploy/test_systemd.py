@@ -59,7 +59,7 @@ def test_without_sandboxing_the_check_fails(analyze):
 
 def test_calls_have_time_to_finish():
     """Only the proxy's main process gets SIGTERM, and all are killed only after the default drain_timeout_s and 30 s."""
-    said = dict(line.split("=", 1) for line in UNIT.read_text().splitlines() if re.match(r"\w+=", line))
+    unit = dict(line.split("=", 1) for line in UNIT.read_text().splitlines() if re.match(r"\w+=", line))
 
-    assert "mixed" == said["KillMode"]
-    assert int(said["TimeoutStopSec"]) >= Settings().shutdown_delay_s + Settings().drain_timeout_s + 30
+    assert "mixed" == unit["KillMode"]
+    assert int(unit["TimeoutStopSec"]) >= Settings().shutdown_delay_s + Settings().drain_timeout_s + 30

@@ -13,9 +13,7 @@ from proxy.simulator.options import Options
 
 
 def pytest_addoption(parser):
-    parser.addoption(
-        "--whole", action="store_true", help="run the examples as long as a user would, and print what they do"
-    )
+    parser.addoption("--whole", action="store_true", help="run the examples in full, and print their output")
 
 
 @pytest.fixture
@@ -36,11 +34,11 @@ def run(whole, capfd):
     """Run an example's `main` with a command line, beside the event loop; return its result and its output."""
 
     async def run(main: Callable[[list[str]], Any], *arguments: object) -> tuple[Any, str]:
-        returned = await asyncio.to_thread(main, [str(each) for each in arguments])
-        told = capfd.readouterr().out
+        returned = await asyncio.to_thread(main, [str(argument) for argument in arguments])
+        output = capfd.readouterr().out
         if whole:
             with capfd.disabled():
-                sys.stdout.write(f"\n$ {main.__module__}.py {' '.join(map(str, arguments))}\n{told}")
-        return returned, told
+                sys.stdout.write(f"\n$ {main.__module__}.py {' '.join(map(str, arguments))}\n{output}")
+        return returned, output
 
     return run

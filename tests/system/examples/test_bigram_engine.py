@@ -19,11 +19,11 @@ def test_ids_and_logprobs_are_those_of_the_policy():
     policy.load(skewed(2).tobytes())
     answer = policy.answer(ASKED)
     (choice,) = answer["choices"]
-    told = [each["logprob"] for each in choice["logprobs"]["content"]]
-    before = [*answer["prompt_token_ids"], *choice["token_ids"]][-len(told) - 1 : -1]
+    logprobs = [entry["logprob"] for entry in choice["logprobs"]["content"]]
+    before = [*answer["prompt_token_ids"], *choice["token_ids"]][-len(logprobs) - 1 : -1]
 
     assert [*map(VOCABULARY.index, "say a b"), END] == answer["prompt_token_ids"]
-    assert log_softmax(skewed(2))[before, choice["token_ids"]].tolist() == told
+    assert log_softmax(skewed(2))[before, choice["token_ids"]].tolist() == logprobs
     assert choice["message"]["content"] == "".join(VOCABULARY[token] for token in choice["token_ids"]).strip("\n")
 
 

@@ -16,14 +16,14 @@ async def test_the_reward_rises_and_each_batch_is_of_the_pushed_weights(store, r
     cut = [] if whole else ["--steps", 5, "--groups", 2, "--size", 8, "--rate", 250]
     with bigram_engine.serving("127.0.0.1", 0, seed=7) as engine:
         async with proxying(engine, store) as served:
-            lines, told = await run(grpo_numpy.main, "--url", served.url, "--engine", engine, *cut)
+            lines, output = await run(grpo_numpy.main, "--url", served.url, "--engine", engine, *cut)
             async with AsyncClient(served.url) as client:
                 groups = [group async for group in client.groups()]
                 rows = [row async for row in client.export(format="sequences")]
                 announced = (await client.policy())["version"]
     rewards = [line[1] for line in lines]
 
-    assert len(told.splitlines()) == 1 + len(lines)
+    assert len(output.splitlines()) == 1 + len(lines)
     assert max(line[4] for line in lines) < 1e-5
     assert all(after < before for _, _, before, after, *_ in lines[:2])
     assert max(rewards[-2:]) > (0.75 if whole else rewards[0] + 0.05), rewards
@@ -55,7 +55,7 @@ def test_the_gradient_is_that_of_the_loss():
         moved = [logits.copy(), logits.copy()]
         moved[0][before, token] += 1e-4
         moved[1][before, token] -= 1e-4
-        up, down = (grpo_numpy.loss_of(each, sampled)[0] for each in moved)
+        up, down = (grpo_numpy.loss_of(table, sampled)[0] for table in moved)
         assert (up - down) / 2e-4 == pytest.approx(gradient[before, token], abs=2e-5)
 
 
@@ -70,10 +70,10 @@ def test_the_reward_counts_turns_between_consonants_and_vowels(words, reward):
 
 async def test_weights_are_pushed_while_no_call_is_in_flight_and_calls_resume_after_a_failure():
     """If the engine is unreachable, the proxy is resumed and its policy version is unchanged."""
-    told = []
+    output = []
 
     async def note(word, *_, **__):
-        told.append(word)
+        output.append(word)
 
     client = SimpleNamespace(
         pause=lambda **_: note("pause"), resume=lambda: note("resume"), put_policy=lambda _: note("put_policy")
@@ -81,4 +81,4 @@ async def test_weights_are_pushed_while_no_call_is_in_flight_and_calls_resume_af
     with pytest.raises(OSError, match="refused"):
         await grpo_numpy.push(client, "http://127.0.0.1:9", np.zeros((28, 28), np.float32), 1)
 
-    assert ["pause", "resume"] == told
+    assert ["pause", "resume"] == output

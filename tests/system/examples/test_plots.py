@@ -29,10 +29,10 @@ async def test_the_rows_of_a_proxy_are_plotted(simulated, run, tmp_path):
     """The program prints the number of sampled tokens."""
     url, _ = simulated
     rows = await played(url)
-    _, told = await run(plots.main, "--url", url, "--out", tmp_path / "plots.png")
+    _, output = await run(plots.main, "--url", url, "--out", tmp_path / "plots.png")
 
     sampled = sum(sum(row["mask"]) for row in rows)
-    assert f"{tmp_path / 'plots.png'}: 4 rows, {sampled} sampled tokens, 2 policy versions\n" == told
+    assert f"{tmp_path / 'plots.png'}: 4 rows, {sampled} sampled tokens, 2 policy versions\n" == output
     assert (tmp_path / "plots.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -69,8 +69,8 @@ def test_a_span_shared_by_branches_is_counted_once():
 
     def row(*owned):
         spans = [{"start": 1, "end": 3, "owned": owned[0]}, {"start": 4, "end": 5, "owned": owned[1]}]
-        told = {"logprobs": [None, -1.0, -2.0, None, -3.0], "reward": None, "group_id": None, "rollout_id": "r"}
-        return told | {"spans": [{**span, "policy_version": None} for span in spans]}
+        fields = {"logprobs": [None, -1.0, -2.0, None, -3.0], "reward": None, "group_id": None, "rollout_id": "r"}
+        return fields | {"spans": [{**span, "policy_version": None} for span in spans]}
 
     seen = plots.Seen([row(True, True), row(False, True)])
 

@@ -11,14 +11,14 @@ from tokentape import AsyncClient
 async def test_the_agent_is_recorded_unchanged_and_its_rows_are_printed(simulated, run):
     """Four calls, two of which call tools, are one row with a reward; its sampled tokens are the steps'."""
     url, _ = simulated
-    (row,), told = await run(record_agent.main, "--url", url)
+    (row,), output = await run(record_agent.main, "--url", url)
     async with AsyncClient(url) as client:
         steps = [step async for step in client.steps(row["rollout_id"])]
         rollout = await client.rollout(row["rollout_id"])
 
     assert [False, False, True, True] == [bool(step["request"].get("stream")) for step in steps]
-    assert "look_up(" in told
-    assert "calculate(" in told
+    assert "look_up(" in output
+    assert "calculate(" in output
     sampled = [
         [token for token, mask in run if mask]
         for is_sampled, run in groupby(zip(row["token_ids"], row["mask"], strict=True), lambda pair: pair[1])
@@ -27,17 +27,17 @@ async def test_the_agent_is_recorded_unchanged_and_its_rows_are_printed(simulate
     assert [step["choices"][0]["ids"] for step in steps] == sampled
     assert ("completed", 1.0) == (rollout["status"], rollout["reward"])
     assert rollout["metadata"]["agent"].endswith("tool_agent.py")
-    assert record_agent.shape_of(row) in told
-    assert f"{row['rollout_id']}: completed, reward 1.0" in told
+    assert record_agent.shape_of(row) in output
+    assert f"{row['rollout_id']}: completed, reward 1.0" in output
 
 
 async def test_a_failing_agent_leaves_a_failed_rollout(simulated, run):
     """The exit status reports it, whether or not it made a call; there is no row to train."""
     url, _ = simulated
-    rows, told = await run(record_agent.main, "--url", url, "--", sys.executable, "-c", "raise SystemExit(3)")
+    rows, output = await run(record_agent.main, "--url", url, "--", sys.executable, "-c", "raise SystemExit(3)")
 
     assert [] == rows
-    assert ": failed, reward 0.0" in told
+    assert ": failed, reward 0.0" in output
 
 
 KEYED = """
@@ -52,9 +52,9 @@ urllib.request.urlopen(urllib.request.Request(url + "/v1/chat/completions", body
 async def test_the_key_alone_names_the_rollout(simulated, run):
     """An agent that does not accept a base URL with a path is recorded, too."""
     url, _ = simulated
-    (row,), told = await run(record_agent.main, "--url", url, "--", sys.executable, "-c", KEYED)
+    (row,), output = await run(record_agent.main, "--url", url, "--", sys.executable, "-c", KEYED)
 
-    assert f"{row['rollout_id']}: completed" in told
+    assert f"{row['rollout_id']}: completed" in output
     assert 4 == sum(row["mask"])
 
 

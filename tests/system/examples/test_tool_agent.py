@@ -29,13 +29,13 @@ async def test_the_agent_works_with_an_engine_directly(simulated):
     """Without a proxy it calls a tool, then another, and answers in text both times."""
     _, engine = simulated
     with OpenAI(base_url=f"{engine}/v1", api_key="none") as client:
-        said = await asyncio.to_thread(tool_agent.run_agent, client)
+        replies = await asyncio.to_thread(tool_agent.run_agent, client)
 
-    assert ["user", "assistant", "tool", "assistant"] * 2 == [message["role"] for message in said]
-    calls = [message["tool_calls"][0]["function"]["name"] for message in (said[1], said[5])]
+    assert ["user", "assistant", "tool", "assistant"] * 2 == [message["role"] for message in replies]
+    calls = [message["tool_calls"][0]["function"]["name"] for message in (replies[1], replies[5])]
     assert ["look_up", "calculate"] == calls
-    assert said[2]["content"] in tool_agent.ORDERS.read_text().splitlines()
-    assert all(message["content"] for message in said[3::4])
+    assert replies[2]["content"] in tool_agent.ORDERS.read_text().splitlines()
+    assert all(message["content"] for message in replies[3::4])
 
 
 def test_the_agent_does_not_mention_the_proxy():

@@ -14,24 +14,24 @@ KEYS = ["prompt_ids", "completion_ids", "logprobs", "env_mask", "reward"]
 async def test_it_returns_a_row_for_each_prompt_in_order(simulated, run):
     """Run as a program: sampled tokens and their logprobs, a mask over the agent's own text in between, a reward."""
     url, _ = simulated
-    given, told = await run(trl_rollout_func.main, "--url", url)
+    result, output = await run(trl_rollout_func.main, "--url", url)
     async with AsyncClient(url) as client:
         rollouts = {rollout["rollout_id"]: rollout async for rollout in client.rollouts()}
         steps = {name: [step async for step in client.steps(name)] for name in rollouts}
         queued = (await client.claim_batch(consumer="late", groups=9))["groups"]
 
-    assert [4] * 5 == [len(given[key]) for key in KEYS]
-    assert 5 == len(told.splitlines())
-    taken = {tuple(each[0]["prompt_ids"]): [] for each in steps.values()}
-    for each in steps.values():
-        taken[tuple(each[0]["prompt_ids"])].append([token for step in each for token in step["choices"][0]["ids"]])
-    for prompt, ids, logprobs, mask, reward in zip(*(given[key] for key in KEYS), strict=True):
+    assert [4] * 5 == [len(result[key]) for key in KEYS]
+    assert 5 == len(output.splitlines())
+    taken = {tuple(calls[0]["prompt_ids"]): [] for calls in steps.values()}
+    for calls in steps.values():
+        taken[tuple(calls[0]["prompt_ids"])].append([token for step in calls for token in step["choices"][0]["ids"]])
+    for prompt, ids, logprobs, mask, reward in zip(*(result[key] for key in KEYS), strict=True):
         trained = [token for token, is_sampled in zip(ids, mask, strict=True) if is_sampled]
         assert trained in taken[tuple(prompt)]
         assert all(logprob < 0 for logprob, is_sampled in zip(logprobs, mask, strict=True) if is_sampled)
         assert 0 in mask
         assert 0 < reward <= 1
-    assert given["prompt_ids"][0] == given["prompt_ids"][1] != given["prompt_ids"][2] == given["prompt_ids"][3]
+    assert result["prompt_ids"][0] == result["prompt_ids"][1] != result["prompt_ids"][2] == result["prompt_ids"][3]
     assert [2, 2] == sorted(
         sum(rollout["group_id"] == name for rollout in rollouts.values())
         for name in {rollout["group_id"] for rollout in rollouts.values()}
@@ -70,9 +70,9 @@ async def test_of_several_sequences_the_last_is_trained(simulated):
         return 1.0
 
     trainer = SimpleNamespace(num_generations=1, state=SimpleNamespace(global_step=0))
-    given = await asyncio.to_thread(trl_rollout_func.make_rollout_func(url, solve), ["Hello"], trainer)
+    result = await asyncio.to_thread(trl_rollout_func.make_rollout_func(url, solve), ["Hello"], trainer)
 
-    assert [[1, 1, 1]] == given["env_mask"]
+    assert [[1, 1, 1]] == result["env_mask"]
 
 
 async def test_a_rollout_without_a_row_is_an_error(simulated):

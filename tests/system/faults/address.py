@@ -42,8 +42,8 @@ class StableAddress:
                     both.create_task(_carry(reader, onward))
                     both.create_task(_carry(behind, writer))
         finally:
-            for one in writers:
-                one.close()
+            for end in writers:
+                end.close()
             self._pipes.discard(pipe)
 
 

@@ -35,22 +35,22 @@ def whole(uid: str) -> bytes:
         "logprobs": logprobs_of(zip(ids, logprobs, strict=True)),
     }  # fmt: skip
     usage = {"prompt_tokens": len(PROMPT), "completion_tokens": SAMPLED, "total_tokens": len(PROMPT) + SAMPLED}
-    told = {"id": uid, "object": "chat.completion", "created": 1, "model": "m", "choices": [choice], "usage": usage}
-    return orjson.dumps(told | {"prompt_token_ids": PROMPT})
+    response = {"id": uid, "object": "chat.completion", "created": 1, "model": "m", "choices": [choice], "usage": usage}
+    return orjson.dumps(response | {"prompt_token_ids": PROMPT})
 
 
 def events(uid: str) -> list[bytes]:
     head = {"id": uid, "object": "chat.completion.chunk", "created": 1, "model": "m"}
     ids, logprobs = sampled(uid)
     role = {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
-    told = [head | {"choices": [role], "prompt_token_ids": PROMPT}]
+    chunks = [head | {"choices": [role], "prompt_token_ids": PROMPT}]
     for at, (token, logprob) in enumerate(zip(ids, logprobs, strict=True)):
         choice = {"index": 0, "delta": {"content": f"t{token} "}, "logprobs": logprobs_of([(token, logprob)])}
         finish = "length" if at == SAMPLED - 1 else None
-        told.append(head | {"choices": [choice | {"finish_reason": finish, "token_ids": [token]}]})
+        chunks.append(head | {"choices": [choice | {"finish_reason": finish, "token_ids": [token]}]})
     usage = {"prompt_tokens": len(PROMPT), "completion_tokens": SAMPLED, "total_tokens": len(PROMPT) + SAMPLED}
-    told.append(head | {"choices": [], "usage": usage})  # as the proxy always requests it
-    return [b"data: " + orjson.dumps(event) + b"\n\n" for event in told] + [b"data: [DONE]\n\n"]
+    chunks.append(head | {"choices": [], "usage": usage})  # as the proxy always requests it
+    return [b"data: " + orjson.dumps(event) + b"\n\n" for event in chunks] + [b"data: [DONE]\n\n"]
 
 
 def make_app(log: Path) -> web.Application:

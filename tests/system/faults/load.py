@@ -39,9 +39,9 @@ class Agents:
 
     async def _call(self, http: aiohttp.ClientSession, rollout: str, uid: str) -> None:
         dice, stream = self._dice, self._dice.random() < 0.6
-        asked = f"{uid} {dice.choice(MODES)} {dice.randrange(14)}"
+        content = f"{uid} {dice.choice(MODES)} {dice.randrange(14)}"
         leaves_after = dice.choice((0, 1, 300, 2000)) if dice.random() < 0.1 else None
-        body = {"model": "m", "messages": [{"role": "user", "content": asked}], "stream": stream}
+        body = {"model": "m", "messages": [{"role": "user", "content": content}], "stream": stream}
         if leaves_after == 0:
             call = asyncio.ensure_future(http.post(f"{self._url}/rollouts/{rollout}/v1/chat/completions", json=body))
             await asyncio.wait([call], timeout=dice.random() / 50)

@@ -201,15 +201,15 @@ def main() -> None:
     options = argparse.ArgumentParser()
     options.add_argument("--seconds", type=float, default=480)
     options.add_argument("--seed", type=int, default=int(time.time()))
-    said = options.parse_args()
-    over, seed, total = time.monotonic() + said.seconds, said.seed, Counter()
+    arguments = options.parse_args()
+    over, seed, total = time.monotonic() + arguments.seconds, arguments.seed, Counter()
     while time.monotonic() < over:
         on_failure, faults = KINDS[seed % len(KINDS)]
         with tempfile.TemporaryDirectory() as folder:
             away_s = Random(seed).uniform(0.2, 4)
-            if seed == said.seed + 2 and said.seconds >= 400:
+            if seed == arguments.seed + 2 and arguments.seconds >= 400:
                 away_s, faults = 30, [stop_store]
-            print(f"seed {seed}, {on_failure}, {len(faults)} faults, stores away for {away_s:.1f} s", flush=True)  # noqa: T201
+            print(f"seed {seed}, {on_failure}, {len(faults)} faults, store outages of up to {away_s:.1f} s", flush=True)  # noqa: T201
             counted = asyncio.run(run(Path(folder), seed, on_failure, away_s=away_s, seconds=5, faults=faults))
         print("  nothing lost:", counted, flush=True)  # noqa: T201
         total.update(counted)

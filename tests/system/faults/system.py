@@ -61,13 +61,15 @@ class Part:
 def valkey(folder: Path, name: str, port: int) -> Part:
     """Return a server that syncs each write before it acknowledges it."""
     (folder / name).mkdir()
-    said = {
+    settings = {
         "port": str(port), "bind": "127.0.0.1", "dir": str(folder / name), "appendonly": "yes",
         "appendfsync": "always", "save": "", "maxmemory-policy": "noeviction", "aof-load-truncated": "yes",
         "repl-diskless-sync-delay": "0",
     }  # fmt: skip
     return Part(
-        name, [str(bundled_server()), *(part for pair in said.items() for part in (f"--{pair[0]}", pair[1]))], folder
+        name,
+        [str(bundled_server()), *(part for pair in settings.items() for part in (f"--{pair[0]}", pair[1]))],
+        folder,
     )
 
 
@@ -155,10 +157,10 @@ class System:
     async def store_says(self, *words: str) -> None:
         """Wait until the store's INFO contains this text."""
         async with asyncio.timeout(30):
-            said = b""
-            while not all(word.encode() in said for word in words):
+            info = b""
+            while not all(word.encode() in info for word in words):
                 await asyncio.sleep(0.02)
-                said = await self.ask_store("INFO")
+                info = await self.ask_store("INFO")
 
     async def store_answers(self) -> None:
         async with asyncio.timeout(30):
@@ -179,25 +181,25 @@ class System:
 
     async def ready(self) -> None:
         """Wait until the proxy is ready and its journal is empty; that takes at most half a minute."""
-        told: object = "nothing"
+        status: object = "nothing"
         try:
             async with asyncio.timeout(30), aiohttp.ClientSession() as http:
                 while True:
                     with suppress(aiohttp.ClientError, OSError):
                         async with http.get(self.url + "/ready") as answer:
-                            told = await answer.json()
-                            is_ready = answer.status == 200 and told["store"] == "ok"
+                            status = await answer.json()
+                            is_ready = answer.status == 200 and status["store"] == "ok"
                         if is_ready and not await self._spooled(http):
                             return
                     await asyncio.sleep(0.02)
         except TimeoutError:
-            raise AssertionError(f"not ready after half a minute; it says {told}") from None
+            raise AssertionError(f"not ready after half a minute: {status}") from None
 
     async def _spooled(self, http: aiohttp.ClientSession) -> float:
         """Return the number of steps in the journals of all workers."""
         async with http.get(self.url + "/metrics") as answer:
-            said = dict(line.rsplit(" ", 1) for line in (await answer.text()).splitlines() if line[0] != "#")
-        return float(said["tokentape_journal_steps"])
+            metrics = dict(line.rsplit(" ", 1) for line in (await answer.text()).splitlines() if line[0] != "#")
+        return float(metrics["tokentape_journal_steps"])
 
     def worker_pids(self) -> list[int]:
         """Return the live child processes of the proxy's main process."""

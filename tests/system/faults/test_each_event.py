@@ -24,15 +24,15 @@ def events(stream: bytes) -> list[bytes]:
 
 def cuts(stream: bytes) -> dict[str, bytes]:
     """Return every way to cut the response, by name: before, in and after each event."""
-    places, came = {"before": b""}, b""
+    places, sent = {"before": b""}, b""
     for number, event in enumerate(events(stream)):
-        places[f"in-{number}"] = came + event[: len(event) // 2]
-        came += event
-        places[f"after-{number}"] = came
+        places[f"in-{number}"] = sent + event[: len(event) // 2]
+        sent += event
+        places[f"after-{number}"] = sent
     return places
 
 
-def asked(cassette: Cassette) -> dict:
+def request_from(cassette: Cassette) -> dict:
     return cassette.body | {"stream": True}
 
 
@@ -64,10 +64,10 @@ async def test_a_stream_that_the_engine_cuts_anywhere_leaves_one_step_of_its_tok
     places, gate = cuts(cassette.answer), asyncio.Semaphore(AT_ONCE)
     plays_parts(engine, places, then_hangs=False)
 
-    async def shown_of(url: str, place: str) -> tuple[bytes, bool]:
-        shown, named = b"", {"X-Request-Id": place}
-        path = f"{url}/rollouts/{place}{cassette.path}"
-        async with gate, http.post(path, json=asked(cassette), headers=named) as answer:
+    async def shown_of(url: str, name: str) -> tuple[bytes, bool]:
+        shown, named = b"", {"X-Request-Id": name}
+        path = f"{url}/rollouts/{name}{cassette.path}"
+        async with gate, http.post(path, json=request_from(cassette), headers=named) as answer:
             try:
                 async for read in answer.content.iter_any():
                     shown += read
@@ -76,42 +76,42 @@ async def test_a_stream_that_the_engine_cuts_anywhere_leaves_one_step_of_its_tok
         return shown, answer.status == 200
 
     async with proxying(engine.url, store) as served:
-        seen = dict(zip(places, await asyncio.gather(*(shown_of(served.url, place) for place in places)), strict=True))
+        seen = dict(zip(places, await asyncio.gather(*(shown_of(served.url, name) for name in places)), strict=True))
 
-    *_, whole = play(plan_of(cassette.path, asked(cassette)), cassette)
-    for place, (shown, properly) in seen.items():
-        (step,) = await steps_of(store, place)
-        is_last = place == f"after-{len(events(cassette.answer)) - 1}"
-        assert (is_last, is_last) == (properly, shown.endswith(END)), place
-        assert ("complete" if is_last else "partial") == step.status, place
-        assert is_last or "stream_cut" in step.problems, place
-        assert is_a_part(step, whole), place
+    *_, whole = play(plan_of(cassette.path, request_from(cassette)), cassette)
+    for name, (shown, properly) in seen.items():
+        (step,) = await steps_of(store, name)
+        is_last = name == f"after-{len(events(cassette.answer)) - 1}"
+        assert (is_last, is_last) == (properly, shown.endswith(END)), name
+        assert ("complete" if is_last else "partial") == step.status, name
+        assert is_last or "stream_cut" in step.problems, name
+        assert is_a_part(step, whole), name
         assert not is_last or whole.sampled == step.sampled
 
 
 async def test_a_client_disconnect_after_any_event_leaves_one_step_of_its_tokens(store, engine):
     """The call at the engine is aborted; the step is partial, and flagged as not delivered."""
-    came = {f"after-{number}": events(STREAM.answer)[:number] for number in range(1, len(events(STREAM.answer)))}
-    plays_parts(engine, {place: b"".join(read) for place, read in came.items()}, then_hangs=True)
+    sent = {f"after-{number}": events(STREAM.answer)[:number] for number in range(1, len(events(STREAM.answer)))}
+    plays_parts(engine, {name: b"".join(read) for name, read in sent.items()}, then_hangs=True)
 
-    async def leaves(url: str, place: str, shown_events: int) -> None:
-        named, path = {"X-Request-Id": place}, f"{url}/rollouts/{place}{STREAM.path}"
-        async with aiohttp.ClientSession() as http, http.post(path, json=asked(STREAM), headers=named) as answer:
+    async def leaves(url: str, name: str, shown_events: int) -> None:
+        named, path = {"X-Request-Id": name}, f"{url}/rollouts/{name}{STREAM.path}"
+        async with aiohttp.ClientSession() as http, http.post(path, json=request_from(STREAM), headers=named) as answer:
             for _ in range(shown_events):
                 await answer.content.readuntil(b"\n\n")
             answer.close()
 
-    *_, whole = play(plan_of(STREAM.path, asked(STREAM)), STREAM)
+    *_, whole = play(plan_of(STREAM.path, request_from(STREAM)), STREAM)
     async with proxying(engine.url, store) as served:
-        for place, read in came.items():
+        for name, read in sent.items():
             shown_events = sum(b'"finish_reason":"' not in event and b'"usage":{' not in event for event in read)
-            await leaves(served.url, place, shown_events)
+            await leaves(served.url, name, shown_events)
             await asyncio.wait_for(engine.aborted.wait(), 50)
             engine.aborted.clear()
-            (step,) = await some_steps(store, place)
-            assert ("partial", "the client left", False) == (step.status, step.reason, step.delivered), place
-            assert is_a_part(step, whole), place
-            assert shown_events - 1 <= step.sampled <= len(read) - 1, place  # the first event has no token
+            (step,) = await some_steps(store, name)
+            assert ("partial", "the client left", False) == (step.status, step.reason, step.delivered), name
+            assert is_a_part(step, whole), name
+            assert shown_events - 1 <= step.sampled <= len(read) - 1, name  # the first event has no token
 
 
 async def test_a_client_disconnect_at_any_stage_of_an_unstreamed_call_leaves_one_step(store, engine, http):

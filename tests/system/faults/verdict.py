@@ -38,7 +38,7 @@ async def judge(store_url: str, ended: dict[str, str], logged: set[str]) -> dict
         keys = set((await server.execute([("KEYS", "*")]))[0])
     finally:
         await store.close()
-    assert not (lost := ended.keys() - seen.keys()), f"their clients saw the end, and they are not stored: {lost}"
+    assert not (lost := ended.keys() - seen.keys()), f"their clients saw the end, but they are not stored: {lost}"
     assert not (twice := [uid for uid, count in seen.items() if count > 1]), f"stored twice: {twice}"
     assert not (orphans := keys - owned), f"keys without an owner: {orphans}"
     return {"ended": len(ended), **statuses}
@@ -47,14 +47,14 @@ async def judge(store_url: str, ended: dict[str, str], logged: set[str]) -> dict
 def _is_as_the_engine_said(step, uid: str, ended: dict[str, str], logged: set[str]) -> None:
     ids, logprobs = sampled(uid)
     if uid in ended:
-        assert ended[uid] == step.step_id, f"{uid}: another step than its client was told"
-        assert step.status == "complete", f"{uid}: {step.status}, and its client saw the end"
+        assert ended[uid] == step.step_id, f"{uid}: its client got another step ID"
+        assert step.status == "complete", f"{uid}: {step.status}, but its client saw the end"
     if step.status == "error":
         return
     got = step.choices[0].ids.tolist() if step.choices else []
-    assert uid in logged or not got, f"{uid}: recorded, and never sampled"
+    assert uid in logged or not got, f"{uid}: recorded, but never sampled"
     if step.status == "complete" and step.exact:
         assert (ids, logprobs) == (got, step.choices[0].logprobs.tolist()), f"{uid}: not what the engine sampled"
     else:
         places = iter(ids)  # garbled events are skipped: the recorded ids are a subsequence
-        assert all(token in places for token in got), f"{uid}: {orjson.dumps(got)} is not of what the engine sampled"
+        assert all(token in places for token in got), f"{uid}: {orjson.dumps(got)} is no subsequence of the sampled ids"

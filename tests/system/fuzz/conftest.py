@@ -9,7 +9,7 @@ CASES = 1_600  # of all files together, without --cases
 
 
 def pytest_addoption(parser):
-    parser.addoption("--cases", type=int, help="how many cases to try in all, with fresh seeds")
+    parser.addoption("--cases", type=int, help="total number of cases, with new seeds")
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ GOOD = {
 }
 
 
-def spelt(body):
+def encoded(body):
     """Encode the body as JSON, including values that orjson does not write."""
     import json
 
@@ -58,9 +58,9 @@ def bodies(draw):
     """Draw a valid call with some odd fields, any JSON, or any bytes; sometimes with one byte changed."""
     path = draw(st.sampled_from(sorted(GOOD)))
     odd = {name: draw(ODD[name]) for name in draw(st.lists(st.sampled_from(sorted(ODD)), max_size=3, unique=True))}
-    text = spelt(GOOD[path] | odd)
+    text = encoded(GOOD[path] | odd)
     if draw(st.integers(0, 9)) == 0:
-        text = draw(st.binary(max_size=30) | VALUE.map(spelt))
+        text = draw(st.binary(max_size=30) | VALUE.map(encoded))
     if text and draw(st.integers(0, 9)) == 0:
         at = draw(st.integers(0, len(text) - 1))
         text = text[:at] + draw(st.binary(max_size=2)) + text[at + 1 :]

@@ -9,7 +9,7 @@ import aiohttp
 import orjson
 import pytest
 from all_readers import Failed, Readers
-from faulty_calls import FaultyCall, drawn, least, told
+from faulty_calls import FaultyCall, describe, drawn, least
 from faulty_oracle import LONGEST_S, complaint, recorded, right
 from faulty_sessions import Agent
 from hypothesis import strategies as st
@@ -33,8 +33,8 @@ async def test_a_correct_response_is_exact(fuzz):
         # Of several choices llama.cpp counts one, and SGLang's streamed completions count their sum.
         live = call.kind == "sglang" and call.dialect == "completions" and call.plan().framing == "live"
         uncounted = (call.kind == "llamacpp" or live) and len(call.truth.choices) > 1
-        assert right(step, call) or uncounted, told(call, call.plan())
-        assert step.exact or uncounted, (step.problems, told(call, call.plan()))
+        assert right(step, call) or uncounted, describe(call, call.plan())
+        assert step.exact or uncounted, (step.problems, describe(call, call.plan()))
 
     await fuzz(0.05, SEEDS.filter(lambda seed: not drawn(seed).over), check)
 
@@ -62,8 +62,8 @@ def test_the_model_writes_only_recorded_fields(kind):
     cassettes = dialect_cassettes() if kind == "vllm" else http_cassettes(kind)
     for cassette in cassettes:
         if cassette.status == 200 and not (cassette.is_stream and b'"error"' in cassette.answer):
-            place = (cassette.path, cassette.is_stream)
-            seen.setdefault(place, set()).update(keys_of_answer(cassette.answer, is_stream=cassette.is_stream))
+            endpoint = (cassette.path, cassette.is_stream)
+            seen.setdefault(endpoint, set()).update(keys_of_answer(cassette.answer, is_stream=cassette.is_stream))
     for seed in range(600):
         call = replace(drawn(seed), faults=(), cut=None, end=b"\n\n")
         text, content_type = call.answer_to(call.plan().body)
@@ -83,7 +83,7 @@ async def test_an_exact_step_never_differs_from_what_was_sampled(fuzz):
         call = drawn(seed)
         if (first := complaint(call)) is not None:
             call = least(call, lambda smaller: complaint(smaller) is not None)
-            pytest.fail(f"{first}\n{complaint(call)}\n{told(call, call.plan())}")
+            pytest.fail(f"{first}\n{complaint(call)}\n{describe(call, call.plan())}")
 
     await fuzz(0.9, SEEDS, check)
 
@@ -124,8 +124,8 @@ async def test_a_faulty_engine_breaks_no_reader(fuzz, server, kind):
                     await proxy.reset()
                     raise Failed(f"a callback of {longest.longest_s:.3f} s of CPU: {longest.longest}")
             except Failed as failed:
-                asked = "\n".join(f"{told(call, call.plan())}" for call in calls)
-                failures.append(f"seed {seed} of {kind}, group g{number}: {failed}\n{asked}")
+                described = "\n".join(f"{describe(call, call.plan())}" for call in calls)
+                failures.append(f"seed {seed} of {kind}, group g{number}: {failed}\n{described}")
 
         await fuzz(0.004, SEEDS, check)
         assert [] == failures, failures[0]

@@ -49,7 +49,7 @@ async def test_any_sampled_response_is_sent_back_unchanged(fuzz):
         read = MESSAGES.read({"messages": sent_back(answer)}, TranslationOptions(), earlier)["messages"][1]
         assert sampled["content"] == read["content"]
         assert (sampled.get("reasoning") or sampled.get("reasoning_content")) == read.get("reasoning")
-        calls = [[call["function"] for call in said.get("tool_calls", [])] for said in (sampled, read)]
+        calls = [[call["function"] for call in turn.get("tool_calls", [])] for turn in (sampled, read)]
         assert calls[0] == calls[1]
 
     await fuzz(0.01, st.tuples(messages(), SIZES, st.booleans()), check)

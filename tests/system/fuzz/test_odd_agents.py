@@ -10,7 +10,7 @@ import orjson
 import pytest
 from all_readers import Failed, Readers
 from faulty_calls import PATHS, drawn_truth, serialized
-from faulty_engine import Asked, answer
+from faulty_engine import EngineRequest, answer
 from faulty_oracle import LONGEST_S
 from hypothesis import strategies as st
 from loop_watch import watched_proxy
@@ -33,7 +33,9 @@ def answering(random: Random):
         if path not in DIALECTS or random.random() < 0.1:
             return Sent([REFUSAL], status=b"400 Bad Request")
         try:
-            written = answer(Asked("vllm", DIALECTS[path], body), drawn_truth(random, body, DIALECTS[path]), random)
+            written = answer(
+                EngineRequest("vllm", DIALECTS[path], body), drawn_truth(random, body, DIALECTS[path]), random
+            )
         except (AttributeError, TypeError, KeyError):
             return Sent([REFUSAL], status=b"400 Bad Request")
         return Sent([serialized(written)], "text/event-stream" if written.is_stream else "application/json")
@@ -49,15 +51,15 @@ async def converse(url: str, rollout: str, random: Random) -> list[Request]:
         sent.append(request)
         try:
             async with asyncio.timeout(PATIENCE_S):
-                told = await ask_raw(url, request)
+                response = await ask_raw(url, request)
         except TimeoutError:
             raise Failed(f"no end after {PATIENCE_S} s: {request}") from None
         except (ValueError, ConnectionError) as error:
             raise Failed(f"{error!r}: {request}") from error
-        why = complaint_of(request, told)
+        why = complaint_of(request, response)
         if why:
             raise Failed(f"{why}: {str(request)[:3_000]}")
-        messages = gone_on(request, told.body, random) if random.random() < 0.7 else None
+        messages = gone_on(request, response.body, random) if random.random() < 0.7 else None
     return sent
 
 

@@ -88,11 +88,11 @@ def records(draw):
 
                 def change(head, how=how, value=value, inner=inner):
                     names = sorted(head)
-                    place = head if how == "head" else head[names[inner % len(names)]]
-                    if isinstance(place, list) and place:
-                        place = place[0]
-                    if isinstance(place, dict) and place:
-                        place[sorted(place)[inner % len(place)]] = value
+                    target = head if how == "head" else head[names[inner % len(names)]]
+                    if isinstance(target, list) and target:
+                        target = target[0]
+                    if isinstance(target, dict) and target:
+                        target[sorted(target)[inner % len(target)]] = value
 
                 with suppress(orjson.JSONDecodeError, AttributeError, TypeError):  # the head may be damaged already
                     payload = with_head(payload, change)

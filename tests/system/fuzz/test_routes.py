@@ -16,7 +16,7 @@ SHARE = 0.1
 
 async def test_no_request_by_the_description_causes_a_500(fuzz, store):
     """And every status is one that the description lists for the route."""
-    schemathesis = pytest.importorskip("schemathesis", reason="`make install` brings schemathesis")
+    schemathesis = pytest.importorskip("schemathesis", reason="`make install` installs schemathesis")
     requests = pytest.importorskip("requests")
     modes = schemathesis.GenerationMode
     described = describe()
@@ -46,8 +46,8 @@ async def test_no_request_by_the_description_causes_a_500(fuzz, store):
                     answer = case.call(served.url, session=session, headers={"Authorization": "Bearer key"})
                 except (ValueError, requests.RequestException):
                     return  # cannot be sent
-                told = statuses[case.operation.method, case.operation.path] | {400, 404}
-                assert answer.status_code in told, (answer.status_code, answer.text[:500])
+                documented = statuses[case.operation.method, case.operation.path] | {400, 404}
+                assert answer.status_code in documented, (answer.status_code, answer.text[:500])
                 if is_put:
                     session.put(
                         f"{served.url}/engines", json={"endpoints": None}, headers={"Authorization": "Bearer key"}

@@ -36,8 +36,8 @@ def spoilt(draw, cassettes):
             case "swap":
                 events[at], events[0] = events[0], events[at]
             case "garble" if events[at]:
-                place = draw(st.integers(0, len(events[at]) - 1))
-                events[at] = events[at][:place] + draw(st.binary(max_size=3)) + events[at][place + 1 :]
+                index = draw(st.integers(0, len(events[at]) - 1))
+                events[at] = events[at][:index] + draw(st.binary(max_size=3)) + events[at][index + 1 :]
             case "replace":
                 events[at] = b"data: " + draw(
                     st.binary(max_size=20) | st.sampled_from([b"[DONE]", b"{}", b"null", b"[]"])
@@ -49,9 +49,9 @@ def spoilt(draw, cassettes):
     return cassette, answer, cut(answer, sizes)
 
 
-def ids_told(answer):
+def sampled_ids(answer):
     """Read the sampled ids of each choice from the stream in a simple way. None if that is not possible."""
-    told = {}
+    found = {}
     for event in answer.split(b"\n\n"):
         if event in (b"", b"data: [DONE]"):
             continue
@@ -59,10 +59,10 @@ def ids_told(answer):
             return None  # events can be written in other ways, and this parser knows one
         try:
             for choice in orjson.loads(event.removeprefix(b"data: ")).get("choices") or []:
-                told.setdefault(choice["index"], []).extend(choice.get("token_ids") or [])
+                found.setdefault(choice["index"], []).extend(choice.get("token_ids") or [])
         except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
             return None
-    return told
+    return found
 
 
 def check_step(step, answer):
@@ -70,9 +70,9 @@ def check_step(step, answer):
     written = encode(step)
     read = decode(written.record, BlockReader(written.blocks))
     assert [choice.ids for choice in read.choices] == [choice.ids for choice in step.choices]
-    told = ids_told(answer)
-    if step.exact and told is not None:
-        assert {choice.index: choice.ids.tolist() for choice in step.choices} == told
+    ids = sampled_ids(answer)
+    if step.exact and ids is not None:
+        assert {choice.index: choice.ids.tolist() for choice in step.choices} == ids
 
 
 async def test_a_damaged_stream_leaves_a_step_that_claims_only_what_was_sent(fuzz):

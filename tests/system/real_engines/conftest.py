@@ -169,7 +169,7 @@ def _wait_until_ready(process: subprocess.Popen[bytes], engine: Engine) -> None:
     while not _is_healthy(engine):
         with suppress(subprocess.TimeoutExpired):
             process.wait(0.25)
-            pytest.fail(f"The engine ended with exit code {process.returncode}.\n{_tail(engine)}", pytrace=False)
+            pytest.fail(f"The engine exited with code {process.returncode}.\n{_tail(engine)}", pytrace=False)
         if monotonic() > deadline:
             pytest.fail(f"The engine was not ready within {START_S:.0f} s.\n{_tail(engine)}", pytrace=False)
 

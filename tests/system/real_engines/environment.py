@@ -134,7 +134,7 @@ def _locked(path: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            _say("another process is making the engine's environment; waiting for it")
+            _say("another process is building the engine's environment; waiting for it")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

@@ -17,18 +17,18 @@ def scores(model: Qwen3ForCausalLM, ids: list[int], temperature: float) -> list[
     """Return the logprob of each id given those before it."""
     with torch.no_grad():
         logits = model(torch.tensor([ids])).logits[0, :-1].float() / temperature
-    told = torch.log_softmax(logits, dim=-1).gather(1, torch.tensor(ids[1:]).unsqueeze(1))
-    return [None, *told.squeeze(1).tolist()]
+    logprobs = torch.log_softmax(logits, dim=-1).gather(1, torch.tensor(ids[1:]).unsqueeze(1))
+    return [None, *logprobs.squeeze(1).tolist()]
 
 
 if __name__ == "__main__":
     question = json.load(sys.stdin)
     own = Qwen3ForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32).eval()
     answers = []
-    for asked in question["asked"]:
+    for variant in question["asked"]:
         model = own
-        if asked["seed"] is not None:
-            tiny_model.SEED = asked["seed"]
+        if variant["seed"] is not None:
+            tiny_model.SEED = variant["seed"]
             model = tiny_model.make_model([0, 1]).float().eval()
-        answers.append(scores(model, question["ids"], asked["temperature"]))
+        answers.append(scores(model, question["ids"], variant["temperature"]))
     json.dump(answers, sys.stdout)

@@ -14,14 +14,14 @@ BILLING = "x-anthropic-billing-header: cc_version=2.1.1; cch=0a1b2;"
 Body = dict[str, Any]
 
 
-def text(said: str, **extra: Any) -> Body:
+def text(content: str, **extra: Any) -> Body:
     """Return a text block."""
-    return {"type": "text", "text": said, **extra}
+    return {"type": "text", "text": content, **extra}
 
 
-def uses(number: int, **given: Any) -> Body:
+def uses(number: int, **arguments: Any) -> Body:
     """Return a tool_use block."""
-    return {"type": "tool_use", "id": f"toolu_{number}", "name": "add", "input": given}
+    return {"type": "tool_use", "id": f"toolu_{number}", "name": "add", "input": arguments}
 
 
 def result(number: int, content: Any = "124", **extra: Any) -> Body:
@@ -68,7 +68,7 @@ MESSAGES: dict[str, Body] = {
     "hidden thoughts": talk(HI, ("assistant", [{"type": "redacted_thinking", "data": "x"}, text("a")]), HI),
     "thoughts alone": talk(HI, ("assistant", [thinks("hm"), thinks("so")]), HI),
     "a tool loop": talk(*LOOP, tools=NUMBER),
-    "a tool loop that went on": talk(
+    "a continued tool loop": talk(
         *LOOP,
         ("assistant", [text("And."), uses(3, x=3)]),
         ("user", [result(3)]),
@@ -163,9 +163,9 @@ def message(role: str, *parts: str, **extra: Any) -> Body:
     return {"type": "message", "role": role, "content": [{"type": kind, "text": part} for part in parts], **extra}
 
 
-def thought(said: str) -> Body:
+def thought(content: str) -> Body:
     """Return a reasoning item."""
-    return {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": said}]}
+    return {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": content}]}
 
 
 def call(number: int, arguments: str = '{"x":1}') -> Body:
@@ -173,9 +173,9 @@ def call(number: int, arguments: str = '{"x":1}') -> Body:
     return {"type": "function_call", "call_id": f"c{number}", "name": "add", "arguments": arguments}
 
 
-def output(number: int, said: Any = "124") -> Body:
+def output(number: int, content: Any = "124") -> Body:
     """Return its function_call_output item."""
-    return {"type": "function_call_output", "call_id": f"c{number}", "output": said}
+    return {"type": "function_call_output", "call_id": f"c{number}", "output": content}
 
 
 TURN = (
@@ -190,7 +190,7 @@ TURN = (
 PARTS = [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]
 
 
-def ask(*items: Body, **fields: Any) -> Body:
+def responses_body(*items: Body, **fields: Any) -> Body:
     """Return a Responses body with these items."""
     return {"input": list(items), **fields}
 
@@ -200,21 +200,23 @@ RESPONSES: dict[str, Body] = {
     "one question": {"input": "hi"},
     "instructions": {"input": "hi", "instructions": "Be brief.\n"},
     "empty instructions": {"input": "hi", "instructions": ""},
-    "a question of parts": ask(message("user", "a", "b", "")),
-    "questions": ask(USER, message("user", "a"), message("assistant", "b", status="completed", id="msg_9"), USER),
-    "a developer": ask({"role": "developer", "content": "Be brief."}, USER),
-    "instructions and a developer": ask(message("developer", "a", "b"), USER, instructions="I"),
-    "developers": ask(message("developer", "a", "b"), message("developer", "c"), USER, instructions="I"),
-    "a developer between turns": ask(
+    "a question of parts": responses_body(message("user", "a", "b", "")),
+    "questions": responses_body(
+        USER, message("user", "a"), message("assistant", "b", status="completed", id="msg_9"), USER
+    ),
+    "a developer": responses_body({"role": "developer", "content": "Be brief."}, USER),
+    "instructions and a developer": responses_body(message("developer", "a", "b"), USER, instructions="I"),
+    "developers": responses_body(message("developer", "a", "b"), message("developer", "c"), USER, instructions="I"),
+    "a developer between turns": responses_body(
         USER, message("assistant", "a"), message("developer", "Now."), USER, instructions="I"
     ),
-    "a system": ask({"role": "system", "content": "Be brief."}, USER),
-    "a system of parts": ask(message("system", "a", "b"), USER),
-    "instructions and a system": ask({"role": "system", "content": "S"}, USER, instructions="I"),
-    "a system between turns": ask(USER, message("assistant", "a"), {"role": "system", "content": "S"}, USER),
-    "a system and a developer": ask({"role": "system", "content": "S"}, message("developer", "D"), USER),
-    "a tool loop": ask(*TURN, tools=[FUNCTION]),
-    "a tool loop that went on": ask(
+    "a system": responses_body({"role": "system", "content": "Be brief."}, USER),
+    "a system of parts": responses_body(message("system", "a", "b"), USER),
+    "instructions and a system": responses_body({"role": "system", "content": "S"}, USER, instructions="I"),
+    "a system between turns": responses_body(USER, message("assistant", "a"), {"role": "system", "content": "S"}, USER),
+    "a system and a developer": responses_body({"role": "system", "content": "S"}, message("developer", "D"), USER),
+    "a tool loop": responses_body(*TURN, tools=[FUNCTION]),
+    "a continued tool loop": responses_body(
         *TURN,
         thought("Now."),
         call(3),
@@ -224,42 +226,44 @@ RESPONSES: dict[str, Body] = {
         tools=[FUNCTION],
         instructions="I",
     ),
-    "calls without a text": ask(
+    "calls without a text": responses_body(
         USER, call(1, ""), call(2, '{"x": 2, "y": "é"}'), output(1), output(2, PARTS), tools=[FUNCTION]
     ),
-    "an empty output": ask(USER, call(1), output(1, ""), tools=[FUNCTION]),
-    "a reply that is a string": ask(USER, {"role": "assistant", "content": "a"}, USER),
-    "two replies": ask(USER, message("assistant", "a"), message("assistant", "b"), USER),
-    "thoughts and replies": ask(
+    "an empty output": responses_body(USER, call(1), output(1, ""), tools=[FUNCTION]),
+    "a reply that is a string": responses_body(USER, {"role": "assistant", "content": "a"}, USER),
+    "two replies": responses_body(USER, message("assistant", "a"), message("assistant", "b"), USER),
+    "thoughts and replies": responses_body(
         USER, thought("t"), message("assistant", "a"), thought("u"), message("assistant", "b"), USER
     ),
-    "tools": ask(USER, tools=[FUNCTION, {"type": "function", "name": "look", "parameters": None, "strict": True}]),
-    "deferred tools": ask(USER, tools=[FUNCTION | {"defer_loading": True}]),
-    "a custom tool": ask(USER, tools=[CUSTOM]),
-    "a call of a custom tool": ask(
+    "tools": responses_body(
+        USER, tools=[FUNCTION, {"type": "function", "name": "look", "parameters": None, "strict": True}]
+    ),
+    "deferred tools": responses_body(USER, tools=[FUNCTION | {"defer_loading": True}]),
+    "a custom tool": responses_body(USER, tools=[CUSTOM]),
+    "a call of a custom tool": responses_body(
         USER,
         {"type": "custom_tool_call", "call_id": "c1", "name": "patch", "input": 'a "b"\n'},
         {"type": "custom_tool_call_output", "call_id": "c1", "output": "ok"},
         tools=[CUSTOM],
     ),
-    "a namespace": ask(
+    "a namespace": responses_body(
         USER,
         call(1) | {"namespace": "n"},
         output(1),
         tools=[{"type": "namespace", "name": "n", "description": "N.", "tools": [FUNCTION]}],
     ),
-    "no tools chosen": ask(USER, tools=[FUNCTION], tool_choice="none"),
-    "a tool required": ask(USER, tools=[FUNCTION], tool_choice="required", parallel_tool_calls=False),
-    "one tool": ask(USER, tools=[FUNCTION], tool_choice={"type": "function", "name": "add"}),
-    "an effort": ask(USER, reasoning={"effort": "low", "summary": "auto"}),
-    "no effort": ask(USER, reasoning={"effort": "none"}),
-    "arguments of the template": ask(
+    "no tools chosen": responses_body(USER, tools=[FUNCTION], tool_choice="none"),
+    "a tool required": responses_body(USER, tools=[FUNCTION], tool_choice="required", parallel_tool_calls=False),
+    "one tool": responses_body(USER, tools=[FUNCTION], tool_choice={"type": "function", "name": "add"}),
+    "an effort": responses_body(USER, reasoning={"effort": "low", "summary": "auto"}),
+    "no effort": responses_body(USER, reasoning={"effort": "none"}),
+    "arguments of the template": responses_body(
         *TURN, chat_template_kwargs={"preserve_thinking": True}, reasoning={"effort": "none"}
     ),
-    "a reply to go on with": ask(USER, message("assistant", "Once upon", status="incomplete")),
-    "thoughts to go on with": ask(USER, thought("Once upon") | {"status": "incomplete"}),
-    "a reply that was cut off before": ask(USER, message("assistant", "Once upon", status="incomplete"), USER),
-    "Codex'": ask(
+    "an incomplete reply at the end": responses_body(USER, message("assistant", "Once upon", status="incomplete")),
+    "incomplete reasoning at the end": responses_body(USER, thought("Once upon") | {"status": "incomplete"}),
+    "an incomplete reply before": responses_body(USER, message("assistant", "Once upon", status="incomplete"), USER),
+    "Codex'": responses_body(
         message("developer", "<permissions>\nread-only\n</permissions>", "<apps>\nnone\n</apps>"),
         message("user", "# AGENTS.md\nBe good.", "<environment_context>\n/tmp\n</environment_context>"),
         message("developer", "<collaboration_mode>\nDefault\n</collaboration_mode>"),

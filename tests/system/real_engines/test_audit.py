@@ -44,17 +44,17 @@ SAMPLED = 150
 async def recorded(vllm, tmp_path):
     """A running proxy with correct rollouts: two turns in one row, other temperatures (raw logprobs), a stream."""
     async with through_proxy(vllm.url, tmp_path) as through:
-        ask = {"model": "tiny", "max_tokens": SAMPLED, "seed": 7, "extra_body": {"ignore_eos": True}}
-        first = {**ask, "extra_body": {"ignore_eos": True, "return_token_ids": True}}
+        request = {"model": "tiny", "max_tokens": SAMPLED, "seed": 7, "extra_body": {"ignore_eos": True}}
+        first = {**request, "extra_body": {"ignore_eos": True, "return_token_ids": True}}
         async with through.agent("turns") as agent:
             reply = await agent.chat.completions.create(messages=QUESTION, temperature=1, **first)
             ids = [*reply.prompt_token_ids, *reply.choices[0].token_ids, *range(300, 320)]
-            await agent.completions.create(prompt=ids, temperature=1, **ask)
+            await agent.completions.create(prompt=ids, temperature=1, **request)
         for name, temperature in (("warm", 1.5), ("cold", 0.6), ("greedy", 0)):
             async with through.agent(name) as agent:
-                await agent.chat.completions.create(messages=QUESTION, temperature=temperature, **ask)
+                await agent.chat.completions.create(messages=QUESTION, temperature=temperature, **request)
         async with through.agent("stream") as agent:
-            async for _ in await agent.chat.completions.create(messages=QUESTION, stream=True, **ask):
+            async for _ in await agent.chat.completions.create(messages=QUESTION, stream=True, **request):
                 pass
         yield through
 
@@ -80,9 +80,9 @@ async def audited(vllm, tmp_path):
         request = request if url is None else replace(request, source=ServerAddress(url))
         with redirect_stdout(io.StringIO()) as out:
             is_well = await audit(request, Console(file=io.StringIO()), Console(file=io.StringIO()))
-        told = orjson.loads(out.getvalue())
-        assert is_well == told["aligned"]
-        return told
+        report = orjson.loads(out.getvalue())
+        assert is_well == report["aligned"]
+        return report
 
     return run
 
@@ -90,7 +90,7 @@ async def audited(vllm, tmp_path):
 async def others(row: dict) -> list[list[float | None]]:
     """The row's logprobs at temperature 1.5, and those of another model."""
     made = await asyncio.to_thread(environment.ensure)
-    asked = [{"temperature": 1.5, "seed": None}, {"temperature": 1.0, "seed": 1}, {"temperature": 1.0, "seed": None}]
+    variants = [{"temperature": 1.5, "seed": None}, {"temperature": 1.0, "seed": 1}, {"temperature": 1.0, "seed": None}]
     process = await asyncio.create_subprocess_exec(
         str(made.python),
         str(environment.HERE / "other_scores.py"),
@@ -99,14 +99,14 @@ async def others(row: dict) -> list[list[float | None]]:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    answer, errors = await process.communicate(orjson.dumps({"ids": row["token_ids"], "asked": asked}))
+    answer, errors = await process.communicate(orjson.dumps({"ids": row["token_ids"], "asked": variants}))
     assert 0 == process.returncode, errors.decode()
     *others, own = orjson.loads(answer)
     # It must be the same model; otherwise the tests below prove nothing.
     bound = [range(span["start"], span["end"]) for span in row["spans"] if span["constrained"]]
-    told = [(own[at], two) for at, two in enumerate(row["logprobs"]) if not any(at in places for places in bound)]
-    pairs = [(one, two) for one, two in told if two is not None]
-    assert max(abs(one - two) for one, two in pairs) < 1e-3
+    compared = [(own[at], two) for at, two in enumerate(row["logprobs"]) if not any(at in places for places in bound)]
+    pairs = [(own_logprob, two) for own_logprob, two in compared if two is not None]
+    assert max(abs(own_logprob - two) for own_logprob, two in pairs) < 1e-3
     return others
 
 
@@ -120,17 +120,17 @@ def with_logprobs(row: dict, values: list[float | None]) -> dict:
 
 async def test_rows_that_the_engine_sampled_are_aligned(recorded, audited):
     """Several turns in one row, any temperature, streamed and not: within a thousandth."""
-    told = await audited(url=recorded.url)
+    report = await audited(url=recorded.url)
 
-    assert {"aligned": 5} == told["verdicts"]
-    assert 6 * SAMPLED == told["tokens"]
-    assert told["max"] < 1e-3
-    assert all(one["telling"] > SAMPLED / 2 for one in told["sequences"])
+    assert {"aligned": 5} == report["verdicts"]
+    assert 6 * SAMPLED == report["tokens"]
+    assert report["max"] < 1e-3
+    assert all(sequence["telling"] > SAMPLED / 2 for sequence in report["sequences"])
 
 
 async def test_shifts_are_detected_and_measured(row, audited):
     """Ids, the mask, or mask and logprobs, shifted by one; ids shifted so that one is lost."""
-    told = await audited(
+    report = await audited(
         row | {"token_ids": rolled(row["token_ids"], 1)},
         row | {"token_ids": rolled(row["token_ids"], -1)},
         row | {"mask": rolled(row["mask"], 1)},
@@ -139,9 +139,9 @@ async def test_shifts_are_detected_and_measured(row, audited):
         row | {"token_ids": [*row["token_ids"][1:], 0]},
     )
 
-    found = [(one["verdict"], one["offset"]) for one in told["sequences"]]
+    found = [(sequence["verdict"], sequence["offset"]) for sequence in report["sequences"]]
     assert [("shifted", -1), ("shifted", 1), ("shifted", 1), ("shifted", 1), ("shifted", -1), ("shifted", 1)] == found
-    assert "nearly" in told["sequences"][5]["note"]  # no id after the lost one has its own context
+    assert "nearly" in report["sequences"][5]["note"]  # no id after the lost one has its own context
 
 
 @pytest.mark.parametrize("turn", [0, 1])
@@ -150,24 +150,24 @@ async def test_a_replaced_token_is_located(row, audited, turn):
     spans = row["spans"]
     middle, last = (spans[turn]["start"] + spans[turn]["end"]) // 2, spans[1]["end"] - 1
     rows = []
-    for place in (middle, last, spans[0]["end"] + 5):
+    for index in (middle, last, spans[0]["end"] + 5):
         ids = list(row["token_ids"])
-        ids[place] = (ids[place] + 1000) % 4000
+        ids[index] = (ids[index] + 1000) % 4000
         rows.append(row | {"token_ids": ids})
-    told = await audited(*rows)
-    found = [(one["verdict"], one["first"]["place"]) for one in told["sequences"]]
+    report = await audited(*rows)
+    found = [(sequence["verdict"], sequence["first"]["place"]) for sequence in report["sequences"]]
 
     assert [("wrong tokens", middle), ("wrong tokens", last), ("wrong tokens", spans[1]["start"])] == found
-    assert "what lies between was not sampled" in told["sequences"][2]["note"]
+    assert "what lies between was not sampled" in report["sequences"][2]["note"]
 
 
 async def test_logprobs_of_other_weights_and_temperatures_are_detected(row, audited):
     """The same ids with the logprobs of another temperature, and of another model."""
     warm, foreign = await others(row)
-    told = await audited(with_logprobs(row, warm), with_logprobs(row, foreign))
-    temperature, model = told["sequences"]
+    report = await audited(with_logprobs(row, warm), with_logprobs(row, foreign))
+    temperature, model = report["sequences"]
 
-    assert {"other weights": 2} == told["verdicts"]
+    assert {"other weights": 2} == report["verdicts"]
     assert "the values go together" in temperature["note"]
     assert "hardly go together" in model["note"]
 
@@ -181,14 +181,14 @@ async def bound(vllm, tmp_path):
         async def made(name: str, *, goes_on: bool = True) -> dict:
             extra = {"return_token_ids": True, "chat_template_kwargs": {"enable_thinking": False}}
             async with through.agent(name) as agent:
-                ask = {"model": "tiny", "seed": 7, "temperature": 1}
+                request = {"model": "tiny", "seed": 7, "temperature": 1}
                 reply = await agent.chat.completions.create(
-                    messages=QUESTION, max_tokens=60, **ask, **BOUND[name], extra_body=extra
+                    messages=QUESTION, max_tokens=60, **request, **BOUND[name], extra_body=extra
                 )
                 ids = [*reply.prompt_token_ids, *reply.choices[0].token_ids, *range(300, 320)]
                 if goes_on:
                     body = {"ignore_eos": True}
-                    await agent.completions.create(prompt=ids, max_tokens=SAMPLED, **ask, extra_body=body)
+                    await agent.completions.create(prompt=ids, max_tokens=SAMPLED, **request, extra_body=body)
             (row,) = await through.rows(name)
             return row
 
@@ -201,13 +201,13 @@ async def test_tokens_under_a_grammar_are_left_out_of_the_verdict(bound, audited
     row = await bound(name)
     _, foreign = await others(row)
     unmarked = row | {"spans": [{**span, "constrained": None} for span in row["spans"]]}
-    told, wrong, blind = [await audited(each) for each in (row, with_logprobs(row, foreign), unmarked)]
+    report, wrong, blind = [await audited(audited_row) for audited_row in (row, with_logprobs(row, foreign), unmarked)]
     sampled = row["spans"][0]["end"] - row["spans"][0]["start"]
 
     assert [True, False] == [span["constrained"] for span in row["spans"]]
-    assert (True, {"aligned": 1}) == (told["aligned"], told["verdicts"])
-    assert (SAMPLED, sampled) == (told["tokens"], told["left_out"])
-    assert told["max"] < 1e-3
+    assert (True, {"aligned": 1}) == (report["aligned"], report["verdicts"])
+    assert (SAMPLED, sampled) == (report["tokens"], report["left_out"])
+    assert report["max"] < 1e-3
     assert (False, {"other weights": 1}) == (wrong["aligned"], wrong["verdicts"])
     assert not blind["aligned"]  # the mark is required
     assert blind["max"] > 0.5
@@ -235,10 +235,10 @@ async def test_a_rollout_under_a_grammar_alone_has_nothing_to_compare(bound, row
 async def test_a_tool_call_is_constrained_if_the_request_requires_it(vllm, tmp_path, audited, tools, is_bound):
     """vLLM 0.32 applies a grammar to strict tools and to parallel_tool_calls: false, and to no other tools."""
     extra = {"chat_template_kwargs": {"enable_thinking": False}}
-    ask = {"model": "tiny", "messages": QUESTION, "max_tokens": 40, "seed": 7, "logit_bias": {TOOL_CALL: 10}}
+    request = {"model": "tiny", "messages": QUESTION, "max_tokens": 40, "seed": 7, "logit_bias": {TOOL_CALL: 10}}
     async with through_proxy(vllm.url, tmp_path) as through:
         async with through.agent("r1") as agent:
-            await agent.chat.completions.create(**ask, **tools, extra_body=extra)
+            await agent.chat.completions.create(**request, **tools, extra_body=extra)
         (row,) = await through.rows("r1")
     unmarked = row | {"spans": [{**span, "constrained": None} for span in row["spans"]]}
     blind = await audited(unmarked)
@@ -251,13 +251,13 @@ async def test_a_tool_call_is_constrained_if_the_request_requires_it(vllm, tmp_p
 async def test_raw_logprobs_do_not_depend_on_sampling_parameters(vllm, tmp_path, audited):
     """With top-k, penalties, biases and token lists, all tokens are compared."""
     async with through_proxy(vllm.url, tmp_path) as through:
-        for name, asked in FREE.items():
+        for name, parameters in FREE.items():
             async with through.agent(name) as agent:
                 await agent.chat.completions.create(
-                    model="tiny", messages=QUESTION, max_tokens=60, seed=7, temperature=0.8, **asked
+                    model="tiny", messages=QUESTION, max_tokens=60, seed=7, temperature=0.8, **parameters
                 )
-        told = await audited(url=through.url)
+        report = await audited(url=through.url)
 
-    assert {"aligned": len(FREE)} == told["verdicts"], told
-    assert 0 == told["left_out"]
-    assert told["max"] < 1e-3
+    assert {"aligned": len(FREE)} == report["verdicts"], report
+    assert 0 == report["left_out"]
+    assert report["max"] < 1e-3

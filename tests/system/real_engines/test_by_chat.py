@@ -4,7 +4,7 @@ import anthropic
 import openai
 import pytest
 
-from .asking import CALL, TOOL
+from .calls import CALL, TOOL
 from .test_conversation import DIGITS, NO_SECOND_END, check_rows, kwargs
 from .through import through_proxy
 
@@ -17,23 +17,29 @@ ALIASES = {"claude-*": "tiny", "gpt-*": "tiny", "m": "tiny"}
 async def by_messages(proxy, rollout, *, stream):
     """Run three turns of Anthropic's client: a tool call, an answer to its result, and one to a further question."""
     tools = [{"name": FUNCTION["name"], "input_schema": FUNCTION["parameters"]}]
-    said = [{"role": "user", "content": QUESTION}]
+    messages = [{"role": "user", "content": QUESTION}]
     async with anthropic.AsyncAnthropic(base_url=f"{proxy.url}/rollouts/{rollout}", api_key="none") as client:
         for forced in ({"structured_outputs": {"regex": CALL}}, DIGITS, DIGITS):
-            ask = {"model": "claude-x", "max_tokens": 60, "messages": said, "tools": tools, "extra_body": FIRM | forced}
+            request = {
+                "model": "claude-x",
+                "max_tokens": 60,
+                "messages": messages,
+                "tools": tools,
+                "extra_body": FIRM | forced,
+            }
             counted = await client.messages.count_tokens(
-                model="claude-x", messages=said, tools=tools, extra_body=kwargs(preserve=True)
+                model="claude-x", messages=messages, tools=tools, extra_body=kwargs(preserve=True)
             )
             if stream:
-                async with client.messages.stream(**ask) as events:
+                async with client.messages.stream(**request) as events:
                     answer = await events.get_final_message()
             else:
-                answer = await client.messages.create(**ask)
+                answer = await client.messages.create(**request)
             assert counted.input_tokens == answer.usage.input_tokens
             calls = [block for block in answer.content if block.type == "tool_use"]
             results = [{"type": "tool_result", "tool_use_id": call.id, "content": "124"} for call in calls]
-            said = [
-                *said,
+            messages = [
+                *messages,
                 {"role": "assistant", "content": answer.content},
                 {"role": "user", "content": results or "And?"},
             ]
@@ -42,25 +48,25 @@ async def by_messages(proxy, rollout, *, stream):
 async def by_responses(proxy, rollout, *, stream):
     """Run the same with OpenAI's client, which references the previous response."""
     tools = [{"type": "function", "name": FUNCTION["name"], "parameters": FUNCTION["parameters"]}]
-    asked, before = QUESTION, None
+    next_input, before = QUESTION, None
     async with openai.AsyncOpenAI(base_url=f"{proxy.url}/rollouts/{rollout}/v1", api_key="none") as client:
         for forced in ({"structured_outputs": {"regex": CALL}}, DIGITS, DIGITS):
-            ask = {
+            request = {
                 "model": "gpt-5",
-                "input": asked,
+                "input": next_input,
                 "tools": tools,
                 "max_output_tokens": 60,
                 "extra_body": FIRM | forced,
             }
             named = {} if before is None else {"previous_response_id": before}
             if stream:
-                async with client.responses.stream(**ask, **named) as events:
+                async with client.responses.stream(**request, **named) as events:
                     answer = await events.get_final_response()
             else:
-                answer = await client.responses.create(**ask, **named)
+                answer = await client.responses.create(**request, **named)
             calls = [item for item in answer.output if item.type == "function_call"]
             results = [{"type": "function_call_output", "call_id": call.call_id, "output": "124"} for call in calls]
-            asked, before = results or "And?", answer.id
+            next_input, before = results or "And?", answer.id
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
@@ -84,13 +90,13 @@ async def test_max_tokens_beyond_the_context_window_is_capped(vllm, tmp_path, st
     rules = {"cap": {"max_tokens": "auto"}, "override": {"stop_token_ids": list(range(4089))}}
     async with through_proxy(vllm.url, tmp_path, models=ALIASES, sampling=rules) as proxy:
         async with anthropic.AsyncAnthropic(base_url=f"{proxy.url}/rollouts/r1", api_key="none") as client:
-            said = [{"role": "user", "content": "hi"}]
-            ask = {"model": "claude-x", "max_tokens": 32_000, "messages": said}
+            messages = [{"role": "user", "content": "hi"}]
+            request = {"model": "claude-x", "max_tokens": 32_000, "messages": messages}
             if stream:
-                async with client.messages.stream(**ask) as events:
+                async with client.messages.stream(**request) as events:
                     await events.get_final_message()
             else:
-                await client.messages.create(**ask, timeout=60)
+                await client.messages.create(**request, timeout=60)
         async with openai.AsyncOpenAI(base_url=f"{proxy.url}/rollouts/r1/v1", api_key="none") as client:
             await client.responses.create(model="gpt-5", input="hi", max_output_tokens=32_000)
         steps = await proxy.steps("r1")

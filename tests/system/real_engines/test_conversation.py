@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from .asking import CALL, QUESTION, TOOL
+from .calls import CALL, QUESTION, TOOL
 from .through import through_proxy
 
 # Each digit is a token, so text preserves them; the second EOS would not come back from text.
@@ -114,13 +114,13 @@ async def rescored(direct, row) -> list[float]:
     ids = row["token_ids"]
     scored = await direct.completions.create(model="tiny", prompt=ids, max_tokens=1, extra_body={"prompt_logprobs": 0})
     entries = scored.choices[0].prompt_logprobs
-    return [entries[place][str(ids[place])]["logprob"] for place, trained in enumerate(row["mask"]) if trained]
+    return [entries[index][str(ids[index])]["logprob"] for index, trained in enumerate(row["mask"]) if trained]
 
 
 def differences(row, scores) -> list[float]:
     """Return how far each recorded logprob of a trained token is from the engine's."""
     kept = [logprob for logprob, trained in zip(row["logprobs"], row["mask"], strict=True) if trained]
-    return [abs(one - other) for one, other in zip(kept, scores, strict=True)]
+    return [abs(recorded_logprob - other) for recorded_logprob, other in zip(kept, scores, strict=True)]
 
 
 async def chatter(agent, *, stream, preserve):

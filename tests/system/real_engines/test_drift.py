@@ -2,7 +2,7 @@
 
 import pytest
 
-from .asking import CALL, QUESTION, TOOL
+from .calls import CALL, QUESTION, TOOL
 from .through import through_proxy
 
 BODY = {"model": "tiny", "seed": 11, "max_tokens": 60, "logit_bias": {"4087": -100}}
@@ -14,8 +14,8 @@ KEPT = {"chat_template_kwargs": {"enable_thinking": False, "preserve_thinking": 
 async def two_turns(proxy, *, first: dict, then: dict, changed=None) -> list[dict]:
     """Run a turn and a second one after `changed` edits the reply; return the drift between them."""
     async with proxy.agent("r1") as agent:
-        said = await agent.chat.completions.create(messages=QUESTION, **BODY, **first)
-        reply = said.choices[0].message.model_dump(exclude_none=True)
+        first_reply = await agent.chat.completions.create(messages=QUESTION, **BODY, **first)
+        reply = first_reply.choices[0].message.model_dump(exclude_none=True)
         reply = {key: value for key, value in reply.items() if key in ("role", "content", "tool_calls", "reasoning")}
         reply = changed(reply) if changed else reply
         calls = reply.get("tool_calls") or []
@@ -78,7 +78,7 @@ async def test_text_that_is_tokenized_differently_is_drift(vllm, tmp_path):
     async with through_proxy(vllm.url, tmp_path) as proxy:
         drift = await two_turns(proxy, first=forced, then={"extra_body": KEPT | DIGITS})
 
-    assert {"retokenized"} >= {one["kind"] for one in drift}
+    assert {"retokenized"} >= {boundary["kind"] for boundary in drift}
 
 
 async def test_a_template_that_keeps_turns_has_no_drift(vllm, tmp_path):

@@ -32,7 +32,7 @@ async def http():
         yield session
 
 
-async def ask(http, url, body, *, stream=False):
+async def post(http, url, body, *, stream=False):
     """Return the status, and the response or the chunks, without the fields that differ between any two runs."""
     more = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
     async with http.post(url, json=body | more) as answer:
@@ -40,11 +40,13 @@ async def ask(http, url, body, *, stream=False):
     whole = answer.content_type == "application/json"
     events = [text] if whole else [event.removeprefix(b"data: ") for event in text.split(b"\n\n") if event]
     assert whole or events.pop() == b"[DONE]"
-    told = [orjson.loads(event) for event in events]
-    return answer.status, [{key: 0 if key in CHANGING else value for key, value in one.items()} for one in told]
+    payloads = [orjson.loads(event) for event in events]
+    return answer.status, [
+        {key: 0 if key in CHANGING else value for key, value in payload.items()} for payload in payloads
+    ]
 
 
-def said(answers):
+def contents_of(answers):
     """Return keys and values, independent of how the engine grouped tokens into chunks."""
     keys, heads, choices = set(), [], {}
     for answer in answers:
@@ -67,15 +69,15 @@ async def test_calls_are_recorded_exactly_and_responses_are_unchanged(vllm, http
     body = BODY | CASES[case]
     flagged = body | {"return_token_ids": True, "sampling_params": {"logprobs": 0} | body["sampling_params"]}
     async with through_proxy(vllm.url, tmp_path) as proxy:
-        direct = await ask(http, vllm.url + GENERATE, body, stream=stream)
-        shown = await ask(http, f"{proxy.url}/rollouts/r1{GENERATE}", body, stream=stream)
-        _, told = await ask(http, vllm.url + GENERATE, flagged)
+        direct = await post(http, vllm.url + GENERATE, body, stream=stream)
+        shown = await post(http, f"{proxy.url}/rollouts/r1{GENERATE}", body, stream=stream)
+        _, direct_answers = await post(http, vllm.url + GENERATE, flagged)
         (step,) = await proxy.steps("r1")
 
-    assert (200, said(direct[1])) == (shown[0], said(shown[1]))
+    assert (200, contents_of(direct[1])) == (shown[0], contents_of(shown[1]))
     assert ("generate", [], BODY["token_ids"]) == (step["dialect"], step["fidelity"]["problems"], step["prompt_ids"])
     assert body["sampling_params"].get("temperature") == step["sampling"].get("temperature")
-    for engine, kept in zip(told[0]["choices"], step["choices"], strict=True):
+    for engine, kept in zip(direct_answers[0]["choices"], step["choices"], strict=True):
         assert engine["token_ids"] == kept["ids"]
         assert [entry["logprob"] for entry in engine["logprobs"]["content"]] == kept["logprobs"]
         assert (engine["finish_reason"], engine["stop_reason"]) == (kept["finish_reason"], kept["stop_reason"])
@@ -97,8 +99,8 @@ async def test_calls_are_recorded_exactly_and_responses_are_unchanged(vllm, http
 async def test_an_error_is_the_engines_own(vllm, http, tmp_path, wrong):
     """Status and body, as without the proxy."""
     async with through_proxy(vllm.url, tmp_path) as proxy:
-        direct = await ask(http, vllm.url + GENERATE, BODY | wrong)
-        shown = await ask(http, f"{proxy.url}/rollouts/r1{GENERATE}", BODY | wrong)
+        direct = await post(http, vllm.url + GENERATE, BODY | wrong)
+        shown = await post(http, f"{proxy.url}/rollouts/r1{GENERATE}", BODY | wrong)
 
     assert direct == shown
     assert direct[0] in (400, 404)
@@ -109,8 +111,8 @@ async def test_sampled_ids_that_are_sent_back_extend_the_sequence(vllm, http, tm
     async with through_proxy(vllm.url, tmp_path) as proxy:
         url, prompt = f"{proxy.url}/rollouts/r1{GENERATE}", BODY["token_ids"]
         for stream in (False, True, False):
-            _, answers = await ask(http, url, BODY | {"token_ids": prompt}, stream=stream)
-            prompt = prompt + said(answers)[2][0]["token_ids"] + [198, 50]
+            _, answers = await post(http, url, BODY | {"token_ids": prompt}, stream=stream)
+            prompt = prompt + contents_of(answers)[2][0]["token_ids"] + [198, 50]
         (row,) = await proxy.rows("r1")
 
     assert prompt[:-2] == row["token_ids"]
@@ -123,7 +125,7 @@ async def test_rules_of_a_rollout_apply_to_the_sampling_parameters(vllm, http, t
     async with through_proxy(vllm.url, tmp_path) as proxy:
         async with http.post(f"{proxy.url}/rollouts", json={"rollout_id": "r1", "sampling": rules}) as opened:
             assert 201 == opened.status
-        await ask(http, f"{proxy.url}/rollouts/r1{GENERATE}", BODY)
+        await post(http, f"{proxy.url}/rollouts/r1{GENERATE}", BODY)
         (step,) = await proxy.steps("r1")
 
     assert (0.5, 3) == (step["sampling"]["temperature"], step["sampling"]["max_tokens"])
@@ -138,7 +140,7 @@ async def test_weights_that_change_in_flight_have_different_versions(vllm, http,
     try:
         async with through_proxy(vllm.url, tmp_path) as proxy:
             before = await sampled()
-            calling = asyncio.ensure_future(ask(http, f"{proxy.url}/rollouts/r1{GENERATE}", body, stream=stream))
+            calling = asyncio.ensure_future(post(http, f"{proxy.url}/rollouts/r1{GENERATE}", body, stream=stream))
             while await sampled() < before + 20:  # an unstreamed response has no event for it
                 assert not calling.done()
             await change_weights(http, vllm, "v2")

@@ -6,7 +6,7 @@ from grpo_loop import check_taken, run_grpo_loop
 
 from tokentape import AsyncClient
 
-from .asking import CALL, QUESTION
+from .calls import CALL, QUESTION
 from .test_conversation import DIGITS, say
 from .through import through_proxy
 

@@ -5,7 +5,7 @@ import asyncio
 import aiohttp
 import pytest
 
-from .asking import CHAT, QUESTION
+from .calls import CHAT, QUESTION
 from .through import through_proxy
 
 LONG = {"model": "tiny", "messages": QUESTION, "max_tokens": 1900, "ignore_eos": True}

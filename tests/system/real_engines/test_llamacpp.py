@@ -85,16 +85,16 @@ def events(stream):
     return [event for payload in payloads[:-1] if (event := orjson.loads(payload)) is not None]
 
 
-def said(stream):
+def contents_of(stream):
     """Return text and finish reason by choice, and the keys of choices and deltas."""
-    told = {}
+    contents = {}
     for event in events(stream):
         for choice in event["choices"]:
-            text, keys, finish = told.setdefault(choice["index"], ("", set(), None))
+            text, keys, finish = contents.setdefault(choice["index"], ("", set(), None))
             delta = choice.get("delta", {})
             text += choice.get("text") or delta.get("content") or ""
-            told[choice["index"]] = (text, keys | choice.keys() | delta.keys(), choice["finish_reason"] or finish)
-    return told
+            contents[choice["index"]] = (text, keys | choice.keys() | delta.keys(), choice["finish_reason"] or finish)
+    return contents
 
 
 async def tokenized(http, engine, text):
@@ -162,7 +162,7 @@ async def test_a_stream_has_the_contents_of_the_engines_own(llamacpp, http, tmp_
     (shown,), (step,) = await steps_of(llamacpp, http, tmp_path, path, body | {"stream": True})
     expected, actual = events(own), events(shown[1])
 
-    assert said(own) == said(shown[1])
+    assert contents_of(own) == contents_of(shown[1])
     assert (expected[0].keys(), expected[-1].keys()) == (actual[0].keys(), actual[-1].keys())
     assert step["extra"]["streaming"] == ("replay" if path == CHAT else "live")
 
@@ -170,9 +170,9 @@ async def test_a_stream_has_the_contents_of_the_engines_own(llamacpp, http, tmp_
 @pytest.mark.parametrize(("path", "body"), [(CHAT, _CHAT), (COMPLETIONS, _TEXT)], ids=["chat", "completions"])
 async def test_usage_is_in_the_event_where_the_engine_sends_it(llamacpp, http, tmp_path, path, body):
     """On request it is in a separate event in chat, and always in the last event of completions."""
-    asked = body | {"stream": True, "stream_options": {"include_usage": True}}
-    _, own = await posted(http, llamacpp.url + path, asked)
-    (shown,), _ = await steps_of(llamacpp, http, tmp_path, path, asked)
+    with_usage = body | {"stream": True, "stream_options": {"include_usage": True}}
+    _, own = await posted(http, llamacpp.url + path, with_usage)
+    (shown,), _ = await steps_of(llamacpp, http, tmp_path, path, with_usage)
     expected, actual = events(own)[-1], events(shown[1])[-1]
 
     assert expected.keys() == actual.keys()

@@ -29,38 +29,38 @@ async def test_a_prompt_equals_that_of_the_engines_own_endpoint(template, path, 
     """Id by id, for every request; what the engine's endpoint rejects is rejected here."""
     engine = request.getfixturevalue(template)
     cases, least = (MESSAGES, {"max_tokens": 1}) if path == "/v1/messages" else (RESPONSES, {"max_output_tokens": 16})
-    found, wanted = {}, {}
+    found, expected = {}, {}
     async with through_proxy(engine.url, tmp_path) as proxy:
         for number, (name, body) in enumerate(cases.items()):
-            asked = {"model": "tiny", **least, **body}
-            wanted[name] = await rendered(proxy, f"{engine.url}{path}/render", asked)
-            found[name] = await sampled_from(proxy, f"r{number}", path, asked)
+            call = {"model": "tiny", **least, **body}
+            expected[name] = await rendered(proxy, f"{engine.url}{path}/render", call)
+            found[name] = await sampled_from(proxy, f"r{number}", path, call)
 
-    assert {} == {name: (wanted[name], found[name]) for name in cases if wanted[name] != found[name]}
+    assert {} == {name: (expected[name], found[name]) for name in cases if expected[name] != found[name]}
 
 
 @pytest.mark.parametrize("template", ["vllm", "qwen"])
 async def test_the_token_count_of_a_prompt_is_its_length(template, request, tmp_path):
     """For every prompt that the engine accepts."""
     engine = request.getfixturevalue(template)
-    found, wanted = {}, {}
+    found, expected = {}, {}
     async with through_proxy(engine.url, tmp_path) as proxy:
         for name, body in MESSAGES.items():
-            asked = {"model": "tiny", "max_tokens": 1, **body}
-            made = await rendered(proxy, f"{engine.url}/v1/messages/render", asked)
-            wanted[name] = len(made) if isinstance(made, list) else made
-            async with proxy.http.post(f"{proxy.url}/v1/messages/count_tokens", json=asked) as answer:
-                told = await answer.json()
-                found[name] = told["input_tokens"] if answer.status == 200 else answer.status
+            call = {"model": "tiny", "max_tokens": 1, **body}
+            made = await rendered(proxy, f"{engine.url}/v1/messages/render", call)
+            expected[name] = len(made) if isinstance(made, list) else made
+            async with proxy.http.post(f"{proxy.url}/v1/messages/count_tokens", json=call) as answer:
+                counted = await answer.json()
+                found[name] = counted["input_tokens"] if answer.status == 200 else answer.status
 
-    assert wanted == found
+    assert expected == found
 
 
 async def rendered(proxy, url, body):
     """Return the ids of the prompt that the engine renders, or the status of its error."""
     async with proxy.http.post(url, json=body) as answer:
-        told = await answer.json()
-        return told["token_ids"] if answer.status == 200 else answer.status
+        payload = await answer.json()
+        return payload["token_ids"] if answer.status == 200 else answer.status
 
 
 async def sampled_from(proxy, rollout, path, body):

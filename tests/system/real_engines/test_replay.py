@@ -6,7 +6,7 @@ import aiohttp
 import orjson
 import pytest
 
-from .asking import CASES, ask, flagged, sampled
+from .calls import CASES, flagged, post, sampled
 from .test_leaving import LONG, until
 from .through import through_proxy
 
@@ -30,16 +30,16 @@ async def test_a_synthetic_stream_has_the_contents_of_the_engines_own(vllm, http
     path, body = CASES[case]
     body = body | {"stream_options": {"include_usage": True}}
     async with through_proxy(vllm.url, tmp_path, record=REPLAY) as proxy:
-        live = await ask(http, vllm.url + path, body, stream=True)
-        replayed = await ask(http, f"{proxy.url}/rollouts/r1{path}", body, stream=True)
-        _, told = await ask(http, vllm.url + path, flagged(path, CASES[case][1]), stream=False)
+        live = await post(http, vllm.url + path, body, stream=True)
+        replayed = await post(http, f"{proxy.url}/rollouts/r1{path}", body, stream=True)
+        _, direct_answers = await post(http, vllm.url + path, flagged(path, CASES[case][1]), stream=False)
         (step,) = await proxy.steps("r1")
 
     if case not in OTHER_MESSAGE:
-        assert said(live[1]) == said(replayed[1])
+        assert contents_of(live[1]) == contents_of(replayed[1])
         assert counted(live[1]) == counted(replayed[1])
     assert keys(replayed[1]) <= keys(live[1]) | ALWAYS
-    assert sampled(told, stream=False)[0]["ids"] == step["choices"][0]["ids"]
+    assert sampled(direct_answers, stream=False)[0]["ids"] == step["choices"][0]["ids"]
     assert (True, "replay") == (step["fidelity"]["exact"], step["extra"]["streaming"])
 
 
@@ -56,10 +56,10 @@ ALWAYS = {(), TEXT, tuple(sorted((*TEXT, "stop_reason")))}
 def keys(chunks) -> set[tuple[str, ...]]:
     """Return the keys of choices and of their deltas."""
     choices = [choice for chunk in chunks for choice in chunk["choices"]]
-    return {tuple(sorted(said)) for choice in choices for said in (choice, choice.get("delta") or ())}
+    return {tuple(sorted(part)) for choice in choices for part in (choice, choice.get("delta") or ())}
 
 
-def said(chunks) -> dict:
+def contents_of(chunks) -> dict:
     """Return texts, calls by name and arguments, and the finish reason, by choice."""
     found: dict = {}
     for chunk in chunks:

@@ -1,6 +1,6 @@
 """Sampling defaults: a step records the engine's own values of fields that its request omits."""
 
-from .asking import QUESTION
+from .calls import QUESTION
 from .through import through_proxy
 
 

@@ -26,15 +26,15 @@ class Agent:
 
 
 async def linear(agent):
-    (said,) = await agent.say(START)
-    (said,) = await agent.say(said + USER)
-    await agent.say(said + USER)
+    (turn,) = await agent.say(START)
+    (turn,) = await agent.say(turn + USER)
+    await agent.say(turn + USER)
 
 
 async def parallel(agent):
-    (said,) = await agent.say(START)
+    (turn,) = await agent.say(START)
     for other in ([1], [2], [3]):
-        await agent.say(said + other)
+        await agent.say(turn + other)
 
 
 async def rollback(agent):
@@ -50,25 +50,25 @@ async def one_of_several(agent):
 
 
 async def truncated(agent):
-    (said,) = await agent.say(START, ignore_eos=True)
-    await agent.say(said, ignore_eos=True)  # nothing in between
+    (turn,) = await agent.say(START, ignore_eos=True)
+    await agent.say(turn, ignore_eos=True)  # nothing in between
 
 
 async def empty(agent):
-    (said,) = await agent.say(START, logit_bias={str(EOS): 100})
-    assert said == [*START, EOS]
-    await agent.say(said + USER)
+    (turn,) = await agent.say(START, logit_bias={str(EOS): 100})
+    assert turn == [*START, EOS]
+    await agent.say(turn + USER)
 
 
 async def compaction(agent):
-    (said,) = await agent.say(START)
-    await agent.say(said + USER)
+    (turn,) = await agent.say(START)
+    await agent.say(turn + USER)
     await agent.say([5, 6, 7])
 
 
 async def edited(agent):
-    (said,) = await agent.say(START)
-    await agent.say([*said[:-1], 9, *USER])
+    (turn,) = await agent.say(START)
+    await agent.say([*turn[:-1], 9, *USER])
 
 
 async def retried(agent):
@@ -77,10 +77,10 @@ async def retried(agent):
 
 
 async def identical(agent):
-    (said,) = await agent.say(START, seed=1)
+    (turn,) = await agent.say(START, seed=1)
     (again,) = await agent.say(START, seed=1, user="another")
-    assert said == again
-    await agent.say(said + USER)
+    assert turn == again
+    await agent.say(turn + USER)
 
 
 @pytest.mark.parametrize(
@@ -118,8 +118,8 @@ async def test_a_retry_with_an_idempotency_key_is_one_step(vllm, tmp_path):
     """The engine gets one request."""
     async with through_proxy(vllm.url, tmp_path) as proxy, aiohttp.ClientSession() as http:
         agent = Agent(proxy.url, http)
-        said = [await agent.say(START, seed=3, headers={"Idempotency-Key": "k"}) for _ in range(3)]
+        replies = [await agent.say(START, seed=3, headers={"Idempotency-Key": "k"}) for _ in range(3)]
         recorded = await proxy.steps("r1")
 
-    assert said[0] == said[1] == said[2]
+    assert replies[0] == replies[1] == replies[2]
     assert 1 == len(recorded)

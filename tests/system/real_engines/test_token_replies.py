@@ -24,8 +24,8 @@ async def test_every_token_and_every_alternative_is_its_vocabulary_entry(vllm, t
     """The pieces are the sampled ids, and alternatives have a token's own logprob, too."""
     vocabulary = load(str(folder))._loaded.get_vocab()
     async with through_proxy(vllm.url, tmp_path, tokenizer=folder) as through, through.agent("r1") as agent:
-        asked = {"logprobs": True, "top_logprobs": alternatives, "stream": stream, "extra_headers": HEADERS}
-        answer = await agent.chat.completions.create(**BODY, **asked)
+        options = {"logprobs": True, "top_logprobs": alternatives, "stream": stream, "extra_headers": HEADERS}
+        answer = await agent.chat.completions.create(**BODY, **options)
         choices = [choice async for chunk in answer for choice in chunk.choices] if stream else answer.choices
         (step,) = await through.steps("r1")
     entries = [entry for choice in choices if choice.logprobs for entry in choice.logprobs.content]
@@ -41,11 +41,13 @@ async def test_every_token_and_every_alternative_is_its_vocabulary_entry(vllm, t
 
 async def test_the_flags_of_verifiers_on_chat(vllm, tmp_path, direct):
     """Including `logprobs: 1`: key by key the response of the engine alone."""
-    asked = {**BODY, "logprobs": 1, "extra_body": VERIFIERS}
+    request = {**BODY, "logprobs": 1, "extra_body": VERIFIERS}
     async with through_proxy(vllm.url, tmp_path) as through, through.agent("r1") as agent:
-        answer = await agent.chat.completions.create(**asked)
-    alone = await direct.chat.completions.create(**asked)
-    shown, told = (orjson.loads(one.model_dump_json(exclude={"id", "created"})) for one in (answer, alone))
+        answer = await agent.chat.completions.create(**request)
+    alone = await direct.chat.completions.create(**request)
+    shown, direct_json = (
+        orjson.loads(completion.model_dump_json(exclude={"id", "created"})) for completion in (answer, alone)
+    )
 
-    assert told == shown
+    assert direct_json == shown
     assert len(answer.choices[0].token_ids) == len(answer.choices[0].logprobs.content)

@@ -14,15 +14,16 @@ ARGUMENTS = (
 )  # fmt: skip
 
 
-def said(arguments, **call):
+def conversation(arguments, **call):
     """Return a conversation with one tool call."""
     made = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}, **call}
     return [USER, {"role": "assistant", "content": None, "tool_calls": [made]}]
 
 
 ODD = (
-    said("{}", id=None), said("{}", type=None), said("{}", type="custom", custom={"name": "f", "input": "x"}),
-    said("{}", function="f"), said("{}", function={"arguments": "{}"}),
+    conversation("{}", id=None), conversation("{}", type=None),
+    conversation("{}", type="custom", custom={"name": "f", "input": "x"}),
+    conversation("{}", function="f"), conversation("{}", function={"arguments": "{}"}),
     [USER, {"role": "assistant", "content": "Hi", "tool_calls": []}],
     [USER, {"role": "assistant", "content": "Hi", "tool_calls": None}],
     [USER, {"role": "assistant", "content": "Hi", "tool_calls": "f"}],
@@ -42,16 +43,18 @@ def call_in(prompt: str) -> str:
     return prompt.partition("<tool_call>")[2].partition("</tool_call>")[0]
 
 
-@pytest.mark.parametrize("messages", [*map(said, ARGUMENTS), *ODD], ids=lambda one: repr(one[1]["tool_calls"])[:90])
+@pytest.mark.parametrize(
+    "messages", [*map(conversation, ARGUMENTS), *ODD], ids=lambda case: repr(case[1]["tool_calls"])[:90]
+)
 async def test_the_simulator_renders_a_call_as_vllm_does(vllm, http, messages):
     """In the prompt of the next turn, or both reject it."""
     async with http.post(f"{vllm.url}/tokenize", json={"model": "tiny", "messages": messages}) as answer:
-        told = orjson.loads(await answer.read())
+        rendered = orjson.loads(await answer.read())
     if answer.status != 200:
         assert 400 == answer.status
         assert simulated(messages) is None
         return
-    async with http.post(f"{vllm.url}/detokenize", json={"model": "tiny", "tokens": told["tokens"]}) as answer:
+    async with http.post(f"{vllm.url}/detokenize", json={"model": "tiny", "tokens": rendered["tokens"]}) as answer:
         prompt = orjson.loads(await answer.read())["prompt"]
 
     assert call_in(prompt) == simulated(messages)

@@ -4,7 +4,7 @@ import aiohttp
 import orjson
 import pytest
 
-from .asking import CASES, CHAT, ask, flagged, sampled
+from .calls import CASES, CHAT, flagged, post, sampled
 from .through import through_proxy
 
 NO_IDS = {"echo"}  # ids would replace the echoed text: recorded as text, and flagged
@@ -22,16 +22,16 @@ async def test_calls_are_recorded_exactly_and_responses_are_unchanged(vllm, http
     """Field by field the direct response; the step has ids, logprobs and finish reasons of a direct one with all flags."""
     path, body = CASES[case]
     async with through_proxy(vllm.url, tmp_path) as proxy:
-        direct = await ask(http, vllm.url + path, body, stream=stream)
-        shown = await ask(http, f"{proxy.url}/rollouts/r1{path}", body, stream=stream)
-        _, told = await ask(http, vllm.url + path, flagged(path, body), stream=stream)
+        direct = await post(http, vllm.url + path, body, stream=stream)
+        shown = await post(http, f"{proxy.url}/rollouts/r1{path}", body, stream=stream)
+        _, direct_answers = await post(http, vllm.url + path, flagged(path, body), stream=stream)
         (step,) = await proxy.steps("r1")
 
     assert (direct[0], _merged(direct[1])) == (shown[0], _merged(shown[1]))
     if case in NO_IDS:
         assert "echo" in step["fidelity"]["problems"]
         return
-    expected = sampled(told, stream=stream)
+    expected = sampled(direct_answers, stream=stream)
     actual = {
         choice["index"]: {name: choice[name] for name in ("ids", "logprobs", "finish_reason")}
         for choice in step["choices"]
@@ -49,17 +49,17 @@ def _merged(chunks):
     """
     merged: dict[tuple, object] = {}
 
-    def gather(value, place):
+    def gather(value, path):
         if isinstance(value, dict):
-            merged.setdefault((*place, "keys"), set()).update({tuple(value)} - {()})
+            merged.setdefault((*path, "keys"), set()).update({tuple(value)} - {()})
             for key, inner in value.items():
-                gather(inner, (*place, key))
+                gather(inner, (*path, key))
         elif isinstance(value, list):
-            merged.setdefault((*place, "list"), []).extend(value)
-        elif isinstance(value, str) and place[-1] in ("content", "reasoning", "arguments", "text"):
-            merged[place] = str(merged.get(place, "")) + value
+            merged.setdefault((*path, "list"), []).extend(value)
+        elif isinstance(value, str) and path[-1] in ("content", "reasoning", "arguments", "text"):
+            merged[path] = str(merged.get(path, "")) + value
         else:
-            values = merged.setdefault((*place, "values"), [])
+            values = merged.setdefault((*path, "values"), [])
             if value not in values:
                 values.append(value)
 
@@ -69,7 +69,7 @@ def _merged(chunks):
             gather(choice, ("choice", choice.get("index")))
             for call in choice.get("delta", {}).get("tool_calls") or []:
                 gather(call["function"], ("choice", choice["index"], "call", call["index"]))
-    return {place: value for place, value in merged.items() if not (place[-1] == "list" and "tool_calls" in place)}
+    return {path: value for path, value in merged.items() if not (path[-1] == "list" and "tool_calls" in path)}
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
@@ -77,15 +77,17 @@ async def test_reasoning_that_is_switched_off_is_recorded(vllm, http, tmp_path, 
     """The engine would omit ids, so the proxy requests reasoning; the client gets none of it."""
     path, body = CASES["reasoning"]
     async with through_proxy(vllm.url, tmp_path) as proxy:
-        _, shown = await ask(http, f"{proxy.url}/rollouts/r1{path}", body | {"include_reasoning": False}, stream=stream)
-        _, told = await ask(http, vllm.url + path, flagged(path, body), stream=stream)
+        _, shown = await post(
+            http, f"{proxy.url}/rollouts/r1{path}", body | {"include_reasoning": False}, stream=stream
+        )
+        _, direct_answers = await post(http, vllm.url + path, flagged(path, body), stream=stream)
         (step,) = await proxy.steps("r1")
 
     assert step["fidelity"]["exact"]
-    assert sampled(told, stream=stream)[0]["ids"] == step["choices"][0]["ids"]
+    assert sampled(direct_answers, stream=stream)[0]["ids"] == step["choices"][0]["ids"]
     text = orjson.dumps([choice for answer in shown for choice in answer["choices"]]).decode()
     assert '"reasoning":"' not in text
-    assert _content(told) == _content(shown)
+    assert _content(direct_answers) == _content(shown)
 
 
 def _content(answers):
@@ -98,8 +100,8 @@ async def test_usage_is_included_on_request(vllm, http, tmp_path):
     path, body = CASES["tool call"]
     body = body | {"stream_options": {"include_usage": True}}
     async with through_proxy(vllm.url, tmp_path) as proxy:
-        direct = await ask(http, vllm.url + path, body, stream=True)
-        shown = await ask(http, f"{proxy.url}/rollouts/r1{path}", body, stream=True)
+        direct = await post(http, vllm.url + path, body, stream=True)
+        shown = await post(http, f"{proxy.url}/rollouts/r1{path}", body, stream=True)
         (step,) = await proxy.steps("r1")
 
     assert (direct[0], _merged(direct[1])) == (shown[0], _merged(shown[1]))
@@ -143,8 +145,8 @@ async def test_prompt_logprobs_are_forwarded(vllm, http, tmp_path):
     """A client may request fields that the proxy never injects."""
     path, body = CASES["ids in"]
     async with through_proxy(vllm.url, tmp_path) as proxy:
-        direct = await ask(http, vllm.url + path, body | {"prompt_logprobs": 0}, stream=False)
-        shown = await ask(http, f"{proxy.url}/rollouts/r1{path}", body | {"prompt_logprobs": 0}, stream=False)
+        direct = await post(http, vllm.url + path, body | {"prompt_logprobs": 0}, stream=False)
+        shown = await post(http, f"{proxy.url}/rollouts/r1{path}", body | {"prompt_logprobs": 0}, stream=False)
 
     assert direct == shown
     assert direct[1][0]["choices"][0]["prompt_logprobs"]

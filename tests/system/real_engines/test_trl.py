@@ -35,10 +35,10 @@ def engine(trl, tmp_path):
 async def train(trl, proxy: str, folder: Path, *arguments: str) -> list[tuple[float, int]]:
     """Run three steps of the example; return each one's largest difference of logprobs and number of trained tokens."""
     program = [str(trl.python), str(ROOT / "examples" / "trl_grpo.py"), "--url", proxy, "--model", str(trl.model)]
-    told = ["--steps", "3", "--rate", "1e-3", "--out", str(folder), *arguments]
+    options = ["--steps", "3", "--rate", "1e-3", "--out", str(folder), *arguments]
     done = await asyncio.to_thread(
         subprocess.run,
-        [*program, *told],
+        [*program, *options],
         env=os.environ | VARIABLES | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,

@@ -16,7 +16,7 @@ SHAPES = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"
 DIALECTS = pytest.mark.parametrize("case", BODIES)
 
 
-async def told_and_recorded(engine, folder, path, body, logprobs):
+async def shown_and_recorded(engine, folder, path, body, logprobs):
     """Return the texts that a client gets, and the step."""
     async with (
         through_proxy(engine.url, folder / logprobs, record={"logprobs": logprobs}) as proxy,
@@ -36,14 +36,14 @@ def texts(answer):
     choices = [choice for payload in payloads for choice in orjson.loads(payload)["choices"]]
     assert all(choice.get("logprobs") is None for choice in choices)
     spoken = [choice.get("message") or choice.get("delta") or choice for choice in choices]
-    return "".join((each.get("content") or each.get("text") or "") for each in spoken)
+    return "".join((part.get("content") or part.get("text") or "") for part in spoken)
 
 
 async def both(engine, folder, case, model, *, stream):
     """Return texts and step with logprobs, and without."""
     path, body = BODIES[case]
     body = {**body, "model": model, **({"stream": True} if stream else {})}
-    return [await told_and_recorded(engine, folder, path, body, logprobs) for logprobs in ("full", "off")]
+    return [await shown_and_recorded(engine, folder, path, body, logprobs) for logprobs in ("full", "off")]
 
 
 @SHAPES
@@ -78,7 +78,7 @@ async def test_llamacpps_split_characters_are_exact_without_logprobs(llamacpp, t
     path, body = BODIES["chat"]
     body = {**body, "model": "smollm2", "grammar": 'root ::= "a🦙🎉"'}
     steps = [
-        (await told_and_recorded(llamacpp, tmp_path, path, body, logprobs))[1]["fidelity"]
+        (await shown_and_recorded(llamacpp, tmp_path, path, body, logprobs))[1]["fidelity"]
         for logprobs in ("full", "off")
     ]
 

@@ -40,14 +40,14 @@ class Through:
 
 @asynccontextmanager
 async def through_proxy(
-    engine_url: str, folder: Path, *, tokenizer: Path | None = None, **said: Any
+    engine_url: str, folder: Path, *, tokenizer: Path | None = None, **overrides: Any
 ) -> AsyncIterator[Through]:
     """Start a proxy that detects this engine, with its own store and a test's settings."""
     settings = load(
         listen="127.0.0.1:0",
         engines={"endpoints": [{"url": engine_url, "name": "engine", "tokenizer": tokenizer and str(tokenizer)}]},
         store={"url": f"embedded:{folder / 'store'}"},
-        **said,
+        **overrides,
     )
     async with running(settings) as served, aiohttp.ClientSession() as http:
         yield Through(served.url, http)

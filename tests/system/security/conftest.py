@@ -26,11 +26,13 @@ class Guarded:
 
     async def call(self, method: str, path: str, key: str | None = None, *, headers=None, **named) -> SimpleNamespace:
         """Send a request, its path unchanged."""
-        said = {**({"Authorization": f"Bearer {key}"} if key else {}), **(headers or {})}
-        async with self.http.request(method, URL(self.url + path, encoded=True), headers=said, **named) as answer:
+        all_headers = {**({"Authorization": f"Bearer {key}"} if key else {}), **(headers or {})}
+        async with self.http.request(
+            method, URL(self.url + path, encoded=True), headers=all_headers, **named
+        ) as answer:
             text = await answer.read()
-            told = await answer.json() if answer.content_type == "application/json" else None
-            return SimpleNamespace(status=answer.status, json=told, text=text, headers=answer.headers)
+            payload = await answer.json() if answer.content_type == "application/json" else None
+            return SimpleNamespace(status=answer.status, json=payload, text=text, headers=answer.headers)
 
     async def raw(self, sent: bytes) -> bytes:
         """Send these bytes; return everything until the proxy closes the connection."""
@@ -54,19 +56,19 @@ async def guarded_api():
 
 
 @pytest.fixture
-def said():
+def sections():
     """Settings beyond those below; a test module may override this."""
     return {}
 
 
 @pytest.fixture
-async def guarded(store, said):
+async def guarded(store, sections):
     """A proxy that requires keys, with two rollouts (`r1`, `r2`), a group `g2` and the routes of Atropos."""
     settings = {
-        "agents": {"api_keys": [AGENT], **said.get("agents", {})},
+        "agents": {"api_keys": [AGENT], **sections.get("agents", {})},
         "control": {"api_keys": [CONTROL]},
         "atropos": {"enabled": True},
-        **{name: value for name, value in said.items() if name != "agents"},
+        **{name: value for name, value in sections.items() if name != "agents"},
     }
     async with (
         simulating("127.0.0.1:0", Options()) as engine,

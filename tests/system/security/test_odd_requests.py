@@ -34,8 +34,8 @@ POSTED = (b"completions", b"messages", b"responses", b"embeddings", b"count_toke
 @pytest.fixture
 async def api(store, engine, guarded_api):
     engine.plays(WHOLE)
-    said = {"models": {"alias": "m"}, "atropos": {"enabled": True}}
-    async with running(settings_for(engine.url, **said), store) as served:
+    sections = {"models": {"alias": "m"}, "atropos": {"enabled": True}}
+    async with running(settings_for(engine.url, **sections), store) as served:
         yield guarded_api(served.url)
 
 

@@ -42,8 +42,8 @@ async def test_no_url_of_a_request_is_fetched(store, engine, guarded_api, trap):
         api = guarded_api(served.url)
         for route in ROUTES:
             path = route.path.replace("{", "").replace("}", "") + f"?url={url}&base_url={url}"
-            for said in (body, chat, body | chat, {"server": url, "messages": chat["messages"]}, {"base_url": url}):
-                answer = await api.call(route.method, path, headers=headers, json=said)
+            for payload in (body, chat, body | chat, {"server": url, "messages": chat["messages"]}, {"base_url": url}):
+                answer = await api.call(route.method, path, headers=headers, json=payload)
                 assert answer.status != 500 or "sessions/create" in path or path.startswith("/setup"), (
                     path,
                     answer.text,

@@ -59,11 +59,11 @@ async def victims(guarded):
 
 async def state(guarded):
     """Return everything that does not belong to r1, from the control API."""
-    told = [
+    bodies = [
         (await guarded.call("GET", path, CONTROL)).json for path in ("/rollouts", "/groups", "/policy", "/sessions")
     ]
-    told[0]["rollouts"] = sorted((r for r in told[0]["rollouts"] if r["rollout_id"] != "r1"), key=str)
-    return told
+    bodies[0]["rollouts"] = sorted((r for r in bodies[0]["rollouts"] if r["rollout_id"] != "r1"), key=str)
+    return bodies
 
 
 def test_every_route_of_the_description_is_tried():

@@ -73,40 +73,40 @@ async def seen(api, engine, store):
     out = []
     minted = (await api.call("POST", "/rollouts", CONTROL, json={"rollout_id": "r1"})).json["api_key"]
 
-    async def said(method, path, key=AGENT, **named):
+    async def send(method, path, key=AGENT, **named):
         answer = await api.call(method, path, key, headers=HEADERS | named.pop("headers", {}), **named)
         out.extend([answer.text, repr(answer.headers).encode()])
 
     endpoint = {"url": engine.url, "name": "fake", "kind": "vllm", "api_key": ENGINE}
-    await said("PUT", "/engines", CONTROL, json={"endpoints": [endpoint]})
+    await send("PUT", "/engines", CONTROL, json={"endpoints": [endpoint]})
     for wrong in (
         {"kind": "x"},
         {"url": "ftp://me:planted-a@x"},
         {"url": "http://me:planted-b@x"},
         {"api_key": ["planted-c"]},
     ):
-        await said("PUT", "/engines", CONTROL, json={"endpoints": [endpoint | wrong]})
-    await said("PUT", "/engines", CONTROL, json={"endpoints": [endpoint, endpoint]})
+        await send("PUT", "/engines", CONTROL, json={"endpoints": [endpoint | wrong]})
+    await send("PUT", "/engines", CONTROL, json={"endpoints": [endpoint, endpoint]})
     chat = "/rollouts/r1/v1/chat/completions"
     engine.plays(WHOLE)
     for key in (AGENT, minted, "planted-wrong", None):
-        await said("POST", chat, key, json=CHAT, headers={"Idempotency-Key": f"planted-{key}"})
-        await said("POST", chat, key, data=b"{")
-        await said("GET", "/v1/nowhere", key)
-        await said("GET", "/rollouts/r1", key)
+        await send("POST", chat, key, json=CHAT, headers={"Idempotency-Key": f"planted-{key}"})
+        await send("POST", chat, key, data=b"{")
+        await send("GET", "/v1/nowhere", key)
+        await send("GET", "/rollouts/r1", key)
     engine.hangs()
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(said("POST", chat, json=CHAT | {"n": 1}, headers={"Idempotency-Key": "planted-1"}), 0.1)
+        await asyncio.wait_for(send("POST", chat, json=CHAT | {"n": 1}, headers={"Idempotency-Key": "planted-1"}), 0.1)
     engine.streams([b"data: nonsense\n\n"], then="die")
     with suppress(aiohttp.ClientPayloadError):
-        await said("POST", chat, json=CHAT | {"stream": True}, headers={"Idempotency-Key": "planted-2"})
+        await send("POST", chat, json=CHAT | {"stream": True}, headers={"Idempotency-Key": "planted-2"})
     with suppress(aiohttp.ClientPayloadError):
-        await said("POST", chat, json=CHAT, headers={"Idempotency-Key": "planted-3"})
-    await said("POST", "/rollouts/r1/dispatch", CONTROL, json={"server": "runner", "messages": QUESTION, "wait": True})
+        await send("POST", chat, json=CHAT, headers={"Idempotency-Key": "planted-3"})
+    await send("POST", "/rollouts/r1/dispatch", CONTROL, json={"server": "runner", "messages": QUESTION, "wait": True})
     for line in (b"Authorization Bearer planted-line", b"X-Api-Key: planted-\x00", b"Authorization: Bearer planted\nX"):
         await api.raw(b"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n%s\r\n\r\n" % line)
-    told = ("/metrics", "/engines", "/ready", "/rollouts", "/rollouts/r1", "/rollouts/r1/steps", "/rollouts/r1/tree")
-    for path in (*told, *(f"/rollouts/r1/export?format={name}&report=true" for name in FORMATS)):
+    paths = ("/metrics", "/engines", "/ready", "/rollouts", "/rollouts/r1", "/rollouts/r1/steps", "/rollouts/r1/tree")
+    for path in (*paths, *(f"/rollouts/r1/export?format={name}&report=true" for name in FORMATS)):
         answer = await api.call("GET", path, CONTROL)
         out.append(answer.text)
     out += [repr(step).encode() for step in await steps_of(store, "r1")]
@@ -120,10 +120,10 @@ async def test_no_output_contains_a_secret(api, engine, store, logged):
     assert len(await steps_of(store, "r1")) >= 2
     assert "call" in logged.getvalue()
     assert "could not be read" in logged.getvalue()
-    for place in [*out, logged.getvalue().encode()]:
-        found = place.find(b"planted-")
-        assert found < 0, place[max(0, found - 300) : found + 60]
-        assert minted.encode() not in place
+    for output in [*out, logged.getvalue().encode()]:
+        found = output.find(b"planted-")
+        assert found < 0, output[max(0, found - 300) : found + 60]
+        assert minted.encode() not in output
 
 
 async def test_the_engine_gets_its_key_and_a_server_its_own(api, engine, store):

@@ -120,8 +120,8 @@ async def test_an_id_in_a_body_cannot_split_a_response(api, engine, field):
     """JSON can encode any character; the result is the same."""
     for name in ("a\r\nX-Evil: 1", "a\x00", "\ud800"):
         value = name if field == "rollout_id" else {"rollout_id": name}
-        spelt = b'{"messages":[],"%s":%s}' % (field.encode(), _ascii(value))
-        answer = await api.raw(request(body=spelt, path="/v1/chat/completions"))
+        body = b'{"messages":[],"%s":%s}' % (field.encode(), _ascii(value))
+        answer = await api.raw(request(body=body, path="/v1/chat/completions"))
 
         assert [400] == statuses(answer)
         assert b"\nX-Evil" not in answer
@@ -157,11 +157,11 @@ async def test_hop_by_hop_headers_and_keys_are_not_forwarded(api, engine, store)
 async def test_a_model_name_reaches_no_other_route_of_the_engine(api, engine, path):
     """Dot segments and control characters, encoded or not, are 404 without a request to the engine."""
     await engine_is_known(api)
-    asked = len(engine.asked)
+    before = len(engine.asked)
     answer = await api.raw(b"GET %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % path.encode())
 
     assert [404] == statuses(answer)
-    assert asked == len(engine.asked)
+    assert before == len(engine.asked)
 
 
 @pytest.mark.parametrize("path", ["/pause", "/v1/load_lora_adapter", "/collective_rpc", "/tokenize/../pause", "//tokenize",
@@ -169,11 +169,11 @@ async def test_a_model_name_reaches_no_other_route_of_the_engine(api, engine, pa
 async def test_no_other_route_of_the_engine_is_reachable(api, engine, path):
     """A route that is neither recorded nor on the allow-list is 404, in any form."""
     await engine_is_known(api)
-    asked = len(engine.asked)
+    before = len(engine.asked)
     answer = await api.raw(request(path=path))
 
     assert statuses(answer) in ([404], [400])
-    assert asked == len(engine.asked)
+    assert before == len(engine.asked)
 
 
 async def engine_is_known(api):

@@ -19,10 +19,10 @@ CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 @pytest.fixture
 async def secure_engine(certificate):
     """An engine that requires TLS, and the requests that it received."""
-    asked = []
+    requests = []
 
     async def answer(request):
-        asked.append(request.path)
+        requests.append(request.path)
         if request.method == "GET":
             return web.json_response({"version": "0.32.0"})
         return web.Response(body=WHOLE.answer, content_type="application/json")
@@ -34,7 +34,7 @@ async def secure_engine(certificate):
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(*certificate)
     await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
-    yield f"https://127.0.0.1:{runner.addresses[0][1]}", asked
+    yield f"https://127.0.0.1:{runner.addresses[0][1]}", requests
     await runner.cleanup()
 
 
@@ -50,14 +50,14 @@ async def test_both_apis_listen_with_tls(store, engine, certificate):
         async with http.post(served.url + "/v1/chat/completions", json=CHAT, ssl=trusting) as called:
             pass
         async with http.post(served.control_url + "/rollouts", json={}, ssl=trusting) as opened:
-            told = await opened.json()
+            rollout = await opened.json()
         with pytest.raises(aiohttp.ClientConnectorCertificateError):
             await http.get(served.url + "/health")
         with pytest.raises(aiohttp.ClientError):
             await http.get(served.url.replace("https", "http") + "/health")
 
     assert (True, 200, 201) == (served.url.startswith("https://"), called.status, opened.status)
-    assert told["base_url"].startswith("https://")
+    assert rollout["base_url"].startswith("https://")
 
 
 async def test_old_versions_of_tls_are_rejected(store, engine, certificate):
@@ -89,21 +89,21 @@ async def test_invalid_certificate_files_are_reported(store, engine, tmp_path, c
 
 async def test_an_engine_with_tls_is_called_if_its_ca_is_trusted(store, certificate, secure_engine):
     """With engines.ca_file; otherwise its certificate is rejected, with 503, and nothing is sent."""
-    url, asked = secure_engine
+    url, requests = secure_engine
     async with aiohttp.ClientSession() as http:
         async with (
             proxying(url, store) as served,
             http.post(served.url + "/v1/chat/completions", json=CHAT) as refused,
         ):
             assert 503 == refused.status
-        assert [] == asked
+        assert [] == requests
         async with (
             proxying(url, store, engines={"ca_file": certificate[0]}) as served,
             http.post(served.url + "/v1/chat/completions", json=CHAT) as called,
         ):
             assert 200 == called.status
 
-    assert "/v1/chat/completions" in asked
+    assert "/v1/chat/completions" in requests
 
 
 async def test_an_export_with_an_own_store_needs_no_certificate(tmp_path, engine, certificate):

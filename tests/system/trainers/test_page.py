@@ -61,8 +61,8 @@ class Sample(SimpleNamespace):
     """slime's (624b824), created from a dict."""
 
     @classmethod
-    def from_dict(cls, given):
-        return cls(**given)
+    def from_dict(cls, fields):
+        return cls(**fields)
 
 
 class TrainingSample(msgspec.Struct, array_like=True, gc=False):
@@ -85,14 +85,14 @@ class TrainingSample(msgspec.Struct, array_like=True, gc=False):
 
 def not_installable() -> dict[str, ModuleType]:
     """Replace the trainers that cannot be installed by the classes that the page names."""
-    given = {
+    classes = {
         "skyrl.train.generators.base": {"GeneratorInterface": ABC, "TrajectoryID": TrajectoryID},
         "slime.rollout.base_types": {"RolloutFnTrainOutput": SimpleNamespace},
         "slime.utils.types": {"Sample": Sample},
         "prime_rl.transport.types": {"TrainingSample": TrainingSample},
     }
-    modules = {name: ModuleType(name) for name in given}
-    for name, names in given.items():
+    modules = {name: ModuleType(name) for name in classes}
+    for name, names in classes.items():
         vars(modules[name]).update(names)
     return modules
 
@@ -129,7 +129,7 @@ async def play(page, groups=1, size=4, sampling=None):
 async def sampled_with(page):
     """Return the sampling parameters of each recorded step, of all rollouts."""
     async with AsyncClient(page.url) as client:
-        steps = [step async for one in client.rollouts() async for step in client.steps(one["rollout_id"])]
+        steps = [step async for rollout in client.rollouts() async for step in client.steps(rollout["rollout_id"])]
     facts = {"logprobs_mode", "constrained"}  # a field of the engine's logprobs, not of the request
     return [{name: value for name, value in step["sampling"].items() if name not in facts} for step in steps]
 
@@ -150,10 +150,10 @@ async def test_trl_gets_a_completion_of_each_prompt(page):
     assert [{**SAMPLING, **stop, "max_tokens": 24}] * 6 == await sampled_with(page)
 
 
-def async_args(**given):
+def async_args(**fields):
     """The fields of TRL's AsyncGRPOConfig that the page reads."""
     return SimpleNamespace(
-        queue_maxsize=64, max_staleness=3, max_completion_length=24, num_generations=4, **{**SAMPLING, **given}
+        queue_maxsize=64, max_staleness=3, max_completion_length=24, num_generations=4, **{**SAMPLING, **fields}
     )
 
 
@@ -191,14 +191,14 @@ async def test_verls_agent_loop_returns_its_output(page):
     """Registered by name; within the lengths to which its worker pads, sampled with its settings."""
     loop = object.__new__(page.RecordedLoop)  # verl's own __init__ needs a model's tokenizer
     loop.rollout_config = SimpleNamespace(prompt_length=7, response_length=5)
-    said = {"temperature": 0.5, "top_p": 0.9, "top_k": -1, "repetition_penalty": 1.0}
-    output = await loop.run({**said, "logprobs": True}, raw_prompt=TASK)
+    sampling = {"temperature": 0.5, "top_p": 0.9, "top_k": -1, "repetition_penalty": 1.0}
+    output = await loop.run({**sampling, "logprobs": True}, raw_prompt=TASK)
 
     assert isinstance(output, page.AgentLoopOutput)
     assert 7 == len(output.prompt_ids)
     assert 5 >= len(output.response_ids) == len(output.response_mask) == len(output.response_logprobs)
     assert output.reward_score in (0.0, 1.0)
-    assert [{**said, "max_tokens": 5}] == await sampled_with(page)
+    assert [{**sampling, "max_tokens": 5}] == await sampled_with(page)
 
 
 async def test_openrlhfs_executor_returns_its_response(page):
@@ -218,15 +218,15 @@ async def test_areals_workflow_returns_its_tensors(page):
     """All of one length except the reward, sampled with its settings."""
     async with AsyncClient(page.url) as client:
         await client.put_policy(3)
-    said = {"top_p": 0.9, "top_k": 20, "frequency_penalty": 0.0, "ignore_eos": False, "stop": ["END"]}
+    sampling = {"top_p": 0.9, "top_k": 20, "frequency_penalty": 0.0, "ignore_eos": False, "stop": ["END"]}
     gconfig = SimpleNamespace(
-        greedy=False, temperature=0.5, max_new_tokens=24, min_new_tokens=0, stop_token_ids=[9], **said
+        greedy=False, temperature=0.5, max_new_tokens=24, min_new_tokens=0, stop_token_ids=[9], **sampling
     )
     tensors = await page.RecordedWorkflow(gconfig).arun_episode(None, {"messages": TASK})
 
     assert (1,) == tensors.pop("rewards").shape
     assert 1 == len({tensor.shape for tensor in tensors.values()})
-    assert [{**said, "temperature": 0.5, "max_tokens": 24, "stop_token_ids": [9]}] == await sampled_with(page)
+    assert [{**sampling, "temperature": 0.5, "max_tokens": 24, "stop_token_ids": [9]}] == await sampled_with(page)
 
 
 async def test_tinkers_data_are_made_of_batches(page):
@@ -252,7 +252,7 @@ async def test_skyrls_generator_returns_one_output_in_order(page):
     assert ids == output["trajectory_ids"]
     assert {2} == {len(entries) for entries in output.values() if entries is not None}
     assert {"temperature": 0.5, "top_p": 0.9, "top_k": 20, "max_tokens": 24} in await sampled_with(page)
-    assert [(group["group_id"], 0), (group["group_id"], 1)] == [(one.instance_id, one.repetition_id) for one in found]
+    assert [(group["group_id"], 0), (group["group_id"], 1)] == [(row.instance_id, row.repetition_id) for row in found]
 
 
 async def test_slimes_samples_of_several_groups_share_no_number(page):

@@ -168,8 +168,8 @@ def test_marins_conversion_marks_our_sampled_tokens():
 def test_verifiers_steps_are_ours(max_len, finish_reason):
     """verifiers' environment makes our step of the recorded response, except for fields that only ours has."""
     names = ("parse_response_tokens", "parse_response_messages", "parse_is_truncated")
-    given = {"ChatCompletion": ChatCompletion, "TrajectoryStepTokens": dict, "ChatMessage": dict, "cast": typing.cast}
-    parsers = load_published("verifiers/utils/response_utils.py", *names, **given)
+    classes = {"ChatCompletion": ChatCompletion, "TrajectoryStepTokens": dict, "ChatMessage": dict, "cast": typing.cast}
+    parsers = load_published("verifiers/utils/response_utils.py", *names, **classes)
     environment = load_published(
         "verifiers/envs/multiturn_env.py", "MultiTurnEnv.add_model_response",
         TrajectoryStep=dict, **{name: getattr(parsers, name) for name in names},

@@ -6,7 +6,6 @@ completions, models, streams, and several calls at once.
 
 from typing import Final
 
-import orjson
 from aiohttp import web
 
 from proxy.api.adapters import CallRoute
@@ -18,6 +17,7 @@ from proxy.api.compat.atropos.session import read_session_chat
 from proxy.api.compat.atropos.sessions import Handler, in_their_shape, session_of
 from proxy.api.compat.call_routes import CALL_ROUTES
 from proxy.api.context import CONTEXT
+from proxy.api.http import json_response
 from proxy.api.model.call import ModelRequest
 from proxy.api.model.calls import handle_call
 from proxy.api.model.unrecorded import show_models
@@ -41,7 +41,7 @@ async def render(request: web.Request) -> web.Response:
     call = form.native(context.settings.models, endpoint.kind)
     text, ids = await rendered(context, endpoint, call)
     told = {"prompt_text": text, "token_ids": ids, "num_tokens": len(ids)}
-    return web.Response(body=orjson.dumps(told), content_type="application/json")
+    return json_response(told)
 
 
 async def list_models(request: web.Request) -> web.StreamResponse:

@@ -55,7 +55,7 @@ async def rendered(context: Context, endpoint: Endpoint, call: Mapping[str, Any]
 
     The engine itself is asked, with what decides its template in chat, so that it is the prompt that would be sampled from.
     """
-    await context.upstream.know(endpoint)
+    await context.upstream.ensure_detected(endpoint)
     if endpoint.kind not in _RENDERS:
         raise NotRendered(f"{endpoint.settings.public_label} ({endpoint.kind}) has no /tokenize for messages")
     asked = {**({"model": call["model"]} if "model" in call else {}), **template_fields(endpoint.kind, call)}
@@ -71,10 +71,10 @@ async def rendered(context: Context, endpoint: Endpoint, call: Mapping[str, Any]
 
 async def texts_of(context: Context, endpoint: Endpoint, several: Sequence[Sequence[int]]) -> list[str | None]:
     """The texts of ids, special tokens spelt out: by the endpoint's tokenizer, else by the engine; None where neither can."""
-    tokenizer = await context.tokenizers.of(endpoint.settings.label)
+    tokenizer = await context.tokenizers.get(endpoint.settings.label)
     if tokenizer is not None:
         return await asyncio.to_thread(lambda: [tokenizer.decode(ids) for ids in several])
-    await context.upstream.know(endpoint)
+    await context.upstream.ensure_detected(endpoint)
     if endpoint.kind not in _RENDERS:
         return [None] * len(several)
     return list(await asyncio.gather(*(_detokenized(context, endpoint, ids) for ids in several)))
@@ -98,5 +98,5 @@ async def _told(context: Context, endpoint: Endpoint, method: str, path: str, bo
     async with context.upstream.send(endpoint, method, path, headers=headers, body=text) as answer:
         if answer.status == 200:
             return await answer.json()
-        said = (await answer.whole())[:300].decode("utf-8", "replace")
+        said = (await answer.read())[:300].decode("utf-8", "replace")
     raise NotRendered(f"{endpoint.settings.name or 'the engine'} answered {answer.status}: {said}")

@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
-import orjson
 from aiohttp import web
 
 from proxy.api.body import read_body
@@ -28,12 +27,12 @@ from proxy.api.compat.atropos.session import (
 from proxy.api.context import CONTEXT, Context
 from proxy.api.failures import visible_error
 from proxy.api.health import healthy_engines
-from proxy.api.http import RESPONSE_STARTED
+from proxy.api.http import RESPONSE_STARTED, json_response
 from proxy.errors import Conflict, NotFound, ProxyError, StoreFault
 from proxy.export import Inexpressible
 from proxy.rollouts.rollout import Rollout, read_rollout, write_fields
 from proxy.rollouts.steps import aside, facts_of, read_steps
-from proxy.upstream import Endpoint, choose, own
+from proxy.upstream import Endpoint, choose, preferred
 from proxy.upstream.concurrency import off_loop
 from storage.errors import FieldsChanged, StorageError
 
@@ -55,7 +54,7 @@ def in_their_shape(route: Handler) -> Handler:
                 failure if isinstance(failure, ProxyError) else StoreFault(f"the store cannot be reached: {failure}")
             )
         if isinstance(error, SchemaFault):
-            return _json({"detail": error.detail}, status=422)
+            return json_response({"detail": error.detail}, status=422)
         error = visible_error(request, error)
         headers = {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
         body = error_body(error.status, error.message)
@@ -85,7 +84,7 @@ async def show_health(request: web.Request) -> web.Response:
         "servers": len(engines),
         "healthy_servers": sum(engines.values()),
     }
-    return _json(told)
+    return json_response(told)
 
 
 async def set_up(request: web.Request) -> web.Response:
@@ -102,14 +101,16 @@ async def set_up(request: web.Request) -> web.Response:
         "servers": len(context.upstream.endpoints),
         "model_name": await _model(context) or setup.model_name,
     }
-    return _json(told)
+    return json_response(told)
 
 
 async def list_servers(request: web.Request) -> web.Response:
     """`GET /servers`."""
     context = request.app[CONTEXT]
     healthy = await healthy_engines(context)
-    return _json({"servers": [await _server(context, at, healthy) for at in range(len(context.upstream.endpoints))]})
+    return json_response(
+        {"servers": [await _server(context, at, healthy) for at in range(len(context.upstream.endpoints))]}
+    )
 
 
 async def create_session(request: web.Request) -> web.Response:
@@ -119,7 +120,7 @@ async def create_session(request: web.Request) -> web.Response:
     asked = await off_loop(len(text), lambda: read_as(CreateSession, read_body(text or b"{}")))
     wanted = None if asked.base_url is None else endpoint_named(context, asked.base_url)
     name = session_id(context.clock.entropy(16))
-    while wanted is not None and own(context.upstream.endpoints, name).settings.url != wanted.settings.url:
+    while wanted is not None and preferred(context.upstream.endpoints, name).settings.url != wanted.settings.url:
         name = session_id(context.clock.entropy(16))
     model = await model_of(context, choose(context.upstream.endpoints, name))
     terms = {**asked.model_dump(), "model_name": model}
@@ -131,18 +132,18 @@ async def create_session(request: web.Request) -> web.Response:
         "base_url": asked.base_url,
         "created_at": stored.created_ms / 1000,
     }
-    return _json(told)
+    return json_response(told)
 
 
 async def list_sessions(request: web.Request) -> web.Response:
     """`GET /sessions`: all of them, newest first."""
     context = request.app[CONTEXT]
-    visible_error = []
+    sessions = []
     async for name in context.store.names():
         stored = await context.store.get(name) if is_session_id(name) else None
         rollout = None if stored is None else read_rollout(stored)
         if rollout is not None and (terms := terms_of(rollout)) is not None:
-            visible_error.append(
+            sessions.append(
                 {
                     "uuid": name,
                     "model_name": terms.get("model_name"),
@@ -152,7 +153,7 @@ async def list_sessions(request: web.Request) -> web.Response:
                     "num_nodes": len(await _nodes(context, rollout, terms)),
                 }
             )
-    return _json({"sessions": visible_error})
+    return json_response({"sessions": sessions})
 
 
 async def show_nodes(request: web.Request) -> web.Response:
@@ -162,7 +163,7 @@ async def show_nodes(request: web.Request) -> web.Response:
     nodes = await _nodes(context, rollout, terms_of(rollout) or {})
     endpoint = choose(context.upstream.endpoints, rollout.rollout_id)
     texts = await texts_of(context, endpoint, [node["tokens"] for node in nodes])
-    return _json({"nodes": [{**node, "full_text": text} for node, text in zip(nodes, texts, strict=True)]})
+    return json_response({"nodes": [{**node, "full_text": text} for node, text in zip(nodes, texts, strict=True)]})
 
 
 async def delete_session(request: web.Request) -> web.Response:
@@ -175,7 +176,7 @@ async def delete_session(request: web.Request) -> web.Response:
         await _finish(context, rollout)
     else:
         await context.store.delete(rollout.rollout_id)
-    return _json({"status": "deleted", "uuid": rollout.rollout_id})
+    return json_response({"status": "deleted", "uuid": rollout.rollout_id})
 
 
 async def _finish(context: Context, rollout: Rollout) -> None:
@@ -233,10 +234,6 @@ async def _server(context: Context, at: int, healthy: Mapping[str, bool]) -> dic
         "model_name": await model_of(context, endpoint),
         "server_type": endpoint.kind,
     }
-
-
-def _json(value: Mapping[str, Any], *, status: int = 200) -> web.Response:
-    return web.Response(status=status, body=orjson.dumps(value), content_type="application/json")
 
 
 # Only with `atropos.enabled`, and before our own routes: of `/health` its shape is the wider one.

@@ -7,13 +7,13 @@ its tools, a name for its retries, the steps before it. It starts no rollout: `o
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
-import orjson
 from aiohttp import web
 
 from proxy.api.auth import check_minted, may_report
 from proxy.api.body_reader import read_bytes
 from proxy.api.compat.osmosis.schemas import RolloutResult, kept_result, read_result
 from proxy.api.context import Context
+from proxy.api.http import json_response
 from proxy.api.model.call import ModelRequest
 from proxy.api.model.routes import ModelRoute
 from proxy.errors import BadCall, Conflict
@@ -51,7 +51,7 @@ async def complete(context: Context, rollout_id: str, result: RolloutResult, *, 
         await keep_claim(context, rollout, result)
     else:
         await take_result(context, rollout, result)
-    return web.Response(body=orjson.dumps({"status": "ok"}), content_type="application/json")
+    return json_response({"status": "ok"})
 
 
 async def take_result(

@@ -8,7 +8,6 @@ import asyncio
 from hashlib import blake2b
 from typing import Any, Final
 
-import orjson
 from aiohttp import web
 
 from proxy.api.api_keys import mint
@@ -18,6 +17,7 @@ from proxy.api.compat.osmosis.schemas import InitAnswer, RolloutResult, kept_res
 from proxy.api.compat.osmosis.servers import RolloutServers, ServerFault
 from proxy.api.context import CONTEXT, Context
 from proxy.api.control.schemas import DispatchRollout, read_as
+from proxy.api.http import json_response
 from proxy.api.query import rollout_from
 from proxy.api.urls import model_url
 from proxy.errors import Conflict, NotValid, ProxyError, TooLarge
@@ -138,4 +138,4 @@ def _answer(rollout: Rollout, *, status: int) -> web.Response:
         "tools": rollout.tools,
         "result": rollout.metadata.get("osmosis"),
     }
-    return web.Response(status=status, body=orjson.dumps(told), content_type="application/json")
+    return json_response(told, status=status)

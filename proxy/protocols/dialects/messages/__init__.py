@@ -1,13 +1,12 @@
-"""Anthropic's Messages, by way of chat: requests read as chat calls, chat's answers told in its blocks and events.
+"""Anthropic's Messages API, translated to chat.
 
-    request     a body, read as a chat body        turns       its conversation, as chat messages
-    tools       what it offers to call             blocks      what users send: text, images, documents, results
-    telling     an answer, whole or streamed       told        the shapes of blocks and events
-    arguments   texts of calls, told as objects    beginning   how far a text can be the beginning of one
-    ending      stop reasons, usage                errors      types and statuses
-    listing     models                             checked     values by their type, refused by their place
+    request         a request, read as a chat call        messages      its conversation, as chat messages
+    tools           tools and tool choices                renderer      a response, whole or streamed
+    events          blocks, events, stop reasons, usage   partial_json  the longest valid prefix of arguments
+    tool_arguments  argument texts, as objects            errors        error types and statuses
+    models_list     models
 
-It must not know engines, sockets or the store. What chat cannot carry of it, and it of chat: docs/dialects.md.
+docs/dialects.md lists what neither side can represent.
 """
 
 from collections.abc import Mapping
@@ -32,7 +31,7 @@ class Messages:
     name: DialectName = "messages"
 
     def read(self, body: Mapping[str, Any], options: TranslationOptions, resolved: ResolvedReferences = _NONE) -> Json:
-        """The chat body. `earlier.items` are calls of earlier replies as sampled, by the id they were told by."""
+        """Return the chat body. `resolved.items` are sampled calls of earlier responses, by their rendered ids."""
         return read(body, options, resolved)
 
     def references(self, body: Mapping[str, Any]) -> References:
@@ -46,7 +45,7 @@ class Messages:
     def unrestorable_calls(
         self, body: Mapping[str, Any], told: CallIdentity, response: Mapping[str, Any]
     ) -> Mapping[str, Json]:
-        """Those whose text is not how objects are spelt here."""
+        """Return the calls whose text differs from the serialization that is used here."""
         message = response["choices"][0].get("message") or {}
         return {name: call["function"] for name, call in unrestorable_calls(message, told.step_id).items()}
 

@@ -1,7 +1,6 @@
-"""Errors in the shape of this dialect.
+"""Errors in Anthropic's format.
 
-Holds their types and statuses. Anthropic's errors have a type for each status and no field for a parameter: the message
-names it.
+Anthropic's errors have a type for each status and no field for a parameter: the message names it.
 """
 
 from typing import Any, Final
@@ -28,30 +27,30 @@ _FULL: Final = (Overloaded, EngineBusy, Paused)
 
 
 def status_of(error: ProxyError) -> int:
-    """The status by which a client of this dialect learns of a failure of ours: one that its API has."""
+    """Return the status of an error for a client of this dialect: one that Anthropic's API has."""
     if isinstance(error, _FULL):
         return 529
     return error.status if error.status >= 500 or error.status in _TYPES else 400
 
 
 def type_of(status: int) -> str:
-    """The type of error that goes with a status."""
+    """Return the error type of a status."""
     return _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
 
 
 def error_body(status: int, message: str, param: str | None = None) -> bytes:
-    """An error."""
+    """Return an error body."""
     return orjson.dumps(error_object(type_of(status), message, param))
 
 
 def error_object(kind: str, message: str, param: str | None = None) -> dict[str, Any]:
-    """An error, as an event has it, too."""
+    """Return an error object, which events have as well."""
     details = {"details": _DETAILS[param]} if param in _DETAILS else {}
     return {"type": "error", "error": {"type": kind, "message": message, **details}}
 
 
 def words_of(text: str) -> str:
-    """What an engine's error says, whichever shape it has; the text itself, if it has none."""
+    """Return the message of an engine's error in any known format; the text itself, if it has none."""
     try:
         said = orjson.loads(text)
     except orjson.JSONDecodeError:

@@ -1,7 +1,4 @@
-"""The pieces an answer is told in: blocks, and the events of a stream.
-
-Holds their shapes, which whole answers and streams share. It must not know chat.
-"""
+"""The blocks of a response, and the events of a stream, in Anthropic's format."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -14,7 +11,7 @@ PING: Final = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 
 def message(told: CallIdentity, content: list[Json], usage: Json, reason: str | None, stop: str | None) -> Json:
-    """An answer: as it begins, or whole."""
+    """Return a response, at its beginning or complete."""
     return {
         "id": f"msg_{told.step_id}",
         "type": "message",
@@ -29,27 +26,27 @@ def message(told: CallIdentity, content: list[Json], usage: Json, reason: str | 
 
 
 def text(said: str) -> Json:
-    """A block of text."""
+    """Return a text block."""
     return {"type": "text", "text": said}
 
 
 def thinking(thought: str, signature: str) -> Json:
-    """A block of reasoning."""
+    """Return a reasoning block."""
     return {"type": "thinking", "thinking": thought, "signature": signature}
 
 
 def tool_use(choose_call_id: str, name: str, given: Json) -> Json:
-    """A call of a tool."""
+    """Return a tool call."""
     return {"type": "tool_use", "id": choose_call_id, "name": name, "input": given}
 
 
 def signature_of(told: CallIdentity) -> str:
-    """What stands where Anthropic signs reasoning: clients send back no reasoning without it."""
+    """Return a signature for reasoning: clients do not send back reasoning without one."""
     return f"sig_{told.step_id}"
 
 
 def event(kind: str, **fields: object) -> bytes:
-    """One event of a stream."""
+    """Return one event of a stream."""
     return b"event: " + kind.encode() + b"\ndata: " + orjson.dumps({"type": kind, **fields}) + b"\n\n"
 
 

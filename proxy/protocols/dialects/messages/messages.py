@@ -1,7 +1,7 @@
-"""The turns of a conversation, as messages of chat.
+"""The turns of a conversation, as chat messages.
 
-Holds the reading of `system` and `messages`, as vLLM 0.32's own endpoint reads them (entrypoints/anthropic/serving.py:352-594):
-the prompt is the one that the engine would make by itself. It must not know sampling or tools.
+`system` and `messages` are read as in vLLM 0.32's own endpoint (entrypoints/anthropic/serving.py:352-594), so the prompt is
+the one that the engine itself would make.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,14 +14,14 @@ from proxy.protocols.dialects.validation import a_flag, a_list, a_text, an_objec
 
 
 def blocks_of(content: Any, at: str) -> list[tuple[str, Json]]:
-    """The blocks of a message's content, each with its place. A string is one block of text."""
+    """Return the blocks of a message's content, each with its path. A string is one text block."""
     if isinstance(content, str):
         return [(at, {"type": "text", "text": content})]
     return [(f"{at}.{n}", an_object(block, f"{at}.{n}")) for n, block in enumerate(a_list(content, at))]
 
 
 def parts_of(block: Json, at: str) -> list[Json]:
-    """The parts of a chat message that say what this block says."""
+    """Return the chat message parts of this block."""
     kind = a_text(block.get("type"), f"{at}.type")
     if kind == "text":
         return [_text(a_text(block.get("text"), f"{at}.text"))]
@@ -52,7 +52,7 @@ def result_of(block: Json, at: str) -> list[Json]:
 
 
 def said_in(parts: list[Json]) -> str | list[Json]:
-    """The content of a chat message of these parts: one text is a string."""
+    """Return chat content with these parts: a single text is a string."""
     text: str | list[Json] = parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
     return text
 

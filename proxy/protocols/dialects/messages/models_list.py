@@ -1,7 +1,4 @@
-"""The list of models, in this dialect's shape.
-
-Holds the telling of `GET /v1/models` and of one model, of what OpenAI's routes answer.
-"""
+"""`GET /v1/models` and `GET /v1/models/{id}` in Anthropic's format."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -11,7 +8,7 @@ from proxy.protocols.dialects.translation import Json
 
 
 def models(listing: Mapping[str, Any]) -> Json:
-    """All models, on one page."""
+    """Return all models, on one page."""
     told = [model(each) for each in listing.get("data") or () if isinstance(each, Mapping)]
     ids = [each["id"] for each in told]
     return {
@@ -23,7 +20,7 @@ def models(listing: Mapping[str, Any]) -> Json:
 
 
 def model(given: Mapping[str, Any]) -> Json:
-    """One model. What an engine does not know of itself is null; when it was made is the epoch, if nobody says."""
+    """Return one model. Unknown values are null; an unknown creation time is the epoch."""
     name, created, longest = str(given.get("id")), given.get("created"), given.get("max_model_len")
     moment = datetime.fromtimestamp(created if type(created) is int and 0 <= created < 1 << 37 else 0, UTC)
     return {

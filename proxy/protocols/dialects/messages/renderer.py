@@ -1,10 +1,10 @@
-"""One answer, told in this dialect: whole, or event by event.
+"""A chat response, rendered in Anthropic's format: whole, or as events.
 
-Holds the order of things. A stream opens a block with the first piece of it and closes it when something else begins; what
-ends the answer is told by `finish` alone. Accumulated, the events are the whole answer.
+A stream opens a block with its first piece and closes it when another begins; `finish` alone ends the response.
+Accumulated, the events are the whole response.
 
-A message that says text after its calls, or thinks after its text, is told in that order in a stream; whole, as chat has it:
-thoughts, text, calls. Read again, both are the same.
+A message with text after its calls, or reasoning after its text, keeps that order in a stream; rendered whole, it has chat's
+order: reasoning, text, calls. Sent back, both are read as the same message.
 """
 
 from collections.abc import Iterator, Mapping
@@ -35,7 +35,7 @@ class _Call:
 
 
 class MessagesRenderer:
-    """The answer to one call. `stops` are the client's own stop sequences."""
+    """Renders the response to one call. `stops` are the client's own stop sequences."""
 
     def __init__(self, told: CallIdentity, stops: Any) -> None:
         self._told = told
@@ -48,14 +48,14 @@ class MessagesRenderer:
         self._ids: set[str] = set()
 
     def whole(self, response: Json) -> Json:
-        """An unstreamed answer."""
+        """Return an unstreamed response."""
         choice = _first(response)
         content = list(self._content(choice.get("message") or {}))
         reason, stop = stop_of(choice, self._stops)
         return shapes.message(self._told, content, usage_of(response.get("usage")), reason, stop)
 
     def feed(self, chunk: Json) -> bytes:
-        """The events of a chunk."""
+        """Return the events of a chunk."""
         events = [] if self._started else [self._start(chunk.get("usage"))]
         for choice in chunk.get("choices") or ():
             if choice.get("index", 0) == 0:
@@ -63,7 +63,7 @@ class MessagesRenderer:
         return b"".join(events)
 
     def finish(self, response: Json | None, error: str | None = None) -> bytes:
-        """The events that end the stream."""
+        """Return the events that end the stream."""
         if error is not None or response is None:
             said = _NOTHING_CAME if error is None else words_of(error)
             return shapes.event("error", error=error_object("api_error", said)["error"])

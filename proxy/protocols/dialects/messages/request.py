@@ -1,7 +1,6 @@
-"""A request of this dialect, read as a chat call.
+"""A Messages request, read as a chat call.
 
-Holds what each field of the body becomes. Fields that are named nowhere here (`metadata`, `context_management`, …) are
-recorded with the body by whoever has it, and not sent.
+Fields without an equivalent in chat (`metadata`, `context_management`, …) are recorded with the client's body, and not sent.
 """
 
 from collections.abc import Mapping
@@ -12,7 +11,7 @@ from proxy.protocols.dialects.messages.tools import tools_of
 from proxy.protocols.dialects.translation import Json, ResolvedReferences, TranslationOptions
 from proxy.protocols.dialects.validation import a_count, a_flag, a_list, a_number, a_text, an_object, one_of, refusal
 
-# Engines' own fields of sampling, beside the dialect's: as they are, for the engine to judge.
+# Engines' own sampling fields are forwarded unchanged: the engine validates them.
 PASSED: Final = (
     "min_p", "typical_p", "seed", "min_tokens", "stop_token_ids", "ignore_eos", "presence_penalty", "frequency_penalty",
     "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words", "use_beam_search", "structured_outputs",
@@ -22,7 +21,7 @@ _THINKS: Final = {"enabled": True, "adaptive": True, "between_tools": True, "dis
 
 
 def read(body: Mapping[str, Any], options: TranslationOptions, resolved: ResolvedReferences) -> Json:
-    """The chat body of a request. Raises NotValid, naming the field."""
+    """Return the chat body of a request. Raises NotValid, naming the field."""
     chat: Json = {}
     if body.get("thread") not in (None, False):
         raise refusal("thread", "no conversation is held here: send all of it with each call, without `thread`")

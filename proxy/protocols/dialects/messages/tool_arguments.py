@@ -1,11 +1,8 @@
-"""Arguments of tool calls: texts as sampled on chat's side, objects on this dialect's.
+"""Arguments of tool calls: sampled texts in chat, objects in Messages.
 
-Holds how a text is told as an object, how an object is spelt where nothing better is known, and how the sampled text is put
-back. It must not know messages or blocks.
-
-A sampled text and the object that it says differ in what JSON does not mean (spaces, escapes, the order of keys), and
-in what is no object: a text that was cut off, or is no JSON. Nothing of this dialect that a client returns can carry it: a
-call's id and the signature of its thoughts are told before its arguments are sampled. So the text is looked up, by the id.
+A sampled text and its object differ in spaces, escapes and the order of keys, and a truncated or invalid text is no object.
+Nothing that a client sends back can carry the text: a call's id and the signature of its reasoning are sent before its
+arguments are sampled. So the sampled text is looked up by the call's id.
 """
 
 import json
@@ -23,10 +20,10 @@ _LONG_NUMBER: Final = re.compile(rf"[-+.0-9eE]{{{LONGEST + 1}}}")
 
 
 def parse_arguments(arguments: str) -> Json:
-    """The object that a client gets of a sampled text: of what can be one, what came whole."""
+    """Return the client's object of a sampled text: the values that are complete."""
     if arguments.count("{") + arguments.count("[") <= DEEPEST and not _LONG_NUMBER.search(arguments):
         try:
-            read = orjson.loads(arguments)  # quicker by far, and the same: nothing of it is beyond what is let through
+            read = orjson.loads(arguments)  # faster, with the same result for what is accepted above
         except orjson.JSONDecodeError:
             read = None
         if isinstance(read, dict):
@@ -37,7 +34,7 @@ def parse_arguments(arguments: str) -> Json:
 
 
 def spelt(given: Json, at: str) -> str:
-    """An object as models and the parsers of engines spell it: vLLM's and SGLang's write Python's own JSON."""
+    """Serialize an object like models and engines' parsers: vLLM's and SGLang's write Python's own JSON."""
     try:
         return json.dumps(given, ensure_ascii=False)  # noqa: TID251 - orjson has no spaces after commas and colons
     except RecursionError:
@@ -45,9 +42,9 @@ def spelt(given: Json, at: str) -> str:
 
 
 def restored(given: Json, name: str, sampled: Json | None, at: str) -> str:
-    """The arguments of a call that came back: the sampled text, if it still says the same; else spelt anew.
+    """Return the arguments of a call that was sent back: the sampled text if it is equal, else the serialized object.
 
-    `sampled` is the chat call that was told by this id, if it is known.
+    `sampled` is the chat call with this id, if it is known.
     """
     function = sampled.get("function") if sampled is not None else None
     if isinstance(function, Mapping) and function.get("name") == name:
@@ -58,7 +55,7 @@ def restored(given: Json, name: str, sampled: Json | None, at: str) -> str:
 
 
 def call_ids(calls: Sequence[Any], step_id: str) -> list[str]:
-    """The ids by which the calls of a message are told: their own, unless one has none or it is another's, too."""
+    """Return the rendered ids of a message's calls: their own, unless one is missing or duplicated."""
     seen: set[str] = set()
     return [
         choose_call_id(call.get("id") if isinstance(call, Mapping) else None, seen, step_id, at)
@@ -67,14 +64,14 @@ def call_ids(calls: Sequence[Any], step_id: str) -> list[str]:
 
 
 def choose_call_id(own: Any, seen: set[str], step_id: str, at: int) -> str:
-    """The id by which the call at this place is told; it is among those seen afterwards."""
+    """Return the rendered id of the call with this index, and add it to `seen`."""
     told = own if isinstance(own, str) and own and own not in seen else f"toolu_{step_id}_{at}"
     seen.add(told)
     return told
 
 
 def unrestorable_calls(message: Mapping[str, Any], step_id: str) -> dict[str, Json]:
-    """The calls of a sampled message, by the id they are told by, whose text reading could not give back by itself."""
+    """Return the calls whose sampled text cannot be restored from the client's object, by their rendered ids."""
     calls = [call for call in message.get("tool_calls") or () if isinstance(call, Mapping)]
     kept = {}
     for told, call in zip(call_ids(calls, step_id), calls, strict=True):
@@ -86,7 +83,7 @@ def unrestorable_calls(message: Mapping[str, Any], step_id: str) -> dict[str, Js
 
 
 def named(body: Mapping[str, Any]) -> frozenset[str]:
-    """The ids of the calls that the replies in a body made: by these, sampled texts are looked up."""
+    """Return the ids of the calls in a body's assistant turns, by which sampled texts are looked up."""
     found = set()
     messages = body.get("messages")
     for message in messages if isinstance(messages, list) else ():
@@ -98,7 +95,7 @@ def named(body: Mapping[str, Any]) -> frozenset[str]:
 
 
 def is_same(one: Any, other: Any) -> bool:
-    """Whether two values of JSON are the same: 1 is 1.0 (JavaScript knows one kind of number), and not true."""
+    """Return whether two JSON values are equal: 1 equals 1.0 (JavaScript has one number type), and not true."""
     pairs = [(one, other)]
     while pairs:  # a stack of our own: bodies may be nested deeper than Python's
         left, right = pairs.pop()

@@ -1,7 +1,6 @@
-"""Tools that a call offers, and which of them the model may choose.
+"""The tools of a Messages request and the tool choice, as chat functions.
 
-Holds their translation to functions of chat. Tools that somebody else runs or knows (a server's, Anthropic's own by version)
-are refused by name: their results, or their schemas, are in nobody's hands here.
+Hosted tools (Anthropic's own, or those of MCP servers) are refused: neither their results nor their schemas are available.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,9 +14,9 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none", "tool": None}
 
 
 def tools_of(body: Mapping[str, Any], *, ignore_hosted: bool = False) -> Json:
-    """The fields of a chat body that say which tools there are, and how they may be called.
+    """Return the chat fields with the tools and the tool choice.
 
-    `ignore_hosted`: tools that are not custom ones are left out instead of refused.
+    `ignore_hosted`: hosted tools are left out instead of refused.
     """
     if body.get("mcp_servers") and not ignore_hosted:
         raise refusal("mcp_servers", "tools of MCP servers are called by Anthropic's servers; have the agent call them")

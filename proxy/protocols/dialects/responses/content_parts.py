@@ -1,7 +1,6 @@
-"""Content parts, as chat has them.
+"""Content parts of Responses, as chat content.
 
-Holds the reading of what users, tools and assistants say. It must not know items. Files and images that are only named are
-refused: nothing is kept here that they could name.
+Files and images that are only named by an id are refused: TokenTape stores none.
 """
 
 import base64

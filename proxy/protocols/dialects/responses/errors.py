@@ -1,7 +1,4 @@
-"""Errors as clients of Responses know them: OpenAI's shape, with its types by status.
-
-Holds the writing of failures, ours and the engine's. It must not decide what a failure is.
-"""
+"""Errors of the Responses API: OpenAI's format, with its types by status."""
 
 from typing import Any, Final
 
@@ -17,12 +14,12 @@ _LONGEST: Final = 2000  # of an answer that is no error of a known shape
 
 
 def error(failure: ProxyError) -> bytes:
-    """A failure of ours."""
+    """Return the body of an error of TokenTape."""
     return openai_error(failure)
 
 
 def engine_error(status: int, text: str) -> bytes:
-    """An engine's: its message, param and code. Engines nest them (vLLM, llama.cpp) or do not (SGLang)."""
+    """Return the body of an engine's error: its message, param and code. vLLM and llama.cpp nest them, SGLang does not."""
     told = _told(text)
     message, param, code = told.get("message"), told.get("param"), told.get("code")
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")

@@ -1,8 +1,4 @@
-"""Events of a stream, numbered, and the items that they tell of.
-
-Holds an item while it is told: it is begun, said piece by piece, and ended, and what it is by then is its JSON. It must
-not know chat, nor when an item begins or ends.
-"""
+"""The numbered events of a Responses stream, and its items while they are streamed."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
@@ -27,7 +23,7 @@ class Events:
         self._number = 0
 
     def write(self, kind: str, **fields: Any) -> bytes:
-        """One event, of the next number."""
+        """Return one event with the next number."""
         event = {"type": kind, "sequence_number": self._number, **fields}
         self._number += 1
         return b"event: " + kind.encode() + b"\ndata: " + orjson.dumps(event) + b"\n\n"
@@ -69,13 +65,13 @@ class TextItem:
         self._parts: dict[PartKind, _Part] = {}
 
     def begin(self) -> bytes:
-        """Its first event."""
+        """Return its first event."""
         return self._events.write(
             "response.output_item.added", output_index=self._index, item=self.shown("in_progress")
         )
 
     def say(self, kind: PartKind, piece: str, logprobs: Sequence[Json] = ()) -> bytes:
-        """A piece of a part, which begins with its first; an empty piece only begins it."""
+        """Return the events of a piece of a part; the first piece begins the part, an empty one adds no text."""
         told, part = b"", self._parts.get(kind)
         if part is None:
             part = self._parts[kind] = _Part(kind, len(self._parts))
@@ -87,16 +83,16 @@ class TextItem:
         return told
 
     def note(self, logprobs: Sequence[Json]) -> None:
-        """Logprobs of tokens that no text came of."""
+        """Add logprobs of tokens without text."""
         if (part := self._parts.get("output_text")) is not None:
             part.logprobs.extend(logprobs)
 
     def said(self, kind: PartKind) -> str:
-        """All that a part says by now."""
+        """Return a part's text so far."""
         return "".join(self._parts[kind].pieces) if kind in self._parts else ""
 
     def end(self, status: Status, **fields: Any) -> bytes:
-        """Its last events, and those of its parts; `fields` are known only now."""
+        """Return its last events, and those of its parts; `fields` are only known now."""
         self._fields |= fields
         told = []
         for part in self._parts.values():
@@ -106,7 +102,7 @@ class TextItem:
         return b"".join([*told, done])
 
     def shown(self, status: Status) -> Json:
-        """The item as JSON, with what it says by now."""
+        """Return the item as JSON, with its content so far."""
         content = [part.shown() for part in self._parts.values()]
         return {"id": self._name, **self._fields, "content": content, "status": status}
 
@@ -116,7 +112,7 @@ class TextItem:
 
 
 class CallItem:
-    """A call of a function or of a custom tool. Argument text is told as it was sampled; input is read out of it."""
+    """A call of a function or a custom tool. Argument text is streamed as sampled; a custom tool's input is read from it."""
 
     def __init__(self, events: Events, name: str, index: int, tool: Tool, call_id: str) -> None:
         self._events = events
@@ -131,24 +127,24 @@ class CallItem:
         self._pieces: list[str] = []
 
     def begin(self) -> bytes:
-        """Its first event."""
+        """Return its first event."""
         return self._events.write(
             "response.output_item.added", output_index=self._index, item=self.shown("in_progress")
         )
 
     def say(self, arguments: str) -> bytes:
-        """A piece of the argument text."""
+        """Return the events of a piece of the argument text."""
         return self._pass_on(arguments if self._reader is None else self._reader.feed(arguments))
 
     def end(self, status: Status) -> bytes:
-        """Its last events."""
+        """Return its last events."""
         told = b"" if self._reader is None else self._pass_on(self._reader.end())
         whole = {self._field: "".join(self._pieces)}
         told += self._tell("done", **whole)
         return told + self._events.write("response.output_item.done", output_index=self._index, item=self.shown(status))
 
     def shown(self, status: Status) -> Json:
-        """The item as JSON. Custom calls have no status."""
+        """Return the item as JSON. Custom calls have no status."""
         stands = {"status": status} if self._reader is None else {}
         return {"id": self._name, **self._fields, self._field: "".join(self._pieces), **stands}
 

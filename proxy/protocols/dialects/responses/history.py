@@ -1,8 +1,4 @@
-"""What a call leans on by name: the answers before it, and the items of calls and answers.
-
-Holds the making of an `Earlier` from recorded turns, and of the list that `GET /v1/responses/{id}/input_items` shows. It
-must not know the store: it is given the turns.
-"""
+"""The history of a call: `ResolvedReferences` from recorded turns, and the list of `GET /v1/responses/{id}/input_items`."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +12,7 @@ from proxy.protocols.dialects.translation import CallIdentity, Json, ResolvedRef
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A recorded call of this dialect: the client's body, and the chat response to it, folded."""
+    """A recorded call of this dialect: the client's body, and the accumulated chat response to it."""
 
     told: CallIdentity
     body: Mapping[str, Any]

@@ -1,9 +1,9 @@
 """Input items, as chat messages.
 
-Holds the grouping of items: what one answer was made of (thoughts, a message, calls) is one message of chat. Items that
-we named find their message by that name; others by their order. It must not know instructions or settings of a call.
+The items of one response (reasoning, a message, calls) are one chat message. Items with an id of TokenTape are assigned by
+that id, others by their order.
 
-Law: the items of an answer, sent back in any order that agents send them in, are the message that was sampled.
+Invariant: the items of a response, sent back in any order that agents use, are the message that was sampled.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +35,7 @@ _HOSTED: Final = frozenset({
 
 
 def read_items(value: object, options: TranslationOptions, resolved: ResolvedReferences) -> list[Json]:
-    """The chat messages of `input`. Raises NotValid or BadCall, naming the item."""
+    """Return the chat messages of `input`. Raises NotValid or BadCall, naming the item."""
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
     if not isinstance(value, list):

@@ -1,7 +1,4 @@
-"""What answers and their items are called: names made of the step, so that a name finds its step.
-
-Holds the making and the reading of such names. It must not know what an item holds.
-"""
+"""The ids of responses and items, which contain the step id, so that an id identifies its step."""
 
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode

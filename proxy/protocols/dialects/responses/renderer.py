@@ -1,11 +1,10 @@
-"""An answer of chat, told as Responses tells it: as a stream of events, or whole.
+"""A chat response, rendered in the format of Responses: whole, or as events.
 
-Holds when items begin and end. Thoughts and a text end where another item begins: LangChain takes a piece or an end that
-comes later for something new. Calls end with the answer, since agents queue a call as soon as it is over (Codex), which
-the step must be stored for.
+Reasoning and text end where another item begins: LangChain treats a later piece or end as a new item. Calls end with the
+response, since agents run a call as soon as it is complete (Codex), and the step must be stored before.
 
-Law: the answer told whole is the one that the stream's last event holds, whatever the chunks; both are made in one way. But
-where a stream goes back to thoughts or to text after another item, that is an item of its own in the stream.
+Invariant: the whole response equals the one in the stream's last event, however the chunks are split. If a stream returns
+to reasoning or text after another item, that is an item of its own in the stream.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,7 +33,7 @@ _BROKEN_OFF = "The engine's answer broke off."
 
 
 class ResponsesRenderer:
-    """One answer. See `proxy.protocols.dialects.translation.ResponseRenderer`."""
+    """Renders one response. See `proxy.protocols.dialects.translation.ResponseRenderer`."""
 
     def __init__(self, body: Mapping[str, Any], told: CallIdentity) -> None:
         wanted = included(body)
@@ -55,7 +54,7 @@ class ResponsesRenderer:
         self._final: Json = {}
 
     def feed(self, chunk: Json) -> bytes:
-        """The events that this chunk gives."""
+        """Return the events of this chunk."""
         told = [self._begin()]
         for choice in chunk.get("choices") or ():
             if choice.get("index"):  # a rule of the rollout's may ask for several samples; one is told
@@ -66,7 +65,7 @@ class ResponsesRenderer:
         return b"".join(told)
 
     def finish(self, response: Json | None, error: str | None = None) -> bytes:
-        """The events that end the stream."""
+        """Return the events that end the stream."""
         told = [self._begin()]
         choices = (response or {}).get("choices")
         if error is not None or not choices:
@@ -85,7 +84,7 @@ class ResponsesRenderer:
         return b"".join(told)
 
     def whole(self, response: Json) -> Json:
-        """An unstreamed answer: what the stream of it would end with."""
+        """Return an unstreamed response: the one that its stream would end with."""
         choice = response["choices"][0]
         message = choice.get("message") or {}
         calls = [{**call, "index": number} for number, call in enumerate(message.get("tool_calls") or ())]

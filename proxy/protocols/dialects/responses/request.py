@@ -1,7 +1,6 @@
-"""A Responses call, read as a chat call.
+"""A Responses request, read as a chat call.
 
-Holds what each field of the body means in chat, and which are refused. Fields that chat has no word for are left out: they
-are recorded with the client's body all the same. It must not know engines.
+Fields without an equivalent in chat are not sent; they are recorded with the client's body.
 """
 
 from collections.abc import Mapping
@@ -30,7 +29,7 @@ def read(
     options: TranslationOptions,
     resolved: ResolvedReferences = ResolvedReferences(),  # noqa: B008 - frozen
 ) -> Json:
-    """The chat body. Raises NotValid for wrong types, BadCall for what is not served; either names the field."""
+    """Return the chat body. Raises NotValid for wrong types, BadCall for what is not supported; both name the field."""
     _refuse(body)
     tools = read_tools(body, ignore_hosted=options.ignore_hosted_tools)
     chat: Json = {"messages": _messages(body, options, resolved)}

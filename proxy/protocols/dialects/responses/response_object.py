@@ -1,8 +1,4 @@
-"""The answer and its items, as JSON.
-
-Holds the shapes of a response object, whole or not yet: what it repeats of the call, how it ended, what it cost. It
-must not know streams.
-"""
+"""The response object and its items as JSON, complete or in progress."""
 
 import base64
 import binascii

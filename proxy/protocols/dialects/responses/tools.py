@@ -1,7 +1,7 @@
-"""Tools: what agents offer, as chat's functions, and which tool a sampled call is of.
+"""The tools and tool choice of a Responses request, as chat functions, and the tool of a sampled call.
 
-Holds the reading of `tools` and `tool_choice`. A custom tool is a function of one string (freeform.py); tools of a namespace
-are functions with the namespace before their name; hosted tools, which nobody hosts here, are refused by name or left out.
+A custom tool is a function with one string; tools of a namespace are functions with the namespace before their name; hosted
+tools are refused by name or left out.
 """
 
 import re
@@ -28,7 +28,7 @@ _LONE: Final = "\ufffd"  # half of a surrogate pair, which no JSON of ours can h
 
 
 class FreeformReader:
-    """Reads argument text as it is sampled. What `feed` and `end` give, joined, is the input."""
+    """Reads argument text as it is sampled. The joined results of `feed` and `end` are the input."""
 
     __slots__ = ("_held", "_state")
 
@@ -37,7 +37,7 @@ class FreeformReader:
         self._held = ""
 
     def feed(self, piece: str) -> str:
-        """What is known of the input by now, beyond what was given before."""
+        """Return the new part of the input."""
         text, self._held = self._held + piece, ""
         if self._state == "head":
             text = self._enter(text)
@@ -46,7 +46,7 @@ class FreeformReader:
         return text if self._state == "raw" else ""
 
     def end(self) -> str:
-        """The rest, now that nothing more comes."""
+        """Return the rest of the input."""
         rest, self._held = self._held, ""
         return self._read(rest, last=True) if self._state == "string" else rest
 

@@ -1,7 +1,6 @@
-"""Reading fields of bodies that anybody may have written: of the right type, absent, or refused by name.
+"""Type checks for the fields of a request body: a field has the right type, is absent, or is refused by name.
 
-Holds readings and refusals that the other modules share. It must not know what a field means. Null is taken as absent, as the
-SDK's types allow it nearly everywhere.
+Null counts as absent, as the SDK's types allow it nearly everywhere.
 """
 
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ Kind = TypeVar("Kind")
 
 
 def optional(body: Mapping[str, Any], name: str, kind: type[Kind], at: str = "") -> Kind | None:
-    """The field if it is of this type, None if it is absent. `at` is where the body stands, as `input[0]`."""
+    """Return the field if it has this type, None if it is absent. `at` is the body's path, such as `input[0]`."""
     value = body.get(name)
     if value is None or type(value) is kind or (kind is float and type(value) is int):
         return cast("Kind | None", value)
@@ -27,7 +26,7 @@ def optional(body: Mapping[str, Any], name: str, kind: type[Kind], at: str = "")
 
 
 def required(body: Mapping[str, Any], name: str, kind: type[Kind], at: str = "") -> Kind:
-    """The field, which must be there."""
+    """Return the field, which must be present."""
     value = optional(body, name, kind, at)
     if value is None:
         raise wrong(f"{at}.{name}" if at else name, _WORDS[kind], None)
@@ -35,7 +34,7 @@ def required(body: Mapping[str, Any], name: str, kind: type[Kind], at: str = "")
 
 
 def objects(value: list[Any], at: str) -> list[Json]:
-    """The list, each entry of which must be an object."""
+    """Return the list, each entry of which must be an object."""
     for number, entry in enumerate(value):
         if type(entry) is not dict:
             raise wrong(f"{at}[{number}]", "an object", entry)
@@ -43,7 +42,7 @@ def objects(value: list[Any], at: str) -> list[Json]:
 
 
 def strings(value: list[Any], at: str) -> list[str]:
-    """The list, each entry of which must be a string."""
+    """Return the list, each entry of which must be a string."""
     for number, entry in enumerate(value):
         if type(entry) is not str:
             raise wrong(f"{at}[{number}]", "a string", entry)
@@ -51,15 +50,15 @@ def strings(value: list[Any], at: str) -> list[str]:
 
 
 def wrong(param: str, wanted: str, value: object) -> NotValid:
-    """A value of the wrong type."""
+    """Return the error for a value of the wrong type."""
     return NotValid(f"{param} must be {wanted}, not {_WORDS[type(value)]}", param=param)
 
 
 def unknown(param: str, value: str, known: str) -> NotValid:
-    """A word that is none of those which may stand here."""
+    """Return the error for an unknown value."""
     return NotValid(f"{param} cannot be {value[:100]!r}: {known}", param=param)
 
 
 def refused(param: str, why: str) -> BadCall:
-    """Something of the dialect that is not served, however it is spelt."""
+    """Return the error for a part of the dialect that is not supported."""
     return BadCall(why, param=param)

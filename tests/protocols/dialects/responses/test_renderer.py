@@ -9,11 +9,11 @@ from responses_drawn import (
     as_chat,
     events_of,
     folded,
+    in_chunks,
     messages,
     response_of,
     sampled_calls,
     stream_of,
-    told_in_chunks,
 )  # fmt: skip
 
 from proxy.protocols.dialects.responses import RESPONSES
@@ -67,7 +67,7 @@ def accumulated(events):
 def test_streamed_and_whole_agree_whatever_the_chunks(message, sealed, reason, data):
     """The stream's events put together, its last event and the whole answer are one answer; numbers go up by one."""
     body = SEALED if sealed else BODY
-    chunks = data.draw(told_in_chunks(message, reason))
+    chunks = data.draw(in_chunks(message, reason))
     stream = stream_of(body, chunks)
     events = events_of(stream)
     whole = RESPONSES.renderer(body, TOLD).whole(folded(chunks))
@@ -108,7 +108,7 @@ def test_items_may_lose_their_names_and_thoughts_their_text(message, data):
 @given(message=messages(), data=st.data())
 def test_the_order_of_fields_makes_no_difference_to_what_comes_back(message, data):
     """Engines may say text after a call, or think again; joined, it is the message that the chunks fold to."""
-    chunks = data.draw(told_in_chunks(message))
+    chunks = data.draw(in_chunks(message))
     said = [*data.draw(st.permutations(chunks[:-2])), *chunks[-2:]]
     message = folded(said)["choices"][0]["message"]
     answer = events_of(stream_of(BODY, said))[-1]["response"]

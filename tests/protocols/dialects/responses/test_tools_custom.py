@@ -5,7 +5,7 @@ import json
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from responses_drawn import spelt
+from responses_drawn import argument_text
 
 from proxy.protocols.dialects.responses.tools import FreeformReader, arguments_for, input_of
 
@@ -14,7 +14,7 @@ from proxy.protocols.dialects.responses.tools import FreeformReader, arguments_f
 @given(said=st.text(), spaced=st.booleans(), plain=st.booleans())
 def test_an_input_is_read_out_of_any_spelling(said, spaced, plain):
     """The reader gives what a JSON reader gives."""
-    assert said == input_of(spelt(said, spaced=spaced, plain=plain))
+    assert said == input_of(argument_text(said, spaced=spaced, plain=plain))
     assert said == input_of(arguments_for(said))
     assert {"input": said} == json.loads(arguments_for(said))
 

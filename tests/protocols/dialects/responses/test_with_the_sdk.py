@@ -16,11 +16,11 @@ from responses_drawn import (
     as_chat,
     events_of,
     folded,
+    in_chunks,
     messages,
     response_of,
     sampled_calls,
     stream_of,
-    told_in_chunks,
 )
 
 from proxy.errors import NotFound
@@ -71,7 +71,7 @@ def client_of(server):
 def test_each_event_and_each_answer_is_of_the_types_of_the_sdk(message, sealed, reason, data):
     """Validated, not just constructed: no field is missing or of a wrong type."""
     body = SEALED if sealed else BODY
-    for event in events_of(stream_of(body, data.draw(told_in_chunks(message, reason)))):
+    for event in events_of(stream_of(body, data.draw(in_chunks(message, reason)))):
         EVENT.validate_python(event)
         if "response" in event:
             Response.model_validate(event["response"])
@@ -113,7 +113,7 @@ def connected():
 def test_what_the_sdk_gathers_and_sends_back_is_what_was_sampled(connected, message, data):
     """`responses.stream`, its final answer's items appended to the input as the SDK's guide does, and the next call."""
     server, client = connected
-    server.message, server.chunks = message, (chunks := data.draw(told_in_chunks(message)))
+    server.message, server.chunks = message, (chunks := data.draw(in_chunks(message)))
     server.asked.clear()
     with client.responses.stream(model="gpt-5", input="hi", tools=TOOLS) as stream:
         texts = [event.delta for event in stream if event.type == "response.output_text.delta"]

@@ -1,7 +1,7 @@
 """The official SDK with its own tool runner."""
 
 from anthropic import Anthropic, beta_tool
-from weather import MODEL, STREAMED, SYSTEM, TASK, tell, weather
+from weather import MODEL, STREAMED, SYSTEM, TASK, report, weather
 
 runner = Anthropic().beta.messages.tool_runner(
     model=MODEL,
@@ -18,4 +18,4 @@ if STREAMED:
         message = events.get_final_message()
 else:
     message = runner.until_done()
-tell("".join(block.text for block in message.content if block.type == "text"))
+report("".join(block.text for block in message.content if block.type == "text"))

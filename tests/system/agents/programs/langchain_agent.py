@@ -1,7 +1,7 @@
 """LangChain's agent, with OpenAI's Chat Completions and Responses and with Anthropic's Messages."""
 
 from langchain.agents import create_agent
-from weather import DIALECT, MODEL, STREAMED, SYSTEM, TASK, tell, weather
+from weather import DIALECT, MODEL, STREAMED, SYSTEM, TASK, report, weather
 
 
 def model():
@@ -16,10 +16,10 @@ def model():
 
 
 agent = create_agent(model(), tools=[weather], system_prompt=SYSTEM)
-asked = {"messages": [{"role": "user", "content": TASK}]}
+prompt = {"messages": [{"role": "user", "content": TASK}]}
 if STREAMED:
-    states = [state for kind, state in agent.stream(asked, stream_mode=["messages", "values"]) if kind == "values"]
-    said = states[-1]["messages"][-1]
+    states = [state for kind, state in agent.stream(prompt, stream_mode=["messages", "values"]) if kind == "values"]
+    reply = states[-1]["messages"][-1]
 else:
-    said = agent.invoke(asked)["messages"][-1]
-tell(said.text if isinstance(said.text, str) else said.text())
+    reply = agent.invoke(prompt)["messages"][-1]
+report(reply.text if isinstance(reply.text, str) else reply.text())

@@ -3,7 +3,7 @@
 import asyncio
 
 from agents import Agent, Runner, function_tool, set_default_openai_api, set_tracing_disabled
-from weather import DIALECT, MODEL, STREAMED, SYSTEM, TASK, tell, weather
+from weather import DIALECT, MODEL, STREAMED, SYSTEM, TASK, report, weather
 
 set_tracing_disabled(True)
 set_default_openai_api("chat_completions" if DIALECT == "chat" else "responses")
@@ -19,7 +19,7 @@ async def main() -> None:
             pass
     else:
         result = await Runner.run(agent, TASK, **chained)
-    tell(result.final_output)
+    report(result.final_output)
 
 
 asyncio.run(main())

@@ -1,6 +1,6 @@
-// The official SDK: its own tool runner for chat, its streaming helper or a loop of one's own for responses.
+// The official SDK: its tool runner for chat, its streaming helper in a loop written by hand for responses.
 import OpenAI from "openai";
-import { DIALECT, MODEL, SCHEMA, STREAMED, SYSTEM, TASK, tell, weather } from "./weather.mjs";
+import { DIALECT, MODEL, SCHEMA, STREAMED, SYSTEM, TASK, report, weather } from "./weather.mjs";
 
 const client = new OpenAI();
 
@@ -18,8 +18,8 @@ async function byResponses() {
   const input = [{ role: "user", content: TASK }];
   for (;;) {
     const tools = [{ type: "function", name: "weather", parameters: SCHEMA, strict: true }];
-    const ask = { model: MODEL, input, instructions: SYSTEM, tools, store: false };
-    const response = STREAMED ? await client.responses.stream(ask).finalResponse() : await client.responses.create(ask);
+    const request = { model: MODEL, input, instructions: SYSTEM, tools, store: false };
+    const response = STREAMED ? await client.responses.stream(request).finalResponse() : await client.responses.create(request);
     const calls = response.output.filter((item) => item.type === "function_call");
     if (calls.length === 0) return response.output_text;
     input.push(...response.output);
@@ -30,4 +30,4 @@ async function byResponses() {
   }
 }
 
-tell(await (DIALECT === "chat" ? byChat() : byResponses()));
+report(await (DIALECT === "chat" ? byChat() : byResponses()));

@@ -3,7 +3,7 @@
 from json import loads
 
 from openai import OpenAI
-from weather import DIALECT, MODEL, SCHEMA, STREAMED, SYSTEM, TASK, tell, weather
+from weather import DIALECT, MODEL, SCHEMA, STREAMED, SYSTEM, TASK, report, weather
 
 client = OpenAI()
 FUNCTION = {"name": "weather", "parameters": SCHEMA, "strict": True}
@@ -13,14 +13,14 @@ def by_chat() -> str:
     """Append each reply and tool result to the messages."""
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": TASK}]
     while True:
-        ask = {"model": MODEL, "messages": messages, "tools": [{"type": "function", "function": FUNCTION}]}
+        request = {"model": MODEL, "messages": messages, "tools": [{"type": "function", "function": FUNCTION}]}
         if STREAMED:
-            with client.chat.completions.stream(**ask) as events:
+            with client.chat.completions.stream(**request) as events:
                 for _ in events:
                     pass
                 message = events.get_final_completion().choices[0].message
         else:
-            message = client.chat.completions.parse(**ask).choices[0].message
+            message = client.chat.completions.parse(**request).choices[0].message
         if not message.tool_calls:
             return message.content
         messages.append(message)
@@ -33,7 +33,7 @@ def by_responses() -> str:
     """Append each reply and tool result to the input items."""
     items = [{"role": "user", "content": TASK}]
     while True:
-        ask = {
+        request = {
             "model": MODEL,
             "input": items,
             "instructions": SYSTEM,
@@ -41,12 +41,12 @@ def by_responses() -> str:
             "store": False,
         }
         if STREAMED:
-            with client.responses.stream(**ask) as events:
+            with client.responses.stream(**request) as events:
                 for _ in events:
                     pass
                 response = events.get_final_response()
         else:
-            response = client.responses.parse(**ask)
+            response = client.responses.parse(**request)
         calls = [item for item in response.output if item.type == "function_call"]
         if not calls:
             return response.output_text
@@ -56,4 +56,4 @@ def by_responses() -> str:
             items.append({"type": "function_call_output", "call_id": call.call_id, "output": result})
 
 
-tell({"chat": by_chat, "responses": by_responses}[DIALECT]())
+report({"chat": by_chat, "responses": by_responses}[DIALECT]())

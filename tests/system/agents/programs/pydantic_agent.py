@@ -3,7 +3,7 @@
 import asyncio
 
 from pydantic_ai import Agent
-from weather import DIALECT, MODEL, STREAMED, SYSTEM, TASK, tell, weather
+from weather import DIALECT, MODEL, STREAMED, SYSTEM, TASK, report, weather
 
 
 def model():
@@ -26,7 +26,7 @@ async def listen(_, events) -> None:
 async def main() -> None:
     """Run the agent once."""
     agent = Agent(model(), instructions=SYSTEM, tools=[weather])
-    tell((await agent.run(TASK, event_stream_handler=listen if STREAMED else None)).output)
+    report((await agent.run(TASK, event_stream_handler=listen if STREAMED else None)).output)
 
 
 asyncio.run(main())

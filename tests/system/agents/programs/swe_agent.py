@@ -5,7 +5,7 @@ from pathlib import Path
 from minisweagent.agents.default import DefaultAgent
 from minisweagent.environments.local import LocalEnvironment
 from minisweagent.models.litellm_model import LitellmModel
-from weather import MODEL, TASK, tell
+from weather import MODEL, TASK, report
 
 agent = DefaultAgent(
     LitellmModel(model_name=f"openai/{MODEL}", cost_tracking="ignore_errors"),
@@ -15,4 +15,4 @@ agent = DefaultAgent(
     step_limit=6,
 )
 agent.run(TASK)
-tell(Path("mended.txt").read_text())
+report(Path("fixed.txt").read_text())

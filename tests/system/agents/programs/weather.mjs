@@ -1,4 +1,4 @@
-// What every program here is called with, its one tool, and how it tells what came of it; as in weather.py.
+// The arguments, the tool and the output format of every program here, as in weather.py.
 export const [TASK, DIALECT] = process.argv.slice(2);
 export const STREAMED = process.argv[4] === "streamed";
 export const SYSTEM = "Use the tools.";
@@ -17,6 +17,6 @@ export function weather({ city, days }) {
   return `${city}: dry for ${days} days.`;
 }
 
-export function tell(answer) {
+export function report(answer) {
   console.log(JSON.stringify({ answer, calls: calls.sort() }));
 }

@@ -67,10 +67,10 @@ def run(trainers: environment.Environment, proxy: Through, tmp_path: Path) -> Ru
     """Run a program against the proxy; return what it prints."""
 
     async def run_program(name: str, *, model: bool = False, folder: bool = False) -> dict[str, Any]:
-        given = [proxy.url, *([str(trainers.model)] if model else []), *([str(tmp_path / "out")] if folder else [])]
+        arguments = [proxy.url, *([str(trainers.model)] if model else []), *([str(tmp_path / "out")] if folder else [])]
         paths = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "support")))
         process = await asyncio.create_subprocess_exec(
-            *(str(trainers.python), str(PROGRAMS / f"{name}.py"), *given),
+            *(str(trainers.python), str(PROGRAMS / f"{name}.py"), *arguments),
             env=os.environ | VARIABLES | {"PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": ""},
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

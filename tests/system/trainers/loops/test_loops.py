@@ -16,11 +16,10 @@ async def test_trl_trains_two_steps_with_the_pages_rollout_function(run, recorde
     steps = await recorded()
 
     assert 2 == made["steps"] == len(made["handed"])
-    assert all(
-        one["prompts"][0] == one["prompts"][1] != one["prompts"][2] == one["prompts"][3] for one in made["handed"]
-    )
+    prompts = [handed["prompts"] for handed in made["handed"]]
+    assert all(first == again != second == last for first, again, second, last in prompts)
     assert sorted(step["choices"][0]["ids"] for step in steps) == sorted(
-        ids for one in made["handed"] for ids in one["ids"]
+        ids for handed in made["handed"] for ids in handed["ids"]
     )
     assert [{**SET, "min_p": 0.01, "stop": ["zzzz"]}] * 8 == sampled_with(steps, *SET, "min_p", "stop")
 

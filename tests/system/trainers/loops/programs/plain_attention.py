@@ -19,8 +19,8 @@ def attend(query, key, value, cu_q, cu_k, max_q, max_k, *, softmax_scale, causal
     for segment in range(len(cu_q) - 1):
         q = query[cu_q[segment] : cu_q[segment + 1]].transpose(0, 1)
         k, v = (
-            each[cu_k[segment] : cu_k[segment + 1]].repeat_interleave(shared, dim=1).transpose(0, 1)
-            for each in (key, value)
+            tensor[cu_k[segment] : cu_k[segment + 1]].repeat_interleave(shared, dim=1).transpose(0, 1)
+            for tensor in (key, value)
         )
         seen = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool).tril(k.shape[1] - q.shape[1])
         made = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=softmax_scale)

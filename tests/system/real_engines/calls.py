@@ -57,7 +57,7 @@ def flagged(path: str, body: dict[str, Any]) -> dict[str, Any]:
     return body | {"return_token_ids": True, "logprobs": logprobs}
 
 
-async def ask(http: aiohttp.ClientSession, url: str, body: dict[str, Any], *, stream: bool) -> tuple[int, list[Any]]:
+async def post(http: aiohttp.ClientSession, url: str, body: dict[str, Any], *, stream: bool) -> tuple[int, list[Any]]:
     """Return the status, and the response or the chunks, without the fields that differ between any two runs."""
     async with http.post(url, json=body | ({"stream": True} if stream else {})) as answer:
         text = await answer.read()
