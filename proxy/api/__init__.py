@@ -1,1 +1,1 @@
-"""proxy.api."""
+"""The HTTP servers of the model API, the control API, the page and the protocols of other systems."""

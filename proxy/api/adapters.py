@@ -1,4 +1,4 @@
-"""Adapters: calls in another shape, each read as a call that engines know, and answered in its own shape again."""
+"""Adapters of calls in another format: the call is converted to an engine's format, and its response converted back."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,31 +12,31 @@ from proxy.trajectory.step import Step
 
 
 class CallAdapter(Protocol):
-    """One call that came in another shape. `endpoint` is where it is sent, `body` its request there."""
+    """A call in another format. `endpoint` is the engine's endpoint, `body` the request for it."""
 
     @property
     def endpoint(self) -> str:
-        """Where an engine is asked."""
+        """The engine's endpoint."""
         ...
 
     @property
     def body(self) -> dict[str, Any]:
-        """The call in the dialect of that endpoint."""
+        """The body in the dialect of that endpoint."""
         ...
 
     @property
     def returns_logprobs(self) -> bool:
-        """Whether the client's answer has logprobs: then they are asked for, whatever is configured."""
+        """Whether the client's response has logprobs: then they are requested regardless of the configuration."""
         ...
 
     @property
     def retries_by_body(self) -> bool:
-        """Whether two calls of a rollout with equal bodies are one call and its retry, though no key says so."""
+        """Whether a call with the same body as an earlier one of its rollout is a retry of it, without an idempotency key."""
         ...
 
     @property
     def needs_steps(self) -> bool:
-        """Whether the rollout's earlier steps are needed to answer the call."""
+        """Whether the response requires the rollout's earlier steps."""
         ...
 
     def with_steps(self, steps: Sequence[Step]) -> Self:
@@ -52,11 +52,11 @@ class CallAdapter(Protocol):
         ...
 
     def reshape(self, outcome: Outcome) -> Outcome:
-        """The end as the client reads it. Errors stay the engine's own."""
+        """Return the end of the call in the client's format. Errors of the engine are unchanged."""
         ...
 
     def answer(self, step: Step) -> bytes | None:
-        """The answer of a step in the client's shape; None if it has none that is whole."""
+        """Return the response of a step in the client's format; None if the step has no complete response."""
         ...
 
 
@@ -66,13 +66,13 @@ ReadAdapter: TypeAlias = Callable[[str, Mapping[str, Any], TranslationOptions], 
 
 @dataclass(frozen=True, slots=True)
 class CallRoute:
-    """An endpoint that samples: the dialect of its errors, and the adapters that may read its bodies, tried in order."""
+    """An endpoint that samples: the dialect of its errors, and its adapters, which are tried in order."""
 
     errors: ErrorDialect
     adapters: tuple[ReadAdapter, ...] = ()
 
     def read(self, endpoint: str, body: Mapping[str, Any], ways: TranslationOptions) -> CallAdapter | None:
-        """Return the adapter of a body; None if the body has the endpoint's own shape. Raises NotValid."""
+        """Return the adapter of a body; None if the body has the endpoint's own format. Raises NotValid."""
         for read in self.adapters:
             if (adapter := read(endpoint, body, ways)) is not None:
                 return adapter

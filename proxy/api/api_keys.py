@@ -1,12 +1,9 @@
-"""Keys: who may call models, who may control, and keys minted for one rollout.
+"""API keys: the configured keys of both APIs, and keys minted for one rollout.
 
-Holds hashes of configured keys and the minting of a rollout's own key; never a key in clear. A minted key is a proof, not
-a record: an HMAC over the rollout's id and incarnation under the store's secret. So the same rollout always gives the same
-key, every replica can check it, nothing about it is stored, and deleting the rollout ends it. The key of a dispatch is
-another HMAC, over the dispatch as well: a rollout server can report a result with it, and an agent cannot with its own.
-
-Rule 1: keys are compared in constant time, by hash.
-Rule 2: a minted key names its rollout; anything else it asks for is refused.
+Configured keys are kept as hashes and compared in constant time. A minted key is an HMAC over the rollout's ID and incarnation
+with the store's secret: a rollout always gets the same key, every replica can verify it, nothing is stored, and the key
+becomes invalid when the rollout is deleted. The key of a dispatch is an HMAC over the dispatch as well: a rollout server can
+report a result with it, an agent cannot with its own key. A minted key is valid for its own rollout only.
 """
 
 import base64
@@ -20,7 +17,7 @@ MINTED_PREFIX = "tt-"
 
 @dataclass(frozen=True, slots=True)
 class MintedKey:
-    """What a minted key claims: its rollout, and the proof still to be checked against the rollout's incarnation."""
+    """A parsed minted key: its rollout, and the proof, which is verified with the rollout's incarnation."""
 
     rollout_id: str
     proof: str
@@ -35,14 +32,14 @@ class KeyRing:
         self._hashes = tuple(_hash(key) for key in keys)
 
     def __bool__(self) -> bool:
-        """Whether any key is configured; without one, the API is open to whoever reaches it."""
+        """Return whether any key is configured; without one, the API requires none."""
         return bool(self._hashes)
 
     def __contains__(self, key: str) -> bool:
-        """Whether this is one of the keys."""
+        """Return whether this is one of the keys."""
         hashed = _hash(key)
         found = False
-        for known in self._hashes:  # all of them, whichever fits: the time tells nothing
+        for known in self._hashes:  # always all of them: constant time
             found |= hmac.compare_digest(known, hashed)
         return found
 
@@ -57,7 +54,7 @@ def mint(rollout_id: str, incarnation: str, secret: bytes, *, dispatch: str | No
 
 
 def read_minted(key: str) -> MintedKey | None:
-    """What a key claims, if it has the form of a minted one."""
+    """Parse a minted key; None if the key does not have its form."""
     name, dot, proof = key.removeprefix(MINTED_PREFIX).partition(".")
     if not key.startswith(MINTED_PREFIX) or not dot:
         return None
@@ -74,7 +71,7 @@ def proves(key: MintedKey, incarnation: str, secret: bytes, *, dispatch: str | N
 
 
 def bearer(authorization: str | None) -> str | None:
-    """The key of an `Authorization` header, if there is one."""
+    """Return the key of an `Authorization: Bearer` header, if present."""
     scheme, _, key = (authorization or "").partition(" ")
     return key.strip() or None if scheme.lower() == "bearer" else None
 

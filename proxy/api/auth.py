@@ -1,7 +1,4 @@
-"""Who calls a model: the key of a call, and the rollout that it proves.
-
-Holds the checks of agents' keys, configured and minted. What a call may do beyond that is `calls`'.
-"""
+"""Authentication of both APIs: agents' keys, keys minted for a rollout, and control keys."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -19,9 +16,9 @@ from storage.errors import StorageError
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who calls: the key as it came, and the rollout a minted key proves.
+    """The caller of a request: its key, and the parsed key if it was minted for a rollout.
 
-    `is_dispatched`: the key was minted for the rollout's dispatch, and not for its agent.
+    `is_dispatched` is whether the key was minted for the rollout's dispatch, not for its agent.
     """
 
     key: str | None
@@ -30,7 +27,7 @@ class Caller:
 
 
 async def identify(request: web.Request, context: Context, *, takes_control_keys: bool = False) -> Caller:
-    """Return who calls. Raises Unauthorized for a missing or wrong key."""
+    """Return the caller of a request. Raises Unauthorized for a missing or invalid key."""
     key = bearer(request.headers.get("Authorization")) or request.headers.get("X-Api-Key")
     minted = read_minted(key) if key else None
     if minted is not None:
@@ -43,10 +40,10 @@ async def identify(request: web.Request, context: Context, *, takes_control_keys
 
 
 def may_report(caller: Caller, context: Context) -> bool:
-    """Whether a caller may report the result of a rollout, and so its reward and status.
+    """Return whether a caller may report the result of a rollout, which sets its reward and status.
 
-    With the key of the rollout's dispatch, or with a control key. Where no control key is configured, whoever reaches the
-    control API may set rewards there: so may a caller here, if both APIs share a port and its key is not an agent's.
+    It requires the key of the rollout's dispatch or a control key. Without a configured control key, the control API lets
+    every client set rewards: then so does this, if both APIs share a port and the key is not an agent's.
     """
     if caller.is_dispatched or (caller.key is not None and caller.key in context.control_keys):
         return True
@@ -74,14 +71,14 @@ async def prove(context: Context, minted: MintedKey) -> bool:
 
 
 def check_minted(minted: MintedKey | None, rollout_id: str | None) -> None:
-    """A minted key is good for its own rollout. Raises Forbidden."""
+    """Raise Forbidden if a minted key is used for another rollout."""
     if minted is not None and rollout_id not in (None, minted.rollout_id):
         raise Forbidden(f"the API key is of another rollout than {rollout_id!r}")
 
 
-MODEL_API: Final = "/{path}"  # the route that takes every path which is not the control API's
-SESSION_API: Final = "/{uuid}/v1"  # below it agents call, too: the sessions of Atropos' proxy
-# For load balancers, which have no keys; and the files of the page, which hold nothing and ask for one.
+MODEL_API: Final = "/{path}"  # the route of every path outside of the control API
+SESSION_API: Final = "/{uuid}/v1"  # the sessions of Atropos' proxy, which agents call
+# For load balancers, which have no keys; and the files of the page, which contain no data.
 _OPEN: Final = ("/health", "/ready", "/ui", "/ui/", "/ui/{file}")
 
 
@@ -89,7 +86,7 @@ _OPEN: Final = ("/health", "/ready", "/ui", "/ui/", "/ui/{file}")
 async def require_control_key(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Let a request of the control API pass with a control key, or where none is configured."""
+    """Reject requests of the control API without a control key, if one is configured."""
     resource = request.match_info.route.resource
     canonical = "" if resource is None else resource.canonical
     if canonical and canonical not in (MODEL_API, *_OPEN) and not canonical.startswith(f"{SESSION_API}/"):
@@ -98,7 +95,7 @@ async def require_control_key(
 
 
 def check_control_key(request: web.Request, context: Context) -> None:
-    """Raises Unauthorized without a key or with an unknown one, Forbidden with an agent's."""
+    """Raise Unauthorized for a missing or unknown key, Forbidden for an agent's."""
     key = bearer(request.headers.get("Authorization")) or request.headers.get("X-Api-Key")
     if (
         key is not None

@@ -1,7 +1,6 @@
-"""Parsing of request bodies: a JSON object that can be sent on without changing it.
+"""Parsing of request bodies: JSON objects that can be forwarded without changing a value.
 
-It looks at the shape only; what the fields mean is the dialects' and the engine's business. Memory and time are bounded by
-`_check_weight` before anything is parsed: a small text can be a very large object.
+`_check_weight` limits memory and time before parsing, because a small text can become a very large object.
 """
 
 import re
@@ -34,7 +33,7 @@ _WEIGHT_PER_BYTE: Final = 2
 
 
 def read_body(text: bytes) -> dict[str, Any]:
-    """Return the body as a dict; of duplicate keys the last one counts, as it does to engines. Raises BadCall."""
+    """Return the body as a dict; the last of duplicate keys wins, as in engines. Raises BadCall."""
     if not text:
         raise BadCall("the body is empty; it must be a JSON object")
     _check_weight(text)
@@ -55,16 +54,16 @@ def read_body(text: bytes) -> dict[str, Any]:
 
 
 class _FirstFault(FailFast):
-    __hash__ = object.__hash__  # pydantic's own has none, and so cannot stand in a union
+    __hash__ = object.__hash__  # pydantic's own has none, which unions require
 
 
-FIRST_FAULT: Final = _FirstFault()  # for lists in models: of a long list of wrong items, one fault is enough
+FIRST_FAULT: Final = _FirstFault()  # for lists in models: only the first invalid item of a long list is reported
 
 
 def faults_of(error: ValidationError) -> list[dict[str, Any]]:
-    """Return the faults of a body as pydantic has them: type, loc, msg, input. Where they are very many, one for all.
+    """Return the errors of a body as in pydantic: type, loc, msg, input. Very many are summarized in one.
 
-    An input is left out where it is long: a body must not come back as many times as it has faults.
+    Long inputs are left out, so that the response does not repeat the body for each error.
     """
     count = error.error_count()
     if count > _MOST_FAULTS:
@@ -85,9 +84,9 @@ def _is_short(value: Any) -> bool:
 
 
 def _check_weight(text: bytes) -> None:
-    """Raises TooLarge for a body of so many values that parsing it would take many times its length in memory.
+    """Raise TooLarge for a body with so many values that parsing it would take many times its length in memory.
 
-    A few passes in C: first all characters are counted, and if they are too many, those outside of strings.
+    It takes a few passes in C: first all characters are counted, and if they are too many, those outside of strings.
     """
     most = _FREE_WEIGHT + _WEIGHT_PER_BYTE * len(text)
     if len(text) * max(_WEIGHTS.values()) <= most or _weight(text, _quotes_in(text)) <= most:

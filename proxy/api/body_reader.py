@@ -1,9 +1,7 @@
-"""Reading of request bodies from the connection: bounded, decompressed, and counted before the memory is used.
+"""Reading of request bodies from the connection: limited, decompressed, and counted before the memory is used.
 
-aiohttp's own decompression is switched off (`server`): it knows no bound but the whole body's, and answers other codings as
-if the client had sent bad JSON. Every body of both APIs is read here.
-
-Rule: bytes are reserved (`pressure`) before they are received or inflated, and stay so until the request is answered.
+aiohttp's own decompression is disabled (`server`): it limits only the whole body, and reports other codings as bad JSON.
+Bytes are reserved before they are received or inflated, and stay reserved until the request has its response.
 """
 
 import asyncio
@@ -60,13 +58,13 @@ async def read_bytes(request: web.Request, *, most: int | None = None) -> bytes:
 
 
 def release(request: web.Request) -> None:
-    """Give back what the request's body reserved: it is answered."""
+    """Release the bytes that the request's body reserved."""
     if (reserved := request.get(RESERVED)) is not None:
         reserved.release()
 
 
 async def _received(request: web.Request, reserved: ByteReservation, most: int) -> bytes:
-    """The body as it comes. A length that is announced is reserved at once: a refusal is then known before the body."""
+    """Receive the body. An announced length is reserved at once, so that a body that does not fit is rejected early."""
     announced = request.content_length or 0
     if announced > most:
         raise _too_long(most)
@@ -82,7 +80,7 @@ async def _received(request: web.Request, reserved: ByteReservation, most: int) 
 
 
 async def _inflated(source: "_Source", packed: int, reserved: ByteReservation, most: int) -> bytes:
-    """All bytes of a source, at most `most` and at most `_MOST_RATIO` times those that came."""
+    """Return all bytes of a source: at most `most`, and at most `_MOST_RATIO` times the received ones."""
     by_ratio = max(packed * _MOST_RATIO, _ANY_RATIO_BYTES)
     body, piece = bytearray(), _FIRST_PIECE_BYTES
     while True:
@@ -104,18 +102,18 @@ def _too_long(most: int) -> TooLarge:
 
 
 def _coding(request: web.Request) -> str | None:
-    """The content coding, None for a body as it is. Raises Unsupported."""
-    said = ", ".join(request.headers.getall("Content-Encoding", ())).strip().lower()
-    if said in ("", "identity"):
+    """Return the content coding, None for identity. Raises Unsupported."""
+    coding = ", ".join(request.headers.getall("Content-Encoding", ())).strip().lower()
+    if coding in ("", "identity"):
         return None
-    if said not in _SOURCES:
+    if coding not in _SOURCES:
         raise Unsupported(f"Content-Encoding can be one of {', '.join(_SOURCES)} and identity")
-    return said
+    return coding
 
 
 class _Source(Protocol):
     def read(self, size: int, /) -> bytes:
-        """The next inflated bytes, at most so many; none at the end."""
+        """Return up to `size` inflated bytes; none at the end."""
         ...
 
 
@@ -129,7 +127,7 @@ class _Zlib:
         self._members = members
         self._inflate = zlib.decompressobj(window)
         self._tail = b""
-        self._is_drained = False  # zlib may hold output back although it has taken all input
+        self._is_drained = False  # zlib may keep output back although it has consumed all input
 
     def read(self, size: int, /) -> bytes:
         """See `_Source`. Raises zlib.error or EOFError."""
@@ -161,7 +159,7 @@ def _gzip(packed: bytes) -> _Source:
 
 
 def _deflate(packed: bytes) -> _Source:
-    """With zlib's header, as the standard has it, or without, as some clients send it."""
+    """Read a body with zlib's header, as in the standard, or without it, as some clients send it."""
     has_header = len(packed) > 1 and packed[0] & 15 == zlib.DEFLATED and (packed[0] * 256 + packed[1]) % 31 == 0
     return _Zlib(packed, zlib.MAX_WBITS if has_header else -zlib.MAX_WBITS, 1)
 

@@ -1,7 +1,4 @@
-"""What the shells of one process share: made by `app`, used by every route.
-
-Holds one frozen record of long-lived things and the key under which an application carries it.
-"""
+"""The services of one process, created at start-up and used by every route."""
 
 import asyncio
 from collections import Counter
@@ -36,11 +33,10 @@ from storage.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The long-lived things of one process.
+    """The services of one process.
 
-    `secret` is the store's: minted keys are proved by it. `in_flight` counts the calls in flight of each rollout.
-    `stopping` is set once we were told to stop: no new
-    call is taken from then on.
+    `secret` is the store's secret, which verifies minted keys. `in_flight` counts the calls in flight of each rollout.
+    `stopping` is set when the shutdown begins: no new call is accepted from then on.
     """
 
     settings: Settings
@@ -85,7 +81,7 @@ class Context:
 
     @property
     def ways(self) -> TranslationOptions:
-        """How dialects by way of chat are translated."""
+        """The options of dialects that are translated to chat."""
         return TranslationOptions(**dict(self.settings.dialects))
 
 

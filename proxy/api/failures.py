@@ -1,6 +1,6 @@
-"""What clients read of failures: the shape of the API and dialect, and nothing of the installation.
+"""Error responses in the format of the API and dialect of the request.
 
-Agents get no addresses, paths or exception texts. What an answer leaves out is logged under the id that the answer has.
+Agents get no addresses, paths or exception texts: these are logged under the error ID of the response.
 """
 
 from collections.abc import Awaitable, Callable
@@ -19,7 +19,7 @@ from storage.errors import StorageError
 
 
 def internal_error(failure: BaseException, **fields: object) -> InternalError:
-    """Log an exception that nothing expected, with `fields` and a new error id; return the error that names this id."""
+    """Log an unexpected exception with `fields` and a new error ID; return the error that names this ID."""
     error_id = uuid4().hex
     LOG.error("internal error %s", error_id, exc_info=failure, extra={"fields": {"error_id": error_id, **fields}})
     error = InternalError(f"the proxy failed; its log has the details (error id {error_id})")
@@ -28,7 +28,7 @@ def internal_error(failure: BaseException, **fields: object) -> InternalError:
 
 
 def visible_error(request: web.Request, error: ProxyError) -> ProxyError:
-    """Return the error as the client of this request may see it; what agents may not see is logged."""
+    """Return the error as the client of this request may see it; details that agents may not see are logged."""
     if error.public is None or not _is_of_an_agent(request):
         return error
     error_id = uuid4().hex
@@ -37,20 +37,20 @@ def visible_error(request: web.Request, error: ProxyError) -> ProxyError:
 
 
 def error_response(request: web.Request, error: ProxyError) -> web.Response:
-    """Return the answer to a failure in the shape of the API, and the dialect, of the request."""
+    """Return the error response in the format of the request's API and dialect."""
     error = visible_error(request, error)
     spoken = request.get(ERROR_DIALECT)
     headers = {"Content-Type": "application/json"}
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(error.retry_after_s)
     if error.kind in {"rollout_limit", "rollout_closed"}:
-        headers["X-Should-Retry"] = "false"  # OpenAI's clients would wait and try again, which cannot help
+        headers["X-Should-Retry"] = "false"  # OpenAI's clients would retry, which cannot succeed
     status = spoken.status(error) if spoken else error.status
     return web.Response(status=status, headers=headers, body=spoken.error(error) if spoken else openai_error(error))
 
 
 def _is_of_an_agent(request: web.Request) -> bool:
-    """Whether the request is not of the control API; one that no route matched is taken as an agent's."""
+    """Return whether the request is not for the control API; an unmatched route counts as an agent's."""
     resource = request.match_info.route.resource
     return resource is None or resource.canonical == MODEL_API or resource.canonical.startswith(f"{SESSION_API}/")
 
@@ -59,7 +59,7 @@ def _is_of_an_agent(request: web.Request) -> bool:
 async def answer_failures(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Answer every failure in the shape of the API that was called; release what the request's body reserved."""
+    """Turn every exception into an error response of the API that was called; release the bytes of the body."""
     try:
         return await handler(request)
     except ProxyError as error:
@@ -80,12 +80,12 @@ async def answer_failures(
 
 
 def _failed(request: web.Request, error: ProxyError) -> web.Response:
-    """The answer to a failure.
+    """Return the error response.
 
-    Where a part of another answer was written already, the connection ends instead: half an answer must not look whole.
+    If a part of another response was written already, the connection is closed, so that it does not look complete.
     """
     if request.get(RESPONSE_STARTED) and request.transport is not None:
         request.transport.close()
-    if CONTEXT in request.app:  # a stand-in has none
+    if CONTEXT in request.app:  # the standby application has none
         request.app[CONTEXT].metrics.errors.labels(error.code).inc()
     return error_response(request, error)

@@ -1,7 +1,4 @@
-"""The system: alive, ready, its metrics.
-
-Holds the routes that operators and load balancers call.
-"""
+"""Liveness, readiness and metrics, for operators and load balancers."""
 
 import asyncio
 from collections.abc import Collection, Mapping
@@ -69,20 +66,19 @@ async def _facts(context: Context) -> dict[str, str]:
         return {}
 
 
-_READY_WITHIN_S = 2
+_READY_TIMEOUT_S = 2
 
 
 async def show_health(_request: web.Request) -> web.Response:
-    """`GET /health`: the process answers."""
+    """`GET /health`: the process is alive."""
     return json_response({"status": "ok"})
 
 
 async def show_ready(request: web.Request) -> web.Response:
-    """`GET /ready`: 200 if the store answers and at least one engine is healthy, else 503 saying which is not.
+    """`GET /ready`: 200 if the store is reachable and at least one engine is healthy, otherwise 503 with the state of each.
 
-    A journal stands in for a store that is away (store.on_failure: spool): `spooled` is how many steps wait in it.
-    From the first SIGTERM it is 503: for `shutdown_delay_s`, and with a separate port of the control API until the shutdown
-    is complete.
+    A journal replaces an unreachable store (store.on_failure: spool): `spooled` is the number of steps in it. It returns 503
+    from the first SIGTERM on: for `shutdown_delay_s`, or with a separate port of the control API until the process ends.
     """
     context = request.app[CONTEXT]
     if context.stopping.is_set():
@@ -90,14 +86,14 @@ async def show_ready(request: web.Request) -> web.Response:
     store, engines = await asyncio.gather(_store(context), healthy_engines(context))
     spooled = context.recorder.journaled
     is_ready = (store == "ok" or spooled is not None) and any(engines.values())
-    told: dict[str, Any] = {"status": "ready" if is_ready else "not ready", "store": store, "engines": engines}
+    state: dict[str, Any] = {"status": "ready" if is_ready else "not ready", "store": store, "engines": engines}
     if spooled is not None:
-        told["spooled"] = spooled
-    return json_response(told, status=200 if is_ready else 503, headers={} if is_ready else {"Retry-After": "1"})
+        state["spooled"] = spooled
+    return json_response(state, status=200 if is_ready else 503, headers={} if is_ready else {"Retry-After": "1"})
 
 
 async def show_metrics(request: web.Request) -> web.Response:
-    """`GET /metrics`: Prometheus, of all workers together."""
+    """`GET /metrics`: the metrics of all workers, in Prometheus' text format."""
     context = request.app[CONTEXT]
     counted, told = await asyncio.gather(context.worker_metrics.exposition(), info_metrics(context))
     return web.Response(body=counted + told, headers={"Content-Type": CONTENT_TYPE_LATEST})
@@ -107,16 +103,16 @@ async def _store(context: Context) -> str:
     if context.recorder.store_health.unreachable is not None:
         return context.recorder.store_health.unreachable
     try:
-        await asyncio.wait_for(context.store.ping(), _READY_WITHIN_S)
+        await asyncio.wait_for(context.store.ping(), _READY_TIMEOUT_S)
     except TimeoutError:
-        return f"no answer within {_READY_WITHIN_S} s"
+        return f"no answer within {_READY_TIMEOUT_S} s"
     except StorageError as error:
         return str(error)
     return "ok"
 
 
 async def healthy_engines(context: Context) -> dict[str, bool]:
-    """Whether each endpoint is healthy, by name."""
+    """Return whether each endpoint is healthy, by name."""
     endpoints = context.upstream.endpoints
     found = await asyncio.gather(*map(context.upstream.health_checker.check, endpoints))
     return {endpoint.settings.label: healthy for endpoint, healthy in zip(endpoints, found, strict=True)}

@@ -1,8 +1,7 @@
-"""How much memory calls hold, and the clients that read nothing.
+"""The limit on the memory of calls in flight, and the disconnection of stalled clients.
 
-Holds the calls in flight, the bound on their bytes, and the one task that cuts stalled clients. A client that is slow is none:
-its engine is read no faster than it reads (a few hundred kB lie between), so its call holds what its step will. Rule: nothing
-is counted per event; the calls are summed up when another one comes, at most ten times a second if they are many.
+A slow client is not stalled: its engine is read no faster than the client reads, with a few hundred kB between them. Nothing is
+counted per event; the calls are summed when another one arrives, at most ten times a second if they are many.
 """
 
 import asyncio
@@ -17,11 +16,11 @@ from proxy.telemetry.metrics import Metrics
 
 _MANY = 64
 _COUNT_EVERY_S = 0.1
-_LOOKS = 4  # at each client within the time that it may stall
+_PROBES = 4  # of each client within the time that it may stall
 
 
 class Held(Protocol):
-    """A call in flight: since when, its bytes so far, request and answer, and its client's connection."""
+    """A call in flight: its start, the bytes of its request and response so far, and its client's connection."""
 
     request: web.Request
     started: float
@@ -33,7 +32,7 @@ class Held(Protocol):
 
 
 class ByteReservation:
-    """The bytes that one request holds: they grow as its body comes, and are given back once it is answered."""
+    """The bytes of one request: they grow as its body arrives, and are released after its response."""
 
     __slots__ = ("_bytes", "_pressure")
 
@@ -45,17 +44,17 @@ class ByteReservation:
         return f"<Reservation of {self._bytes} bytes>"
 
     def grow(self, more: int) -> None:
-        """Reserve more bytes before they are held, or give some back (negative). Raises Overloaded."""
+        """Reserve more bytes before they are used, or release some (negative). Raises Overloaded."""
         self._pressure.take(more, own=self._bytes)
         self._bytes += more
 
     def release(self) -> None:
-        """Give all back."""
+        """Release all bytes."""
         self.grow(-self._bytes)
 
 
 class InFlightBytes:
-    """The calls in flight of one process. `kept` tells the bytes of steps that nobody waits for and are not stored yet."""
+    """The calls in flight of one process. `kept` returns the bytes of detached steps that are not stored yet."""
 
     def __init__(
         self, most_bytes: int, client_stall_timeout_s: float, metrics: Metrics, kept: Callable[[], int]
@@ -77,23 +76,23 @@ class InFlightBytes:
         return f"<Pressure {self.held_bytes()} of {self._most_bytes} bytes>"
 
     def held_bytes(self) -> int:
-        """The bytes of all that is in flight: bodies that came, what was sent of them and its answer, steps on their way."""
+        """Return the bytes in flight: request bodies, forwarded requests with their responses, and steps to be stored."""
         self._answered_bytes = sum(call.body_bytes for call in self.calls)
         self._counted_at = self._loop.time()
         return self._asked_bytes + self._answered_bytes + self._kept()
 
     def oldest_s(self, now: float) -> float:
-        """For how long the oldest call has been in flight; 0 if none is."""
+        """Return the age of the oldest call in flight in seconds; 0 if there is none."""
         return max((now - call.started for call in self.calls), default=0.0)
 
     def reserve(self) -> "ByteReservation":
-        """Return a reservation for the body of one request, empty at first. It must be released."""
+        """Return an empty reservation for the body of one request. It must be released."""
         return ByteReservation(self)
 
     def take(self, more: int, *, own: int) -> None:
-        """Count `more` bytes of a request that holds `own` bytes already. Raises Overloaded if they do not fit.
+        """Count `more` bytes of a request that has `own` bytes already. Raises Overloaded if they exceed the limit.
 
-        A request that finds nothing else in flight is let in, however long it is: the length of a body has its own limit.
+        A request is always accepted if nothing else is in flight: the length of a body has its own limit.
         """
         if more > 0:
             held, most = self._held_lately(), self._most_bytes
@@ -105,24 +104,24 @@ class InFlightBytes:
         self._asked_bytes += more
 
     def _held_lately(self) -> int:
-        """The bytes held; of many calls, as they were a moment ago: else each new call would look at thousands."""
+        """Return the bytes in flight; with many calls, a recent value, so that each new call does not sum thousands."""
         if len(self.calls) < _MANY or self._loop.time() - self._counted_at > _COUNT_EVERY_S:
             return self.held_bytes()
         return self._asked_bytes + self._answered_bytes + self._kept()
 
     async def close(self) -> None:
-        """Watch no more."""
+        """Stop watching clients."""
         self._watching.cancel()
         await asyncio.wait([self._watching])
 
     async def _watch(self) -> None:
-        """Cut every client whose unsent bytes have not become fewer for so long.
+        """Disconnect every client whose unsent bytes have not decreased within the stall timeout.
 
-        Counted in looks, not on the clock: while we stood still ourselves, nobody could show that it reads.
+        It counts probes, not time: while this process is blocked, clients cannot show that they read.
         """
         seen: dict[Held, tuple[int, int]] = {}
         while True:
-            await asyncio.sleep(self._client_stall_timeout_s / _LOOKS)
+            await asyncio.sleep(self._client_stall_timeout_s / _PROBES)
             before, seen = seen, {}
             for call in tuple(self.calls):
                 waiting = _unsent(call.request)
@@ -130,14 +129,14 @@ class InFlightBytes:
                     continue
                 size, looks = before.get(call, (waiting, -1))
                 seen[call] = (waiting, looks + 1 if size == waiting else 0)
-                if seen[call][1] >= _LOOKS and call.request.transport is not None:
-                    LOG.warning("a client has read nothing for %s s and is cut", self._client_stall_timeout_s)
+                if seen[call][1] >= _PROBES and call.request.transport is not None:
+                    LOG.warning("disconnected a client that has read nothing for %s s", self._client_stall_timeout_s)
                     self._metrics.stalled_clients.inc()
                     call.request.transport.abort()
 
 
 def _unsent(request: web.Request) -> int:
-    """The bytes that wait for a client to read, where so many do that its call stands still; else 0."""
+    """Return the unsent bytes of a client if writing to it is paused; else 0."""
     transport = request.transport
     if transport is None or not request.protocol.writing_paused:
         return 0

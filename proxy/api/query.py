@@ -1,7 +1,4 @@
-"""Who may use the control API, and how its requests name things.
-
-Holds the middleware that asks for a control key, and the reading of ids, numbers and choices from paths and queries.
-"""
+"""Parsing of IDs, numbers and choices in the paths and queries of the control API."""
 
 from collections.abc import Collection
 from typing import Final
@@ -13,16 +10,16 @@ from proxy.api.rollout_id import id_from_path
 from proxy.errors import BadCall
 from proxy.rollouts.rollout import Rollout, no_rollout, read_rollout
 
-_GREATEST: Final = 10**12 - 1  # beyond any count, index or unix time in seconds, and no trouble to the store
+_GREATEST: Final = 10**12 - 1  # more than any count, index or unix time in seconds, and safe for the store
 
 
 def rollout_id_from(request: web.Request) -> str:
-    """The rollout id in the path, read from the path as it came: routers decode too much or too little."""
+    """Return the rollout ID of the raw path: routers decode too much or too little."""
     return id_from_path(request.raw_path.partition("?")[0].split("/")[2])
 
 
 async def rollout_from(request: web.Request) -> Rollout:
-    """The rollout that the path names. Raises NotFound."""
+    """Return the rollout that the path names. Raises NotFound."""
     name = rollout_id_from(request)
     stored = await request.app[CONTEXT].store.get(name)
     if stored is None:
@@ -31,7 +28,7 @@ async def rollout_from(request: web.Request) -> Rollout:
 
 
 def int_param(request: web.Request, name: str, default: int | None, *, least: int, most: int = _GREATEST) -> int | None:
-    """A whole number of the query. Raises BadCall."""
+    """Return an integer of the query. Raises BadCall."""
     text = request.query.get(name)
     if text is None:
         return default
@@ -43,7 +40,7 @@ def int_param(request: web.Request, name: str, default: int | None, *, least: in
 
 
 def enum_param(request: web.Request, name: str, known: Collection[str], default: str) -> str:
-    """One of some words of the query. Raises BadCall naming them."""
+    """Return one of the `known` words of the query. Raises BadCall, which names them."""
     word = request.query.get(name, default)
     if word not in known:
         raise BadCall(f"{name}={word!r} is not known; known are {', '.join(known)}", param=name)
@@ -51,7 +48,7 @@ def enum_param(request: web.Request, name: str, known: Collection[str], default:
 
 
 def reject_unknown_params(request: web.Request, known: Collection[str]) -> None:
-    """Refuse a misspelt option. Raises BadCall."""
+    """Raise BadCall for an unknown query parameter."""
     for name in request.query:
         if name not in known:
             raise BadCall(f"{name!r} is no option here; options are {', '.join(sorted(known))}", param=name)

@@ -1,7 +1,6 @@
-"""Rewards and advantages as trainers and rollout servers send them: finite numbers within the range of float32.
+"""Types of rewards and advantages: finite numbers within the range of float32.
 
-Holds the types of such values and the reading of a body that has them. Trainers keep rewards as float32: what is beyond its
-range would be infinite there, and JSON has no infinity.
+Trainers store rewards as float32: larger numbers would be infinite there, and JSON has no infinity.
 """
 
 from collections.abc import Mapping
@@ -17,9 +16,9 @@ LARGEST: Final = 3.4028234663852886e38  # of float32
 _NO_NUMBERS: Final = ("NaN", "Infinity")  # as JavaScript and Python write them, behind a sign or none; JSON has neither
 
 
-def _all_finite(given: dict[str, Any]) -> dict[str, Any]:
+def _all_finite(values: dict[str, Any]) -> dict[str, Any]:
     """Check every number of an object, however deep. Raises ValueError."""
-    pending: list[Any] = [given]
+    pending: list[Any] = [values]
     while pending:
         value = pending.pop()
         if isinstance(value, Mapping):
@@ -28,7 +27,7 @@ def _all_finite(given: dict[str, Any]) -> dict[str, Any]:
             pending.extend(value)
         elif isinstance(value, int | float) and not -LARGEST <= value <= LARGEST:
             raise ValueError(f"every number must be finite and within the range of float32 (±{LARGEST:.8g})")
-    return given
+    return values
 
 
 Signal = Annotated[FiniteFloat, Field(ge=-LARGEST, le=LARGEST)]
@@ -51,7 +50,7 @@ def read_object(text: bytes) -> dict[str, Any]:
 
 
 def _has_no_number(text: bytes) -> bool:
-    """Whether a body is no JSON because of a number that is NaN or infinite. orjson 3.11 refuses 1e400 as infinity."""
+    """Return whether a body is invalid JSON because a number is NaN or infinite. orjson 3.11 rejects 1e400 as infinity."""
     try:
         orjson.loads(text)
     except orjson.JSONDecodeError as error:

@@ -1,9 +1,6 @@
-"""Names in requests: which rollout a call belongs to, and what its endpoint is.
+"""The rollout and the endpoint of a request, from its path, headers, API key and body.
 
-Holds pure readings of paths, headers and bodies, and the rule of what an id may be. It decides nothing about who may
-call: keys are `keys.py`'s.
-
-An id in a path is percent-encoded, slashes too; in a header or a body it stands as it is.
+A rollout ID is percent-encoded in a path, slashes included, and unencoded in a header or a body.
 """
 
 from collections.abc import Mapping
@@ -20,14 +17,14 @@ _PREFIXES = ("/rollouts/", "/sessions/")
 
 @dataclass(frozen=True, slots=True)
 class RequestPath:
-    """Where a call goes: the endpoint as an engine knows it, and the rollout its path names, if any."""
+    """A parsed path: the endpoint as engines know it, and the rollout that the path names, if any."""
 
     endpoint: str
     rollout_id: str | None
 
 
 def id_from_path(segment: str) -> str:
-    """The id that a path segment spells. Raises BadCall."""
+    """Return the decoded ID of a path segment. Raises BadCall."""
     try:
         return checked_id(unquote_to_bytes(segment).decode())
     except UnicodeError:
@@ -35,9 +32,9 @@ def id_from_path(segment: str) -> str:
 
 
 def parse_path(raw_path: str) -> RequestPath:
-    """The endpoint and the rollout that a path names: `/rollouts/{id}/v1/…`, `/sessions/{id}/v1/…` or plain `/v1/…`.
+    """Return the endpoint and the rollout of a path: `/rollouts/{id}/v1/…`, `/sessions/{id}/v1/…` or `/v1/…`.
 
-    `raw_path` is the path as it came, still encoded, without its query. Raises BadCall for an id that is none.
+    `raw_path` is the encoded path without the query. Raises BadCall for an invalid ID.
     """
     for prefix in _PREFIXES:
         segment, slash, rest = raw_path.removeprefix(prefix).partition("/")
@@ -49,7 +46,7 @@ def parse_path(raw_path: str) -> RequestPath:
 def named_rollout(
     *, path: str | None, header: str | None, minted: str | None, key: str | None, body: Mapping[str, Any]
 ) -> str | None:
-    """The rollout a call belongs to, by the first of its namings; None if it names none. Raises BadCall.
+    """Return the rollout of a call, from the first of these that is present; None if there is none. Raises BadCall.
 
     `minted` is the rollout of a minted key, `key` the API key itself (which may be `rollout:<id>`).
     """

@@ -1,4 +1,4 @@
-"""The URLs at which agents reach the model API, as rollouts and rollout servers receive them."""
+"""The URLs of the model API that are given to agents and rollout servers."""
 
 from urllib.parse import quote
 
@@ -15,12 +15,12 @@ _EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - addresses to compare with, not t
 
 
 def prefix_of(rollout_id: str) -> str:
-    """The path that names a rollout. Clients take one of dots for a folder, however encoded: its key alone names it."""
+    """Return the path prefix of a rollout. It is empty for an ID of only dots, which clients treat as a folder."""
     return "" if rollout_id in _DOTS else f"/rollouts/{quote(rollout_id, safe='')}"
 
 
 def model_url(request: web.Request, context: Context) -> str:
-    """The base URL of the model API, as agents reach it: as configured, or as whoever sent this request."""
+    """Return the base URL of the model API: the configured one, or that of this request."""
     settings = context.settings
     if settings.agents.url is not None:
         return settings.agents.url
@@ -29,6 +29,6 @@ def model_url(request: web.Request, context: Context) -> str:
 
 
 def model_host(listen: str, seen: URL) -> str:
-    """Host and port of a model API on a port of its own; bound to every address, it is where the request was sent."""
+    """Return host and port of a model API on a separate port; if it listens on all addresses, the host of the request."""
     host, port = split_listen(listen)
     return f"{seen.host_subcomponent}:{port}" if host in _EVERYWHERE else listen

@@ -1,24 +1,24 @@
-"""Other systems' protocols, served over ours: their routes, their words, our recording.
+"""Protocols of other systems, served with TokenTape's recording.
 
-forms             what every form of a call does, and where forms come in
-atropos_form      `POST /generate`, as its token servers ask it
-atropos           the sessions of its proxy: created, looked at, deleted (routes are put up by `app`, with `atropos.enabled`)
-atropos_calls     what agents call within a session
-atropos_session   a session: its name, its chat calls, its nodes
-atropos_models    what clients of its proxy send
-atropos_engines   the configured engines, as its proxy tells of them
-osmosis           remote rollouts: the callbacks that rollout servers make
-osmosis_form      its flat form of `POST /v1/completions`, and the exact count behind its mask
-osmosis_models    what its rollout servers send
-osmosis_servers   the configured rollout servers, and how they are asked
-osmosis_dispatch  `POST /rollouts/{id}/dispatch`
+call_routes        the endpoints that sample, with their adapters
+atropos/generate   `POST /generate`, as Atropos' token servers call it
+atropos/sessions   routes that create, list and delete sessions (with `atropos.enabled`)
+atropos/calls      calls of agents within a session
+atropos/session    a session: its ID, its chat calls, its nodes
+atropos/schemas    request bodies of Atropos' proxy
+atropos/engines    the configured engines in the format of Atropos' proxy
+osmosis/callbacks  callbacks of Osmosis' rollout servers
+osmosis/flat_call  its flat format of `POST /v1/completions`, and the exact count for its mask
+osmosis/schemas    request bodies of its rollout servers
+osmosis/servers    the configured rollout servers, and requests to them
+osmosis/dispatch   `POST /rollouts/{id}/dispatch`
 """
 
 from aiohttp import web
 
 from proxy.api.compat.osmosis import dispatch as osmosis_dispatch
 
-# Routes of the control API. What agents call comes by way of `calls`.
+# Routes of the control API; calls of agents have their routes in `call_routes`.
 COMPAT_ROUTES: list[web.RouteDef] = [
     web.post("/rollouts/{rollout_id:[^/]+}/dispatch", osmosis_dispatch.dispatch_rollout),
 ]

@@ -1,1 +1,1 @@
-"""proxy.api.model."""
+"""The model API: calls of agents, recorded and relayed."""

@@ -1,7 +1,4 @@
-"""The admission of a call: its rollout is opened, a pause is waited for, the guards are passed.
-
-Holds what stands between a call that was read and a call that is made. Must not know what the call asks.
-"""
+"""The admission of a call: open its rollout, wait for the end of a pause, check its limits."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -20,13 +17,13 @@ Guard = Callable[[Rollout, int], None]
 
 
 def is_open(rollout: Rollout, _now_ms: int) -> None:
-    """A finished rollout takes no calls."""
+    """Raise RolloutClosed if the rollout is finished."""
     if rollout.is_finished:
         raise RolloutClosed(f"the rollout {rollout.rollout_id!r} is {rollout.status} and takes no more calls")
 
 
 def within_limits(rollout: Rollout, now_ms: int) -> None:
-    """A rollout takes as many steps, sampled tokens and seconds as it was given."""
+    """Raise LimitReached if the rollout has reached its limit of steps, sampled tokens or seconds."""
     limits, steps, tokens = (
         rollout.limits,
         rollout.counts.get("steps", 0),
@@ -50,21 +47,21 @@ GUARDS: tuple[Guard, ...] = (is_open, within_limits)
 
 @asynccontextmanager
 async def admitted(context: Context, rollout_id: str, group_id: str | None, step_id: str) -> AsyncIterator[Rollout]:
-    """Its rollout, once nothing holds a call, which is in flight then. Raises Paused."""
+    """Open the rollout of a call, wait for the end of a pause, and count the call as in flight. Raises Paused."""
     while True:
         rollout = await context.opener.open(rollout_id, group_id, step_id)
         lifetime = context.lifetimes.kept(rollout.rollout_id, rollout.incarnation, rollout.group_id, rollout.origin)
         async with context.reservations.kept(rollout, step_id):
             with lifetime:
                 if await context.pause.passed():
-                    continue  # opened anew: the policy is another one now
+                    continue  # open it again: the policy version has changed
                 with context.pause.counted():
                     yield await _started(context, rollout)
                     return
 
 
 async def _started(context: Context, rollout: Rollout) -> Rollout:
-    """Return the rollout once its tools are known: its first call may come before its dispatch has ended."""
+    """Return the rollout once its tools are known: its first call may arrive before its dispatch has ended."""
     until = context.clock.monotonic() + _START_TIMEOUT_S
     while rollout.is_starting and context.clock.monotonic() < until:
         await asyncio.sleep(_START_INTERVAL_S)
@@ -76,7 +73,7 @@ async def _started(context: Context, rollout: Rollout) -> Rollout:
 
 
 async def guard(context: Context, rollout: Rollout) -> None:
-    """Pass every guard; a rollout that has reached a limit is marked so."""
+    """Run every guard; mark a rollout that has reached a limit."""
     try:
         for check in GUARDS:
             check(rollout, context.clock.now_ms())
@@ -91,6 +88,6 @@ async def _mark_limited(context: Context, rollout_id: str) -> None:
         fields = write_fields({"status": "limited"})
         await context.store.update_if(rollout_id, fields, expect={"status": None}, now_ms=context.clock.now_ms())
     except FieldsChanged:
-        pass  # somebody finished or marked it meanwhile
+        pass  # finished or marked meanwhile
     except StorageError as error:
         raise StoreFault(f"the store cannot be reached: {error}") from error

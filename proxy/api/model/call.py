@@ -1,8 +1,4 @@
-"""The client's side of a call: what is decided of it, what its client has seen, how it ends there.
-
-Holds the `Call` on its way, and the `Client` that gets bytes: a head with the first of them, an end with the last. It knows
-neither engines nor the store; `relay` decides when what is written.
-"""
+"""The state of a call, and the response that is written to its client."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence

@@ -1,6 +1,6 @@
-"""A call that samples: received, admitted, planned. Then `relay` sends, streams and records it.
+"""Calls that sample: read, admitted and planned here, then sent and recorded by `relay`.
 
-Rule: whatever is refused here is refused with nothing recorded and nothing sent.
+A call that is rejected here is neither sent nor recorded.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,6 @@
-"""Health probes: calls that ask whether somebody answers, and are no turn of any agent.
+"""Detection of health probes: calls that only check whether the server responds.
 
-Holds how probes are recognised: those that frameworks are known to send, and what is configured. What is done with one is
-decided in `calls`. A call that names a rollout is never a probe.
+Probes are those that frameworks are known to send, and those of the configuration. A call that names a rollout is never one.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,6 @@
-"""What a call leans on by name: the answer before it, items of answers, calls of tools.
+"""References of a call to earlier responses, items and tool calls, resolved from recorded steps.
 
-Holds the looking up of steps by the names that clients know them by, and the keeping of the text of calls that no client can
-bring back. What is made of them is the dialect's. Rule: a rollout's own key finds nothing of another rollout.
+The text of tool calls that clients cannot send back is stored here. A rollout's key finds nothing of another rollout.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

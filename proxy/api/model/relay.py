@@ -1,7 +1,6 @@
-"""The relay of a call: sent, shown as it comes, recorded, ended.
+"""The relay of a call: send it to an engine, stream the response to the client, record the step, end the response.
 
-Holds the one loop that carries bytes between an engine and a client, and what happens when either leaves. It understands
-nothing: the exchange does. Rule: the withheld end is written only after the recorder has the step.
+The end of the response is withheld until the step is recorded.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""The model API: which handler answers a path.
+"""The routes of the model API.
 
-A path that is not a route of the control API comes here. Calls that sample go to `calls`, by `CallRoute`; all others have a
-`ModelRoute` each; what is neither is 404, unless `engines.passthrough` lists it.
+Every path that is not a route of the control API is handled here. Calls that sample have a `CallRoute`, all others a
+`ModelRoute`. Other paths are 404, unless `engines.passthrough` lists them.
 """
 
 from collections.abc import Awaitable, Callable, Mapping

@@ -1,7 +1,6 @@
-"""Responses that were answered before: shown, listed, deleted.
+"""The routes below `/v1/responses/{id}`, served from recorded steps by every process that shares the store.
 
-Holds the routes below `/v1/responses/{id}`. They are served from recorded steps, by every process that shares the store; to
-delete one hides it from agents, and the step stays for those who train on it.
+Deleting a response hides it from agents; its step is kept for training.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,6 @@
-"""What clients want told of tokens in their replies: read off headers and the rollout, and refused where it cannot be.
+"""The token annotations that a client requests for its responses, by headers or by its rollout.
 
-Holds the decision, taken before anything is sent; how a response is then told is `wire.token_reply`'s. A header wins over
-the rollout. Nobody gets text for pieces: without the engine's tokenizer the call is refused.
+Headers take precedence. A call whose annotations the engine or its tokenizer cannot provide is rejected before it is sent.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,4 @@
-"""What is passed on unrecorded: the list of models, and the paths on the allow-list.
-
-Holds the relaying of calls that sample nothing. Whether a path may be passed on at all is decided in `calls`.
-"""
+"""Requests that are forwarded without a step: the list of models, count_tokens, and the paths on the allow-list."""
 
 import re
 from collections.abc import Iterator

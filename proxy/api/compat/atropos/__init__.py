@@ -1,1 +1,1 @@
-"""proxy.api.compat.atropos."""
+"""Atropos' protocols: its token servers and the sessions of its proxy."""

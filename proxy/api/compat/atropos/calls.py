@@ -1,7 +1,6 @@
-"""What agents call within a session of Atropos' proxy (296a0bc): `/{uuid}/v1/…`.
+"""The calls of agents within a session of Atropos' proxy (296a0bc): `/{uuid}/v1/…`.
 
-Holds the part that is the model API's: the calls go the way of all calls. What its proxy lacks is served as well:
-completions, models, streams, and several calls at once.
+Completions, models, streams and concurrent calls, which its proxy lacks, are served as well.
 """
 
 from typing import Final

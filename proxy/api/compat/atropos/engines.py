@@ -1,6 +1,6 @@
-"""What Atropos' proxy tells of engines and has them tell: the servers, their models, texts of ids, ids of messages.
+"""Requests to the configured engines for Atropos' proxy: models, texts of ids, rendered prompts.
 
-Holds the asking of configured engines, and no others: nothing here takes a URL from a request to send anything to it.
+Requests are sent to configured engines only, never to a URL from a request.
 """
 
 import asyncio

@@ -1,10 +1,8 @@
-"""`POST /generate` as the token servers of Atropos ask it (296a0bc): ids in, ids and logprobs out.
+"""The adapter of `POST /generate` as Atropos' token servers call it (296a0bc): ids in, ids and logprobs out.
 
-Holds the reading of both shapes as the completions call they are, and the answers made of its step. It must not await, and
-it makes nothing up: where the engine told no ids, the answer is an error.
-
-VLLMServer speaks to the script that Atropos ships with its trainer (`prompt.prompt_token_ids`), SGLangServer to SGLang's
-own endpoint (`input_ids`). Either is served from any engine that tells ids: which shape came is read off the body.
+VLLMServer calls the script that Atropos ships with its trainer (`prompt.prompt_token_ids`), SGLangServer calls SGLang's own
+endpoint (`input_ids`). The format is detected from the body, and both are served by any engine that returns ids. If the
+engine returned no ids, the response is an error.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,6 @@
-"""What clients of Atropos' proxy send (296a0bc): its schemas, and the refusal that its own framework words.
+"""The pydantic models of the requests of Atropos' proxy (296a0bc), with errors in FastAPI's format.
 
-Holds the pydantic models of its bodies. Keys that it does not know are let through: it drops them in silence, we send them on.
+Unknown keys are allowed: its proxy drops them, TokenTape forwards them.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,4 @@
-"""A session of Atropos' proxy (296a0bc): a rollout of ours, and the chat that its clients have with it.
-
-Holds what makes a rollout a session, the reading of its chat calls, the answers in its shape, and its nodes. It must not
-await: steps are given to it.
+"""Sessions of Atropos' proxy (296a0bc): their IDs, the adapter of their chat calls, and their nodes.
 
 A session is a rollout whose id is a UUID and whose metadata have its terms under `atropos`, so every replica serves it.
 """

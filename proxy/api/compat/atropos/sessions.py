@@ -1,7 +1,6 @@
-"""The routes of Atropos' proxy (296a0bc) by which sessions are created, looked at and deleted.
+"""The routes of Atropos' proxy (296a0bc) that create, list and delete sessions.
 
-Holds the part that is the control API's. What agents call within a session is `atropos_calls`'. A session is a rollout in
-the store, so every replica serves it; engines are those of the configuration, and nothing sent here adds one.
+A session is a rollout in the store, so every replica serves it. Engines are those of the configuration; no request adds one.
 """
 
 import asyncio

@@ -1,1 +1,1 @@
-"""proxy.api.compat.osmosis."""
+"""Osmosis' protocol of remote rollouts."""

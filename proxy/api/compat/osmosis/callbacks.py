@@ -1,8 +1,4 @@
-"""Osmosis' remote rollouts, where its trainer's callback URL stood: what is ours to do besides the call itself.
-
-Holds the completed callback, the finishing of a rollout by its server's word, and what a call of such a rollout needs first:
-its tools, a name for its retries, the steps before it. It starts no rollout: `osmosis_dispatch` does.
-"""
+"""The callback by which Osmosis' rollout servers report the result of a rollout, which finishes it."""
 
 from collections.abc import Mapping
 from typing import Any, Final, Literal

@@ -1,7 +1,7 @@
-"""Dispatch: a rollout of ours is run by one of Osmosis' rollout servers.
+"""The dispatch of a rollout to one of Osmosis' rollout servers.
 
-Holds `POST /rollouts/{id}/dispatch` and what becomes of the server's answer. Rule: a rollout is dispatched once; only
-servers that the configuration names are ever asked; and whatever goes wrong there ends the rollout as failed, with why.
+A rollout is dispatched once, and only to configured servers. If the server fails, the rollout is finished as failed, with the
+reason.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from proxy.upstream.concurrency import off_loop
 from storage.errors import FieldsChanged, StorageError
 
 ROLLOUT_SERVERS = web.AppKey("rollout_servers", RolloutServers)
-_OURS: Final = {"server", "protocol", "wait"}  # of a dispatch, what the server is not told
+_OURS: Final = {"server", "protocol", "wait"}  # fields of a dispatch that the server does not get
 
 
 async def dispatch_rollout(request: web.Request) -> web.Response:

@@ -1,10 +1,7 @@
-"""The flat form of Osmosis' rollout servers: a chat in a completions' clothes.
+"""The adapter of Osmosis' flat calls: chat messages sent to `/v1/completions`.
 
-Holds the reading of such a call as the chat call it is, the flat answer made of its step, and what the claimed mask is
-worth. It must not await: the steps before are given to it.
-
-A client says by `response_mask` which tokens it believes to have been added since its call before. That is a claim. The
-exact number is seen in the ids: this prompt, without the prompt and the sampled ids of the step it goes on from.
+A client claims with `response_mask` how many tokens were added since its last call. The exact number follows from the ids: this
+prompt, minus the prompt and the sampled ids of the step that it continues.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,6 @@
-"""What Osmosis' rollout servers send: their schemas, with their ranges (71b6d83, and f47b00f~1 for the asynchronous one).
+"""The pydantic models of Osmosis' protocols (71b6d83, and f47b00f~1 for the asynchronous one).
 
-Holds the pydantic models of the flat call, of a rollout's result and of an init's answer. Keys that the protocol does not
-know are let through, as its own schemas do.
+Unknown keys are allowed, as in its own schemas.
 """
 
 from collections.abc import Mapping

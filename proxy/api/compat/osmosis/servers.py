@@ -1,8 +1,4 @@
-"""The configured rollout servers: who they are, and how they are asked.
-
-Holds the allow-list, one aiohttp session, and the tasks that wait for servers. It knows nothing of the store: what an
-answer comes to is `osmosis_dispatch`'s.
-"""
+"""Requests to the configured rollout servers, which are an allow-list."""
 
 import asyncio
 from collections.abc import Coroutine, Mapping
@@ -19,7 +15,7 @@ _QUOTED: Final = 500  # characters of a server's refusal that are kept
 
 
 class ServerFault(Exception):
-    """A rollout server did not do its part. `category` is a word of the protocol's own for it."""
+    """A rollout server failed. `category` is the protocol's error category."""
 
     def __init__(self, category: str, message: str, status: int | None = None) -> None:
         super().__init__(message)
@@ -89,7 +85,7 @@ class RolloutServers:
         return task
 
     async def close(self) -> None:
-        """Wait for no server any longer."""
+        """Cancel all requests and close the session."""
         for task in self._tasks:
             task.cancel()
         while self._tasks:
