@@ -215,8 +215,8 @@ def _framing(engine: Engine, options: CallOptions, call: CallTraits) -> Framing:
     framing = choose_framing("replay", engine.kind, call, can_replay=can_replay)
     if framing == "live":
         raise NotValid(
-            "X-Reply-Tokens and X-Reply-Ids are of whole replies: this call cannot be made unstreamed and told as a stream; "
-            "leave out `stream`, or what goes with it",
+            "X-Reply-Tokens and X-Reply-Ids require an unstreamed call to the engine, which is not possible for this stream; "
+            "remove `stream`, or the options that depend on it",
             param="stream",
         )
     return framing

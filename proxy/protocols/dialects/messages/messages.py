@@ -31,7 +31,7 @@ def parts_of(block: Json, at: str) -> list[Json]:
         return _document(block, at)
     if kind == "search_result":
         return _titled(block, ("title", "source"), _all_parts(block.get("content"), f"{at}.content"), at)
-    raise refusal(f"{at}.type", f"blocks of type {kind[:64]!r} cannot be said by way of chat")
+    raise refusal(f"{at}.type", f"blocks of type {kind[:64]!r} cannot be translated to chat")
 
 
 def result_of(block: Json, at: str) -> list[Json]:
@@ -93,7 +93,7 @@ def _document(block: Json, at: str) -> list[Json]:
     elif kind == "content":
         parts = _all_parts(source.get("content"), f"{at}.source.content")
     else:
-        raise refusal(f"{at}.source", f"documents of {kind[:64]!r} cannot be said by way of chat; send their text")
+        raise refusal(f"{at}.source", f"documents of {kind[:64]!r} cannot be translated to chat; send their text")
     return _titled(block, ("title", "context"), parts, at)
 
 
@@ -141,7 +141,7 @@ def _first(given: Any, joint: str) -> list[Json]:
 
 def _turns(given: Any, options: TranslationOptions, sampled: Mapping[str, Json]) -> list[Json]:
     if not a_list(given, "messages"):
-        raise refusal("messages", "there must be at least one")
+        raise refusal("messages", "must have at least one entry")
     messages: list[Json] = []
     for n, item in enumerate(given):
         turn = an_object(item, f"messages.{n}")
@@ -189,7 +189,9 @@ def _reply(blocks: Blocks, thought: str, sampled: Mapping[str, Json]) -> Json:
         elif kind == "tool_use":
             calls.append(_call(block, at, sampled))
         elif kind not in {"text", "redacted_thinking"}:  # the latter is opaque, and none of ours
-            raise refusal(f"{at}.type", f"blocks of type {kind[:64]!r} cannot be said by way of chat in a reply")
+            raise refusal(
+                f"{at}.type", f"blocks of type {kind[:64]!r} cannot be translated to chat in an assistant turn"
+            )
     message: Json = {"role": "assistant", "content": _said(blocks)}
     if thoughts:
         message[thought] = "".join(thoughts)

@@ -41,7 +41,7 @@ def read(body: Mapping[str, Any], options: TranslationOptions, resolved: Resolve
 def _sampling(body: Mapping[str, Any]) -> Json:
     """How to sample, where the dialect has a field for it."""
     if body.get("n") not in (None, 1):
-        raise refusal("n", "a call of this dialect has one answer")
+        raise refusal("n", "must be 1: Messages returns one response per call")
     fields: Json = {}
     for name in ("max_tokens", "top_k"):
         if body.get(name) is not None:
@@ -78,7 +78,7 @@ def _continue(chat: Json, last_role: str, thought: str) -> None:
     """
     last = chat["messages"][-1] if chat["messages"] else {}
     if last_role == "assistant" and "tool_calls" in last:
-        raise refusal("messages", "the last turn calls tools, and no results follow: nothing can go on from there")
+        raise refusal("messages", "the last turn calls tools, and no tool results follow")
     if last_role == last.get("role") == "assistant":
         if last["content"] or last.get(thought):
             chat |= {"continue_final_message": True, "add_generation_prompt": False}

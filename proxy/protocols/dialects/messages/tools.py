@@ -39,7 +39,7 @@ def _function(given: Any, at: str, *, ignore_hosted: bool) -> Json:
         name = tool.get("name") or tool.get("mcp_server_name") or kind
         raise refusal(
             at,
-            f"the tool {str(name)[:64]!r} ({kind[:64]}) is no custom one: the engine neither runs it nor knows its schema; "
+            f"the tool {str(name)[:64]!r} ({kind[:64]}) is not a custom tool: the engine neither runs it nor knows its schema; "
             "offer it with a name and an input_schema",
         )
     function: Json = {"name": a_text(tool.get("name"), f"{at}.name")}
@@ -77,7 +77,7 @@ def _changed(offered: list[Json], body: Mapping[str, Any]) -> list[Json]:
         else:
             name = a_text(change.get("name"), f"{at}.name")
             if name not in tools:
-                raise refusal(f"{at}.name", f"{name[:64]!r} is none of the tools that the call offers")
+                raise refusal(f"{at}.name", f"{name[:64]!r} is not one of the tools of the request")
             if block["type"] == "tool_addition":
                 function = tools[name]["function"]
                 tools[name] = _as_function({field: function[field] for field in function if field != "defer_loading"})

@@ -145,7 +145,7 @@ class _Reading:
         name = required(item, "id", str, at)
         found = self._earlier.items.get(name)
         if found is None:
-            raise NotValid(f"{at}.id names {name[:100]!r}, which no recorded answer holds", param=f"{at}.id")
+            raise NotValid(f"{at}.id names {name[:100]!r}, which is not in any recorded response", param=f"{at}.id")
         return found
 
     def _message(self, item: Json, at: str) -> None:

@@ -56,11 +56,11 @@ def included(body: Mapping[str, Any]) -> frozenset[str]:
 def _refuse(body: Mapping[str, Any]) -> None:
     """Refuse what cannot be served, and what is of a wrong type though nothing of it is sent."""
     if optional(body, "background", bool):
-        raise refused("background", "`background` is not served: the answer comes with the call; leave it out")
+        raise refused("background", "`background` is not supported: the response is returned by the call; remove it")
     if body.get("conversation") is not None:
         raise refused(
             "conversation",
-            "`conversation` is not served: name the answer before by `previous_response_id`, or send its items",
+            "`conversation` is not supported: set `previous_response_id`, or send the items of the previous response",
         )
     if body.get("prompt") is not None:
         raise refused(

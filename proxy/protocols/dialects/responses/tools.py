@@ -165,8 +165,8 @@ def hosted(kind: str, param: str) -> BadCall:
     """The refusal of a tool, or of an item of one, that OpenAI runs itself."""
     return refused(
         param,
-        f"{kind[:100]!r} is a tool that is hosted by OpenAI, and nobody runs it here: offer a function or a custom tool "
-        "in its place, or set `ignore_hosted_tools` to leave such tools out",
+        f"{kind[:100]!r} is a tool that OpenAI hosts, and is not available here: offer a function or a custom tool "
+        "instead, or set `ignore_hosted_tools` to remove such tools",
     )
 
 

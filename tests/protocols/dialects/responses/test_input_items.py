@@ -146,7 +146,7 @@ def test_a_reference_stands_for_its_item():
     assert [("assistant", "x", "hm", None)] == outline(
         read({"type": "item_reference", "id": "b"}, {"id": "a"}, resolved=resolved)
     )
-    with pytest.raises(NotValid, match="'c', which no recorded answer holds"):
+    with pytest.raises(NotValid, match="'c', which is not in any recorded response"):
         read({"type": "item_reference", "id": "c"}, resolved=resolved)
 
 
@@ -164,7 +164,7 @@ def test_items_of_hosted_tools_are_refused_by_name_or_left_out():
     """As the tools are."""
     search = {"type": "web_search_call", "id": "ws_1", "status": "completed"}
 
-    with pytest.raises(BadCall, match="'web_search_call' is a tool that is hosted"):
+    with pytest.raises(BadCall, match="'web_search_call' is a tool that OpenAI hosts"):
         read(search)
     assert [] == read(search, options=TranslationOptions(ignore_hosted_tools=True))
 

@@ -58,7 +58,7 @@ def test_what_templates_show_of_a_tool_is_what_vllm_shows():
 
 def test_hosted_tools_are_refused_by_name_or_left_out():
     """400; with the setting they are not told to the engine, nor can they be chosen."""
-    with pytest.raises(BadCall, match="'web_search' is a tool that is hosted") as refusal:
+    with pytest.raises(BadCall, match="'web_search' is a tool that OpenAI hosts") as refusal:
         read_tools({"tools": [LOOK, SEARCH]}, ignore_hosted=False)
 
     assert (400, "tools[1].type") == (refusal.value.status, refusal.value.param)
