@@ -127,9 +127,10 @@ def errors_page() -> str:
     kinds = [kind for kind in _tree(errors.ProxyError) if kind.__module__ == errors.__name__]
     rows = [f"| {kind.status} | `{kind.kind}` | `{kind.code}` | {kind.__doc__} |" for kind in kinds]
     return (
-        "# Errors\n\n" + MADE + "Errors of the engine reach a client as they came. These are ours; the body has the "
-        "dialect's shape. On the model API, errors of engines, of the store and of the proxy itself have no details: the "
-        "proxy's log has them, under the step id or error id in the message.\n\n| status | type | code | meaning |\n"
+        "# Errors\n\n" + MADE + "Errors that an engine returns are forwarded unchanged. The errors below are "
+        "TokenTape's own; the body has the shape of the dialect. On the model API, errors of engines, of the store and of "
+        "the proxy have no details: the log has them under the step id or error id in the message.\n\n"
+        "| status | type | code | meaning |\n"
         "|---|---|---|---|\n" + "\n".join(rows) + "\n"
     )
 

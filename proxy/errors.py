@@ -1,43 +1,41 @@
-"""The failures we can name, and what a client is told of each.
+"""The errors that clients can receive: HTTP status, type, code and message.
 
-Holds the error tree and nothing else: no formatting for a dialect (dialects do that) and no logging.
+    ProxyError                       never raised itself
+    ├── BadRequest             400   the request is malformed
+    │   ├── Unauthorized       401   the API key is missing or invalid
+    │   ├── Forbidden          403   the API key does not permit the request
+    │   ├── NotFound           404   the path, rollout or step does not exist
+    │   ├── RequestTimeout     408   receiving the request body timed out
+    │   ├── Conflict           409   the request conflicts with the stored state
+    │   ├── RolloutClosed      409   the rollout is finished
+    │   ├── LeaseLost          409   the lease of the batch expired
+    │   ├── DamagedStep        409   a stored step is unreadable
+    │   ├── RequestTooLarge    413   the request body is too large
+    │   ├── UnsupportedEncoding     415   the content encoding is not supported
+    │   ├── ExpectationFailed  417   the `Expect` header is not supported
+    │   ├── UnprocessableRequest    422   a value is not allowed
+    │   ├── LimitReached       429   a limit of the rollout is reached
+    │   ├── Overloaded         429   the calls in flight use too much memory
+    │   ├── EngineBusy         429   the queue of the engine is full, or waiting in it timed out
+    │   └── Paused             429   calls are paused while the weights change
+    ├── EngineError            502   the engine failed
+    │   ├── EngineDisconnected 502   the engine disconnected, or its response is invalid
+    │   │   └── EngineEventTooLong  502   an event is larger than `engines.max_event_bytes`
+    │   ├── EngineTimeout      504   the engine timed out
+    │   └── EngineUnreachable  503   the engine is unreachable
+    ├── StoreUnavailable       503   the store is unavailable
+    └── InternalError          500   a defect of the proxy; the log has the traceback under the error id
 
-    ProxyError                  a failure we can name; never raised itself
-    ├── BadCall            400  the request is not one we can read
-    │   ├── Unauthorized   401  no key, or a wrong one
-    │   ├── Forbidden      403  a good key, for something else
-    │   ├── NotFound       404  no such route, rollout or step
-    │   ├── TooSlow        408  its body did not come in time
-    │   ├── Conflict       409  it stands differently already
-    │   ├── RolloutClosed  409  the rollout takes no more calls
-    │   ├── LeaseLost      409  the batch is held no more
-    │   ├── DamagedStep    409  a stored step of the rollout cannot be read
-    │   ├── TooLarge       413  a body that is too large
-    │   ├── Unsupported    415  a content encoding that is not supported
-    │   ├── ExpectationFailed  417  an `Expect` header that nobody knows
-    │   ├── NotValid       422  readable, but a value is not allowed
-    │   ├── LimitReached   429  a limit of the rollout is used up
-    │   ├── Overloaded     429  calls in flight hold as many bytes as they may
-    │   ├── EngineBusy     429  its engine has as many calls as it may, and enough wait
-    │   └── Paused         429  calls are held while the weights change
-    ├── EngineFault             the engine's fault
-    │   ├── EngineBroke    502  it broke off, or answered what nobody can read
-    │   │   └── EventTooLong    an event of its stream is longer than `engines.max_event_bytes`
-    │   ├── EngineSilent   504  it did not answer in time
-    │   └── NoEngine       503  it cannot be reached
-    ├── StoreFault         503  the store cannot be reached, so the end of the turn cannot be shown
-    └── InternalError      500  a defect of the proxy; its log has the traceback, under the id in the message
-
-Agents must not learn addresses and paths: `for_agents` replaces the message of a failure that is not theirs.
+Agents must not receive addresses and paths: `for_agents` replaces the messages of errors that may contain them.
 """
 
 from typing import Self
 
 
 class ProxyError(Exception):
-    """A failure we can name. `status` is that of the answer; `kind` its `type`, `code` its `code`.
+    """Base class. `status`, `kind` (the `type` in the response) and `code` are those of the response.
 
-    `public` is the message for agents where `message` has details of the installation (addresses, paths).
+    `public` is the message for agents if `message` contains details of the installation (addresses, paths).
     """
 
     status = 500
@@ -48,7 +46,7 @@ class ProxyError(Exception):
 
     def __init__(self, message: str, *, param: str | None = None, public: str | None = None) -> None:
         if type(self) is ProxyError:
-            raise TypeError("raise one of its kinds")
+            raise TypeError("raise a subclass of ProxyError")
         super().__init__(message)
         self.message = message
         self.param = param
@@ -56,51 +54,51 @@ class ProxyError(Exception):
             self.public = public
 
     def for_agents(self, reference: str) -> Self:
-        """Return the error as agents may see it. `reference` is an id under which the log has the full message."""
-        return self if self.public is None else type(self)(f"{self.public} ({reference})", param=self.param)
+        """Return the error for agents. `reference` is an id under which the log has the full message."""
+        return self if self.public is None else type(self)(f"{self.public} ({reference}).", param=self.param)
 
 
-class BadCall(ProxyError):
-    """The request is not one we can read."""
+class BadRequest(ProxyError):
+    """The request is malformed."""
 
     status = 400
     kind = "invalid_request_error"
     code = "bad_request"
 
 
-class Unauthorized(BadCall):
-    """No key, or a wrong one."""
+class Unauthorized(BadRequest):
+    """The API key is missing or invalid."""
 
     status = 401
     kind = "authentication_error"
     code = "invalid_api_key"
 
 
-class Forbidden(BadCall):
-    """A good key, for something else."""
+class Forbidden(BadRequest):
+    """The API key does not permit this request."""
 
     status = 403
     kind = "permission_error"
     code = "forbidden"
 
 
-class NotFound(BadCall):
-    """No such route, rollout or step."""
+class NotFound(BadRequest):
+    """The path, model, rollout, group, batch or step does not exist."""
 
     status = 404
     kind = "not_found_error"
     code = "not_found"
 
 
-class TooSlow(BadCall):
-    """The body of the request did not come in time."""
+class RequestTimeout(BadRequest):
+    """Receiving the request body timed out."""
 
     status = 408
     code = "request_timeout"
 
 
-class Conflict(BadCall):
-    """It stands differently already."""
+class Conflict(BadRequest):
+    """The request conflicts with what is stored, such as another reward or other terms."""
 
     status = 409
     kind = "conflict_error"
@@ -108,56 +106,56 @@ class Conflict(BadCall):
 
 
 class RolloutClosed(Conflict):
-    """The rollout is finished and takes no more calls."""
+    """The rollout is finished and accepts no more calls."""
 
     kind = "rollout_closed"
     code = "rollout_closed"
 
 
 class LeaseLost(Conflict):
-    """A batch is no longer held by whoever claimed it."""
+    """The lease of the batch expired, and another consumer claimed its groups."""
 
     kind = "lease_lost"
     code = "lease_lost"
 
 
 class DamagedStep(Conflict):
-    """A stored step of the rollout cannot be read. Exports of several rollouts leave the rollout out, and name it."""
+    """A stored step of the rollout is unreadable. Exports of several rollouts skip the rollout and report it."""
 
     code = "damaged_step"
 
 
-class TooLarge(BadCall):
-    """A body of more bytes, or of more JSON values for its length, than the settings allow."""
+class RequestTooLarge(BadRequest):
+    """The request body has more bytes, or more JSON values for its length, than the limits allow."""
 
     status = 413
     kind = "request_too_large"
     code = "request_too_large"
 
 
-class Unsupported(BadCall):
-    """A content encoding that is not supported; gzip, deflate, zstd and identity are."""
+class UnsupportedEncoding(BadRequest):
+    """The content encoding is not supported; gzip, deflate, zstd and identity are."""
 
     status = 415
     code = "unsupported_encoding"
 
 
-class ExpectationFailed(BadCall):
-    """An `Expect` header other than 100-continue."""
+class ExpectationFailed(BadRequest):
+    """The request has an `Expect` header other than 100-continue."""
 
     status = 417
     code = "expectation_failed"
 
 
-class NotValid(BadCall):
-    """Readable, but a value is not allowed; the message names the field."""
+class UnprocessableRequest(BadRequest):
+    """A value is not allowed; the message names the field."""
 
     status = 422
-    code = "not_valid"
+    code = "unprocessable_request"
 
 
-class LimitReached(BadCall):
-    """A limit of the rollout is used up."""
+class LimitReached(BadRequest):
+    """A limit of the rollout is reached."""
 
     status = 429
     kind = "rollout_limit"
@@ -165,8 +163,8 @@ class LimitReached(BadCall):
     retry_after_s = 60
 
 
-class Overloaded(BadCall):
-    """Calls in flight hold as many bytes as they may."""
+class Overloaded(BadRequest):
+    """The calls in flight use as many bytes as `agents.max_bytes_in_flight` allows."""
 
     status = 429
     kind = "overloaded"
@@ -174,8 +172,8 @@ class Overloaded(BadCall):
     retry_after_s = 1
 
 
-class EngineBusy(BadCall):
-    """Its engine has as many calls in flight as it may, and too many wait, or for too long."""
+class EngineBusy(BadRequest):
+    """The engine has `max_in_flight` calls, and its queue is full or the call timed out in it."""
 
     status = 429
     kind = "engine_busy"
@@ -183,8 +181,8 @@ class EngineBusy(BadCall):
     retry_after_s = 1
 
 
-class Paused(BadCall):
-    """Calls are held while the weights change."""
+class Paused(BadRequest):
+    """Calls are paused while the weights change."""
 
     status = 429
     kind = "paused"
@@ -192,60 +190,60 @@ class Paused(BadCall):
     retry_after_s = 1
 
 
-class EngineFault(ProxyError):
-    """The engine's fault, of no kind below. `fault` is the label of its metric."""
+class EngineError(ProxyError):
+    """The engine failed in another way than those below."""
 
     status = 502
     kind = "upstream_error"
-    code = "engine_fault"
-    public = "the engine failed"
-    fault = "broke"
+    code = "engine_error"
+    public = "The engine failed"
+    fault = "disconnected"  # value of the label `fault` of the metric engine_faults
 
 
-class EngineBroke(EngineFault):
-    """The engine broke off, or its answer cannot be read."""
+class EngineDisconnected(EngineError):
+    """The engine disconnected, or its response is invalid."""
 
-    code = "engine_broke_off"
-    public = "the engine broke off, or its answer cannot be read"
+    code = "engine_disconnected"
+    public = "The engine disconnected, or its response is invalid"
 
 
-class EventTooLong(EngineBroke):
-    """An event of the engine's stream is longer than `engines.max_event_bytes`."""
+class EngineEventTooLong(EngineDisconnected):
+    """An event of the engine's stream is larger than `engines.max_event_bytes`."""
 
     code = "engine_event_too_long"
-    public = "the engine sent an event that is too long"
+    public = "The engine sent an event that is too large"
 
 
-class EngineSilent(EngineFault):
-    """The engine did not answer within the configured time."""
+class EngineTimeout(EngineError):
+    """The engine did not respond within `engines.read_timeout_s`."""
 
     status = 504
     code = "engine_timeout"
-    public = "the engine did not answer in time"
+    public = "The engine timed out"
     fault = "timeout"
 
 
-class NoEngine(EngineFault):
-    """The engine cannot be reached."""
+class EngineUnreachable(EngineError):
+    """The engine is unreachable."""
 
     status = 503
     code = "engine_unreachable"
-    public = "the engine cannot be reached"
+    public = "The engine is unreachable"
     fault = "unreachable"
     retry_after_s = 1
 
 
-class StoreFault(ProxyError):
-    """The store cannot be reached, so the call is not made, or its end is not shown."""
+class StoreUnavailable(ProxyError):
+    """The store is unavailable, so the call is not sent, or the end of its response is withheld."""
 
     status = 503
     kind = "store_unavailable"
     code = "store_unavailable"
-    public = "the store cannot be reached"
+    public = "The store is unavailable"
     retry_after_s = 1
 
 
 class InternalError(ProxyError):
-    """A defect of the proxy. The message has an error id; the proxy's log has the traceback under it."""
+    """A defect of the proxy. The message has an error id, under which the log has the traceback."""
 
     error_id = ""

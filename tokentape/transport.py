@@ -8,7 +8,7 @@ from typing import Any, Final
 
 RETRIED_STATUSES: Final = (429, 503)
 ROLLOUT_LIMIT: Final = "rollout_limit"  # the type of a 429 that no retry can pass
-NOT_VALID: Final = "not_valid"
+NOT_VALID: Final = "unprocessable_request"
 MAX_RETRY_DELAY_S: Final = 60.0
 MAX_ERROR_CHARACTERS: Final = 500
 
@@ -30,7 +30,7 @@ class ClientError(Exception):
 
     `status` is None if there is no response. `code` is `unreachable` if no connection was made, and `connection_lost` if
     the connection failed later. A request is not sent if a reward or an advantage in it is not finite or not within the
-    range of float32 (`code` is `not_valid`).
+    range of float32 (`code` is `unprocessable_request`).
     """
 
     def __init__(

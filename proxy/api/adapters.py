@@ -44,7 +44,7 @@ class CallAdapter(Protocol):
         ...
 
     def native(self, models: Mapping[str, str], kind: str | None) -> dict[str, Any]:
-        """The body for an engine of this kind (None: unknown). Raises NotValid where such an engine cannot answer it."""
+        """Return the body for an engine of this kind (None: unknown). Raises UnprocessableRequest if it cannot serve it."""
         ...
 
     def recorded(self, plan: Plan) -> Plan:
@@ -60,7 +60,7 @@ class CallAdapter(Protocol):
         ...
 
 
-# Reads the body of a call to an endpoint; None if the body has the endpoint's own shape. Raises NotValid.
+# Reads the body of a call to an endpoint; None if the body has the endpoint's own shape. Raises UnprocessableRequest.
 ReadAdapter: TypeAlias = Callable[[str, Mapping[str, Any], TranslationOptions], CallAdapter | None]
 
 
@@ -72,7 +72,7 @@ class CallRoute:
     adapters: tuple[ReadAdapter, ...] = ()
 
     def read(self, endpoint: str, body: Mapping[str, Any], ways: TranslationOptions) -> CallAdapter | None:
-        """Return the adapter of a body; None if the body has the endpoint's own format. Raises NotValid."""
+        """Return the adapter of a body; None if the body has the endpoint's own format. Raises UnprocessableRequest."""
         for read in self.adapters:
             if (adapter := read(endpoint, body, ways)) is not None:
                 return adapter

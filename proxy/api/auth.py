@@ -10,7 +10,7 @@ from aiohttp import web
 from proxy.api.api_keys import MintedKey, bearer, proves, read_minted
 from proxy.api.context import CONTEXT, Context
 from proxy.api.rollout_id import KEY_PREFIX
-from proxy.errors import Forbidden, StoreFault, Unauthorized
+from proxy.errors import Forbidden, StoreUnavailable, Unauthorized
 from storage.errors import StorageError
 
 
@@ -35,7 +35,7 @@ async def identify(request: web.Request, context: Context, *, takes_control_keys
     if takes_control_keys and key is not None and key in context.control_keys:
         return Caller(key, None)
     if context.agent_keys and (key is None or key not in context.agent_keys):
-        raise Unauthorized("the API key is missing or not one of ours" if key else "an API key is needed")
+        raise Unauthorized("Invalid API key." if key else "An API key is required.")
     return Caller(key, None)
 
 
@@ -61,19 +61,19 @@ async def prove(context: Context, minted: MintedKey) -> bool:
     try:
         stored = await context.store.get(minted.rollout_id)
     except StorageError as error:
-        raise StoreFault(f"the store cannot be reached: {error}") from error
+        raise StoreUnavailable(f"The store is unavailable: {error}") from error
     if stored is not None and proves(minted, stored.incarnation, context.secret):
         return False
     dispatch = None if stored is None else orjson.loads(stored.fields.get("osmosis", b"{}")).get("asked")
     if stored is None or dispatch is None or not proves(minted, stored.incarnation, context.secret, dispatch=dispatch):
-        raise Unauthorized("the API key is of no rollout that is there (any more)")
+        raise Unauthorized("Invalid API key: it belongs to no existing rollout.")
     return True
 
 
 def check_minted(minted: MintedKey | None, rollout_id: str | None) -> None:
     """Raise Forbidden if a minted key is used for another rollout."""
     if minted is not None and rollout_id not in (None, minted.rollout_id):
-        raise Forbidden(f"the API key is of another rollout than {rollout_id!r}")
+        raise Forbidden(f"The API key belongs to another rollout than {rollout_id!r}.")
 
 
 MODEL_API: Final = "/{path}"  # the route of every path outside of the control API
@@ -102,6 +102,6 @@ def check_control_key(request: web.Request, context: Context) -> None:
         and (read_minted(key) is not None or key in context.agent_keys)
         and key not in context.control_keys
     ):
-        raise Forbidden("this key is an agent's: it may call models, and nothing of the control API")
+        raise Forbidden("This API key is for the model API only; the control API requires a control key.")
     if context.control_keys and (key is None or key not in context.control_keys):
-        raise Unauthorized("a control key is needed (Authorization: Bearer …)")
+        raise Unauthorized("A control key is required (Authorization: Bearer …).")

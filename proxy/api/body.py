@@ -9,7 +9,7 @@ from typing import Any, Final
 import orjson
 from pydantic import FailFast, ValidationError
 
-from proxy.errors import BadCall, TooLarge
+from proxy.errors import BadRequest, RequestTooLarge
 
 MAX_DEPTH: Final = 200  # orjson writes 254 levels; records and answers of ours wrap a body in a few
 _FIRST_INEXACT: Final = 2.0**63
@@ -33,22 +33,22 @@ _WEIGHT_PER_BYTE: Final = 2
 
 
 def read_body(text: bytes) -> dict[str, Any]:
-    """Return the body as a dict; the last of duplicate keys wins, as in engines. Raises BadCall."""
+    """Return the body as a dict; the last of duplicate keys wins, as in engines. Raises BadRequest."""
     if not text:
-        raise BadCall("the body is empty; it must be a JSON object")
+        raise BadRequest("The request body is empty; send a JSON object.")
     _check_weight(text)
     try:
         body = orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        raise BadCall(f"the body is not JSON: {error}") from None
+        raise BadRequest(f"The request body is not valid JSON: {error}") from None
     if not isinstance(body, dict):
-        raise BadCall(f"the body must be a JSON object, not {_kind(body)}")
+        raise BadRequest(f"The request body must be a JSON object, not {_kind(body)}.")
     if len(body) > _MOST_FIELDS:
-        raise BadCall(f"the body has {len(body)} fields, and may have {_MOST_FIELDS}")
+        raise BadRequest(f"The request body has {len(body)} fields; the maximum is {_MOST_FIELDS}.")
     inexact = _inexact(body)
     if inexact and (found := _long_integer(text, inexact)) is not None:
-        raise BadCall(
-            f"the integer {found} does not fit into 64 bits and would be changed on the way; send it as a string"
+        raise BadRequest(
+            f"Integer {found} does not fit into 64 bits and cannot be forwarded unchanged; send it as a string."
         )
     return body
 
@@ -67,7 +67,7 @@ def faults_of(error: ValidationError) -> list[dict[str, Any]]:
     """
     count = error.error_count()
     if count > _MOST_FAULTS:
-        return [{"type": "too_many_faults", "loc": (), "msg": f"{count} values are not valid"}]
+        return [{"type": "too_many_faults", "loc": (), "msg": f"{count} values are invalid"}]
     faults = error.errors(include_url=False, include_context=False)
     return [
         {name: fault[name] for name in _OF_A_FAULT if name != "input" or _is_short(fault["input"])} for fault in faults
@@ -84,7 +84,7 @@ def _is_short(value: Any) -> bool:
 
 
 def _check_weight(text: bytes) -> None:
-    """Raise TooLarge for a body with so many values that parsing it would take many times its length in memory.
+    """Raise RequestTooLarge for a body with so many values that parsing it would take many times its length in memory.
 
     It takes a few passes in C: first all characters are counted, and if they are too many, those outside of strings.
     """
@@ -93,9 +93,9 @@ def _check_weight(text: bytes) -> None:
         return
     quotes = _quotes(text)
     if quotes > _MOST_QUOTES or _weight(b"".join(_unescaped(text).split(b'"')[::2]), quotes) > most:
-        raise TooLarge(
-            f"the body has too many JSON values for its length of {len(text)} bytes: it would take more than {most} bytes "
-            "of memory; send fewer or longer values"
+        raise RequestTooLarge(
+            f"The request body has too many JSON values for its length of {len(text)} bytes: "
+            f"parsing it would take more than {most} bytes of memory. Send fewer or longer values."
         )
 
 
@@ -114,7 +114,7 @@ def _unescaped(text: bytes) -> bytes:
 
 
 def _inexact(body: dict[str, Any]) -> set[float]:
-    """Return the floats so large that each may have been an integer. Raises BadCall for a body that is nested too deep."""
+    """Return the floats so large that each may have been an integer. Raises BadRequest for a body that is nested too deep."""
     level: list[Any] = [body]
     found: set[float] = set()
     for _ in range(MAX_DEPTH):
@@ -129,14 +129,14 @@ def _inexact(body: dict[str, Any]) -> set[float]:
         if not below:
             return found
         level = below
-    raise BadCall(f"the body is nested deeper than {MAX_DEPTH} levels")
+    raise BadRequest(f"The request body is nested deeper than {MAX_DEPTH} levels.")
 
 
 def _long_integer(text: bytes, inexact: set[float]) -> str | None:
     """Return the first integer literal beyond 64 bits, if there is one (a float such as 1e30 is none).
 
     orjson gives such an integer as the nearest float, so only literals of a value in `inexact` count. Long runs of digits
-    are found without a regular expression, which is slow on a large text. Raises BadCall for too many of them.
+    are found without a regular expression, which is slow on a large text. Raises BadRequest for too many of them.
     """
     zeros, run = text.translate(_DIGITS_AS_ZEROS), b"0" * _LONG_DIGITS
     start, checked, quotes = zeros.find(run), 0, 0
@@ -151,7 +151,10 @@ def _long_integer(text: bytes, inexact: set[float]) -> str | None:
             if quotes % 2 == 0:  # else these digits are part of a string
                 return literal.decode()
         start = zeros.find(run, end)
-    raise BadCall(f"the body has a number beyond 64 bits, and more than {_MOST_RUNS} long runs of digits to search")
+    raise BadRequest(
+        f"The request body has an integer beyond 64 bits and more than {_MOST_RUNS} long sequences of "
+        "digits; send such integers as strings."
+    )
 
 
 def _quotes(text: bytes) -> int:

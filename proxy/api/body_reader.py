@@ -15,7 +15,7 @@ from aiohttp import web
 
 from proxy.api.context import CONTEXT
 from proxy.api.memory_limit import ByteReservation
-from proxy.errors import BadCall, TooLarge, TooSlow, Unsupported
+from proxy.errors import BadRequest, RequestTimeout, RequestTooLarge, UnsupportedEncoding
 from proxy.upstream.concurrency import off_loop
 
 RESERVED: Final = web.RequestKey("reserved", ByteReservation)
@@ -35,7 +35,7 @@ async def read_bytes(request: web.Request, *, most: int | None = None) -> bytes:
 
     Its bytes stay reserved until `release`.
 
-    Raises TooLarge, TooSlow, Unsupported (the content coding), Overloaded, or BadCall for one that cannot be decompressed.
+    Raises RequestTooLarge, RequestTimeout, UnsupportedEncoding, Overloaded, or BadRequest if it cannot be decompressed.
     """
     agents, coding = request.app[CONTEXT].settings.agents, _coding(request)
     reserved = request.get(RESERVED)
@@ -46,15 +46,17 @@ async def read_bytes(request: web.Request, *, most: int | None = None) -> bytes:
         async with nullcontext() if request.content.is_eof() else asyncio.timeout(agents.body_timeout_s):
             received = await _received(request, reserved, most)
     except TimeoutError:
-        raise TooSlow(f"the body took longer than {agents.body_timeout_s:g} s (agents.body_timeout_s)") from None
+        raise RequestTimeout(
+            f"Receiving the request body timed out after {agents.body_timeout_s:g} s (agents.body_timeout_s)."
+        ) from None
     except web.RequestPayloadError:
-        raise BadCall("the body does not have the form or the length that the headers announce") from None
+        raise BadRequest("The request body does not match its Content-Length or Transfer-Encoding header.") from None
     if coding is None or not received:
         return received
     try:
         return await _inflated(_SOURCES[coding](received), len(received), reserved, most)
     except _BROKEN:
-        raise BadCall(f"the body cannot be decompressed (Content-Encoding: {coding})") from None
+        raise BadRequest(f"The request body cannot be decompressed (Content-Encoding: {coding}).") from None
 
 
 def release(request: web.Request) -> None:
@@ -93,21 +95,21 @@ async def _inflated(source: "_Source", packed: int, reserved: ByteReservation, m
         if len(body) > most:
             raise _too_long(most)
         if len(body) > by_ratio:
-            raise TooLarge(f"the body inflates to more than {_MOST_RATIO} times the {packed} bytes that were sent")
+            raise RequestTooLarge(f"The request body decompresses to more than {_MOST_RATIO} times its {packed} bytes.")
         piece = _PIECE_BYTES
 
 
-def _too_long(most: int) -> TooLarge:
-    return TooLarge(f"the body is longer than {most} bytes, which is the limit here (agents.max_body_bytes)")
+def _too_long(most: int) -> RequestTooLarge:
+    return RequestTooLarge(f"The request body exceeds the limit of {most} bytes (agents.max_body_bytes).")
 
 
 def _coding(request: web.Request) -> str | None:
-    """Return the content coding, None for identity. Raises Unsupported."""
+    """Return the content coding, None for identity. Raises UnsupportedEncoding."""
     coding = ", ".join(request.headers.getall("Content-Encoding", ())).strip().lower()
     if coding in ("", "identity"):
         return None
     if coding not in _SOURCES:
-        raise Unsupported(f"Content-Encoding can be one of {', '.join(_SOURCES)} and identity")
+        raise UnsupportedEncoding(f"Unsupported Content-Encoding; use {', '.join(_SOURCES)} or identity.")
     return coding
 
 
@@ -138,7 +140,7 @@ class _Zlib:
             if not self._tail and self._inflate.eof:
                 return b""
             if not self._tail and self._is_drained:
-                raise EOFError("the stream is cut off")
+                raise EOFError("the compressed stream is truncated")
             if self._inflate.eof:
                 self._next_member()
             read = self._inflate.decompress(self._tail, size)
@@ -150,7 +152,7 @@ class _Zlib:
     def _next_member(self) -> None:
         self._members -= 1
         if not self._members:
-            raise EOFError("there are bytes after the stream")
+            raise EOFError("trailing bytes after the compressed stream")
         self._inflate = zlib.decompressobj(self._window)
 
 

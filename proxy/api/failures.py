@@ -12,7 +12,7 @@ from proxy.api.auth import MODEL_API, SESSION_API
 from proxy.api.body_reader import release
 from proxy.api.context import CONTEXT
 from proxy.api.http import ERROR_DIALECT, RESPONSE_STARTED
-from proxy.errors import BadCall, InternalError, NotFound, ProxyError, StoreFault
+from proxy.errors import BadRequest, InternalError, NotFound, ProxyError, StoreUnavailable
 from proxy.protocols.dialects.base import openai_error
 from proxy.telemetry.logs import LOG
 from storage.errors import StorageError
@@ -21,8 +21,8 @@ from storage.errors import StorageError
 def internal_error(failure: BaseException, **fields: object) -> InternalError:
     """Log an unexpected exception with `fields` and a new error ID; return the error that names this ID."""
     error_id = uuid4().hex
-    LOG.error("internal error %s", error_id, exc_info=failure, extra={"fields": {"error_id": error_id, **fields}})
-    error = InternalError(f"the proxy failed; its log has the details (error id {error_id})")
+    LOG.error("Internal error %s", error_id, exc_info=failure, extra={"fields": {"error_id": error_id, **fields}})
+    error = InternalError(f"Internal error; the log of the proxy has the details (error id {error_id}).")
     error.error_id = error_id
     return error
 
@@ -65,14 +65,14 @@ async def answer_failures(
     except ProxyError as error:
         return _failed(request, error)
     except StorageError as error:
-        return _failed(request, StoreFault(f"the store cannot be reached: {error}"))
+        return _failed(request, StoreUnavailable(f"The store is unavailable: {error}"))
     except web.HTTPMethodNotAllowed as error:
         allowed = ", ".join(sorted(error.allowed_methods))
-        return _failed(request, NotFound(f"{request.path} takes {allowed}, not {request.method}"))
+        return _failed(request, NotFound(f"{request.method} {request.path} is not supported; use {allowed}."))
     except web.HTTPNotFound:
-        return _failed(request, NotFound(f"there is no {request.path!r} here"))
+        return _failed(request, NotFound(f"Path {request.path!r} not found."))
     except web.HTTPException as error:
-        return _failed(request, BadCall(f"the request cannot be answered: {error.reason}"))
+        return _failed(request, BadRequest(f"Bad request: {error.reason}"))
     except Exception as failure:  # noqa: BLE001 - the outermost place: what nothing expected is logged, and answered as ours
         return _failed(request, internal_error(failure, path=request.path))
     finally:

@@ -105,7 +105,7 @@ async def _store(context: Context) -> str:
     try:
         await asyncio.wait_for(context.store.ping(), _READY_TIMEOUT_S)
     except TimeoutError:
-        return f"no answer within {_READY_TIMEOUT_S} s"
+        return f"timed out after {_READY_TIMEOUT_S} s"
     except StorageError as error:
         return str(error)
     return "ok"

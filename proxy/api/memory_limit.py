@@ -98,8 +98,8 @@ class InFlightBytes:
             held, most = self._held_lately(), self._most_bytes
             if held > own and held + more > most:
                 raise Overloaded(
-                    f"calls in flight hold {held} bytes, and this one would go over the limit of {most} "
-                    "(agents.max_bytes_in_flight): try again when some have ended"
+                    f"Calls in flight use {held} bytes, and this call would exceed the limit of "
+                    f"{most} (agents.max_bytes_in_flight). Try again later."
                 )
         self._asked_bytes += more
 
@@ -130,7 +130,7 @@ class InFlightBytes:
                 size, looks = before.get(call, (waiting, -1))
                 seen[call] = (waiting, looks + 1 if size == waiting else 0)
                 if seen[call][1] >= _PROBES and call.request.transport is not None:
-                    LOG.warning("disconnected a client that has read nothing for %s s", self._client_stall_timeout_s)
+                    LOG.warning("Client disconnected because it read nothing for %s s", self._client_stall_timeout_s)
                     self._metrics.stalled_clients.inc()
                     call.request.transport.abort()
 

@@ -7,7 +7,7 @@ from aiohttp import web
 
 from proxy.api.context import CONTEXT
 from proxy.api.rollout_id import id_from_path
-from proxy.errors import BadCall
+from proxy.errors import BadRequest
 from proxy.rollouts.rollout import Rollout, no_rollout, read_rollout
 
 _GREATEST: Final = 10**12 - 1  # more than any count, index or unix time in seconds, and safe for the store
@@ -28,27 +28,27 @@ async def rollout_from(request: web.Request) -> Rollout:
 
 
 def int_param(request: web.Request, name: str, default: int | None, *, least: int, most: int = _GREATEST) -> int | None:
-    """Return an integer of the query. Raises BadCall."""
+    """Return an integer of the query. Raises BadRequest."""
     text = request.query.get(name)
     if text is None:
         return default
     # Its length first: Python refuses to read a number of thousands of digits.
     is_number = text.isascii() and text.isdecimal() and len(text) <= len(str(_GREATEST))
     if not is_number or not least <= int(text) <= most:
-        raise BadCall(f"{name} is a whole number from {least} to {most}, not {text[:40]!r}", param=name)
+        raise BadRequest(f"{name} must be an integer from {least} to {most}, not {text[:40]!r}.", param=name)
     return int(text)
 
 
 def enum_param(request: web.Request, name: str, known: Collection[str], default: str) -> str:
-    """Return one of the `known` words of the query. Raises BadCall, which names them."""
+    """Return one of the `known` words of the query. Raises BadRequest, which names them."""
     word = request.query.get(name, default)
     if word not in known:
-        raise BadCall(f"{name}={word!r} is not known; known are {', '.join(known)}", param=name)
+        raise BadRequest(f"Invalid value {name}={word!r}; use one of {', '.join(known)}.", param=name)
     return word
 
 
 def reject_unknown_params(request: web.Request, known: Collection[str]) -> None:
-    """Raise BadCall for an unknown query parameter."""
+    """Raise BadRequest for an unknown query parameter."""
     for name in request.query:
         if name not in known:
-            raise BadCall(f"{name!r} is no option here; options are {', '.join(sorted(known))}", param=name)
+            raise BadRequest(f"Unknown query parameter {name!r}; use one of {', '.join(sorted(known))}.", param=name)

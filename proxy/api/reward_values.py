@@ -10,7 +10,7 @@ import orjson
 from pydantic import AfterValidator, Field, FiniteFloat
 
 from proxy.api.body import read_body
-from proxy.errors import BadCall, NotValid
+from proxy.errors import BadRequest, UnprocessableRequest
 
 LARGEST: Final = 3.4028234663852886e38  # of float32
 _NO_NUMBERS: Final = ("NaN", "Infinity")  # as JavaScript and Python write them, behind a sign or none; JSON has neither
@@ -38,14 +38,16 @@ def read_object(text: bytes) -> dict[str, Any]:
     """Return the JSON object of a body that may have rewards.
 
     Raises:
-        NotValid: a number is NaN, infinite, or too large for a float.
-        BadCall: the body is not a JSON object for another reason.
+        UnprocessableRequest: a number is NaN, infinite, or too large for a float.
+        BadRequest: the body is not a JSON object for another reason.
     """
     try:
         return read_body(text)
-    except BadCall:
+    except BadRequest:
         if _has_no_number(text):
-            raise NotValid("a number of the body is NaN, infinite or too large for a float") from None
+            raise UnprocessableRequest(
+                "A number in the request body is NaN, infinite or too large for a float."
+            ) from None
         raise
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
-from proxy.errors import BadCall
+from proxy.errors import BadRequest
 from proxy.rollouts.rollout import checked_id
 
 KEY_PREFIX = "rollout:"
@@ -24,17 +24,19 @@ class RequestPath:
 
 
 def id_from_path(segment: str) -> str:
-    """Return the decoded ID of a path segment. Raises BadCall."""
+    """Return the decoded ID of a path segment. Raises BadRequest."""
     try:
         return checked_id(unquote_to_bytes(segment).decode())
     except UnicodeError:
-        raise BadCall(f"the rollout id {segment!r} is not percent-encoded UTF-8", param="rollout_id") from None
+        raise BadRequest(
+            f"Invalid rollout id {segment!r}: expected percent-encoded UTF-8.", param="rollout_id"
+        ) from None
 
 
 def parse_path(raw_path: str) -> RequestPath:
     """Return the endpoint and the rollout of a path: `/rollouts/{id}/v1/…`, `/sessions/{id}/v1/…` or `/v1/…`.
 
-    `raw_path` is the encoded path without the query. Raises BadCall for an invalid ID.
+    `raw_path` is the encoded path without the query. Raises BadRequest for an invalid ID.
     """
     for prefix in _PREFIXES:
         segment, slash, rest = raw_path.removeprefix(prefix).partition("/")
@@ -46,7 +48,7 @@ def parse_path(raw_path: str) -> RequestPath:
 def named_rollout(
     *, path: str | None, header: str | None, minted: str | None, key: str | None, body: Mapping[str, Any]
 ) -> str | None:
-    """Return the rollout of a call, from the first of these that is present; None if there is none. Raises BadCall.
+    """Return the rollout of a call, from the first of these that is present; None if there is none. Raises BadRequest.
 
     `minted` is the rollout of a minted key, `key` the API key itself (which may be `rollout:<id>`).
     """
@@ -63,5 +65,5 @@ def named_rollout(
         if isinstance(name, str):
             return checked_id(name)
         if name is not None:
-            raise BadCall(f"rollout_id is a string, not {type(name).__name__}", param="rollout_id")
+            raise BadRequest(f"rollout_id must be a string, not {type(name).__name__}.", param="rollout_id")
     return None

@@ -178,7 +178,9 @@ class Batched(Listed):
         rows = super().gather(members)
         if len({frozenset(key for key in row if row[key] is not None) for row in rows}) > 1:
             odd = sorted({key for row in rows for key in row if any(other.get(key) is None for other in rows)})
-            raise Inexpressible(f"{self.name} wants the same of all rows, and some have no {' and no '.join(odd)}")
+            raise Inexpressible(
+                f"Format {self.name!r} requires the same fields in all rows; some have no {' and no '.join(odd)}."
+            )
         if not rows:
             return {}
         return {

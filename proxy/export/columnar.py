@@ -171,9 +171,7 @@ def _pyarrow(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError:
-        raise ValueError(
-            "the containers arrow and parquet need pyarrow, which is not installed: tokentape[arrow]"
-        ) from None
+        raise ValueError("Containers arrow and parquet require pyarrow; install tokentape[arrow].") from None
 
 
 def _type(arrow: Any, column: Column) -> Any:

@@ -118,9 +118,7 @@ class Msgpack:
         try:
             return _MsgpackWriter(import_module("msgspec.msgpack").Encoder())
         except ImportError:
-            raise ValueError(
-                "the container msgpack needs msgspec, which is not installed: tokentape[msgpack]"
-            ) from None
+            raise ValueError("Container msgpack requires msgspec; install tokentape[msgpack].") from None
 
 
 class _MsgpackWriter:
@@ -157,7 +155,7 @@ def container_for(accept: str | None, named: str | None) -> Container:
     """
     if named is not None:
         if named not in CONTAINERS:
-            raise ValueError(f"the container {named!r} is not known; known are {', '.join(CONTAINERS)}")
+            raise ValueError(f"Unknown container {named!r}; use one of {', '.join(CONTAINERS)}.")
         return CONTAINERS[named]
     kinds = [kind.partition(";")[0].strip().lower() for kind in (accept or "").split(",")]
     return next(

@@ -76,7 +76,7 @@ class MarinFormat(TurnView):
         """Return the RolloutGroups: one of first steps, then one for each prompt of later steps."""
         firsts = [member.rows[0]["prompt_tokens"] for member in members if member.rows]
         if any(prompt != firsts[0] for prompt in firsts):
-            raise Inexpressible("marin cannot express this group: its rollouts begin with different prompts")
+            raise Inexpressible("Format 'marin' requires that all rollouts of a group begin with the same prompt.")
         return [{"rollouts": [members[number].rows[index] for number, index in group]} for group in _grouped(members)]
 
     def flat(self, entry: Any) -> list[Any]:
@@ -97,9 +97,7 @@ def _weight_step(turn: TurnRow, source: RowSource) -> int:
     versions = sorted({span.policy_version or "" for span in turn.choice.spans} or {turn.step.policy_version or ""})
     if len(versions) > 1:
         versions_text = " and ".join(map(repr, versions))
-        raise source.refuse(
-            f"step {turn.step.step_id!r} was sampled by versions {versions_text}, and the format has one"
-        )
+        raise source.refuse("one policy version per step", f"{versions_text} at step {turn.step.step_id!r}")
     return source.version(turn.step.step_id, versions[0]) if versions[0] else _UNKNOWN
 
 

@@ -34,7 +34,7 @@ class PrimeRlFormat(Listed, SequenceView):
         """Return the array."""
         name = source.env_name()
         if name == "all":  # there it is the name of all environments together
-            raise source.refuse("its environment is called 'all', which the trainer keeps for itself")
+            raise source.refuse("an `env_name` other than 'all', which prime-rl reserves", "'all'")
         required = [
             row.token_ids,
             list(map(bool, row.mask)),
@@ -52,8 +52,9 @@ def _temperatures(row: Row, source: RowSource) -> list[float]:
         temperature = turn.spans[0].temperature
         if temperature is None:
             raise source.refuse(
-                f"the temperature of step {turn.step_id!r} is not known: its request has none, and neither does the engine "
-                "show its default; set engines.endpoints[].sampling_defaults: {temperature: ...}"
+                "the temperature of each step",
+                f"none at step {turn.step_id!r}: neither the request nor the engine reports it. Set "
+                "engines.endpoints[].sampling_defaults: {temperature: ...}",
             )
         temperatures += [float(temperature)] * (turn.end - len(temperatures))
     return temperatures

@@ -25,15 +25,18 @@ class RowSource:
     fill: Fill
     alone: bool = True
 
-    def refuse(self, why: str) -> Inexpressible:
+    def refuse(self, requirement: str, found: str) -> Inexpressible:
         """Return the exception that refuses this rollout."""
-        return Inexpressible(f"{self.name} cannot say rollout {self.facts.rollout_id!r}: {why}")
+        return Inexpressible(
+            f"Format {self.name!r} requires {requirement}; rollout {self.facts.rollout_id!r} has {found}."
+        )
 
     def refuse_unlogged(self, what: str) -> Inexpressible:
         """Return the exception for sampled tokens without logprobs."""
         return self.refuse(
-            f"the logprobs of {what} are not known: nobody asked for them (record.logprobs: off), or nobody sampled its ids "
-            "(include=retokenized); formats `sequences` and `steps` say null there"
+            "the logprob of each sampled token",
+            f"none for {what}: they were not requested (record.logprobs: off), or the ids were not sampled "
+            "(include=retokenized). Formats `sequences` and `steps` export null for them",
         )
 
     def reward(self) -> float:
@@ -43,7 +46,7 @@ class RowSource:
             Inexpressible: It has none.
         """
         if self.facts.reward is None:
-            raise self.refuse("it has no reward, and the format must have one; give it one first")
+            raise self.refuse("a reward", "none")
         return float(self.facts.reward)
 
     def group_number(self) -> int:
@@ -58,7 +61,7 @@ class RowSource:
         """
         name = self.facts.metadata.get("env_name")
         if not isinstance(name, str) or not name:
-            raise self.refuse("it does not say its environment; set `env_name` in its metadata")
+            raise self.refuse("`env_name` in the metadata", "none")
         return name
 
     def version(self, step_id: str, version: str | None) -> int:
@@ -69,7 +72,7 @@ class RowSource:
         """
         found = number_of(version)
         if found is None:
-            raise self.refuse(f"the policy version of step {step_id!r} is {version!r}, and the format wants a number")
+            raise self.refuse("a number as policy version", f"{version!r} at step {step_id!r}")
         return found
 
 
@@ -94,11 +97,11 @@ class SequenceView(Planned):
         source = RowSource(self.name, facts, by_id, fill, alone=len(found.branches) == 1)
         if self.single and len(found.branches) > 1:
             raise source.refuse(
-                f"it has {len(found.branches)} sequences, and the format one for each rollout; "
-                "ask for branches=longest or branches=last, or for a format that has several"
+                "one sequence per rollout",
+                f"{len(found.branches)} sequences. Use branches=longest or branches=last, or a format with several sequences",
             )
         if not self.keeps_first and any(node.start == 0 for branch in found.branches for node in branch.owned_nodes):
-            raise source.refuse("its first token was sampled, and the format drops the first position")
+            raise source.refuse("a prompt before the first sampled token", "a sequence without one")
         return Plan(
             [branch.step_ids for branch in found.branches],
             skipped_rows(found.skipped),
@@ -120,7 +123,7 @@ def logprobs_of(row: Row, source: RowSource, fill: float = 0.0) -> list[float]:
     filled: list[float] = []
     for mask, logprob in zip(row.mask, row.logprobs, strict=True):
         if mask and logprob is None:
-            raise source.refuse_unlogged("some of its sampled tokens")
+            raise source.refuse_unlogged("some sampled tokens")
         filled.append(value if logprob is None else logprob)
     return filled
 
@@ -133,10 +136,10 @@ def advantage_of(source: RowSource) -> float:
     """
     given = source.facts.advantages
     if given is None:
-        raise source.refuse("it has no advantage, and the format must have one; give it one, or ask for one")
+        raise source.refuse("an advantage", "none")
     if isinstance(given, int | float):
         return float(given)
-    raise source.refuse("it has several advantages, and the format one for each rollout")
+    raise source.refuse("one advantage per rollout", "several")
 
 
 def advantages_of(row: Row, source: RowSource) -> list[float]:
@@ -150,7 +153,9 @@ def advantages_of(row: Row, source: RowSource) -> list[float]:
         return _by_step(row, source, given)
     if isinstance(given, Sequence):
         if not source.alone or len(given) != len(row.token_ids):
-            raise source.refuse("its advantages are a list that is not one for each position of its only sequence")
+            raise source.refuse(
+                "a single sequence and one advantage for each of its tokens", "a list of advantages that does not match"
+            )
         return [float(value) if mask else 0.0 for value, mask in zip(given, row.mask, strict=True)]
     value = advantage_of(source)
     return [value if mask else 0.0 for mask in row.mask]
@@ -162,7 +167,9 @@ def _by_step(row: Row, source: RowSource, given: Mapping[str, Any]) -> list[floa
         of_step = given.get(span.step_id)
         values = [of_step] * (span.end - span.start) if isinstance(of_step, int | float) else of_step
         if not isinstance(values, list) or len(values) != span.end - span.start:
-            raise source.refuse(f"the advantages of step {span.step_id!r} are not given for each of its sampled tokens")
+            raise source.refuse(
+                "an advantage for each sampled token", f"another number of advantages at step {span.step_id!r}"
+            )
         filled[span.start : span.end] = map(float, values)
     return filled
 
@@ -230,5 +237,7 @@ def turn_rewards(step_id: str, count: int, source: RowSource, *, is_last: bool) 
         at_end = source.reward() if own is None and is_last else own or 0.0
         return [*[0.0] * (count - 1), at_end]
     if len(one_by_one) != count:
-        raise source.refuse(f"step {step_id!r} has {len(one_by_one)} rewards by token for {count} tokens")
+        raise source.refuse(
+            "a reward for each sampled token", f"{len(one_by_one)} rewards for the {count} tokens of step {step_id!r}"
+        )
     return list(map(float, one_by_one))

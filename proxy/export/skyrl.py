@@ -83,7 +83,7 @@ class SkyRlStepwiseFormat(_Output, TurnView):
 
 
 def _without_eos(source: RowSource) -> Inexpressible:
-    return source.refuse("a response of its stopped without a stop token, and the format takes the last id for one")
+    return source.refuse("a stop token at the end of each response that stopped", "a response without one")
 
 
 def _trajectory(source: RowSource) -> dict[str, Any]:

@@ -59,5 +59,5 @@ def _versions(row: Row, source: RowSource) -> list[str]:
     """Return the policy version of each sampled range; none if no version is known."""
     known = [span.policy_version for span in row.spans if span.policy_version is not None]
     if known and len(known) < len(row.spans):
-        raise source.refuse("the policy versions of some of its turns are known, and of others not")
+        raise source.refuse("the policy version of every turn, or of none", "it for some turns only")
     return known

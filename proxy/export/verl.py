@@ -94,9 +94,9 @@ def _padding(row: Row, source: RowSource) -> tuple[int, int]:
     }
     for name, (given, length) in lengths.items():
         if given is None:
-            raise source.refuse(f"the format is padded; give {name}")
+            raise source.refuse(f"the parameter {name}, because it pads its rows", f"{length} tokens to pad")
         if given < length:
-            raise source.refuse(f"it is longer than {name}={given}: it has {length} tokens there")
+            raise source.refuse(f"at most {name}={given} tokens", f"{length}")
     (prompt, response) = ((given or 0) - length for given, length in lengths.values())
     return prompt, response
 

@@ -173,7 +173,7 @@ def replace(fields: Json, key: str, value: Any, problems: set[str]) -> None:
 def extended(values: list[Any] | None, more: Any) -> list[Any]:
     """Return the list extended by more, a new one if there was none. Raises TypeError for anything but a list."""
     if type(more) is not list:
-        raise TypeError(f"a list was expected, not {type(more).__name__}")
+        raise TypeError(f"expected a list, not {type(more).__name__}")
     if values is None:
         return more.copy()
     values.extend(more)
@@ -183,7 +183,7 @@ def extended(values: list[Any] | None, more: Any) -> list[Any]:
 def text_of(value: Any) -> str:
     """Return a piece of text. Raises TypeError for anything else, which could not be joined."""
     if not isinstance(value, str):
-        raise TypeError(f"text was expected, not {type(value).__name__}")
+        raise TypeError(f"expected a string, not {type(value).__name__}")
     return value
 
 

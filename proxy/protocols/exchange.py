@@ -80,7 +80,7 @@ class Exchange:
         return self._reply.pending if isinstance(self._reply, StreamResponse) else 0
 
     def feed(self, read: bytes) -> bytes:
-        """Feed bytes of the engine; return the bytes that the client may receive now. Raises EventTooLong."""
+        """Feed bytes of the engine; return the bytes that the client may receive now. Raises EngineEventTooLong."""
         return self._reply.feed(read)
 
     def other_model(self) -> str | None:
@@ -102,7 +102,7 @@ class Exchange:
     def finish(self, timing: Timing, policy_version: str | None = None) -> Outcome:
         """End a complete response; `policy_version` is the current one."""
         end, answer = self._concluded()
-        reason = None if answer.ended else "the engine's answer ended without its terminal event"
+        reason = None if answer.ended else "the engine's response ended without its terminal event"
         step = self._step(answer, timing, policy_version, reason=reason, delivered=True)
         return Outcome(end, step, broken=False, status=answer.status)
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from proxy.errors import NotValid
+from proxy.errors import UnprocessableRequest
 from proxy.protocols.dialects.base import Dialect, ErrorDialect, ResponseOptions
 from proxy.protocols.dialects.translation import Translator
 from proxy.protocols.engines.base import Engine, Injection, InjectionRequest, Json, LogprobsLevel, Traits
@@ -114,7 +114,9 @@ def make_plan(  # noqa: PLR0913 - a plan is all of this, and every argument has 
     policy_version: str | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """Plan a call. `headers` are the client's, by lowercase name. Raises NotValid for token options of a live stream."""
+    """Plan a call. `headers` are the client's, by lowercase name. Raises UnprocessableRequest if token
+    options require an unstreamed call and the call cannot be unstreamed.
+    """
     fields, unset = edit(body, options, dialect)
     edited = {key: value for key, value in body.items() if key not in unset} | fields
     response_options = _response_options(dialect, body, edited)
@@ -214,9 +216,9 @@ def _framing(engine: Engine, options: CallOptions, call: CallTraits) -> Framing:
         return choose_framing(options.streaming, engine.kind, call, can_replay=can_replay)
     framing = choose_framing("replay", engine.kind, call, can_replay=can_replay)
     if framing == "live":
-        raise NotValid(
-            "X-Reply-Tokens and X-Reply-Ids require an unstreamed call to the engine, which is not possible for this stream; "
-            "remove `stream`, or the options that depend on it",
+        raise UnprocessableRequest(
+            "X-Reply-Tokens and X-Reply-Ids require an unstreamed call to the engine, which is not "
+            "possible for this stream. Remove `stream` or the fields that require it.",
             param="stream",
         )
     return framing

@@ -12,7 +12,7 @@ Rule 3: what cannot be parsed is forwarded, and recorded as a problem.
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
-from proxy.errors import EngineBroke
+from proxy.errors import EngineDisconnected
 from proxy.protocols import synthetic_stream as replay
 from proxy.protocols.dialects.base import Dialect
 from proxy.protocols.dialects.translation import ResponseRenderer, Translator
@@ -22,7 +22,7 @@ from proxy.protocols.sse import Event, EventParser
 from proxy.protocols.token_annotations import TokenAnnotations
 
 _UNREADABLE: Final = 502  # status of an unreadable response that cannot be forwarded
-_NOT_A_RESPONSE: Final = "the engine's answer has not the shape of one"
+_NOT_A_RESPONSE: Final = "the engine's response has an invalid shape"
 MALFORMED: Final = (
     TypeError,
     KeyError,
@@ -31,7 +31,7 @@ MALFORMED: Final = (
     ValueError,
     RecursionError,
 )  # raised by JSON of an unexpected shape
-_CUT: Final = "the engine's answer ended without its terminal event"
+_CUT: Final = "the engine's response ended without its terminal event"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,9 @@ class WholeResponse:
         answer = ParsedResponse(None, ended=False, error=body.decode("utf-8", "replace"), problems=("unparsed_event",))
         if self._view.translation is not None or body[:64].lstrip()[:1] not in (b"{", b"["):
             return failed(self._view, _UNREADABLE, body, answer)
-        error = self._view.dialect.error(EngineBroke("the engine's answer is not valid JSON: it may have been cut off"))
+        error = self._view.dialect.error(
+            EngineDisconnected("the engine's response is not valid JSON; it may be truncated")
+        )
         return error, replace(answer, status=_UNREADABLE)
 
     def _failed(self, body: bytes) -> tuple[bytes, ParsedResponse]:

@@ -11,7 +11,7 @@ import re
 from functools import partial
 from typing import Final, NamedTuple
 
-from proxy.errors import EventTooLong
+from proxy.errors import EngineEventTooLong
 
 _LINE_END = rb"(?:\r\n|\n|\r(?!\n))"
 _BLANK_LINE = re.compile(_LINE_END + _LINE_END)
@@ -79,7 +79,7 @@ class EventParser:
         return len(self._rest)
 
     def feed(self, read: bytes) -> list[Event]:
-        """Return the events that this read completes. Raises EventTooLong; the parser is unusable afterwards."""
+        """Return the events that this read completes. Raises EngineEventTooLong; the parser is unusable afterwards."""
         rest = self._rest
         if not rest:
             if _is_one_data_line(read):  # what engines send, in the reads that they come in
@@ -91,8 +91,8 @@ class EventParser:
         rest += read
         if not is_whole:
             if len(rest) > self._limit:
-                raise EventTooLong(
-                    f"the engine sent an event of more than {self._limit} bytes (engines.max_event_bytes)"
+                raise EngineEventTooLong(
+                    f"The engine sent an event of more than {self._limit} bytes (engines.max_event_bytes)"
                 )
             return []
         whole = bytes(rest)

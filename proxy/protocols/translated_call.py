@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
-from proxy.errors import NotValid
+from proxy.errors import UnprocessableRequest
 from proxy.protocols.dialects import TRANSLATORS
 from proxy.protocols.dialects.base import is_on
 from proxy.protocols.dialects.translation import (
@@ -27,7 +27,7 @@ from proxy.trajectory.step import Step
 CHAT: Final = "/v1/chat/completions"
 
 # raised by a stored response that does not have chat's format: it cannot be rendered again
-_ODD_SHAPE: Final = (TypeError, KeyError, AttributeError, ValueError, IndexError, NotValid)
+_ODD_SHAPE: Final = (TypeError, KeyError, AttributeError, ValueError, IndexError, UnprocessableRequest)
 
 # What an engine makes of these dialects by itself (see `TranslationOptions`). Seen: vLLM 0.32.0; read: SGLang 0.5.23
 # (entrypoints/anthropic/serving.py:421), llama.cpp 2026.10.
@@ -101,7 +101,7 @@ class TranslatedCall:
 def read_translated_call(endpoint: str, body: Mapping[str, Any], options: TranslationOptions) -> TranslatedCall | None:
     """Return the call of a dialect that is translated to chat; None for other endpoints.
 
-    Raises NotValid, except for a call that refers to items, which is read after they are found.
+    Raises UnprocessableRequest, except for a call that refers to items, which is read after they are found.
     """
     translation = TRANSLATORS.get(endpoint)
     if translation is None:

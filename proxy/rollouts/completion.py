@@ -65,7 +65,7 @@ class GroupCompletion:
                 if group is not None and group.status == "open" and group.size is not None:
                     await self.settle(group)
         except (StorageError, ProxyError) as error:
-            LOG.error("cannot scan groups for completion", extra={"fields": {"why": str(error)}})
+            LOG.error("Groups not checked for completion", extra={"fields": {"why": str(error)}})
 
     async def settle(self, group: Group) -> None:
         """Mark finished members of an open group that a crash left unmarked, and enqueue the group if it is complete."""
@@ -99,7 +99,7 @@ async def _oldest_version(store: Store, group: Group) -> str | None:
         except NotFound:
             continue  # deleted meanwhile
         except DamagedStep as damage:
-            LOG.error("the oldest policy version of a group is unknown", extra={"fields": {"why": damage.message}})
+            LOG.error("Oldest policy version of a group is unknown", extra={"fields": {"why": damage.message}})
             return None
         for version in await aside(len(steps), lambda steps=steps: versions_of(steps)):  # type: ignore[misc]
             number = number_of(version)

@@ -131,7 +131,7 @@ class DriftReporter:
         except RolloutDeleted:
             return  # deleted meanwhile
         except StorageError as error:
-            LOG.warning("cannot store texts of drift: %s", error, extra={"fields": {"rollout_id": rollout_id}})
+            LOG.warning("Texts of drift not stored: %s", error, extra={"fields": {"rollout_id": rollout_id}})
 
     async def _kept_texts(self, rollout_id: str, keys: Sequence[str]) -> dict[str, Pair]:
         marks = await self.store.marks(rollout_id, [_TEXTS_MARK + key for key in keys]) if keys else {}
@@ -157,15 +157,15 @@ def warn_of_unexplained(rollout_id: str, drift: Sequence[Drift]) -> None:
     if reasons:
         why = ", ".join(f"{count} {_REASONS[reason]}" for reason, count in sorted(reasons.items()))
         LOG.warning(
-            "the kinds of %d of %d drift boundaries are unknown: %s; later reads retry",
+            "Kinds of %d of %d drift boundaries not known yet: %s",
             reasons.total(), len(drift), why, extra={"fields": {"rollout_id": rollout_id}},
         )  # fmt: skip
 
 
 _REASONS: Final[Mapping[Texts, str]] = {
-    "unavailable": "because neither the engine nor a tokenizer returned the texts",
-    "timeout": f"because the engine did not return the texts within {_TEXTS_TIMEOUT_S:g} s",
-    "over_limit": f"beyond the first {_MAX_LOOKUPS} of this read",
+    "unavailable": "without texts from the engine or a tokenizer",
+    "timeout": f"timed out after {_TEXTS_TIMEOUT_S:g} s",
+    "over_limit": f"over the limit of {_MAX_LOOKUPS} per request",
     "not_requested": "not requested",
 }
 

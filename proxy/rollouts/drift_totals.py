@@ -100,4 +100,4 @@ class DriftTotals:
                 warn_of_unexplained(rollout_id, drift)
             await self.reporter.count(rollout, drift, len(steps))
         except (ProxyError, StorageError) as error:
-            LOG.error("drift is not counted: %s", error, extra={"fields": {"rollout_id": rollout_id}})
+            LOG.error("Drift not counted: %s", error, extra={"fields": {"rollout_id": rollout_id}})

@@ -80,6 +80,6 @@ class DriftWatch:
         if now - self._warned.get(engine, -_WARNING_INTERVAL_S) >= _WARNING_INTERVAL_S:
             self._warned[engine] = now
             LOG.warning(
-                "the kind of drift is unknown: the engine %s did not return the texts; later reads retry",
+                "Kind of drift not known yet: engine %s did not return the texts",
                 engine, extra={"fields": {"rollout_id": rollout_id}},
             )  # fmt: skip

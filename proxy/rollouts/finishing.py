@@ -48,10 +48,10 @@ class Finisher:
             await self.after_finish(rollout)
             return rollout
         if rollout.status != status:
-            raise Conflict(f"the rollout {name!r} is {rollout.status} already, not {status}", param="status")
+            raise Conflict(f"Rollout {name!r} already has status {rollout.status!r}.", param="status")
         if reward not in (None, rollout.reward):
             raise Conflict(
-                f"the rollout {name!r} was finished with another reward; PATCH changes rewards", param="reward"
+                f"Rollout {name!r} already has reward {rollout.reward}. Use PATCH to change it.", param="reward"
             )
         await self.after_finish(rollout, again=True)
         return rollout

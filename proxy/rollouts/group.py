@@ -98,8 +98,8 @@ async def join(store: Store, clock: Clock, rollout: StoredEntity, group_id: str)
             if rollout.created:
                 await store.delete(rollout.name)
             raise Conflict(
-                f"the group {group_id!r} was opened with its {group.size} rollouts, and {rollout.name!r} is none of them; "
-                "use theirs, or another group",
+                f"Group {group_id!r} was opened with {group.size} rollouts, and {rollout.name!r} "
+                "is not one of them. Use one of them, or another group.",
                 param="group_id",
             )
         try:

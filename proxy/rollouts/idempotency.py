@@ -16,7 +16,7 @@ from typing import Any, Final
 import orjson
 
 from proxy.clock import Clock
-from proxy.errors import NotValid
+from proxy.errors import UnprocessableRequest
 from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.dialects.base import is_on
 from proxy.protocols.engines import ENGINES
@@ -90,7 +90,7 @@ class IdempotencyKeys:
         """Return the attempt for a request with these headers; it ends when the context exits.
 
         Raises:
-            NotValid: The key was used with another body.
+            UnprocessableRequest: The key was used with another body.
             StorageError: The store failed.
         """
         key = headers.get(KEY) or default_key
@@ -144,7 +144,9 @@ class IdempotencyKeys:
         try:
             return await asyncio.to_thread(_answer_from_record, found[1], blocks)
         except UnreadableRecord as error:
-            LOG.error("a call is sent again: %s", error, extra={"fields": {"step_id": step_id}})
+            LOG.error(
+                "Stored step is unreadable; the call is repeated: %s", error, extra={"fields": {"step_id": step_id}}
+            )
             return None
 
 
@@ -179,9 +181,8 @@ def given_answer(step: Step) -> StoredAnswer | None:
 
 def _check_body(known: str, request_key: str) -> None:
     if known != request_key:
-        raise NotValid(
-            f"the {KEY} of this call was sent with another body before: a key stands for one body; "
-            "send this one with a key of its own",
+        raise UnprocessableRequest(
+            f"This {KEY} was already used with a different request body. Use a new key for each body.",
             param=KEY,
         )
 

@@ -105,7 +105,7 @@ class Journal:
             try:
                 read.append((offset, unpack(os.pread(self._file, length, offset))))
             except ValueError as error:
-                LOG.error("a step of %s is lost: %s", self._path, error)
+                LOG.error("Step in journal %s lost: %s", self._path, error)
                 read.append((offset, None))
         return read
 
@@ -136,11 +136,9 @@ class Journal:
         gaps = end - sum(length for _, length in frames)
         if gaps:
             self.damaged = 1
-            LOG.error(
-                "%s is damaged: %d bytes between complete entries cannot be read and are skipped", self._path, gaps
-            )
+            LOG.error("Journal %s is damaged: %d unreadable bytes between entries are skipped", self._path, gaps)
         if frames:
-            LOG.warning("%s holds %d steps that are not in the store yet", self._path, len(frames))
+            LOG.warning("Journal %s has %d steps that are not in the store yet", self._path, len(frames))
         return frames, end
 
 
@@ -167,7 +165,7 @@ def unpack(frame: bytes) -> StepWrite:
     """Return the entry of a frame. Raises ValueError for a damaged frame."""
     body = frame[_HEAD_BYTES:]
     if _checksum(body) != frame[_HEAD_BYTES - _CHECKSUM_BYTES : _HEAD_BYTES]:
-        raise ValueError("the frame is damaged")
+        raise ValueError("checksum mismatch")
     length = int.from_bytes(body[:4], "little")
     head, at = orjson.loads(body[4 : 4 + length]), 4 + length
     record, at = body[at : at + head["record"]], at + head["record"]
@@ -223,4 +221,4 @@ def _lock(file: int, path: Path) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise OSError(f"{path} is another process's journal: give each its own store.spool_path") from None
+        raise OSError(f"Journal {path} is used by another process; set a different store.spool_path") from None

@@ -94,4 +94,4 @@ class Lifetimes:
                 await self.renew()
             except StorageError as error:
                 self._metrics.store_operation_failures.labels("renew").inc()
-                LOG.warning("cannot renew the TTL of rollouts: %s", error)
+                LOG.warning("TTL of rollouts not renewed: %s", error)

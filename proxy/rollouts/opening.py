@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from proxy.clock import Clock
-from proxy.errors import StoreFault
+from proxy.errors import StoreUnavailable
 from proxy.rollouts.group import join
 from proxy.rollouts.recorder import Recorder
 from proxy.rollouts.reservations import LEASE_MS
@@ -66,7 +66,12 @@ class RolloutOpener:
         self._cache = RolloutCache()
 
     async def open(self, rollout_id: str, group_id: str | None, step_id: str) -> Rollout:
-        """Return the rollout with this ID, created by its first call; it joins its group. Raises StoreFault, BadCall."""
+        """Return the rollout with this ID, which its first call creates and adds to the group.
+
+        Raises:
+            StoreUnavailable: The store is unreachable, and the rollout is not cached.
+            BadRequest: The rollout cannot join the group.
+        """
         if group_id is not None:
             checked_id(group_id, what="group id")
         started = self._clock.monotonic()
@@ -82,7 +87,7 @@ class RolloutOpener:
             self._recorder.store_health.failed(error)
             if isinstance(error, StoreUnreachable) and (cached := self._cache.get(rollout_id)) is not None:
                 return cached
-            raise StoreFault(f"the call could not be recorded, so it was not made: {error}") from error
+            raise StoreUnavailable(f"The call was not sent because it cannot be recorded: {error}") from error
         finally:
             self._metrics.store_operation_duration_seconds.labels("open").observe(self._clock.monotonic() - started)
         if self._recorder.journaled is not None:

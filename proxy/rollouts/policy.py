@@ -105,7 +105,9 @@ class Pause:
             return False
         self._refuse_if_rejecting()
         if self._waiting >= self._max_waiting:
-            raise Paused(f"calls are paused, and {self._waiting} wait already (agents.max_paused); try again later")
+            raise Paused(
+                f"Calls are paused, and {self._waiting} calls are already waiting (agents.max_paused). Try again later."
+            )
         self._waiting += 1
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -113,7 +115,7 @@ class Pause:
                     await self._changed.wait()
         except TimeoutError:
             raise Paused(
-                f"calls are still paused after {self._timeout_s:g} s (agents.pause_timeout_s); try again later"
+                f"Calls are still paused after {self._timeout_s:g} s (agents.pause_timeout_s). Try again later."
             ) from None
         finally:
             self._waiting -= 1
@@ -141,7 +143,7 @@ class Pause:
 
     def _refuse_if_rejecting(self) -> None:
         if self.mode == "reject":
-            raise Paused("calls are paused while the weights change (POST /policy/pause); try again later")
+            raise Paused("Calls are paused while the weights change (POST /policy/pause). Try again later.")
 
     async def _heartbeat_forever(self) -> None:
         while True:

@@ -21,7 +21,7 @@ from typing import TypeAlias, TypeVar
 import orjson
 
 from proxy.clock import Clock
-from proxy.errors import ProxyError, StoreFault
+from proxy.errors import ProxyError, StoreUnavailable
 from proxy.rollouts.journal import Journal
 from proxy.rollouts.rollout import DELIVERED_MARK, UNDELIVERED_MARK
 from proxy.rollouts.store_health import StoreHealth
@@ -86,7 +86,7 @@ class Recorder:
         return None if self._journal is None else self._journal.pending
 
     async def record(self, step: Step, incarnation: str, *, body_bytes: int) -> None:
-        """Store a step. Raises StoreFault on failure; steps of a deleted rollout are discarded and counted.
+        """Store a step. Raises StoreUnavailable; steps of a deleted rollout are discarded and counted.
 
         `body_bytes` is the approximate length of request and response: large steps are encoded in a thread. If the caller is
         cancelled meanwhile, the step is stored nevertheless, and marked as undelivered.
@@ -149,7 +149,9 @@ class Recorder:
         try:
             await self._write_entry(journal, _entry(step, incarnation, record, origin))
         except OSError as error:
-            raise StoreFault(f"the step could be stored neither in the store nor in the journal: {error}") from error
+            raise StoreUnavailable(
+                f"The step could not be stored, neither in the store nor in the journal: {error}"
+            ) from error
         self._count(step)
 
     async def _write_entry(self, journal: Journal, entry: StepWrite) -> None:
@@ -194,7 +196,9 @@ class Recorder:
             if self._journal is not None and isinstance(error, StoreUnreachable):
                 await self._write_to_journal(step, incarnation, body_bytes, self._journal, origin)
                 return
-            raise StoreFault(f"the step could not be stored, so its end is not shown: {error}") from error
+            raise StoreUnavailable(
+                f"The step could not be stored, so the end of the response is withheld: {error}"
+            ) from error
         finally:
             self._metrics.store_operation_duration_seconds.labels("append").observe(self._clock.monotonic() - started)
         if self._known.get((step.rollout_id, incarnation)) is known:  # not evicted meanwhile
@@ -214,20 +218,20 @@ class Recorder:
         fields = {"rollout_id": entry.rollout, "step_id": entry.name}
         if appended.is_late:
             self._metrics.late_steps.inc()
-            LOG.info("a step ended after its rollout was finished", extra={"fields": fields})
+            LOG.info("Step stored after its rollout was finished", extra={"fields": fields})
         if appended.is_restored:
             self._metrics.restored_rollouts.inc()
-            LOG.warning("an expired rollout is restored by a late step (store.ttl_s)", extra={"fields": fields})
+            LOG.warning("Expired rollout restored by a late step (store.ttl_s)", extra={"fields": fields})
 
     def _discard(self, step_id: str) -> None:
         self._metrics.discarded_steps.inc()
-        LOG.info("a step is discarded: its rollout was deleted", extra={"fields": {"step_id": step_id}})
+        LOG.info("Step discarded because its rollout was deleted", extra={"fields": {"step_id": step_id}})
 
     async def _append_detached(self, step: Step, incarnation: str, body_bytes: int, origin: Origin) -> None:
         try:
             await self._append(step, incarnation, body_bytes, origin)
         except ProxyError as error:
-            LOG.error("a partial step is lost: %s", error, extra={"fields": {"step_id": step.step_id}})
+            LOG.error("Partial step lost: %s", error, extra={"fields": {"step_id": step.step_id}})
 
     async def _mark_undelivered_after(self, after: "asyncio.Task[None] | None", step: Step, incarnation: str) -> None:
         if after is not None:
@@ -252,7 +256,7 @@ class Recorder:
         except RolloutDeleted:
             return False  # deleted meanwhile, the step with it
         except (StorageError, OSError) as error:
-            LOG.error("cannot mark a step: %s", error, extra={"fields": {"rollout_id": rollout_id, "mark": mark}})
+            LOG.error("Step not marked: %s", error, extra={"fields": {"rollout_id": rollout_id, "mark": mark}})
             return False
         return True
 

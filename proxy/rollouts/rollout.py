@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import orjson
 
-from proxy.errors import BadCall, NotFound
+from proxy.errors import BadRequest, NotFound
 from proxy.protocols.sampling import Sampling
 from proxy.rollouts.policy import read_policy
 from storage.types import LATE_MARK, Origin, StoredEntity
@@ -190,13 +190,15 @@ _UNPRINTABLE = ("Cc", "Cs")  # control characters; surrogates, which UTF-8 canno
 
 
 def checked_id(name: str, *, what: str = "rollout id") -> str:
-    """Return the ID if it is valid. Raises BadCall."""
+    """Return the ID if it is valid. Raises BadRequest."""
     if not 1 <= len(name) <= MAX_ID_CHARACTERS:
-        raise BadCall(f"a {what} has 1 to {MAX_ID_CHARACTERS} characters, this one has {len(name)}", param="rollout_id")
+        raise BadRequest(
+            f"A {what} must have 1 to {MAX_ID_CHARACTERS} characters, not {len(name)}.", param="rollout_id"
+        )
     for place, character in enumerate(name):
         if unicodedata.category(character) in _UNPRINTABLE:
-            raise BadCall(
-                f"a {what} has no control characters, this one has U+{ord(character):04X} at {place}",
+            raise BadRequest(
+                f"A {what} must not contain control characters, such as U+{ord(character):04X} at index {place}.",
                 param="rollout_id",
             )
     return name
@@ -204,4 +206,4 @@ def checked_id(name: str, *, what: str = "rollout id") -> str:
 
 def no_rollout(name: str) -> NotFound:
     """Return the error for a rollout that does not exist."""
-    return NotFound(f"there is no rollout {name!r}", param="rollout_id")
+    return NotFound(f"Rollout {name!r} not found.", param="rollout_id")

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from proxy.errors import DamagedStep, NotValid
+from proxy.errors import DamagedStep, UnprocessableRequest
 from proxy.rollouts.rollout import Marks, Rollout, no_rollout, own_metadata, read_marks, read_rollout
 from proxy.trajectory.blocks import BlockReader
 from proxy.trajectory.codec import UnreadableRecord, decode
@@ -102,7 +102,7 @@ def _read(name: str, record: bytes, reader: BlockReader, index: int, marks: Mark
     try:
         step = decode(record, reader, index, whole=whole)
     except UnreadableRecord as error:
-        raise DamagedStep(f"the step at index {index} of rollout {name!r} cannot be read: {error}") from error
+        raise DamagedStep(f"Step at index {index} of rollout {name!r} is unreadable: {error}") from error
     if step.step_id in marks.undelivered or step.step_id in marks.late:
         delivered = step.delivered and step.step_id not in marks.undelivered
         return replace(step, delivered=delivered, late=step.step_id in marks.late)
@@ -110,18 +110,19 @@ def _read(name: str, record: bytes, reader: BlockReader, index: int, marks: Mark
 
 
 async def check_step_rewards(store: Store, rollout: Rollout, rewards: Mapping[str, float | list[float]]) -> None:
-    """Raise NotValid for rewards of a step that does not exist, or that has another number of tokens."""
+    """Raise UnprocessableRequest for rewards of a step that does not exist, or that has another number of tokens."""
     for step_id, given in rewards.items():
         found = await store.find(rollout.rollout_id, step_id)
         if found is None:
-            raise NotValid(f"step_rewards: the rollout has no step {step_id!r}", param="step_rewards")
+            raise UnprocessableRequest(f"step_rewards: step {step_id!r} not found.", param="step_rewards")
         if isinstance(given, list):
             (step,) = await decode_records(store, rollout, [found[1]], found[0], whole=False)
             counts = [len(choice.ids) for choice in step.choices]
             if counts != [len(given)]:
-                raise NotValid(
-                    f"step_rewards: step {step_id!r} sampled {' and '.join(map(str, counts)) or 'no'} tokens, and there are "
-                    f"{len(given)} rewards; a list has one for each sampled token of a step with one choice",
+                raise UnprocessableRequest(
+                    f"step_rewards: step {step_id!r} has {' and '.join(map(str, counts)) or 'no'} "
+                    f"sampled tokens, but {len(given)} rewards were sent. A list requires one "
+                    "reward for each sampled token of a step with one choice.",
                     param="step_rewards",
                 )
 

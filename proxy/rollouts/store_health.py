@@ -38,7 +38,7 @@ class StoreHealth:
     def failed(self, error: StorageError) -> None:
         """Handle a failed command: if the store is unreachable, start probing it."""
         if isinstance(error, StoreUnreachable) and self.unreachable is None:
-            LOG.error("the store is unreachable: %s", error)
+            LOG.error("Store unreachable: %s", error)
             self.unreachable = str(error)
             self._metrics.store_up.set(0)
             self.probe()
@@ -62,12 +62,12 @@ class StoreHealth:
                     await self._store.ping()
                     await self._store.set_once(PROBE, b"1")
                 if self.unreachable is not None:
-                    LOG.info("the store is reachable again")
+                    LOG.info("Store reachable again")
                 self.unreachable = None
                 self._metrics.store_up.set(1)
                 await self._back()
             except (StorageError, OSError) as error:
-                self.unreachable = str(error) or f"the store did not answer within {_PROBE_TIMEOUT_S:g} s"
+                self.unreachable = str(error) or f"the store timed out after {_PROBE_TIMEOUT_S:g} s"
                 self._metrics.store_up.set(0)
             else:
                 self._probing = None

@@ -239,7 +239,7 @@ async def _begin_shutdown(app: web.Application) -> None:
 
     def abort_calls() -> None:
         for call in tuple(context.memory_limit.calls):
-            call.stop("the proxy was stopped")
+            call.stop("the proxy shut down")
 
     # Just before aiohttp cancels the remaining calls, so that their steps record the reason.
     asyncio.get_running_loop().call_later(max(context.settings.drain_timeout_s - _ABORT_MARGIN_S, 0), abort_calls)

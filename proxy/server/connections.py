@@ -11,18 +11,21 @@ from typing import Any, Final, TypeAlias
 from aiohttp import http_exceptions, web
 
 from proxy.api.failures import internal_error
-from proxy.errors import BadCall, ExpectationFailed, ProxyError
+from proxy.errors import BadRequest, ExpectationFailed, ProxyError
 from proxy.protocols.dialects.base import openai_error
 from proxy.telemetry.logs import WIRE_LOG
 
 # By class; the first match applies. The status of each is 400 in aiohttp.
 _REASONS: Final[tuple[tuple[type[Exception], str], ...]] = (
-    (http_exceptions.LineTooLong, "the request line or a header is too long"),
-    (http_exceptions.InvalidHeader, "a header is not valid"),
-    (http_exceptions.InvalidURLError, "the path is not valid"),
-    (http_exceptions.BadHttpMethod, "the method is not valid"),
-    (http_exceptions.PayloadEncodingError, "the body does not have the form or the length that the headers announce"),
-    (http_exceptions.HttpProcessingError, "the request is not valid HTTP/1.1"),
+    (http_exceptions.LineTooLong, "The request line or a header is too long."),
+    (http_exceptions.InvalidHeader, "Invalid header."),
+    (http_exceptions.InvalidURLError, "Invalid path."),
+    (http_exceptions.BadHttpMethod, "Invalid method."),
+    (
+        http_exceptions.PayloadEncodingError,
+        "The request body does not match its Content-Length or Transfer-Encoding header.",
+    ),
+    (http_exceptions.HttpProcessingError, "The request is not valid HTTP/1.1."),
 )
 
 
@@ -61,7 +64,7 @@ def _with_known_expectations(handle: _Handler) -> _Handler:
 
     async def handled(request: web.BaseRequest) -> web.StreamResponse:
         if request.headers.get("Expect", "100-continue").lower() != "100-continue":
-            return _refusal(ExpectationFailed("the only known value of the header Expect is 100-continue"))
+            return _refusal(ExpectationFailed("Unsupported Expect header; only 100-continue is supported."))
         return await handle(request)
 
     return handled
@@ -94,7 +97,7 @@ class _Connection(web.RequestHandler):
     ) -> web.StreamResponse:
         """Return the response to a request that aiohttp could not parse, or whose handler failed outside our middleware."""
         if request.writer.output_size > 0:
-            raise ConnectionError("a part of an answer was sent: the connection ends instead of another answer")
+            raise ConnectionError("a part of the response was sent already; the connection is closed")
         answer = _answer(exc)
         answer.force_close()
         return answer
@@ -104,8 +107,8 @@ def _answer(failure: BaseException | None) -> web.Response:
     error: ProxyError
     reason = next((reason for kind, reason in _REASONS if isinstance(failure, kind)), None)
     if reason is not None:
-        WIRE_LOG.info("a request could not be read: %s", reason)
-        error = BadCall(reason)
+        WIRE_LOG.info("Malformed request: %s", reason)
+        error = BadRequest(reason)
     else:
         error = internal_error(failure or TimeoutError())
     return _refusal(error)

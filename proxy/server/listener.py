@@ -140,7 +140,9 @@ def _tls(settings: ListenTlsSettings) -> ssl.SSLContext | None:
             settings.cert_file, settings.key_file, password=""
         )  # empty, to prevent a prompt in the terminal
     except OSError as error:  # ssl.SSLError is one
-        raise ValueError(f"listen_tls: {settings.cert_file} and {settings.key_file} cannot be used: {error}") from error
+        raise ValueError(
+            f"listen_tls: invalid certificate {settings.cert_file} or key {settings.key_file}: {error}"
+        ) from error
     return context
 
 

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from proxy.api.failures import answer_failures
 from proxy.config.sections import StoreSettings
-from proxy.errors import StoreFault
+from proxy.errors import StoreUnavailable
 from proxy.rollouts.store_health import PROBE
 from proxy.server.app import store_options
 from proxy.telemetry.logs import LOG
@@ -39,7 +39,7 @@ class StandbyApp:
 
     async def wait_for_store(self, settings: StoreSettings, store: Store | None) -> None:
         """Return once a write to the store succeeds. Raises StorageError if it is reachable and unusable."""
-        LOG.error("the store is unreachable; calls are refused until it is reachable: %s", self.reason)
+        LOG.error("Store unreachable; calls are rejected until it is reachable: %s", self.reason)
         while True:
             await asyncio.sleep(_INTERVAL_S)
             try:
@@ -47,7 +47,7 @@ class StandbyApp:
             except StoreUnreachable as error:
                 self.reason = str(error)
             else:
-                LOG.info("the store is reachable")
+                LOG.info("Store reachable")
                 return
 
     async def _show_health(self, _request: web.Request) -> web.Response:
@@ -58,7 +58,7 @@ class StandbyApp:
         return web.json_response(body, status=503, headers={"Retry-After": "1"})
 
     async def _refuse(self, _request: web.Request) -> web.StreamResponse:
-        raise StoreFault(f"the store has not been there since this process started: {self.reason}")
+        raise StoreUnavailable(f"The store has been unreachable since this process started: {self.reason}")
 
 
 async def _try_write(settings: StoreSettings, store: Store | None) -> None:

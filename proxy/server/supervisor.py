@@ -42,7 +42,7 @@ async def working(settings: Settings) -> AsyncIterator[RunningServer]:
         StorageError: The embedded store cannot start.
     """
     if not hasattr(socket, "SO_REUSEPORT"):
-        raise ValueError("workers need SO_REUSEPORT, which this system has not: set workers: 1")
+        raise ValueError("Multiple workers require SO_REUSEPORT, which this system does not support; set workers: 1")
     async with AsyncExitStack() as stack:
         changes: dict[str, Any] = {"listen": _reserve(stack, settings.listen)}
         if settings.control.listen is not None:
@@ -60,7 +60,7 @@ async def working(settings: Settings) -> AsyncIterator[RunningServer]:
         finally:
             failed = await workers.stop()
     if failed:
-        raise OSError(f"a worker did not stop cleanly ({failed}); the log has its own words")
+        raise OSError(f"A worker did not stop cleanly (exit code {failed}); see the log")
 
 
 class Workers:
@@ -102,7 +102,7 @@ class Workers:
             code = await self._processes[number].wait()
             if loop.time() - started > _STABLE_S:
                 delay_s = 0.0
-            LOG.error("worker %d exited unexpectedly (%s); restarting it in %g s", number, code, delay_s)
+            LOG.error("Worker %d exited (%s); restarting in %g s", number, code, delay_s)
             await asyncio.sleep(delay_s)
             delay_s = min(_MAX_DELAY_S, delay_s * 2 or 0.1)
             with suppress(OSError):  # it exited before it listened; the loop handles that
@@ -121,7 +121,7 @@ class Workers:
         assert process.stdout is not None
         answer = await process.stdout.readline()
         if not answer:
-            raise OSError(f"worker {number} ended before it listened ({await process.wait()})")
+            raise OSError(f"Worker {number} exited before it listened (exit code {await process.wait()})")
         return RunningServer(**orjson.loads(answer))
 
 
@@ -141,8 +141,8 @@ def refuse_left_journals(settings: Settings) -> None:
         number = left.name.removeprefix(f"{path.name}.")
         if number.isdecimal() and int(number) >= settings.workers and left.stat().st_size:
             raise ValueError(
-                f"{left} holds steps that a worker could not store yet: serve with --workers {int(number) + 1} and "
-                "on_failure: spool until /ready tells that none is spooled"
+                f"Journal {left} has steps that are not in the store yet; start with --workers "
+                f"{int(number) + 1} and on_failure: spool until /ready reports spooled: 0"
             )
 
 
@@ -171,5 +171,5 @@ def _bound(host: str, port: int, *, shared: bool) -> socket.socket:
         bound.bind(address)
     except OSError as error:
         bound.close()
-        raise OSError(error.errno, f"cannot listen on {host}:{port}: {error.strerror}") from error
+        raise OSError(error.errno, f"Cannot listen on {host}:{port}: {error.strerror}") from error
     return bound

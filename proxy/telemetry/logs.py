@@ -53,7 +53,7 @@ def tell_no_bytes(record: logging.LogRecord) -> bool:
     aiohttp logs a traceback for each that quotes the line; anybody could fill a disk with it.
     """
     if record.exc_info and isinstance(record.exc_info[1], HttpProcessingError):
-        record.msg, record.args = "a request could not be read, and was refused", ()
+        record.msg, record.args = "Malformed request rejected", ()
         record.exc_info = record.exc_text = None
         record.levelno, record.levelname = logging.INFO, "INFO"
     return True

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
 
-from proxy.errors import EngineFault, ProxyError
+from proxy.errors import EngineError, ProxyError
 from proxy.protocols.engines.quirks import QUIRK_CODES
 from proxy.trajectory.drift_kinds import KINDS
 from proxy.trajectory.fidelity import PROBLEMS
@@ -85,7 +85,7 @@ class Metrics:
         """Start the counters of an engine's failures at 0."""
         for metric in (self.failovers, self.ejections):
             metric.labels(name)
-        for fault in _subclasses(EngineFault):
+        for fault in _subclasses(EngineError):
             self.engine_faults.labels(name, fault.fault)
         for code in QUIRK_CODES:
             self.unexpected_losses.labels(name, code)

@@ -33,7 +33,7 @@ def pack_ids(values: Sequence[int]) -> Ids:
         if type(value) is not int:
             raise ValueError(f"a token id must be an integer, not {value!r}")
         if not -(2**31) <= value < 2**31:
-            raise ValueError(f"the token id {value} does not fit into 32 bits")
+            raise ValueError(f"token id {value} does not fit into 32 bits")
     return array("i", values)
 
 

@@ -156,12 +156,12 @@ class BlockReader:
         try:
             return self._zstd.decompress(packed)
         except (zstandard.ZstdError, MemoryError) as error:  # a damaged header may claim any size
-            raise ValueError("compressed bytes are damaged") from error
+            raise ValueError("corrupt compressed data") from error
 
     def _open(self, kind: bytes, name: bytes, *, keep: bool = True) -> tuple[bytes, Any]:
         block = self._blocks.get(name)
         if block is None:
-            raise BrokenChain(f"the block {name.hex()} is missing")
+            raise BrokenChain(f"block {name.hex()} is missing")
         parent, flag, piece = block[:16], block[16:17], block[17:]
         try:
             if flag == _ZSTD:
@@ -170,7 +170,7 @@ class BlockReader:
         except ValueError:
             sound = False
         if not sound:
-            raise BrokenChain(f"the block {name.hex()} is damaged")
+            raise BrokenChain(f"block {name.hex()} is damaged")
         opened = (parent, _VALUES[kind](piece))
         if keep:
             self._opened[name] = opened

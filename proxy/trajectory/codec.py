@@ -121,20 +121,20 @@ def decode(record: bytes, reader: BlockReader, index: int | None = None, *, whol
         UnreadableRecord: The record cannot be read, for whatever reason.
     """
     if len(record) < _HEADER or not record.startswith(_MAGIC):
-        raise UnreadableRecord(f"these {len(record)} bytes are not a record")
+        raise UnreadableRecord(f"{len(record)} bytes are not a record")
     schema, packed = record[2], record[_HEADER:]
     if schema not in DECODERS:
         raise UnreadableRecord(
-            f"the record is of schema {schema}, this version reads up to {SCHEMA}: read it with a newer one"
+            f"record schema {schema} is not supported: this version reads up to schema {SCHEMA}; use a newer version"
         )
     if record[3:_HEADER] != _checksum(schema, packed):
-        raise UnreadableRecord("the record is damaged: its checksum does not fit")
+        raise UnreadableRecord("the record is damaged: checksum mismatch")
     try:
         return DECODERS[schema](packed, reader, index, whole=whole)
     except blocks.BrokenChain as error:
-        raise UnreadableRecord(f"the record cannot be read: {error}") from error
+        raise UnreadableRecord(f"the record is unreadable: {error}") from error
     except (ValueError, TypeError, LookupError, AttributeError) as error:
-        raise UnreadableRecord(f"the record does not follow schema {schema}: {error!r}") from error
+        raise UnreadableRecord(f"the record does not match schema {schema}: {error!r}") from error
 
 
 def _bounded(response: Any) -> bytes:
@@ -238,7 +238,7 @@ def _decode(packed: bytes, reader: BlockReader, index: int | None, *, whole: boo
         for choice, choice_head in zip(bare, head["choices"], strict=True)
     )
     if stream.read(1):
-        raise ValueError("bytes are left over")
+        raise ValueError("trailing bytes")
     request: dict[str, Any] = {}
     sent: dict[str, Any] = {}
     response = None
@@ -274,7 +274,7 @@ def _object(text: bytes) -> dict[str, Any]:
 def _take(stream: BytesIO, size: int) -> bytes:
     taken = stream.read(size)
     if len(taken) != size:
-        raise ValueError("bytes are missing")
+        raise ValueError("missing bytes")
     return taken
 
 

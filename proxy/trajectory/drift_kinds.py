@@ -13,14 +13,15 @@ Kind = Literal[
 ]  # fmt: skip
 
 KINDS: Final[dict[Kind, str]] = {
-    "reasoning_stripped": "Reasoning of an earlier reply is not in the prompt any more.",
-    "tool_call_rewritten": "A tool call came back spelt otherwise: other spaces, other order of its arguments.",
-    "retokenized": "The same text was cut into other tokens.",
-    "whitespace": "The text differs in whitespace alone, outside of tool calls.",
-    "template": "The chat template wrote an earlier turn, or what stands around it, otherwise than before.",
+    "reasoning_stripped": "The prompt no longer contains reasoning of an earlier reply.",
+    "tool_call_rewritten": "A tool call was formatted differently, such as other whitespace or another order of its "
+    "arguments.",
+    "retokenized": "The same text was tokenized differently.",
+    "whitespace": "The text differs only in whitespace, outside of tool calls.",
+    "template": "The chat template rendered an earlier turn, or the text around it, differently.",
     "edited": "The agent changed a message.",
-    "other": "The texts are known, and none of these could be shown.",
-    "unexplained": "Not known yet: the texts that decide could not be looked up. A later look completes it.",
+    "other": "The texts are known, but none of these kinds applies.",
+    "unexplained": "Not known yet because the texts could not be requested; it is determined on a later request.",
 }
 
 _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"

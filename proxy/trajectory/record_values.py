@@ -118,13 +118,13 @@ def _required(value: Any, kind: type[Any]) -> Any:
         ValueError: It has another type.
     """
     if type(value) is not kind:
-        raise ValueError(f"a value that must be {kind.__name__} is {type(value).__name__}")
+        raise ValueError(f"expected {kind.__name__}, found {type(value).__name__}")
     return value
 
 
 def _one_of(value: Any, known: Sequence[str]) -> Any:
     if value not in known:
-        raise ValueError(f"a value is none of {', '.join(known)}")
+        raise ValueError(f"a value is not one of {', '.join(known)}")
     return value
 
 
@@ -138,7 +138,7 @@ def _span(value: Mapping[str, Any], typed: Typed) -> Span:
 def _timing(value: Mapping[str, Any]) -> Timing:
     received = number(value["received"])
     if received is None:
-        raise ValueError("the time of arrival is not a number")
+        raise ValueError("timing.received is not a number")
     others = {name: number(value.get(name)) for name in ("sent", "first_byte", "last_byte", "stored")}
     return Timing(received, **others)
 

@@ -189,7 +189,7 @@ def select(steps: Iterable[Step], options: Options) -> tuple[list[tuple[Step, Ch
     skipped: list[Skipped] = []
     for step in sorted(steps, key=lambda step: step.step_id):
         if not step.choices:
-            skipped.append(Skipped(step.step_id, ",".join(step.problems) or "nothing was sampled"))
+            skipped.append(Skipped(step.step_id, ",".join(step.problems) or "no token was sampled"))
         unlogged = is_unlogged(step)
         for choice in sorted(step.choices, key=lambda choice: choice.index):
             why = _why_not(step, choice, options, unlogged=unlogged)
@@ -207,20 +207,20 @@ def _why_not(step: Step, choice: Choice, options: Options, *, unlogged: bool) ->
     """
     codes = ",".join(step.problems)
     if not 0 <= choice.prompt < len(step.prompts):
-        return codes or "the engine gave no prompt ids"
+        return codes or "the engine returned no prompt ids"
     if not choice.ids:
-        return codes or "nothing was sampled"
+        return codes or "no token was sampled"
     if RETOKENIZED in step.problems:
         return None if options.include == RETOKENIZED else codes
     # A missing logprob is NaN, and makes the sum NaN. Trainers cannot use it, and JSON cannot represent it.
     aligned = unlogged or len(choice.ids) == len(choice.logprobs)
     if not aligned or not isfinite(sum(choice.logprobs)):
-        return codes or "its tokens cannot be aligned with logprobs"
+        return codes or "token ids and logprobs do not match"
     if options.include != "exact" or step.trainable:
         return None
     if step.late:
-        return codes or "it ended after the rollout was finished"
-    return codes or (f"its status is {step.status}" if step.status != "complete" else "it was not delivered")
+        return codes or "ended after the rollout was finished"
+    return codes or (f"status {step.status}" if step.status != "complete" else "not delivered")
 
 
 def _wanted(leaves: list[Node], options: Options) -> list[Node]:

@@ -31,7 +31,7 @@ class SharedIds:
     def __init__(self, end: Link | None, tail: bytes) -> None:
         size = len(tail) + (0 if end is None else end.size)
         if size % 4:
-            raise ValueError("ids of 32 bits do not fill these bytes")
+            raise ValueError("the number of bytes is not a multiple of 4")
         self.end = end
         self.tail = tail
         self._length = size // 4

@@ -221,5 +221,5 @@ def _why_unplaced(step: Step) -> str | None:
     if any(placeable(step, choice) for choice in step.choices):
         return None
     if step.status == "error":
-        return "the engine answered with an error"
-    return "nothing was sampled" if step.prompts else "the engine gave no prompt ids"
+        return "the engine returned an error"
+    return "no token was sampled" if step.prompts else "the engine returned no prompt ids"

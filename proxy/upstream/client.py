@@ -14,7 +14,7 @@ from aiohttp.abc import AbstractStreamWriter
 from yarl import URL
 
 from proxy.config.sections import EndpointSettings, EnginesSettings
-from proxy.errors import EngineBroke, EngineFault, EngineSilent, NoEngine
+from proxy.errors import EngineDisconnected, EngineError, EngineTimeout, EngineUnreachable
 from proxy.protocols.engines.detection import ProbeResponse, model_names
 from proxy.telemetry.metrics import Metrics
 from proxy.upstream.concurrency import off_loop
@@ -71,7 +71,7 @@ class EngineResponse:
         async for chunk in self.iter_bytes():
             body += chunk
             if len(body) > MAX_RESPONSE_BYTES:
-                raise EngineBroke(f"the engine answered more than {MAX_RESPONSE_BYTES} bytes")
+                raise EngineDisconnected(f"The engine returned more than {MAX_RESPONSE_BYTES} bytes")
         return body
 
     async def json(self) -> Any:
@@ -84,7 +84,7 @@ class EngineResponse:
         try:
             return await off_loop(len(body), orjson.loads, body)
         except orjson.JSONDecodeError as error:
-            raise EngineBroke(f"the engine's answer is not JSON: {error}") from None
+            raise EngineDisconnected(f"The engine's response is not valid JSON: {error}") from None
 
 
 class Upstream:
@@ -157,9 +157,9 @@ class Upstream:
             )
         if not 200 <= response.status <= 599:
             response.close()
-            raise EngineBroke(f"the engine {endpoint.settings.label} answered with the status {response.status}")
+            raise EngineDisconnected(f"Engine {endpoint.settings.label} returned invalid status {response.status}")
         if response.status in UNAVAILABLE_STATUSES and not is_auxiliary:
-            self.health_checker.failed(endpoint, f"the engine {endpoint.settings.label} answered {response.status}")
+            self.health_checker.failed(endpoint, f"Engine {endpoint.settings.label} returned status {response.status}")
         try:
             content_type = response.headers.get("Content-Type", "")
             yield EngineResponse(
@@ -198,7 +198,9 @@ class Upstream:
         with waits:
             is_acquired = await endpoint.queue.acquire(rollout_id, can_fail_over=can_fail_over)
         if not is_acquired:
-            raise NoEngine(f"the engine {endpoint.settings.label} has no turn: {endpoint.last_fault or 'it is gone'}")
+            raise EngineUnreachable(
+                f"Engine {endpoint.settings.label} is not available: {endpoint.last_fault or 'it was removed'}"
+            )
         try:
             yield
         finally:
@@ -229,7 +231,7 @@ class Upstream:
                     sending = self.send(endpoint, method, path, headers=headers, body=body)
                     response = await stack.enter_async_context(sending)
                     failover.check_status(endpoint, response.status)
-                except EngineFault as fault:
+                except EngineError as fault:
                     if not failover.can_retry(fault):
                         raise
                 else:
@@ -255,18 +257,18 @@ class Upstream:
                 self._metrics.engine_faults.labels(endpoint.settings.label, fault.fault).inc()
             raise fault from error
 
-    def _engine_error(self, label: str, error: Exception) -> EngineFault:
+    def _engine_error(self, label: str, error: Exception) -> EngineError:
         if isinstance(error, aiohttp.ConnectionTimeoutError | aiohttp.ClientConnectorError):
-            return NoEngine(f"the engine {label} cannot be reached: {_error_text(error)}")
+            return EngineUnreachable(f"Engine {label} is unreachable: {_error_text(error)}")
         if isinstance(error, TimeoutError):
-            return EngineSilent(f"the engine {label} was silent for {self._settings.read_timeout_s} s")
-        return EngineBroke(f"the engine {label} broke off: {_error_text(error)}")
+            return EngineTimeout(f"Engine {label} timed out after {self._settings.read_timeout_s} s")
+        return EngineDisconnected(f"Engine {label} disconnected: {_error_text(error)}")
 
     async def detect_all(self) -> None:
         """Detect the engine type of every endpoint. An unreachable endpoint keeps its last known type."""
         await asyncio.gather(*map(self.ensure_detected, self.endpoints))
 
-    async def ensure_detected(self, endpoint: Endpoint) -> EngineFault | None:
+    async def ensure_detected(self, endpoint: Endpoint) -> EngineError | None:
         """Detect what an engine is, unless it is known; return the error if it was never detected and is unreachable.
 
         Concurrent callers share one detection.
@@ -275,8 +277,8 @@ class Upstream:
             await asyncio.wait([detection], timeout=_DETECTION_TIMEOUT_S)
         if endpoint.traits is not None or endpoint.settings.kind != "auto":
             return None
-        return NoEngine(
-            f"the engine {endpoint.settings.label} cannot be reached: {endpoint.last_fault or 'it is silent'}"
+        return EngineUnreachable(
+            f"Engine {endpoint.settings.label} is unreachable: {endpoint.last_fault or 'no response'}"
         )
 
     async def served_models(self, endpoint: Endpoint, name: str) -> frozenset[str] | None:
@@ -286,7 +288,7 @@ class Upstream:
         """
 
         async def fetch() -> frozenset[str] | None:
-            with suppress(EngineFault, TimeoutError):
+            with suppress(EngineError, TimeoutError):
                 async with asyncio.timeout(_DETECTION_TIMEOUT_S):
                     return model_names((await self._probe(endpoint, "/v1/models", new_connection=True)).body)
             return endpoint.models.names

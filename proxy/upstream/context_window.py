@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import orjson
 
-from proxy.errors import EngineFault
+from proxy.errors import EngineError
 from proxy.protocols.dialects import Dialect
 from proxy.protocols.engines.tokenizer_api import Counted, read_count, token_count_request
 from proxy.protocols.plan import CallOptions, edit
@@ -34,8 +34,8 @@ async def count_prompt(
     try:
         status, counted = await upstream.post_json(endpoint, lookup.path, text)
         return read_count(counted) if status == 200 else None
-    except EngineFault as error:
-        LOG.warning("%s could not count a prompt: %s", endpoint.settings.label, error)
+    except EngineError as error:
+        LOG.warning("Engine %s did not count the tokens of a prompt: %s", endpoint.settings.label, error)
         return None
 
 

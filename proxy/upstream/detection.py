@@ -5,7 +5,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from proxy.errors import EngineFault
+from proxy.errors import EngineError
 from proxy.protocols.engines.base import Traits
 from proxy.protocols.engines.detection import PROBE_PATHS, ProbeResponse, identify_engine
 from proxy.protocols.engines.sampling_defaults import read_rendered, sampling_defaults_request
@@ -31,7 +31,7 @@ async def detect(endpoint: Endpoint, send_probe: SendProbe) -> None:
             traits = identify_engine(answers)
         _update(endpoint, traits, is_loading=any(seen.status == 503 for seen in answers.values()))
         endpoint.traits = await _with_defaults(endpoint, traits, send_probe)
-    except EngineFault as fault:
+    except EngineError as fault:
         endpoint.last_fault = fault.message
     finally:
         endpoint.detection = None
@@ -40,7 +40,9 @@ async def detect(endpoint: Endpoint, send_probe: SendProbe) -> None:
 def _update(endpoint: Endpoint, traits: Traits, *, is_loading: bool) -> None:
     """Store the detected traits and clear what was cached: the engine may have been restarted with other flags."""
     if endpoint.settings.kind not in {"auto", traits.kind}:
-        LOG.warning("%s is configured as %s and looks like %s", endpoint.settings.label, endpoint.kind, traits.kind)
+        LOG.warning(
+            "Engine %s is configured as %s but was detected as %s", endpoint.settings.label, endpoint.kind, traits.kind
+        )
     endpoint.traits, endpoint.is_detected = traits, not (is_loading and traits.kind == "plain")
     endpoint.window, endpoint.forces_usage = None, False
     endpoint.models.forget()
@@ -55,7 +57,7 @@ async def _with_defaults(endpoint: Endpoint, traits: Traits, send_probe: SendPro
     try:
         async with asyncio.timeout(_DEFAULTS_TIMEOUT_S):
             rendered = await send_probe(endpoint, lookup.path, body=lookup.body)
-    except (EngineFault, TimeoutError):
+    except (EngineError, TimeoutError):
         return traits  # the type was detected
     return replace(traits, sampling_defaults=read_rendered(rendered.body))
 

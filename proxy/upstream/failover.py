@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from proxy.errors import EngineBroke, EngineFault, EngineSilent
+from proxy.errors import EngineDisconnected, EngineError, EngineTimeout
 from proxy.upstream.endpoint import Endpoint
 
 # Statuses of a gateway, or of an engine that is loading or draining: another endpoint may answer.
@@ -31,13 +31,13 @@ class Failover:
         return self._left.pop(0)
 
     def check_status(self, endpoint: Endpoint, status: int) -> None:
-        """Raise EngineBroke for a response that another endpoint may answer better, if one is left."""
+        """Raise EngineDisconnected for a response that another endpoint may answer better, if one is left."""
         if status in UNAVAILABLE_STATUSES and self._left:
-            raise EngineBroke(f"the engine {endpoint.settings.label} answered {status}")
+            raise EngineDisconnected(f"Engine {endpoint.settings.label} returned status {status}")
 
-    def can_retry(self, fault: EngineFault) -> bool:
+    def can_retry(self, fault: EngineError) -> bool:
         """Return whether the call can be retried at the next endpoint after this error.
 
         Not after a timeout: the engine may still be processing the call, and two engines would.
         """
-        return bool(self._left) and not isinstance(fault, EngineSilent)
+        return bool(self._left) and not isinstance(fault, EngineTimeout)

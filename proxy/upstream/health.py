@@ -6,7 +6,7 @@ from contextlib import suppress
 from random import Random
 from typing import Final
 
-from proxy.errors import EngineFault
+from proxy.errors import EngineError
 from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
 from proxy.upstream.endpoint import Endpoint
@@ -57,15 +57,15 @@ class HealthChecker:
         try:
             async with asyncio.timeout(_CHECK_TIMEOUT_S):
                 status = await self._get_status(endpoint)
-        except EngineFault:
+        except EngineError:
             return False  # `translate_errors` has counted it
         except TimeoutError:
             self.failed(
-                endpoint, f"the engine {endpoint.settings.label} did not answer GET /health in {_CHECK_TIMEOUT_S} s"
+                endpoint, f"Engine {endpoint.settings.label} did not respond to GET /health within {_CHECK_TIMEOUT_S} s"
             )
             return False
         if status >= 500:
-            self.failed(endpoint, f"the engine {endpoint.settings.label} answered GET /health with {status}")
+            self.failed(endpoint, f"Engine {endpoint.settings.label} returned status {status} for GET /health")
             return False
         was_ejected = endpoint.health.is_ejected
         endpoint.health.passed(_now())
@@ -96,9 +96,9 @@ class HealthChecker:
             self._metrics.ejections.labels(label).inc()
             self._ejected[endpoint].set()
             endpoint.queue.evict_waiters()
-            LOG.warning("%s is passed over: %s", label, endpoint.last_fault)
+            LOG.warning("Engine %s ejected: %s", label, endpoint.last_fault)
         else:
-            LOG.info("%s is back", label)
+            LOG.info("Engine %s recovered", label)
 
     async def _run(self, endpoint: Endpoint) -> None:
         pause_s = self._health_interval_s

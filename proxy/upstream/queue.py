@@ -50,7 +50,8 @@ class FairQueue:
             return True
         if self.waiting >= self._max_waiting:
             raise EngineBusy(
-                f"{self.in_flight} calls are in flight, and {self.waiting} wait already (engines.max_queued)"
+                f"{self.in_flight} calls are in flight at the engine, and {self.waiting} are "
+                "queued (engines.max_queued). Try again later."
             )
         waiter = self._enqueue(rollout_id, can_fail_over=can_fail_over)
         try:
@@ -58,7 +59,10 @@ class FairQueue:
                 return await asyncio.shield(waiter.granted)
         except TimeoutError:
             self._cancel(waiter)
-            raise EngineBusy(f"no turn within {self._timeout_s:g} s (engines.queue_timeout_s)") from None
+            raise EngineBusy(
+                f"Timed out after {self._timeout_s:g} s in the queue of the engine "
+                "(engines.queue_timeout_s). Try again later."
+            ) from None
         except asyncio.CancelledError:
             self._cancel(waiter)
             raise

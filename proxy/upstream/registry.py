@@ -57,10 +57,10 @@ class EndpointRegistry:
             endpoints = self._configured if values is None else _LIST.validate_python(values)
         except ValidationError as error:  # announced by another version: the current endpoints stay in use
             fields = ", ".join(".".join(map(str, problem["loc"])) for problem in error.errors())
-            LOG.error("the endpoints in the store cannot be read here, and are left as they were: %s", fields)
+            LOG.error("Endpoints in the store are unreadable and not applied: %s", fields)
             return
         self.is_overridden = values is not None
-        LOG.info("the endpoints are now %s", ", ".join(endpoint.label for endpoint in endpoints))
+        LOG.info("Endpoints changed to %s", ", ".join(endpoint.label for endpoint in endpoints))
         for on_change in self._on_change:
             on_change(endpoints)
 

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Final
 
-from proxy.errors import NoEngine
+from proxy.errors import EngineUnreachable
 from proxy.upstream.endpoint import Endpoint
 
-NONE_CONFIGURED: Final = "no engine is configured; set engines.endpoints or start with --engine URL"
+NONE_CONFIGURED: Final = "No engine is configured; set engines.endpoints or start with --engine URL."
 
 
 def ranked(endpoints: Sequence[Endpoint], rollout_id: str) -> list[Endpoint]:
@@ -61,7 +61,7 @@ def preferred(endpoints: Sequence[Endpoint], rollout_id: str) -> Endpoint:
 
 def _by_name(endpoints: Sequence[Endpoint], rollout_id: str) -> list[Endpoint]:
     if not endpoints:
-        raise NoEngine(NONE_CONFIGURED, public=NONE_CONFIGURED)
+        raise EngineUnreachable(NONE_CONFIGURED, public=NONE_CONFIGURED)
     if len(endpoints) == 1:
         return list(endpoints)
     name = rollout_id.encode()

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import orjson
 
-from proxy.errors import EngineFault
+from proxy.errors import EngineError
 from proxy.protocols.engines.quirks import version_numbers
 from proxy.protocols.sampling import served_as
 from proxy.protocols.translated_call import TranslatedCall
@@ -62,8 +62,10 @@ async def _merges(upstream: Upstream, endpoint: Endpoint, model: str, joint: str
             body = orjson.dumps({"model": model, **prompt})
             async with asyncio.timeout(_COUNT_TIMEOUT_S):
                 _, counted = await upstream.post_json(endpoint, _COUNT, body)
-        except (EngineFault, TimeoutError) as error:
-            LOG.warning("%s did not count a prompt: %s", endpoint.settings.label, str(error) or "it was silent")
+        except (EngineError, TimeoutError) as error:
+            LOG.warning(
+                "Engine %s did not count the tokens of a prompt: %s", endpoint.settings.label, str(error) or "timed out"
+            )
             return None
         counts.append(counted.get("input_tokens") if isinstance(counted, dict) else None)
         if type(counts[-1]) is not int:

@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 
 import orjson
 
-from proxy.errors import EngineFault, NotValid
+from proxy.errors import EngineError, UnprocessableRequest
 from proxy.protocols.engines.tokenizer_api import read_text, text_request
 from proxy.telemetry.logs import LOG
 from proxy.upstream import Endpoint, Upstream
@@ -85,7 +85,7 @@ async def detokenize_at_engine(
             endpoint, lookup.path, orjson.dumps(lookup.body), new_connection=new_connection
         )
         return read_text(endpoint.kind, body) if status == 200 else None
-    except EngineFault:
+    except EngineError:
         return None
 
 
@@ -95,14 +95,14 @@ async def text_from_ids(
     """Return the text of ids from the tokenizer of the endpoint, or else from the engine."""
     try:
         tokenizer = await tokenizers.get(engine)
-    except NotValid as error:
+    except UnprocessableRequest as error:
         LOG.warning("%s", error)
         tokenizer = None
     if tokenizer is not None:
         try:
             return await asyncio.to_thread(tokenizer.decode, ids)
-        except NotValid as error:
-            LOG.warning("the tokenizer of %s: %s", engine, error)
+        except UnprocessableRequest as error:
+            LOG.warning("Tokenizer of engine %s: %s", engine, error)
     endpoint = upstream.endpoint_named(engine)
     return (
         None if endpoint is None else await detokenize_at_engine(upstream, endpoint, ids, new_connection=new_connection)

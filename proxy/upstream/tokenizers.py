@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from proxy.config.sections import EndpointSettings
-from proxy.errors import NotValid
+from proxy.errors import UnprocessableRequest
 
 
 class Tokenizer:
@@ -28,7 +28,7 @@ class Tokenizer:
                 list(messages), tools=list(tools) if tools else None, add_generation_prompt=reply, tokenize=False
             )
         except Exception as error:  # a template is a program, and may raise anything
-            raise ValueError(f"the chat template refuses the messages: {error}") from error
+            raise ValueError(f"the chat template failed: {error}") from error
         return self.encode(text)
 
     def encode(self, text: str) -> list[int]:
@@ -50,7 +50,9 @@ class Tokenizer:
         try:
             text: str = self._loaded.decode(list(ids), skip_special_tokens=False)
         except (IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
-            raise NotValid(f"it cannot decode the ids: {error}", param="tokenizer") from error
+            raise UnprocessableRequest(
+                f"The tokenizer cannot decode the token ids: {error}", param="tokenizer"
+            ) from error
         return text
 
 
@@ -93,11 +95,11 @@ def load(path: str) -> Tokenizer:
     try:
         from transformers import AutoTokenizer  # noqa: PLC0415 - optional, and slow to import
     except ImportError:
-        raise NotValid(
-            f"the tokenizer {path!r} is configured, and transformers is not installed: pip install 'tokentape[tokenizer]'",
+        raise UnprocessableRequest(
+            f"Tokenizer {path!r} requires transformers; install tokentape[tokenizer].",
             param="tokenizer",
         ) from None
     try:
         return Tokenizer(AutoTokenizer.from_pretrained(path))
     except (OSError, ValueError) as error:
-        raise NotValid(f"the tokenizer {path!r} cannot be loaded: {error}", param="tokenizer") from error
+        raise UnprocessableRequest(f"Tokenizer {path!r} cannot be loaded: {error}", param="tokenizer") from error

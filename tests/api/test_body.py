@@ -8,15 +8,15 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from proxy.api.body import MAX_DEPTH, faults_of, read_body
-from proxy.errors import BadCall, TooLarge
+from proxy.errors import BadRequest, RequestTooLarge
 
 
 @given(st.binary(max_size=200) | st.text(max_size=80).map(str.encode))
 def test_bytes_are_read_or_refused_and_nothing_else(text):
-    """Only BadCall escapes, and it says something."""
+    """Only BadRequest escapes, and it says something."""
     try:
         assert isinstance(read_body(text), dict)
-    except BadCall as error:
+    except BadRequest as error:
         assert error.message
 
 
@@ -29,7 +29,7 @@ def test_a_body_that_is_taken_is_carried_unchanged(body):
     """Numbers too: what 64 bits cannot carry is refused, not changed."""
     text = json.dumps(body).encode()
     if any(type(value) is int and not -(2**63) <= value < 2**64 for value in body.values()):
-        with pytest.raises(BadCall, match="64 bits"):
+        with pytest.raises(BadRequest, match="64 bits"):
             read_body(text)
     else:
         assert body == read_body(text)
@@ -44,9 +44,9 @@ def test_nesting_has_a_bound_below_what_can_be_written():
     """So that no body that is taken fails later."""
     inner = MAX_DEPTH - 2
     assert read_body(b'{"a":' + b"[" * inner + b"]" * inner + b"}")
-    with pytest.raises(BadCall, match="deeper"):
+    with pytest.raises(BadRequest, match="deeper"):
         read_body(b'{"a":' + b"[" * MAX_DEPTH + b"1.5" + b"]" * MAX_DEPTH + b"}")
-    with pytest.raises(BadCall, match="deeper"):
+    with pytest.raises(BadRequest, match="deeper"):
         read_body(b'{"b":1e30,"a":' + b"[" * MAX_DEPTH + b"]" * MAX_DEPTH + b"}")
 
 
@@ -55,7 +55,7 @@ def test_nesting_has_a_bound_below_what_can_be_written():
 )
 def test_what_is_no_object_is_called_by_its_name(text, told):
     """The sentence says what came instead."""
-    with pytest.raises(BadCall, match=told):
+    with pytest.raises(BadRequest, match=told):
         read_body(text)
 
 
@@ -80,7 +80,7 @@ def test_only_an_integer_that_would_change_is_refused(text, refused):
     if refused is None:
         assert json.loads(body, parse_float=float) == read_body(body)
     else:
-        with pytest.raises(BadCall, match=f"the integer {refused} does"):
+        with pytest.raises(BadRequest, match=f"Integer {refused} does"):
             read_body(body)
 
 
@@ -99,7 +99,7 @@ def test_integers_are_told_from_floats_and_texts(literals):
     text = b'{"a":[' + ",".join(literals).encode() + b"]}"
     expected = json.loads(text)
     if any(type(value) is int and not -(2**63) <= value < 2**64 for value in expected["a"]):
-        with pytest.raises(BadCall, match="64 bits"):
+        with pytest.raises(BadRequest, match="64 bits"):
             read_body(text)
     else:
         assert expected == read_body(text)
@@ -111,19 +111,19 @@ def test_a_body_of_more_values_than_memory_allows_is_refused_before_it_is_parsed
     assert read_body(b'{"messages":[%s]}' % b",".join([b'{"role":"user","content":"hi"}'] * 30_000))
     assert read_body(b'{"messages":"%s"}' % (b'{\\"name\\": \\"x\\", \\"value\\": [1, 2]}\\n' * 100_000))
     for bomb in (b"{},", b"[],", b"1,", b'"",', b'{"a":1},', b'"ab",'):
-        with pytest.raises(TooLarge, match="too many JSON values"):
+        with pytest.raises(RequestTooLarge, match="too many JSON values"):
             read_body(b'{"a":[%s1]}' % (bomb * (8 * 2**20 // len(bomb))))
 
 
 def test_a_body_has_so_many_fields():
     """Its top level is copied more than once."""
-    with pytest.raises(BadCall, match="1001 fields"):
+    with pytest.raises(BadRequest, match="1001 fields"):
         read_body(json.dumps({str(n): n for n in range(1001)}).encode())
 
 
 def test_long_digits_are_searched_for_so_long():
-    """A body with a number beyond 64 bits and very many long runs of digits is refused instead."""
-    with pytest.raises(BadCall, match="long runs of digits"):
+    """A body with a number beyond 64 bits and very many long sequences of digits is refused instead."""
+    with pytest.raises(BadRequest, match="long sequences of digits"):
         read_body(b'{"f":1e300,"a":"%s"}' % (b"1234567890123456789 " * 100_001))
 
 
@@ -138,7 +138,7 @@ def test_very_many_faults_are_one():
             Shape.model_validate({"a": values})
         return faults_of(caught.value)
 
-    assert [{"type": "too_many_faults", "loc": (), "msg": "1001 values are not valid"}] == faults(["x"] * 1001)
+    assert [{"type": "too_many_faults", "loc": (), "msg": "1001 values are invalid"}] == faults(["x"] * 1001)
     (short, long) = faults(["x", "x" * 101])
     assert ("x", ("a", 0)) == (short["input"], short["loc"])
     assert "input" not in long

@@ -16,7 +16,7 @@ from proxy.api import body_reader as reading
 from proxy.api.body_reader import _SOURCES, read_bytes
 from proxy.api.context import CONTEXT
 from proxy.api.memory_limit import ByteReservation
-from proxy.errors import Overloaded, TooLarge
+from proxy.errors import Overloaded, RequestTooLarge
 
 WHOLE = load("chat_ids_lp")
 CHAT = "/rollouts/r1/v1/chat/completions"
@@ -173,7 +173,7 @@ async def test_an_announced_length_is_reserved_before_a_byte_is_read():
         await read_bytes(request)
     assert 0 == pressure.highest
     request, pressure = asked(b"x", most=1000, held=10, length=1001)
-    with pytest.raises(TooLarge):
+    with pytest.raises(RequestTooLarge):
         await read_bytes(request)
 
 
@@ -183,7 +183,7 @@ async def test_a_body_inflates_to_a_hundred_times_its_bytes_at_most():
     assert 2**20 == len(await read_bytes(request))
     packed = gzip.compress(bytes(2**25))
     request, pressure = asked(packed, most=2**26, held=2**27)
-    with pytest.raises(TooLarge, match="100 times"):
+    with pytest.raises(RequestTooLarge, match="100 times"):
         await read_bytes(request)
 
     assert pressure.highest < 100 * len(packed) + 2**21

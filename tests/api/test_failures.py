@@ -7,7 +7,7 @@ import pytest
 from fakes import proxying, settings_for
 
 from proxy.api.failures import internal_error
-from proxy.errors import BadCall, EngineBroke, InternalError, NoEngine, StoreFault
+from proxy.errors import BadRequest, EngineDisconnected, EngineUnreachable, InternalError, StoreUnavailable
 from proxy.server.listener import running
 from storage.errors import StoreUnreachable
 
@@ -49,7 +49,7 @@ async def test_agents_do_not_learn_where_an_engine_is(store, http, logged, path,
             text, step_id = await answer.text(), answer.headers.get("X-Step-Id")
 
     assert 503 == answer.status
-    assert "cannot be reached" in text
+    assert "is unreachable" in text
     assert not [word for word in (str(port), "127.0.0.1", "the-name", "Connect", "Errno") if word in text]
     fields = [getattr(one, "fields", {}) for one in logged.records if str(port) in one.getMessage()]
     ids = [one.get("step_id") or one.get("error_id") for one in fields]
@@ -90,7 +90,9 @@ def test_an_internal_error_has_an_id_that_the_log_has_too(logged):
     assert record.exc_info[1].args == ("at /srv/secret",)
 
 
-@pytest.mark.parametrize("error", [NoEngine("http://10.0.0.1"), EngineBroke("10.0.0.1"), StoreFault("10.0.0.1")])
+@pytest.mark.parametrize(
+    "error", [EngineUnreachable("http://10.0.0.1"), EngineDisconnected("10.0.0.1"), StoreUnavailable("10.0.0.1")]
+)
 def test_what_is_not_for_agents_is_replaced(error):
     """By a sentence of its class and a reference; its status, code and Retry-After stay."""
     shown = error.for_agents("step s1")
@@ -98,11 +100,11 @@ def test_what_is_not_for_agents_is_replaced(error):
     assert "10.0.0.1" not in shown.message
     assert "step s1" in shown.message
     assert (error.status, error.code, error.retry_after_s) == (shown.status, shown.code, shown.retry_after_s)
-    assert "kept (r)" == NoEngine("10.0.0.1", public="kept").for_agents("r").message
+    assert "kept (r)." == EngineUnreachable("10.0.0.1", public="kept").for_agents("r").message
 
 
 def test_an_agents_own_mistake_is_said_as_it_is():
     """It can mend what it is told of."""
-    error = BadCall("the body is empty")
+    error = BadRequest("the body is empty")
 
     assert error is error.for_agents("x")

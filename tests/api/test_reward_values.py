@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from proxy.api.reward_values import LARGEST, Signal, Signals, read_object
-from proxy.errors import BadCall, NotValid
+from proxy.errors import BadRequest, UnprocessableRequest
 
 
 class Given(BaseModel):
@@ -33,14 +33,14 @@ def test_a_signal_is_a_number_that_float32_can_hold(value):
 @pytest.mark.parametrize("number", ["NaN", "-NaN", "Infinity", "-Infinity", "1e400", "-1e400"])
 def test_a_number_that_json_cannot_express_is_not_valid(number):
     """Whatever stands before it."""
-    with pytest.raises(NotValid):
+    with pytest.raises(UnprocessableRequest):
         read_object(f'{{"é": "NaN", "reward": [0, {number}]}}'.encode())
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"a": Nan}', b"\xff"])
 def test_another_body_that_cannot_be_read_is_malformed(text):
     """Its refusal is the usual one."""
-    with pytest.raises(BadCall) as refused:
+    with pytest.raises(BadRequest) as refused:
         read_object(text)
 
     assert 400 == refused.value.status

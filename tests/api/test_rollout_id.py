@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.api.rollout_id import RequestPath, id_from_path, named_rollout, parse_path
-from proxy.errors import BadCall
+from proxy.errors import BadRequest
 from proxy.rollouts.rollout import checked_id
 
 IDS = st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1, max_size=256)
@@ -27,14 +27,14 @@ def test_every_id_can_be_named_in_a_path(name):
 @pytest.mark.parametrize("name", ["", "x" * 257, "a\nb", "\x00", "\x7f", "\x85", "\ud800"])
 def test_what_cannot_be_an_id_is_refused(name):
     """Control characters, halves of surrogate pairs, nothing, too much."""
-    with pytest.raises(BadCall, match="rollout id"):
+    with pytest.raises(BadRequest, match="rollout id"):
         checked_id(name)
 
 
 @pytest.mark.parametrize("segment", ["%FF", "\udcff", "%ED%A0%80"])
 def test_a_path_that_is_no_utf8_is_refused(segment):
     """It would not come back as it was."""
-    with pytest.raises(BadCall, match="UTF-8"):
+    with pytest.raises(BadRequest, match="UTF-8"):
         id_from_path(segment)
 
 
@@ -63,7 +63,7 @@ def test_the_first_naming_counts():
 def test_a_rollout_id_in_a_body_is_a_string():
     """Anything else is refused rather than spelt by us; metadata that is none is the engine's business."""
     nothing = {"path": None, "header": None, "minted": None, "key": None}
-    with pytest.raises(BadCall, match="not int"):
+    with pytest.raises(BadRequest, match="not int"):
         named_rollout(**nothing, body={"rollout_id": 7})
 
     assert named_rollout(**nothing, body={"metadata": "x"}) is None

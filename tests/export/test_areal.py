@@ -40,7 +40,7 @@ def test_versions():
 
 def test_refused():
     """A missing reward would count as 0.0, and a missing version as a token that nobody sampled: both are refused."""
-    with pytest.raises(Inexpressible, match="it has no reward"):
+    with pytest.raises(Inexpressible, match="requires a reward; rollout .* has none"):
         worked.rows("areal", facts=replace(worked.FACTS, reward=None))
-    with pytest.raises(Inexpressible, match="the policy version of step 'a' is None"):
+    with pytest.raises(Inexpressible, match="requires a number as policy version; rollout .* has None at step 'a'"):
         worked.rows("areal", [worked.first(policy_version=None)])

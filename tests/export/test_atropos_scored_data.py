@@ -38,11 +38,13 @@ def test_advantages():
 
 def test_some_have_advantages():
     """A group of which some have advantages and some none is refused."""
-    with pytest.raises(Inexpressible, match=r"^scored_data wants the same of all rows, and some have no advantages$"):
+    with pytest.raises(
+        Inexpressible, match=r"^Format 'scored_data' requires the same fields in all rows; some have no advantages\.$"
+    ):
         worked.gathered("scored_data", BARE, worked.FACTS)
 
 
 def test_no_reward():
     """A score is not made up."""
-    with pytest.raises(Inexpressible, match=r"^scored_data cannot say rollout 'r1': it has no reward"):
+    with pytest.raises(Inexpressible, match=r"^Format 'scored_data' requires a reward; rollout 'r1' has none\.$"):
         worked.rows("scored_data", facts=replace(BARE, reward=None))

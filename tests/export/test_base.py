@@ -76,7 +76,9 @@ def test_some_lack_a_field():
         form.rows(facts, worked.STEPS, Options()) for facts in (worked.FACTS, replace(worked.FACTS, reward=None))
     ]
 
-    with pytest.raises(Inexpressible, match=r"^trl wants the same of all rows, and some have no reward$"):
+    with pytest.raises(
+        Inexpressible, match=r"^Format 'trl' requires the same fields in all rows; some have no reward\.$"
+    ):
         form.gather(members)
 
 

@@ -63,7 +63,7 @@ def test_different_prompts():
     form = FORMATS["marin"]
     members = [form.rows(worked.FACTS, [step], Options()) for step in (worked.first(), make_step("a", [1], [2]))]
 
-    with pytest.raises(Inexpressible, match="its rollouts begin with different prompts"):
+    with pytest.raises(Inexpressible, match="all rollouts of a group begin with the same prompt"):
         form.gather(members)
 
 
@@ -81,7 +81,9 @@ def test_weight_step():
     """Unknown is -1, as there; a step that two versions sampled is refused."""
     both = worked.sampled(worked.S1, worked.L1, spans=(Span(0, 1, "4"), Span(1, 3, "5")))
     (row,) = worked.rows("marin", [worked.first(policy_version=None)])
-    with pytest.raises(Inexpressible, match="step 'a' was sampled by versions '4' and '5', and the format has one"):
+    with pytest.raises(
+        Inexpressible, match="requires one policy version per step; rollout .* has '4' and '5' at step 'a'"
+    ):
         worked.rows("marin", [worked.first(both)])
 
     assert -1 == row["metadata"]["weight_step"]
@@ -110,7 +112,9 @@ def test_decoding():
     } == row["decoding"]
 
 
-@pytest.mark.parametrize(("facts", "why"), [({"reward": None}, "no reward"), ({"metadata": {}}, "set `env_name`")])
+@pytest.mark.parametrize(
+    ("facts", "why"), [({"reward": None}, "requires a reward"), ({"metadata": {}}, "requires `env_name`")]
+)
 def test_refused(facts, why):
     """Neither the reward nor the environment is made up."""
     with pytest.raises(Inexpressible, match=why):

@@ -61,7 +61,7 @@ def test_cut_stream(name, truncated):
 @pytest.mark.parametrize("name", ["openrlhf", "openrlhf_experience"])
 def test_refused(name):
     """Two sequences are not one response, and a reward is not made up."""
-    with pytest.raises(Inexpressible, match="it has 2 sequences"):
+    with pytest.raises(Inexpressible, match="requires one sequence per rollout; rollout .* has 2 sequences"):
         worked.rows(name, [make_step("a", [1], [10]), make_step("b", [2], [20])])
-    with pytest.raises(Inexpressible, match="it has no reward"):
+    with pytest.raises(Inexpressible, match="requires a reward; rollout .* has none"):
         worked.rows(name, facts=replace(worked.FACTS, reward=None))

@@ -35,7 +35,7 @@ def test_wrong_claim():
 
 def test_refused():
     """A history that was rewritten is no one row, and a reward is not made up."""
-    with pytest.raises(Inexpressible, match="it has 2 sequences"):
+    with pytest.raises(Inexpressible, match="requires one sequence per rollout; rollout .* has 2 sequences"):
         worked.rows("osmosis", [worked.first(), make_step("b", [1], [2])])
-    with pytest.raises(Inexpressible, match="it has no reward"):
+    with pytest.raises(Inexpressible, match="requires a reward; rollout .* has none"):
         worked.rows("osmosis", facts=replace(worked.FACTS, reward=None))

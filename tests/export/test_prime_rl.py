@@ -45,9 +45,9 @@ def test_once():
 @pytest.mark.parametrize(
     ("facts", "why"),
     [
-        ({"advantages": None}, "it has no advantage"),
-        ({"metadata": {}}, "set `env_name` in its metadata"),
-        ({"metadata": {"env_name": "all"}}, "its environment is called 'all'"),
+        ({"advantages": None}, "requires an advantage"),
+        ({"metadata": {}}, "requires `env_name` in the metadata"),
+        ({"metadata": {"env_name": "all"}}, "other than 'all'"),
     ],
 )
 def test_refused(facts, why):
@@ -58,7 +58,9 @@ def test_refused(facts, why):
 
 def test_no_temperature():
     """A temperature that nobody knows is not taken to be 1; the refusal names the setting that states it."""
-    with pytest.raises(Inexpressible, match=r"the temperature of step 'b' is not known.*sampling_defaults"):
+    with pytest.raises(
+        Inexpressible, match=r"requires the temperature of each step.* has none at step 'b'.*sampling_defaults"
+    ):
         worked.rows("prime_rl", [worked.first(), worked.second(sampling={})])
 
 

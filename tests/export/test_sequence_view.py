@@ -63,7 +63,7 @@ def test_unknown_logprobs(name):
     """What was made of text has no logprobs, and none are made up."""
     step = make_step("a", [1], make_choice(0, [10]), problems=("retokenized",), policy_version="1")
 
-    with pytest.raises(Inexpressible, match="the logprobs of some of its sampled tokens are not known"):
+    with pytest.raises(Inexpressible, match="has none for some sampled tokens"):
         worked.rows(name, [step], options=Options(include="retokenized"), fill=LENGTHS)
 
 
@@ -92,10 +92,10 @@ def test_advantages():
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ([1.0] * 11, "not one for each position"),
-        ({"a": 1.0}, "the advantages of step 'b' are not given"),
-        ({"a": 1.0, "b": [1.0]}, "the advantages of step 'b' are not given"),
-        (None, "it has no advantage"),
+        ([1.0] * 11, "a list of advantages that does not match"),
+        ({"a": 1.0}, "another number of advantages at step 'b'"),
+        ({"a": 1.0, "b": [1.0]}, "another number of advantages at step 'b'"),
+        (None, "requires an advantage"),
     ],
 )
 def test_odd_advantages(given, why):
@@ -106,7 +106,7 @@ def test_odd_advantages(given, why):
 
 def test_listed_advantages_of_a_fork():
     """Of several sequences, a list does not say which it is of."""
-    with pytest.raises(Inexpressible, match="not one for each position of its only sequence"):
+    with pytest.raises(Inexpressible, match="a list of advantages that does not match"):
         by_token([0.0, 1.0], [make_step("a", [1], [10]), make_step("b", [2], [20])])
 
 

@@ -24,7 +24,7 @@ def test_empty():
     """A rollout without a single exact step has no rows; none is invented."""
     found = FORMATS["sequences"].rows(FACTS, [make_step("a", [1], make_choice(0, []))], Options())
 
-    assert ([], [{"step_id": "a", "why": "nothing was sampled"}]) == (found.rows, found.skipped)
+    assert ([], [{"step_id": "a", "why": "no token was sampled"}]) == (found.rows, found.skipped)
 
 
 def test_fill():

@@ -65,7 +65,7 @@ def test_rewards_token_by_token():
 
     assert [[0.1, 0.2, 0.3, 0, 0, 0, 0, 0, 1.0]] == worked.rows("skyrl", facts=given)[0]["rewards"]
     assert [[0.1, 0.2, 0.3], [0, 1.0]] == worked.gathered("skyrl_stepwise", given)["rewards"]
-    with pytest.raises(Inexpressible, match="1 rewards by token for 3 tokens"):
+    with pytest.raises(Inexpressible, match="has 1 rewards for the 3 tokens of step"):
         worked.rows("skyrl", facts=wrong)
 
 
@@ -74,7 +74,7 @@ def test_no_stop_token():
     stopped = worked.first(worked.sampled(worked.S1, worked.L1, stop_reason="END"))
     cut = worked.first(worked.sampled(worked.S1, worked.L1, finish_reason="length"))
     for name in ("skyrl", "skyrl_stepwise"):
-        with pytest.raises(Inexpressible, match="stopped without a stop token"):
+        with pytest.raises(Inexpressible, match="requires a stop token at the end of each response that stopped"):
             worked.rows(name, [stopped])
 
     assert 1 == len(worked.rows("skyrl_stepwise", [cut]))
@@ -84,7 +84,7 @@ def test_no_stop_token():
 def test_fork():
     """A rollout of several sequences is told turn by turn, or refused."""
     steps = [make_step("a", [1], [10]), make_step("b", [2], [20])]
-    with pytest.raises(Inexpressible, match="it has 2 sequences"):
+    with pytest.raises(Inexpressible, match="requires one sequence per rollout; rollout .* has 2 sequences"):
         worked.rows("skyrl", steps)
 
     assert [[False], [True]] == [row["is_last_step"] for row in worked.rows("skyrl_stepwise", steps)]
@@ -93,5 +93,5 @@ def test_fork():
 @pytest.mark.parametrize("name", ["skyrl", "skyrl_stepwise"])
 def test_no_reward(name):
     """A reward is not made up."""
-    with pytest.raises(Inexpressible, match="it has no reward"):
+    with pytest.raises(Inexpressible, match="requires a reward; rollout .* has none"):
         worked.rows(name, facts=replace(worked.FACTS, reward=None))

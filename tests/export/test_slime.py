@@ -96,7 +96,10 @@ def test_weight_versions():
     both = worked.sampled(worked.S2, worked.L2, spans=(Span(0, 1, "4"), Span(1, 2, "5")))
     changed = worked.rows("slime", [worked.first(), worked.second(both)])
     unknown = worked.rows("slime", [worked.first(policy_version=None)])
-    with pytest.raises(Inexpressible, match="of some of its turns are known, and of others not"):
+    with pytest.raises(
+        Inexpressible,
+        match="requires the policy version of every turn, or of none; rollout .* has it for some turns only",
+    ):
         worked.rows("slime", [worked.first(policy_version=None), worked.second()])
 
     assert [["3", "4", "5"], []] == [row["weight_versions"] for row in changed + unknown]

@@ -23,11 +23,13 @@ def test_worked_example():
 
 def test_no_advantage():
     """Without an advantage there is no datum."""
-    with pytest.raises(Inexpressible, match="it has no advantage"):
+    with pytest.raises(Inexpressible, match="requires an advantage; rollout .* has none"):
         worked.rows("tinker", facts=replace(worked.FACTS, advantages=None))
 
 
 def test_first_position():
     """What was sampled at the very first position would be lost, and is refused."""
-    with pytest.raises(Inexpressible, match="its first token was sampled, and the format drops the first position"):
+    with pytest.raises(
+        Inexpressible, match="requires a prompt before the first sampled token; rollout .* has a sequence without one"
+    ):
         worked.rows("tinker", [make_step("a", [], [10, 20])])

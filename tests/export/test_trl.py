@@ -39,7 +39,10 @@ def test_no_reward():
 def test_fork():
     """A rollout of several sequences is refused, unless one of them is asked for."""
     (row,) = worked.rows("trl", FORK, options=Options(branches="last"))
-    with pytest.raises(Inexpressible, match=r"^trl cannot say rollout 'r1': it has 2 sequences, .*branches=longest"):
+    with pytest.raises(
+        Inexpressible,
+        match=r"^Format 'trl' requires one sequence per rollout; rollout 'r1' has 2 sequences\. Use branches=longest",
+    ):
         worked.rows("trl", FORK)
 
     assert ([[2, 3]], [[20]]) == (row["prompt_ids"], row["completion_ids"])

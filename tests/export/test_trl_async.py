@@ -42,7 +42,10 @@ def test_group():
 
 @pytest.mark.parametrize(
     ("facts", "why"),
-    [({"advantages": None}, "it has no advantage"), ({"advantages": {"a": 1.0}}, "it has several advantages")],
+    [
+        ({"advantages": None}, "requires an advantage"),
+        ({"advantages": {"a": 1.0}}, "requires one advantage per rollout"),
+    ],
 )
 def test_advantage(facts, why):
     """One advantage is wanted, and none is made up."""
@@ -53,5 +56,5 @@ def test_advantage(facts, why):
 @pytest.mark.parametrize("version", [None, "step-3", "-1", "²"])
 def test_version(version):
     """A version that is no number is refused."""
-    with pytest.raises(Inexpressible, match="the policy version of step 'b' is"):
+    with pytest.raises(Inexpressible, match="requires a number as policy version; rollout .* at step 'b'"):
         worked.rows("trl_async", [worked.first(), worked.second(policy_version=version)])

@@ -40,7 +40,9 @@ def test_retokenized(name):
     """What was made of text has no logprobs, and none are made up."""
     step = make_step("a", [1], make_choice(0, [10]), problems=("retokenized",))
 
-    with pytest.raises(Inexpressible, match="the logprobs of step 'a' are not known"):
+    with pytest.raises(
+        Inexpressible, match="requires the logprob of each sampled token; rollout .* has none for step 'a'"
+    ):
         worked.rows(name, [step], options=Options(include="retokenized"))
 
 
@@ -49,7 +51,7 @@ def test_unlogged(name):
     """Logprobs that nobody asked for are not made up either; the refusal names the setting."""
     step = make_step("a", [1], make_choice(0, [10], logprobs=array("f")))
 
-    with pytest.raises(Inexpressible, match=r"the logprobs of step 'a' are not known.*record\.logprobs: off"):
+    with pytest.raises(Inexpressible, match=r"has none for step 'a'.*record\.logprobs: off"):
         worked.rows(name, [step])
 
 

@@ -163,7 +163,7 @@ def test_advantage(given, expected):
 
 def test_reward():
     """The reward is never null."""
-    with pytest.raises(Inexpressible, match="it has no reward"):
+    with pytest.raises(Inexpressible, match="requires a reward; rollout .* has none"):
         worked.rows("verifiers", facts=replace(worked.FACTS, reward=None))
 
 

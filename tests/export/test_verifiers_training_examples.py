@@ -33,7 +33,7 @@ def test_worked_example():
 def test_reward():
     """A step that was given a reward has its own; of two, the other has the rollout's, which is never null."""
     rows = worked.rows("training_examples", facts=replace(worked.FACTS, step_rewards={"a": 0.25}))
-    with pytest.raises(Inexpressible, match="it has no reward"):
+    with pytest.raises(Inexpressible, match="requires a reward; rollout .* has none"):
         worked.rows("training_examples", facts=replace(worked.FACTS, reward=None))
 
     assert [0.25, 1.0] == [row["reward"] for row in rows]

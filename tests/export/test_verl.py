@@ -69,10 +69,10 @@ def test_group():
 @pytest.mark.parametrize(
     ("fill", "why"),
     [
-        (Fill(), "the format is padded; give prompt_length"),
-        (Fill(prompt_length=3), "the format is padded; give response_length"),
-        (Fill(prompt_length=2, response_length=9), "it is longer than prompt_length=2: it has 3 tokens there"),
-        (Fill(prompt_length=3, response_length=8), "it is longer than response_length=8: it has 9 tokens there"),
+        (Fill(), "requires the parameter prompt_length"),
+        (Fill(prompt_length=3), "requires the parameter response_length"),
+        (Fill(prompt_length=2, response_length=9), "requires at most prompt_length=2 tokens; rollout 'r1' has 3"),
+        (Fill(prompt_length=3, response_length=8), "requires at most response_length=8 tokens; rollout 'r1' has 9"),
     ],
 )
 def test_lengths(fill, why):

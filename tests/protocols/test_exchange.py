@@ -180,9 +180,9 @@ def test_an_engine_that_dies_leaves_a_partial_step():
     exchange = Exchange(plan_of(cassette.path, cassette.body), 200, cassette.content_type)
     exchange.feed(cassette.answer[: len(cassette.answer) // 2])
 
-    outcome = exchange.abort("the engine e broke off", Timing(received=1.0), delivered=True)
+    outcome = exchange.abort("Engine e disconnected", Timing(received=1.0), delivered=True)
 
-    assert ("partial", "the engine e broke off", True) == (outcome.step.status, outcome.step.reason, outcome.broken)
+    assert ("partial", "Engine e disconnected", True) == (outcome.step.status, outcome.step.reason, outcome.broken)
     assert 0 < outcome.step.sampled < 24
     assert not outcome.step.delivered
     assert "stream_cut" in outcome.step.problems
@@ -195,7 +195,7 @@ def test_a_connection_that_breaks_behind_the_terminal_event_costs_nothing():
     exchange.feed(cassette.answer.removesuffix(b"data: [DONE]\n\n"))
     before = exchange.is_over
     exchange.feed(b"data: [DONE]\n\n")
-    step = exchange.abort("the client left", Timing(received=1.0), delivered=False).step
+    step = exchange.abort("the client disconnected", Timing(received=1.0), delivered=False).step
 
     assert (False, True) == (before, exchange.is_over)
     assert ("complete", None, False, True) == (step.status, step.reason, step.delivered, step.exact)
@@ -216,7 +216,7 @@ def test_a_whole_body_that_was_cut_is_partial_and_not_an_error():
     cassette = load("chat_ids_lp")
     exchange = Exchange(plan_of(cassette.path, cassette.body), 200, cassette.content_type)
     exchange.feed(cassette.answer[:200])
-    step = exchange.abort("the client left", Timing(received=1.0), delivered=False).step
+    step = exchange.abort("the client disconnected", Timing(received=1.0), delivered=False).step
 
     assert ("partial", False) == (step.status, step.delivered)
 
@@ -328,6 +328,6 @@ def test_an_engine_that_answers_anything_at_all_leaves_a_step(kind, answers, pat
     shown, end, step = play(plan, Cassette("any", path, body, text, 200, content_type), found=found)
 
     passes = text == shown + end or plan.view.strip_rules.anything or plan.framing == "replay"
-    assert passes or (step.status, b"engine_broke_off" in end) == ("error", True)
+    assert passes or (step.status, b"engine_disconnected" in end) == ("error", True)
     assert not step.exact
     assert encode(step)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.errors import EventTooLong
+from proxy.errors import EngineEventTooLong
 from proxy.protocols.sse import Event, EventParser, read_event
 
 
@@ -134,7 +134,7 @@ def test_one_event_has_a_limit():
         assert 900 == cutter.pending
         assert 1 == len(cutter.feed(b"\n\n"))
     cutter.feed(b"x" * 1000)
-    with pytest.raises(EventTooLong, match="1000"):
+    with pytest.raises(EngineEventTooLong, match="1000"):
         cutter.feed(b"x")
 
 

@@ -95,7 +95,7 @@ async def test_a_store_that_fails_is_named_in_the_log(store, drifting, http, cap
         await rollout.two_turns()
         store.failing.add("read_all")
         await rollout.finish()
-        while "drift is not counted" not in caplog.text:
+        while "Drift not counted" not in caplog.text:
             await asyncio.sleep(0.005)
         store.failing.clear()
         await rollout.counted(retokenized=1)

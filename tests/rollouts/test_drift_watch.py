@@ -68,7 +68,7 @@ async def test_what_could_not_be_looked_up_is_completed_by_a_later_look(store, d
 
         assert [0, 0, 0] == unknown
         assert 1 == await rollout.metric("retokenized")
-        assert "the engine fake did not return the texts; later reads retry" in caplog.text
+        assert "Kind of drift not known yet: engine fake did not return the texts" in caplog.text
 
 
 async def test_no_call_and_no_stop_waits_for_texts(store, drifting, http, monkeypatch):

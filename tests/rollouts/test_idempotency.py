@@ -140,7 +140,7 @@ async def test_a_key_stands_for_one_body(store, engine, http):
     for status, _, error in (during, after):
         told = orjson.loads(error)["error"]
         assert (422, "Idempotency-Key") == (status, told["param"])
-        assert "a key stands for one body" in told["message"]
+        assert "Use a new key for each body" in told["message"]
     assert 1 == len(engine.asked)
 
 

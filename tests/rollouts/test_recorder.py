@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from stored import rollout_of, some_steps, steps_of, undelivered_of
 
 from proxy.clock import SystemClock
-from proxy.errors import StoreFault
+from proxy.errors import StoreUnavailable
 from proxy.rollouts.journal import Journal
 from proxy.rollouts.recorder import Recorder
 from proxy.rollouts.rollout import read_marks, write_fields
@@ -80,9 +80,9 @@ async def test_a_large_step_is_encoded_in_a_thread(recorder, store, incarnation)
 
 
 async def test_a_failure_of_the_store_is_raised(recorder, store, incarnation):
-    """record raises StoreFault, and nothing is written in part."""
+    """record raises StoreUnavailable, and nothing is written in part."""
     store.failing.add("append")
-    with pytest.raises(StoreFault, match="could not be stored"):
+    with pytest.raises(StoreUnavailable, match="could not be stored"):
         await recorder.record(step(), incarnation, body_bytes=10)
 
     assert [] == await steps_of(store, "r1")
@@ -240,14 +240,14 @@ async def test_without_a_journal_a_mark_that_cannot_be_set_is_lost_alone(recorde
 
 
 async def test_a_step_that_neither_store_nor_journal_takes_is_an_error(store, incarnation, tmp_path, monkeypatch):
-    """record raises StoreFault; the journaled steps are stored in order later."""
+    """record raises StoreUnavailable; the journaled steps are stored in order later."""
     journal = Journal(tmp_path / "spool")
     recorder = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), journal=journal)
     store.failing |= {"append", "set_once"}
     await recorder.record(step(1), incarnation, body_bytes=10)
     with monkeypatch.context() as full:
         full.setattr(os, "fsync", lambda file: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-        with pytest.raises(StoreFault, match="nor in the journal"):
+        with pytest.raises(StoreUnavailable, match="nor in the journal"):
             await recorder.record(step(2), incarnation, body_bytes=10)
     await recorder.record(step(3), incarnation, body_bytes=10)
     store.failing.clear()

@@ -59,7 +59,7 @@ async def test_the_error_names_the_calls_in_flight(proxy, engine, http):
         call.cancel()
 
     assert (429, "rollout_limit") == (refused.status, told["error"]["type"])
-    assert "0 of its 2 steps, and calls for the others are in flight" in told["error"]["message"]
+    assert "0 of 2 steps, and calls for the remaining steps are in flight" in told["error"]["message"]
 
 
 async def test_a_call_that_is_never_sent_releases_its_reservation(proxy, store, engine, http):

@@ -22,6 +22,6 @@ def test_told_to_stop_while_it_starts_it_ends_cleanly(workers):
             process.send_signal(signal.SIGTERM)
             code = process.wait(50)
 
-    assert "the store is unreachable" in said
+    assert "Store unreachable" in said
     assert 0 == code
     assert not any(map(is_alive, children))

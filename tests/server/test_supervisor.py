@@ -223,7 +223,7 @@ def test_what_a_worker_cannot_start_with_is_said_once(tmp_path):
     done = run("serve", "--config", str(config), "--store", f"embedded:{tmp_path / 'store'}")
 
     assert 1 == done.returncode
-    assert 1 == done.stderr.count("no-cert.pem and no-key.pem cannot be used")
+    assert 1 == done.stderr.count("invalid certificate no-cert.pem or key no-key.pem")
     assert "Traceback" not in done.stderr
 
 
@@ -294,6 +294,6 @@ def test_fewer_workers_than_journals_with_steps_are_refused(tmp_path):
     for name in ("steps", "steps.1", "steps.2", "steps.3", "steps.old"):
         (tmp_path / name).write_bytes(b"" if name == "steps.3" else b"TTSP")
 
-    with pytest.raises(ValueError, match="steps.2 holds steps .* --workers 3"):
+    with pytest.raises(ValueError, match="steps.2 has steps .* --workers 3"):
         refuse_left_journals(settings)
     refuse_left_journals(load(workers=3, store={"spool_path": str(tmp_path / "steps")}))

@@ -167,10 +167,16 @@ class Stage:
 
 
 def mask(text: str) -> str:
-    """Replace sentences for people, which may change: reasons in reports and headers, and errors within a stream."""
-    text = re.sub(r'"why":\s*"(?:[^"\\]|\\.)*"', '"why":"…"', text)
+    """Replace sentences for people, which may change: reasons in reports, steps and headers, and errors within a stream."""
+    text = re.sub(r'"why":\s*(?:"(?:[^"\\]|\\.)*"|\[(?:"(?:[^"\\]|\\.)*",?)+\])', _without_sentences, text)
     text = re.sub(r'^(data: \{"error":).*$', r"\1…", text, flags=re.MULTILINE)
     return re.sub(r"^(\d+); .*$", r"\1; …", text) if "\n" not in text else text
+
+
+def _without_sentences(why: re.Match[str]) -> str:
+    """Replace the reason, or each of the reasons."""
+    name, _, reasons = why[0].partition(":")
+    return f"{name}:" + re.sub(r'"(?:[^"\\]|\\.)*"', '"…"', reasons.lstrip())
 
 
 def _is_text(content_type: str) -> bool:

@@ -164,11 +164,11 @@ async def test_each_reason_why_groups_are_refused_or_dropped_is_logged_once(clie
         {"group_id": f"g{number}", "why": f"trl requires one sequence, and rollout 'r{number}' has {number}"}
         for number in (8, 9)
     ]
-    server.dropped = [{"group_id": "g7", "why": "the rewards of its 4 rollouts are all equal"}]
+    server.dropped = [{"group_id": "g7", "why": "all its 4 rollouts have the same reward"}]
     async for _ in client.batches(consumer="c", groups=1, wait_s=0):
         pass
 
     assert [
         "group g8 is refused: trl requires one sequence, and rollout 'r8' has 8",
-        "group g7 is dropped: the rewards of its 4 rollouts are all equal",
+        "group g7 is dropped: all its 4 rollouts have the same reward",
     ] == [record.message for record in caplog.records if record.name == "tokentape.client"]

@@ -71,7 +71,7 @@ def test_only_requests_that_were_not_processed_are_retried(error, attempt, delay
 
 def test_the_names_of_errors_are_those_of_the_proxy():
     """The client has its own copy of them, because it imports nothing of the server."""
-    assert (ROLLOUT_LIMIT, NOT_VALID) == (errors.LimitReached.kind, errors.NotValid.code)
+    assert (ROLLOUT_LIMIT, NOT_VALID) == (errors.LimitReached.kind, errors.UnprocessableRequest.code)
 
 
 def test_a_line_is_json():

@@ -33,8 +33,8 @@ def test_ids(ids):
 @pytest.mark.parametrize(
     ("ids", "sentence"),
     [
-        ([1, 2**31], "the token id 2147483648 does not fit into 32 bits"),
-        ([-(2**31) - 1], "the token id -2147483649 does not fit into 32 bits"),
+        ([1, 2**31], "token id 2147483648 does not fit into 32 bits"),
+        ([-(2**31) - 1], "token id -2147483649 does not fit into 32 bits"),
         ([1, True], "a token id must be an integer, not True"),
         ([1, 2.0], r"a token id must be an integer, not 2\.0"),
         (["1"], "a token id must be an integer, not '1'"),

@@ -106,7 +106,7 @@ def test_describe():
 
     assert list(PROBLEMS.values()) == sentences
     assert all(sentence.endswith(".") for sentence in sentences)
-    assert ["later: a problem that this version does not know."] == describe(["later"])
+    assert ["later: unknown problem."] == describe(["later"])
 
 
 def test_long_answers_are_checked_quickly():

@@ -37,7 +37,7 @@ def test_nodes():
         ["e", None, 1, 2, False, [], None, False, False, ["echo"]],
     ] == [[node[name] for name in told] for node in drawn["nodes"]]
     (unplaced,) = drawn["unplaced"]
-    assert ("f", "error", "the engine answered with an error") == tuple(
+    assert ("f", "error", "the engine returned an error") == tuple(
         unplaced[name] for name in ("step_id", "status", "why")
     )
     assert {"steps": 6, "nodes": 5, "roots": 3, "leaves": 4, "sequences": 2, "drift": 0, "unplaced": 1} == drawn[

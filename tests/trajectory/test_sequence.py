@@ -208,9 +208,9 @@ def test_branch_that_is_continued_late():
     ("facts", "why"),
     [
         ({"problems": ("echo", "prompt_count")}, "echo,prompt_count"),
-        ({"status": "partial"}, "its status is partial"),
-        ({"delivered": False}, "it was not delivered"),
-        ({"late": True}, "it ended after the rollout was finished"),
+        ({"status": "partial"}, "status partial"),
+        ({"delivered": False}, "not delivered"),
+        ({"late": True}, "ended after the rollout was finished"),
     ],
 )
 def test_flagged(facts, why):
@@ -219,9 +219,9 @@ def test_flagged(facts, why):
     (row,) = sequences([step], FACTS, FLAGGED).rows
     marks = {
         "echo,prompt_count": ["echo", "prompt_count"],
-        "its status is partial": ["partial"],
-        "it was not delivered": ["undelivered"],
-        "it ended after the rollout was finished": ["late"],
+        "status partial": ["partial"],
+        "not delivered": ["undelivered"],
+        "ended after the rollout was finished": ["late"],
     }[why]
 
     assert [("a", why)] == skipped(step)
@@ -247,7 +247,7 @@ def test_a_late_retry_does_not_supersede_what_was_given_out():
     retry = make_step("b", [1], [20], late=True, extra={"retry_of": "a"})
 
     assert [[("a", 0, True)]] == spans(first, retry)
-    assert [("b", "it ended after the rollout was finished")] == skipped(first, retry)
+    assert [("b", "ended after the rollout was finished")] == skipped(first, retry)
     assert [[("b", 0, True)]] == spans(first, retry, options=FLAGGED)
 
 
@@ -262,17 +262,17 @@ def test_what_cannot_be_aligned(logprobs):
 
     assert [[("a", 1, True)]] == spans(step, options=FLAGGED) == spans(unnoticed)
     assert [("a", "bad_logprob")] == skipped(step, options=FLAGGED)
-    assert [("a", "its tokens cannot be aligned with logprobs")] == skipped(unnoticed)
+    assert [("a", "token ids and logprobs do not match")] == skipped(unnoticed)
 
 
 @pytest.mark.parametrize(
     ("step", "why"),
     [
-        (make_step("a", [1]), "nothing was sampled"),
-        (make_step("a", [1], []), "nothing was sampled"),
+        (make_step("a", [1]), "no token was sampled"),
+        (make_step("a", [1], []), "no token was sampled"),
         (make_step("a", [1], [], problems=("no_ids",)), "no_ids"),
         (make_step("a", [1], status="error", problems=("engine_error",)), "engine_error"),
-        (replace(make_step("a", [1], [10]), prompts=()), "the engine gave no prompt ids"),
+        (replace(make_step("a", [1], [10]), prompts=()), "the engine returned no prompt ids"),
         (replace(make_step("a", [1], [10], problems=("no_prompt_ids",)), prompts=()), "no_prompt_ids"),
     ],
 )

@@ -112,10 +112,10 @@ def test_prompts_of_one_call():
 @pytest.mark.parametrize(
     ("step", "why"),
     [
-        (make_step("a", [1], []), "nothing was sampled"),
-        (make_step("a", [1]), "nothing was sampled"),
-        (make_step("a", [1], status="error"), "the engine answered with an error"),
-        (make_step("a", [1], make_choice(0, [10], prompt=1)), "nothing was sampled"),
+        (make_step("a", [1], []), "no token was sampled"),
+        (make_step("a", [1]), "no token was sampled"),
+        (make_step("a", [1], status="error"), "the engine returned an error"),
+        (make_step("a", [1], make_choice(0, [10], prompt=1)), "no token was sampled"),
     ],
 )
 def test_unplaced(step, why):
@@ -129,7 +129,7 @@ def test_no_prompt_ids():
     """A step whose prompt ids are not known has no place."""
     bare = replace(make_step("a", [1], [10]), prompts=())
 
-    assert ((bare, "the engine gave no prompt ids"),) == grow([bare]).unplaced
+    assert ((bare, "the engine returned no prompt ids"),) == grow([bare]).unplaced
 
 
 def test_left_out():

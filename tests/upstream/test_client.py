@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 from fakes import fake_engine
 
-from proxy.errors import EngineBroke, EngineFault, NoEngine
+from proxy.errors import EngineDisconnected, EngineError, EngineUnreachable
 
 
 async def test_however_many_calls_wait_an_engine_is_asked_once(upstream_to):
@@ -31,7 +31,7 @@ async def test_an_engine_that_comes_back_is_asked_again(upstream_to):
             raise ConnectionResetError
 
         engine.answering = answering
-        with pytest.raises(EngineBroke):
+        with pytest.raises(EngineDisconnected):
             async with upstream.send(endpoint, "POST", "/x", headers=(), body=b"{}"):
                 pass
         engine.facts = {"/server_info": {"version": "0.5.23"}, "/model_info": {"weight_version": "1"}}
@@ -41,7 +41,7 @@ async def test_an_engine_that_comes_back_is_asked_again(upstream_to):
 
 
 async def test_faults_are_named_and_counted(upstream_to):
-    """A refused connection is NoEngine, one that breaks before it answers EngineBroke."""
+    """A refused connection is EngineUnreachable, one that breaks before it answers EngineDisconnected."""
     async with fake_engine() as engine:
 
         async def answering(request, body):
@@ -51,15 +51,15 @@ async def test_faults_are_named_and_counted(upstream_to):
         engine.answering = answering
         upstream = upstream_to(engine.url, "http://127.0.0.1:9")
         alive, away = upstream.endpoints
-        with pytest.raises(EngineBroke, match="e0 broke off"):
+        with pytest.raises(EngineDisconnected, match="e0 disconnected"):
             async with upstream.send(alive, "POST", "/x", headers=(), body=b"{}"):
                 pass
-        with pytest.raises(NoEngine, match="e1 cannot be reached"):
+        with pytest.raises(EngineUnreachable, match="e1 is unreachable"):
             async with upstream.send(away, "POST", "/x", headers=(), body=b"{}"):
                 pass
 
     assert (1, True) == (alive.faults, away.health.is_ejected)
-    assert "e1 cannot be reached" in away.last_fault
+    assert "e1 is unreachable" in away.last_fault
 
 
 async def test_a_large_body_is_sent_whole(upstream_to):
@@ -95,7 +95,7 @@ async def test_what_one_endpoint_cannot_answer_the_next_one_does(upstream_to):
         assert (200, b'{"from": "there"}') == await ask([dead, first, last])
         assert (503, b'{"from": "away"}') == await ask([dead, first])
         assert (503, b'{"from": "away"}') == await ask([first, dead, first, last])
-        with pytest.raises(NoEngine):
+        with pytest.raises(EngineUnreachable):
             await ask([first, dead])
     assert [0, 0, 0] == [endpoint.queue.in_flight for endpoint in upstream.endpoints]
 
@@ -175,10 +175,10 @@ async def test_an_answer_beside_a_call_is_bounded(upstream_to, monkeypatch):
             async with upstream.send(endpoint, "POST", "/x", headers=(), body=body) as answer:
                 try:
                     found.append(len(await answer.read()))
-                except EngineBroke as error:
+                except EngineDisconnected as error:
                     found.append(error.message)
 
-    assert [1000, "the engine answered more than 1000 bytes"] == found
+    assert [1000, "The engine returned more than 1000 bytes"] == found
 
 
 @pytest.mark.parametrize("status", [600, 999])
@@ -193,7 +193,7 @@ async def test_a_status_that_is_none_is_a_fault(upstream_to, status):
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:
         upstream = upstream_to(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-        with pytest.raises(EngineBroke, match=f"the status {status}"):
+        with pytest.raises(EngineDisconnected, match=f"invalid status {status}"):
             async with upstream.send(upstream.endpoints[0], "GET", "/x", headers=(), body=None):
                 pass
 
@@ -212,7 +212,7 @@ async def test_a_question_beside_a_call_does_not_count_towards_ejection(upstream
         (endpoint,) = upstream.endpoints
         await upstream.ensure_detected(endpoint)
         for path in ("/detokenize", "/gone") * 4:
-            with suppress(EngineFault):
+            with suppress(EngineError):
                 async with upstream.send(endpoint, "POST", path, headers=(), body=b"{}", is_auxiliary=True) as answer:
                     await answer.read()
 

@@ -17,7 +17,7 @@ async def test_an_engine_is_asked_what_it_is(upstream_to):
         assert ("auto", None) == (away.kind, away.version)
         assert [True, False] == [await upstream.health_checker.check(endpoint) for endpoint in upstream.endpoints]
         assert await upstream.ensure_detected(there) is None
-        assert "e1 cannot be reached" in (await upstream.ensure_detected(away)).message
+        assert "e1 is unreachable" in (await upstream.ensure_detected(away)).message
 
 
 async def test_an_engine_that_breaks_off_one_question_is_left_with_none(upstream_to):
@@ -48,7 +48,7 @@ async def test_an_engine_that_breaks_off_one_question_is_left_with_none(upstream
             await asyncio.sleep(0)
     await runner.cleanup()
 
-    assert "cannot be reached" in fault.message
+    assert "is unreachable" in fault.message
     assert "/version" in asked
 
 
@@ -91,7 +91,7 @@ async def test_what_is_configured_wins(upstream_to, caplog):
         await upstream.detect_all()
 
         assert "plain" == upstream.endpoints[0].kind
-        assert "is configured as plain and looks like vllm" in caplog.text
+        assert "is configured as plain but was detected as vllm" in caplog.text
 
 
 async def test_a_vllm_that_shows_its_sampling_defaults_is_asked_for_them(upstream_to):

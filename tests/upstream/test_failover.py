@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from proxy.errors import EngineBroke, EngineSilent, NoEngine
+from proxy.errors import EngineDisconnected, EngineTimeout, EngineUnreachable
 from proxy.upstream.failover import Failover
 
 
@@ -26,7 +26,7 @@ def test_endpoints_come_in_routing_order_up_to_the_maximum():
 
 
 @pytest.mark.parametrize(
-    ("fault", "goes_on"), [(NoEngine("x"), True), (EngineBroke("x"), True), (EngineSilent("x"), False)]
+    ("fault", "goes_on"), [(EngineUnreachable("x"), True), (EngineDisconnected("x"), True), (EngineTimeout("x"), False)]
 )
 def test_a_call_goes_on_to_the_next_endpoint_unless_the_last_one_was_silent(fault, goes_on):
     """A silent engine may still work on the call."""
@@ -41,7 +41,7 @@ def test_no_fault_goes_on_past_the_last_endpoint():
     failover = Failover(ENDPOINTS, 1)
     failover.next()
 
-    assert not failover.can_retry(NoEngine("x"))
+    assert not failover.can_retry(EngineUnreachable("x"))
 
 
 @pytest.mark.parametrize("status", [502, 503, 504])
@@ -49,7 +49,7 @@ def test_a_gateways_status_is_a_fault_while_an_endpoint_is_left(status):
     """The last endpoint's response is shown as it is."""
     failover = Failover(ENDPOINTS, 2)
     first = failover.next()
-    with pytest.raises(EngineBroke, match=f"a answered {status}"):
+    with pytest.raises(EngineDisconnected, match=f"Engine a returned status {status}"):
         failover.check_status(first, status)
 
     failover.check_status(failover.next(), status)

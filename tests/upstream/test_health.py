@@ -6,7 +6,7 @@ import pytest
 from aiohttp import web
 from fakes import fake_engine
 
-from proxy.errors import EngineFault
+from proxy.errors import EngineError
 
 QUICK = {"health_interval_s": 0.02, "base_ejection_s": 0.02, "max_ejection_s": 0.1}
 
@@ -31,13 +31,13 @@ async def test_an_engine_that_dies_is_passed_over_and_back_when_it_is(upstream_t
         engine.answering = dead
         await until(lambda: endpoint.health.is_ejected)
         assert 0.0 == registry.get_sample_value("tokentape_engine_healthy", {"engine": "e0"})
-        assert "e0 is passed over: the engine e0 answered 503" in caplog.text
+        assert "Engine e0 ejected: Engine e0 returned status 503" in caplog.text
 
         engine.facts = {"/health": {"status": "ok"}}
         await until(lambda: not endpoint.health.is_ejected)
         assert 1.0 == registry.get_sample_value("tokentape_engine_healthy", {"engine": "e0"})
         assert 1.0 <= registry.get_sample_value("tokentape_ejections_total", {"engine": "e0"})
-        assert "e0 is back" in caplog.text
+        assert "e0 recovered" in caplog.text
 
 
 async def test_after_a_bad_check_the_next_one_is_soon(upstream_to):
@@ -75,7 +75,7 @@ async def test_an_engine_that_hangs_at_its_health_is_not_healthy(upstream_to, mo
         assert not await upstream.health_checker.check(endpoint)
 
     assert (1, 1) == (endpoint.faults, endpoint.health.faults)
-    assert "did not answer GET /health" in endpoint.last_fault
+    assert "did not respond to GET /health" in endpoint.last_fault
 
 
 async def test_faults_of_calls_eject_and_an_answer_brings_it_back(upstream_to):
@@ -95,7 +95,7 @@ async def test_faults_of_calls_eject_and_an_answer_brings_it_back(upstream_to):
 
         engine.answering = breaking
         for expected in (False, True):
-            with pytest.raises(EngineFault):
+            with pytest.raises(EngineError):
                 await call()
             assert expected == endpoint.health.is_ejected
 

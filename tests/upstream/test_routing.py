@@ -3,7 +3,7 @@
 import pytest
 
 from proxy.config.sections import EndpointSettings, EnginesSettings
-from proxy.errors import NoEngine
+from proxy.errors import EngineUnreachable
 from proxy.upstream import choose, least_loaded, preferred, ranked
 from proxy.upstream.endpoint import make_endpoint
 
@@ -84,5 +84,5 @@ def test_calls_that_wait_are_load_and_an_ejected_endpoint_is_the_last():
 def test_no_endpoint_is_an_error_that_says_what_to_do():
     """Nobody is sent to nowhere."""
     for order in (choose, ranked, least_loaded, preferred):
-        with pytest.raises(NoEngine, match="engines.endpoints"):
+        with pytest.raises(EngineUnreachable, match="engines.endpoints"):
             order([], "r1")

@@ -10,7 +10,7 @@ from fakes import proxying
 from tiny_tokenizer import make_tokenizer
 
 from proxy.config.sections import EndpointSettings
-from proxy.errors import NotValid
+from proxy.errors import UnprocessableRequest
 from proxy.upstream.tokenizers import Tokenizers, load
 
 ASKED = {"model": "m", "messages": [{"role": "user", "content": "Say hi"}]}
@@ -50,7 +50,7 @@ def test_pieces(folder):
 @pytest.mark.parametrize("ids", [[2**40], [-1]])
 def test_ids_that_it_does_not_have_are_not_decoded(folder, ids):
     """The error says so, whatever the library raises."""
-    with pytest.raises(NotValid, match="cannot decode the ids"):
+    with pytest.raises(UnprocessableRequest, match="cannot decode the token ids"):
         load(str(folder)).decode(ids)
 
 
@@ -85,7 +85,7 @@ async def test_one_that_cannot_be_loaded_is_told(tmp_path):
     tokenizers = Tokenizers([endpoint("a", tmp_path / "nothing")])
 
     for _ in range(2):
-        with pytest.raises(NotValid, match="nothing' cannot be loaded"):
+        with pytest.raises(UnprocessableRequest, match="nothing' cannot be loaded"):
             await tokenizers.get("a")
 
 
@@ -93,7 +93,7 @@ async def test_without_transformers_it_is_told_how_to_get_it(monkeypatch, folder
     """It is an optional extra."""
     monkeypatch.setitem(sys.modules, "transformers", None)
 
-    with pytest.raises(NotValid, match=r"tokentape\[tokenizer\]"):
+    with pytest.raises(UnprocessableRequest, match=r"tokentape\[tokenizer\]"):
         load(str(folder))
 
 

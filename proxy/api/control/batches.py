@@ -156,10 +156,10 @@ async def _batch_of(request: web.Request, *, ending: Ending | None) -> Batch:
     name = rollout_id_from(request)
     stored = await request.app[CONTEXT].store.batches.get(name)
     if stored is None:
-        raise NotFound(f"there is no batch {name!r}", param="batch_id")
+        raise NotFound(f"Batch {name!r} not found.", param="batch_id")
     batch = read_batch(stored)
     if batch.ended not in (None, ending):
-        raise Conflict(f"the batch {name!r} was {batch.ended} already", param="batch_id")
+        raise Conflict(f"Batch {name!r} was already {batch.ended}.", param="batch_id")
     return batch
 
 
@@ -167,8 +167,8 @@ def _check_any(batch: Batch, held: list[str]) -> None:
     """Raise LeaseLost if the lease on all of its groups has expired."""
     if not held:
         raise LeaseLost(
-            f"the lease of batch {batch.batch_id!r} ran out, and its groups were given to somebody else: "
-            "claim again, with a longer lease_s, or extend it in time",
+            f"The lease of batch {batch.batch_id!r} expired, and another consumer claimed its "
+            "groups. Claim again with a longer lease_s, or extend the lease in time.",
             param="batch_id",
         )
 

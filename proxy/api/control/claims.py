@@ -88,7 +88,9 @@ async def undo(context: Context, claim: Claim, held: Iterable[Held]) -> None:
                 await release(context, claim.batch_id, group.waiting)
             except StorageError as error:  # the group is available again when its lease expires
                 fields = {"group_id": group.waiting.group, "why": str(error)}
-                LOG.error("a claimed group stays leased until its lease expires", extra={"fields": fields})
+                LOG.error(
+                    "Claimed group not released; it stays leased until its lease expires", extra={"fields": fields}
+                )
 
     await asyncio.shield(context.recorder.tasks.start(undone()))
 
@@ -142,9 +144,9 @@ def why_stale(claim: Claim, waiting: QueuedGroup) -> str | None:
         return None
     now, oldest = number_of(claim.policy_version), _version(waiting)
     if now is None or oldest == _UNKNOWN:
-        return "the policy version of its tokens, or the one announced (PUT /policy), is not known as a number"
+        return "the policy version of its tokens or the announced one (PUT /policy) is not a number"
     behind = now - oldest
-    return f"its oldest token is {behind} policy versions behind, and max_staleness={most}" if behind > most else None
+    return f"its oldest token is {behind} policy versions behind; max_staleness is {most}" if behind > most else None
 
 
 async def _render(context: Context, claim: Claim, held: Held) -> str | None:
@@ -158,7 +160,7 @@ async def _render(context: Context, claim: Claim, held: Held) -> str | None:
     body, query = claim.body, claim.query
     rollouts = await members_of(context.store, group)
     if body.rewarded and any(rollout.reward is None for rollout in rollouts):
-        raise Conflict("some of its rollouts have no reward yet")
+        raise Conflict("some of its rollouts have no reward")
     held.frozen = tuple(rollout.rollout_id for rollout in rollouts if rollout.claimed_by is None)
     frozen = await _freeze(context, rollouts, claim.batch_id)
     gathered = await read_group_rows(

@@ -30,7 +30,7 @@ async def put_engines(request: web.Request) -> web.Response:
     """
     context = request.app[CONTEXT]
     if not context.control_keys:
-        raise Forbidden("endpoints are changed with a control key only, and none is configured: set control.api_keys")
+        raise Forbidden("Changing endpoints requires a control key, and none is configured; set control.api_keys.")
     await context.registry.put((await body_from(request, PutEngines)).endpoints)
     return await _shown(context)
 

@@ -11,7 +11,7 @@ from aiohttp import web
 from proxy.api.context import Context
 from proxy.api.control.schemas import ClaimBatch
 from proxy.api.query import enum_param, int_param
-from proxy.errors import BadCall, Conflict
+from proxy.errors import BadRequest, Conflict
 from proxy.export import FORMATS, Fill, Format, Inexpressible, Plan, Rows
 from proxy.export.containers import CONTAINERS, Container, Writer, container_for
 from proxy.rollouts.rollout import Rollout
@@ -86,17 +86,17 @@ class ExportQuery:
         return [{"rollout_id": rollout.rollout_id, "step_ids": list(step_ids), **facts} for step_ids in trained]
 
     async def load(self) -> None:
-        """Import the library of the container off the event loop: pyarrow takes 0.2 s. Raises BadCall where it is missing."""
+        """Import the library of the container in a thread (pyarrow takes 0.2 s). Raises BadRequest if it is missing."""
         if self.container.content_type not in _LOADED:
             await asyncio.to_thread(self.writer)
             _LOADED.add(self.container.content_type)
 
     def writer(self) -> Writer:
-        """Return a writer for one export. Raises BadCall where what it needs is not installed."""
+        """Return a writer for one export. Raises BadRequest where what it needs is not installed."""
         try:
             return self.container.writer(self.form)
         except ValueError as error:
-            raise BadCall(str(error), param="container") from None
+            raise BadRequest(str(error), param="container") from None
 
     def pieces(self, rows: Iterable[Any], report: Mapping[str, Any]) -> Iterator[bytes]:
         """Write rows into their container one by one, and the report after them if it was requested."""
@@ -107,7 +107,7 @@ class ExportQuery:
 
 
 def export_query_from(request: web.Request, advantages: Sequence[str] = GIVEN) -> ExportQuery:
-    """Parse the options of a query. Raises BadCall for an option that is unknown or not allowed; it names the allowed ones."""
+    """Parse the options of a query. Raises BadRequest, which names the valid options."""
     chosen = {
         "branches": enum_param(request, "branches", ("all", "longest", "last"), "all"),
         "include": enum_param(request, "include", ("exact", "flagged", RETOKENIZED), "exact"),
@@ -129,9 +129,9 @@ def export_query_from(request: web.Request, advantages: Sequence[str] = GIVEN) -
 
 
 def export_query_of_claim(claim: ClaimBatch) -> ExportQuery:
-    """Return the export options of a claim. Raises BadCall for an unknown format."""
+    """Return the export options of a claim. Raises BadRequest for an unknown format."""
     if claim.format not in FORMATS:
-        raise BadCall(f"format={claim.format!r} is not known; known are {', '.join(FORMATS)}", param="format")
+        raise BadRequest(f"Unknown format {claim.format!r}; use one of {', '.join(FORMATS)}.", param="format")
     return ExportQuery(
         form=FORMATS[claim.format],
         container=CONTAINERS["json"],
@@ -150,7 +150,7 @@ def _container_of(request: web.Request) -> Container:
     try:
         return container_for(request.headers.get("Accept"), request.query.get("container"))
     except ValueError as error:
-        raise BadCall(str(error), param="container") from None
+        raise BadRequest(str(error), param="container") from None
 
 
 async def _decode(context: Context, steps: Sequence[Step]) -> Callable[[Sequence[int]], str] | None:
@@ -161,7 +161,7 @@ async def _decode(context: Context, steps: Sequence[Step]) -> Callable[[Sequence
 
 
 def _logprob_of(request: web.Request, name: str) -> float | None:
-    """Parse a query parameter that is a number. Raises BadCall."""
+    """Parse a query parameter that is a number. Raises BadRequest."""
     text = request.query.get(name)
     if text is None:
         return None
@@ -170,12 +170,12 @@ def _logprob_of(request: web.Request, name: str) -> float | None:
     except ValueError:
         value = nan
     if not isfinite(value):
-        raise BadCall(f"{name} must be a number, not {text!r}", param=name)
+        raise BadRequest(f"{name} must be a number, not {text!r}.", param=name)
     return value
 
 
 async def _retokenized(context: Context, steps: Sequence[Step]) -> list[Step]:
-    """Return the steps; those without ids get them from the tokenizers of their endpoints. Raises NotValid."""
+    """Return the steps; those without ids get them from the tokenizers of their endpoints. Raises UnprocessableRequest."""
     names = {step.engine.name for step in steps}
     tokenizers = {name: tokenizer for name in names if (tokenizer := await context.tokenizers.get(name)) is not None}
 

@@ -88,7 +88,7 @@ async def export_many(request: web.Request) -> web.StreamResponse:
         except ClientConnectionResetError:
             pass  # the client disconnected
         except (ProxyError, StorageError) as error:
-            LOG.error("an export ended early", extra={"fields": {"why": str(error)}})
+            LOG.error("Export aborted", extra={"fields": {"why": str(error)}})
             raise
         return response
 
@@ -165,7 +165,7 @@ async def _planned(context: Context, wanted: ExportQuery, rollout: Rollout) -> P
     except NotFound:
         return _left_out(GONE)
     except DamagedStep as damage:
-        LOG.error("a rollout is left out of an export", extra={"fields": {"why": damage.message}})
+        LOG.error("Rollout skipped in an export", extra={"fields": {"why": damage.message}})
         return _left_out(damage.message)
     except Conflict as refusal:
         return _left_out(refusal.message)

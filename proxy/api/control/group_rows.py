@@ -14,7 +14,7 @@ from proxy.rollouts.steps import aside
 from proxy.trajectory.advantages import ESTIMATORS
 
 ADVANTAGES: Final = (*GIVEN, *ESTIMATORS)
-GONE: Final = "it was deleted, or has expired"
+GONE: Final = "deleted or expired"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ async def read_group_rows(
     """
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
     if worth.only_mixed and len(set(rewards)) < 2:
-        return GroupRows([], [], f"the rewards of its {len(rollouts)} rollouts are all equal")
+        return GroupRows([], [], f"all its {len(rollouts)} rollouts have the same reward")
     found = {rollout.rollout_id: rollout for rollout in with_advantages(rollouts, wanted.advantage)}
     members, skipped = [], []
     for name in group.members:
@@ -119,13 +119,13 @@ async def read_group_rows(
             else:
                 skipped.append({"rollout_id": name, "why": without_rows(rows.skipped)})
     if len(members) < worth.min_group:
-        return GroupRows([], skipped, f"{len(members)} of its rollouts have rows, and min_group={worth.min_group}")
+        return GroupRows([], skipped, f"{len(members)} of its rollouts have rows; min_group is {worth.min_group}")
     return GroupRows(members, skipped)
 
 
 def without_rows(skipped: Sequence[object]) -> str:
     """Return why a rollout has no rows; its skipped steps are listed separately."""
-    return "none of its steps gave a row" if skipped else "it has no steps"
+    return "none of its steps has a row" if skipped else "it has no steps"
 
 
 def with_advantages(rollouts: Sequence[Rollout], how: str) -> list[Rollout]:

@@ -16,7 +16,7 @@ from proxy.api.control.schemas import OpenGroup, body_from
 from proxy.api.http import json_response
 from proxy.api.query import enum_param, int_param, reject_unknown_params, rollout_id_from
 from proxy.clock import new_id
-from proxy.errors import BadCall, Conflict, NotFound, TooLarge
+from proxy.errors import BadRequest, Conflict, NotFound, RequestTooLarge
 from proxy.export.containers import Json
 from proxy.rollouts.completion import members_of
 from proxy.rollouts.group import STATUSES, Group, find_group, read_group
@@ -47,9 +47,9 @@ async def open_group(request: web.Request) -> web.Response:
     stored = await context.store.open_group(name, fields, rollouts, now_ms=context.clock.now_ms())
     if stored.fields.get("opened_with") != fields["opened_with"]:
         raise Conflict(
-            f"the group {name!r} is there already, opened with other terms"
+            f"Group {name!r} already exists with different terms."
             if "opened_with" in stored.fields
-            else f"the group {name!r} is there already: its rollouts brought it into being",
+            else f"Group {name!r} already exists; it was created by its rollouts.",
             param="group_id",
         )
     shown = await _opened(request, context, stored)
@@ -57,12 +57,12 @@ async def open_group(request: web.Request) -> web.Response:
 
 
 def _check_size(size: int, of_each: Mapping[str, bytes]) -> None:
-    """Raise TooLarge if the terms, which are written for each rollout, are too large in total."""
+    """Raise RequestTooLarge if the terms, which are written for each rollout, are too large in total."""
     each = sum(map(len, of_each.values()))
     if size * each > _MAX_TERMS_BYTES:
-        raise TooLarge(
-            f"{size} rollouts with {each} bytes of terms each are more than {_MAX_TERMS_BYTES} bytes: put into `rollout` what "
-            "is small, and what they share into the group's `metadata`"
+        raise RequestTooLarge(
+            f"{size} rollouts with {each} bytes of terms each exceed {_MAX_TERMS_BYTES} bytes. "
+            "Put shared data into the group's `metadata`, and only small values into `rollout`."
         )
 
 
@@ -97,7 +97,7 @@ async def list_groups(request: web.Request) -> web.Response:
     try:
         page = await context.store.groups.list(cursor=request.query.get("cursor"), limit=limit)
     except ValueError as error:
-        raise BadCall(str(error), param="cursor") from None
+        raise BadRequest(str(error), param="cursor") from None
     found = await asyncio.gather(*(find_group(context.store, name) for name in page.names))
     now_ms = context.clock.now_ms()
     there = [group for group in found if group is not None]
@@ -174,7 +174,7 @@ async def group_of(request: web.Request) -> Group:
     name = rollout_id_from(request)
     group = await find_group(request.app[CONTEXT].store, name)
     if group is None:
-        raise NotFound(f"there is no group {name!r}", param="group_id")
+        raise NotFound(f"Group {name!r} not found.", param="group_id")
     return group
 
 

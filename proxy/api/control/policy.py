@@ -12,7 +12,7 @@ from aiohttp import web
 from proxy.api.context import CONTEXT
 from proxy.api.control.schemas import PausePolicy, PutPolicy, body_from
 from proxy.api.http import json_response
-from proxy.errors import BadCall
+from proxy.errors import BadRequest
 from proxy.rollouts.policy import POLICY_ANNOUNCEMENT, read_policy
 
 _MAX_DRAIN_S: Final = 3600
@@ -73,5 +73,5 @@ def _seconds(request: web.Request, name: str) -> float:
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds <= _MAX_DRAIN_S:
-        raise BadCall(f"{name} is {text!r}; it is a number of seconds from 0 to {_MAX_DRAIN_S}", param=name)
+        raise BadRequest(f"{name} must be a number of seconds from 0 to {_MAX_DRAIN_S}, not {text!r}.", param=name)
     return seconds

@@ -17,7 +17,7 @@ from proxy.api.http import json_response
 from proxy.api.query import enum_param, int_param, reject_unknown_params, rollout_from, rollout_id_from
 from proxy.api.urls import model_url, prefix_of
 from proxy.clock import new_id
-from proxy.errors import BadCall, Conflict
+from proxy.errors import BadRequest, Conflict
 from proxy.rollouts.group import join
 from proxy.rollouts.rollout import STATUSES, Rollout, no_rollout, own_metadata, read_marks, read_rollout, write_fields
 from proxy.rollouts.steps import check_step_rewards
@@ -40,9 +40,9 @@ async def open_rollout(request: web.Request) -> web.Response:
     stored = await context.store.open(name, fields, now_ms=context.clock.now_ms())
     if stored.fields.get("opened_with") != fields["opened_with"]:
         raise Conflict(
-            f"the rollout {name!r} is there already, opened with other terms"
+            f"Rollout {name!r} already exists with different terms."
             if "opened_with" in stored.fields
-            else f"the rollout {name!r} is there already: a call brought it into being",
+            else f"Rollout {name!r} already exists; it was created by a call.",
             param="rollout_id",
         )
     if opening.group_id is not None:
@@ -61,7 +61,7 @@ async def list_rollouts(request: web.Request) -> web.Response:
             cursor=request.query.get("cursor"), limit=limit, since_ms=None if since is None else since * 1000
         )
     except ValueError as error:
-        raise BadCall(str(error), param="cursor") from None
+        raise BadRequest(str(error), param="cursor") from None
     wanted = filter_of(request)
     found = await asyncio.gather(*map(context.store.get, page.names))
     rollouts = [rollout for stored in found if stored is not None and wanted(rollout := read_rollout(stored))]
@@ -71,7 +71,7 @@ async def list_rollouts(request: web.Request) -> web.Response:
 
 
 def filter_of(request: web.Request) -> "RolloutFilter":
-    """Parse the filter of a query. Raises BadCall for an unknown status."""
+    """Parse the filter of a query. Raises BadRequest for an unknown status."""
     status = enum_param(request, "status", STATUSES, "open") if "status" in request.query else None
     return RolloutFilter(status, request.query.get("group_id"))
 
@@ -112,7 +112,8 @@ async def patch_rollout(request: web.Request) -> web.Response:
         signals = fields.keys() - {"metadata"}
         if signals and rollout.claimed_by is not None:
             raise Conflict(
-                f"the group of rollout {rollout.rollout_id!r} was claimed: its rewards and advantages stay as they are",
+                f"The group of rollout {rollout.rollout_id!r} was claimed; its rewards and "
+                "advantages cannot be changed.",
                 param=min(signals),
             )
         expect = write_fields({"step_rewards": rollout.step_rewards or None})

@@ -9,7 +9,7 @@ from proxy.api.body import FIRST_FAULT, faults_of
 from proxy.api.body_reader import read_bytes
 from proxy.api.reward_values import Signal, Signals, read_object
 from proxy.config.sections import Caps, EndpointList
-from proxy.errors import BadCall, NotValid
+from proxy.errors import BadRequest, UnprocessableRequest
 from proxy.rollouts.rollout import checked_id
 from proxy.upstream.concurrency import off_loop
 from storage.types import MAX_LEASE_MS
@@ -18,7 +18,7 @@ from storage.types import MAX_LEASE_MS
 def _id(name: str) -> str:
     try:
         return checked_id(name, what="id")
-    except BadCall as error:
+    except BadRequest as error:
         raise ValueError(error.message) from None
 
 
@@ -185,7 +185,7 @@ class DispatchRollout(_Body):
         }[self.protocol]
         for name in sorted(foreign):
             if getattr(self, name) is not None:
-                raise ValueError(f"{name} is not known to the {self.protocol} protocol")
+                raise ValueError(f"{name} does not exist in the {self.protocol} protocol")
         return self
 
 
@@ -196,8 +196,8 @@ def read_as(model: type[Read], text: bytes) -> Read:
     """Return the body as this model; an empty one as `{}`.
 
     Raises:
-        BadCall: the body is not a JSON object.
-        NotValid: a value is not allowed; the message names the first errors.
+        BadRequest: the body is not a JSON object.
+        UnprocessableRequest: a value is not allowed; the message names the first errors.
     """
     body = read_object(text or b"{}")
     try:
@@ -209,10 +209,10 @@ def read_as(model: type[Read], text: bytes) -> Read:
         ]
         more = [f"and {len(faults) - _MAX_NAMED_FAULTS} more"] if len(faults) > _MAX_NAMED_FAULTS else []
         first = faults[0]["loc"]
-        raise NotValid("; ".join([*named, *more]), param=str(first[0]) if first else None) from None
+        raise UnprocessableRequest("; ".join([*named, *more]), param=str(first[0]) if first else None) from None
 
 
 async def body_from(request: web.Request, model: type[Read]) -> Read:
-    """Read the body as this model. Raises BadCall, NotValid, and what `read_bytes` raises."""
+    """Read the body as this model. Raises BadRequest, UnprocessableRequest, and what `read_bytes` raises."""
     text = await read_bytes(request, most=_MAX_BODY_BYTES)
     return await off_loop(len(text), read_as, model, text)

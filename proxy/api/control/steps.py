@@ -61,7 +61,7 @@ async def step_of(request: web.Request) -> tuple[Step, Rollout]:
     step_id = unquote(request.raw_path.partition("?")[0].split("/")[4])
     found = await context.store.find(rollout.rollout_id, step_id)
     if found is None:
-        raise NotFound(f"the rollout {rollout.rollout_id!r} has no step {step_id!r}", param="step_id")
+        raise NotFound(f"Rollout {rollout.rollout_id!r} has no step {step_id!r}.", param="step_id")
     index, record = found
     (step,) = await decode_records(context.store, rollout, [record], index, whole=True)
     return step, rollout

@@ -17,7 +17,7 @@ from proxy.api.context import CONTEXT, Context
 from proxy.api.control.steps import step_of
 from proxy.api.http import json_response
 from proxy.api.query import int_param, reject_unknown_params
-from proxy.errors import BadCall, NotValid
+from proxy.errors import BadRequest, UnprocessableRequest
 from proxy.telemetry.logs import LOG
 from proxy.trajectory.step import Choice, Ids, Step
 from proxy.upstream.token_text import detokenize_at_engine, readable
@@ -42,7 +42,7 @@ async def show_texts(request: web.Request) -> web.Response:
     step, _ = await step_of(request)
     choice = next((choice for choice in step.choices if choice.index == index), None)
     if choice is None:
-        raise BadCall(f"the step has no choice {index}", param="choice")
+        raise BadRequest(f"The step has no choice {index}.", param="choice")
     prompt = step.prompts[choice.prompt][:] if choice.prompt < len(step.prompts) else array("i")
     ids = (prompt + choice.ids)[start : start + limit]
     prompt_part = ids[: max(0, len(prompt) - start)]
@@ -63,7 +63,7 @@ async def _find_texts(context: Context, step: Step, ids: Ids) -> tuple[Texts, So
     """Return the texts of ids from the endpoint's tokenizer, or else from the engine."""
     try:
         tokenizer = await context.tokenizers.get(step.engine.name)
-    except NotValid as error:
+    except UnprocessableRequest as error:
         LOG.warning("%s", error)
         tokenizer = None
     if tokenizer is not None:

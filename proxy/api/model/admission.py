@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from proxy.api.context import Context
-from proxy.errors import LimitReached, RolloutClosed, StoreFault
+from proxy.errors import LimitReached, RolloutClosed, StoreUnavailable
 from proxy.rollouts.rollout import Rollout, no_rollout, read_rollout, write_fields
 from storage.errors import FieldsChanged, StorageError
 
@@ -19,7 +19,7 @@ Guard = Callable[[Rollout, int], None]
 def is_open(rollout: Rollout, _now_ms: int) -> None:
     """Raise RolloutClosed if the rollout is finished."""
     if rollout.is_finished:
-        raise RolloutClosed(f"the rollout {rollout.rollout_id!r} is {rollout.status} and takes no more calls")
+        raise RolloutClosed(f"Rollout {rollout.rollout_id!r} is {rollout.status} and accepts no more calls.")
 
 
 def within_limits(rollout: Rollout, now_ms: int) -> None:
@@ -29,17 +29,17 @@ def within_limits(rollout: Rollout, now_ms: int) -> None:
         rollout.counts.get("steps", 0),
         rollout.counts.get("sampled_tokens", 0),
     )
-    name = f"the rollout {rollout.rollout_id!r}"
+    name = f"Rollout {rollout.rollout_id!r}"
     if limits.max_steps is not None and steps >= limits.max_steps:
-        raise LimitReached(f"{name} has its {limits.max_steps} steps")
+        raise LimitReached(f"{name} reached its limit of {limits.max_steps} steps.")
     if rollout.has_reservation is False:
         raise LimitReached(
-            f"{name} has {steps} of its {limits.max_steps} steps, and calls for the others are in flight"
+            f"{name} has {steps} of {limits.max_steps} steps, and calls for the remaining steps are in flight."
         )
     if limits.max_tokens is not None and tokens >= limits.max_tokens:
-        raise LimitReached(f"{name} has sampled {tokens} tokens of its {limits.max_tokens}")
+        raise LimitReached(f"{name} reached its limit of {limits.max_tokens} sampled tokens; it has {tokens}.")
     if limits.deadline_s is not None and now_ms - rollout.created_ms > limits.deadline_s * 1000:
-        raise LimitReached(f"{name} is past its deadline of {limits.deadline_s:g} s")
+        raise LimitReached(f"{name} exceeded its deadline of {limits.deadline_s:g} s.")
 
 
 GUARDS: tuple[Guard, ...] = (is_open, within_limits)
@@ -90,4 +90,4 @@ async def _mark_limited(context: Context, rollout_id: str) -> None:
     except FieldsChanged:
         pass  # finished or marked meanwhile
     except StorageError as error:
-        raise StoreFault(f"the store cannot be reached: {error}") from error
+        raise StoreUnavailable(f"The store is unavailable: {error}") from error

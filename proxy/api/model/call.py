@@ -13,7 +13,7 @@ from proxy.api.adapters import CallAdapter
 from proxy.api.auth import Caller
 from proxy.api.context import Context
 from proxy.api.http import CLIENT_CLOSED_REQUEST, RESPONSE_STARTED
-from proxy.errors import EngineFault
+from proxy.errors import EngineError
 from proxy.protocols.dialects import Dialect
 from proxy.protocols.exchange import Exchange, Outcome
 from proxy.protocols.plan import Plan
@@ -28,8 +28,8 @@ from proxy.upstream.headers import downstream
 class Planner(Protocol):
     """Plans a call for one endpoint, and anew for each next one, with the attempts that failed before."""
 
-    async def plan(self, endpoint: Endpoint, failed: Sequence[Mapping[str, Any]]) -> tuple[Plan, EngineFault | None]:
-        """Return the plan, and why the endpoint cannot be called, if that is known. Raises NotValid."""
+    async def plan(self, endpoint: Endpoint, failed: Sequence[Mapping[str, Any]]) -> tuple[Plan, EngineError | None]:
+        """Return the plan, and why the endpoint cannot be called, if that is known. Raises UnprocessableRequest."""
         ...
 
     def reshape(self, outcome: Outcome) -> Outcome:
@@ -86,7 +86,7 @@ class CallState:
     received: float
     started: float
     body_bytes: int
-    fault: EngineFault | None = None  # found out before anything was sent
+    fault: EngineError | None = None  # found out before anything was sent
     stored: asyncio.Event = field(default_factory=asyncio.Event)  # set once its step is
     sent: float | None = None
     first_byte: float | None = None
@@ -184,7 +184,7 @@ class ClientStream:
             return self.cut()
         transport = self._call.request.transport
         if transport is None or transport.is_closing():
-            raise ClientConnectionResetError("the client left before the end was written")
+            raise ClientConnectionResetError("the client disconnected before the end was written")
         await self._stream.write_eof()
         return self._stream
 

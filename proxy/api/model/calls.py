@@ -27,7 +27,7 @@ from proxy.api.model.token_options import read_token_reply
 from proxy.api.model.unrecorded import pass_on
 from proxy.api.rollout_id import named_rollout
 from proxy.clock import new_id
-from proxy.errors import BadCall, EngineFault
+from proxy.errors import BadRequest, EngineError
 from proxy.protocols.dialects import DIALECTS, Dialect
 from proxy.protocols.dialects.translation import TranslationOptions
 from proxy.protocols.exchange import Outcome
@@ -52,7 +52,7 @@ async def handle_call(request: ModelRequest, route: CallRoute) -> web.StreamResp
 
 
 async def receive(request: ModelRequest, route: CallRoute) -> IncomingCall | web.StreamResponse:
-    """Read a call; return the response instead, for one that was passed on unrecorded. Raises BadCall, Forbidden, NotValid."""
+    """Return the call, or the response to a call that is forwarded unrecorded. Raises BadRequest or a subclass."""
     context = request.context
     received, started = context.clock.now(), context.clock.monotonic()
     text = await read_bytes(request.request)
@@ -81,7 +81,7 @@ async def receive(request: ModelRequest, route: CallRoute) -> IncomingCall | web
 async def _pass_on(
     request: ModelRequest, dialect: Dialect, text: bytes, body: dict[str, Any], adapter: CallAdapter | None
 ) -> web.StreamResponse | None:
-    """Pass on a call that names no rollout, if it is a health probe or the configuration says so. Raises BadCall."""
+    """Pass on a call that names no rollout, if it is a health probe or the configuration says so. Raises BadRequest."""
     context = request.context
     agents = context.settings.agents
     headers = request.request.headers
@@ -92,9 +92,9 @@ async def _pass_on(
     if agents.unnamed_rollouts == "pass" and (adapter is None or isinstance(adapter, TranslatedCall)):
         return await pass_on(request.request, context, request.endpoint, text)
     if agents.unnamed_rollouts != "new":
-        raise BadCall(
-            "the call names no rollout: use the base URL of one, the header X-Rollout-Id, its API key, or rollout_id in the "
-            "body",
+        raise BadRequest(
+            "The call names no rollout. Use the base URL or the API key of a rollout, the header "
+            "X-Rollout-Id, or rollout_id in the request body.",
             param="rollout_id",
         )
     return None
@@ -103,7 +103,7 @@ async def _pass_on(
 def _read(
     text: bytes, route: CallRoute, endpoint: str, ways: TranslationOptions
 ) -> tuple[dict[str, Any], CallAdapter | None, str]:
-    """Parse a body, choose its adapter, and compute its digest. Raises BadCall, NotValid."""
+    """Parse a body, choose its adapter, and compute its digest. Raises BadRequest, UnprocessableRequest."""
     body = read_body(text)
     return body, route.read(endpoint, body, ways), blake2b(text, digest_size=16).hexdigest()
 
@@ -203,8 +203,8 @@ class CallPlanner:
     rollout: Rollout
     attempt: Attempt
 
-    async def plan(self, endpoint: Endpoint, failed: Sequence[Mapping[str, Any]]) -> tuple[Plan, EngineFault | None]:
-        """Return the plan, and why the endpoint cannot be called, if that is known. Raises NotValid."""
+    async def plan(self, endpoint: Endpoint, failed: Sequence[Mapping[str, Any]]) -> tuple[Plan, EngineError | None]:
+        """Return the plan, and why the endpoint cannot be called, if that is known. Raises UnprocessableRequest."""
         context, call, adapter, rollout = self.context, self.call, self.call.adapter, self.rollout
         extra = {**self.attempt.extra, "attempts": list(failed)} if failed else self.attempt.extra
         fault = await context.upstream.ensure_detected(endpoint)

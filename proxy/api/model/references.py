@@ -73,7 +73,7 @@ async def keep_calls(context: Context, plan: Plan, incarnation: str, step: Step)
     try:
         await context.store.mark(plan.rollout_id, incarnation, marks, now_ms=context.clock.now_ms())
     except StorageError as error:
-        LOG.error("the text of calls is not kept: %s", error, extra={"fields": {"step_id": plan.step_id}})
+        LOG.error("Text of tool calls not stored: %s", error, extra={"fields": {"step_id": plan.step_id}})
 
 
 async def find_answer(context: Context, name: str, rollout_id: str | None) -> Step:
@@ -84,7 +84,7 @@ async def find_answer(context: Context, name: str, rollout_id: str | None) -> St
         step is not None and step.dialect == RESPONSES and step.status == "complete" and step.response is not None
     )
     if step is None or not is_whole or step.request.get("store") is False:
-        raise NotFound(f"there is no response {name[:200]!r} here", param="response_id")
+        raise NotFound(f"Response {name[:200]!r} not found.", param="response_id")
     return step
 
 

@@ -20,7 +20,7 @@ from proxy.api.failures import internal_error
 from proxy.api.http import CLIENT_CLOSED_REQUEST
 from proxy.api.model.call import CallState, ClientStream, keeping_alive
 from proxy.api.model.references import keep_calls
-from proxy.errors import EngineBusy, EngineFault, NoEngine, NotValid, ProxyError, StoreFault
+from proxy.errors import EngineBusy, EngineError, EngineUnreachable, ProxyError, StoreUnavailable, UnprocessableRequest
 from proxy.protocols.engines.quirks import QUIRK_CODES
 from proxy.protocols.exchange import Exchange, Outcome
 from proxy.protocols.response import MALFORMED
@@ -45,7 +45,7 @@ async def relay(context: Context, call: CallState) -> web.StreamResponse:
         call.step = outcome.step
         try:
             await context.recorder.record(outcome.step, call.incarnation, body_bytes=call.body_bytes)
-        except StoreFault:
+        except StoreUnavailable:
             if not client.has_seen_something:
                 raise
             return client.cut()  # what is not stored may not be told to be over
@@ -106,7 +106,7 @@ async def _at_endpoint(context: Context, call: CallState, client: ClientStream) 
                 await _carry(context, call, client, exchange, answer)
             await _look_up(context, call, exchange)
         return await _aside(call.body_bytes, partial(exchange.finish, call.timing(), context.policy.version))
-    except EngineFault as fault:
+    except EngineError as fault:
         if not client.has_seen_answer and call.failover.can_retry(fault):
             _note_failed(context, call, fault)
             return None
@@ -117,7 +117,7 @@ async def _at_endpoint(context: Context, call: CallState, client: ClientStream) 
         # The context above has closed the engine's connection: that is how the engine learns to stop.
         exchange = exchange or Exchange(call.plan, 0, "")
         call.step = exchange.abort(
-            call.cut or "the client left", call.timing(), delivered=False, policy_version=context.policy.version
+            call.cut or "the client disconnected", call.timing(), delivered=False, policy_version=context.policy.version
         ).step
         context.recorder.record_detached(call.step, call.incarnation, body_bytes=call.body_bytes)
         raise
@@ -142,27 +142,29 @@ async def _in_turn(context: Context, call: CallState, client: ClientStream) -> A
                 yield answer
     except EngineBusy as busy:
         if call.failed or client.has_heard_only_comments:
-            public = f"the engine cannot be called: {busy.message}"
+            public = f"The engine is busy: {busy.message}"
             label = call.endpoint.settings.label
-            raise NoEngine(f"the engine {label} cannot be called: {busy.message}", public=public) from busy
+            raise EngineUnreachable(f"Engine {label} is busy: {busy.message}", public=public) from busy
         raise
 
 
-def _note_failed(context: Context, call: CallState, fault: EngineFault) -> None:
+def _note_failed(context: Context, call: CallState, fault: EngineError) -> None:
     """The step will say where it was tried in vain."""
     label = call.endpoint.settings.label
     call.failed.append({"endpoint": label, "fault": fault.message})
     context.metrics.failovers.labels(label).inc()
-    LOG.warning("tried at the next endpoint: %s", fault.message, extra={"fields": {"step_id": call.plan.step_id}})
+    LOG.warning(
+        "Failing over to the next endpoint: %s", fault.message, extra={"fields": {"step_id": call.plan.step_id}}
+    )
 
 
 async def _move(call: CallState) -> None:
-    """Plan the call for the next endpoint, which may be of another kind. Raises NoEngine if it cannot take the call."""
+    """Plan the call for the next endpoint, which may be of another kind. Raises EngineUnreachable if it cannot serve it."""
     endpoint = call.failover.next()
     try:
         plan, fault = await call.planner.plan(endpoint, call.failed)
-    except NotValid as error:
-        raise NoEngine(f"the engine {endpoint.settings.label} cannot take the call over: {error.message}") from error
+    except UnprocessableRequest as error:
+        raise EngineUnreachable(f"Engine {endpoint.settings.label} cannot serve the call: {error.message}") from error
     call.endpoint, call.plan, call.fault = endpoint, plan, fault
     call.first_byte = call.last_byte = None  # of an answer that nobody saw
 
@@ -188,7 +190,7 @@ async def _carry(
                 break
         if exchange.is_over:
             await _let_end(reads, exchange)
-    except EngineFault:
+    except EngineError:
         if not exchange.is_over:
             raise
 
@@ -215,8 +217,8 @@ async def _look_up(context: Context, call: CallState, exchange: Exchange) -> Non
         _, exchange.found = await context.upstream.post_json(
             call.endpoint, lookup.path, body, new_connection=True, is_auxiliary=False
         )
-    except EngineFault as error:
-        LOG.warning("%s could not be asked for %s: %s", call.endpoint.settings.label, lookup.path, error)
+    except EngineError as error:
+        LOG.warning("Request to engine %s for %s failed: %s", call.endpoint.settings.label, lookup.path, error)
 
 
 async def _aside(size: int, work: Callable[[], T]) -> T:
@@ -252,14 +254,14 @@ def _failed(call: CallState, client: ClientStream, error: Exception) -> Outcome:
         return Outcome(b"", step, broken=True)
 
 
-def _broken(call: CallState, client: ClientStream, exchange: Exchange | None, fault: EngineFault) -> Outcome:
+def _broken(call: CallState, client: ClientStream, exchange: Exchange | None, fault: EngineError) -> Outcome:
     """The engine could not be reached, or broke off.
 
     A client that has seen nothing yet gets an error; one that has seen a part sees it end as the engine ended it, if its
     dialect is the engine's.
     """
     plan = call.plan
-    LOG.warning("the engine failed: %s", fault.message, extra={"fields": {"step_id": plan.step_id}})
+    LOG.warning("Engine failed: %s", fault.message, extra={"fields": {"step_id": plan.step_id}})
     error = plan.error_dialect.error(fault.for_agents(f"step {plan.step_id}"))
     aborted = None if exchange is None else exchange.abort(fault.message, call.timing(), delivered=True)
     outcome = aborted or _unanswered(call, fault)
@@ -273,7 +275,7 @@ def _broken(call: CallState, client: ClientStream, exchange: Exchange | None, fa
     return Outcome(error, outcome.step, broken=False)
 
 
-def _unanswered(call: CallState, fault: EngineFault) -> Outcome:
+def _unanswered(call: CallState, fault: EngineError) -> Outcome:
     """A call that no engine answered: its step has the failure as an engine would have told it."""
     exchange = Exchange(call.plan, fault.status, "application/json")
     exchange.feed(call.plan.dialect.error(fault))
@@ -308,7 +310,12 @@ def _report(context: Context, call: CallState, client: ClientStream) -> None:
     if step is not None and step.status == "complete" and not (plan.expected - QUIRK_CODES).intersection(step.problems):
         for code in QUIRK_CODES.intersection(step.problems) - plan.expected:
             metrics.unexpected_losses.labels(call.endpoint.settings.label, code).inc()
-            LOG.warning("a new fact of %s: %s", call.endpoint.kind, code, extra={"fields": {"step_id": step.step_id}})
+            LOG.warning(
+                "Problem that is not expected of engine kind %s: %s",
+                call.endpoint.kind,
+                code,
+                extra={"fields": {"step_id": step.step_id}},
+            )
     if call.first_byte is not None and call.last_byte is not None and call.sent is not None:
         metrics.time_to_first_byte_seconds.labels(*labels).observe(call.first_byte - call.started)
         metrics.proxy_overhead_seconds.labels(plan.error_dialect.name).observe(

@@ -21,7 +21,7 @@ from proxy.api.model.calls import handle_call
 from proxy.api.model.stored_responses import STORED, answer_stored
 from proxy.api.model.unrecorded import COUNT, count_tokens, pass_on, show_models
 from proxy.api.rollout_id import parse_path
-from proxy.errors import BadCall, NotFound
+from proxy.errors import BadRequest, NotFound
 from proxy.protocols.translated_call import error_dialect_for
 
 Handler: TypeAlias = Callable[[ModelRequest], Awaitable[web.StreamResponse]]
@@ -83,10 +83,9 @@ def _route_of(routes: Mapping[str, ModelRoute], endpoint: str) -> ModelRoute | N
     return next((route for prefix, route in _PREFIXES.items() if endpoint.startswith(prefix)), None)
 
 
-def _unknown(method: str, endpoint: str, *, known: bool) -> BadCall:
+def _unknown(method: str, endpoint: str, *, known: bool) -> BadRequest:
     if known:
-        return NotFound(f"{endpoint} takes POST, not {method}")
+        return NotFound(f"{method} {endpoint} is not supported; use POST.")
     return NotFound(
-        f"{method} {endpoint} is not served here: it is neither recorded nor on the allow-list (engines.passthrough), "
-        "and nothing is passed on unrecorded by accident"
+        f"{method} {endpoint} is not supported: it is neither a recorded endpoint nor listed in engines.passthrough."
     )

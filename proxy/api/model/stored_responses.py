@@ -31,11 +31,13 @@ async def answer_stored(call: ModelRequest) -> web.Response:
     named = call.rollout_id or (minted.rollout_id if minted else None)
     check_minted(minted, rollout_of(name))
     if (request.method, rest) not in {("GET", ""), ("DELETE", ""), ("GET", "input_items")}:
-        raise NotFound(f"{request.method} {call.endpoint} is not served: an answer can be read, listed and deleted")
+        raise NotFound(
+            f"{request.method} {call.endpoint} is not supported; responses can be retrieved, listed and deleted."
+        )
     step = await find_answer(context, name, named)
     mark = _DELETED_MARK + step.step_id
     if await context.store.marks(step.rollout_id, [mark]):
-        raise NotFound(f"the response {name[:200]!r} was deleted", param="response_id")
+        raise NotFound(f"Response {name[:200]!r} was deleted.", param="response_id")
     if request.method == "DELETE":
         stored = await context.store.get(step.rollout_id)
         if stored is not None:
@@ -61,5 +63,5 @@ def _place_after(name: str | None, ids: Sequence[str]) -> int:
     if name is None:
         return 0
     if name not in ids:
-        raise NotFound(f"there is no item {name[:200]!r}", param="after")
+        raise NotFound(f"Item {name[:200]!r} not found.", param="after")
     return ids.index(name) + 1

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from proxy.api.context import Context
-from proxy.errors import NotValid
+from proxy.errors import UnprocessableRequest
 from proxy.protocols.dialects import Dialect
 from proxy.protocols.token_annotations import TokenAnnotations
 from proxy.rollouts.rollout import Rollout
@@ -22,20 +22,22 @@ _TELL_ALL: Final = ("vllm", "sglang")  # engines whose replies have every id, of
 async def read_token_reply(
     context: Context, rollout: Rollout, headers: Mapping[str, str], dialect: Dialect, body: Mapping[str, Any]
 ) -> TokenAnnotations | None:
-    """What this call's client wants; None if nothing beside the usual. Raises NotValid for what cannot be told."""
+    """What this call's client wants; None if nothing beside the usual. Raises UnprocessableRequest for what cannot be told."""
     tokens = headers.get(TOKENS) or rollout.reply.get("tokens")
     ids = headers.get(IDS) or rollout.reply.get("ids")
     if tokens is None and ids is None:
         return None
     for header, said in ((TOKENS, tokens), (IDS, ids)):
         if said not in (None, _KNOWN[header]):
-            raise NotValid(f"{header} is {said!r}, and can be {_KNOWN[header]!r} only", param=header)
+            raise UnprocessableRequest(
+                f"Invalid {header} {said!r}; the only valid value is {_KNOWN[header]!r}.", param=header
+            )
     endpoint = choose(context.upstream.endpoints, rollout.rollout_id)
     fault = await context.upstream.ensure_detected(endpoint)
     if fault is None and endpoint.kind not in _TELL_ALL:
-        raise NotValid(
-            f"{TOKENS} and {IDS} need an engine whose replies have all ids ({' or '.join(_TELL_ALL)}), and "
-            f"{endpoint.settings.public_label} is {endpoint.kind}",
+        raise UnprocessableRequest(
+            f"{TOKENS} and {IDS} require an engine that returns all token ids "
+            f"({' or '.join(_TELL_ALL)}); {endpoint.settings.public_label} is {endpoint.kind}.",
             param=IDS if tokens is None else TOKENS,
         )
     if tokens is None:
@@ -43,9 +45,9 @@ async def read_token_reply(
     _check_pieces(endpoint, dialect, body)
     tokenizer = await context.tokenizers.get(endpoint.settings.label)
     if tokenizer is None:
-        raise NotValid(
-            f"{TOKENS} needs a tokenizer for {endpoint.settings.public_label}: set `tokenizer` of its endpoint in the "
-            "configuration to its folder or its name on the hub, and pip install 'tokentape[tokenizer]'",
+        raise UnprocessableRequest(
+            f"{TOKENS} requires a tokenizer for {endpoint.settings.public_label}: set "
+            "engines.endpoints[].tokenizer, and install tokentape[tokenizer].",
             param=TOKENS,
         )
     return TokenAnnotations(tokenizer.pieces, ids=ids is not None)
@@ -53,9 +55,11 @@ async def read_token_reply(
 
 def _check_pieces(endpoint: Endpoint, dialect: Dialect, body: Mapping[str, Any]) -> None:
     if dialect.name != "chat":
-        raise NotValid(f"{TOKENS} is for /v1/chat/completions; this is a call of {dialect.name}", param=TOKENS)
+        raise UnprocessableRequest(
+            f"{TOKENS} is supported for /v1/chat/completions only, not for {dialect.name}.", param=TOKENS
+        )
     if endpoint.kind == "sglang" and body.get("top_logprobs"):
-        raise NotValid(
-            f"SGLang names alternatives by their text alone: {TOKENS} goes with top_logprobs on vLLM only",
+        raise UnprocessableRequest(
+            f"{TOKENS} with top_logprobs requires vLLM; SGLang returns alternatives as text only.",
             param="top_logprobs",
         )

@@ -14,7 +14,7 @@ from proxy.api.body_reader import read_bytes
 from proxy.api.context import Context
 from proxy.api.http import RESPONSE_STARTED, json_response
 from proxy.api.model.call import ModelRequest
-from proxy.errors import EngineBroke, NotFound, NotValid
+from proxy.errors import EngineDisconnected, NotFound, UnprocessableRequest
 from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.dialects.messages import models_list as listing
 from proxy.protocols.translated_call import CHAT, read_translated_call
@@ -59,7 +59,7 @@ async def show_models(call: ModelRequest) -> web.StreamResponse:
     aliases = [alias for alias in context.settings.models if not alias.endswith("*")]
     name = path.removeprefix("/v1/models").removeprefix("/")
     if not names_a_model(name):
-        raise NotFound(f"there is no model {name!r}")
+        raise NotFound(f"Model {name!r} not found.")
     by_messages = "anthropic-version" in request.headers
     if not by_messages and (not aliases or (name and name not in aliases)):
         return await pass_on(request, context, path, b"")
@@ -74,23 +74,21 @@ async def show_models(call: ModelRequest) -> web.StreamResponse:
     if name:
         found = next((model for model in listed if model["id"] == unquote(name)), None)
         if found is None and name in aliases:
-            raise NotFound(
-                f"the model {name!r} is an alias of {context.settings.models[name]!r}, which no engine serves"
-            )
+            raise NotFound(f"Model {name!r} is an alias of {context.settings.models[name]!r}, which no engine serves.")
         if found is None:
-            raise NotFound(f"there is no model {name!r}")
+            raise NotFound(f"Model {name!r} not found.")
         return web.Response(headers=shown, body=orjson.dumps(listing.model(found) if by_messages else found))
     told = {**models, "data": listed}
     return web.Response(headers=shown, body=orjson.dumps(listing.models(told) if by_messages else told))
 
 
 def _models_of(listing_of_engine: Any) -> list[dict[str, Any]]:
-    """The models in an engine's answer. Raises EngineBroke for an answer of another shape."""
+    """The models in an engine's answer. Raises EngineDisconnected for an answer of another shape."""
     models = listing_of_engine.get("data") if isinstance(listing_of_engine, dict) else None
     if not isinstance(models, list) or len(models) > _MOST_MODELS:
-        raise EngineBroke("the engine's answer to GET /v1/models is not a list of models")
+        raise EngineDisconnected("The engine's response to GET /v1/models is not a list of models.")
     if not all(isinstance(model, dict) and isinstance(model.get("id"), str) for model in models):
-        raise EngineBroke("the engine's answer to GET /v1/models has models without an id")
+        raise EngineDisconnected("The engine's response to GET /v1/models has models without an id.")
     return models
 
 
@@ -114,7 +112,7 @@ _MESSAGES: Final = "/v1/messages"
 
 
 async def count_tokens(call: ModelRequest) -> web.Response:
-    """`POST /v1/messages/count_tokens`. Raises NotValid where the engine cannot count."""
+    """`POST /v1/messages/count_tokens`. Raises UnprocessableRequest where the engine cannot count."""
     context, text = call.context, await read_bytes(call.request)
     form = await off_loop(
         len(text), lambda: read_translated_call(_MESSAGES, {"max_tokens": 1, **read_body(text)}, context.ways)
@@ -127,5 +125,7 @@ async def count_tokens(call: ModelRequest) -> web.Response:
     chat = await off_loop(len(text), form.native, {}, endpoint.kind)
     counted = await count_prompt(context.upstream, endpoint, DIALECTS[CHAT], chat, body_bytes=len(text))
     if counted is None:
-        raise NotValid(f"{endpoint.settings.public_label} ({endpoint.kind}) cannot count the tokens of messages")
+        raise UnprocessableRequest(
+            f"Counting the tokens of messages is not supported by {endpoint.settings.public_label} ({endpoint.kind})."
+        )
     return json_response({"input_tokens": counted.tokens})

@@ -73,7 +73,7 @@ async def show_file(request: web.Request) -> web.Response:
     """`GET /ui/{file}`: a script, a style, the icon."""
     name = request.match_info["file"]
     if name not in _FILES:
-        raise NotFound(f"the page has no file {name[:100]!r}; it begins at /ui", param="file")
+        raise NotFound(f"File {name[:100]!r} not found; the web UI is at /ui.", param="file")
     return _served(request, name)
 
 

@@ -11,7 +11,7 @@ from proxy.cli.check.finding import Finding
 from proxy.cli.check.network import find_engine, is_tokentape
 from proxy.clock import SystemClock
 from proxy.config.settings import Settings
-from proxy.errors import EngineFault
+from proxy.errors import EngineError
 from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.engines import InjectionRequest, Tokens
 from proxy.upstream import Endpoint, Upstream
@@ -76,7 +76,7 @@ async def check_engine(
         if endpoint.kind == "vllm":
             async for finding in _check_flags(upstream, endpoint, subject, names[0]):
                 yield finding
-    except EngineFault as fault:
+    except EngineError as fault:
         yield await _unreachable(subject, endpoint, endpoint.last_fault or str(fault))
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from proxy.cli.check.finding import Finding
 from proxy.config.sections import EndpointSettings
-from proxy.errors import NotValid
+from proxy.errors import UnprocessableRequest
 from proxy.upstream.tokenizers import load
 
 
@@ -33,7 +33,7 @@ async def check_tokenizer(endpoint: EndpointSettings) -> Finding:
     subject = f"tokenizer {endpoint.tokenizer}"
     try:
         await asyncio.to_thread(load, endpoint.tokenizer or "")
-    except NotValid as error:
+    except UnprocessableRequest as error:
         mend = "use a folder that contains tokenizer.json, or the name of a model on the Hugging Face Hub"
         return Finding(subject, "fault", error.message, "" if "pip install" in error.message else mend)
     return Finding(subject, "ok", f"loads, for {endpoint.label}")

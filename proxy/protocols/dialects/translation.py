@@ -105,7 +105,7 @@ class Translator(ErrorDialect, Protocol):
     ) -> Json:
         """Return the chat body for an engine; `body` remains unchanged.
 
-        Raises NotValid, naming the field, for what chat cannot represent.
+        Raises UnprocessableRequest, naming the field, for what chat cannot represent.
         """
         ...
 

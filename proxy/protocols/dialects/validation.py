@@ -6,13 +6,13 @@ A path has Anthropic's format: `messages.0.content.1.text`.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from proxy.errors import NotValid
+from proxy.errors import UnprocessableRequest
 from proxy.protocols.dialects.translation import Json
 
 
-def refusal(at: str, sentence: str) -> NotValid:
+def refusal(at: str, sentence: str) -> UnprocessableRequest:
     """Return the error for the value at this path."""
-    return NotValid(f"{at}: {sentence}", param=at)
+    return UnprocessableRequest(f"{at}: {sentence}", param=at)
 
 
 def a_text(value: Any, at: str) -> str:
@@ -46,7 +46,7 @@ def a_number(value: Any, at: str) -> int | float:
 def a_count(value: Any, at: str) -> int:
     """Return the value if it is an integer."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise refusal(at, f"must be a whole number, not {_kind(value)}")
+        raise refusal(at, f"must be an integer, not {_kind(value)}")
     return value
 
 

@@ -231,7 +231,7 @@ def index_of(choice: Json) -> int:
     """Return the index of a choice. Raises TypeError for an invalid index, which cannot be matched."""
     index = choice["index"]
     if type(index) is not int or not 0 <= index <= _HIGHEST_INDEX:
-        raise TypeError("a choice's index must be a small integer from 0 on")
+        raise TypeError("the index of a choice must be a small non-negative integer")
     return index
 
 

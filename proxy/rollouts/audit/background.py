@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from proxy.clock import Clock
-from proxy.errors import EngineFault
+from proxy.errors import EngineError
 from proxy.rollouts.audit.report import NOT_SCORED
 from proxy.rollouts.audit.runner import AuditOptions, audit_one
 from proxy.rollouts.audit.sample import AuditSample, of_choice
@@ -68,9 +68,9 @@ class BackgroundAudit:
                 continue
             try:
                 await self._audit(step, endpoint)
-            except (NotScored, EngineFault) as why:
+            except (NotScored, EngineError) as why:
                 self._metrics.audits.labels(step.engine.name, NOT_SCORED).inc()
-                LOG.warning("cannot audit a step: %s", why, extra={"fields": {"step_id": step.step_id}})
+                LOG.warning("Step not audited: %s", why, extra={"fields": {"step_id": step.step_id}})
 
     async def _audit(self, step: Step, endpoint: Endpoint) -> None:
         found = await find_scorer(sender(self._upstream, endpoint), step.engine.kind, None)
@@ -84,7 +84,7 @@ class BackgroundAudit:
             await asyncio.to_thread(self._observe, step.engine.name, recorded, scored)
             if finding.verdict != "aligned":
                 fields = {"step_id": step.step_id, "verdict": finding.verdict, "max": finding.max, "note": finding.note}
-                LOG.warning("an audited step is not aligned", extra={"fields": fields})
+                LOG.warning("Audited step is not aligned", extra={"fields": fields})
 
     def _observe(self, engine: str, recorded: AuditSample, scored: Scored) -> None:
         sizes = self._metrics.audit_logprob_difference.labels(engine)
@@ -107,7 +107,7 @@ def is_scorable(step: Step) -> bool:
 
 
 def sender(upstream: Upstream, endpoint: Endpoint) -> Send:
-    """Return a function that sends requests to this endpoint. It raises EngineFault if the engine is unreachable."""
+    """Return a function that sends requests to this endpoint. It raises EngineError if the engine is unreachable."""
 
     async def send(method: str, path: str, body: Any) -> tuple[int, bytes]:
         text = None if body is None else await asyncio.to_thread(orjson.dumps, body)

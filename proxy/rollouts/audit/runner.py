@@ -152,4 +152,4 @@ def _key(recorded: AuditSample, scorer: Scorer, terms: AuditOptions) -> str:
 
 _UNFINISHED = Result("", 0, NOT_SCORED)
 _UNLOGGED = "no logprobs: no token is trained, or none were requested (record.logprobs: off)"
-_BEYOND = "the only logprob is of the last token of a full context window, which a prompt cannot contain"
+_BEYOND = "the only logprob is of the last token of a full context window, which cannot be scored as a prompt"

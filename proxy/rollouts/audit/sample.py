@@ -77,11 +77,11 @@ class AuditSample:
         """Return the number of logprobs that `comparable` removes, and the reason."""
         reasons = []
         if any(span.constrained for span in self.stretches):
-            reasons.append("sampled under a constraint (a grammar, a forced tool call)")
+            reasons.append("sampled with a constraint (a grammar or a forced tool call)")
         if self.temperatures and mode != "raw_logprobs":
             reasons.append(f"recorded after temperature {', '.join(map(str, self.temperatures))}")
         count = self.count - self.comparable(mode).count
-        return count, f"{count} left out, because no engine can score them again: {'; '.join(reasons)}" if count else ""
+        return count, f"{count} skipped because engines cannot score them again: {'; '.join(reasons)}" if count else ""
 
     @property
     def count(self) -> int:
@@ -101,17 +101,15 @@ def of_row(row: Any) -> AuditSample:
     if not isinstance(row, dict) or not all(
         isinstance(row.get(key), list) for key in ("token_ids", "mask", "logprobs")
     ):
-        raise ValueError(
-            "it has no token_ids, mask and logprobs: it is no row of `tokentape export --format sequences`"
-        )
+        raise ValueError("token_ids, mask or logprobs are missing; use rows of `tokentape export --format sequences`")
     ids, mask, logprobs = row["token_ids"], row["mask"], row["logprobs"]
     if not len(ids) == len(mask) == len(logprobs):
         lengths = f"{len(ids)} token_ids, {len(mask)} mask, {len(logprobs)} logprobs"
-        raise ValueError(f"its arrays are of different lengths: {lengths}")
+        raise ValueError(f"token_ids, mask and logprobs differ in length: {lengths}")
     if not all(type(token) is int and token >= 0 for token in ids):
-        raise ValueError("its token_ids are not all ids: integers from 0 on")
+        raise ValueError("token_ids must be non-negative integers")
     if not all(value is None or (type(value) in {int, float} and isfinite(value)) for value in logprobs):
-        raise ValueError("its logprobs are not all numbers or null")
+        raise ValueError("logprobs must be numbers or null")
     name, branch = name_of(row)
     return AuditSample(
         name=name,
@@ -142,7 +140,7 @@ def of_choice(step: Step, choice: Choice) -> AuditSample:
 def _span(span: Mapping[str, Any]) -> SampledSpan:
     start, end, temperature = span.get("start"), span.get("end"), span.get("temperature")
     if type(start) is not int or type(end) is not int or not 0 <= start <= end:
-        raise ValueError("one of its spans has no start and end")
+        raise ValueError("a span has no valid start and end")
     known = temperature if type(temperature) in {int, float} else None
     version = span.get("policy_version")
     version = None if version is None else str(version)
@@ -161,4 +159,4 @@ def _mask_offset(mask: Sequence[Any], logprobs: Sequence[float | None]) -> int:
         inner = slice(max(-offset, 0), len(masked) - max(offset, 0))
         if moved == filled or (any(filled) and moved[inner] == filled[inner]):
             return offset
-    raise ValueError("its mask and its logprobs do not cover the same tokens, however one is moved against the other")
+    raise ValueError("mask and logprobs cover different tokens at every offset")

@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-# Method, path, JSON body -> status and body. Raises OSError or EngineFault if the engine is unreachable.
+# Method, path, JSON body -> status and body. Raises OSError or EngineError if the engine is unreachable.
 Send = Callable[[str, str, Any], Awaitable[tuple[int, bytes]]]
 Scores = list[float | None]
 
@@ -46,7 +46,7 @@ class Scorer:
         # A prompt must leave room for a token, and a sequence may have filled the window to its end.
         scored = ids[: self.window - 1] if self.window and len(ids) == self.window else ids
         if self.window and len(scored) >= self.window:
-            raise TooLong(f"{len(ids)} ids are more than the engine's window of {self.window}")
+            raise TooLong(f"{len(ids)} token ids exceed the engine's context window of {self.window}")
         path, body = _request(self.kind, self.model, scored)
         status, answer = await self.send("POST", path, body)
         if status != 200:
@@ -54,8 +54,8 @@ class Scorer:
             if status == 400 and any(
                 words in message for words in ("context length", "context window", "maximum length")
             ):
-                raise TooLong(f"the engine finds {len(ids)} ids too long: {message}")
-            raise NotScored(f"the engine answered {status} when asked to score: {message}")
+                raise TooLong(f"the engine rejected {len(ids)} token ids as too long: {message}")
+            raise NotScored(f"the engine returned status {status} for the scoring request: {message}")
         scores = await asyncio.to_thread(_scores, self.kind, answer, scored)  # megabytes of JSON for a long sequence
         return [*scores, *[None] * (len(ids) - len(scored))]
 
@@ -64,14 +64,14 @@ async def find_scorer(send: Send, kind: str | None, model: str | None) -> Scorer
     """Return a scorer with the engine's type, model and context window. Raises NotScored if it cannot score."""
     kind = kind or await _kind(send)
     if kind not in SCORING_KINDS:
-        raise NotScored(f"the engine's kind {kind!r} cannot score ids: it must be one of {', '.join(SCORING_KINDS)}")
+        raise NotScored(f"engine kind {kind!r} cannot score token ids; use one of {', '.join(SCORING_KINDS)}")
     listed = await _json(send, "/v1/models")
     models = listed.get("data") if isinstance(listed, dict) else None
     found = [entry for entry in models or () if isinstance(entry, dict)]
     chosen = next((entry for entry in found if model in {None, entry.get("id")}), None)
     if model is not None and found and chosen is None:
         names = ", ".join(str(entry.get("id")) for entry in found)
-        raise NotScored(f"the engine does not serve {model!r}; it serves {names}")
+        raise NotScored(f"the engine does not serve model {model!r}; it serves {names}")
     chosen = chosen or {}
     window = chosen.get("max_model_len")
     return Scorer(send, kind, model or chosen.get("id"), window if type(window) is int else None)
@@ -85,7 +85,7 @@ async def _kind(send: Send) -> str:
     for path in ("/server_info", "/get_server_info"):
         if isinstance(await _json(send, path), dict):
             return "sglang"
-    raise NotScored("the engine is neither vLLM nor SGLang, as far as it says; if it is, give --engine-kind")
+    raise NotScored("the engine was not detected as vLLM or SGLang; if it is one of them, pass --engine-kind")
 
 
 async def _json(send: Send, path: str) -> Any:
@@ -114,7 +114,7 @@ def _scores(kind: str, answer: bytes, ids: Sequence[int]) -> Scores:
         response = orjson.loads(answer)
         scores = _from_vllm(response, ids) if kind == "vllm" else _from_sglang(response, ids)
     except (orjson.JSONDecodeError, KeyError, IndexError, TypeError, ValueError) as error:
-        raise NotScored(f"the engine's answer holds no scores of the ids sent: {error!r}") from error
+        raise NotScored(f"the engine's response has no scores of the token ids: {error!r}") from error
     return [None, *scores]
 
 
@@ -126,5 +126,5 @@ def _from_vllm(response: Any, ids: Sequence[int]) -> list[float]:
 def _from_sglang(response: Any, ids: Sequence[int]) -> list[float]:
     entries = response["meta_info"]["input_token_logprobs"]
     if [entry[1] for entry in entries] != list(ids):
-        raise ValueError("it scored other ids")
+        raise ValueError("the engine scored other token ids")
     return [float(entry[0]) for entry in entries[1:]]

@@ -154,7 +154,7 @@ async def test_ma_6_different_prompts_are_no_group(marin):
     await marin.ask("r2", messages=[{"role": "user", "content": "What is 3 + 3?"}])
     members = [Rows((await marin.export(name)).rows, []) for name in ("r1", "r2")]
 
-    with pytest.raises(Inexpressible, match="its rollouts begin with different prompts"):
+    with pytest.raises(Inexpressible, match="all rollouts of a group begin with the same prompt"):
         FORMATS["marin"].gather(members)
 
 
@@ -175,4 +175,4 @@ async def test_ma_6_a_reply_without_sampled_tokens_is_no_row(store, engine, http
         exported = await marin.export()
 
     assert [] == exported.rows
-    assert ["nothing was sampled"] == [left["why"] for left in exported.report["skipped"]]
+    assert ["no token was sampled"] == [left["why"] for left in exported.report["skipped"]]

@@ -214,7 +214,7 @@ async def test_members_without_rows_are_named_and_in_no_list(proxy):
         {"rollout_id": member, "step_ids": [step], "reward": reward, "advantage": advantage}
         for member, step, reward, advantage in zip((first, last), steps, (1.0, 0.0), group["advantages"], strict=True)
     ] == group["rows"]
-    assert {silent: "it has no steps", flagged: "none of its steps gave a row"} == {
+    assert {silent: "it has no steps", flagged: "none of its steps has a row"} == {
         left["rollout_id"]: left["why"] for left in group["skipped"] if "step_id" not in left
     }
 

@@ -66,7 +66,7 @@ async def test_an_ejected_endpoint_is_shown_with_its_time_and_its_fault(store, h
         (shown,) = (await call(http, "GET", served.url + "/engines")).told["engines"]
 
     assert (False, True) == (shown["healthy"], shown["ejected_until"] > 1.7e9)
-    assert "dead cannot be reached" in shown["last_fault"]
+    assert "dead is unreachable" in shown["last_fault"]
 
 
 async def test_endpoints_are_put_in_the_place_of_the_configured_ones(store, http, engines):

@@ -7,7 +7,7 @@ from aiohttp.test_utils import make_mocked_request
 from proxy.api.control.export_query import export_query_from, export_query_of_claim
 from proxy.api.control.group_rows import ADVANTAGES
 from proxy.api.control.schemas import ClaimBatch, read_as
-from proxy.errors import BadCall
+from proxy.errors import BadRequest
 
 OPTIONS = [
     {},
@@ -38,7 +38,7 @@ def test_a_claim_and_a_query_that_say_the_same_want_the_same(options):
 )
 def test_an_option_that_is_not_allowed_is_named(query):
     """So that whoever misspelt it finds it."""
-    with pytest.raises(BadCall) as refused:
+    with pytest.raises(BadRequest) as refused:
         export_query_from(make_mocked_request("GET", f"/export?{query}"))
 
     assert query.partition("=")[0] == refused.value.param

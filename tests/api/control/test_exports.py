@@ -156,7 +156,7 @@ async def test_a_rollout_that_cannot_be_read_is_named_and_left_out_of_many(proxy
     assert (200, 1) == (answer.status, len(answer.json["rows"]))
     assert ["good"] == [row["rollout_id"] for row in answer.json["report"]["rows"]]
     assert [("bad", True)] == [
-        (left["rollout_id"], "step at index 1" in left["why"]) for left in answer.json["report"]["skipped"]
+        (left["rollout_id"], "Step at index 1" in left["why"]) for left in answer.json["report"]["skipped"]
     ]
     assert (409, "damaged_step") == (own.status, own.json["error"]["code"])
 
@@ -273,7 +273,7 @@ async def test_a_format_that_cannot_say_a_rollout_refuses_it(proxy):
     await proxy.patch("/rollouts/r1", {"reward": 1.0})
 
     assert (409, "conflict") == (refused.status, refused.json["error"]["code"])
-    assert "scored_data cannot say rollout 'r1': it has no reward" in refused.json["error"]["message"]
+    assert "Format 'scored_data' requires a reward; rollout 'r1' has none." in refused.json["error"]["message"]
     assert ([], ["r1"]) == (many.json["rows"], [left["rollout_id"] for left in many.json["report"]["skipped"]])
     assert [1.0] == (await proxy.get("/rollouts/r1/export?format=scored_data")).json["rows"][0]["scores"]
 

@@ -235,8 +235,8 @@ async def test_a_group_that_is_not_worth_training_gives_nothing_and_says_why(pro
     few = await proxy.get("/groups/g/export?min_group=3")
     equal = await proxy.get("/groups/g/export?only_mixed=true&container=ndjson")
 
-    assert ([], True) == (few.json, "min_group=3" in few.headers["X-Export-Skipped"])
-    assert (b"", True) == (equal.text, "all equal" in equal.headers["X-Export-Skipped"])
+    assert ([], True) == (few.json, "min_group is 3" in few.headers["X-Export-Skipped"])
+    assert (b"", True) == (equal.text, "have the same reward" in equal.headers["X-Export-Skipped"])
 
 
 async def test_an_estimate_needs_a_group(proxy):

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.api.control.schemas import FinishRollout, OpenRollout, PatchRollout, read_as
-from proxy.errors import BadCall, NotValid
+from proxy.errors import BadRequest, UnprocessableRequest
 
 
 def test_an_empty_body_means_the_defaults():
@@ -16,7 +16,7 @@ def test_an_empty_body_means_the_defaults():
 @pytest.mark.parametrize("text", [b'{"status": "open"}', b"{}", b'{"status": "failed", "reward": 1e999}'])
 def test_what_is_not_allowed_is_named(text):
     """By its field; a number that is none is no reward."""
-    with pytest.raises(BadCall):
+    with pytest.raises(BadRequest):
         read_as(FinishRollout, text)
 
 
@@ -25,5 +25,5 @@ def test_random_bytes_are_read_or_refused(text):
     """Nothing else escapes."""
     try:
         read_as(PatchRollout, text)
-    except (BadCall, NotValid) as error:
+    except (BadRequest, UnprocessableRequest) as error:
         assert error.status in (400, 422)

@@ -116,7 +116,7 @@ async def test_a_client_that_leaves_a_stream_stops_the_engine_and_leaves_a_parti
         await asyncio.wait_for(engine.aborted.wait(), 50)
         (step,) = await some_steps(store, "r1")
 
-    assert ("partial", "the client left", False) == (step.status, step.reason, step.delivered)
+    assert ("partial", "the client disconnected", False) == (step.status, step.reason, step.delivered)
     assert "stream_cut" in step.problems
 
 
@@ -164,7 +164,7 @@ async def test_an_engine_that_dies_in_a_stream_ends_the_clients_stream_without_a
 
     (step,) = await some_steps(store, "r1")
     assert len(came) == len(events(shown))
-    assert ("partial", True, 4, False) == (step.status, "broke off" in step.reason, step.sampled, step.delivered)
+    assert ("partial", True, 4, False) == (step.status, "disconnected" in step.reason, step.sampled, step.delivered)
 
 
 async def test_an_engine_that_dies_in_an_unstreamed_answer_gives_502(store, engine, http):
@@ -182,7 +182,7 @@ async def test_an_engine_that_dies_in_an_unstreamed_answer_gives_502(store, engi
         error = await answer.json()
 
     (step,) = await steps_of(store, "r1")
-    assert (502, "upstream_error", "engine_broke_off") == (
+    assert (502, "upstream_error", "engine_disconnected") == (
         answer.status,
         error["error"]["type"],
         error["error"]["code"],
@@ -530,7 +530,7 @@ async def test_a_call_that_our_own_stop_ends_says_so(store, engine, http):
         await answer.read()
     (step,) = await steps_of(store, "r1")
 
-    assert ("partial", "the proxy was stopped", False) == (step.status, step.reason, step.delivered)
+    assert ("partial", "the proxy shut down", False) == (step.status, step.reason, step.delivered)
 
 
 @pytest.mark.parametrize(
@@ -641,7 +641,7 @@ async def test_a_client_whose_machine_went_away_did_not_get_its_turn(store, engi
         await asyncio.wait_for(engine.aborted.wait(), 50)
         (step,) = await some_steps(store, "r1")
 
-    assert ("partial", False, "the client left") == (step.status, step.delivered, step.reason)
+    assert ("partial", False, "the client disconnected") == (step.status, step.delivered, step.reason)
 
 
 def two_endpoints(*urls: str, **said) -> dict:
@@ -666,7 +666,7 @@ async def test_with_one_of_two_endpoints_dead_no_call_fails(store, engine, http)
     assert 12 == len(steps)
     assert all(step.exact and step.engine.name == engine.url[-5:] for step in steps)
     assert 0 < len(tried) < 12
-    assert all(len(attempts) == 1 and "cannot be reached" in attempts[0]["fault"] for attempts in tried)
+    assert all(len(attempts) == 1 and "is unreachable" in attempts[0]["fault"] for attempts in tried)
 
 
 async def test_a_dead_endpoint_costs_the_first_calls_an_attempt_and_no_later_one(store, engine, http):

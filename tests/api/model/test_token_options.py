@@ -83,14 +83,14 @@ async def test_a_stream_that_cannot_be_made_so_is_refused(store, engine, http):
 @pytest.mark.parametrize(
     ("how", "why"),
     [
-        ({"headers": PIECES}, "set `tokenizer` of its endpoint"),
-        ({"headers": {"X-Reply-Tokens": "words"}}, "X-Reply-Tokens is 'words', and can be 'pieces' only"),
-        ({"headers": {"X-Reply-Ids": "top"}}, "X-Reply-Ids is 'top', and can be 'choices' only"),
-        ({"headers": PIECES, "path": "/rollouts/r1/v1/completions", "prompt": "hi"}, "this is a call of completions"),
+        ({"headers": PIECES}, "set engines.endpoints[].tokenizer"),
+        ({"headers": {"X-Reply-Tokens": "words"}}, "Invalid X-Reply-Tokens 'words'; the only valid value is 'pieces'."),
+        ({"headers": {"X-Reply-Ids": "top"}}, "Invalid X-Reply-Ids 'top'; the only valid value is 'choices'."),
+        ({"headers": PIECES, "path": "/rollouts/r1/v1/completions", "prompt": "hi"}, "not for completions"),
         ({"headers": IDS, "endpoint": {"kind": "plain"}}, "fake is plain"),
         ({"headers": PIECES, "endpoint": {"kind": "llamacpp"}}, "fake is llamacpp"),
-        ({"headers": PIECES, "endpoint": {"kind": "sglang"}, "top_logprobs": 2}, "alternatives by their text alone"),
-        ({"opening": {"reply": {"tokens": "pieces"}}}, "pip install 'tokentape[tokenizer]'"),
+        ({"headers": PIECES, "endpoint": {"kind": "sglang"}, "top_logprobs": 2}, "alternatives as text only"),
+        ({"opening": {"reply": {"tokens": "pieces"}}}, "install tokentape[tokenizer]"),
     ],
 )
 async def test_what_cannot_be_told_is_refused_before_it_is_sent(store, engine, http, how, why):

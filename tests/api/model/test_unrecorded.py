@@ -150,7 +150,7 @@ async def test_a_list_of_models_that_is_none_is_the_engines_fault(store, engine,
         said = await answer.json()
 
     assert 502 == answer.status
-    assert "the engine broke off, or its answer cannot be read" in said["error"]["message"]
+    assert "The engine disconnected, or its response is invalid" in said["error"]["message"]
     assert (version is not None) == ("code" not in said["error"])
 
 

@@ -8,7 +8,7 @@ from proxy.cli.check import models
 from proxy.cli.check.models import check_aliases, check_tokenizer
 from proxy.config import settings as config
 from proxy.config.sections import EndpointSettings
-from proxy.errors import NotValid
+from proxy.errors import UnprocessableRequest
 from proxy.server.listener import simulating
 from proxy.simulator.options import Options
 
@@ -51,7 +51,7 @@ async def test_a_tokenizer_that_cannot_be_loaded_is_a_fault(monkeypatch, refusal
 
     def load(path):
         assert "none/here" == path
-        raise NotValid(refusal)
+        raise UnprocessableRequest(refusal)
 
     monkeypatch.setattr(models, "load", load)
     finding = await check_tokenizer(EndpointSettings(url="http://127.0.0.1:9", tokenizer="none/here"))

@@ -4,7 +4,7 @@ import orjson
 import pytest
 from pydantic import TypeAdapter
 
-from proxy.errors import BadCall
+from proxy.errors import BadRequest
 from proxy.protocols.dialects.base import is_on, openai_error, samples_of, wants_usage
 
 
@@ -45,4 +45,4 @@ def test_errors_have_openais_shape():
     """message, type, param, code."""
     expected = {"message": "no", "type": "invalid_request_error", "param": "x", "code": "bad_request"}
 
-    assert {"error": expected} == orjson.loads(openai_error(BadCall("no", param="x")))
+    assert {"error": expected} == orjson.loads(openai_error(BadRequest("no", param="x")))

@@ -32,20 +32,20 @@ def test_a_row_is_read_as_it_is():
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"token_ids": None}, "no row"),
-        ({"mask": [0, 1]}, "different lengths"),
-        ({"token_ids": [5, 6, 7, "8"]}, "not all ids"),
-        ({"token_ids": [5, 6, 7, True]}, "not all ids"),
-        ({"logprobs": [None, "x", -1, None]}, "not all numbers"),
-        ({"mask": [1, 1, 1, 1]}, "cover the same tokens"),
-        ({"spans": [{"end": 3}]}, "no start"),
+        ({"token_ids": None}, "use rows of"),
+        ({"mask": [0, 1]}, "differ in length"),
+        ({"token_ids": [5, 6, 7, "8"]}, "token_ids must be non-negative integers"),
+        ({"token_ids": [5, 6, 7, True]}, "token_ids must be non-negative integers"),
+        ({"logprobs": [None, "x", -1, None]}, "logprobs must be numbers or null"),
+        ({"mask": [1, 1, 1, 1]}, "cover different tokens"),
+        ({"spans": [{"end": 3}]}, "no valid start"),
     ],
 )
 def test_what_is_no_row_is_told(changes, told):
     """Nothing is filled in or cut to fit."""
     with pytest.raises(ValueError, match=told):
         of_row(row(**changes))
-    with pytest.raises(ValueError, match="no row"):
+    with pytest.raises(ValueError, match="use rows of"):
         of_row([1])
 
 
@@ -86,7 +86,7 @@ def test_what_was_constrained_is_not_compared_in_any_mode():
     for mode in ("raw_logprobs", "processed_logprobs", "after_temperature_logprobs"):
         assert [None, None, -1, None] == recorded.comparable(mode).logprobs
         count, why = recorded.left_out(mode)
-        assert (1, True) == (count, "under a constraint" in why)
+        assert (1, True) == (count, "with a constraint" in why)
     assert (0, "") == of_row(row()).left_out("raw_logprobs")
 
 

@@ -61,7 +61,7 @@ async def test_the_window_is_kept(engine, send):
     full = [100 + n for n in range(WINDOW)]
 
     assert [*score(full)[:-1], None] == await scorer.score(full)
-    with pytest.raises(TooLong, match="more than the engine's window"):
+    with pytest.raises(TooLong, match="exceed the engine's context window"):
         await scorer.score([*full, 5])
     with pytest.raises(TooLong, match="maximum context length"):
         await Scorer(send, "vllm", "tiny").score([*full, 5])
@@ -84,7 +84,7 @@ async def test_an_answer_without_the_scores_is_told(told):
     async def send(method, path, body):
         return 200, told
 
-    with pytest.raises(NotScored, match="no scores of the ids"):
+    with pytest.raises(NotScored, match="no scores of the token ids"):
         await Scorer(send, "vllm").score([5, 6])
 
 
@@ -94,13 +94,13 @@ async def test_scores_of_other_ids_are_refused():
     async def send(method, path, body):
         return 200, b'{"meta_info": {"input_token_logprobs": [[null, 5, null], [-1, 7, null]]}}'
 
-    with pytest.raises(NotScored, match="other ids"):
+    with pytest.raises(NotScored, match="other token ids"):
         await Scorer(send, "sglang").score([5, 6])
 
 
 async def test_what_cannot_score_is_told(engine, send):
     """A refusal with its status, an unknown engine, an unknown model, a kind that has no scoring, nobody there."""
-    with pytest.raises(NotScored, match="answered 500"):
+    with pytest.raises(NotScored, match="returned status 500"):
         await Scorer(send, "vllm").score([5, 6])
     engine.answering = scoring_as_vllm
     with pytest.raises(NotScored, match="it serves tiny"):
@@ -108,10 +108,10 @@ async def test_what_cannot_score_is_told(engine, send):
     with pytest.raises(NotScored, match="llamacpp"):
         await find_scorer(send, "llamacpp", None)
     engine.facts = {}
-    with pytest.raises(NotScored, match="neither vLLM nor SGLang"):
+    with pytest.raises(NotScored, match="not detected as vLLM or SGLang"):
         await find_scorer(send, None, None)
     async with aiohttp.ClientSession() as session:
-        with pytest.raises(OSError, match="request to the engine at"):
+        with pytest.raises(OSError, match="is unreachable"):
             await find_scorer(sender(session, "http://127.0.0.1:9"), None, None)
 
 

@@ -163,7 +163,7 @@ async def test_an_unknown_view_shows_an_error(contents, open_page):
     page = await open_page(f"{contents.url}/ui#/%E0%A4%A")
     await expect(page.locator("h1")).to_have_text("Page not found")
     page = await open_page(f"{contents.url}/ui#/rollout/none/step/none", expected=missing)
-    await expect(page.get_by_role("alert")).to_contain_text("there is no rollout 'none'")
+    await expect(page.get_by_role("alert")).to_contain_text("Rollout 'none' not found")
     page = await open_page(f"{contents.url}/ui#/rollout/..")
     await expect(page.get_by_role("alert")).to_contain_text("Browsers treat an ID of only dots as a folder")
 

@@ -147,7 +147,10 @@ async def test_a_key_is_requested_and_kept_for_the_tab(guarded, open_page):
     await page.locator("#key").fill("a wrong one")
     await page.get_by_role("button", name="Continue").click()
     await expect(page.get_by_role("alert")).to_have_text("A key consists of ASCII characters without spaces.")
-    for key, why in (("wrong", "The control key is not valid."), ("agent-key", "this key is an agent's")):
+    for key, why in (
+        ("wrong", "The control key is not valid."),
+        ("agent-key", "This API key is for the model API only"),
+    ):
         await page.locator("#key").fill(key)
         await page.keyboard.press("Enter")
         await expect(page.get_by_role("alert")).to_contain_text(why)

@@ -128,7 +128,7 @@ async def test_a_client_disconnect_ends_the_call_at_the_engine(setup, engine, st
     await asyncio.wait_for(engine.aborted.wait(), 5)
     (step,) = await some_steps(store, "r1")
 
-    assert "the client left" == step.reason
+    assert "the client disconnected" == step.reason
 
 
 async def test_calls_go_to_the_replica_with_the_fewest(setup, engine, http):

@@ -109,7 +109,7 @@ async def test_a_client_disconnect_after_any_event_leaves_one_step_of_its_tokens
             await asyncio.wait_for(engine.aborted.wait(), 50)
             engine.aborted.clear()
             (step,) = await some_steps(store, name)
-            assert ("partial", "the client left", False) == (step.status, step.reason, step.delivered), name
+            assert ("partial", "the client disconnected", False) == (step.status, step.reason, step.delivered), name
             assert is_a_part(step, whole), name
             assert shown_events - 1 <= step.sampled <= len(read) - 1, name  # the first event has no token
 

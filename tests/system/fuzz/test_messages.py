@@ -8,7 +8,7 @@ from anthropic_bodies import BODIES
 from anthropic_events import accumulated, atoms, chunks_of, folded, messages, plain, response_of, sent_back
 from hypothesis import strategies as st
 
-from proxy.errors import NotValid
+from proxy.errors import UnprocessableRequest
 from proxy.protocols.dialects.messages import MESSAGES
 from proxy.protocols.dialects.messages.tool_arguments import named, unrestorable_calls
 from proxy.protocols.dialects.translation import CallIdentity, ResolvedReferences, TranslationOptions
@@ -26,7 +26,7 @@ async def test_any_body_is_read_or_rejected_by_its_field(fuzz):
         named(body)
         try:
             orjson.dumps(MESSAGES.read(body, TranslationOptions()))
-        except NotValid as refused:
+        except UnprocessableRequest as refused:
             assert refused.message.startswith(f"{refused.param}: ")
         assert before == body
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import strategies as st
 from responses_drawn import EARLIER, TOLD, odd_bodies, response_of
 
-from proxy.errors import BadCall, NotValid
+from proxy.errors import BadRequest, UnprocessableRequest
 from proxy.protocols.dialects.responses import RESPONSES
 from proxy.protocols.dialects.responses.history import call_references, item_references
 from proxy.protocols.dialects.translation import TranslationOptions
@@ -26,9 +26,9 @@ async def test_any_body_is_rejected_or_answered(fuzz):
         assert all(isinstance(name, str) for name in call_references(body) + item_references(body))
         try:
             orjson.dumps(RESPONSES.read(body, TranslationOptions(ignore_hosted_tools=ignore), EARLIER))
-        except NotValid as refusal:
+        except UnprocessableRequest as refusal:
             assert refusal.param.split("[")[0].split(".")[0] in refusal.message
-        except BadCall as refusal:
+        except BadRequest as refusal:
             assert refusal.param
         else:
             read += 1

@@ -36,7 +36,7 @@ async def test_a_client_disconnect_stops_the_engine(vllm, running_requests, tmp_
         await until(lambda steps: len(steps) == 1, lambda: _steps(proxy))
         (step,) = await proxy.steps("r1")
 
-    assert ("partial", False, "the client left") == (step["status"], step["delivered"], step["reason"])
+    assert ("partial", False, "the client disconnected") == (step["status"], step["delivered"], step["reason"])
     assert "stream_cut" in step["fidelity"]["problems"]
     assert sum(len(choice["ids"]) for choice in step["choices"]) < 1900
     assert len({len(choice["ids"]) - len(choice["logprobs"]) for choice in step["choices"]} - {0}) == 0

@@ -143,7 +143,7 @@ def test_a_malformed_request_is_logged_without_its_bytes(logged):
     )
 
     assert "planted" not in logged.getvalue()
-    assert 2 == logged.getvalue().count("a request could not be read")
+    assert 2 == logged.getvalue().count("Malformed request")
 
 
 async def test_settings_show_no_secret():

@@ -11,7 +11,7 @@ import orjson
 
 from proxy.api.context import Context
 from proxy.config.addresses import base_url
-from proxy.errors import BadCall, EngineFault, NotFound
+from proxy.errors import BadRequest, EngineError, NotFound
 from proxy.protocols.engines.tokenizer_api import template_fields
 from proxy.upstream import Endpoint
 
@@ -29,8 +29,8 @@ def endpoint_named(context: Context, url: str) -> Endpoint:
         return known[base_url(url)]
     except (KeyError, ValueError):
         raise NotFound(
-            f"No server with base_url {url!r}. Available: {list(known)}. Engines are those of the configuration "
-            "(engines.endpoints), and no other can be named here"
+            f"No server with base_url {url!r}. Available: {list(known)}. Only configured engines "
+            "(engines.endpoints) can be used."
         ) from None
 
 
@@ -39,11 +39,11 @@ async def model_of(context: Context, endpoint: Endpoint) -> str | None:
     try:
         listed = await asyncio.wait_for(_told(context, endpoint, "GET", "/v1/models", None), _WITHIN_S)
         return str(listed["data"][0]["id"])
-    except (EngineFault, NotRendered, TimeoutError, KeyError, IndexError, TypeError):
+    except (EngineError, NotRendered, TimeoutError, KeyError, IndexError, TypeError):
         return None
 
 
-class NotRendered(BadCall):
+class NotRendered(BadRequest):
     """A prompt that could not be rendered; the sentence says why."""
 
     def __init__(self, why: object) -> None:
@@ -57,15 +57,15 @@ async def rendered(context: Context, endpoint: Endpoint, call: Mapping[str, Any]
     """
     await context.upstream.ensure_detected(endpoint)
     if endpoint.kind not in _RENDERS:
-        raise NotRendered(f"{endpoint.settings.public_label} ({endpoint.kind}) has no /tokenize for messages")
+        raise NotRendered(f"{endpoint.settings.public_label} ({endpoint.kind}) does not support /tokenize for messages")
     asked = {**({"model": call["model"]} if "model" in call else {}), **template_fields(endpoint.kind, call)}
     try:
         told = await _told(context, endpoint, "POST", "/tokenize", asked)
-    except EngineFault as fault:
+    except EngineError as fault:
         raise NotRendered(fault.public) from fault
     ids = told.get("tokens") if isinstance(told, dict) else None
     if not isinstance(ids, list) or set(map(type, ids)) - {int}:
-        raise NotRendered("the engine's answer to POST /tokenize has no token ids")
+        raise NotRendered("The engine's response to POST /tokenize has no token ids")
     return (await texts_of(context, endpoint, [ids]))[0], ids
 
 
@@ -84,7 +84,7 @@ async def _detokenized(context: Context, endpoint: Endpoint, ids: Sequence[int])
     said = {"skip_special_tokens": False} if endpoint.kind == "sglang" else {}  # vLLM spells them out by itself
     try:
         told = await _told(context, endpoint, "POST", "/detokenize", {"tokens": list(ids), **said})
-    except (EngineFault, NotRendered):
+    except (EngineError, NotRendered):
         return None
     name = "text" if endpoint.kind == "sglang" else "prompt"
     text = told.get(name) if isinstance(told, dict) else None
@@ -92,11 +92,11 @@ async def _detokenized(context: Context, endpoint: Endpoint, ids: Sequence[int])
 
 
 async def _told(context: Context, endpoint: Endpoint, method: str, path: str, body: Any) -> Any:
-    """The JSON that an engine answers. Raises EngineFault, or NotRendered for an answer that is not 200."""
+    """The JSON that an engine answers. Raises EngineError, or NotRendered for an answer that is not 200."""
     headers = () if body is None else (("Content-Type", "application/json"),)
     text = None if body is None else orjson.dumps(body)
     async with context.upstream.send(endpoint, method, path, headers=headers, body=text) as answer:
         if answer.status == 200:
             return await answer.json()
         said = (await answer.read())[:300].decode("utf-8", "replace")
-    raise NotRendered(f"{endpoint.settings.name or 'the engine'} answered {answer.status}: {said}")
+    raise NotRendered(f"{endpoint.settings.name or 'the engine'} returned status {answer.status}: {said}")

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, Self
 
 import orjson
 
-from proxy.errors import EngineBroke, NotValid
+from proxy.errors import EngineDisconnected, UnprocessableRequest
 from proxy.protocols.dialects.base import is_on, openai_error, samples_of
 from proxy.protocols.dialects.translation import TranslationOptions
 from proxy.protocols.exchange import Outcome
@@ -71,12 +71,12 @@ class TokensInCall:
     def native(self, models: Mapping[str, str], kind: str | None) -> dict[str, Any]:
         """The completions call. Its clients name no model, so a name for any model is the one."""
         if kind == "plain":
-            raise NotValid(
-                "the engine of this rollout tells no token ids (kind: plain), and none are made up: use chat"
+            raise UnprocessableRequest(
+                "The engine of this rollout returns no token ids (kind: plain); use /v1/chat/completions."
             )
         if self.scores_prompt and kind not in {"vllm", None}:
-            raise NotValid(
-                f"prompt_logprobs come from vLLM alone, and the engine of this rollout is {kind}",
+            raise UnprocessableRequest(
+                f"prompt_logprobs requires vLLM; the engine of this rollout is {kind}.",
                 param="prompt_logprobs",
             )
         return with_any_model(self.body, models)
@@ -95,12 +95,12 @@ class TokensInCall:
         told = self.answer(step)
         if told is not None:
             return replace(outcome, end=told)
-        missing = "ids and a logprob for each of them" if self.returns_logprobs else "ids"
+        missing = "token ids with a logprob for each of them" if self.returns_logprobs else "token ids"
         if self.scores_prompt:
             missing += ", and prompt_logprobs"
-        fault = EngineBroke(
-            f"the engine {step.engine.name} did not tell {missing}, and none are made up; the step {step.step_id} says "
-            f"what is missing: {', '.join(step.problems) or 'prompt_logprobs'}"
+        fault = EngineDisconnected(
+            f"Engine {step.engine.name} did not return {missing}. Problems of step {step.step_id}: "
+            f"{', '.join(step.problems) or 'prompt_logprobs'}"
         )
         return replace(outcome, end=openai_error(fault), status=fault.status)
 
@@ -180,11 +180,14 @@ def as_it_came(plan: Plan, request: Mapping[str, Any], form: str) -> Plan:
 
 
 def read_generate(_endpoint: str, body: Mapping[str, Any], _ways: TranslationOptions) -> TokensInCall:
-    """The call that a body is. Raises NotValid for a body of neither shape, or one that could not be answered whole."""
+    """Parse a body of either shape. Raises UnprocessableRequest for another body, or one that requests a stream."""
     if is_on(body.get("stream")):
-        raise NotValid("/generate is answered whole: leave out `stream`", param="stream")
+        raise UnprocessableRequest("/generate does not support streaming; remove `stream`.", param="stream")
     if is_on(body.get("echo")):
-        raise NotValid("an engine that echoes its prompt tells no ids to trust: leave out `echo`", param="echo")
+        raise UnprocessableRequest(
+            "`echo` is not supported because the engine's token ids are unreliable with it; remove `echo`.",
+            param="echo",
+        )
     prompt = body.get("prompt")
     if isinstance(prompt, Mapping) and "prompt_token_ids" in prompt:
         ids = _ids(prompt["prompt_token_ids"], "prompt.prompt_token_ids")
@@ -196,9 +199,9 @@ def read_generate(_endpoint: str, body: Mapping[str, Any], _ways: TranslationOpt
         )
     if "input_ids" in body:
         return _read_sglang(body)
-    raise NotValid(
-        "/generate takes the ids of one prompt, as prompt.prompt_token_ids (vLLM's shape) or input_ids (SGLang's); texts go to "
-        "/v1/completions",
+    raise UnprocessableRequest(
+        "/generate requires the token ids of one prompt, as prompt.prompt_token_ids (vLLM) or "
+        "input_ids (SGLang). Use /v1/completions for text.",
         param="prompt",
     )
 
@@ -207,15 +210,16 @@ def _read_sglang(body: Mapping[str, Any]) -> TokensInCall:
     ids = _ids(body["input_ids"], "input_ids")
     sampling: Any = body.get("sampling_params") or {}
     if not isinstance(sampling, Mapping):
-        raise NotValid("sampling_params is an object", param="sampling_params")
+        raise UnprocessableRequest("sampling_params must be an object.", param="sampling_params")
     unknown = sorted(
         name
         for name, value in body.items()
         if name not in _SGLANG_FIELDS and value not in (None, _AS_GOOD_AS_ABSENT.get(name))
     )
     if unknown:
-        raise NotValid(
-            f"{', '.join(unknown)}: of SGLang's own /generate, and not told by completions, which this call is sent as",
+        raise UnprocessableRequest(
+            f"Unsupported parameters: {', '.join(unknown)}. The call is sent to /v1/completions, "
+            "which does not have them.",
             param=unknown[0],
         )
     renamed: dict[str, Any] = {
@@ -227,9 +231,11 @@ def _read_sglang(body: Mapping[str, Any]) -> TokensInCall:
 
 
 def _ids(value: Any, name: str) -> list[int]:
-    """The ids of one prompt. Raises NotValid."""
+    """The ids of one prompt. Raises UnprocessableRequest."""
     if not isinstance(value, list) or not value or not all(type(token) is int for token in value):
-        raise NotValid(f"{name} is a list of token ids, of one prompt", param=name.partition(".")[0])
+        raise UnprocessableRequest(
+            f"{name} must be a list with the token ids of one prompt.", param=name.partition(".")[0]
+        )
     return value
 
 

@@ -9,10 +9,10 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from proxy.api.body import FIRST_FAULT, faults_of
-from proxy.errors import NotValid
+from proxy.errors import UnprocessableRequest
 
 
-class SchemaFault(NotValid):
+class SchemaFault(UnprocessableRequest):
     """A body that its schema refuses; `detail` is FastAPI's account of it."""
 
     def __init__(self, detail: list[dict[str, Any]]) -> None:

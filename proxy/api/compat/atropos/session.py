@@ -13,7 +13,7 @@ import orjson
 
 from proxy.api.compat.atropos.generate import as_it_came, with_any_model
 from proxy.api.compat.atropos.schemas import SessionCall, read_as
-from proxy.errors import BadCall
+from proxy.errors import BadRequest
 from proxy.export import FORMATS, Inexpressible
 from proxy.export.atropos import IGNORED, NOT_SAMPLED
 from proxy.protocols.dialects.base import is_on
@@ -110,10 +110,10 @@ class SessionChat:
 
 
 def read_session_chat(_endpoint: str, body: Mapping[str, Any], _ways: TranslationOptions) -> SessionChat:
-    """The call that a body is. Raises SchemaFault, or BadCall for one without messages."""
+    """The call that a body is. Raises SchemaFault, or BadRequest for one without messages."""
     call = read_as(SessionCall, body)
     if not call.messages:
-        raise BadCall("messages must not be empty", param="messages")
+        raise BadRequest("messages must not be empty.", param="messages")
     said = {name: value for name, value in body.items() if value is not None}
     if not said.get("tools"):
         said = {name: value for name, value in said.items() if name not in {"tools", "tool_choice"}}
@@ -136,7 +136,7 @@ def nodes_of(facts: RolloutFacts, steps: Sequence[Step], *, as_tree: bool) -> li
     trained = [step for step in steps if step.trainable]
     if any(map(is_unlogged, trained)):
         raise Inexpressible(
-            "its nodes want the logprob of each sampled token, and none was asked for (record.logprobs: off)"
+            "Nodes require the logprob of each sampled token, and none were requested (record.logprobs: off)."
         )
     return [
         {
@@ -168,7 +168,7 @@ def _reason(step: Step) -> str:
     """Why there is no answer, in the engine's words if it had any."""
     said = (step.response or {}).get("body")
     if not isinstance(said, str):
-        return step.reason or "the engine's answer is none"
+        return step.reason or "the engine returned no response"
     try:
         told = orjson.loads(said)
     except orjson.JSONDecodeError:

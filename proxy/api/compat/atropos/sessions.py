@@ -27,7 +27,7 @@ from proxy.api.context import CONTEXT, Context
 from proxy.api.failures import visible_error
 from proxy.api.health import healthy_engines
 from proxy.api.http import RESPONSE_STARTED, json_response
-from proxy.errors import Conflict, NotFound, ProxyError, StoreFault
+from proxy.errors import Conflict, NotFound, ProxyError, StoreUnavailable
 from proxy.export import Inexpressible
 from proxy.rollouts.rollout import Rollout, read_rollout, write_fields
 from proxy.rollouts.steps import aside, facts_of, read_steps
@@ -50,7 +50,7 @@ def in_their_shape(route: Handler) -> Handler:
             if request.get(RESPONSE_STARTED):
                 raise  # half an answer is there already
             error = (
-                failure if isinstance(failure, ProxyError) else StoreFault(f"the store cannot be reached: {failure}")
+                failure if isinstance(failure, ProxyError) else StoreUnavailable(f"The store is unavailable: {failure}")
             )
         if isinstance(error, SchemaFault):
             return json_response({"detail": error.detail}, status=422)

@@ -12,7 +12,7 @@ from proxy.api.context import Context
 from proxy.api.http import json_response
 from proxy.api.model.call import ModelRequest
 from proxy.api.model.routes import ModelRoute
-from proxy.errors import BadCall, Conflict
+from proxy.errors import BadRequest, Conflict
 from proxy.rollouts.rollout import RESULT, Rollout, checked_id, no_rollout, read_rollout, write_fields
 from proxy.upstream.concurrency import off_loop
 from storage.errors import FieldsChanged
@@ -23,14 +23,14 @@ _DECIDING: Final = ("status", "reward", "metadata", "result")  # fields by which
 
 
 async def report_result(call: ModelRequest) -> web.Response:
-    """`POST /v1/rollout/completed`: a rollout server reports the result of a rollout. Raises BadCall, Forbidden."""
+    """`POST /v1/rollout/completed`: a rollout server reports the result of a rollout. Raises BadRequest, Forbidden."""
     text = await read_bytes(call.request)
     result = await off_loop(len(text), read_result, text)
     rollout_id = call.rollout_id or checked_id(result.rollout_id)
     check_minted(call.caller.minted, rollout_id)
     if result.rollout_id != rollout_id:
-        raise BadCall(
-            f"the body reports the result of {result.rollout_id!r}, and the path names {rollout_id!r}",
+        raise BadRequest(
+            f"rollout_id is {result.rollout_id!r} in the request body but {rollout_id!r} in the path.",
             param="rollout_id",
         )
     return await complete(call.context, rollout_id, result, is_claim=not may_report(call.caller, call.context))
@@ -61,7 +61,7 @@ async def take_result(
     Raises:
         Conflict: a result with another status or reward was reported before.
         NotFound: the rollout was deleted.
-        TooLarge: the result has too many bytes.
+        RequestTooLarge: the result has too many bytes.
     """
     reported = kept_result(result)
     decisive = {"status": result.status, "reward": result.reward}
@@ -76,14 +76,14 @@ async def take_result(
             await context.finisher.after_finish(rollout, again=was_finished)
             return
     if rollout.result["status"] != result.status or result.reward not in (None, rollout.result["reward"]):
-        raise Conflict(f"another result of the rollout {rollout.rollout_id!r} was reported before", param="rollout_id")
+        raise Conflict(f"Rollout {rollout.rollout_id!r} already has another result.", param="rollout_id")
     await context.finisher.after_finish(rollout, again=True)
 
 
 async def keep_claim(context: Context, rollout: Rollout, claim: RolloutResult) -> None:
     """Keep a claim in `metadata.osmosis.claim`, until a result is reported. It changes no reward and no status.
 
-    Raises NotFound if the rollout was deleted, TooLarge for a claim with too many bytes.
+    Raises NotFound if the rollout was deleted, RequestTooLarge for a claim with too many bytes.
     """
     claimed, changed = kept_result(claim), False
     while not changed and rollout.result is None:

@@ -20,7 +20,7 @@ from proxy.api.control.schemas import DispatchRollout, read_as
 from proxy.api.http import json_response
 from proxy.api.query import rollout_from
 from proxy.api.urls import model_url
-from proxy.errors import Conflict, NotValid, ProxyError, TooLarge
+from proxy.errors import Conflict, ProxyError, RequestTooLarge, UnprocessableRequest
 from proxy.rollouts.rollout import Rollout, no_rollout, read_rollout, write_fields
 from proxy.telemetry.logs import LOG
 from proxy.upstream.concurrency import off_loop
@@ -51,7 +51,7 @@ async def dispatch_rollout(request: web.Request) -> web.Response:
         rollout = read_rollout(changed.rollout)
         if rollout.osmosis.get("asked") != digest:
             why = f"dispatched to {rollout.osmosis['server']}" if rollout.osmosis else rollout.status
-            raise Conflict(f"the rollout {rollout.rollout_id!r} is {why} already", param="rollout_id") from None
+            raise Conflict(f"Rollout {rollout.rollout_id!r} is already {why}.", param="rollout_id") from None
         return _answer(rollout, status=202)
     if stored is None:
         raise no_rollout(rollout.rollout_id)
@@ -86,11 +86,11 @@ async def _run(
         result = _result_of(rollout, await servers.ask(asked.server, "/rollout", body))
     except ServerFault as fault:
         result = _failed(rollout, fault.category, fault.message, fault.status)
-    except (NotValid, TooLarge) as fault:
-        told = f"the rollout server {asked.server} answered what its protocol does not know: {fault.message}"
+    except (UnprocessableRequest, RequestTooLarge) as fault:
+        told = f"Rollout server {asked.server} returned an invalid response: {fault.message}"
         result = _failed(rollout, "validation_error", told)
     except asyncio.CancelledError:
-        told = "the proxy was stopped before the rollout server had answered"
+        told = "The proxy shut down before the rollout server responded."
         await _settle(context, rollout, _failed(rollout, "aborted", told), is_aborted=True)
         raise
     await _settle(context, rollout, result)
@@ -99,7 +99,7 @@ async def _run(
 def _result_of(rollout: Rollout, told: dict[str, Any]) -> RolloutResult:
     result = validated(RolloutResult, told)
     if result.rollout_id != rollout.rollout_id:
-        raise NotValid(f"rollout_id: the answer is of another rollout, {result.rollout_id!r}")
+        raise UnprocessableRequest(f"rollout_id: the response is for another rollout, {result.rollout_id!r}.")
     kept_result(result)
     return result
 
@@ -110,7 +110,7 @@ async def _begin(context: Context, rollout: Rollout, init: InitAnswer) -> None:
     try:
         await context.store.update_if(rollout.rollout_id, fields, expect={}, now_ms=context.clock.now_ms())
     except StorageError as error:
-        LOG.error("the tools of a rollout are lost: %s", error, extra={"fields": {"rollout_id": rollout.rollout_id}})
+        LOG.error("Tools of a rollout not stored: %s", error, extra={"fields": {"rollout_id": rollout.rollout_id}})
 
 
 async def _settle(context: Context, rollout: Rollout, result: RolloutResult, *, is_aborted: bool = False) -> None:
@@ -119,7 +119,7 @@ async def _settle(context: Context, rollout: Rollout, result: RolloutResult, *, 
         await take_result(context, rollout, result, status="aborted" if is_aborted else None)
     except (ProxyError, StorageError) as error:
         LOG.error(
-            "a rollout server's result is not kept: %s", error, extra={"fields": {"rollout_id": rollout.rollout_id}}
+            "Result of a rollout server not stored: %s", error, extra={"fields": {"rollout_id": rollout.rollout_id}}
         )
 
 

@@ -90,7 +90,7 @@ class FlatCall:
 
 
 def read_flat(endpoint: str, body: Mapping[str, Any], _ways: TranslationOptions) -> FlatCall | None:
-    """The flat call that a body is; None if it is none. Raises NotValid."""
+    """The flat call that a body is; None if it is none. Raises UnprocessableRequest."""
     if endpoint != _FLAT or "messages" not in body or "prompt" in body:
         return None
     call = validated(FlatCallBody, body)

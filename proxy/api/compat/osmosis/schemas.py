@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat,
 
 from proxy.api.body import FIRST_FAULT, faults_of
 from proxy.api.reward_values import Signal, read_object
-from proxy.errors import NotValid, TooLarge
+from proxy.errors import RequestTooLarge, UnprocessableRequest
 
 MOST_BYTES: Final = 64_000  # of a result in a rollout's metadata
 _TOLD = 5  # faults that a refusal names: a long list may have one at every place
@@ -20,7 +20,9 @@ _TOLD = 5  # faults that a refusal names: a long list may have one at every plac
 def _bits(mask: Any) -> Any:
     """A mask, judged as a whole: its faults would otherwise be told one by one."""
     if mask is not None and not (isinstance(mask, list) and all(type(bit) is int and bit in (0, 1) for bit in mask)):
-        raise ValueError("response_mask is null or a list of 0 and 1: one for each token added since the call before")
+        raise ValueError(
+            "response_mask must be null or a list of 0 and 1, one for each token added since the previous call"
+        )
     return mask
 
 
@@ -69,7 +71,7 @@ class RolloutResult(BaseModel):
 
 
 def read_result(text: bytes) -> RolloutResult:
-    """Return the result in the body of a completed callback. Raises BadCall, NotValid or TooLarge."""
+    """Return the result in the body of a completed callback. Raises BadRequest, UnprocessableRequest or RequestTooLarge."""
     result = validated(RolloutResult, read_object(text))
     kept_result(result)
     return result
@@ -79,13 +81,15 @@ def kept_result(result: RolloutResult) -> dict[str, Any]:
     """Return the fields of a result as a rollout keeps them: at most 64 kB of JSON.
 
     Messages are what makes results long, and the rollout's steps have them: without room for all fields, they are left out,
-    and `left_out` names them. Raises TooLarge for other fields that are too long.
+    and `left_out` names them. Raises RequestTooLarge for other fields that are too long.
     """
     fields = result.model_dump(exclude_none=True, exclude={"rollout_id"})
     if len(orjson.dumps(fields)) > MOST_BYTES and fields.pop("final_messages", None) is not None:
         fields["left_out"] = ["final_messages"]
     if len(orjson.dumps(fields)) > MOST_BYTES:
-        raise TooLarge(f"the fields of a result, without its messages, are at most {MOST_BYTES} bytes of JSON")
+        raise RequestTooLarge(
+            f"The result without its messages is too large; the maximum is {MOST_BYTES} bytes of JSON."
+        )
     return fields
 
 
@@ -100,7 +104,7 @@ Read = TypeVar("Read", bound=BaseModel)
 
 
 def validated(model: type[Read], body: Mapping[str, Any]) -> Read:
-    """The body as this model. Raises NotValid, which names the fields."""
+    """The body as this model. Raises UnprocessableRequest, which names the fields."""
     try:
         return model.model_validate(body)
     except ValidationError as error:
@@ -108,4 +112,4 @@ def validated(model: type[Read], body: Mapping[str, Any]) -> Read:
         told = [f"{'.'.join(map(str, one['loc'])) or 'body'}: {one['msg']}" for one in faults[:_TOLD]]
         more = [f"and {len(faults) - _TOLD} more"] if len(faults) > _TOLD else []
         first = faults[0]["loc"]
-        raise NotValid("; ".join([*told, *more]), param=str(first[0]) if first else None) from None
+        raise UnprocessableRequest("; ".join([*told, *more]), param=str(first[0]) if first else None) from None

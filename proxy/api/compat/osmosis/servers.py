@@ -8,7 +8,7 @@ import aiohttp
 import orjson
 
 from proxy.config.sections import OsmosisSettings, RolloutServerSettings
-from proxy.errors import NotValid
+from proxy.errors import UnprocessableRequest
 
 _CONNECT_S: Final = 10
 _QUOTED: Final = 500  # characters of a server's refusal that are kept
@@ -44,12 +44,12 @@ class RolloutServers:
         return self._settings.server_url
 
     def named(self, name: str) -> RolloutServerSettings:
-        """The server of this name. Raises NotValid, which names the known."""
+        """The server of this name. Raises UnprocessableRequest, which names the known."""
         server = self._settings.servers.get(name)
         if server is None:
             known = ", ".join(sorted(self._settings.servers)) or "none"
-            raise NotValid(
-                f"{name!r} is no rollout server of the configuration (osmosis.servers); known are: {known}",
+            raise UnprocessableRequest(
+                f"Unknown rollout server {name!r}; configured in osmosis.servers: {known}.",
                 param="server",
             )
         return server
@@ -67,13 +67,15 @@ class RolloutServers:
             async with asking as answer:
                 text = await answer.read()
         except TimeoutError:
-            raise ServerFault("timeout", f"the rollout server {name} was silent for too long") from None
+            raise ServerFault("timeout", f"Rollout server {name} timed out.") from None
         except (aiohttp.ClientError, OSError) as error:
-            raise ServerFault("network_error", f"the rollout server {name} cannot be reached: {error}") from error
+            raise ServerFault("network_error", f"Rollout server {name} is unreachable: {error}") from error
         if not 200 <= answer.status < 300:
             told = text[:_QUOTED].decode("utf-8", "replace")
             raise ServerFault(
-                _category(answer.status), f"the rollout server {name} answered {answer.status}: {told}", answer.status
+                _category(answer.status),
+                f"Rollout server {name} returned status {answer.status}: {told}",
+                answer.status,
             )
         return _read(name, text)
 
@@ -99,7 +101,7 @@ def _read(name: str, text: bytes) -> dict[str, Any]:
     except orjson.JSONDecodeError:
         told = None
     if not isinstance(told, dict):
-        raise ServerFault("internal_error", f"the rollout server {name} answered no JSON object")
+        raise ServerFault("internal_error", f"Rollout server {name} did not return a JSON object.")
     return told
 
 

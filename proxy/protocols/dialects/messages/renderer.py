@@ -19,7 +19,7 @@ from proxy.protocols.dialects.messages.tool_arguments import call_ids, choose_ca
 from proxy.protocols.dialects.translation import CallIdentity, Json
 
 _THOUGHTS = ("reasoning", "reasoning_content")  # vLLM 0.32 has the first, SGLang 0.5.23 and llama.cpp the second
-_NOTHING_CAME = "the engine's answer ended before it began"
+_NOTHING_CAME = "the engine's response ended before it began"
 
 
 @dataclass(slots=True)

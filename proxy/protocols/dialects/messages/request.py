@@ -21,7 +21,7 @@ _THINKS: Final = {"enabled": True, "adaptive": True, "between_tools": True, "dis
 
 
 def read(body: Mapping[str, Any], options: TranslationOptions, resolved: ResolvedReferences) -> Json:
-    """Return the chat body of a request. Raises NotValid, naming the field."""
+    """Return the chat body of a request. Raises UnprocessableRequest, naming the field."""
     chat: Json = {}
     if body.get("thread") not in (None, False):
         raise refusal("thread", "no conversation is held here: send all of it with each call, without `thread`")

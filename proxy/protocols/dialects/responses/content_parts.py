@@ -14,7 +14,7 @@ Content: TypeAlias = str | list[Json]
 
 _TEXTS: Final = ("input_text", "output_text", "text")
 _DETAILS: Final = ("auto", "low", "high")  # that chat has as well
-_KNOWN: Final = "a part is input_text, input_image, input_file, input_audio, output_text or refusal"
+_KNOWN: Final = "use input_text, input_image, input_file, input_audio, output_text or refusal"
 
 
 def read_content(value: object, at: str) -> Content:
@@ -41,7 +41,7 @@ def read_said(value: object, at: str) -> tuple[str | None, str | None]:
         where = f"{at}[{number}]"
         kind = required(part, "type", str, where)
         if kind not in {*_TEXTS, "refusal"}:
-            raise unknown(f"{where}.type", kind, "an assistant's part is output_text or refusal")
+            raise unknown(f"{where}.type", kind, "use output_text or refusal")
         field = "refusal" if kind == "refusal" else "text"
         said[field].append(required(part, field, str, where))
     text, refusal = ("".join(pieces) if pieces else None for pieces in said.values())
@@ -98,6 +98,4 @@ def _text_in(content: str) -> str | None:
 
 
 def _unheld(at: str, field: str) -> Exception:
-    return refused(
-        at, f"{at} must have {field}: files that are named by an id or a URL are neither kept nor fetched here"
-    )
+    return refused(at, f"{at} must have {field}; files by id or URL are not supported.")

@@ -24,7 +24,7 @@ def engine_error(status: int, text: str) -> bytes:
     message, param, code = told.get("message"), told.get("param"), told.get("code")
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     if not isinstance(message, str) or not message:
-        message = text.strip()[:_LONGEST] or f"The engine answered with status {status} and nothing else."
+        message = text.strip()[:_LONGEST] or f"The engine returned status {status} without a message."
     return orjson.dumps(
         {
             "error": {

@@ -11,7 +11,7 @@ from typing import Final
 
 import orjson
 
-from proxy.errors import NotValid
+from proxy.errors import UnprocessableRequest
 from proxy.protocols.dialects.responses.content_parts import read_content, read_said
 from proxy.protocols.dialects.responses.item_ids import step_of
 from proxy.protocols.dialects.responses.response_object import thoughts_of
@@ -35,7 +35,7 @@ _HOSTED: Final = frozenset({
 
 
 def read_items(value: object, options: TranslationOptions, resolved: ResolvedReferences) -> list[Json]:
-    """Return the chat messages of `input`. Raises NotValid or BadCall, naming the item."""
+    """Return the chat messages of `input`. Raises UnprocessableRequest or BadRequest, naming the item."""
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
     if not isinstance(value, list):
@@ -145,7 +145,9 @@ class _Reading:
         name = required(item, "id", str, at)
         found = self._earlier.items.get(name)
         if found is None:
-            raise NotValid(f"{at}.id names {name[:100]!r}, which is not in any recorded response", param=f"{at}.id")
+            raise UnprocessableRequest(
+                f"{at}.id names {name[:100]!r}, which is not in any recorded response", param=f"{at}.id"
+            )
         return found
 
     def _message(self, item: Json, at: str) -> None:

@@ -29,7 +29,7 @@ from proxy.protocols.dialects.translation import CallIdentity, Json
 
 THOUGHTS = ("reasoning", "reasoning_content")  # as engines call them in chat; one that tells both tells them twice
 
-_BROKEN_OFF = "The engine's answer broke off."
+_BROKEN_OFF = "The engine's response ended early."
 
 
 class ResponsesRenderer:

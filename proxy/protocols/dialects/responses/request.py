@@ -29,7 +29,12 @@ def read(
     options: TranslationOptions,
     resolved: ResolvedReferences = ResolvedReferences(),  # noqa: B008 - frozen
 ) -> Json:
-    """Return the chat body. Raises NotValid for wrong types, BadCall for what is not supported; both name the field."""
+    """Return the chat body.
+
+    Raises:
+        UnprocessableRequest: A value has a wrong type.
+        BadRequest: A feature is not supported.
+    """
     _refuse(body)
     tools = read_tools(body, ignore_hosted=options.ignore_hosted_tools)
     chat: Json = {"messages": _messages(body, options, resolved)}

@@ -13,7 +13,7 @@ Status = Literal["in_progress", "completed", "incomplete", "failed"]
 
 # How an answer ended, by the chat choice's finish reason; every other reason is a completed answer.
 _INCOMPLETE: Final = {"length": "max_output_tokens", "content_filter": "content_filter", "repetition": None}
-_BROKEN: Final = {"abort": "The engine aborted the answer.", "error": "The engine failed within the answer."}
+_BROKEN: Final = {"abort": "The engine aborted the response.", "error": "The engine failed during the response."}
 
 
 def ending(finish_reason: object) -> tuple[Status, Json]:
@@ -155,6 +155,6 @@ def _texts(item: Json, name: str, kinds: set[str], at: str) -> list[str]:
         where = f"{at}.{name}[{number}]"
         kind = required(part, "type", str, where)
         if kind not in kinds:
-            raise unknown(f"{where}.type", kind, f"it is {' or '.join(sorted(kinds))}")
+            raise unknown(f"{where}.type", kind, f"use {' or '.join(sorted(kinds))}")
         texts.append(required(part, "text", str, where))
     return texts

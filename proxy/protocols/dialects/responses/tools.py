@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 import orjson
 
-from proxy.errors import BadCall
+from proxy.errors import BadRequest
 from proxy.protocols.dialects.responses.validation import objects, optional, refused, required, unknown, wrong
 from proxy.protocols.dialects.translation import Json
 
@@ -144,7 +144,7 @@ def chat_name(name: str, namespace: str | None) -> str:
 def read_tools(body: Mapping[str, Any], *, ignore_hosted: bool) -> Tools:
     """The tools of a body, and of items that add some (Codex 0.169 sends all of its own so, with some models).
 
-    Raises BadCall for a hosted one that is not to be ignored, NotValid for what is no tool.
+    Raises BadRequest for a hosted one that is not to be ignored, UnprocessableRequest for what is no tool.
     """
     told: list[Json] = []
     named: dict[str, Tool] = {}
@@ -161,7 +161,7 @@ def read_tools(body: Mapping[str, Any], *, ignore_hosted: bool) -> Tools:
     return Tools(tuple(told), named)
 
 
-def hosted(kind: str, param: str) -> BadCall:
+def hosted(kind: str, param: str) -> BadRequest:
     """The refusal of a tool, or of an item of one, that OpenAI runs itself."""
     return refused(
         param,

@@ -6,7 +6,7 @@ Null counts as absent, as the SDK's types allow it nearly everywhere.
 from collections.abc import Mapping
 from typing import Any, Final, TypeVar, cast
 
-from proxy.errors import BadCall, NotValid
+from proxy.errors import BadRequest, UnprocessableRequest
 from proxy.protocols.dialects.translation import Json
 
 _WORDS: Final = {
@@ -49,16 +49,16 @@ def strings(value: list[Any], at: str) -> list[str]:
     return value
 
 
-def wrong(param: str, wanted: str, value: object) -> NotValid:
+def wrong(param: str, wanted: str, value: object) -> UnprocessableRequest:
     """Return the error for a value of the wrong type."""
-    return NotValid(f"{param} must be {wanted}, not {_WORDS[type(value)]}", param=param)
+    return UnprocessableRequest(f"{param} must be {wanted}, not {_WORDS[type(value)]}", param=param)
 
 
-def unknown(param: str, value: str, known: str) -> NotValid:
+def unknown(param: str, value: str, known: str) -> UnprocessableRequest:
     """Return the error for an unknown value."""
-    return NotValid(f"{param} cannot be {value[:100]!r}: {known}", param=param)
+    return UnprocessableRequest(f"{param} cannot be {value[:100]!r}: {known}", param=param)
 
 
-def refused(param: str, why: str) -> BadCall:
+def refused(param: str, why: str) -> BadRequest:
     """Return the error for a part of the dialect that is not supported."""
-    return BadCall(why, param=param)
+    return BadRequest(why, param=param)

@@ -62,7 +62,7 @@ async def test_at_7_empty_messages_are_400_and_no_messages_422(proxy):
     uuid = await proxy.create()
     status, told = await proxy.ask("POST", f"/{uuid}{CHAT}", {})
 
-    assert failing(400, "messages must not be empty") == await proxy.ask("POST", f"/{uuid}{CHAT}", {"messages": []})
+    assert failing(400, "messages must not be empty.") == await proxy.ask("POST", f"/{uuid}{CHAT}", {"messages": []})
     assert (422, [("missing", ["body", "messages"])]) == (
         status,
         [(each["type"], each["loc"]) for each in told["detail"]],
@@ -96,7 +96,7 @@ async def test_at_7_an_engine_that_is_away_is_500_completion_failed(store):
         status, told = await proxy.ask("POST", f"/{uuid}{CHAT}", {"messages": HELLO})
 
     assert (500, "server_error") == (status, told["error"]["type"])
-    assert told["error"]["message"].startswith("Completion failed: the engine gone cannot be reached")
+    assert told["error"]["message"].startswith("Completion failed: Engine gone is unreachable")
 
 
 async def test_at_7_a_rendered_prompt_is_the_one_that_is_sampled_from(proxy, store):
@@ -125,7 +125,7 @@ async def test_at_7_a_prompt_that_cannot_be_rendered_is_400(store, engine):
         uuid = await proxy.create()
         answered = await proxy.ask("POST", f"/{uuid}{CHAT}/render", {"messages": HELLO})
 
-    assert failing(400, 'Failed to render prompt: fake answered 400: {"message": "no template"}') == answered
+    assert failing(400, 'Failed to render prompt: fake returned status 400: {"message": "no template"}') == answered
 
 
 @pytest.mark.parametrize("junk", [
@@ -144,7 +144,7 @@ async def test_a_rendered_prompt_that_is_none_is_400(store, engine, junk):
         status, told = await proxy.ask("POST", f"/{uuid}{CHAT}/render", {"messages": HELLO})
 
     assert 400 == status
-    assert "Failed to render prompt: the engine" in str(told)
+    assert "Failed to render prompt: The engine" in str(told)
     assert "127.0.0.1" not in str(told)
 
 

@@ -49,7 +49,7 @@ async def test_an_engine_without_a_tokenize_of_messages_renders_nothing(store, e
         uuid = await proxy.create()
         status, told = await proxy.ask("POST", f"/{uuid}/v1/chat/completions/render", {"messages": HELLO})
 
-    assert (400, "Failed to render prompt: the engine text (plain) has no /tokenize for messages") == (
+    assert (400, "Failed to render prompt: the engine text (plain) does not support /tokenize for messages") == (
         status,
         told["error"]["message"],
     )

@@ -8,7 +8,7 @@ from fakes import proxying
 from stored import steps_of
 
 from proxy.api.compat.atropos.generate import read_generate
-from proxy.errors import NotValid
+from proxy.errors import UnprocessableRequest
 from proxy.protocols.dialects.translation import TranslationOptions
 from proxy.server.listener import simulating
 from proxy.simulator.options import Options
@@ -155,7 +155,7 @@ async def test_logprobs_of_the_prompt_are_refused_where_the_engine_tells_none(st
         status, told = await post(f"{served.url}/rollouts/r1/generate", {**VLLM, "prompt_logprobs": 1})
 
     assert (422, "prompt_logprobs") == (status, told["error"]["param"])
-    assert "vLLM alone" in told["error"]["message"]
+    assert "requires vLLM" in told["error"]["message"]
     assert [] == await steps_of(store, "r1")
 
 
@@ -193,8 +193,8 @@ async def test_an_answer_without_an_id_or_a_logprob_is_an_error_and_recorded_as_
         status, told = await post(f"{served.url}/rollouts/r1/generate", body)
     (step,) = await steps_of(store, "r1")
 
-    assert (502, "engine_broke_off") == (status, told["error"]["code"])
-    assert "none are made up" in told["error"]["message"]
+    assert (502, "engine_disconnected") == (status, told["error"]["code"])
+    assert "did not return token ids" in told["error"]["message"]
     assert ("complete", False) == (step.status, step.trainable)
 
 
@@ -238,7 +238,7 @@ async def test_a_retry_with_a_key_is_answered_in_the_same_shape(store, engine):
 )
 def test_what_is_neither_shape_or_could_not_be_answered_is_refused(body, param):
     """By the name of the field."""
-    with pytest.raises(NotValid) as refused:
+    with pytest.raises(UnprocessableRequest) as refused:
         read_generate("/generate", body, TranslationOptions())
 
     assert param == refused.value.param

@@ -6,7 +6,7 @@ from forests import make_choice, make_step
 
 from proxy.api.compat.atropos.schemas import SchemaFault
 from proxy.api.compat.atropos.session import is_session_id, nodes_of, read_session_chat, session_id
-from proxy.errors import BadCall
+from proxy.errors import BadRequest
 from proxy.protocols.dialects.translation import TranslationOptions
 from proxy.trajectory.facts import RolloutFacts
 
@@ -47,7 +47,7 @@ def test_tool_choice_is_not_sent_without_tools():
 
 @pytest.mark.parametrize(
     ("body", "fault"),
-    [({"messages": []}, BadCall), ({}, SchemaFault), ({"messages": [{"content": "x"}]}, SchemaFault)],
+    [({"messages": []}, BadRequest), ({}, SchemaFault), ({"messages": [{"content": "x"}]}, SchemaFault)],
 )
 def test_calls_without_messages_are_refused(body, fault):
     """By what its schema says, or by ours where it says nothing."""

@@ -57,8 +57,8 @@ async def test_at_7_setup_cannot_name_another_engine(proxy, store):
         answered = await proxy.ask("POST", "/setup", {"servers": [{"base_url": elsewhere.url}]})
 
     assert failing(404, (
-        f"No server with base_url {elsewhere.url!r}. Available: {[proxy.engine_url]}. Engines are those of the configuration "
-        "(engines.endpoints), and no other can be named here"
+        f"No server with base_url {elsewhere.url!r}. Available: {[proxy.engine_url]}. Only configured engines "
+        "(engines.endpoints) can be used."
     )) == answered  # fmt: skip
     assert ([], 0) == (elsewhere.asked, elsewhere.questions)
 
@@ -379,7 +379,7 @@ async def test_sessions_are_control_and_their_calls_are_agents(store):
         nodes = [(await proxy.ask("GET", f"/{uuid}/nodes", None, headers))[0] for headers in (None, agent, control)]
 
         assert ([401, 200], [401, 403, 200]) == (statuses, nodes)
-        assert failing(401, "an API key is needed") == await proxy.ask(*chat)
+        assert failing(401, "An API key is required.") == await proxy.ask(*chat)
         assert 200 == (await proxy.ask("GET", "/health"))[0]
 
 

@@ -148,10 +148,10 @@ async def test_a_server_that_is_away_or_silent_is_named_so(store, engine, runner
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ({"server": "http://evil"}, "known are: calculator"),
+        ({"server": "http://evil"}, "configured in osmosis.servers: calculator"),
         ({"messages": []}, "messages"),
-        ({"completion_params": {}}, "completion_params is not known to the sync protocol"),
-        ({"protocol": "async", "tokenizer_name": "t"}, "tokenizer_name is not known to the async protocol"),
+        ({"completion_params": {}}, "completion_params does not exist in the sync protocol"),
+        ({"protocol": "async", "tokenizer_name": "t"}, "tokenizer_name does not exist in the async protocol"),
         ({"max_turns": 101}, "max_turns"),
         ({"url": "http://evil"}, "url"),
     ],
@@ -203,7 +203,7 @@ async def test_a_dispatch_is_of_the_control_api(store, engine, runner):
         ]
         _, last = await post(proxy.http, f"{proxy.control_url}/rollouts/nobody/dispatch", SYNC, key)
 
-    assert ([404, 401, 404], "there is no rollout 'nobody'") == (told, last["error"]["message"])
+    assert ([404, 401, 404], "Rollout 'nobody' not found.") == (told, last["error"]["message"])
 
 
 async def test_a_stop_ends_what_was_dispatched_and_says_so(store, engine, runner):

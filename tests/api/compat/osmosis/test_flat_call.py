@@ -9,7 +9,7 @@ from forests import full_ids, make_choice, make_step, rollouts
 from hypothesis import given
 
 from proxy.api.compat.osmosis.flat_call import added_since, flat_answer, read_flat
-from proxy.errors import NotValid
+from proxy.errors import UnprocessableRequest
 from proxy.protocols.dialects.translation import TranslationOptions
 from proxy.protocols.exchange import Outcome
 
@@ -44,7 +44,7 @@ def test_only_completions_with_messages_and_no_prompt_are_flat(endpoint, body):
 )  # fmt: skip
 def test_values_out_of_their_schemas_ranges_are_refused(field):
     """By the name of the field."""
-    with pytest.raises(NotValid) as refused:
+    with pytest.raises(UnprocessableRequest) as refused:
         read_flat("/v1/completions", BODY | field, TranslationOptions())
 
     assert next(iter(field)) == refused.value.param

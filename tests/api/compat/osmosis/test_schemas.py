@@ -3,7 +3,7 @@
 import pytest
 
 from proxy.api.compat.osmosis.schemas import FlatCallBody, InitAnswer, RolloutResult, validated
-from proxy.errors import NotValid
+from proxy.errors import UnprocessableRequest
 
 
 def test_keys_that_the_protocol_does_not_know_are_let_through():
@@ -33,7 +33,7 @@ def test_a_result_may_say_null_or_nothing(fields):
 )
 def test_a_refusal_names_the_field(model, body, named):
     """And says what is wrong with it."""
-    with pytest.raises(NotValid, match=f"^{named}") as refused:
+    with pytest.raises(UnprocessableRequest, match=f"^{named}") as refused:
         validated(model, body)
 
     assert named == refused.value.param
@@ -42,7 +42,7 @@ def test_a_refusal_names_the_field(model, body, named):
 def test_a_refusal_of_many_faults_stays_short():
     """Five fields are named, the others counted; of a long list of wrong items the first one is named."""
     wrong = {name: [] for name in ("model", "temperature", "top_p", "max_tokens", "logprobs", "n", "stream")}
-    with pytest.raises(NotValid, match="and 2 more$"):
+    with pytest.raises(UnprocessableRequest, match="and 2 more$"):
         validated(FlatCallBody, {"messages": [{"role": "user"}], **wrong})
-    with pytest.raises(NotValid, match=r"^messages\.0\.role: [^;]*$"):
+    with pytest.raises(UnprocessableRequest, match=r"^messages\.0\.role: [^;]*$"):
         validated(FlatCallBody, {"messages": [{"role": "nobody"}] * 1000})

@@ -7,7 +7,7 @@ from rollout_servers import rollout_server
 
 from proxy.api.compat.osmosis.servers import RolloutServers, ServerFault
 from proxy.config.sections import OsmosisSettings
-from proxy.errors import NotValid
+from proxy.errors import UnprocessableRequest
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ async def test_a_servers_fault_has_a_category_and_its_status(servers, runner, st
 async def test_an_answer_that_nobody_can_read_is_a_fault(servers, runner):
     """A page of a balancer's, say."""
     runner.raw = b"<html>"
-    with pytest.raises(ServerFault, match="no JSON object") as fault:
+    with pytest.raises(ServerFault, match="did not return a JSON object") as fault:
         await servers.ask("one", "/rollout", {})
 
     assert "internal_error" == fault.value.category
@@ -62,10 +62,10 @@ async def test_an_answer_that_nobody_can_read_is_a_fault(servers, runner):
 
 async def test_a_server_of_another_name_is_refused(servers):
     """The refusal names the known ones; with none there is nothing to name."""
-    with pytest.raises(NotValid, match="known are: one, two"):
+    with pytest.raises(UnprocessableRequest, match="osmosis.servers: one, two"):
         servers.named("http://elsewhere")
     nobody = RolloutServers(OsmosisSettings())
-    with pytest.raises(NotValid, match="known are: none"):
+    with pytest.raises(UnprocessableRequest, match="osmosis.servers: none"):
         nobody.named("one")
     await nobody.close()
 

@@ -18,21 +18,21 @@ EVERY = [
 @pytest.mark.parametrize(
     ("error", "status", "kind"),
     [
-        (errors.BadCall, 400, "invalid_request_error"),
-        (errors.NotValid, 400, "invalid_request_error"),
-        (errors.Unsupported, 400, "invalid_request_error"),
+        (errors.BadRequest, 400, "invalid_request_error"),
+        (errors.UnprocessableRequest, 400, "invalid_request_error"),
+        (errors.UnsupportedEncoding, 400, "invalid_request_error"),
         (errors.RolloutClosed, 400, "invalid_request_error"),
         (errors.Unauthorized, 401, "authentication_error"),
         (errors.Forbidden, 403, "permission_error"),
         (errors.NotFound, 404, "not_found_error"),
-        (errors.TooLarge, 413, "request_too_large"),
+        (errors.RequestTooLarge, 413, "request_too_large"),
         (errors.LimitReached, 429, "rate_limit_error"),
         (errors.EngineBusy, 529, "overloaded_error"),
         (errors.Overloaded, 529, "overloaded_error"),
         (errors.Paused, 529, "overloaded_error"),
-        (errors.EngineBroke, 502, "api_error"),
-        (errors.StoreFault, 503, "api_error"),
-        (errors.EngineSilent, 504, "timeout_error"),
+        (errors.EngineDisconnected, 502, "api_error"),
+        (errors.StoreUnavailable, 503, "api_error"),
+        (errors.EngineTimeout, 504, "timeout_error"),
     ],
 )
 def test_our_failures_have_its_statuses_and_types(error, status, kind):
@@ -48,7 +48,7 @@ def test_every_failure_is_one_that_the_sdk_knows(error):
     """By its own models, of which only 413, that the API documents, has none."""
     told = orjson.loads(MESSAGES.error(error("why")))
     if told["error"]["type"] == "request_too_large":
-        assert errors.TooLarge is error
+        assert errors.RequestTooLarge is error
         return
 
     assert "why" == ErrorResponse.model_validate(told, strict=True).error.message

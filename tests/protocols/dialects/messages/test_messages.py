@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.errors import NotValid
+from proxy.errors import UnprocessableRequest
 from proxy.protocols.dialects.messages.messages import conversation_of
 from proxy.protocols.dialects.translation import TranslationOptions
 
@@ -193,6 +193,6 @@ def test_arguments_come_back_as_they_were_sampled():
 )
 def test_what_cannot_be_read_is_refused_by_its_place(messages, at):
     """Never by a failure of ours."""
-    with pytest.raises(NotValid) as refused:
+    with pytest.raises(UnprocessableRequest) as refused:
         conversation_of({"messages": messages}, TranslationOptions(), {})
     assert at == refused.value.param

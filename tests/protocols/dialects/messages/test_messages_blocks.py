@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.errors import NotValid
+from proxy.errors import UnprocessableRequest
 from proxy.protocols.dialects.messages.messages import blocks_of, parts_of, result_of, said_in
 
 PNG = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}
@@ -107,7 +107,7 @@ def test_a_failure_says_what_it_says():
 )
 def test_what_chat_cannot_say_is_refused_by_its_place(block, at):
     """Nothing that an agent sends is left out in silence."""
-    with pytest.raises(NotValid) as refused:
+    with pytest.raises(UnprocessableRequest) as refused:
         parts_of(block, "here")
     assert at == refused.value.param
 
@@ -124,7 +124,7 @@ def test_what_chat_cannot_say_is_refused_by_its_place(block, at):
 )
 def test_a_result_of_a_wrong_type_is_refused(wrong):
     """By the field."""
-    with pytest.raises(NotValid, match=rf"^here\.{next(iter(wrong))}"):
+    with pytest.raises(UnprocessableRequest, match=rf"^here\.{next(iter(wrong))}"):
         result_of({"tool_use_id": "c1", **wrong}, "here")
 
 

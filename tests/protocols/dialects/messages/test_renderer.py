@@ -198,7 +198,7 @@ def test_a_failure_ends_the_stream():
     (other,) = events_of(renderer().finish(None))
 
     assert {"type": "error", "error": {"type": "api_error", "message": "out of memory"}} == event
-    assert "the engine's answer ended before it began" == other["error"]["message"]
+    assert "the engine's response ended before it began" == other["error"]["message"]
 
 
 def test_a_stream_that_broke_is_told_as_broken_whatever_came():

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from json_bodies import JSON
 
-from proxy.errors import NotValid
+from proxy.errors import UnprocessableRequest
 from proxy.protocols.dialects.messages import MESSAGES
 from proxy.protocols.dialects.messages.request import PASSED
 from proxy.protocols.dialects.translation import ResolvedReferences, TranslationOptions
@@ -144,7 +144,7 @@ def test_the_model_goes_on_with_a_last_turn_of_its_own():
 @pytest.mark.parametrize("turn", [{"role": "assistant", "content": []}, {"role": "system", "content": []}])
 def test_a_conversation_in_which_nobody_speaks_is_refused(turn):
     """There is nothing to answer."""
-    with pytest.raises(NotValid, match="^messages: none of them says anything"):
+    with pytest.raises(UnprocessableRequest, match="^messages: at least one message must have content"):
         read(LEAST | {"messages": [turn]})
 
 
@@ -152,7 +152,7 @@ def test_nothing_goes_on_from_a_call():
     """Its result must follow."""
     call = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
 
-    with pytest.raises(NotValid, match="^messages: the last turn calls tools"):
+    with pytest.raises(UnprocessableRequest, match="^messages: the last message calls tools"):
         read(LEAST | {"messages": [*HI, {"role": "assistant", "content": [call]}]})
 
 
@@ -198,7 +198,7 @@ def test_sampled_arguments_are_put_back():
 )
 def test_a_wrong_value_is_refused_by_its_field(wrong, at):
     """With a sentence that begins with it."""
-    with pytest.raises(NotValid, match=f"^{at}: ") as refused:
+    with pytest.raises(UnprocessableRequest, match=f"^{at}: ") as refused:
         read(LEAST | wrong)
     assert at == refused.value.param
 
@@ -210,7 +210,7 @@ def test_whatever_is_sent_is_read_or_refused(body, known):
     before = copy.deepcopy(body)
     try:
         chat = read(body, SWITCHES, items={name: item for name, item in known.items() if isinstance(item, dict)})
-    except NotValid as refused:
+    except UnprocessableRequest as refused:
         assert refused.param
         assert refused.message.startswith(f"{refused.param}: ")
     else:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.errors import NotValid
+from proxy.errors import UnprocessableRequest
 from proxy.protocols.dialects.messages.partial_json import Beginning
 from proxy.protocols.dialects.messages.tool_arguments import (
     call_ids,
@@ -60,7 +60,7 @@ def test_an_object_that_is_too_deep_is_refused():
     """It would not be sent on either."""
     deep = orjson.loads('{"a":' + "[" * 1000 + "]" * 1000 + "}")
 
-    with pytest.raises(NotValid, match="^input: is nested too deeply"):
+    with pytest.raises(UnprocessableRequest, match="^input: is nested too deeply"):
         spelt(deep, "input")
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.errors import NotValid
+from proxy.errors import UnprocessableRequest
 from proxy.protocols.dialects.messages.tools import tools_of
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -73,7 +73,7 @@ def test_a_tool_that_is_added_is_no_longer_deferred():
 )
 def test_a_change_that_cannot_be_read_is_refused_by_its_place(tool, at):
     """As any other value."""
-    with pytest.raises(NotValid) as refused:
+    with pytest.raises(UnprocessableRequest) as refused:
         tools_of({"messages": [{"role": "system", "content": [change("addition", tool)]}]})
     assert f"messages.0.content.0.tool{at}" == refused.value.param
 
@@ -90,7 +90,7 @@ def test_a_change_that_cannot_be_read_is_refused_by_its_place(tool, at):
 )
 def test_tools_of_servers_are_refused_by_name(tool, named):
     """Nobody here could run them, or knows their schema."""
-    with pytest.raises(NotValid, match=rf"^tools\.1: the tool '{named}' ") as refused:
+    with pytest.raises(UnprocessableRequest, match=rf"^tools\.1: tool '{named}' ") as refused:
         tools_of({"tools": [WEATHER, tool]})
     assert "tools.1" == refused.value.param
 
@@ -101,13 +101,13 @@ def test_tools_of_servers_are_left_out_where_the_configuration_says_so():
 
     assert {"tools": [FUNCTION]} == tools_of({"tools": [hosted, WEATHER]}, ignore_hosted=True)
     assert {} == tools_of({"tools": [hosted], "mcp_servers": [{}], "tool_choice": {"type": "auto"}}, ignore_hosted=True)
-    with pytest.raises(NotValid, match="^tools.0.name: "):
+    with pytest.raises(UnprocessableRequest, match="^tools.0.name: "):
         tools_of({"tools": [{"type": "custom"}]}, ignore_hosted=True)
 
 
 def test_servers_of_tools_are_refused():
     """Anthropic's servers would call them."""
-    with pytest.raises(NotValid, match="^mcp_servers: "):
+    with pytest.raises(UnprocessableRequest, match="^mcp_servers: "):
         tools_of({"mcp_servers": [{"type": "url", "url": "https://x", "name": "x"}]})
     assert {} == tools_of({"mcp_servers": []})
 
@@ -157,6 +157,6 @@ def test_a_choice_among_no_tools():
 )
 def test_a_wrong_type_is_refused_by_its_place(body, at):
     """However deep it stands."""
-    with pytest.raises(NotValid) as refused:
+    with pytest.raises(UnprocessableRequest) as refused:
         tools_of(body)
     assert at == refused.value.param

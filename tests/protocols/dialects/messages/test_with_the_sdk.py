@@ -233,7 +233,7 @@ def test_a_call_that_was_cut_off_breaks_nobody():
         (errors.NotFound("no"), anthropic.NotFoundError),
         (errors.Unauthorized("no"), anthropic.AuthenticationError),
         (errors.LimitReached("no"), anthropic.RateLimitError),
-        (errors.NotValid("no"), anthropic.BadRequestError),
+        (errors.UnprocessableRequest("no"), anthropic.BadRequestError),
         (errors.EngineBusy("no"), anthropic.InternalServerError),
     ],
 )

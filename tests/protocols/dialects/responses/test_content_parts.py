@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.errors import BadCall
+from proxy.errors import BadRequest
 from proxy.protocols.dialects.responses.content_parts import read_content, read_said
 
 URL = "data:text/plain;base64,w6k="
@@ -61,7 +61,7 @@ def test_what_an_assistant_said_is_one_text():
 )
 def test_what_cannot_be_said_is_named(read, value, param):
     """Files that are only named, and what is no part."""
-    with pytest.raises(BadCall) as refusal:
+    with pytest.raises(BadRequest) as refusal:
         read(value, "x")
 
     assert param == refusal.value.param

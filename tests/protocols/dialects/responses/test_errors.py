@@ -3,15 +3,20 @@
 import orjson
 import pytest
 
-from proxy.errors import NotValid
+from proxy.errors import UnprocessableRequest
 from proxy.protocols.dialects.responses.errors import engine_error, error
 
 
 def test_our_own_name_the_field():
     """Their type and code are those of the native dialects."""
     assert {
-        "error": {"message": "x is wrong", "type": "invalid_request_error", "param": "x", "code": "not_valid"}
-    } == orjson.loads(error(NotValid("x is wrong", param="x")))
+        "error": {
+            "message": "x is wrong",
+            "type": "invalid_request_error",
+            "param": "x",
+            "code": "unprocessable_request",
+        }
+    } == orjson.loads(error(UnprocessableRequest("x is wrong", param="x")))
 
 
 @pytest.mark.parametrize(
@@ -32,7 +37,7 @@ def test_our_own_name_the_field():
         (401, '{"error": "Unauthorized"}', "authentication_error", "Unauthorized"),
         (429, '{"error": {"code": "slow"}}', "rate_limit_error", '{"error": {"code": "slow"}}'),
         (500, "Internal Server Error", "server_error", "Internal Server Error"),
-        (503, "", "server_error", "The engine answered with status 503 and nothing else."),
+        (503, "", "server_error", "The engine returned status 503 without a message."),
         (500, "[1]", "server_error", "[1]"),
         (500, '{"error": [1]}', "server_error", '{"error": [1]}'),
     ],

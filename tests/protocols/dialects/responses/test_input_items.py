@@ -3,7 +3,7 @@
 import pytest
 from responses_drawn import TOLD
 
-from proxy.errors import BadCall, NotValid
+from proxy.errors import BadRequest, UnprocessableRequest
 from proxy.protocols.dialects.responses.input_items import calls_of, read_items, references_of
 from proxy.protocols.dialects.translation import ResolvedReferences, TranslationOptions
 
@@ -146,7 +146,7 @@ def test_a_reference_stands_for_its_item():
     assert [("assistant", "x", "hm", None)] == outline(
         read({"type": "item_reference", "id": "b"}, {"id": "a"}, resolved=resolved)
     )
-    with pytest.raises(NotValid, match="'c', which is not in any recorded response"):
+    with pytest.raises(UnprocessableRequest, match="'c', which is not in any recorded response"):
         read({"type": "item_reference", "id": "c"}, resolved=resolved)
 
 
@@ -164,7 +164,7 @@ def test_items_of_hosted_tools_are_refused_by_name_or_left_out():
     """As the tools are."""
     search = {"type": "web_search_call", "id": "ws_1", "status": "completed"}
 
-    with pytest.raises(BadCall, match="'web_search_call' is a tool that OpenAI hosts"):
+    with pytest.raises(BadRequest, match="'web_search_call' is a tool that OpenAI hosts"):
         read(search)
     assert [] == read(search, options=TranslationOptions(ignore_hosted_tools=True))
 
@@ -192,7 +192,7 @@ def test_a_call_of_a_namespace_has_its_name_in_chat():
 )
 def test_what_is_no_item_is_named(items, param):
     """Where it stands."""
-    with pytest.raises(NotValid) as refusal:
+    with pytest.raises(UnprocessableRequest) as refusal:
         read_items(items, TranslationOptions(), ResolvedReferences())
 
     assert param == refusal.value.param

@@ -3,7 +3,7 @@
 import pytest
 from responses_drawn import EARLIER, RICH
 
-from proxy.errors import BadCall
+from proxy.errors import BadRequest
 from proxy.protocols.dialects.responses.request import PASSED, read
 from proxy.protocols.dialects.translation import ResolvedReferences, TranslationOptions
 from proxy.protocols.sampling import SAMPLING_FIELDS
@@ -200,7 +200,7 @@ def test_for_other_engines_systems_at_the_beginning_are_one():
 )
 def test_what_is_refused_is_named(fields, status, param):
     """400 for what is not served, 422 for what is wrong."""
-    with pytest.raises(BadCall) as refusal:
+    with pytest.raises(BadRequest) as refusal:
         read({"input": "hi", **fields}, TranslationOptions())
 
     assert (status, param) == (refusal.value.status, refusal.value.param)

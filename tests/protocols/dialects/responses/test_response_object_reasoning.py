@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.errors import NotValid
+from proxy.errors import UnprocessableRequest
 from proxy.protocols.dialects.responses.response_object import seal, thoughts_of, unseal
 
 
@@ -30,5 +30,5 @@ def test_what_an_item_thinks():
     assert ["ab", "c", "d\n\ne", None] == [
         thoughts_of(item, "input[0]") for item in (text | sealed | summary, sealed | summary, summary, foreign)
     ]
-    with pytest.raises(NotValid, match=r"input\[0\].content\[0\].type"):
+    with pytest.raises(UnprocessableRequest, match=r"input\[0\].content\[0\].type"):
         thoughts_of({"content": [{"type": "output_text", "text": ""}]}, "input[0]")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.errors import BadCall, NotValid
+from proxy.errors import BadRequest, UnprocessableRequest
 from proxy.protocols.dialects.responses import RESPONSES
 from proxy.protocols.dialects.responses.tools import Tool, choose, read_tools
 from proxy.protocols.dialects.translation import TranslationOptions
@@ -58,13 +58,13 @@ def test_what_templates_show_of_a_tool_is_what_vllm_shows():
 
 def test_hosted_tools_are_refused_by_name_or_left_out():
     """400; with the setting they are not told to the engine, nor can they be chosen."""
-    with pytest.raises(BadCall, match="'web_search' is a tool that OpenAI hosts") as refusal:
+    with pytest.raises(BadRequest, match="'web_search' is a tool that OpenAI hosts") as refusal:
         read_tools({"tools": [LOOK, SEARCH]}, ignore_hosted=False)
 
     assert (400, "tools[1].type") == (refusal.value.status, refusal.value.param)
     assert 1 == len(read_tools({"tools": [LOOK, SEARCH]}, ignore_hosted=True).told)
     assert "tool_choice" not in choice_of({"type": "web_search"})
-    with pytest.raises(BadCall, match="'web_search'"):
+    with pytest.raises(BadRequest, match="'web_search'"):
         choose({"tool_choice": SEARCH}, read_tools({}, ignore_hosted=False), ignore_hosted=False)
 
 
@@ -118,7 +118,7 @@ def test_choices_among_nothing():
 )
 def test_what_is_no_tool_is_named(body, param):
     """Where it stands."""
-    with pytest.raises(NotValid) as refusal:
+    with pytest.raises(UnprocessableRequest) as refusal:
         choose(body, read_tools(body, ignore_hosted=False), ignore_hosted=False)
 
     assert param == refusal.value.param
