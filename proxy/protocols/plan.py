@@ -114,9 +114,7 @@ def make_plan(  # noqa: PLR0913 - a plan is all of this, and every argument has 
     policy_version: str | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """Plan a call. `headers` are the client's, by lowercase name. Raises UnprocessableRequest if token
-    options require an unstreamed call and the call cannot be unstreamed.
-    """
+    """Plan a call. `headers` are the client's, by lowercase name. Raises UnprocessableRequest for tokens of a live stream."""
     fields, unset = edit(body, options, dialect)
     edited = {key: value for key, value in body.items() if key not in unset} | fields
     response_options = _response_options(dialect, body, edited)

@@ -31,7 +31,7 @@ async def test_steps_are_read_in_order_from_an_index_on(client, filled):
 
 async def test_a_refusal_is_its_sentence_and_its_status(client):
     """The control API's own words; the id is encoded, whatever is in it."""
-    with pytest.raises(Refused, match="there is no rollout 'a/b c'") as refused:
+    with pytest.raises(Refused, match="Rollout 'a/b c' not found.") as refused:
         await client.get(rollout_path("a/b c"))
 
     assert 404 == refused.value.status

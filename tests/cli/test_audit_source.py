@@ -48,5 +48,5 @@ async def test_what_is_not_json_is_told_with_its_line(tmp_path):
     path = tmp_path / "rows"
     path.write_bytes(b'{"a": 1}\nPAR1')
 
-    with pytest.raises(ValueError, match="line 2: invalid JSON"):
+    with pytest.raises(ValueError, match="line 2: not JSON"):
         [row async for row in rows_of_file(path, wanted())]

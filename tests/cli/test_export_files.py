@@ -69,7 +69,7 @@ async def test_whatever_else_the_route_takes_is_passed_on_and_what_it_does_not_t
     prompt_too_long = ("max_len", "1")
 
     assert [] == await rows(out, url, more=(prompt_too_long, ("overlong", "drop")))
-    with pytest.raises(OSError, match="'branchs' is no option here; options are .*branches"):
+    with pytest.raises(OSError, match="Unknown query parameter 'branchs'; use one of .*branches"):
         await rows(out, url, more=(("branchs", "last"),))
 
 
@@ -84,4 +84,6 @@ async def test_rollouts_that_the_format_cannot_say_are_told_and_no_row(filled, t
     report = await download(url, None, wanted(format="trl"), out, api_key="control")
 
     assert (1, 1) == (report.rows, len(out.read_bytes().splitlines()))
-    assert ["trl cannot say rollout 'c': it has 2 sequences"] == [why.partition(",")[0] for why in report.skipped]
+    assert ["Format 'trl' requires one sequence per rollout; rollout 'c' has 2 sequences"] == [
+        why.partition(".")[0] for why in report.skipped
+    ]

@@ -179,7 +179,7 @@ def test_a_recorded_rollout_is_listed_shown_and_followed(tmp_path):
     assert ["r1", "open", "1", "1"] == listed.stdout.splitlines()[1].split()[:4]
     assert "r1" == orjson.loads(shown.stdout)["rollout"]["rollout_id"]
     assert (Exit.FAILED, "") == (missing.exit_code, missing.stdout)
-    assert "there is no rollout 'r2'" in missing.stderr
+    assert "Rollout 'r2' not found." in missing.stderr
     assert (0, True, Exit.DONE) == (told["index"], told["exact"], ended)
 
 

@@ -155,7 +155,7 @@ async def test_ab_4_an_equal_group_a_long_and_an_unscored_rollout_are_told_befor
     assert not received
     assert "group 'equal': all scores are equal (1.0)" in told
     assert "group 'unscored': rollout 'unscored-3' cannot be exported" in told
-    assert "it has no reward" in told
+    assert "requires a reward" in told
     assert "group 'empty': rollout 'void' is empty" in told
     assert "group 'good': received" in told
     batch = (await asked(http, "GET", service[0] + "/batch"))["batch"]

@@ -105,7 +105,7 @@ async def test_no_piped_line_ends_in_blanks(place, asked, filled, printed):
 
 async def test_what_is_not_there_is_told(place, printed):
     """By the proxy's own sentence."""
-    with pytest.raises(OSError, match="there is no rollout 'none'"):
+    with pytest.raises(OSError, match="Rollout 'none' not found."):
         await print_rollout(place, printed(), "none", StepView(), as_json=False)
 
 

@@ -116,7 +116,7 @@ async def test_a_proxy_that_is_not_there_at_first_or_refuses_ends_it(http, store
         await Tail(ControlClient(http, "http://127.0.0.1:9"), None, 0, print).follow()
     keys = {"agents": {"api_keys": ["a"]}, "control": {"api_keys": ["c"]}}
     async with proxying(None, store, **keys) as served:
-        with pytest.raises(Refused, match="a control key is needed"):
+        with pytest.raises(Refused, match="A control key is required"):
             await Tail(ControlClient(http, served.url), None, 0, print).follow()
 
 

@@ -72,7 +72,7 @@ async def test_texts_that_take_too_long_are_named(store, drifting, http, monkeyp
         drift[name] for name in ("texts", "expected_text", "found_text", "kind")
     )
     assert ("not_requested", "unexplained") == (unasked["texts"], unasked["kind"])
-    assert "Kinds of 1 of 1 drift not are unknown: 1 timed out after" in caplog.text
+    assert "Kinds of 1 of 1 drift boundaries not known yet: 1 timed out after" in caplog.text
 
 
 @pytest.mark.usefixtures("unforeseen")

@@ -38,7 +38,7 @@ async def test_a_dead_port_is_told_once():
     assert await find_engine("http://127.0.0.1:9") is None
     (fault,) = graded(await of_engine("http://127.0.0.1:9"))["fault"]
 
-    assert 1 == fault.count("cannot be reached")
+    assert 1 == fault.count("is unreachable")
     assert "check that it is running" in fault
 
 

@@ -111,7 +111,7 @@ async def test_what_cannot_score_is_told(engine, send):
     with pytest.raises(NotScored, match="not detected as vLLM or SGLang"):
         await find_scorer(send, None, None)
     async with aiohttp.ClientSession() as session:
-        with pytest.raises(OSError, match="is unreachable"):
+        with pytest.raises(OSError, match="request to the engine at"):
             await find_scorer(sender(session, "http://127.0.0.1:9"), None, None)
 
 

@@ -119,7 +119,7 @@ async def test_no_output_contains_a_secret(api, engine, store, logged):
 
     assert len(await steps_of(store, "r1")) >= 2
     assert "call" in logged.getvalue()
-    assert "could not be read" in logged.getvalue()
+    assert "Malformed request" in logged.getvalue()
     for output in [*out, logged.getvalue().encode()]:
         found = output.find(b"planted-")
         assert found < 0, output[max(0, found - 300) : found + 60]

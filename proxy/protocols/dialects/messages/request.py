@@ -78,14 +78,14 @@ def _continue(chat: Json, last_role: str, thought: str) -> None:
     """
     last = chat["messages"][-1] if chat["messages"] else {}
     if last_role == "assistant" and "tool_calls" in last:
-        raise refusal("messages", "the last turn calls tools, and no tool results follow")
+        raise refusal("messages", "the last message calls tools; add their results")
     if last_role == last.get("role") == "assistant":
         if last["content"] or last.get(thought):
             chat |= {"continue_final_message": True, "add_generation_prompt": False}
         else:
             chat["messages"] = chat["messages"][:-1]
     if not chat["messages"]:
-        raise refusal("messages", "none of them says anything")
+        raise refusal("messages", "at least one message must have content")
 
 
 def _think(chat: Json, body: Mapping[str, Any], options: TranslationOptions) -> None:

@@ -39,8 +39,8 @@ def _function(given: Any, at: str, *, ignore_hosted: bool) -> Json:
         name = tool.get("name") or tool.get("mcp_server_name") or kind
         raise refusal(
             at,
-            f"the tool {str(name)[:64]!r} ({kind[:64]}) is not a custom tool: the engine neither runs it nor knows its schema; "
-            "offer it with a name and an input_schema",
+            f"tool {str(name)[:64]!r} ({kind[:64]}) is not supported, only custom tools are; offer it with a name and an "
+            "input_schema",
         )
     function: Json = {"name": a_text(tool.get("name"), f"{at}.name")}
     if tool.get("description") is not None:

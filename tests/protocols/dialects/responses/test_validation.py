@@ -19,15 +19,15 @@ def test_a_field_is_of_its_type_or_absent():
 @pytest.mark.parametrize(
     ("read", "message"),
     [
-        (lambda: optional({"a": True}, "a", int), "a must be an integer, not true or false."),
-        (lambda: optional({"a": 1.5}, "a", int, "b[0]"), "b[0].a must be an integer, not a number."),
-        (lambda: required({"a": None}, "a", dict), "a must be an object, not null."),
-        (lambda: objects([{}, []], "a"), "a[1] must be an object, not a list."),
-        (lambda: strings(["", {}], "a"), "a[1] must be a string, not an object."),
+        (lambda: optional({"a": True}, "a", int), "a must be an integer, not true or false"),
+        (lambda: optional({"a": 1.5}, "a", int, "b[0]"), "b[0].a must be an integer, not a number"),
+        (lambda: required({"a": None}, "a", dict), "a must be an object, not null"),
+        (lambda: objects([{}, []], "a"), "a[1] must be an object, not a list"),
+        (lambda: strings(["", {}], "a"), "a[1] must be a string, not an object"),
     ],
 )
 def test_what_is_wrong_is_named(read, message):
-    """Where it stands, what it must be and what it is."""
+    """Where it stands, what it must be and what it is"""
     with pytest.raises(UnprocessableRequest) as refusal:
         read()
 
