@@ -67,14 +67,13 @@ class Dialect(ErrorDialect, Protocol):
         ...
 
 
-_SPELT_FALSE = frozenset(
-    {"0", "off", "f", "false", "n", "no"}
-)  # as in pydantic 2, with which vLLM and SGLang read bodies
+# As in pydantic 2, which vLLM and SGLang parse bodies with.
+_FALSE_STRINGS = frozenset({"0", "off", "f", "false", "n", "no"})
 
 
 def is_on(value: Any) -> bool:
     """Return whether a flag is on. Values other than absent, null and false count as on: the engine validates them."""
-    return value.lower() not in _SPELT_FALSE if isinstance(value, str) else value not in (None, False)
+    return value.lower() not in _FALSE_STRINGS if isinstance(value, str) else value not in (None, False)
 
 
 def samples_of(body: Mapping[str, Any]) -> int | None:

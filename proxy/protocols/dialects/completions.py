@@ -36,7 +36,7 @@ class Completions:
             return None
         if type(prompt[0]) is int:
             return [prompt]
-        return prompt if all(isinstance(one, list) and one and type(one[0]) is int for one in prompt) else None
+        return prompt if all(isinstance(ids, list) and ids and type(ids[0]) is int for ids in prompt) else None
 
     def place_sampling(
         self, body: Mapping[str, Any], fields: Mapping[str, Any], unset: Collection[str]

@@ -36,8 +36,8 @@ class Generate:
 
     def sampling(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the `sampling_params` object, in which the bound on tokens has one name only."""
-        given = body.get("sampling_params")
-        return {name: value for name, value in given.items() if name != _BOUND} if isinstance(given, dict) else {}
+        params = body.get("sampling_params")
+        return {name: value for name, value in params.items() if name != _BOUND} if isinstance(params, dict) else {}
 
     def prompt_ids(self, body: Mapping[str, Any]) -> list[list[int]] | None:
         """Return the prompt's ids; None if image placeholders lengthen them (`features`), or the engine is to truncate them."""
@@ -49,14 +49,14 @@ class Generate:
         self, body: Mapping[str, Any], fields: Mapping[str, Any], unset: Collection[str]
     ) -> tuple[dict[str, Any], set[str]]:
         """Return a new `sampling_params` object. A body without one remains unchanged: the engine refuses it."""
-        given = body.get("sampling_params")
-        if not isinstance(given, dict) or not (fields or unset):
+        params = body.get("sampling_params")
+        if not isinstance(params, dict) or not (fields or unset):
             return {}, set()
-        spelt = {name: value for name, value in fields.items() if name != _BOUND}
+        changes = {name: value for name, value in fields.items() if name != _BOUND}
         if _BOUND in fields:
-            spelt["max_tokens"] = fields[_BOUND]
-        kept = {name: value for name, value in given.items() if name not in unset}
-        return {"sampling_params": {**kept, **spelt}}, set()
+            changes["max_tokens"] = fields[_BOUND]
+        unchanged = {name: value for name, value in params.items() if name not in unset}
+        return {"sampling_params": {**unchanged, **changes}}, set()
 
     def accumulator(self) -> Accumulator:
         """Accumulate chunks without an object name, one choice each."""

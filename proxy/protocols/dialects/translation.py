@@ -113,12 +113,12 @@ class Translator(ErrorDialect, Protocol):
         """Return what this body refers to by id."""
         ...
 
-    def renderer(self, body: Mapping[str, Any], told: CallIdentity) -> ResponseRenderer:
+    def renderer(self, body: Mapping[str, Any], identity: CallIdentity) -> ResponseRenderer:
         """Return the renderer of the response to this body (the client's own)."""
         ...
 
     def unrestorable_calls(
-        self, body: Mapping[str, Any], told: CallIdentity, response: Mapping[str, Any]
+        self, body: Mapping[str, Any], identity: CallIdentity, response: Mapping[str, Any]
     ) -> Mapping[str, Json]:
         """Return the tool calls (`name`, `arguments`) whose sampled text a client cannot send back, by their rendered ids."""
         ...

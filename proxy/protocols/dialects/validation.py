@@ -10,59 +10,59 @@ from proxy.errors import UnprocessableRequest
 from proxy.protocols.dialects.translation import Json
 
 
-def refusal(at: str, sentence: str) -> UnprocessableRequest:
+def refusal(path: str, sentence: str) -> UnprocessableRequest:
     """Return the error for the value at this path."""
-    return UnprocessableRequest(f"{at}: {sentence}", param=at)
+    return UnprocessableRequest(f"{path}: {sentence}", param=path)
 
 
-def a_text(value: Any, at: str) -> str:
+def a_text(value: Any, path: str) -> str:
     """Return the value if it is a string."""
     if not isinstance(value, str):
-        raise refusal(at, f"must be a string, not {_kind(value)}")
+        raise refusal(path, f"must be a string, not {_kind(value)}")
     return value
 
 
-def a_list(value: Any, at: str) -> list[Any]:
+def a_list(value: Any, path: str) -> list[Any]:
     """Return the value if it is a list."""
     if not isinstance(value, list):
-        raise refusal(at, f"must be a list, not {_kind(value)}")
+        raise refusal(path, f"must be a list, not {_kind(value)}")
     return value
 
 
-def an_object(value: Any, at: str) -> Json:
+def an_object(value: Any, path: str) -> Json:
     """Return the value if it is an object."""
     if not isinstance(value, dict):
-        raise refusal(at, f"must be an object, not {_kind(value)}")
+        raise refusal(path, f"must be an object, not {_kind(value)}")
     return value
 
 
-def a_number(value: Any, at: str) -> int | float:
+def a_number(value: Any, path: str) -> int | float:
     """Return the value if it is a number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise refusal(at, f"must be a number, not {_kind(value)}")
+        raise refusal(path, f"must be a number, not {_kind(value)}")
     return value
 
 
-def a_count(value: Any, at: str) -> int:
+def a_count(value: Any, path: str) -> int:
     """Return the value if it is an integer."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise refusal(at, f"must be an integer, not {_kind(value)}")
+        raise refusal(path, f"must be an integer, not {_kind(value)}")
     return value
 
 
-def a_flag(value: Any, at: str) -> bool:
+def a_flag(value: Any, path: str) -> bool:
     """Return the value if it is a boolean."""
     if not isinstance(value, bool):
-        raise refusal(at, f"must be true or false, not {_kind(value)}")
+        raise refusal(path, f"must be true or false, not {_kind(value)}")
     return value
 
 
-def one_of(value: Any, at: str, known: Sequence[str] | Mapping[str, Any]) -> str:
+def one_of(value: Any, path: str, known: Sequence[str] | Mapping[str, Any]) -> str:
     """Return the value if it is one of these strings."""
-    said = a_text(value, at)
-    if said not in known:
-        raise refusal(at, f"must be one of {', '.join(known)}, not {said[:64]!r}")
-    return said
+    text = a_text(value, path)
+    if text not in known:
+        raise refusal(path, f"must be one of {', '.join(known)}, not {text[:64]!r}")
+    return text
 
 
 def _kind(value: Any) -> str:

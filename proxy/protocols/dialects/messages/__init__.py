@@ -14,10 +14,10 @@ from typing import Any, Final
 
 from proxy.errors import ProxyError
 from proxy.protocols.dialects.base import DialectName
-from proxy.protocols.dialects.messages.errors import error_body, status_of, words_of
+from proxy.protocols.dialects.messages.errors import engine_message, error_body, status_of
 from proxy.protocols.dialects.messages.renderer import MessagesRenderer
 from proxy.protocols.dialects.messages.request import read
-from proxy.protocols.dialects.messages.tool_arguments import named, unrestorable_calls
+from proxy.protocols.dialects.messages.tool_arguments import tool_call_ids, unrestorable_calls
 from proxy.protocols.dialects.translation import CallIdentity, Json, References, ResolvedReferences, TranslationOptions
 
 __all__ = ["MESSAGES", "Messages"]
@@ -35,19 +35,19 @@ class Messages:
         return read(body, options, resolved)
 
     def references(self, body: Mapping[str, Any]) -> References:
-        """Return tool calls: what the client sends back does not carry the sampled text of their arguments."""
-        return References(calls=sorted(named(body)))
+        """Return the ids of tool calls: the client's copies lack the sampled text of their arguments."""
+        return References(calls=sorted(tool_call_ids(body)))
 
-    def renderer(self, body: Mapping[str, Any], told: CallIdentity) -> MessagesRenderer:
+    def renderer(self, body: Mapping[str, Any], identity: CallIdentity) -> MessagesRenderer:
         """Return the renderer of the response to this body."""
-        return MessagesRenderer(told, body.get("stop_sequences"))
+        return MessagesRenderer(identity, body.get("stop_sequences"))
 
     def unrestorable_calls(
-        self, body: Mapping[str, Any], told: CallIdentity, response: Mapping[str, Any]
+        self, body: Mapping[str, Any], identity: CallIdentity, response: Mapping[str, Any]
     ) -> Mapping[str, Json]:
         """Return the calls whose text differs from the serialization that is used here."""
         message = response["choices"][0].get("message") or {}
-        return {name: call["function"] for name, call in unrestorable_calls(message, told.step_id).items()}
+        return {call_id: call["function"] for call_id, call in unrestorable_calls(message, identity.step_id).items()}
 
     def status(self, error: ProxyError) -> int:
         """Return the status for a client of this dialect."""
@@ -59,7 +59,7 @@ class Messages:
 
     def engine_error(self, status: int, text: str) -> bytes:
         """Return the engine's message in Anthropic's error body."""
-        return error_body(status, words_of(text))
+        return error_body(status, engine_message(text))
 
 
 MESSAGES: Final = Messages()

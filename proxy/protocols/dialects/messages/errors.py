@@ -20,14 +20,14 @@ _TYPES: Final = {
     504: "timeout_error",
     529: "overloaded_error",
 }
-# By the parameter that is refused. The SDK's tool runner asks for a thread first, and goes on without one if it reads this
-# (anthropic 2.12, lib/threads).
+# By the refused parameter. The SDK's tool runner requests a thread first, and continues without one if the error has these
+# details (anthropic 2.12, lib/threads).
 _DETAILS: Final = {"thread": {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}}
 _FULL: Final = (Overloaded, EngineBusy, Paused)
 
 
 def status_of(error: ProxyError) -> int:
-    """Return the status of an error for a client of this dialect: one that Anthropic's API has."""
+    """Return the status of an error among those of Anthropic's API."""
     if isinstance(error, _FULL):
         return 529
     return error.status if error.status >= 500 or error.status in _TYPES else 400
@@ -44,18 +44,18 @@ def error_body(status: int, message: str, param: str | None = None) -> bytes:
 
 
 def error_object(kind: str, message: str, param: str | None = None) -> dict[str, Any]:
-    """Return an error object, which events have as well."""
+    """Return an error object, as in bodies and events."""
     details = {"details": _DETAILS[param]} if param in _DETAILS else {}
     return {"type": "error", "error": {"type": kind, "message": message, **details}}
 
 
-def words_of(text: str) -> str:
-    """Return the message of an engine's error in any known format; the text itself, if it has none."""
+def engine_message(text: str) -> str:
+    """Return the message of an engine's error in any known format; the text itself if it is in none."""
     try:
-        said = orjson.loads(text)
+        body = orjson.loads(text)
     except orjson.JSONDecodeError:
         return text
     for name in ("error", "message", "detail"):  # nested as vLLM's and llama.cpp's, flat as SGLang's, FastAPI's own
-        if isinstance(said, dict) and name in said:
-            said = said[name]
-    return said if isinstance(said, str) else text
+        if isinstance(body, dict) and name in body:
+            body = body[name]
+    return body if isinstance(body, str) else text

@@ -10,13 +10,13 @@ from proxy.protocols.dialects.translation import CallIdentity, Json
 PING: Final = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 
-def message(told: CallIdentity, content: list[Json], usage: Json, reason: str | None, stop: str | None) -> Json:
+def message(identity: CallIdentity, content: list[Json], usage: Json, reason: str | None, stop: str | None) -> Json:
     """Return a response, at its beginning or complete."""
     return {
-        "id": f"msg_{told.step_id}",
+        "id": f"msg_{identity.step_id}",
         "type": "message",
         "role": "assistant",
-        "model": told.model,
+        "model": identity.model,
         "content": content,
         "stop_reason": reason,
         "stop_sequence": stop,
@@ -25,24 +25,24 @@ def message(told: CallIdentity, content: list[Json], usage: Json, reason: str | 
     }
 
 
-def text(said: str) -> Json:
+def text(content: str) -> Json:
     """Return a text block."""
-    return {"type": "text", "text": said}
+    return {"type": "text", "text": content}
 
 
-def thinking(thought: str, signature: str) -> Json:
+def thinking(reasoning: str, signature: str) -> Json:
     """Return a reasoning block."""
-    return {"type": "thinking", "thinking": thought, "signature": signature}
+    return {"type": "thinking", "thinking": reasoning, "signature": signature}
 
 
-def tool_use(choose_call_id: str, name: str, given: Json) -> Json:
+def tool_use(call_id: str, name: str, arguments: Json) -> Json:
     """Return a tool call."""
-    return {"type": "tool_use", "id": choose_call_id, "name": name, "input": given}
+    return {"type": "tool_use", "id": call_id, "name": name, "input": arguments}
 
 
-def signature_of(told: CallIdentity) -> str:
+def signature_of(identity: CallIdentity) -> str:
     """Return a signature for reasoning: clients do not send back reasoning without one."""
-    return f"sig_{told.step_id}"
+    return f"sig_{identity.step_id}"
 
 
 def event(kind: str, **fields: object) -> bytes:
@@ -50,8 +50,8 @@ def event(kind: str, **fields: object) -> bytes:
     return b"event: " + kind.encode() + b"\ndata: " + orjson.dumps({"type": kind, **fields}) + b"\n\n"
 
 
-# Of chat's finish reasons. `abort`: the engine put the call off (its weights change), and the agent may go on with what
-# there is; that is what Anthropic's `pause_turn` says. `repetition` (vLLM) is a limit like any other.
+# By chat's finish reason. `abort`: the engine interrupted the call (its weights change), and the agent may continue from the
+# partial response, as with Anthropic's `pause_turn`. `repetition` (vLLM) is a limit like any other.
 _REASONS = {
     "length": "max_tokens",
     "repetition": "max_tokens",
@@ -62,35 +62,37 @@ _REASONS = {
 
 
 def stop_of(choice: Mapping[str, Any], stops: Any) -> tuple[str, str | None]:
-    """Why a choice ended (`stop_reason`), and by which stop sequence, if it was one of the client's (`stops`).
+    """Return `stop_reason` and `stop_sequence` of a choice; the latter is None unless it is one of the client's (`stops`).
 
-    vLLM has the string in `stop_reason`, SGLang in `matched_stop`; llama.cpp's server does not say, so it ends its turn.
+    vLLM has the string in `stop_reason`, SGLang in `matched_stop`; llama.cpp's server has none, so it is `end_turn`.
     """
     finish = choice.get("finish_reason")
     if finish in _REASONS:
         return _REASONS[finish], None
     if (choice.get("message") or {}).get("tool_calls"):
         return "tool_use", None
-    for said in (choice.get("stop_reason"), choice.get("matched_stop")):
-        if isinstance(said, str) and isinstance(stops, list) and said in stops:
-            return "stop_sequence", said
+    for matched in (choice.get("stop_reason"), choice.get("matched_stop")):
+        if isinstance(matched, str) and isinstance(stops, list) and matched in stops:
+            return "stop_sequence", matched
     return "end_turn", None
 
 
 def usage_of(usage: Any) -> Json:
-    """Usage as this dialect counts: tokens that came out of the engine's cache are not among those that came in."""
-    given = usage if isinstance(usage, Mapping) else {}
-    cached = _count(given.get("prompt_tokens_details"), "cached_tokens") or 0
+    """Return the usage in this dialect: `input_tokens` excludes tokens from the engine's prefix cache."""
+    chat_usage = usage if isinstance(usage, Mapping) else {}
+    cached = _count(chat_usage.get("prompt_tokens_details"), "cached_tokens") or 0
     counts: Json = {
-        "input_tokens": max(0, (_count(given, "prompt_tokens") or 0) - cached),
+        "input_tokens": max(0, (_count(chat_usage, "prompt_tokens") or 0) - cached),
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
-        "output_tokens": _count(given, "completion_tokens") or 0,
+        "output_tokens": _count(chat_usage, "completion_tokens") or 0,
     }
-    thought = _count(given.get("completion_tokens_details"), "reasoning_tokens")
-    thought = _count(given, "reasoning_tokens") if thought is None else thought  # SGLang 0.5.23
-    if thought is not None:
-        counts["output_tokens_details"] = {"thinking_tokens": thought}
+    reasoning_tokens = _count(chat_usage.get("completion_tokens_details"), "reasoning_tokens")
+    reasoning_tokens = (
+        _count(chat_usage, "reasoning_tokens") if reasoning_tokens is None else reasoning_tokens
+    )  # SGLang 0.5.23
+    if reasoning_tokens is not None:
+        counts["output_tokens_details"] = {"thinking_tokens": reasoning_tokens}
     return counts
 
 

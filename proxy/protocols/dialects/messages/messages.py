@@ -1,7 +1,6 @@
-"""The turns of a conversation, as chat messages.
+"""Translation of `system` and `messages` to chat messages.
 
-`system` and `messages` are read as in vLLM 0.32's own endpoint (entrypoints/anthropic/serving.py:352-594), so the prompt is
-the one that the engine itself would make.
+They are translated as in vLLM 0.32's own endpoint (entrypoints/anthropic/serving.py:352-594), so the prompt is the same.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,37 +12,37 @@ from proxy.protocols.dialects.translation import Json, TranslationOptions
 from proxy.protocols.dialects.validation import a_flag, a_list, a_text, an_object, one_of, refusal
 
 
-def blocks_of(content: Any, at: str) -> list[tuple[str, Json]]:
+def blocks_of(content: Any, path: str) -> list[tuple[str, Json]]:
     """Return the blocks of a message's content, each with its path. A string is one text block."""
     if isinstance(content, str):
-        return [(at, {"type": "text", "text": content})]
-    return [(f"{at}.{n}", an_object(block, f"{at}.{n}")) for n, block in enumerate(a_list(content, at))]
+        return [(path, {"type": "text", "text": content})]
+    return [(f"{path}.{n}", an_object(block, f"{path}.{n}")) for n, block in enumerate(a_list(content, path))]
 
 
-def parts_of(block: Json, at: str) -> list[Json]:
+def parts_of(block: Json, path: str) -> list[Json]:
     """Return the chat message parts of this block."""
-    kind = a_text(block.get("type"), f"{at}.type")
+    kind = a_text(block.get("type"), f"{path}.type")
     if kind == "text":
-        return [_text(a_text(block.get("text"), f"{at}.text"))]
+        return [_text(a_text(block.get("text"), f"{path}.text"))]
     if kind == "image":
-        return [_image(an_object(block.get("source"), f"{at}.source"), f"{at}.source")]
+        return [_image(an_object(block.get("source"), f"{path}.source"), f"{path}.source")]
     if kind == "document":
-        return _document(block, at)
+        return _document(block, path)
     if kind == "search_result":
-        return _titled(block, ("title", "source"), _all_parts(block.get("content"), f"{at}.content"), at)
-    raise refusal(f"{at}.type", f"blocks of type {kind[:64]!r} cannot be translated to chat")
+        return _titled(block, ("title", "source"), _all_parts(block.get("content"), f"{path}.content"), path)
+    raise refusal(f"{path}.type", f"blocks of type {kind[:64]!r} cannot be translated to chat")
 
 
-def result_of(block: Json, at: str) -> list[Json]:
-    """The chat messages of a tool's result, as vLLM 0.32's endpoint has them (entrypoints/anthropic/serving.py:538).
+def result_of(block: Json, path: str) -> list[Json]:
+    """Return the chat messages of a tool result, as in vLLM 0.32's endpoint (entrypoints/anthropic/serving.py:538).
 
-    A tool message of its texts; then a user's message of its images, and a tool message of its references to tools, if it has
-    any. `is_error` has no place in chat.
+    A tool message with its texts; then a user message with its images, and a tool message with its references to tools, if
+    it has any. `is_error` has no equivalent in chat.
     """
-    parts = [] if block.get("content") is None else _result_parts(block["content"], f"{at}.content")
+    parts = [] if block.get("content") is None else _result_parts(block["content"], f"{path}.content")
     if block.get("is_error") is not None:
-        a_flag(block["is_error"], f"{at}.is_error")
-    message: Json = {"role": "tool", "tool_call_id": a_text(block.get("tool_use_id"), f"{at}.tool_use_id")}
+        a_flag(block["is_error"], f"{path}.is_error")
+    message: Json = {"role": "tool", "tool_call_id": a_text(block.get("tool_use_id"), f"{path}.tool_use_id")}
     references = [part for part in parts if part["type"] == "tool_reference"]
     images = [part for part in parts if part["type"] == "image_url"]
     messages = [{**message, "content": "\n".join(part["text"] for part in parts if part["type"] == "text")}]
@@ -51,76 +50,76 @@ def result_of(block: Json, at: str) -> list[Json]:
     return messages + ([{**message, "content": references}] if references else [])
 
 
-def said_in(parts: list[Json]) -> str | list[Json]:
+def chat_content(parts: list[Json]) -> str | list[Json]:
     """Return chat content with these parts: a single text is a string."""
     text: str | list[Json] = parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
     return text
 
 
-def _result_parts(content: Any, at: str) -> list[Json]:
+def _result_parts(content: Any, path: str) -> list[Json]:
     parts: list[Json] = []
-    for place, block in blocks_of(content, at):
+    for block_path, block in blocks_of(content, path):
         if block.get("type") == "tool_reference":
-            parts.append({"type": "tool_reference", "name": a_text(block.get("tool_name"), f"{place}.tool_name")})
+            parts.append({"type": "tool_reference", "name": a_text(block.get("tool_name"), f"{block_path}.tool_name")})
         else:
-            parts += parts_of(block, place)
+            parts += parts_of(block, block_path)
     return parts
 
 
-def _all_parts(content: Any, at: str) -> list[Json]:
-    return [part for place, block in blocks_of(content, at) for part in parts_of(block, place)]
+def _all_parts(content: Any, path: str) -> list[Json]:
+    return [part for block_path, block in blocks_of(content, path) for part in parts_of(block, block_path)]
 
 
 def _text(text: str) -> Json:
     return {"type": "text", "text": text}
 
 
-def _image(source: Json, at: str) -> Json:
-    if one_of(source.get("type"), f"{at}.type", ("base64", "url")) == "url":
-        url = a_text(source.get("url"), f"{at}.url")
+def _image(source: Json, path: str) -> Json:
+    if one_of(source.get("type"), f"{path}.type", ("base64", "url")) == "url":
+        url = a_text(source.get("url"), f"{path}.url")
     else:
-        kind, data = a_text(source.get("media_type"), f"{at}.media_type"), a_text(source.get("data"), f"{at}.data")
+        kind, data = a_text(source.get("media_type"), f"{path}.media_type"), a_text(source.get("data"), f"{path}.data")
         url = f"data:{kind};base64,{data}"
     return {"type": "image_url", "image_url": {"url": url}}
 
 
-def _document(block: Json, at: str) -> list[Json]:
-    """A document, if it is of text: engines read no PDF, and have no files."""
-    source = an_object(block.get("source"), f"{at}.source")
-    kind = a_text(source.get("type"), f"{at}.source.type")
+def _document(block: Json, path: str) -> list[Json]:
+    """Return the parts of a text document; other documents are refused: engines read no PDF and store no files."""
+    source = an_object(block.get("source"), f"{path}.source")
+    kind = a_text(source.get("type"), f"{path}.source.type")
     if kind == "text":
-        parts = [_text(a_text(source.get("data"), f"{at}.source.data"))]
+        parts = [_text(a_text(source.get("data"), f"{path}.source.data"))]
     elif kind == "content":
-        parts = _all_parts(source.get("content"), f"{at}.source.content")
+        parts = _all_parts(source.get("content"), f"{path}.source.content")
     else:
-        raise refusal(f"{at}.source", f"documents of {kind[:64]!r} cannot be translated to chat; send their text")
-    return _titled(block, ("title", "context"), parts, at)
+        raise refusal(f"{path}.source", f"documents of {kind[:64]!r} cannot be translated to chat; send their text")
+    return _titled(block, ("title", "context"), parts, path)
 
 
-def _titled(block: Json, names: tuple[str, ...], parts: list[Json], at: str) -> list[Json]:
-    """Parts, after what the block says of them."""
-    return [*_heads(block, names, at), *parts]
+def _titled(block: Json, names: tuple[str, ...], parts: list[Json], path: str) -> list[Json]:
+    """Return the parts, preceded by the block's fields with these names."""
+    return [*_headings(block, names, path), *parts]
 
 
-def _heads(block: Json, names: tuple[str, ...], at: str) -> Iterator[Json]:
+def _headings(block: Json, names: tuple[str, ...], path: str) -> Iterator[Json]:
     for name in names:
         if block.get(name) is not None:
-            yield _text(a_text(block[name], f"{at}.{name}"))
+            yield _text(a_text(block[name], f"{path}.{name}"))
 
 
 Blocks = list[tuple[str, Json]]
 
-# Claude Code's first block of `system`, with a hash of each request: read as text it would end every prefix there. vLLM's own
-# Messages endpoint leaves it out as well (entrypoints/anthropic/serving.py:371).
+# Claude Code's first block of `system` contains a hash of the request, which would make every prompt different. vLLM's own
+# Messages endpoint removes it as well (entrypoints/anthropic/serving.py:371).
 _ATTRIBUTION: Final = "x-anthropic-billing-header"
 _ROLES: Final = ("user", "assistant", "system")
-TOOL_CHANGES: Final = ("tool_addition", "tool_removal")  # blocks of systems; what they change is read with the tools
+TOOL_CHANGES: Final = ("tool_addition", "tool_removal")  # blocks of system messages; `tools` reads them
 
 
 def conversation_of(body: Mapping[str, Any], options: TranslationOptions, sampled: Mapping[str, Json]) -> list[Json]:
-    """The chat messages of a body. `sampled` are calls of earlier replies, by the id they were told by.
+    """Return the chat messages of a body. `sampled` are calls of earlier responses by their rendered ids.
 
-    Where the engine's template takes systems at the beginning alone, all of them are one message there.
+    If the engine's template accepts system messages only at the beginning, all of them are merged into one there.
     """
     messages = [*_first(body.get("system"), options.system_joint), *_turns(body.get("messages"), options, sampled)]
     systems = [message["content"] for message in messages if message["role"] == "system"]
@@ -130,20 +129,20 @@ def conversation_of(body: Mapping[str, Any], options: TranslationOptions, sample
     return [merged, *(message for message in messages if message["role"] != "system")]
 
 
-def _first(given: Any, joint: str) -> list[Json]:
-    """The system message, if there is one. A string is said as it stands."""
-    if given is None or given == "":
+def _first(system: Any, joint: str) -> list[Json]:
+    """Return the system message of the field `system`, if present. A string is used unchanged."""
+    if system is None or system == "":
         return []
-    if isinstance(given, str):
-        return [{"role": "system", "content": given}]
-    return _system(blocks_of(given, "system"), joint)
+    if isinstance(system, str):
+        return [{"role": "system", "content": system}]
+    return _system(blocks_of(system, "system"), joint)
 
 
-def _turns(given: Any, options: TranslationOptions, sampled: Mapping[str, Json]) -> list[Json]:
-    if not a_list(given, "messages"):
+def _turns(entries: Any, options: TranslationOptions, sampled: Mapping[str, Json]) -> list[Json]:
+    if not a_list(entries, "messages"):
         raise refusal("messages", "must have at least one entry")
     messages: list[Json] = []
-    for n, item in enumerate(given):
+    for n, item in enumerate(entries):
         turn = an_object(item, f"messages.{n}")
         role = one_of(turn.get("role"), f"messages.{n}.role", _ROLES)
         blocks = blocks_of(turn.get("content"), f"messages.{n}.content")
@@ -158,41 +157,41 @@ def _turns(given: Any, options: TranslationOptions, sampled: Mapping[str, Json])
 
 def _system(blocks: Blocks, joint: str) -> list[Json]:
     texts = []
-    for at, block in blocks:
-        if one_of(block.get("type"), f"{at}.type", ("text", *TOOL_CHANGES)) == "text":
-            texts.append(a_text(block.get("text"), f"{at}.text"))
-    said = [text for text in texts if text and not text.startswith(_ATTRIBUTION)]
-    return [{"role": "system", "content": joint.join(said)}] if said else []
+    for path, block in blocks:
+        if one_of(block.get("type"), f"{path}.type", ("text", *TOOL_CHANGES)) == "text":
+            texts.append(a_text(block.get("text"), f"{path}.text"))
+    texts = [text for text in texts if text and not text.startswith(_ATTRIBUTION)]
+    return [{"role": "system", "content": joint.join(texts)}] if texts else []
 
 
 def _user(blocks: Blocks, *, is_string: bool) -> list[Json]:
-    """A user's turn: results of tools are messages of their own, before what else it says. Nothing at all is no message."""
+    """Return the messages of a user turn: tool results first, then its other content, if it has any."""
     messages: list[Json] = []
     parts: list[Json] = []
-    for at, block in blocks:
+    for path, block in blocks:
         if block.get("type") == "tool_result":
-            messages += result_of(block, at)
+            messages += result_of(block, path)
         else:
-            parts += parts_of(block, at)
-    said = parts if is_string else [part for part in parts if part.get("text") != ""]
-    return [*messages, {"role": "user", "content": said_in(said)}] if said else messages
+            parts += parts_of(block, path)
+    parts = parts if is_string else [part for part in parts if part.get("text") != ""]
+    return [*messages, {"role": "user", "content": chat_content(parts)}] if parts else messages
 
 
 def _reply(blocks: Blocks, thought: str, sampled: Mapping[str, Json]) -> Json:
-    """A reply that came back. No text at all is null, as engines have it; an empty text is empty."""
+    """Return the message of an assistant turn. Without a text block, its content is null, as engines return it."""
     thoughts: list[str] = []
     calls: list[Json] = []
-    for at, block in blocks:
-        kind = a_text(block.get("type"), f"{at}.type")
+    for path, block in blocks:
+        kind = a_text(block.get("type"), f"{path}.type")
         if kind == "thinking":
-            thoughts.append(a_text(block.get("thinking"), f"{at}.thinking"))
+            thoughts.append(a_text(block.get("thinking"), f"{path}.thinking"))
         elif kind == "tool_use":
-            calls.append(_call(block, at, sampled))
-        elif kind not in {"text", "redacted_thinking"}:  # the latter is opaque, and none of ours
+            calls.append(_call(block, path, sampled))
+        elif kind not in {"text", "redacted_thinking"}:  # the latter is opaque, and never rendered here
             raise refusal(
-                f"{at}.type", f"blocks of type {kind[:64]!r} cannot be translated to chat in an assistant turn"
+                f"{path}.type", f"blocks of type {kind[:64]!r} cannot be translated to chat in an assistant turn"
             )
-    message: Json = {"role": "assistant", "content": _said(blocks)}
+    message: Json = {"role": "assistant", "content": _assistant_content(blocks)}
     if thoughts:
         message[thought] = "".join(thoughts)
     if calls:
@@ -200,29 +199,29 @@ def _reply(blocks: Blocks, thought: str, sampled: Mapping[str, Json]) -> Json:
     return message
 
 
-def _said(blocks: Blocks) -> str | list[Json] | None:
-    """The content of a reply.
+def _assistant_content(blocks: Blocks) -> str | list[Json] | None:
+    """Return the content of an assistant turn.
 
-    Texts that follow one another are parts. Text around a call or a thought is one text: chat has one content, so it was
-    sampled as one, which a stream had to tell in pieces; any other joint would be text that was never sampled.
+    Adjacent texts are parts. Texts separated by a call or by reasoning are joined without a separator: chat has one content,
+    so they were sampled as one text, and a separator would be text that was never sampled.
     """
     found = False
     parts: list[str] = []
     for is_text, run in groupby(blocks, lambda entry: entry[1]["type"] == "text"):
         if not is_text:
             continue
-        texts = [a_text(block.get("text"), f"{at}.text") for at, block in run]
+        texts = [a_text(block.get("text"), f"{path}.text") for path, block in run]
         found, texts = True, [text for text in texts if text]
         if parts and texts:
             parts[-1] += texts.pop(0)
         parts += texts
     if not parts:
         return "" if found else None
-    return said_in([{"type": "text", "text": text} for text in parts])
+    return chat_content([{"type": "text", "text": text} for text in parts])
 
 
-def _call(block: Json, at: str, sampled: Mapping[str, Json]) -> Json:
-    name, told = a_text(block.get("name"), f"{at}.name"), a_text(block.get("id"), f"{at}.id")
-    given = an_object(block.get("input"), f"{at}.input")
-    arguments = restored(given, name, sampled.get(told), f"{at}.input")
-    return {"id": told, "type": "function", "function": {"name": name, "arguments": arguments}}
+def _call(block: Json, path: str, sampled: Mapping[str, Json]) -> Json:
+    name, call_id = a_text(block.get("name"), f"{path}.name"), a_text(block.get("id"), f"{path}.id")
+    tool_input = an_object(block.get("input"), f"{path}.input")
+    arguments = restored(tool_input, name, sampled.get(call_id), f"{path}.input")
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}

@@ -9,19 +9,19 @@ from proxy.protocols.dialects.translation import Json
 
 def models(listing: Mapping[str, Any]) -> Json:
     """Return all models, on one page."""
-    told = [model(each) for each in listing.get("data") or () if isinstance(each, Mapping)]
-    ids = [each["id"] for each in told]
+    data = [model(entry) for entry in listing.get("data") or () if isinstance(entry, Mapping)]
+    ids = [entry["id"] for entry in data]
     return {
-        "data": told,
+        "data": data,
         "has_more": False,
         "first_id": ids[0] if ids else None,
         "last_id": ids[-1] if ids else None,
     }
 
 
-def model(given: Mapping[str, Any]) -> Json:
+def model(entry: Mapping[str, Any]) -> Json:
     """Return one model. Unknown values are null; an unknown creation time is the epoch."""
-    name, created, longest = str(given.get("id")), given.get("created"), given.get("max_model_len")
+    name, created, longest = str(entry.get("id")), entry.get("created"), entry.get("max_model_len")
     moment = datetime.fromtimestamp(created if type(created) is int and 0 <= created < 1 << 37 else 0, UTC)
     return {
         "type": "model",

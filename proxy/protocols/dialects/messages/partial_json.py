@@ -1,11 +1,10 @@
-"""The beginning of a JSON object, grown piece by piece, as far as it can be one.
+"""An incremental parser that returns the longest prefix of sampled arguments that can be the beginning of a JSON object.
 
-Holds the reading of arguments as models sample them: cut off by a limit, or no JSON at all. It must not change what it lets
-through: that is a prefix of what was sampled, the same one whatever the pieces.
+Invariant: the results of `feed`, joined, are a prefix of the sampled text, and do not depend on how it is split.
 
-Clients read partial JSON as it comes, and the official SDK (anthropic 2.12, by jiter) raises on text that cannot go on to be
-JSON, by which the whole stream is lost. So what can be no part of an object is held back. `whole` is the object that such
-clients have at the end: what came whole stays, a value that was cut off is left out.
+Sampled arguments may be truncated or invalid. Clients parse partial JSON as it arrives, and the official SDK (anthropic 2.12,
+with jiter) raises an error at text that cannot be part of a JSON value, which loses the whole stream. Text from that point on
+is withheld. `whole` returns the object that these clients have at the end: complete values remain, a truncated one is removed.
 """
 
 import math
@@ -14,7 +13,7 @@ from typing import Final
 
 _WHITE: Final = re.compile(r"[ \t\n\r]+")
 _PLAIN: Final = re.compile(r'[^"\\\x00-\x1f]+')
-# A lone surrogate is no JSON to orjson, and none to jiter.
+# orjson and jiter refuse lone surrogates.
 _ESCAPE: Final = re.compile(
     r'\\(?:["\\/bfnrt]|u(?!d[89a-f])[0-9a-f]{4}|ud[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2})', re.IGNORECASE
 )
@@ -30,54 +29,54 @@ DEEPEST: Final = 100  # jiter refuses 200 levels
 LONGEST: Final = 100  # characters of a number
 
 
-class Beginning:
-    """One object's text, so far. `broken`: what followed can be no part of it."""
+class PartialObject:
+    """The parser's state for one object. `broken`: the rest of the text cannot be part of an object."""
 
-    __slots__ = ("_base", "_in", "_open", "_safe", "_tail", "_wants", "broken")
+    __slots__ = ("_base", "_expects", "_in", "_open", "_safe", "_tail", "broken")
 
     def __init__(self) -> None:
         self.broken = False
-        self._wants = "object"
-        self._in: str | None = None  # within a string: what comes after it
-        self._open: list[str] = []  # the closers of what is open
-        self._tail = ""  # a token that may go on
-        self._base = 0  # where the tail begins in the text let through
-        self._safe = 0, "{}"  # up to where, and by what, the text is closed
+        self._expects = "object"
+        self._in: str | None = None  # within a string: what is expected after it
+        self._open: list[str] = []  # the closing brackets of open values
+        self._tail = ""  # an incomplete token
+        self._base = 0  # offset of the tail in the returned text
+        self._safe = 0, "{}"  # the length of the returned text that can be closed, and the text that closes it
 
     def feed(self, piece: str) -> str:
-        """What can be told now, beyond what was."""
+        """Return the new part of the prefix."""
         if self.broken:
             return ""
-        text, at, told = self._tail + piece, 0, 0 if self._wants == "object" else len(self._tail)
+        text, at, returned = self._tail + piece, 0, 0 if self._expects == "object" else len(self._tail)
         self._tail = ""
-        while at < len(text) and not self._is_held():
+        while at < len(text) and not self._is_waiting():
             at = self._take(text, at)
-        if self._wants == "object":  # white space alone is no beginning
+        if self._expects == "object":  # only white space so far
             self._tail = text[:at]
             return ""
         self._base += at - len(self._tail)
-        return text[told:at]
+        return text[returned:at]
 
-    def whole(self, told: str) -> str:
-        """The object that the text comes to; `told` is all that was let through."""
+    def whole(self, prefix: str) -> str:
+        """Return the JSON of the object; `prefix` is the joined results of `feed`."""
         if _NUMBER.fullmatch(self._tail):
-            return told + "".join(reversed(self._open))
-        upto, closing = self._safe
-        return told[:upto] + closing
+            return prefix + "".join(reversed(self._open))
+        length, closing = self._safe
+        return prefix[:length] + closing
 
-    def _is_held(self) -> bool:
+    def _is_waiting(self) -> bool:
         return self.broken or bool(self._tail)
 
     def _take(self, text: str, at: int) -> int:
-        """Read a token, or as much of it as there is; gives where that ends."""
+        """Parse one token, possibly incomplete, and return where it ends."""
         if self._in is not None:
             return self._string(text, at, self._in)
         if white := _WHITE.match(text, at):
             return white.end()
         if text[at] in "{}[]:,":
             return self._mark(text[at], at)
-        values = self._wants in {"value", "value or end"}
-        if text[at] == '"' and (values or self._wants in {"key", "key or end"}):
+        values = self._expects in {"value", "value or end"}
+        if text[at] == '"' and (values or self._expects in {"key", "key or end"}):
             self._in = "next" if values else "colon"
             return at + 1
         scalar = _SCALAR.match(text, at) if values else None
@@ -95,47 +94,47 @@ class Beginning:
         return self._cut(text, at, at if cut is None else cut.end())
 
     def _scalar(self, token: str, at: int, *, ended: bool) -> int:
-        """A word or a number. What cannot be one is told as far as it could have been."""
+        """Parse a word or a number; of an invalid one, return the longest valid prefix."""
         if word := _WORD.match(token):
             return self._reach("next", at + word.end())
         number = _CUT_NUMBER.match(token[:LONGEST])
-        said = "" if number is None else number[0]
-        while _NUMBER.fullmatch(said) and not math.isfinite(float(said)):
-            said = said[:-1]
-        if said == token and (not ended or _NUMBER.fullmatch(token)):
+        digits = "" if number is None else number[0]
+        while _NUMBER.fullmatch(digits) and not math.isfinite(float(digits)):
+            digits = digits[:-1]
+        if digits == token and (not ended or _NUMBER.fullmatch(token)):
             return self._reach("next", at + len(token)) if ended else self._cut(token, 0, len(token)) + at
-        word = None if said else _CUT_WORD.match(token)
-        return self._cut(token, 0, len(said) if word is None else word.end(), broken=ended) + at
+        word = None if digits else _CUT_WORD.match(token)
+        return self._cut(token, 0, len(digits) if word is None else word.end(), broken=ended) + at
 
     def _mark(self, mark: str, at: int) -> int:
-        """A bracket, a colon or a comma."""
-        wants, closer = self._wants, self._open[-1] if self._open else ""
-        if mark == ":" and wants == "colon":
-            self._wants = "value"
-        elif mark == "," and wants == "next" and closer:
-            self._wants = "key" if closer == "}" else "value"
-        elif mark in "{[" and wants in ({"value", "value or end"} | ({"object"} if mark == "{" else set())):
+        """Parse a bracket, a colon or a comma."""
+        expects, closer = self._expects, self._open[-1] if self._open else ""
+        if mark == ":" and expects == "colon":
+            self._expects = "value"
+        elif mark == "," and expects == "next" and closer:
+            self._expects = "key" if closer == "}" else "value"
+        elif mark in "{[" and expects in ({"value", "value or end"} | ({"object"} if mark == "{" else set())):
             self._open.append("}" if mark == "{" else "]")
             if len(self._open) > DEEPEST:
                 self._open.pop()
                 return self._break(at)
             return self._reach("key or end" if mark == "{" else "value or end", at + 1)
-        elif mark == closer and wants in {"next", "key or end", "value or end"}:
+        elif mark == closer and expects in {"next", "key or end", "value or end"}:
             self._open.pop()
             return self._reach("next", at + 1)
         else:
             return self._break(at)
         return at + 1
 
-    def _reach(self, wants: str, at: int) -> int:
-        """A token came whole, after which the object could be closed, unless it was a key."""
-        self._wants = wants
-        if wants != "colon":
+    def _reach(self, expects: str, at: int) -> int:
+        """Complete a token, after which the object can be closed, unless the token is a key."""
+        self._expects = expects
+        if expects != "colon":
             self._safe = self._base + at, "".join(reversed(self._open))
         return at
 
     def _cut(self, text: str, at: int, end: int, *, broken: bool = False) -> int:
-        """A token ends here for now, if it may go on; else it is broken here."""
+        """Keep an incomplete token, or mark the object as broken."""
         self._tail = text[at:end]
         self.broken = broken or end < len(text)
         return end

@@ -12,38 +12,41 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proxy.protocols.dialects.messages import events as shapes
-from proxy.protocols.dialects.messages.errors import error_object, words_of
+from proxy.protocols.dialects.messages.errors import engine_message, error_object
 from proxy.protocols.dialects.messages.events import stop_of, usage_of
-from proxy.protocols.dialects.messages.partial_json import Beginning
+from proxy.protocols.dialects.messages.partial_json import PartialObject
 from proxy.protocols.dialects.messages.tool_arguments import call_ids, choose_call_id, parse_arguments
 from proxy.protocols.dialects.translation import CallIdentity, Json
 
-_THOUGHTS = ("reasoning", "reasoning_content")  # vLLM 0.32 has the first, SGLang 0.5.23 and llama.cpp the second
-_NOTHING_CAME = "the engine's response ended before it began"
+_REASONING_FIELDS = (
+    "reasoning",
+    "reasoning_content",
+)  # vLLM 0.32 has the first, SGLang 0.5.23 and llama.cpp the second
+_NO_RESPONSE = "the engine's response ended before it began"
 
 
 @dataclass(slots=True)
 class _Call:
-    """One call of a tool in a stream. `block` is where it is told; None: its name has not come yet."""
+    """One tool call in a stream. `block` is the index of its block; None until its name arrives."""
 
-    at: int
+    index: int
     block: int | None = None
-    choose_call_id: str | None = None
+    call_id: str | None = None
     name: str | None = None
-    arguments: Beginning = field(default_factory=Beginning)
+    arguments: PartialObject = field(default_factory=PartialObject)
     waiting: str = ""
 
 
 class MessagesRenderer:
     """Renders the response to one call. `stops` are the client's own stop sequences."""
 
-    def __init__(self, told: CallIdentity, stops: Any) -> None:
-        self._told = told
+    def __init__(self, identity: CallIdentity, stops: Any) -> None:
+        self._identity = identity
         self._stops = stops
         self._started = False
         self._blocks = 0
-        self._open: str | None = None  # the kind of the block that pieces go to
-        self._spoke = False
+        self._open: str | None = None  # the type of the open block
+        self._has_text = False
         self._calls: dict[int, _Call] = {}
         self._ids: set[str] = set()
 
@@ -52,27 +55,27 @@ class MessagesRenderer:
         choice = _first(response)
         content = list(self._content(choice.get("message") or {}))
         reason, stop = stop_of(choice, self._stops)
-        return shapes.message(self._told, content, usage_of(response.get("usage")), reason, stop)
+        return shapes.message(self._identity, content, usage_of(response.get("usage")), reason, stop)
 
     def feed(self, chunk: Json) -> bytes:
         """Return the events of a chunk."""
         events = [] if self._started else [self._start(chunk.get("usage"))]
         for choice in chunk.get("choices") or ():
             if choice.get("index", 0) == 0:
-                events += self._say(choice.get("delta") or {})
+                events += self._take(choice.get("delta") or {})
         return b"".join(events)
 
     def finish(self, response: Json | None, error: str | None = None) -> bytes:
         """Return the events that end the stream."""
         if error is not None or response is None:
-            said = _NOTHING_CAME if error is None else words_of(error)
-            return shapes.event("error", error=error_object("api_error", said)["error"])
+            message = _NO_RESPONSE if error is None else engine_message(error)
+            return shapes.event("error", error=error_object("api_error", message)["error"])
         choice, usage = _first(response), usage_of(response.get("usage"))
         events = [] if self._started else [self._start(response.get("usage"))]
         for call in self._calls.values():
             if call.block is None:
                 events += self._begin_call(call)
-        if (choice.get("message") or {}).get("content") == "" and not self._spoke:
+        if (choice.get("message") or {}).get("content") == "" and not self._has_text:
             events += self._begin("text", shapes.text(""))
         events += self._close()
         reason, stop = stop_of(choice, self._stops)
@@ -82,67 +85,67 @@ class MessagesRenderer:
         )
 
     def _content(self, message: Mapping[str, Any]) -> Iterator[Json]:
-        """The blocks of a message. An empty text is one, after all others; no text is none."""
-        thought, content = _thought(message), message.get("content")
-        if thought:
-            yield shapes.thinking(thought, shapes.signature_of(self._told))
+        """Yield the blocks of a message. An empty text is a block after all others; a null text is none."""
+        reasoning, content = _reasoning(message), message.get("content")
+        if reasoning:
+            yield shapes.thinking(reasoning, shapes.signature_of(self._identity))
         if content:
             yield shapes.text(content)
         calls = message.get("tool_calls") or []
-        for told, call in zip(call_ids(calls, self._told.step_id), calls, strict=True):
+        for call_id, call in zip(call_ids(calls, self._identity.step_id), calls, strict=True):
             function = call.get("function") or {}
-            yield shapes.tool_use(told, function.get("name") or "", parse_arguments(function.get("arguments") or ""))
+            yield shapes.tool_use(call_id, function.get("name") or "", parse_arguments(function.get("arguments") or ""))
         if content == "":
             yield shapes.text("")
 
     def _start(self, usage: Any) -> bytes:
-        """The beginning of the stream."""
+        """Return the first event of the stream and a ping."""
         self._started = True
-        begun = shapes.message(self._told, [], {**usage_of(usage), "output_tokens": 0}, None, None)
-        return shapes.event("message_start", message=begun) + shapes.PING
+        message = shapes.message(self._identity, [], {**usage_of(usage), "output_tokens": 0}, None, None)
+        return shapes.event("message_start", message=message) + shapes.PING
 
-    def _say(self, delta: Mapping[str, Any]) -> Iterator[bytes]:
-        """The events of a delta: thoughts, text, calls."""
-        thought, content = _thought(delta), delta.get("content")
-        if thought:
+    def _take(self, delta: Mapping[str, Any]) -> Iterator[bytes]:
+        """Yield the events of a delta: reasoning, text, calls."""
+        reasoning, content = _reasoning(delta), delta.get("content")
+        if reasoning:
             yield from self._begin("thinking", shapes.thinking("", ""), again=False)
-            yield self._delta(self._blocks - 1, {"type": "thinking_delta", "thinking": thought})
+            yield self._delta(self._blocks - 1, {"type": "thinking_delta", "thinking": reasoning})
         if content:
-            self._spoke = True
+            self._has_text = True
             yield from self._begin("text", shapes.text(""), again=False)
             yield self._delta(self._blocks - 1, {"type": "text_delta", "text": content})
         for piece in delta.get("tool_calls") or ():
             yield from self._call(piece)
 
     def _call(self, piece: Mapping[str, Any]) -> Iterator[bytes]:
-        """The events of a piece of a tool call."""
-        at, function = piece.get("index", 0), piece.get("function") or {}
-        call = self._calls.get(at)
+        """Yield the events of a piece of a tool call."""
+        index, function = piece.get("index", 0), piece.get("function") or {}
+        call = self._calls.get(index)
         if call is None:
-            call = self._calls[at] = _Call(at)
+            call = self._calls[index] = _Call(index)
         call.waiting += function.get("arguments") or ""
         if call.block is not None:
-            yield from self._tell(call)
+            yield from self._feed_arguments(call)
             return
-        call.choose_call_id = call.choose_call_id or piece.get("id")
+        call.call_id = call.call_id or piece.get("id")
         call.name = function.get("name") or None
         if call.name is not None:
             yield from self._begin_call(call)
 
     def _begin_call(self, call: _Call) -> Iterator[bytes]:
-        call.choose_call_id = choose_call_id(call.choose_call_id, self._ids, self._told.step_id, call.at)
-        yield from self._begin("tool_use", shapes.tool_use(call.choose_call_id, call.name or "", {}))
+        call.call_id = choose_call_id(call.call_id, self._ids, self._identity.step_id, call.index)
+        yield from self._begin("tool_use", shapes.tool_use(call.call_id, call.name or "", {}))
         call.block = self._blocks - 1
-        yield from self._tell(call)
+        yield from self._feed_arguments(call)
 
-    def _tell(self, call: _Call) -> Iterator[bytes]:
-        """What can be told of a call's arguments by now."""
-        said, call.waiting = call.arguments.feed(call.waiting), ""
-        if said and call.block is not None:
-            yield self._delta(call.block, {"type": "input_json_delta", "partial_json": said})
+    def _feed_arguments(self, call: _Call) -> Iterator[bytes]:
+        """Yield the event of the new part of a call's arguments."""
+        partial, call.waiting = call.arguments.feed(call.waiting), ""
+        if partial and call.block is not None:
+            yield self._delta(call.block, {"type": "input_json_delta", "partial_json": partial})
 
     def _begin(self, kind: str, block: Json, *, again: bool = True) -> Iterator[bytes]:
-        """Open a block, and close the one that was open; one of the same kind goes on, if not `again`."""
+        """Close the open block and open another; a block of the same type stays open unless `again`."""
         if self._open == kind and not again:
             return
         yield from self._close()
@@ -151,10 +154,10 @@ class MessagesRenderer:
         self._blocks += 1
 
     def _close(self) -> Iterator[bytes]:
-        """Close the block that is open."""
+        """Close the open block."""
         if self._open == "thinking":
             yield self._delta(
-                self._blocks - 1, {"type": "signature_delta", "signature": shapes.signature_of(self._told)}
+                self._blocks - 1, {"type": "signature_delta", "signature": shapes.signature_of(self._identity)}
             )
         if self._open is not None:
             yield shapes.event("content_block_stop", index=self._blocks - 1)
@@ -165,12 +168,12 @@ class MessagesRenderer:
 
 
 def _first(response: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The one choice; an answer that was put off before it began may have none."""
+    """Return the first choice; a response that was aborted at its beginning may have none."""
     choices = response.get("choices") or [{}]
     first: Mapping[str, Any] = choices[0]
     return first
 
 
-def _thought(said: Mapping[str, Any]) -> str | None:
-    """The reasoning of a message or a delta, if there is any."""
-    return next((said[name] for name in _THOUGHTS if said.get(name)), None)
+def _reasoning(message: Mapping[str, Any]) -> str | None:
+    """Return the reasoning of a message or a delta, if it has any."""
+    return next((message[name] for name in _REASONING_FIELDS if message.get(name)), None)

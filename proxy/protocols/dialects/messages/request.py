@@ -17,29 +17,31 @@ PASSED: Final = (
     "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words", "use_beam_search", "structured_outputs",
     "response_format", "chat_template_kwargs",
 )  # fmt: skip
-_THINKS: Final = {"enabled": True, "adaptive": True, "between_tools": True, "disabled": False}
+_THINKING_TYPES: Final = {"enabled": True, "adaptive": True, "between_tools": True, "disabled": False}
 
 
 def read(body: Mapping[str, Any], options: TranslationOptions, resolved: ResolvedReferences) -> Json:
     """Return the chat body of a request. Raises UnprocessableRequest, naming the field."""
     chat: Json = {}
     if body.get("thread") not in (None, False):
-        raise refusal("thread", "no conversation is held here: send all of it with each call, without `thread`")
+        raise refusal(
+            "thread", "conversations are not stored; send the whole conversation with each call and remove `thread`"
+        )
     if body.get("model") is not None:
         chat["model"] = a_text(body["model"], "model")
     chat["messages"] = conversation_of(body, options, resolved.items)
-    chat |= {**_sampling(body), **tools_of(body, ignore_hosted=options.ignore_hosted_tools), **_form(body)}
+    chat |= {**_sampling(body), **tools_of(body, ignore_hosted=options.ignore_hosted_tools), **_response_format(body)}
     chat |= {name: body[name] for name in PASSED if body.get(name) is not None}
     _continue(chat, body["messages"][-1]["role"], options.thought)
-    _think(chat, body, options)
+    _set_reasoning(chat, body, options)
     if body.get("stream") is not None and a_flag(body["stream"], "stream"):
-        # The beginning of the stream tells how many tokens came in: counts that come with each chunk say it in time.
+        # The first event has the number of prompt tokens, which is known in time only if each chunk has usage.
         chat |= {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
     return chat
 
 
 def _sampling(body: Mapping[str, Any]) -> Json:
-    """How to sample, where the dialect has a field for it."""
+    """Return the sampling fields."""
     if body.get("n") not in (None, 1):
         raise refusal("n", "must be 1: Messages returns one response per call")
     fields: Json = {}
@@ -56,31 +58,31 @@ def _sampling(body: Mapping[str, Any]) -> Json:
     return fields
 
 
-def _form(body: Mapping[str, Any]) -> Json:
-    """The form that the answer must have: `output_config.format`, or `output_format` as betas spelt it."""
+def _response_format(body: Mapping[str, Any]) -> Json:
+    """Return `response_format` of `output_config.format`, or of `output_format` (its name in betas)."""
     config = body.get("output_config")
-    given, at = body.get("output_format"), "output_format"
+    value, path = body.get("output_format"), "output_format"
     if config is not None and an_object(config, "output_config").get("format") is not None:
-        given, at = config["format"], "output_config.format"
-    if given is None:
+        value, path = config["format"], "output_config.format"
+    if value is None:
         return {}
-    form = an_object(given, at)
-    one_of(form.get("type"), f"{at}.type", ("json_schema",))
-    schema = {"name": "output", "schema": an_object(form.get("schema"), f"{at}.schema"), "strict": True}
+    output_format = an_object(value, path)
+    one_of(output_format.get("type"), f"{path}.type", ("json_schema",))
+    schema = {"name": "output", "schema": an_object(output_format.get("schema"), f"{path}.schema"), "strict": True}
     return {"response_format": {"type": "json_schema", "json_schema": schema}}
 
 
-def _continue(chat: Json, last_role: str, thought: str) -> None:
-    """Where the last turn is a reply, the model goes on with it; an empty one is none yet.
+def _continue(chat: Json, last_role: str, reasoning_field: str) -> None:
+    """Let the model continue the last turn if it is the assistant's and not empty; remove an empty one.
 
-    `last_role` is that of the last turn of the request: after a system that is moved to the beginning, or a turn that says
-    nothing, the last chat message is a reply that is over.
+    `last_role` is the role of the request's last turn, since the last chat message may be another one: a system message is
+    moved to the beginning, and an empty turn has no message.
     """
     last = chat["messages"][-1] if chat["messages"] else {}
     if last_role == "assistant" and "tool_calls" in last:
         raise refusal("messages", "the last message calls tools; add their results")
     if last_role == last.get("role") == "assistant":
-        if last["content"] or last.get(thought):
+        if last["content"] or last.get(reasoning_field):
             chat |= {"continue_final_message": True, "add_generation_prompt": False}
         else:
             chat["messages"] = chat["messages"][:-1]
@@ -88,24 +90,24 @@ def _continue(chat: Json, last_role: str, thought: str) -> None:
         raise refusal("messages", "at least one message must have content")
 
 
-def _think(chat: Json, body: Mapping[str, Any], options: TranslationOptions) -> None:
-    """Whether and how much to reason, as vLLM 0.32's endpoint has it (entrypoints/anthropic/serving.py:629).
+def _set_reasoning(chat: Json, body: Mapping[str, Any], options: TranslationOptions) -> None:
+    """Set the fields of reasoning, as vLLM 0.32's endpoint does (entrypoints/anthropic/serving.py:629).
 
-    `output_config.effort` is the effort; reasoning that is forbidden is an effort of "none". On top are the configuration's
-    fields for either; what the body says itself wins over those.
+    `output_config.effort` is the effort; disabled reasoning is the effort "none". The configured fields are added; fields of
+    the body override them.
     """
-    config, given = body.get("output_config"), body.get("thinking")
-    effort = None if config is None else config.get("effort")  # read by `_form`: it is an object
+    config, thinking = body.get("output_config"), body.get("thinking")
+    effort = None if config is None else config.get("effort")  # `_response_format` has checked that it is an object
     if effort is not None:
         chat["reasoning_effort"] = a_text(effort, "output_config.effort")
-    if given is None:
+    if thinking is None:
         return
-    asks = _THINKS[one_of(an_object(given, "thinking").get("type"), "thinking.type", _THINKS)]
-    if not asks:
+    enabled = _THINKING_TYPES[one_of(an_object(thinking, "thinking").get("type"), "thinking.type", _THINKING_TYPES)]
+    if not enabled:
         chat.pop("reasoning_effort", None)
-    for name, value in (options.thinking if asks else {"reasoning_effort": "none", **options.not_thinking}).items():
-        said = chat.get(name)
-        if isinstance(said, dict) and isinstance(value, Mapping):
-            chat[name] = {**value, **said}
-        elif said is None:
+    for name, value in (options.thinking if enabled else {"reasoning_effort": "none", **options.not_thinking}).items():
+        own = chat.get(name)
+        if isinstance(own, dict) and isinstance(value, Mapping):
+            chat[name] = {**value, **own}
+        elif own is None:
             chat[name] = value

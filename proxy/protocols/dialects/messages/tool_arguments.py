@@ -1,8 +1,8 @@
 """Arguments of tool calls: sampled texts in chat, objects in Messages.
 
 A sampled text and its object differ in spaces, escapes and the order of keys, and a truncated or invalid text is no object.
-Nothing that a client sends back can carry the text: a call's id and the signature of its reasoning are sent before its
-arguments are sampled. So the sampled text is looked up by the call's id.
+A client cannot send the text back: a call's id and the signature of its reasoning are sent before its arguments are sampled.
+The sampled text is therefore looked up by the call's id.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import orjson
 
-from proxy.protocols.dialects.messages.partial_json import DEEPEST, LONGEST, Beginning
+from proxy.protocols.dialects.messages.partial_json import DEEPEST, LONGEST, PartialObject
 from proxy.protocols.dialects.translation import Json
 from proxy.protocols.dialects.validation import refusal
 
@@ -28,20 +28,20 @@ def parse_arguments(arguments: str) -> Json:
             read = None
         if isinstance(read, dict):
             return read
-    beginning = Beginning()
-    told = beginning.feed(arguments)
-    return dict(orjson.loads(beginning.whole(told)))
+    partial = PartialObject()
+    prefix = partial.feed(arguments)
+    return dict(orjson.loads(partial.whole(prefix)))
 
 
-def spelt(given: Json, at: str) -> str:
+def serialize(arguments: Json, path: str) -> str:
     """Serialize an object like models and engines' parsers: vLLM's and SGLang's write Python's own JSON."""
     try:
-        return json.dumps(given, ensure_ascii=False)  # noqa: TID251 - orjson has no spaces after commas and colons
+        return json.dumps(arguments, ensure_ascii=False)  # noqa: TID251 - orjson has no spaces after commas and colons
     except RecursionError:
-        raise refusal(at, "is nested too deeply") from None
+        raise refusal(path, "is nested too deeply") from None
 
 
-def restored(given: Json, name: str, sampled: Json | None, at: str) -> str:
+def restored(tool_input: Json, name: str, sampled: Json | None, path: str) -> str:
     """Return the arguments of a call that was sent back: the sampled text if it is equal, else the serialized object.
 
     `sampled` is the chat call with this id, if it is known.
@@ -49,40 +49,40 @@ def restored(given: Json, name: str, sampled: Json | None, at: str) -> str:
     function = sampled.get("function") if sampled is not None else None
     if isinstance(function, Mapping) and function.get("name") == name:
         arguments = function.get("arguments")
-        if isinstance(arguments, str) and is_same(parse_arguments(arguments), given):
+        if isinstance(arguments, str) and is_same(parse_arguments(arguments), tool_input):
             return arguments
-    return spelt(given, at)
+    return serialize(tool_input, path)
 
 
 def call_ids(calls: Sequence[Any], step_id: str) -> list[str]:
     """Return the rendered ids of a message's calls: their own, unless one is missing or duplicated."""
     seen: set[str] = set()
     return [
-        choose_call_id(call.get("id") if isinstance(call, Mapping) else None, seen, step_id, at)
-        for at, call in enumerate(calls)
+        choose_call_id(call.get("id") if isinstance(call, Mapping) else None, seen, step_id, index)
+        for index, call in enumerate(calls)
     ]
 
 
-def choose_call_id(own: Any, seen: set[str], step_id: str, at: int) -> str:
+def choose_call_id(own: Any, seen: set[str], step_id: str, index: int) -> str:
     """Return the rendered id of the call with this index, and add it to `seen`."""
-    told = own if isinstance(own, str) and own and own not in seen else f"toolu_{step_id}_{at}"
-    seen.add(told)
-    return told
+    call_id = own if isinstance(own, str) and own and own not in seen else f"toolu_{step_id}_{index}"
+    seen.add(call_id)
+    return call_id
 
 
 def unrestorable_calls(message: Mapping[str, Any], step_id: str) -> dict[str, Json]:
     """Return the calls whose sampled text cannot be restored from the client's object, by their rendered ids."""
     calls = [call for call in message.get("tool_calls") or () if isinstance(call, Mapping)]
-    kept = {}
-    for told, call in zip(call_ids(calls, step_id), calls, strict=True):
+    unrestorable = {}
+    for call_id, call in zip(call_ids(calls, step_id), calls, strict=True):
         function = call.get("function") or {}
         arguments = function.get("arguments")
-        if isinstance(arguments, str) and spelt(parse_arguments(arguments), "input") != arguments:
-            kept[told] = {"function": {"name": function.get("name"), "arguments": arguments}}
-    return kept
+        if isinstance(arguments, str) and serialize(parse_arguments(arguments), "input") != arguments:
+            unrestorable[call_id] = {"function": {"name": function.get("name"), "arguments": arguments}}
+    return unrestorable
 
 
-def named(body: Mapping[str, Any]) -> frozenset[str]:
+def tool_call_ids(body: Mapping[str, Any]) -> frozenset[str]:
     """Return the ids of the calls in a body's assistant turns, by which sampled texts are looked up."""
     found = set()
     messages = body.get("messages")
@@ -94,10 +94,10 @@ def named(body: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(found)
 
 
-def is_same(one: Any, other: Any) -> bool:
+def is_same(left_value: Any, right_value: Any) -> bool:
     """Return whether two JSON values are equal: 1 equals 1.0 (JavaScript has one number type), and not true."""
-    pairs = [(one, other)]
-    while pairs:  # a stack of our own: bodies may be nested deeper than Python's
+    pairs = [(left_value, right_value)]
+    while pairs:  # an explicit stack: bodies may be nested deeper than Python's recursion limit
         left, right = pairs.pop()
         if isinstance(left, dict) and isinstance(right, dict):
             if left.keys() != right.keys():

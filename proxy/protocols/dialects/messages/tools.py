@@ -16,12 +16,12 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none", "tool": None}
 def tools_of(body: Mapping[str, Any], *, ignore_hosted: bool = False) -> Json:
     """Return the chat fields with the tools and the tool choice.
 
-    `ignore_hosted`: hosted tools are left out instead of refused.
+    `ignore_hosted`: hosted tools are removed instead of refused.
     """
     if body.get("mcp_servers") and not ignore_hosted:
-        raise refusal("mcp_servers", "tools of MCP servers are called by Anthropic's servers; have the agent call them")
-    given = [] if body.get("tools") is None else a_list(body["tools"], "tools")
-    offered = [_function(tool, f"tools.{at}", ignore_hosted=ignore_hosted) for at, tool in enumerate(given)]
+        raise refusal("mcp_servers", "tools of MCP servers are not supported; let the agent call them")
+    tools = [] if body.get("tools") is None else a_list(body["tools"], "tools")
+    offered = [_function(tool, f"tools.{n}", ignore_hosted=ignore_hosted) for n, tool in enumerate(tools)]
     offered = _changed([tool for tool in offered if tool], body)
     fields: Json = {"tools": offered} if offered else {}
     if body.get("tool_choice") is not None:
@@ -29,27 +29,27 @@ def tools_of(body: Mapping[str, Any], *, ignore_hosted: bool = False) -> Json:
     return fields
 
 
-def _function(given: Any, at: str, *, ignore_hosted: bool) -> Json:
-    """One tool, as a function of chat; nothing, if it is left out."""
-    tool = an_object(given, at)
+def _function(value: Any, path: str, *, ignore_hosted: bool) -> Json:
+    """Return one tool as a chat function; an empty object if it is ignored."""
+    tool = an_object(value, path)
     kind = tool.get("type")
-    if kind is not None and a_text(kind, f"{at}.type") != "custom":
+    if kind is not None and a_text(kind, f"{path}.type") != "custom":
         if ignore_hosted:
             return {}
         name = tool.get("name") or tool.get("mcp_server_name") or kind
         raise refusal(
-            at,
+            path,
             f"tool {str(name)[:64]!r} ({kind[:64]}) is not supported, only custom tools are; offer it with a name and an "
             "input_schema",
         )
-    function: Json = {"name": a_text(tool.get("name"), f"{at}.name")}
+    function: Json = {"name": a_text(tool.get("name"), f"{path}.name")}
     if tool.get("description") is not None:
-        function["description"] = a_text(tool["description"], f"{at}.description")
-    schema = an_object(tool.get("input_schema"), f"{at}.input_schema")
+        function["description"] = a_text(tool["description"], f"{path}.description")
+    schema = an_object(tool.get("input_schema"), f"{path}.input_schema")
     function["parameters"] = schema if "type" in schema else {**schema, "type": "object"}  # as vLLM 0.32 completes it
     for name in ("strict", "defer_loading"):
         if tool.get(name) is not None:
-            function[name] = a_flag(tool[name], f"{at}.{name}")
+            function[name] = a_flag(tool[name], f"{path}.{name}")
     return _as_function(function)
 
 
@@ -58,9 +58,9 @@ def _as_function(function: Json) -> Json:
 
 
 def _changed(offered: list[Json], body: Mapping[str, Any]) -> list[Json]:
-    """The tools that hold at the end of the conversation: templates are given one list of them.
+    """Return the tools available at the end of the conversation: templates receive one list.
 
-    Blocks of system messages add and remove some. As in vLLM 0.32 (entrypoints/anthropic/serving.py:717), a tool that is
+    Blocks of system messages add and remove tools. As in vLLM 0.32 (entrypoints/anthropic/serving.py:717), a tool that is
     added by its name is no longer deferred.
     """
     changes = list(_changes(body))
@@ -68,16 +68,16 @@ def _changed(offered: list[Json], body: Mapping[str, Any]) -> list[Json]:
         return offered
     tools = {tool["function"]["name"]: tool for tool in offered}
     removed: set[str] = set()
-    for block, at in changes:
-        change = an_object(block.get("tool"), at)
-        if one_of(change.get("type"), f"{at}.type", ("tool_reference", "tool_definition")) == "tool_definition":
-            tool = _function(change.get("definition"), f"{at}.definition", ignore_hosted=False)
+    for block, path in changes:
+        change = an_object(block.get("tool"), path)
+        if one_of(change.get("type"), f"{path}.type", ("tool_reference", "tool_definition")) == "tool_definition":
+            tool = _function(change.get("definition"), f"{path}.definition", ignore_hosted=False)
             name = tool["function"]["name"]
             tools[name] = tool
         else:
-            name = a_text(change.get("name"), f"{at}.name")
+            name = a_text(change.get("name"), f"{path}.name")
             if name not in tools:
-                raise refusal(f"{at}.name", f"{name[:64]!r} is not one of the tools of the request")
+                raise refusal(f"{path}.name", f"{name[:64]!r} is not one of the tools of the request")
             if block["type"] == "tool_addition":
                 function = tools[name]["function"]
                 tools[name] = _as_function({field: function[field] for field in function if field != "defer_loading"})
@@ -86,7 +86,7 @@ def _changed(offered: list[Json], body: Mapping[str, Any]) -> list[Json]:
 
 
 def _changes(body: Mapping[str, Any]) -> Iterator[tuple[Json, str]]:
-    """The blocks that change which tools there are, each with the place of its tool; their turns were read before."""
+    """Yield the blocks that add or remove tools, each with the path of its tool; the turns are already validated."""
     for n, message in enumerate(body.get("messages") or ()):
         content = message["content"] if message["role"] == "system" else None
         for number, block in enumerate(content if isinstance(content, list) else ()):
@@ -95,7 +95,7 @@ def _changes(body: Mapping[str, Any]) -> Iterator[tuple[Json, str]]:
 
 
 def _choice(choice: Json, *, offers: bool) -> Json:
-    """Which tools may be called. What is so anyway is not said where no tools are: vLLM 0.32 refuses it."""
+    """Return the fields of the tool choice; without tools, defaults are omitted, since vLLM 0.32 refuses them."""
     kind = one_of(choice.get("type"), "tool_choice.type", _CHOICES)
     fields: Json = {}
     if kind == "tool":

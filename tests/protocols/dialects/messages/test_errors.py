@@ -6,7 +6,7 @@ from anthropic.types import ErrorResponse
 
 from proxy import errors
 from proxy.protocols.dialects.messages import MESSAGES
-from proxy.protocols.dialects.messages.errors import status_of, type_of, words_of
+from proxy.protocols.dialects.messages.errors import engine_message, status_of, type_of
 
 EVERY = [
     kind
@@ -70,7 +70,7 @@ def test_every_failure_is_one_that_the_sdk_knows(error):
 )
 def test_an_engines_words_are_told_as_they_are(text, words):
     """In whichever shape it wrapped them."""
-    assert words == words_of(text)
+    assert words == engine_message(text)
     assert words == orjson.loads(MESSAGES.engine_error(400, text))["error"]["message"]
 
 

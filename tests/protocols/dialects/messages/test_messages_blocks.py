@@ -3,7 +3,7 @@
 import pytest
 
 from proxy.errors import UnprocessableRequest
-from proxy.protocols.dialects.messages.messages import blocks_of, parts_of, result_of, said_in
+from proxy.protocols.dialects.messages.messages import blocks_of, chat_content, parts_of, result_of
 
 PNG = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
@@ -131,5 +131,5 @@ def test_a_result_of_a_wrong_type_is_refused(wrong):
 def test_one_text_is_a_string():
     """And all else a list."""
     assert ["a", [text("a"), text("b")], [PICTURE]] == [
-        said_in(parts) for parts in ([text("a")], [text("a"), text("b")], [PICTURE])
+        chat_content(parts) for parts in ([text("a")], [text("a"), text("b")], [PICTURE])
     ]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jiter import from_json
 
-from proxy.protocols.dialects.messages.partial_json import Beginning
+from proxy.protocols.dialects.messages.partial_json import PartialObject
 
 # Pieces that make JSON often, and break it as often.
 SCRAPS = st.sampled_from(
@@ -30,7 +30,7 @@ OBJECTS = st.dictionaries(st.text(max_size=3), VALUES, max_size=3)
 
 def told(pieces) -> str:
     """What is let through of these pieces; a client reads it after each of them, and never fails."""
-    beginning, sofar = Beginning(), ""
+    beginning, sofar = PartialObject(), ""
     for piece in pieces:
         sofar += beginning.feed(piece)
         read = from_json(sofar.encode(), partial_mode=True) if sofar else {}
@@ -79,7 +79,7 @@ def test_an_object_is_let_through_as_it_comes(given, at):
 )
 def test_what_is_told_of_a_text_and_what_it_comes_to(text, expected, whole):
     """What was cut off stays out; what is no object is none."""
-    beginning = Beginning()
+    beginning = PartialObject()
 
     assert expected == beginning.feed(text)
     assert whole == beginning.whole(expected)
@@ -87,7 +87,7 @@ def test_what_is_told_of_a_text_and_what_it_comes_to(text, expected, whole):
 
 def test_a_long_string_is_read_once():
     """Pieces of it are not gone through again: 300,000 of them take a moment."""
-    beginning = Beginning()
+    beginning = PartialObject()
 
     assert '{"a": "' == beginning.feed('{"a": "')
     assert all(beginning.feed("ab\\n") == "ab\\n" for _ in range(100_000))

@@ -6,14 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.errors import UnprocessableRequest
-from proxy.protocols.dialects.messages.partial_json import Beginning
+from proxy.protocols.dialects.messages.partial_json import PartialObject
 from proxy.protocols.dialects.messages.tool_arguments import (
     call_ids,
     is_same,
-    named,
     parse_arguments,
     restored,
-    spelt,
+    serialize,
+    tool_call_ids,
     unrestorable_calls,
 )
 
@@ -45,7 +45,7 @@ def test_a_text_is_told_as_an_object(arguments, expected):
 )
 def test_a_text_is_told_whole_as_it_is_streamed(text):
     """By the quick way, and by the one that streams go."""
-    beginning = Beginning()
+    beginning = PartialObject()
     told = beginning.feed(text)
 
     assert parse_arguments(text) == orjson.loads(beginning.whole(told))
@@ -53,7 +53,7 @@ def test_a_text_is_told_whole_as_it_is_streamed(text):
 
 def test_an_object_is_spelt_as_python_spells_it():
     """As vLLM's and SGLang's parsers of tool calls write it, and as models are trained on it."""
-    assert '{"a": [1, 2.0], "é": "\\n"}' == spelt({"a": [1, 2.0], "é": "\n"}, "input")
+    assert '{"a": [1, 2.0], "é": "\\n"}' == serialize({"a": [1, 2.0], "é": "\n"}, "input")
 
 
 def test_an_object_that_is_too_deep_is_refused():
@@ -61,7 +61,7 @@ def test_an_object_that_is_too_deep_is_refused():
     deep = orjson.loads('{"a":' + "[" * 1000 + "]" * 1000 + "}")
 
     with pytest.raises(UnprocessableRequest, match="^input: is nested too deeply"):
-        spelt(deep, "input")
+        serialize(deep, "input")
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_only_what_reading_could_not_give_back_is_kept():
 )
 def test_a_body_without_calls_names_none(body):
     """Whatever it is: it has not been read yet."""
-    assert frozenset() == named(body)
+    assert frozenset() == tool_call_ids(body)
 
 
 def test_a_body_names_the_calls_of_its_replies():
@@ -114,7 +114,7 @@ def test_a_body_names_the_calls_of_its_replies():
         {"type": "tool_use", "id": "c"},
     ]
 
-    assert {"a", "c"} == named({"messages": [{"role": "assistant", "content": blocks}]})
+    assert {"a", "c"} == tool_call_ids({"messages": [{"role": "assistant", "content": blocks}]})
 
 
 def test_calls_are_told_by_their_own_ids():
@@ -158,4 +158,4 @@ VALUES = st.recursive(
 def test_an_object_is_the_same_as_itself_read_again(given):
     """However it is spelt."""
     assert is_same(given, orjson.loads(orjson.dumps(given)))
-    assert is_same(given, parse_arguments(spelt(given, "input")))
+    assert is_same(given, parse_arguments(serialize(given, "input")))
