@@ -35,7 +35,7 @@ def followed_rollout(form: TranslatedCall, minted: MintedKey | None) -> str | No
 
     Raises Forbidden if the key is another rollout's.
     """
-    followed = rollout_of(form.translation.references(form.request).answer)
+    followed = rollout_of(form.translation.references(form.request).previous_response)
     check_minted(minted, followed)
     return followed
 
@@ -48,8 +48,12 @@ async def with_references(context: Context, rollout: Rollout, form: TranslatedCa
         return replace(
             form, resolved=ResolvedReferences(items={name: {"function": call} for name, call in kept.items()})
         )
-    before = None if leaning.answer is None else await _before(context, rollout.rollout_id, leaning.answer)
-    whose = rollout_of(leaning.answer) or rollout.rollout_id
+    before = (
+        None
+        if leaning.previous_response is None
+        else await _before(context, rollout.rollout_id, leaning.previous_response)
+    )
+    whose = rollout_of(leaning.previous_response) or rollout.rollout_id
     named = [turn for name in _steps_of(leaning.items) if (turn := await _turn(context, whose, name)) is not None]
     calls = {name: call["arguments"] for name, call in kept.items()}
     return replace(form, resolved=resolve_references(before, named, calls))

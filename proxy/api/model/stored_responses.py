@@ -43,7 +43,7 @@ async def answer_stored(call: ModelRequest) -> web.Response:
         if stored is not None:
             await context.store.mark(step.rollout_id, stored.incarnation, {mark: b"1"}, now_ms=context.clock.now_ms())
         return json_response({"id": name, "object": "response", "deleted": True})
-    return json_response(turn_of(step).answer() if rest == "" else _listed(request, step))
+    return json_response(turn_of(step).response_object() if rest == "" else _listed(request, step))
 
 
 def _listed(request: web.Request, step: Step) -> dict[str, Any]:

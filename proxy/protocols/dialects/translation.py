@@ -67,7 +67,7 @@ class References:
     The sampled argument text of tool calls is looked up, because the client's copy cannot carry it.
     """
 
-    answer: str | None = None
+    previous_response: str | None = None
     items: Sequence[str] = ()
     calls: Sequence[str] = ()
 

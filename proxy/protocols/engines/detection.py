@@ -28,16 +28,16 @@ class ProbeResponse:
     body: Any
 
 
-def identify_engine(answers: Mapping[str, ProbeResponse]) -> Traits:
+def identify_engine(responses: Mapping[str, ProbeResponse]) -> Traits:
     """Return the engine that sent these responses, by path; `plain` if it is none of the known ones."""
-    bodies = {path: seen.body if isinstance(seen.body, dict) else {} for path, seen in answers.items()}
+    bodies = {path: response.body if isinstance(response.body, dict) else {} for path, response in responses.items()}
     server_facts = bodies.get("/server_info") or bodies.get("/get_server_info") or {}
     model_facts = bodies.get("/model_info") or bodies.get("/get_model_info") or {}
     owner = _owner(bodies.get("/v1/models") or {})
     props = bodies.get("/props") or {}
     if "weight_version" in model_facts or owner == "sglang":
         return Traits("sglang", _text(server_facts.get("version")), _has_parser({**server_facts, **model_facts}))
-    if any(seen.server.startswith("llama.cpp") for seen in answers.values()) or owner == "llamacpp":
+    if any(response.server.startswith("llama.cpp") for response in responses.values()) or owner == "llamacpp":
         return Traits("llamacpp", _text(props.get("build_info")), sampling_defaults=read_props(props))
     version = _text((bodies.get("/version") or {}).get("version"))
     if version is not None or owner == "vllm":

@@ -56,13 +56,13 @@ class Llamacpp:
         dialect, body, requested = request.dialect, request.body, request.response_options
         if dialect not in _PROMPT or _PROMPT[dialect] not in body:
             return Injection({}, StripRules())  # refused, or vLLM's own endpoint
-        problems = ("phantom_token",) if body.get("max_tokens") == 0 else ()  # one token is sampled anyway
+        problems = ("phantom_token",) if body.get("max_tokens") == 0 else ()  # the server samples one token
         fields: Json = {} if is_on(body.get("verbose")) else {"verbose": True}
         if not is_on(body.get("return_tokens")):
             fields["return_tokens"] = True
         keys = {_VERBOSE} if "verbose" in fields else set()
-        wanted = request.adds_logprobs or (not requested.logprobs and _ids_are_in_logprobs(request))
-        if wanted and not _refuses_logprobs(dialect, body):
+        needs_logprobs = request.adds_logprobs or (not requested.logprobs and _ids_are_in_logprobs(request))
+        if needs_logprobs and not _refuses_logprobs(dialect, body):
             fields |= {"logprobs": True, "top_logprobs": 1} if dialect == "chat" else {"logprobs": 1}
             keys |= {"logprobs"} if dialect == "chat" else set()  # absent from a chat response without logprobs
         rules = StripRules(logprobs=dialect == "completions" and "logprobs" in fields, keys=frozenset(keys))

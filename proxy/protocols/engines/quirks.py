@@ -86,7 +86,7 @@ def _several_in_all(call: CallTraits) -> bool:
     return _several(call) or prompts > 1
 
 
-def _no_tokens_wanted(call: CallTraits) -> bool:
+def _requests_no_tokens(call: CallTraits) -> bool:
     return call.body.get("max_tokens") == 0
 
 
@@ -118,7 +118,7 @@ QUIRKS: Final[tuple[Quirk, ...]] = (
     ),
     Quirk(
         "vllm", _COMPLETIONS, "always", "`max_tokens: 0`: one token is sampled all the same.", ("phantom_token",),
-        "seen on 0.32.0; completion/protocol.py:377", _no_tokens_wanted,
+        "seen on 0.32.0; completion/protocol.py:377", _requests_no_tokens,
     ),
     Quirk(
         "vllm", _BOTH, "always", "Beam search: its logprobs are not those of a sampled path.", ("beam_search",),
@@ -168,7 +168,7 @@ QUIRKS: Final[tuple[Quirk, ...]] = (
     ),
     Quirk(
         "llamacpp", _BOTH, "always", "`max_tokens: 0`: one token is sampled all the same.", ("phantom_token",),
-        "seen on 2026.10", _no_tokens_wanted,
+        "seen on 2026.10", _requests_no_tokens,
     ),
     Quirk(
         "llamacpp", _BOTH, "always", "`post_sampling_probs`: probabilities come in place of logprobs.", ("bad_logprob",),
@@ -185,7 +185,7 @@ QUIRK_CODES: Final = frozenset(
      "bad_logprob"}
 )  # fmt: skip
 
-_OPTIONS_WE_REPLAY: Final = frozenset({"include_usage"})
+_REPLAYABLE_OPTIONS: Final = frozenset({"include_usage"})
 
 
 def applicable(engine: str, call: CallTraits, *, live: bool) -> list[Quirk]:
@@ -208,7 +208,7 @@ def choose_framing(streaming: Streaming, engine: str, call: CallTraits, *, can_r
     if not is_on(call.body.get("stream")):
         return "whole"
     options = call.body.get("stream_options")
-    known = options is None or (isinstance(options, dict) and options.keys() <= _OPTIONS_WE_REPLAY)
+    known = options is None or (isinstance(options, dict) and options.keys() <= _REPLAYABLE_OPTIONS)
     if streaming == "live" or not known or not can_replay or call.body["stream"] is not True:
         return "live"
     if streaming == "replay":

@@ -24,9 +24,9 @@ def sampling_defaults_request(kind: str) -> FollowUpRequest | None:
     return _RENDER if kind == "vllm" else None
 
 
-def read_rendered(answer: Any) -> dict[str, float] | None:
-    """Return the defaults in vLLM's answer; None if it has none."""
-    return _numbers(answer.get("sampling_params")) if isinstance(answer, dict) else None
+def read_rendered(response: Any) -> dict[str, float] | None:
+    """Return the defaults in vLLM's response; None if it has none."""
+    return _numbers(response.get("sampling_params")) if isinstance(response, dict) else None
 
 
 def read_props(props: Mapping[str, Any]) -> dict[str, float] | None:

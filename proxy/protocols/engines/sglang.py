@@ -55,7 +55,7 @@ class Sglang:
     # log_softmax of logits / temperature, after penalties and bias, before top-k and top-p (layers/sampler.py:208-331).
     logprobs_mode: str | None = "after_temperature_logprobs"
     always_sends_usage = True
-    # Its serving code passes 31 tokens on where 24 were the most (a faked scheduler's); no running server was seen.
+    # Its serving code returned 31 tokens with a limit of 24 (with a faked scheduler); not verified on a running server.
     unbounded = frozenset({"tool_calls"})
     shape = StreamShape(
         head=frozenset({"id", "object", "created", "model"}),
@@ -76,12 +76,12 @@ class Sglang:
         if "echo" in problems:
             return Injection({}, StripRules(), problems)
         if dialect == "completions" and is_on(body.get("stream")) and requested.choices != 1:
-            problems = (*problems, "uncounted")  # usage is their sum: another choice may have repeated what one lost
+            problems = (*problems, "uncounted")  # usage is their sum: lost and repeated tokens may cancel out
         streamed = dialect == "chat" and is_on(body.get("stream"))
-        wanted = (_INPUT, _OUTPUT) if streamed else (_IDS_BOTH, _META) if dialect == "chat" else (_IDS_BOTH,)
+        flags = (_INPUT, _OUTPUT) if streamed else (_IDS_BOTH, _META) if dialect == "chat" else (_IDS_BOTH,)
         missing = [
             flag
-            for flag in wanted
+            for flag in flags
             if not is_on(body.get(flag)) and not is_on(request.headers.get(_HEADERS.get(flag, "")))
         ]
         fields: Json = dict.fromkeys(missing, True)
@@ -99,7 +99,7 @@ class Sglang:
             keys=frozenset(key for flag in missing for key in _BROUGHT[flag]) - kept,
         )
         # Framed ids arrive in a separate event, which can be dropped as a whole, unless the client reads it itself.
-        framed = {_FRAMED: "1"} if streamed and len(missing) == len(wanted) else {}
+        framed = {_FRAMED: "1"} if streamed and len(missing) == len(flags) else {}
         return Injection(fields, rules, problems, framed)
 
     def constrains(self, sampling: Mapping[str, Any], logprobs_mode: str | None) -> bool:
@@ -231,13 +231,13 @@ def _sampled(choice: Json, meta: Json, outputs: Any, versions: Any) -> Sampled:
 
 def _disagree(sampled_choice: Sampled, choice: Json, meta: Json, outputs: Any) -> bool:
     """Return whether the ids were returned more than once and differ."""
-    given = [choice.get("response_token_ids"), choice.get("token_ids")]
-    given += (
+    id_lists = [choice.get("response_token_ids"), choice.get("token_ids")]
+    id_lists += (
         [outputs[sampled_choice.index]] if isinstance(outputs, list) and sampled_choice.index < len(outputs) else []
     )
     pairs = meta.get("output_token_logprobs")
-    given += [[pair[1] for pair in pairs]] if pairs else []
-    return any(ids is not None and ids != sampled_choice.ids for ids in given)
+    id_lists += [[pair[1] for pair in pairs]] if pairs else []
+    return any(ids is not None and ids != sampled_choice.ids for ids in id_lists)
 
 
 def _spans(versions: Any) -> tuple[tuple[int, int, str | None], ...] | None:

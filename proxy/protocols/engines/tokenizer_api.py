@@ -55,11 +55,11 @@ def template_fields(kind: str, body: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def read_count(answer: Any) -> Counted | None:
+def read_count(response: Any) -> Counted | None:
     """Read the response of a token count; None if it is invalid."""
-    if not isinstance(answer, dict):
+    if not isinstance(response, dict):
         return None
-    tokens, window = answer.get("count"), answer.get("max_model_len")
+    tokens, window = response.get("count"), response.get("max_model_len")
     return Counted(tokens, window) if type(tokens) is int and type(window) is int else None
 
 
@@ -77,8 +77,8 @@ def text_request(kind: str, ids: Sequence[int]) -> FollowUpRequest | None:
     return FollowUpRequest(route[0], {"tokens": list(ids)}) if route else None
 
 
-def read_text(kind: str, answer: Any) -> str | None:
+def read_text(kind: str, response: Any) -> str | None:
     """Read the text of a response; None if there is none."""
     route = _DETOKENIZE_ROUTES.get(kind)
-    text = answer.get(route[1]) if route and isinstance(answer, dict) else None
+    text = response.get(route[1]) if route and isinstance(response, dict) else None
     return text if isinstance(text, str) else None

@@ -45,19 +45,19 @@ class Responses:
         return read(body, options, resolved)
 
     def references(self, body: Mapping[str, Any]) -> References:
-        """Return the previous response, items by id, and calls of custom tools."""
-        answer = body.get("previous_response_id")
-        return References(answer if isinstance(answer, str) else None, item_references(body), call_references(body))
+        """Return the previous response, items by id, and tool calls."""
+        previous = body.get("previous_response_id")
+        return References(previous if isinstance(previous, str) else None, item_references(body), call_references(body))
 
-    def renderer(self, body: Mapping[str, Any], told: CallIdentity) -> ResponseRenderer:
+    def renderer(self, body: Mapping[str, Any], identity: CallIdentity) -> ResponseRenderer:
         """Return the renderer of the response."""
-        return ResponsesRenderer(body, told)
+        return ResponsesRenderer(body, identity)
 
     def unrestorable_calls(
-        self, body: Mapping[str, Any], told: CallIdentity, response: Mapping[str, Any]
+        self, body: Mapping[str, Any], identity: CallIdentity, response: Mapping[str, Any]
     ) -> Mapping[str, Json]:
         """Return all tool calls: frameworks reserialize arguments, and the input of a custom tool is a part of them."""
-        return unrestorable_calls(told, body, response)
+        return unrestorable_calls(identity, body, response)
 
     def status(self, error_: ProxyError) -> int:
         """Return the error's own status."""

@@ -8,9 +8,9 @@ from proxy.errors import ProxyError
 from proxy.protocols.dialects.base import openai_error
 from proxy.protocols.lenient_json import NotJson, read_json
 
-# OpenAI's own; what is not listed is an invalid request below 500, and a server's error from there on.
+# OpenAI's own; another status is an invalid request below 500, else a server error.
 _TYPES: Final = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
-_LONGEST: Final = 2000  # of an answer that is no error of a known shape
+_MAX_MESSAGE: Final = 2000  # characters of a response in no known error format
 
 
 def error(failure: ProxyError) -> bytes:
@@ -20,11 +20,11 @@ def error(failure: ProxyError) -> bytes:
 
 def engine_error(status: int, text: str) -> bytes:
     """Return the body of an engine's error: its message, param and code. vLLM and llama.cpp nest them, SGLang does not."""
-    told = _told(text)
-    message, param, code = told.get("message"), told.get("param"), told.get("code")
+    fields = _error_fields(text)
+    message, param, code = fields.get("message"), fields.get("param"), fields.get("code")
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     if not isinstance(message, str) or not message:
-        message = text.strip()[:_LONGEST] or f"The engine returned status {status} without a message."
+        message = text.strip()[:_MAX_MESSAGE] or f"The engine returned status {status} without a message."
     return orjson.dumps(
         {
             "error": {
@@ -37,8 +37,8 @@ def engine_error(status: int, text: str) -> bytes:
     )
 
 
-def _told(text: str) -> dict[str, Any]:
-    """The fields of an engine's error; none, if that is nowhere to be found."""
+def _error_fields(text: str) -> dict[str, Any]:
+    """Return the fields of an engine's error; an empty dict if the format is unknown."""
     try:
         body, _ = read_json(text.encode("utf-8", "replace"))
     except NotJson:

@@ -30,7 +30,7 @@ class Events:
 
 
 class _Part:
-    """A content part while it is told."""
+    """A content part while it is streamed."""
 
     __slots__ = ("index", "kind", "logprobs", "pieces")
 
@@ -41,21 +41,21 @@ class _Part:
         self.logprobs: list[Json] = []
 
     def text(self) -> Json:
-        """What it says, by the name that its kind has for it."""
+        """Return the text so far, under the field name of the part's type."""
         return {_FIELD[self.kind]: "".join(self.pieces)}
 
-    def shown(self) -> Json:
-        """The part as JSON."""
+    def to_json(self) -> Json:
+        """Return the part as JSON."""
         notes = {"annotations": [], "logprobs": list(self.logprobs)} if self.kind == "output_text" else {}
         return {"type": self.kind, **self.text(), **notes}
 
-    def logged(self, entries: Sequence[Json]) -> Json:
-        """The field that events of texts have, and others have not."""
+    def logprobs_field(self, entries: Sequence[Json]) -> Json:
+        """Return the field `logprobs` for events of texts, and nothing for others."""
         return {"logprobs": list(entries)} if self.kind == "output_text" else {}
 
 
 class TextItem:
-    """A message or a reasoning item: parts, each of one text. `fields` are what else its JSON has."""
+    """A message or a reasoning item: parts with one text each. `fields` are the other fields of its JSON."""
 
     def __init__(self, events: Events, name: str, index: int, fields: Mapping[str, Any]) -> None:
         self._events = events
@@ -67,48 +67,49 @@ class TextItem:
     def begin(self) -> bytes:
         """Return its first event."""
         return self._events.write(
-            "response.output_item.added", output_index=self._index, item=self.shown("in_progress")
+            "response.output_item.added", output_index=self._index, item=self.to_json("in_progress")
         )
 
-    def say(self, kind: PartKind, piece: str, logprobs: Sequence[Json] = ()) -> bytes:
+    def append(self, kind: PartKind, piece: str, logprobs: Sequence[Json] = ()) -> bytes:
         """Return the events of a piece of a part; the first piece begins the part, an empty one adds no text."""
-        told, part = b"", self._parts.get(kind)
+        events, part = b"", self._parts.get(kind)
         if part is None:
             part = self._parts[kind] = _Part(kind, len(self._parts))
-            told = self._tell("response.content_part.added", part, part=part.shown())
+            events = self._event("response.content_part.added", part, part=part.to_json())
         part.logprobs.extend(logprobs)
         if piece:
             part.pieces.append(piece)
-            told += self._tell(f"response.{kind}.delta", part, delta=piece, **part.logged(logprobs))
-        return told
+            events += self._event(f"response.{kind}.delta", part, delta=piece, **part.logprobs_field(logprobs))
+        return events
 
-    def note(self, logprobs: Sequence[Json]) -> None:
+    def add_logprobs(self, logprobs: Sequence[Json]) -> None:
         """Add logprobs of tokens without text."""
         if (part := self._parts.get("output_text")) is not None:
             part.logprobs.extend(logprobs)
 
-    def said(self, kind: PartKind) -> str:
+    def text_of(self, kind: PartKind) -> str:
         """Return a part's text so far."""
         return "".join(self._parts[kind].pieces) if kind in self._parts else ""
 
     def end(self, status: Status, **fields: Any) -> bytes:
-        """Return its last events, and those of its parts; `fields` are only known now."""
+        """Return its last events, and those of its parts; `fields` are those that are only known at the end."""
         self._fields |= fields
-        told = []
+        events = []
         for part in self._parts.values():
-            told.append(self._tell(f"response.{part.kind}.done", part, **part.text(), **part.logged(part.logprobs)))
-            told.append(self._tell("response.content_part.done", part, part=part.shown()))
-        done = self._events.write("response.output_item.done", output_index=self._index, item=self.shown(status))
-        return b"".join([*told, done])
+            logprobs = part.logprobs_field(part.logprobs)
+            events.append(self._event(f"response.{part.kind}.done", part, **part.text(), **logprobs))
+            events.append(self._event("response.content_part.done", part, part=part.to_json()))
+        done = self._events.write("response.output_item.done", output_index=self._index, item=self.to_json(status))
+        return b"".join([*events, done])
 
-    def shown(self, status: Status) -> Json:
+    def to_json(self, status: Status) -> Json:
         """Return the item as JSON, with its content so far."""
-        content = [part.shown() for part in self._parts.values()]
+        content = [part.to_json() for part in self._parts.values()]
         return {"id": self._name, **self._fields, "content": content, "status": status}
 
-    def _tell(self, event: str, of: _Part, /, **fields: Any) -> bytes:
-        place = {"item_id": self._name, "output_index": self._index, "content_index": of.index}
-        return self._events.write(event, **place, **fields)
+    def _event(self, event: str, of: _Part, /, **fields: Any) -> bytes:
+        ids = {"item_id": self._name, "output_index": self._index, "content_index": of.index}
+        return self._events.write(event, **ids, **fields)
 
 
 class CallItem:
@@ -120,7 +121,7 @@ class CallItem:
         self._index = index
         self._reader = FreeformReader() if tool.kind == "custom" else None
         self._field = "arguments" if self._reader is None else "input"
-        self._event = "function_call_arguments" if self._reader is None else "custom_tool_call_input"
+        self._event_name = "function_call_arguments" if self._reader is None else "custom_tool_call_input"
         namespace = {} if tool.namespace is None else {"namespace": tool.namespace}
         kind = "function_call" if self._reader is None else "custom_tool_call"
         self._fields = {"type": kind, "call_id": call_id, "name": tool.name, **namespace}
@@ -129,31 +130,32 @@ class CallItem:
     def begin(self) -> bytes:
         """Return its first event."""
         return self._events.write(
-            "response.output_item.added", output_index=self._index, item=self.shown("in_progress")
+            "response.output_item.added", output_index=self._index, item=self.to_json("in_progress")
         )
 
-    def say(self, arguments: str) -> bytes:
+    def append(self, arguments: str) -> bytes:
         """Return the events of a piece of the argument text."""
-        return self._pass_on(arguments if self._reader is None else self._reader.feed(arguments))
+        return self._append(arguments if self._reader is None else self._reader.feed(arguments))
 
     def end(self, status: Status) -> bytes:
         """Return its last events."""
-        told = b"" if self._reader is None else self._pass_on(self._reader.end())
+        events = b"" if self._reader is None else self._append(self._reader.end())
         whole = {self._field: "".join(self._pieces)}
-        told += self._tell("done", **whole)
-        return told + self._events.write("response.output_item.done", output_index=self._index, item=self.shown(status))
+        events += self._event("done", **whole)
+        done = self._events.write("response.output_item.done", output_index=self._index, item=self.to_json(status))
+        return events + done
 
-    def shown(self, status: Status) -> Json:
+    def to_json(self, status: Status) -> Json:
         """Return the item as JSON. Custom calls have no status."""
-        stands = {"status": status} if self._reader is None else {}
-        return {"id": self._name, **self._fields, self._field: "".join(self._pieces), **stands}
+        status_field = {"status": status} if self._reader is None else {}
+        return {"id": self._name, **self._fields, self._field: "".join(self._pieces), **status_field}
 
-    def _pass_on(self, piece: str) -> bytes:
+    def _append(self, piece: str) -> bytes:
         if not piece:
             return b""
         self._pieces.append(piece)
-        return self._tell("delta", delta=piece)
+        return self._event("delta", delta=piece)
 
-    def _tell(self, stage: str, **fields: Any) -> bytes:
-        place = {"item_id": self._name, "output_index": self._index}
-        return self._events.write(f"response.{self._event}.{stage}", **place, **fields)
+    def _event(self, stage: str, **fields: Any) -> bytes:
+        ids = {"item_id": self._name, "output_index": self._index}
+        return self._events.write(f"response.{self._event_name}.{stage}", **ids, **fields)

@@ -1,9 +1,9 @@
-"""Input items, as chat messages.
+"""Translation of input items to chat messages.
 
 The items of one response (reasoning, a message, calls) are one chat message. Items with an id of TokenTape are assigned by
 that id, others by their order.
 
-Invariant: the items of a response, sent back in any order that agents use, are the message that was sampled.
+Invariant: the items of a response, sent back in any order that agents use, are translated to the message that was sampled.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,20 +12,17 @@ from typing import Final
 import orjson
 
 from proxy.errors import UnprocessableRequest
-from proxy.protocols.dialects.responses.content_parts import read_content, read_said
+from proxy.protocols.dialects.responses.content_parts import read_assistant_content, read_content
 from proxy.protocols.dialects.responses.item_ids import step_of
-from proxy.protocols.dialects.responses.response_object import thoughts_of
+from proxy.protocols.dialects.responses.response_object import reasoning_from
 from proxy.protocols.dialects.responses.tools import ADDITIONAL, arguments_for, chat_name, hosted, input_of
 from proxy.protocols.dialects.responses.validation import optional, required, unknown, wrong
 from proxy.protocols.dialects.translation import Json, ResolvedReferences, TranslationOptions
 
-_SAYING_NOTHING: Final = (
-    ADDITIONAL,
-    "configuration_update",
-)  # of the agent's own settings; the tools are read elsewhere
+_WITHOUT_MESSAGE: Final = (ADDITIONAL, "configuration_update")  # settings of the agent; `tools` reads additional tools
 _ROLES: Final = ("user", "system", "developer", "assistant")
 
-# Of tools that OpenAI runs, or that have items of their own.
+# Items of tools that OpenAI runs, or that have item types of their own.
 _HOSTED: Final = frozenset({
     "file_search_call", "web_search_call", "computer_call", "computer_call_output", "image_generation_call",
     "code_interpreter_call", "local_shell_call", "local_shell_call_output", "shell_call", "shell_call_output",
@@ -40,46 +37,46 @@ def read_items(value: object, options: TranslationOptions, resolved: ResolvedRef
         return [{"role": "user", "content": value}]
     if not isinstance(value, list):
         raise wrong("input", "a string or a list of items", value)
-    reading = _Reading(options, resolved)
+    builder = _MessageBuilder(options, resolved)
     for number, item in enumerate(value):
-        at = f"input[{number}]"
+        path = f"input[{number}]"
         if type(item) is not dict:
-            raise wrong(at, "an object", item)
-        reading.take(item, at)
-    return reading.messages
+            raise wrong(path, "an object", item)
+        builder.take(item, path)
+    return builder.messages
 
 
-def is_unfinished(value: object, messages: Sequence[Json], thought: str) -> bool:
-    """Whether the model continues the last of these messages, which were made of `input`, as with vLLM 0.32.
+def is_unfinished(value: object, messages: Sequence[Json], reasoning_field: str) -> bool:
+    """Return whether the model continues the last of these messages, the translation of `input`, as with vLLM 0.32.
 
-    The status of the last item says so (entrypoints/openai/responses/utils.py:201): of a reply, or of thoughts. There must be
-    something of it to continue: an item that says nothing, or whose thoughts cannot be read, is none.
+    It does if the last item is an assistant message or reasoning with an unfinished status
+    (entrypoints/openai/responses/utils.py:201), and is not empty or unreadable.
     """
     last = value[-1] if isinstance(value, list) and value else None
     if not isinstance(last, dict) or last.get("status") not in ("in_progress", "incomplete"):
         return False
-    said = messages[-1]
-    if said["role"] != "assistant" or said.get("tool_calls"):
+    message = messages[-1]
+    if message["role"] != "assistant" or message.get("tool_calls"):
         return False
     if last.get("type") == "reasoning":
-        return bool(said.get(thought)) and not said["content"]
-    return last.get("type") in (None, "message") and bool(said["content"])
+        return bool(message.get(reasoning_field)) and not message["content"]
+    return last.get("type") in (None, "message") and bool(message["content"])
 
 
 def calls_of(value: object) -> list[str]:
-    """The ids of calls in `input`: agents may send their argument text spelt anew, and of custom tools only what it says."""
+    """Return the ids of calls in `input`, whose argument text agents may reserialize (or reduce to a custom tool's input)."""
     ids = [item.get("call_id") for item in _entries(value) if item.get("type") in ("function_call", "custom_tool_call")]
     return [call_id for call_id in ids if isinstance(call_id, str)]
 
 
 def references_of(value: object) -> list[str]:
-    """The ids of items in `input` that stand for what we told before: references, and thoughts without a text."""
+    """Return the ids of items in `input` that refer to items of earlier responses: references, and reasoning without text."""
     ids = [item.get("id") for item in _entries(value) if _is_reference(item) or _is_empty(item)]
     return [name for name in ids if isinstance(name, str)]
 
 
 def _is_empty(item: Json) -> bool:
-    """Whether these are thoughts of which only the name came back."""
+    """Return whether this is reasoning with an id only."""
     return item.get("type") == "reasoning" and not item.get("content") and not item.get("encrypted_content")
 
 
@@ -92,28 +89,28 @@ def _is_reference(item: Json) -> bool:
     return kind == "item_reference" or (kind is None and "role" not in item and "id" in item)
 
 
-def _spelt_as(sampled: str | None, said: str) -> str:
-    """Argument text as it was sampled, if what an agent sends back is the same JSON value; else as it was sent.
+def _restored(sampled: str | None, received: str) -> str:
+    """Return the sampled argument text if the agent's is the same JSON value, else the agent's.
 
-    Key order and spaces make no difference: pydantic-ai 2.68 and LangChain 1.7 write both anew.
+    Key order and spaces make no difference: pydantic-ai 2.68 and LangChain 1.7 reserialize arguments.
     """
-    if sampled is None or sampled == said:
-        return said
+    if sampled is None or sampled == received:
+        return received
     try:
-        before, after = (orjson.dumps(orjson.loads(text), option=orjson.OPT_SORT_KEYS) for text in (sampled, said))
+        before, after = (orjson.dumps(orjson.loads(text), option=orjson.OPT_SORT_KEYS) for text in (sampled, received))
     except (orjson.JSONDecodeError, orjson.JSONEncodeError):  # no JSON, or nested deeper than orjson writes
-        return said
-    return sampled if before == after else said
+        return received
+    return sampled if before == after else received
 
 
-class _Reading:
-    """Messages as they grow, item by item."""
+class _MessageBuilder:
+    """Builds chat messages, item by item."""
 
     def __init__(self, options: TranslationOptions, resolved: ResolvedReferences) -> None:
         self.messages: list[Json] = []
-        self._ways = options
-        self._earlier = resolved
-        self._open: Json | None = None  # the assistant's message that more may be said in
+        self._options = options
+        self._resolved = resolved
+        self._open: Json | None = None  # the assistant message that further items may belong to
         self._open_step: str | None = None
         self._by_step: dict[str, Json] = {}
         self._takes: Mapping[str, Callable[[Json, str], None]] = {
@@ -125,83 +122,82 @@ class _Reading:
             "custom_tool_call_output": self._output,
         }
 
-    def take(self, item: Json, at: str) -> None:
-        """Take one item."""
-        kind = optional(item, "type", str, at)
+    def take(self, item: Json, path: str) -> None:
+        """Translate one item."""
+        kind = optional(item, "type", str, path)
         if _is_reference(item):
-            item = self._referred(item, at)
-            kind = optional(item, "type", str, at)
+            item = self._referred(item, path)
+            kind = optional(item, "type", str, path)
         kind = kind or "message"
-        if kind in _SAYING_NOTHING:
+        if kind in _WITHOUT_MESSAGE:
             return
         if kind in self._takes:
-            self._takes[kind](item, at)
+            self._takes[kind](item, path)
         elif kind not in _HOSTED:
-            raise unknown(f"{at}.type", kind, f"an item is {', '.join(self._takes)} or item_reference")
-        elif not self._ways.ignore_hosted_tools:
-            raise hosted(kind, f"{at}.type")
+            raise unknown(f"{path}.type", kind, f"use {', '.join(self._takes)} or item_reference")
+        elif not self._options.ignore_hosted_tools:
+            raise hosted(kind, f"{path}.type")
 
-    def _referred(self, item: Json, at: str) -> Json:
-        name = required(item, "id", str, at)
-        found = self._earlier.items.get(name)
+    def _referred(self, item: Json, path: str) -> Json:
+        name = required(item, "id", str, path)
+        found = self._resolved.items.get(name)
         if found is None:
             raise UnprocessableRequest(
-                f"{at}.id names {name[:100]!r}, which is not in any recorded response", param=f"{at}.id"
+                f"{path}.id names {name[:100]!r}, which is not in any recorded response", param=f"{path}.id"
             )
         return found
 
-    def _message(self, item: Json, at: str) -> None:
-        role = required(item, "role", str, at)
+    def _message(self, item: Json, path: str) -> None:
+        role = required(item, "role", str, path)
         if role not in _ROLES:
-            raise unknown(f"{at}.role", role, f"it is one of {', '.join(_ROLES)}")
+            raise unknown(f"{path}.role", role, f"use one of {', '.join(_ROLES)}")
         content = item.get("content")
         if role != "assistant":
-            self._say({"role": role, "content": read_content(content, f"{at}.content")})
+            self._add({"role": role, "content": read_content(content, f"{path}.content")})
             return
-        text, refusal = read_said(content, f"{at}.content")
-        message = self._assistant("content", optional(item, "id", str, at))
+        text, refusal = read_assistant_content(content, f"{path}.content")
+        message = self._assistant("content", optional(item, "id", str, path))
         if text is not None:
             message["content"] = (message["content"] or "") + text
         if refusal is not None:
             message["refusal"] = message.get("refusal", "") + refusal
 
-    def _reasoning(self, item: Json, at: str) -> None:
-        name = optional(item, "id", str, at)
-        thoughts = thoughts_of(item, at)
-        if (
-            thoughts is None and name is not None and name in self._earlier.items
-        ):  # OpenAI keeps them, so LangChain 1.7 leaves them out
-            thoughts = thoughts_of(self._earlier.items[name], at)
-        if thoughts is None:
+    def _reasoning(self, item: Json, path: str) -> None:
+        name = optional(item, "id", str, path)
+        reasoning = reasoning_from(item, path)
+        # OpenAI stores the text, so LangChain 1.7 sends the id only.
+        if reasoning is None and name is not None and name in self._resolved.items:
+            reasoning = reasoning_from(self._resolved.items[name], path)
+        if reasoning is None:
             return
-        message = self._assistant(self._ways.thought, name)
-        message[self._ways.thought] = message.get(self._ways.thought, "") + thoughts
+        message = self._assistant(self._options.thought, name)
+        message[self._options.thought] = message.get(self._options.thought, "") + reasoning
 
-    def _call(self, item: Json, at: str) -> None:
-        call_id = required(item, "call_id", str, at)
-        name = chat_name(required(item, "name", str, at), optional(item, "namespace", str, at))
-        sampled = self._earlier.calls.get(call_id)
+    def _call(self, item: Json, path: str) -> None:
+        call_id = required(item, "call_id", str, path)
+        name = chat_name(required(item, "name", str, path), optional(item, "namespace", str, path))
+        sampled = self._resolved.calls.get(call_id)
         if item.get("type") == "function_call":
-            arguments = _spelt_as(sampled, required(item, "arguments", str, at))
+            arguments = _restored(sampled, required(item, "arguments", str, path))
         else:
-            said = required(item, "input", str, at)
-            arguments = sampled if sampled is not None and input_of(sampled) == said else arguments_for(said)
-        message = self._assistant("tool_calls", optional(item, "id", str, at))
+            text = required(item, "input", str, path)
+            arguments = sampled if sampled is not None and input_of(sampled) == text else arguments_for(text)
+        message = self._assistant("tool_calls", optional(item, "id", str, path))
         call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
         message.setdefault("tool_calls", []).append(call)
 
-    def _output(self, item: Json, at: str) -> None:
-        call_id = required(item, "call_id", str, at)
-        output = read_content(item.get("output"), f"{at}.output")
-        self._say({"role": "tool", "tool_call_id": call_id, "content": output})
+    def _output(self, item: Json, path: str) -> None:
+        call_id = required(item, "call_id", str, path)
+        output = read_content(item.get("output"), f"{path}.output")
+        self._add({"role": "tool", "tool_call_id": call_id, "content": output})
 
-    def _say(self, message: Json) -> None:
-        """A message that is nobody's but its own item's."""
+    def _add(self, message: Json) -> None:
+        """Add a message that no other item belongs to."""
         self._open = self._open_step = None
         self.messages.append(message)
 
     def _assistant(self, field: str, item_id: str | None) -> Json:
-        """The assistant's message that an item belongs to, whose `field` it tells."""
+        """Return the assistant message that an item belongs to; `field` is the field that the item sets."""
         step = step_of(item_id)
         if step is not None and step in self._by_step:
             return self._by_step[step]
@@ -214,9 +210,9 @@ class _Reading:
         return self._open
 
     def _is_another(self, field: str, step: str | None) -> bool:
-        """Whether an item after the open message begins the next one: it is of another step, or of something said already.
+        """Return whether an item after the open message begins a new one: its step differs, or the message has text already.
 
-        Thoughts come first in an answer, and a text once; but after a call, and before its output, nothing else is sampled.
+        In a response, reasoning comes first, and there is one text; between a call and its output nothing else is sampled.
         """
         assert self._open is not None
         if None not in (step, self._open_step):

@@ -10,32 +10,32 @@ REASONING: Final = "rs"
 FUNCTION_CALL: Final = "fc"
 CUSTOM_CALL: Final = "ctc"
 INPUT: Final = "in"
-CALL: Final = "call"  # in place of the id that an engine did not give
+CALL: Final = "call"  # for calls to which the engine assigned no id
 
-# A step's name is a ULID (proxy/clock.py). Items have a number beside it.
+# A step id is a ULID (proxy/clock.py). Ids of items have a number after it.
 _STEP: Final = "([0-9A-HJKMNP-TV-Z]{26})"
 _NAME: Final = re.compile(rf"resp_{_STEP}(?:\.([A-Za-z0-9_-]+))?|(?:msg|rs|fc|ctc|in)_{_STEP}_\d{{1,9}}")
 
 
 def response_name(step_id: str, rollout_id: str = "") -> str:
-    """What the answer that is this step is called: it finds its rollout as well, as clients name an answer alone."""
+    """Return the id of a step's response. It contains the rollout id, since clients send the response id without it."""
     name = urlsafe_b64encode(rollout_id.encode()).rstrip(b"=").decode()
     return f"{RESPONSE}_{step_id}.{name}" if name else f"{RESPONSE}_{step_id}"
 
 
 def item_name(kind: str, step_id: str, number: int) -> str:
-    """What an item of this step is called: the `number`th of its kind."""
+    """Return the id of a step's item; `number` counts items of the same kind from 0."""
     return f"{kind}_{step_id}_{number}"
 
 
 def step_of(name: object) -> str | None:
-    """The step that an answer or an item is of; None for a name that is not ours."""
+    """Return the step id in the id of a response or an item; None for a foreign id."""
     found = _NAME.fullmatch(name) if isinstance(name, str) else None
     return found and (found[1] or found[3])
 
 
 def rollout_of(name: object) -> str | None:
-    """The rollout that an answer is of; None for a name that says none."""
+    """Return the rollout id in the id of a response; None if it contains none."""
     found = _NAME.fullmatch(name) if isinstance(name, str) else None
     if found is None or found[2] is None:
         return None

@@ -12,9 +12,9 @@ from proxy.protocols.dialects.responses.tools import choose, read_tools
 from proxy.protocols.dialects.responses.validation import optional, refused, required, strings, unknown
 from proxy.protocols.dialects.translation import Json, ResolvedReferences, TranslationOptions
 
-LOGPROBS: Final = "message.output_text.logprobs"  # what `include` says of wanting them
+LOGPROBS: Final = "message.output_text.logprobs"  # the value of `include` that requests them
 
-# Fields that are no part of the dialect, which engines know all the same (tests hold them against proxy.protocols.plan).
+# Engines' own sampling fields are forwarded unchanged (a test compares them with proxy.protocols.sampling).
 PASSED: Final = frozenset({
     "temperature", "top_p", "top_k", "min_p", "typical_p", "seed", "min_tokens", "stop", "stop_token_ids", "ignore_eos",
     "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words",
@@ -50,16 +50,16 @@ def read(
     if is_unfinished(body.get("input"), chat["messages"], options.thought):
         chat |= {"continue_final_message": True, "add_generation_prompt": False}
     chat |= choose(body, tools, ignore_hosted=options.ignore_hosted_tools)
-    return chat | _logprobs(body) | _format(body) | _thinking(body, options)
+    return chat | _logprobs(body) | _format(body) | _reasoning(body, options)
 
 
 def included(body: Mapping[str, Any]) -> frozenset[str]:
-    """What the client wants to see beside the usual."""
+    """Return the values of `include`."""
     return frozenset(strings(optional(body, "include", list) or [], "include"))
 
 
 def _refuse(body: Mapping[str, Any]) -> None:
-    """Refuse what cannot be served, and what is of a wrong type though nothing of it is sent."""
+    """Refuse unsupported features, and wrong types of fields that are not sent."""
     if optional(body, "background", bool):
         raise refused("background", "`background` is not supported: the response is returned by the call; remove it")
     if body.get("conversation") is not None:
@@ -69,7 +69,8 @@ def _refuse(body: Mapping[str, Any]) -> None:
         )
     if body.get("prompt") is not None:
         raise refused(
-            "prompt", "`prompt` names a template that OpenAI keeps: send `instructions` and `input` in its place"
+            "prompt",
+            "`prompt` is not supported: OpenAI stores these templates; send `instructions` and `input` instead",
         )
     metadata = optional(body, "metadata", dict) or {}
     strings(list(metadata.values()), "metadata")
@@ -79,66 +80,70 @@ def _refuse(body: Mapping[str, Any]) -> None:
     optional(body, "max_tool_calls", int)
     truncation = optional(body, "truncation", str)
     if truncation not in {None, "auto", "disabled"}:
-        raise unknown("truncation", str(truncation), "it is auto or disabled")
+        raise unknown("truncation", str(truncation), "use auto or disabled")
 
 
 def _messages(body: Mapping[str, Any], options: TranslationOptions, resolved: ResolvedReferences) -> list[Json]:
-    """Instructions, what was said before, and the call's own items.
+    """Return the instructions, the messages of earlier turns, and those of the call's own items.
 
-    An engine whose chat takes developers gets what its own endpoint would give it: with a template that knows none, vLLM
-    0.32 makes one system message of all of them and of the systems (renderers/hf.py:531). For others a developer is a
-    system, and the texts of systems at the beginning are one message: many templates take one only, and only there.
+    An engine whose chat accepts developer messages receives them as its own endpoint would: if the template does not know
+    them, vLLM 0.32 merges all developer and system messages into one (renderers/hf.py:531). For other engines, developer
+    messages become system messages, and those at the beginning are merged: many templates accept only one, and only there.
     """
     instructions = optional(body, "instructions", str)
     first = [{"role": "system", "content": instructions}] if instructions else []
     messages = [*first, *resolved.messages, *read_items(body.get("input"), options, resolved)]
     if options.has_developers:
         return messages
-    messages = [{**said, "role": "system"} if said["role"] == "developer" else said for said in messages]
-    leading = list(takewhile(lambda said: said["role"] == "system" and _texts(said["content"]) is not None, messages))
+    messages = [{**message, "role": "system"} if message["role"] == "developer" else message for message in messages]
+    leading = list(takewhile(_is_system_text, messages))
     if len(leading) < 2:
         return messages
-    joined = "\n\n".join(text for said in leading for text in _texts(said["content"]) or ())
+    joined = "\n\n".join(text for message in leading for text in _texts(message["content"]) or ())
     return [{"role": "system", "content": joined}, *messages[len(leading) :]]
 
 
+def _is_system_text(message: Json) -> bool:
+    return message["role"] == "system" and _texts(message["content"]) is not None
+
+
 def _texts(content: str | list[Json]) -> list[str] | None:
-    """The texts of a message that holds nothing else."""
+    """Return the texts of a message; None if it has other parts."""
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
     return [part["text"] for part in parts] if all(part["type"] == "text" for part in parts) else None
 
 
 def _logprobs(body: Mapping[str, Any]) -> Json:
-    """They are asked for by `include`; `top_logprobs` says how many alternatives come with each."""
+    """Return the fields of logprobs: `include` requests them, `top_logprobs` is the number of alternatives."""
     count = optional(body, "top_logprobs", int)
     return {"logprobs": True, "top_logprobs": count or 0} if LOGPROBS in included(body) else {}
 
 
 def _format(body: Mapping[str, Any]) -> Json:
-    """`text.format`, whose schema stands one level deeper in chat."""
-    form = optional(optional(body, "text", dict) or {}, "format", dict, "text")
-    if form is None:
+    """Return `response_format` of `text.format`; chat nests the schema one level deeper."""
+    text_format = optional(optional(body, "text", dict) or {}, "format", dict, "text")
+    if text_format is None:
         return {}
-    at = "text.format"
-    kind = required(form, "type", str, at)
+    path = "text.format"
+    kind = required(text_format, "type", str, path)
     if kind == "text":
         return {}
     if kind == "json_object":
         return {"response_format": {"type": kind}}
     if kind != "json_schema":
-        raise unknown(f"{at}.type", kind, "it is text, json_object or json_schema")
+        raise unknown(f"{path}.type", kind, "use text, json_object or json_schema")
     fields = {
-        "name": required(form, "name", str, at),
-        "description": optional(form, "description", str, at),
-        "schema": required(form, "schema", dict, at),
-        "strict": optional(form, "strict", bool, at),
+        "name": required(text_format, "name", str, path),
+        "description": optional(text_format, "description", str, path),
+        "schema": required(text_format, "schema", dict, path),
+        "strict": optional(text_format, "strict", bool, path),
     }
-    told = {name: value for name, value in fields.items() if value is not None}
-    return {"response_format": {"type": kind, "json_schema": told}}
+    schema = {name: value for name, value in fields.items() if value is not None}
+    return {"response_format": {"type": kind, "json_schema": schema}}
 
 
-def _thinking(body: Mapping[str, Any], options: TranslationOptions) -> Json:
-    """How much to think: in the client's word, and by the configuration's fields, before which its own template fields go."""
+def _reasoning(body: Mapping[str, Any], options: TranslationOptions) -> Json:
+    """Return the fields of reasoning: the client's effort, and the configured fields; the client's template fields win."""
     template = optional(body, _TEMPLATE, dict)
     own: Json = {} if template is None else {_TEMPLATE: template}
     reasoning = optional(body, "reasoning", dict) or {}
@@ -146,8 +151,8 @@ def _thinking(body: Mapping[str, Any], options: TranslationOptions) -> Json:
     effort = optional(reasoning, "effort", str, "reasoning")
     if effort is None:
         return own
-    # Engines know the same words (vLLM 0.32.0: chat_completion/protocol.py:252; SGLang: openai/protocol.py).
-    asked: Json = {"reasoning_effort": effort, **(options.not_thinking if effort == "none" else options.thinking)}
-    if isinstance(asked.get(_TEMPLATE), Mapping) and template is not None:
-        own = {_TEMPLATE: {**asked[_TEMPLATE], **template}}
-    return asked | own
+    # Engines accept the same values (vLLM 0.32.0: chat_completion/protocol.py:252; SGLang: openai/protocol.py).
+    fields: Json = {"reasoning_effort": effort, **(options.not_thinking if effort == "none" else options.thinking)}
+    if isinstance(fields.get(_TEMPLATE), Mapping) and template is not None:
+        own = {_TEMPLATE: {**fields[_TEMPLATE], **template}}
+    return fields | own

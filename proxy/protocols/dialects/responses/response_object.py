@@ -11,13 +11,13 @@ from proxy.protocols.dialects.translation import CallIdentity, Json
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
 
-# How an answer ended, by the chat choice's finish reason; every other reason is a completed answer.
+# By the chat choice's finish reason; with any other reason the response is completed.
 _INCOMPLETE: Final = {"length": "max_output_tokens", "content_filter": "content_filter", "repetition": None}
 _BROKEN: Final = {"abort": "The engine aborted the response.", "error": "The engine failed during the response."}
 
 
 def ending(finish_reason: object) -> tuple[Status, Json]:
-    """The status of an answer, and the fields that say why it is not completed."""
+    """Return the status of a response, and the fields with the reason if it is not completed."""
     if finish_reason in _INCOMPLETE:
         return "incomplete", {"incomplete_details": {"reason": _INCOMPLETE[str(finish_reason)]}}
     if finish_reason in _BROKEN:
@@ -26,25 +26,25 @@ def ending(finish_reason: object) -> tuple[Status, Json]:
 
 
 def failure(message: str) -> Json:
-    """What says that an answer failed."""
+    """Return the error field of a failed response."""
     return {"error": {"code": "server_error", "message": message}}
 
 
-def answer(
+def make_response(
     body: Mapping[str, Any],
-    told: CallIdentity,
+    identity: CallIdentity,
     *,
     status: Status = "in_progress",
     output: Sequence[Json] = (),
     usage: object = None,
-    why: Mapping[str, Any] | None = None,
+    reason: Mapping[str, Any] | None = None,
 ) -> Json:
-    """A response object. What a client sent and we do not use stands in it as it was sent."""
+    """Return a response object. Fields of the client that TokenTape does not use are repeated unchanged."""
     text = body.get("text")
     return {
-        "id": response_name(told.step_id, told.rollout_id),
+        "id": response_name(identity.step_id, identity.rollout_id),
         "object": "response",
-        "created_at": told.created_s,
+        "created_at": identity.created_s,
         "status": status,
         "background": False,
         "error": None,
@@ -53,7 +53,7 @@ def answer(
         "max_output_tokens": body.get("max_output_tokens"),
         "max_tool_calls": body.get("max_tool_calls"),
         "metadata": body.get("metadata") or {},
-        "model": told.model,
+        "model": identity.model,
         "output": list(output),
         "parallel_tool_calls": body.get("parallel_tool_calls") is not False,
         "previous_response_id": body.get("previous_response_id"),
@@ -70,30 +70,30 @@ def answer(
         "truncation": body.get("truncation") or "disabled",
         "usage": usage_of(usage),
         "user": body.get("user"),
-        **(why or {}),
+        **(reason or {}),
     }
 
 
 def _tool(tool: Json) -> Json:
-    """A tool as it was sent; functions have fields that may be left out of a call and not of an answer."""
+    """Return a tool as it was sent, with the fields that are optional in requests and required in responses."""
     return {"parameters": None, "strict": None, **tool} if tool.get("type") == "function" else tool
 
 
 def usage_of(usage: object) -> Json | None:
-    """Tokens by chat's usage."""
+    """Return the usage in this dialect, from chat's."""
     if not isinstance(usage, dict):
         return None
-    said, sampled = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
-    details, thought = usage.get("prompt_tokens_details"), usage.get("completion_tokens_details")
+    prompt, sampled = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
+    details, completion_details = usage.get("prompt_tokens_details"), usage.get("completion_tokens_details")
     return {
-        "input_tokens": said,
+        "input_tokens": prompt,
         "input_tokens_details": {"cached_tokens": _count(details, "cached_tokens"), "cache_write_tokens": 0},
         "output_tokens": sampled,
-        # SGLang 0.5 has them on the top level.
+        # SGLang 0.5 has reasoning_tokens on the top level.
         "output_tokens_details": {
-            "reasoning_tokens": _count(thought, "reasoning_tokens") or _count(usage, "reasoning_tokens")
+            "reasoning_tokens": _count(completion_details, "reasoning_tokens") or _count(usage, "reasoning_tokens")
         },
-        "total_tokens": said + sampled,
+        "total_tokens": prompt + sampled,
     }
 
 
@@ -103,32 +103,32 @@ def _count(usage: object, name: str) -> int:
 
 
 def logprob_entries(logprobs: object) -> list[Json]:
-    """Chat's logprobs of tokens, as Responses has them: no ids, and bytes always."""
+    """Return chat's logprobs in the format of Responses: without ids, and always with bytes."""
     entries = logprobs.get("content") if isinstance(logprobs, dict) else None
     return [
         {**_logprob(entry), "top_logprobs": [_logprob(other) for other in entry.get("top_logprobs") or ()]}
         for entry in entries or ()
-        if "logprob" in entry  # llama.cpp's `post_sampling_probs` has other numbers in its place
+        if "logprob" in entry  # llama.cpp returns probabilities instead with `post_sampling_probs`
     ]
 
 
 def _logprob(entry: Json) -> Json:
     token = entry["token"]
-    told = entry.get("bytes")
-    return {"token": token, "bytes": list(token.encode()) if told is None else told, "logprob": entry["logprob"]}
+    own = entry.get("bytes")
+    return {"token": token, "bytes": list(token.encode()) if own is None else own, "logprob": entry["logprob"]}
 
 
-ENCRYPTED: Final = "reasoning.encrypted_content"  # what `include` says of wanting it
+ENCRYPTED: Final = "reasoning.encrypted_content"  # the value of `include` that requests it
 _SEAL: Final = "tokentape-1."
 
 
-def seal(thoughts: str) -> str:
-    """Thoughts as a client's opaque text."""
-    return _SEAL + base64.b64encode(thoughts.encode()).decode()
+def seal(reasoning: str) -> str:
+    """Return reasoning as opaque text for the client."""
+    return _SEAL + base64.b64encode(reasoning.encode()).decode()
 
 
 def unseal(sealed: str) -> str | None:
-    """The thoughts again; None if they were sealed by somebody else."""
+    """Return the reasoning in a sealed text; None if TokenTape did not seal it."""
     if not sealed.startswith(_SEAL):
         return None
     try:
@@ -137,24 +137,24 @@ def unseal(sealed: str) -> str | None:
         return None
 
 
-def thoughts_of(item: Json, at: str) -> str | None:
-    """The thoughts that an item carries: its text, else what we sealed, else its summary. None: nobody here can read it."""
-    said = _texts(item, "content", {"reasoning_text", "text"}, at)
-    summary = _texts(item, "summary", {"summary_text"}, at)
-    sealed = optional(item, "encrypted_content", str, at)
-    if said:
-        return "".join(said)
+def reasoning_from(item: Json, path: str) -> str | None:
+    """Return an item's reasoning: its text, else its sealed text, else its summary; None if it has none of these."""
+    texts = _texts(item, "content", {"reasoning_text", "text"}, path)
+    summary = _texts(item, "summary", {"summary_text"}, path)
+    sealed = optional(item, "encrypted_content", str, path)
+    if texts:
+        return "".join(texts)
     opened = None if sealed is None else unseal(sealed)
     return opened if opened is not None else "\n\n".join(summary) or None
 
 
-def _texts(item: Json, name: str, kinds: set[str], at: str) -> list[str]:
-    """The texts of a list of parts."""
+def _texts(item: Json, name: str, kinds: set[str], path: str) -> list[str]:
+    """Return the texts of a list of parts."""
     texts = []
-    for number, part in enumerate(objects(optional(item, name, list, at) or [], f"{at}.{name}")):
-        where = f"{at}.{name}[{number}]"
-        kind = required(part, "type", str, where)
+    for number, part in enumerate(objects(optional(item, name, list, path) or [], f"{path}.{name}")):
+        part_path = f"{path}.{name}[{number}]"
+        kind = required(part, "type", str, part_path)
         if kind not in kinds:
-            raise unknown(f"{where}.type", kind, f"use {' or '.join(sorted(kinds))}")
-        texts.append(required(part, "text", str, where))
+            raise unknown(f"{part_path}.type", kind, f"use {' or '.join(sorted(kinds))}")
+        texts.append(required(part, "text", str, part_path))
     return texts

@@ -1,7 +1,7 @@
-"""The tools and tool choice of a Responses request, as chat functions, and the tool of a sampled call.
+"""Translation of the tools and tool choice of a Responses request to chat functions, and back to the tool of a sampled call.
 
-A custom tool is a function with one string; tools of a namespace are functions with the namespace before their name; hosted
-tools are refused by name or left out.
+A custom tool becomes a function with one string; tools of a namespace become functions with the namespace before their
+name; hosted tools are refused or removed.
 """
 
 import re
@@ -17,18 +17,18 @@ from proxy.protocols.dialects.translation import Json
 
 INPUT: Final = "input"
 
-_HEAD_LENGTH: Final = 64  # until where the string must have begun
+_MAX_HEAD: Final = 64  # characters, within which the string must begin
 _HEAD: Final = re.compile(r'[ \t\r\n]*\{[ \t\r\n]*"input"[ \t\r\n]*:[ \t\r\n]*"')
 _PLAIN: Final = re.compile(r'[^"\\]+')
 _PAIR: Final = re.compile(r"\\u([dD][89abAB][0-9a-fA-F]{2})\\u([dD][c-fC-F][0-9a-fA-F]{2})")
 _CODE: Final = re.compile(r"\\u([0-9a-fA-F]{4})")
 _UNFINISHED: Final = re.compile(r"\\(?:u[0-9a-fA-F]{0,3}|u[dD][89abAB][0-9a-fA-F]{2}(?:\\(?:u[0-9a-fA-F]{0,3})?)?)?")
 _ESCAPED: Final = {'"': '"', "\\": "\\", "/": "/", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
-_LONE: Final = "\ufffd"  # half of a surrogate pair, which no JSON of ours can hold
+_LONE: Final = "\ufffd"  # replaces half a surrogate pair, which UTF-8 cannot encode
 
 
 class FreeformReader:
-    """Reads argument text as it is sampled. The joined results of `feed` and `end` are the input."""
+    """Extracts a custom tool's input from argument text as it is sampled: the joined results of `feed` and `end`."""
 
     __slots__ = ("_held", "_state")
 
@@ -51,72 +51,72 @@ class FreeformReader:
         return self._read(rest, last=True) if self._state == "string" else rest
 
     def _enter(self, text: str) -> str:
-        """Find out what is read, as soon as that is sure; what comes back is still to be read."""
-        found = _HEAD.match(text[:_HEAD_LENGTH])
+        """Decide whether the text is JSON with the input, or the input itself; return the text that is still to be read."""
+        found = _HEAD.match(text[:_MAX_HEAD])
         if found is not None:
             self._state = "string"
             return text[found.end() :]
-        if len(text) >= _HEAD_LENGTH:
+        if len(text) >= _MAX_HEAD:
             self._state = "raw"
             return text
         self._held = text
         return ""
 
     def _read(self, text: str, *, last: bool) -> str:
-        """Text of the string, its escapes read. One that may still go on is held."""
-        said: list[str] = []
-        at = 0
-        while at < len(text):
-            if text[at] == '"':
+        """Return the text of the string with its escapes decoded; keep an unfinished escape for the next piece."""
+        decoded: list[str] = []
+        pos = 0
+        while pos < len(text):
+            if text[pos] == '"':
                 self._state = "over"
                 break
-            if text[at] == "\\":
-                if not last and _UNFINISHED.fullmatch(text, at):
-                    self._held = text[at:]
+            if text[pos] == "\\":
+                if not last and _UNFINISHED.fullmatch(text, pos):
+                    self._held = text[pos:]
                     break
-                meaning, at = _escape(text, at)
-                said.append(meaning)
+                character, pos = _escape(text, pos)
+                decoded.append(character)
                 continue
-            plain = _PLAIN.match(text, at)
+            plain = _PLAIN.match(text, pos)
             assert plain is not None
-            said.append(plain[0])
-            at = plain.end()
-        return "".join(said)
+            decoded.append(plain[0])
+            pos = plain.end()
+        return "".join(decoded)
 
 
-def _escape(text: str, at: int) -> tuple[str, int]:
-    """What the escape here means, and where it ends. A backslash that begins none means itself."""
-    if pair := _PAIR.match(text, at):
+def _escape(text: str, pos: int) -> tuple[str, int]:
+    """Return the decoded escape at this position, and where it ends. An invalid escape is a backslash."""
+    if pair := _PAIR.match(text, pos):
         high, low = int(pair[1], 16), int(pair[2], 16)
         return chr(0x10000 + ((high - 0xD800) << 10) + (low - 0xDC00)), pair.end()
-    if code := _CODE.match(text, at):
+    if code := _CODE.match(text, pos):
         number = int(code[1], 16)
         return _LONE if 0xD800 <= number < 0xE000 else chr(number), code.end()
-    meaning = _ESCAPED.get(text[at + 1 : at + 2])
-    return ("\\", at + 1) if meaning is None else (meaning, at + 2)
+    character = _ESCAPED.get(text[pos + 1 : pos + 2])
+    return ("\\", pos + 1) if character is None else (character, pos + 2)
 
 
 def input_of(arguments: str) -> str:
-    """The input that whole argument text holds."""
+    """Return the input in complete argument text."""
     reader = FreeformReader()
     return reader.feed(arguments) + reader.end()
 
 
-def arguments_for(said: str) -> str:
-    """Argument text that holds this input, as chat templates write JSON."""
-    return f'{{"{INPUT}": {orjson.dumps(said).decode()}}}'
+def arguments_for(text: str) -> str:
+    """Return argument text with this input, formatted as chat templates write JSON."""
+    return f'{{"{INPUT}": {orjson.dumps(text).decode()}}}'
 
 
 _CHOICES: Final = ("none", "auto", "required")
-_FREE: Final = "The freeform text payload for this tool."  # vLLM 0.32's words (tool_parsers/utils.py:45)
+_FREE: Final = "The freeform text payload for this tool."  # as in vLLM 0.32 (tool_parsers/utils.py:45)
 
 
-ADDITIONAL: Final = "additional_tools"  # an item that offers more of them
+ADDITIONAL: Final = "additional_tools"  # an input item with tools
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool of the client's: `chat` is its name in chat."""
+    """A tool of the client; `chat` is its name in chat."""
 
     chat: str
     kind: Literal["function", "custom"]
@@ -126,138 +126,140 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What a body offers: chat's `tools`, and each tool by its name there."""
+    """The tools of a body: in chat's format, and by their names in chat."""
 
-    told: tuple[Json, ...] = ()
-    named: Mapping[str, Tool] = field(default_factory=dict)
+    chat_tools: tuple[Json, ...] = ()
+    by_name: Mapping[str, Tool] = field(default_factory=dict)
 
     def of(self, chat: str) -> Tool:
-        """The tool that a sampled name means. One that nobody offered is taken for a function."""
-        return self.named.get(chat) or Tool(chat, "function", chat)
+        """Return the tool with a sampled name; an unknown one is a function."""
+        return self.by_name.get(chat) or Tool(chat, "function", chat)
 
 
 def chat_name(name: str, namespace: str | None) -> str:
-    """What a tool is called in chat, which has no namespaces."""
+    """Return a tool's name in chat, which has no namespaces."""
     return name if namespace is None else f"{namespace}__{name}"
 
 
 def read_tools(body: Mapping[str, Any], *, ignore_hosted: bool) -> Tools:
-    """The tools of a body, and of items that add some (Codex 0.169 sends all of its own so, with some models).
+    """Return the tools of a body, and of its `additional_tools` items (Codex 0.169 uses them with some models).
 
-    Raises BadRequest for a hosted one that is not to be ignored, UnprocessableRequest for what is no tool.
+    Raises:
+        BadRequest: A tool is hosted, and hosted tools are not ignored.
+        UnprocessableRequest: A tool is invalid.
     """
-    told: list[Json] = []
-    named: dict[str, Tool] = {}
-    for entry, namespace, at in _offered(body):
-        kind = required(entry, "type", str, at)
+    chat_tools: list[Json] = []
+    by_name: dict[str, Tool] = {}
+    for entry, namespace, path in _offered(body):
+        kind = required(entry, "type", str, path)
         if kind not in {"function", "custom"}:
             if ignore_hosted:
                 continue
-            raise hosted(kind, f"{at}.type")
-        name = required(entry, "name", str, at)
+            raise hosted(kind, f"{path}.type")
+        name = required(entry, "name", str, path)
         chat = chat_name(name, namespace)
-        told.append(_function(entry, chat, at) if kind == "function" else _freeform(entry, chat, at))
-        named[chat] = Tool(chat, "function" if kind == "function" else "custom", name, namespace)
-    return Tools(tuple(told), named)
+        chat_tools.append(_function(entry, chat, path) if kind == "function" else _freeform(entry, chat, path))
+        by_name[chat] = Tool(chat, "function" if kind == "function" else "custom", name, namespace)
+    return Tools(tuple(chat_tools), by_name)
 
 
 def hosted(kind: str, param: str) -> BadRequest:
-    """The refusal of a tool, or of an item of one, that OpenAI runs itself."""
+    """Return the error for a tool that OpenAI hosts, or for an item of one."""
     return refused(
         param,
-        f"{kind[:100]!r} is a tool that OpenAI hosts, and is not available here: offer a function or a custom tool "
-        "instead, or set `ignore_hosted_tools` to remove such tools",
+        f"{kind[:100]!r} is a hosted tool of OpenAI, which TokenTape does not support: use a function or a custom tool "
+        "instead, or set `ignore_hosted_tools` to remove hosted tools",
     )
 
 
 def _offered(body: Mapping[str, Any]) -> Iterator[tuple[Json, str | None, str]]:
-    """Each tool that a body offers, with its namespace and where it stands."""
+    """Yield each tool of a body with its namespace and its path."""
     yield from _entries(optional(body, "tools", list) or [], "tools")
-    given = body.get("input")
-    for number, item in enumerate(given if isinstance(given, list) else ()):
+    items = body.get("input")
+    for number, item in enumerate(items if isinstance(items, list) else ()):
         if isinstance(item, dict) and item.get("type") == ADDITIONAL:
-            at = f"input[{number}]"
-            yield from _entries(required(item, "tools", list, at), f"{at}.tools")
+            path = f"input[{number}]"
+            yield from _entries(required(item, "tools", list, path), f"{path}.tools")
 
 
-def _entries(entries: list[Any], at: str) -> Iterator[tuple[Json, str | None, str]]:
-    """Each tool with its namespace and where it stands."""
-    for number, entry in enumerate(objects(entries, at)):
-        here = f"{at}[{number}]"
+def _entries(entries: list[Any], path: str) -> Iterator[tuple[Json, str | None, str]]:
+    """Yield each tool with its namespace and its path."""
+    for number, entry in enumerate(objects(entries, path)):
+        entry_path = f"{path}[{number}]"
         if entry.get("type") != "namespace":
-            yield entry, None, here
+            yield entry, None, entry_path
             continue
-        namespace = required(entry, "name", str, here)
-        for inner, tool in enumerate(objects(required(entry, "tools", list, here), f"{here}.tools")):
-            yield tool, namespace, f"{here}.tools[{inner}]"
+        namespace = required(entry, "name", str, entry_path)
+        for inner, tool in enumerate(objects(required(entry, "tools", list, entry_path), f"{entry_path}.tools")):
+            yield tool, namespace, f"{entry_path}.tools[{inner}]"
 
 
-def _function(tool: Json, chat: str, at: str) -> Json:
-    """Chat's shape of a function: the same fields, one level down."""
+def _function(tool: Json, chat: str, path: str) -> Json:
+    """Return a function in chat's format: the same fields, one level deeper."""
     fields = {
-        "description": optional(tool, "description", str, at),
-        "parameters": optional(tool, "parameters", dict, at),
-        "strict": optional(tool, "strict", bool, at),
-        "defer_loading": optional(tool, "defer_loading", bool, at),
+        "description": optional(tool, "description", str, path),
+        "parameters": optional(tool, "parameters", dict, path),
+        "strict": optional(tool, "strict", bool, path),
+        "defer_loading": optional(tool, "defer_loading", bool, path),
     }
     return {"type": "function", "function": {"name": chat} | {k: v for k, v in fields.items() if v is not None}}
 
 
-def _freeform(tool: Json, chat: str, at: str) -> Json:
-    """A function of one string. A grammar is told to the model in words: chat cannot bind a tool's input to one."""
-    form = optional(tool, "format", dict, at) or {}
+def _freeform(tool: Json, chat: str, path: str) -> Json:
+    """Return a custom tool as a function with one string. A grammar is described in words: chat has no field for it."""
+    input_format = optional(tool, "format", dict, path) or {}
     rule = _FREE
-    if form.get("type") == "grammar":
-        where = f"{at}.format"
-        syntax, definition = required(form, "syntax", str, where), required(form, "definition", str, where)
+    if input_format.get("type") == "grammar":
+        format_path = f"{path}.format"
+        syntax, definition = (required(input_format, name, str, format_path) for name in ("syntax", "definition"))
         rule = f"The input must follow this {syntax} grammar:\n{definition}"
-    said = optional(tool, "description", str, at)
+    description = optional(tool, "description", str, path)
     schema = {
         "type": "object",
         "properties": {INPUT: {"type": "string", "description": rule}},
         "required": [INPUT],
         "additionalProperties": False,
     }
-    described = {} if said is None else {"description": said}
+    described = {} if description is None else {"description": description}
     return {"type": "function", "function": {"name": chat, **described, "parameters": schema}}
 
 
 def choose(body: Mapping[str, Any], tools: Tools, *, ignore_hosted: bool) -> Json:
-    """The fields of chat that say which tools there are and which may be called."""
-    told = list(tools.told)
+    """Return chat's fields of the tools and the tool choice."""
+    chat_tools = list(tools.chat_tools)
     choice = body.get("tool_choice")
     if isinstance(choice, dict):
-        choice, told = _choice(choice, tools, ignore_hosted=ignore_hosted)
+        choice, chat_tools = _choice(choice, tools, ignore_hosted=ignore_hosted)
     elif choice is not None and choice not in _CHOICES:
         if type(choice) is not str:
             raise wrong("tool_choice", "a string or an object", choice)
-        raise unknown("tool_choice", choice, f"it is one of {', '.join(_CHOICES)}, or an object")
-    fields: Json = {"tools": told} if told else {}
-    # vLLM 0.32.0 refuses a choice among no tools, and agents send `auto` all the same.
-    if choice is not None and (told or choice != "auto"):
+        raise unknown("tool_choice", choice, f"use one of {', '.join(_CHOICES)}, or an object")
+    fields: Json = {"tools": chat_tools} if chat_tools else {}
+    # vLLM 0.32.0 refuses a tool choice without tools; some agents send `auto` without tools.
+    if choice is not None and (chat_tools or choice != "auto"):
         fields["tool_choice"] = choice
     parallel = optional(body, "parallel_tool_calls", bool)
-    return fields if parallel is None or not told else {**fields, "parallel_tool_calls": parallel}
+    return fields if parallel is None or not chat_tools else {**fields, "parallel_tool_calls": parallel}
 
 
 def _choice(choice: Json, tools: Tools, *, ignore_hosted: bool) -> tuple[Any, list[Json]]:
-    """A choice that names tools, in chat's shape, and the tools that it leaves."""
+    """Return a tool choice with names in chat's format, and the tools that it allows."""
     kind = required(choice, "type", str, "tool_choice")
     if kind in {"function", "custom"}:
         name = chat_name(
             required(choice, "name", str, "tool_choice"), optional(choice, "namespace", str, "tool_choice")
         )
-        return {"type": "function", "function": {"name": name}}, list(tools.told)
+        return {"type": "function", "function": {"name": name}}, list(tools.chat_tools)
     if kind == "allowed_tools":
         mode = required(choice, "mode", str, "tool_choice")
         if mode not in {"auto", "required"}:
-            raise unknown("tool_choice.mode", mode, "it is auto or required")
+            raise unknown("tool_choice.mode", mode, "use auto or required")
         allowed = set()
-        for entry, namespace, at in _entries(required(choice, "tools", list, "tool_choice"), "tool_choice.tools"):
-            if optional(entry, "type", str, at) in {"function", "custom"}:
-                inner = namespace or optional(entry, "namespace", str, at)
-                allowed.add(chat_name(required(entry, "name", str, at), inner))
-        return mode, [tool for tool in tools.told if tool["function"]["name"] in allowed]
+        for entry, namespace, path in _entries(required(choice, "tools", list, "tool_choice"), "tool_choice.tools"):
+            if optional(entry, "type", str, path) in {"function", "custom"}:
+                inner = namespace or optional(entry, "namespace", str, path)
+                allowed.add(chat_name(required(entry, "name", str, path), inner))
+        return mode, [tool for tool in tools.chat_tools if tool["function"]["name"] in allowed]
     if ignore_hosted:
-        return None, list(tools.told)
+        return None, list(tools.chat_tools)
     raise hosted(kind, "tool_choice")

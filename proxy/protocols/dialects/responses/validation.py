@@ -17,41 +17,41 @@ _WORDS: Final = {
 Kind = TypeVar("Kind")
 
 
-def optional(body: Mapping[str, Any], name: str, kind: type[Kind], at: str = "") -> Kind | None:
-    """Return the field if it has this type, None if it is absent. `at` is the body's path, such as `input[0]`."""
+def optional(body: Mapping[str, Any], name: str, kind: type[Kind], path: str = "") -> Kind | None:
+    """Return the field if it has this type, None if it is absent. `path` is the body's path, such as `input[0]`."""
     value = body.get(name)
     if value is None or type(value) is kind or (kind is float and type(value) is int):
         return cast("Kind | None", value)
-    raise wrong(f"{at}.{name}" if at else name, _WORDS[kind], value)
+    raise wrong(f"{path}.{name}" if path else name, _WORDS[kind], value)
 
 
-def required(body: Mapping[str, Any], name: str, kind: type[Kind], at: str = "") -> Kind:
+def required(body: Mapping[str, Any], name: str, kind: type[Kind], path: str = "") -> Kind:
     """Return the field, which must be present."""
-    value = optional(body, name, kind, at)
+    value = optional(body, name, kind, path)
     if value is None:
-        raise wrong(f"{at}.{name}" if at else name, _WORDS[kind], None)
+        raise wrong(f"{path}.{name}" if path else name, _WORDS[kind], None)
     return value
 
 
-def objects(value: list[Any], at: str) -> list[Json]:
+def objects(value: list[Any], path: str) -> list[Json]:
     """Return the list, each entry of which must be an object."""
     for number, entry in enumerate(value):
         if type(entry) is not dict:
-            raise wrong(f"{at}[{number}]", "an object", entry)
+            raise wrong(f"{path}[{number}]", "an object", entry)
     return value
 
 
-def strings(value: list[Any], at: str) -> list[str]:
+def strings(value: list[Any], path: str) -> list[str]:
     """Return the list, each entry of which must be a string."""
     for number, entry in enumerate(value):
         if type(entry) is not str:
-            raise wrong(f"{at}[{number}]", "a string", entry)
+            raise wrong(f"{path}[{number}]", "a string", entry)
     return value
 
 
-def wrong(param: str, wanted: str, value: object) -> UnprocessableRequest:
+def wrong(param: str, expected: str, value: object) -> UnprocessableRequest:
     """Return the error for a value of the wrong type."""
-    return UnprocessableRequest(f"{param} must be {wanted}, not {_WORDS[type(value)]}", param=param)
+    return UnprocessableRequest(f"{param} must be {expected}, not {_WORDS[type(value)]}", param=param)
 
 
 def unknown(param: str, value: str, known: str) -> UnprocessableRequest:
@@ -59,6 +59,6 @@ def unknown(param: str, value: str, known: str) -> UnprocessableRequest:
     return UnprocessableRequest(f"{param} cannot be {value[:100]!r}: {known}", param=param)
 
 
-def refused(param: str, why: str) -> BadRequest:
+def refused(param: str, message: str) -> BadRequest:
     """Return the error for a part of the dialect that is not supported."""
-    return BadRequest(why, param=param)
+    return BadRequest(message, param=param)

@@ -3,7 +3,7 @@
 import pytest
 
 from proxy.errors import BadRequest
-from proxy.protocols.dialects.responses.content_parts import read_content, read_said
+from proxy.protocols.dialects.responses.content_parts import read_assistant_content, read_content
 
 URL = "data:text/plain;base64,w6k="
 
@@ -40,9 +40,9 @@ def test_what_an_assistant_said_is_one_text():
     """Its parts joined; none is not an empty one."""
     text, refusal = {"type": "output_text", "text": "a"}, {"type": "refusal", "refusal": "no"}
 
-    assert ("aa", "no") == read_said([text, refusal, text], "x")
+    assert ("aa", "no") == read_assistant_content([text, refusal, text], "x")
     assert [("", None), ("", None), (None, None)] == [
-        read_said(said, "x") for said in ("", [{"type": "output_text", "text": ""}], [])
+        read_assistant_content(said, "x") for said in ("", [{"type": "output_text", "text": ""}], [])
     ]
 
 
@@ -55,8 +55,8 @@ def test_what_an_assistant_said_is_one_text():
         (read_content, [{"type": "video"}], "x[0].type"),
         (read_content, [{"type": "input_text"}], "x[0].text"),
         (read_content, ["a"], "x[0]"),
-        (read_said, 1, "x"),
-        (read_said, [{"type": "input_image", "image_url": "http://x"}], "x[0].type"),
+        (read_assistant_content, 1, "x"),
+        (read_assistant_content, [{"type": "input_image", "image_url": "http://x"}], "x[0].type"),
     ],
 )
 def test_what_cannot_be_said_is_named(read, value, param):

@@ -21,7 +21,9 @@ def test_events_are_numbered_from_nought():
 def test_a_text_begins_with_its_first_piece_and_ends_with_its_item():
     """An empty piece begins it and says nothing."""
     item = TextItem(Events(), "msg_1", 3, {"type": "message", "role": "assistant"})
-    told = events_of(item.begin() + item.say("output_text", "") + item.say("output_text", "a") + item.end("completed"))
+    told = events_of(
+        item.begin() + item.append("output_text", "") + item.append("output_text", "a") + item.end("completed")
+    )
 
     assert [
         "output_item.added", "content_part.added", "output_text.delta", "output_text.done", "content_part.done",
@@ -38,17 +40,17 @@ def test_a_text_begins_with_its_first_piece_and_ends_with_its_item():
 def test_parts_are_told_apart_by_their_index():
     """Thoughts have no logprobs, and a refusal is no text."""
     item = TextItem(Events(), "msg_1", 0, {})
-    text, refusal = events_of(item.say("output_text", "a"))[1], events_of(item.say("refusal", "b"))[1]
+    text, refusal = events_of(item.append("output_text", "a"))[1], events_of(item.append("refusal", "b"))[1]
 
     assert (0, "a", []) == (text["content_index"], text["delta"], text["logprobs"])
     assert (1, "b", False) == (refusal["content_index"], refusal["delta"], "logprobs" in refusal)
-    assert ("a", "b", "") == (item.said("output_text"), item.said("refusal"), item.said("reasoning_text"))
+    assert ("a", "b", "") == (item.text_of("output_text"), item.text_of("refusal"), item.text_of("reasoning_text"))
 
 
 def test_argument_text_is_told_as_it_was_sampled():
     """Piece by piece, whatever it says."""
     item = CallItem(Events(), "fc_1", 0, Tool("crm__f", "function", "f", "crm"), "c")
-    told = events_of(item.begin() + item.say("{ ") + item.say("") + item.say("x") + item.end("completed"))
+    told = events_of(item.begin() + item.append("{ ") + item.append("") + item.append("x") + item.end("completed"))
 
     assert ["{ ", "x"] == [event["delta"] for event in told if event["type"].endswith(".delta")]
     assert "{ x" == told[-2]["arguments"]
@@ -66,13 +68,13 @@ def test_the_input_of_a_custom_tool_is_told_as_it_is_known():
 
     good, bad = item(), item()
     assert [[], ["a"], ["\n"]] == [
-        [event["delta"] for event in events_of(good.say(piece))] for piece in ('{"input": "', "a\\", 'n"}')
+        [event["delta"] for event in events_of(good.append(piece))] for piece in ('{"input": "', "a\\", 'n"}')
     ]
     assert ["custom_tool_call_input.done", "output_item.done"] == kinds_of(good.end("completed"))
-    assert b"" == bad.say("{}")
+    assert b"" == bad.append("{}")
     assert ["custom_tool_call_input.delta", "custom_tool_call_input.done", "output_item.done"] == kinds_of(
         bad.end("completed")
     )
-    assert {"id": "ctc_1", "type": "custom_tool_call", "call_id": "c", "name": "p", "input": "{}"} == bad.shown(
+    assert {"id": "ctc_1", "type": "custom_tool_call", "call_id": "c", "name": "p", "input": "{}"} == bad.to_json(
         "completed"
     )

@@ -71,7 +71,7 @@ def test_only_instructions_are_not_carried_on(has_developers):
 def test_items_named_by_their_ids_are_those_items(message):
     """References to all of an answer's items read as the items do; a call's own items can be named as well."""
     turn = Turn(TOLD, {**BODY, "input": [{"role": "user", "content": "u"}]}, response_of(message))
-    names = [f"in_{TOLD.step_id}_0", *(item["id"] for item in turn.answer()["output"])]
+    names = [f"in_{TOLD.step_id}_0", *(item["id"] for item in turn.response_object()["output"])]
     body = {"input": [{"type": "item_reference", "id": names[0]}, *({"id": name} for name in names[1:])]}
     calls = {call["id"]: call["function"]["arguments"] for call in message.get("tool_calls", ())}
     chat = RESPONSES.read(body, TranslationOptions(), resolve_references(None, [turn], calls))
@@ -129,7 +129,7 @@ def test_ids_that_the_engine_did_not_give_are_the_ones_that_were_told():
     turn = Turn(TOLD, BODY, response_of(message))
     (call,) = after(turn).messages[-1]["tool_calls"]
 
-    assert turn.answer()["output"][0]["call_id"] == call["id"] == f"call_{TOLD.step_id}_0"
+    assert turn.response_object()["output"][0]["call_id"] == call["id"] == f"call_{TOLD.step_id}_0"
 
 
 @given(message=messages())

@@ -164,7 +164,7 @@ def test_items_of_hosted_tools_are_refused_by_name_or_left_out():
     """As the tools are."""
     search = {"type": "web_search_call", "id": "ws_1", "status": "completed"}
 
-    with pytest.raises(BadRequest, match="'web_search_call' is a tool that OpenAI hosts"):
+    with pytest.raises(BadRequest, match="'web_search_call' is a hosted tool of OpenAI"):
         read(search)
     assert [] == read(search, options=TranslationOptions(ignore_hosted_tools=True))
 

@@ -2,7 +2,7 @@
 
 from responses_drawn import TOLD
 
-from proxy.protocols.dialects.responses.response_object import answer, ending, logprob_entries, usage_of
+from proxy.protocols.dialects.responses.response_object import ending, logprob_entries, make_response, usage_of
 
 
 def test_an_answer_repeats_what_was_asked():
@@ -13,7 +13,7 @@ def test_an_answer_repeats_what_was_asked():
         "tools": [{"type": "function", "name": "f"}, {"type": "custom", "name": "p"}], "parallel_tool_calls": False,
         "store": False, "truncation": "auto", "top_logprobs": 2, "user": "u",
     }  # fmt: skip
-    shown = answer(body, TOLD)
+    shown = make_response(body, TOLD)
 
     assert (f"resp_{TOLD.step_id}", TOLD.created_s, "gpt-5", "in_progress", [], None) == tuple(
         shown[name] for name in ("id", "created_at", "model", "status", "output", "usage")
@@ -23,7 +23,7 @@ def test_an_answer_repeats_what_was_asked():
     assert {"verbosity": "low", "format": {"type": "text"}} == shown["text"]
     assert {"type": "function", "name": "f", "parameters": None, "strict": None} == shown["tools"][0]
     assert (True, "auto", "disabled", True) == tuple(
-        answer({}, TOLD)[name] for name in ("parallel_tool_calls", "tool_choice", "truncation", "store")
+        make_response({}, TOLD)[name] for name in ("parallel_tool_calls", "tool_choice", "truncation", "store")
     )
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.errors import UnprocessableRequest
-from proxy.protocols.dialects.responses.response_object import seal, thoughts_of, unseal
+from proxy.protocols.dialects.responses.response_object import reasoning_from, seal, unseal
 
 
 @given(thoughts=st.text())
@@ -28,7 +28,7 @@ def test_what_an_item_thinks():
     foreign = {"encrypted_content": "gAAAA", "summary": [], "content": None}
 
     assert ["ab", "c", "d\n\ne", None] == [
-        thoughts_of(item, "input[0]") for item in (text | sealed | summary, sealed | summary, summary, foreign)
+        reasoning_from(item, "input[0]") for item in (text | sealed | summary, sealed | summary, summary, foreign)
     ]
     with pytest.raises(UnprocessableRequest, match=r"input\[0\].content\[0\].type"):
-        thoughts_of({"content": [{"type": "output_text", "text": ""}]}, "input[0]")
+        reasoning_from({"content": [{"type": "output_text", "text": ""}]}, "input[0]")

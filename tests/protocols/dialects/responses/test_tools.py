@@ -30,7 +30,7 @@ def choice_of(choice, tools=(LOOK, PATCH, CRM), **more):
 def test_tools_are_functions_of_chat():
     """The same fields, one level down; a custom tool takes one string, and is told its grammar in words."""
     tools = read_tools({"tools": [LOOK, PATCH, CRM]}, ignore_hosted=False)
-    look, patch, find = (tool["function"] for tool in tools.told)
+    look, patch, find = (tool["function"] for tool in tools.chat_tools)
 
     assert {"name": "look", "description": "d", "parameters": {"type": "object"}, "strict": True} == look
     assert ("patch", "Patches.", ["input"]) == (patch["name"], patch["description"], patch["parameters"]["required"])
@@ -45,7 +45,7 @@ def test_what_templates_show_of_a_tool_is_what_vllm_shows():
     tools = read_tools(
         {"tools": [LOOK | {"defer_loading": True}, {"type": "custom", "name": "c"}]}, ignore_hosted=False
     )
-    look, custom = (tool["function"] for tool in tools.told)
+    look, custom = (tool["function"] for tool in tools.chat_tools)
 
     assert look["defer_loading"] is True
     assert {
@@ -58,11 +58,11 @@ def test_what_templates_show_of_a_tool_is_what_vllm_shows():
 
 def test_hosted_tools_are_refused_by_name_or_left_out():
     """400; with the setting they are not told to the engine, nor can they be chosen."""
-    with pytest.raises(BadRequest, match="'web_search' is a tool that OpenAI hosts") as refusal:
+    with pytest.raises(BadRequest, match="'web_search' is a hosted tool of OpenAI") as refusal:
         read_tools({"tools": [LOOK, SEARCH]}, ignore_hosted=False)
 
     assert (400, "tools[1].type") == (refusal.value.status, refusal.value.param)
-    assert 1 == len(read_tools({"tools": [LOOK, SEARCH]}, ignore_hosted=True).told)
+    assert 1 == len(read_tools({"tools": [LOOK, SEARCH]}, ignore_hosted=True).chat_tools)
     assert "tool_choice" not in choice_of({"type": "web_search"})
     with pytest.raises(BadRequest, match="'web_search'"):
         choose({"tool_choice": SEARCH}, read_tools({}, ignore_hosted=False), ignore_hosted=False)
