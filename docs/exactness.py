@@ -1,4 +1,4 @@
-"""docs/exactness.md: for each engine and mode what is exact, what is flagged and why, out of the tables in the code."""
+"""Generates docs/exactness.md: what is exact and what is flagged, by engine and mode, from the tables in the code."""
 
 from collections.abc import Iterator
 
@@ -7,73 +7,101 @@ from proxy.protocols.engines import ENGINES, Engine, Traits
 from proxy.protocols.engines.quirks import QUIRKS, CallTraits, Quirk, applicable, choose_framing
 from proxy.trajectory.fidelity import PROBLEMS
 
-_NAMES = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama.cpp", "plain": "Any other (plain)"}
-_OPENING = """A step is **exact** when everything shows that its ids and logprobs are what the engine sampled, and that the
-prompt's ids are what it saw; else it is **flagged** with each reason ([fidelity.md](fidelity.md)), and left out of exports
-unless asked for. The checks run on every answer: what stands below is what is *known beforehand*, by engine and version. A
-step that fails without a line here is flagged all the same, and logged and counted as a new fact
+_NAMES = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama.cpp", "plain": "Any other server (plain)"}
+_OPENING = """After this page you know which calls of your engine are recorded exactly, and which are flagged and why.
+
+A step is **exact** if all checks show that its ids and logprobs are those that the engine sampled, and that the prompt
+ids are those that the engine processed. Otherwise it is **flagged** with each [reason](fidelity.md), and only
+`include=flagged` exports it. The checks run on every response. The tables below list the limitations that are known for
+an engine and version; a step that is flagged for another reason is logged and counted as a new finding
 (`tokentape_unexpected_losses_total`).
 
-`record.streaming: auto` sends a stream upstream as a stream (*live*), unless a line below says that the engine's streams
-lose something: then the call is asked unstreamed and the answer is told as the engine's own events (*replay*), with
-comments as keep-alive meanwhile. `GET /engines` shows which engine was found, and which of the two its streams are.
+**Streams.** With `record.streaming: auto`, TokenTape sends a streamed call as a stream (*live*), unless the engine's
+streams have a limitation below. Then it sends the call unstreamed and renders the response as the engine's events
+(*replay*), with comments as keep-alive meanwhile. `GET /engines` shows the detected engine and the mode of its streams.
 
-`record.logprobs` says which logprobs are asked for where the client asks for none; what a client asks itself it gets, and it is
-recorded. `full`, the default, and `sampled` give each sampled id its logprob: what an engine is asked differs only with
-SGLang's completions, where `sampled` leaves out the alternative beside the token's own. `off` asks for none, where the trainer
-computes them anew: ids are as complete, and the step is exact without them. Rows of the formats `sequences` and `steps` then
-have null for each; a format that has one for each sampled token refuses the rollout. Sessions of Atropos, its `/generate`
-and Osmosis' flat calls, whose answers have logprobs, get them all the same. llama.cpp's ids are among its logprobs in a
-live stream and with several choices, so they are asked for there; SGLang older than 0.5.23 tells ids with logprobs alone, if
-at all, so its steps are flagged `no_token_ids`.
+**Logprobs.** `record.logprobs` determines which logprobs are requested if the client requests none:
+
+- `full` (default) and `sampled` record a logprob for each sampled id. They differ only for SGLang's completions:
+  `sampled` omits the alternative to each token.
+- `off` requests none, for trainers that compute logprobs themselves. Ids are complete and steps are exact. Logprobs are
+  null in the formats `sequences` and `steps`; formats that require them reject the rollout. Logprobs are still
+  requested for Atropos' sessions, its `/generate` and Osmosis' flat calls, whose responses contain them; and for
+  llama.cpp's live streams and calls with several choices, whose logprobs contain the ids. SGLang before 0.5.23 returns
+  ids only with logprobs, if at all, so its steps are flagged `no_token_ids`.
 """
 
-_UNSEEN = """## What no check shows
+_UNSEEN = """## What the checks cannot detect
 
-The checks compare what one answer contains. They cannot show:
+The checks compare the parts of one response with each other. They cannot detect:
 
-- A vLLM stream of **one choice** in which two events changed places. TCP keeps their order; only the engine itself could mix
-  them up. With several choices, or several prompts, each event also counts the tokens of its choice
-  (`continuous_usage_stats`), so there it shows. For one choice that costs more of a call than the check is worth.
-- A lost or repeated event in a stream whose engine ignores `stream_options.include_usage`: nothing counts its tokens. vLLM,
-  SGLang and llama.cpp all send the usage. A stream of vLLM's chat or completions, or of SGLang's completions, that should
-  have it and does not is flagged `no_usage`.
-- An id that the engine reports wrongly everywhere, with counts and logprobs that fit. `tokentape audit` scores it again.
+- Two events of a vLLM stream with **one choice** in the wrong order. TCP preserves the order, so only the engine could
+  swap them. With several choices or prompts each event contains the token count of its choice
+  (`continuous_usage_stats`), which reveals a swap; for one choice that check would cost too much.
+- A lost or repeated event in a stream without usage. vLLM, SGLang and llama.cpp send usage on request
+  (`stream_options.include_usage`); a stream of vLLM's chat or completions, or of SGLang's completions, without it is
+  flagged `no_usage`.
+- A wrong id that the engine reports consistently, with matching counts and logprobs. `tokentape audit` scores it again.
 
-Two kinds of servers send usage in streams unasked. A vLLM with `--enable-force-include-usage` is recognised by its first
-stream of one choice; until then a stream of several choices reaches its client without the usage. An SGLang with
-`stream_response_default_include_usage` looks like any other, so its clients see no usage unless they request it.
+Some servers send usage that was not requested. vLLM with `--enable-force-include-usage` is detected by its first stream
+of one choice; until then, clients get streams of several choices without usage. SGLang with
+`stream_response_default_include_usage` cannot be detected: its clients get usage only on request.
 
 """
-_TRANSLATED = """## Dialects by way of chat
+_TRANSLATED = """## Dialects translated to chat
 
-Their steps are chat steps, and as exact. What such a dialect cannot carry to the agent and back is not in the next prompt as it
-was sampled; the tree shows it as drift ([dialects.md](dialects.md)).
+Their steps are chat steps, and as exact. What such a dialect cannot carry to the agent and back is missing in the next
+prompt, and the tree reports it as drift ([translated dialects](dialects.md)).
 
-| dialect | what is lost | when | the drift |
+| dialect | what is lost | when | kind of drift |
 |---|---|---|---|
 """
 _NOT_CARRIED = (
-    ("messages", "how a call's arguments were spelt", "nobody knows the call any more", "`tool_call_rewritten`"),
-    ("messages", "reasoning", "the agent leaves `thinking` blocks out", "`reasoning_stripped`"),
-    ("messages", "that content was empty, not null", "the agent leaves empty blocks out", "as the template has it"),
-    ("messages", "empty reasoning", "always: it is none", "as the template has it"),
-    ("messages", "the id of a call", "it had none, or another's of its message", "`template`, if ids are written"),
-    ("responses", "reasoning", "the agent leaves `reasoning` items out, or their text and ids", "`reasoning_stripped`"),
-    ("responses", "how arguments were spelt", "nobody knows the call any more", "`tool_call_rewritten`"),
-    ("responses", "empty reasoning", "always: it is none", "as the template has it"),
-    ("responses", "the id of a call", "it had none: one is made, and stays", "`template`, if ids are written"),
+    (
+        "messages",
+        "the sampled text of a call's arguments",
+        "the call is not in a step of the rollout",
+        "`tool_call_rewritten`",
+    ),
+    ("messages", "reasoning", "the agent omits `thinking` blocks", "`reasoning_stripped`"),
+    ("messages", "content that is empty, not null", "the agent omits empty blocks", "depends on the template"),
+    ("messages", "empty reasoning", "always: treated as absent", "depends on the template"),
+    (
+        "messages",
+        "the ID of a call",
+        "it is missing, or not unique in its message",
+        "`template`, if the template renders IDs",
+    ),
     (
         "responses",
-        "where text or reasoning stood after a call",
-        "always: it comes back before it",
-        "as the template has it",
+        "reasoning",
+        "the agent omits `reasoning` items, or their text and IDs",
+        "`reasoning_stripped`",
+    ),
+    (
+        "responses",
+        "the sampled text of a call's arguments",
+        "the call is not in a step of the rollout",
+        "`tool_call_rewritten`",
+    ),
+    ("responses", "empty reasoning", "always: treated as absent", "depends on the template"),
+    (
+        "responses",
+        "the ID of a call",
+        "it is missing: TokenTape creates one",
+        "`template`, if the template renders IDs",
+    ),
+    (
+        "responses",
+        "the position of text or reasoning after a call",
+        "always: the agent sends it back before the call",
+        "depends on the template",
     ),
 )
 
 
 def exactness_page(made: str) -> str:
-    """The page."""
+    """Return the page."""
     engines = "\n".join("\n".join(_engine(engine)) for engine in ENGINES.values())
     rows = "".join(f"| {' | '.join(row)} |\n" for row in _NOT_CARRIED)
     return f"# Exactness\n\n{made}{_OPENING}\n{engines}\n{_UNSEEN}{_TRANSLATED}{rows}"
@@ -83,18 +111,18 @@ def _engine(engine: Engine) -> Iterator[str]:
     yield f"## {_NAMES.get(engine.kind, engine.kind)}\n"
     yield (
         f"Logprobs are recorded as `{engine.logprobs_mode}` unless configured otherwise.\n"
-        if (engine.logprobs_mode)
-        else "Nobody says what its logprobs are of; none are recorded.\n"
+        if engine.logprobs_mode
+        else "The meaning of its logprobs is unknown; none are recorded.\n"
     )
     yield "| dialect | unstreamed | streams, live | streams, `auto` |\n|---|---|---|---|"
     for dialect in _dialects(engine):
         yield f"| {dialect} | {_whole(engine, dialect)} | {_live(engine, dialect)} | {_auto(engine, dialect)} |"
-    yield "\n| what is lost | when | the step is flagged | known from |\n|---|---|---|---|"
-    for loss in QUIRKS:
-        if loss.engine == engine.kind:
-            where = "live streams" if loss.framings == "streams" else "always"
-            codes = ", ".join(f"`{code}`" for code in loss.codes if code in PROBLEMS)
-            yield f"| {loss.what} | {', '.join(loss.dialects)}; {where} | {codes} | {loss.source} |"
+    yield "\n| limitation | when | the step is flagged | source |\n|---|---|---|---|"
+    for quirk in QUIRKS:
+        if quirk.engine == engine.kind:
+            where = "live streams" if quirk.framings == "streams" else "always"
+            codes = ", ".join(f"`{code}`" for code in quirk.codes if code in PROBLEMS)
+            yield f"| {quirk.what} | {', '.join(quirk.dialects)}; {where} | {codes} | {quirk.source} |"
     yield ""
 
 
@@ -103,7 +131,7 @@ def _dialects(engine: Engine) -> tuple[DialectName, ...]:
 
 
 def _met(engine: Engine, dialect: DialectName, *, live: bool, has_parser: bool) -> list[Quirk]:
-    """What an ordinary call to a current server meets."""
+    """Return the quirks that apply to an ordinary call to a current server."""
     return applicable(engine.kind, _ordinary(engine, dialect, has_parser=has_parser), live=live)
 
 
@@ -112,15 +140,17 @@ def _ordinary(engine: Engine, dialect: DialectName, *, has_parser: bool) -> Call
 
 
 def _whole(engine: Engine, dialect: DialectName) -> str:
-    losses = [loss for loss in QUIRKS if loss.engine == engine.kind and dialect in loss.dialects]
-    if any("no_token_ids" in loss.codes for loss in losses if loss.framings == "always"):
+    quirks = [quirk for quirk in QUIRKS if quirk.engine == engine.kind and dialect in quirk.dialects]
+    if any("no_token_ids" in quirk.codes for quirk in quirks if quirk.framings == "always"):
         return "flagged: text only"
-    return "exact, but for the lines below" if losses else "exact"
+    return "exact, except as listed below" if quirks else "exact"
 
 
 def _live(engine: Engine, dialect: DialectName) -> str:
     cases = {
-        has_parser: any(loss.framings == "streams" for loss in _met(engine, dialect, live=True, has_parser=has_parser))
+        has_parser: any(
+            quirk.framings == "streams" for quirk in _met(engine, dialect, live=True, has_parser=has_parser)
+        )
         for has_parser in (True, False)
     }
     if all(cases.values()):
@@ -129,7 +159,7 @@ def _live(engine: Engine, dialect: DialectName) -> str:
 
 
 def _auto(engine: Engine, dialect: DialectName) -> str:
-    """How a stream goes, by what is known of the server."""
+    """Return the mode of streams with `auto`, by the server's traits."""
     can_replay = engine.can_replay(dialect, {"stream": True})
     cases = {
         has_parser: choose_framing(
