@@ -1,4 +1,4 @@
-"""docs/formats.md: every export format with the fields of its rows and their types, out of the formats themselves."""
+"""Generates docs/formats.md: every export format with the fields of its rows and their types, from the formats themselves."""
 
 import sys
 from collections.abc import Iterator
@@ -7,27 +7,32 @@ from proxy.export import FORMATS, Format
 from proxy.export.base import Batched, Column, Fill
 from proxy.export.containers import CONTAINERS
 
-_OPENING = """`GET /rollouts/{id}/export?format=…` gives the rows of one rollout in any of these formats. All are views of
-`sequences`, the canonical row, or of `steps`: nothing is re-tokenized, padded or filled but where a format says so. What a
-format cannot say is refused with 409 and the reason, or, among many rollouts, left out and told in the report; it is never
-bent. A field that is not there, or null, was not known.
+_OPENING = """Look up here the fields of each export format, and the containers of rows.
 
-A *batch* is an object of lists with one entry a row: a group is one such object. Of other formats, a group is the list of
-its rows, unless it says otherwise.
+`GET /rollouts/{id}/export?format=…` returns the rows of a rollout. Every format is a view of `sequences`, the canonical
+rows, or of `steps`. Nothing is retokenized, padded or filled in unless the format is documented to do so. If a format
+cannot express a rollout, the response is 409 with the reason; an export of many rollouts skips the rollout and reports
+it. A missing or null field is unknown.
+
+A *batch* is an object of lists with one entry per row. The export of a group is one batch, or else a list of rows.
 """
 
 
 def formats_page(made: str) -> str:
-    """The page."""
-    sections = "\n".join("\n".join(_format(form)) for form in FORMATS.values())
+    """Return the page."""
+    sections = "\n".join("\n".join(_format(form, _first_of_module(form))) for form in FORMATS.values())
     return f"# Export formats\n\n{made}{_OPENING}\n{sections}\n" + "\n".join(_containers()) + "\n"
 
 
-def _format(form: Format) -> Iterator[str]:
+def _first_of_module(form: Format) -> Format:
+    return next(other for other in FORMATS.values() if type(other).__module__ == type(form).__module__)
+
+
+def _format(form: Format, first: Format) -> Iterator[str]:
     kind = type(form)
     about = (sys.modules[kind.__module__].__doc__ or "").strip()
     yield f"## `{form.name}`\n"
-    yield f"{about}\n"
+    yield f"{about}\n" if form is first else f"See [`{first.name}`](#{first.name}).\n"
     yield f"{_text(kind.__doc__)}{' A batch.' if isinstance(form, Batched) else ''}\n"
     yield "| field | type |\n|---|---|"
     for name, column in form.columns.items():
@@ -37,8 +42,8 @@ def _format(form: Format) -> Iterator[str]:
 
 def _containers() -> Iterator[str]:
     yield "## Containers\n"
-    yield "By `container=`, or by `Accept`. In the columns of `parquet` and `arrow`, fields of type json are JSON text.\n"
-    yield "| container | content type | what it is |\n|---|---|---|"
+    yield "Set `container=` or the header `Accept`. In `parquet` and `arrow`, fields of type json are JSON text.\n"
+    yield "| container | content type | description |\n|---|---|---|"
     for name, container in CONTAINERS.items():
         yield f"| `{name}` | `{container.content_type}` | {_text(type(container).__doc__)} |"
     yield f"\n## Fills\n\n{_text((Fill.__doc__ or '').partition(' `decode`')[0])}"

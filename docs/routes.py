@@ -1,17 +1,17 @@
-"""docs/api.md: every route with its parameters, its body and its answers, out of the description at /openapi.json."""
+"""Generates docs/api.md: every route with its parameters, body and responses, from the description at /openapi.json."""
 
 from collections.abc import Iterator
 from typing import Any
 
 from proxy.api.control.openapi import describe
 
-_OPENING = """Every route of both APIs, as `GET /openapi.json` describes them; [http-api.md](http-api.md) has them in
-examples. A body is JSON. A route of the control API wants a key of `control.api_keys`, where there are any, as
-`Authorization: Bearer …`; one of the model API a key of `agents.api_keys`, or the rollout's own. Errors have the shapes of
-[errors.md](errors.md).
+_OPENING = """Look up here the parameters, the body and the responses of a route; [the HTTP API](http-api.md) has examples.
 
-Routes of the model API are there below `/rollouts/{rollout_id}` and `/sessions/{rollout_id}` too, but for those of Atropos'
-proxy: a base URL then names the rollout.
+Bodies are JSON. The control API requires a key of `control.api_keys`, if any are configured, as `Authorization: Bearer …`.
+The model API requires a key of `agents.api_keys`, or the rollout's own. [Errors](errors.md) have a common format.
+
+Routes of the model API, except those of Atropos' proxy, are also available below `/rollouts/{rollout_id}` and
+`/sessions/{rollout_id}`, so a base URL can contain the rollout ID.
 """
 _PREFIXES = ("/rollouts/{rollout_id}", "/sessions/{rollout_id}")
 _SECTIONS = {
@@ -26,11 +26,9 @@ _SECTIONS = {
 
 
 def api_page(made: str) -> str:
-    """The page."""
+    """Return the page."""
     described = describe()
-    paths = {
-        path: routes for path, routes in described["paths"].items() if not _is_told_already(path, described["paths"])
-    }
+    paths = {path: routes for path, routes in described["paths"].items() if not _is_duplicate(path, described["paths"])}
     placed: set[str] = set()
     parts = [f"# Routes\n\n{made}{_OPENING}"]
     for section, starts in _SECTIONS.items():
@@ -42,31 +40,31 @@ def api_page(made: str) -> str:
     return "\n".join(parts) + "\n" + _bodies(described["components"]["schemas"])
 
 
-def _is_told_already(path: str, paths: dict[str, Any]) -> bool:
-    """Whether it is a route of the model API with a rollout before it."""
+def _is_duplicate(path: str, paths: dict[str, Any]) -> bool:
+    """Return whether it is a route of the model API with a rollout in the path."""
     return any(path.startswith(prefix) and path.removeprefix(prefix) in paths for prefix in _PREFIXES)
 
 
 def _path(path: str, routes: dict[str, Any]) -> Iterator[str]:
     for method, route in routes.items():
         yield f"### `{method.upper()} {path}`\n\n{route['summary']}\n"
-        query = [one for one in route["parameters"] if one["in"] == "query"]
+        query = [parameter for parameter in route["parameters"] if parameter["in"] == "query"]
         if query:
-            rows = [f"| `{one['name']}` | {_kind(one['schema'])} |" for one in query]
+            rows = [f"| `{parameter['name']}` | {_kind(parameter['schema'])} |" for parameter in query]
             yield "| query | |\n|---|---|\n" + "\n".join(rows) + "\n"
         if "requestBody" in route:
             name = route["requestBody"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
             yield f"Body: [{name}](#{name.lower()})\n"
-        answers = (f"{status} {said['description']}" for status, said in route["responses"].items())
-        yield f"Answers: {'; '.join(answers)}.\n"
+        responses = (f"{status} {response['description']}" for status, response in route["responses"].items())
+        yield f"Responses: {'; '.join(responses)}.\n"
 
 
 def _bodies(schemas: dict[str, Any]) -> str:
-    parts = ["## Bodies\n\nA field without a default must be there; fields that are not listed are refused with 422.\n"]
+    parts = ["## Bodies\n\nFields without a default are required. Fields that are not listed get 422.\n"]
     for name, schema in sorted(schemas.items()):
         rows = [
-            f"| `{field}` | {_kind(told)} | {_default(field, told, schema)} | {told.get('description', '')} |"
-            for field, told in schema.get("properties", {}).items()
+            f"| `{field}` | {_kind(value)} | {_default(field, value, schema)} | {value.get('description', '')} |"
+            for field, value in schema.get("properties", {}).items()
         ]
         table = "| field | type | default | |\n|---|---|---|---|\n" + "\n".join(rows) + "\n" if rows else ""
         parts.append(f"### {name}\n\n{_first(schema.get('description', ''))}{table}")
@@ -77,17 +75,17 @@ def _first(text: str) -> str:
     return " ".join(text.split()) + "\n\n" if text else ""
 
 
-def _default(field: str, told: dict[str, Any], schema: dict[str, Any]) -> str:
-    return "—" if field in schema.get("required", ()) else f"`{told.get('default')!r}`" if "default" in told else ""
+def _default(field: str, value: dict[str, Any], schema: dict[str, Any]) -> str:
+    return "—" if field in schema.get("required", ()) else f"`{value.get('default')!r}`" if "default" in value else ""
 
 
 def _kind(schema: dict[str, Any]) -> str:
-    """A schema in a few words."""
+    """Return a schema in a few words."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         return f"[{name}](#{name.lower()})"
     if "anyOf" in schema:
-        return " or ".join(_kind(one) for one in schema["anyOf"])
+        return " or ".join(_kind(option) for option in schema["anyOf"])
     if "enum" in schema:
         return ", ".join(f"`{value}`" for value in schema["enum"])
     if "const" in schema:
