@@ -108,74 +108,74 @@ _BOTH: Final[tuple[DialectName, ...]] = ("chat", "completions")
 
 QUIRKS: Final[tuple[Quirk, ...]] = (
     Quirk(
-        "vllm", _CHAT, "always", "`include_reasoning: false` with any parser on the server: no ids, no logprobs "
-        "(unless overridden, as it is by default).", ("reasoning_withheld",),
+        "vllm", _CHAT, "always", "`include_reasoning: false` and a server with any parser: no ids and no logprobs "
+        "(TokenTape overrides it by default).", ("reasoning_withheld",),
         "seen on 0.32.0; chat_completion/serving.py:702-715, 1004-1008", _no_reasoning,
     ),
     Quirk(
-        "vllm", _COMPLETIONS, "always", "`echo`: with ids the echoed prompt vanishes, so nothing is asked.", ("echo",),
+        "vllm", _COMPLETIONS, "always", "`echo` with ids omits the echoed prompt, so no ids are requested.", ("echo",),
         "seen on 0.32.0; completion/serving.py:341, 537", _has("echo"),
     ),
     Quirk(
-        "vllm", _COMPLETIONS, "always", "`max_tokens: 0`: one token is sampled all the same.", ("phantom_token",),
+        "vllm", _COMPLETIONS, "always", "`max_tokens: 0` still samples one token.", ("phantom_token",),
         "seen on 0.32.0; completion/protocol.py:377", _requests_no_tokens,
     ),
     Quirk(
-        "vllm", _BOTH, "always", "Beam search: its logprobs are not those of a sampled path.", ("beam_search",),
+        "vllm", _BOTH, "always", "Beam search: the logprobs are not those of a sampled path.", ("beam_search",),
         "seen on 0.32.0", _has("use_beam_search"),
     ),
     Quirk(
-        "vllm", _CHAT, "always", "Several `top_logprobs` without `logprobs`: a 400, which stays one.", ("no_logprobs",),
+        "vllm", _CHAT, "always", "`top_logprobs` without `logprobs`: the engine returns 400.", ("no_logprobs",),
         "seen on 0.32.0; chat_completion/protocol.py:884", lambda call: bool(call.body.get("top_logprobs"))
         and not is_on(call.body.get("logprobs")),
     ),
     Quirk(
-        "sglang", _CHAT, "streams", "No parser on the server: events without text lose their logprobs, the EOS always.",
+        "sglang", _CHAT, "streams", "A server without a parser: events without text, such as the EOS, have no logprobs.",
         ("logprob_count",), "run on 0.5.23; serving_chat.py:1054-1080", _loses_logprobs_without_parser,
     ),
     Quirk(
-        "sglang", _CHAT, "streams", "Ids in streams came in 2026; a server of unknown or older version may ignore the flags.",
+        "sglang", _CHAT, "streams", "Before 0.5.23, or if the version is unknown, streams may have no ids.",
         ("no_token_ids", "no_prompt_ids"), "read; PR #34488 (August 2026)", _older_than_0_5_23,
     ),
     Quirk(
-        "sglang", _CHAT, "always", "Images and the like: the prompt's ids are those before they were put in.",
+        "sglang", _CHAT, "always", "Images and other media: the prompt ids do not include them.",
         ("prompt_count",), "read in 0.5.23; tokenizer_manager.py:948", _has_more_than_text,
     ),
     Quirk(
-        "sglang", _COMPLETIONS, "streams", "Several choices or prompts: usage counts their sum, so another may have repeated "
-        "what one lost.", ("uncounted",), "run on 0.5.23; serving_completions.py", _several_in_all,
+        "sglang", _COMPLETIONS, "streams", "Several choices or prompts: usage is their sum, so a token lost in one and "
+        "repeated in another is not detected.", ("uncounted",), "run on 0.5.23; serving_completions.py", _several_in_all,
     ),
     Quirk(
-        "sglang", _BOTH, "always", "`echo` and beam search have another shape.", ("echo", "beam_search"),
+        "sglang", _BOTH, "always", "`echo` and beam search: the response has another format.", ("echo", "beam_search"),
         "read in 0.5.23", _has("echo", "use_beam_search"),
     ),
     Quirk(
-        "llamacpp", _CHAT, "streams", "The EOS has no entry, and `verbose` lists no tokens.",
+        "llamacpp", _CHAT, "streams", "The EOS has no logprob, and `verbose` lists no tokens.",
         ("logprob_count", "completion_count", "no_logprobs"), "seen on 2026.10", _always,
     ),
     Quirk(
-        "llamacpp", _BOTH, "always", "A character over several tokens has a logprob for the last one only; so have, in part, "
-        "the tokens of a matched stop string.", ("logprob_count", "completion_count", "no_logprobs"), "seen on 2026.10",
+        "llamacpp", _BOTH, "always", "A character of several tokens has a logprob for the last one only. Some tokens of a "
+        "matched stop string have none.", ("logprob_count", "completion_count", "no_logprobs"), "seen on 2026.10",
         _always,
     ),
     Quirk(
-        "llamacpp", _BOTH, "always", "Several choices: usage counts one of them, so none can be shown to be complete.",
+        "llamacpp", _BOTH, "always", "Several choices: usage counts one of them, so completeness cannot be verified.",
         ("uncounted",), "seen on 2026.10", _several,
     ),
     Quirk(
-        "llamacpp", _COMPLETIONS, "always", "Several prompts, or one of texts and ids mixed: nothing tells their ids.",
+        "llamacpp", _COMPLETIONS, "always", "Several prompts, or a prompt that mixes text and ids: their ids are unavailable.",
         ("no_prompt_ids", "uncounted"), "seen on 2026.10", lambda call: _is_list_but_not_of_ids(call.body.get("prompt")),
     ),
     Quirk(
-        "llamacpp", _BOTH, "always", "`max_tokens: 0`: one token is sampled all the same.", ("phantom_token",),
+        "llamacpp", _BOTH, "always", "`max_tokens: 0` still samples one token.", ("phantom_token",),
         "seen on 2026.10", _requests_no_tokens,
     ),
     Quirk(
-        "llamacpp", _BOTH, "always", "`post_sampling_probs`: probabilities come in place of logprobs.", ("bad_logprob",),
-        "seen on 2026.10", _has("post_sampling_probs"),
+        "llamacpp", _BOTH, "always", "`post_sampling_probs`: the engine returns probabilities in place of logprobs.",
+        ("bad_logprob",), "seen on 2026.10", _has("post_sampling_probs"),
     ),
     Quirk(
-        "plain", _BOTH, "always", "No ids at all.", ("no_token_ids",), "by definition", _always,
+        "plain", _BOTH, "always", "No ids.", ("no_token_ids",), "by definition", _always,
     ),
 )  # fmt: skip
 
