@@ -1,7 +1,7 @@
-"""Plots of what was sampled and what came of it: logprobs, rewards, tokens.
+"""Plots of exported rows: logprobs, rewards, numbers of tokens.
 
-Shows how exported rows are read: `mask` says which tokens were sampled, `spans` which step and which policy version sampled
-them. The rows come from a running proxy, or from a file that was exported earlier (parquet or ndjson, format `sequences`).
+Shows how to read exported rows: `mask` marks the sampled tokens, and `spans` have their steps and policy versions. The rows
+come from a running proxy, or from an exported file (Parquet or NDJSON, format `sequences`).
 """
 
 import argparse
@@ -16,22 +16,22 @@ import numpy as np
 
 from tokentape import Client
 
-mpl.use("Agg")  # writes files; no screen is needed
+mpl.use("Agg")  # writes files without a display
 
-from matplotlib import pyplot as plt  # after the choice of what draws
+from matplotlib import pyplot as plt  # after the selection of the backend
 from matplotlib.axes import Axes
 
 Row = Mapping[str, Any]
-INK, SOFT, WARM = "#0b5fa5", "#9ecae9", "#d95f02"  # told apart by colour-blind people too
+INK, SOFT, WARM = "#0b5fa5", "#9ecae9", "#d95f02"  # distinguishable with colour vision deficiency
 
 
 def rows_of(url: str | None, file: Path | None) -> Iterator[Row]:
-    """Rows of the format `sequences`, from a proxy or a file."""
+    """Yield rows of the format `sequences`, from a proxy or a file."""
     if file is None:
         with Client(url or "") as client:
             yield from client.export(format="sequences")
     elif file.suffix == ".parquet":
-        from pyarrow import parquet  # noqa: PLC0415 - needed for this alone
+        from pyarrow import parquet  # noqa: PLC0415 - for Parquet files only
 
         yield from parquet.read_table(file).to_pylist()
     else:
@@ -39,36 +39,36 @@ def rows_of(url: str | None, file: Path | None) -> Iterator[Row]:
 
 
 class Seen:
-    """What is plotted, gathered row by row."""
+    """The plotted values, collected row by row."""
 
     def __init__(self, rows: Iterable[Row]) -> None:
         self.rows = 0
         self.logprobs: list[float] = []
-        self.places: list[int] = []  # how many tokens of the same turn came before each
-        self.turns: defaultdict[int, list[int]] = defaultdict(list)  # sampled tokens, by the number of the turn
+        self.places: list[int] = []  # position of each token in its turn
+        self.turns: defaultdict[int, list[int]] = defaultdict(list)  # lengths, by the index of the turn
         self.rewards: defaultdict[str, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         for row in rows:
             self._add(row)
 
     def _add(self, row: Row) -> None:
         self.rows += 1
-        # A span that branches share is trained in one of them (`owned`); it is counted there.
+        # A span that several branches share is trained by the one that owns it, and is counted there.
         spans = [span for span in row["spans"] if span["owned"]]
         for turn, span in enumerate(spans):
             logprobs = row["logprobs"][span["start"] : span["end"]]
             self.turns[turn].append(len(logprobs))
-            known = [(place, each) for place, each in enumerate(logprobs) if each is not None]
+            known = [(place, logprob) for place, logprob in enumerate(logprobs) if logprob is not None]
             self.places += [place for place, _ in known]
-            self.logprobs += [each for _, each in known]
+            self.logprobs += [logprob for _, logprob in known]
         if row["reward"] is not None and spans:
-            # Of several versions the oldest: as stale as the row is.
+            # The oldest of several policy versions determines how stale the row is.
             self.rewards[spans[0]["policy_version"] or "none"][row["group_id"] or row["rollout_id"]].append(
                 row["reward"]
             )
 
 
 def plot_histogram(axes: Axes, seen: Seen) -> None:
-    """How likely the sampled tokens were."""
+    """Plot the distribution of logprobs."""
     axes.hist(seen.logprobs, bins=60, color=INK)
     mean = float(np.mean(seen.logprobs))
     axes.axvline(mean, color=WARM, label=f"mean {mean:.2f}")
@@ -77,19 +77,19 @@ def plot_histogram(axes: Axes, seen: Seen) -> None:
 
 
 def plot_places(axes: Axes, seen: Seen) -> None:
-    """The same by place in the turn: the median, and half of all tokens around it."""
+    """Plot median and quartiles of the logprobs by position in the turn."""
     places, logprobs = np.array(seen.places), np.array(seen.logprobs)
     known = [place for place in range(places.max() + 1) if (places == place).sum() >= 5]
     low, middle, high = np.array([np.percentile(logprobs[places == place], [25, 50, 75]) for place in known]).T
     axes.fill_between(known, low, high, color=SOFT, label="middle half")
     axes.plot(known, middle, color=INK, label="median")
-    axes.set(title="Logprob by place in the turn", xlabel="tokens of the turn before it", ylabel="logprob")
+    axes.set(title="Logprob by position in the turn", xlabel="position", ylabel="logprob")
     axes.set_ylim(1.3 * low.min(), 0.98 * high.max())
     axes.legend(frameon=False, loc="lower right", ncols=2)
 
 
 def plot_rewards(axes: Axes, seen: Seen) -> None:
-    """Each group's mean and spread, in the order of policy versions, and the mean of each version."""
+    """Plot mean and range of each group's rewards by policy version, and the mean of each version."""
     versions = sorted(
         seen.rewards, key=lambda version: (not version.isdigit(), int(version) if version.isdigit() else 0)
     )
@@ -107,12 +107,12 @@ def plot_rewards(axes: Axes, seen: Seen) -> None:
     )
     step = max(1, len(versions) // 8)
     axes.set_xticks(range(0, len(versions), step), versions[::step])
-    axes.set(title="Rewards of groups, least to greatest", xlabel="policy version", ylabel="reward")
+    axes.set(title="Rewards of groups: mean and range", xlabel="policy version", ylabel="reward")
     axes.legend(frameon=False, loc="lower right")
 
 
 def plot_turns(axes: Axes, seen: Seen) -> None:
-    """How many tokens the steps of a sequence have, the first ones apart from the later ones."""
+    """Plot the numbers of sampled tokens of the first, second, ... step of a sequence."""
     turns = sorted(seen.turns)[:6]
     shades = plt.get_cmap("viridis")(np.linspace(0.15, 0.85, len(turns)))
     longest = max(max(seen.turns[turn]) for turn in turns)
@@ -120,16 +120,16 @@ def plot_turns(axes: Axes, seen: Seen) -> None:
     names = [f"step {turn + 1}" for turn in turns]
     axes.hist([seen.turns[turn] for turn in turns], bins, stacked=True, color=list(shades), label=names)  # type: ignore[arg-type]
     axes.set(title="Sampled tokens per step", xlabel="tokens", ylabel="steps")
-    axes.legend(frameon=False, loc="upper right")
+    axes.legend(frameon=False, loc="upper left")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Draw the four of them into one picture."""
+    """Draw the four plots into one image."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     source = parser.add_mutually_exclusive_group()
-    source.add_argument("--url", default="http://127.0.0.1:8400", help="a running proxy (default: %(default)s)")
-    source.add_argument("--file", type=Path, help="or exported rows: .parquet or .ndjson")
-    parser.add_argument("--out", type=Path, default=Path("plots.png"), help="the picture (default: %(default)s)")
+    source.add_argument("--url", default="http://127.0.0.1:8400", help="URL of the proxy (default: %(default)s)")
+    source.add_argument("--file", type=Path, help="file of exported rows: .parquet or .ndjson")
+    parser.add_argument("--out", type=Path, default=Path("plots.png"), help="image file (default: %(default)s)")
     options = parser.parse_args(arguments)
     seen = Seen(rows_of(options.url, options.file))
     if not seen.logprobs:

@@ -1,7 +1,7 @@
-"""A runner for an agent that was not written for us: it opens a rollout, runs the agent, rewards it, and prints the rows.
+"""A runner for an agent that does not know TokenTape: it opens a rollout, runs the agent, sets a reward, and prints the rows.
 
-Shows the whole of what recording takes: two variables in the agent's environment. What was sampled, how likely it was, and what
-only stood in the prompt, comes back as one row of ids for each branch of the conversation.
+Shows all that recording requires: two variables in the agent's environment. The result is one row of token ids, mask and
+logprobs for each branch of the conversation.
 """
 
 import argparse
@@ -20,10 +20,10 @@ AGENT = Path(__file__).with_name("tool_agent.py")
 
 
 def record(client: Client, command: Sequence[str]) -> str:
-    """Run a command with a rollout of its own as its OpenAI; the rollout's id. Whatever goes wrong, it is finished."""
+    """Run a command with its own rollout as its OpenAI server; finish the rollout in any case and return its ID."""
     opened = client.open_rollout(metadata={"agent": shlex.join(command)}, limits={"max_steps": 20})
-    told = {"OPENAI_BASE_URL": opened["base_url"], "OPENAI_API_KEY": opened["api_key"]}
-    done = subprocess.run(command, env={**os.environ, **told}, check=False)  # noqa: S603 - what the caller says
+    variables = {"OPENAI_BASE_URL": opened["base_url"], "OPENAI_API_KEY": opened["api_key"]}
+    done = subprocess.run(command, env={**os.environ, **variables}, check=False)  # noqa: S603 - the command line's
     rollout_id = opened["rollout_id"]
     reward = reward_of(client, rollout_id) if done.returncode == 0 else 0.0
     client.finish_rollout(rollout_id, "completed" if done.returncode == 0 else "failed", reward=reward)
@@ -31,42 +31,42 @@ def record(client: Client, command: Sequence[str]) -> str:
 
 
 def reward_of(client: Client, rollout_id: str) -> float:
-    """The share of tool calls that worked. The recorded steps have every message that the agent sent."""
+    """Return the share of successful tool calls. The recorded steps contain every message that the agent sent."""
     messages: list[dict[str, Any]] = []
     for step in client.steps(rollout_id):
-        messages = step["request"]["messages"]  # each call has all that came before it
+        messages = step["request"]["messages"]  # the last call contains all earlier messages
     results = [message["content"] for message in messages if message["role"] == "tool"]
     return sum(not result.startswith("error") for result in results) / max(len(results), 1)
 
 
 def shape_of(row: dict[str, Any]) -> str:
-    """A row as runs of tokens: those of the prompt in brackets, sampled ones bare."""
+    """Return the lengths of a row's runs of tokens: `[prompt] completion ...`."""
     runs = [(sampled, len(list(run))) for sampled, run in groupby(row["mask"])]
     return " ".join(str(length) if sampled else f"[{length}]" for sampled, length in runs)
 
 
 def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    """Record one run of the agent, and print its steps and its rows."""
+    """Record one run of the agent, and print its steps and rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--url", default="http://127.0.0.1:8400", help="the proxy (default: %(default)s)")
+    parser.add_argument("--url", default="http://127.0.0.1:8400", help="URL of the proxy (default: %(default)s)")
     parser.add_argument(
-        "agent", nargs="*", default=[sys.executable, str(AGENT)], help="a command (default: tool_agent.py)"
+        "agent", nargs="*", default=[sys.executable, str(AGENT)], help="the agent's command (default: tool_agent.py)"
     )
     options = parser.parse_args(arguments)
     with Client(options.url) as client:
         rollout_id = record(client, options.agent)
         rollout = client.rollout(rollout_id)
         print(f"\n{rollout_id}: {rollout['status']}, reward {rollout['reward']}")
-        print("step  prompt  sampled  finish      exact")
+        print("step  prompt  completion  finish      exact")
         for step in client.steps(rollout_id):
             choice = step["choices"][0]
-            counts = f"{len(step['prompt_ids'] or ()):6}  {len(choice['ids']):7}"
+            counts = f"{len(step['prompt_ids'] or ()):6}  {len(choice['ids']):10}"
             print(f"{step['index']:4}  {counts}  {choice['finish_reason']:10}  {step['fidelity']['exact']}")
         rows = list(client.export_rollout(rollout_id, format="sequences"))
     for row in rows:
         logprobs = [logprob for logprob, sampled in zip(row["logprobs"], row["mask"], strict=True) if sampled]
-        print(f"row {row['branch']}: {len(row['token_ids'])} tokens, as [given] and sampled: {shape_of(row)}")
-        print(f"       reward {row['reward']}, mean logprob of the sampled {sum(logprobs) / len(logprobs):.3f}")
+        print(f"row {row['branch']}: {len(row['token_ids'])} tokens, [prompt] and completion: {shape_of(row)}")
+        print(f"       reward {row['reward']}, mean logprob {sum(logprobs) / len(logprobs):.3f}")
     return rows
 
 

@@ -1,8 +1,8 @@
-"""An agent with tools, as anybody writes one. It knows of no proxy.
+"""An ordinary agent with tools.
 
-Shows what recording asks of an agent: nothing. OpenAI's client reads OPENAI_BASE_URL and OPENAI_API_KEY; the loop runs tools
-until the model calls none. The tools are real: a look into a file, and a calculator. `record_agent.py` runs this file as it is,
-and shows what a trainer gets of it.
+Shows that an agent needs no change to be recorded. OpenAI's client reads OPENAI_BASE_URL and OPENAI_API_KEY; the loop runs
+tools until the model calls none. The tools look up a line of a file, and calculate. `record_agent.py` runs this file and
+prints the rows for a trainer.
 """
 
 import argparse
@@ -29,10 +29,10 @@ def calculate(left: float, sign: str, right: float) -> str:
 
 
 def schema_of(tool: Callable[..., str], **properties: dict[str, Any]) -> dict[str, Any]:
-    """How a model is told of a tool."""
+    """Return the schema of a tool for the model."""
     parameters = {"type": "object", "properties": properties, "required": list(properties)}
-    about = {"name": tool.__name__, "description": tool.__doc__, "parameters": parameters}
-    return {"type": "function", "function": about}
+    function = {"name": tool.__name__, "description": tool.__doc__, "parameters": parameters}
+    return {"type": "function", "function": function}
 
 
 TOOLS: dict[str, Callable[..., str]] = {"calculate": calculate, "look_up": look_up}
@@ -43,52 +43,52 @@ SCHEMAS: list[Any] = [
 
 
 def run_tool(name: str, arguments: str) -> str:
-    """What a tool says; its fault too, which the model may mend."""
+    """Return the result of a tool, or its error for the model to correct."""
     try:
         return TOOLS[name](**json.loads(arguments))
     except (KeyError, TypeError, ValueError, IndexError) as fault:
         return f"error: {fault!r}"
 
 
-def ask(client: OpenAI, messages: list[Any], *, stream: bool, **said: Any) -> Any:
-    """One turn of the model: its message, streamed or not."""
-    asked = {"model": "policy", "messages": messages, "tools": SCHEMAS, "temperature": 1.0, **said}
+def complete(client: OpenAI, messages: list[Any], *, stream: bool, **options: Any) -> Any:
+    """Return the message of the model's next turn, streamed or not."""
+    body = {"model": "policy", "messages": messages, "tools": SCHEMAS, "temperature": 1.0, **options}
     if not stream:
-        return client.chat.completions.create(**asked).choices[0].message
-    with client.chat.completions.stream(**asked) as events:
+        return client.chat.completions.create(**body).choices[0].message
+    with client.chat.completions.stream(**body) as events:
         return events.get_final_completion().choices[0].message
 
 
-def run_agent(client: OpenAI, questions: Sequence[str] = QUESTIONS, most_turns: int = 4) -> list[Any]:
-    """Ask each question, and run tools until it is answered; the whole conversation.
+def run_agent(client: OpenAI, questions: Sequence[str] = QUESTIONS, max_turns: int = 4) -> list[Any]:
+    """Send each question and run tools until the model replies without a call; return the whole conversation.
 
-    The first turn must look something up. Every second question is streamed.
+    `tool_choice` forces a look-up in the first turn. Every second question is streamed.
     """
     messages: list[Any] = []
-    must: dict[str, Any] = {"tool_choice": {"type": "function", "function": {"name": "look_up"}}}
-    for place, question in enumerate(questions):
+    forced: dict[str, Any] = {"tool_choice": {"type": "function", "function": {"name": "look_up"}}}
+    for number, question in enumerate(questions):
         messages.append({"role": "user", "content": question})
-        for turn in range(most_turns):
-            said = ask(client, messages, stream=place % 2 == 1, **(must if place == turn == 0 else {}))
-            messages.append(said.model_dump(exclude_none=True, include={"role", "content", "tool_calls"}))
-            if not said.tool_calls:
+        for turn in range(max_turns):
+            reply = complete(client, messages, stream=number % 2 == 1, **(forced if number == turn == 0 else {}))
+            messages.append(reply.model_dump(exclude_none=True, include={"role", "content", "tool_calls"}))
+            if not reply.tool_calls:
                 break
-            for call in said.tool_calls:
+            for call in reply.tool_calls:
                 result = run_tool(call.function.name, call.function.arguments)
                 messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
     return messages
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the agent, and print the conversation."""
+    """Run the agent and print the conversation."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("questions", nargs="*", default=QUESTIONS, help="what to ask it")
+    parser.add_argument("questions", nargs="*", default=QUESTIONS, help="questions of the user")
     options = parser.parse_args(arguments)
     with OpenAI() as client:
         for message in run_agent(client, options.questions):
             calls = [call["function"] for call in message.get("tool_calls", ())]
-            said = [f"{call['name']}({call['arguments']})" for call in calls] or [message["content"]]
-            print(f"{message['role']:>9}: {'; '.join(said)}")
+            texts = [f"{call['name']}({call['arguments']})" for call in calls] or [message["content"]]
+            print(f"{message['role']:>9}: {'; '.join(texts)}")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""TRL's custom rollout function, fed by the proxy: `GRPOTrainer(..., rollout_func=make_rollout_func(url, solve))`.
+"""A rollout function for TRL: `GRPOTrainer(..., rollout_func=make_rollout_func(url, solve))`.
 
-Shows how an agent of any shape (several turns, tools, sub-agents) trains under TRL (seen with 1.16.0): the agent talks to the
-proxy, the trainer gets the ids and logprobs that the engine sampled, and `env_mask` keeps what the agent put in between out of
-the loss. Nothing is tokenized anew. `push` is called whenever the trainer has made a step, while no call is in flight, to give
-the engine its new weights. `trl_grpo.py` trains with it; run by itself, this file prints what the trainer would be given.
+Shows how to train any agent (several turns, tools, sub-agents) with TRL (run with 1.16.0). The agent calls the proxy; the
+trainer gets the ids and logprobs that the engine sampled, and `env_mask` excludes the agent's own tokens from the loss.
+Nothing is tokenized again. `push` is called after each step of the trainer, while no call is in flight, to update the
+engine's weights. `trl_grpo.py` trains with it; this file as a program prints the sizes of the rows.
 """
 
 import argparse
@@ -17,14 +17,14 @@ from openai import AsyncOpenAI
 
 from tokentape import AsyncClient
 
-Prompt = Any  # as the data set has it: a text, or a list of messages
-Solve = Callable[[AsyncOpenAI, Prompt], Awaitable[float]]  # an agent: it solves a prompt, and is told how well
+Prompt = Any  # from the data set: a text, or a list of messages
+Solve = Callable[[AsyncOpenAI, Prompt], Awaitable[float]]  # an agent: it solves a prompt and returns the reward
 Push = Callable[[Any], None]
 RolloutFunc = Callable[[list[Prompt], Any], dict[str, list[Any]]]
 
 
 def make_rollout_func(url: str, solve: Solve, *, api_key: str | None = None, push: Push | None = None) -> RolloutFunc:
-    """What `rollout_func=` takes. `api_key` is a control key, where the proxy has one configured."""
+    """Return the argument of `rollout_func=`. `api_key` is a control key, if the proxy requires one."""
     pushed: list[int] = []
 
     async def roll_out(prompts: list[Prompt], trainer: Any) -> dict[str, list[Any]]:
@@ -34,8 +34,10 @@ def make_rollout_func(url: str, solve: Solve, *, api_key: str | None = None, pus
                 await announce(client, step, lambda: push(trainer) if push and step else None)
                 pushed.append(step)
             names = group_names(len(prompts), trainer.num_generations)
-            each = zip(prompts, names, strict=True)
-            return gathered(await asyncio.gather(*(play(client, agents, solve, prompt, name) for prompt, name in each)))
+            pairs = zip(prompts, names, strict=True)
+            return gathered(
+                await asyncio.gather(*(play(client, agents, solve, prompt, name) for prompt, name in pairs))
+            )
 
     def rollout_func(prompts: list[Prompt], trainer: Any) -> dict[str, list[Any]]:
         return asyncio.run(roll_out(prompts, trainer))
@@ -44,7 +46,7 @@ def make_rollout_func(url: str, solve: Solve, *, api_key: str | None = None, pus
 
 
 async def announce(client: AsyncClient, version: int, push: Callable[[], None]) -> None:
-    """New weights and their version, while no call is in flight."""
+    """Update the weights and announce their version, while no call is in flight."""
     await client.pause(drain_s=60)
     try:
         await asyncio.to_thread(push)
@@ -54,18 +56,18 @@ async def announce(client: AsyncClient, version: int, push: Callable[[], None]) 
 
 
 def group_names(prompts: int, size: int) -> list[str]:
-    """A group's name for each prompt. TRL repeats a prompt as often as it wants it sampled, one after the other."""
+    """Return a group ID for each prompt. TRL repeats each prompt `size` times in a row."""
     names = [uuid4().hex for _ in range(-(-prompts // size))]
     return [names[place // size] for place in range(prompts)]
 
 
 async def play(client: AsyncClient, agents: AsyncOpenAI, solve: Solve, prompt: Prompt, group: str) -> dict[str, Any]:
-    """One rollout: the row that TRL takes of it. Of a group without a size nothing waits in the queue of batches."""
+    """Run one rollout and return its row for TRL. A group without a size does not enter the queue of batches."""
     opened = await client.open_rollout(group_id=group)
     name = opened["rollout_id"]
     reward = await solve(agents.with_options(base_url=opened["base_url"], api_key=opened["api_key"]), prompt)
     await client.finish_rollout(name, reward=reward)
-    # Where text came back as other ids than were sampled there are several sequences: what is not in the last is not trained.
+    # Drift splits a rollout into several sequences; only the last one is trained.
     rows = [row async for row in client.export_rollout(name, format="trl", branches="last")]
     if len(rows) != 1 or not rows[0]["completion_ids"]:
         raise RuntimeError(
@@ -75,42 +77,42 @@ async def play(client: AsyncClient, agents: AsyncOpenAI, solve: Solve, prompt: P
 
 
 def gathered(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
-    """Rows as lists by key, in the order of the prompts."""
-    return {key: [one for row in rows for one in row[key]] for key in rows[0]}
+    """Return rows as lists by key, in the order of the prompts."""
+    return {key: [value for row in rows for value in row[key]] for key in rows[0]}
 
 
 def reward_of_rollout(reward: list[float], **_: Any) -> list[float]:
-    """The reward function for `reward_funcs=`: what the agent was given already."""
+    """Return the rewards that the rollouts already have; the argument of `reward_funcs=`."""
     return reward
 
 
 async def solve_twice(agent: AsyncOpenAI, prompt: Prompt) -> float:
-    """An agent for the demonstration: it asks, and asks again; the fewer words the second answer has, the better."""
+    """Run a demonstration agent of two turns: the fewer words the second reply has, the higher the reward."""
     messages: list[Any] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-    said = ""
+    text = ""
     for _ in range(2):
         reply = await agent.chat.completions.create(model="policy", messages=messages, max_tokens=32)
-        said = reply.choices[0].message.content or ""
-        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "Say it in other words."}]
-    return 1 / max(len(said.split()), 1)
+        text = reply.choices[0].message.content or ""
+        messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "Rephrase it."}]
+    return 1 / max(len(text.split()), 1)
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, list[Any]]:
-    """Call the function as the trainer does, and print the lengths of what it gives."""
+    """Call the function as the trainer does, and print the lengths of its rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--url", default="http://127.0.0.1:8400", help="the proxy (default: %(default)s)")
+    parser.add_argument("--url", default="http://127.0.0.1:8400", help="URL of the proxy (default: %(default)s)")
     options = parser.parse_args(arguments)
     prompts = [[{"role": "user", "content": text}] for text in ("Name a city.", "Name two fruits.") for _ in range(2)]
     trainer = SimpleNamespace(num_generations=2, state=SimpleNamespace(global_step=0))
-    given = make_rollout_func(options.url, solve_twice)(prompts, trainer)
+    rows = make_rollout_func(options.url, solve_twice)(prompts, trainer)
     print("prompt_ids  completion_ids  logprobs  env_mask  trained  reward")
-    for row in range(len(prompts)):
+    for number in range(len(prompts)):
         prompt, ids, logprobs, mask = (
-            len(given[key][row]) for key in ("prompt_ids", "completion_ids", "logprobs", "env_mask")
+            len(rows[key][number]) for key in ("prompt_ids", "completion_ids", "logprobs", "env_mask")
         )
-        trained = sum(given["env_mask"][row])
-        print(f"{prompt:10} {ids:15} {logprobs:9} {mask:9} {trained:8} {given['reward'][row]:7.3f}")
-    return given
+        trained = sum(rows["env_mask"][number])
+        print(f"{prompt:10} {ids:15} {logprobs:9} {mask:9} {trained:8} {rows['reward'][number]:7.3f}")
+    return rows
 
 
 if __name__ == "__main__":
