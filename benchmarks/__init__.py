@@ -1,11 +1,14 @@
-"""What the proxy costs, as ratios to the smallest possible one in the same run: `make bench`.
+"""Benchmarks of the proxy, as ratios to a minimal proxy in the same run: `make bench` and `make bench-growth`.
 
-upstream    an engine that answers at once, with fixed bytes
-bare        the smallest aiohttp reverse proxy: bytes passed through, nothing parsed, nothing stored
-load        clients that cost little themselves
-servers     each of them in a process of its own
-rows        one function per line of the table of targets
-curves      one function per quantity that may grow: `make bench-growth`
-stages      what a call costs by stage, without sockets
-results     the files that figures are kept in; plots draws them
+upstream    an engine that responds immediately with fixed bytes
+bare        the minimal proxy: an aiohttp reverse proxy that parses and stores nothing
+load        clients with little overhead
+servers     runs each server in its own process
+rows        the rows of the table of targets
+curves      costs as functions of prompt length, concurrency and stored data
+storing     memory of the store per token
+exporting   memory of an export of many rollouts
+stages      CPU time of a call by stage, without sockets
+results     files and pages with the results
+plots       plots of the results
 """

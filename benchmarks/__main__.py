@@ -1,4 +1,4 @@
-"""Run every line of the table of targets; print it, and keep it under `benchmarks/results/`."""
+"""Measures all targets, prints the table and writes it to `benchmarks/results/`."""
 
 import tempfile
 
@@ -10,11 +10,11 @@ from benchmarks.rows import Places, Row, rows
 from benchmarks.servers import allow_many_sockets, started
 
 _HEADER = ("what", "target", "measured", "")
-_HOW = "Medians of rounds in turn, with the bare proxy in the same run; everything on this machine at once.\n"
+_HOW = "Medians of alternating rounds with the bare proxy in the same run; all processes on this machine.\n"
 
 
 def main() -> None:
-    """The table of performance targets, with the bare proxy in the same run."""
+    """Measure all targets."""
     allow_many_sockets()
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -27,15 +27,15 @@ def main() -> None:
 
 
 def _keep(measured: list[Row]) -> None:
-    """Print the table, write it, and draw how much of each target is reached."""
+    """Print the table, write it, and plot how much of each target is reached."""
     lines = [(row.what, row.target, row.measured, "met" if row.is_met else "NOT MET") for row in measured]
     shown = Table(*_HEADER)
     for line in lines:
         shown.add_row(*line)
     console = Console(width=150)
     console.print(f"{results.machine()}; {_HOW}", shown)
-    plots.bars("targets", "share of the target that is reached", {row.what: row.reached for row in measured}, mark=1)
-    picture = "![how much of each target is reached](targets.svg)\n"
+    plots.bars("targets", "share of the target", {row.what: row.reached for row in measured}, mark=1)
+    picture = "![share of each target](targets.svg)\n"
     path = results.write("latest", "Targets", "make bench", _HOW, results.table(_HEADER, lines), picture)
     console.print(f"wrote {path}")
 

@@ -1,4 +1,4 @@
-"""The yardstick: the smallest aiohttp reverse proxy. Bytes passed through, nothing parsed, nothing stored."""
+"""The baseline: a minimal aiohttp reverse proxy that forwards bytes and parses and stores nothing."""
 
 from collections.abc import AsyncIterator
 
@@ -10,7 +10,7 @@ SESSION = web.AppKey("session", aiohttp.ClientSession)
 
 
 async def pass_on(request: web.Request) -> web.StreamResponse:
-    """One call."""
+    """Forward one call."""
     body = await request.read()
     url = request.app[ENGINE] + request.path
     async with request.app[SESSION].post(url, data=body, headers={"Content-Type": "application/json"}) as answer:
@@ -23,7 +23,7 @@ async def pass_on(request: web.Request) -> web.StreamResponse:
 
 
 async def session_of(app: web.Application) -> AsyncIterator[None]:
-    """One session, without limits."""
+    """Provide one client session without limits."""
     connector = aiohttp.TCPConnector(limit=0)
     app[SESSION] = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
     yield
@@ -31,7 +31,7 @@ async def session_of(app: web.Application) -> AsyncIterator[None]:
 
 
 def make_bare(engine: str) -> web.Application:
-    """The application."""
+    """Return the application."""
     app = web.Application(client_max_size=2**26)
     app[ENGINE] = engine
     app.cleanup_ctx.append(session_of)

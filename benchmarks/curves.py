@@ -1,4 +1,4 @@
-"""How costs grow: one function for each quantity that may grow, each in points small enough for minutes in all."""
+"""Costs as functions of a quantity: one function per quantity, together a few minutes."""
 
 import asyncio
 import tempfile
@@ -25,7 +25,7 @@ STORED = (1_000, 10_000, 100_000)
 
 @dataclass(frozen=True)
 class Curve:
-    """What was measured at each point: `columns` by name, over `x`. `panels` are titles of plots and the columns in them."""
+    """A series of measurements: at each value of `x`, columns by name. `panels` are titles of plots with their columns."""
 
     name: str
     title: str
@@ -44,7 +44,7 @@ def _rates(
     rounds: int = ROUNDS,
     refused: list[Exception] | None = None,
 ) -> tuple[float, float, float]:
-    """Calls a second through bare and through TokenTape, in turn, and the median of the rounds' ratios."""
+    """Return calls per second through bare and TokenTape, and their ratio: medians of alternating rounds."""
     pairs = []
     for _ in range(rounds):
         bare = asyncio.run(load.throughput(places.bare.port, mode, clients=clients, calls=calls))
@@ -58,16 +58,16 @@ def _both(places: Places) -> tuple[Server, Server]:
 
 
 def _latencies(places: Places, mode: str, calls: int) -> tuple[list[float], list[float]]:
-    """Milliseconds to the whole reply and to the first byte, of one client, through bare and through TokenTape."""
+    """Return ms to the whole response and to the first byte, each through bare and TokenTape, with one client."""
     rounds = [
         [asyncio.run(load.latency(place.port, mode, calls=calls)) for place in _both(places)] for _ in range(ROUNDS)
     ]
-    whole, first = ([1000 * median(one[at][which] for one in rounds) for at in (0, 1)] for which in (0, 1))
+    whole, first = ([1000 * median(pair[server][which] for pair in rounds) for server in (0, 1)] for which in (0, 1))
     return whole, first
 
 
 def prompts(places: Places) -> Curve:
-    """The prompt's length."""
+    """Measure calls by prompt length."""
     points = []
     for tokens in PROMPTS:
         calls = max(8, min(160, 640_000 // tokens))
@@ -79,13 +79,13 @@ def prompts(places: Places) -> Curve:
         columns |= {"first byte, bare (ms)": first[0], "first byte, TokenTape (ms)": first[1]}
         points.append((tokens, columns | {"unstreamed, x bare": unstreamed, "streamed, x bare": streamed}))
     shares, latencies = ["unstreamed, x bare", "streamed, x bare"], [name for name in points[0][1] if "ms" in name]
-    how = "Latencies of one client; calls a second of 4 clients against bare's. Each client has a rollout, its prompt repeated."
-    panels = {"calls a second, x bare": shares, "latency, ms": latencies}
-    return Curve("prompts", "Growth with the prompt's length", "prompt tokens", how, points, panels)
+    how = "Latency with one client; calls/s with 4 clients, relative to bare. Each client repeats a prompt in its own rollout."
+    panels = {"calls/s, x bare": shares, "latency, ms": latencies}
+    return Curve("prompts", "Growth with the prompt length", "prompt tokens", how, points, panels)
 
 
 def in_flight(places: Places) -> Curve:
-    """Calls at once, of an engine that answers at once and of one that takes its time; a server of its own, for its memory."""
+    """Measure concurrent calls to a fast and a slow engine, with a new server for its peak memory."""
     with (
         tempfile.TemporaryDirectory() as folder,
         started("tokentape", places.direct.url, f"embedded:{folder}/store") as server,
@@ -94,12 +94,12 @@ def in_flight(places: Places) -> Curve:
         points = [(clients, _at_once(own, clients)) for clients in IN_FLIGHT]
     panels = {
         "x bare": ["calls/s, x bare", "time of slow calls, x bare"],
-        "unstreamed calls a second": ["bare (calls/s)", "TokenTape (calls/s)"],
-        "resident memory at its peak, MB": ["peak memory (MB)"],
+        "unstreamed calls/s": ["bare (calls/s)", "TokenTape (calls/s)"],
+        "peak resident memory, MB": ["peak memory (MB)"],
     }
     how = (
-        "As many clients, who start in the same instant and make one call at a time, of 1,000 + 200 tokens: of an engine that "
-        f"answers at once (calls a second), and one call each of an engine that takes {SLOW_S:.0f} s (time until all are over)."
+        "Concurrent clients that start together, with calls of 1,000 + 200 tokens: repeated calls to an engine that responds "
+        f"immediately (calls/s), and one call each to an engine that takes {SLOW_S:.0f} s (time until all are complete)."
     )
     return Curve("in-flight", "Growth with calls in flight", "calls in flight", how, points, panels)
 
@@ -116,7 +116,7 @@ def _at_once(places: Places, clients: int) -> dict[str, float]:
 
 
 def steps(places: Places) -> Curve:
-    """Steps in the rollout that a call belongs to."""
+    """Measure calls and reads by the number of steps in the rollout."""
 
     async def measure(server: Server, socket: Path, count: int) -> dict[str, float]:
         name = f"with-{count}"
@@ -132,20 +132,20 @@ def steps(places: Places) -> Curve:
     points = _over(places, STEPS, measure)
     panels = {
         "latency of a call, ms": ["a call, bare (ms)", "a call (ms)"],
-        "latency of reading, ms": ["a page of its steps (ms)", "its export (ms)", "its tree (ms)"],
+        "latency of reads, ms": ["a page of its steps (ms)", "its export (ms)", "its tree (ms)"],
     }
-    how = "A conversation of so many turns of 8 + 8 tokens; a call of 1,000 + 200 tokens, and reading over HTTP. One client."
+    how = "A rollout of turns of 8 + 8 tokens; then calls of 1,000 + 200 tokens and reads over HTTP, with one client."
     return Curve("steps", "Growth with steps in a rollout", "steps in the rollout", how, points, panels)
 
 
 def stored(places: Places) -> Curve:
-    """Rollouts in the store."""
-    there = 0
+    """Measure calls and reads by the number of rollouts in the store."""
+    count_before = 0
 
     async def measure(server: Server, socket: Path, count: int) -> dict[str, float]:
-        nonlocal there
-        await exporting.fill(socket, count - there, conversation(2, 64, "r"), first=there)
-        there = count
+        nonlocal count_before
+        await exporting.fill(socket, count - count_before, conversation(2, 64, "r"), first=count_before)
+        count_before = count
         page = await _milliseconds(server, "/rollouts?limit=100")
         export = await _milliseconds(server, "/rollouts/r7/export?format=sequences&container=arrow")
         call = await _call_ms(server, f"with-{count}")
@@ -156,14 +156,14 @@ def stored(places: Places) -> Curve:
     points = _over(places, STORED, measure)
     panels = {
         "latency of a call, ms": ["a call, bare (ms)", "a call (ms)"],
-        "latency of reading, ms": ["a page of 100 rollouts (ms)", "export of one rollout (ms)"],
+        "latency of reads, ms": ["a page of 100 rollouts (ms)", "export of one rollout (ms)"],
     }
-    how = "Rollouts of two steps, put into the store directly; then one client, over HTTP."
+    how = "Rollouts of two steps, written to the store directly; then calls and reads over HTTP with one client."
     return Curve("stored", "Growth with stored rollouts", "stored rollouts", how, points, panels)
 
 
 def workers(places: Places) -> Curve:
-    """Processes on one port, as `serve --workers` runs them; one where it cannot."""
+    """Measure calls by the number of worker processes (`serve --workers`)."""
     points = []
     for count in (1, 2) if knows_workers() else (1,):
         with tempfile.TemporaryDirectory() as folder, _serving(places, folder, count) as server:
@@ -174,10 +174,12 @@ def workers(places: Places) -> Curve:
         columns |= {"streamed (steps/s)": stream, "streamed (tokens/s)": stream * SAMPLED_TOKENS}
         points.append((count, columns | {"unstreamed, x bare": unstreamed, "streamed, x bare": streamed}))
     panels = {
-        "steps a second": ["unstreamed (steps/s)", "streamed (steps/s)"],
+        "steps/s": ["unstreamed (steps/s)", "streamed (steps/s)"],
         "x bare (one process)": ["unstreamed, x bare", "streamed, x bare"],
     }
-    how = "32 clients, sampled tokens and recorded steps a second. Engine, load and store share the cores with the workers."
+    how = (
+        "Recorded steps and sampled tokens per second, 32 clients. Engine, clients, store and workers share the cores."
+    )
     return Curve("workers", "Growth with workers", "workers", how, points, panels)
 
 
@@ -191,7 +193,7 @@ Measure = Callable[[Server, Path, int], Coroutine[Any, Any, dict[str, float]]]
 
 
 def _over(places: Places, counts: Sequence[int], measure: Measure) -> list[tuple[int, dict[str, float]]]:
-    """The points of a curve over what is in a store: a server of its own, empty at first."""
+    """Return the points of a curve over the contents of a store, with a new server and store."""
     with (
         tempfile.TemporaryDirectory() as folder,
         started("tokentape", places.direct.url, f"embedded:{folder}/store") as server,
@@ -200,27 +202,27 @@ def _over(places: Places, counts: Sequence[int], measure: Measure) -> list[tuple
 
 
 async def _milliseconds(server: Server, path: str, times: int = 5) -> float:
-    """The median time of a GET, read whole."""
+    """Return the median time of a GET with its whole body."""
     taken = []
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(None)) as http:
         for _ in range(times):
-            begun = time.perf_counter()
+            started_at = time.perf_counter()
             async with http.get(server.url + path) as answer:
                 read = await answer.read()
                 assert answer.status == 200, read[:300]
-            taken.append(time.perf_counter() - begun)
+            taken.append(time.perf_counter() - started_at)
     return 1000 * median(taken)
 
 
 async def _call_ms(server: Server, rollout: str, times: int = 40) -> float:
-    """The median time of an unstreamed call of this rollout, the first ones aside."""
+    """Return the median time of an unstreamed call of this rollout, without the first quarter of the calls."""
     client = await load.connect(server.port)
     request = load.request_for("whole", rollout)
     taken = []
     for _ in range(times):
-        begun = time.perf_counter()
+        started_at = time.perf_counter()
         await client.call(request)
-        taken.append(time.perf_counter() - begun)
+        taken.append(time.perf_counter() - started_at)
     client.transport.close()
     return 1000 * median(taken[times // 4 :])
 

@@ -1,4 +1,4 @@
-"""How much memory the real process takes while it exports ten thousand rollouts: filled through its store, asked by HTTP."""
+"""Peak memory of the server process while it exports many rollouts, which are written to its store directly."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from storage import open_store
 from storage.store import Store
 from storage.types import StepWrite
 
-AT_ONCE = 32
+CONCURRENCY = 32
 
 
 def _numbered(number: int) -> str:
@@ -24,15 +24,15 @@ def _numbered(number: int) -> str:
 async def fill(
     socket: Path, rollouts: int, steps: Sequence[Step], *, first: int = 0, names: Callable[[int], str] = _numbered
 ) -> None:
-    """Store so many rollouts of these steps, called by their numbers from the first on: r0, r1."""
+    """Store `rollouts` rollouts with these steps, named `names(first)`, `names(first + 1)`, ..."""
     store = await open_store(f"unix:{socket}")
     numbers = iter(range(first, first + rollouts))
 
-    async def some() -> None:
+    async def store_next() -> None:
         for number in numbers:
             await _store(store, names(number), steps)
 
-    await asyncio.gather(*(some() for _ in range(AT_ONCE)))
+    await asyncio.gather(*(store_next() for _ in range(CONCURRENCY)))
     await store.close()
 
 
@@ -47,7 +47,7 @@ async def _store(store: Store, name: str, steps: Sequence[Step]) -> None:
 
 
 async def export(server: Server, container: str) -> tuple[int, int]:
-    """Read a whole export and throw it away: its length in bytes, and the most memory that the process held meanwhile."""
+    """Read a whole export; return its length and the peak resident memory of the server meanwhile, both in bytes."""
     server.forget_peak()
     length = 0
     url = f"{server.url}/export?format=sequences&container={container}"

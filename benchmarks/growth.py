@@ -1,4 +1,4 @@
-"""`make bench-growth`: run every curve and the costs by stage, or those named; keep each as a table and a plot."""
+"""Measures all curves and the costs by stage, or those named as arguments, and writes tables and plots."""
 
 import asyncio
 import sys
@@ -21,13 +21,13 @@ CURVES = {**curves.CURVES, "memory": memory}
 
 
 def main() -> None:
-    """Everything that was named on the command line, or everything."""
+    """Measure what the command line names, by default everything."""
     allow_many_sockets()
     console = Console(width=150)
-    wanted = sys.argv[1:] or [*CURVES, COSTS]
-    unknown = set(wanted) - {*CURVES, COSTS}
+    selected = sys.argv[1:] or [*CURVES, COSTS]
+    unknown = set(selected) - {*CURVES, COSTS}
     if unknown:
-        raise SystemExit(f"no such curve: {', '.join(sorted(unknown))}; there are {', '.join(CURVES)} and {COSTS}")
+        raise SystemExit(f"unknown curve: {', '.join(sorted(unknown))}; known are {', '.join(CURVES)} and {COSTS}")
     with (
         tempfile.TemporaryDirectory() as folder,
         started("upstream") as upstream,
@@ -35,14 +35,14 @@ def main() -> None:
         started("tokentape", upstream.url, f"embedded:{folder}/store") as tokentape,
     ):
         places = Places(upstream, bare, tokentape)
-        for name in wanted:
-            begun = time.monotonic()
+        for name in selected:
+            started_at = time.monotonic()
             keep_costs(places) if name == COSTS else keep(CURVES[name](places))
-            console.print(f"{name}: {time.monotonic() - begun:.0f} s, in {results.FOLDER / name}.md")
+            console.print(f"{name}: {time.monotonic() - started_at:.0f} s, in {results.FOLDER / name}.md")
 
 
 def keep(curve: Curve) -> None:
-    """A table and a plot of a curve."""
+    """Write a table and a plot of a curve."""
     columns = list(curve.points[0][1])
     rows = [[f"{x:,}", *(_number(values[name]) for name in columns)] for x, values in curve.points]
     panels = [
@@ -60,36 +60,36 @@ def _number(value: float) -> str:
 
 
 def keep_costs(places: Places) -> None:
-    """The cost of a call by stage, and what of it the process spends beside them."""
+    """Measure and write the cost of a call by stage, and the CPU time of whole server processes."""
     tables = []
     for mode, streamed in (("stream", True), ("whole", False)):
         found = costs(streamed=streamed)
         what = "a streamed call" if streamed else "an unstreamed call"
-        stages = {**found.stages, "the rest of the core": found.rest}
+        stages = {**found.stages, "rest of the core": found.rest}
         wholes = {
-            "**the core, whole**": found.whole,
-            "the process over HTTP, bare": _processor_us(places.bare, mode),
-            "the process over HTTP, TokenTape (its store is another process)": _processor_us(places.tokentape, mode),
+            "**whole core**": found.whole,
+            "server process, bare": _processor_us(places.bare, mode),
+            "server process, TokenTape (without its store)": _processor_us(places.tokentape, mode),
         }
         rows = [
             [stage, f"{cost:.0f}", f"{cost / SAMPLED_TOKENS:.2f}", f"{cost / found.whole:.2f}"]
             for stage, cost in (stages | wholes).items()
         ]
         plots.bars(
-            f"costs-{mode}", f"share of the core's cost, {what}", {k: v / found.whole for k, v in stages.items()}
+            f"costs-{mode}", f"share of the cost of the core, {what}", {k: v / found.whole for k, v in stages.items()}
         )
-        tables.append(f"## Microseconds of {what}\n")
-        tables.append(results.table(["stage", "a call", "a sampled token", "x the core"], rows))
+        tables.append(f"## {what.capitalize()}, µs\n")
+        tables.append(results.table(["stage", "per call", "per sampled token", "x core"], rows))
         tables.append(f"![{what}](costs-{mode}.svg)\n")
     how = (
-        "Processor time, least of rounds, of one answer of 1,000 + 200 tokens in vLLM's shape, an event a token where it is "
-        "streamed. The core runs without sockets or store; the processes serve 16 clients.\n"
+        "CPU time (minimum of rounds) of a call with 1,000 + 200 tokens in vLLM's format; if streamed, one event per token. "
+        "The core runs without sockets or store; the server processes serve 16 clients.\n"
     )
     results.write(COSTS, "Cost of a call by stage", f"{COMMAND} CURVES={COSTS}", how, *tables)
 
 
 def _processor_us(server: Server, mode: str, calls: int = 640) -> float:
-    """Processor time that a server's process takes for a call, over real sockets, with 16 clients."""
+    """Return the CPU time of a server process per call in µs, with 16 clients."""
     asyncio.run(load.throughput(server.port, mode, clients=16, calls=64))
     before = server.processor_s()
     asyncio.run(load.throughput(server.port, mode, clients=16, calls=calls))

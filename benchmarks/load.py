@@ -1,4 +1,4 @@
-"""Clients that cost little themselves: one request of fixed bytes at a time over a kept connection, replies not parsed."""
+"""Clients with little overhead: fixed request bytes, one call at a time per connection, responses not parsed."""
 
 import asyncio
 import time
@@ -8,7 +8,7 @@ import orjson
 
 
 def request_for(mode: str, rollout: str = "bench") -> bytes:
-    """A chat call. `mode` tells the upstream what to answer; a number behind it, how many words the prompt has."""
+    """Return the bytes of a chat call. `mode` selects the response (see `upstream`), as in `stream-8000` for 8,000 words."""
     kind, _, words = mode.partition("-")
     body: dict = {"model": f"mode-{mode}", "messages": [{"role": "user", "content": "word " * int(words or 200)}]}
     if kind in ("stream", "hang"):
@@ -19,13 +19,13 @@ def request_for(mode: str, rollout: str = "bench") -> bytes:
 
 
 class Client(asyncio.Protocol):
-    """One connection: `call` sends a request and waits for the end of its reply."""
+    """One connection; `call` sends a request and waits for the end of the response."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
 
     def call(self, request: bytes) -> "asyncio.Future[float]":
-        """The time from sending to the first byte, once the reply is whole."""
+        """Return a future of the time from sending to the first byte, in s; it completes with the response."""
         self.tail, self.left, self.first = b"", None, 0.0
         self.done: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         self.sent = time.perf_counter()
@@ -65,7 +65,7 @@ class Client(asyncio.Protocol):
 
 
 async def connect(port: int) -> Client:
-    """A client, connected."""
+    """Return a connected client."""
     _, client = await asyncio.get_running_loop().create_connection(Client, "127.0.0.1", port)
     return client
 
@@ -73,9 +73,9 @@ async def connect(port: int) -> Client:
 async def throughput(
     port: int, mode: str, *, clients: int, calls: int, refused: list[Exception] | None = None
 ) -> float:
-    """Calls a second of so many clients together; each has a rollout of its own.
+    """Return the calls per second of all clients together; each has its own rollout.
 
-    A call that fails ends the measurement, unless `refused` is there to gather it: then the others are counted.
+    A failed call ends the measurement, unless `refused` collects it; then only successful calls count.
     """
     connections = [await connect(port) for _ in range(clients)]
 
@@ -99,7 +99,7 @@ async def throughput(
 
 
 async def latency(port: int, mode: str, *, calls: int) -> tuple[float, float]:
-    """Median seconds to the whole reply and to its first byte, of one client."""
+    """Return the median seconds to the whole response and to its first byte, with one client."""
     client = await connect(port)
     request = request_for(mode, f"latency-{time.time_ns()}")
     whole, first = [], []
@@ -112,7 +112,7 @@ async def latency(port: int, mode: str, *, calls: int) -> tuple[float, float]:
 
 
 async def at_once(port: int, mode: str, calls: int) -> tuple[float, int]:
-    """So many calls at once: seconds until all are over, and how many succeeded."""
+    """Send all calls concurrently; return the seconds until all are complete, and the number that succeeded."""
     connections = [await connect(port) for _ in range(calls)]
     started = time.perf_counter()
     results = await asyncio.gather(

@@ -1,10 +1,10 @@
-"""Plots of figures as SVG under `benchmarks/results/`, the same bytes for the same figures."""
+"""Plots of results as SVG files in `benchmarks/results/`; equal results give equal bytes."""
 
 from collections.abc import Mapping, Sequence
 
 import matplotlib as mpl
 
-mpl.use("svg")  # before pyplot: there is no screen
+mpl.use("svg")  # before pyplot is imported; no display is required
 mpl.rcParams |= {
     "svg.hashsalt": "tokentape",
     "svg.fonttype": "none",
@@ -23,7 +23,7 @@ Series = Mapping[str, Sequence[tuple[float, float]]]
 
 
 def lines(name: str, panels: Sequence[tuple[str, Series]], x: str) -> None:
-    """Panels beside each other, each with its lines over the same quantity."""
+    """Plot panels side by side, each with lines over the same quantity."""
     figure, axes = plt.subplots(1, len(panels), figsize=(4.6 * len(panels), 3.1), squeeze=False)
     for at, (title, series) in zip(axes[0], panels, strict=True):
         for label, points in series.items():
@@ -44,7 +44,7 @@ def _dress(at: Axes, title: str, x: str, places: Sequence[float]) -> None:
 
 
 def bars(name: str, title: str, values: Mapping[str, float], *, mark: float | None = None, unit: str = "") -> None:
-    """One bar for each value, from the top; `mark` is a line to reach."""
+    """Plot one bar per value, the first one on top; `mark` draws a vertical line."""
     figure, at = plt.subplots(figsize=(9, 0.4 * len(values) + 1))
     labels = list(reversed(values))
     drawn = at.barh(labels, [values[label] for label in labels], height=0.6)

@@ -1,7 +1,7 @@
-"""Where figures are kept: a file for each table under `benchmarks/results/`, and its place in a page of docs/.
+"""Writes results to files in `benchmarks/results/`, and to their places in pages of docs/.
 
-Each says what it was measured on, by which command, at which commit. A place in the page is what stands between a comment
-with the table's name and the next comment.
+Each result names the machine, the command and the commit. Its place in a page is between a comment with its name and the
+next comment.
 """
 
 import datetime as dt
@@ -18,7 +18,7 @@ PAGES = (DOCS / "performance.md", DOCS / "operations.md")
 
 
 def machine() -> str:
-    """What it ran on."""
+    """Return a description of the machine."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     model = next((line.partition(":")[2].strip() for line in lines if "model name" in line), "?")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
@@ -27,9 +27,9 @@ def machine() -> str:
 
 
 def commit() -> str:
-    """The commit that was measured, and whether anything was changed since."""
+    """Return the measured commit, and whether there are uncommitted changes."""
     head = _git("rev-parse", "--short", "HEAD")
-    # What a run itself writes is no change of what it measures.
+    # Results that a run writes are not changes of the measured code.
     return (
         f"{head}, with changes"
         if _git("status", "--porcelain", "--", "proxy", "storage", "tokentape", "benchmarks/*.py")
@@ -38,31 +38,31 @@ def commit() -> str:
 
 
 def _git(*words: str) -> str:
-    told = subprocess.run(["git", *words], capture_output=True, text=True, check=False, cwd=FOLDER.parent)
-    return told.stdout.strip() or ("" if told.returncode == 0 else "unknown")
+    done = subprocess.run(["git", *words], capture_output=True, text=True, check=False, cwd=FOLDER.parent)
+    return done.stdout.strip() or ("" if done.returncode == 0 else "unknown")
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
+    """Return a Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def write(name: str, title: str, command: str, *body: str) -> Path:
-    """The file of this name, anew, and its place in the page. `body` is what follows the line that says how."""
+    """Write the file and the place of this name; `body` follows the line with machine and commit. Return the file's path."""
     FOLDER.mkdir(exist_ok=True)
     load = os.getloadavg()[2]
     measured = f"{dt.datetime.now(dt.UTC):%Y-%m-%d %H:%M} UTC, commit {commit()}, load {load:.1f}"
-    told = "\n".join([f"`{command}` on {machine()}; {measured} (15 minutes, this run included).\n", *body])
+    text = "\n".join([f"`{command}` on {machine()}; {measured} (15 minutes, this run included).\n", *body])
     path = FOLDER / f"{name}.md"
-    path.write_text(f"# {title}\n\n{told}")
-    _place(name, told)
+    path.write_text(f"# {title}\n\n{text}")
+    _place(name, text)
     return path
 
 
-def _place(name: str, told: str) -> None:
-    """Put a table into the pages where it has a place. Pictures are one folder away."""
-    told = re.sub(r"\]\((\w[^/)]*\.svg)\)", r"](../benchmarks/results/\1)", told).replace("\n## ", "\n#### ")
+def _place(name: str, text: str) -> None:
+    """Write a result into the pages that have a place for it, with adapted links to images."""
+    text = re.sub(r"\]\((\w[^/)]*\.svg)\)", r"](../benchmarks/results/\1)", text).replace("\n## ", "\n#### ")
     place = re.compile(rf"(<!-- {re.escape(name)} -->\n).*?(?=<!--)", re.DOTALL)
     for page in PAGES:
-        page.write_text(place.sub(lambda found: f"{found[1]}\n{told}\n", page.read_text()))
+        page.write_text(place.sub(lambda found: f"{found[1]}\n{text}\n", page.read_text()))

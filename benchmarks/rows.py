@@ -1,4 +1,4 @@
-"""One function per line of the table: what was measured, against its target."""
+"""The rows of the table of targets, one function each."""
 
 import asyncio
 import random
@@ -28,7 +28,7 @@ ROUNDS = 5
 
 @dataclass(frozen=True)
 class Row:
-    """One line: what, its target, what was measured, and how much of the target that is (1 or more meets it)."""
+    """One row: `reached` is the share of the target that was reached; 1 or more meets it."""
 
     what: str
     target: str
@@ -41,13 +41,13 @@ class Row:
 
 
 def at_most(limit: float, measured: float) -> float:
-    """How much of a target is reached that is an upper bound. What cannot be measured for smallness is ten times enough."""
+    """Return the share of an upper bound that was reached; at most 10, for values too small to measure."""
     return limit / max(measured, limit / 10)
 
 
 @dataclass(frozen=True)
 class Places:
-    """The running servers."""
+    """The running servers: the engine, and the two proxies in front of it."""
 
     direct: Server
     bare: Server
@@ -55,7 +55,7 @@ class Places:
 
 
 def throughput_row(places: Places, what: str, mode: str, target: float, calls: int) -> Row:
-    """Rounds of bare and TokenTape in turn; the median of the rounds' ratios."""
+    """Measure the median ratio of alternating rounds of bare and TokenTape."""
     ratios, rates = [], []
     for _ in range(ROUNDS):
         bare = asyncio.run(load.throughput(places.bare.port, mode, clients=16, calls=calls))
@@ -70,7 +70,7 @@ def throughput_row(places: Places, what: str, mode: str, target: float, calls: i
 
 
 def latency_rows(places: Places) -> list[Row]:
-    """What one client waits longer for, than through bare."""
+    """Measure the latency that TokenTape adds to bare, with one client."""
     whole, first = [], []
     for _ in range(ROUNDS):
         bare = asyncio.run(load.latency(places.bare.port, "whole", calls=100))[0]
@@ -79,24 +79,29 @@ def latency_rows(places: Places) -> list[Row]:
         bare = asyncio.run(load.latency(places.bare.port, "stream", calls=60))[1]
         ours = asyncio.run(load.latency(places.tokentape.port, "stream", calls=60))[1]
         first.append(ours - bare)
-    one, two = median(whole) * 1000, median(first) * 1000
+    whole_ms, first_ms = median(whole) * 1000, median(first) * 1000
     return [
-        Row("added latency, one client, unstreamed, median", "<= 2 ms", f"{one:.2f} ms", at_most(2, one)),
-        Row("added time to first token, one client, streamed, median", "<= 1 ms", f"{two:.2f} ms", at_most(1, two)),
+        Row("added latency, one client, unstreamed, median", "<= 2 ms", f"{whole_ms:.2f} ms", at_most(2, whole_ms)),
+        Row(
+            "added time to first token, one client, streamed, median",
+            "<= 1 ms",
+            f"{first_ms:.2f} ms",
+            at_most(1, first_ms),
+        ),
     ]
 
 
 def at_once_row(places: Places, calls: int = 2_000) -> Row:
-    """Slow calls, all at once, against the same calls made directly."""
+    """Measure concurrent slow calls, relative to the same calls without a proxy."""
     direct, _ = asyncio.run(load.at_once(places.direct.port, "slow", calls))
     ours, succeeded = asyncio.run(load.at_once(places.tokentape.port, "slow", calls))
     measured = f"{succeeded} of {calls}, {ours / direct:.2f} x direct"
     reached = at_most(1.2, ours / direct) if succeeded == calls else 0.0
-    return Row(f"{calls:,} calls of {upstream.SLOW_S:.0f} s each at once", "all, <= 1.2 x direct", measured, reached)
+    return Row(f"{calls:,} concurrent calls of {upstream.SLOW_S:.0f} s", "all, <= 1.2 x direct", measured, reached)
 
 
 def memory_row(places: Places, streams: int = 1_000) -> Row:
-    """Streams that stay open half-way: how much the process grows by each."""
+    """Measure the memory per stream that is open half-way."""
 
     async def open_streams() -> int:
         clients = [await load.connect(places.tokentape.port) for _ in range(streams)]
@@ -111,14 +116,17 @@ def memory_row(places: Places, streams: int = 1_000) -> Row:
         await asyncio.gather(*calls, return_exceptions=True)
         return grown
 
-    each = asyncio.run(open_streams()) / streams / 1000
+    per_stream = asyncio.run(open_streams()) / streams / 1000
     return Row(
-        "resident memory per open streamed call", "<= 150 kB", f"{each:.0f} kB (over {streams:,})", at_most(150, each)
+        "resident memory per open streamed call",
+        "<= 150 kB",
+        f"{per_stream:.0f} kB (over {streams:,})",
+        at_most(150, per_stream),
     )
 
 
 def conversation(turns: int, tokens: int, rollout: str) -> list[Step]:
-    """A rollout whose prompt grows by equal turns up to so many tokens; half of each turn is sampled."""
+    """Return the steps of a rollout with equal turns that grows to `tokens` tokens; half of each turn is sampled."""
     chance = random.Random(rollout)
     grows = tokens // turns // 2
     ids: list[int] = []
@@ -126,8 +134,8 @@ def conversation(turns: int, tokens: int, rollout: str) -> list[Step]:
     steps = []
     for turn in range(turns):
         ids += [chance.randrange(150_000) for _ in range(grows)]
-        said = " ".join(f"w{chance.randrange(5000)}" for _ in range(grows * 3 // 4))
-        messages = [*messages, {"role": "user", "content": said}]
+        text = " ".join(f"w{chance.randrange(5000)}" for _ in range(grows * 3 // 4))
+        messages = [*messages, {"role": "user", "content": text}]
         sampled = array("i", [chance.randrange(150_000) for _ in range(grows)])
         logprobs = array("f", [-chance.expovariate(1.0) for _ in sampled])
         reply = {"role": "assistant", "content": " ".join(f"v{chance.randrange(5000)}" for _ in range(grows * 3 // 4))}
@@ -158,7 +166,7 @@ def conversation(turns: int, tokens: int, rollout: str) -> list[Step]:
 
 
 def storage_row(rollouts: int = 8) -> Row:
-    """Fifty-turn rollouts of 32k tokens, as the server's memory grows by them: keys, names and overhead included."""
+    """Measure the memory of the store for 50-turn rollouts of 32k tokens, with keys, names and overhead."""
 
     async def stored() -> float:
         with tempfile.TemporaryDirectory() as folder:
@@ -180,17 +188,17 @@ def storage_row(rollouts: int = 8) -> Row:
             await store.close()
         return grown / (rollouts * 32_000)
 
-    each = asyncio.run(stored())
+    per_token = asyncio.run(stored())
     return Row(
         "storage of a 50-turn rollout that grows to 32k tokens",
         "<= 16 B/token",
-        f"{each:.1f} B/token",
-        at_most(16, each),
+        f"{per_token:.1f} B/token",
+        at_most(16, per_token),
     )
 
 
 def export_row(rollouts: int = 1_000, tokens: int = 8_000) -> Row:
-    """Joining and writing rows of long rollouts, from steps in memory. Loading pyarrow (once a process) is not in it."""
+    """Measure joining and writing rows of long rollouts from steps in memory, without the import of pyarrow."""
     steps = conversation(20, tokens, "r")
     form = FORMATS["sequences"]
     writer = CONTAINERS["arrow"].writer(form)
@@ -205,7 +213,7 @@ def export_row(rollouts: int = 1_000, tokens: int = 8_000) -> Row:
 
 
 def export_whole_row(places: Places, rollouts: int = 1_000, tokens: int = 8_000) -> Row:
-    """The same by `GET /export`: read from the store, decoded, and sent."""
+    """Measure the same export by `GET /export`, including reads from the store."""
     with (
         tempfile.TemporaryDirectory() as folder,
         started("tokentape", places.direct.url, f"embedded:{folder}/store") as server,
@@ -226,14 +234,14 @@ def _rate_row(how: str, rollouts: int, rate: float) -> Row:
 
 
 def export_memory_rows(places: Places, rollouts: int = 10_000) -> list[Row]:
-    """Rollouts of four turns that grow to 2k tokens, exported by a process that has nothing else to do."""
+    """Measure the peak memory of exports of rollouts with four turns and 2k tokens."""
     with (
         tempfile.TemporaryDirectory() as folder,
         started("tokentape", places.direct.url, f"embedded:{folder}/store") as server,
     ):
         asyncio.run(exporting.fill(Path(folder) / "store/valkey.sock", rollouts, conversation(4, 2_000, "r")))
         measured = [(name, *asyncio.run(exporting.export(server, name))) for name in ("ndjson", "arrow", "parquet")]
-    what = f"export of {rollouts:,} rollouts x 2k tokens, {{}}: resident memory at its peak"
+    what = f"export of {rollouts:,} rollouts x 2k tokens, {{}}: peak resident memory"
     return [
         Row(what.format(name), "<= 200 MB", f"{peak / 1e6:.0f} MB (of {length / 1e6:.0f} MB)", at_most(200e6, peak))
         for name, length, peak in measured
@@ -241,7 +249,7 @@ def export_memory_rows(places: Places, rollouts: int = 10_000) -> list[Row]:
 
 
 def rows_of_two(places: Places) -> list[Row]:
-    """The lines that more processes move, with one for each of two cores. Bare stays one process."""
+    """Measure the rows that depend on the number of processes, with two workers; bare has one process."""
     two = ", --workers 2"
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -255,17 +263,17 @@ def rows_of_two(places: Places) -> list[Row]:
 
 
 def unstreamed_row(places: Places) -> Row:
-    """The first target."""
+    """Measure unstreamed calls."""
     return throughput_row(places, "unstreamed chat, 1,000 + 200 tokens, 16 clients", "whole", 0.50, 1600)
 
 
 def streamed_row(places: Places) -> Row:
-    """The second."""
+    """Measure streamed calls."""
     return throughput_row(places, "streamed chat, 200 events, 16 clients", "stream", 0.40, 320)
 
 
 def rows(places: Places) -> list[Callable[[], list[Row]]]:
-    """The lines of the table, in the order of the targets."""
+    """Return the functions that measure the rows, in the order of the table."""
     return [
         lambda: [unstreamed_row(places)],
         lambda: [streamed_row(places)],

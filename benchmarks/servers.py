@@ -1,4 +1,4 @@
-"""Each server in a process of its own: `python -m benchmarks.servers KIND [ENGINE] [STORE]` prints its port and runs."""
+"""Runs each server in its own process: `python -m benchmarks.servers KIND [ENGINE] [STORE]` prints its port and serves."""
 
 import asyncio
 import os
@@ -19,13 +19,13 @@ from aiohttp import web
 from benchmarks.bare import make_bare
 from benchmarks.upstream import listen
 
-_PLAIN = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1"}  # help that is not cut or coloured
+_PLAIN = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1"}  # help without truncation or color
 _QUIET = _PLAIN | {"TOKENTAPE_LOG__LEVEL": "warning"}
 
 
 @dataclass(frozen=True)
 class Server:
-    """A running server."""
+    """A running server process."""
 
     port: int
     pid: int
@@ -35,28 +35,28 @@ class Server:
         return f"http://127.0.0.1:{self.port}"
 
     def resident_bytes(self) -> int:
-        """How much memory of its own it holds."""
+        """Return its resident memory."""
         with open(f"/proc/{self.pid}/statm") as statm:  # noqa: PTH123
             return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     def processor_s(self) -> float:
-        """How long processors worked for it so far, in its own code and in the kernel's."""
+        """Return its CPU time, user and system."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def forget_peak(self) -> None:
-        """From now on the peak is counted anew (proc(5), clear_refs)."""
+        """Reset the peak of its resident memory (proc(5), clear_refs)."""
         Path(f"/proc/{self.pid}/clear_refs").write_text("5")
 
     def peak_bytes(self) -> int:
-        """The most memory that it ever held."""
+        """Return the peak of its resident memory."""
         lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
         return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
 
 
 @contextmanager
 def started(kind: str, *arguments: str) -> Iterator[Server]:
-    """A server, until the end of the block; ended by its own pid."""
+    """Run a server inside the context."""
     command = [sys.executable, "-m", "benchmarks.servers", kind, *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
@@ -69,14 +69,14 @@ def started(kind: str, *arguments: str) -> Iterator[Server]:
 
 
 def knows_workers() -> bool:
-    """Whether `serve` can run several processes on one port."""
-    asked = [sys.executable, "-m", "proxy", "serve", "--help"]
-    return "--workers" in subprocess.run(asked, capture_output=True, text=True, check=True, env=_PLAIN).stdout
+    """Return whether `serve` has the option --workers."""
+    command = [sys.executable, "-m", "proxy", "serve", "--help"]
+    return "--workers" in subprocess.run(command, capture_output=True, text=True, check=True, env=_PLAIN).stdout
 
 
 @contextmanager
 def serving(engine: str, folder: str, workers: int) -> Iterator[Server]:
-    """`serve --workers N`, without a line in the log for each call, until the end of the block."""
+    """Run `serve --workers N` inside the context, without log lines per call."""
     port = _free_port()
     command = [sys.executable, "-m", "proxy", "serve", "--engine", engine, "--listen", f"127.0.0.1:{port}"]
     command += ["--store", f"embedded:{folder}/store", "--workers", str(workers)]
@@ -96,7 +96,7 @@ def _free_port() -> int:
 
 
 def _await_ready(process: "subprocess.Popen[bytes]", port: int) -> None:
-    """Wait until it says that it is ready. Raises RuntimeError if it does not within a minute."""
+    """Wait until `/ready` is 200. Raises RuntimeError after a minute."""
     until = time.monotonic() + 60
     while time.monotonic() < until and process.poll() is None:
         try:
@@ -108,7 +108,7 @@ def _await_ready(process: "subprocess.Popen[bytes]", port: int) -> None:
 
 
 def allow_many_sockets() -> None:
-    """As many open files as the machine lets us have."""
+    """Raise the limit of open files to the hard limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
@@ -122,7 +122,7 @@ async def _bare(engine: str) -> None:
 
 
 class _WithoutPandas:
-    """As tokentape[arrow] is installed: pyarrow loads pandas (50 MB) wherever it is, and here the tests bring it."""
+    """Hides pandas, as in an installation of tokentape[arrow]: pyarrow loads pandas (50 MB) if it is installed."""
 
     def find_spec(self, name: str, _path: object = None, _target: object = None) -> None:
         if name == "pandas":

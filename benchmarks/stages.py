@@ -1,7 +1,7 @@
-"""What a call costs by stage, in this process alone: no sockets, no store, one recorded answer over and over.
+"""CPU time of a call by stage, in one process without sockets and store, with one response repeated.
 
-Each stage is done by the functions that the proxy itself calls, for all events of the answer, and measured apart; `whole` is
-an `Exchange` fed the same bytes, its step encoded. What the stages do not explain of the whole is told as `the rest`.
+Each stage calls the proxy's own functions for all events of the response. `whole` feeds the same bytes to an `Exchange` and
+encodes its step; `rest` is the difference between the whole and the sum of the stages.
 """
 
 import gc
@@ -31,19 +31,19 @@ KINDS = {True: "text/event-stream; charset=utf-8", False: "application/json"}
 
 @dataclass(frozen=True)
 class Costs:
-    """Microseconds of processor time a call, by stage; `whole` is all of it."""
+    """CPU time per call in µs: by stage, and of the whole."""
 
     stages: dict[str, float]
     whole: float
 
     @property
     def rest(self) -> float:
-        """What no stage explains."""
+        """The whole without the stages."""
         return self.whole - sum(self.stages.values())
 
 
 def planned(*, streamed: bool) -> Plan:
-    """The plan of a call by a client that asks for nothing."""
+    """Return the plan of a call without options."""
     body: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "word " * 200}]}
     if streamed:
         body["stream"] = True
@@ -68,7 +68,7 @@ def _exchanged(plan: Plan, reads: list[bytes], *, streamed: bool) -> Step:
 
 
 def _seconds(run: Callable[[], object]) -> float:
-    """Processor time of one run: the least of some rounds, in which nothing else happened to this process."""
+    """Return the CPU time of one run: the minimum of several rounds."""
     rounds = []
     gc.collect()
     for _ in range(ROUNDS):
@@ -80,44 +80,44 @@ def _seconds(run: Callable[[], object]) -> float:
 
 
 def costs(*, streamed: bool) -> Costs:
-    """What a streamed or an unstreamed call costs by stage."""
+    """Measure a streamed or an unstreamed call by stage."""
     plan = planned(streamed=streamed)
     reads = upstream.events() if streamed else [upstream.whole()]
     step = _exchanged(plan, reads, streamed=streamed)
     payloads = [read[6:-2] for read in reads[:-1]] if streamed else reads
     chunks = [orjson.loads(payload) for payload in payloads]
     show = plan.view.chunk if streamed else plan.view.whole
-    shown = [told for chunk in chunks if (told := show(chunk)) is not None]
-    response = _folded(plan, chunks) if streamed else chunks[0]
+    shown = [visible for chunk in chunks if (visible := show(chunk)) is not None]
+    response = _accumulated(plan, chunks) if streamed else chunks[0]
     evidence = fidelity.Evidence(step.prompts, step.choices, step.usage, 1, ended=True, status="complete")
     stages: dict[str, Callable[[], object]] = {
-        "cut: bytes into events": lambda: _cut(reads),
-        "loads: events into objects": lambda: [read_json(payload) for payload in payloads],
-        "fold: events into one response": lambda: _folded(plan, chunks),
-        "view: what the client may see": lambda: [show(chunk) for chunk in chunks],
-        "dumps: objects into bytes": lambda: [write_json(each, loosely=False) for each in shown],
+        "parse: bytes to events": lambda: _parsed(reads),
+        "loads: events to objects": lambda: [read_json(payload) for payload in payloads],
+        "accumulate: events to one response": lambda: _accumulated(plan, chunks),
+        "view: events for the client": lambda: [show(chunk) for chunk in chunks],
+        "dumps: objects to bytes": lambda: [write_json(chunk, loosely=False) for chunk in shown],
         "pack: ids and logprobs as arrays": lambda: _packed(plan, response),
-        "check: whether the step is exact": lambda: fidelity.check(evidence),
+        "check: fidelity of the step": lambda: fidelity.check(evidence),
         "encode: the step as a record": lambda: encode(step),
     }
     if not streamed:
-        stages = {name: run for name, run in stages.items() if not name.startswith(("cut", "fold"))}
+        stages = {name: run for name, run in stages.items() if not name.startswith(("parse", "accumulate"))}
     measured = {name: _seconds(run) * 1e6 for name, run in stages.items()}
     whole = _seconds(lambda: encode(_exchanged(plan, reads, streamed=streamed))) * 1e6
     return Costs(measured, whole)
 
 
-def _cut(reads: list[bytes]) -> None:
-    cutter = EventParser()
+def _parsed(reads: list[bytes]) -> None:
+    parser = EventParser()
     for read in reads:
-        cutter.feed(read)
+        parser.feed(read)
 
 
-def _folded(plan: Plan, chunks: list[Any]) -> dict[str, Any]:
-    fold = plan.dialect.accumulator()
+def _accumulated(plan: Plan, chunks: list[Any]) -> dict[str, Any]:
+    accumulator = plan.dialect.accumulator()
     for chunk in chunks:
-        fold.feed(chunk)
-    return fold.finish()
+        accumulator.feed(chunk)
+    return accumulator.finish()
 
 
 def _packed(plan: Plan, response: dict[str, Any]) -> object:

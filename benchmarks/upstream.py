@@ -1,4 +1,4 @@
-"""An engine that answers at once, with fixed bytes in vLLM's shape: what is measured is what stands before it."""
+"""An engine that responds immediately with fixed bytes in vLLM's format, so that only the proxy is measured."""
 
 import asyncio
 import random
@@ -18,7 +18,7 @@ def _entry(number: int) -> dict:
 
 
 def whole(prompt_tokens: int = PROMPT_TOKENS) -> bytes:
-    """An unstreamed chat response with ids and logprobs."""
+    """Return an unstreamed chat response with ids and logprobs."""
     chance = random.Random(1)
     entries = [_entry(number) for number in range(SAMPLED_TOKENS)]
     choice = {
@@ -53,7 +53,7 @@ def whole(prompt_tokens: int = PROMPT_TOKENS) -> bytes:
 
 
 def events(prompt_tokens: int = PROMPT_TOKENS) -> list[bytes]:
-    """The events of a streamed chat: role, one token each, usage, the end."""
+    """Return the events of a streamed chat response: the role, one per token, usage, [DONE]."""
     head = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "m"}
 
     def chunk(delta: dict, number: int | None, finish: str | None = None, **top: object) -> bytes:
@@ -82,14 +82,14 @@ def _framed(event: bytes) -> bytes:
 
 @cache
 def whole_answer(prompt_tokens: int) -> bytes:
-    """The unstreamed answer, with its head."""
+    """Return the unstreamed HTTP response."""
     body = whole(prompt_tokens)
     return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
 
 
 @cache
 def stream_events(prompt_tokens: int) -> list[bytes]:
-    """The events of the streamed one, each in a frame."""
+    """Return the events of the streamed response, each as an HTTP chunk."""
     return [_framed(event) for event in events(prompt_tokens)]
 
 
@@ -98,9 +98,9 @@ STREAM_END = b"0\r\n\r\n"
 
 
 class Engine(asyncio.Protocol):
-    """One connection. What is answered depends on a word in the request's body: whole, stream, slow, hang.
+    """One connection. The model name in the request selects the response: whole, stream, slow or hang.
 
-    A number behind it is how many prompt tokens there are: `mode-stream-8000`.
+    A number selects the number of prompt tokens: `mode-stream-8000`.
     """
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -121,7 +121,7 @@ class Engine(asyncio.Protocol):
         self.answer(head, body)
 
     def answer(self, head: bytes, body: bytes) -> None:
-        """Write the answer; an event a write, as engines do."""
+        """Write the response; one write per event, as engines do."""
         if head.startswith(b"GET"):
             self.transport.write(
                 b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 20\r\n\r\n{"version":"0.32.0"}'
@@ -146,6 +146,6 @@ class Engine(asyncio.Protocol):
 
 
 async def listen() -> tuple[asyncio.Server, int]:
-    """The engine, listening on a free port."""
+    """Start the engine on a free port; return the server and the port."""
     server = await asyncio.get_running_loop().create_server(Engine, "127.0.0.1", 0, backlog=8192)
     return server, server.sockets[0].getsockname()[1]

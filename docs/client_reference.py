@@ -14,7 +14,7 @@ of `Client` as a coroutine or an async iterator; its own section lists only the 
 
 
 def client_page(made: str) -> str:
-    """Return docs/client-reference.md; `made` is the comment that says how it is made."""
+    """Return docs/client-reference.md; `made` is the comment on how the page is generated."""
     parts = [f"# The client's classes\n\n{made}{_OPENING}"]
     known: set[str] = set()
     for name in (

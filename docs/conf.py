@@ -1,8 +1,7 @@
-"""How Sphinx makes the site of the Markdown that is there: `make docs`, then open build/docs/index.html.
+"""Sphinx' configuration of the documentation site: run `make docs`, then open build/docs/index.html.
 
-Holds Sphinx' settings, and the tree of pages, which it reads off the lists of docs/index.md: what stands on that page is
-the navigation, so that there is no second list to keep. Source is the whole repository, so that links lead on the site
-where they lead on GitHub. Nothing is fetched: fonts are the reader's own, search is Sphinx' own.
+The navigation is read from the lists of docs/index.md. The source directory is the whole repository, so that links have the
+same targets on the site and on GitHub. The site loads no external resources.
 """
 
 import re
@@ -18,14 +17,14 @@ root_doc = "docs/index"
 include_patterns = ["*.md", "docs/*.md", "docs/**/*.md", "deploy/README.md", "examples/README.md"]
 exclude_patterns = ["docs/landing/**"]
 nitpicky = True
-suppress_warnings = ["myst.header"]  # what the benchmarks print begins at a level of its own
+suppress_warnings = ["myst.header"]  # generated results of benchmarks begin at a lower heading level
 
-myst_enable_extensions: list[str] = []  # what GitHub does not render, no page uses
+myst_enable_extensions: list[str] = []  # pages use only what GitHub renders
 myst_heading_anchors = 4
 
 html_theme = "furo"
 html_title = "TokenTape"
-html_extra_path = ["landing"]  # index.html, which leads to docs/index.html
+html_extra_path = ["landing"]  # index.html, which redirects to docs/index.html
 html_copy_source = False
 html_theme_options = {"sidebar_hide_name": False, "navigation_with_keys": True}
 
@@ -34,24 +33,26 @@ _ENTRY = re.compile(r"^- \[([^\]]+)\]\(([^)#:]+)\.md\)", re.MULTILINE)
 
 
 def tree(index: str) -> str:
-    """The lists of the index as Sphinx' trees: one for each section, by its heading."""
-    made = []
+    """Return the lists of the index as Sphinx' toctrees, one per section."""
+    trees = []
     for heading, text in _SECTION.findall(index):
         entries = [f"{title} <{page}>" for title, page in _ENTRY.findall(text)]
         if entries:
-            made.append("\n".join(["```{toctree}", ":hidden:", f":caption: {heading}", "", *entries, "```"]))
-    return "\n\n".join(made)
+            trees.append("\n".join(["```{toctree}", ":hidden:", f":caption: {heading}", "", *entries, "```"]))
+    return "\n\n".join(trees)
 
 
 def _with_tree(app: Sphinx, name: str, source: list[str]) -> None:
     if name == root_doc:
         source[0] += "\n" + tree(source[0]) + "\n"
     if name == "docs/decisions":
-        numbers = sorted(path.stem for path in (Path(app.srcdir) / "docs" / "decisions").glob("*.md"))
-        source[0] += "\n" + "\n".join(["```{toctree}", ":hidden:", "", *(f"decisions/{one}" for one in numbers), "```"])
+        names = sorted(path.stem for path in (Path(app.srcdir) / "docs" / "decisions").glob("*.md"))
+        source[0] += "\n" + "\n".join(
+            ["```{toctree}", ":hidden:", "", *(f"decisions/{decision}" for decision in names), "```"]
+        )
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """What Sphinx calls first."""
+    """Connect the extension; called by Sphinx."""
     app.connect("source-read", _with_tree)
     return {"parallel_read_safe": True}

@@ -1,6 +1,6 @@
-"""tokentape/sync_client.py, generated from tokentape/async_client.py by replacing words, as httpcore generates its `_sync`.
+"""Generates tokentape/sync_client.py from tokentape/async_client.py by replacing words, as httpcore generates its `_sync`.
 
-A statement whose first line ends in `# async only` is left out.
+Statements whose first line ends in `# async only` are omitted.
 """
 
 import ast
@@ -48,7 +48,7 @@ def without_async_only(source: str) -> str:
 
 
 def _ruff(command: str, *options: str, text: str) -> str:
-    """Return what ruff makes of a text, by the settings of this repository."""
+    """Return the output of ruff for a text, with the settings of this repository."""
     arguments = [sys.executable, "-m", "ruff", command, *options, "--stdin-filename", str(TARGET), "-"]
     folder = SOURCE.parent.parent
     done = subprocess.run(arguments, input=text, capture_output=True, text=True, check=True, cwd=folder)  # noqa: S603

@@ -1,8 +1,8 @@
 """Measures the layout of the sources: `python -m docs.layout` prints the numbers that CONTRIBUTING.md quotes.
 
-A room is a folder or a module at proxy's root, or a top-level package; a floor is one more than the highest floor of the
-rooms that a room imports. A streamed chat call is traced from the socket to the stored step: the files of ours whose
-functions run, and how often a call goes from one file to another.
+A room is a folder or a module at proxy's root, or a top-level package. Its floor is one more than the highest floor of the
+rooms that it imports. A streamed chat call is traced from the socket to the stored step: the source files whose functions
+run, and the number of moves from one file to another.
 """
 
 import ast
@@ -34,18 +34,18 @@ def room(module: str) -> str:
 
 
 def imports() -> dict[str, set[str]]:
-    """Return the modules of ours that each module imports, anywhere in the file."""
+    """Return the modules of the sources that each module imports, anywhere in the file."""
     known = {module_name(path): path for path in SOURCES}
     found: dict[str, set[str]] = {}
     for name, path in known.items():
-        wanted: set[str] = set()
+        names: set[str] = set()
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
-                wanted |= {alias.name for alias in node.names}
+                names |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
                 inner = {f"{node.module}.{alias.name}" for alias in node.names}
-                wanted |= (inner & known.keys()) or {node.module}
-        found[name] = (wanted & known.keys()) - {name}
+                names |= (inner & known.keys()) or {node.module}
+        found[name] = (names & known.keys()) - {name}
     return found
 
 
@@ -80,7 +80,7 @@ def floors_of(rooms: dict[str, set[str]]) -> dict[str, int]:
 
 
 def circles_of(modules: dict[str, set[str]]) -> int:
-    """Return how many modules import each other in a circle; a package and its own modules are one."""
+    """Return the number of modules in import circles; a package and its own modules count as one."""
     left = {
         name: {other for other in imported if not other.startswith(f"{name}.") and not name.startswith(f"{other}.")}
         for name, imported in modules.items()
@@ -91,7 +91,7 @@ def circles_of(modules: dict[str, set[str]]) -> int:
 
 
 def files_entered(events: list[str]) -> Iterator[tuple[str, int]]:
-    """Yield the two numbers of a traced call."""
+    """Yield the two numbers of a traced call, with their names."""
     yield "files entered by a streamed call", len(set(events))
     yield "moves between files of a streamed call", sum(a != b for a, b in pairwise(events))
 
@@ -111,7 +111,7 @@ async def trace() -> list[str]:
     def profile(frame: FrameType, event: str, _argument: Any) -> None:
         file = frame.f_code.co_filename
         if event == "call" and file.startswith(TRACED) and "/simulator/" not in file and frame not in frames:
-            frames.add(frame)  # a coroutine that goes on is not called again
+            frames.add(frame)  # a resumed coroutine is not a new call
             events.append(file)
 
     async with simulating("127.0.0.1:0", Options()) as engine:
@@ -122,7 +122,7 @@ async def trace() -> list[str]:
         )
         async with running(settings) as served, aiohttp.ClientSession() as http:
             url = f"{served.url}/rollouts/layout/v1/chat/completions"
-            for traced in (False, True):  # the first call learns what the engine is
+            for traced in (False, True):  # the first call includes the detection of the engine
                 if traced:
                     await asyncio.sleep(1)
                     sys.setprofile(profile)

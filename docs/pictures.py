@@ -1,6 +1,6 @@
-"""docs/images/cli-*.svg: what the commands print, of a real run against the simulator.
+"""Generates docs/images/cli-*.svg: the output of commands in a run with the simulator.
 
-`python -m docs.pictures` makes them anew. Ids, times and what the simulator samples differ from run to run.
+Run `python -m docs.pictures`. IDs, times and sampled tokens differ from run to run.
 """
 
 import asyncio
@@ -35,42 +35,42 @@ ALL = ExportRequest("sequences", (), None, "exact", "ndjson")
 
 
 def terminal(width: int = 110) -> Console:
-    """A terminal that remembers what was printed on it."""
-    said = {"force_terminal": True, "color_system": "truecolor", "record": True, "file": io.StringIO()}
-    return Console(width=width, highlight=False, markup=False, emoji=False, **said)  # type: ignore[arg-type]
+    """Return a terminal that records its output."""
+    options = {"force_terminal": True, "color_system": "truecolor", "record": True, "file": io.StringIO()}
+    return Console(width=width, highlight=False, markup=False, emoji=False, **options)  # type: ignore[arg-type]
 
 
 def keep(name: str, words: str, out: Console) -> None:
-    """Write what was printed as docs/images/cli-NAME.svg, with the command line as its title."""
+    """Write the recorded output as docs/images/cli-NAME.svg, with the command line as its title."""
     text = out.export_svg(title=words, unique_id=f"cli-{name}")
     (IMAGES / f"cli-{name}.svg").write_text("\n".join(part.rstrip() for part in text.splitlines()) + "\n")
 
 
 async def fill(http: aiohttp.ClientSession, url: str) -> None:
-    """A group of four rollouts with rewards; one that drifts; one call that fails and one that asks for echo."""
+    """Record a group of four rollouts with rewards, a rollout with drift, a failed call and a call with `echo`."""
 
-    async def ask(path: str, body: dict[str, Any]) -> Any:
+    async def post(path: str, body: dict[str, Any]) -> Any:
         async with http.post(f"{url}{path}", json=body) as answer:
             return await answer.json()
 
-    group = await ask("/groups", {"group_id": "sums-17", "size": 4})
-    for place, rollout in enumerate(group["rollouts"]):
-        await converse(ask, rollout["rollout_id"], 2 + place % 2)
-        await ask(
-            f"/rollouts/{rollout['rollout_id']}/finish", {"status": "completed", "reward": [1.0, 0.0, 0.5, 1.0][place]}
+    group = await post("/groups", {"group_id": "sums-17", "size": 4})
+    for number, rollout in enumerate(group["rollouts"]):
+        await converse(post, rollout["rollout_id"], 2 + number % 2)
+        await post(
+            f"/rollouts/{rollout['rollout_id']}/finish", {"status": "completed", "reward": [1.0, 0.0, 0.5, 1.0][number]}
         )
-    await converse(ask, "sums/edited", 3, edits=True)
-    await ask("/rollouts/sums%2Fedited/finish", {"status": "completed", "reward": 0.25, "metadata": {"task": "2 + 3"}})
-    await ask("/rollouts/base/v1/completions", {"model": "policy", "prompt": "2 + 3 =", "max_tokens": 8, "echo": True})
-    await ask("/rollouts/base/v1/completions", {"model": "policy", "prompt": "2 + 3 =", "temperature": -1})
+    await converse(post, "sums/edited", 3, edits=True)
+    await post("/rollouts/sums%2Fedited/finish", {"status": "completed", "reward": 0.25, "metadata": {"task": "2 + 3"}})
+    await post("/rollouts/base/v1/completions", {"model": "policy", "prompt": "2 + 3 =", "max_tokens": 8, "echo": True})
+    await post("/rollouts/base/v1/completions", {"model": "policy", "prompt": "2 + 3 =", "temperature": -1})
 
 
-async def converse(ask: Any, name: str, turns: int, *, edits: bool = False) -> None:
-    """So many turns; with `edits` the agent shortens an answer before it goes on."""
+async def converse(post: Any, name: str, turns: int, *, edits: bool = False) -> None:
+    """Run `turns` turns; with `edits` the agent shortens one reply before the next turn."""
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "What is 2 + 3?"}]
     for turn in range(turns):
         body = {"model": "policy", "messages": messages, "max_tokens": 24, "logprobs": True}
-        answer = await ask(f"/rollouts/{name.replace('/', '%2F')}/v1/chat/completions", body)
+        answer = await post(f"/rollouts/{name.replace('/', '%2F')}/v1/chat/completions", body)
         content = answer["choices"][0]["message"]["content"]
         content = content[:12] if edits and turn == 1 else content
         messages += [{"role": "assistant", "content": content}, {"role": "user", "content": "Are you sure?"}]
@@ -78,7 +78,7 @@ async def converse(ask: Any, name: str, turns: int, *, edits: bool = False) -> N
 
 @asynccontextmanager
 async def filled() -> AsyncIterator[tuple[str, str]]:
-    """A proxy with something to look at, and its engine."""
+    """Run a proxy with recorded rollouts and its engine; yield their URLs."""
     store = {"url": "embedded:./data"}
     async with simulating("127.0.0.1:0", Options(model="policy", seed=17)) as engine:
         settings = load(listen="127.0.0.1:0", engines={"endpoints": [{"url": engine, "name": "gpu-0"}]}, store=store)
@@ -87,17 +87,17 @@ async def filled() -> AsyncIterator[tuple[str, str]]:
             yield served.url, engine
 
 
-async def look(url: str) -> None:
-    """The pictures of list, show and tail."""
-    place = ControlAddress(url, None, None)
+async def show(url: str) -> None:
+    """Make the pictures of list, show and tail."""
+    address = ControlAddress(url, None, None)
     out = terminal()
-    await print_list(place, out, "rollouts", 50, as_json=False)
+    await print_list(address, out, "rollouts", 50, as_json=False)
     keep("list", "tokentape list", out)
     out = terminal()
-    await print_rollout(place, out, "sums/edited", StepView(), as_json=False)
+    await print_rollout(address, out, "sums/edited", StepView(), as_json=False)
     keep("show", "tokentape show sums/edited", out)
     out = terminal()
-    await print_step(place, out, "sums/edited", "0", StepView(logprobs=True, ids=True), as_json=False)
+    await print_step(address, out, "sums/edited", "0", StepView(logprobs=True, ids=True), as_json=False)
     keep("logprobs", "tokentape show sums/edited --step 0 --ids --logprobs", out)
     out = terminal(132)
     async with aiohttp.ClientSession() as http:
@@ -108,22 +108,22 @@ async def look(url: str) -> None:
 
 
 async def audit(url: str, engine: str) -> None:
-    """The picture of an audit of rows one of which somebody spoilt."""
+    """Make the picture of an audit of rows with a wrong token id in one of them."""
     file = Path("rows.ndjson")
     await download(url, None, ALL, file, api_key=None)
-    rows = [orjson.loads(row) for row in file.read_bytes().splitlines()]  # noqa: ASYNC240 - nobody waits for this loop
-    spoilt = max(range(len(rows[0]["mask"])), key=lambda at: rows[0]["mask"][at] * at) - 12
-    rows[0]["token_ids"][spoilt] += 1
+    rows = [orjson.loads(row) for row in file.read_bytes().splitlines()]  # noqa: ASYNC240 - the loop has no other work
+    changed = max(range(len(rows[0]["mask"])), key=lambda at: rows[0]["mask"][at] * at) - 12
+    rows[0]["token_ids"][changed] += 1
     file.write_bytes(b"\n".join(map(orjson.dumps, rows)))  # noqa: ASYNC240
     out = terminal(132)
-    place = command.Place(engine)
-    request = command.Request(file, ALL, place, None, None, 0.01, None, 4, None, as_json=False)
+    address = command.ServerAddress(engine)
+    request = command.Request(file, ALL, address, None, None, 0.01, None, 4, None, as_json=False)
     await command.audit(request, out, Console(quiet=True))
     keep("audit", "tokentape audit --file rows.ndjson --engine http://127.0.0.1:8000", out)
 
 
 async def check(engine: str) -> None:
-    """The picture of a configuration with the usual mistakes."""
+    """Make the picture of a check of a configuration with common mistakes."""
     settings = load(
         listen="0.0.0.0:8443",
         models={"gpt-4o": "policy", "judge": "polcy"},
@@ -138,11 +138,11 @@ async def check(engine: str) -> None:
 
 
 async def main() -> None:
-    """Make all of them."""
+    """Make all pictures."""
     IMAGES.mkdir(exist_ok=True)
     with TemporaryDirectory(prefix="tt-") as folder, chdir(folder):
         async with filled() as (url, engine):
-            await look(url)
+            await show(url)
             await audit(url, engine)
             await check(engine)
 
