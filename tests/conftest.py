@@ -1,4 +1,4 @@
-"""What all tests share: real parts, made quickly, and hypothesis without a clock of its own."""
+"""Fixtures of all tests: a store, a fake engine, HTTP clients; and the profiles of hypothesis."""
 
 import os
 import shutil
@@ -19,12 +19,12 @@ from hypothesis import settings
 from storage import StoreOptions, open_store
 from storage.embedded.server import start_embedded
 
-# A client of OpenAI's or ours reads all authorities of the system when it is made, 20 ms of them, and tests make a thousand
-# clients. They trust nobody: what is encrypted here says itself whom to trust.
-os.environ["SSL_CERT_FILE"] = str(Path(__file__).parent / "support" / "nobody.pem")
+# OpenAI's client and ours load the system's certificate authorities on construction, which takes 20 ms, and tests construct a
+# thousand clients. This file has one unused authority instead; tests of TLS configure their own.
+os.environ["SSL_CERT_FILE"] = str(Path(__file__).parent / "support" / "unused_authority.pem")
 
-# A busy machine is slow, not wrong: pytest's own timeout is the only clock. Each run draws anew, so few examples a run are
-# many in a week; `make fuzz` draws more at once.
+# hypothesis has no deadline, since a busy machine is slow: only pytest's timeout applies. Each run draws other examples, so
+# few examples per run are many in a week; `make fuzz` draws more.
 settings.register_profile("unhurried", deadline=None, max_examples=40)
 settings.register_profile("thorough", deadline=None, max_examples=500)
 settings.load_profile("unhurried")
@@ -32,10 +32,10 @@ settings.load_profile("unhurried")
 if sys.version_info < (3, 12):
 
     def attach(server: base_events.Server) -> None:
-        """As Python 3.11 has it, but for its assertion that the server is open (python/cpython#109564).
+        """Do what Python 3.11 does, without its assertion that the server is open (python/cpython#109564).
 
-        A connection that is accepted just before the server closes would be dropped without being closed, and whichever test
-        runs when it is collected would fail for it: seen with engines that are asked what they are as their test ends.
+        With the assertion, a connection that is accepted just before the server closes is dropped without being closed, and
+        the test that runs when it is garbage-collected fails: observed with engines that are probed as their test ends.
         """
         server._active_count += 1
         if server._waiters is None:
@@ -54,12 +54,12 @@ _PROCESSES = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files whose tests take seconds go first, so that no core is left with one of them at the end."""
+    """Run files whose tests take seconds first, so that no core runs one of them alone at the end."""
     items.sort(key=lambda item: not item.nodeid.startswith(_PROCESSES))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print what was not tested and why, whatever the verbosity: a skipped test must not look like one that passed."""
+    """Print the skipped tests and their reasons at any verbosity, so that none looks like a passed test."""
     reasons = Counter(
         report.longrepr[2].removeprefix("Skipped: ") if isinstance(report.longrepr, tuple) else str(report.longrepr)
         for report in terminalreporter.getreports("skipped")
@@ -72,7 +72,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def server(tmp_path_factory):
-    """One Valkey for all tests: its start would be most of a test's time."""
+    """A Valkey for all tests, since starting it takes longer than most tests."""
     started = await start_embedded(tmp_path_factory.mktemp("server") / "store", "acknowledged")
     yield started
     await started.stop()
@@ -80,7 +80,7 @@ async def server(tmp_path_factory):
 
 @pytest.fixture
 async def store(server):
-    """An empty store, which fails where a test says so: what lies under a prefix of its own."""
+    """An empty store under its own prefix; a test can make its operations fail."""
     opened = await open_store(f"unix:{server.socket}", StoreOptions(prefix=token_hex(8)))
     yield FailingStore(opened)
     await opened.close()
@@ -88,34 +88,34 @@ async def store(server):
 
 @pytest.fixture
 async def engine():
-    """An engine that does what the test says."""
+    """A fake engine, which a test configures."""
     async with fake_engine() as engine:
         yield engine
 
 
 @pytest.fixture
 async def http():
-    """A client that knows nothing of OpenAI."""
+    """A plain HTTP client."""
     async with aiohttp.ClientSession() as session:
         yield session
 
 
 @pytest.fixture
 async def sdk():
-    """Makes clients of OpenAI's or Anthropic's, which are closed with the test."""
+    """A factory of OpenAI and Anthropic clients, which are closed after the test."""
     async with AsyncExitStack() as stack:
 
-        def made(kind, url, api_key="none", **said):
-            client = kind(base_url=url, api_key=api_key, **{"max_retries": 0, **said})
+        def make_client(kind, url, api_key="none", **options):
+            client = kind(base_url=url, api_key=api_key, **{"max_retries": 0, **options})
             stack.push_async_callback(client.close)
             return client
 
-        yield made
+        yield make_client
 
 
 @pytest.fixture
 def certificate(tmp_path):
-    """A certificate for 127.0.0.1 that signs itself, and its key."""
+    """A self-signed certificate for 127.0.0.1, and its key."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed (Debian: apt-get install openssl), so TLS is not tested")
     certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"

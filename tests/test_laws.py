@@ -65,7 +65,7 @@ def test_split_byte_by_byte(cassette: Cassette):
     """However the upstream bytes are cut, the same bytes come out and the same step is kept: at its sharpest."""
     plan = by_nobody(cassette)
     shown, end, step = play(plan, cassette)
-    pieces = play(plan, cassette, [cassette.answer[i : i + 1] for i in range(len(cassette.answer))])
+    pieces = play(plan, cassette, [cassette.response[i : i + 1] for i in range(len(cassette.response))])
 
     assert (shown, end, kept(step)) == (*pieces[:2], kept(pieces[2]))
 
@@ -75,16 +75,16 @@ def test_split_anywhere(cassette: Cassette, planned, sizes):
     """Cut at random: within events, within characters, several events in one read, empty reads."""
     plan = planned(cassette)
     shown, end, step = play(plan, cassette)
-    pieces = play(plan, cassette, cut(cassette.answer, sizes))
+    pieces = play(plan, cassette, cut(cassette.response, sizes))
 
     assert (shown, end, kept(step)) == (*pieces[:2], kept(pieces[2]))
 
 
-@pytest.mark.parametrize("cassette", [c for c in STREAMS if re.search(rb"[\x80-\xff]", c.answer)], ids=name_of)
+@pytest.mark.parametrize("cassette", [c for c in STREAMS if re.search(rb"[\x80-\xff]", c.response)], ids=name_of)
 def test_split_within_every_character(cassette: Cassette):
     """Before each continuation byte of UTF-8."""
-    places = [i for i, byte in enumerate(cassette.answer) if 0x80 <= byte < 0xC0]
-    reads = [cassette.answer[a:b] for a, b in zip([0, *places], [*places, None], strict=True)]
+    places = [i for i, byte in enumerate(cassette.response) if 0x80 <= byte < 0xC0]
+    reads = [cassette.response[a:b] for a, b in zip([0, *places], [*places, None], strict=True)]
     plan = by_nobody(cassette)
 
     assert play(plan, cassette)[:2] == play(plan, cassette, reads)[:2]
@@ -96,7 +96,7 @@ def test_split_by_crlf_as_well_as_lf(cassette: Cassette):
     """Lines of an event stream may end either way, and the client gets the ends that the engine wrote."""
     plan = by_nobody(cassette)
     shown, end, step = play(plan, cassette)
-    again, last, other = play(plan, cassette, [cassette.answer.replace(b"\n", b"\r\n")])
+    again, last, other = play(plan, cassette, [cassette.response.replace(b"\n", b"\r\n")])
 
     assert (shown + end).replace(b"\n", b"\r\n") == again + last
     assert kept(step) == kept(other)
@@ -106,7 +106,7 @@ def test_split_by_crlf_as_well_as_lf(cassette: Cassette):
 def test_comments_pass_and_change_nothing(cassette: Cassette, random):
     """An engine may send comments between events; they reach the client, and no step."""
     comment = b": ping\n\n"
-    events = cassette.answer.split(b"\n\n")[:-1]
+    events = cassette.response.split(b"\n\n")[:-1]
     spoken = b"".join(event + b"\n\n" + comment * random.randint(0, 2) for event in events)
     plan = by_nobody(cassette)
     shown, end, step = play(plan, cassette)
@@ -122,7 +122,7 @@ def test_order(cassette: Cassette, planned, sizes):
     """Whatever the cuts: nothing shown before the step is stored tells that the last choice is finished."""
     plan = planned(cassette)
     exchange = Exchange(plan, cassette.status, cassette.content_type)
-    shown = b"".join(map(exchange.feed, cut(cassette.answer, sizes)))
+    shown = b"".join(map(exchange.feed, cut(cassette.response, sizes)))
     finished = {
         choice["index"]
         for line in shown.split(b"\n")
@@ -178,15 +178,15 @@ def test_round_trip(cassette: Cassette):
 @pytest.mark.parametrize("cassette", [c for c in EVERY if not as_it_was(c).view.strip_rules.anything], ids=name_of)
 def test_transparency_of_what_was_asked(cassette: Cassette):
     """A client that asked for all of it sees the very bytes; so does one whose call bears no asking."""
-    assert cassette.answer == b"".join(play(as_it_was(cassette), cassette)[:2])
+    assert cassette.response == b"".join(play(as_it_was(cassette), cassette)[:2])
 
 
 # Ids in `sglext` are asked for in streams only; these were recorded unstreamed.
-ASKED_OTHERWISE = {c.answer for c in EVERY if b'"sglext"' in c.answer and not c.is_stream}
+ASKED_OTHERWISE = {c.response for c in EVERY if b'"sglext"' in c.response and not c.is_stream}
 
 
 @pytest.mark.parametrize(
-    "cassette", [c for c in EVERY if c.status == 200 and c.answer not in ASKED_OTHERWISE], ids=name_of
+    "cassette", [c for c in EVERY if c.status == 200 and c.response not in ASKED_OTHERWISE], ids=name_of
 )
 def test_transparency_of_what_was_not(cassette: Cassette):
     """A client that asked for no ids and no logprobs sees none; what it sees is all in the engine's answer."""
@@ -194,16 +194,16 @@ def test_transparency_of_what_was_not(cassette: Cassette):
     shown = b"".join(play(plan, cassette)[:2])
     lines = [line.removeprefix(b"data: ") for line in shown.split(b"\n") if line.startswith(b"data: {")]
     for text in lines if cassette.is_stream else [shown]:
-        answer = orjson.loads(text)
-        assert not {"sglext", "__verbose"} & answer.keys()
-        for choice in answer.get("choices") or ():
+        response = orjson.loads(text)
+        assert not {"sglext", "__verbose"} & response.keys()
+        for choice in response.get("choices") or ():
             for key in ("token_ids", "response_token_ids", "meta_info", "logprobs"):
                 assert (
                     not plan.view.strip_rules.anything
                     or not choice.get(key)
                     or cassette.path == "/inference/v1/generate"
                 )
-    assert shown == cassette.answer or plan.view.strip_rules.anything
+    assert shown == cassette.response or plan.view.strip_rules.anything
 
 
 SGLANG_TWINS = [
@@ -221,11 +221,11 @@ SGLANG_TWINS = [
 def test_fold_of_sglang(whole, stream):
     """Folding gives the message and the ids that the unstreamed call gives; what no stream has is named here."""
     folding = DIALECTS["/v1/chat/completions"].accumulator()
-    for event in load_http("sglang", stream).answer.split(b"\n\n"):
+    for event in load_http("sglang", stream).response.split(b"\n\n"):
         payload = event.rpartition(b"data: ")[2].strip()
         if payload not in (b"", b"[DONE]"):
             folding.feed(orjson.loads(payload))
-    folded, expected = folding.finish(), orjson.loads(load_http("sglang", whole).answer)
+    folded, expected = folding.finish(), orjson.loads(load_http("sglang", whole).response)
 
     assert expected.get("sglext") == folded.get("sglext")
     for one, other in zip(expected["choices"], folded["choices"], strict=True):
@@ -252,11 +252,11 @@ OTHER_ENTRIES = {
 def test_fold_of_llamacpp(whole, stream):
     """Likewise: texts and reasons are those of the unstreamed call, and so are the entries, but for a chat's EOS."""
     folding = DIALECTS[load(stream, "llamacpp").path].accumulator()
-    for event in load(stream, "llamacpp").answer.split(b"\n\n"):
+    for event in load(stream, "llamacpp").response.split(b"\n\n"):
         payload = event.removeprefix(b"data: ").strip()
         if payload not in (b"", b"[DONE]", b"null"):
             folding.feed(orjson.loads(payload))
-    folded, expected = folding.finish(), orjson.loads(load(whole, "llamacpp").answer)
+    folded, expected = folding.finish(), orjson.loads(load(whole, "llamacpp").response)
 
     for one, other in zip(expected["choices"], folded["choices"], strict=True):
         assert said(one.get("message") or {}) == said(other.get("message") or {})

@@ -52,8 +52,8 @@ async def run(commands, folder):
 async def call(http, url, rollout):
     """One call of a rollout."""
     body = {"model": "m", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 8}
-    async with http.post(f"{url}/rollouts/{rollout}/v1/chat/completions", json=body) as answer:
-        assert 200 == answer.status
+    async with http.post(f"{url}/rollouts/{rollout}/v1/chat/completions", json=body) as response:
+        assert 200 == response.status
 
 
 async def fill(http, url):
@@ -61,19 +61,19 @@ async def fill(http, url):
     for rollout in ("r1", "r2", "r3"):
         await call(http, url, rollout)
         await call(http, url, rollout)
-    async with http.post(f"{url}/groups", json={"group_id": "g1", "size": 1}) as answer:
-        (opened,) = orjson.loads(await answer.read())["rollouts"]
+    async with http.post(f"{url}/groups", json={"group_id": "g1", "size": 1}) as response:
+        (opened,) = orjson.loads(await response.read())["rollouts"]
     await call(http, url, opened["rollout_id"])
     async with http.post(
         f"{url}/rollouts/{opened['rollout_id']}/finish", json={"status": "completed", "reward": 1.0}
-    ) as answer:
-        assert 200 == answer.status
+    ) as response:
+        assert 200 == response.status
 
 
 async def exported(http, url):
     """Every step, as a line."""
-    async with http.get(f"{url}/export?format=steps&container=ndjson") as answer:
-        return set((await answer.read()).splitlines())
+    async with http.get(f"{url}/export?format=steps&container=ndjson") as response:
+        return set((await response.read()).splitlines())
 
 
 async def test_a_store_is_copied_while_calls_go_on_and_served_from_the_copy(engine, http, tmp_path):
@@ -115,8 +115,8 @@ async def test_an_embedded_store_is_moved_to_redis(engine, http, tmp_path, unuse
         assert "errors: 0" in await run(PLAY.replace("6379", str(unused_tcp_port)), tmp_path)
         async with serving(engine, f"redis://127.0.0.1:{unused_tcp_port}") as served:
             moved = await exported(http, served.url)
-            async with http.post(f"{served.url}/batches/claim", json={"consumer": "trainer-0"}) as answer:
-                claimed = orjson.loads(await answer.read())["groups"]
+            async with http.post(f"{served.url}/batches/claim", json={"consumer": "trainer-0"}) as response:
+                claimed = orjson.loads(await response.read())["groups"]
     finally:
         server.kill()
         await server.wait()

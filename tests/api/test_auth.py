@@ -17,8 +17,8 @@ def answered(engine):
 
 
 async def post(http, url, **named):
-    async with http.post(url, **named) as answer:
-        return answer, orjson.loads(await answer.read())
+    async with http.post(url, **named) as response:
+        return response, orjson.loads(await response.read())
 
 
 async def test_with_keys_configured_a_call_needs_one(store, engine, http):

@@ -49,10 +49,10 @@ async def test_every_coding_that_is_supported_reaches_the_engine_inflated(store,
         for said in (coding, coding.upper()):
             async with http.post(
                 served.url + CHAT, data=PACKED[coding][number], headers={"Content-Encoding": said}
-            ) as answer:
-                assert 200 == answer.status, await answer.text()
+            ) as response:
+                assert 200 == response.status, await response.text()
 
-    assert ["hi" * 500] * 2 == [body["messages"][0]["content"] for body in engine.asked]
+    assert ["hi" * 500] * 2 == [body["messages"][0]["content"] for body in engine.requests]
     assert all("content-encoding" not in headers for headers in engine.headers)
 
 
@@ -64,11 +64,11 @@ async def test_a_damaged_stream_is_400(store, engine, http, coding, damage):
     """Cut off, followed by other bytes, or not of that coding at all: nothing is sent."""
     async with proxying(engine.url, store) as served:
         data = damage(PACKED[coding][0])
-        async with http.post(served.url + CHAT, data=data, headers={"Content-Encoding": coding}) as answer:
-            said = await answer.json()
+        async with http.post(served.url + CHAT, data=data, headers={"Content-Encoding": coding}) as response:
+            said = await response.json()
 
-    assert (400, "bad_request") == (answer.status, said["error"]["code"])
-    assert [] == engine.asked
+    assert (400, "bad_request") == (response.status, said["error"]["code"])
+    assert [] == engine.requests
 
 
 @pytest.mark.parametrize("coding", ["br", "bogus", "gzip, gzip", "gzip, identity"])
@@ -77,15 +77,15 @@ async def test_another_coding_is_415_in_the_shape_of_the_path(store, engine, htt
     """On both APIs; the message names what is supported."""
     async with (
         proxying(engine.url, store) as served,
-        http.post(served.url + path, data=b"{}", headers={"Content-Encoding": coding}) as answer,
+        http.post(served.url + path, data=b"{}", headers={"Content-Encoding": coding}) as response,
     ):
-        said = await answer.json()
+        said = await response.json()
 
-    assert (400 if path == "/v1/messages" else 415) == answer.status  # Anthropic's API has no 415
+    assert (400 if path == "/v1/messages" else 415) == response.status  # Anthropic's API has no 415
     assert "gzip" in said["error"]["message"]
     assert "unsupported_encoding" == said["error"].get("code", "unsupported_encoding")
     assert ("type" in said) == (path == "/v1/messages")
-    assert [] == engine.asked
+    assert [] == engine.requests
 
 
 @given(
@@ -195,7 +195,7 @@ async def test_what_a_request_reserved_is_free_again_when_it_is_answered(store, 
     calls = [("POST", CHAT, BODY), ("POST", CHAT, b"no"), ("POST", "/rollouts", b"{}"), ("POST", "/rollouts", b"no")]
     async with proxying(engine.url, store) as served:
         for method, path, data in calls:
-            async with http.request(method, served.url + path, data=data) as answer:
-                await answer.read()
+            async with http.request(method, served.url + path, data=data) as response:
+                await response.read()
             async with http.get(served.url + "/metrics") as metrics:
                 assert "tokentape_in_flight_bytes 0.0" in await metrics.text()

@@ -45,10 +45,10 @@ async def test_agents_do_not_learn_where_an_engine_is(store, http, logged, path,
     async with running(settings_for(None, engines=engines), store) as served:
         sent = {"model": "m", "input": "x"} if path == "/v1/responses" else {**BODY, "prompt": "x"}
         method, body = ("GET", None) if path == "/v1/models" else ("POST", sent)
-        async with http.request(method, served.url + path, json=body) as answer:
-            text, step_id = await answer.text(), answer.headers.get("X-Step-Id")
+        async with http.request(method, served.url + path, json=body) as response:
+            text, step_id = await response.text(), response.headers.get("X-Step-Id")
 
-    assert 503 == answer.status
+    assert 503 == response.status
     assert "is unreachable" in text
     assert not [word for word in (str(port), "127.0.0.1", "the-name", "Connect", "Errno") if word in text]
     fields = [getattr(one, "fields", {}) for one in logged.records if str(port) in one.getMessage()]

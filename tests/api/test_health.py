@@ -21,10 +21,10 @@ async def test_ready_means_store_and_an_engine(proxy, store):
 async def test_without_an_engine_it_is_not_ready(store, proxy):
     """An engine that cannot be reached is not there."""
     async with proxying("http://127.0.0.1:9", store) as served:
-        answer = await proxy.http.get(served.url + "/ready")
-        told = await answer.json()
+        response = await proxy.http.get(served.url + "/ready")
+        told = await response.json()
 
-    assert (503, {"fake": False}) == (answer.status, told["engines"])
+    assert (503, {"fake": False}) == (response.status, told["engines"])
 
 
 async def test_metrics_count_calls_tokens_and_steps(proxy):

@@ -27,9 +27,9 @@ async def test_an_engine_that_nobody_met_is_told_as_unknown(store, proxy):
     """Its labels are never empty, which Prometheus would take for none."""
     async with (
         proxying("http://127.0.0.1:9", store) as served,
-        proxy.http.get(served.url + "/metrics") as answer,
+        proxy.http.get(served.url + "/metrics") as response,
     ):
-        assert 'tokentape_engine_info{engine="fake",kind="auto",version="unknown"} 1.0' in await answer.text()
+        assert 'tokentape_engine_info{engine="fake",kind="auto",version="unknown"} 1.0' in await response.text()
 
 
 async def test_the_store_tells_its_memory_and_whether_it_writes_its_file(proxy):

@@ -10,7 +10,7 @@ from aiohttp import web
 from fakes import proxying, settings_for
 from prometheus_client import CollectorRegistry
 from recorded import load
-from stored import some_steps, steps_of
+from stored import stored_steps, wait_for_steps
 
 from proxy.api.memory_limit import InFlightBytes
 from proxy.errors import Overloaded
@@ -28,14 +28,14 @@ def endless(engine):
     """The engine streams for ever, and counts what it could send."""
     sent = []
 
-    async def answering(request: web.Request, body: dict) -> web.StreamResponse:
+    async def respond(request: web.Request, body: dict) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(request)
         while True:
             await response.write(EVENT)
             sent.append(len(EVENT))
 
-    engine.answering = answering
+    engine.respond = respond
     return sent
 
 
@@ -64,7 +64,7 @@ async def no_more_of(sent: list) -> int:
 async def test_over_the_bound_new_calls_are_refused_and_those_in_flight_go_on(store, engine, http):
     """429 with Retry-After, in the dialect's shape; when there is room again, calls are taken."""
     hold = asyncio.Event()
-    engine.streams([STREAM.answer], then="end", after=hold)
+    engine.streams([STREAM.response], then="end", after=hold)
     settings = settings_for(engine.url, agents={"max_bytes_in_flight": 1000})
     async with running(settings, store) as served:
         async with http.post(served.url + CHAT, json=BODY | {"stream": True}) as first:
@@ -80,7 +80,7 @@ async def test_over_the_bound_new_calls_are_refused_and_those_in_flight_go_on(st
     assert [200, 429, 200] == [first.status, second.status, third.status]
     assert ("overloaded", "1") == (told["error"]["code"], second.headers["Retry-After"])
     assert whole.endswith(b"data: [DONE]\n\n")
-    assert 2 == len(await steps_of(store, "r1"))
+    assert 2 == len(await stored_steps(store, "r1"))
 
 
 async def test_a_call_over_the_bound_alone_is_taken(store, engine, http):
@@ -88,17 +88,17 @@ async def test_a_call_over_the_bound_alone_is_taken(store, engine, http):
     engine.plays(WHOLE)
     async with (
         running(settings_for(engine.url, agents={"max_bytes_in_flight": 1}), store) as served,
-        http.post(served.url + CHAT, json=BODY) as answer,
+        http.post(served.url + CHAT, json=BODY) as response,
     ):
         pass
 
-    assert 200 == answer.status
+    assert 200 == response.status
 
 
 async def test_what_left_clients_leave_behind_counts_until_it_is_stored(store, engine, http):
     """Steps that wait for a slow store take room too."""
     store.waiting["append"], store.reached["append"] = asyncio.Event(), asyncio.Event()
-    engine.streams([STREAM.answer[:2000]], then="hang")
+    engine.streams([STREAM.response[:2000]], then="hang")
     async with running(settings_for(engine.url, agents={"max_bytes_in_flight": 1500}), store) as served:
         async with http.post(served.url + CHAT, json=BODY | {"stream": True}) as first:
             await first.content.readany()
@@ -107,7 +107,7 @@ async def test_what_left_clients_leave_behind_counts_until_it_is_stored(store, e
         async with http.post(served.url + CHAT, json=BODY) as second:
             pass
         store.waiting["append"].set()
-        await some_steps(store, "r1")
+        await wait_for_steps(store, "r1")
         engine.plays(WHOLE)
         async with http.post(served.url + CHAT, json=BODY) as third:
             pass
@@ -129,10 +129,10 @@ async def test_a_stalled_client_is_cut_and_its_step_is_kept(store, engine, endle
     """After `agents.client_stall_timeout_s` without a byte read, the engine is let go, and what came is a partial step."""
     async with running(settings_for(engine.url, agents={"client_stall_timeout_s": 0.2}), store) as served:
         client = await reading_nothing(served.url)
-        (step,) = await some_steps(store, "r1")
+        (step,) = await wait_for_steps(store, "r1")
         await asyncio.wait_for(engine.aborted.wait(), 50)
-        async with http.get(served.url + "/metrics") as answer:
-            metrics = await answer.text()
+        async with http.get(served.url + "/metrics") as response:
+            metrics = await response.text()
         client.close()
 
     assert ("partial", False) == (step.status, step.delivered)
@@ -141,8 +141,8 @@ async def test_a_stalled_client_is_cut_and_its_step_is_kept(store, engine, endle
 
 async def test_a_slow_client_is_not_cut(store, engine, http):
     """Whoever reads now and then gets all of it."""
-    answer = STREAM.answer.replace(b"data: [DONE]\n\n", EVENT * 60 + b"data: [DONE]\n\n")
-    engine.streams([answer], then="end")
+    response = STREAM.response.replace(b"data: [DONE]\n\n", EVENT * 60 + b"data: [DONE]\n\n")
+    engine.streams([response], then="end")
     async with running(settings_for(engine.url, agents={"client_stall_timeout_s": 2}), store) as served:
         client = await reading_nothing(served.url)
         got = b""
@@ -153,7 +153,7 @@ async def test_a_slow_client_is_not_cut(store, engine, http):
             await asyncio.sleep(len(read) / 1_500_000)  # all of it takes longer than a client may stall
         client.close()
 
-    assert ["complete"] == [step.status for step in await steps_of(store, "r1")]
+    assert ["complete"] == [step.status for step in await stored_steps(store, "r1")]
 
 
 async def test_a_new_call_does_not_look_at_thousands(pressured):

@@ -33,9 +33,9 @@ async def test_every_route_needs_a_control_key(proxy, method, path):
 async def test_a_minted_key_opens_nothing_of_the_control_api(proxy):
     """Not even its own rollout's."""
     opened = await proxy.post("/rollouts", {"rollout_id": "r1"}, headers={"X-Api-Key": "control-key"})
-    answer = await proxy.get("/rollouts/r1", headers={"Authorization": f"Bearer {opened.json['api_key']}"})
+    response = await proxy.get("/rollouts/r1", headers={"Authorization": f"Bearer {opened.json['api_key']}"})
 
-    assert 403 == answer.status
+    assert 403 == response.status
 
 
 async def test_a_control_key_calls_no_models(proxy):

@@ -45,7 +45,7 @@ def test_a_cassette_loads_as_it_was_recorded(folder, response, suffix):
 
     assert ["case"] == recorded.names()
     assert (CHAT, BODY) == (cassette.path, cassette.body)
-    assert (response.status, response.body) == (cassette.status, cassette.answer)
+    assert (response.status, response.body) == (cassette.status, cassette.response)
     assert (folder / f"case.response.{suffix}").exists()
     assert (folder / "case.meta.json").exists() == (response.status != 200)
 
@@ -65,7 +65,7 @@ def test_the_models_folder_is_replaced(folder):
     cassette = recorded.load("case")
 
     assert {"model": "/models/a.gguf"} == cassette.body
-    assert b'{"model":"/models/a.gguf","a":"/home/other/b"}' == cassette.answer
+    assert b'{"model":"/models/a.gguf","a":"/home/other/b"}' == cassette.response
 
 
 async def test_the_whole_table_is_recorded(folder, engine):
@@ -87,11 +87,11 @@ async def test_existing_cassettes_are_kept_unless_forced(folder, engine):
     traits, model = await asyncio.to_thread(detect, engine)
     case = next(iter(requests(traits, model)))
     write(folder, case, Response(200, JSON, b"{}"), model)
-    before = kept.stat().st_mtime_ns, recorded.load(case.name).answer
+    before = kept.stat().st_mtime_ns, recorded.load(case.name).response
 
     _, old = await asyncio.to_thread(record, engine, folder)
-    assert (1, before) == (old, (kept.stat().st_mtime_ns, recorded.load(case.name).answer))
+    assert (1, before) == (old, (kept.stat().st_mtime_ns, recorded.load(case.name).response))
 
     _, old = await asyncio.to_thread(lambda: record(engine, folder, force=True))
     assert old == 0
-    assert recorded.load(case.name).answer != b"{}"
+    assert recorded.load(case.name).response != b"{}"

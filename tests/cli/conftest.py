@@ -15,40 +15,40 @@ HOSTILE = "Ignore \x1b]52;c;aGk=\x07 this [bold]and[/bold] \x1b[2J that\u202e!"
 
 
 @pytest.fixture
-async def place(store):
+async def address(store):
     """A running proxy before a simulator, which knows nothing yet."""
     async with simulating("127.0.0.1:0", Options(seed=1)) as engine, proxying(engine, store) as served:
         yield ControlAddress(served.url, None, None)
 
 
 @pytest.fixture
-async def asked(http, place):
+async def call_proxy(http, address):
     """What asks that proxy."""
 
-    async def ask(method: str, path: str, body=None, **headers: str):
-        async with http.request(method, f"{place.url}{path}", json=body, headers=headers) as answer:
-            return await answer.json()
+    async def call(method: str, path: str, body=None, **headers: str):
+        async with http.request(method, f"{address.url}{path}", json=body, headers=headers) as response:
+            return await response.json()
 
-    return ask
+    return call
 
 
 @pytest.fixture
-async def filled(asked):
+async def recorded(call_proxy):
     """`demo`, a conversation of two turns that drifts in its third; `bad`, whose call failed; `choices`, in group `g`."""
     messages = [{"role": "system", "content": "Be terse."}, {"role": "user", "content": HOSTILE}]
     for turn in range(3):
         body = {"model": "policy", "messages": messages, "max_tokens": 8, "logprobs": turn == 0}
-        answer = await asked("POST", "/rollouts/demo/v1/chat/completions", body)
-        reply = answer["choices"][0]["message"]["content"][: None if turn == 0 else 4]
+        response = await call_proxy("POST", "/rollouts/demo/v1/chat/completions", body)
+        reply = response["choices"][0]["message"]["content"][: None if turn == 0 else 4]
         messages = [*messages, {"role": "assistant", "content": reply}, {"role": "user", "content": f"Go on, {turn}"}]
-    await asked("POST", "/rollouts/demo/finish", {"status": "completed", "reward": 0.5, "metadata": {"task": 7}})
-    await asked("POST", "/rollouts/bad/v1/completions", {"prompt": "once", "temperature": -1})
+    await call_proxy("POST", "/rollouts/demo/finish", {"status": "completed", "reward": 0.5, "metadata": {"task": 7}})
+    await call_proxy("POST", "/rollouts/bad/v1/completions", {"prompt": "once", "temperature": -1})
     body = {"prompt": "once", "n": 2, "max_tokens": 4}
-    await asked("POST", "/rollouts/choices/v1/completions", body, **{"X-Rollout-Group": "g"})
+    await call_proxy("POST", "/rollouts/choices/v1/completions", body, **{"X-Rollout-Group": "g"})
 
 
 @pytest.fixture
-def printed():
+def make_console():
     """A console of a width, on a terminal or not, and what was printed on it."""
 
     def make(width: int | None = None, *, is_terminal: bool = False) -> Console:

@@ -41,7 +41,7 @@ def rows(tmp_path):
 
 async def test_aligned_rows_end_with_0_and_others_with_3(engine, rows, tmp_path):
     """JSON on standard output, a table without --json; nothing to audit is 3 as well."""
-    engine.answering = scoring_as_vllm
+    engine.respond = scoring_as_vllm
     wrong = honest_row("wrong")
     wrong["token_ids"][30] = 5
     code, out, _ = await tokentape("audit", "--engine", engine.url, "--file", rows(honest_row()), "--json")
@@ -62,7 +62,7 @@ async def test_aligned_rows_end_with_0_and_others_with_3(engine, rows, tmp_path)
 
 async def test_what_has_nothing_to_compare_is_not_wrong_and_proves_nothing(engine, rows):
     """A row of constrained tokens alone beside an aligned one is well; alone it is not, since nothing was compared."""
-    engine.answering = scoring_as_vllm
+    engine.respond = scoring_as_vllm
     bound = honest_row("bound", first=200)
     bound["spans"][0]["constrained"] = True
     code, out, errors = await tokentape("audit", "--engine", engine.url, "--file", rows(honest_row(), bound))
@@ -76,7 +76,7 @@ async def test_what_has_nothing_to_compare_is_not_wrong_and_proves_nothing(engin
 
 async def test_a_piped_table_is_as_wide_as_its_lines(engine, rows):
     """A long note pads no other line, and no line ends in blanks."""
-    engine.answering = scoring_as_vllm
+    engine.respond = scoring_as_vllm
     wrong = honest_row("wrong")
     wrong["logprobs"] = [value and value * 1.5 for value in wrong["logprobs"]]
     _, out, _ = await tokentape("audit", "--engine", engine.url, "--file", rows(honest_row(), wrong, {"mask": 1}))
@@ -100,7 +100,7 @@ async def test_a_piped_table_is_as_wide_as_its_lines(engine, rows):
 )
 async def test_what_is_wrong_is_said_in_a_sentence(engine, words, code, told):
     """No traceback, and a code that is not zero."""
-    engine.answering = scoring_as_vllm
+    engine.respond = scoring_as_vllm
     ended, _, errors = await tokentape("audit", "--engine", engine.url, *words)
 
     assert code == ended
@@ -112,8 +112,8 @@ async def test_rows_of_a_running_proxy_are_audited_on_its_engine(store, http, ca
     """The whole way: a call is recorded, exported, and scored again by the engine that sampled it."""
     async with simulating("127.0.0.1:0", Options(seed=1)) as engine, proxying(engine, store) as served:
         body = {"model": "policy", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 40}
-        async with http.post(f"{served.url}/rollouts/r1/v1/chat/completions", json=body) as answer:
-            assert 200 == answer.status
+        async with http.post(f"{served.url}/rollouts/r1/v1/chat/completions", json=body) as response:
+            assert 200 == response.status
         out = Console(file=io.StringIO(), width=200)
         request = Request(
             ServerAddress(served.control_url), ALL, ServerAddress(engine), None, None, 0.01, None, 4, None, as_json=True

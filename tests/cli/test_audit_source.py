@@ -34,11 +34,11 @@ async def test_rows_of_a_file_are_chosen_by_rollout_and_group(tmp_path, end):
 async def test_rows_of_a_proxy_come_line_by_line(engine, end):
     """However long a line is, and however it is cut."""
 
-    async def answering(request, body):
+    async def respond(request, body):
         assert "/rollouts/a%2Fb/export?format=sequences&include=exact&container=ndjson" == request.raw_path
         return web.Response(body=TEXT + end)
 
-    engine.answering = answering
+    engine.respond = respond
     async with aiohttp.ClientSession() as session:
         assert ROWS == [row async for row in rows_of_proxy(session, engine.url + "/", wanted("a/b"))]
 

@@ -8,17 +8,17 @@ from rich.text import Text
 from proxy.cli.console import new_table, output, print_error, print_json, print_lines, print_note, print_table
 
 
-def test_what_is_no_terminal_gets_no_colours_and_no_cuts(printed):
+def test_what_is_no_terminal_gets_no_colours_and_no_cuts(make_console):
     """A line of a thousand characters is one line."""
-    out = printed()
+    out = make_console()
     print_lines(out, [Text("x" * 1000, "bold red")])
 
     assert "x" * 1000 + "\n" == out.file.getvalue()
 
 
-def test_a_piped_row_is_one_line_that_no_other_row_widens(printed):
+def test_a_piped_row_is_one_line_that_no_other_row_widens(make_console):
     """Columns are aligned as far as most cells go; a longer cell moves what is behind it, and no line ends in blanks."""
-    out, table = printed(), new_table([("name", False, False), ("count", True, True), ("note", False, False)])
+    out, table = make_console(), new_table([("name", False, False), ("count", True, True), ("note", False, False)])
     for row in (("a", "1", ""), ("\u4e16\u754c", "20", "x" * 500), ("n" * 100, "3", "[b]"), ("", "", "")):
         table.add_row(*map(Text, row))
     print_table(out, table)
@@ -32,18 +32,18 @@ def test_a_piped_row_is_one_line_that_no_other_row_widens(printed):
     ] == out.file.getvalue().splitlines()
 
 
-def test_no_piped_line_ends_in_blanks(printed):
+def test_no_piped_line_ends_in_blanks(make_console):
     """What would align a column that is empty here is left out."""
-    out = printed()
+    out = make_console()
     print_lines(out, [Text("user        ") + Text("  ", "bold"), Text("  a  ")])
 
     assert "user\n  a\n" == out.file.getvalue()
 
 
-def test_a_line_that_a_terminal_has_no_room_for_goes_on_indented(printed):
+def test_a_line_that_a_terminal_has_no_room_for_goes_on_indented(make_console):
     """At any width nothing is lost, and no line is wider than the terminal."""
     for width in (20, 40, 80):
-        out = printed(width, is_terminal=True)
+        out = make_console(width, is_terminal=True)
         print_lines(out, [Text("user        " + "word " * 30)])
         lines = out.file.getvalue().splitlines()
 

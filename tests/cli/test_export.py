@@ -12,10 +12,10 @@ def wanted(*rollouts: str, container: str = "ndjson") -> ExportRequest:
     return ExportRequest("sequences", rollouts, None, "exact", container)
 
 
-async def test_the_report_counts_what_is_in_the_file(place, filled, tmp_path, capsys):
+async def test_the_report_counts_what_is_in_the_file(address, recorded, tmp_path, capsys):
     """Bytes and rows; what is left out is told by count and reason, to people as well."""
     out = tmp_path / "rows"
-    await export_to(place.url, None, wanted("demo", "bad"), out, api_key=None, as_json=True)
+    await export_to(address.url, None, wanted("demo", "bad"), out, api_key=None, as_json=True)
     said = capsys.readouterr()
     told = orjson.loads(said.out)
 
@@ -27,37 +27,37 @@ async def test_the_report_counts_what_is_in_the_file(place, filled, tmp_path, ca
     assert f"skipped: {left_out}" in said.err
 
 
-async def test_without_json_standard_output_is_the_rows_alone(place, filled, capfdbinary):
+async def test_without_json_standard_output_is_the_rows_alone(address, recorded, capfdbinary):
     """So that it can be piped."""
-    await export_to(place.url, None, wanted("demo"), None, api_key=None, as_json=False)
+    await export_to(address.url, None, wanted("demo"), None, api_key=None, as_json=False)
     rows = capfdbinary.readouterr().out.splitlines()
 
     assert ["demo", "demo"] == [orjson.loads(row)["rollout_id"] for row in rows]
 
 
-async def test_rows_of_a_container_without_lines_are_not_counted(place, filled, tmp_path, capsys):
+async def test_rows_of_a_container_without_lines_are_not_counted(address, recorded, tmp_path, capsys):
     """Null, rather than a guess."""
-    await export_to(place.url, None, wanted("demo", container="json"), tmp_path / "rows", api_key=None, as_json=True)
+    await export_to(address.url, None, wanted("demo", container="json"), tmp_path / "rows", api_key=None, as_json=True)
 
     assert None is orjson.loads(capsys.readouterr().out)["rows"]
 
 
 @pytest.mark.parametrize("scored", [True, False])
-async def test_groups_are_told_one_by_one(place, asked, engine, capsys, scored):
+async def test_groups_are_told_one_by_one(address, call_proxy, engine, capsys, scored):
     """What became of each, and whether the service has them all."""
 
-    async def answering(request, body):
+    async def respond(request, body):
         return web.json_response({"max_token_len": 0, "status": "received"})
 
-    engine.answering = answering
-    engine.facts = {}
-    await asked("POST", "/groups", {"group_id": "g", "size": 1})
-    (member,) = (await asked("GET", "/groups/g"))["rollouts"]
+    engine.respond = respond
+    engine.fixed_responses = {}
+    await call_proxy("POST", "/groups", {"group_id": "g", "size": 1})
+    (member,) = (await call_proxy("GET", "/groups/g"))["rollouts"]
     name = member["rollout_id"]
-    await asked("POST", f"/rollouts/{name}/v1/completions", {"prompt": "once", "max_tokens": 4})
+    await call_proxy("POST", f"/rollouts/{name}/v1/completions", {"prompt": "once", "max_tokens": 4})
     if scored:
-        await asked("POST", f"/rollouts/{name}/finish", {"status": "completed", "reward": 1.0})
-    is_received = await push_all(place.url, None, wanted(), PushOptions(engine.url), api_key=None, as_json=True)
+        await call_proxy("POST", f"/rollouts/{name}/finish", {"status": "completed", "reward": 1.0})
+    is_received = await push_all(address.url, None, wanted(), PushOptions(engine.url), api_key=None, as_json=True)
     told = orjson.loads(capsys.readouterr().out)
 
     assert (is_received, scored) == (told["received"], told["groups"][0]["told"] == "received")

@@ -13,7 +13,7 @@ KEYS = {"agents": {"api_keys": ["agent"]}, "control": {"api_keys": ["control"]}}
 
 
 @pytest.fixture
-async def filled(tmp_path):
+async def recorded(tmp_path):
     """A store with two rollouts of one step each, in groups of their own, and the settings to open it."""
     async with simulating("127.0.0.1:0", Options()) as engine:
         settings = settings_for(engine, store={"url": f"embedded:{tmp_path / 'store'}"}, **KEYS)
@@ -21,8 +21,8 @@ async def filled(tmp_path):
             for name in ("a/b", "c"):
                 headers = {"X-Rollout-Id": name, "X-Rollout-Group": f"g-{name}"}
                 body = {"messages": [{"role": "user", "content": "hi"}]}
-                async with http.post(served.url + "/v1/chat/completions", json=body, headers=headers) as answer:
-                    assert 200 == answer.status
+                async with http.post(served.url + "/v1/chat/completions", json=body, headers=headers) as response:
+                    assert 200 == response.status
             yield settings, served.url
 
 
@@ -37,9 +37,9 @@ async def rows(out, url, *, settings=None, key="control", **named) -> list[str]:
     return sorted(orjson.loads(line)["rollout_id"] for line in out.read_bytes().splitlines())
 
 
-async def test_rollouts_are_chosen_by_name_by_group_or_not_at_all(filled, tmp_path):
+async def test_rollouts_are_chosen_by_name_by_group_or_not_at_all(recorded, tmp_path):
     """Names of any kind."""
-    _, url = filled
+    _, url = recorded
     out = tmp_path / "rows"
 
     assert ["a/b", "c"] == await rows(out, url)
@@ -48,9 +48,9 @@ async def test_rollouts_are_chosen_by_name_by_group_or_not_at_all(filled, tmp_pa
     assert ["c"] == await rows(out, url, group="g-c")
 
 
-async def test_a_refusal_is_told_and_leaves_the_file_of_before(filled, tmp_path):
+async def test_a_refusal_is_told_and_leaves_the_file_of_before(recorded, tmp_path):
     """A missing key, an unknown rollout, nobody there."""
-    _, url = filled
+    _, url = recorded
     out = tmp_path / "rows"
     out.write_text("before")
     for named in ({"key": None}, {"rollouts": ("nobody",)}, {"format": "nope"}):
@@ -62,9 +62,9 @@ async def test_a_refusal_is_told_and_leaves_the_file_of_before(filled, tmp_path)
     assert "before" == out.read_text()
 
 
-async def test_whatever_else_the_route_takes_is_passed_on_and_what_it_does_not_take_is_refused(filled, tmp_path):
+async def test_whatever_else_the_route_takes_is_passed_on_and_what_it_does_not_take_is_refused(recorded, tmp_path):
     """By the route's own names; its sentence says which there are."""
-    _, url = filled
+    _, url = recorded
     out = tmp_path / "rows"
     prompt_too_long = ("max_len", "1")
 
@@ -73,13 +73,13 @@ async def test_whatever_else_the_route_takes_is_passed_on_and_what_it_does_not_t
         await rows(out, url, more=(("branchs", "last"),))
 
 
-async def test_rollouts_that_the_format_cannot_say_are_told_and_no_row(filled, tmp_path):
+async def test_rollouts_that_the_format_cannot_say_are_told_and_no_row(recorded, tmp_path):
     """Two conversations under one name are two sequences; the other rollout's row is there, and nothing else."""
-    _, url = filled
+    _, url = recorded
     async with aiohttp.ClientSession(headers={"X-Api-Key": "agent", "X-Rollout-Id": "c"}) as http:
         body = {"messages": [{"role": "user", "content": "another"}]}
-        async with http.post(url + "/v1/chat/completions", json=body) as answer:
-            assert 200 == answer.status
+        async with http.post(url + "/v1/chat/completions", json=body) as response:
+            assert 200 == response.status
     out = tmp_path / "rows"
     report = await download(url, None, wanted(format="trl"), out, api_key="control")
 

@@ -28,8 +28,8 @@ def test_serve_starts_the_simulator_says_so_records_exports_and_stops_cleanly(tm
         call = Request(
             f"{url}/rollouts/r1/v1/chat/completions", orjson.dumps(body), {"Content-Type": "application/json"}
         )
-        with urlopen(call) as answer:
-            assert 200 == answer.status
+        with urlopen(call) as response:
+            assert 200 == response.status
         assert 0 == run("export", "--url", url, "--out", str(rows)).returncode
         refused = run("serve", "--listen", "127.0.0.1:0", "--store", store)
         process.send_signal(signal.SIGTERM)
@@ -53,9 +53,9 @@ def test_a_killed_proxy_loses_no_step_that_a_client_was_told_of(tmp_path):
         while True:
             try:
                 sent = Request(f"{url}/rollouts/r1/v1/chat/completions", body, {"Content-Type": "application/json"})
-                with urlopen(sent, timeout=10) as answer:
-                    if answer.read().endswith(b"data: [DONE]\n\n"):
-                        told.append(answer.headers["X-Step-Id"])
+                with urlopen(sent, timeout=10) as response:
+                    if response.read().endswith(b"data: [DONE]\n\n"):
+                        told.append(response.headers["X-Step-Id"])
             except (OSError, HTTPException):
                 return
 
@@ -67,8 +67,8 @@ def test_a_killed_proxy_loses_no_step_that_a_client_was_told_of(tmp_path):
             assert process.poll() is None
             time.sleep(0.01)
         process.kill()
-    with started(*serve) as (_, url, _), urlopen(f"{url}/rollouts/r1/steps?limit=1000") as answer:
-        kept = [step["step_id"] for step in orjson.loads(answer.read())["steps"]]
+    with started(*serve) as (_, url, _), urlopen(f"{url}/rollouts/r1/steps?limit=1000") as response:
+        kept = [step["step_id"] for step in orjson.loads(response.read())["steps"]]
 
     assert len(kept) == len(set(kept))
     assert set(told) <= set(kept)
@@ -101,8 +101,8 @@ def test_a_second_signal_ends_it_at_once(tmp_path):
 def test_simulate_serves_vllms_protocol():
     """It can be given to serve as an engine, and check finds nothing wrong with it."""
     with started("simulate", "--listen", "127.0.0.1:0", "--seed", "1") as (_, url, _):
-        with urlopen(f"{url}/v1/models") as answer:
-            listed = orjson.loads(answer.read())
+        with urlopen(f"{url}/v1/models") as response:
+            listed = orjson.loads(response.read())
         checked = run("check", "--engine", url, "--store", "redis://127.0.0.1:9")
 
     assert "simulated" == listed["data"][0]["id"]
@@ -115,9 +115,9 @@ def test_simulate_serves_sglangs_protocol():
     """With --shape sglang it is an engine of that kind."""
     with (
         started("simulate", "--listen", "127.0.0.1:0", "--shape", "sglang") as (_, url, _),
-        urlopen(f"{url}/model_info") as answer,
+        urlopen(f"{url}/model_info") as response,
     ):
-        told = orjson.loads(answer.read())
+        told = orjson.loads(response.read())
 
     assert "default" == told["weight_version"]
 

@@ -23,19 +23,19 @@ TRAINER = {
 ENVIRONMENT = {"max_token_length": 4096, "desired_name": "e", "weight": 1.0, "group_size": 4}
 
 
-async def asked(http, method, url, body=None):
-    async with http.request(method, url, json=body) as answer:
-        assert answer.status < 300, await answer.text()
-        return await answer.json(content_type=None)
+async def call_proxy(http, method, url, body=None):
+    async with http.request(method, url, json=body) as response:
+        assert response.status < 300, await response.text()
+        return await response.json(content_type=None)
 
 
 @pytest.fixture
 async def service(http):
     """The service with a trainer and an environment of groups of four: its URL and the environment's id."""
     async with atropos_service() as url:
-        await asked(http, "POST", url + "/register", TRAINER)
-        await asked(http, "GET", url + "/batch")
-        env = await asked(http, "POST", url + "/register-env", ENVIRONMENT)
+        await call_proxy(http, "POST", url + "/register", TRAINER)
+        await call_proxy(http, "GET", url + "/batch")
+        env = await call_proxy(http, "POST", url + "/register-env", ENVIRONMENT)
         assert "success" == env["status"]
         yield url, env["env_id"]
 
@@ -53,10 +53,10 @@ async def scored(http, proxy, rewards, *, group="g", max_tokens=16, **finish):
         name = f"{group}-{number}"
         headers = {"X-Rollout-Id": name, "X-Rollout-Group": group}
         body = {"messages": [{"role": "user", "content": f"hi {number}"}], "max_tokens": max_tokens}
-        async with http.post(proxy + "/v1/chat/completions", json=body, headers=headers) as answer:
-            assert 200 == answer.status
+        async with http.post(proxy + "/v1/chat/completions", json=body, headers=headers) as response:
+            assert 200 == response.status
         end = {"status": "completed", "reward": reward, **finish}
-        await asked(http, "POST", f"{proxy}/rollouts/{name}/finish", end)
+        await call_proxy(http, "POST", f"{proxy}/rollouts/{name}/finish", end)
 
 
 async def pushed(proxy, service, **said) -> tuple[bool, str]:
@@ -70,7 +70,9 @@ async def pushed(proxy, service, **said) -> tuple[bool, str]:
 
 async def exported(http, proxy, group, size):
     """What the control API gives of each rollout, put together."""
-    rows = [await asked(http, "GET", f"{proxy}/rollouts/{group}-{n}/export?format=scored_data") for n in range(size)]
+    rows = [
+        await call_proxy(http, "GET", f"{proxy}/rollouts/{group}-{n}/export?format=scored_data") for n in range(size)
+    ]
     flat = [row for one in rows for row in (one["rows"] if isinstance(one, dict) and "rows" in one else [one])]
     flat = [row for one in flat for row in (one if isinstance(one, list) else [one])]
     return {name: [row[name][0] for row in flat] for name in ("tokens", "masks", "scores", "inference_logprobs")}
@@ -84,7 +86,7 @@ async def test_ab_1_a_group_reaches_the_batch_as_one_object_with_our_arrays(http
 
     assert received, told
     assert "group 'g': received" in told
-    batch = (await asked(http, "GET", service[0] + "/batch"))["batch"]
+    batch = (await call_proxy(http, "GET", service[0] + "/batch"))["batch"]
     assert 1 == len(batch)
     ours = await exported(http, proxy, "g", 4)
     assert ours == {name: batch[0][name] for name in ours}
@@ -93,12 +95,12 @@ async def test_ab_1_a_group_reaches_the_batch_as_one_object_with_our_arrays(http
 
 async def test_a_group_that_was_opened_with_its_rollouts_knows_its_size(http, proxy, service):
     """No --group-size is needed, and a rollout that is missing is missed; one that calls made must be told."""
-    opened = await asked(http, "POST", f"{proxy}/groups", {"group_id": "opened", "size": 4})
+    opened = await call_proxy(http, "POST", f"{proxy}/groups", {"group_id": "opened", "size": 4})
     for number, rollout in enumerate(opened["rollouts"]):
         body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 16}
-        await asked(http, "POST", rollout["base_url"] + "/chat/completions", body)
+        await call_proxy(http, "POST", rollout["base_url"] + "/chat/completions", body)
         end = {"status": "completed", "reward": number / 4}
-        await asked(http, "POST", f"{proxy}/rollouts/{rollout['rollout_id']}/finish", end)
+        await call_proxy(http, "POST", f"{proxy}/rollouts/{rollout['rollout_id']}/finish", end)
     whole = await pushed(proxy, service, group_size=None)
     async with http.delete(f"{proxy}/rollouts/{opened['rollouts'][0]['rollout_id']}"):
         pass
@@ -122,7 +124,7 @@ async def test_ab_2_with_and_without_gzip_the_service_takes_the_same(
     received, told = await pushed(proxy, service)
 
     assert received, told
-    batch = (await asked(http, "GET", service[0] + "/batch"))["batch"]
+    batch = (await call_proxy(http, "GET", service[0] + "/batch"))["batch"]
     ours = await exported(http, proxy, "g", 4)
     assert ours == {name: batch[0][name] for name in ours}
 
@@ -135,7 +137,7 @@ async def test_ab_3_a_partial_group_is_posted_only_by_force_and_then_buffered_is
     assert not received
     assert "it has 3 sequences to post; a complete group has 4" in told
     assert "group 'g': not posted" in told
-    assert 0 == (await asked(http, "GET", service[0] + "/status"))["queue_size"]
+    assert 0 == (await call_proxy(http, "GET", service[0] + "/status"))["queue_size"]
 
     received, told = await pushed(proxy, service, force_partial=True)
     assert not received
@@ -147,8 +149,8 @@ async def test_ab_4_an_equal_group_a_long_and_an_unscored_rollout_are_told_befor
     await scored(http, proxy, [1.0] * 4, group="equal")
     await scored(http, proxy, [0.0, 1.0, 0.5, None], group="unscored")
     await scored(http, proxy, [0.0, 1.0, 0.5, 0.25], group="good")
-    await asked(http, "POST", f"{proxy}/rollouts", {"rollout_id": "void", "group_id": "empty"})
-    await asked(http, "POST", f"{proxy}/rollouts/void/finish", {"status": "failed", "reward": 0.0})
+    await call_proxy(http, "POST", f"{proxy}/rollouts", {"rollout_id": "void", "group_id": "empty"})
+    await call_proxy(http, "POST", f"{proxy}/rollouts/void/finish", {"status": "failed", "reward": 0.0})
 
     received, told = await pushed(proxy, service)
 
@@ -158,7 +160,7 @@ async def test_ab_4_an_equal_group_a_long_and_an_unscored_rollout_are_told_befor
     assert "requires a reward" in told
     assert "group 'empty': rollout 'void' is empty" in told
     assert "group 'good': received" in told
-    batch = (await asked(http, "GET", service[0] + "/batch"))["batch"]
+    batch = (await call_proxy(http, "GET", service[0] + "/batch"))["batch"]
     assert [[0.0, 1.0, 0.5, 0.25]] == [group["scores"] for group in batch]
 
 
@@ -214,7 +216,7 @@ async def test_a_group_that_is_refused_does_not_keep_back_the_others(http, proxy
     await scored(http, proxy, [0.0, 1.0, 0.5, 0.25], group="b")
     answered = iter([None, 500, 302])
 
-    async def answering(request):
+    async def respond(request):
         if request.path == "/info":
             return web.json_response({"max_token_len": -1, "batch_size": 4})
         if (status := next(answered)) is None:
@@ -222,12 +224,12 @@ async def test_a_group_that_is_refused_does_not_keep_back_the_others(http, proxy
         return web.Response(status=status or 200, headers={"Location": "/elsewhere"})
 
     app = web.Application()
-    app.router.add_route("*", "/{path:.*}", answering)
+    app.router.add_route("*", "/{path:.*}", respond)
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    place = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    first, second = await pushed(proxy, (place, 0)), await pushed(proxy, (place, 0), max_len=3)
+    address = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    first, second = await pushed(proxy, (address, 0)), await pushed(proxy, (address, 0), max_len=3)
     await runner.cleanup()
 
     assert (False, False) == (first[0], second[0])
@@ -241,14 +243,14 @@ async def test_a_group_that_is_refused_does_not_keep_back_the_others(http, proxy
 
 async def test_a_group_that_a_consumer_is_done_with_is_posted_only_by_its_name(http, proxy, service):
     """It was trained already."""
-    opened = await asked(http, "POST", f"{proxy}/groups", {"group_id": "g", "size": 2})
+    opened = await call_proxy(http, "POST", f"{proxy}/groups", {"group_id": "g", "size": 2})
     for number, rollout in enumerate(opened["rollouts"]):
         body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 16}
-        await asked(http, "POST", rollout["base_url"] + "/chat/completions", body)
+        await call_proxy(http, "POST", rollout["base_url"] + "/chat/completions", body)
         end = {"status": "completed", "reward": float(number)}
-        await asked(http, "POST", f"{proxy}/rollouts/{rollout['rollout_id']}/finish", end)
-    batch = await asked(http, "POST", f"{proxy}/batches/claim", {"consumer": "trainer"})
-    await asked(http, "POST", f"{proxy}/batches/{batch['batch_id']}/ack", {})
+        await call_proxy(http, "POST", f"{proxy}/rollouts/{rollout['rollout_id']}/finish", end)
+    batch = await call_proxy(http, "POST", f"{proxy}/batches/claim", {"consumer": "trainer"})
+    await call_proxy(http, "POST", f"{proxy}/batches/{batch['batch_id']}/ack", {})
     received, told = await pushed(proxy, service, group_size=None)
 
     assert not received

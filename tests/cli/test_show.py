@@ -11,91 +11,91 @@ from proxy.clock import SystemClock
 from proxy.server.listener import running
 
 
-async def test_rollouts_are_listed_newest_first_as_far_as_they_are_wanted(place, filled, printed, capsys):
+async def test_rollouts_are_listed_newest_first_as_far_as_they_are_wanted(address, recorded, make_console, capsys):
     """What was left out is said on standard error."""
-    out = printed()
-    await print_list(place, out, "rollouts", 2, as_json=False)
+    out = make_console()
+    await print_list(address, out, "rollouts", 2, as_json=False)
     assert ["rollout", "choices", "bad"] == [line.split()[0] for line in out.file.getvalue().splitlines()]
     assert "more than 2 rollouts; use --limit" in capsys.readouterr().err
 
-    out = printed()
-    await print_list(place, out, "rollouts", 50, as_json=False, status="completed", group_id=None)
+    out = make_console()
+    await print_list(address, out, "rollouts", 50, as_json=False, status="completed", group_id=None)
     assert ["rollout", "demo"] == [line.split()[0] for line in out.file.getvalue().splitlines()]
-    await print_list(place, printed(), "rollouts", 50, as_json=False, status="failed")
+    await print_list(address, make_console(), "rollouts", 50, as_json=False, status="failed")
     assert "no rollouts match the filters" in capsys.readouterr().err
 
 
-async def test_groups_are_listed_too(place, filled, printed):
+async def test_groups_are_listed_too(address, recorded, make_console):
     """By their own columns."""
-    out = printed()
-    await print_list(place, out, "groups", 50, as_json=False)
+    out = make_console()
+    await print_list(address, out, "groups", 50, as_json=False)
 
     assert ["g", "open", "0/1"] == out.file.getvalue().splitlines()[1].split()[:3]
 
 
-async def test_columns_without_room_are_named(place, filled, printed, capsys):
+async def test_columns_without_room_are_named(address, recorded, make_console, capsys):
     """So that nobody takes the table for all there is."""
-    await print_list(place, printed(40, is_terminal=True), "rollouts", 50, as_json=False)
+    await print_list(address, make_console(40, is_terminal=True), "rollouts", 50, as_json=False)
 
     assert "columns not shown: " in capsys.readouterr().err
 
 
-async def test_a_list_as_json_is_what_the_control_api_tells(place, filled, printed, capsys):
+async def test_a_list_as_json_is_what_the_control_api_tells(address, recorded, make_console, capsys):
     """One document, with the cursor of what follows."""
-    await print_list(place, printed(), "rollouts", 2, as_json=True)
+    await print_list(address, make_console(), "rollouts", 2, as_json=True)
     told = orjson.loads(capsys.readouterr().out)
 
     assert ["choices", "bad"] == [rollout["rollout_id"] for rollout in told["rollouts"]]
     assert told["cursor"]
 
 
-async def test_a_rollout_is_printed_and_as_json_told_whole(place, filled, printed, capsys):
+async def test_a_rollout_is_printed_and_as_json_told_whole(address, recorded, make_console, capsys):
     """Itself, its tree and all of its steps."""
-    out = printed()
-    await print_rollout(place, out, "demo", StepView(logprobs=True, with_values=True), as_json=False)
+    out = make_console()
+    await print_rollout(address, out, "demo", StepView(logprobs=True, with_values=True), as_json=False)
     assert 3 == out.file.getvalue().count("exact\n")
     assert 4 == out.file.getvalue().count("logprob")
-    await print_rollout(place, out, "demo", StepView(), as_json=True)
+    await print_rollout(address, out, "demo", StepView(), as_json=True)
     told = orjson.loads(capsys.readouterr().out)
 
     assert ("demo", 3, 3) == (told["rollout"]["rollout_id"], len(told["tree"]["nodes"]), len(told["steps"]))
 
 
 @pytest.mark.parametrize("width", [24, 60, 200])
-async def test_a_rollout_fits_into_any_terminal(place, filled, printed, width):
+async def test_a_rollout_fits_into_any_terminal(address, recorded, make_console, width):
     """Nothing is wider than it, and no colour is left open at the end of a line."""
-    out = printed(width, is_terminal=True)
-    await print_rollout(place, out, "demo", StepView(ids=True, logprobs=True), as_json=False)
+    out = make_console(width, is_terminal=True)
+    await print_rollout(address, out, "demo", StepView(ids=True, logprobs=True), as_json=False)
     lines = out.file.getvalue().splitlines()
 
     assert all(Text.from_ansi(line).cell_len <= width for line in lines)
     assert all(line.endswith("\x1b[0m") or "\x1b" not in line.rpartition("\x1b[0m")[2] for line in lines)
 
 
-async def test_a_step_is_named_by_its_id_or_its_index(place, filled, printed, capsys):
+async def test_a_step_is_named_by_its_id_or_its_index(address, recorded, make_console, capsys):
     """As JSON it is what the control API tells of it."""
-    out = printed()
-    await print_step(place, out, "demo", "1", StepView(), as_json=True)
+    out = make_console()
+    await print_step(address, out, "demo", "1", StepView(), as_json=True)
     step = orjson.loads(capsys.readouterr().out)
-    await print_step(place, out, "demo", step["step_id"], StepView(), as_json=False)
+    await print_step(address, out, "demo", step["step_id"], StepView(), as_json=False)
 
     assert 1 == step["index"]
     assert f"step 1  {step['step_id']}" in out.file.getvalue()
     with pytest.raises(OSError, match="no step with index 9"):
-        await print_step(place, out, "demo", "9", StepView(), as_json=False)
+        await print_step(address, out, "demo", "9", StepView(), as_json=False)
     with pytest.raises(OSError, match="no step 'S9'"):
-        await print_step(place, out, "demo", "S9", StepView(), as_json=False)
+        await print_step(address, out, "demo", "S9", StepView(), as_json=False)
 
 
-async def test_no_piped_line_ends_in_blanks(place, asked, filled, printed):
+async def test_no_piped_line_ends_in_blanks(address, call_proxy, recorded, make_console):
     """Of no command: a name of 256 characters widens no other row."""
-    await asked("POST", "/rollouts", {"rollout_id": "r" * 256, "group_id": "g" * 256})
-    out = printed()
+    await call_proxy("POST", "/rollouts", {"rollout_id": "r" * 256, "group_id": "g" * 256})
+    out = make_console()
     for noun in ("rollouts", "groups"):
-        await print_list(place, out, noun, 50, as_json=False)
+        await print_list(address, out, noun, 50, as_json=False)
     for view in (StepView(), StepView(ids=True, logprobs=True, whole=True, with_values=True)):
-        await print_rollout(place, out, "demo", view, as_json=False)
-        await print_step(place, out, "demo", "0", view, as_json=False)
+        await print_rollout(address, out, "demo", view, as_json=False)
+        await print_step(address, out, "demo", "0", view, as_json=False)
     lines = out.file.getvalue().splitlines()
 
     assert "r" * 256 in lines[1]
@@ -103,19 +103,19 @@ async def test_no_piped_line_ends_in_blanks(place, asked, filled, printed):
     assert [] == [line for line in lines if " " * 100 in line]
 
 
-async def test_what_is_not_there_is_told(place, printed):
+async def test_what_is_not_there_is_told(address, make_console):
     """By the proxy's own sentence."""
     with pytest.raises(OSError, match="Rollout 'none' not found."):
-        await print_rollout(place, printed(), "none", StepView(), as_json=False)
+        await print_rollout(address, make_console(), "none", StepView(), as_json=False)
 
 
-async def test_a_store_that_nobody_has_open_is_looked_at_directly(tmp_path, engine, printed):
+async def test_a_store_that_nobody_has_open_is_looked_at_directly(tmp_path, engine, make_console):
     """Through a proxy of our own, with the keys that the settings ask for."""
     keys = {"agents": {"api_keys": ["a"]}, "control": {"api_keys": ["c"]}}
     settings = settings_for(engine.url, store={"url": f"embedded:{tmp_path / 'store'}"}, **keys)
     async with running(settings):
         pass
-    out = printed()
+    out = make_console()
     await print_list(ControlAddress(None, settings, None), out, "rollouts", 5, as_json=False)
 
     assert "" == out.file.getvalue()

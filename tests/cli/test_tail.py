@@ -45,65 +45,65 @@ async def following(http):
 async def call(http, url: str, rollout: str, count: int = 1) -> None:
     for _ in range(count):
         body = {"prompt": "once", "max_tokens": 2}
-        async with http.post(f"{url}/rollouts/{rollout}/v1/completions", json=body) as answer:
-            assert 200 == answer.status
+        async with http.post(f"{url}/rollouts/{rollout}/v1/completions", json=body) as response:
+            assert 200 == response.status
 
 
-async def test_each_step_is_told_once_in_its_order_whoever_stores_it(http, store, place, following):
+async def test_each_step_is_told_once_in_its_order_whoever_stores_it(http, store, address, following):
     """Of every rollout, by two proxies that share the store; what was stored before is not told."""
-    await call(http, place.url, "old")
-    async with proxying(place.url, store) as other:  # any engine will do, even a proxy
-        _, told = await following(place.url)
-        await asyncio.gather(call(http, place.url, "a", 5), call(http, other.url, "b", 3))
+    await call(http, address.url, "old")
+    async with proxying(address.url, store) as other:  # any engine will do, even a proxy
+        _, told = await following(address.url)
+        await asyncio.gather(call(http, address.url, "a", 5), call(http, other.url, "b", 3))
         heard = [each for each in await told.names(11) if each[0] in {"a", "b"}]
 
     assert [("a", index) for index in range(5)] == [each for each in heard if each[0] == "a"]
     assert [("b", index) for index in range(3)] == [each for each in heard if each[0] == "b"]
 
 
-async def test_one_rollout_is_told_with_its_last_steps_first(http, place, following):
+async def test_one_rollout_is_told_with_its_last_steps_first(http, address, following):
     """And nothing of any other."""
-    await call(http, place.url, "r", 4)
-    _, told = await following(place.url, "r", last=2)
-    await call(http, place.url, "other")
-    await call(http, place.url, "r")
+    await call(http, address.url, "r", 4)
+    _, told = await following(address.url, "r", last=2)
+    await call(http, address.url, "other")
+    await call(http, address.url, "r")
 
     assert [("r", 2), ("r", 3), ("r", 4)] == await told.names(3)
 
 
-async def test_a_rollout_may_come_later_and_come_anew(http, place, following):
+async def test_a_rollout_may_come_later_and_come_anew(http, address, following):
     """It is waited for; deleted and opened again, it is told from its new beginning."""
-    _, told = await following(place.url, "r")
-    await call(http, place.url, "r", 2)
+    _, told = await following(address.url, "r")
+    await call(http, address.url, "r", 2)
     assert [("r", 0), ("r", 1)] == await told.names(2)
-    async with http.delete(f"{place.url}/rollouts/r"):
-        await call(http, place.url, "r")
+    async with http.delete(f"{address.url}/rollouts/r"):
+        await call(http, address.url, "r")
 
     assert [("r", 0)] == await told.names(1)
 
 
 @pytest.mark.parametrize("only", [None, "b"])
 async def test_what_was_stored_while_the_connection_was_broken_is_told_after_it(
-    http, store, place, following, monkeypatch, only
+    http, store, address, following, monkeypatch, only
 ):
     """The proxy was stopped and started again, and another one stored steps meanwhile: each is told, and none twice."""
     monkeypatch.setattr(tailing, "BACKOFF_S", (0.01, 0.05))
     tried = asyncio.Event()
     monkeypatch.setattr(tailing, "print_note", lambda said, _: tried.set() if said.endswith("reconnecting") else None)
     async with AsyncExitStack() as first:
-        served = await first.enter_async_context(proxying(place.url, store))
+        served = await first.enter_async_context(proxying(address.url, store))
         following, told = await following(served.url, only)
         await call(http, served.url, "b")
         assert ("b", 0) in await told.names(1 if only else 2)
         await first.aclose()
     await tried.wait()
-    await call(http, place.url, "b", 2)
-    await call(http, place.url, "c")
-    settings = settings_for(place.url, listen=served.url.removeprefix("http://"))
+    await call(http, address.url, "b", 2)
+    await call(http, address.url, "c")
+    settings = settings_for(address.url, listen=served.url.removeprefix("http://"))
     async with running(settings, store):
         await following.is_connected.wait()
         heard = await told.names(2 if only else 3)
-        await call(http, place.url, "b")
+        await call(http, address.url, "b")
         heard += await told.names(1)
 
     assert [("b", 1), ("b", 2), ("b", 3)] == [each for each in heard if each[0] == "b"]
@@ -148,10 +148,10 @@ def test_a_line_says_what_happened_harmlessly():
     assert "r\\x1b" not in line(told, with_rollout=False).plain
 
 
-async def test_it_ends_with_0_when_it_is_told_to_stop(http, place, printed, capsys):
+async def test_it_ends_with_0_when_it_is_told_to_stop(http, address, make_console, capsys):
     """Ctrl-C is how one leaves it; as JSON a step is one line, there at once."""
-    await call(http, place.url, "r")
-    told = asyncio.create_task(tail(place, "r", 10, printed(), as_json=True))
+    await call(http, address.url, "r")
+    told = asyncio.create_task(tail(address, "r", 10, make_console(), as_json=True))
     said = ""
     while not said:
         await asyncio.sleep(0.01)

@@ -33,7 +33,7 @@ def test_worked_example():
     one, other = worked.rows("verifiers")
 
     assert {
-        "prompt": worked.ASKED,
+        "prompt": worked.QUESTION,
         "completion": [worked.REPLY],
         "response": worked.STEPS[0].response,
         "tokens": TOKENS,
@@ -43,7 +43,7 @@ def test_worked_example():
         "trajectory_id": "r1",
         "extras": {"step_id": "a", "choice": 0, "policy_version": "3"},
     } == one
-    assert ([*worked.ASKED, worked.REPLY, worked.TOOL], [worked.ANSWER]) == (other["prompt"], other["completion"])
+    assert ([*worked.QUESTION, worked.REPLY, worked.TOOL], [worked.ANSWER]) == (other["prompt"], other["completion"])
     assert FORMATS["verifiers"].whole
 
 

@@ -60,7 +60,7 @@ def paired(cassettes: list[Cassette]) -> list[Cassette]:
     injected = {name: by_name.get(f"{name.removesuffix('_plain')}_inj") for name in by_name if name.endswith("_plain")}
     twins = {twin.name for twin in injected.values() if twin}
     return [
-        replace(cassette, answer=twin.answer, status=twin.status) if (twin := injected.get(name)) else cassette
+        replace(cassette, response=twin.response, status=twin.status) if (twin := injected.get(name)) else cassette
         for name, cassette in by_name.items()
         if name not in twins
     ]
@@ -72,7 +72,7 @@ def cases_of(cassettes: list[Cassette]) -> tuple[list[dict], list[dict]]:
     for number, cassette in enumerate(cassettes):
         rollout = f"real-{cassette.kind}-{number // PER_ROLLOUT}"
         cases.append({"rollout": rollout, "path": cassette.path, "body": cassette.body, "name": cassette.name})
-        text = cassette.answer.decode()
+        text = cassette.response.decode()
         answers.append({"status": cassette.status, "type": cassette.content_type, "headers": {}, "answer": text})
     return cases, answers
 

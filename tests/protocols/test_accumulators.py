@@ -49,7 +49,7 @@ def twins() -> list[tuple[str, str]]:
 def accumulate(name: str) -> dict:
     cassette = load(name)
     folding = DIALECTS[cassette.path].accumulator()
-    for event in cassette.answer.split(b"\n\n"):
+    for event in cassette.response.split(b"\n\n"):
         payload = event.removeprefix(b"data: ")
         if payload.strip() not in (b"", b"[DONE]"):
             folding.feed(orjson.loads(payload))
@@ -73,7 +73,7 @@ def without_messages(response: dict) -> dict:
 @pytest.mark.parametrize(("whole", "stream"), twins())
 def test_the_fold_of_a_stream_is_the_unstreamed_response(whole, stream):
     """The fold law, on every recorded twin: same message, ids, logprobs, reasons and usage."""
-    expected, actual = orjson.loads(load(whole).answer), accumulate(stream)
+    expected, actual = orjson.loads(load(whole).response), accumulate(stream)
     if actual["usage"] is not None and "completion_tokens_details" not in expected["usage"]:
         assert expected["usage"] == actual["usage"]
     if whole in OTHER_MESSAGE:
@@ -97,7 +97,7 @@ def test_no_exception_is_listed_in_vain():
 
     assert len(OTHER_MESSAGE) == len(listed)
     assert [] == [
-        whole for whole, stream in listed if said(orjson.loads(load(whole).answer)) == said(accumulate(stream))
+        whole for whole, stream in listed if said(orjson.loads(load(whole).response)) == said(accumulate(stream))
     ]
 
 

@@ -24,9 +24,9 @@ def accumulate(*chunks):
 
 def test_a_recorded_stream_gives_what_the_unstreamed_call_gave():
     """Of everything that vLLM says in both framings: its streams have no model, no time, and no usage unasked."""
-    events = [event.removeprefix(b"data: ") for event in load("scale_out/generate_stream").answer.split(b"\n\n")]
+    events = [event.removeprefix(b"data: ") for event in load("scale_out/generate_stream").response.split(b"\n\n")]
     folded = accumulate(*(orjson.loads(event) for event in events if event.startswith(b"{")))
-    whole = orjson.loads(load("scale_out/generate").answer)
+    whole = orjson.loads(load("scale_out/generate").response)
 
     assert {**whole, **folded, "usage": None, "request_id": None} == {**whole, "usage": None, "request_id": None}
 

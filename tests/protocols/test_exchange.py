@@ -46,7 +46,7 @@ def test_hiding_gives_back_the_plain_answer_byte_for_byte(pair):
 
     shown, end, step = play(plan, injected)
 
-    expected, actual = normal(plain.answer), normal(shown + end)
+    expected, actual = normal(plain.response), normal(shown + end)
     if pair in INTERLEAVED:
         expected, actual = sorted(expected.split(b"\n\n")), sorted(actual.split(b"\n\n"))
     assert expected == actual
@@ -65,7 +65,7 @@ def test_hiding_gives_back_what_a_plain_run_without_usage_answers(pair):
 
     shown, end, step = play(plan, injected)
 
-    expected, actual = (re.sub(rb"chatcmpl-tool-\w+", b"", normal(answer)) for answer in (plain.answer, shown + end))
+    expected, actual = (re.sub(rb"chatcmpl-tool-\w+", b"", normal(answer)) for answer in (plain.response, shown + end))
     assert expected == actual
     assert step.exact or "engine_error" in step.problems
 
@@ -76,11 +76,11 @@ def test_usage_that_a_server_always_sends_is_shown(name):
     cassette = load(name)
     plan = plan_of(cassette.path, {key: value for key, value in cassette.body.items() if key != "stream_options"})
     exchange = Exchange(plan, 200, cassette.content_type)
-    shown = exchange.feed(cassette.answer)
+    shown = exchange.feed(cassette.response)
     outcome = exchange.finish(Timing(received=1.0))
 
     assert plan.view.strip_rules.usage
-    assert cassette.answer == shown + outcome.end
+    assert cassette.response == shown + outcome.end
     assert (True, ()) == (exchange.forces_usage, outcome.step.problems)
 
 
@@ -117,7 +117,7 @@ def test_echo_gets_nothing_injected_and_is_flagged(pair):
 
     shown, end, step = play(plan_of(plain.path, plain.body), plain)
 
-    assert plain.answer == shown + end
+    assert plain.response == shown + end
     assert {"echo", "no_token_ids"} <= set(step.problems)
 
 
@@ -146,7 +146,7 @@ def test_a_client_that_asked_for_it_sees_just_that(plain, injected):
 
     shown, end, step = play(plan_of(cassette.path, cassette.body), cassette)
 
-    assert cassette.answer == shown + end
+    assert cassette.response == shown + end
     assert step.choices[0].ids
 
 
@@ -159,7 +159,7 @@ def test_ids_alone_are_shown_to_a_client_that_asked_for_ids_alone():
     def tool_ids(text: bytes) -> bytes:
         return re.sub(rb"chatcmpl-tool-\w+", b"", normal(text))
 
-    assert tool_ids(asked.answer) == tool_ids(shown + end)
+    assert tool_ids(asked.response) == tool_ids(shown + end)
 
 
 def test_logprobs_alone_are_shown_to_a_client_that_asked_for_logprobs_alone():
@@ -171,14 +171,14 @@ def test_logprobs_alone_are_shown_to_a_client_that_asked_for_logprobs_alone():
     def tool_ids(text: bytes) -> bytes:
         return re.sub(rb"chatcmpl-tool-\w+", b"", normal(text))
 
-    assert tool_ids(asked.answer) == tool_ids(shown + end)
+    assert tool_ids(asked.response) == tool_ids(shown + end)
 
 
 def test_an_engine_that_dies_leaves_a_partial_step():
     """What came before the break is kept, and the step says that it broke off: nobody got a whole answer."""
     cassette = load("chat_ids_lp_stream")
     exchange = Exchange(plan_of(cassette.path, cassette.body), 200, cassette.content_type)
-    exchange.feed(cassette.answer[: len(cassette.answer) // 2])
+    exchange.feed(cassette.response[: len(cassette.response) // 2])
 
     outcome = exchange.abort("Engine e disconnected", Timing(received=1.0), delivered=True)
 
@@ -192,7 +192,7 @@ def test_a_connection_that_breaks_behind_the_terminal_event_costs_nothing():
     """The turn had its end, so the step is complete; who left did not get it."""
     cassette = load("chat_ids_lp_stream")
     exchange = Exchange(plan_of(cassette.path, cassette.body), 200, cassette.content_type)
-    exchange.feed(cassette.answer.removesuffix(b"data: [DONE]\n\n"))
+    exchange.feed(cassette.response.removesuffix(b"data: [DONE]\n\n"))
     before = exchange.is_over
     exchange.feed(b"data: [DONE]\n\n")
     step = exchange.abort("the client disconnected", Timing(received=1.0), delivered=False).step
@@ -205,9 +205,9 @@ def test_a_stream_without_its_terminal_event_is_partial():
     """A clean end of the connection is no end of the turn, and its client did not get a whole one."""
     cassette = load("chat_ids_lp_stream")
     plan = plan_of(cassette.path, cassette.body)
-    shown, end, step = play(plan, cassette, [cassette.answer.removesuffix(b"data: [DONE]\n\n")])
+    shown, end, step = play(plan, cassette, [cassette.response.removesuffix(b"data: [DONE]\n\n")])
 
-    assert cassette.answer.removesuffix(b"data: [DONE]\n\n") == shown + end
+    assert cassette.response.removesuffix(b"data: [DONE]\n\n") == shown + end
     assert ("partial", ("stream_cut",), False) == (step.status, step.problems, step.delivered)
 
 
@@ -215,7 +215,7 @@ def test_a_whole_body_that_was_cut_is_partial_and_not_an_error():
     """Half a JSON body is no answer of the engine's, and no error of its either."""
     cassette = load("chat_ids_lp")
     exchange = Exchange(plan_of(cassette.path, cassette.body), 200, cassette.content_type)
-    exchange.feed(cassette.answer[:200])
+    exchange.feed(cassette.response[:200])
     step = exchange.abort("the client disconnected", Timing(received=1.0), delivered=False).step
 
     assert ("partial", False) == (step.status, step.delivered)
@@ -226,9 +226,9 @@ def test_errors_of_the_engine_pass_as_they_came(cassette: Cassette):
     """Status and body are the engine's, and the step keeps both."""
     shown, end, step = play(plan_of(cassette.path, cassette.body), cassette)
 
-    assert (b"", cassette.answer) == (shown, end)
+    assert (b"", cassette.response) == (shown, end)
     assert "error" == step.status
-    assert (cassette.status, cassette.answer.decode()) == (step.response["status"], step.response["body"])
+    assert (cassette.status, cassette.response.decode()) == (step.response["status"], step.response["body"])
 
 
 @pytest.mark.parametrize("name", ["spec_ngram/s_bias_rep_stream", "spec_ngram/s_stop_rep_stream"])
@@ -238,7 +238,7 @@ def test_an_error_within_a_stream_passes_byte_for_byte_and_ends_the_turn(name):
 
     shown, end, step = play(plan_of(cassette.path, cassette.body), cassette)
 
-    assert (b"", cassette.answer) == (shown, end)
+    assert (b"", cassette.response) == (shown, end)
     assert "error" == step.status
 
 
@@ -260,16 +260,16 @@ def test_an_event_that_cannot_be_understood_passes_and_flags_the_step():
     """Transparency comes first, and silence never."""
     cassette = load("chat_ids_lp_stream")
     odd = b'data: {"choices":[{"delta":{}}]}\n\ndata: 7\n\ndata: {oops\n\n'
-    shown, end, step = play(plan_of(cassette.path, cassette.body), cassette, [odd, cassette.answer])
+    shown, end, step = play(plan_of(cassette.path, cassette.body), cassette, [odd, cassette.response])
 
-    assert odd + cassette.answer == shown + end
+    assert odd + cassette.response == shown + end
     assert ("unparsed_event",) == step.problems
 
 
 def test_nan_logprobs_are_kept_flagged_and_shown_as_they_came():
     """A Python engine may write NaN, which is no JSON; it is neither lost nor made up."""
     cassette = load("chat_ids_lp")
-    odd = cassette.answer.replace(b'"logprob":-6.792507648468018', b'"logprob":NaN', 1)
+    odd = cassette.response.replace(b'"logprob":-6.792507648468018', b'"logprob":NaN', 1)
     shown, end, step = play(plan_of(cassette.path, cassette.body), cassette, [odd])
 
     assert odd == shown + end

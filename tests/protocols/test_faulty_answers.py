@@ -22,7 +22,7 @@ def problems(cassette: Cassette, answer: bytes) -> tuple[str, ...]:
 
 
 def events(cassette: Cassette) -> list[dict]:
-    payloads = [event.removeprefix(b"data: ") for event in cassette.answer.split(b"\n\n")]
+    payloads = [event.removeprefix(b"data: ") for event in cassette.response.split(b"\n\n")]
     return [orjson.loads(payload) for payload in payloads if payload.startswith(b"{")]
 
 
@@ -173,8 +173,8 @@ WHOLES: list[tuple[str, str, Callable[[dict], object]]] = [
 def test_an_unstreamed_answer_that_contradicts_itself_is_flagged(name, code, change):
     """The same answer without the fault is exact."""
     cassette = load(name)
-    assert () == problems(cassette, cassette.answer)
-    answer = orjson.loads(cassette.answer)
+    assert () == problems(cassette, cassette.response)
+    answer = orjson.loads(cassette.response)
 
     change(answer)
 
@@ -200,7 +200,7 @@ def test_an_event_after_the_end_of_the_stream_is_flagged_and_not_recorded():
     """What follows [DONE] in one read; behind it nothing is read."""
     cassette = load(STREAM)
     late = b'data: {"choices":[{"index":0,"delta":{"content":"x"},"finish_reason":null,"token_ids":[7]}]}\n\n'
-    _, end, step = play(plan_of(cassette.path, cassette.body), cassette, [cassette.answer + late])
+    _, end, step = play(plan_of(cassette.path, cassette.body), cassette, [cassette.response + late])
 
     assert (("content_after_end",), 24, True) == (step.problems, step.sampled, end.endswith(late))
 
@@ -208,8 +208,8 @@ def test_an_event_after_the_end_of_the_stream_is_flagged_and_not_recorded():
 def test_sglangs_native_finish_reason_is_known_by_its_type():
     """An object, as its own endpoints have it."""
     cassette = load_http("sglang", "chat_return_meta_info")
-    native = cassette.answer.replace(b'"finish_reason":"stop"', b'"finish_reason":{"type":"stop","matched":2}', 1)
-    assert native != cassette.answer
+    native = cassette.response.replace(b'"finish_reason":"stop"', b'"finish_reason":{"type":"stop","matched":2}', 1)
+    assert native != cassette.response
     step = play(plan_of(cassette.path, cassette.body, kind="sglang"), cassette, [native])[2]
 
     assert ("stop", ()) == (step.choices[0].finish_reason, step.problems)
@@ -219,7 +219,7 @@ def test_sglangs_native_finish_reason_is_known_by_its_type():
 def test_ids_that_sglang_gives_twice_must_agree(field):
     """As lists of the choice, as pairs with logprobs, or in `sglext`."""
     cassette = load_http("sglang", "chat_return_meta_info")
-    answer = orjson.loads(cassette.answer)
+    answer = orjson.loads(cassette.response)
     one = answer["choices"][0]
     one[field] = [*one["response_token_ids"][:-1], 999]
 
@@ -232,7 +232,7 @@ def test_ids_that_sglang_gives_twice_must_agree(field):
 def test_the_finish_reasons_of_engines_are_known(reason):
     """None of these flags a step."""
     cassette = load(WHOLE)
-    answer = orjson.loads(cassette.answer)
+    answer = orjson.loads(cassette.response)
     answer["choices"][0]["finish_reason"] = reason
 
     assert () == problems(cassette, orjson.dumps(answer))
@@ -241,7 +241,7 @@ def test_the_finish_reasons_of_engines_are_known(reason):
 def test_what_readers_cannot_rely_on_is_recorded_apart():
     """A person sees it in the step; exports, drift and the tree do not take it for a response."""
     cassette = load(WHOLE)
-    answer = orjson.loads(cassette.answer)
+    answer = orjson.loads(cassette.response)
     answer["choices"][0]["message"]["tool_calls"] = 5
     step = play(plan_of(cassette.path, cassette.body), cassette, [orjson.dumps(answer)])[2]
 

@@ -39,7 +39,7 @@ def payloads(stream: bytes) -> list[dict]:
 
 
 def replayed(cassette, *, usage: bool = False) -> bytes:
-    dialect, response = DIALECTS[cassette.path].name, orjson.loads(cassette.answer)
+    dialect, response = DIALECTS[cassette.path].name, orjson.loads(cassette.response)
     response = ENGINES[cassette.kind].strip(dialect, response, FLAGGED.get(cassette.kind, StripRules()))
     return replay.replay_events(ENGINES[cassette.kind].shape, dialect, response, usage=usage)
 
@@ -59,7 +59,7 @@ def test_folding_a_replay_gives_the_response_back(cassette):
     for chunk in payloads(replayed(cassette)):
         fold.feed(chunk)
     hidden = FLAGGED.get(cassette.kind, StripRules())
-    expected = ENGINES[cassette.kind].strip(DIALECTS[cassette.path].name, orjson.loads(cassette.answer), hidden)
+    expected = ENGINES[cassette.kind].strip(DIALECTS[cassette.path].name, orjson.loads(cassette.response), hidden)
     actual = fold.finish()
 
     head = ENGINES[cassette.kind].shape
@@ -97,7 +97,7 @@ PLAIN = {
 def test_an_event_looks_like_one_of_the_engines_own(kind):
     """By its keys, and by what is null: a client cannot tell a replay from a stream."""
     whole = [load(name) if kind == "vllm" else load_http(kind, name) for name in PLAIN[kind]]
-    own = deltas(kind, STREAMS, lambda cassette: cassette.answer)
+    own = deltas(kind, STREAMS, lambda cassette: cassette.response)
 
     ours = deltas(kind, whole, replayed)
 
@@ -109,7 +109,7 @@ def test_the_top_of_an_event_is_the_engines_own(kind):
     """The same fields on the first event, in the middle, and at the end."""
     plain, stream = ("chat_plain", "chat_plain_stream") if kind == "vllm" else ("chat_plain", "chat_stream_plain")
     take = load if kind == "vllm" else lambda name: load_http(kind, name)
-    ours, own = payloads(replayed(take(plain))), payloads(take(stream).answer)
+    ours, own = payloads(replayed(take(plain))), payloads(take(stream).response)
 
     for at in (0, 1, -1):
         assert own[at].keys() - {"timings"} == ours[at].keys() - {"timings"}
@@ -119,7 +119,7 @@ def test_the_top_of_an_event_is_the_engines_own(kind):
 def test_usage_comes_where_it_was_asked_for():
     """In an event of its own, before the terminal one; vLLM's streams leave out what is null in it."""
     stream = replayed(load("chat_plain"), usage=True)
-    usage = orjson.loads(load("chat_plain").answer)["usage"]
+    usage = orjson.loads(load("chat_plain").response)["usage"]
 
     assert stream.endswith(replay.DONE)
     assert [] == payloads(stream)[-1]["choices"]
@@ -150,7 +150,7 @@ def test_a_replayed_call_is_asked_unstreamed_and_recorded_as_such():
 def test_ids_and_logprobs_that_were_asked_for_come_with_the_text():
     """As they do where an engine sends several tokens at once."""
     chunks = payloads(replayed(load("chat_ids_lp")))
-    response = orjson.loads(load("chat_ids_lp").answer)
+    response = orjson.loads(load("chat_ids_lp").response)
 
     assert response["prompt_token_ids"] == chunks[0]["prompt_token_ids"]
     assert response["choices"][0]["token_ids"] == chunks[1]["choices"][0]["token_ids"]

@@ -7,8 +7,8 @@ from recorded import load
 from proxy.protocols.engines import ENGINES, Sampled, Tokens
 from proxy.protocols.token_annotations import TokenAnnotations
 
-NAMED = orjson.loads(load("chat_ids_lp_asids").answer)  # top_logprobs: 1, by ids
-PLAIN = orjson.loads(load("chat_ids_lp").answer)
+NAMED = orjson.loads(load("chat_ids_lp_asids").response)  # top_logprobs: 1, by ids
+PLAIN = orjson.loads(load("chat_ids_lp").response)
 
 
 def pieces(ids):

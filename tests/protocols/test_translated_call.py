@@ -84,7 +84,7 @@ def test_its_step_has_the_tokens_of_the_chat_call(path, kind):
 def test_split_and_order(cassette, path, sizes):
     """Cut anywhere, the same bytes are told; what ends the turn comes only after the step."""
     shown, end, step = play(planned(path, cassette), cassette)
-    again, last, other = play(planned(path, cassette), cassette, cut(cassette.answer, sizes))
+    again, last, other = play(planned(path, cassette), cassette, cut(cassette.response, sizes))
 
     assert shown + end == again + last
     assert repr(step) == repr(other)
@@ -163,7 +163,7 @@ def test_an_engines_refusal_is_told_in_the_clients_shape(path):
         assert "application/json" == exchange.content_type
         assert told["error"]["message"]
         assert "error" == step.status
-        assert cassette.answer.decode() == step.response["body"]
+        assert cassette.response.decode() == step.response["body"]
 
 
 @pytest.mark.parametrize("path", SAID)
@@ -210,7 +210,7 @@ async def steps_of(http, url):
 
 async def test_an_engine_that_dies_within_its_answer_is_told_by_an_event(store, engine, http, sdk):
     """As both clients read it; the step keeps what came."""
-    events = load("pairs_hermes/chat_stop_s_inj").answer.split(b"\n\n")
+    events = load("pairs_hermes/chat_stop_s_inj").response.split(b"\n\n")
     engine.streams([event + b"\n\n" for event in events[:6]], then="die")
     async with proxying(engine.url, store) as served:
         claude = sdk(anthropic.AsyncAnthropic, f"{served.url}/rollouts/r1")

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from drifting_engine import ASK, MORE, REPLY, Drifting, DriftingEngine, kept_texts, nothing, same
+from drifting_engine import ASK, MORE, REPLY, Drifting, DriftingEngine, same, unavailable, wait_for_texts
 from fakes import proxying
 from tiny_tokenizer import make_tokenizer
 
@@ -44,7 +44,7 @@ async def test_a_boundary_is_told_with_the_texts_of_the_engine(store, drifting, 
 
 async def test_without_texts_the_ids_are_told(store, drifting, http):
     """An engine that cannot tell them costs the report its texts and the kinds that need them, and nothing is guessed."""
-    drifting.tells = nothing
+    drifting.detokenize = unavailable
     async with proxying(drifting.url, store) as served:
         rollout = Drifting(http, served.url)
         await rollout.two_turns()
@@ -93,11 +93,11 @@ async def test_windows_that_were_left_out_have_their_turn(store, drifting, http,
     monkeypatch.setattr("proxy.rollouts.drift_report._MAX_LOOKUPS", 1)
     looks = []
     monkeypatch.setattr("proxy.rollouts.drift_report.shuffle", lambda keys: keys.reverse() if looks else None)
-    drifting.tells = lambda ids: None if ids[-1] == 3 or len(ids) < 12 else "hello there"
+    drifting.detokenize = lambda ids: None if ids[-1] == 3 or len(ids) < 12 else "hello there"
     async with proxying(drifting.url, store) as served:
         rollout = Drifting(http, served.url)
         await rollout.two_turns()
-        await rollout.ask(ASK, REPLY, MORE, REPLY, MORE)
+        await rollout.chat(ASK, REPLY, MORE, REPLY, MORE)
         for _ in range(2):
             looks.append([one["texts"] for one in (await rollout.get("/tree"))["drift"]])  # noqa: PERF401 - read meanwhile
 
@@ -108,11 +108,11 @@ async def test_windows_that_were_left_out_have_their_turn(store, drifting, http,
 @pytest.mark.usefixtures("unforeseen")
 async def test_a_window_of_two_boundaries_is_looked_up_for_the_one_that_needs_it(store, drifting, http):
     """Though the messages tell the kind of the other."""
-    drifting.tells = same
+    drifting.detokenize = same
     async with proxying(drifting.url, store) as served:
         rollout = Drifting(http, served.url)
         await rollout.two_turns()
-        await rollout.ask(ASK, {**REPLY, "content": "hello there!"}, MORE)
+        await rollout.chat(ASK, {**REPLY, "content": "hello there!"}, MORE)
         await rollout.finish()
         await rollout.counted(retokenized=1, edited=1)
 
@@ -147,13 +147,13 @@ async def test_drift_is_counted_when_the_rollout_is_finished(store, drifting, ht
 
 async def test_texts_that_are_kept_are_looked_up_no_more(store, drifting, http):
     """Whoever looks sees the kind that the texts gave as they were found, whatever the engine would tell now."""
-    drifting.tells = same
+    drifting.detokenize = same
     async with proxying(drifting.url, store) as served:
         rollout = Drifting(http, served.url)
         await rollout.two_turns()
-        await kept_texts(store, 1)
+        await wait_for_texts(store, 1)
         asked = len(drifting.detokenized)
-        drifting.tells = nothing
+        drifting.detokenize = unavailable
         shown = [await rollout.boundary(query) for query in ("", "?texts=false")]
 
         assert [("ok", "retokenized", "hello there")] * 2 == [
@@ -174,13 +174,13 @@ async def test_a_store_that_fails_costs_the_tree_nothing(store, drifting, http):
 
 async def test_several_that_complete_it_count_it_once(store, drifting, http):
     """Totals are compared and set: of two processes that look at once, one counts."""
-    drifting.tells = nothing
+    drifting.detokenize = unavailable
     async with proxying(drifting.url, store) as one, proxying(drifting.url, store) as other:
         rollouts = [Drifting(http, served.url) for served in (one, other)]
         await rollouts[0].two_turns()
         await rollouts[0].finish()
         await rollouts[0].counted(unexplained=1)
-        drifting.tells = same
+        drifting.detokenize = same
         await asyncio.gather(*(rollout.boundary() for rollout in rollouts * 3))
         await rollouts[0].counted(retokenized=1)
 
@@ -189,13 +189,13 @@ async def test_several_that_complete_it_count_it_once(store, drifting, http):
 
 async def test_a_store_that_cannot_be_written_costs_the_tree_of_a_finished_rollout_nothing(store, drifting, http):
     """What the look has found out is counted by a later one."""
-    drifting.tells = nothing
+    drifting.detokenize = unavailable
     async with proxying(drifting.url, store) as served:
         rollout = Drifting(http, served.url)
         await rollout.two_turns()
         await rollout.finish()
         await rollout.counted(unexplained=1)
-        drifting.tells = same
+        drifting.detokenize = same
         store.failing.add("update_if")
 
         assert "retokenized" == (await rollout.boundary())["kind"]

@@ -14,7 +14,7 @@ from proxy.rollouts.drift_report import DriftReporter
 def drifting(engine):
     """An engine whose second prompt is what it sampled in other tokens."""
     made = DriftingEngine(engine)
-    made.tells = same
+    made.detokenize = same
     return made
 
 
@@ -26,19 +26,19 @@ async def finish_unseen(store) -> None:
 
 async def test_a_late_step_is_counted(store, engine, drifting, http):
     """A call that was in flight at the finish may drift as any other: the totals have it, and so have the metrics."""
-    answering, hold = engine.answering, asyncio.Event()
+    respond, hold = engine.respond, asyncio.Event()
 
     async def held(request, body):
         if len(body.get("messages", ())) > 1:
             await hold.wait()
-        return await answering(request, body)
+        return await respond(request, body)
 
-    engine.answering = held
+    engine.respond = held
     async with proxying(drifting.url, store) as served:
         rollout = Drifting(http, served.url)
-        await rollout.ask(ASK)
-        late = asyncio.create_task(rollout.ask(ASK, REPLY, MORE))
-        while len(engine.asked) < 2:
+        await rollout.chat(ASK)
+        late = asyncio.create_task(rollout.chat(ASK, REPLY, MORE))
+        while len(engine.requests) < 2:
             await asyncio.sleep(0.005)
         await rollout.finish()
         await rollout.counted()
@@ -113,17 +113,17 @@ async def test_many_late_steps_do_not_each_have_the_rollout_read(store, engine, 
 
     monkeypatch.setattr(DriftReporter, "find", counted)
     monkeypatch.setattr("proxy.rollouts.drift_totals._MIN_PAUSE_S", 600.0)
-    answering, hold = engine.answering, asyncio.Event()
+    respond, hold = engine.respond, asyncio.Event()
 
     async def held(request, body):
         await hold.wait()
-        return await answering(request, body)
+        return await respond(request, body)
 
-    engine.answering = held
+    engine.respond = held
     async with proxying(drifting.url, store) as served:
         rollout = Drifting(http, served.url)
-        late = [asyncio.create_task(rollout.ask({"role": "user", "content": str(n)})) for n in range(20)]
-        while len(engine.asked) < 20:
+        late = [asyncio.create_task(rollout.chat({"role": "user", "content": str(n)})) for n in range(20)]
+        while len(engine.requests) < 20:
             await asyncio.sleep(0.005)
         await rollout.finish()
         hold.set()

@@ -4,7 +4,7 @@ import asyncio
 from contextlib import AsyncExitStack
 
 import pytest
-from drifting_engine import ASK, MORE, REPLY, Drifting, DriftingEngine, kept_texts, nothing, same
+from drifting_engine import ASK, MORE, REPLY, Drifting, DriftingEngine, same, unavailable, wait_for_texts
 from fakes import proxying
 
 from proxy.server.listener import simulating
@@ -25,8 +25,8 @@ def drifting(engine):
 async def chat(http, url: str, messages: list[dict], **said) -> list[dict]:
     """The messages that go on from a call of the rollout `r1`."""
     body = {"model": "simulated", "messages": messages, "tools": [LOOK], **said}
-    async with http.post(f"{url}/rollouts/r1/v1/chat/completions", json=body) as answer:
-        reply = (await answer.json())["choices"][0]["message"]
+    async with http.post(f"{url}/rollouts/r1/v1/chat/completions", json=body) as response:
+        reply = (await response.json())["choices"][0]["message"]
     calls = reply.get("tool_calls") or []
     results = [{"role": "tool", "tool_call_id": call["id"], "content": "rain"} for call in calls]
     kept = {name: reply[name] for name in ("role", "content", "tool_calls") if reply.get(name)}
@@ -45,7 +45,7 @@ async def test_an_engine_that_dies_before_the_finish_changes_no_kind(store, http
         messages = await chat(http, one.url, [ASK], max_tokens=8)
         messages = await chat(http, one.url, messages)
         await chat(http, one.url, messages)
-        await kept_texts(store, 2)
+        await wait_for_texts(store, 2)
         await alive.aclose()
         rollout = Drifting(http, other.url)
         await rollout.finish()
@@ -56,14 +56,14 @@ async def test_an_engine_that_dies_before_the_finish_changes_no_kind(store, http
 
 async def test_what_could_not_be_looked_up_is_completed_by_a_later_look(store, drifting, http, caplog):
     """It is unexplained while the engine gives no texts, which is logged; counted by its kind, once, after it did."""
-    drifting.tells = nothing
+    drifting.detokenize = unavailable
     async with proxying(drifting.url, store) as served:
         rollout = Drifting(http, served.url)
         await rollout.two_turns()
         await rollout.finish()
         await rollout.counted(unexplained=1)
         unknown = [await rollout.metric(kind) for kind in ("unexplained", "other", "retokenized")]
-        drifting.tells = same
+        drifting.detokenize = same
         await rollout.counted(retokenized=1)
 
         assert [0, 0, 0] == unknown
@@ -90,11 +90,11 @@ async def test_no_call_and_no_stop_waits_for_texts(store, drifting, http, monkey
 async def test_look_ups_that_wait_are_bounded(store, drifting, http, monkeypatch):
     """What is too much is left to the finish of the rollout."""
     monkeypatch.setattr("proxy.rollouts.drift_watch._MAX_WAITING", 0)
-    drifting.tells = same
+    drifting.detokenize = same
     async with proxying(drifting.url, store) as served:
         rollout = Drifting(http, served.url)
         await rollout.two_turns()
-        await rollout.ask(ASK)
+        await rollout.chat(ASK)
         asked = len(drifting.detokenized)
         await rollout.finish()
         await rollout.counted(retokenized=1)
@@ -104,13 +104,13 @@ async def test_look_ups_that_wait_are_bounded(store, drifting, http, monkeypatch
 
 async def test_a_step_that_is_asked_again_costs_no_second_look_up(store, drifting, http):
     """Retries drift as the first attempt did: the texts of the same ids are known."""
-    drifting.tells = same
+    drifting.detokenize = same
     async with proxying(drifting.url, store) as served:
         rollout = Drifting(http, served.url)
         await rollout.two_turns()
-        await kept_texts(store, 1)
-        await rollout.ask(ASK)
-        await rollout.ask(ASK, REPLY, MORE)
+        await wait_for_texts(store, 1)
+        await rollout.chat(ASK)
+        await rollout.chat(ASK, REPLY, MORE)
         await rollout.finish()
         await rollout.counted(retokenized=2)
 

@@ -8,7 +8,7 @@ import orjson
 import pytest
 from fakes import proxying
 from recorded import load
-from stored import some_steps, steps_of, undelivered_of
+from stored import stored_steps, wait_for_steps, wait_for_undelivered
 
 from proxy.rollouts.idempotency import given_answer
 from proxy.rollouts.rollout import read_marks
@@ -25,21 +25,21 @@ KEYED = {"Idempotency-Key": "k1"}
 async def post(http, served, *, body=BODY, headers=KEYED, path=CHAT):
     """The status, headers and body of an answer."""
     headers = {"Content-Type": "application/json", **headers}
-    async with http.post(served.url + path, data=orjson.dumps(body), headers=headers) as answer:
-        return answer.status, answer.headers, await answer.read()
+    async with http.post(served.url + path, data=orjson.dumps(body), headers=headers) as response:
+        return response.status, response.headers, await response.read()
 
 
 def waits_before(engine, cassette):
     """The engine answers once the event is set."""
     go_on = asyncio.Event()
     engine.plays(cassette)
-    plays = engine.answering
+    plays = engine.respond
 
-    async def answering(request, body):
+    async def respond(request, body):
         await go_on.wait()
         return await plays(request, body)
 
-    engine.answering = answering
+    engine.respond = respond
     return go_on
 
 
@@ -50,8 +50,8 @@ def said(stream: bytes) -> str:
 
 
 async def metric(http, served, name: str) -> str:
-    async with http.get(served.url + "/metrics") as answer:
-        return next((line for line in (await answer.text()).splitlines() if line.startswith(name)), "")
+    async with http.get(served.url + "/metrics") as response:
+        return next((line for line in (await response.text()).splitlines() if line.startswith(name)), "")
 
 
 async def test_what_was_answered_is_answered_from_the_store(store, engine, http):
@@ -61,11 +61,11 @@ async def test_what_was_answered_is_answered_from_the_store(store, engine, http)
         first, again = await post(http, served), await post(http, served)
         counted = await metric(http, served, "tokentape_idempotent_replays_total")
 
-    assert (200, 200, 1) == (first[0], again[0], len(engine.asked))
+    assert (200, 200, 1) == (first[0], again[0], len(engine.requests))
     assert orjson.loads(first[2]) == orjson.loads(again[2])
     assert first[1]["X-Step-Id"] == again[1]["X-Step-Id"]
     assert (None, "true") == (first[1].get("X-Idempotent-Replayed"), again[1].get("X-Idempotent-Replayed"))
-    assert 1 == len(await steps_of(store, "r1"))
+    assert 1 == len(await stored_steps(store, "r1"))
     assert counted.endswith(" 1.0")
 
 
@@ -76,7 +76,7 @@ async def test_a_stream_is_answered_again_as_a_stream(store, engine, http):
     async with proxying(engine.url, store) as served:
         first, again = await post(http, served, body=body), await post(http, served, body=body)
 
-    assert 1 == len(engine.asked)
+    assert 1 == len(engine.requests)
     assert "text/event-stream" in again[1]["Content-Type"]
     assert said(first[2]) == said(again[2]) != ""
     assert again[2].endswith(b"data: [DONE]\n\n")
@@ -88,7 +88,7 @@ async def test_another_replica_gives_the_stored_answer_too(store, engine, http):
     async with proxying(engine.url, store) as one, proxying(engine.url, store) as two:
         first, again = await post(http, one), await post(http, two)
 
-    assert (1, first[1]["X-Step-Id"]) == (len(engine.asked), again[1]["X-Step-Id"])
+    assert (1, first[1]["X-Step-Id"]) == (len(engine.requests), again[1]["X-Step-Id"])
 
 
 @pytest.mark.parametrize("cassette", [WHOLE, STREAM], ids=str)
@@ -102,16 +102,16 @@ async def test_a_repeat_of_a_call_in_flight_waits_and_gets_its_answer(store, eng
         go_on.set()
         answers = await asyncio.gather(*asking)
 
-    assert (1, {200}) == (len(engine.asked), {status for status, _, _ in answers})
+    assert (1, {200}) == (len(engine.requests), {status for status, _, _ in answers})
     assert 1 == len({headers["X-Step-Id"] for _, headers, _ in answers})
-    assert 1 == len(await steps_of(store, "r1"))
+    assert 1 == len(await stored_steps(store, "r1"))
 
 
 async def test_a_repeat_does_not_wait_for_a_client_that_does_not_read(store, engine, http):
     """Once the step is stored, its answer is there, whatever the first client's connection is doing."""
-    big = orjson.loads(WHOLE.answer)
+    big = orjson.loads(WHOLE.response)
     big["choices"][0]["message"]["content"] = "x" * 2**23  # more than sockets buffer, when one of them is small
-    engine.plays(replace(WHOLE, answer=orjson.dumps(big)))
+    engine.plays(replace(WHOLE, response=orjson.dumps(big)))
     async with proxying(engine.url, store) as served:
         host, port = served.url.removeprefix("http://").split(":")
         text = orjson.dumps(BODY)
@@ -119,10 +119,10 @@ async def test_a_repeat_does_not_wait_for_a_client_that_does_not_read(store, eng
         with socket.create_connection((host, int(port))) as unread:  # never read from, and closed whatever happens
             unread.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**12)
             unread.sendall(head.encode() + text)
-            (step,) = await some_steps(store, "r1")
+            (step,) = await wait_for_steps(store, "r1")
             again = await post(http, served)
 
-    assert (200, step.step_id, 1) == (again[0], again[1]["X-Step-Id"], len(engine.asked))
+    assert (200, step.step_id, 1) == (again[0], again[1]["X-Step-Id"], len(engine.requests))
 
 
 async def test_a_key_stands_for_one_body(store, engine, http):
@@ -141,7 +141,7 @@ async def test_a_key_stands_for_one_body(store, engine, http):
         told = orjson.loads(error)["error"]
         assert (422, "Idempotency-Key") == (status, told["param"])
         assert "Use a new key for each body" in told["message"]
-    assert 1 == len(engine.asked)
+    assert 1 == len(engine.requests)
 
 
 async def test_a_key_is_known_within_its_rollout(store, engine, http):
@@ -152,7 +152,7 @@ async def test_a_key_is_known_within_its_rollout(store, engine, http):
         two = await post(http, served, path=CHAT.replace("r1", "r2"))
 
     assert one[1]["X-Step-Id"] != two[1]["X-Step-Id"]
-    assert 2 == len(engine.asked)
+    assert 2 == len(engine.requests)
 
 
 async def test_a_deleted_rollout_takes_its_keys_along(store, engine, http):
@@ -174,7 +174,7 @@ async def test_a_failed_call_is_made_again_as_its_retry(store, engine, http):
         engine.plays(WHOLE)
         again = await post(http, served)
 
-    first, second = await steps_of(store, "r1")
+    first, second = await stored_steps(store, "r1")
     assert (FAILED.status, 200) == (failed[0], again[0])
     assert (1, first.step_id) == (second.extra["attempt"], second.extra["retry_of"])
     assert "attempt" not in first.extra
@@ -191,23 +191,23 @@ async def test_those_who_waited_for_a_call_that_failed_make_it_once(store, engin
         answers = await asyncio.gather(*asking)
 
     assert [200, 200, 200, FAILED.status] == sorted(status for status, _, _ in answers)
-    assert 2 == len(engine.asked)
+    assert 2 == len(engine.requests)
 
 
 async def test_a_client_that_left_and_asks_again(store, engine, http):
     """Its first call was taken from the engine; the second is a call of its own, which replaces it."""
-    engine.streams([event + b"\n\n" for event in STREAM.answer.split(b"\n\n")[:5]], then="hang")
+    engine.streams([event + b"\n\n" for event in STREAM.response.split(b"\n\n")[:5]], then="hang")
     body = BODY | {"stream": True}
     async with proxying(engine.url, store) as served:
-        async with http.post(served.url + CHAT, data=orjson.dumps(body), headers=KEYED) as answer:
-            await answer.content.readuntil(b"\n\n")
-            answer.close()
+        async with http.post(served.url + CHAT, data=orjson.dumps(body), headers=KEYED) as response:
+            await response.content.readuntil(b"\n\n")
+            response.close()
         await asyncio.wait_for(engine.aborted.wait(), 50)
-        (lost,) = await some_steps(store, "r1")
+        (lost,) = await wait_for_steps(store, "r1")
         engine.plays(STREAM)
         status, _, _ = await post(http, served, body=body)
 
-    lost, whole = await steps_of(store, "r1")
+    lost, whole = await stored_steps(store, "r1")
     tree = grow([lost, whole])
     assert (200, lost.step_id) == (status, whole.extra["retry_of"])
     assert {lost.step_id} == {tree.nodes[place].step.step_id for place in tree.superseded()}
@@ -225,11 +225,11 @@ async def test_an_undelivered_answer_that_is_given_again_is_delivered(store, eng
         while (await metric(http, served, "tokentape_in_flight_calls")) != "tokentape_in_flight_calls 0.0":
             pass
         store.waiting["append"].set()
-        (step_id,) = await undelivered_of(store, "r1")
+        (step_id,) = await wait_for_undelivered(store, "r1")
         store.waiting.clear()
         _, headers, _ = await post(http, served)
 
-    assert (step_id, 1) == (headers["X-Step-Id"], len(engine.asked))
+    assert (step_id, 1) == (headers["X-Step-Id"], len(engine.requests))
     assert frozenset() == read_marks(await store.marks("r1")).undelivered
 
 
@@ -252,7 +252,7 @@ async def test_a_retry_header_marks_the_step(store, engine, http):
         for count in ("0", "1", "-1", "x", "99999"):
             await post(http, served, headers={"X-Stainless-Retry-Count": count})
 
-    steps = await steps_of(store, "r1")
+    steps = await stored_steps(store, "r1")
     assert [None, 1, None, None, None] == [step.extra.get("attempt") for step in steps]
     assert 1 == len({step.extra["request_key"] for step in steps})
 
@@ -265,7 +265,7 @@ async def test_a_store_that_is_away_is_told_before_anything_is_sent(store, engin
         status, _, error = await post(http, served)
 
     assert (503, "store_unavailable") == (status, orjson.loads(error)["error"]["type"])
-    assert [] == engine.asked
+    assert [] == engine.requests
     with pytest.raises(StoreUnreachable):
         await store.marks("r1")
 
@@ -276,7 +276,7 @@ async def test_what_cannot_be_told_again_is_asked_again(store, engine, http):
     async with proxying(engine.url, store) as served:
         await post(http, served, body=BODY | {"stream": True}, headers={})
 
-    (step,) = await steps_of(store, "r1")
+    (step,) = await stored_steps(store, "r1")
     assert given_answer(step) is not None
     assert given_answer(replace(step, dialect="generate")) is None
     assert given_answer(replace(step, status="partial")) is None

@@ -8,7 +8,7 @@ from aiohttp import web
 from fakes import FailingStore, proxying
 from prometheus_client import CollectorRegistry
 from recorded import load
-from stored import rollout_of, some_steps, steps_of
+from stored import stored_rollout, stored_steps, wait_for_steps
 
 from proxy.rollouts.lifetimes import Lifetimes
 from proxy.telemetry.metrics import make_metrics
@@ -147,11 +147,11 @@ def held(engine):
     """The engine answers whole, once the event is set."""
     hold = asyncio.Event()
 
-    async def answering(request, body):
+    async def respond(request, body):
         await hold.wait()
-        return web.Response(body=WHOLE.answer, content_type="application/json")
+        return web.Response(body=WHOLE.response, content_type="application/json")
 
-    engine.answering = answering
+    engine.respond = respond
     return hold
 
 
@@ -166,20 +166,20 @@ async def test_a_step_whose_rollout_expired_meanwhile_is_stored(mortal, engine, 
     """The rollout is restored, with its age, its terms, its group and the key that it was opened with."""
     async with proxying(engine.url, mortal) as served:
         terms = {"rollout_id": "r1", "group_id": "g1", "metadata": {"task": 7}, "limits": {"max_steps": 5}}
-        async with http.post(served.url + "/rollouts", json=terms) as answer:
-            opened = await answer.json()
+        async with http.post(served.url + "/rollouts", json=terms) as response:
+            opened = await response.json()
         calling = await in_flight(engine, http, served.url)
         before = await mortal.get("r1")
         await expire(mortal)
         held.set()
         status = (await calling).status
-        rollout = await rollout_of(mortal, "r1")
-        async with http.post(served.url + "/rollouts", json=terms) as answer:
-            again = await answer.json()
-        async with http.get(served.url + "/metrics") as answer:
-            told = await answer.text()
+        rollout = await stored_rollout(mortal, "r1")
+        async with http.post(served.url + "/rollouts", json=terms) as response:
+            again = await response.json()
+        async with http.get(served.url + "/metrics") as response:
+            told = await response.text()
 
-    assert (200, 1) == (status, len(await steps_of(mortal, "r1")))
+    assert (200, 1) == (status, len(await stored_steps(mortal, "r1")))
     assert (before.incarnation, before.created_ms) == (rollout.incarnation, rollout.created_ms)
     assert ("g1", {"task": 7}, 5, "open") == (
         rollout.group_id, rollout.metadata, rollout.limits.max_steps, rollout.status
@@ -196,9 +196,9 @@ async def test_a_step_whose_client_left_and_whose_rollout_expired_is_stored(mort
         calling = await in_flight(engine, http, served.url)
         await expire(mortal)
         calling.cancel()
-        (step,) = await some_steps(mortal, "r1")
+        (step,) = await wait_for_steps(mortal, "r1")
 
-    assert ("partial", "g1") == (step.status, (await rollout_of(mortal, "r1")).group_id)
+    assert ("partial", "g1") == (step.status, (await stored_rollout(mortal, "r1")).group_id)
 
 
 async def test_a_step_whose_rollout_was_deleted_meanwhile_is_not_stored_and_counted(mortal, engine, http, held):
@@ -209,8 +209,8 @@ async def test_a_step_whose_rollout_was_deleted_meanwhile_is_not_stored_and_coun
             pass
         held.set()
         status = (await calling).status
-        async with http.get(served.url + "/metrics") as answer:
-            told = await answer.text()
+        async with http.get(served.url + "/metrics") as response:
+            told = await response.text()
 
     assert (200, None) == (status, await mortal.get("r1"))
     assert "tokentape_discarded_steps_total 1.0" in told

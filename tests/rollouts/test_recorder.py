@@ -10,7 +10,7 @@ import pytest
 from fakes import FailingStore
 from forests import make_step
 from prometheus_client import CollectorRegistry
-from stored import rollout_of, some_steps, steps_of, undelivered_of
+from stored import stored_rollout, stored_steps, wait_for_steps, wait_for_undelivered
 
 from proxy.clock import SystemClock
 from proxy.errors import StoreUnavailable
@@ -43,9 +43,11 @@ async def test_a_recorded_step_is_stored_with_its_counts(recorder, store, incarn
     """When record returns, the step can be read and the rollout counts it."""
     await recorder.record(step(), incarnation, body_bytes=10)
 
-    (kept,) = await steps_of(store, "r1")
+    (kept,) = await stored_steps(store, "r1")
     assert array("i", [7, 8]) == kept.choices[0].ids
-    assert {"steps": 1, "exact": 1, "sampled_tokens": 2, "prompt_tokens": 3} == (await rollout_of(store, "r1")).counts
+    assert {"steps": 1, "exact": 1, "sampled_tokens": 2, "prompt_tokens": 3} == (
+        await stored_rollout(store, "r1")
+    ).counts
     assert kept.timing.stored is not None
 
 
@@ -56,7 +58,7 @@ async def test_shared_blocks_are_sent_once(recorder, store, incarnation):
         await recorder.record(step(number, prompt), incarnation, body_bytes=10)
 
     assert 5_000 // 256 == len(await store.blocks("r1"))
-    assert all(array("i", prompt) == kept.prompts[0] for kept in await steps_of(store, "r1"))
+    assert all(array("i", prompt) == kept.prompts[0] for kept in await stored_steps(store, "r1"))
 
 
 async def test_blocks_that_the_store_lost_are_sent_again(recorder, store, incarnation):
@@ -76,7 +78,7 @@ async def test_a_large_step_is_encoded_in_a_thread(recorder, store, incarnation)
     """It is stored like any other."""
     await recorder.record(step(1, range(300_000)), incarnation, body_bytes=2_000_000)
 
-    assert 300_000 == len((await steps_of(store, "r1"))[0].prompts[0])
+    assert 300_000 == len((await stored_steps(store, "r1"))[0].prompts[0])
 
 
 async def test_a_failure_of_the_store_is_raised(recorder, store, incarnation):
@@ -85,7 +87,7 @@ async def test_a_failure_of_the_store_is_raised(recorder, store, incarnation):
     with pytest.raises(StoreUnavailable, match="could not be stored"):
         await recorder.record(step(), incarnation, body_bytes=10)
 
-    assert [] == await steps_of(store, "r1")
+    assert [] == await stored_steps(store, "r1")
 
 
 async def test_a_step_of_a_deleted_rollout_is_discarded(recorder, store, incarnation):
@@ -102,7 +104,7 @@ async def test_a_step_of_an_earlier_incarnation_is_not_stored_in_the_next(record
     await store.open("r1", {}, now_ms=2)
     await recorder.record(step(), incarnation, body_bytes=10)
 
-    assert [] == await steps_of(store, "r1")
+    assert [] == await stored_steps(store, "r1")
 
 
 async def test_close_waits_for_detached_steps(recorder, store, incarnation):
@@ -113,7 +115,7 @@ async def test_close_waits_for_detached_steps(recorder, store, incarnation):
     store.waiting["append"].set()
     await closing
 
-    assert 1 == len(await steps_of(store, "r1"))
+    assert 1 == len(await stored_steps(store, "r1"))
 
 
 async def test_the_step_of_a_cancelled_caller_is_stored_and_marked_undelivered(recorder, store, incarnation):
@@ -125,8 +127,8 @@ async def test_the_step_of_a_cancelled_caller_is_stored_and_marked_undelivered(r
     recording.cancel()
     store.waiting["append"].set()
 
-    assert {"S001"} == await undelivered_of(store, "r1")
-    assert 1 == len(await steps_of(store, "r1"))
+    assert {"S001"} == await wait_for_undelivered(store, "r1")
+    assert 1 == len(await stored_steps(store, "r1"))
 
 
 async def test_a_response_that_cannot_be_encoded_is_left_out_of_its_step(recorder, store, incarnation):
@@ -136,7 +138,7 @@ async def test_a_response_that_cannot_be_encoded_is_left_out_of_its_step(recorde
         deep = [deep]
     await recorder.record(step(response={"choices": [], "x": deep}), incarnation, body_bytes=10)
 
-    (kept,) = await steps_of(store, "r1")
+    (kept,) = await stored_steps(store, "r1")
     assert (None, True) == (kept.response, "unparsed_event" in kept.problems)
     assert array("i", [7, 8]) == kept.choices[0].ids
 
@@ -146,7 +148,7 @@ async def test_a_step_keeps_its_tokens_whichever_field_cannot_be_encoded(recorde
     """All JSON of client and engine is left out before a token id is."""
     await recorder.record(step(**{field: {"set": {"x": object()}}}), incarnation, body_bytes=10)
 
-    (kept,) = await steps_of(store, "r1")
+    (kept,) = await stored_steps(store, "r1")
     assert "unparsed_event" in kept.problems
     assert (array("i", [7, 8]), array("i", [1, 2, 3])) == (kept.choices[0].ids, kept.prompts[0])
 
@@ -159,7 +161,7 @@ async def test_steps_are_journaled_while_the_store_is_unreachable(store, incarna
     store.failing |= {"append", "set_once"}
     for number in range(1, 5):
         await recorder.record(step(number, range(1000)), incarnation, body_bytes=10)
-    waiting, there = journal.pending, await steps_of(store, "r1")
+    waiting, there = journal.pending, await stored_steps(store, "r1")
     store.failing.clear()
     async with asyncio.timeout(50):
         while journal.pending:
@@ -168,7 +170,7 @@ async def test_steps_are_journaled_while_the_store_is_unreachable(store, incarna
     await recorder.close()
 
     assert (4, 1) == (waiting, len(there))
-    assert [f"S{number:03}" for number in range(6)] == [kept.step_id for kept in await steps_of(store, "r1")]
+    assert [f"S{number:03}" for number in range(6)] == [kept.step_id for kept in await stored_steps(store, "r1")]
 
 
 async def test_entries_of_the_journal_are_stored_at_the_start(store, incarnation, tmp_path):
@@ -179,7 +181,7 @@ async def test_entries_of_the_journal_are_stored_at_the_start(store, incarnation
     await first.close()
     store.failing.clear()
     second = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), journal=Journal(tmp_path / "spool"))
-    (kept,) = await some_steps(store, "r1")
+    (kept,) = await wait_for_steps(store, "r1")
     await second.close()
 
     assert "S001" == kept.step_id
@@ -206,7 +208,7 @@ async def test_a_step_that_is_being_written_to_the_journal_while_the_store_retur
             await asyncio.sleep(0.01)
     written.set()
     await recording
-    (kept,) = await some_steps(store, "r1")
+    (kept,) = await wait_for_steps(store, "r1")
     await recorder.close()
 
     assert "S001" == kept.step_id
@@ -223,8 +225,8 @@ async def test_undelivered_marks_are_journaled_while_the_store_is_unreachable(st
             await asyncio.sleep(0.01)
     store.failing.clear()
 
-    assert {"S001"} == await undelivered_of(store, "r1")
-    assert 1 == len(await steps_of(store, "r1"))
+    assert {"S001"} == await wait_for_undelivered(store, "r1")
+    assert 1 == len(await stored_steps(store, "r1"))
     await recorder.close()
 
 
@@ -235,7 +237,7 @@ async def test_without_a_journal_a_mark_that_cannot_be_set_is_lost_alone(recorde
     recorder.mark_undelivered(step(1), incarnation)
     await recorder.close()
 
-    assert 1 == len(await steps_of(store, "r1"))
+    assert 1 == len(await stored_steps(store, "r1"))
     assert {} == await store.marks("r1")
 
 
@@ -251,7 +253,7 @@ async def test_a_step_that_neither_store_nor_journal_takes_is_an_error(store, in
             await recorder.record(step(2), incarnation, body_bytes=10)
     await recorder.record(step(3), incarnation, body_bytes=10)
     store.failing.clear()
-    there = [kept.step_id for kept in await some_steps(store, "r1", 2)]
+    there = [kept.step_id for kept in await wait_for_steps(store, "r1", 2)]
     await recorder.close()
 
     assert ["S001", "S003"] == there
@@ -278,7 +280,7 @@ async def test_a_step_that_ends_after_its_rollout_was_finished_is_late(store, in
     await recorder.close()
 
     assert {"S002", "S003"} == await late_of(store)
-    assert (3, 2) == (len(await steps_of(store, "r1")), (await rollout_of(store, "r1")).counts["late"])
+    assert (3, 2) == (len(await stored_steps(store, "r1")), (await stored_rollout(store, "r1")).counts["late"])
     assert 2 == metrics.late_steps._value.get()
 
 
@@ -321,7 +323,7 @@ async def test_a_journaled_step_is_late_by_the_time_when_it_was_journaled(
     await replayed(recorder, store)
 
     assert (is_claimed or finished_after_s == -100) == ("S001" in await late_of(store))
-    assert 1 == len(await steps_of(store, "r1"))
+    assert 1 == len(await stored_steps(store, "r1"))
 
 
 async def test_a_step_of_the_journal_that_cannot_be_read_is_late_if_its_rollout_is_finished(
@@ -363,14 +365,14 @@ async def test_a_step_of_an_expired_rollout_restores_it_with_all_blocks(mortal, 
     await recorder.record(step(3, range(5_000)), incarnation, body_bytes=10)
     recorder.mark_undelivered(step(3), incarnation)
     await recorder.close()
-    rollout = await rollout_of(mortal, "r1")
+    rollout = await stored_rollout(mortal, "r1")
 
-    assert ["S002", "S003"] == [kept.step_id for kept in await steps_of(mortal, "r1")]
+    assert ["S002", "S003"] == [kept.step_id for kept in await stored_steps(mortal, "r1")]
     assert (incarnation, 2, 1) == (rollout.incarnation, rollout.counts["steps"], metrics.restored_rollouts._value.get())
     assert ((5, "g1") if is_known else (round(step().timing.received * 1000), None)) == (
         rollout.created_ms, rollout.group_id
     )  # fmt: skip
-    assert {"S003"} == await undelivered_of(mortal, "r1")
+    assert {"S003"} == await wait_for_undelivered(mortal, "r1")
 
 
 async def test_a_journal_restores_a_rollout_that_expired_while_the_store_was_unreachable(mortal, tmp_path):
@@ -389,9 +391,9 @@ async def test_a_journal_restores_a_rollout_that_expired_while_the_store_was_unr
     mortal.failing.clear()
     metrics = make_metrics(CollectorRegistry())
     second = Recorder(mortal, metrics, SystemClock(), journal=Journal(tmp_path / "spool"))
-    await some_steps(mortal, "r1")
+    await wait_for_steps(mortal, "r1")
     await replayed(second, mortal)
-    rollout = await rollout_of(mortal, "r1")
+    rollout = await stored_rollout(mortal, "r1")
 
     assert (incarnation, 5, "g1", 1) == (
         rollout.incarnation, rollout.created_ms, rollout.group_id, metrics.restored_rollouts._value.get()

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 from fakes import proxying
 from recorded import load
-from stored import some_steps, steps_of
+from stored import stored_steps, wait_for_steps
 
 from proxy.rollouts import reservations as places
 from proxy.rollouts.rollout import write_fields
@@ -25,9 +25,9 @@ async def proxy(store, engine):
 
 
 async def status_of(http, url, body=BODY, **headers):
-    async with http.post(url, json=body, headers=headers) as answer:
-        await answer.read()
-        return answer.status
+    async with http.post(url, json=body, headers=headers) as response:
+        await response.read()
+        return response.status
 
 
 async def until(condition):
@@ -41,7 +41,7 @@ async def test_calls_in_flight_count_as_the_steps_they_will_be(proxy, store, eng
     answers = await asyncio.gather(*(status_of(http, proxy) for _ in range(20)))
 
     assert {200: 2, 429: 18} == Counter(answers)
-    assert 2 == len(engine.asked) == len(await steps_of(store, "r1"))
+    assert 2 == len(engine.requests) == len(await stored_steps(store, "r1"))
 
 
 async def test_the_error_names_the_calls_in_flight(proxy, engine, http):
@@ -50,7 +50,7 @@ async def test_the_error_names_the_calls_in_flight(proxy, engine, http):
     calls = [asyncio.ensure_future(status_of(http, proxy)) for _ in range(2)]
 
     async def both_are_there():
-        return len(engine.asked) == 2
+        return len(engine.requests) == 2
 
     await until(both_are_there)
     async with http.post(proxy, json=BODY) as refused:
@@ -65,7 +65,7 @@ async def test_the_error_names_the_calls_in_flight(proxy, engine, http):
 async def test_a_call_that_is_never_sent_releases_its_reservation(proxy, store, engine, http):
     """A call that is refused before it is sent counts no step."""
     refused = [await status_of(http, proxy, **{"X-Reply-Tokens": "nonsense"}) for _ in range(5)]
-    asked = len(engine.asked)
+    asked = len(engine.requests)
 
     async def none_is_held():
         return [200, 200] == [await status_of(http, proxy) for _ in range(2)]
@@ -79,10 +79,10 @@ async def test_a_call_that_is_never_sent_releases_its_reservation(proxy, store, 
 async def test_the_call_of_a_disconnected_client_keeps_its_reservation(proxy, store, engine, http):
     """Its partial step takes it over, also before the step is stored."""
     hold = store.waiting["append"] = asyncio.Event()
-    engine.streams([load("chat_ids_lp_stream").answer[:2000]], then="hang")
-    answer = await http.post(proxy, json={**BODY, "stream": True})
-    await answer.content.readany()
-    answer.close()
+    engine.streams([load("chat_ids_lp_stream").response[:2000]], then="hang")
+    response = await http.post(proxy, json={**BODY, "stream": True})
+    await response.content.readany()
+    response.close()
     await engine.aborted.wait()
     engine.plays(load("chat_ids_lp"))
     calls = [asyncio.ensure_future(status_of(http, proxy)) for _ in range(5)]
@@ -92,7 +92,7 @@ async def test_the_call_of_a_disconnected_client_keeps_its_reservation(proxy, st
     hold.set()
 
     assert {200: 1, 429: 4} == Counter(await asyncio.gather(*calls))
-    assert 2 == len(await some_steps(store, "r1", 2))
+    assert 2 == len(await wait_for_steps(store, "r1", 2))
 
 
 async def test_the_lease_of_a_long_call_is_renewed(proxy, store, engine, http, monkeypatch):
@@ -131,4 +131,4 @@ async def test_a_stored_response_releases_its_reservation(proxy, store, engine, 
 
     assert [200] * 4 == again
     await until(the_other_place_is_free)
-    assert 2 == len(engine.asked)
+    assert 2 == len(engine.requests)

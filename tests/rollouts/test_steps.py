@@ -48,31 +48,31 @@ def test_rows_are_in_memory_one_at_a_time():
 ASK = {"role": "user", "content": "go"}
 
 
-def answer(text, index=0):
+def response(text, index=0):
     return {"index": index, "message": {"role": "assistant", "content": text}}
 
 
 def side_by_side(count):
     """Calls with one prompt."""
     return [
-        make_step(f"{n:06}", [1, 2], [n + 9], request={"messages": [ASK]}, response={"choices": [answer(f"t{n}")]})
+        make_step(f"{n:06}", [1, 2], [n + 9], request={"messages": [ASK]}, response={"choices": [response(f"t{n}")]})
         for n in range(count)
     ]
 
 
 def below_one(count):
     """Calls that all go on from the first."""
-    first = make_step("0", [1], [5], request={"messages": [ASK]}, response={"choices": [answer("a")]})
-    messages = [ASK, answer("a")["message"], ASK]
+    first = make_step("0", [1], [5], request={"messages": [ASK]}, response={"choices": [response("a")]})
+    messages = [ASK, response("a")["message"], ASK]
     return [first, *(
-        make_step(f"{n:06}", [1, 5, 2], [n + 9], request={"messages": messages}, response={"choices": [answer(f"t{n}")]})
+        make_step(f"{n:06}", [1, 5, 2], [n + 9], request={"messages": messages}, response={"choices": [response(f"t{n}")]})
         for n in range(1, count)
     )]  # fmt: skip
 
 
 def of_one_call(count):
     """The choices of one call."""
-    choices = [answer(f"t{n}", n) for n in range(count)]
+    choices = [response(f"t{n}", n) for n in range(count)]
     return [
         make_step("a", [1, 2], *(make_choice(n, [n + 9]) for n in range(count)), request={"messages": [ASK]},
                   response={"choices": choices})
@@ -84,7 +84,7 @@ def drifted(count, reply):
     early = side_by_side(count // 2)
     if reply == "same":
         early = [make_step(step.step_id, [1, 2], step.choices[0].ids, request=step.request,
-                           response={"choices": [answer("same")]}) for step in early]  # fmt: skip
+                           response={"choices": [response("same")]}) for step in early]  # fmt: skip
     said = {"same": "same", "edited": "something else"}[reply]
     messages = [ASK, {"role": "assistant", "content": said}, ASK]
     return early + [

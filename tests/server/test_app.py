@@ -16,7 +16,7 @@ async def test_a_store_that_is_away_is_503_before_anything_is_sent(store):
             pass
 
     assert (503, "store_unavailable", "1") == (model.status, told["error"]["type"], model.headers["Retry-After"])
-    assert (503, []) == (control.status, engine.asked)
+    assert (503, []) == (control.status, engine.requests)
 
 
 async def test_a_failure_nobody_named_is_500_and_logged(store, caplog, monkeypatch):
@@ -28,10 +28,10 @@ async def test_a_failure_nobody_named_is_500_and_logged(store, caplog, monkeypat
 
     async with fake_engine() as engine, proxying(engine.url, store) as served, aiohttp.ClientSession() as http:
         monkeypatch.setattr("proxy.api.model.calls.make_plan", broken)
-        async with http.post(served.url + "/v1/chat/completions", json={"messages": []}) as answer:
-            told = await answer.json()
+        async with http.post(served.url + "/v1/chat/completions", json={"messages": []}) as response:
+            told = await response.json()
 
-    assert (500, "internal_error") == (answer.status, told["error"]["code"])
+    assert (500, "internal_error") == (response.status, told["error"]["code"])
     assert "oops" not in told["error"]["message"]
     assert "oops" in caplog.text
 

@@ -46,7 +46,7 @@ async def test_what_is_no_request_is_a_json_error(store, engine, connected, name
     error = orjson.loads(body)["error"]
     assert ("invalid_request_error", "bad_request") == (error["type"], error["code"])
     assert not [word for word in ("b'", "\\x", "^", "\n", "Error", "aaa", "llhttp") if word in error["message"]]
-    assert [] == engine.asked
+    assert [] == engine.requests
 
 
 async def test_a_request_that_fails_within_aiohttp_is_an_internal_error(store, engine, monkeypatch):
@@ -57,10 +57,10 @@ async def test_a_request_that_fails_within_aiohttp_is_an_internal_error(store, e
 
     async with proxying(engine.url, store) as served, aiohttp.ClientSession() as http:
         monkeypatch.setattr("aiohttp.web_urldispatcher.UrlDispatcher.resolve", broken)
-        async with http.get(served.url + "/health") as answer:
-            error = (await answer.json())["error"]
+        async with http.get(served.url + "/health") as response:
+            error = (await response.json())["error"]
 
-    assert (500, "internal_error") == (answer.status, error["code"])
+    assert (500, "internal_error") == (response.status, error["code"])
     assert "error id" in error["message"]
     assert "secret" not in error["message"]
 

@@ -7,7 +7,7 @@ import aiohttp
 import pytest
 from fakes import fake_engine, settings_for
 from recorded import load
-from stored import steps_of
+from stored import stored_steps
 
 from proxy.server.listener import running
 
@@ -44,7 +44,7 @@ async def test_told_to_stop_it_is_not_ready_takes_no_call_and_ends_those_in_flig
     """The control API says so until the last call has ended; its step is stored, and its client sees its end."""
     async with fake_engine() as engine, aiohttp.ClientSession() as http, AsyncExitStack() as stack:
         hold = asyncio.Event()
-        engine.streams([STREAM.answer], then="end", after=hold)
+        engine.streams([STREAM.response], then="end", after=hold)
         settings = settings_for(engine.url, control={"listen": "127.0.0.1:0"})
         served = await stack.enter_async_context(running(settings, store))
         call = asyncio.ensure_future(http.post(served.url + CHAT, json=BODY))
@@ -56,13 +56,13 @@ async def test_told_to_stop_it_is_not_ready_takes_no_call_and_ends_those_in_flig
         with pytest.raises(aiohttp.ClientConnectorError):
             await http.get(served.url + "/health")
         hold.set()
-        answer = await call
-        body = await answer.read()
+        response = await call
+        body = await response.read()
         await stopping
 
     assert (503, {"status": "stopping", "in_flight": 1}) == (ready.status, told)
     assert body.endswith(b"data: [DONE]\n\n")
-    assert 1 == len(await steps_of(store, "r1"))
+    assert 1 == len(await stored_steps(store, "r1"))
 
 
 async def test_balancers_have_time_to_learn_that_it_stops(store, monkeypatch):
@@ -84,8 +84,8 @@ async def test_balancers_have_time_to_learn_that_it_stops(store, monkeypatch):
         while (ready := await http.get(served.url + "/ready")).status == 200:
             pass
         told = await ready.json()
-        answer = await http.post(served.url + CHAT, json=BODY)
-        body = await answer.read()
+        response = await http.post(served.url + CHAT, json=BODY)
+        body = await response.read()
         assert not stopping.done()
         over.set()
         await stopping
@@ -95,18 +95,18 @@ async def test_balancers_have_time_to_learn_that_it_stops(store, monkeypatch):
     assert [1234] == noticed
     assert "stopping" == told["status"]
     assert body.endswith(b"data: [DONE]\n\n")
-    assert 1 == len(await steps_of(store, "r1"))
+    assert 1 == len(await stored_steps(store, "r1"))
 
 
 async def test_a_call_that_does_not_end_in_time_is_cut_and_kept(store):
     """`drain_timeout_s` bounds the stop; what the client had seen is stored as a partial step."""
     async with fake_engine() as engine, aiohttp.ClientSession() as http, AsyncExitStack() as stack:
-        engine.streams([STREAM.answer[:2000]], then="hang")
+        engine.streams([STREAM.response[:2000]], then="hang")
         served = await stack.enter_async_context(running(settings_for(engine.url, drain_timeout_s=0.05), store))
-        answer = await http.post(served.url + CHAT, json=BODY)
-        await answer.content.readany()
+        response = await http.post(served.url + CHAT, json=BODY)
+        await response.content.readany()
         await stack.aclose()
         with pytest.raises(aiohttp.ClientError):
-            await answer.read()
+            await response.read()
 
-    assert ["partial"] == [step.status for step in await steps_of(store, "r1")]
+    assert ["partial"] == [step.status for step in await stored_steps(store, "r1")]

@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 from fakes import settings_for
 from recorded import load
-from stored import steps_of
+from stored import stored_steps
 
 from proxy.server.listener import running
 from storage import open_store
@@ -49,9 +49,9 @@ async def answer_of(http, url: str, status: int) -> dict:
     async with asyncio.timeout(50):
         while True:
             try:
-                async with http.get(url) as answer:
-                    if answer.status == status:
-                        return await answer.json()
+                async with http.get(url) as response:
+                    if response.status == status:
+                        return await response.json()
             except aiohttp.ClientConnectorError:
                 pass
             await asyncio.sleep(0.01)
@@ -70,7 +70,7 @@ async def test_without_a_store_a_start_is_alive_not_ready_and_refuses_calls_unti
         ready = await answer_of(http, control + "/ready", 503)
         async with http.post(model + CHAT, json=BODY) as refused:
             error = await refused.json()
-        asked_before = len(engine.asked)
+        asked_before = len(engine.requests)
         store.failing.clear()
         await answer_of(http, control + "/ready", 200)
         async with http.post(model + CHAT, json=BODY) as made:
@@ -83,7 +83,7 @@ async def test_without_a_store_a_start_is_alive_not_ready_and_refuses_calls_unti
         refused.headers["Retry-After"],
         made.status,
     )
-    assert 1 == len(await steps_of(store, "r1"))
+    assert 1 == len(await stored_steps(store, "r1"))
 
 
 async def test_a_store_that_comes_later_is_used(engine, http, addresses, tmp_path):
@@ -97,7 +97,7 @@ async def test_a_store_that_comes_later_is_used(engine, http, addresses, tmp_pat
         async with http.post(f"http://{addresses[0]}{CHAT}", json=BODY) as made:
             pass
         opened = await open_store(url)
-        steps = await steps_of(opened, "r1")
+        steps = await stored_steps(opened, "r1")
         await opened.close()
     await server.stop()
 

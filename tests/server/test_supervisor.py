@@ -59,16 +59,16 @@ class Agents:
     async def _call(self, url, http):
         while not self._stopped:
             with suppress(aiohttp.ClientError):
-                async with http.post(url, json=BODY, headers={"Connection": "close"}) as answer:
-                    self.statuses[answer.status] += 1
-                    if (await answer.read()).endswith(b"data: [DONE]\n\n"):
-                        self.told.append(answer.headers["X-Step-Id"])
+                async with http.post(url, json=BODY, headers={"Connection": "close"}) as response:
+                    self.statuses[response.status] += 1
+                    if (await response.read()).endswith(b"data: [DONE]\n\n"):
+                        self.told.append(response.headers["X-Step-Id"])
 
 
 async def counted(url, http, line):
     """What any worker tells for all of them."""
-    async with http.get(f"{url}/metrics", headers={"Connection": "close"}) as answer:
-        text = await answer.text()
+    async with http.get(f"{url}/metrics", headers={"Connection": "close"}) as response:
+        text = await response.text()
     return sum(float(value) for value in re.findall(rf"^{line}(?:{{\S*)? (\S+)$", text, re.MULTILINE))
 
 
@@ -86,8 +86,8 @@ async def stored(url, http, count):
     """The steps of the agents' rollouts."""
     found = []
     for number in range(count):
-        async with http.get(f"{url}/rollouts/r{number}/steps?limit=1000") as answer:
-            found += (await answer.json())["steps"]
+        async with http.get(f"{url}/rollouts/r{number}/steps?limit=1000") as response:
+            found += (await response.json())["steps"]
     return found
 
 
@@ -142,8 +142,10 @@ async def test_calls_are_spread_over_all_of_them_and_counted_together(serve):
     with started(*serve) as (process, url, _):
         async with aiohttp.ClientSession() as http:
             for _ in range(40):
-                async with http.post(f"{url}/rollouts/r0{CHAT}", json=BODY, headers={"Connection": "close"}) as answer:
-                    await answer.read()
+                async with http.post(
+                    f"{url}/rollouts/r0{CHAT}", json=BODY, headers={"Connection": "close"}
+                ) as response:
+                    await response.read()
             counts = {await counted(url, http, "tokentape_calls_total") for _ in range(8)}
             steps = await stored(url, http, 1)
         each = _calls_of_each(process.pid)
@@ -164,7 +166,7 @@ async def test_told_to_stop_all_of_them_end_their_calls_and_the_exit_is_clean(se
             calls = [http.post(f"{url}/rollouts/r{n}{CHAT}", json=BODY, headers=close) for n in range(8)]
             answers = await asyncio.gather(*calls)
             process.send_signal(signal.SIGTERM)
-            bodies = [await answer.read() for answer in answers]
+            bodies = [await response.read() for response in answers]
         code = await asyncio.to_thread(process.wait, 50)
 
     assert 0 == code

@@ -1,4 +1,4 @@
-"""Every HTTP reader of recorded data: none may answer 500, whatever an engine or an agent sent."""
+"""Every HTTP reader of recorded data: none may return 500, regardless of what an engine or an agent sent."""
 
 from contextlib import suppress
 from random import Random
@@ -34,13 +34,13 @@ class Readers:
             Failed: the status is 500 or more.
         """
         try:
-            async with self.http.request(method, self.url + path, json=body) as answer:
-                text = await answer.read()
+            async with self.http.request(method, self.url + path, json=body) as response:
+                text = await response.read()
         except aiohttp.ClientError as error:
             raise Failed(f"{method} {path} {body or ''} broke off: {error!r}") from error
-        if answer.status >= 500:
-            raise Failed(f"{method} {path} {body or ''} is {answer.status}: {text[:500]!r}")
-        return answer.status, text
+        if response.status >= 500:
+            raise Failed(f"{method} {path} {body or ''} is {response.status}: {text[:500]!r}")
+        return response.status, text
 
     async def steps(self, rollout: str) -> list[dict]:
         """Return the steps of a rollout."""

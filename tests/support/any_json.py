@@ -123,7 +123,7 @@ def odd_steps(draw):
 
 
 def read_back(steps):
-    """Return the steps as a reader gets them; those whose record is rejected are left out."""
+    """Return the steps as a reader gets them; steps whose record is rejected are omitted."""
     read = []
     for at, step in enumerate(steps):
         with suppress(TypeError, ValueError, AttributeError):  # a failed write stores nothing

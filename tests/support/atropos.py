@@ -26,8 +26,8 @@ async def atropos_service() -> AsyncIterator[str]:
         run = await asyncio.create_subprocess_exec(sys.executable, *words, pass_fds=(held.fileno(),), env=environment)
     try:
         # The socket accepts connections already: the first response comes once the service runs.
-        async with aiohttp.ClientSession() as http, http.get(url + "/") as answer:
-            assert 200 == answer.status
+        async with aiohttp.ClientSession() as http, http.get(url + "/") as response:
+            assert 200 == response.status
         yield url
     finally:
         run.terminate()

@@ -21,7 +21,7 @@ class BatchServer:
         self.long_polls = True
         self.extended = asyncio.Event()
         self.arrived = asyncio.Event()
-        engine.answering = self.respond
+        engine.respond = self.respond
 
     async def respond(self, request, body):
         if request.path == "/batches/claim":

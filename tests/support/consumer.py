@@ -25,8 +25,8 @@ def main(log: str, *urls: str) -> None:
         for group in batch["groups"]:
             note(written, ["claimed", now, batch["batch_id"], group["group_id"], batch["lease_ms"]])
         time.sleep(random.choice((0.01, 0.1, LEASE_S * 1.5)))
-        answer = ask(urls, f"/batches/{batch['batch_id']}/ack", {})
-        for group in answer["acked"] if answer else ():
+        response = ask(urls, f"/batches/{batch['batch_id']}/ack", {})
+        for group in response["acked"] if response else ():
             note(written, ["acked", batch["batch_id"], group])
 
 
@@ -35,8 +35,8 @@ def ask(urls, path, body):
     for url in urls * 20:
         request = urllib.request.Request(url + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
         try:
-            with urllib.request.urlopen(request, timeout=10) as answer:
-                return json.loads(answer.read())
+            with urllib.request.urlopen(request, timeout=10) as response:
+                return json.loads(response.read())
         except urllib.error.HTTPError as error:
             if error.code == 409:
                 return None

@@ -32,10 +32,10 @@ class ProxyClient:
         self.http, self.url = http, url
 
     async def call(self, method: str, path: str, *, headers=None, **named) -> SimpleNamespace:
-        async with self.http.request(method, self.url + path, headers=headers, **named) as answer:
-            text = await answer.read()
-            payload = await answer.json() if text and answer.content_type == "application/json" else None
-            return SimpleNamespace(status=answer.status, json=payload, text=text, headers=answer.headers)
+        async with self.http.request(method, self.url + path, headers=headers, **named) as response:
+            text = await response.read()
+            payload = await response.json() if text and response.content_type == "application/json" else None
+            return SimpleNamespace(status=response.status, json=payload, text=text, headers=response.headers)
 
     async def get(self, path: str, **named):
         return await self.call("GET", path, **named)
@@ -57,9 +57,9 @@ class ProxyClient:
             "seed": 1,
             **fields,
         }
-        answer = await self.post(f"/rollouts/{rollout}/v1/chat/completions", body)
-        assert 200 == answer.status, answer.text
-        return SimpleNamespace(message=answer.json["choices"][0]["message"], step_id=answer.headers["X-Step-Id"])
+        response = await self.post(f"/rollouts/{rollout}/v1/chat/completions", body)
+        assert 200 == response.status, response.text
+        return SimpleNamespace(message=response.json["choices"][0]["message"], step_id=response.headers["X-Step-Id"])
 
     async def put(self, path: str, body=None):
         return await self.call("PUT", path, json=body)
@@ -80,9 +80,9 @@ class ProxyClient:
         return await self.post(f"/rollouts/{rollout}/finish", {"status": "completed", **fields})
 
     async def claim(self, **fields):
-        answer = await self.post("/batches/claim", {"consumer": "trainer", **fields})
-        assert 200 == answer.status, answer.text
-        return answer.json
+        response = await self.post("/batches/claim", {"consumer": "trainer", **fields})
+        assert 200 == response.status, response.text
+        return response.json
 
     async def status(self, group: str) -> str:
         return (await self.get(f"/groups/{group}")).json["status"]

@@ -12,7 +12,7 @@ SAMPLED = [8, 9, 2]
 TURNS = (([1, 3, 6, 7, 2, 1, 4], SAMPLED), ([1, 3, 6, 7, 2, 1, 4, 8, 2, 1, 3], [7, 2]))
 TEXTS = dict(enumerate(("", "<s>", "</s>", "user", "assistant", "", "Say", "hi", "hello", " there")))
 
-Tells = Callable[[list[int]], str | None]
+Detokenizer = Callable[[list[int]], str | None]
 
 
 def words(ids: list[int]) -> str:
@@ -25,31 +25,31 @@ def same(ids: list[int]) -> str:
     return "hello there"
 
 
-def nothing(ids: list[int]) -> None:
+def unavailable(ids: list[int]) -> None:
     """Fail: the detokenizer is not available."""
 
 
 class DriftingEngine:
-    """Answer chats with `TURNS`, and `/detokenize` with `tells`, once `gate` is open."""
+    """Answer chats with `TURNS`, and `/detokenize` with the result of `detokenize`, once `gate` is open."""
 
     def __init__(self, engine: FakeEngine) -> None:
         self.url = engine.url
-        self.tells: Tells = words
+        self.detokenize: Detokenizer = words
         self.gate = asyncio.Event()
         self.gate.set()
         self.detokenized: list[list[int]] = []
-        engine.answering = self._answer
+        engine.respond = self._respond
 
-    async def _answer(self, request: web.Request, body: dict) -> web.StreamResponse:
+    async def _respond(self, request: web.Request, body: dict) -> web.StreamResponse:
         if request.path != "/detokenize":
-            return web.json_response(_answer_of(*TURNS[len(body["messages"]) > 1]))
+            return web.json_response(_completion(*TURNS[len(body["messages"]) > 1]))
         self.detokenized.append(body["tokens"])
         await self.gate.wait()
-        text = self.tells(body["tokens"])
+        text = self.detokenize(body["tokens"])
         return web.json_response({} if text is None else {"prompt": text}, status=500 if text is None else 200)
 
 
-def _answer_of(prompt: list[int], ids: list[int]) -> dict:
+def _completion(prompt: list[int], ids: list[int]) -> dict:
     entries = [{"token": "", "logprob": -1.0, "bytes": [], "top_logprobs": []} for _ in ids]
     return {
         "id": "x",
@@ -70,28 +70,28 @@ class Drifting:
         self._http = http
         self._url = url
 
-    async def ask(self, *messages: dict) -> None:
+    async def chat(self, *messages: dict) -> None:
         """Make a call."""
         await self.post("/v1/chat/completions", {"model": "m", "messages": messages})
 
     async def two_turns(self) -> None:
         """Make a call, and one that continues it and drifts."""
-        await self.ask(ASK)
-        await self.ask(ASK, REPLY, MORE)
+        await self.chat(ASK)
+        await self.chat(ASK, REPLY, MORE)
 
     async def finish(self) -> None:
         """Finish the rollout."""
         await self.post("/finish", {"status": "completed"})
 
     async def post(self, path: str, body: dict) -> None:
-        async with self._http.post(f"{self._url}/rollouts/r1{path}", json=body) as answer:
-            assert 200 == answer.status, await answer.text()
+        async with self._http.post(f"{self._url}/rollouts/r1{path}", json=body) as response:
+            assert 200 == response.status, await response.text()
 
     async def get(self, path: str = "") -> dict:
         """Return the rollout, or a resource below it."""
-        async with self._http.get(f"{self._url}/rollouts/r1{path}") as answer:
-            assert 200 == answer.status, await answer.text()
-            return await answer.json()
+        async with self._http.get(f"{self._url}/rollouts/r1{path}") as response:
+            assert 200 == response.status, await response.text()
+            return await response.json()
 
     async def boundary(self, query: str = "") -> dict:
         """Return the only drift of its tree."""
@@ -105,13 +105,13 @@ class Drifting:
 
     async def metric(self, kind: str) -> float:
         """Return the drift counter of this kind."""
-        async with self._http.get(f"{self._url}/metrics") as answer:
-            lines = (await answer.text()).splitlines()
+        async with self._http.get(f"{self._url}/metrics") as response:
+            lines = (await response.text()).splitlines()
         name = f'tokentape_drift_boundaries_total{{kind="{kind}"}} '
         return next((float(line.removeprefix(name)) for line in lines if line.startswith(name)), 0)
 
 
-async def kept_texts(store, count: int) -> None:
+async def wait_for_texts(store, count: int) -> None:
     """Wait until the texts of this many windows are stored."""
     while count > sum(name.startswith("drift:") for name in await store.marks("r1")):
         await asyncio.sleep(0.005)

@@ -11,9 +11,19 @@ from dataclasses import dataclass
 from random import Random
 
 import orjson
-from answer_parts import at_path, choices, chunks, is_object, logprob_places, name_places, running, sampled, usages
 from faulty_engine import EngineRequest, Event, Written
 from odd_values import DEEPEST, nested, odd, odd_text, odd_type, places, put
+from response_parts import (
+    at_path,
+    choices,
+    chunks,
+    is_object,
+    logprob_slots,
+    running,
+    sampled,
+    token_name_slots,
+    usages,
+)
 
 Apply = Callable[[Written, EngineRequest, Random], bool]
 FIELDS = (
@@ -246,7 +256,7 @@ def usage_ignored(written: Written, request: EngineRequest, random: Random) -> b
 
 @fault("an invalid logprob", flagged=True)
 def bad_logprob(written: Written, request: EngineRequest, random: Random) -> bool:
-    found = logprob_places(written)
+    found = logprob_slots(written)
     if not found:
         return False
     container, key = random.choice(found)
@@ -268,7 +278,7 @@ def bad_logprob(written: Written, request: EngineRequest, random: Random) -> boo
 
 @fault("a logprob of another token", flagged=True)
 def misnamed(written: Written, request: EngineRequest, random: Random) -> bool:
-    found = name_places(written)
+    found = token_name_slots(written)
     if not found:
         return False
     container, key = random.choice(found)

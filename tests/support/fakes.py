@@ -14,7 +14,7 @@ from proxy.protocols.engines.detection import PROBE_PATHS
 from proxy.server.listener import RunningServer, running
 from storage.errors import StoreUnreachable
 
-Answering = Callable[[web.Request, dict], Awaitable[web.StreamResponse]]
+Responder = Callable[[web.Request, dict], Awaitable[web.StreamResponse]]
 
 
 class FakeEngine:
@@ -22,27 +22,27 @@ class FakeEngine:
 
     def __init__(self) -> None:
         self.url = ""
-        self.asked: list[dict] = []
+        self.requests: list[dict] = []
         self.headers: list[dict[str, str]] = []
         self.aborted = asyncio.Event()
         self.reached = asyncio.Event()
-        self.answering: Answering = nothing
-        self.questions, self.unknown_status = 0, 404
-        self.facts = {"/version": {"version": "0.32.0"}, "/health": {"status": "ok"}}
+        self.respond: Responder = nothing
+        self.probes, self.unknown_status = 0, 404
+        self.fixed_responses = {"/version": {"version": "0.32.0"}, "/health": {"status": "ok"}}
 
-    async def answer(self, request: web.Request) -> web.StreamResponse:
-        if request.path in self.facts or request.path in (*PROBE_PATHS[:-1], "/v1/chat/completions/render"):
-            self.questions += request.path in PROBE_PATHS
-            known = self.facts.get(request.path)
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        if request.path in self.fixed_responses or request.path in (*PROBE_PATHS[:-1], "/v1/chat/completions/render"):
+            self.probes += request.path in PROBE_PATHS
+            known = self.fixed_responses.get(request.path)
             return web.json_response(known or {"detail": "Not Found"}, status=200 if known else self.unknown_status)
         text = await request.read()
         body = orjson.loads(text) if text[:1] == b"{" else {"raw": text}
         self.headers.append({name.lower(): value for name, value in request.headers.items()})
         if request.path != "/v1/models":  # the proxy requests it if a response names another model
-            self.asked.append(body)
+            self.requests.append(body)
         self.reached.set()
         try:
-            return await self.answering(request, body)
+            return await self.respond(request, body)
         except (asyncio.CancelledError, ConnectionResetError):
             self.aborted.set()
             raise
@@ -50,16 +50,16 @@ class FakeEngine:
     def plays(self, cassette: Cassette, **headers: str) -> None:
         """Answer with a recorded body."""
 
-        async def answering(request: web.Request, body: dict) -> web.StreamResponse:
+        async def respond(request: web.Request, body: dict) -> web.StreamResponse:
             all_headers = {"Content-Type": cassette.content_type, **headers}
-            return web.Response(status=cassette.status, body=cassette.answer, headers=all_headers)
+            return web.Response(status=cassette.status, body=cassette.response, headers=all_headers)
 
-        self.answering = answering
+        self.respond = respond
 
     def streams(self, reads: list[bytes], *, then: str, after: asyncio.Event | None = None) -> None:
         """Stream these reads, then `end`, `die` (break the connection) or `hang` until the client disconnects."""
 
-        async def answering(request: web.Request, body: dict) -> web.StreamResponse:
+        async def respond(request: web.Request, body: dict) -> web.StreamResponse:
             response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
             await response.prepare(request)
             for read in reads:
@@ -74,16 +74,16 @@ class FakeEngine:
                 await response.write_eof()
             return response
 
-        self.answering = answering
+        self.respond = respond
 
     def hangs(self) -> None:
         """Never answer."""
 
-        async def answering(request: web.Request, body: dict) -> web.StreamResponse:
+        async def respond(request: web.Request, body: dict) -> web.StreamResponse:
             await asyncio.Event().wait()
             raise AssertionError
 
-        self.answering = answering
+        self.respond = respond
 
 
 async def nothing(request: web.Request, body: dict) -> web.StreamResponse:
@@ -95,7 +95,7 @@ async def fake_engine() -> AsyncIterator[FakeEngine]:
     """Start a fake engine."""
     engine = FakeEngine()
     app = web.Application(client_max_size=2**28)
-    app.router.add_route("*", "/{path:.*}", engine.answer)
+    app.router.add_route("*", "/{path:.*}", engine.handle)
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)

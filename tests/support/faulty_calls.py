@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 from engine_faults import FAULTS, Fault
-from faulty_engine import Drawn, EngineRequest, Truth, Written, answer
+from faulty_engine import Drawn, EngineRequest, Truth, Written, write_response
 from recorded import cut, plan_of
 
 from proxy.protocols.engines import Traits
@@ -51,10 +51,10 @@ class FaultyCall:
         traits = Traits(self.kind, {"vllm": "0.32.0", "sglang": "0.5.23", "llamacpp": "b1"}[self.kind], has_parser=True)
         return plan_of(self.path, self.body, CallOptions(streaming=self.streaming), kind=self.kind, traits=traits)
 
-    def answer_to(self, body: Json) -> tuple[bytes, str]:
+    def response_to(self, body: Json) -> tuple[bytes, str]:
         """Return what the engine sends for a body, and its content type. `used` gets the faults that changed something."""
         request = EngineRequest(self.kind, self.dialect, body)
-        written = answer(request, self.truth, Random(self.seed))
+        written = write_response(request, self.truth, Random(self.seed))
         self.used[:] = [name for name, seed in self.faults if _apply(FAULTS[name], written, request, seed)]
         text = serialized(written, self.end)
         text = text if self.cut is None else text[: self.cut % (len(text) + 1)]
@@ -128,7 +128,7 @@ def least(call: FaultyCall, fails: Callable[[FaultyCall], bool]) -> FaultyCall:
 
 def describe(call: FaultyCall, plan: Plan) -> str:
     """Return a description of the call for debugging."""
-    text, content_type = call.answer_to(plan.body)
+    text, content_type = call.response_to(plan.body)
     shown = text if len(text) < 4_000 else text[:3_000] + b" ... " + text[-1_000:]
     sampled = [(choice.index, choice.ids, choice.logprobs) for choice in call.truth.choices]
     return (

@@ -79,7 +79,7 @@ class EngineRequest:
         return self.body.get("sampling_params", {}) if self.dialect == "generate" else self.body
 
     @property
-    def wants_logprobs(self) -> bool:
+    def returns_logprobs(self) -> bool:
         value = self.sampling.get("logprobs")
         return value is True if self.dialect == "chat" else value is not None
 
@@ -96,7 +96,7 @@ class EngineRequest:
         return isinstance(options, dict) and options.get(name) is True
 
 
-def answer(request: EngineRequest, truth: Truth, random: Random) -> Written:
+def write_response(request: EngineRequest, truth: Truth, random: Random) -> Written:
     """Return the correct response of this engine to this body."""
     writing = {"vllm": _Vllm, "sglang": _Sglang, "llamacpp": _Llamacpp}[request.kind](request, truth, random)
     if request.streams:
@@ -142,7 +142,7 @@ class _Engine:
         return {"text_offset": [0] * len(ids), "token_logprobs": list(logprobs), "tokens": names, "top_logprobs": tops}
 
     def logprobs(self, ids: list[int], logprobs: list[float]) -> Json | None:
-        if not self.request.wants_logprobs or not ids:
+        if not self.request.returns_logprobs or not ids:
             return None
         return {"content": self.entries(ids, logprobs)} if self.is_chat else self.legacy(ids, logprobs)
 
@@ -251,7 +251,7 @@ class _Vllm(_Engine):
         return events
 
     def generate_logprobs(self, ids: list[int], logprobs: list[float]) -> Json | None:
-        if not self.request.wants_logprobs:
+        if not self.request.returns_logprobs:
             return None
         pairs = zip(ids, logprobs, strict=True)
         return {
@@ -366,7 +366,7 @@ class _Llamacpp(_Engine):
         return [{"id": token, **entry} for token, entry in zip(ids, super().entries(ids, logprobs), strict=True)]
 
     def logprobs(self, ids: list[int], logprobs: list[float]) -> Json | None:
-        return {"content": self.entries(ids, logprobs)} if self.request.wants_logprobs and ids else None
+        return {"content": self.entries(ids, logprobs)} if self.request.returns_logprobs and ids else None
 
     def message(self, choice: Drawn) -> Json:
         return {"role": "assistant", "content": self.text(choice.ids)}

@@ -44,8 +44,8 @@ class Excuse:
 
 def _counts_running(call: FaultyCall, body: Json) -> bool:
     options = body.get("stream_options")
-    wants_counts = isinstance(options, dict) and options.get("include_usage") and options.get("continuous_usage_stats")
-    return call.kind == "vllm" and bool(wants_counts)
+    sends_counts = isinstance(options, dict) and options.get("include_usage") and options.get("continuous_usage_stats")
+    return call.kind == "vllm" and bool(sends_counts)
 
 
 def _channels(call: FaultyCall) -> list[str]:
@@ -113,7 +113,7 @@ def excuse(call: FaultyCall, body: Json) -> Excuse | None:
 
 
 def must_be_flagged(call: FaultyCall, body: Json) -> bool:
-    """Return whether the step must not be exact even with the right ids. One fault may undo another."""
+    """Return whether the step has to be flagged even with the right ids. One fault may undo another."""
     if call.cut is not None:
         return False
     if call.over and not call.faults:
@@ -129,7 +129,7 @@ def must_be_flagged(call: FaultyCall, body: Json) -> bool:
 
 def recorded(call: FaultyCall, plan: Plan) -> Step:
     """Return the step of a call whose response arrives in one read."""
-    text, content_type = call.answer_to(plan.body)
+    text, content_type = call.response_to(plan.body)
     exchange = Exchange(plan, 200, content_type)
     exchange.feed(text)
     if exchange.follow_up() is not None:
@@ -149,8 +149,8 @@ def complaint(call: FaultyCall) -> str | None:
 def _complaint(call: FaultyCall) -> str | None:
     try:
         plan = call.plan()
-        text, content_type = call.answer_to(plan.body)
-    except Exception as error:  # noqa: BLE001 - whatever is raised is what is looked for
+        text, content_type = call.response_to(plan.body)
+    except Exception as error:  # noqa: BLE001 - any exception is a finding
         return f"the test itself failed: {error!r}"
     exchange = Exchange(plan, 200, content_type)
     try:
@@ -164,7 +164,7 @@ def _complaint(call: FaultyCall) -> str | None:
             exchange.found = {"tokens": call.truth.prompts[0]}
         outcome = exchange.finish(Timing(received=1.0))
         longest = max(longest, thread_time() - before)
-    except Exception as error:  # noqa: BLE001 - whatever is raised is what is looked for
+    except Exception as error:  # noqa: BLE001 - any exception is a finding
         return f"the exchange raised {error!r}"
     if longest > LONGEST_S:
         return f"{longest:.3f}{TOO_LONG}"
@@ -249,6 +249,6 @@ def _unreadable(step: Step, written: Record, seed: int) -> str | None:
         with suppress(Inexpressible):
             form = FORMATS[name]
             orjson.dumps(form.rows(FACTS, [read], Options()).rows, option=orjson.OPT_SERIALIZE_NUMPY)
-    except Exception as error:  # noqa: BLE001 - whatever is raised is what is looked for
+    except Exception as error:  # noqa: BLE001 - any exception is a finding
         return f"a reader raised {error!r} for a step that is {'exact' if step.exact else step.problems}"
     return None

@@ -13,7 +13,7 @@ from faulty_oracle import excuse, must_be_flagged
 from odd_values import odd_text
 from raw_engine import RawEngine, Sent
 
-PATIENCE_S = 30
+TIMEOUT_S = 30
 ALLOWED = {200, 502, 503, 504}
 ODD_HEADERS = (
     b"X-Odd: a\x01b", b"X-Odd: \xff\xfe", b"X-Odd: " + b"x" * 3_000, b"X-Step-Id: mine", b"X-Rollout-Id: other", b"X-Odd:",
@@ -44,42 +44,44 @@ class Agent:
         """
         self.faulty_http = False
 
-        async def answering(path: str, body: dict) -> Sent:
+        async def respond(path: str, body: dict) -> Sent:
             if path != call.path:
                 looked_up = orjson.dumps({"tokens": call.truth.prompts[0]})
                 return Sent([looked_up if random.random() < 0.8 else odd_text(random)])
             self.body = body
             return self._sent(call, body, random)
 
-        self.engine.answering = answering
+        self.engine.respond = respond
         path, body = _in_dialect(call, dialect)
         try:
-            async with asyncio.timeout(PATIENCE_S):
-                return await self._ask(f"{self.url}/rollouts/{rollout}{path}", body, dialect or call.dialect)
+            async with asyncio.timeout(TIMEOUT_S):
+                return await self._request(f"{self.url}/rollouts/{rollout}{path}", body, dialect or call.dialect)
         except TimeoutError:
-            raise Failed(f"no end after {PATIENCE_S} s") from None
+            raise Failed(f"no end after {TIMEOUT_S} s") from None
         except aiohttp.ClientError as error:
             raise Failed(f"a response that no client can parse: {error!r}") from error
 
-    async def _ask(self, url: str, body: dict, dialect: str) -> str | None:
-        async with self.http.post(url, data=orjson.dumps(body), headers={"Content-Type": "application/json"}) as answer:
+    async def _request(self, url: str, body: dict, dialect: str) -> str | None:
+        async with self.http.post(
+            url, data=orjson.dumps(body), headers={"Content-Type": "application/json"}
+        ) as response:
             text, is_whole = b"", True
             try:
-                async for read in answer.content.iter_any():
+                async for read in response.content.iter_any():
                     text += read
             except aiohttp.ClientPayloadError:
                 is_whole = False
-        step_id = answer.headers.get("X-Step-Id")
-        if answer.status not in ALLOWED and not self.faulty_http:
-            raise Failed(f"the call is {answer.status}: {text[:500]!r}")
-        if answer.status == 500 and b"internal_error" in text:
+        step_id = response.headers.get("X-Step-Id")
+        if response.status not in ALLOWED and not self.faulty_http:
+            raise Failed(f"the call is {response.status}: {text[:500]!r}")
+        if response.status == 500 and b"internal_error" in text:
             raise Failed(f"the call is 500: {text[:500]!r}")
-        if is_whole and not self.faulty_http and not _shaped(dialect, answer.status, answer.content_type, text):
-            raise Failed(f"an answer of {answer.status} that is not in the shape of {dialect}: {text[:1_000]!r}")
+        if is_whole and not self.faulty_http and not _shaped(dialect, response.status, response.content_type, text):
+            raise Failed(f"an answer of {response.status} that is not in the shape of {dialect}: {text[:1_000]!r}")
         return step_id
 
     def _sent(self, call: FaultyCall, body: dict, random: Random) -> Sent:
-        text, content_type = call.answer_to(body)
+        text, content_type = call.response_to(body)
         sent = Sent([read for read in call.in_reads(text) if read], content_type)
         # After a lone CR, the LF of the same line break may follow: such a stream is not known to be complete.
         if text.endswith(b"data: [DONE]" + call.end) and not call.end.endswith(b"\r") and random.random() < 0.1:

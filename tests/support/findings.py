@@ -11,11 +11,11 @@ from proxy.telemetry.metrics import make_metrics
 from proxy.upstream import Upstream
 
 
-async def of_all(settings) -> list[Finding]:
+async def all_findings(settings) -> list[Finding]:
     return [finding async for finding in findings(settings)]
 
 
-async def of_engine(url: str, listed: dict | None = None, **sections) -> list[Finding]:
+async def engine_findings(url: str, listed: dict | None = None, **sections) -> list[Finding]:
     """Return the findings of one engine; the models that it lists are added to `listed`."""
     settings = settings_for(url, **sections)
     upstream = Upstream(settings.engines, make_metrics(CollectorRegistry()))

@@ -13,7 +13,7 @@ SAMPLING = ("/v1/chat/completions", "/v1/completions", "/inference/v1/generate")
 # Of the connection, of the versions of libraries, or of the moment.
 _UNKEPT = {"host", "user-agent", "date", "server", "connection", "transfer-encoding", "content-length"}
 
-Answering = Callable[[str, str, dict[str, str], str], Awaitable[dict[str, Any]]]
+Responder = Callable[[str, str, dict[str, str], str], Awaitable[dict[str, Any]]]
 
 
 class TapeEngine:
@@ -24,7 +24,7 @@ class TapeEngine:
     client disconnects.
     """
 
-    def __init__(self, tape: list[dict[str, Any]], source: Answering | None = None) -> None:
+    def __init__(self, tape: list[dict[str, Any]], source: Responder | None = None) -> None:
         self.url = ""
         self.tape = tape
         self.received: list[dict[str, Any]] = []
@@ -37,7 +37,7 @@ class TapeEngine:
         self._source = source
         self._played: Counter[int] = Counter()
 
-    async def answer(self, request: web.Request) -> web.StreamResponse:
+    async def handle(self, request: web.Request) -> web.StreamResponse:
         body = (await request.read()).decode()
         method, path = request.method, request.path
         if path == "/health":
@@ -57,7 +57,7 @@ class TapeEngine:
         return await self._play(request, exchange)
 
     async def _exchange(self, method: str, path: str, headers: dict[str, str], body: str) -> dict[str, Any] | None:
-        """Return the exchange of this request: the first that has not been played, or else the first.
+        """Return the exchange of this request: the first that is unplayed, or else the first.
 
         A sampling request that is not on the tape gets the next response in order, so that one difference stays one.
         """
@@ -70,8 +70,8 @@ class TapeEngine:
             return self.tape[found[-1]]
         fresh = [place for place in found if not self._played[place]]
         if self._source is not None and not fresh:
-            answer = await self._source(method, path, headers, body)
-            self.tape.append({"method": method, "path": path, "body": body, **answer})
+            response = await self._source(method, path, headers, body)
+            self.tape.append({"method": method, "path": path, "body": body, **response})
             fresh = [len(self.tape) - 1]
         if not fresh and path in SAMPLING:
             fresh = [p for p, each in enumerate(self.tape) if each["path"] == path and not self._played[p]][:1]
@@ -98,11 +98,11 @@ class TapeEngine:
 
 
 @asynccontextmanager
-async def tape_engine(tape: list[dict[str, Any]], source: Answering | None = None) -> AsyncIterator[TapeEngine]:
+async def tape_engine(tape: list[dict[str, Any]], source: Responder | None = None) -> AsyncIterator[TapeEngine]:
     """A tape engine, listening."""
     engine = TapeEngine(tape, source)
     app = web.Application(client_max_size=2**28)
-    app.router.add_route("*", "/{path:.*}", engine.answer)
+    app.router.add_route("*", "/{path:.*}", engine.handle)
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -114,10 +114,10 @@ async def tape_engine(tape: list[dict[str, Any]], source: Answering | None = Non
         await runner.cleanup()
 
 
-def forward_to(http: aiohttp.ClientSession, url: str) -> Answering:
+def forward_to(http: aiohttp.ClientSession, url: str) -> Responder:
     """Return a source that forwards to the engine at a URL."""
 
-    async def answer(method: str, path: str, headers: dict[str, str], body: str) -> dict[str, Any]:
+    async def response(method: str, path: str, headers: dict[str, str], body: str) -> dict[str, Any]:
         sent = {name: value for name, value in headers.items() if name.lower() not in _UNKEPT}
         async with http.request(method, url + path, data=body.encode() or None, headers=sent) as got:
             kept = {name: value for name, value in got.headers.items() if name.lower().startswith("x-")}
@@ -125,4 +125,4 @@ def forward_to(http: aiohttp.ClientSession, url: str) -> Answering:
             content_type = got.headers.get("Content-Type", "text/plain")
             return {"status": got.status, "type": content_type, "headers": kept, "answer": text}
 
-    return answer
+    return response

@@ -93,10 +93,10 @@ class Stage:
         sent = orjson.dumps(body) if body is not None else None
         before = len(self.engine.bodies)
         text, is_cut = b"", False
-        async with self._http.request(method, self._served.url + path, data=sent, headers=named) as answer:
-            status, came = answer.status, answer.headers
+        async with self._http.request(method, self._served.url + path, data=sent, headers=named) as response:
+            status, came = response.status, response.headers
             try:
-                async for part in answer.content.iter_any():
+                async for part in response.content.iter_any():
                     text += part
             except aiohttp.ClientPayloadError:
                 is_cut = True
@@ -130,9 +130,9 @@ class Stage:
         read = b""
         async with asyncio.timeout(TIMEOUT_S):
             sending = self._http.post(self._served.url + path, json=body)
-            async with sending as answer:
+            async with sending as response:
                 while read.count(b"\n\n") < events - HELD_BACK:
-                    part = await answer.content.readany()
+                    part = await response.content.readany()
                     assert part, read
                     read += part
         shown = self._masked(b"\n\n".join(read.split(b"\n\n")[: events - HELD_BACK]).decode())
@@ -153,8 +153,8 @@ class Stage:
         """Poll until a condition holds: writes in the background are done then. The polls are not kept."""
         async with asyncio.timeout(TIMEOUT_S):
             while True:
-                async with self._http.get(self._served.url + path) as answer:
-                    if holds(orjson.loads(await answer.read())):
+                async with self._http.get(self._served.url + path) as response:
+                    if holds(orjson.loads(await response.read())):
                         return
                 await asyncio.sleep(0.01)
 
@@ -302,7 +302,7 @@ async def completions(stage: Stage) -> None:
         for stream in (False, True):
             await stage.post(f"/rollouts/completions{COMPLETIONS}", {**body, "stream": stream})
     text = "The sea is wide and the ship is small."
-    for _ in range(3):  # a prompt of a growing text goes on from the one before
+    for _ in range(3):  # each prompt continues the previous one
         found = await stage.post(f"/rollouts/growing{COMPLETIONS}", {"prompt": text, "max_tokens": 9, "seed": 2})
         text += found["choices"][0]["text"] + " And then"
     vllm = {"prompt": {"prompt_token_ids": [40, 41, 42]}, "logprobs": 0, "max_tokens": 8, "n": 2, "seed": 1}
@@ -401,7 +401,7 @@ async def failures(stage: Stage) -> None:
 
 
 async def groups(stage: Stage) -> None:
-    """Groups with rewards, rewards of steps and of tokens, advantages; batches that are claimed, acknowledged, given back."""
+    """Groups with rewards, rewards of steps and of tokens, advantages; batches that are claimed, acknowledged, released."""
     for group in ("g0", "g1", "g2", "g3"):
         terms = {"metadata": {"task": group, **ENVIRONMENT}}
         opened = await stage.post(

@@ -108,7 +108,7 @@ def _read(client: redis.Redis, key: bytes) -> dict[str, Any]:
             pending = client.xpending_range(key, "holders", "-", "+", 1000)
             held = [[each["message_id"].decode(), each["consumer"].decode()] for each in pending]
             return {"type": kind, "entries": entries, "pending": held}
-    raise AssertionError(f"{key!r} is a {kind}, which no store of ours has")
+    raise AssertionError(f"{key!r} is a {kind}, which TokenTape never stores")
 
 
 def _deterministic(name: str, entry: dict[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ import orjson
 from proxy.config.settings import load
 from proxy.server.listener import running
 
-_READY_WITHIN_S = 30
+_START_TIMEOUT_S = 30
 _ROOT = Path(__file__).parent.parent.parent
 
 
@@ -103,25 +103,25 @@ class WatchedProxy:
 
     async def reset(self) -> None:
         """Start a new measurement: the memory in use now is the base."""
-        await asyncio.to_thread(self._ask, b"reset")
+        await asyncio.to_thread(self._request, b"reset")
         self.base_bytes = (await self.measured()).bytes_now
 
     async def measured(self) -> Measured:
         """Return what was measured since the last `reset`."""
-        return Measured(**orjson.loads(await asyncio.to_thread(self._ask, b"read")))
+        return Measured(**orjson.loads(await asyncio.to_thread(self._request, b"read")))
 
     async def grown_bytes(self) -> int:
         """Return how far the memory rose above that of the last `reset`."""
         return (await self.measured()).peak_bytes - self.base_bytes
 
-    def _ask(self, command: bytes) -> bytes:
+    def _request(self, command: bytes) -> bytes:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(command + b"\n")
         self._process.stdin.flush()
-        answer = self._process.stdout.readline()
-        assert answer, f"the proxy's process ended ({self._process.poll()})"
-        return answer
+        response = self._process.stdout.readline()
+        assert response, f"the proxy's process ended ({self._process.poll()})"
+        return response
 
 
 @asynccontextmanager
@@ -144,7 +144,7 @@ async def watched_proxy(engine_url: str, store_url: str, **settings: Any) -> Asy
         env={**os.environ, "PYTHONPATH": f"{_ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
     )
     try:
-        async with asyncio.timeout(_READY_WITHIN_S):
+        async with asyncio.timeout(_START_TIMEOUT_S):
             url = await asyncio.to_thread(process.stdout.readline)
         assert url, f"the proxy did not start ({process.poll()})"
         proxy = WatchedProxy(process, url.decode().strip())

@@ -149,20 +149,20 @@ async def ask_raw(url: str, request: Request) -> Answer:
     return _parsed(text)
 
 
-def complaint_of(request: Request, answer: Answer) -> str | None:
+def complaint_of(request: Request, response: Answer) -> str | None:
     """Return what is wrong with a response; None if nothing is."""
-    if answer.status != 200 and answer.status not in REFUSALS:
-        return f"status {answer.status}: {answer.body[:500]!r}"
-    if answer.status == 200:
+    if response.status != 200 and response.status not in REFUSALS:
+        return f"status {response.status}: {response.body[:500]!r}"
+    if response.status == 200:
         return None
     try:
-        error = orjson.loads(answer.body)["error"]
+        error = orjson.loads(response.body)["error"]
     except (orjson.JSONDecodeError, KeyError, TypeError):
-        return f"a refusal ({answer.status}) that is no JSON with an error: {answer.body[:500]!r}"
+        return f"a refusal ({response.status}) that is no JSON with an error: {response.body[:500]!r}"
     if not isinstance(error, dict) or not isinstance(error.get("message"), str):
-        return f"an error without a message: {answer.body[:500]!r}"
+        return f"an error without a message: {response.body[:500]!r}"
     if error.get("code") == "internal_error":
-        return f"an internal error: {answer.body[:500]!r}"
+        return f"an internal error: {response.body[:500]!r}"
     return None
 
 

@@ -56,9 +56,9 @@ class Contents:
         self.random = random.Random(6)
 
     async def control(self, method: str, path: str, body: object = None) -> dict:
-        async with self.http.request(method, self.url + path, json=body) as answer:
-            assert answer.status < 300, await answer.text()
-            return await answer.json()
+        async with self.http.request(method, self.url + path, json=body) as response:
+            assert response.status < 300, await response.text()
+            return await response.json()
 
     async def turns(self, base_url: str, count: int, **fields) -> None:
         """Make the calls of a conversation."""
@@ -182,10 +182,10 @@ async def hostile(contents: Contents) -> None:
     words = [*HOSTILE, "\u202e", "\x00", LONG_WORD, "end"]
     entries = [{"token": word, "bytes": list(word.encode()[:1_000_000]), "logprob": -0.5} for word in words]
     reply = {"role": "assistant", "content": ALERT, "reasoning_content": ALERT, "tool_calls": [TOOL]}
-    answer = {"choices": [{"index": 0, "message": reply, "finish_reason": ALERT, "logprobs": {"content": entries}}]}
+    response = {"choices": [{"index": 0, "message": reply, "finish_reason": ALERT, "logprobs": {"content": entries}}]}
     step = contents.step(
         HOSTILE_ID, 0, contents.ids(5), contents.ids(len(words)), request={"messages": messages, "tools": [TOOL]},
-        response=answer, policy_version=ALERT, model_served=ALERT, reason=ALERT, problems=("echo",),
+        response=response, policy_version=ALERT, model_served=ALERT, reason=ALERT, problems=("echo",),
     )  # fmt: skip
     await contents.made(HOSTILE_ID, [step], group_id=f"group {ALERT}", metadata={ALERT: ALERT}, model=ALERT)
 

@@ -34,11 +34,11 @@ FACTS = {
 
 @dataclass
 class RawEngine:
-    """Answer with the result of `answering(path, body)`; version, health and models have fixed responses."""
+    """Answer with the result of `respond(path, body)`; version, health and models have fixed responses."""
 
     kind: str
     url: str = ""
-    answering: Callable[[str, dict], Awaitable[Sent]] | None = None
+    respond: Callable[[str, dict], Awaitable[Sent]] | None = None
     left: set[asyncio.Task] = field(default_factory=set)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -46,18 +46,20 @@ class RawEngine:
         self.left.add(task)
         try:
             with suppress(ConnectionError, asyncio.IncompleteReadError):
-                await self._answer(reader, writer)
+                await self._respond(reader, writer)
         finally:
             self.left.discard(task)
             with suppress(ConnectionError):
                 writer.close()
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _respond(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         first, *lines = head.decode("latin-1").split("\r\n")
         headers = dict(line.lower().split(": ", 1) for line in lines if ": " in line)
         text = await reader.readexactly(int(headers.get("content-length", 0)))
-        sent = self._of_itself(first.split()[1]) or await self.answering(first.split()[1], orjson.loads(text or b"{}"))
+        sent = self._fixed_response(first.split()[1]) or await self.respond(
+            first.split()[1], orjson.loads(text or b"{}")
+        )
         server = b"Server: llama.cpp\r\n" if self.kind == "llamacpp" else b""
         length = b"Content-Length: %d\r\n" % sent.length if sent.length is not None else b""
         more = b"".join(line + b"\r\n" for line in sent.headers)
@@ -74,13 +76,13 @@ class RawEngine:
         elif sent.then == "die":
             writer.transport.abort()
 
-    def _of_itself(self, path: str) -> Sent | None:
+    def _fixed_response(self, path: str) -> Sent | None:
         known = FACTS[self.kind].get(path) or ({"status": "ok"} if path == "/health" else None)
         if known is None and path == "/v1/models":
             known = {"object": "list", "data": [{"id": "tiny", "object": "model", "root": "tiny"}]}
         if known is not None:
             return Sent([orjson.dumps(known)])
-        if path in PROBE_PATHS or self.answering is None:
+        if path in PROBE_PATHS or self.respond is None:
             return Sent([b"{}"], status=b"404 Not Found")
         return None
 

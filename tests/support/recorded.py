@@ -32,12 +32,12 @@ FACTS = {
 
 @dataclass(frozen=True)
 class Cassette:
-    """One recorded exchange with an engine of a kind. `answer` is the body as the engine sent it."""
+    """One recorded exchange with an engine of a kind. `response` is the body as the engine sent it."""
 
     name: str
     path: str
     body: dict
-    answer: bytes
+    response: bytes
     status: int
     content_type: str
     kind: str = "vllm"
@@ -79,11 +79,11 @@ def load(name: str, kind: str = "vllm") -> Cassette:
     """Load the cassette of this name, such as `pairs_hermes/chat_eos_n_inj`, of an engine of this kind."""
     path = find(name, ".request.json", kind)
     request = orjson.loads(path.read_bytes())
-    answer = next(path.parent.glob(f"{path.name.removesuffix('.request.json')}.response.*"))
+    response = next(path.parent.glob(f"{path.name.removesuffix('.request.json')}.response.*"))
     meta = path.with_name(path.name.replace(".request.", ".meta."))
     status = orjson.loads(meta.read_bytes())["status"] if meta.exists() else 200
-    content_type = CONTENT_TYPES[answer.suffix]
-    return Cassette(name, request["path"], request.get("body"), answer.read_bytes(), status, content_type, kind)
+    content_type = CONTENT_TYPES[response.suffix]
+    return Cassette(name, request["path"], request.get("body"), response.read_bytes(), status, content_type, kind)
 
 
 def names(pattern: str = "*", kind: str = "vllm") -> list[str]:
@@ -97,14 +97,14 @@ def load_http(kind: str, name: str) -> Cassette:
     """Load a cassette of SGLang or llama.cpp that has request and response in one file."""
     request, _, answered = find(name, ".http", kind).read_text("utf-8").partition("\n=== RESPONSE ")
     head, _, body = request.partition("\n\n")
-    status, _, answer = answered.partition("\n\n")
+    status, _, response = answered.partition("\n\n")
     extra = re.search(r"extra headers: (\{.*\})", head)
-    stream = answer.lstrip().startswith(("data:", "event:"))
+    stream = response.lstrip().startswith(("data:", "event:"))
     return Cassette(
         name=name,
         path=head.split()[1],
         body=_body(body),
-        answer=(answer if stream else answer.rstrip("\n")).encode(),
+        response=(response if stream else response.rstrip("\n")).encode(),
         status=int(status.split()[0]),
         content_type=CONTENT_TYPES[".sse" if stream else ".json"],
         kind=kind,
@@ -167,7 +167,7 @@ def play(
     lookup.
     """
     exchange = Exchange(plan, cassette.status, cassette.content_type)
-    shown = b"".join([exchange.feed(read) for read in ([cassette.answer] if reads is None else reads)])
+    shown = b"".join([exchange.feed(read) for read in ([cassette.response] if reads is None else reads)])
     if exchange.follow_up() is not None:
         exchange.found = found
     outcome = exchange.finish(Timing(received=1.0))

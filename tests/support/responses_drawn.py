@@ -176,12 +176,12 @@ RICH = {
 EARLIER = ResolvedReferences(items={"msg_0": {"role": "assistant", "content": "a"}})
 
 
-def places_of(value, at=()):
+def paths_of(value, at=()):
     """Return the paths of all values within a value."""
     yield at
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for name, part in inner:
-        yield from places_of(part, (*at, name))
+        yield from paths_of(part, (*at, name))
 
 
 def changed(value, at, part):
@@ -195,7 +195,7 @@ def changed(value, at, part):
     return value
 
 
-PLACES = [at for at in places_of(RICH) if at]
+PATHS = [at for at in paths_of(RICH) if at]
 ODD = [
     None, True, 0, -0.5, "", "é", [], {}, [None], [[]], [{}], ["a"], [{"type": "a"}], {"type": 1}, {"a": {}}, {"id": "x"},
     {"type": "function"}, {"type": "web_search"}, {"type": "custom", "name": "c"}, [{"type": "input_text", "text": "a"}],
@@ -208,5 +208,5 @@ def odd_bodies(draw):
     """Draw that call with some of its values replaced."""
     body = RICH
     for _ in range(draw(st.integers(1, 3))):
-        body = changed(body, draw(st.sampled_from(PLACES)), draw(st.sampled_from(ODD)))
+        body = changed(body, draw(st.sampled_from(PATHS)), draw(st.sampled_from(ODD)))
     return body

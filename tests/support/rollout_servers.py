@@ -32,16 +32,16 @@ class RolloutServer:
     def __init__(self, http: aiohttp.ClientSession) -> None:
         self.http = http
         self.url = ""
-        self.asked: list[dict] = []
+        self.requests: list[dict] = []
         self.headers: list[dict[str, str]] = []
         self.masks: list[list[int] | None] = []
-        self.answers: list[dict] = []
+        self.responses: list[dict] = []
         self.over = asyncio.Event()
         self.wrong_by = 0
         self.is_slow = False  # to answer an init: the first call is made long before
         self.tools = [ADD]
         self.status = 200
-        self.told: Any = None
+        self.response_body: Any = None
         self.raw: bytes | None = None
         self.release: asyncio.Event | None = None
         self.tasks: list[asyncio.Task] = []
@@ -52,8 +52,10 @@ class RolloutServer:
             await self.release.wait()
         if self.raw is not None:
             return web.Response(body=self.raw)
-        if self.status != 200 or self.told is not None:
-            return web.json_response(self.told, status=self.status, headers={"Location": f"{self.url}/elsewhere"})
+        if self.status != 200 or self.response_body is not None:
+            return web.json_response(
+                self.response_body, status=self.status, headers={"Location": f"{self.url}/elsewhere"}
+            )
         return web.json_response(await self.run(body))
 
     async def elsewhere(self, request: web.Request) -> web.Response:
@@ -72,9 +74,9 @@ class RolloutServer:
         return web.json_response({"rollout_id": body["rollout_id"], "tools": self.tools}, status=202)
 
     async def _note(self, request: web.Request) -> dict:
-        self.asked.append(await request.json())
+        self.requests.append(await request.json())
         self.headers.append({name.lower(): value for name, value in request.headers.items()})
-        return self.asked[-1]
+        return self.requests[-1]
 
     async def run(self, body: dict) -> dict:
         """Run the synchronous loop; the response is the RolloutResponse."""
@@ -83,18 +85,18 @@ class RolloutServer:
             length = rendered_length(messages)
             mask = None if before is None else [0] * (length - before + self.wrong_by) or None
             self.masks.append(mask)
-            status, answer = await self._complete(body, messages, mask)
+            status, response = await self._complete(body, messages, mask)
             if status != 200:
                 category = _CATEGORIES.get(status, "trainer_server_error" if status >= 500 else "trainer_client_error")
                 fields = {"error_category": category, "http_status": status}
                 return self._result(body, "ERROR", messages, error_message="failed", extra_fields=fields)
-            self.answers.append(answer)
-            before = length + len(answer["token_ids"])
-            sampled += len(answer["token_ids"])
+            self.responses.append(response)
+            before = length + len(response["token_ids"])
+            sampled += len(response["token_ids"])
             metrics = {"num_llm_calls": calls}
             if sampled >= body["max_tokens_total"]:
                 return self._result(body, "COMPLETED", messages, finish_reason="max_tokens", metrics=metrics)
-            message = answer["choices"][0]["message"]
+            message = response["choices"][0]["message"]
             messages.append(message)
             if not message.get("tool_calls"):
                 return self._result(body, "COMPLETED", messages, finish_reason="stop", metrics=metrics)
@@ -127,8 +129,8 @@ class RolloutServer:
             "rollout_id": request["rollout_id"],
             "logprobs": True,
         }
-        _, answer = await post(self.http, request["server_url"] + "/v1/chat/completions", body, headers)
-        self.answers.append(answer)
+        _, response = await post(self.http, request["server_url"] + "/v1/chat/completions", body, headers)
+        self.responses.append(response)
         result = self._result(request, "COMPLETED", request["messages"], finish_reason="stop", reward=0.5)
         self.over.result = await post(self.http, request["server_url"] + "/v1/rollout/completed", result, headers)
         self.over.set()
@@ -144,8 +146,8 @@ def rendered_length(messages: list[dict]) -> int:
 
 async def post(http: aiohttp.ClientSession, url: str, body: Any, headers=None) -> tuple[int, Any]:
     """Return status and JSON of a response."""
-    async with http.post(url, json=body, headers=headers) as answer:
-        return answer.status, orjson.loads(await answer.read())
+    async with http.post(url, json=body, headers=headers) as response:
+        return response.status, orjson.loads(await response.read())
 
 
 @asynccontextmanager
@@ -176,8 +178,8 @@ async def dispatching(engine_url: str, store, server: RolloutServer, **sections)
     async with aiohttp.ClientSession() as http, running(settings, store) as served:
 
         async def get(path: str, headers=None):
-            async with http.get(served.url + path, headers=headers) as answer:
-                return answer.status, orjson.loads(await answer.read())
+            async with http.get(served.url + path, headers=headers) as response:
+                return response.status, orjson.loads(await response.read())
 
         async def send(path: str, body=None, headers=None):
             return await post(http, served.url + path, body, headers)

@@ -159,13 +159,13 @@ def _lines(text: str) -> Iterator[str]:
     gathered = ""
     for line in text.splitlines():
         gathered = f"{gathered}\n{line}" if gathered else line
-        if not gathered.endswith("\\") and _is_whole(gathered):
+        if not gathered.endswith("\\") and _is_complete(gathered):
             yield gathered
             gathered = ""
     assert not gathered, f"an incomplete line: {gathered}"
 
 
-def _is_whole(line: str) -> bool:
+def _is_complete(line: str) -> bool:
     try:
         shlex.split(line, comments=True)
     except ValueError:
@@ -221,15 +221,15 @@ def _python_file(words: list[str], _: Reader) -> None:
     )
 
 
-def _only_said(words: list[str], _: Reader) -> None:
+def _has_argument(words: list[str], _: Reader) -> None:
     """Check a command that only sets the stage: `git clone`, `cd`, activating."""
     assert len(words) > 1
 
 
 PROGRAMS: dict[str, Callable[[list[str], Reader], str | None]] = {
-    "cd": _only_said,
-    "git": _only_said,
-    ".": _only_said,
+    "cd": _has_argument,
+    "git": _has_argument,
+    ".": _has_argument,
     "make": _make,
     "pip": _pip,
     "python": _python_file,

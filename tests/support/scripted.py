@@ -40,16 +40,16 @@ class ScriptedEngine:
         self.words = Words()
         self.texts: list[str] = []
         self.finish_reason = "stop"
-        self.tells_ids = True
+        self.returns_ids = True
         self.message: dict[str, Any] = {}
         self.logprobs_short_by = 0
-        engine.answering = self.answer
+        engine.respond = self.respond
 
-    def says(self, *texts: str, finish_reason: str = "stop") -> None:
+    def replies(self, *texts: str, finish_reason: str = "stop") -> None:
         """Set the texts, and an end after them."""
         self.texts, self.finish_reason = list(texts), finish_reason
 
-    async def answer(self, request: web.Request, body: dict) -> web.StreamResponse:
+    async def respond(self, request: web.Request, body: dict) -> web.StreamResponse:
         if request.method == "GET":
             return web.json_response({"detail": "Not Found"}, status=404)
         is_chat = request.path.endswith("/chat/completions")
@@ -62,7 +62,7 @@ class ScriptedEngine:
             "model": body.get("model", "policy"),
             "object": "chat.completion" if is_chat else "text_completion",
         }
-        ids = {"prompt_token_ids": prompt} if is_chat and self.tells_ids else {}
+        ids = {"prompt_token_ids": prompt} if is_chat and self.returns_ids else {}
         usage = {"prompt_tokens": len(prompt), "completion_tokens": sum(map(len, self.sampled))}
         return web.json_response({**head, "choices": choices, **ids, "usage": usage})
 
@@ -94,7 +94,7 @@ class ScriptedEngine:
                 "top_logprobs": None,
                 "text_offset": [],
             }
-        if not self.tells_ids:
+        if not self.returns_ids:
             return choice
         of_prompt = {} if is_chat else {"prompt_token_ids": prompt}
         return {**choice, "token_ids": ids, "logprobs": result, **of_prompt}

@@ -16,7 +16,7 @@ HELLO = [{"role": "user", "content": "Hello!"}]
 
 @asynccontextmanager
 async def serving_sessions(store, engine_url=None, *, shape="vllm", **sections) -> AsyncIterator[SimpleNamespace]:
-    """Yield `url`, `engine_url`, `ask(method, path, body=None, headers=None)` (status, JSON) and `create(**terms)`
+    """Yield `url`, `engine_url`, `request(method, path, body=None, headers=None)` (status, JSON) and `create(**terms)`
     (UUID).
     """
     async with AsyncExitStack() as stack:
@@ -26,22 +26,22 @@ async def serving_sessions(store, engine_url=None, *, shape="vllm", **sections) 
         served = await stack.enter_async_context(running(settings, store))
         http = await stack.enter_async_context(aiohttp.ClientSession())
 
-        async def ask(method, path, body=None, headers=None, url=served.url):
-            async with http.request(method, url + path, json=body, headers=headers) as answer:
-                text = await answer.read()
-                return answer.status, orjson.loads(text) if text[:1] in b"{[" else text
+        async def request(method, path, body=None, headers=None, url=served.url):
+            async with http.request(method, url + path, json=body, headers=headers) as response:
+                text = await response.read()
+                return response.status, orjson.loads(text) if text[:1] in b"{[" else text
 
         async def create(**terms):
-            status, body = await ask("POST", "/sessions/create", terms)
+            status, body = await request("POST", "/sessions/create", terms)
             assert 200 == status, body
             return body["uuid"]
 
         yield SimpleNamespace(
-            url=served.url, control_url=served.control_url, engine_url=engine_url, ask=ask, create=create
+            url=served.url, control_url=served.control_url, engine_url=engine_url, request=request, create=create
         )
 
 
-def failing(status, message):
+def error(status, message):
     """Return the error body of Atropos' proxy."""
     kind = "server_error" if status >= 500 else "invalid_request_error"
     return status, {"error": {"message": message, "type": kind, "code": status}}

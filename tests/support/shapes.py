@@ -163,7 +163,7 @@ SHAPES = (
         counted=Counted(nodes=3, roots=2, leaves=2, superseded=1, sequences=1, trained=4, total=6),
     ),
     Shape(
-        "retry that says so",
+        "retry that is marked",
         "The client marks its second and third attempt as retries; the first two seemed delivered.",
         (
             make_step("a", [1, 2], turn(10, EOS), extra={"request_key": "same"}),
@@ -268,7 +268,7 @@ SHAPES = (
     ),
     Shape(
         "several replicas",
-        "Two replicas whose clocks differ answered in turn: the order of step IDs is wrong (m1, k2, m3, k4).",
+        "Two replicas whose clocks differ alternate: the order of step IDs is wrong (m1, k2, m3, k4).",
         (
             make_step("k4", [1, 10, EOS, 2, 20, EOS, 3, 30, EOS, 4], turn(40, EOS)),
             make_step("m1", [1], turn(10, EOS)),

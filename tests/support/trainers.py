@@ -31,7 +31,7 @@ def load_published(path: str, *names: str, **names_used: Any) -> ModuleType:
     file = PUBLISHED / path
     if not file.exists():
         pytest.skip(f"{path} does not exist: run make install")
-    body = list(_wanted(ast.parse(file.read_text()), names))
+    body = list(_definitions(ast.parse(file.read_text()), names))
     module = ModuleType(f"published.{file.stem}")
     vars(module).update(names_used)
     sys.modules[module.__name__] = module  # dataclasses and pydantic look up their annotations there
@@ -58,7 +58,7 @@ def import_published(name: str, *inner: str, without: Sequence[str]) -> list[Mod
         return [import_module(f"{name}.{module}") for module in inner]
 
 
-def _wanted(tree: ast.Module, names: Sequence[str]) -> Iterator[ast.stmt]:
+def _definitions(tree: ast.Module, names: Sequence[str]) -> Iterator[ast.stmt]:
     for name in names:
         scope: Any = tree
         for part in name.split("."):

@@ -15,7 +15,7 @@ from proxy.trajectory.sequence import Options
 P, S1, T, S2 = [101, 102, 103], [201, 202, 9], [301, 302, 303, 304], [203, 9]
 L1, L2 = [-0.5, -0.25, -0.125], [-1.0, -0.0625]
 
-ASKED = [{"role": "user", "content": "What is 2 + 2?"}]
+QUESTION = [{"role": "user", "content": "What is 2 + 2?"}]
 REPLY = {"role": "assistant", "content": "Let me see."}
 TOOL = {"role": "tool", "content": "4"}
 ANSWER = {"role": "assistant", "content": "Four."}
@@ -31,14 +31,14 @@ def sampled(ids, logprobs, **facts):
 def first(choice=None, **facts):
     """Return turn 1, with the ID "a"."""
     response = {"choices": [{"index": 0, "message": REPLY, "finish_reason": "stop"}]}
-    defaults = {"policy_version": "3", "request": {"messages": ASKED}, "response": response}
+    defaults = {"policy_version": "3", "request": {"messages": QUESTION}, "response": response}
     return make_step("a", P, choice or sampled(S1, L1), **{**defaults, **facts})
 
 
 def second(choice=None, **facts):
     """Return turn 2, with the ID "b"; its client claimed that 4 tokens were added."""
     response = {"choices": [{"index": 0, "message": ANSWER, "finish_reason": "stop"}]}
-    request = {"messages": [*ASKED, REPLY, TOOL]}
+    request = {"messages": [*QUESTION, REPLY, TOOL]}
     defaults = {"policy_version": "4", "request": request, "response": response}
     extra = {"request_key": "b", "mask_claim": 4}
     return make_step("b", [*P, *S1, *T], choice or sampled(S2, L2), **{**defaults, "extra": extra, **facts})

@@ -3,7 +3,7 @@
 import openai
 import pytest
 from fakes import proxying
-from stored import steps_of
+from stored import stored_steps
 
 from proxy.server.listener import simulating
 from proxy.simulator.options import Options
@@ -46,7 +46,7 @@ async def recorded(store, options: Options, *, stream: bool, rollout="r1", asks=
         base_url = f"{served.url}/rollouts/{rollout}/v1"
         async with openai.AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0) as client:
             actual = await shown_to(client, stream=stream, **(asks or {}))
-    (step,) = await steps_of(store, rollout)
+    (step,) = await stored_steps(store, rollout)
     return expected, actual, step
 
 
@@ -99,7 +99,7 @@ async def test_live_and_synthetic_streams_and_whole_responses_record_the_same_to
             openai.AsyncOpenAI(base_url=f"{served.url}/rollouts/s{number}/v1", api_key="none") as client,
         ):
             await shown_to(client, stream=stream, tools=[TOOL])
-        (step,) = await steps_of(store, f"s{number}")
+        (step,) = await stored_steps(store, f"s{number}")
         seen.add((tuple(step.choices[0].ids), tuple(step.choices[0].logprobs), step.choices[0].finish_reason))
 
     assert 1 == len(seen)
@@ -142,7 +142,7 @@ async def test_rows_without_logprobs_are_exported_with_nulls_or_rejected(store, 
             async with http.get(f"{served.url}/rollouts/r1/export?format={name}&container=json") as answer:
                 answers[name] = answer.status, await answer.json()
 
-    (step,) = await steps_of(store, "r1")
+    (step,) = await stored_steps(store, "r1")
     (row,) = answers["sequences"][1]["rows"]
     assert [None] * (len(step.prompts[0]) + step.sampled) == row["logprobs"]
     assert step.sampled == sum(row["mask"])

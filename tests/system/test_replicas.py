@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 from commands import started
 from recorded import load
-from stored import rollout_of, steps_of
+from stored import stored_rollout, stored_steps
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
@@ -42,14 +42,14 @@ async def test_the_calls_of_one_rollout_may_go_to_different_replicas(urls, store
         messages = [*messages, answer["choices"][0]["message"], {"role": "user", "content": f"go on {turn}"}]
     alone = [f"{urls[n % 3]}/rollouts/r1{CHAT}" for n in range(30)]
     answers = await asyncio.gather(*(send(http, "POST", url, json=BODY) for url in alone))
-    steps = await steps_of(store, "r1")
+    steps = await stored_steps(store, "r1")
     results = [await send(http, "GET", f"{url}/rollouts/r1{what}") for url in urls for what in ("", "/tree", "/steps")]
 
     assert [200] * 30 == [status for status, _ in answers]
     assert list(range(39)) == [step.index for step in steps]
     assert 39 == len({step.step_id for step in steps})
-    assert 39 == (await rollout_of(store, "r1")).counts["steps"]
-    assert sum(step.sampled for step in steps) == (await rollout_of(store, "r1")).counts["sampled_tokens"]
+    assert 39 == (await stored_rollout(store, "r1")).counts["steps"]
+    assert sum(step.sampled for step in steps) == (await stored_rollout(store, "r1")).counts["sampled_tokens"]
     shown = [{**answer, "base_url": None} for status, answer in results]
     assert shown[:3] == shown[3:6] == shown[6:]
 
@@ -61,7 +61,7 @@ async def test_the_policy_version_and_the_pause_apply_to_all_replicas(urls, stor
         await send(http, "PUT", f"{url}/policy", json={"version": f"v{number}"})
         for other in urls:
             await send(http, "POST", f"{other}/rollouts/r1{CHAT}", json=BODY)
-        versions += [step.policy_version for step in (await steps_of(store, "r1"))[-3:]]
+        versions += [step.policy_version for step in (await stored_steps(store, "r1"))[-3:]]
     paused = await send(http, "POST", f"{urls[0]}/policy/pause", json={"mode": "reject"})
     refused = [(await send(http, "POST", f"{url}/rollouts/r1{CHAT}", json=BODY))[0] for url in urls]
     await send(http, "POST", f"{urls[1]}/policy/resume")
@@ -80,11 +80,11 @@ async def test_max_steps_applies_to_all_replicas_and_counts_calls_in_flight(urls
         name = f"limited-{number}"
         limits = {"rollout_id": name, "limits": {"max_steps": 5}}
         await send(http, "POST", f"{urls[0]}/rollouts", json=limits)
-        before = len(engine.asked)
+        before = len(engine.requests)
         calls = [send(http, "POST", f"{urls[n % 3]}/rollouts/{name}{CHAT}", json=BODY) for n in range(50)]
         statuses = Counter(status for status, _ in await asyncio.gather(*calls))
 
         assert {200: 5, 429: 45} == statuses
-        assert 5 == len(engine.asked) - before == len(await steps_of(store, name))
-        rollout = await rollout_of(store, name)
+        assert 5 == len(engine.requests) - before == len(await stored_steps(store, name))
+        rollout = await stored_rollout(store, name)
         assert ("limited", 5) == (rollout.status, rollout.counts["steps"])

@@ -33,7 +33,7 @@ def respond(engine, *responses):
         status, headers, content = remaining.pop(0) if len(remaining) > 1 else remaining[0]
         return web.json_response(content, status=status, headers=headers)
 
-    engine.answering = answering
+    engine.respond = answering
 
 
 ERROR = {"error": {"message": "not now", "type": "overloaded", "code": "busy", "param": None}}
@@ -49,7 +49,7 @@ async def test_a_request_is_retried_after_retry_after(client_at, engine, delays,
 
     assert ROLLOUT == opened
     assert [3.0, 0.5] == delays
-    assert [{"rollout_id": "r1", "model": "policy"}] * 3 == engine.asked
+    assert [{"rollout_id": "r1", "model": "policy"}] * 3 == engine.requests
 
 
 async def test_the_error_of_the_last_attempt_is_raised(client_at, engine, delays):
@@ -61,7 +61,7 @@ async def test_the_error_of_the_last_attempt_is_raised(client_at, engine, delays
     await client.close()
 
     assert [1.0, 1.0] == delays
-    assert 3 == len(engine.asked)
+    assert 3 == len(engine.requests)
 
 
 async def test_an_export_is_retried_before_its_first_row(client_at, engine, delays):
@@ -86,7 +86,7 @@ async def test_a_permanent_error_is_not_retried(client_at, engine, delays):
     assert (409, "overloaded", "busy", "not now") == (
         caught.value.status, caught.value.type, caught.value.code, caught.value.message,
     )  # fmt: skip
-    assert ([], 1) == (delays, len(engine.asked))
+    assert ([], 1) == (delays, len(engine.requests))
 
 
 async def test_a_failed_connection_is_retried(client_at, unused_tcp_port, delays):
@@ -107,14 +107,14 @@ async def test_a_request_whose_connection_is_lost_is_not_retried(client_at, engi
         request.transport.close()
         return web.Response()
 
-    engine.answering = answering
+    engine.respond = answering
     client = client_at(engine.url)
     with pytest.raises(ClientError) as caught:
         await client.rollout("r1")
     await client.close()
 
     assert "connection_lost" == caught.value.code
-    assert ([], 1) == (delays, len(engine.asked))
+    assert ([], 1) == (delays, len(engine.requests))
 
 
 async def test_an_export_whose_connection_is_lost_raises(client_at, engine):

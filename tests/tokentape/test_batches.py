@@ -133,7 +133,7 @@ async def test_a_heartbeat_that_fails_once_does_not_lose_the_lease(client, serve
             return web.json_response({}, status=503)
         return await server.respond(request, body)
 
-    engine.answering = respond
+    engine.respond = respond
     async for batch in client.batches(consumer="c", groups=1, wait_s=0, lease_s=0.03):
         await server.extended.wait()
         assert not batch.is_lost

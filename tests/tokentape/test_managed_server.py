@@ -113,15 +113,15 @@ async def test_at_2_each_turn_replaces_the_node_it_continues(scripted, script):
     """8 samples, each continued, then 8 under another system prompt: 8, 8, 16 nodes."""
     first = [f"sample {number}" for number in range(8)]
     async with scripted.managed_server(script.words) as managed:
-        script.says(*first)
+        script.replies(*first)
         await managed.chat_completion(messages=[USER], n=8)
         assert 8 == len(managed.current_nodes)
         for text in reversed(first):
-            script.says(f"after {text}")
+            script.replies(f"after {text}")
             await managed.chat_completion(messages=[USER, {"role": "assistant", "content": text}, USER])
         assert 8 == len(managed.current_nodes)
         texts = [node.full_text for node in managed.current_nodes]
-        script.says(*first)
+        script.replies(*first)
         await managed.chat_completion(messages=[{"role": "system", "content": "be brief"}, USER], n=8)
 
     assert 16 == len(managed.current_nodes)
@@ -131,14 +131,14 @@ async def test_at_2_each_turn_replaces_the_node_it_continues(scripted, script):
 @pytest.mark.parametrize("track_tree", [False, True])
 async def test_at_3_equal_samples_are_separate_nodes(scripted, script, track_tree):
     """In both modes, and each can be continued."""
-    script.says(*["the same"] * 4)
+    script.replies(*["the same"] * 4)
     async with scripted.managed_server(script.words, track_tree=track_tree) as managed:
         await managed.chat_completion(messages=[USER], n=4)
         state = managed.get_state()
         nodes = list(state["sequences"].values()) if track_tree else state["nodes"]
         assert [nodes[0]] * 4 == nodes
         for _ in range(4):
-            script.says("more")
+            script.replies("more")
             await managed.chat_completion(messages=[USER, {"role": "assistant", "content": "the same"}, USER])
 
     assert (8 if track_tree else 4) == len(managed.sequences if track_tree else managed.current_nodes)
@@ -146,7 +146,7 @@ async def test_at_3_equal_samples_are_separate_nodes(scripted, script, track_tre
 
 async def test_at_4_an_empty_completion_is_not_continued_by_another_prompt(scripted, script):
     """The text of a completion that is only an end of sequence is more than that of its prompt."""
-    script.says("", "B")
+    script.replies("", "B")
     async with scripted.managed_server(script.words) as managed:
         await managed.completion(prompt="A")
         await managed.completion(prompt="Another")
@@ -181,7 +181,7 @@ async def test_at_5_a_conversation_with_tools_is_one_node(client):
 async def test_a_response_without_tool_calls_has_none_as_in_atropos(script, scripted):
     """Also if the engine returns an empty list."""
     script.message = {"tool_calls": []}
-    script.says("Hello")
+    script.replies("Hello")
     async with ManagedServer(scripted, script.words, tool_parser="hermes") as managed:
         reply = await managed.chat_completion(messages=[USER], tools=[TOOL], max_tokens=8)
 
@@ -191,7 +191,7 @@ async def test_a_response_without_tool_calls_has_none_as_in_atropos(script, scri
 @pytest.mark.parametrize("prompt", ["Say it", f"{BOS}Say it"])
 async def test_at_6_a_completion_has_one_bos(scripted, script, prompt):
     """Whether the prompt contains it or the engine adds it, and after a second turn."""
-    script.says(" yes", " no")
+    script.replies(" yes", " no")
     async with scripted.managed_server(script.words) as managed:
         await managed.completion(prompt=prompt)
         await managed.completion(prompt=managed.current_nodes[0].full_text + " really")
@@ -203,7 +203,7 @@ async def test_at_6_a_completion_has_one_bos(scripted, script, prompt):
 
 async def test_at_6_a_chat_has_one_bos(scripted, script):
     """The chat template adds it."""
-    script.says("yes")
+    script.replies("yes")
     async with scripted.managed_server(script.words) as managed:
         await managed.chat_completion(messages=[USER])
 
@@ -236,7 +236,7 @@ async def test_at_10_two_concurrent_calls_make_two_correct_nodes(client):
 
 async def test_at_11_a_step_that_is_not_exact_makes_no_node(scripted, script):
     """With one logprob too few the error has the response, the step is flagged, and nothing is exported or padded."""
-    script.says("one two three")
+    script.replies("one two three")
     script.logprobs_short_by = 1
     async with scripted.managed_server(script.words, allow_dummy_tokens=True) as managed:
         with pytest.raises(InexactStep, match="is not exact") as caught:
@@ -251,7 +251,7 @@ async def test_at_11_a_step_that_is_not_exact_makes_no_node(scripted, script):
 
 async def test_a_proxy_that_requests_no_logprobs_makes_no_node(script, engine, store):
     """The step is exact; a node would not be."""
-    script.says("one two")
+    script.replies("one two")
     script.logprobs_short_by = 3
     async with (
         proxying(engine.url, store, record={"logprobs": "off"}) as served,
@@ -276,8 +276,8 @@ async def test_at_12_a_truncated_completion_has_finish_reason_length_with_tools(
 @pytest.mark.parametrize("kind", ["chat", "text"])
 async def test_an_engine_that_returns_text_only_raises(scripted, script, kind):
     """The error names the argument that makes placeholders."""
-    script.tells_ids = False
-    script.says("yes")
+    script.returns_ids = False
+    script.replies("yes")
     async with scripted.managed_server() as managed:
         with pytest.raises(NotImplementedError, match="allow_dummy_tokens"):
             await sample(managed, kind)
@@ -288,8 +288,8 @@ async def test_an_engine_that_returns_text_only_raises(scripted, script, kind):
 @pytest.mark.parametrize("kind", ["chat", "text"])
 async def test_placeholders_are_marked_in_their_metadata(scripted, script, kind):
     """A node per choice with 128 tokens, as in Atropos; a placeholder continues no node."""
-    script.tells_ids = False
-    script.says("yes", "no", "more")
+    script.returns_ids = False
+    script.replies("yes", "no", "more")
     async with scripted.managed_server(allow_dummy_tokens=True) as managed:
         await sample(managed, kind, n=2)
         await sample(managed, kind)
@@ -310,7 +310,7 @@ async def sample(managed, kind, **options):
 
 async def test_the_state_is_a_copy(scripted, script):
     """It does not change with reset or the end of the block, and changing it does not change the nodes."""
-    script.says("yes")
+    script.replies("yes")
     async with scripted.managed_server(script.words) as managed:
         await managed.chat_completion(messages=[USER])
         state = managed.get_state()
@@ -324,13 +324,13 @@ async def test_the_state_is_a_copy(scripted, script):
 
 async def test_the_first_call_opens_the_rollout_and_the_end_of_the_block_finishes_it(scripted, script):
     """With the options of `rollout`; as failed if the block raises."""
-    script.says("yes")
+    script.replies("yes")
     async with scripted.managed_server(rollout={"group_id": "g1"}) as managed:
         assert managed.opened is None
         await managed.chat_completion(messages=[USER])
     with pytest.raises(ZeroDivisionError):
         async with scripted.managed_server() as failing:
-            script.says("yes")
+            script.replies("yes")
             await failing.chat_completion(messages=[USER])
             1 / 0  # noqa: B018
     rollouts = [await scripted.rollout(server.opened["rollout_id"]) for server in (managed, failing)]
@@ -340,7 +340,7 @@ async def test_the_first_call_opens_the_rollout_and_the_end_of_the_block_finishe
 
 async def test_close_leaves_the_rollout_open(scripted, script):
     """Without `async with` its status is unknown. Closing twice is no error."""
-    script.says("yes")
+    script.replies("yes")
     managed = ManagedServer(scripted)
     await managed.chat_completion(messages=[USER])
     await managed.close()
@@ -352,7 +352,7 @@ async def test_close_leaves_the_rollout_open(scripted, script):
 
 async def test_a_rollout_passed_as_opened_is_not_finished(scripted, script):
     """The code that opened it finishes it."""
-    script.says("yes")
+    script.replies("yes")
     opened = await scripted.open_rollout("r1")
     async with ManagedServer(scripted, opened=opened) as managed:
         await managed.chat_completion(messages=[USER])
@@ -363,7 +363,7 @@ async def test_a_rollout_passed_as_opened_is_not_finished(scripted, script):
 
 async def test_a_rollout_that_the_block_finishes_keeps_its_status(scripted, script):
     """The 409 of the second finish is ignored."""
-    script.says("yes")
+    script.replies("yes")
     async with scripted.managed_server() as managed:
         await managed.chat_completion(messages=[USER])
         await scripted.finish_rollout(managed.opened["rollout_id"], "truncated", reward=0.0)
@@ -373,7 +373,7 @@ async def test_a_rollout_that_the_block_finishes_keeps_its_status(scripted, scri
 
 async def test_without_a_tokenizer_a_node_has_only_texts_that_were_sent_or_returned(scripted, script):
     """A chat node has an empty text; that of a completion is its prompt and the engine's text."""
-    script.says("yes", " no")
+    script.replies("yes", " no")
     async with scripted.managed_server() as managed:
         await managed.chat_completion(messages=[USER])
         await managed.completion(prompt="Say")
@@ -383,7 +383,7 @@ async def test_without_a_tokenizer_a_node_has_only_texts_that_were_sent_or_retur
 
 async def test_a_prompt_can_be_token_ids(scripted, script):
     """It continues the node whose ids it starts with."""
-    script.says("yes", "no", finish_reason="length")
+    script.replies("yes", "no", finish_reason="length")
     async with scripted.managed_server(script.words) as managed:
         await managed.completion(prompt=script.words.encode("Say"))
         await managed.completion(prompt=[*managed.current_nodes[0].tokens, *script.words.encode(" or", False)])
@@ -393,23 +393,23 @@ async def test_a_prompt_can_be_token_ids(scripted, script):
 
 async def test_tools_are_sent_only_with_a_tool_parser(scripted, script, engine):
     """As in Atropos, with a warning; tool_choice too."""
-    script.says("yes", "yes")
+    script.replies("yes", "yes")
     async with scripted.managed_server() as without, scripted.managed_server(tool_parser="hermes") as with_one:
         with pytest.warns(UserWarning, match="tool_parser"):
             await without.chat_completion(messages=[USER], tools=[TOOL], tool_choice="auto")
         await with_one.chat_completion(messages=[USER], tools=[TOOL], tool_choice="auto")
 
-    assert [("tools" in body, "tool_choice" in body) for body in engine.asked] == [(False, False), (True, True)]
+    assert [("tools" in body, "tool_choice" in body) for body in engine.requests] == [(False, False), (True, True)]
 
 
 async def test_other_arguments_are_sent_to_the_engine(scripted, script, engine):
     """Arguments of Atropos' own servers are renamed or removed."""
-    script.says("yes", "yes")
+    script.replies("yes", "yes")
     async with scripted.managed_server() as managed:
         await managed.chat_completion(messages=[USER], top_k=5, split="eval", max_new_tokens=7, model="policy")
         await managed.completion(prompt="Say", top_k=5, split="eval", max_new_tokens=7, model="policy")
 
-    sent = [(body["top_k"], body["max_tokens"], body["model"], "split" in body) for body in engine.asked]
+    sent = [(body["top_k"], body["max_tokens"], body["model"], "split" in body) for body in engine.requests]
     assert [(5, 7, "policy", False)] * 2 == sent
 
 
@@ -422,7 +422,7 @@ async def test_streaming_raises(scripted):
 
 async def test_an_error_of_the_engine_is_an_openai_error(scripted, engine):
     """It makes no node."""
-    engine.answering = nothing
+    engine.respond = nothing
     async with scripted.managed_server() as managed:
         with pytest.raises(openai.InternalServerError):
             await managed.chat_completion(messages=[USER])
@@ -432,7 +432,7 @@ async def test_an_error_of_the_engine_is_an_openai_error(scripted, engine):
 
 async def test_a_retried_call_keeps_its_idempotency_key(engine):
     """The proxy replays the recorded response and samples once; another call has another key."""
-    engine.answering = nothing
+    engine.respond = nothing
     opened = {"base_url": f"{engine.url}/v1", "api_key": "k", "rollout_id": "r1"}
     async with AsyncClient(engine.url) as client, ManagedServer(client, opened=opened) as managed:
         for kind in ("chat", "text"):
@@ -445,7 +445,7 @@ async def test_a_retried_call_keeps_its_idempotency_key(engine):
 
 async def test_other_errors_of_finishing_are_raised(scripted, script):
     """For example, 404 if the block deleted the rollout."""
-    script.says("yes")
+    script.replies("yes")
     with pytest.raises(ClientError, match="404"):
         async with scripted.managed_server() as managed:
             await managed.chat_completion(messages=[USER])

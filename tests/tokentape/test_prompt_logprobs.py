@@ -48,7 +48,7 @@ async def test_exactly_one_prompt_is_required(managed, prompts):
 async def test_an_engine_without_prompt_logprobs_raises(engine, store):
     """NotImplementedError; the rollout is deleted too."""
     script = ScriptedEngine(engine)
-    script.says("yes")
+    script.replies("yes")
     async with proxying(engine.url, store) as served, AsyncClient(served.url) as client:
         async with client.managed_server() as managed:
             with pytest.raises(NotImplementedError, match="no prompt logprobs"):

@@ -131,11 +131,11 @@ def received(engine):
     """The requests that a server receives: method, path with query, body."""
     requests = []
 
-    async def answering(request, body):
+    async def respond(request, body):
         requests.append((request.method, request.raw_path, None if body == {"raw": b""} else body))
         return web.json_response({"groups": [], "cursor": None})
 
-    engine.answering = answering
+    engine.respond = respond
     return requests
 
 

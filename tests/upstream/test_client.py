@@ -16,7 +16,7 @@ async def test_however_many_calls_wait_an_engine_is_asked_once(upstream_to):
         upstream = upstream_to(engine.url)
         await asyncio.gather(*(upstream.ensure_detected(upstream.endpoints[0]) for _ in range(50)))
 
-    assert 6 == engine.questions
+    assert 6 == engine.probes
 
 
 async def test_an_engine_that_comes_back_is_asked_again(upstream_to):
@@ -26,15 +26,15 @@ async def test_an_engine_that_comes_back_is_asked_again(upstream_to):
         (endpoint,) = upstream.endpoints
         await upstream.ensure_detected(endpoint)
 
-        async def answering(request, body):
+        async def respond(request, body):
             request.transport.close()
             raise ConnectionResetError
 
-        engine.answering = answering
+        engine.respond = respond
         with pytest.raises(EngineDisconnected):
             async with upstream.send(endpoint, "POST", "/x", headers=(), body=b"{}"):
                 pass
-        engine.facts = {"/server_info": {"version": "0.5.23"}, "/model_info": {"weight_version": "1"}}
+        engine.fixed_responses = {"/server_info": {"version": "0.5.23"}, "/model_info": {"weight_version": "1"}}
         await upstream.ensure_detected(endpoint)
 
         assert ("sglang", "0.5.23") == (endpoint.kind, endpoint.version)
@@ -44,11 +44,11 @@ async def test_faults_are_named_and_counted(upstream_to):
     """A refused connection is EngineUnreachable, one that breaks before it answers EngineDisconnected."""
     async with fake_engine() as engine:
 
-        async def answering(request, body):
+        async def respond(request, body):
             request.transport.close()
             raise ConnectionResetError
 
-        engine.answering = answering
+        engine.respond = respond
         upstream = upstream_to(engine.url, "http://127.0.0.1:9")
         alive, away = upstream.endpoints
         with pytest.raises(EngineDisconnected, match="e0 disconnected"):
@@ -70,7 +70,7 @@ async def test_a_large_body_is_sent_whole(upstream_to):
         async with upstream.send(upstream.endpoints[0], "POST", "/x", headers=(), body=body) as answer:
             await anext(answer.iter_bytes())
 
-    assert 5_000_000 == len(engine.asked[0]["prompt"])
+    assert 5_000_000 == len(engine.requests[0]["prompt"])
     assert str(len(body)) == engine.headers[0]["content-length"]
 
 
@@ -84,7 +84,7 @@ async def test_what_one_endpoint_cannot_answer_the_next_one_does(upstream_to):
         return web.json_response({"from": "there"})
 
     async with fake_engine() as one, fake_engine() as other:
-        one.answering, other.answering = away, there
+        one.respond, other.respond = away, there
         upstream = upstream_to("http://127.0.0.1:9", one.url, other.url, engines={"max_attempts": 3, "eject_after": 99})
 
         async def ask(endpoints):
@@ -104,12 +104,12 @@ async def test_calls_of_no_rollout_have_their_turn_too(upstream_to, registry):
     """With max_in_flight 1 the second waits for the first, seen in the metrics."""
     go_on = asyncio.Event()
 
-    async def answering(request, body):
+    async def respond(request, body):
         await go_on.wait()
         return web.json_response({})
 
     async with fake_engine() as engine:
-        engine.answering = answering
+        engine.respond = respond
         upstream = upstream_to(engine.url, max_in_flight=1)
         (endpoint,) = upstream.endpoints
 
@@ -119,12 +119,12 @@ async def test_calls_of_no_rollout_have_their_turn_too(upstream_to, registry):
 
         asking = [asyncio.create_task(ask()) for _ in range(2)]
         await engine.reached.wait()
-        assert (1, 1, 1) == (len(engine.asked), endpoint.queue.in_flight, endpoint.queue.waiting)
+        assert (1, 1, 1) == (len(engine.requests), endpoint.queue.in_flight, endpoint.queue.waiting)
         assert 1.0 == registry.get_sample_value("tokentape_queued_calls", {"engine": "e0"})
         go_on.set()
         await asyncio.gather(*asking)
 
-    assert (2, 0) == (len(engine.asked), endpoint.queue.in_flight)
+    assert (2, 0) == (len(engine.requests), endpoint.queue.in_flight)
     assert 0.0 == registry.get_sample_value("tokentape_queued_calls", {"engine": "e0"})
     assert 1.0 == registry.get_sample_value("tokentape_queue_duration_seconds_count")
 
@@ -155,7 +155,7 @@ async def test_a_call_that_waits_for_an_endpoint_that_is_no_more_is_sent_to_the_
         hanging.cancel()
         await asyncio.wait([hanging])
 
-    assert [1, 1] == [len(hung.asked), len(other.asked)]
+    assert [1, 1] == [len(hung.requests), len(other.requests)]
 
 
 async def test_an_answer_beside_a_call_is_bounded(upstream_to, monkeypatch):
@@ -163,10 +163,10 @@ async def test_an_answer_beside_a_call_is_bounded(upstream_to, monkeypatch):
     monkeypatch.setattr("proxy.upstream.client.MAX_RESPONSE_BYTES", 1000)
     async with fake_engine() as engine:
 
-        async def answering(request, body):
+        async def respond(request, body):
             return web.Response(body=b"x" * len(body["prompt"]))
 
-        engine.answering = answering
+        engine.respond = respond
         upstream = upstream_to(engine.url)
         (endpoint,) = upstream.endpoints
         found = []
@@ -201,13 +201,13 @@ async def test_a_status_that_is_none_is_a_fault(upstream_to, status):
 async def test_a_question_beside_a_call_does_not_count_towards_ejection(upstream_to):
     """A gateway may have no route for it and answer 503, or close the connection, while it answers every call."""
 
-    async def answering(request, body):
+    async def respond(request, body):
         if request.path == "/gone":
             request.transport.close()
         return web.json_response({}, status=503)
 
     async with fake_engine() as engine:
-        engine.answering = answering
+        engine.respond = respond
         upstream = upstream_to(engine.url)
         (endpoint,) = upstream.endpoints
         await upstream.ensure_detected(endpoint)

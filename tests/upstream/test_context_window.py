@@ -77,11 +77,11 @@ def counting(engine, answer):
     """The engine answers so to a count, and the paths that were asked are kept."""
     paths = []
 
-    async def answering(request, body):
+    async def respond(request, body):
         paths.append(request.path)
         return web.json_response(answer, status=200 if request.path == "/tokenize" and answer else 500)
 
-    engine.answering = answering
+    engine.respond = respond
     return paths
 
 
@@ -101,7 +101,7 @@ async def test_an_engine_that_cannot_count_is_asked_as_the_client_asks(http, sto
     async with proxying(engine.url, store, **RULES) as served:
         await called(http, served.url, CHAT, {**HELLO, "max_tokens": 32_000})
 
-    assert 32_000 == engine.asked[-1]["max_tokens"]
+    assert 32_000 == engine.requests[-1]["max_tokens"]
 
 
 CALLS = {

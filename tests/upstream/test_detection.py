@@ -59,14 +59,14 @@ async def test_an_engine_that_is_still_loading_is_asked_again(upstream_to):
         return web.json_response({"error": "loading"}, status=503)
 
     async with fake_engine() as engine:
-        engine.facts, engine.answering = {}, loading
+        engine.fixed_responses, engine.respond = {}, loading
         engine.unknown_status = 503
         upstream = upstream_to(engine.url)
         (endpoint,) = upstream.endpoints
         await upstream.ensure_detected(endpoint)
         assert ("plain", False) == (endpoint.kind, endpoint.is_detected)
 
-        engine.facts = {"/version": {"version": "0.32.0"}}
+        engine.fixed_responses = {"/version": {"version": "0.32.0"}}
         await upstream.ensure_detected(endpoint)
         assert ("vllm", True) == (endpoint.kind, endpoint.is_detected)
 
@@ -99,7 +99,7 @@ async def test_a_vllm_that_shows_its_sampling_defaults_is_asked_for_them(upstrea
     path = "/v1/chat/completions/render"
     rendered = {"token_ids": [1], "sampling_params": {"temperature": 0.6, "top_p": 0.95, "max_tokens": 1}}
     async with fake_engine() as showing, fake_engine() as silent:
-        showing.facts[path] = rendered
+        showing.fixed_responses[path] = rendered
         upstream = upstream_to(showing.url, silent.url)
         await upstream.detect_all()
 
@@ -111,14 +111,14 @@ async def test_an_engine_that_does_not_show_its_sampling_defaults_in_time_is_kno
     """They are unknown then, and calls go on."""
     monkeypatch.setattr("proxy.upstream.detection._DEFAULTS_TIMEOUT_S", 0.01)
     async with fake_engine() as engine:
-        answer, never = engine.answer, asyncio.Event()
+        answer, never = engine.handle, asyncio.Event()
 
         async def silent(request):
             if request.path.endswith("/render"):
                 await never.wait()
             return await answer(request)
 
-        engine.answer = silent
+        engine.handle = silent
         upstream = upstream_to(engine.url)
         (endpoint,) = upstream.endpoints
 

@@ -23,17 +23,17 @@ async def test_an_engine_that_dies_is_passed_over_and_back_when_it_is(upstream_t
     async with fake_engine() as engine:
         upstream = upstream_to(engine.url, engines=QUICK, kind="vllm")
         (endpoint,) = upstream.endpoints
-        engine.facts, engine.unknown_status = {}, 503  # as vLLM does when its engine core is dead
+        engine.fixed_responses, engine.unknown_status = {}, 503  # as vLLM does when its engine core is dead
 
         async def dead(request, body):
             return web.Response(status=503)
 
-        engine.answering = dead
+        engine.respond = dead
         await until(lambda: endpoint.health.is_ejected)
         assert 0.0 == registry.get_sample_value("tokentape_engine_healthy", {"engine": "e0"})
         assert "Engine e0 ejected: Engine e0 returned status 503" in caplog.text
 
-        engine.facts = {"/health": {"status": "ok"}}
+        engine.fixed_responses = {"/health": {"status": "ok"}}
         await until(lambda: not endpoint.health.is_ejected)
         assert 1.0 == registry.get_sample_value("tokentape_engine_healthy", {"engine": "e0"})
         assert 1.0 <= registry.get_sample_value("tokentape_ejections_total", {"engine": "e0"})
@@ -43,7 +43,7 @@ async def test_an_engine_that_dies_is_passed_over_and_back_when_it_is(upstream_t
 async def test_after_a_bad_check_the_next_one_is_soon(upstream_to):
     """An engine that nobody calls is passed over long before it has missed so many checks at their usual pace."""
     async with fake_engine() as engine:
-        engine.facts = {}
+        engine.fixed_responses = {}
         upstream = upstream_to(engine.url, engines={"health_interval_s": 2, "eject_after": 20, "base_ejection_s": 0.01})
         (endpoint,) = upstream.endpoints
         async with asyncio.timeout(25):  # twenty checks 2 s apart, 1.6 s at the least, would take longer
@@ -54,11 +54,11 @@ async def test_after_a_bad_check_the_next_one_is_soon(upstream_to):
 async def test_an_engine_without_a_health_route_is_healthy_if_it_answers(upstream_to, status, expected):
     """A plain one may have no such route, or want a key for it."""
 
-    async def answering(request, body):
+    async def respond(request, body):
         return web.json_response({}, status=status)
 
     async with fake_engine() as engine:
-        engine.facts, engine.answering = {}, answering
+        engine.fixed_responses, engine.respond = {}, respond
         upstream = upstream_to(engine.url, kind="plain")
         assert expected is await upstream.health_checker.check(upstream.endpoints[0])
 
@@ -67,7 +67,7 @@ async def test_an_engine_that_hangs_at_its_health_is_not_healthy(upstream_to, mo
     """Silence is a fault as any other."""
     monkeypatch.setattr("proxy.upstream.health._CHECK_TIMEOUT_S", 0.05)
     async with fake_engine() as engine:
-        engine.facts = {}
+        engine.fixed_responses = {}
         upstream = upstream_to(engine.url, kind="plain")
         (endpoint,) = upstream.endpoints
         await upstream.ensure_detected(endpoint)
@@ -93,16 +93,16 @@ async def test_faults_of_calls_eject_and_an_answer_brings_it_back(upstream_to):
             async with upstream.send(endpoint, "POST", "/x", headers=(), body=b"{}") as answer:
                 return [read async for read in answer.iter_bytes()]
 
-        engine.answering = breaking
+        engine.respond = breaking
         for expected in (False, True):
             with pytest.raises(EngineError):
                 await call()
             assert expected == endpoint.health.is_ejected
 
-        async def answering(request, body):
+        async def respond(request, body):
             return web.json_response({})
 
-        engine.answering = answering
+        engine.respond = respond
         await call()
 
     assert (False, 0) == (endpoint.health.is_ejected, endpoint.health.faults)

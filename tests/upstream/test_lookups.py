@@ -10,10 +10,10 @@ class Engine:
 
     def __init__(self, *names):
         self.names = frozenset(names)
-        self.asked = 0
+        self.requests = 0
 
     async def fetch(self):
-        self.asked += 1
+        self.requests += 1
         await asyncio.sleep(0)
         return self.names
 
@@ -24,7 +24,7 @@ async def test_a_listed_name_is_looked_up_once():
     for _ in range(3):
         assert {"a"} == await models.updated_for("a", engine.fetch)
 
-    assert 1 == engine.asked
+    assert 1 == engine.requests
 
 
 async def test_calls_at_once_look_an_unlisted_name_up_together():
@@ -32,7 +32,7 @@ async def test_calls_at_once_look_an_unlisted_name_up_together():
     engine, models = Engine("a"), ModelList()
     await asyncio.gather(*(models.updated_for("b", engine.fetch) for _ in range(50)))
 
-    assert 1 == engine.asked
+    assert 1 == engine.requests
 
 
 async def test_an_unlisted_name_is_looked_up_again_after_a_minute():
@@ -53,7 +53,7 @@ async def test_another_unlisted_name_is_looked_up_at_once():
     await models.updated_for("b", engine.fetch)
     await models.updated_for("c", engine.fetch)
 
-    assert 2 == engine.asked
+    assert 2 == engine.requests
 
 
 async def test_a_call_that_is_cancelled_while_it_looks_up_leaves_the_name_to_the_next():
@@ -78,4 +78,4 @@ async def test_an_engine_that_was_started_anew_is_asked_again():
     models.forget()
     await models.updated_for("b", engine.fetch)
 
-    assert 2 == engine.asked
+    assert 2 == engine.requests

@@ -9,10 +9,10 @@ class Engine:
     """Answers as a test says, and counts how often it is asked."""
 
     def __init__(self, answer):
-        self.answer, self.asked = answer, 0
+        self.answer, self.requests = answer, 0
 
     async def __call__(self):
-        self.asked += 1
+        self.requests += 1
         await asyncio.sleep(0)
         return self.answer
 
@@ -22,10 +22,10 @@ async def test_it_is_fetched_once_however_many_want_it():
     cached, engine = CachedAnswer(), Engine(answer=False)
 
     assert [False] * 9 == await asyncio.gather(*(cached.get(f"m{n}", engine) for n in range(9)))
-    assert 1 == engine.asked
+    assert 1 == engine.requests
     cached.forget()
     await cached.get("m", engine)
-    assert 2 == engine.asked
+    assert 2 == engine.requests
 
 
 async def test_a_question_without_an_answer_is_asked_again_after_a_minute():
@@ -34,11 +34,11 @@ async def test_a_question_without_an_answer_is_asked_again_after_a_minute():
     cached, engine = CachedAnswer(lambda: now[0]), Engine(answer=None)
     for model in ("m", "m", "other", "m"):
         assert await cached.get(model, engine) is None
-    assert 2 == engine.asked
+    assert 2 == engine.requests
 
     now[0] = 60.0
     await cached.get("m", engine)
-    assert 3 == engine.asked
+    assert 3 == engine.requests
 
 
 async def test_the_models_that_are_remembered_are_bounded():
@@ -47,5 +47,5 @@ async def test_the_models_that_are_remembered_are_bounded():
     for number in range(3000):
         await cached.get(str(number), engine)
 
-    assert 3000 == engine.asked
+    assert 3000 == engine.requests
     assert len(cached._unanswered) <= 1024

@@ -7,7 +7,7 @@ import orjson
 import pytest
 from fakes import proxying
 from openai import AsyncOpenAI
-from stored import steps_of
+from stored import stored_steps
 
 from proxy.config.sections import EndpointSettings
 from proxy.server.listener import simulating
@@ -128,7 +128,7 @@ async def test_of_three_endpoints_one_dies_under_load_and_comes_back(store, http
             await shown_until(http, served, lambda all_of: all_of["e0"]["ejected_until"] is None)
             await ask_all(1)
 
-    steps = {rollout: await steps_of(store, rollout) for rollout in rollouts}
+    steps = {rollout: await stored_steps(store, rollout) for rollout in rollouts}
     assert {9} == {len(each) for each in steps.values()}
     assert all(step.exact for each in steps.values() for step in each)
     names = {rollout: [step.engine.name for step in each] for rollout, each in steps.items()}

@@ -30,13 +30,13 @@ def in_place(body):
 def counting_by(rule, engine, asked):
     """Have the engine count by this rule, and let `asked` hold what it was asked."""
 
-    async def answering(request, body):
+    async def respond(request, body):
         asked.append((request.path, body))
         if request.path != "/v1/messages/count_tokens" or rule is None:
             return web.json_response({"error": {"message": "no"}}, status=404)
         return web.json_response({"input_tokens": len(repr(rule(body)))})
 
-    engine.answering = answering
+    engine.respond = respond
 
 
 async def called(http, url, body):
@@ -100,14 +100,14 @@ async def test_an_engine_that_is_silent_holds_no_call_up(store, engine, http, mo
     monkeypatch.setattr("proxy.upstream.system_messages._COUNT_TIMEOUT_S", 0.01)
     asked, never = [], asyncio.Event()
     counting_by(None, engine, asked)
-    counting = engine.answering
+    counting = engine.respond
 
     async def silent(request, body):
         if request.path == "/v1/messages/count_tokens":
             await never.wait()
         return await counting(request, body)
 
-    engine.answering = silent
+    engine.respond = silent
     async with proxying(engine.url, store) as served:
         await called(http, served.url, ASKED)
 
@@ -146,7 +146,7 @@ async def test_developers_are_sent_to_engines_that_show_them_to_every_template(s
     """To an older vLLM they are systems: it lets templates drop what developers say."""
     asked = []
     counting_by(None, engine, asked)
-    engine.facts["/version"] = {"version": version}
+    engine.fixed_responses["/version"] = {"version": version}
     said = [{"role": "developer", "content": "D"}, {"role": "user", "content": "u"}]
     async with (
         proxying(engine.url, store) as served,

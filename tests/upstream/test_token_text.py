@@ -13,12 +13,12 @@ class Engine:
     """What is asked for texts: remembers for which ids, and tells none from `ends` on."""
 
     def __init__(self, ends: int | None = None) -> None:
-        self.asked: list[int] = []
+        self.requests: list[int] = []
         self.ends = ends
 
     async def ask(self, one: int) -> str | None:
-        self.asked.append(one)
-        return None if self.ends is not None and len(self.asked) > self.ends else f"<{one}>"
+        self.requests.append(one)
+        return None if self.ends is not None and len(self.requests) > self.ends else f"<{one}>"
 
 
 async def test_each_id_is_asked_for_once():
@@ -27,7 +27,7 @@ async def test_each_id_is_asked_for_once():
 
     assert {7: "<7>", 8: "<8>"} == await texts.get(VOCABULARY, [7, 8, 7], engine.ask)
     assert {8: "<8>", 9: "<9>"} == await texts.get(VOCABULARY, [9, 8], engine.ask)
-    assert [7, 8, 9] == engine.asked
+    assert [7, 8, 9] == engine.requests
 
 
 async def test_vocabularies_are_told_apart():
@@ -36,7 +36,7 @@ async def test_vocabularies_are_told_apart():
     await texts.get(VOCABULARY, [7], engine.ask)
     await texts.get(("other", "model"), [7], engine.ask)
 
-    assert [7, 7] == engine.asked
+    assert [7, 7] == engine.requests
 
 
 async def test_whoever_tells_none_is_left_alone():
@@ -45,7 +45,7 @@ async def test_whoever_tells_none_is_left_alone():
     told = await texts.get(VOCABULARY, range(1000), engine.ask)
 
     assert {0: "<0>", 1: "<1>", 2: "<2>"} == told
-    assert len(engine.asked) <= 3 + 8
+    assert len(engine.requests) <= 3 + 8
     assert 3 == len(texts)
 
 
@@ -69,7 +69,7 @@ async def test_the_memory_is_bounded():
     assert 30 == len(await texts.get(VOCABULARY, range(30), engine.ask))
     assert 10 == len(texts)
     await texts.get(VOCABULARY, range(20, 30), engine.ask)
-    assert 30 == len(engine.asked)
+    assert 30 == len(engine.requests)
 
 
 async def test_no_id_below_zero_is_asked_for():
@@ -77,7 +77,7 @@ async def test_no_id_below_zero_is_asked_for():
     engine = Engine()
 
     assert {} == await TokenTexts().get(VOCABULARY, [-1], engine.ask)
-    assert [] == engine.asked
+    assert [] == engine.requests
 
 
 @pytest.mark.parametrize(("text", "told"), [("a", "a"), (" ", " "), ("", None), ("\ufffd", None), ("a\ufffd", None)])

@@ -100,10 +100,10 @@ async def test_without_transformers_it_is_told_how_to_get_it(monkeypatch, folder
 async def test_a_text_only_engine_is_exported_only_where_retokenized_rows_are_asked_for(store, engine, http, folder):
     """Recorded as text and flagged; a row of it says that nobody sampled its ids."""
 
-    async def answering(request: web.Request, body: dict) -> web.StreamResponse:
+    async def respond(request: web.Request, body: dict) -> web.StreamResponse:
         return web.json_response(ANSWER)
 
-    engine.answering = answering
+    engine.respond = respond
     engines = {"endpoints": [{"url": engine.url, "name": "text", "kind": "plain", "tokenizer": str(folder)}]}
     async with proxying(None, store, engines=engines) as served:
         async with http.post(f"{served.url}/rollouts/r1/v1/chat/completions", json=ASKED) as answer:

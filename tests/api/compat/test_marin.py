@@ -51,16 +51,16 @@ class _Marin:
             return await client.chat.completions.create(model="policy", messages=messages, **ASKED | changed)
 
     async def steps(self, rollout="r1"):
-        async with self.http.get(f"{self.url}/rollouts/{rollout}/steps") as answer:
-            return (await answer.json())["steps"]
+        async with self.http.get(f"{self.url}/rollouts/{rollout}/steps") as response:
+            return (await response.json())["steps"]
 
     async def export(self, rollout="r1", *, status=200):
         finish = {"status": "completed", "reward": 1.0, "metadata": NOTED}
         async with self.http.post(f"{self.url}/rollouts/{rollout}/finish", json=finish) as finished:
             assert 200 == finished.status
-        async with self.http.get(f"{self.url}/rollouts/{rollout}/export?format=marin&report=true") as answer:
-            told = SimpleNamespace(**await answer.json())
-            assert status == answer.status
+        async with self.http.get(f"{self.url}/rollouts/{rollout}/export?format=marin&report=true") as response:
+            told = SimpleNamespace(**await response.json())
+            assert status == response.status
             return told
 
 
@@ -113,8 +113,8 @@ async def test_ma_4_length_is_truncated(marin, max_tokens, truncated):
 @pytest.mark.parametrize("stream", [False, True])
 async def test_ma_5_every_token_string_is_a_piece_of_the_vocabulary(marin, vocabulary, stream):
     """Looked up, the strings give the ids that were sampled; and the choice says them too, as its vLLM context reads."""
-    answer = await marin.ask(headers=BOTH, max_tokens=2000, stream=stream)
-    chunks = [chunk async for chunk in answer] if stream else [answer]
+    response = await marin.ask(headers=BOTH, max_tokens=2000, stream=stream)
+    chunks = [chunk async for chunk in response] if stream else [response]
     choices = [choice for chunk in chunks for choice in chunk.choices]
     entries = [entry for choice in choices if choice.logprobs for entry in choice.logprobs.content]
     (step,) = await marin.steps()
@@ -133,14 +133,14 @@ async def test_ma_5_special_tokens_and_parts_of_a_character(store, engine, http,
     ids = [*"né 🙂".encode(), vocabulary["<think>"], vocabulary["<|im_end|>"]]  # a byte's id is the byte
     content = [{"token": "�", "logprob": -0.5, "bytes": None, "top_logprobs": []} for _ in ids]
 
-    async def answering(request: web.Request, body: dict) -> web.StreamResponse:
+    async def respond(request: web.Request, body: dict) -> web.StreamResponse:
         choice = {"index": 0, "message": {"role": "assistant", "content": "né 🙂"}, "finish_reason": "stop"}
         told = {"token_ids": ids, "logprobs": {"content": content}}
         usage = {"prompt_tokens": 2, "completion_tokens": len(ids), "total_tokens": 2 + len(ids)}
         return web.json_response({"id": "x", "object": "chat.completion", "created": 1, "model": "m", "usage": usage}
                                  | {"prompt_token_ids": [1, 2], "choices": [choice | told]})  # fmt: skip
 
-    engine.answering = answering
+    engine.respond = respond
     endpoints = [{"url": engine.url, "name": "e", "tokenizer": folder}]
     async with proxying(None, store, engines={"endpoints": endpoints}) as served:
         completion = await _Marin(http, served.url).ask(headers=BOTH)
@@ -161,14 +161,14 @@ async def test_ma_6_different_prompts_are_no_group(marin):
 async def test_ma_6_a_reply_without_sampled_tokens_is_no_row(store, engine, http):
     """Left out, and the report says why: a mask of nothing but zeros stops its trainer."""
 
-    async def answering(request: web.Request, body: dict) -> web.StreamResponse:
+    async def respond(request: web.Request, body: dict) -> web.StreamResponse:
         choice = {"index": 0, "message": {"role": "assistant", "content": ""}, "finish_reason": "stop"}
         told = {"token_ids": [], "logprobs": {"content": []}}
         usage = {"prompt_tokens": 2, "completion_tokens": 0, "total_tokens": 2}
         return web.json_response({"id": "x", "object": "chat.completion", "created": 1, "model": "m", "usage": usage}
                                  | {"prompt_token_ids": [1, 2], "choices": [choice | told]})  # fmt: skip
 
-    engine.answering = answering
+    engine.respond = respond
     async with proxying(engine.url, store) as served:
         marin = _Marin(http, served.url)
         await marin.ask()

@@ -63,8 +63,8 @@ class _Proxy:
         query = "".join(f"&{option}={value}" for option, value in options.items())
         async with self.http.patch(f"{self.url}/rollouts/r1", json={"reward": reward}) as patched:
             assert 200 == patched.status
-        async with self.http.get(f"{self.url}/rollouts/r1/export?format={name}&report=true{query}") as answer:
-            return SimpleNamespace(**orjson.loads(await answer.read()))
+        async with self.http.get(f"{self.url}/rollouts/r1/export?format={name}&report=true{query}") as response:
+            return SimpleNamespace(**orjson.loads(await response.read()))
 
 
 def approximately(tokens):
@@ -77,19 +77,19 @@ async def test_vf_1_a_client_that_sets_the_flags_sees_the_tokens(store, engine, 
     recorded = load("chat_ids_lp_asids")
     engine.plays(recorded)
     async with proxying(engine.url, store) as served:
-        answer = await _Proxy(http, served.url).chat(logprobs=1, top_logprobs=1, extra_body=FLAGS)
-    direct = ChatCompletion.model_validate_json(recorded.answer)
+        response = await _Proxy(http, served.url).chat(logprobs=1, top_logprobs=1, extra_body=FLAGS)
+    direct = ChatCompletion.model_validate_json(recorded.response)
 
-    assert direct.model_copy(update={"model": answer.model}) == answer
-    assert FLAGS == {key: engine.asked[0][key] for key in FLAGS}
-    assert f"token_id:{answer.choices[0].token_ids[0]}" == answer.choices[0].logprobs.content[0].token
+    assert direct.model_copy(update={"model": response.model}) == response
+    assert FLAGS == {key: engine.requests[0][key] for key in FLAGS}
+    assert f"token_id:{response.choices[0].token_ids[0]}" == response.choices[0].logprobs.content[0].token
 
 
 @pytest.mark.parametrize("shape", ["vllm"], indirect=True)
 async def test_vf_1_its_parser_finds_them(proxy, parse):
     """In chat and in completions; they are the tokens of our export."""
     answers = [await proxy.chat(logprobs=1, extra_body=FLAGS), await proxy.complete(logprobs=1, extra_body=FLAGS)]
-    parsed = [await parse(answer, kind) for answer, kind in zip(answers, ("chat", "completion"), strict=True)]
+    parsed = [await parse(response, kind) for response, kind in zip(answers, ("chat", "completion"), strict=True)]
 
     assert [approximately(tokens) for tokens in parsed] == [row["tokens"] for row in (await proxy.export()).rows]
     assert all(tokens["completion_ids"] for tokens in parsed)
@@ -97,14 +97,14 @@ async def test_vf_1_its_parser_finds_them(proxy, parse):
 
 async def test_vf_2_a_client_that_sets_none_sees_no_extra_key(proxy, parse):
     """It sees what the engine alone would have answered, in which its parser finds nothing; our export has the tokens."""
-    answer, direct = await proxy.chat(), await proxy.directly()
+    response, direct = await proxy.chat(), await proxy.directly()
     (row,) = (await proxy.export()).rows
 
-    shown, alone = (one.model_dump(exclude={"id", "created"}, warnings=False) for one in (answer, direct))
+    shown, alone = (one.model_dump(exclude={"id", "created"}, warnings=False) for one in (response, direct))
     assert alone == shown
-    assert await parse(answer, "chat") is None
-    assert answer.usage.prompt_tokens == len(row["tokens"]["prompt_ids"])
-    assert answer.usage.completion_tokens == len(row["tokens"]["completion_ids"])
+    assert await parse(response, "chat") is None
+    assert response.usage.prompt_tokens == len(row["tokens"]["prompt_ids"])
+    assert response.usage.completion_tokens == len(row["tokens"]["completion_ids"])
     assert len(row["tokens"]["completion_ids"]) == len(row["tokens"]["completion_logprobs"])
 
 
@@ -112,8 +112,8 @@ async def test_vf_3_one_example_for_each_step(proxy):
     """Joined as its note says, and with a reward: a step's own, else the rollout's."""
     for _ in range(2):
         await proxy.chat()
-    async with proxy.http.get(f"{proxy.url}/rollouts/r1/steps") as answer:
-        first, _ = (await answer.json())["steps"]
+    async with proxy.http.get(f"{proxy.url}/rollouts/r1/steps") as response:
+        first, _ = (await response.json())["steps"]
     async with proxy.http.patch(f"{proxy.url}/rollouts/r1", json={"step_rewards": {first["step_id"]: 0.0}}) as patched:
         assert 200 == patched.status
     steps, examples = (await proxy.export()).rows, (await proxy.export("training_examples")).rows
@@ -132,11 +132,11 @@ async def test_vf_3_one_example_for_each_step(proxy):
 @pytest.mark.parametrize("shape", ["vllm"], indirect=True)
 async def test_vf_4_max_len_cuts_as_its_max_seq_len_does(proxy, parse):
     """At every length, from one token to more than there are."""
-    answer = await proxy.chat(logprobs=1, extra_body=FLAGS)
-    length = answer.usage.total_tokens
+    response = await proxy.chat(logprobs=1, extra_body=FLAGS)
+    length = response.usage.total_tokens
 
-    for room in (1, answer.usage.prompt_tokens - 1, *range(answer.usage.prompt_tokens, length + 2)):
-        parsed = await parse(answer, "chat", room)
+    for room in (1, response.usage.prompt_tokens - 1, *range(response.usage.prompt_tokens, length + 2)):
+        parsed = await parse(response, "chat", room)
         (row,) = (await proxy.export(max_len=room)).rows
         assert approximately(parsed) == row["tokens"], room
 
@@ -146,11 +146,11 @@ async def test_vf_5_an_engine_without_ids(store, engine, http):
     engine.plays(load("chat_plain"))
     async with proxying(None, store, engines={"endpoints": [{"url": engine.url, "kind": "plain"}]}) as served:
         proxy = _Proxy(http, served.url)
-        answer = await proxy.chat()
+        response = await proxy.chat()
         steps, examples = await proxy.export(), await proxy.export("training_examples")
 
     assert [None] == [row["tokens"] for row in steps.rows]
-    assert [[{"role": "assistant", "content": answer.choices[0].message.content}]] == [
+    assert [[{"role": "assistant", "content": response.choices[0].message.content}]] == [
         [{key: message[key] for key in ("role", "content")} for message in row["completion"]] for row in steps.rows
     ]
     assert [] == examples.rows
@@ -165,12 +165,12 @@ async def test_vf_6_logprobs_1_on_chat_is_sent_as_a_flag(store, engine, http, as
     async with proxying(engine.url, store) as served:
         await _Proxy(http, served.url).chat(logprobs=asked)
 
-    assert sent == orjson.dumps(engine.asked[0]["logprobs"]).decode()
+    assert sent == orjson.dumps(engine.requests[0]["logprobs"]).decode()
 
 
 async def test_vf_6_a_client_that_sends_1_sees_its_logprobs(proxy):
     """One for each token, of every engine."""
-    answer = await proxy.chat(logprobs=1)
+    response = await proxy.chat(logprobs=1)
 
-    assert answer.usage.completion_tokens == len(answer.choices[0].logprobs.content)
-    assert {entry.logprob for entry in answer.choices[0].logprobs.content} != {0.0}
+    assert response.usage.completion_tokens == len(response.choices[0].logprobs.content)
+    assert {entry.logprob for entry in response.choices[0].logprobs.content} != {0.0}

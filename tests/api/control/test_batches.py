@@ -63,10 +63,10 @@ async def test_settling_again_is_the_same_answer(proxy):
         await settle(proxy, acked, "extend"),
     ]
 
-    assert [200] * 4 == [answer.status for answer in answers]
+    assert [200] * 4 == [response.status for response in answers]
     assert answers[0].json == answers[1].json
     assert answers[2].json == answers[3].json
-    assert [409] * 3 == [answer.status for answer in others]
+    assert [409] * 3 == [response.status for response in others]
 
 
 async def test_an_acknowledgement_whose_end_was_lost_is_made_good(proxy, store):
@@ -98,7 +98,7 @@ async def test_a_lease_that_runs_out_gives_the_groups_to_the_next(proxy):
     released = await settle(proxy, late, "release")
 
     assert ["g"] == [group["group_id"] for group in batch["groups"]]
-    assert [(409, "lease_lost")] * 2 == [(answer.status, answer.json["error"]["type"]) for answer in answers]
+    assert [(409, "lease_lost")] * 2 == [(response.status, response.json["error"]["type"]) for response in answers]
     assert (200, [], ["g"]) == (released.status, released.json["released"], released.json["lost"])
     assert 200 == (await settle(proxy, batch, "ack")).status
 
@@ -195,9 +195,9 @@ async def test_a_batch_is_settled_at_any_process_that_shares_the_store(proxy, st
     batch = await proxy.claim()
     async with (
         running(settings_for(None), store) as other,
-        proxy.http.post(f"{other.url}/batches/{batch['batch_id']}/ack") as answer,
+        proxy.http.post(f"{other.url}/batches/{batch['batch_id']}/ack") as response,
     ):
-        assert ["g"] == (await answer.json())["acked"]
+        assert ["g"] == (await response.json())["acked"]
 
 
 @contextmanager

@@ -128,7 +128,7 @@ async def test_rewards_stay_as_they_are_from_when_the_group_is_claimed(proxy):
     metadata = await proxy.patch(f"/rollouts/{member}", {"metadata": {"seen": True}})
     rollout = (await proxy.get(f"/rollouts/{member}")).json
 
-    assert [409] * 4 == [answer.status for answer in answers]
+    assert [409] * 4 == [response.status for response in answers]
     assert [200, 200] == [same.status, metadata.status]
     assert (2.0, {}, None, {"seen": True}) == tuple(
         rollout[name] for name in ("reward", "step_rewards", "advantages", "metadata")
@@ -190,10 +190,10 @@ async def test_a_store_that_fails_while_groups_are_rendered_leaves_none_held(pro
     await proxy.group("g1", 1)
     await proxy.group("g2", 1)
     store.failing.add("read_all")
-    answer = await proxy.post("/batches/claim", {"consumer": "trainer", "groups": 2})
+    response = await proxy.post("/batches/claim", {"consumer": "trainer", "groups": 2})
     store.failing.clear()
 
-    assert 503 == answer.status
+    assert 503 == response.status
     assert ["g1", "g2"] == sorted(await names(proxy))
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from fakes import fake_engine, proxying
 from recorded import load
-from stored import steps_of
+from stored import stored_steps
 
 WHOLE = load("chat_ids_lp")
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
@@ -15,9 +15,9 @@ GUARDED = {"control": {"api_keys": ["control"]}}
 
 
 async def call(http, method, url, body=None, headers=KEY):
-    async with http.request(method, url, json=body, headers=headers) as answer:
-        told = await answer.json() if answer.content_type == "application/json" else await answer.text()
-        return SimpleNamespace(status=answer.status, told=told)
+    async with http.request(method, url, json=body, headers=headers) as response:
+        told = await response.json() if response.content_type == "application/json" else await response.text()
+        return SimpleNamespace(status=response.status, told=told)
 
 
 async def put(http, served, *endpoints, **said):
@@ -73,18 +73,18 @@ async def test_endpoints_are_put_in_the_place_of_the_configured_ones(store, http
     """Calls go to the new ones from the answer on, and with null to the configured ones again."""
     configured, *others = engines
     async with proxying(configured.url, store, **GUARDED) as served:
-        answer = await put(http, served, *({"url": engine.url, "name": f"p{n}"} for n, engine in enumerate(others)))
+        response = await put(http, served, *({"url": engine.url, "name": f"p{n}"} for n, engine in enumerate(others)))
         assert (200, ["p0", "p1"], False) == (
-            answer.status, [shown["name"] for shown in answer.told["engines"]], answer.told["configured"]
+            response.status, [shown["name"] for shown in response.told["engines"]], response.told["configured"]
         )  # fmt: skip
-        assert {"vllm"} == {shown["kind"] for shown in answer.told["engines"]}
+        assert {"vllm"} == {shown["kind"] for shown in response.told["engines"]}
         assert {200} == {await chat(http, served, f"r{n}") for n in range(8)}
-        assert [0, True, True] == [len(engine.asked) and True for engine in engines]
+        assert [0, True, True] == [len(engine.requests) and True for engine in engines]
 
-        answer = await call(http, "PUT", served.url + "/engines", {"endpoints": None})
-        assert (["fake"], True) == ([one["name"] for one in answer.told["engines"]], answer.told["configured"])
+        response = await call(http, "PUT", served.url + "/engines", {"endpoints": None})
+        assert (["fake"], True) == ([one["name"] for one in response.told["engines"]], response.told["configured"])
         assert 200 == await chat(http, served, "r1")
-    assert 1 == len(configured.asked)
+    assert 1 == len(configured.requests)
 
 
 async def test_every_process_learns_of_it_and_so_does_one_that_starts_later(store, http, engines):
@@ -93,7 +93,7 @@ async def test_every_process_learns_of_it_and_so_does_one_that_starts_later(stor
     async with proxying(configured.url, store, **GUARDED) as here, proxying(configured.url, store, **GUARDED) as there:
         await put(http, here, {"url": first.url})
         assert 200 == await chat(http, there, "r1")
-        assert [0, 1] == [len(configured.asked), len(first.asked)]
+        assert [0, 1] == [len(configured.requests), len(first.requests)]
 
         await put(http, here, {"url": second.url})
         async with asyncio.timeout(50):
@@ -101,7 +101,7 @@ async def test_every_process_learns_of_it_and_so_does_one_that_starts_later(stor
                 await asyncio.sleep(0.05)
     async with proxying(configured.url, store, **GUARDED) as later:
         assert 200 == await chat(http, later, "r2")
-    assert [0, 1, 1] == [len(engine.asked) for engine in engines]
+    assert [0, 1, 1] == [len(engine.requests) for engine in engines]
 
 
 async def test_an_endpoint_that_stays_keeps_its_calls_and_one_that_goes_ends_them(store, http, engines):
@@ -110,13 +110,13 @@ async def test_an_endpoint_that_stays_keeps_its_calls_and_one_that_goes_ends_the
     go_on = asyncio.Event()
 
     def holding(engine):
-        played = engine.answering
+        played = engine.respond
 
-        async def answering(request, body):
+        async def respond(request, body):
             await go_on.wait()
             return await played(request, body)
 
-        engine.answering = answering
+        engine.respond = respond
 
     holding(stays)
     holding(goes)
@@ -124,16 +124,16 @@ async def test_an_endpoint_that_stays_keeps_its_calls_and_one_that_goes_ends_the
     async with proxying(None, store, engines={"endpoints": endpoints}, **GUARDED) as served:
         await call(http, "GET", served.url + "/engines")
         calls = [asyncio.create_task(chat(http, served, f"r{n}")) for n in range(12)]
-        while len(stays.asked) + len(goes.asked) < 12:
+        while len(stays.requests) + len(goes.requests) < 12:
             await asyncio.sleep(0.01)
-        asked = stays.questions
-        answer = await put(http, served, {"url": stays.url, "name": "renamed"}, {"url": comes.url, "name": "comes"})
-        shown = {one["name"]: one for one in answer.told["engines"]}
+        asked = stays.probes
+        response = await put(http, served, {"url": stays.url, "name": "renamed"}, {"url": comes.url, "name": "comes"})
+        shown = {one["name"]: one for one in response.told["engines"]}
         assert {"renamed", "comes"} == set(shown)
-        assert (len(stays.asked), asked) == (shown["renamed"]["in_flight"], stays.questions)
+        assert (len(stays.requests), asked) == (shown["renamed"]["in_flight"], stays.probes)
         go_on.set()
         assert {200} == set(await asyncio.gather(*calls))
-    steps = [step for n in range(12) for step in await steps_of(store, f"r{n}")]
+    steps = [step for n in range(12) for step in await stored_steps(store, f"r{n}")]
     assert (12, True) == (len(steps), all(step.exact for step in steps))
 
 
@@ -176,9 +176,9 @@ URL = "http://127.0.0.1:9"
 async def test_what_is_no_list_of_endpoints_is_422(store, http, engines, body, named):
     """The refusal names the field, and nothing changes."""
     async with proxying(engines[0].url, store, **GUARDED) as served:
-        answer = await call(http, "PUT", served.url + "/engines", body)
-        assert 422 == answer.status
-        assert named in answer.told["error"]["message"]
+        response = await call(http, "PUT", served.url + "/engines", body)
+        assert 422 == response.status
+        assert named in response.told["error"]["message"]
         assert 200 == await chat(http, served, "r1")
 
 
@@ -190,18 +190,18 @@ async def test_endpoints_are_changed_with_a_control_key_only(store, http, engine
         for headers, status in (({}, 401), ({"Authorization": "Bearer agent"}, 403)):
             assert status == (await put(http, served, {"url": other.url}, headers=headers)).status
     async with proxying(configured.url, store) as served:
-        answer = await put(http, served, {"url": other.url})
-        assert (403, True) == (answer.status, "control.api_keys" in answer.told["error"]["message"])
+        response = await put(http, served, {"url": other.url})
+        assert (403, True) == (response.status, "control.api_keys" in response.told["error"]["message"])
 
-    assert ([], 0) == (other.asked, other.questions)
+    assert ([], 0) == (other.requests, other.probes)
 
 
 async def test_a_key_that_is_put_reaches_its_engine_after_a_restart_too(store, http, engines):
     """It is kept, and shown to nobody."""
     configured, other, _ = engines
     async with proxying(configured.url, store, **GUARDED) as served:
-        answer = await put(http, served, {"url": other.url, "api_key": "planted"})
-        assert "planted" not in str(answer.told)
+        response = await put(http, served, {"url": other.url, "api_key": "planted"})
+        assert "planted" not in str(response.told)
     async with proxying(configured.url, store, **GUARDED) as served:
         await chat(http, served, "r1")
 
@@ -215,6 +215,6 @@ async def test_an_endpoint_that_is_put_brings_its_tokenizer(store, http, engines
     async with proxying(configured.url, store, **GUARDED) as served:
         await put(http, served, {"url": other.url, "tokenizer": path})
         headers = {"X-Reply-Tokens": "pieces"}
-        answer = await call(http, "POST", served.url + "/rollouts/r1/v1/chat/completions", BODY, headers)
+        response = await call(http, "POST", served.url + "/rollouts/r1/v1/chat/completions", BODY, headers)
 
-    assert (422, True) == (answer.status, path in answer.told["error"]["message"])
+    assert (422, True) == (response.status, path in response.told["error"]["message"])

@@ -16,14 +16,14 @@ from storage.types import Change
 @asynccontextmanager
 async def following(proxy, query=""):
     """The events from now on, each as its name and what it tells."""
-    async with proxy.http.get(f"{proxy.url}/events{query}") as answer:
-        assert 200 == answer.status, await answer.text()
-        assert "text/event-stream" == answer.headers["Content-Type"]
-        assert b": following\n" == await answer.content.readline()
+    async with proxy.http.get(f"{proxy.url}/events{query}") as response:
+        assert 200 == response.status, await response.text()
+        assert "text/event-stream" == response.headers["Content-Type"]
+        assert b": following\n" == await response.content.readline()
 
         async def events():
             name = None
-            async for line in answer.content:
+            async for line in response.content:
                 kind, _, said = line.decode().strip().partition(": ")
                 if kind == "data":
                     yield name, orjson.loads(said)
@@ -52,8 +52,8 @@ async def test_one_rollout_may_be_followed_alone_at_any_process(proxy, store):
     """What another process does to it is told, what happens to others is not."""
     async with running(settings_for(None), store) as other, following(proxy, "?rollout_id=b") as events:
         for name in ("a", "b"):
-            async with proxy.http.post(f"{other.url}/rollouts", json={"rollout_id": name}) as answer:
-                assert 201 == answer.status
+            async with proxy.http.post(f"{other.url}/rollouts", json={"rollout_id": name}) as response:
+                assert 201 == response.status
 
         assert "b" == (await anext(events))[1]["rollout_id"]
 
@@ -61,10 +61,10 @@ async def test_one_rollout_may_be_followed_alone_at_any_process(proxy, store):
 async def test_a_stop_ends_the_stream(store, http):
     """Nobody who looks on holds up a stop."""
     async with running(settings_for(None), store) as served:
-        answer = await http.get(f"{served.url}/events")
-        assert b": following\n" == await answer.content.readline()
+        response = await http.get(f"{served.url}/events")
+        assert b": following\n" == await response.content.readline()
     async with asyncio.timeout(50):
-        assert b"" == (await answer.content.read()).strip()
+        assert b"" == (await response.content.read()).strip()
 
 
 async def test_a_store_that_is_away_is_said(proxy, store, monkeypatch):
@@ -81,10 +81,10 @@ async def test_a_store_that_is_away_is_said(proxy, store, monkeypatch):
 
 async def test_an_unknown_option_is_refused(proxy):
     """400, naming it."""
-    answer = await proxy.get("/events?rollout=r")
+    response = await proxy.get("/events?rollout=r")
 
-    assert 400 == answer.status
-    assert "rollout_id" in str(answer.json)
+    assert 400 == response.status
+    assert "rollout_id" in str(response.json)
 
 
 @pytest.mark.parametrize("name", ["a\nb", "\ud800", '"'])

@@ -63,12 +63,12 @@ async def test_containers_are_chosen_by_name_or_by_accept(proxy):
 async def test_what_gave_no_row_is_told(proxy):
     """In a header, and step by step in the report; an empty export is 200 with no rows."""
     await proxy.post("/rollouts/r1/v1/completions", {"prompt": "hi", "echo": True, "max_tokens": 2})
-    answer = await proxy.get("/rollouts/r1/export?report=true")
+    response = await proxy.get("/rollouts/r1/export?report=true")
     empty = await proxy.get("/rollouts/r1/export")
 
     assert (200, []) == (empty.status, empty.json["rows"])
-    assert answer.headers["X-Export-Skipped"].startswith("1; ")
-    assert "echo" in answer.json["report"]["skipped"][0]["why"]
+    assert response.headers["X-Export-Skipped"].startswith("1; ")
+    assert "echo" in response.json["report"]["skipped"][0]["why"]
 
 
 @pytest.mark.parametrize(
@@ -88,17 +88,17 @@ async def test_what_gave_no_row_is_told(proxy):
 async def test_an_option_that_is_none_is_400_naming_those_that_are(proxy, path, query):
     """Never a guess at what was meant."""
     await proxy.chat("r1")
-    answer = await proxy.get(f"{path}?{query}")
+    response = await proxy.get(f"{path}?{query}")
 
-    assert (400, query.partition("=")[0]) == (answer.status, answer.json["error"]["param"])
+    assert (400, query.partition("=")[0]) == (response.status, response.json["error"]["param"])
 
 
 @pytest.mark.parametrize("query", ["status=nope", "limit=0", "since=x", f"limit={'9' * 5000}"])
 async def test_a_filter_that_is_none_is_400_before_anything_is_streamed(proxy, query):
     """A status can be given only before the first byte."""
-    answer = await proxy.get(f"/export?{query}")
+    response = await proxy.get(f"/export?{query}")
 
-    assert (400, query.partition("=")[0]) == (answer.status, answer.json["error"]["param"])
+    assert (400, query.partition("=")[0]) == (response.status, response.json["error"]["param"])
 
 
 async def test_an_export_that_fails_before_its_first_row_has_the_failure_for_an_answer(proxy, store):
@@ -120,7 +120,7 @@ async def test_a_head_request_has_the_headers_alone(proxy, path):
     got = [await proxy.get(path) for _ in range(2)]
 
     assert (200, b"", "application/json") == (head.status, head.text, head.headers["Content-Type"].partition(";")[0])
-    assert [200, 200] == [answer.status for answer in got]
+    assert [200, 200] == [response.status for response in got]
 
 
 @pytest.mark.parametrize("container", ["json", "ndjson"])
@@ -137,9 +137,9 @@ async def test_an_export_that_breaks_off_is_seen_to_be_cut(proxy, store, contain
         return await read(name, limit)
 
     store.read_all = whole
-    async with proxy.http.get(f"{proxy.url}/export?container={container}") as answer:
+    async with proxy.http.get(f"{proxy.url}/export?container={container}") as response:
         with pytest.raises(aiohttp.ClientPayloadError):
-            await answer.read()
+            await response.read()
 
 
 @pytest.mark.parametrize("format_name", ["sequences", "verifiers"])
@@ -150,13 +150,13 @@ async def test_a_rollout_that_cannot_be_read_is_named_and_left_out_of_many(proxy
     for name in ("good", "bad"):
         await proxy.finish(name, reward=1)
     await break_a_step(store, "bad")
-    answer = await proxy.get(f"/export?report=true&format={format_name}")
+    response = await proxy.get(f"/export?report=true&format={format_name}")
     own = await proxy.get("/rollouts/bad/export")
 
-    assert (200, 1) == (answer.status, len(answer.json["rows"]))
-    assert ["good"] == [row["rollout_id"] for row in answer.json["report"]["rows"]]
+    assert (200, 1) == (response.status, len(response.json["rows"]))
+    assert ["good"] == [row["rollout_id"] for row in response.json["report"]["rows"]]
     assert [("bad", True)] == [
-        (left["rollout_id"], "Step at index 1" in left["why"]) for left in answer.json["report"]["skipped"]
+        (left["rollout_id"], "Step at index 1" in left["why"]) for left in response.json["report"]["skipped"]
     ]
     assert (409, "damaged_step") == (own.status, own.json["error"]["code"])
 
@@ -186,11 +186,11 @@ async def test_a_report_has_an_entry_for_each_row(proxy, container, path):
     """In every container: of which rollout and steps the row is, with its reward and its advantage."""
     first, _ = await proxy.group("g", 1, 0)
     await proxy.patch(f"/rollouts/{first}", {"advantages": 0.5})
-    answer = await proxy.get(f"{path.format(r=first)}?report=true&container={container}&format=steps")
+    response = await proxy.get(f"{path.format(r=first)}?report=true&container={container}&format=steps")
     if container == "json" and path.startswith("/groups"):
-        count, report = len(answer.json["group"]), answer.json["report"]
+        count, report = len(response.json["group"]), response.json["report"]
     else:
-        count, report = rows_in(container, answer.text)
+        count, report = rows_in(container, response.text)
     entries = {entry["rollout_id"]: entry for entry in report["rows"]}
     steps = (await proxy.get(f"/rollouts/{first}/steps")).json["steps"]
 
@@ -203,8 +203,8 @@ async def test_a_report_has_an_entry_for_each_row(proxy, container, path):
 async def test_a_group_of_marin_has_its_rollouts_in_typed_containers(proxy):
     """Row by row: a column is a field of a rollout, not of the groups that they make."""
     await proxy.group("g", 1, 0, metadata={"env_name": "demo"})
-    answer = await proxy.get("/groups/g/export?format=marin&container=parquet&report=true")
-    table = pyarrow.parquet.read_table(io.BytesIO(answer.text)).to_pylist()
+    response = await proxy.get("/groups/g/export?format=marin&container=parquet&report=true")
+    table = pyarrow.parquet.read_table(io.BytesIO(response.text)).to_pylist()
 
     assert ["demo", "demo"] == [row["env_name"] for row in table]
     assert [1.0, 0.0] == [row["episode_reward"] for row in table]
@@ -257,10 +257,10 @@ async def test_an_undelivered_step_is_not_exported(proxy, store):
     said = await proxy.chat("r1")
     stored = await store.get("r1")
     await store.mark("r1", stored.incarnation, {f"undelivered:{said.step_id}": b"1"}, now_ms=1)
-    answer = await proxy.get("/rollouts/r1/export")
+    response = await proxy.get("/rollouts/r1/export")
 
-    assert [] == answer.json["rows"]
-    assert "not delivered" in answer.headers["X-Export-Skipped"]
+    assert [] == response.json["rows"]
+    assert "not delivered" in response.headers["X-Export-Skipped"]
     assert 1 == len((await proxy.get("/rollouts/r1/export?include=flagged")).json["rows"])
     assert 1 == (await proxy.get("/rollouts/r1")).json["counts"]["undelivered"]
 

@@ -71,9 +71,9 @@ async def test_opening_again_with_the_same_body_is_the_same_answer(proxy):
 )
 async def test_a_group_that_cannot_be_is_refused_and_nothing_is_made(proxy, body):
     """422, and the field is named."""
-    answer = await proxy.post("/groups", body)
+    response = await proxy.post("/groups", body)
 
-    assert 422 == answer.status
+    assert 422 == response.status
     assert ([], []) == (
         (await proxy.get("/groups")).json["groups"],
         (await proxy.get("/rollouts")).json["rollouts"],
@@ -223,10 +223,10 @@ async def test_rollouts_that_are_equally_good_have_no_advantage(proxy):
 async def test_a_missing_reward_is_not_made_up(proxy):
     """A format that must have the advantage of a rollout without a reward is 409, and names the rollout."""
     _, bare = await proxy.group("g", 1, None)
-    answer = await proxy.get("/groups/g/export?format=scored_data&advantage=grpo")
+    response = await proxy.get("/groups/g/export?format=scored_data&advantage=grpo")
 
-    assert 409 == answer.status
-    assert bare in answer.json["error"]["message"]
+    assert 409 == response.status
+    assert bare in response.json["error"]["message"]
 
 
 async def test_a_group_that_is_not_worth_training_gives_nothing_and_says_why(proxy):
@@ -242,10 +242,10 @@ async def test_a_group_that_is_not_worth_training_gives_nothing_and_says_why(pro
 async def test_an_estimate_needs_a_group(proxy):
     """An export of rollouts one by one refuses it, naming what it takes."""
     await proxy.chat("r1")
-    answer = await proxy.get("/rollouts/r1/export?advantage=grpo")
+    response = await proxy.get("/rollouts/r1/export?advantage=grpo")
 
-    assert 400 == answer.status
-    assert "given, none" in answer.json["error"]["message"]
+    assert 400 == response.status
+    assert "given, none" in response.json["error"]["message"]
 
 
 async def test_a_group_that_is_not_there_is_404(proxy):
@@ -257,10 +257,12 @@ async def test_a_group_is_the_same_at_every_process_that_shares_the_store(proxy,
     """Opened at one, finished at another, complete at both."""
     members = await proxy.group("g", None, finish=False)
     async with running(settings_for(None), store) as other:
-        async with proxy.http.post(f"{other.url}/rollouts/{members[0]}/finish", json={"status": "completed"}) as answer:
-            assert 200 == answer.status
-        async with proxy.http.get(f"{other.url}/groups/g") as answer:
-            elsewhere = await answer.json()
+        async with proxy.http.post(
+            f"{other.url}/rollouts/{members[0]}/finish", json={"status": "completed"}
+        ) as response:
+            assert 200 == response.status
+        async with proxy.http.get(f"{other.url}/groups/g") as response:
+            elsewhere = await response.json()
 
     assert (await proxy.get("/groups/g")).json == elsewhere
     assert "complete" == elsewhere["status"]

@@ -6,7 +6,7 @@ import pytest
 from aiohttp import web
 from fakes import settings_for
 from recorded import load
-from stored import rollout_of, some_steps
+from stored import stored_rollout, wait_for_steps
 
 from proxy.server.listener import running
 
@@ -20,11 +20,11 @@ async def proxy(store, engine, http):
     engine.hold = asyncio.Event()
     engine.hold.set()
 
-    async def answering(request, body):
+    async def respond(request, body):
         await engine.hold.wait()
-        return web.Response(body=WHOLE.answer, content_type="application/json")
+        return web.Response(body=WHOLE.response, content_type="application/json")
 
-    engine.answering = answering
+    engine.respond = respond
     async with running(settings_for(engine.url), store) as served:
         yield ProxyClient(http, served.url)
 
@@ -34,14 +34,14 @@ class ProxyClient:
         self.http, self.url = http, url
 
     async def call(self, method, path, body=None):
-        async with self.http.request(method, self.url + path, json=body) as answer:
-            assert answer.status < 300, await answer.text()
-            return await answer.json()
+        async with self.http.request(method, self.url + path, json=body) as response:
+            assert response.status < 300, await response.text()
+            return await response.json()
 
     async def chat(self, rollout, **more):
-        async with self.http.post(f"{self.url}/rollouts/{rollout}/v1/chat/completions", json=BODY | more) as answer:
-            await answer.read()
-            return answer.status
+        async with self.http.post(f"{self.url}/rollouts/{rollout}/v1/chat/completions", json=BODY | more) as response:
+            await response.read()
+            return response.status
 
     async def export(self, path, include="exact"):
         told = await self.call("GET", f"{path}/export?format=sequences&container=json&include={include}")
@@ -50,11 +50,11 @@ class ProxyClient:
 
 async def in_flight(proxy, engine, rollout, **more):
     """A call that the engine has, which it will answer when `engine.hold` is set."""
-    asked = len(engine.asked)
+    asked = len(engine.requests)
     engine.hold.clear()
     calling = asyncio.ensure_future(proxy.chat(rollout, **more))
     async with asyncio.timeout(10):
-        while len(engine.asked) == asked:
+        while len(engine.requests) == asked:
             await asyncio.sleep(0.005)
     return calling
 
@@ -73,10 +73,10 @@ async def test_a_step_that_ends_after_the_finish_is_stored_and_exported_only_whe
     tree = await proxy.call("GET", "/rollouts/r1/tree")
     counts = (await proxy.call("GET", "/rollouts/r1"))["counts"]
     flagged = await proxy.export("/rollouts/r1", "flagged")
-    async with proxy.http.get(proxy.url + "/metrics") as answer:
-        metrics = await answer.text()
-    async with proxy.http.get(proxy.url + "/rollouts/r1/export?format=sequences&container=json") as answer:
-        skipped = answer.headers["X-Export-Skipped"]
+    async with proxy.http.get(proxy.url + "/metrics") as response:
+        metrics = await response.text()
+    async with proxy.http.get(proxy.url + "/rollouts/r1/export?format=sequences&container=json") as response:
+        skipped = response.headers["X-Export-Skipped"]
 
     assert 200 == status
     assert [False, True] == [step["late"] for step in steps]
@@ -99,16 +99,16 @@ async def test_a_claim_says_how_many_late_steps_its_rollouts_had(proxy, engine, 
     for name in names:
         await proxy.call("POST", f"/rollouts/{name}/finish", {"status": "completed", "reward": 1.0})
     calls[0].cancel()
-    await some_steps(store, names[0], 2)
+    await wait_for_steps(store, names[0], 2)
     batch = await proxy.call("POST", "/batches/claim", {"consumer": "trainer", "format": "sequences"})
     engine.hold.set()
     assert 200 == await calls[1]
-    await some_steps(store, names[0], 3)
+    await wait_for_steps(store, names[0], 3)
     (group,) = batch["groups"]
 
     assert {names[0]: 1} == group["late"]
     assert 2 == len(group["data"])
-    assert 2 == (await rollout_of(store, names[0])).counts["late"]
+    assert 2 == (await stored_rollout(store, names[0])).counts["late"]
     assert 2 == len(await proxy.export("/groups/g1"))
 
 
@@ -119,13 +119,13 @@ async def test_however_finishes_claims_and_appends_race_nothing_is_exported_that
         names = [rollout["rollout_id"] for rollout in opened["rollouts"]]
         answers = asyncio.Semaphore(0)
 
-        async def answering(request, body, answers=answers):
+        async def respond(request, body, answers=answers):
             await answers.acquire()
-            return web.Response(body=WHOLE.answer, content_type="application/json")
+            return web.Response(body=WHOLE.response, content_type="application/json")
 
-        engine.answering = answering
+        engine.respond = respond
         calls = [asyncio.ensure_future(proxy.chat(name, seed=seed)) for name in names for seed in range(4)]
-        await until(lambda round_=round_: len(engine.asked) == 8 * (round_ + 1))
+        await until(lambda round_=round_: len(engine.requests) == 8 * (round_ + 1))
         for _ in range(round_):
             answers.release()
         await until(lambda calls=calls, round_=round_: sum(call.done() for call in calls) == round_)

@@ -38,8 +38,8 @@ async def test_every_process_that_shares_the_store_stamps_what_was_announced(pro
     """From the answer on, whoever was asked."""
     async with running(settings_for(None), store) as other:
         for version in range(5):
-            async with proxy.http.put(f"{other.url}/policy", json={"version": version}) as answer:
-                assert 200 == answer.status
+            async with proxy.http.put(f"{other.url}/policy", json={"version": version}) as response:
+                assert 200 == response.status
             await proxy.chat(f"r{version}")
             assert str(version) == (await stamp(proxy, f"r{version}")).start
 
@@ -58,12 +58,12 @@ async def held(engine):
     """Lets an engine's first answer go; it answers all others at once."""
     letting_go = asyncio.Event()
 
-    async def answering(request, body):
-        if len(engine.asked) == 1:
+    async def respond(request, body):
+        if len(engine.requests) == 1:
             await letting_go.wait()
-        return web.Response(body=load("chat_ids_lp").answer, content_type="application/json")
+        return web.Response(body=load("chat_ids_lp").response, content_type="application/json")
 
-    engine.answering = answering
+    engine.respond = respond
     return letting_go
 
 
@@ -74,12 +74,14 @@ async def test_a_version_announced_while_a_call_is_in_flight_is_its_end(store, h
 
         async def call(rollout):
             url = f"{served.url}/rollouts/{rollout}/v1/chat/completions"
-            async with http.post(url, json={"messages": [{"role": "user", "content": "hi"}]}) as answer:
-                return await answer.read()
+            async with http.post(url, json={"messages": [{"role": "user", "content": "hi"}]}) as response:
+                return await response.read()
 
         async def announce(version):
-            async with http.put(f"{(other if elsewhere else served).url}/policy", json={"version": version}) as answer:
-                assert 200 == answer.status
+            async with http.put(
+                f"{(other if elsewhere else served).url}/policy", json={"version": version}
+            ) as response:
+                assert 200 == response.status
 
         await announce(1)
         first = asyncio.ensure_future(call("r1"))
@@ -90,8 +92,8 @@ async def test_a_version_announced_while_a_call_is_in_flight_is_its_end(store, h
         await first
         seen = []
         for rollout in ("r1", "r2"):
-            async with http.get(f"{served.url}/rollouts/{rollout}/steps") as answer:
-                (step,) = (await answer.json())["steps"]
+            async with http.get(f"{served.url}/rollouts/{rollout}/steps") as response:
+                (step,) = (await response.json())["steps"]
                 seen.append((step["policy_version"], step["policy_version_end"]))
 
     assert [("1", "2"), ("2", None)] == seen
@@ -100,14 +102,14 @@ async def test_a_version_announced_while_a_call_is_in_flight_is_its_end(store, h
 async def test_calls_of_a_pause_wait_and_go_on_with_the_new_version(proxy, store):
     """Whichever process they come to; when it is over they are stamped with what was announced meanwhile."""
     async with running(settings_for(None), store) as other:
-        async with proxy.http.post(f"{other.url}/policy/pause", json={"mode": "wait"}) as answer:
-            assert {"mode": "wait", "in_flight": 0, "drained": True} == await answer.json()
+        async with proxy.http.post(f"{other.url}/policy/pause", json={"mode": "wait"}) as response:
+            assert {"mode": "wait", "in_flight": 0, "drained": True} == await response.json()
         call = asyncio.create_task(proxy.chat("r1"))
         done, _ = await asyncio.wait([call], timeout=0.3)
         assert not done
         await proxy.put("/policy", {"version": 2})
-        async with proxy.http.post(f"{other.url}/policy/resume") as answer:
-            assert {"mode": None, "in_flight": 0} == await answer.json()
+        async with proxy.http.post(f"{other.url}/policy/resume") as response:
+            assert {"mode": None, "in_flight": 0} == await response.json()
         await call
 
     assert "2" == (await stamp(proxy, "r1")).start
@@ -129,13 +131,13 @@ async def test_a_drain_ends_when_the_last_call_of_any_process_does(store, http, 
     async with running(settings_for(engine.url), store) as served, running(settings_for(None), store) as other:
 
         async def ask(url, **named):
-            async with http.post(url, **named) as answer:
-                return await answer.json()
+            async with http.post(url, **named) as response:
+                return await response.json()
 
         body = {"messages": [{"role": "user", "content": "hi"}]}
         call = asyncio.create_task(ask(f"{served.url}/rollouts/r1/v1/chat/completions", json=body))
         async with asyncio.timeout(50):
-            while not engine.asked:
+            while not engine.requests:
                 await asyncio.sleep(0.01)
         told = await ask(f"{other.url}/policy/pause")
         drain = asyncio.create_task(ask(f"{other.url}/policy/pause?drain_s=20"))

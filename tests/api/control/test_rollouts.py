@@ -37,21 +37,21 @@ async def test_a_rollout_that_is_named_like_a_folder_is_reached_by_its_key(proxy
     """Every client would take its name out of a path."""
     opened = (await proxy.post("/rollouts", {"rollout_id": rollout})).json
     agent = AsyncOpenAI(base_url=opened["base_url"], api_key=opened["api_key"])
-    answer = await agent.chat.completions.with_raw_response.create(
+    response = await agent.chat.completions.with_raw_response.create(
         model="policy", messages=[{"role": "user", "content": "hi"}]
     )
     await agent.close()
 
-    assert rollout == answer.headers["X-Rollout-Id"]
+    assert rollout == response.headers["X-Rollout-Id"]
 
 
 async def test_the_base_url_is_the_model_api_also_where_the_apis_have_ports_of_their_own(store, proxy):
     """Agents do not call the control API."""
     async with (
         running(settings_for(None, control={"listen": "127.0.0.1:0"}), store) as served,
-        proxy.http.post(f"{served.control_url}/rollouts") as answer,
+        proxy.http.post(f"{served.control_url}/rollouts") as response,
     ):
-        opened = await answer.json()
+        opened = await response.json()
 
     assert f"http://127.0.0.1:0/rollouts/{opened['rollout_id']}/v1" == opened["base_url"]
 
@@ -61,9 +61,9 @@ async def test_the_base_url_is_what_agents_url_says(store, proxy):
     agents = {"url": "https://tapes.example.com/models/v1"}
     async with (
         running(settings_for(None, agents=agents), store) as served,
-        proxy.http.post(f"{served.url}/rollouts") as answer,
+        proxy.http.post(f"{served.url}/rollouts") as response,
     ):
-        opened = await answer.json()
+        opened = await response.json()
 
     assert f"https://tapes.example.com/models/rollouts/{opened['rollout_id']}/v1" == opened["base_url"]
 
@@ -118,10 +118,10 @@ async def test_an_opening_without_an_id_gets_one(proxy):
 )
 async def test_what_is_wrong_with_an_opening_is_named(proxy, body, status, named):
     """422 with the field, 400 where there is no object at all; nothing is made."""
-    answer = await proxy.post("/rollouts", body)
+    response = await proxy.post("/rollouts", body)
 
-    assert status == answer.status
-    assert named in answer.json["error"]["message"]
+    assert status == response.status
+    assert named in response.json["error"]["message"]
     assert [] == (await proxy.get("/rollouts")).json["rollouts"]
 
 
@@ -175,9 +175,9 @@ async def test_listing_filters_by_status_group_and_time(proxy):
 )
 async def test_a_query_that_is_none_is_400(proxy, query):
     """The sentence names what was wrong."""
-    answer = await proxy.get(f"/rollouts?{query}")
+    response = await proxy.get(f"/rollouts?{query}")
 
-    assert (400, query.partition("=")[0]) == (answer.status, answer.json["error"]["param"])
+    assert (400, query.partition("=")[0]) == (response.status, response.json["error"]["param"])
 
 
 async def test_rewards_and_metadata_can_be_patched_also_after_the_finish(proxy):
@@ -197,9 +197,9 @@ async def test_a_patch_that_is_not_valid_is_422_and_changes_nothing(proxy, body)
     """An unknown step is named."""
     await proxy.chat("r1")
     before = (await proxy.get("/rollouts/r1")).json
-    answer = await proxy.patch("/rollouts/r1", body)
+    response = await proxy.patch("/rollouts/r1", body)
 
-    assert 422 == answer.status
+    assert 422 == response.status
     assert before == (await proxy.get("/rollouts/r1")).json
 
 
@@ -238,7 +238,7 @@ async def test_many_finishes_at_once_agree_on_one(proxy):
     answers = await asyncio.gather(*(proxy.post("/rollouts/r1/finish", {"status": word}) for word in words))
     status = (await proxy.get("/rollouts/r1")).json["status"]
 
-    assert [200 if word == status else 409 for word in words] == [answer.status for answer in answers]
+    assert [200 if word == status else 409 for word in words] == [response.status for response in answers]
 
 
 @pytest.mark.parametrize(("word", "status"), [("failed", 409), ("completed", 200)])
@@ -274,9 +274,9 @@ async def test_a_deleted_rollout_leaves_nothing_and_its_calls_in_flight_store_no
 @pytest.mark.parametrize("path", ["", "/steps", "/steps/x", "/tree", "/export"])
 async def test_an_unknown_rollout_is_404(proxy, path):
     """On every route about it."""
-    answer = await proxy.get(f"/rollouts/nobody{path}")
+    response = await proxy.get(f"/rollouts/nobody{path}")
 
-    assert (404, "not_found_error") == (answer.status, answer.json["error"]["type"])
+    assert (404, "not_found_error") == (response.status, response.json["error"]["type"])
 
 
 async def test_a_step_is_rewarded_token_by_token(proxy):
@@ -292,7 +292,7 @@ async def test_a_step_is_rewarded_token_by_token(proxy):
     rollout = (await proxy.get("/rollouts/r1")).json
     shown = (await proxy.get(f"/rollouts/r1/steps/{said.step_id}")).json
 
-    assert [422, 422, 200] == [answer.status for answer in answers]
+    assert [422, 422, 200] == [response.status for response in answers]
     assert "step_rewards" == answers[0].json["error"]["param"]
     assert {said.step_id: rewards} == rollout["step_rewards"]
     assert rewards == shown["reward"]

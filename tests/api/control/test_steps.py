@@ -54,10 +54,10 @@ async def test_steps_are_paged_by_index_and_come_as_lines_if_accepted(proxy):
 async def test_a_step_that_is_not_there_is_404(proxy):
     """The sentence names it."""
     await proxy.chat("r1")
-    answer = await proxy.get("/rollouts/r1/steps/nothing")
+    response = await proxy.get("/rollouts/r1/steps/nothing")
 
-    assert 404 == answer.status
-    assert "nothing" in answer.json["error"]["message"]
+    assert 404 == response.status
+    assert "nothing" in response.json["error"]["message"]
 
 
 @pytest.mark.parametrize("query", ["after=x", "after=-1", f"after={10**30}", "limit=0", "before=1"])
@@ -129,9 +129,9 @@ async def test_a_damaged_record_is_told_and_never_passed_over(proxy, store):
     await store.append(StepWrite("r1", stored.incarnation, "broken", b"TT\x01 not a record"), now_ms=1)
 
     for path in ("/steps", "/export", "/tree"):
-        answer = await proxy.get(f"/rollouts/r1{path}")
-        assert (409, "damaged_step") == (answer.status, answer.json["error"]["code"])
-        assert "index 1" in answer.json["error"]["message"]
+        response = await proxy.get(f"/rollouts/r1{path}")
+        assert (409, "damaged_step") == (response.status, response.json["error"]["code"])
+        assert "index 1" in response.json["error"]["message"]
 
 
 async def test_the_tree_of_a_conversation_is_one_branch(proxy):

@@ -13,9 +13,9 @@ ASKED = {"logprobs": True, "max_tokens": 12}
 
 
 async def texts(proxy, step: str, query: str = "") -> dict:
-    answer = await proxy.get(f"/rollouts/r1/steps/{step}/texts{query}")
-    assert 200 == answer.status, answer.text
-    return answer.json
+    response = await proxy.get(f"/rollouts/r1/steps/{step}/texts{query}")
+    assert 200 == response.status, response.text
+    return response.json
 
 
 async def test_texts_that_were_recorded_are_told(proxy):
@@ -62,9 +62,9 @@ async def test_a_window_that_is_none_is_400(proxy, query):
 async def test_a_step_that_is_not_there_is_404(proxy):
     """The sentence names it."""
     await proxy.chat("r1", max_tokens=1)
-    answer = await proxy.get("/rollouts/r1/steps/nothing/texts")
+    response = await proxy.get("/rollouts/r1/steps/nothing/texts")
 
-    assert (404, True) == (answer.status, "nothing" in answer.json["error"]["message"])
+    assert (404, True) == (response.status, "nothing" in response.json["error"]["message"])
 
 
 async def test_the_tokenizer_of_the_endpoint_comes_before_the_engine(proxy, store, http, tmp_path):
@@ -110,9 +110,9 @@ async def test_each_of_several_prompts_is_told_with_its_own_choice(proxy):
 
 def told_of(entries: object, dialect: str = "chat", ids: tuple[int, ...] = (5, 6)) -> object:
     logprobs = {"content" if dialect == "chat" else "tokens": entries}
-    answer = {"choices": [{"index": 0, "logprobs": logprobs}]}
+    response = {"choices": [{"index": 0, "logprobs": logprobs}]}
     choice = make_choice(0, list(ids))
-    return recorded(make_step("a", [1], choice, response=answer, dialect=dialect), choice, 0, 10)
+    return recorded(make_step("a", [1], choice, response=response, dialect=dialect), choice, 0, 10)
 
 
 @pytest.mark.parametrize(
@@ -140,9 +140,9 @@ def test_strings_of_completions_are_read_likewise():
     assert None is told_of("ab", "completions")
 
 
-@pytest.mark.parametrize("answer", [None, {}, {"choices": {}}, {"choices": [None, {"index": 0, "logprobs": []}]}])
-def test_an_answer_of_any_shape_tells_strings_or_none(answer):
+@pytest.mark.parametrize("response", [None, {}, {"choices": {}}, {"choices": [None, {"index": 0, "logprobs": []}]}])
+def test_an_answer_of_any_shape_tells_strings_or_none(response):
     """Answers are other people's."""
     choice = make_choice(0, [5], logprobs=array("d", [0.0]))
 
-    assert None is recorded(make_step("a", [1], choice, response=answer), choice, 0, 10)
+    assert None is recorded(make_step("a", [1], choice, response=response), choice, 0, 10)

@@ -11,7 +11,7 @@ from fakes import fake_engine, proxying
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from recorded import load
-from stored import rollout_of, steps_of
+from stored import stored_rollout, stored_steps
 
 from proxy.rollouts.rollout import write_fields
 
@@ -26,8 +26,8 @@ def answered(engine):
 
 
 async def post(http, url, **named):
-    async with http.post(url, **named) as answer:
-        return answer, orjson.loads(await answer.read())
+    async with http.post(url, **named) as response:
+        return response, orjson.loads(await response.read())
 
 
 NAMINGS = {
@@ -46,12 +46,12 @@ async def test_a_call_names_its_rollout_in_any_of_the_ways(store, engine, http, 
     """Path, header, key or body: the step is of that rollout, and the engine sees no rollout_id of ours."""
     path, headers, fields = NAMINGS[naming]
     async with proxying(engine.url, store) as served:
-        answer, _ = await post(http, served.url + path, json=BODY | fields, headers=headers)
+        response, _ = await post(http, served.url + path, json=BODY | fields, headers=headers)
 
-    assert (200, "r/1") == (answer.status, answer.headers["X-Rollout-Id"])
-    assert 1 == len(await steps_of(store, "r/1"))
-    assert "rollout_id" not in engine.asked[0]
-    assert fields.get("metadata") == engine.asked[0].get("metadata")
+    assert (200, "r/1") == (response.status, response.headers["X-Rollout-Id"])
+    assert 1 == len(await stored_steps(store, "r/1"))
+    assert "rollout_id" not in engine.requests[0]
+    assert fields.get("metadata") == engine.requests[0].get("metadata")
 
 
 async def test_the_first_naming_wins(store, engine, http):
@@ -66,7 +66,7 @@ async def test_the_first_naming_wins(store, engine, http):
         by_body, _ = await post(http, url, json=body)
 
     assert ["path", "header", "key", "body"] == [
-        answer.headers["X-Rollout-Id"] for answer in (by_path, by_header, by_key, by_body)
+        response.headers["X-Rollout-Id"] for response in (by_path, by_header, by_key, by_body)
     ]
 
 
@@ -77,7 +77,7 @@ async def test_a_call_without_a_rollout_gets_a_new_one(store, engine, http):
         two, _ = await post(http, served.url + "/v1/chat/completions", json=BODY)
 
     assert one.headers["X-Rollout-Id"] != two.headers["X-Rollout-Id"]
-    assert 1 == len(await steps_of(store, one.headers["X-Rollout-Id"]))
+    assert 1 == len(await stored_steps(store, one.headers["X-Rollout-Id"]))
 
 
 async def test_calls_without_a_rollout_go_where_the_fewest_are(store, http):
@@ -85,43 +85,43 @@ async def test_calls_without_a_rollout_go_where_the_fewest_are(store, http):
     all_here = asyncio.Event()
     held = []
 
-    async def answering(request, body):
+    async def respond(request, body):
         held.append(body)
         if len(held) == 30:
             all_here.set()
         await all_here.wait()
-        return web.Response(body=WHOLE.answer, content_type="application/json")
+        return web.Response(body=WHOLE.response, content_type="application/json")
 
     async with fake_engine() as one, fake_engine() as other, fake_engine() as third:
         for engine in (one, other, third):
-            engine.answering = answering
+            engine.respond = respond
         endpoints = [{"url": engine.url, "kind": "vllm"} for engine in (one, other, third)]
         async with proxying(None, store, engines={"endpoints": endpoints}) as served:
             url = served.url + "/v1/chat/completions"
             answers = await asyncio.gather(*(post(http, url, json=BODY) for _ in range(30)))
-            assert [10, 10, 10] == [len(engine.asked) for engine in (one, other, third)]
+            assert [10, 10, 10] == [len(engine.requests) for engine in (one, other, third)]
             await asyncio.gather(*(post(http, url, json=BODY, headers={"X-Rollout-Id": "r"}) for _ in range(30)))
 
-    assert {200} == {answer.status for answer, _ in answers}
-    assert [10, 10, 40] == sorted(len(engine.asked) for engine in (one, other, third))
+    assert {200} == {response.status for response, _ in answers}
+    assert [10, 10, 40] == sorted(len(engine.requests) for engine in (one, other, third))
 
 
 async def test_a_call_without_a_rollout_is_refused_where_that_is_set(store, engine, http):
     """agents.unnamed_rollouts: reject says how to name one."""
     async with proxying(engine.url, store, agents={"unnamed_rollouts": "reject"}) as served:
-        answer, error = await post(http, served.url + "/v1/chat/completions", json=BODY)
+        response, error = await post(http, served.url + "/v1/chat/completions", json=BODY)
 
-    assert (400, "rollout_id") == (answer.status, error["error"]["param"])
-    assert [] == engine.asked
+    assert (400, "rollout_id") == (response.status, error["error"]["param"])
+    assert [] == engine.requests
 
 
 async def test_a_call_without_a_rollout_passes_untouched_where_that_is_set(store, engine, http):
     """agents.unnamed_rollouts: pass records nothing and injects nothing."""
     async with proxying(engine.url, store, agents={"unnamed_rollouts": "pass"}) as served:
-        answer, _ = await post(http, served.url + "/v1/chat/completions", json=BODY)
+        response, _ = await post(http, served.url + "/v1/chat/completions", json=BODY)
 
-    assert "X-Rollout-Id" not in answer.headers
-    assert [BODY] == engine.asked
+    assert "X-Rollout-Id" not in response.headers
+    assert [BODY] == engine.requests
 
 
 HOSTILE = ["%7B%7D", "{}", "..%2F..%2Fetc", "a%3Ab%3A*", "%F0%9F%A6%8A", "x" * 256, "%20", "a%25b", "%22%5C"]
@@ -136,10 +136,10 @@ async def test_any_printable_id_is_a_rollout_of_its_own(store, engine, http, seg
 
     async with proxying(engine.url, store) as served:
         url = URL(f"{served.url}/rollouts/{segment}/v1/chat/completions", encoded=True)
-        answer, _ = await post(http, url, json=BODY)
+        response, _ = await post(http, url, json=BODY)
 
-    assert 200 == answer.status
-    assert 1 == len(await steps_of(store, unquote(segment)))
+    assert 200 == response.status
+    assert 1 == len(await stored_steps(store, unquote(segment)))
 
 
 @pytest.mark.parametrize("segment", ["x" * 257, "%0A", "%00", "a%0D%0AX-Evil:1", "%FF", "%ED%A0%80", ""])
@@ -149,10 +149,10 @@ async def test_what_cannot_be_an_id_is_400_in_the_dialects_shape(store, engine, 
 
     async with proxying(engine.url, store) as served:
         url = URL(f"{served.url}/rollouts/{segment}/v1/chat/completions", encoded=True)
-        answer, error = await post(http, url, json=BODY)
+        response, error = await post(http, url, json=BODY)
 
-    assert (400, "invalid_request_error") == (answer.status, error["error"]["type"])
-    assert ((), []) == ((await store.list()).names, engine.asked)
+    assert (400, "invalid_request_error") == (response.status, error["error"]["type"])
+    assert ((), []) == ((await store.list()).names, engine.requests)
 
 
 class TestGuards:
@@ -162,9 +162,9 @@ class TestGuards:
         """409 of type rollout_closed."""
         await store.open("r1", write_fields({"status": "completed"}), now_ms=1)
         async with proxying(engine.url, store) as served:
-            answer, error = await post(http, served.url + "/rollouts/r1/v1/chat/completions", json=BODY)
+            response, error = await post(http, served.url + "/rollouts/r1/v1/chat/completions", json=BODY)
 
-        assert (409, "rollout_closed", []) == (answer.status, error["error"]["type"], engine.asked)
+        assert (409, "rollout_closed", []) == (response.status, error["error"]["type"], engine.requests)
 
     @pytest.mark.parametrize("limits", [{"max_steps": 2}, {"max_tokens": 30}])
     async def test_a_rollout_past_its_limit_gets_429_and_is_marked(self, store, engine, http, limits):
@@ -175,9 +175,9 @@ class TestGuards:
                 (await post(http, served.url + "/rollouts/r1/v1/chat/completions", json=BODY))[0] for _ in range(4)
             ]
 
-        assert [200, 200, 429, 429] == [answer.status for answer in answers]
+        assert [200, 200, 429, 429] == [response.status for response in answers]
         assert "false" == answers[2].headers["X-Should-Retry"]
-        assert "limited" == (await rollout_of(store, "r1")).status
+        assert "limited" == (await stored_rollout(store, "r1")).status
 
 
 class TestTerms:
@@ -188,7 +188,7 @@ class TestTerms:
         async with proxying(engine.url, store, models={"gpt-4o": "tiny"}) as served:
             _, shown = await post(http, served.url + "/v1/chat/completions", json=BODY | {"model": "gpt-4o"})
 
-        assert ("tiny", "gpt-4o") == (engine.asked[0]["model"], shown["model"])
+        assert ("tiny", "gpt-4o") == (engine.requests[0]["model"], shown["model"])
 
     async def test_sampling_rules_of_configuration_and_rollout_are_sent_and_recorded(self, store, engine, http):
         """Override wins, default yields, the rollout's rules go on top; the step says what was sent."""
@@ -201,9 +201,9 @@ class TestTerms:
                 json=BODY | {"temperature": 0.1, "max_tokens": 99},
             )
 
-        (step,) = await steps_of(store, "r1")
+        (step,) = await stored_steps(store, "r1")
         expected = {"temperature": 1.0, "seed": 3, "top_p": 0.9, "max_tokens": 10}
-        assert expected == {name: engine.asked[0][name] for name in expected}
+        assert expected == {name: engine.requests[0][name] for name in expected}
         assert expected.items() <= step.sampling.items()
         assert 0.1 == step.request["temperature"]
 
@@ -229,11 +229,11 @@ class TestBadInput:
     async def test_a_body_that_is_none_is_400(self, store, engine, http, bad):
         """The error has OpenAI's shape, and names what is wrong."""
         async with proxying(engine.url, store) as served:
-            answer, error = await post(http, served.url + "/v1/chat/completions", data=self.BAD[bad])
+            response, error = await post(http, served.url + "/v1/chat/completions", data=self.BAD[bad])
 
-        assert (400, "invalid_request_error") == (answer.status, error["error"]["type"])
+        assert (400, "invalid_request_error") == (response.status, error["error"]["type"])
         assert {"message", "type", "param", "code"} == error["error"].keys()
-        assert ((), []) == ((await store.list()).names, engine.asked)
+        assert ((), []) == ((await store.list()).names, engine.requests)
 
     async def test_duplicate_keys_mean_the_last(self, store, engine, http):
         """As to the engines."""
@@ -241,29 +241,29 @@ class TestBadInput:
         async with proxying(engine.url, store) as served:
             await post(http, served.url + "/v1/chat/completions", data=text)
 
-        assert "b" == engine.asked[0]["model"]
+        assert "b" == engine.requests[0]["model"]
 
     @pytest.mark.parametrize(("coding", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
     async def test_packed_bodies_are_read(self, store, engine, http, coding, pack):
         """gzip and deflate, as agents send them."""
         async with proxying(engine.url, store) as served:
-            answer, _ = await post(
+            response, _ = await post(
                 http,
                 served.url + "/v1/chat/completions",
                 data=pack(orjson.dumps(BODY)),
                 headers={"Content-Encoding": coding},
             )
 
-        assert (200, "hi") == (answer.status, engine.asked[0]["messages"][0]["content"])
+        assert (200, "hi") == (response.status, engine.requests[0]["messages"][0]["content"])
 
     async def test_a_body_that_claims_gzip_and_is_not_is_400(self, store, engine, http):
         """It is told apart from bad JSON."""
         async with proxying(engine.url, store) as served:
-            answer, error = await post(
+            response, error = await post(
                 http, served.url + "/v1/chat/completions", data=b"not gzip", headers={"Content-Encoding": "gzip"}
             )
 
-        assert 400 == answer.status
+        assert 400 == response.status
         assert "gzip" in error["error"]["message"]
 
     @pytest.mark.parametrize("packed", [False, True])
@@ -272,25 +272,25 @@ class TestBadInput:
         text = orjson.dumps(BODY | {"pad": "x" * 200_000})
         headers = {"Content-Encoding": "gzip"} if packed else {}
         async with proxying(engine.url, store, agents={"max_body_bytes": 100_000}) as served:
-            answer, error = await post(
+            response, error = await post(
                 http, served.url + "/v1/chat/completions", data=gzip.compress(text) if packed else text, headers=headers
             )
 
-        assert (413, "request_too_large") == (answer.status, error["error"]["type"])
+        assert (413, "request_too_large") == (response.status, error["error"]["type"])
 
     @pytest.mark.parametrize("path", ["/v1/audio/speech", "/v1/realtime", "/nothing", "/rollouts/r1/v1/images"])
     async def test_an_unknown_route_is_404_and_nothing_is_passed_on(self, store, engine, http, path):
         """Nothing that samples is passed on unrecorded by accident."""
         async with proxying(engine.url, store) as served:
-            answer, error = await post(http, served.url + path, json=BODY)
+            response, error = await post(http, served.url + path, json=BODY)
 
-        assert (404, "not_found_error", []) == (answer.status, error["error"]["type"], engine.asked)
+        assert (404, "not_found_error", []) == (response.status, error["error"]["type"], engine.requests)
 
     async def test_a_wrong_method_is_refused(self, store, engine, http):
         """The sentence says which one it takes."""
-        async with proxying(engine.url, store) as served, http.get(served.url + "/v1/chat/completions") as answer:
-            assert 404 == answer.status
-            assert "POST" in (await answer.json())["error"]["message"]
+        async with proxying(engine.url, store) as served, http.get(served.url + "/v1/chat/completions") as response:
+            assert 404 == response.status
+            assert "POST" in (await response.json())["error"]["message"]
 
     async def test_no_body_and_no_path_brings_the_proxy_down(self, store, engine, http):
         """Thousands of random bodies and ids: 200, or a named refusal (422: Osmosis' flat form); the store stays whole."""
@@ -298,7 +298,7 @@ class TestBadInput:
             await _many(served.url, engine, http)
             assert 200 == (await post(http, served.url + "/v1/chat/completions", json=BODY))[0].status
         for name in (await store.list(limit=1000)).names:
-            await steps_of(store, name)
+            await stored_steps(store, name)
 
 
 JSON = st.recursive(
@@ -328,6 +328,6 @@ async def _many(url, engine, http):
 
     draw()
     for path, text in drawn:
-        async with http.post(url + path, data=text) as answer:
-            shown = await answer.read()
-            assert answer.status in (200, 400, 422), (path, text, shown)
+        async with http.post(url + path, data=text) as response:
+            shown = await response.read()
+            assert response.status in (200, 400, 422), (path, text, shown)

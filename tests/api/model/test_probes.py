@@ -9,7 +9,7 @@ import orjson
 import pytest
 from fakes import proxying
 from recorded import load
-from stored import steps_of
+from stored import stored_steps
 from trainers import load_published
 
 from proxy.api.model.probes import KNOWN, is_probe
@@ -111,11 +111,11 @@ async def test_a_probe_is_answered_whatever_calls_without_a_rollout_get(store, e
     engine.plays(WHOLE)
     async with (
         proxying(engine.url, store, agents={"unnamed_rollouts": unnamed_rollouts}) as served,
-        http.post(served.url + CHAT, json=HI) as answer,
+        http.post(served.url + CHAT, json=HI) as response,
     ):
-        assert 200 == answer.status
+        assert 200 == response.status
 
-    assert ([HI], ()) == (engine.asked, (await store.list()).names)
+    assert ([HI], ()) == (engine.requests, (await store.list()).names)
 
 
 @pytest.mark.parametrize(
@@ -136,13 +136,13 @@ async def test_a_call_that_names_a_rollout_is_never_a_probe(store, engine, http,
     engine.plays(WHOLE)
     probes = {"one_token": True, "user_agents": ["probe"]}
     async with proxying(engine.url, store, agents={"probes": probes}) as served:
-        async with http.post(f"{served.url}/rollouts", json={"rollout_id": "r1"}) as answer:
-            key = (await answer.json())["api_key"]
+        async with http.post(f"{served.url}/rollouts", json={"rollout_id": "r1"}) as response:
+            key = (await response.json())["api_key"]
         sent = {name: value.replace("minted", key) for name, value in headers.items()} | {"User-Agent": "probe/1"}
-        async with http.post(served.url + prefix + CHAT, json=HI | fields, headers=sent) as answer:
-            assert (200, "r1") == (answer.status, answer.headers["X-Rollout-Id"])
+        async with http.post(served.url + prefix + CHAT, json=HI | fields, headers=sent) as response:
+            assert (200, "r1") == (response.status, response.headers["X-Rollout-Id"])
 
-    assert 1 == len(await steps_of(store, "r1"))
+    assert 1 == len(await stored_steps(store, "r1"))
 
 
 @pytest.mark.parametrize(
@@ -179,13 +179,13 @@ async def test_a_probe_is_answered_and_not_recorded(store, engine, http):
     engine.plays(WHOLE)
     said = {"agents": {"probes": {"user_agents": ["probe"]}}, "models": {"tiny": "served"}}
     async with proxying(engine.url, store, **said) as served:
-        async with http.post(served.url + CHAT, json=PING, headers={"User-Agent": "probe/1"}) as answer:
-            assert (200, WHOLE.answer) == (answer.status, await answer.read())
-            assert "X-Step-Id" not in answer.headers
-        async with http.get(served.url + "/metrics") as answer:
-            assert 'tokentape_health_probes_total{dialect="chat"} 1.0' in await answer.text()
+        async with http.post(served.url + CHAT, json=PING, headers={"User-Agent": "probe/1"}) as response:
+            assert (200, WHOLE.response) == (response.status, await response.read())
+            assert "X-Step-Id" not in response.headers
+        async with http.get(served.url + "/metrics") as response:
+            assert 'tokentape_health_probes_total{dialect="chat"} 1.0' in await response.text()
 
-    assert [PING | {"model": "served"}] == engine.asked
+    assert [PING | {"model": "served"}] == engine.requests
     assert () == (await store.list()).names
 
 
@@ -194,7 +194,7 @@ async def test_a_probe_needs_a_key_like_any_call(store, engine, http):
     said = {"agents": {"probes": {"user_agents": ["probe"]}, "api_keys": ["secret"]}}
     async with (
         proxying(engine.url, store, **said) as served,
-        http.post(served.url + CHAT, json=PING, headers={"User-Agent": "probe/1"}) as answer,
+        http.post(served.url + CHAT, json=PING, headers={"User-Agent": "probe/1"}) as response,
     ):
-        assert 401 == answer.status
-    assert [] == engine.asked
+        assert 401 == response.status
+    assert [] == engine.requests

@@ -6,7 +6,7 @@ import anthropic
 import openai
 import pytest
 from fakes import proxying
-from stored import steps_of
+from stored import stored_steps
 
 from proxy.server.listener import simulating
 from proxy.simulator.options import Options
@@ -40,8 +40,8 @@ async def urls(store, turns):
 
 
 async def outline(http, url, rollout):
-    async with http.get(f"{url}/rollouts/{rollout}/tree") as answer:
-        return await answer.json()
+    async with http.get(f"{url}/rollouts/{rollout}/tree") as response:
+        return await response.json()
 
 
 def is_linear(tree):
@@ -68,14 +68,14 @@ async def test_a_call_of_a_tool_comes_back_as_it_was_sampled(http, store, urls, 
         ask = {"model": "m", "max_tokens": 99, "messages": said, "tools": tools}
         if stream:
             async with client[number % 2].messages.stream(**ask) as events:
-                answer = await events.get_final_message()
+                response = await events.get_final_message()
         else:
-            answer = await client[number % 2].messages.create(**ask)
-        calls = [block for block in answer.content if block.type == "tool_use"]
+            response = await client[number % 2].messages.create(**ask)
+        calls = [block for block in response.content if block.type == "tool_use"]
         results = [{"type": "tool_result", "tool_use_id": call.id, "content": "rain"} for call in calls]
-        said += [{"role": "assistant", "content": answer.content}, {"role": "user", "content": results or "And?"}]
+        said += [{"role": "assistant", "content": response.content}, {"role": "user", "content": results or "And?"}]
     tree = await outline(http, urls[0], "r1")
-    later = [step.body["messages"] for step in (await steps_of(store, "r1"))[1:]]
+    later = [step.body["messages"] for step in (await stored_steps(store, "r1"))[1:]]
     sent = [message["tool_calls"] for messages in later for message in messages if message.get("tool_calls")]
 
     assert [[spelt], [spelt]] == [[call["function"]["arguments"] for call in calls] for calls in sent]
@@ -92,8 +92,8 @@ async def test_a_call_may_name_the_answer_before_it_and_no_rollout(http, urls, s
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
     two = await second.responses.create(model="m", input=[result], previous_response_id=one.id, tools=tools)
     three = await first.responses.create(model="m", input="And?", previous_response_id=two.id, tools=tools)
-    async with http.get(f"{urls[0]}/rollouts") as answer:
-        (rollout,) = (await answer.json())["rollouts"]
+    async with http.get(f"{urls[0]}/rollouts") as response:
+        (rollout,) = (await response.json())["rollouts"]
     tree = await outline(http, urls[0], rollout["rollout_id"])
 
     assert ["It rains.", "Bye."] == [two.output_text, three.output_text]
@@ -150,8 +150,8 @@ async def test_a_rollouts_own_key_follows_no_answer_of_another(http, urls, sdk):
     """403, whatever id it names."""
     client = sdk(openai.AsyncOpenAI, f"{urls[0]}/rollouts/other/v1")
     foreign = await client.responses.create(model="m", input="secret")
-    async with http.post(f"{urls[0]}/rollouts", json={"rollout_id": "own"}) as answer:
-        opened = await answer.json()
+    async with http.post(f"{urls[0]}/rollouts", json={"rollout_id": "own"}) as response:
+        opened = await response.json()
     own = sdk(openai.AsyncOpenAI, opened["base_url"], opened["api_key"])
     with pytest.raises(openai.PermissionDeniedError):
         await own.responses.create(model="m", input="and?", previous_response_id=foreign.id)
@@ -172,7 +172,7 @@ async def test_a_client_that_leaves_while_calls_are_kept_loses_no_step(http, sto
                 await asyncio.sleep(0.01)
         asking.cancel()
         store.waiting.pop("mark").set()
-        async with http.get(f"{served.url}/rollouts/r1") as answer:
-            counts = (await answer.json())["counts"]
+        async with http.get(f"{served.url}/rollouts/r1") as response:
+            counts = (await response.json())["counts"]
 
     assert (1, 1) == (counts["steps"], counts["exact"])

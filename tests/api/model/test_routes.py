@@ -18,14 +18,14 @@ from fakes import proxying
 )
 async def test_a_path_has_one_method_and_any_other_path_is_404(store, engine, http, method, path, status):
     """Nothing reaches the engine that is neither recorded nor listed in `engines.passthrough`."""
-    async with proxying(engine.url, store) as served, http.request(method, served.url + path) as answer:
-        assert status == answer.status
-    assert [] == engine.asked
+    async with proxying(engine.url, store) as served, http.request(method, served.url + path) as response:
+        assert status == response.status
+    assert [] == engine.requests
 
 
 async def test_a_wrong_method_of_a_sampling_endpoint_names_the_right_one(store, engine, http):
     """The error says which method the endpoint takes."""
-    async with proxying(engine.url, store) as served, http.get(f"{served.url}/v1/chat/completions") as answer:
-        body = await answer.json()
+    async with proxying(engine.url, store) as served, http.get(f"{served.url}/v1/chat/completions") as response:
+        body = await response.json()
 
     assert "POST" in body["error"]["message"]

@@ -67,8 +67,8 @@ async def test_a_deleted_answer_is_gone_and_its_step_stays(clients, urls, http):
     for ask in (one.responses.retrieve, one.responses.delete, other.responses.input_items.list):
         with pytest.raises(openai.NotFoundError):
             await ask(given.id)
-    async with http.get(f"{urls[0]}/rollouts") as answer:
-        (rollout,) = (await answer.json())["rollouts"]
+    async with http.get(f"{urls[0]}/rollouts") as response:
+        (rollout,) = (await response.json())["rollouts"]
 
     assert 1 == rollout["counts"]["exact"]
 
@@ -84,9 +84,9 @@ async def test_what_is_not_to_be_stored_is_not_shown(clients):
 async def test_other_names_are_404(clients, http, urls, name):
     """In OpenAI's shape; so are routes that are not served."""
     for method, path in (("GET", f"/v1/responses/{name}x"), ("POST", f"/v1/responses/{name}x/cancel")):
-        async with http.request(method, f"{urls[0]}{path}") as answer:
-            assert 404 == answer.status
-            assert (await answer.json())["error"]["message"]
+        async with http.request(method, f"{urls[0]}{path}") as response:
+            assert 404 == response.status
+            assert (await response.json())["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -95,6 +95,6 @@ async def test_other_names_are_404(clients, http, urls, name):
 async def test_a_page_that_cannot_be_is_refused(clients, http, urls, query, status):
     """Naming what is wrong with it."""
     given = await clients[0].responses.create(model="m", input=ASKED)
-    async with http.get(f"{urls[0]}/v1/responses/{given.id}/input_items{query}") as answer:
-        assert status == answer.status
-        assert (await answer.json())["error"]["param"] in query
+    async with http.get(f"{urls[0]}/v1/responses/{given.id}/input_items{query}") as response:
+        assert status == response.status
+        assert (await response.json())["error"]["param"] in query

@@ -5,13 +5,13 @@ import pytest
 from fakes import proxying
 from recorded import load
 from simulated_tokenizer import make_simulated_tokenizer
-from stored import steps_of
+from stored import stored_steps
 
 CHAT = "/rollouts/r1/v1/chat/completions"
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "logprobs": True, "max_tokens": 24}
 IDS, PIECES = {"X-Reply-Ids": "choices"}, {"X-Reply-Tokens": "pieces"}
 WHOLE = load("chat_ids_lp")
-RECORDED = orjson.loads(WHOLE.answer)
+RECORDED = orjson.loads(WHOLE.response)
 
 
 @pytest.fixture(scope="module")
@@ -26,9 +26,9 @@ async def asked(http, engine, store, *, headers=None, opening=None, path=CHAT, e
         if opening is not None:
             async with http.post(f"{served.url}/rollouts", json={"rollout_id": "r1", **opening}) as opened:
                 assert 201 == opened.status, await opened.text()
-        async with http.post(served.url + path, json=BODY | fields, headers=headers) as answer:
-            text = await answer.read()
-            return answer.status, orjson.loads(text) if answer.content_type == "application/json" else text
+        async with http.post(served.url + path, json=BODY | fields, headers=headers) as response:
+            text = await response.read()
+            return response.status, orjson.loads(text) if response.content_type == "application/json" else text
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ async def test_the_engine_learns_nothing_of_it(store, engine, http):
     """The headers are ours; and the step keeps what its client saw."""
     engine.plays(WHOLE)
     _, shown = await asked(http, engine, store, headers=IDS)
-    (step,) = await steps_of(store, "r1")
+    (step,) = await stored_steps(store, "r1")
 
     assert set() == {name for name in engine.headers[0] if name.startswith("x-reply")}
     assert shown == step.response
@@ -67,7 +67,7 @@ async def test_a_stream_is_told_of_the_whole_reply(store, engine, http):
     chunks = [orjson.loads(event[6:]) for event in events.split(b"\n\n") if event.startswith(b"data: {")]
     last = chunks[-1]["choices"][0]
 
-    assert "stream" not in engine.asked[0]
+    assert "stream" not in engine.requests[0]
     assert RECORDED["choices"][0]["finish_reason"] == last["finish_reason"]
     assert RECORDED["choices"][0]["token_ids"] == last["response_token_ids"]
 
@@ -77,7 +77,7 @@ async def test_a_stream_that_cannot_be_made_so_is_refused(store, engine, http):
     status, told = await asked(http, engine, store, headers=IDS, stream=True, prompt_logprobs=1)
 
     assert (422, "stream") == (status, told["error"]["param"])
-    assert [] == engine.asked
+    assert [] == engine.requests
 
 
 @pytest.mark.parametrize(
@@ -99,17 +99,17 @@ async def test_what_cannot_be_told_is_refused_before_it_is_sent(store, engine, h
 
     assert 422 == status
     assert why in told["error"]["message"]
-    assert [] == engine.asked
-    assert [] == await steps_of(store, "r1")
+    assert [] == engine.requests
+    assert [] == await stored_steps(store, "r1")
 
 
 async def test_ids_beyond_the_configured_vocabulary(store, engine, http, folder):
     """A tokenizer of another model has no pieces of them: null, where text would be taken for pieces."""
     engine.plays(load("chat_ids_lp_asids"))
-    ids = orjson.loads(load("chat_ids_lp_asids").answer)["choices"][0]["token_ids"]
+    ids = orjson.loads(load("chat_ids_lp_asids").response)["choices"][0]["token_ids"]
     _, shown = await asked(http, engine, store, headers=PIECES, endpoint={"tokenizer": folder}, top_logprobs=1)
 
-    assert engine.asked[0]["return_tokens_as_token_ids"] is True
+    assert engine.requests[0]["return_tokens_as_token_ids"] is True
     assert max(ids) > 2047
     assert shown["choices"][0]["logprobs"] is None
 
@@ -127,5 +127,5 @@ async def test_an_unknown_form_is_refused_when_a_rollout_is_opened(store, engine
     """A misspelt one as well."""
     async with proxying(engine.url, store) as served:
         for reply in ({"tokens": "words"}, {"token": "pieces"}):
-            async with http.post(f"{served.url}/rollouts", json={"reply": reply}) as answer:
-                assert (422, "reply") == (answer.status, (await answer.json())["error"]["param"])
+            async with http.post(f"{served.url}/rollouts", json={"reply": reply}) as response:
+                assert (422, "reply") == (response.status, (await response.json())["error"]["param"])

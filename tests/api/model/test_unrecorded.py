@@ -17,12 +17,12 @@ MODELS = {"object": "list", "data": [{"id": "policy", "object": "model", "max_mo
 def answered(engine):
     """The engine lists its models, and says back what it was sent."""
 
-    async def answering(request, body):
+    async def respond(request, body):
         if request.path == "/v1/models":
             return web.json_response(MODELS)
         return web.json_response({"path": request.raw_path, "body": body, "method": request.method}, status=207)
 
-    engine.answering = answering
+    engine.respond = respond
 
 
 async def test_an_allowed_path_is_passed_on_untouched(store, engine):
@@ -30,11 +30,11 @@ async def test_an_allowed_path_is_passed_on_untouched(store, engine):
     async with (
         proxying(engine.url, store) as served,
         aiohttp.ClientSession() as http,
-        http.post(URL(served.url + "/tokenize?a=%2F", encoded=True), json={"prompt": "x"}) as answer,
+        http.post(URL(served.url + "/tokenize?a=%2F", encoded=True), json={"prompt": "x"}) as response,
     ):
-        shown = await answer.json()
+        shown = await response.json()
 
-    assert 207 == answer.status
+    assert 207 == response.status
     assert {"path": "/tokenize?a=%2F", "body": {"prompt": "x"}, "method": "POST"} == shown
     assert () == (await store.list()).names
 
@@ -44,9 +44,9 @@ async def test_an_allowed_path_passes_under_a_rollout_too(store, engine):
     async with (
         proxying(engine.url, store) as served,
         aiohttp.ClientSession() as http,
-        http.post(served.url + "/rollouts/r1/v1/embeddings", json={"input": "x"}) as answer,
+        http.post(served.url + "/rollouts/r1/v1/embeddings", json={"input": "x"}) as response,
     ):
-        assert "/v1/embeddings" == (await answer.json())["path"]
+        assert "/v1/embeddings" == (await response.json())["path"]
 
 
 @pytest.mark.parametrize(
@@ -61,19 +61,19 @@ async def test_the_engines_models_are_listed(store, engine, path, expected):
     async with (
         proxying(engine.url, store) as served,
         aiohttp.ClientSession() as http,
-        http.get(served.url + path) as answer,
+        http.get(served.url + path) as response,
     ):
-        assert expected == [model["id"] for model in (await answer.json())["data"]]
+        assert expected == [model["id"] for model in (await response.json())["data"]]
 
 
 async def test_aliases_are_listed_beside_the_models_they_name(store, engine):
     """An alias looks like the model it names; one that names nothing is not listed, nor is the catch-all."""
     aliases = {"gpt-4o": "policy", "*": "policy", "lost": "nothing"}
     async with proxying(engine.url, store, models=aliases) as served, aiohttp.ClientSession() as http:
-        async with http.get(served.url + "/v1/models") as answer:
-            listed = await answer.json()
-        async with http.get(served.url + "/v1/models/gpt-4o") as answer:
-            one = await answer.json()
+        async with http.get(served.url + "/v1/models") as response:
+            listed = await response.json()
+        async with http.get(served.url + "/v1/models/gpt-4o") as response:
+            one = await response.json()
 
     assert ["policy", "gpt-4o"] == [model["id"] for model in listed["data"]]
     assert ("gpt-4o", 2048) == (one["id"], one["max_model_len"])
@@ -84,9 +84,9 @@ async def test_an_alias_that_names_nothing_is_404(store, engine):
     async with (
         proxying(engine.url, store, models={"lost": "nothing"}) as served,
         aiohttp.ClientSession() as http,
-        http.get(served.url + "/v1/models/lost") as answer,
+        http.get(served.url + "/v1/models/lost") as response,
     ):
-        assert 404 == answer.status
+        assert 404 == response.status
 
 
 async def test_without_an_engine_it_is_503(store):
@@ -94,9 +94,9 @@ async def test_without_an_engine_it_is_503(store):
     async with (
         proxying(None, store) as served,
         aiohttp.ClientSession() as http,
-        http.get(served.url + "/v1/models") as answer,
+        http.get(served.url + "/v1/models") as response,
     ):
-        assert (503, "engine_unreachable") == (answer.status, (await answer.json())["error"]["code"])
+        assert (503, "engine_unreachable") == (response.status, (await response.json())["error"]["code"])
 
 
 @pytest.mark.parametrize("eject_after", [1, 99], ids=["passed over", "tried in vain"])
@@ -110,15 +110,17 @@ async def test_with_one_of_two_endpoints_dead_nothing_fails(store, engine, eject
     async with proxying(None, store, models={"alias": "policy"}, **said) as served, aiohttp.ClientSession() as http:
 
         async def faults():
-            async with http.get(served.url + "/metrics") as answer:
-                return sum(map(float, re.findall(r'engine_faults_total\{engine="dead".*\} (.*)', await answer.text())))
+            async with http.get(served.url + "/metrics") as response:
+                return sum(
+                    map(float, re.findall(r'engine_faults_total\{engine="dead".*\} (.*)', await response.text()))
+                )
 
         async with http.get(served.url + "/engines"):
             before = await faults()
         for path in [*paths, "/v1/models", "/v1/models/alias"]:
             method = "GET" if "models" in path else "POST"
-            async with http.request(method, served.url + path, json={}) as answer:
-                assert answer.status in {200, 207}
+            async with http.request(method, served.url + path, json={}) as response:
+                assert response.status in {200, 207}
         tried = await faults() - before
 
     assert tried == 0 if eject_after == 1 else tried > 0
@@ -138,18 +140,18 @@ JUNK = [
 async def test_a_list_of_models_that_is_none_is_the_engines_fault(store, engine, http, junk, path, version):
     """502 in the shape of the client's dialect, whatever the engine answers with status 200."""
 
-    async def answering(request, body):
+    async def respond(request, body):
         return web.Response(body=junk, content_type="application/json")
 
-    engine.answering = answering
+    engine.respond = respond
     headers = {} if version is None else {"anthropic-version": version}
     async with (
         proxying(engine.url, store, models={"alias": "policy"}) as served,
-        http.get(served.url + path, headers=headers) as answer,
+        http.get(served.url + path, headers=headers) as response,
     ):
-        said = await answer.json()
+        said = await response.json()
 
-    assert 502 == answer.status
+    assert 502 == response.status
     assert "The engine disconnected, or its response is invalid" in said["error"]["message"]
     assert (version is not None) == ("code" not in said["error"])
 
@@ -158,23 +160,23 @@ async def test_models_of_odd_fields_are_listed(store, engine, http):
     """What is beside the id may be anything."""
     odd = [{"id": "a", "created": "x", "max_model_len": []}, {"id": "b", "created": 10**30, "max_model_len": 1.5}]
 
-    async def answering(request, body):
+    async def respond(request, body):
         return web.json_response({"data": odd})
 
-    engine.answering = answering
+    engine.respond = respond
     async with proxying(engine.url, store, models={"alias": "a"}) as served:
         for headers in ({}, {"anthropic-version": "2023-06-01"}):
-            async with http.get(served.url + "/v1/models", headers=headers) as answer:
-                assert {"a", "b", "alias"} == {model["id"] for model in (await answer.json())["data"]}
+            async with http.get(served.url + "/v1/models", headers=headers) as response:
+                assert {"a", "b", "alias"} == {model["id"] for model in (await response.json())["data"]}
 
 
 async def test_a_client_that_leaves_closes_the_engines_connection(store, engine):
     """Nothing goes on for nobody."""
     engine.streams([b"a" * 10], then="hang")
     async with proxying(engine.url, store) as served, aiohttp.ClientSession() as http:
-        async with http.post(served.url + "/tokenize", json={}) as answer:
-            await answer.content.readexactly(10)
-            answer.close()
+        async with http.post(served.url + "/tokenize", json={}) as response:
+            await response.content.readexactly(10)
+            response.close()
         await engine.aborted.wait()
 
     assert engine.aborted.is_set()

@@ -18,11 +18,11 @@ async def test_the_count_is_the_prompt_that_the_call_then_has(store, http, shape
     async with simulating("127.0.0.1:0", Options(shape=shape)) as engine, proxying(engine, store) as served:
         client = sdk(anthropic.AsyncAnthropic, f"{served.url}/rollouts/r1")
         counted = await client.messages.count_tokens(**said)
-        answer = await client.messages.create(**said, max_tokens=9)
+        response = await client.messages.create(**said, max_tokens=9)
         async with http.get(f"{served.url}/rollouts/r1") as shown:
             counts = (await shown.json())["counts"]
 
-    assert answer.usage.input_tokens == counted.input_tokens
+    assert response.usage.input_tokens == counted.input_tokens
     assert 1 == counts["steps"]
 
 
@@ -40,15 +40,15 @@ async def test_an_engine_that_cannot_count_is_said(store, engine, sdk):
 async def test_a_count_that_is_none_is_as_no_count(store, engine, http, junk):
     """Whatever the engine answers: the client learns that it cannot count."""
 
-    async def answering(request, body):
+    async def respond(request, body):
         return web.Response(body=junk, content_type="application/json")
 
-    engine.answering = answering
+    engine.respond = respond
     async with (
         proxying(engine.url, store) as served,
-        http.post(served.url + "/v1/messages/count_tokens", json=SAID) as answer,
+        http.post(served.url + "/v1/messages/count_tokens", json=SAID) as response,
     ):
-        assert (400, True) == (answer.status, "is not supported" in await answer.text())
+        assert (400, True) == (response.status, "is not supported" in await response.text())
 
 
 async def test_what_is_no_conversation_is_refused(store, engine, sdk):

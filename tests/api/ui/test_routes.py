@@ -31,12 +31,12 @@ async def test_each_file_is_served_with_its_type_and_no_other(store, http):
     async with proxying(None, store) as served:
         for path in FILES:
             where = "/ui" if path.name == "index.html" else f"/ui/{path.name}"
-            async with http.get(served.url + where) as answer:
-                assert (200, TYPES[path.suffix], "utf-8") == (answer.status, answer.content_type, answer.charset)
-                assert path.read_bytes() == await answer.read()
+            async with http.get(served.url + where) as response:
+                assert (200, TYPES[path.suffix], "utf-8") == (response.status, response.content_type, response.charset)
+                assert path.read_bytes() == await response.read()
         for name in ("serving.py", "__init__.py", "none.js", "..%2fserving.py", "%2e%2e", "style.css%00", "a/b"):
-            async with http.get(f"{served.url}/ui/{name}") as answer:
-                assert answer.status in (401, 404), name
+            async with http.get(f"{served.url}/ui/{name}") as response:
+                assert response.status in (401, 404), name
 
     assert {path.name for path in FILES} == serving._FILES.keys()
 
@@ -44,10 +44,11 @@ async def test_each_file_is_served_with_its_type_and_no_other(store, http):
 @pytest.mark.parametrize("path", ["/ui", "/ui/app.js"])
 async def test_a_browser_is_told_to_do_nothing_that_the_page_does_not_need(store, http, path):
     """No script but ours, no frame, no form, no other origin; whatever the key."""
-    async with proxying(None, store, **KEYS) as served, http.get(served.url + path) as answer:
-        policy = dict(rule.split(" ", 1) for rule in answer.headers["Content-Security-Policy"].split("; "))
+    async with proxying(None, store, **KEYS) as served, http.get(served.url + path) as response:
+        policy = dict(rule.split(" ", 1) for rule in response.headers["Content-Security-Policy"].split("; "))
         told = [
-            answer.headers[name] for name in ("X-Content-Type-Options", "Referrer-Policy", "Cross-Origin-Opener-Policy")
+            response.headers[name]
+            for name in ("X-Content-Type-Options", "Referrer-Policy", "Cross-Origin-Opener-Policy")
         ]
 
     assert {
@@ -60,24 +61,24 @@ async def test_a_browser_is_told_to_do_nothing_that_the_page_does_not_need(store
 async def test_a_slash_at_the_end_leads_to_the_page(store, http):
     """Also below a path that another proxy adds: the way is told relatively."""
     async with proxying(None, store, **KEYS) as served:
-        async with http.get(f"{served.url}/ui/", allow_redirects=False) as answer:
-            assert (308, "../ui") == (answer.status, answer.headers["Location"])
-        async with http.get(f"{served.url}/ui/") as answer:
-            assert (200, f"{served.url}/ui") == (answer.status, str(answer.url))
+        async with http.get(f"{served.url}/ui/", allow_redirects=False) as response:
+            assert (308, "../ui") == (response.status, response.headers["Location"])
+        async with http.get(f"{served.url}/ui/") as response:
+            assert (200, f"{served.url}/ui") == (response.status, str(response.url))
 
 
 async def test_a_file_that_the_browser_has_is_not_sent_again(store, http):
     """By its ETag, a strong one; an unknown one is sent the file."""
     async with proxying(None, store) as served:
-        async with http.get(f"{served.url}/ui/app.js") as answer:
-            tag, length = answer.headers["ETag"], len(await answer.read())
-            assert "no-cache" == answer.headers["Cache-Control"]
+        async with http.get(f"{served.url}/ui/app.js") as response:
+            tag, length = response.headers["ETag"], len(await response.read())
+            assert "no-cache" == response.headers["Cache-Control"]
         statuses = []
         for known in (tag, f"W/{tag}", f'"other", {tag}', "*", '"other"'):
-            async with http.get(f"{served.url}/ui/app.js", headers={"If-None-Match": known}) as answer:
-                statuses.append((answer.status, len(await answer.read()), answer.headers["ETag"]))
-        async with http.get(f"{served.url}/ui/list.js") as answer:
-            assert tag != answer.headers["ETag"]
+            async with http.get(f"{served.url}/ui/app.js", headers={"If-None-Match": known}) as response:
+                statuses.append((response.status, len(await response.read()), response.headers["ETag"]))
+        async with http.get(f"{served.url}/ui/list.js") as response:
+            assert tag != response.headers["ETag"]
 
     assert tag.startswith('"')
     assert [(304, 0, tag)] * 4 + [(200, length, tag)] == statuses
@@ -89,8 +90,8 @@ async def test_the_files_need_no_key_and_what_they_show_does(store, http):
         statuses = []
         for path in ("/ui", "/ui/app.js", "/rollouts", "/events"):
             for headers in ({}, {"Authorization": "Bearer agent-key"}):
-                async with http.get(served.url + path, headers=headers) as answer:
-                    statuses.append(answer.status)
+                async with http.get(served.url + path, headers=headers) as response:
+                    statuses.append(response.status)
 
     assert [200, 200, 200, 200, 401, 403, 401, 403] == statuses
 
@@ -99,10 +100,10 @@ async def test_the_page_is_on_the_control_api_alone(store):
     """Where that has a port of its own, agents' port has none."""
     said = {"control": {"listen": "127.0.0.1:0"}}
     async with proxying(None, store, **said) as served, aiohttp.ClientSession() as http:
-        async with http.get(f"{served.control_url}/ui") as answer:
-            assert 200 == answer.status
-        async with http.get(f"{served.url}/ui") as answer:
-            assert 404 == answer.status
+        async with http.get(f"{served.control_url}/ui") as response:
+            assert 200 == response.status
+        async with http.get(f"{served.url}/ui") as response:
+            assert 404 == response.status
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=name_of)

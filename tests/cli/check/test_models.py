@@ -2,7 +2,7 @@
 
 import pytest
 from fakes import settings_for
-from findings import graded, of_all
+from findings import all_findings, graded
 
 from proxy.cli.check import models
 from proxy.cli.check.models import check_aliases, check_tokenizer
@@ -17,7 +17,7 @@ async def test_an_alias_that_names_nothing_is_a_fault(tmp_path):
     """Told with what the engine does list, so that it can be mended without looking."""
     aliases = {"gpt-4o": "simulated", "policy": "polcy"}
     async with simulating("127.0.0.1:0", Options()) as url:
-        found = await of_all(settings_for(url, models=aliases, store={"url": f"embedded:{tmp_path / 'store'}"}))
+        found = await all_findings(settings_for(url, models=aliases, store={"url": f"embedded:{tmp_path / 'store'}"}))
 
     (fault,) = graded(found)["fault"]
     assert (
@@ -66,6 +66,6 @@ async def test_a_tokenizer_of_an_engine_is_tried(tmp_path, monkeypatch):
     async with simulating("127.0.0.1:0", Options()) as url:
         engines = {"endpoints": [{"url": url, "tokenizer": "good/one"}]}
         said = {"listen": "127.0.0.1:0", "engines": engines, "store": {"url": f"embedded:{tmp_path / 'store'}"}}
-        found = graded(await of_all(config.load(**said)))
+        found = graded(await all_findings(config.load(**said)))
 
     assert any("tokenizer good/one: loads" in each for each in found["ok"])

@@ -4,7 +4,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from fakes import proxying
-from findings import graded, of_engine
+from findings import engine_findings, graded
 
 from proxy.cli.check.network import find_engine, is_tokentape
 from proxy.config.settings import Settings
@@ -23,20 +23,20 @@ async def engine():
 async def test_the_address_that_was_meant_is_found(engine, wrong):
     """A trailing path, https where plain HTTP is spoken, and both: the finding says what to write."""
     url = wrong.format(engine, host=urlsplit(engine).netloc)
-    (fault,) = graded(await of_engine(url))["fault"]
+    (fault,) = graded(await engine_findings(url))["fault"]
 
     assert f"use {engine}, where an engine responds" in fault
 
 
 async def test_v1_at_the_end_is_taken_off(engine):
     """Base URLs of clients end in it: that is no mistake here."""
-    assert [] == graded(await of_engine(f"{engine}/v1/"))["fault"]
+    assert [] == graded(await engine_findings(f"{engine}/v1/"))["fault"]
 
 
 async def test_a_dead_port_is_told_once():
     """Nobody listens, whatever is tried: the sentence says so, and asks what to look at."""
     assert await find_engine("http://127.0.0.1:9") is None
-    (fault,) = graded(await of_engine("http://127.0.0.1:9"))["fault"]
+    (fault,) = graded(await engine_findings("http://127.0.0.1:9"))["fault"]
 
     assert 1 == fault.count("is unreachable")
     assert "check that it is running" in fault
@@ -45,7 +45,7 @@ async def test_a_dead_port_is_told_once():
 async def test_a_proxy_of_our_own_is_no_engine(engine, store):
     """One that runs, and the one that this very configuration would start."""
     async with proxying(engine, store) as served:
-        (fault,) = graded(await of_engine(served.url))["fault"]
+        (fault,) = graded(await engine_findings(served.url))["fault"]
 
     assert "this is a TokenTape proxy" in fault
     assert await is_tokentape("http://localhost:8400", Settings())

@@ -16,9 +16,9 @@ async def found(*findings):
         yield finding
 
 
-async def test_each_finding_has_a_mark_and_what_mends_it_below(printed):
+async def test_each_finding_has_a_mark_and_what_mends_it_below(make_console):
     """What engines answered is harmless, and no markup; a fault makes all of it one."""
-    out = printed()
+    out = make_console()
     is_well = await print_findings(found(*FOUND), out, as_json=False)
 
     assert not is_well
@@ -32,14 +32,14 @@ async def test_each_finding_has_a_mark_and_what_mends_it_below(printed):
     ] == out.file.getvalue().splitlines()
 
 
-async def test_notes_are_no_faults(printed):
+async def test_notes_are_no_faults(make_console):
     """Worth knowing, and well all the same."""
-    assert await print_findings(found(*FOUND[:2]), printed(), as_json=False)
+    assert await print_findings(found(*FOUND[:2]), make_console(), as_json=False)
 
 
-async def test_as_json_all_findings_are_one_document(printed, capsys):
+async def test_as_json_all_findings_are_one_document(make_console, capsys):
     """With whether all is well."""
-    out = printed()
+    out = make_console()
     await print_findings(single(FOUND[2]), out, as_json=True)
 
     assert {

@@ -8,11 +8,11 @@ from proxy.cli.render.rollout import RolloutView, StepView, drift_lines, header,
 
 
 @pytest.fixture
-async def told(http, place, filled):
+async def told(http, address, recorded):
     """What the control API tells of a rollout: itself, its tree and its steps."""
 
     async def of(name: str):
-        client = ControlClient(http, place.url)
+        client = ControlClient(http, address.url)
         steps = [step async for step in client.steps(name)]
         return await client.get(rollout_path(name)), await client.get(f"{rollout_path(name)}/tree"), steps
 
@@ -113,7 +113,7 @@ async def test_ids_are_those_that_are_new_and_those_that_were_sampled(told):
     """Joined along a branch they are its sequence, the sampled ones bright."""
     of = await told("demo")
     shown = lines(of, StepView(ids=True))
-    at = [place for place, line in enumerate(shown) if line.plain.startswith("ids")]
+    at = [address for address, line in enumerate(shown) if line.plain.startswith("ids")]
     given, sampled = ([int(one) for one in shown[at[1] + below].plain.split() if one.isdecimal()] for below in (0, 1))
     steps = of[2]
 

@@ -91,9 +91,9 @@ def test_only_what_is_new_in_a_conversation_is_told():
     """Behind the parent's messages and its answer; all of it where the conversation was rewritten."""
     first = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
     parent = step(request={"messages": first})
-    answer, tool = {"role": "assistant", "content": "a"}, {"role": "tool", "content": "t"}
-    went_on = step(request={"messages": [*first, answer, tool]})
-    rewritten = step(request={"messages": [{"role": "user", "content": "other"}, answer]})
+    response, tool = {"role": "assistant", "content": "a"}, {"role": "tool", "content": "t"}
+    went_on = step(request={"messages": [*first, response, tool]})
+    rewritten = step(request={"messages": [{"role": "user", "content": "other"}, response]})
 
     assert ["tool        t"] == texts(show.prompt_lines(went_on, parent, whole=False))
     assert 4 == len(texts(show.prompt_lines(went_on, None, whole=False)))
@@ -103,11 +103,11 @@ def test_only_what_is_new_in_a_conversation_is_told():
 def test_messages_are_those_that_were_sent():
     """Where a client's own body was of another shape, as in dialects that are asked for by way of chat."""
     chat = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
-    answer = {"role": "assistant", "content": "a"}
+    response = {"role": "assistant", "content": "a"}
     own = {"instructions": "s", "input": "u", "prompt": "stored"}
     parent = step(request=own, sent={"set": {"messages": chat}, "unset": [*own]})
     went_on = step(
-        request={**own, "messages": [7]}, sent={"set": {"messages": [*chat, answer, *chat[1:]]}, "unset": [*own]}
+        request={**own, "messages": [7]}, sent={"set": {"messages": [*chat, response, *chat[1:]]}, "unset": [*own]}
     )
 
     assert ["system      s", "user        u"] == texts(show.prompt_lines(parent, None, whole=False))
@@ -129,11 +129,11 @@ def test_a_prompt_that_goes_on_from_another_is_told_from_there():
 
 def test_messages_are_dimmed_and_what_was_sampled_is_bright():
     """Unless no row trains it."""
-    (asked,) = show.prompt_lines(step(), None, whole=False)
+    (call_proxy,) = show.prompt_lines(step(), None, whole=False)
     (trained,) = show.completion_lines(step(), 0, is_trained=True)
     (untrained,) = show.completion_lines(step(), 0, is_trained=False)
 
-    assert ["dim", "bold", "dim"] == [str(line.spans[-1].style) for line in (asked, trained, untrained)]
+    assert ["dim", "bold", "dim"] == [str(line.spans[-1].style) for line in (call_proxy, trained, untrained)]
 
 
 def test_reasoning_parts_and_calls_of_tools_are_told():
@@ -170,9 +170,9 @@ def test_a_long_message_is_cut_and_says_so():
         assert len(shown) <= 13
         assert f"{len(text)} characters in total; use --whole" in shown[-1]
         assert "--whole" not in str(texts(show.prompt_lines(long, None, whole=True)))
-    answer = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "line\n" * 500}}]}
+    response = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "line\n" * 500}}]}
 
-    assert 501 == len(texts(show.completion_lines(step(response=answer), 0, is_trained=True)))
+    assert 501 == len(texts(show.completion_lines(step(response=response), 0, is_trained=True)))
 
 
 def test_hostile_text_is_harmless_wherever_it_stands():

@@ -16,9 +16,9 @@ COMPLETION = {"tokens": ["a", "b"]}
 @pytest.mark.parametrize("logprobs", [CHAT, COMPLETION])
 def test_texts_are_those_that_the_answer_told_of_the_same_choice(logprobs):
     """In either shape."""
-    answer = {"choices": [{"index": 0, "logprobs": None}, {"index": 1, "logprobs": logprobs}]}
+    response = {"choices": [{"index": 0, "logprobs": None}, {"index": 1, "logprobs": logprobs}]}
 
-    assert ["a", "b"] == recorded_texts(step(answer), 0)
+    assert ["a", "b"] == recorded_texts(step(response), 0)
 
 
 @pytest.mark.parametrize(
@@ -32,10 +32,10 @@ def test_where_none_were_told_there_are_none(response):
 
 def test_texts_of_another_number_than_ids_are_none():
     """They could not be told apart; nor are ids texts that stand in their place."""
-    answer = {"choices": [{"index": 1, "logprobs": COMPLETION}]}
+    response = {"choices": [{"index": 1, "logprobs": COMPLETION}]}
     renamed = {"choices": [{"index": 1, "logprobs": {"tokens": ["a", "token_id:2"]}}]}
 
-    assert recorded_texts(step(answer, ids=[1, 2, 3]), 0) is None
+    assert recorded_texts(step(response, ids=[1, 2, 3]), 0) is None
     assert recorded_texts(step(renamed), 0) is None
 
 

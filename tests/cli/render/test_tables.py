@@ -22,10 +22,10 @@ def lines(table, out) -> list[str]:
     return out.file.getvalue().splitlines()
 
 
-def test_everything_of_a_rollout_is_on_its_line(printed):
+def test_everything_of_a_rollout_is_on_its_line(make_console):
     """Where there is room for it."""
     table, hidden = rollouts_table([rollout("demo")], 4096, now_ms=7200_000)
-    head, line = lines(table, printed())
+    head, line = lines(table, make_console())
 
     assert [] == hidden
     assert ["demo", "g1", "completed", "0.25", "3", "2", "1", "0", "12345", "1", "edited", "2", "h"] == line.split()
@@ -45,11 +45,11 @@ def test_everything_of_a_rollout_is_on_its_line(printed):
 
 
 @pytest.mark.parametrize("width", [30, 40, 60, 80, 100, 200])
-def test_a_table_fits_into_any_width(printed, width):
+def test_a_table_fits_into_any_width(make_console, width):
     """What matters least goes first, and is named; a long id is folded, never cut."""
     name = "rollout-" + "0123456789" * 4
     table, hidden = rollouts_table([rollout(name)], width, now_ms=0)
-    shown = lines(table, printed(width, is_terminal=True))
+    shown = lines(table, make_console(width, is_terminal=True))
 
     assert all(len(plain(line)) <= width for line in shown)
     assert name == "".join(plain(line).split(" ")[0] for line in shown[1:])
@@ -58,18 +58,18 @@ def test_a_table_fits_into_any_width(printed, width):
     assert hidden == [] or "age" in hidden
 
 
-def test_names_of_others_are_no_markup_and_no_escapes(printed):
+def test_names_of_others_are_no_markup_and_no_escapes(make_console):
     """Rollouts and groups are named by whoever opens them."""
     table, _ = rollouts_table([rollout("[red]a\u202e", group_id="\x1b[2J")], 4096, now_ms=0)
-    _, line = lines(table, printed())
+    _, line = lines(table, make_console())
 
     assert line.startswith(r"[red]a\u202e  \x1b[2J")
 
 
-def test_a_group_tells_who_holds_it_or_why_it_was_dropped(printed):
+def test_a_group_tells_who_holds_it_or_why_it_was_dropped(make_console):
     """And how many of its rollouts are finished."""
     table, _ = groups_table([group("g1", consumer="t1", status="claimed"), group("g2", why="stale")], 4096, now_ms=5000)
-    _, first, second = lines(table, printed())
+    _, first, second = lines(table, make_console())
 
     assert ["g1", "claimed", "1/4", "4", "7", "t1", "5", "s"] == first.split()
     assert "stale" in second

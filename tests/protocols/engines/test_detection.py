@@ -51,7 +51,7 @@ def test_each_engine_answers_something_that_no_other_does(answers, traits):
 
 def test_llamacpp_says_who_it_is_in_a_header():
     """With its build from /props, as recorded."""
-    answers = seen(props=orjson.loads(load_http("llamacpp", "get_props").answer))
+    answers = seen(props=orjson.loads(load_http("llamacpp", "get_props").response))
     answers["/version"] = ProbeResponse(404, "llama.cpp", None)
 
     traits = identify_engine(answers)
@@ -62,7 +62,7 @@ def test_llamacpp_says_who_it_is_in_a_header():
 
 def test_the_recorded_answer_of_vllm_is_recognised():
     """`GET /version` and `GET /v1/models` of 0.32.0."""
-    version, listed = (orjson.loads(load(name).answer) for name in ("get_version", "get_v1_models"))
+    version, listed = (orjson.loads(load(name).response) for name in ("get_version", "get_v1_models"))
 
     assert Traits("vllm", "0.32.0") == identify_engine(seen(version=version))
     assert "vllm" == identify_engine(seen(v1__models=listed)).kind

@@ -198,7 +198,9 @@ def test_a_plain_answer_passes_byte_for_byte(name):
     shown, end, _ = play(plan_of(cassette.path, body, kind="llamacpp"), cassette)
 
     assert (
-        orjson.loads(cassette.answer) == orjson.loads(end) if not cassette.is_stream else cassette.answer == shown + end
+        orjson.loads(cassette.response) == orjson.loads(end)
+        if not cassette.is_stream
+        else cassette.response == shown + end
     )
 
 

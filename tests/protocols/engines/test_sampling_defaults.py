@@ -9,7 +9,7 @@ from proxy.protocols.engines.sampling_defaults import read_props, read_rendered,
 
 def test_vllm_shows_them_in_what_it_makes_of_a_chat_request():
     """As recorded: the fields of a request that says nothing of them but the temperature."""
-    rendered = orjson.loads(load("scale_out/render_chat").answer)
+    rendered = orjson.loads(load("scale_out/render_chat").response)
 
     assert "/v1/chat/completions/render" == sampling_defaults_request("vllm").path
     assert {
@@ -20,7 +20,7 @@ def test_vllm_shows_them_in_what_it_makes_of_a_chat_request():
 
 def test_llamacpp_shows_them_in_its_properties():
     """As recorded, by the names that requests have."""
-    found = read_props(orjson.loads(load_http("llamacpp", "get_props").answer))
+    found = read_props(orjson.loads(load_http("llamacpp", "get_props").response))
 
     assert ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty") == tuple(found)
     assert (pytest.approx(0.8), 40) == (found["temperature"], found["top_k"])

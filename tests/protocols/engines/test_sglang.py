@@ -141,7 +141,7 @@ def test_hiding_gives_back_the_plain_answer_byte_for_byte(plain, injected):
 
     shown, end, _ = play(planned, cassette)
 
-    assert normal(load_http("sglang", plain).answer) == normal(shown + end)
+    assert normal(load_http("sglang", plain).response) == normal(shown + end)
 
 
 def test_the_event_of_the_ids_is_dropped_in_its_unframed_form_too():
@@ -150,7 +150,7 @@ def test_the_event_of_the_ids_is_dropped_in_its_unframed_form_too():
 
     shown, end, _ = play(planned, cassette)
 
-    plain = normal(load_http("sglang", "chat_stream_plain").answer)
+    plain = normal(load_http("sglang", "chat_stream_plain").response)
     assert plain.removesuffix(b"data: [DONE]\n\n") in normal(shown + end)
     assert 1 == (shown + end).count(b'"choices":[]')
     assert b"sglext" not in shown + end
@@ -164,7 +164,7 @@ def test_events_that_only_carry_logprobs_are_dropped_unless_asked_for():
     again, last, _ = play(asked, cassette)
 
     assert 5 == (shown + end).count(b"data: {")
-    assert cassette.answer == again + last
+    assert cassette.response == again + last
     assert () == step.problems
     assert 31 == len(step.choices[0].ids)
 
@@ -225,7 +225,7 @@ def test_the_spans_of_policy_versions_are_kept():
 def test_ids_that_two_places_say_differently_are_flagged():
     """Nobody could say which were sampled."""
     planned, cassette = as_asked_by_nobody("chat_return_meta_info")
-    odd = cassette.answer.replace(b'"response_token_ids":[504', b'"response_token_ids":[505')
+    odd = cassette.response.replace(b'"response_token_ids":[504', b'"response_token_ids":[505')
 
     assert ("ids_disagree",) == play(planned, cassette, [odd])[2].problems
 
@@ -244,11 +244,11 @@ def test_ids_in_sglext_of_a_whole_answer_go_as_well():
     """And nothing else does."""
     shown = ENGINES["sglang"].strip(
         "chat",
-        orjson.loads(load_http("sglang", "chat_sglext").answer),
+        orjson.loads(load_http("sglang", "chat_sglext").response),
         StripRules(logprobs=True, keys=frozenset({"input_ids", "output_ids"})),
     )
 
-    assert normal(load_http("sglang", "chat_plain").answer) == normal(orjson.dumps(shown))
+    assert normal(load_http("sglang", "chat_plain").response) == normal(orjson.dumps(shown))
 
 
 def test_what_else_a_client_reads_of_sglext_stays():
@@ -275,7 +275,7 @@ def test_a_client_that_set_the_flags_itself_sees_every_byte(cassette):
     """The same bytes in, the same bytes out."""
     shown, end, _ = play(planned(cassette), cassette)
 
-    assert cassette.answer == shown + end
+    assert cassette.response == shown + end
 
 
 def test_there_are_clients_that_set_the_flags_themselves():

@@ -17,7 +17,7 @@ def test_an_answer_passes_untouched_and_is_flagged(name):
     shown, end, step = play(plan, cassette)
 
     assert ({}, {}) == (plan.sent["set"], plan.headers)
-    assert cassette.answer == shown + end
+    assert cassette.response == shown + end
     assert "no_token_ids" in step.problems
     assert (0, ()) == (step.sampled, step.prompts)
     assert "logprobs_mode" in step.sampling

@@ -31,7 +31,7 @@ def test_the_recorded_answer_of_vllm_is_read():
         text_request("vllm", recorded.body["tokens"]).path,
         text_request("vllm", recorded.body["tokens"]).body["tokens"],
     )
-    assert read_text("vllm", orjson.loads(recorded.answer))
+    assert read_text("vllm", orjson.loads(recorded.response))
 
 
 @pytest.mark.parametrize("answer", [None, [], {}, {"prompt": 7}])

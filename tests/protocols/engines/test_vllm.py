@@ -150,7 +150,7 @@ def test_overridden_reasoning_is_not_shown_and_content_is(name):
     cassette = load(name)
     body = {key: value for key, value in cassette.body.items() if key not in BOTH} | {"include_reasoning": False}
     shown, end, step = play(plan_of(cassette.path, body), cassette)
-    before, after = messages(cassette.answer), messages(shown + end)
+    before, after = messages(cassette.response), messages(shown + end)
 
     assert any(message.get("reasoning") for message, _ in before)
     assert not any(message.get("reasoning") for message, _ in after)

@@ -27,11 +27,11 @@ def ask(sampling, logprobs="full", **more):
 
 
 def answer(name):
-    return orjson.loads(load(name).answer)
+    return orjson.loads(load(name).response)
 
 
 def chunks(name):
-    events = [event.removeprefix(b"data: ") for event in load(name).answer.split(b"\n\n")]
+    events = [event.removeprefix(b"data: ") for event in load(name).response.split(b"\n\n")]
     return [orjson.loads(event) for event in events if event.startswith(b"{")]
 
 

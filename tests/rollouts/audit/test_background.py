@@ -17,8 +17,8 @@ BODY = {"model": "policy", "messages": [{"role": "user", "content": "hi"}], "max
 
 
 async def metric(http, url: str, name: str) -> float:
-    async with http.get(f"{url}/metrics") as answer:
-        found = re.findall(rf"^{re.escape(name)} (\S+)$", await answer.text(), re.MULTILINE)
+    async with http.get(f"{url}/metrics") as response:
+        found = re.findall(rf"^{re.escape(name)} (\S+)$", await response.text(), re.MULTILINE)
     return float(found[0]) if found else 0.0
 
 
@@ -29,9 +29,9 @@ async def test_steps_are_scored_again_and_counted(store, http, rate, audited):
         simulating("127.0.0.1:0", Options(seed=1)) as engine,
         proxying(engine, store, audit={"sample_rate": rate}) as served,
     ):
-        async with http.post(f"{served.url}/rollouts/r1/v1/chat/completions", json=BODY) as answer:
-            assert 200 == answer.status
-            sampled = (await answer.json())["usage"]["completion_tokens"]
+        async with http.post(f"{served.url}/rollouts/r1/v1/chat/completions", json=BODY) as response:
+            assert 200 == response.status
+            sampled = (await response.json())["usage"]["completion_tokens"]
         if not audited:
             assert 0 == await metric(http, served.url, 'tokentape_audits_total{engine="fake",verdict="aligned"}')
             return
@@ -47,38 +47,38 @@ async def test_no_call_waits_for_an_audit_and_closing_waits_for_none(engine, sto
     """An engine that hangs on the scoring request holds up nothing."""
     async with simulating("127.0.0.1:0", Options(seed=1)) as real:
 
-        async def answering(request, body):
+        async def respond(request, body):
             if request.path == "/v1/models" or "prompt_logprobs" in body:
                 await asyncio.Event().wait()
             from aiohttp import ClientSession, web
 
-            async with ClientSession() as session, session.post(real + request.path, json=body) as answer:
-                return web.Response(body=await answer.read(), content_type="application/json")
+            async with ClientSession() as session, session.post(real + request.path, json=body) as response:
+                return web.Response(body=await response.read(), content_type="application/json")
 
-        engine.answering = answering
+        engine.respond = respond
         async with asyncio.timeout(50), proxying(engine.url, store, audit={"sample_rate": 1}) as served:
             for _ in range(5):
-                async with http.post(f"{served.url}/rollouts/r1/v1/chat/completions", json=BODY) as answer:
-                    assert 200 == answer.status
+                async with http.post(f"{served.url}/rollouts/r1/v1/chat/completions", json=BODY) as response:
+                    assert 200 == response.status
 
 
 async def test_an_engine_that_cannot_score_is_counted_and_the_next_step_is_tried(engine, store, http):
     """Its refusal is logged, and no reason to stop."""
     async with simulating("127.0.0.1:0", Options(seed=1)) as real:
 
-        async def answering(request, body):
+        async def respond(request, body):
             from aiohttp import ClientSession, web
 
             if "prompt_logprobs" in body or request.path == "/v1/models":
                 return web.json_response({"error": "no"}, status=500)
-            async with ClientSession() as session, session.post(real + request.path, json=body) as answer:
-                return web.Response(body=await answer.read(), content_type="application/json")
+            async with ClientSession() as session, session.post(real + request.path, json=body) as response:
+                return web.Response(body=await response.read(), content_type="application/json")
 
-        engine.answering = answering
+        engine.respond = respond
         async with proxying(engine.url, store, audit={"sample_rate": 1}) as served:
             for count in (1, 2):
-                async with http.post(f"{served.url}/rollouts/r1/v1/chat/completions", json=BODY) as answer:
-                    assert 200 == answer.status
+                async with http.post(f"{served.url}/rollouts/r1/v1/chat/completions", json=BODY) as response:
+                    assert 200 == response.status
                 async with asyncio.timeout(50):
                     name = 'tokentape_audits_total{engine="fake",verdict="not scored"}'
                     while count != await metric(http, served.url, name):

@@ -13,7 +13,7 @@ from proxy.rollouts.audit.scoring import find_scorer
 
 @pytest.fixture
 async def scorer(engine):
-    engine.answering = scoring_as_vllm
+    engine.respond = scoring_as_vllm
     async with aiohttp.ClientSession() as session:
         yield await find_scorer(sender(session, engine.url), None, None)
 
@@ -31,7 +31,7 @@ async def audited(rows, scorer, journal=None, **terms):
 
 
 def scored(engine) -> int:
-    return sum("prompt" in body for body in engine.asked)
+    return sum("prompt" in body for body in engine.requests)
 
 
 async def test_each_row_gets_its_verdict_in_the_order_of_the_rows(scorer):
@@ -56,7 +56,7 @@ async def test_so_many_are_scored_at_once_and_no_more(engine, scorer):
     running, most, read, done = 0, 0, 0, 0
     full = asyncio.Event()
 
-    async def answering(request, body):
+    async def respond(request, body):
         nonlocal running, most, done
         running += 1
         most = max(most, running)
@@ -76,7 +76,7 @@ async def test_so_many_are_scored_at_once_and_no_more(engine, scorer):
             read += 1
             yield honest_row(f"r{number}", first=100 + number)
 
-    engine.answering = answering
+    engine.respond = respond
     results = await audited(rows(), scorer, at_once=3)
 
     assert 3 == most
@@ -112,12 +112,12 @@ async def test_a_sequence_the_engine_failed_on_is_asked_again(engine, scorer, tm
     """A failure says nothing of the sequence, and the others go on."""
     failing = {"r0"}
 
-    async def answering(request, body):
+    async def respond(request, body):
         if body["prompt"][0] == 100 and failing:
             raise ZeroDivisionError
         return await scoring_as_vllm(request, body)
 
-    engine.answering = answering
+    engine.respond = respond
     rows = [honest_row("r0"), honest_row("r1", first=101)]
     journal = AuditLog(tmp_path / "journal")
     results = await audited(given(*rows), scorer, journal)
@@ -132,11 +132,11 @@ async def test_a_sequence_the_engine_failed_on_is_asked_again(engine, scorer, tm
 async def test_an_engine_that_went_away_ends_the_run_with_a_sentence(engine, scorer):
     """Not with a verdict on sequences that nobody scored."""
 
-    async def answering(request, body):
+    async def respond(request, body):
         request.transport.close()
         raise ConnectionResetError
 
-    engine.answering = answering
+    engine.respond = respond
     with pytest.raises(OSError, match="request to the engine at"):
         await audited(given(*[honest_row() for _ in range(3)]), scorer)
 
@@ -165,7 +165,7 @@ async def test_constrained_tokens_are_left_out_and_counted(engine, scorer):
     assert ["aligned", "other weights", "nothing to compare"] == [result.verdict for result in results]
     assert [(20, 10), (20, 10), (0, 30)] == [(result.count, result.left_out) for result in results]
     assert all("with a constraint" in result.note for result in results)
-    assert not any(200 in body.get("prompt", ()) for body in engine.asked)
+    assert not any(200 in body.get("prompt", ()) for body in engine.requests)
     moved = bound | {"mask": [0, *bound["mask"][:-1]]}
     assert [("shifted", 1)] == [(one.verdict, one.offset) for one in await audited(given(moved), scorer)]
     assert ["wrong tokens"] == [one.verdict for one in await audited(given(odd | {"spans": []}), scorer)]

@@ -21,20 +21,20 @@ async def send(engine):
 
 async def test_vllm_is_recognised_and_scores(engine, send):
     """By its version; its first model and its window are used."""
-    engine.answering = scoring_as_vllm
+    engine.respond = scoring_as_vllm
     scorer = await find_scorer(send, None, None)
 
     assert ("vllm", "tiny", WINDOW) == (scorer.kind, scorer.model, scorer.window)
     assert score(IDS) == await scorer.score(IDS)
-    asked = engine.asked[-1]
+    asked = engine.requests[-1]
     assert (IDS, 0, 1) == (asked["prompt"], asked["prompt_logprobs"], asked["max_tokens"])
 
 
 @pytest.mark.parametrize("path", ["/server_info", "/get_server_info"])
 async def test_sglang_is_recognised_and_scores(engine, send, path):
     """By its server info, which lies under another path in older ones; it may not say its window."""
-    engine.answering = scoring_as_sglang
-    engine.facts = {path: {"version": "0.5.23"}}
+    engine.respond = scoring_as_sglang
+    engine.fixed_responses = {path: {"version": "0.5.23"}}
     scorer = await find_scorer(send, None, None)
 
     assert ("sglang", None) == (scorer.kind, scorer.window)
@@ -43,7 +43,7 @@ async def test_sglang_is_recognised_and_scores(engine, send, path):
 
 async def test_an_answer_of_a_real_vllm_is_read():
     """The first id has no score; each other one's is under the id itself, whatever else is told."""
-    told = load("cmpl_promptlp").answer
+    told = load("cmpl_promptlp").response
     choice = orjson.loads(told)["choices"][0]
 
     async def send(method, path, body):
@@ -56,7 +56,7 @@ async def test_an_answer_of_a_real_vllm_is_read():
 
 async def test_the_window_is_kept(engine, send):
     """A sequence that fills it loses its last score, since a prompt must leave room for a token; a longer one is told."""
-    engine.answering = scoring_as_vllm
+    engine.respond = scoring_as_vllm
     scorer = await find_scorer(send, None, None)
     full = [100 + n for n in range(WINDOW)]
 
@@ -102,12 +102,12 @@ async def test_what_cannot_score_is_told(engine, send):
     """A refusal with its status, an unknown engine, an unknown model, a kind that has no scoring, nobody there."""
     with pytest.raises(NotScored, match="returned status 500"):
         await Scorer(send, "vllm").score([5, 6])
-    engine.answering = scoring_as_vllm
+    engine.respond = scoring_as_vllm
     with pytest.raises(NotScored, match="it serves tiny"):
         await find_scorer(send, None, "other")
     with pytest.raises(NotScored, match="llamacpp"):
         await find_scorer(send, "llamacpp", None)
-    engine.facts = {}
+    engine.fixed_responses = {}
     with pytest.raises(NotScored, match="not detected as vLLM or SGLang"):
         await find_scorer(send, None, None)
     async with aiohttp.ClientSession() as session:
@@ -119,10 +119,10 @@ async def test_the_engine_gets_its_key(engine):
     """As a bearer."""
     from proxy.cli.audit import ServerAddress
 
-    async def answering(request, body):
+    async def respond(request, body):
         return web.json_response({"data": []})
 
-    engine.answering = answering
+    engine.respond = respond
     async with ServerAddress(engine.url, "secret").session() as session:
         await find_scorer(sender(session, engine.url), "vllm", None)
 

@@ -40,7 +40,7 @@ async def test_completions_have_the_recorded_shape(start, skeleton, name):
     """A completion has the keys, their order and the nulls of SGLang's completion for the same request."""
     recorded, raw = await replay(await start(SGLANG), name, max_tokens=200)
 
-    assert skeleton(orjson.loads(recorded.answer)) == skeleton(orjson.loads(raw))
+    assert skeleton(orjson.loads(recorded.response)) == skeleton(orjson.loads(raw))
 
 
 async def test_tool_calls_have_the_recorded_shape(start, skeleton):
@@ -48,7 +48,7 @@ async def test_tool_calls_have_the_recorded_shape(start, skeleton):
     recorded, raw = await replay(await start(SGLANG), "chat_tools", max_tokens=200)
     completion = orjson.loads(raw)
 
-    assert skeleton(orjson.loads(recorded.answer)) == skeleton(completion)
+    assert skeleton(orjson.loads(recorded.response)) == skeleton(completion)
     assert (completion["choices"][0]["finish_reason"], completion["choices"][0]["matched_stop"]) == ("tool_calls", None)
 
 
@@ -58,10 +58,10 @@ async def test_reasoning_has_the_recorded_shape(start, skeleton, chunks_from, na
     more = {"chat_template_kwargs": {"enable_thinking": True}, "max_tokens": 200}
     recorded, raw = await replay(await start(SGLANG), name, **more)
     if "stream" in name:
-        ours, theirs = chunks_from(raw), chunks_from(recorded.answer.strip() + b"\n\n")
+        ours, theirs = chunks_from(raw), chunks_from(recorded.response.strip() + b"\n\n")
         assert {skeleton(chunk) for chunk in theirs} == {skeleton(chunk) for chunk in ours}
     else:
-        assert skeleton(orjson.loads(recorded.answer)) == skeleton(orjson.loads(raw))
+        assert skeleton(orjson.loads(recorded.response)) == skeleton(orjson.loads(raw))
 
 
 @pytest.mark.parametrize(
@@ -78,12 +78,12 @@ async def test_chunks_have_the_recorded_shapes(start, skeleton, chunks_from, nam
     """The chunks have the shapes of SGLang's chunks, and so do the first one and the last two."""
     recorded, raw = await replay(await start(options), name, max_tokens=200)
     ours, theirs = [
-        [skeleton(chunk) for chunk in chunks_from(stream.strip() + b"\n\n")] for stream in (raw, recorded.answer)
+        [skeleton(chunk) for chunk in chunks_from(stream.strip() + b"\n\n")] for stream in (raw, recorded.response)
     ]
 
     assert set(ours) <= set(theirs)
     assert (ours[0], ours[-2:]) == (theirs[0], theirs[-2:])
-    assert raw.count(b"event: sglext_ids\n") == recorded.answer.count(b"event: sglext_ids\n")
+    assert raw.count(b"event: sglext_ids\n") == recorded.response.count(b"event: sglext_ids\n")
 
 
 @pytest.mark.parametrize(

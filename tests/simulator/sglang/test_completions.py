@@ -23,7 +23,7 @@ async def test_completions_have_the_recorded_shape(sglang, skeleton, name):
     prompt = "Return the" if isinstance(recorded.body["prompt"], str) else [350, 261]
     completion = await sglang(PATH, **{**recorded.body, "prompt": prompt, "max_tokens": 200})
 
-    assert skeleton(orjson.loads(recorded.answer)) == skeleton(completion)
+    assert skeleton(orjson.loads(recorded.response)) == skeleton(completion)
 
 
 async def test_chunks_have_the_recorded_shapes(sglang, skeleton, chunks_from):
@@ -31,7 +31,7 @@ async def test_chunks_have_the_recorded_shapes(sglang, skeleton, chunks_from):
     recorded = load_http("sglang", "cmpl_stream_return_token_ids")
     body = {**recorded.body, "prompt": "Return the", "max_tokens": 200}
     ours = [skeleton(chunk) for chunk in await sglang.stream(PATH, **body)]
-    theirs = [skeleton(chunk) for chunk in chunks_from(recorded.answer.strip() + b"\n\n")]
+    theirs = [skeleton(chunk) for chunk in chunks_from(recorded.response.strip() + b"\n\n")]
 
     assert set(ours) == set(theirs)
     assert (ours[0], ours[-2:]) == (theirs[0], theirs[-2:])

@@ -56,7 +56,7 @@ async def test_errors_equal_the_recorded_ones(sglang, name):
     recorded = load_http("sglang", name)
     async with sglang.client.post(recorded.path, json=recorded.body) as response:
         assert response.status == recorded.status
-        assert await response.read() == recorded.answer
+        assert await response.read() == recorded.response
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -65,7 +65,7 @@ async def test_an_overlong_prompt_is_the_recorded_error(sglang, stream):
     body = {"messages": [{"role": "user", "content": " word" * 6000}], "stream": stream}
     async with sglang.client.post(CHAT, json=body) as response:
         error = await response.json()
-    recorded = orjson.loads(load_http("sglang", "chat_overlong").answer)
+    recorded = orjson.loads(load_http("sglang", "chat_overlong").response)
     count = error["message"].split("(")[1].split(" ")[0]
 
     assert response.status == 400

@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 from commands import started
 from recorded import load
-from stored import some_steps, steps_of
+from stored import stored_steps, wait_for_steps
 
 from .balancing import CONFIGURATION, balancing, naming, own_addresses
 from .environment import program
@@ -23,7 +23,7 @@ CHAT = "/v1/chat/completions"
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 STREAMED = {**BODY, "stream": True}
 WHOLE, STREAM = load("chat_ids_lp"), load("chat_ids_lp_stream")
-EVENTS = [event + b"\n\n" for event in STREAM.answer.split(b"\n\n")[:-1]]
+EVENTS = [event + b"\n\n" for event in STREAM.response.split(b"\n\n")[:-1]]
 
 
 class Setup:
@@ -67,7 +67,7 @@ def hold_streams(engine):
     """Have the engine stream three events, and the rest once the given event is set."""
     go_on = asyncio.Event()
 
-    async def answering(request, body):
+    async def respond(request, body):
         response = web.StreamResponse(headers={"Content-Type": STREAM.content_type})
         await response.prepare(request)
         await response.write(b"".join(EVENTS[:3]))
@@ -75,7 +75,7 @@ def hold_streams(engine):
         await response.write(b"".join(EVENTS[3:]))
         return response
 
-    engine.answering = answering
+    engine.respond = respond
     return go_on
 
 
@@ -105,7 +105,7 @@ async def test_a_stream_is_forwarded_without_buffering(setup, engine, store, htt
         first = await answer.content.readuntil(b"\n\n")
         go_on.set()
         rest = await answer.read()
-    (step,) = await steps_of(store, "r1")
+    (step,) = await stored_steps(store, "r1")
 
     assert b'"role":"assistant"' in first
     assert rest.endswith(b"data: [DONE]\n\n")
@@ -126,7 +126,7 @@ async def test_a_client_disconnect_ends_the_call_at_the_engine(setup, engine, st
         await engine.reached.wait()
         calling.cancel()
     await asyncio.wait_for(engine.aborted.wait(), 5)
-    (step,) = await some_steps(store, "r1")
+    (step,) = await wait_for_steps(store, "r1")
 
     assert "the client disconnected" == step.reason
 
@@ -155,7 +155,7 @@ async def test_a_long_prompt_is_forwarded(setup, engine, store, http):
         status = answer.status
 
     assert 200 == status
-    assert body["messages"] == engine.asked[-1]["messages"]
+    assert body["messages"] == engine.requests[-1]["messages"]
 
 
 async def test_no_call_fails_when_a_replica_stops_under_load(setup, engine, store, http):
@@ -197,16 +197,16 @@ async def test_no_call_fails_when_a_replica_stops_under_load(setup, engine, stor
     assert all(end.endswith(b"data: [DONE]\n\n") for end in ends)
     assert 0 == code
     assert {200: counts.total()} == counts
-    assert counts.total() == sum([len(await steps_of(store, f"r{number}")) for number in range(8)])
+    assert counts.total() == sum([len(await stored_steps(store, f"r{number}")) for number in range(8)])
 
 
 async def test_a_replica_reports_that_the_engine_is_unreachable(setup, engine, http):
     """Replicas that are not ready still answer, with a reason, instead of the balancer's own error page."""
 
-    async def answering(request, body):
+    async def respond(request, body):
         request.transport.abort()
 
-    engine.answering, engine.facts, engine.unknown_status = answering, {}, 503
+    engine.respond, engine.fixed_responses, engine.unknown_status = respond, {}, 503
     async with asyncio.timeout(20):
         while (await http.get(f"{setup.control}/ready")).status != 503:
             await asyncio.sleep(0.1)

@@ -17,7 +17,7 @@ from recorded import load
 from .by_hand import DOCKERFILE, build
 
 STREAM = load("chat_ids_lp_stream")
-EVENTS = [event + b"\n\n" for event in STREAM.answer.split(b"\n\n")[:-1]]
+EVENTS = [event + b"\n\n" for event in STREAM.response.split(b"\n\n")[:-1]]
 CHAT = "/rollouts/r1/v1/chat/completions"
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "stream": True}
 
@@ -120,7 +120,7 @@ async def test_it_serves_is_healthy_and_ends_a_stream_before_it_stops(container,
     """A call with the embedded store; on SIGTERM during the next, its stream completes and the exit code is 0."""
     go_on = asyncio.Event()
 
-    async def answering(request, body):
+    async def respond(request, body):
         response = web.StreamResponse(headers={"Content-Type": STREAM.content_type})
         await response.prepare(request)
         await response.write(b"".join(EVENTS[:3]))
@@ -133,7 +133,7 @@ async def test_it_serves_is_healthy_and_ends_a_stream_before_it_stops(container,
         healthy = await asyncio.to_thread(container.ends, container.image.health)
         engine.plays(STREAM)
         first = await (await http.post(container.models + CHAT, json=BODY, headers=agent)).read()
-        engine.answering = answering
+        engine.respond = respond
         answer = await http.post(container.models + CHAT, json=BODY, headers=agent)
         await answer.content.readuntil(b"\n\n")
         process.send_signal(signal.SIGTERM)

@@ -8,7 +8,7 @@ import orjson
 import pytest
 from fakes import proxying
 from recorded import Cassette, load, plan_of, play
-from stored import some_steps, steps_of
+from stored import stored_steps, wait_for_steps
 
 STREAMS = [
     load(name) for name in ("chat_ids_lp_stream", "chat_n3_stream", "cmpl_ids_lp1_stream", "scale_out/generate_stream")
@@ -39,7 +39,7 @@ def request_from(cassette: Cassette) -> dict:
 def plays_parts(engine, parts: dict[str, bytes], *, then_hangs: bool) -> None:
     """Answer with the part of the response that the call's X-Request-Id selects."""
 
-    async def answering(request, body):
+    async def respond(request, body):
         response = aiohttp.web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         await response.write(parts[request.headers["X-Request-Id"]])
@@ -48,7 +48,7 @@ def plays_parts(engine, parts: dict[str, bytes], *, then_hangs: bool) -> None:
         request.transport.close()
         return response
 
-    engine.answering = answering
+    engine.respond = respond
 
 
 def is_a_part(step, whole) -> bool:
@@ -61,7 +61,7 @@ def is_a_part(step, whole) -> bool:
 @pytest.mark.parametrize("cassette", STREAMS, ids=str)
 async def test_a_stream_that_the_engine_cuts_anywhere_leaves_one_step_of_its_tokens(store, engine, http, cassette):
     """If the client got the end, the step is complete; otherwise the step is partial and has a flag."""
-    places, gate = cuts(cassette.answer), asyncio.Semaphore(AT_ONCE)
+    places, gate = cuts(cassette.response), asyncio.Semaphore(AT_ONCE)
     plays_parts(engine, places, then_hangs=False)
 
     async def shown_of(url: str, name: str) -> tuple[bytes, bool]:
@@ -80,8 +80,8 @@ async def test_a_stream_that_the_engine_cuts_anywhere_leaves_one_step_of_its_tok
 
     *_, whole = play(plan_of(cassette.path, request_from(cassette)), cassette)
     for name, (shown, properly) in seen.items():
-        (step,) = await steps_of(store, name)
-        is_last = name == f"after-{len(events(cassette.answer)) - 1}"
+        (step,) = await stored_steps(store, name)
+        is_last = name == f"after-{len(events(cassette.response)) - 1}"
         assert (is_last, is_last) == (properly, shown.endswith(END)), name
         assert ("complete" if is_last else "partial") == step.status, name
         assert is_last or "stream_cut" in step.problems, name
@@ -91,7 +91,7 @@ async def test_a_stream_that_the_engine_cuts_anywhere_leaves_one_step_of_its_tok
 
 async def test_a_client_disconnect_after_any_event_leaves_one_step_of_its_tokens(store, engine):
     """The call at the engine is aborted; the step is partial, and flagged as not delivered."""
-    sent = {f"after-{number}": events(STREAM.answer)[:number] for number in range(1, len(events(STREAM.answer)))}
+    sent = {f"after-{number}": events(STREAM.response)[:number] for number in range(1, len(events(STREAM.response)))}
     plays_parts(engine, {name: b"".join(read) for name, read in sent.items()}, then_hangs=True)
 
     async def leaves(url: str, name: str, shown_events: int) -> None:
@@ -108,7 +108,7 @@ async def test_a_client_disconnect_after_any_event_leaves_one_step_of_its_tokens
             await leaves(served.url, name, shown_events)
             await asyncio.wait_for(engine.aborted.wait(), 50)
             engine.aborted.clear()
-            (step,) = await some_steps(store, name)
+            (step,) = await wait_for_steps(store, name)
             assert ("partial", "the client disconnected", False) == (step.status, step.reason, step.delivered), name
             assert is_a_part(step, whole), name
             assert shown_events - 1 <= step.sampled <= len(read) - 1, name  # the first event has no token
@@ -116,17 +116,19 @@ async def test_a_client_disconnect_after_any_event_leaves_one_step_of_its_tokens
 
 async def test_a_client_disconnect_at_any_stage_of_an_unstreamed_call_leaves_one_step(store, engine, http):
     """Before the engine answers, at the headers, and at each part of the body: partial and not delivered."""
-    stages = {f"after-{size}": WHOLE.answer[:size] for size in range(0, len(WHOLE.answer), len(WHOLE.answer) // 8)}
+    stages = {
+        f"after-{size}": WHOLE.response[:size] for size in range(0, len(WHOLE.response), len(WHOLE.response) // 8)
+    }
     fed = asyncio.Event()
 
-    async def answering(request, body):
+    async def respond(request, body):
         fed.set()
         response = aiohttp.web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)
         await response.write(stages[request.headers["X-Request-Id"]])
         await asyncio.Event().wait()
 
-    engine.answering = answering
+    engine.respond = respond
     async with proxying(engine.url, store) as served:
         for stage in stages:
             path, named = f"{served.url}/rollouts/{stage}{WHOLE.path}", {"X-Request-Id": stage}
@@ -136,7 +138,7 @@ async def test_a_client_disconnect_at_any_stage_of_an_unstreamed_call_leaves_one
             await asyncio.wait_for(engine.aborted.wait(), 50)
             fed.clear()
             engine.aborted.clear()
-            (step,) = await some_steps(store, stage)
+            (step,) = await wait_for_steps(store, stage)
             assert ("partial", False, ()) == (step.status, step.delivered, step.choices), stage
 
 
@@ -157,8 +159,8 @@ async def test_a_client_disconnect_within_the_request_leaves_nothing(store, engi
             assert not answer.startswith(b"HTTP/1.1 200"), size
             writer.close()
             await writer.wait_closed()
-        asked_before = len(engine.asked)
+        asked_before = len(engine.requests)
         async with http.post(f"{served.url}/rollouts/r1{WHOLE.path}", json=WHOLE.body) as whole:
             assert 200 == whole.status
 
-    assert (0, 1) == (asked_before, len(await steps_of(store, "r1")))
+    assert (0, 1) == (asked_before, len(await stored_steps(store, "r1")))

@@ -5,7 +5,7 @@ import orjson
 import pytest
 from fakes import proxying
 from hypothesis import strategies as st
-from stored import steps_of
+from stored import stored_steps
 
 from proxy.server.listener import simulating
 from proxy.simulator.options import Options
@@ -86,7 +86,7 @@ async def test_no_body_causes_a_500_and_the_recorded_request_is_the_body(fuzz, s
             assert answer.status == 200 or answer.status in REFUSALS, (answer.status, shown[:500])
             if answer.status == 200 and step_id is not None:
                 recorded += 1
-                (step,) = [step for step in await steps_of(store, name) if step.step_id == step_id]
+                (step,) = [step for step in await stored_steps(store, name) if step.step_id == step_id]
                 assert orjson.dumps(step.request) == orjson.dumps(orjson.loads(text)) or path == "/generate"
                 assert all(len(choice.ids) == len(choice.logprobs) for choice in step.choices if choice.logprobs)
 

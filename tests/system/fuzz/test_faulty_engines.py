@@ -61,9 +61,9 @@ def test_the_model_writes_only_recorded_fields(kind):
     seen: dict[tuple, set] = {}
     cassettes = dialect_cassettes() if kind == "vllm" else http_cassettes(kind)
     for cassette in cassettes:
-        if cassette.status == 200 and not (cassette.is_stream and b'"error"' in cassette.answer):
+        if cassette.status == 200 and not (cassette.is_stream and b'"error"' in cassette.response):
             endpoint = (cassette.path, cassette.is_stream)
-            seen.setdefault(endpoint, set()).update(keys_of_answer(cassette.answer, is_stream=cassette.is_stream))
+            seen.setdefault(endpoint, set()).update(keys_of_answer(cassette.response, is_stream=cassette.is_stream))
     for seed in range(600):
         call = replace(drawn(seed), faults=(), cut=None, end=b"\n\n")
         text, content_type = call.answer_to(call.plan().body)

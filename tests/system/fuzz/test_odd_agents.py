@@ -10,7 +10,7 @@ import orjson
 import pytest
 from all_readers import Failed, Readers
 from faulty_calls import PATHS, drawn_truth, serialized
-from faulty_engine import EngineRequest, answer
+from faulty_engine import EngineRequest, write_response
 from faulty_oracle import LONGEST_S
 from hypothesis import strategies as st
 from loop_watch import watched_proxy
@@ -24,23 +24,23 @@ REFUSAL = b'{"error":{"message":"no","type":"BadRequestError","param":null,"code
 DIALECTS = {path: dialect for dialect, path in PATHS.items()}
 
 
-def answering(random: Random):
+def respond(random: Random):
     """An engine that works, and rejects a call now and then."""
 
-    async def answering(path: str, body: dict) -> Sent:
+    async def respond(path: str, body: dict) -> Sent:
         if path in ("/tokenize", "/detokenize", "/v1/tokenize", "/v1/detokenize"):
             return Sent([b'{"count":2,"max_model_len":2048,"tokens":[5,6],"prompt":"a","text":"a"}'])
         if path not in DIALECTS or random.random() < 0.1:
             return Sent([REFUSAL], status=b"400 Bad Request")
         try:
-            written = answer(
+            written = write_response(
                 EngineRequest("vllm", DIALECTS[path], body), drawn_truth(random, body, DIALECTS[path]), random
             )
         except (AttributeError, TypeError, KeyError):
             return Sent([REFUSAL], status=b"400 Bad Request")
         return Sent([serialized(written)], "text/event-stream" if written.is_stream else "application/json")
 
-    return answering
+    return respond
 
 
 async def converse(url: str, rollout: str, random: Random) -> list[Request]:
@@ -82,7 +82,7 @@ async def test_no_request_of_an_agent_causes_a_500(fuzz, server):
         aiohttp.ClientSession() as http,
     ):
         readers, number, failures = Readers(http, proxy.url), 0, []
-        engine.answering = answering(Random(0))
+        engine.respond = respond(Random(0))
         await converse(proxy.url, "warm", Random(0))
         await readers.all_formats("warm")
         await proxy.reset()
@@ -93,7 +93,7 @@ async def test_no_request_of_an_agent_causes_a_500(fuzz, server):
                 return
             number += 1
             random, rollout = Random(seed), f"r{number}"
-            engine.answering = answering(random)
+            engine.respond = respond(random)
             try:
                 await readers.ask("POST", "/rollouts", {"rollout_id": rollout, "group_id": f"g{number}"})
                 await converse(proxy.url, rollout, random)

@@ -10,7 +10,7 @@ import pytest
 from fakes import settings_for
 from hypothesis import strategies as st
 from recorded import cut, dialect_cassettes, plan_of, play
-from stored import some_steps
+from stored import wait_for_steps
 
 from proxy.server.listener import running
 from proxy.trajectory.blocks import BlockReader
@@ -25,7 +25,7 @@ CHAT = next(cassette for cassette in STREAMS if "chat" in cassette.path)
 def spoilt(draw, cassettes):
     """Draw a recorded stream with events dropped, doubled, swapped or garbled, in any reads; the engine may disconnect."""
     cassette = draw(st.sampled_from(cassettes))
-    events = cassette.answer.split(b"\n\n")
+    events = cassette.response.split(b"\n\n")
     for _ in range(draw(st.integers(0, 3))):
         at = draw(st.integers(0, len(events) - 1))
         match draw(st.sampled_from(["drop", "double", "swap", "garble", "replace", "cut"])):
@@ -105,7 +105,7 @@ async def test_a_client_gets_the_end_of_a_damaged_stream(fuzz, store, engine):
                 async with http.post(path, json=cassette.body) as shown:
                     await shown.read()
                     assert shown.status in (200, 502), shown.status
-            (step,) = await some_steps(store, f"r{number}")
+            (step,) = await wait_for_steps(store, f"r{number}")
             check_step(step, answer)
 
         await fuzz(0.06, spoilt([CHAT]), check)

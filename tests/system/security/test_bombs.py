@@ -56,7 +56,7 @@ async def test_the_body_limit_applies_to_inflated_bytes(api, engine, coding):
 
     code, status = UNSUPPORTED if coding in ("br", "bogus", "gzip, gzip") else ("request_too_large", 413)
     assert (status, code) == (answer.status, answer.json["error"]["code"])
-    assert [] == engine.asked
+    assert [] == engine.requests
     assert most < 16 * MOST
 
 
@@ -67,7 +67,7 @@ async def test_a_body_of_the_maximum_size_is_accepted(api, engine):
     refused = await api.call("POST", PATH, data=gzip.compress(exact + b" "), headers={"Content-Encoding": "gzip"})
 
     assert (MOST, 200, 413) == (len(exact), taken.status, refused.status)
-    assert 1 == len(engine.asked)
+    assert 1 == len(engine.requests)
 
 
 @pytest.mark.parametrize(("bomb", "status"), [
@@ -91,9 +91,9 @@ async def test_json_bombs_are_rejected_or_harmless(api, engine, bomb, status):
     answer = await api.call("POST", PATH, data=bomb)
 
     assert status == answer.status, answer.text[:300]
-    assert (status == 200) == bool(engine.asked)
+    assert (status == 200) == bool(engine.requests)
     if b"last" in bomb:
-        assert "last" == engine.asked[0]["messages"][0]["content"]
+        assert "last" == engine.requests[0]["messages"][0]["content"]
 
 
 @pytest.mark.parametrize("lines", [
@@ -105,7 +105,7 @@ async def test_huge_headers_are_rejected(api, engine, lines):
     answer = await api.raw(head % (PATH.encode(), lines))
 
     assert not answer or answer.startswith((b"HTTP/1.1 400", b"HTTP/1.0 400"))
-    assert [] == engine.asked
+    assert [] == engine.requests
 
 
 async def test_the_length_of_a_path_is_limited(api):
@@ -146,4 +146,4 @@ async def test_an_incomplete_body_is_408(api, engine):
 
     assert answer.startswith(b"HTTP/1.1 408")
     assert b"request_timeout" in answer
-    assert [] == engine.asked
+    assert [] == engine.requests

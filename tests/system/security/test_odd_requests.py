@@ -75,7 +75,7 @@ async def test_an_idempotency_key_of_any_bytes_is_a_key(api, engine, store):
 
     assert [b"200"] * 3 == [answer[9:12] for answer in answers]
     assert [False, True, False] == [b"X-Idempotent-Replayed" in answer for answer in answers]
-    assert 2 == len(engine.asked)
+    assert 2 == len(engine.requests)
 
 
 @pytest.mark.parametrize(

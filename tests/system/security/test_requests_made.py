@@ -51,7 +51,7 @@ async def test_no_url_of_a_request_is_fetched(store, engine, guarded_api, trap):
         await api.raw(f"GET {url}/v1/models HTTP/1.1\r\nHost: {url[7:]}\r\nConnection: close\r\n\r\n".encode())
 
     assert not called.is_set()
-    assert engine.asked
+    assert engine.requests
 
 
 async def test_a_redirect_of_the_engine_is_not_followed(store, engine, guarded_api, trap):
@@ -60,10 +60,10 @@ async def test_a_redirect_of_the_engine_is_not_followed(store, engine, guarded_a
 
     url, called = trap
 
-    async def answering(request, body):
+    async def respond(request, body):
         return web.Response(status=307, headers={"Location": url})
 
-    engine.answering = answering
+    engine.respond = respond
     async with proxying(engine.url, store) as served:
         api = guarded_api(served.url)
         answer = await api.call("POST", "/v1/chat/completions", json={"messages": []}, allow_redirects=False)

@@ -11,7 +11,7 @@ import pytest
 from fakes import settings_for
 from recorded import load
 from rollout_servers import QUESTION, rollout_server
-from stored import steps_of
+from stored import stored_steps
 
 from proxy.export import FORMATS
 from proxy.server.listener import running
@@ -61,7 +61,7 @@ def logged():
 @pytest.fixture
 async def api(store, engine, guarded_api):
     async with rollout_server() as runner:
-        runner.status, runner.told = 500, {"error": "no"}
+        runner.status, runner.response_body = 500, {"error": "no"}
         engines = {"endpoints": [{"url": engine.url, "name": "fake", "kind": "vllm", "api_key": ENGINE}]}
         osmosis = {"servers": {"runner": {"url": runner.url, "api_key": SERVER}}}
         async with running(settings_for(None, engines=engines, osmosis=osmosis, **SAID), store) as served:
@@ -109,7 +109,7 @@ async def seen(api, engine, store):
     for path in (*paths, *(f"/rollouts/r1/export?format={name}&report=true" for name in FORMATS)):
         answer = await api.call("GET", path, CONTROL)
         out.append(answer.text)
-    out += [repr(step).encode() for step in await steps_of(store, "r1")]
+    out += [repr(step).encode() for step in await stored_steps(store, "r1")]
     return out, minted
 
 
@@ -117,7 +117,7 @@ async def test_no_output_contains_a_secret(api, engine, store, logged):
     """Not logs, responses, metrics, errors, stored steps or exports, whether calls succeed or fail."""
     out, minted = await seen(api, engine, store)
 
-    assert len(await steps_of(store, "r1")) >= 2
+    assert len(await stored_steps(store, "r1")) >= 2
     assert "call" in logged.getvalue()
     assert "Malformed request" in logged.getvalue()
     for output in [*out, logged.getvalue().encode()]:

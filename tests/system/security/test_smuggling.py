@@ -6,7 +6,7 @@ import orjson
 import pytest
 from fakes import proxying
 from recorded import load
-from stored import steps_of
+from stored import stored_steps
 
 from proxy.rollouts.rollout import MAX_ID_CHARACTERS
 
@@ -61,7 +61,7 @@ async def test_a_body_with_two_lengths_is_rejected(api, engine, store, lines):
     answer = await api.raw(request(*lines, body=BODY + HIDDEN))
 
     assert [400] == statuses(answer)
-    assert [] == engine.asked
+    assert [] == engine.requests
     assert (None, None) == (await store.get("hidden"), await store.get("r1"))
 
 
@@ -74,7 +74,7 @@ async def test_malformed_chunks_are_rejected(api, engine, body):
     answer = await api.raw(request(b"Transfer-Encoding: chunked", body=body + HIDDEN, length=False))
 
     assert 400 == statuses(answer)[0]
-    assert [] == engine.asked
+    assert [] == engine.requests
 
 
 async def test_one_request_is_one_request_to_the_engine(api, engine):
@@ -83,8 +83,8 @@ async def test_one_request_is_one_request_to_the_engine(api, engine):
     answer = await api.raw(request(body=content))
 
     assert [200] == statuses(answer)
-    assert 1 == len(engine.asked)
-    assert HIDDEN.decode() == engine.asked[0]["messages"][0]["content"]
+    assert 1 == len(engine.requests)
+    assert HIDDEN.decode() == engine.requests[0]["messages"][0]["content"]
     assert "transfer-encoding" not in engine.headers[0] or "content-length" not in engine.headers[0]
 
 
@@ -97,7 +97,7 @@ async def test_malformed_headers_are_rejected(api, engine, lines):
     answer = await api.raw(request(*lines, path="/v1/chat/completions"))
 
     assert [400] == statuses(answer)
-    assert [] == engine.asked
+    assert [] == engine.requests
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ async def test_an_id_cannot_split_a_response(api, engine, name):
         assert [400] == statuses(answer) or [404] == statuses(answer)
         assert b"\nx-evil" not in head
         assert b"\nset-cookie" not in head
-    assert [] == engine.asked
+    assert [] == engine.requests
 
 
 @pytest.mark.parametrize("field", ["rollout_id", "metadata"])
@@ -125,7 +125,7 @@ async def test_an_id_in_a_body_cannot_split_a_response(api, engine, field):
 
         assert [400] == statuses(answer)
         assert b"\nX-Evil" not in answer
-    assert [] == engine.asked
+    assert [] == engine.requests
 
 
 async def test_an_id_with_non_ascii_letters_is_one_header(api):
@@ -145,7 +145,7 @@ async def test_hop_by_hop_headers_and_keys_are_not_forwarded(api, engine, store)
     await api.raw(request(*lines))
 
     assert [] == [name for name, value in engine.headers[0].items() if "planted" in value]
-    assert 1 == len(await steps_of(store, "r1"))
+    assert 1 == len(await stored_steps(store, "r1"))
 
 
 @pytest.mark.parametrize("path", [
@@ -157,11 +157,11 @@ async def test_hop_by_hop_headers_and_keys_are_not_forwarded(api, engine, store)
 async def test_a_model_name_reaches_no_other_route_of_the_engine(api, engine, path):
     """Dot segments and control characters, encoded or not, are 404 without a request to the engine."""
     await engine_is_known(api)
-    before = len(engine.asked)
+    before = len(engine.requests)
     answer = await api.raw(b"GET %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % path.encode())
 
     assert [404] == statuses(answer)
-    assert before == len(engine.asked)
+    assert before == len(engine.requests)
 
 
 @pytest.mark.parametrize("path", ["/pause", "/v1/load_lora_adapter", "/collective_rpc", "/tokenize/../pause", "//tokenize",
@@ -169,11 +169,11 @@ async def test_a_model_name_reaches_no_other_route_of_the_engine(api, engine, pa
 async def test_no_other_route_of_the_engine_is_reachable(api, engine, path):
     """A route that is neither recorded nor on the allow-list is 404, in any form."""
     await engine_is_known(api)
-    before = len(engine.asked)
+    before = len(engine.requests)
     answer = await api.raw(request(path=path))
 
     assert statuses(answer) in ([404], [400])
-    assert before == len(engine.asked)
+    assert before == len(engine.requests)
 
 
 async def engine_is_known(api):

@@ -25,7 +25,7 @@ async def secure_engine(certificate):
         requests.append(request.path)
         if request.method == "GET":
             return web.json_response({"version": "0.32.0"})
-        return web.Response(body=WHOLE.answer, content_type="application/json")
+        return web.Response(body=WHOLE.response, content_type="application/json")
 
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", answer)

@@ -189,7 +189,7 @@ def test_verifiers_steps_are_ours(max_len, finish_reason):
 
     itself = SimpleNamespace(message_type="chat", max_seq_len=max_len, add_trajectory_step=add_trajectory_step)
     response = ChatCompletion.model_validate({**answer, "choices": [{**choice, "logprobs": {"content": content}}]})
-    asyncio.run(environment.add_model_response(itself, {"trajectory_id": "r1"}, worked.ASKED, response))
+    asyncio.run(environment.add_model_response(itself, {"trajectory_id": "r1"}, worked.QUESTION, response))
 
     assert made[0].keys() == row.keys()
     assert {**made[0], "response": row["response"], "reward": 1.0, "advantage": 0.5, "extras": row["extras"]} == row

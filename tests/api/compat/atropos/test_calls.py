@@ -3,8 +3,8 @@
 import openai
 import pytest
 from aiohttp import web
-from sessions import HELLO, failing, serving_sessions
-from stored import steps_of
+from sessions import HELLO, error, serving_sessions
+from stored import stored_steps
 
 CHAT = "/v1/chat/completions"
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
@@ -20,8 +20,8 @@ async def test_at_7_a_chat_is_answered_in_its_shape_and_recorded(proxy, store):
     """No usage, no logprobs, no tool_calls where there are none; the step has the ids all the same."""
     uuid = await proxy.create()
     messages = [{"role": "user", "content": "Hello!", "tool_calls": None, "name": None}]
-    status, told = await proxy.ask("POST", f"/{uuid}{CHAT}", {"messages": messages, "n": 2, "max_tokens": 6})
-    (step,) = await steps_of(store, uuid)
+    status, told = await proxy.request("POST", f"/{uuid}{CHAT}", {"messages": messages, "n": 2, "max_tokens": 6})
+    (step,) = await stored_steps(store, uuid)
 
     assert (200, ["id", "object", "created", "model", "choices"]) == (status, list(told))
     assert ("chat.completion", "simulated", 21) == (told["object"], told["model"], len(told["id"]))
@@ -38,31 +38,33 @@ async def test_at_7_tool_calls_are_told_where_there_are_some(store, engine):
     """As the engine parsed them; why it ended too."""
     call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
 
-    async def answering(request, body):
+    async def respond(request, body):
         message = {"role": "assistant", "content": None, "tool_calls": [call], "reasoning": None}
         told = {"index": 0, "message": message, "finish_reason": "tool_calls"}
         return web.json_response({"id": "x", "created": 7, "model": "m", "choices": [told]})
 
-    engine.answering = answering
+    engine.respond = respond
     async with serving_sessions(store, engine.url) as proxy:
         uuid = await proxy.create()
-        engine.asked.clear()
-        _, told = await proxy.ask("POST", f"/{uuid}{CHAT}", {"messages": HELLO, "tools": [ADD], "tool_choice": "auto"})
+        engine.requests.clear()
+        _, told = await proxy.request(
+            "POST", f"/{uuid}{CHAT}", {"messages": HELLO, "tools": [ADD], "tool_choice": "auto"}
+        )
 
     assert {
         "index": 0,
         "message": {"role": "assistant", "content": None, "tool_calls": [call]},
         "finish_reason": "tool_calls",
     } == told["choices"][0]
-    assert ([ADD], "auto") == (engine.asked[-1]["tools"], engine.asked[-1]["tool_choice"])
+    assert ([ADD], "auto") == (engine.requests[-1]["tools"], engine.requests[-1]["tool_choice"])
 
 
 async def test_at_7_empty_messages_are_400_and_no_messages_422(proxy):
     """The one in its own error body, the other in FastAPI's."""
     uuid = await proxy.create()
-    status, told = await proxy.ask("POST", f"/{uuid}{CHAT}", {})
+    status, told = await proxy.request("POST", f"/{uuid}{CHAT}", {})
 
-    assert failing(400, "messages must not be empty.") == await proxy.ask("POST", f"/{uuid}{CHAT}", {"messages": []})
+    assert error(400, "messages must not be empty.") == await proxy.request("POST", f"/{uuid}{CHAT}", {"messages": []})
     assert (422, [("missing", ["body", "messages"])]) == (
         status,
         [(each["type"], each["loc"]) for each in told["detail"]],
@@ -73,18 +75,18 @@ async def test_at_7_empty_messages_are_400_and_no_messages_422(proxy):
 async def test_at_7_a_failing_engine_is_500_completion_failed(store, engine, status):
     """In its words; the step is recorded as the error that it is, and no node comes of it."""
 
-    async def answering(request, body):
+    async def respond(request, body):
         return web.json_response({"error": {"message": "out of memory"}}, status=status)
 
-    engine.answering = answering
+    engine.respond = respond
     async with serving_sessions(store, engine.url) as proxy:
         uuid = await proxy.create()
-        answered = await proxy.ask("POST", f"/{uuid}{CHAT}", {"messages": HELLO})
-        nodes = await proxy.ask("GET", f"/{uuid}/nodes")
+        answered = await proxy.request("POST", f"/{uuid}{CHAT}", {"messages": HELLO})
+        nodes = await proxy.request("GET", f"/{uuid}/nodes")
 
-    assert failing(500, "Completion failed: out of memory") == answered
+    assert error(500, "Completion failed: out of memory") == answered
     assert (200, {"nodes": []}) == nodes
-    assert ["error"] == [step.status for step in await steps_of(store, uuid)]
+    assert ["error"] == [step.status for step in await stored_steps(store, uuid)]
 
 
 async def test_at_7_an_engine_that_is_away_is_500_completion_failed(store):
@@ -93,7 +95,7 @@ async def test_at_7_an_engine_that_is_away_is_500_completion_failed(store):
         {"url": "http://127.0.0.1:1", "kind": "vllm", "name": "gone"}
     ]}) as proxy:  # fmt: skip
         uuid = await proxy.create()
-        status, told = await proxy.ask("POST", f"/{uuid}{CHAT}", {"messages": HELLO})
+        status, told = await proxy.request("POST", f"/{uuid}{CHAT}", {"messages": HELLO})
 
     assert (500, "server_error") == (status, told["error"]["type"])
     assert told["error"]["message"].startswith("Completion failed: Engine gone is unreachable")
@@ -103,10 +105,10 @@ async def test_at_7_a_rendered_prompt_is_the_one_that_is_sampled_from(proxy, sto
     """Text, ids and their count; it creates no node."""
     uuid = await proxy.create()
     body = {"messages": HELLO, "max_tokens": 2}
-    status, told = await proxy.ask("POST", f"/{uuid}{CHAT}/render", body)
-    none = await steps_of(store, uuid)
-    await proxy.ask("POST", f"/{uuid}{CHAT}", body)
-    (step,) = await steps_of(store, uuid)
+    status, told = await proxy.request("POST", f"/{uuid}{CHAT}/render", body)
+    none = await stored_steps(store, uuid)
+    await proxy.request("POST", f"/{uuid}{CHAT}", body)
+    (step,) = await stored_steps(store, uuid)
 
     assert (200, ["prompt_text", "token_ids", "num_tokens"]) == (status, list(told))
     assert (step.prompts[0].tolist(), len(step.prompts[0])) == (told["token_ids"], told["num_tokens"])
@@ -117,15 +119,15 @@ async def test_at_7_a_rendered_prompt_is_the_one_that_is_sampled_from(proxy, sto
 async def test_at_7_a_prompt_that_cannot_be_rendered_is_400(store, engine):
     """In its words, with the engine's."""
 
-    async def answering(request, body):
+    async def respond(request, body):
         return web.json_response({"message": "no template"}, status=400)
 
-    engine.answering = answering
+    engine.respond = respond
     async with serving_sessions(store, engine.url) as proxy:
         uuid = await proxy.create()
-        answered = await proxy.ask("POST", f"/{uuid}{CHAT}/render", {"messages": HELLO})
+        answered = await proxy.request("POST", f"/{uuid}{CHAT}/render", {"messages": HELLO})
 
-    assert failing(400, 'Failed to render prompt: fake returned status 400: {"message": "no template"}') == answered
+    assert error(400, 'Failed to render prompt: fake returned status 400: {"message": "no template"}') == answered
 
 
 @pytest.mark.parametrize("junk", [
@@ -135,13 +137,13 @@ async def test_at_7_a_prompt_that_cannot_be_rendered_is_400(store, engine):
 async def test_a_rendered_prompt_that_is_none_is_400(store, engine, junk):
     """Whatever the engine answers; its address is not said."""
 
-    async def answering(request, body):
+    async def respond(request, body):
         return web.Response(body=junk, content_type="application/json")
 
-    engine.answering = answering
+    engine.respond = respond
     async with serving_sessions(store, engine.url) as proxy:
         uuid = await proxy.create()
-        status, told = await proxy.ask("POST", f"/{uuid}{CHAT}/render", {"messages": HELLO})
+        status, told = await proxy.request("POST", f"/{uuid}{CHAT}/render", {"messages": HELLO})
 
     assert 400 == status
     assert "Failed to render prompt: The engine" in str(told)
@@ -152,11 +154,11 @@ async def test_completions_of_a_session_are_recorded_and_told_as_the_engine_tell
     """Its proxy has none; a prompt of ids is as good as a text."""
     uuid = await proxy.create()
     for prompt in ("Hello", [40, 41, 42]):
-        status, told = await proxy.ask("POST", f"/{uuid}/v1/completions", {"prompt": prompt, "max_tokens": 3})
+        status, told = await proxy.request("POST", f"/{uuid}/v1/completions", {"prompt": prompt, "max_tokens": 3})
         assert (200, "text_completion") == (status, told["object"])
 
-    assert ["completions"] * 2 == [step.dialect for step in await steps_of(store, uuid)]
-    assert 2 == len((await proxy.ask("GET", f"/{uuid}/nodes"))[1]["nodes"])
+    assert ["completions"] * 2 == [step.dialect for step in await stored_steps(store, uuid)]
+    assert 2 == len((await proxy.request("GET", f"/{uuid}/nodes"))[1]["nodes"])
 
 
 async def test_the_official_client_streams_within_a_session(proxy, store):
@@ -168,7 +170,7 @@ async def test_the_official_client_streams_within_a_session(proxy, store):
             model=models.data[0].id, messages=HELLO, max_tokens=6, stream=True
         )
         text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
-    (step,) = await steps_of(store, uuid)
+    (step,) = await stored_steps(store, uuid)
 
     assert step.response["choices"][0]["message"]["content"] == text
     assert step.exact
@@ -179,18 +181,18 @@ async def test_a_retry_with_a_key_is_told_as_the_first_was(proxy, store, streams
     """Whole or as a stream; the engine is asked once."""
     uuid = await proxy.create()
     body, key = {"messages": HELLO, "max_tokens": 4, "stream": streams}, {"Idempotency-Key": "k"}
-    _, once = await proxy.ask("POST", f"/{uuid}{CHAT}", body, key)
-    _, again = await proxy.ask("POST", f"/{uuid}{CHAT}", body, key)
+    _, once = await proxy.request("POST", f"/{uuid}{CHAT}", body, key)
+    _, again = await proxy.request("POST", f"/{uuid}{CHAT}", body, key)
 
-    assert 1 == len(await steps_of(store, uuid))
+    assert 1 == len(await stored_steps(store, uuid))
     assert (once == again) if not streams else again.startswith(b"data: ") and again.endswith(b"data: [DONE]\n\n")
 
 
 async def test_a_session_that_is_finished_takes_no_more_calls(proxy):
     """409, in its shape."""
     uuid = await proxy.create()
-    await proxy.ask("POST", f"/rollouts/{uuid}/finish", {"status": "completed"})
-    status, told = await proxy.ask("POST", f"/{uuid}{CHAT}", {"messages": HELLO})
+    await proxy.request("POST", f"/rollouts/{uuid}/finish", {"status": "completed"})
+    status, told = await proxy.request("POST", f"/{uuid}{CHAT}", {"messages": HELLO})
 
     assert (409, "invalid_request_error", 409) == (status, told["error"]["type"], told["error"]["code"])
 
@@ -198,8 +200,8 @@ async def test_a_session_that_is_finished_takes_no_more_calls(proxy):
 async def test_a_minted_key_is_of_one_session(proxy):
     """Another's is 403."""
     uuid, other = await proxy.create(), await proxy.create()
-    _, opened = await proxy.ask("POST", "/rollouts", {"rollout_id": "r1"})
+    _, opened = await proxy.request("POST", "/rollouts", {"rollout_id": "r1"})
     headers = {"Authorization": f"Bearer {opened['api_key']}"}
 
     for name in (uuid, other):
-        assert 403 == (await proxy.ask("POST", f"/{name}{CHAT}", {"messages": HELLO}, headers))[0]
+        assert 403 == (await proxy.request("POST", f"/{name}{CHAT}", {"messages": HELLO}, headers))[0]

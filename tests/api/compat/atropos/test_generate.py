@@ -5,7 +5,7 @@ import orjson
 import pytest
 from aiohttp import web
 from fakes import proxying
-from stored import steps_of
+from stored import stored_steps
 
 from proxy.api.compat.atropos.generate import read_generate
 from proxy.errors import UnprocessableRequest
@@ -33,8 +33,8 @@ def asking(body, n):
 
 
 async def post(url, body, **headers):
-    async with aiohttp.ClientSession() as http, http.post(url, json=body, headers=headers) as answer:
-        return answer.status, orjson.loads(await answer.read())
+    async with aiohttp.ClientSession() as http, http.post(url, json=body, headers=headers) as response:
+        return response.status, orjson.loads(await response.read())
 
 
 def read_as_vllm_server_does(results):
@@ -62,7 +62,7 @@ async def test_at_8_both_dialects_are_served_and_recorded_from_either_engine(sto
         proxying(engine_url, store) as served,
     ):
         status, told = await post(f"{served.url}/rollouts/r1/generate", asking(body, n))
-    (step,) = await steps_of(store, "r1")
+    (step,) = await stored_steps(store, "r1")
     ids, logprobs, reasons = read(told)
 
     assert (200, n) == (status, len(ids)), told
@@ -80,21 +80,21 @@ async def test_at_8_the_path_names_the_rollout_as_everywhere(store, http, where)
     async with (
         simulating("127.0.0.1:0", Options()) as engine_url,
         proxying(engine_url, store) as served,
-        http.post(served.url + where, json=VLLM) as answer,
+        http.post(served.url + where, json=VLLM) as response,
     ):
-        named = answer.headers["X-Rollout-Id"]
+        named = response.headers["X-Rollout-Id"]
 
-    assert 1 == len(await steps_of(store, named))
+    assert 1 == len(await stored_steps(store, named))
     assert where == "/generate" or named == "r1"
 
 
 @pytest.mark.parametrize("where", ["", "/rollouts/r1", "/sessions/r1"])
 async def test_at_9_the_vllm_clients_health_probe_is_answered_and_never_a_step(store, engine, http, where):
     """It asks `GET {base}/health`, whatever the base URL; the engine is not asked, and no rollout comes of it."""
-    async with proxying(engine.url, store) as served, http.get(f"{served.url}{where}/health") as answer:
-        assert (200, {"status": "ok"}) == (answer.status, await answer.json())
+    async with proxying(engine.url, store) as served, http.get(f"{served.url}{where}/health") as response:
+        assert (200, {"status": "ok"}) == (response.status, await response.json())
 
-    assert [] == engine.asked
+    assert [] == engine.requests
     assert await store.get("r1") is None
 
 
@@ -129,7 +129,7 @@ async def test_logprobs_that_the_client_asks_for_are_told_whatever_is_configured
         statuses = [(await post(f"{served.url}/rollouts/r1/generate", asked))[0] for asked in (body, silent)]
 
     assert [200, 200] == statuses
-    assert [True, False] == [len(step.choices[0].logprobs) > 0 for step in await steps_of(store, "r1")]
+    assert [True, False] == [len(step.choices[0].logprobs) > 0 for step in await stored_steps(store, "r1")]
 
 
 async def test_logprobs_of_the_prompt_come_in_the_scripts_shape_and_its_one_token_is_not_trained(store):
@@ -137,7 +137,7 @@ async def test_logprobs_of_the_prompt_come_in_the_scripts_shape_and_its_one_toke
     asked = {**VLLM, "prompt_logprobs": 2, "temperature": 0.0, "max_tokens": 1}
     async with simulating("127.0.0.1:0", Options()) as engine_url, proxying(engine_url, store) as served:
         status, told = await post(f"{served.url}/rollouts/r1/generate", asked)
-    (step,) = await steps_of(store, "r1")
+    (step,) = await stored_steps(store, "r1")
     first, *places = told["prompt_logprobs"]
 
     assert (200, None, len(PROMPT) - 1) == (status, first, len(places))
@@ -156,7 +156,7 @@ async def test_logprobs_of_the_prompt_are_refused_where_the_engine_tells_none(st
 
     assert (422, "prompt_logprobs") == (status, told["error"]["param"])
     assert "requires vLLM" in told["error"]["message"]
-    assert [] == await steps_of(store, "r1")
+    assert [] == await stored_steps(store, "r1")
 
 
 async def test_an_engine_of_text_is_refused_and_nothing_is_made_up(store, engine):
@@ -167,7 +167,7 @@ async def test_an_engine_of_text_is_refused_and_nothing_is_made_up(store, engine
 
     assert 422 == status
     assert "no token ids" in told["error"]["message"]
-    assert [] == engine.asked
+    assert [] == engine.requests
 
 
 @pytest.mark.parametrize("body", [VLLM, SGLANG])
@@ -182,16 +182,16 @@ async def test_an_engine_of_text_is_refused_and_nothing_is_made_up(store, engine
 async def test_an_answer_without_an_id_or_a_logprob_is_an_error_and_recorded_as_it_came(store, engine, body, choice):
     """502: the step is there, flagged; the client is told that something is missing, and gets no placeholder."""
 
-    async def answering(request, asked):
+    async def respond(request, asked):
         told = {"index": 0, "text": "a", "finish_reason": "stop", "prompt_token_ids": asked["prompt"], **choice}
         return web.json_response(
             {"id": "c", "object": "text_completion", "created": 1, "model": "m", "choices": [told]}
         )
 
-    engine.answering = answering
+    engine.respond = respond
     async with proxying(engine.url, store) as served:
         status, told = await post(f"{served.url}/rollouts/r1/generate", body)
-    (step,) = await steps_of(store, "r1")
+    (step,) = await stored_steps(store, "r1")
 
     assert (502, "engine_disconnected") == (status, told["error"]["code"])
     assert "did not return token ids" in told["error"]["message"]
@@ -200,7 +200,7 @@ async def test_an_answer_without_an_id_or_a_logprob_is_an_error_and_recorded_as_
 
 async def test_an_engines_refusal_reaches_the_client_as_it_is(store, engine):
     """Status and body."""
-    engine.answering = lambda request, body: refusing()
+    engine.respond = lambda request, body: refusing()
 
     async def refusing():
         return web.json_response({"error": {"message": "too long"}}, status=400)
@@ -217,7 +217,7 @@ async def test_a_retry_with_a_key_is_answered_in_the_same_shape(store, engine):
         again = await post(where, SGLANG, **{"Idempotency-Key": "k"})
 
     assert once == again
-    assert 1 == len(await steps_of(store, "r1"))
+    assert 1 == len(await stored_steps(store, "r1"))
 
 
 @pytest.mark.parametrize(

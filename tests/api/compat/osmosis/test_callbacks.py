@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 from recorded import load
 from rollout_servers import ADD, QUESTION, dispatching, post, rollout_server
-from stored import TIMEOUT_S, rollout_of, some_steps, steps_of
+from stored import TIMEOUT_S, stored_rollout, stored_steps, wait_for_steps
 
 from proxy.api.api_keys import mint
 from proxy.api.compat.osmosis.callbacks import ticket
@@ -57,7 +57,7 @@ async def test_os_1_an_unmodified_rollout_server_gives_one_row_with_the_exact_ma
     await proxy.post("/rollouts", {"rollout_id": "r1", "tools": [ADD]})
     status, told = await proxy.post("/rollouts/r1/dispatch", DISPATCH)
     (row,) = await exported(proxy)
-    first, second = runner.answers
+    first, second = runner.responses
     outside = len(runner.masks[1])
 
     assert (200, "COMPLETED", 2) == (status, told["result"]["status"], told["result"]["metrics"]["num_llm_calls"])
@@ -73,7 +73,7 @@ async def test_os_2_the_body_names_the_rollout_whatever_characters_it_has(proxy,
         status, _ = await proxy.post(path, body | {"rollout_id": rollout_id})
         assert 200 == status
 
-    assert 2 == len(await steps_of(store, rollout_id))
+    assert 2 == len(await stored_steps(store, rollout_id))
 
 
 @pytest.mark.parametrize("wrong_by", [-3, 4])
@@ -83,7 +83,7 @@ async def test_os_3_a_wrong_mask_is_served_reported_and_not_used(proxy, runner, 
     await proxy.post("/rollouts", {"rollout_id": "r1", "tools": [ADD]})
     await proxy.post("/rollouts/r1/dispatch", DISPATCH)
     (row,) = await exported(proxy)
-    _, step = await steps_of(store, "r1")
+    _, step = await stored_steps(store, "r1")
     claimed = len(runner.masks[1])
     exact = claimed - wrong_by
 
@@ -109,10 +109,10 @@ async def test_os_4_a_malformed_mask_is_422_and_nothing_is_recorded(proxy, store
 async def test_os_5_a_failing_engine_reaches_the_caller_as_such(store, engine, runner, status, category):
     """Its status comes through, the rollout failed, and nothing of it is trained."""
 
-    async def answering(request, body):
+    async def respond(request, body):
         return web.json_response({"error": {"message": "no"}}, status=status)
 
-    engine.answering = answering
+    engine.respond = respond
     async with dispatching(engine.url, store, runner) as proxy:
         await proxy.post("/rollouts", {"rollout_id": "r1"})
         _, told = await proxy.post("/rollouts/r1/dispatch", DISPATCH)
@@ -121,7 +121,7 @@ async def test_os_5_a_failing_engine_reaches_the_caller_as_such(store, engine, r
     assert ("failed", category, status) == (
         told["status"], told["result"]["extra_fields"]["error_category"], told["result"]["extra_fields"]["http_status"]
     )  # fmt: skip
-    assert ["error"] == [step.status for step in await steps_of(store, "r1")]
+    assert ["error"] == [step.status for step in await stored_steps(store, "r1")]
     assert not (rows["rows"] if isinstance(rows, dict) else rows)
 
 
@@ -143,8 +143,8 @@ async def test_os_6_nulls_are_removed_from_messages_before_the_engine_sees_them(
     ]
     async with dispatching(engine.url, store, runner) as proxy:
         await proxy.post("/v1/completions", FLAT | {"messages": messages, "stop": None})
-    (step,) = await steps_of(store, "r1")
-    (asked,) = engine.asked
+    (step,) = await stored_steps(store, "r1")
+    (asked,) = engine.requests
 
     sent = {**call, "function": {"name": "add", "arguments": '{"a":null}'}}
     assert [{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": [sent]}] == asked["messages"]
@@ -160,7 +160,7 @@ async def test_os_7_the_callback_key_is_ours_to_check_and_never_the_engines(stor
     async with dispatching(engine.url, store, runner, agents={"api_keys": ["agent"]}) as proxy:
         await proxy.post("/rollouts", {"rollout_id": "r1"})
         await proxy.post("/rollouts/r1/dispatch", DISPATCH)
-        key = runner.asked[0]["callback_api_key"]
+        key = runner.requests[0]["callback_api_key"]
         refused = [
             (await proxy.post(prefix + path, FLAT | {"status": "COMPLETED"}, headers))[0]
             for path in ("/v1/completions", "/v1/rollout/completed")
@@ -175,7 +175,7 @@ async def test_os_7_the_callback_key_is_ours_to_check_and_never_the_engines(stor
     assert ([401, 403, 401, 403, 403], 200) == (refused, taken)
     assert "Bearer server-key" == runner.headers[0]["authorization"]
     assert not any("authorization" in headers for headers in engine.headers)
-    assert 1 == len(await steps_of(store, "r1"))
+    assert 1 == len(await stored_steps(store, "r1"))
 
 
 async def test_os_8_completed_twice_is_one_completion(proxy, store):
@@ -183,7 +183,7 @@ async def test_os_8_completed_twice_is_one_completion(proxy, store):
     await proxy.post("/v1/chat/completions", CHAT)
     result = {"rollout_id": "r1", "status": "COMPLETED", "final_messages": [], "finish_reason": "stop", "reward": 0.25}
     answers = [await proxy.post("/v1/rollout/completed", result) for _ in range(2)]
-    rollout = await rollout_of(store, "r1")
+    rollout = await stored_rollout(store, "r1")
 
     assert [(200, {"status": "ok"})] * 2 == answers
     assert ("completed", 0.25, "stop") == (rollout.status, rollout.reward, rollout.metadata["osmosis"]["finish_reason"])
@@ -195,19 +195,19 @@ async def test_os_9_a_call_retried_after_a_fault_is_trained_once(store, engine, 
     """Both attempts are there, and one of them is trained."""
     statuses = [500, 200]
 
-    async def answering(request, body):
+    async def respond(request, body):
         status = statuses.pop(0)
-        body = WHOLE.answer if status == 200 else b'{"error": {"message": "no"}}'
+        body = WHOLE.response if status == 200 else b'{"error": {"message": "no"}}'
         return web.Response(status=status, body=body, content_type="application/json")
 
-    engine.answering = answering
+    engine.respond = respond
     async with dispatching(engine.url, store, runner) as proxy:
         seen = [(await proxy.post(path, FLAT))[0] for _ in range(2)]
         _, rows = await proxy.get("/rollouts/r1/export?format=sequences&container=json")
     rows = rows["rows"] if isinstance(rows, dict) else rows
 
     assert [500, 200] == seen
-    assert ["error", "complete"] == [step.status for step in await steps_of(store, "r1")]
+    assert ["error", "complete"] == [step.status for step in await stored_steps(store, "r1")]
     assert 1 == len(rows)
 
 
@@ -218,14 +218,14 @@ async def test_os_9_a_call_whose_reply_was_lost_is_trained_once(store, engine, r
         leaving = asyncio.create_task(proxy.post("/v1/chat/completions", CHAT))
         await engine.reached.wait()
         leaving.cancel()
-        await some_steps(store, "r1")
+        await wait_for_steps(store, "r1")
         engine.plays(WHOLE)
         await proxy.post("/v1/chat/completions", CHAT)
         _, rows = await proxy.get("/rollouts/r1/export?format=sequences&container=json")
     rows = rows["rows"] if isinstance(rows, dict) else rows
 
     assert [("partial", False), ("complete", True)] == [
-        (step.status, step.delivered) for step in await steps_of(store, "r1")
+        (step.status, step.delivered) for step in await stored_steps(store, "r1")
     ]
     assert 1 == len(rows)
 
@@ -236,7 +236,7 @@ async def test_os_9_what_was_answered_whole_is_told_again(proxy, store):
 
     assert answers[0] == answers[1]
     assert {"token_ids", "prompt_token_ids", "logprobs"} <= answers[1][1].keys()
-    assert 1 == len(await steps_of(store, "r1"))
+    assert 1 == len(await stored_steps(store, "r1"))
 
 
 async def test_os_9_a_key_of_the_clients_own_goes_first(proxy, store):
@@ -244,7 +244,7 @@ async def test_os_9_a_key_of_the_clients_own_goes_first(proxy, store):
     for key in ("a", "b", "b"):
         await proxy.post("/v1/completions", FLAT, {"Idempotency-Key": key})
 
-    assert 2 == len(await steps_of(store, "r1"))
+    assert 2 == len(await stored_steps(store, "r1"))
 
 
 async def test_os_9_equal_calls_of_other_rollouts_are_no_retries_by_themselves(proxy, store):
@@ -252,7 +252,7 @@ async def test_os_9_equal_calls_of_other_rollouts_are_no_retries_by_themselves(p
     for _ in range(2):
         await proxy.post("/v1/chat/completions", CHAT)
 
-    assert 2 == len(await steps_of(store, "r1"))
+    assert 2 == len(await stored_steps(store, "r1"))
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
@@ -265,16 +265,16 @@ async def test_os_10_tools_of_the_rollout_are_added_and_usage_is_there(store, en
         _, told = await proxy.post(path, FLAT)
         await proxy.post(path, FLAT | {"tools": [other]})
 
-    assert [[ADD], [other]] == [asked["tools"] for asked in engine.asked]
+    assert [[ADD], [other]] == [asked["tools"] for asked in engine.requests]
     assert told["usage"]["completion_tokens"] > 0
 
 
 async def test_the_flat_answer_has_every_field_that_its_clients_require(proxy, store):
     """Works under a prefix too, and is recorded as the chat call that it is."""
     body = {key: value for key, value in FLAT.items() if key != "rollout_id"}
-    async with proxy.http.post(f"{proxy.url}/rollouts/r1/v1/completions", json=body) as answer:
-        told = orjson.loads(await answer.read())
-    (step,) = await steps_of(store, "r1")
+    async with proxy.http.post(f"{proxy.url}/rollouts/r1/v1/completions", json=body) as response:
+        told = orjson.loads(await response.read())
+    (step,) = await stored_steps(store, "r1")
     (choice,) = told["choices"]
 
     assert ("chat.completion", "default", True, True) == (
@@ -309,7 +309,7 @@ async def test_a_flat_call_is_no_probe_however_small(store, engine, runner):
     async with dispatching(engine.url, store, runner, agents={"probes": {"one_token": True}}) as proxy:
         status, _ = await proxy.post("/v1/completions", FLAT | {"max_tokens": 1})
 
-    assert (200, 1) == (status, len(await steps_of(store, "r1")))
+    assert (200, 1) == (status, len(await stored_steps(store, "r1")))
 
 
 async def test_a_rollout_that_is_deleted_while_a_call_waits_for_its_tools_is_404(proxy, store):
@@ -332,7 +332,7 @@ async def test_a_result_of_a_rollout_without_a_call_is_kept(proxy, store):
     """It failed before its first one, which is worth knowing."""
     result = {"rollout_id": "r9", "status": "ERROR", "error_message": "no tools", "extra_fields": {"http_status": None}}
     status, _ = await proxy.post("/v1/rollout/completed", result)
-    rollout = await rollout_of(store, "r9")
+    rollout = await stored_rollout(store, "r9")
 
     assert (200, "failed", "no tools") == (status, rollout.status, rollout.metadata["osmosis"]["error_message"])
 
@@ -342,7 +342,7 @@ async def test_metadata_of_the_rollout_stays(proxy, store):
     await proxy.post("/rollouts", {"rollout_id": "r1", "metadata": {"task": 7}})
     await post(proxy.http, f"{proxy.url}/rollouts/r1/v1/rollout/completed", {"rollout_id": "r1", "status": "COMPLETED"})
 
-    assert {"task", "osmosis"} == (await rollout_of(store, "r1")).metadata.keys()
+    assert {"task", "osmosis"} == (await stored_rollout(store, "r1")).metadata.keys()
 
 
 async def test_an_unnamed_flat_call_is_never_passed_on(store, engine, runner):
@@ -351,7 +351,7 @@ async def test_an_unnamed_flat_call_is_never_passed_on(store, engine, runner):
     async with dispatching(engine.url, store, runner, agents={"unnamed_rollouts": "pass"}) as proxy:
         status, told = await proxy.post("/v1/completions", body)
 
-    assert (400, "rollout_id", []) == (status, told["error"]["param"], engine.asked)
+    assert (400, "rollout_id", []) == (status, told["error"]["param"], engine.requests)
 
 
 KEYS = {"agents": {"api_keys": ["agent"]}, "control": {"api_keys": ["boss"]}}
@@ -379,9 +379,9 @@ async def dispatched(proxy, runner):
     """The key that the rollout server of r1 was given; the server has not answered."""
     await proxy.post("/rollouts/r1/dispatch", DISPATCH | {"protocol": "async", "wait": False}, BOSS)
     async with asyncio.timeout(TIMEOUT_S):
-        while not runner.asked:
+        while not runner.requests:
             await asyncio.sleep(0.005)
-    return runner.asked[0]["api_key"]
+    return runner.requests[0]["api_key"]
 
 
 @pytest.mark.parametrize("is_dispatched", [False, True])
@@ -394,7 +394,7 @@ async def test_an_agent_cannot_report_its_own_result(guarded, runner, store, key
     await guarded.http.patch(f"{guarded.url}/rollouts/r1", json={"reward": -1.0}, headers=BOSS)
     caller = keyed(guarded.minted if key == "minted" else "agent")
     answers = [await guarded.post(COMPLETED, RESULT | {"reward": reward}, caller) for reward in (3e38, 1.0, 1.0)]
-    rollout = await rollout_of(store, "r1")
+    rollout = await stored_rollout(store, "r1")
 
     assert [(200, {"status": "ok"})] * 3 == answers
     assert ("open", -1.0, None) == (rollout.status, rollout.reward, rollout.finished_ms)
@@ -408,7 +408,7 @@ async def test_the_key_of_a_dispatch_reports_its_result(guarded, runner, store):
     key = await dispatched(guarded, runner)
     await guarded.post(COMPLETED, RESULT | {"reward": 1.0}, keyed(guarded.minted))
     answers = [await guarded.post(COMPLETED, RESULT, keyed(key)) for _ in range(2)]
-    reported = await rollout_of(store, "r1")
+    reported = await stored_rollout(store, "r1")
     answers.append(await guarded.post(COMPLETED, RESULT | {"reward": 2.0}, keyed(guarded.minted)))
     answers.append(await guarded.post("/v1/chat/completions", CHAT, keyed(key)))
     other = await guarded.post(COMPLETED, RESULT | {"reward": 2.0}, keyed(key))
@@ -419,7 +419,7 @@ async def test_the_key_of_a_dispatch_reports_its_result(guarded, runner, store):
         reported.metadata["osmosis"]["status"], reported.metadata["osmosis"]["claim"]["reward"]
     )  # fmt: skip
     assert 409 == other[0]
-    assert reported.metadata == (await rollout_of(store, "r1")).metadata
+    assert reported.metadata == (await stored_rollout(store, "r1")).metadata
 
 
 async def test_the_key_of_a_dispatch_serves_the_calls_of_its_rollout(guarded, runner, store):
@@ -447,7 +447,10 @@ async def test_a_control_key_reports_a_result(guarded, store):
     ]
 
     assert [200] * 3 == statuses
-    assert ("completed", "failed") == ((await rollout_of(store, "r1")).status, (await rollout_of(store, "r9")).status)
+    assert ("completed", "failed") == (
+        (await stored_rollout(store, "r1")).status,
+        (await stored_rollout(store, "r9")).status,
+    )
     assert 401 == (await guarded.post("/v1/chat/completions", CHAT, BOSS))[0]
 
 
@@ -460,8 +463,8 @@ async def test_a_result_changes_nothing_that_the_control_api_set(guarded, runner
     verb, path = ("post", "/rollouts/r1/finish") if "status" in before else ("patch", "/rollouts/r1")
 
     async def set_it():
-        async with getattr(guarded.http, verb)(guarded.url + path, json=before, headers=BOSS) as answer:
-            assert 200 == answer.status
+        async with getattr(guarded.http, verb)(guarded.url + path, json=before, headers=BOSS) as response:
+            assert 200 == response.status
 
     if is_between:
         amend, store.update_if = store.update_if, None
@@ -475,7 +478,7 @@ async def test_a_result_changes_nothing_that_the_control_api_set(guarded, runner
     else:
         await set_it()
     status, _ = await guarded.post(COMPLETED, RESULT, keyed(key))
-    rollout = await rollout_of(store, "r1")
+    rollout = await stored_rollout(store, "r1")
 
     assert 200 == status
     assert before.get("status", "completed") == rollout.status
@@ -497,7 +500,7 @@ async def test_a_claim_does_not_undo_what_a_trainer_writes_meanwhile(guarded, st
     await guarded.post(COMPLETED, RESULT, keyed(guarded.minted))
 
     assert {"task": 8, "osmosis": {"claim": {"status": "COMPLETED", "finish_reason": "stop", "reward": 0.25}}} == (
-        await rollout_of(store, "r1")
+        await stored_rollout(store, "r1")
     ).metadata
 
 
@@ -506,7 +509,7 @@ async def test_a_claim_leaves_a_trainers_own_use_of_its_name_alone(guarded, stor
     """It is put beside it, where there is a beside."""
     await guarded.http.patch(f"{guarded.url}/rollouts/r1", json={"metadata": {"osmosis": own}}, headers=BOSS)
     status, _ = await guarded.post(COMPLETED, RESULT, keyed(guarded.minted))
-    kept = (await rollout_of(store, "r1")).metadata["osmosis"]
+    kept = (await stored_rollout(store, "r1")).metadata["osmosis"]
 
     assert (200, own) == (status, kept if isinstance(own, str) else {"env": kept["env"]})
     assert isinstance(own, str) or "claim" in kept
@@ -519,11 +522,14 @@ async def test_without_control_keys_only_what_is_no_agents_key_reports(store, en
         _, opened = await proxy.post("/rollouts", {"rollout_id": "r1"})
         for caller in (keyed(opened["api_key"]), keyed("rollout:r1")):
             assert 200 == (await proxy.post(COMPLETED, RESULT, caller))[0]
-        claimed = await rollout_of(store, "r1")
+        claimed = await stored_rollout(store, "r1")
         await proxy.post(COMPLETED, RESULT, keyed("none"))
 
     assert ("open", None) == (claimed.status, claimed.reward)
-    assert ("completed", 0.25) == ((await rollout_of(store, "r1")).status, (await rollout_of(store, "r1")).reward)
+    assert ("completed", 0.25) == (
+        (await stored_rollout(store, "r1")).status,
+        (await stored_rollout(store, "r1")).reward,
+    )
 
 
 async def test_where_the_control_api_has_its_own_port_no_caller_without_a_key_reports(store, engine, runner):
@@ -531,7 +537,7 @@ async def test_where_the_control_api_has_its_own_port_no_caller_without_a_key_re
     async with dispatching(engine.url, store, runner, control={"listen": "127.0.0.1:0"}) as proxy:
         status, _ = await proxy.post("/v1/rollout/completed", RESULT)
 
-    assert (200, "open", None) == (status, (rollout := await rollout_of(store, "r1")).status, rollout.reward)
+    assert (200, "open", None) == (status, (rollout := await stored_rollout(store, "r1")).status, rollout.reward)
 
 
 @pytest.mark.parametrize("prefix", ["/rollouts/r1", "/sessions/r1"])
@@ -549,10 +555,10 @@ async def test_the_fields_of_a_result_are_bounded(guarded, store, caller):
     caller = keyed(guarded.minted if caller == "minted" else caller)
     long = {"metrics": {"x": ["y" * 100] * 1000}}
     refused, _ = await guarded.post(COMPLETED, RESULT | long, caller)
-    before = await rollout_of(store, "r1")
+    before = await stored_rollout(store, "r1")
     messages = [{"role": "user", "content": "z" * 1000}] * 100
     taken, _ = await guarded.post(COMPLETED, RESULT | {"final_messages": messages}, caller)
-    kept = (await rollout_of(store, "r1")).metadata["osmosis"]
+    kept = (await stored_rollout(store, "r1")).metadata["osmosis"]
     kept = kept.get("claim", kept)
 
     assert (413, {"task": 7}, "open") == (refused, before.metadata, before.status)
@@ -580,8 +586,8 @@ async def test_results_are_in_no_list(guarded, store):
 async def test_a_result_with_a_reward_that_is_no_float32_is_422(proxy, store, reward):
     """As on the control API."""
     body = f'{{"rollout_id": "r1", "status": "COMPLETED", "reward": {reward}}}'
-    async with proxy.http.post(f"{proxy.url}/v1/rollout/completed", data=body) as answer:
-        assert 422 == answer.status
+    async with proxy.http.post(f"{proxy.url}/v1/rollout/completed", data=body) as response:
+        assert 422 == response.status
 
     assert await store.get("r1") is None
 
@@ -589,9 +595,9 @@ async def test_a_result_with_a_reward_that_is_no_float32_is_422(proxy, store, re
 async def test_a_dispatchs_answer_with_such_a_reward_fails_the_rollout(proxy, runner, store):
     """Its server did not keep to the protocol."""
     await proxy.post("/rollouts", {"rollout_id": "r1"})
-    runner.told = {"rollout_id": "r1", "status": "COMPLETED", "reward": 1e39}
+    runner.response_body = {"rollout_id": "r1", "status": "COMPLETED", "reward": 1e39}
     await proxy.post("/rollouts/r1/dispatch", DISPATCH)
-    rollout = await rollout_of(store, "r1")
+    rollout = await stored_rollout(store, "r1")
 
     assert ("failed", None) == (rollout.status, rollout.reward)
     assert "validation_error" == rollout.metadata["osmosis"]["extra_fields"]["error_category"]
@@ -602,9 +608,9 @@ async def test_a_dispatchs_answer_that_is_too_long_fails_the_rollout(proxy, runn
     fields = {"status": "COMPLETED", "reward": 1.0}
     for name, more in (("r1", {"metrics": {"x": "y" * 70_000}}), ("r2", {"final_messages": [{"x": "y" * 70_000}]})):
         await proxy.post("/rollouts", {"rollout_id": name})
-        runner.told = {"rollout_id": name, **fields, **more}
+        runner.response_body = {"rollout_id": name, **fields, **more}
         await proxy.post(f"/rollouts/{name}/dispatch", DISPATCH)
-    long, kept = await rollout_of(store, "r1"), await rollout_of(store, "r2")
+    long, kept = await stored_rollout(store, "r1"), await stored_rollout(store, "r2")
 
     assert ("failed", None, "completed", 1.0) == (long.status, long.reward, kept.status, kept.reward)
     assert ["final_messages"] == kept.metadata["osmosis"]["left_out"]

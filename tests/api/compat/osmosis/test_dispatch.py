@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from recorded import load
 from rollout_servers import ADD, QUESTION, dispatching, post, rollout_server
-from stored import rollout_of, steps_of
+from stored import stored_rollout, stored_steps
 
 from proxy.api.api_keys import read_minted
 from proxy.server.listener import simulating
@@ -36,7 +36,7 @@ async def proxy(store, runner):
 async def finished(store, rollout_id="r1"):
     """The rollout, once it is finished: nobody waits for it."""
     async with asyncio.timeout(TIMEOUT_S):
-        while not (rollout := await rollout_of(store, rollout_id)).is_finished:
+        while not (rollout := await stored_rollout(store, rollout_id)).is_finished:
             await asyncio.sleep(0.005)
     return rollout
 
@@ -46,7 +46,7 @@ async def test_a_server_is_told_what_its_protocol_knows(proxy, runner, store):
     said = {"sampling_params": {"temperature": 0.5}, "max_turns": 3, "tokenizer_name": "t", "metadata": {"a": 1}}
     status, told = await proxy.post("/rollouts/r1/dispatch", SYNC | said)
     rollout = await finished(store)
-    (asked,) = runner.asked
+    (asked,) = runner.requests
     key = read_minted(asked.pop("callback_api_key"))
 
     assert (202, "open", None) == (status, told["status"], told["result"])
@@ -61,7 +61,7 @@ async def test_a_dispatch_does_not_wait_unless_asked(proxy, runner, store):
     """Its answer is there while the server is still at it."""
     runner.release = asyncio.Event()
     status, _ = await proxy.post("/rollouts/r1/dispatch", SYNC)
-    before = (await rollout_of(store, "r1")).status
+    before = (await stored_rollout(store, "r1")).status
     runner.release.set()
 
     assert (202, "open") == (status, before)
@@ -74,14 +74,14 @@ async def test_an_asynchronous_rollout_gets_its_tools_and_is_finished_by_its_cal
     status, _ = await proxy.post("/rollouts/r1/dispatch", ASYNC | {"completion_params": {"temperature": 1}})
     async with asyncio.timeout(TIMEOUT_S):
         await runner.over.wait()
-    rollout, (step,) = await rollout_of(store, "r1"), await steps_of(store, "r1")
-    (asked,) = runner.asked
+    rollout, (step,) = await stored_rollout(store, "r1"), await stored_steps(store, "r1")
+    (asked,) = runner.requests
 
     assert 202 == status
     assert {"temperature": 1} == asked["completion_params"]
     assert not {"sampling_params", "callback_api_key"} & asked.keys()
     assert [ADD] == step.sent["set"]["tools"]
-    assert runner.answers[0]["usage"]["total_tokens"] > 0
+    assert runner.responses[0]["usage"]["total_tokens"] > 0
     assert (200, {"status": "ok"}) == runner.over.result
     assert ("completed", 0.5, (ADD,)) == (rollout.status, rollout.reward, rollout.tools)
 
@@ -94,8 +94,8 @@ async def test_a_retry_of_a_dispatched_rollout_is_told_its_answer_again(proxy, r
     body = {"model": "default", "messages": QUESTION, "rollout_id": "r1", "logprobs": True}
     again = await proxy.post("/v1/chat/completions", body)
 
-    assert (200, runner.answers[0]) == again
-    assert 1 == len(await steps_of(store, "r1"))
+    assert (200, runner.responses[0]) == again
+    assert 1 == len(await stored_steps(store, "r1"))
 
 
 @pytest.mark.parametrize(
@@ -112,11 +112,11 @@ async def test_a_retry_of_a_dispatched_rollout_is_told_its_answer_again(proxy, r
 )
 async def test_a_server_that_fails_leaves_a_failed_rollout_that_says_why(proxy, runner, store, status, told, category):
     """The category is the protocol's own word."""
-    runner.status, runner.told = status, told
-    answer, shown = await proxy.post("/rollouts/r1/dispatch", SYNC | {"wait": True})
+    runner.status, runner.response_body = status, told
+    response, shown = await proxy.post("/rollouts/r1/dispatch", SYNC | {"wait": True})
     fields = shown["result"]["extra_fields"]
 
-    assert (200, "failed", category) == (answer, shown["status"], fields["error_category"])
+    assert (200, "failed", category) == (response, shown["status"], fields["error_category"])
     assert (None if status == 200 else status) == fields.get("http_status")
     assert "calculator" in shown["result"]["error_message"]
 
@@ -127,7 +127,7 @@ async def test_an_asynchronous_server_that_refuses_leaves_a_failed_rollout(proxy
     await proxy.post("/rollouts/r1/dispatch", ASYNC | {"wait": True})
     status, _ = await proxy.post("/v1/chat/completions", {"messages": QUESTION, "rollout_id": "r1"})
 
-    assert ("failed", 409) == ((await rollout_of(store, "r1")).status, status)
+    assert ("failed", 409) == ((await stored_rollout(store, "r1")).status, status)
 
 
 async def test_a_server_that_is_away_or_silent_is_named_so(store, engine, runner):
@@ -160,7 +160,7 @@ async def test_a_dispatch_that_may_not_be_is_422_and_nobody_is_asked(proxy, runn
     """Only servers of the configuration can be named."""
     status, told = await proxy.post("/rollouts/r1/dispatch", SYNC | body)
 
-    assert (422, []) == (status, runner.asked)
+    assert (422, []) == (status, runner.requests)
     assert said in told["error"]["message"]
 
 
@@ -177,7 +177,7 @@ async def test_a_rollout_is_dispatched_once(proxy, runner, store):
     statuses += [(await proxy.post(f"/rollouts/{name}/dispatch", SYNC))[0] for name in ("r2", "nobody")]
 
     assert [202, 202, 409, 202, 409, 404] == statuses
-    assert 1 == len(runner.asked)
+    assert 1 == len(runner.requests)
 
 
 async def test_a_dispatch_shows_on_the_rollout(proxy, store):
@@ -212,7 +212,7 @@ async def test_a_stop_ends_what_was_dispatched_and_says_so(store, engine, runner
     async with dispatching(engine.url, store, runner) as proxy:
         await proxy.post("/rollouts", {"rollout_id": "r1"})
         await proxy.post("/rollouts/r1/dispatch", SYNC)
-    rollout = await rollout_of(store, "r1")
+    rollout = await stored_rollout(store, "r1")
 
     assert ("aborted", "aborted") == (
         rollout.status, rollout.metadata["osmosis"]["extra_fields"]["error_category"]
@@ -229,7 +229,7 @@ async def test_what_was_finished_meanwhile_stays_as_it_is(proxy, runner, store):
         while not runner.masks:
             await asyncio.sleep(0.005)
 
-    assert "aborted" == (await rollout_of(store, "r1")).status
+    assert "aborted" == (await stored_rollout(store, "r1")).status
 
 
 async def test_the_configured_url_of_ours_is_what_servers_are_told(store, engine, runner):
@@ -239,7 +239,7 @@ async def test_the_configured_url_of_ours_is_what_servers_are_told(store, engine
         await proxy.post("/rollouts", {"rollout_id": "r1"})
         await proxy.post("/rollouts/r1/dispatch", SYNC)
         async with asyncio.timeout(TIMEOUT_S):
-            while not runner.asked:
+            while not runner.requests:
                 await asyncio.sleep(0.005)
 
-    assert "http://127.0.0.1:1/x" == runner.asked[0]["server_url"]
+    assert "http://127.0.0.1:1/x" == runner.requests[0]["server_url"]

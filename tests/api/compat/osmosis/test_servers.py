@@ -27,10 +27,10 @@ async def servers(runner):
 @pytest.mark.parametrize(("name", "key"), [("one", "Bearer secret"), ("two", None)])
 async def test_a_server_gets_its_own_key(servers, runner, name, key):
     """Or none, if it wants none."""
-    runner.told = {"rollout_id": "r1"}
+    runner.response_body = {"rollout_id": "r1"}
 
     assert {"rollout_id": "r1"} == await servers.ask(name, "/rollout", {"a": 1})
-    assert (key, {"a": 1}) == (runner.headers[0].get("authorization"), runner.asked[0])
+    assert (key, {"a": 1}) == (runner.headers[0].get("authorization"), runner.requests[0])
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ async def test_a_server_gets_its_own_key(servers, runner, name, key):
 )
 async def test_a_servers_fault_has_a_category_and_its_status(servers, runner, status, told, category):
     """An answer that is no object has no status to tell: it was one of success."""
-    runner.status, runner.told = status, told
+    runner.status, runner.response_body = status, told
     with pytest.raises(ServerFault) as fault:
         await servers.ask("one", "/rollout", {})
 

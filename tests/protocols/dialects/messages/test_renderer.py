@@ -232,7 +232,7 @@ def payloads(stream: bytes) -> list[dict]:
 @pytest.mark.parametrize("cassette", [each for each in RECORDED if each.is_stream], ids=lambda it: f"{it.kind}-{it}")
 def test_streams_of_every_engine_are_told(cassette):
     """They add up to their answer told whole, and come back as the message that was sampled."""
-    chunks = payloads(cassette.answer)
+    chunks = payloads(cassette.response)
     if any("error" in chunk for chunk in chunks):
         assert "error" == events_of(streamed([], None, orjson.dumps(chunks[0]).decode()))[-1]["type"]
         return
@@ -250,7 +250,7 @@ def test_streams_of_every_engine_are_told(cassette):
 )
 def test_answers_of_every_engine_are_told(cassette):
     """And come back as the message that was sampled."""
-    response = orjson.loads(cassette.answer)
+    response = orjson.loads(cassette.response)
     message = response["choices"][0]["message"]
 
     answer = whole(response)

@@ -24,7 +24,7 @@ CHATS = [
 
 def told_by(cassette):
     """The chunks and the whole response of a stream."""
-    events = [event.removeprefix("data: ") for event in cassette.answer.decode().split("\n\n")]
+    events = [event.removeprefix("data: ") for event in cassette.response.decode().split("\n\n")]
     chunks = [orjson.loads(event) for event in events if event.startswith("{")]
     fold = ChatAccumulator()
     for chunk in chunks:
@@ -51,7 +51,7 @@ def test_what_engines_stream_is_told_whole_and_comes_back(kind):
     streams = [
         cassette
         for cassette in CHATS
-        if cassette.kind == kind and cassette.is_stream and b'"error"' not in cassette.answer
+        if cassette.kind == kind and cassette.is_stream and b'"error"' not in cassette.response
     ]
     assert len(streams) > 5
     for cassette in streams:
@@ -72,7 +72,7 @@ def test_what_engines_answer_whole_comes_back(kind):
     answers = [cassette for cassette in CHATS if cassette.kind == kind and not cassette.is_stream]
     assert len(answers) > 5
     for cassette in answers:
-        response = orjson.loads(cassette.answer)
+        response = orjson.loads(cassette.response)
         answer = RESPONSES.renderer(BODY, TOLD).whole(response)
         Response.model_validate(answer)
         read = RESPONSES.read({"input": answer["output"]}, TranslationOptions())

@@ -35,7 +35,7 @@ def running(written: Written) -> list[Json]:
     return [usage for usage in found if usage.get("completion_tokens")]
 
 
-def logprob_places(written: Written) -> list[tuple[Any, Any]]:
+def logprob_slots(written: Written) -> list[tuple[Any, Any]]:
     """Return container and key of each sampled token's logprob."""
     found: list[tuple[Any, Any]] = []
     for choice in choices(written):
@@ -50,7 +50,7 @@ def logprob_places(written: Written) -> list[tuple[Any, Any]]:
     return found
 
 
-def name_places(written: Written) -> list[tuple[Any, Any]]:
+def token_name_slots(written: Written) -> list[tuple[Any, Any]]:
     """Return container and key where an entry of logprobs names its token by the id."""
     found: list[tuple[Any, Any]] = []
     for choice in choices(written):
