@@ -402,7 +402,10 @@ async def test_every_replica_serves_a_session(proxy, store):
     """Created at one, called at another, its nodes read at the first."""
     uuid = await proxy.create()
     async with serving_sessions(store, proxy.engine_url) as other:
-        assert 200 == (await other.request("POST", f"/{uuid}/v1/chat/completions", {"messages": HELLO, "max_tokens": 2}))[0]
+        assert (
+            200
+            == (await other.request("POST", f"/{uuid}/v1/chat/completions", {"messages": HELLO, "max_tokens": 2}))[0]
+        )
 
     assert 1 == len((await proxy.request("GET", f"/{uuid}/nodes"))[1]["nodes"])
 
